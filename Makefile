@@ -1,0 +1,41 @@
+# make run: set up .venv and show the main job; make test: the tests; make check: linters, types, architecture, tests.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+
+.PHONY: run test check lint types sizes clean
+
+run: $(VENV)/.installed
+	@$(BIN)/python -m paleo.demo
+
+test: $(VENV)/.tested
+	$(BIN)/python -m pytest -n auto $(ARGS)
+
+check: lint types sizes test
+
+lint: $(VENV)/.tested
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.tested
+	$(BIN)/mypy
+
+sizes: $(VENV)/.tested
+	@$(BIN)/python tests/sizes.py
+
+$(VENV)/.created:
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.created pyproject.toml
+	$(PIP) install --editable .
+	@touch $@
+
+# The newest torch that the tests were run with; any from 2.4 on should do.
+$(VENV)/.tested: $(VENV)/.installed pyproject.toml
+	$(PIP) install --editable '.[dev]' 'torch==2.13.0' 'transformers>=4.48' 'onnx>=1.16'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

@@ -1,0 +1,294 @@
+"""Robust fits of a pricing family to measured rows, with held-out residuals and a conformal interval.
+
+Parameters are searched in log space within their bounds, by least squares on log(predicted / measured) under a soft-L1
+loss, so that a few odd rows do not steer the fit. Rows are divided by *configuration* into three parts: one to fit,
+one to set the interval, one to report. The interval is split conformal (Papadopoulos et al., 2002; Lei et al.,
+2018): order statistics of measured / predicted on rows that the fit did not see.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from scipy.optimize import OptimizeResult, least_squares  # type: ignore[import-untyped,unused-ignore]
+
+from paleo.errors import SpecError, near
+
+Array = npt.NDArray[np.float64]
+P = TypeVar("P")
+#: Log error at which the loss turns from square to linear; also the standard error of one row under the prior.
+SCALE = 0.1
+#: Share of configurations to fit, and to set the interval on; the rest is held out for the report.
+FIT_SHARE, INTERVAL_SHARE = 0.5, 0.25
+
+
+class Priced(Protocol):
+    """What a fit asks of a table kind."""
+
+    configuration: tuple[str, ...]
+
+    def time(self, frame: pd.DataFrame, figures: Any, parameters: Any) -> Array:
+        """Seconds of rows that share figures and parameters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Measured rows of one subject, dtype, family and stack, with the figures that price them; times in seconds."""
+
+    frame: pd.DataFrame
+    figures: Any
+    stack: str
+    measured: Array
+
+    def take(self, mask: npt.NDArray[np.bool_] | npt.NDArray[np.int64]) -> Rows:
+        """The rows that a mask or an index array picks."""
+        return Rows(self.frame.iloc[np.arange(len(self.frame))[mask]], self.figures, self.stack, self.measured[mask])
+
+
+@dataclass(frozen=True, slots=True)
+class Residual:
+    """Errors of predictions, as fractions; bias is the mean of log(predicted / measured)."""
+
+    rows: int
+    median_ape: float
+    mape: float
+    p90_ape: float
+    bias: float
+    total_error: float
+
+
+@dataclass(frozen=True, slots=True)
+class IntervalBin:
+    """90 % factors on the prediction for predicted times up to ``up_to_s`` seconds."""
+
+    up_to_s: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class FitResult(Generic[P]):
+    """A fit: parameters per stack, one-sigma of each log parameter, and what held-out rows say."""
+
+    parameters: Mapping[str, P]
+    uncertainty: Mapping[str, float]
+    residual: Residual
+    residual_by_stack: Mapping[str, Residual]
+    interval: tuple[IntervalBin, ...]
+    rows_fitted: int
+    rows_held_out: int
+
+
+def residual(predicted: Array, measured: Array) -> Residual:
+    """Summary of the errors of predictions.
+
+    >>> r = residual(np.array([1.1, 1.8]), np.array([1.0, 2.0]))
+    >>> round(r.mape, 3), round(r.median_ape, 3), round(r.total_error, 3)
+    (0.1, 0.1, -0.033)
+    """
+    if not len(measured):
+        return Residual(0, math.nan, math.nan, math.nan, math.nan, math.nan)
+    ape = np.abs(predicted / measured - 1.0)
+    return Residual(
+        rows=len(measured),
+        median_ape=float(np.median(ape)),
+        mape=float(np.mean(ape)),
+        p90_ape=float(np.quantile(ape, 0.9)),
+        bias=float(np.mean(np.log(predicted / measured))),
+        total_error=float(np.sum(predicted) / np.sum(measured) - 1.0),
+    )
+
+
+def conformal_factors(ratio: Array, level: float = 0.9) -> tuple[float, float]:
+    """Factors (low, high) that hold a new measured / predicted with at least ``level``, equal tails.
+
+    The order statistics ceil((n + 1)(1 ± level) / 2) of n exchangeable ratios; with too few rows, the extremes.
+
+    >>> conformal_factors(np.arange(1.0, 20.0))
+    (1.0, 19.0)
+    """
+    ordered, tail = np.sort(ratio), (1.0 - level) / 2.0
+    rank = math.floor(round((len(ordered) + 1) * tail, 9))
+    return float(ordered[max(rank - 1, 0)]), float(ordered[min(len(ordered) - rank, len(ordered) - 1)])
+
+
+def conformal_bins(
+    predicted: Array, measured: Array, *, most: int = 4, least_rows: int = 150
+) -> tuple[IntervalBin, ...]:
+    """Conformal factors in bins of predicted time of equal row count, at least ``least_rows`` rows each."""
+    bins = max(1, min(most, len(predicted) // least_rows))
+    edges = np.quantile(predicted, np.arange(1, bins) / bins)
+    which = np.searchsorted(edges, predicted)
+    ratio = measured / predicted
+    factors = [conformal_factors(ratio[which == one]) for one in range(bins)]
+    return tuple(IntervalBin(float(edge), *pair) for edge, pair in zip([*edges, math.inf], factors, strict=True))
+
+
+def split(frame: pd.DataFrame, configuration: Sequence[str], *, seed: int = 0) -> npt.NDArray[np.int64]:
+    """Part of each row: 0 to fit, 1 to set the interval, 2 held out; rows of one configuration share a part.
+
+    The part depends on nothing but the configuration's values and the seed, not on the other rows of the table.
+    """
+    missing = [name for name in configuration if name not in frame.columns]
+    if missing:
+        raise SpecError(f"column {missing[0]!r} is missing; {near(missing[0], map(str, frame.columns))}")
+    words = frame[list(configuration)].astype(str).agg("|".join, axis=1) + f"|{seed}"
+    fraction = (pd.util.hash_array(words.to_numpy(dtype=object)) % 9973) / 9973
+    return np.digitize(fraction, [FIT_SHARE, FIT_SHARE + INTERVAL_SHARE]).astype(np.int64)
+
+
+def _sample(rows: Sequence[Rows], limit: int, seed: int) -> list[Rows]:
+    """At most ``limit`` rows in all, an equal share from each group as far as it has them."""
+    generator, share = np.random.default_rng(seed), max(1, limit // max(1, len(rows)))
+    return [
+        group.take(np.sort(generator.permutation(len(group.measured))[:share])) for group in rows if len(group.measured)
+    ]
+
+
+class _Packing(Generic[P]):
+    """Parameters as one vector of logs: shared ones once, those apart once per stack."""
+
+    def __init__(
+        self, start: P, stacks: Sequence[str], apart: Sequence[str], fixed: Sequence[str], free: Sequence[str]
+    ) -> None:
+        fields = {field.name: field for field in dataclasses.fields(start)}  # type: ignore[arg-type]
+        for name in (*apart, *fixed, *free):
+            if name not in fields:
+                raise SpecError(f"unknown parameter {name!r} of {type(start).__name__}; {near(name, fields)}")
+        moving = [n for n, f in fields.items() if (f.metadata.get("fitted", True) or n in free) and n not in fixed]
+        self.start, self.stacks = start, list(stacks)
+        self.keys = [(n, None) for n in moving if n not in apart] + [
+            (n, s) for n in moving if n in apart for s in stacks
+        ]
+        low, high = (np.log([fields[n].metadata[end] for n, _ in self.keys]) for end in ("low", "high"))
+        self.low, self.high = low, high
+        value = np.log([getattr(start, name) for name, _ in self.keys])
+        self.centre = self.inside(value)
+
+    def inside(self, vector: Array) -> Array:
+        """The vector moved off its bounds, where a search may start."""
+        margin = 0.001 * (self.high - self.low)
+        return np.clip(vector, self.low + margin, self.high - margin)
+
+    def unpack(self, vector: Array) -> dict[str, P]:
+        values = np.exp(np.clip(vector, self.low, self.high))
+        out: dict[str, P] = {}
+        for stack in self.stacks:
+            chosen = {n: float(v) for (n, s), v in zip(self.keys, values, strict=True) if s in (None, stack)}
+            out[stack] = dataclasses.replace(self.start, **chosen)  # type: ignore[type-var]
+        return out
+
+    def label(self, key: tuple[str, str | None]) -> str:
+        return key[0] if key[1] is None or len(self.stacks) == 1 else f"{key[0]}[{key[1]}]"
+
+
+def log_errors(kind: Priced, rows: Sequence[Rows], parameters: Mapping[str, Any]) -> Array:
+    """log(predicted / measured) of all rows, group after group."""
+    parts = [np.log(kind.time(g.frame, g.figures, parameters[g.stack]) / g.measured) for g in rows]
+    return np.concatenate(parts) if parts else np.zeros(0)
+
+
+def predictions(kind: Priced, rows: Sequence[Rows], parameters: Mapping[str, Any]) -> tuple[Array, Array]:
+    """Predicted and measured seconds of all rows, group after group."""
+    measured = np.concatenate([group.measured for group in rows]) if rows else np.zeros(0)
+    return measured * np.exp(log_errors(kind, rows, parameters)), measured
+
+
+def _weights(rows: Sequence[Rows], emphasis: float) -> Array:
+    """Weight (measured / median)^emphasis of each row, within 1/2 and 3: long rows decide what a whole step takes."""
+    measured = np.concatenate([group.measured for group in rows])
+    return np.asarray(np.clip((measured / np.median(measured)) ** emphasis, 0.5, 3.0))
+
+
+def _search(
+    kind: Priced,
+    rows: Sequence[Rows],
+    packing: _Packing[Any],
+    *,
+    starts: int,
+    prior: float,
+    emphasis: float,
+    evaluations: int,
+    seed: int,
+) -> OptimizeResult:
+    """The best of several least-squares runs, the first from the start values."""
+    weights = _weights(rows, emphasis)
+
+    def errors(vector: Array) -> Array:
+        pull = SCALE * prior * (vector - packing.centre)
+        return np.concatenate([weights * log_errors(kind, rows, packing.unpack(vector)), pull])
+
+    generator, best = np.random.default_rng(seed), None
+    for attempt in range(max(1, starts)):
+        jitter = generator.normal(0.0, 0.3, len(packing.centre)) if attempt else 0.0
+        first = packing.inside(packing.centre + jitter)
+        run = least_squares(
+            errors, first, bounds=(packing.low, packing.high), loss="soft_l1", f_scale=SCALE,
+            diff_step=0.001, max_nfev=evaluations,
+        )  # fmt: skip
+        best = run if best is None or run.cost < best.cost else best
+    return best
+
+
+def _log_sigma(run: OptimizeResult) -> Array:
+    """One-sigma of each log parameter, sqrt(diag(s² (JᵀJ)⁻¹)), from the Jacobian at the optimum."""
+    jacobian = np.asarray(run.jac)
+    spread = 1.4826 * np.median(np.abs(run.fun))
+    variance: Array = np.diag(np.linalg.pinv(jacobian.T @ jacobian))
+    return np.asarray(spread * np.sqrt(np.maximum(variance, 0.0)))
+
+
+def fit(
+    kind: Priced,
+    rows: Sequence[Rows],
+    start: P,
+    *,
+    apart: Sequence[str] = (),
+    fixed: Sequence[str] = (),
+    free: Sequence[str] = (),
+    training_rows: int = 1000,
+    starts: int = 2,
+    prior: float = 0.5,
+    emphasis: float = 0.15,
+    evaluations: int = 40,
+    seed: int = 0,
+) -> FitResult[P]:
+    """Fit the parameters of a family to measured rows.
+
+    ``rows`` may mix devices, dtypes and stacks: parameters are shared by all, but those named in ``apart`` (launch
+    costs) are one per stack, and those in ``fixed`` stay at ``start``. ``prior`` is the inverse width, in log units, of
+    a normal prior round the start values that counts as one row per parameter: it settles what the rows leave open.
+    ``emphasis`` is the power of the measured time that weights a row. ``free`` releases parameters that are not
+    fitted as a rule.
+    """
+    parts = [(group, split(group.frame, kind.configuration, seed=seed)) for group in rows]
+    train = _sample([group.take(part == 0) for group, part in parts], training_rows, seed)
+    if not train:
+        raise SpecError("no rows to fit: every configuration fell into the held-out parts, or the table is empty")
+    packing = _Packing(start, sorted({group.stack for group in rows}), apart, fixed, free)
+    run = _search(
+        kind, train, packing, starts=starts, prior=prior, emphasis=emphasis, evaluations=evaluations, seed=seed
+    )
+    parameters = packing.unpack(run.x)
+    held = [group.take(part == 2) for group, part in parts]
+    between = [group.take(part == 1) for group, part in parts]
+    predicted, measured = predictions(kind, held, parameters)
+    return FitResult(
+        parameters=parameters,
+        uncertainty={packing.label(k): float(s) for k, s in zip(packing.keys, _log_sigma(run), strict=True)},
+        residual=residual(predicted, measured),
+        residual_by_stack={
+            stack: residual(*predictions(kind, [g for g in held if g.stack == stack], parameters))
+            for stack in parameters
+        },
+        interval=conformal_bins(*predictions(kind, between, parameters)),
+        rows_fitted=sum(len(group.measured) for group in train),
+        rows_held_out=len(measured),
+    )

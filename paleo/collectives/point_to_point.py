@@ -1,0 +1,22 @@
+"""Point to point: one message between two ranks, the group being the path between them."""
+
+from __future__ import annotations
+
+from paleo.collectives.base import Algorithm, active, add_algorithm, units_above
+from paleo.collectives.traffic import Array, LevelTraffic, Traffic
+
+
+def send_recv(payload: Array, group: tuple[Array, ...]) -> Traffic:
+    """alpha + beta S over the outermost level that the group spans."""
+    crosses = [active(fan_out) * (above == 1) for fan_out, above in zip(group, units_above(group), strict=True)]
+    return Traffic.of(*(LevelTraffic(cross, cross * payload) for cross in crosses))
+
+
+POINT_TO_POINT = add_algorithm(
+    Algorithm(
+        name="point_to_point",
+        summary="one message over the widest level between two ranks",
+        reference="Hockney, The communication challenge for MPP, Parallel Computing 20(3), 1994",
+        formulas={"send_recv": send_recv},
+    )
+)

@@ -1,0 +1,50 @@
+"""Every error that Paleo raises on purpose.
+
+    PaleoError              something a user can mend; the CLI prints the message and exits 2
+    ├── SpecError           a file, key or value is wrong: hardware, model, run, table
+    ├── GraphError          a network does not fit together: shapes, cycles, missing inputs
+    ├── PlanError           a strategy cannot be laid over this network and this system
+    └── CapacityError       the answer is no: it does not fit; the CLI exits 1
+
+A message says where (file and key), what was found, what was expected, and the nearest thing that would do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class PaleoError(Exception):
+    """Base of all errors that a user can mend."""
+
+
+class SpecError(PaleoError, ValueError):
+    """A file, key or value of a specification is wrong (a ValueError too, so that pydantic adds the key)."""
+
+
+class GraphError(PaleoError):
+    """A network does not fit together."""
+
+
+class PlanError(PaleoError):
+    """A strategy cannot be laid over this network and this system."""
+
+
+class CapacityError(PaleoError):
+    """The plan is sound, yet it does not fit the machine."""
+
+
+def near(name: str, known: Iterable[str], *, most: int = 3) -> str:
+    """A hint that ends an error message: the nearest known names, or all of them when they are few.
+
+    >>> near("resnet5", ["resnet50", "vgg16"])
+    "nearest: 'resnet50'"
+    """
+    names = sorted(known)
+    close = get_close_matches(name.lower(), names, n=most, cutoff=0.5)
+    if close:
+        return "nearest: " + ", ".join(repr(one) for one in close)
+    if len(names) <= 12:
+        return "known: " + ", ".join(repr(one) for one in names)
+    return f"{len(names)} names are known, none of them near"

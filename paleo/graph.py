@@ -1,0 +1,394 @@
+"""A model file as a graph of layers with inferred shapes: what is counted, split and scheduled later.
+
+Layers follow one another unless ``inputs:`` says otherwise. An entry of ``layers:`` is one of
+
+    - relu                                          a layer without options
+    - conv: {channels: 64, kernel: 7, stride: 2}    a layer, or a block of the file, with its options
+    - {name: head, linear: {features: 10}, inputs: [pool]}
+    - {repeat: 12, name: block, layers: [...]}      folded to one counted copy when the shape comes back, else unrolled
+    - {branches: [[...], []], join: add}            every branch starts at the current tensor
+    - {name: fake, judge: {}, share: real}          a layer or block with the weights of an earlier one of the same kind
+
+A value that starts with ``=`` is an expression over the model's ``params``, the arguments of the block, ``batch``, and the sizes
+of the current tensor (``in_channels``, ``in_hidden``, …). ``when: =stride > 1`` leaves an entry out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel
+
+from paleo.errors import GraphError, SpecError, near
+from paleo.layers.base import LAYERS, Choices, Expansion, Layer, describe
+from paleo.specs.expressions import evaluate
+from paleo.specs.loading import validate
+from paleo.specs.model import Block, ModelSpec
+from paleo.work import Operation, Size, Tensor, parameters_of, with_parameters_of
+
+if TYPE_CHECKING:
+    import networkx
+
+MAX_NODES, MAX_REPEAT, MAX_DEPTH = 20_000, 100_000, 24
+_RESERVED = frozenset({"name", "inputs", "repeat", "layers", "branches", "join", "when", "share"})
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One layer with its inputs, operations and output; ``repeats`` are the folded loops that it stands in, outermost first."""
+
+    name: str
+    type: str
+    inputs: tuple[Tensor, ...]
+    operations: tuple[Operation, ...]
+    out: Tensor
+    repeats: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def repeat(self) -> int:
+        return math.prod(times for _, times in self.repeats)
+
+    @property
+    def parameters(self) -> dict[str, Tensor]:
+        return parameters_of(self.operations)
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """Nodes in topological order, with shapes for one batch."""
+
+    name: str
+    nodes: tuple[Node, ...]
+    inputs: Mapping[str, Tensor]
+    params: Mapping[str, Any]
+    batch: int
+    tokens_per_sample: float | None = None
+
+    @property
+    def parameters(self) -> int:
+        """Trainable numbers; a tied weight counts once, a repeated block as often as it stands."""
+        sizes = {name: t.elements * node.repeat for node in self.nodes for name, t in node.parameters.items()}
+        return int(sum(sizes.values()))
+
+    def digraph(self) -> networkx.DiGraph:
+        """The same graph for networkx: node names, each with its ``Node`` under ``layer``."""
+        import networkx
+
+        made = {node.out.name: node.name for node in self.nodes if node.operations}
+        result = networkx.DiGraph(name=self.name)
+        for node in self.nodes:
+            result.add_node(node.name, layer=node)
+            result.add_edges_from((made[t.name], node.name) for t in node.inputs if made.get(t.name, node.name) != node.name)
+        return result
+
+
+def build(
+    model: ModelSpec, *, batch: int, choices: Choices | None = None, overrides: Mapping[str, Any] | None = None
+) -> Graph:
+    """The graph of ``model`` for ``batch`` samples; ``overrides`` replaces parameters of the file (seq, hidden, …).
+
+    Raises GraphError or SpecError, with the file and the place in it, where something does not fit.
+    """
+    if batch < 1:
+        raise SpecError(f"batch: {batch} must be 1 or more")
+    params = _parameters(model, batch, overrides or {})
+    builder = _Builder(model, params, choices or Choices())
+    inputs = {name: _input(model, name, params) for name in model.inputs}
+    scope = _Scope(names=dict(inputs), values=params)
+    first = next(iter(inputs.values()))
+    builder.sequence(model.layers, scope, first, ("layers",))
+    _check_ties(model, builder.nodes)
+    tokens = _worked_out(model.tokens, params, f"{model.path}: tokens") if model.tokens is not None else None
+    return Graph(model.name, tuple(builder.nodes), inputs, params, batch, tokens)
+
+
+def _check_ties(model: ModelSpec, nodes: list[Node]) -> None:
+    """A weight that two layers share must have one size."""
+    seen: dict[str, Tensor] = {}
+    for node in nodes:
+        for name, tensor in node.parameters.items():
+            first = seen.setdefault(name, tensor)
+            if first.elements != tensor.elements:
+                sizes = f"{describe(first)} and {describe(tensor)}"
+                raise GraphError(f"{model.path}: layer {node.name!r} shares {name!r}, but the shapes differ: {sizes}")
+
+
+def _parameters(model: ModelSpec, batch: int, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    for name in overrides:
+        if name not in model.params:
+            raise SpecError(f"{model.path}: model {model.name!r} has no parameter {name!r}; {near(name, model.params)}")
+    params: dict[str, Any] = {"batch": batch}
+    for name, value in (dict(model.params) | dict(overrides)).items():
+        params[name] = _worked_out(value, params, f"{model.path}: params.{name}")
+    return params
+
+
+def _worked_out(value: Any, names: Mapping[str, Any], where: str) -> Any:
+    if isinstance(value, list):
+        return [_worked_out(one, names, where) for one in value]
+    if isinstance(value, dict):
+        return {key: _worked_out(one, names, where) for key, one in value.items()}
+    if not (isinstance(value, str) and value.startswith("=")):
+        return value
+    try:
+        return evaluate(value, names)
+    except SpecError as error:
+        raise SpecError(f"{where}: {error}") from None
+
+
+def _input(model: ModelSpec, name: str, params: Mapping[str, Any]) -> Tensor:
+    spec = model.inputs[name]
+    sizes: dict[str, Size] = {}
+    for dim, value in spec.dims.items():
+        where = f"{model.path}: inputs.{name}.dims.{dim}"
+        size = _worked_out(value, params, where)
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+            raise SpecError(f"{where}: {size!r} must be a whole number of 1 or more, or an expression such as '=batch'")
+        sizes[dim] = size
+    return Tensor(name, tuple(sizes), tuple(sizes.values()), spec.role, grad=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Scope:
+    """Where names are looked up: outputs of layers by name, and values for expressions. A block opens a scope below its caller's."""
+
+    names: dict[str, Tensor]
+    values: Mapping[str, Any]
+    prefix: str = ""
+    repeats: tuple[tuple[str, int], ...] = ()
+    depth: int = 0
+    counters: dict[str, int] = field(default_factory=dict)
+
+    def below(self, label: str, values: Mapping[str, Any] | None = None, repeats: tuple[tuple[str, int], ...] = ()) -> _Scope:
+        return _Scope(
+            dict(self.names), values or self.values, f"{self.prefix}{label}.", self.repeats + repeats, self.depth + 1
+        )
+
+    def label(self, name: str | None, kind: str) -> str:
+        """The given name, or the kind with a number that makes it unique in this scope."""
+        if name is not None:
+            return name
+        self.counters[kind] = self.counters.get(kind, 0) + 1
+        return f"{kind}{self.counters[kind]}"
+
+
+Path = tuple[str | int, ...]
+
+
+class _Builder:
+    """Walks the entries of a file and collects nodes."""
+
+    def __init__(self, model: ModelSpec, params: Mapping[str, Any], choices: Choices) -> None:
+        self.model, self.choices = model, choices
+        self.nodes: list[Node] = []
+        self._taken: set[str] = set()
+        self._added = 0
+
+    def sequence(self, entries: Sequence[Any], scope: _Scope, x: Tensor, path: Path) -> Tensor:
+        if scope.depth > MAX_DEPTH:
+            raise self._error(path, f"nested deeper than {MAX_DEPTH} levels (a block that uses itself?)")
+        if not isinstance(entries, list):
+            raise self._error(path, f"expected a list of layers, not {entries!r:.60}")
+        for index, entry in enumerate(entries):
+            x = self._entry(entry, scope, x, (*path, index))
+        return x
+
+    def _entry(self, entry: Any, scope: _Scope, x: Tensor, path: Path) -> Tensor:
+        body = {entry: None} if isinstance(entry, str) else entry
+        if not isinstance(body, dict) or not body:
+            raise self._error(path, f"expected a layer such as 'relu' or 'conv: {{channels: 64}}', not {entry!r:.60}")
+        if not self._wanted(body, scope, x, path):
+            return x
+        name = body.get("name")
+        if name is not None and (not isinstance(name, str) or not name or "." in name or name in scope.names):
+            reason = "stands twice here" if name in scope.names else "must be a word without dots"
+            raise self._error((*path, "name"), f"{name!r} {reason}")
+        x = self._sources(body, scope, x, path)[0]
+        kinds = [key for key in body if key not in _RESERVED]
+        if "repeat" in body:
+            out = self._repeat(body, scope, x, path, kinds)
+        elif "branches" in body:
+            out = self._branches(body, scope, x, path, kinds)
+        else:
+            out = self._single(body, kinds, scope, x, path)
+        if name is not None:
+            scope.names[name] = out
+        return out
+
+    def _wanted(self, body: dict[str, Any], scope: _Scope, x: Tensor, path: Path) -> bool:
+        if "when" not in body:
+            return True
+        answer = self._values(body["when"], scope, x, (*path, "when"))
+        if not isinstance(answer, bool):
+            raise self._error((*path, "when"), f"{body['when']!r} is not a condition such as '=stride > 1'")
+        return answer
+
+    def _sources(self, body: dict[str, Any], scope: _Scope, x: Tensor, path: Path) -> tuple[Tensor, ...]:
+        names = body.get("inputs")
+        if names is None:
+            return (x,)
+        if not isinstance(names, list) or not names or not all(isinstance(one, str) for one in names):
+            raise self._error((*path, "inputs"), f"expected a list of names, not {names!r:.60}")
+        for name in names:
+            if name not in scope.names:
+                known = near(name, scope.names)
+                raise self._error((*path, "inputs"), f"no layer or input named {name!r} stands before this one; {known}")
+        return tuple(scope.names[name] for name in names)
+
+    def _single(self, body: dict[str, Any], kinds: list[str], scope: _Scope, x: Tensor, path: Path) -> Tensor:
+        if len(kinds) != 1:
+            known = f"{near(kinds[-1], [*LAYERS, *self.model.blocks, *_RESERVED])}" if kinds else "none given"
+            raise self._error(path, f"expected exactly one layer type, found {kinds or 'none'}; {known}")
+        kind, options = kinds[0], body[kinds[0]]
+        if options is not None and not isinstance(options, dict):
+            raise self._error((*path, kind), f"expected options such as {{channels: 64}}, not {options!r:.60}")
+        values = self._values(options or {}, scope, x, (*path, kind))
+        if kind not in self.model.blocks and kind not in LAYERS:
+            hint = near(kind, [*LAYERS, *self.model.blocks])
+            raise self._error((*path, kind), f"unknown layer type {kind!r}; {hint}")
+        mark = len(self.nodes)
+        out = (self._block if kind in self.model.blocks else self._layer)(kind, values, body, scope, x, path)
+        if "share" in body:
+            self._share(body, scope, mark, path)
+        return out
+
+    def _share(self, body: dict[str, Any], scope: _Scope, mark: int, path: Path) -> None:
+        """Gives the nodes from ``mark`` on the weights of the earlier layer or block that ``share:`` names."""
+        name, owner = body.get("name"), body["share"]
+        if name is None or not isinstance(owner, str) or owner == name or owner not in scope.names:
+            raise self._error((*path, "share"), f"expected the name of an earlier layer or block, and a `name:`; {near(str(owner), scope.names)}")
+        known = {parameter for node in self.nodes[:mark] for parameter in node.parameters}
+        old, new = f"{scope.prefix}{name}.", f"{scope.prefix}{owner}."
+        for index, node in enumerate(self.nodes[mark:], start=mark):
+            node = replace(node, operations=tuple(with_parameters_of(op, old, new) for op in node.operations))
+            missing = [parameter for parameter in node.parameters if parameter not in known]
+            if missing:
+                raise self._error((*path, "share"), f"{owner!r} has no weight {missing[0].removeprefix(new)!r} to share")
+            self.nodes[index] = node
+
+    def _layer(self, kind: str, values: dict[str, Any], body: dict[str, Any], scope: _Scope, x: Tensor, path: Path) -> Tensor:
+        schema = LAYERS[kind]
+        layer = validate(schema, values, self._where((*path, kind)))
+        sources = self._sources(body, scope, x, path)
+        most = None if schema.arity is None else schema.arity + schema.optional_inputs
+        least = 2 if schema.arity is None else schema.arity
+        if len(sources) < least or (most is not None and len(sources) > most):
+            wanted = f"{least} or more" if most is None else f"{least}" if most == least else f"{least} to {most}"
+            raise self._error(path, f"{kind} takes {wanted} inputs, found {len(sources)}")
+        name = scope.prefix + scope.label(body.get("name"), kind)
+        made = self._expanded(self._tied(layer, scope), name, sources, path)
+        return self._add(Node(name, kind, sources, made.operations, made.out, scope.repeats), path)
+
+    def _tied(self, layer: Layer, scope: _Scope) -> Layer:
+        """A tie names a layer as this scope sees it; operations know full names."""
+        tie = getattr(layer, "tie", None)
+        if tie is None:
+            return layer
+        if tie not in scope.names:
+            raise SpecError(f"{self.model.path}: tie: no layer named {tie!r} stands before this one; {near(tie, scope.names)}")
+        return layer.model_copy(update={"tie": scope.names[tie].name})
+
+    def _expanded(self, layer: Layer, name: str, sources: tuple[Tensor, ...], path: Path) -> Expansion:
+        try:
+            made = layer.expand(name, sources, self.choices)
+        except GraphError as error:
+            raise self._error(path, str(error)) from None
+        for size in made.out.sizes:
+            if not 1 <= size < 2**53:
+                raise self._error(path, f"{name}: output {describe(made.out)} has an impossible size")
+        return made
+
+    def _add(self, node: Node, path: Path) -> Tensor:
+        if node.name in self._taken:
+            raise self._error(path, f"two layers are named {node.name!r}")
+        self._added += 1
+        if self._added > MAX_NODES:
+            raise self._error(path, f"more than {MAX_NODES} layers; a repeated block of constant shape is counted once")
+        self._taken.add(node.name)
+        self.nodes.append(node)
+        return node.out
+
+    def _block(self, kind: str, given: dict[str, Any], body: dict[str, Any], scope: _Scope, x: Tensor, path: Path) -> Tensor:
+        block = self.model.blocks[kind]
+        for key in given:
+            if key not in block.args:
+                raise self._error((*path, kind, key), f"unknown argument of block {kind!r}; {near(key, block.args)}")
+        values = dict(scope.values) | self._arguments(kind, block, given, scope, x, path)
+        inner = scope.below(scope.label(body.get("name"), kind), values)
+        inner.names["input"] = x
+        for index, source in enumerate(self._sources(body, scope, x, path)[1:], start=2):
+            inner.names[f"input{index}"] = source
+        return self.sequence(block.layers, inner, x, ("blocks", kind, "layers"))
+
+    def _arguments(
+        self, kind: str, block: Block, given: dict[str, Any], scope: _Scope, x: Tensor, path: Path
+    ) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        for key, default in block.args.items():
+            value = given.get(key, default)
+            if value == "required":
+                raise self._error((*path, kind), f"block {kind!r} needs the argument {key!r}")
+            names = dict(scope.values) | values | _sizes(x)
+            values[key] = _worked_out(value, names, self._where(("blocks", kind, "args", key)))
+        return values
+
+    def _repeat(self, body: dict[str, Any], scope: _Scope, x: Tensor, path: Path, extra: list[str]) -> Tensor:
+        times = self._values(body["repeat"], scope, x, (*path, "repeat"))
+        if isinstance(times, bool) or not isinstance(times, int) or not 0 <= times <= MAX_REPEAT:
+            raise self._error((*path, "repeat"), f"{times!r} is not a number of repetitions from 0 to {MAX_REPEAT}")
+        if extra or "layers" not in body:
+            what = f"{extra[0]!r} beside it" if extra else "no `layers:`"
+            raise self._error(path, f"`repeat:` goes with `layers:`; found {what}")
+        label = scope.label(body.get("name"), "repeat")
+        if times == 0:
+            return x
+        return self._folded(body["layers"], times, label, scope, x, path) or self._unrolled(body["layers"], times, label, scope, x, path)
+
+    def _folded(self, entries: list[Any], times: int, label: str, scope: _Scope, x: Tensor, path: Path) -> Tensor | None:
+        """One copy of the body that counts ``times``, if its output has the shape of its input; else nothing is added."""
+        mark, taken = len(self.nodes), set(self._taken)
+        group = scope.prefix + label
+        out = self.sequence(entries, scope.below(label, repeats=((group, times),)), x, (*path, "layers"))
+        if times == 1 or (out.dims == x.dims and out.sizes == x.sizes):
+            return out
+        del self.nodes[mark:]
+        self._taken = taken
+        return None
+
+    def _unrolled(self, entries: list[Any], times: int, label: str, scope: _Scope, x: Tensor, path: Path) -> Tensor:
+        for index in range(times):
+            inner = scope.below(f"{label}.{index + 1}", dict(scope.values) | {"index": index})
+            x = self.sequence(entries, inner, x, (*path, "layers"))
+        return x
+
+    def _branches(self, body: dict[str, Any], scope: _Scope, x: Tensor, path: Path, extra: list[str]) -> Tensor:
+        branches, join = body["branches"], body.get("join")
+        if extra or not isinstance(branches, list) or len(branches) < 2 or join not in ("add", "concat", "multiply"):
+            raise self._error(path, "expected {branches: [[...], [...]], join: add|concat|multiply} with two branches or more")
+        label = scope.label(body.get("name"), "branch")
+        outs = []
+        for index, entries in enumerate(branches):
+            inner = scope.below(f"{label}.{index + 1}")
+            inner.names["input"] = x
+            outs.append(self.sequence(entries, inner, x, (*path, "branches", index)))
+        layer = LAYERS[join]()
+        name = f"{scope.prefix}{label}.{join}"
+        made = self._expanded(layer, name, tuple(outs), path)
+        return self._add(Node(name, join, tuple(outs), made.operations, made.out, scope.repeats), path)
+
+    def _values(self, value: Any, scope: _Scope, x: Tensor, path: Path) -> Any:
+        return _worked_out(value, dict(scope.values) | _sizes(x), self._where(path))
+
+    def _where(self, path: Path) -> str:
+        spot = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
+        return f"{self.model.path or self.model.name}: {spot if len(spot) < 160 else spot[:160] + '…'}"
+
+    def _error(self, path: Path, problem: str) -> GraphError:
+        return GraphError(f"{self._where(path)}: {problem}")
+
+
+def _sizes(x: Tensor) -> dict[str, Size]:
+    return {f"in_{dim}": size for dim, size in zip(x.dims, x.sizes, strict=True)}

@@ -1,0 +1,209 @@
+"""Attention: multi-head, grouped-query and multi-query, latent (MLA); causal, sliding-window, cross; fused or unfused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, ClassVar
+
+from pydantic import Field, PositiveInt
+
+from paleo.errors import GraphError
+from paleo.layers.base import LAYERS, Choices, Expansion, Layer, describe, project, vector
+from paleo.work import Contraction, FusedAttention, MemoryPass, Operation, Size, Tensor
+
+
+def attend(
+    name: str, query: Tensor, key: Tensor, value: Tensor, *, causal: bool, window: int | None, dropout: float, choices: Choices
+) -> tuple[tuple[Operation, ...], Tensor]:
+    """Softmax(q·kᵀ)·v: one fused kernel, or the chain of scores, softmax, dropout and sum that keeps every score.
+
+    query (batch, seq, kv_heads, group, head_dim); key (batch, keys, kv_heads, head_dim); value (batch, keys, kv_heads, value_dim).
+    """
+    batch, seq, kv_heads, group, _ = query.dims
+    keys = key.dims[1]
+    sizes: dict[str, Size] = {d: query.size(d) for d in (batch, seq, kv_heads, group)} | {"value_dim": value.sizes[-1]}
+    out = Tensor(f"{name}.context", tuple(sizes), tuple(sizes.values()))
+    if choices.attention == "fused":
+        attended = min(window or key.sizes[1], key.sizes[1])
+        return (FusedAttention(f"{name}.attention", query, key, value, out, causal, attended),), out
+    of: dict[str, Size] = {d: query.size(d) for d in (batch, kv_heads, group, seq)} | {keys: key.sizes[1]}
+    scores = Tensor(f"{name}.scores", tuple(of), tuple(of.values()))
+    weights = scores.like(f"{name}.softmax")
+    chain: list[Operation] = [
+        Contraction(f"{name}.scores", query, key, scores),
+        MemoryPass(f"{name}.softmax", "softmax", (scores,), weights, keeps=(weights,), flops_per_element=6.0, reduces=(keys,)),
+    ]
+    if dropout:
+        dropped, mask = scores.like(f"{name}.dropped"), scores.like(f"{name}.mask", role="mask")
+        chain.append(MemoryPass(f"{name}.dropout", "dropout", (weights,), dropped, keeps=(mask,), flops_per_element=2.0))
+        weights = dropped
+    chain.append(Contraction(f"{name}.context", weights, value.renamed({value.dims[-1]: "value_dim"}), out))
+    return tuple(chain), out
+
+
+def rotate(name: str, tensors: tuple[Tensor, ...]) -> tuple[tuple[Operation, ...], tuple[Tensor, ...]]:
+    """Rotary position embedding (Su et al., 2021) of query and key: a pass over each; its gradient needs nothing kept."""
+    turned = tuple(t.like(f"{t.name}.rotated") for t in tensors)
+    passes = (MemoryPass(f"{name}.{t.name.rsplit('.', 1)[-1]}", "rope", (t,), u, flops_per_element=3.0) for t, u in zip(tensors, turned, strict=True))
+    return tuple(passes), turned
+
+
+@LAYERS.register("attention")
+class Attention(Layer):
+    """Projections, attention and output projection over (batch, seq, hidden).
+
+    ``kv_heads`` < ``heads`` is grouped-query attention, 1 is multi-query. ``window`` limits how far back a query looks. A second input
+    is the memory of a cross attention. ``head_dim`` defaults to hidden / heads.
+    """
+
+    optional_inputs: ClassVar[int] = 1
+    heads: PositiveInt
+    kv_heads: PositiveInt | None = None
+    head_dim: PositiveInt | None = None
+    causal: bool = False
+    window: PositiveInt | None = None
+    rotary: bool = False
+    qk_norm: bool = False
+    bias: bool = True
+    out_bias: bool | None = None
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+        x = inputs[0]
+        self.check_rank(name, x, (3,))
+        kv_heads = self.kv_heads or self.heads
+        if self.heads % kv_heads:
+            raise GraphError(f"{name}: heads {self.heads} must be a multiple of kv_heads {kv_heads}")
+        hidden = int(x.sizes[-1])
+        if self.head_dim is None and hidden % self.heads:
+            raise GraphError(f"{name}: hidden {hidden} is not a multiple of heads {self.heads}; state head_dim")
+        head_dim = self.head_dim or hidden // self.heads
+        shape = (kv_heads, self.heads // kv_heads, head_dim)
+        operations, (query, key, value) = self._projections(name, inputs, shape)
+        if self.qk_norm:
+            normed = tuple(t.like(f"{t.name}.normed") for t in (query, key))
+            operations += tuple(
+                MemoryPass(u.name, "norm", (t,), u, (vector(f"{u.name}.weight", t, t.dims[-1]),), (t,), 8.0, reduces=(t.dims[-1],))
+                for t, u in zip((query, key), normed, strict=True)
+            )
+            query, key = normed
+        if self.rotary:
+            turns, (query, key) = rotate(f"{name}.rope", (query, key))
+            operations += turns
+        core, context = attend(
+            name, query, key, value, causal=self.causal, window=self.window, dropout=self.dropout, choices=choices
+        )
+        bias = self.bias if self.out_bias is None else self.out_bias
+        output, out = project(f"{name}.out", context, {x.dims[-1]: hidden}, bias=bias, contract=3)
+        return Expansion((*operations, *core, output), out)
+
+    def _projections(
+        self, name: str, inputs: tuple[Tensor, ...], shape: tuple[int, int, int]
+    ) -> tuple[tuple[Operation, ...], tuple[Tensor, Tensor, Tensor]]:
+        """Query, key and value: one product of the packed weight for self attention, two where keys come from elsewhere."""
+        kv_heads, group, head_dim = shape
+        x, memory = inputs[0], inputs[-1]
+        q = _headed(f"{name}.query", x, {"kv_heads": kv_heads, "group": group, "head_dim": head_dim})
+        kv: dict[str, Size] = {"kv_heads": kv_heads, "head_dim": head_dim}
+        k, v = (_headed(f"{name}.{part}", memory, kv, rename={memory.dims[1]: "keys"}) for part in ("key", "value"))
+        if len(inputs) == 1:
+            packed, _ = project(f"{name}.qkv", x, {"kv_heads": kv_heads, "packed": (group + 2) * head_dim}, bias=self.bias)
+            return (packed,), (q, k, v)
+        if memory.dims[0] != x.dims[0] or memory.sizes[0] != x.sizes[0] or len(memory.dims) != 3:
+            raise GraphError(f"{name}: memory {describe(memory)} does not go with the input {describe(x)}")
+        first, _ = project(f"{name}.q", x, {"kv_heads": kv_heads, "packed": group * head_dim}, bias=self.bias)
+        second, _ = project(f"{name}.kv", memory, {"kv_heads": kv_heads, "packed": 2 * head_dim}, bias=self.bias)
+        return (first, second), (q, k, v)
+
+
+def _headed(name: str, x: Tensor, heads: dict[str, Size], rename: dict[str, str] | None = None) -> Tensor:
+    dims = {(rename or {}).get(d, d): n for d, n in zip(x.dims[:2], x.sizes[:2], strict=True)} | heads
+    return Tensor(name, tuple(dims), tuple(dims.values()))
+
+
+@LAYERS.register("latent_attention")
+class LatentAttention(Layer):
+    """Multi-head latent attention (DeepSeek-V2, 2024): keys and values come out of a narrow latent vector; rotary dims are apart.
+
+    A head's query and key have ``nope_dim`` + ``rope_dim`` entries, its value ``value_dim``; the rotary key is shared by all heads.
+    Without ``query_rank`` the query is projected directly.
+    """
+
+    heads: PositiveInt
+    query_rank: PositiveInt | None = None
+    kv_rank: PositiveInt
+    nope_dim: PositiveInt
+    rope_dim: PositiveInt
+    value_dim: PositiveInt
+    causal: bool = True
+
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+        (x,) = inputs
+        self.check_rank(name, x, (3,))
+        q_ops, query = self._query(name, x)
+        kv_ops, key, value = self._key_value(name, x)
+        turns, (query, key) = rotate(f"{name}.rope", (query, key))
+        core, context = attend(name, query, key, value, causal=self.causal, window=None, dropout=0.0, choices=choices)
+        output, out = project(f"{name}.out", context, {x.dims[-1]: x.sizes[-1]}, contract=3)
+        return Expansion((*q_ops, *kv_ops, *turns, *core, output), out)
+
+    def _query(self, name: str, x: Tensor) -> tuple[tuple[Operation, ...], Tensor]:
+        wide: dict[str, Size] = {"kv_heads": self.heads, "group": 1, "head_dim": self.nope_dim + self.rope_dim}
+        if self.query_rank is None:
+            direct, query = project(f"{name}.query", x, wide)
+            return (direct,), query
+        down, latent = project(f"{name}.q_down", x, {"q_rank": self.query_rank})
+        norm, latent = _rms(f"{name}.q_norm", latent)
+        up, query = project(f"{name}.query", latent, wide)
+        return (down, norm, up), query
+
+    def _key_value(self, name: str, x: Tensor) -> tuple[tuple[Operation, ...], Tensor, Tensor]:
+        down, packed = project(f"{name}.kv_down", x, {"kv_rank": self.kv_rank + self.rope_dim})
+        batch, seq, _ = packed.dims
+        latent = packed.reshaped({batch: packed.sizes[0], seq: packed.sizes[1], "kv_rank": self.kv_rank}, name=f"{name}.latent")
+        norm, latent = _rms(f"{name}.kv_norm", latent)
+        up, _ = project(f"{name}.kv_up", latent, {"kv_heads": self.heads, "packed": self.nope_dim + self.value_dim})
+        dims = {"kv_heads": self.heads}
+        key = _headed(f"{name}.key", x, dims | {"head_dim": self.nope_dim + self.rope_dim}, rename={seq: "keys"})
+        value = _headed(f"{name}.value", x, dims | {"value_dim": self.value_dim}, rename={seq: "keys"})
+        return (down, norm, up), key, value
+
+
+def _rms(name: str, x: Tensor) -> tuple[MemoryPass, Tensor]:
+    out = x.like(name)
+    weight = vector(f"{name}.weight", x, x.dims[-1])
+    return MemoryPass(name, "norm", (x,), out, (weight,), (x,), 8.0, reduces=(x.dims[-1],)), out
+
+
+@LAYERS.register("additive_attention")
+class AdditiveAttention(Layer):
+    """Attention whose score is v · tanh(W·query + U·key) (Bahdanau et al., ICLR 2015); inputs query and memory, output the context.
+
+    Every pair of query and key makes a vector of ``hidden`` entries, so its time is that of memory. ``normalized`` scales v to a
+    learned length and adds a bias (Salimans and Kingma, 2016; as in GNMT).
+    """
+
+    arity: ClassVar[int | None] = 2
+    hidden: PositiveInt
+    normalized: bool = False
+
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+        x, memory = inputs
+        if len(x.dims) != 3 or len(memory.dims) != 3 or x.sizes[0] != memory.sizes[0]:
+            raise GraphError(f"{name}: memory {describe(memory)} does not go with the input {describe(x)}")
+        batch, seq, features = x.dims
+        source = replace(memory, dims=(batch, "keys", features))
+        to_query, query = project(f"{name}.query", x, {"units": self.hidden})
+        to_key, key = project(f"{name}.key", source, {"units": self.hidden})
+        pairs = query.reshaped({batch: x.sizes[0], seq: x.sizes[1], "keys": key.sizes[1], "units": self.hidden})
+        mixed = pairs.like(f"{name}.tanh")
+        extra = (vector(f"{name}.bias", pairs, "units"),) if self.normalized else ()
+        tanh = MemoryPass(f"{name}.tanh", "elementwise", (query, key), mixed, extra, (mixed,), flops_per_element=6.0)
+        weight, scores = vector(f"{name}.weight", pairs, "units"), pairs.without("units", name=f"{name}.scores")
+        weights, context = scores.like(f"{name}.softmax"), Tensor(name, x.dims, (*x.sizes[:2], memory.sizes[-1]))
+        length = (Tensor(f"{name}.length", ("one",), (1,), "parameter"),) if self.normalized else ()
+        soft = MemoryPass(
+            f"{name}.softmax", "softmax", (scores,), weights, length, (weights,), flops_per_element=6.0, reduces=("keys",)
+        )
+        operations = (to_query, to_key, tanh, Contraction(f"{name}.scores", mixed, weight, scores), soft)
+        return Expansion((*operations, Contraction(f"{name}.context", weights, source, context)), context)

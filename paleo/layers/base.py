@@ -1,0 +1,129 @@
+"""What a layer is: its YAML schema (pydantic fields) and one method that states its operations over named dims."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from paleo.errors import GraphError
+from paleo.registry import Registry
+from paleo.work import Contraction, MemoryPass, Operation, Size, Tensor
+
+LAYERS: Registry[type[Layer]] = Registry("layer type", "paleo.layers")
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """How a framework carries layers out where it has a choice; a software profile sets it."""
+
+    attention: Literal["fused", "unfused"] = "fused"
+
+
+@dataclass(frozen=True, slots=True)
+class Expansion:
+    """The operations of one layer, in order, and the tensor that it hands on."""
+
+    operations: tuple[Operation, ...]
+    out: Tensor
+
+
+class Layer(BaseModel):
+    """Base of all layers: fields are what a model file may say, ``expand`` is what the layer does.
+
+    A subclass registers itself with ``@LAYERS.register("name")``; ``arity`` is how many inputs it takes (None: two or more).
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
+    arity: ClassVar[int | None] = 1
+    #: Names of the inputs after the first that a layer may take, e.g. the memory of a cross attention.
+    optional_inputs: ClassVar[int] = 0
+
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+        raise NotImplementedError
+
+    def check_rank(self, name: str, x: Tensor, ranks: tuple[int, ...]) -> None:
+        if len(x.dims) not in ranks:
+            expected = " or ".join(str(rank) for rank in ranks)
+            shape = describe(x)
+            raise GraphError(f"{name}: input {shape} has {len(x.dims)} dims, expected {expected}")
+
+
+def describe(x: Tensor) -> str:
+    """A shape for people: ``batch=32 × channels=3``."""
+    return " × ".join(f"{dim}={size:g}" for dim, size in zip(x.dims, x.sizes, strict=True))
+
+
+def project(
+    name: str,
+    x: Tensor,
+    outputs: dict[str, Size],
+    *,
+    bias: bool = False,
+    contract: int = 1,
+    shared: tuple[str, ...] = (),
+    weight: str | None = None,
+) -> tuple[Contraction, Tensor]:
+    """A matrix product of the last ``contract`` dims of ``x`` with a weight; ``shared`` dims (experts) batch the weight.
+
+    A summed dim whose name returns in the output is called ``in_<dim>`` inside, so that a strategy can split either one.
+    """
+    summed = x.dims[len(x.dims) - contract :]
+    inner = {dim: f"in_{dim}" for dim in summed if dim in outputs}
+    lhs = x.renamed(inner)
+    kept = {d: n for d, n in zip(x.dims, x.sizes, strict=True) if d not in summed}
+    clash = [d for d in outputs if d in kept]
+    if clash:
+        raise GraphError(f"{name}: output dim {clash[0]!r} is also a dim of the input {describe(x)}; give it another `dim:`")
+    sizes = {d: x.size(d) for d in shared} | {d: lhs.size(d) for d in lhs.dims[len(lhs.dims) - contract :]} | outputs
+    rhs = Tensor(weight or f"{name}.weight", tuple(sizes), tuple(sizes.values()), "parameter")
+    out = Tensor(name, (*kept, *outputs), (*kept.values(), *outputs.values()))
+    vector = None
+    if bias:
+        of = {d: x.size(d) for d in shared} | outputs
+        vector = Tensor(f"{name}.bias", tuple(of), tuple(of.values()), "parameter")
+    return Contraction(name, lhs, rhs, out, vector), out
+
+
+def vector(name: str, x: Tensor, dim: str) -> Tensor:
+    """A parameter vector along one dim of ``x``: scales, shifts."""
+    return Tensor(name, (dim,), (x.size(dim),), "parameter")
+
+
+#: Element-wise functions: FLOP per element (a transcendental counts as one), and what backward needs: the input or the output.
+ACTIVATIONS: dict[str, tuple[float, Literal["input", "output"]]] = {
+    "relu": (1.0, "output"),
+    "relu6": (2.0, "output"),
+    "leaky_relu": (2.0, "output"),
+    "sigmoid": (4.0, "output"),
+    "tanh": (5.0, "output"),
+    "gelu": (8.0, "input"),
+    "silu": (5.0, "input"),
+    "hard_swish": (5.0, "input"),
+    "elu": (4.0, "output"),
+    "softplus": (4.0, "input"),
+}
+
+
+def activate(function: str, name: str, x: Tensor) -> tuple[MemoryPass, Tensor]:
+    """An element-wise function over ``x``."""
+    flops, needed = ACTIVATIONS[function]
+    out = x.like(name)
+    kept = x if needed == "input" else out
+    return MemoryPass(name, "elementwise", (x,), out, keeps=(kept,), flops_per_element=flops), out
+
+
+def gate(name: str, function: str, x: Tensor, gates_dim: str) -> tuple[MemoryPass, Tensor]:
+    """A gated linear unit over the two halves along ``gates_dim``: f(gate) · up (Shazeer, GLU variants, 2020)."""
+    out = x.without(gates_dim, name=name)
+    flops = ACTIVATIONS[function][0] + 1.0
+    return MemoryPass(name, "elementwise", (x,), out, keeps=(x,), flops_per_element=flops), out
+
+
+def option(value: Any, length: int, *, what: str, name: str) -> tuple[int, ...]:
+    """A field that may be one number for all spatial dims or a list of one for each."""
+    values = tuple(value) if isinstance(value, list | tuple) else (value,) * length
+    if len(values) != length:
+        raise GraphError(f"{name}: {what} {list(values)} has {len(values)} entries, expected {length}")
+    return values

@@ -1,0 +1,63 @@
+"""Linear layers: one matrix product of the last dim with a weight, and the feed-forward pair of a transformer."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, PositiveInt
+
+from paleo.layers.base import LAYERS, Choices, Expansion, Layer, activate, gate, project
+from paleo.work import MemoryPass, Operation, Tensor
+
+
+@LAYERS.register("linear")
+class Linear(Layer):
+    """y = x · W + b over the last dim. ``dim`` names the new last dim, ``tie`` takes the weight of another layer (an embedding)."""
+
+    features: PositiveInt
+    bias: bool = True
+    dim: str = "features"
+    tie: str | None = None
+
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+        weight = f"{self.tie}.weight" if self.tie else None
+        operation, out = project(name, inputs[0], {self.dim: self.features}, bias=self.bias, weight=weight)
+        return Expansion((operation,), out)
+
+
+#: Gated activations: the function of the gate.
+GATED = {"swiglu": "silu", "geglu": "gelu", "reglu": "relu"}
+
+
+@LAYERS.register("mlp")
+class Mlp(Layer):
+    """The feed-forward block of a transformer: up, activation (perhaps gated), down, over dims hidden → ffn → hidden."""
+
+    ffn: PositiveInt
+    activation: Literal["gelu", "relu", "silu", "tanh", "swiglu", "geglu", "reglu"] = "gelu"
+    bias: bool = True
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+        (x,) = inputs
+        operations, inner = feed_forward(name, x, self.ffn, self.activation, bias=self.bias)
+        if self.dropout:
+            mask = inner.like(f"{name}.mask", role="mask")
+            dropped = inner.like(f"{name}.dropped")
+            operations += (MemoryPass(f"{name}.dropout", "dropout", (inner,), dropped, keeps=(mask,)),)
+            inner = dropped
+        down, out = project(f"{name}.down", inner, {x.dims[-1]: x.sizes[-1]}, bias=self.bias)
+        return Expansion((*operations, down), out)
+
+
+def feed_forward(
+    name: str, x: Tensor, ffn: int, activation: str, *, bias: bool, shared: tuple[str, ...] = ()
+) -> tuple[tuple[Operation, ...], Tensor]:
+    """The up projection and its activation; a gate and its partner come from one product of twice the width."""
+    if activation in GATED:
+        up, wide = project(f"{name}.up", x, {"gates": 2, "ffn": ffn}, bias=bias, shared=shared)
+        act, inner = gate(f"{name}.act", GATED[activation], wide, "gates")
+    else:
+        up, wide = project(f"{name}.up", x, {"ffn": ffn}, bias=bias, shared=shared)
+        act, inner = activate(activation, f"{name}.act", wide)
+    return (up, act), inner

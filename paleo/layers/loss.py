@@ -1,0 +1,67 @@
+"""Softmax and the losses that end a network."""
+
+from __future__ import annotations
+
+from pydantic import PositiveInt
+
+from paleo.errors import GraphError
+from paleo.layers.base import LAYERS, Choices, Expansion, Layer, describe
+from paleo.work import MemoryPass, Tensor
+
+
+@LAYERS.register("softmax")
+class Softmax(Layer):
+    """Over the last dim; keeps its output."""
+
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+        (x,) = inputs
+        out = x.like(name)
+        pass_ = MemoryPass(name, "softmax", (x,), out, keeps=(out,), flops_per_element=5.0, reduces=(x.dims[-1],))
+        return Expansion((pass_,), out)
+
+
+@LAYERS.register("cross_entropy")
+class CrossEntropy(Layer):
+    """Log-softmax over ``dim`` (default: the last) and the loss of each row; keeps the log-probabilities in fp32."""
+
+    dim: str | None = None
+
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+        (x,) = inputs
+        last = self.dim or x.dims[-1]
+        if last not in x.dims:
+            raise GraphError(f"{name}: input {describe(x)} has no dim {last!r}")
+        out = x.without(last, name=name, role="statistic")
+        kept = x.like(f"{name}.log_probabilities", role="statistic")
+        pass_ = MemoryPass(name, "softmax", (x,), out, keeps=(kept,), flops_per_element=5.0, reduces=(last,))
+        return Expansion((pass_,), out)
+
+
+@LAYERS.register("binary_cross_entropy")
+class BinaryCrossEntropy(Layer):
+    """The loss of a yes-or-no answer, element by element."""
+
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+        (x,) = inputs
+        out = x.like(name, role="statistic")
+        return Expansion((MemoryPass(name, "elementwise", (x,), out, keeps=(x,), flops_per_element=5.0),), out)
+
+
+@LAYERS.register("ctc")
+class Ctc(Layer):
+    """Connectionist temporal classification (Graves et al., 2006): softmax over the alphabet, then a forward-backward recursion over
+    time and the 2·label_length + 1 positions of the blank-extended label; both tables are kept in fp32."""
+
+    label_length: PositiveInt = 100
+
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+        (x,) = inputs
+        self.check_rank(name, x, (3,))
+        batch, seq, alphabet = x.dims
+        positions = 2 * self.label_length + 1
+        probabilities = x.like(f"{name}.log_probabilities", role="statistic")
+        table = Tensor(f"{name}.alpha", (batch, seq, "positions"), (x.sizes[0], x.sizes[1], positions), "statistic")
+        out = Tensor(name, (batch,), (x.sizes[0],), "statistic")
+        soft = MemoryPass(f"{name}.softmax", "softmax", (x,), probabilities, keeps=(probabilities,), flops_per_element=5.0, reduces=(alphabet,))
+        recursion = MemoryPass(name, "elementwise", (probabilities,), out, keeps=(table,), flops_per_element=6.0)
+        return Expansion((soft, recursion), out)

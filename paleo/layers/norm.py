@@ -1,0 +1,110 @@
+"""Normalisation layers. Each keeps its input and its statistics for the backward pass."""
+
+from __future__ import annotations
+
+from pydantic import PositiveInt
+
+from paleo.errors import GraphError
+from paleo.layers.base import LAYERS, Choices, Expansion, Layer, describe, vector
+from paleo.work import MemoryPass, Tensor
+
+
+def _normalise(
+    name: str, x: Tensor, weights: tuple[Tensor, ...], reduces: tuple[str, ...], statistic: Tensor, *, local: bool = False
+) -> Expansion:
+    out = x.like(name)
+    pass_ = MemoryPass(
+        name,
+        "norm",
+        (x,),
+        out,
+        parameters=weights,
+        keeps=(x, statistic),
+        flops_per_element=8.0,
+        reduces=reduces,
+        local_statistics=local,
+    )
+    return Expansion((pass_,), out)
+
+
+@LAYERS.register("batch_norm")
+class BatchNorm(Layer):
+    """Per-channel statistics over batch and space (Ioffe and Szegedy, 2015); each replica keeps its own.
+
+    ``dim`` names the channels where they are not the second dim (features of a sequence).
+    """
+
+    affine: bool = True
+    scale: bool = True
+    dim: str | None = None
+
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+        (x,) = inputs
+        if len(x.dims) < 2:
+            raise GraphError(f"{name}: {describe(x)} has no channels to normalise")
+        channel = self.dim or x.dims[1]
+        if channel not in x.dims:
+            raise GraphError(f"{name}: {describe(x)} has no dim {channel!r}")
+        names = (["weight"] if self.scale else []) + ["bias"] if self.affine else []
+        weights = tuple(vector(f"{name}.{part}", x, channel) for part in names)
+        reduced = tuple(d for d in x.dims if d != channel)
+        statistic = x.without(*reduced, name=f"{name}.statistics", role="statistic")
+        return _normalise(name, x, weights, reduced, statistic, local=True)
+
+
+@LAYERS.register("layer_norm")
+class LayerNorm(Layer):
+    """Mean and variance over the last dim (Ba et al., 2016)."""
+
+    affine: bool = True
+    bias: bool = True
+
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+        (x,) = inputs
+        last = x.dims[-1]
+        names = (["weight"] + (["bias"] if self.bias else [])) if self.affine else []
+        weights = tuple(vector(f"{name}.{part}", x, last) for part in names)
+        statistic = x.without(last, name=f"{name}.statistics", role="statistic")
+        return _normalise(name, x, weights, (last,), statistic)
+
+
+@LAYERS.register("rms_norm")
+class RmsNorm(Layer):
+    """Root mean square over the last dim, a scale and no shift (Zhang and Sennrich, 2019)."""
+
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+        (x,) = inputs
+        last = x.dims[-1]
+        statistic = x.without(last, name=f"{name}.statistics", role="statistic")
+        return _normalise(name, x, (vector(f"{name}.weight", x, last),), (last,), statistic)
+
+
+@LAYERS.register("group_norm")
+class GroupNorm(Layer):
+    """Statistics over groups of channels and space (Wu and He, 2018)."""
+
+    groups: PositiveInt = 32
+
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+        (x,) = inputs
+        self.check_rank(name, x, (3, 4, 5))
+        channels = x.sizes[1]
+        if channels % self.groups:
+            raise GraphError(f"{name}: {channels:g} channels cannot be cut into {self.groups} groups")
+        statistic = Tensor(f"{name}.statistics", (x.dims[0], "groups"), (x.sizes[0], self.groups), "statistic")
+        weights = tuple(vector(f"{name}.{part}", x, x.dims[1]) for part in ("weight", "bias"))
+        return _normalise(name, x, weights, x.dims[2:], statistic)
+
+
+@LAYERS.register("local_response_norm")
+class LocalResponseNorm(Layer):
+    """Across ``size`` neighbouring channels (Krizhevsky et al., 2012)."""
+
+    size: PositiveInt = 5
+
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+        (x,) = inputs
+        out = x.like(name)
+        scale = x.like(f"{name}.scale")
+        flops = 2.0 * self.size + 4.0
+        return Expansion((MemoryPass(name, "norm", (x,), out, keeps=(x, scale, out), flops_per_element=flops),), out)

@@ -1,0 +1,42 @@
+"""The mesh of ranks: named axes with degrees, innermost first, so that each axis is a set of groups on the system."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+#: Axes from the innermost (neighbouring ranks) to the outermost, the order of Megatron and of torchtitan.
+AXES = ("tp", "cp", "dp", "pp")
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """Degrees of the axes; ranks are numbered with the first axis fastest.
+
+    >>> mesh = Mesh.of({"dp": 4, "tp": 8})
+    >>> mesh.size, mesh.stride("dp"), mesh.degree("pp")
+    (32, 8, 1)
+    """
+
+    degrees: tuple[tuple[str, int], ...]
+
+    @classmethod
+    def of(cls, degrees: Mapping[str, int]) -> Mesh:
+        return cls(tuple((axis, degrees.get(axis, 1)) for axis in AXES))
+
+    @property
+    def size(self) -> int:
+        return math.prod(degree for _, degree in self.degrees)
+
+    def degree(self, axis: str) -> int:
+        return dict(self.degrees)[axis]
+
+    def stride(self, axis: str) -> int:
+        """How far apart neighbours along the axis are numbered."""
+        names = [name for name, _ in self.degrees]
+        return math.prod(degree for _, degree in self.degrees[: names.index(axis)])
+
+    def ways(self, axes: tuple[str, ...]) -> int:
+        """Ranks over which several axes together divide."""
+        return math.prod(self.degree(axis) for axis in axes)

@@ -1,0 +1,122 @@
+"""A pipeline as tasks: stages, the passes that a schedule orders, and the sends between them.
+
+Thousands of microbatches are not unrolled: once the pipeline is full each further microbatch adds the same time, so a window of them
+is run and the rest is added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from paleo.engine import Task, Timeline, schedule
+from paleo.schedules.base import SCHEDULES, Action, Schedule
+
+
+@dataclass(frozen=True, slots=True)
+class StageTime:
+    """Seconds of one microbatch on one chunk of one stage: forward, backward of inputs, backward of weights, and the send onwards."""
+
+    forward: float
+    backward: float
+    weights: float
+    send: float
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineTime:
+    """Seconds from the first forward to the last backward pass, and how much of it the busiest stage was idle."""
+
+    total: float
+    timeline: Timeline
+    ends: tuple[float, ...]
+
+
+def pipeline_time(name: str, stages: Sequence[Sequence[StageTime]], microbatches: int) -> PipelineTime:
+    """Time of ``microbatches`` through ``stages`` (each a sequence of chunks) under the schedule of that name.
+
+    >>> uniform = [[StageTime(1.0, 2.0, 0.0, 0.0)]] * 4
+    >>> pipeline_time("1f1b", uniform, 8).total  # (m + p − 1) · (F + B)
+    33.0
+    """
+    chosen = SCHEDULES[name]
+    depth, chunks = len(stages), len(stages[0])
+    window = _window(depth, chunks)
+    if microbatches <= window + depth:
+        return _run(chosen, stages, microbatches)
+    shape = window + microbatches % depth
+    first, second = _run(chosen, stages, shape - depth), _run(chosen, stages, shape)
+    turns = (microbatches - shape) // depth
+    more = (second.total - first.total) * turns
+    ends = tuple(b + (b - a) * turns for a, b in zip(first.ends, second.ends, strict=True))
+    return PipelineTime(second.total + more, second.timeline, ends)
+
+
+def _window(depth: int, chunks: int) -> int:
+    return depth * (4 if chunks == 1 else 4 + chunks)
+
+
+@lru_cache(maxsize=4096)
+def _orders(name: str, depth: int, microbatches: int, chunks: int) -> tuple[tuple[Action, ...], ...]:
+    chosen = SCHEDULES[name]
+    return tuple(tuple(chosen.order(stage, depth, microbatches, chunks)) for stage in range(depth))
+
+
+def _run(chosen: Schedule, stages: Sequence[Sequence[StageTime]], microbatches: int) -> PipelineTime:
+    depth, chunks = len(stages), len(stages[0])
+    orders = _orders(chosen.name, depth, microbatches, chunks)
+    place: dict[tuple[str, int, int, int], int] = {}
+    count = 0
+    for stage, order in enumerate(orders):
+        for action in order:
+            place[action.kind, stage, action.microbatch, action.chunk] = count
+            count += 1
+    tasks: list[Task] = []
+    sends: list[Task] = []
+    for stage, order in enumerate(orders):
+        for position, action in enumerate(order):
+            before = [len(tasks) - 1] if position else []
+            source, delay = _source(action, stage, stages, place)
+            if source is not None and delay > 0:
+                link = f"link{stage}.{action.kind}"
+                sends.append(Task(f"send {action.kind}{action.microbatch}", link, delay, (source,), "send"))
+                before.append(count + len(sends) - 1)
+            elif source is not None:
+                before.append(source)
+            time = _seconds(stages[stage][action.chunk], action, chosen.splits_backward)
+            label = f"{action.kind}{action.microbatch}" + (f".{action.chunk}" if chunks > 1 else "")
+            tasks.append(Task(label, f"stage{stage}", time, tuple(before), action.kind))
+    line = schedule([*tasks, *sends])
+    ends = [0.0] * depth
+    for event in line.events[:count]:
+        stage = int(event.task.resource.removeprefix("stage"))
+        ends[stage] = max(ends[stage], event.end)
+    return PipelineTime(line.end, line, tuple(ends))
+
+
+def _source(
+    action: Action, stage: int, stages: Sequence[Sequence[StageTime]], place: dict[tuple[str, int, int, int], int]
+) -> tuple[int | None, float]:
+    """The pass that a pass waits for, and the seconds that its tensor travels."""
+    depth, chunks = len(stages), len(stages[0])
+    i, chunk = action.microbatch, action.chunk
+    if action.kind == "W":
+        return None, 0.0
+    if action.kind == "F":
+        if stage > 0:
+            return place["F", stage - 1, i, chunk], stages[stage - 1][chunk].send
+        return (None, 0.0) if chunk == 0 else (place["F", depth - 1, i, chunk - 1], stages[-1][chunk - 1].send)
+    if stage < depth - 1:
+        return place["B", stage + 1, i, chunk], stages[stage][chunk].send
+    if chunk < chunks - 1:
+        return place["B", 0, i, chunk + 1], stages[-1][chunk].send
+    return place["F", stage, i, chunk], 0.0
+
+
+def _seconds(time: StageTime, action: Action, splits: bool) -> float:
+    if action.kind == "F":
+        return time.forward
+    if action.kind == "W":
+        return time.weights
+    return time.backward if splits else time.backward + time.weights

@@ -1,0 +1,74 @@
+"""Number formats, and what each part of a training state weighs in them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from paleo.errors import SpecError, near
+
+#: Bytes of one number. tf32 is fp32 in memory; only the multiplication is narrower.
+BYTES: dict[str, float] = {
+    "fp64": 8,
+    "fp32": 4,
+    "tf32": 4,
+    "fp16": 2,
+    "bf16": 2,
+    "fp8": 1,
+    "int8": 1,
+    "fp4": 0.5,
+}
+
+Role = Literal["activation", "parameter", "gradient", "statistic", "mask", "index"]
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """Bytes of each role of a number when training in one dtype.
+
+    ``activation`` is what layers pass on, ``operand`` what matrix products read, ``parameter`` the copy that forward and
+    backward use, ``gradient`` the parameter gradients, ``master`` the optimizer's own fp32 copy (0 where the parameter is
+    already fp32), ``state`` each optimizer state. Statistics (means, variances, log-sum-exp) are fp32, dropout masks one
+    byte, indices int64.
+    """
+
+    dtype: str
+    activation: float
+    operand: float
+    parameter: float
+    gradient: float
+    master: float
+    state: float = 4.0
+
+    def bytes_of(self, role: Role) -> float:
+        match role:
+            case "activation":
+                return self.activation
+            case "parameter":
+                return self.parameter
+            case "gradient":
+                return self.gradient
+            case "statistic":
+                return 4.0
+            case "mask":
+                return 1.0
+            case "index":
+                return 8.0
+
+
+def precision(dtype: str) -> Precision:
+    """How one trains in ``dtype`` by default: sixteen-bit formats keep fp32 masters (Micikevicius et al., ICLR 2018).
+
+    fp8 and fp4 narrow the operands of matrix products only; everything stored stays bf16.
+
+    >>> precision("bf16").master, precision("fp32").master
+    (4.0, 0.0)
+    """
+    if dtype not in BYTES:
+        raise SpecError(f"unknown dtype {dtype!r}; {near(dtype, BYTES)}")
+    if dtype in ("fp64", "fp32", "tf32"):
+        width = float(BYTES[dtype])
+        return Precision(dtype, width, width, width, width, 0.0, width)
+    if dtype in ("fp16", "bf16"):
+        return Precision(dtype, 2.0, 2.0, 2.0, 2.0, 4.0)
+    return Precision(dtype, 2.0, float(BYTES[dtype]), 2.0, 2.0, 4.0)

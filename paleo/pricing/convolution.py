@@ -1,0 +1,518 @@
+"""Time of one convolution kernel call: the fastest algorithm that the library has and the workspace admits.
+
+Each algorithm is a matrix product (or a batch of them) with what it costs to bring the operands into that form:
+
+    implicit   the im2col matrix is formed on the fly, tile by tile; a data gradient with stride wastes stride^2 - 1 of each tap
+    explicit   the im2col matrix is written to and read from memory (col2im for the data gradient)
+    winograd   F(2x2, 3x3) in one kernel: a block owns 8 x 16 outputs of one image and 32 filters; 2.25x fewer products
+    nonfused   F(4x4, 3x3) or F(4x4, 5x5): transform kernels round (m + r - 1)^2 batched matrix products; 4x and 6.25x fewer
+    fft        tiles of 32 x 32 points and more: transforms round complex matrix products, one for each frequency
+    direct     one thread for one output, no reuse across filters: what depthwise convolution comes to
+
+References: Chetlur et al., cuDNN, arXiv:1410.0759 (implicit, explicit); Lavin and Gray, CVPR 2016 (Winograd); Vasilache et al.,
+ICLR 2015 (FFT); Williams, Waterman and Patterson, CACM 52(4), 2009 (roofline).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from paleo.pricing.parameters import DeviceFigures, parameter
+from paleo.units import MICROSECOND, TERA
+
+Array = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
+Number = float | Array
+Tiles = tuple[tuple[int, int], ...]
+Kernels = tuple[tuple[Tiles, tuple[int, ...]], ...]
+
+
+class Direction(IntEnum):
+    """What a convolution call computes: output, gradient of the input, gradient of the filters."""
+
+    FORWARD = 0
+    DATA = 1
+    FILTER = 2
+
+
+@dataclass(frozen=True, slots=True)
+class ConvolutionParameters:
+    """What a datasheet does not say about a convolution library on a device."""
+
+    launch: float = parameter(
+        8 * MICROSECOND, low=MICROSECOND, high=400 * MICROSECOND, unit="s", meaning="time of a call that computes nothing"
+    )
+    gemm_efficiency: float = parameter(
+        0.95, low=0.3, high=1.3, unit="1", meaning="share of peak arithmetic that a large tile reaches in its inner loop"
+    )
+    tile_penalty: float = parameter(
+        16.0, low=2.0, high=60.0, unit="element", meaning="tile width at which operand loads cost as much as arithmetic"
+    )
+    wave_cycles: float = parameter(
+        300.0, low=10.0, high=20000.0, unit="cycle", meaning="prologue and epilogue of a product block that nothing hides"
+    )
+    bandwidth_fraction: float = parameter(
+        0.55, low=0.15, high=1.0, unit="1", meaning="share of memory bandwidth that a convolution reads and writes with"
+    )
+    implicit_factor: float = parameter(
+        1.0, low=0.7, high=2.0, unit="1", meaning="time of an implicit product over a plain one: address arithmetic, gathers"
+    )
+    winograd_efficiency: float = parameter(
+        0.86, low=0.3, high=1.2, unit="1", meaning="share of peak of the fused Winograd kernel, on its reduced products"
+    )
+    winograd_cycles: float = parameter(
+        2500.0, low=300.0, high=20000.0, unit="cycle", meaning="filter, input and output transforms at a fused block's ends"
+    )
+    transform_bandwidth: float = parameter(
+        0.5, low=0.1, high=1.2, unit="1", meaning="share of memory bandwidth of transforms and of im2col"
+    )
+    weight_transform_bandwidth: float = parameter(
+        0.2, low=0.03, high=1.2, unit="1", meaning="share of memory bandwidth of filter transforms: short strided rows"
+    )
+    data_gradient_factor: float = parameter(
+        1.1, low=0.7, high=2.5, unit="1", meaning="time of the implicit data gradient over the same product forward"
+    )
+    filter_gradient_factor: float = parameter(
+        1.3, low=0.7, high=3.0, unit="1", meaning="time of the implicit filter gradient over the same product forward"
+    )
+    split_cycles: float = parameter(
+        3000.0, low=200.0, high=50000.0, unit="cycle", meaning="start and end of the reduction over splits of a product"
+    )
+    energy_per_flop: float = parameter(
+        17.0, low=1.0, high=60.0, unit="pJ/FLOP", meaning="board power over arithmetic rate at boost clock", fitted=False
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ConvolutionShape:
+    """Extents of convolutions as arrays of one shape; channels and filters are those of one group."""
+
+    batch: Array
+    channels: Array
+    height: Array
+    width: Array
+    filters: Array
+    kernel_h: Array
+    kernel_w: Array
+    stride_h: Array
+    stride_w: Array
+    dilation_h: Array
+    dilation_w: Array
+    groups: Array
+    out_h: Array
+    out_w: Array
+    direction: npt.NDArray[np.int64]
+
+    @property
+    def taps(self) -> Array:
+        """Filter positions r s."""
+        return self.kernel_h * self.kernel_w
+
+    @property
+    def positions(self) -> Array:
+        """Output positions n p q."""
+        return self.batch * self.out_h * self.out_w
+
+    @property
+    def input_elements(self) -> Array:
+        return self.batch * self.height * self.width * self.channels * self.groups
+
+    @property
+    def output_elements(self) -> Array:
+        return self.positions * self.filters * self.groups
+
+    @property
+    def filter_elements(self) -> Array:
+        return self.channels * self.filters * self.taps * self.groups
+
+    @property
+    def flops(self) -> Array:
+        """FLOP of the direct method, 2 n p q k c r s for each group; the same in all three directions."""
+        return 2.0 * self.positions * self.channels * self.filters * self.taps * self.groups
+
+    @property
+    def elements(self) -> Array:
+        """Compulsory elements read and written; each direction reads two of the tensors and writes the third."""
+        return self.input_elements + self.output_elements + self.filter_elements
+
+
+def convolution_shape(
+    *,
+    batch: Number,
+    channels: Number,
+    height: Number,
+    width: Number,
+    filters: Number,
+    kernel_h: Number,
+    kernel_w: Number,
+    pad_h: Number = 0.0,
+    pad_w: Number = 0.0,
+    stride_h: Number = 1.0,
+    stride_w: Number = 1.0,
+    dilation_h: Number = 1.0,
+    dilation_w: Number = 1.0,
+    groups: Number = 1.0,
+    direction: int | npt.NDArray[np.int64] = Direction.FORWARD,
+) -> ConvolutionShape:
+    """Shapes from whole-layer extents (``channels`` and ``filters`` over all groups), broadcast; out = (n + 2p - d(r-1) - 1)/s + 1.
+
+    >>> s = convolution_shape(batch=1.0, channels=3.0, height=224.0, width=224.0, filters=64.0, kernel_h=7.0, kernel_w=7.0,
+    ...                       pad_h=3.0, pad_w=3.0, stride_h=2.0, stride_w=2.0)
+    >>> float(s.out_h), float(s.flops)
+    (112.0, 236027904.0)
+    """
+    out_h = np.floor((np.asarray(height) + 2 * pad_h - dilation_h * (np.asarray(kernel_h) - 1) - 1) / stride_h) + 1
+    out_w = np.floor((np.asarray(width) + 2 * pad_w - dilation_w * (np.asarray(kernel_w) - 1) - 1) / stride_w) + 1
+    extents = [batch, channels / np.asarray(groups), height, width, filters / np.asarray(groups), kernel_h, kernel_w]
+    extents += [stride_h, stride_w, dilation_h, dilation_w, groups, np.maximum(out_h, 1.0), np.maximum(out_w, 1.0)]
+    *arrays, way = np.broadcast_arrays(*extents, direction)
+    return ConvolutionShape(*(np.asarray(a, dtype=np.float64) for a in arrays), direction=way.astype(np.int64))
+
+
+#: Weight of whole waves of blocks against a smooth count: an SM holds a few blocks, so the last wave is partly filled.
+QUANTISATION = 0.7
+#: Block tiles (rows, columns) of plain products on vector units, and parts that the sum may be split into.
+VECTOR_TILES: Tiles = ((128, 128), (128, 64), (64, 128), (64, 64), (128, 32), (32, 128))
+WHOLE, SPLITS = (1,), (1, 4, 16, 64)
+#: Kernels of the implicit method as (tiles, splits): forward and data gradient have pixels by channels, the filter gradient
+#: filters by channels times taps. Vector kernels own 128 pixels; only the filter gradient, and tensor cores forward, split.
+VECTOR_KERNELS: Kernels = (
+    (((128, 128), (128, 64), (128, 32)), WHOLE),
+    (((128, 128), (128, 64), (128, 32)), WHOLE),
+    (((128, 128), (64, 128), (32, 128)), SPLITS),
+)
+TENSOR_KERNELS: Kernels = (
+    (((256, 128), (128, 128), (256, 64), (128, 64)), (1, 4)),
+    (((256, 128), (128, 128), (256, 64)), WHOLE),
+    (((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64)), SPLITS),
+)
+#: Share of the vector peak of the direct kernel, whose threads load two operands for each product.
+DIRECT_SHARE = 0.25
+#: Positions that the filter gradient sums at a time; it starts each image anew.
+IMAGE_STEP = 32.0
+#: Outputs (rows, columns) of one image and filters that one block of the fused Winograd kernel owns (cuDNN's tile148).
+WINOGRAD_BLOCK = (8, 16, 32)
+#: Algorithms that run on vector units only: with tensor cores the reduced products do not pay for their transforms.
+VECTOR_ONLY = frozenset({"explicit", "winograd", "nonfused", "fft"})
+#: Library version (cuDNN) from which an algorithm is there, in each direction (forward, data, filter); inf = never.
+AVAILABLE_FROM: Mapping[str, tuple[float, float, float]] = {
+    "implicit": (1.0, 1.0, 1.0),
+    "explicit": (2.0, 2.0, np.inf),
+    "winograd": (5.0, 5.0, np.inf),
+    "nonfused": (7.0, 7.0, 5.1),
+    "fft": (3.0, 3.0, 3.0),
+    "direct": (1.0, 1.0, 1.0),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Seconds (launch apart) and workspace bytes of one algorithm; infinite seconds where it does not apply."""
+
+    seconds: Array
+    workspace: Array
+
+
+def sustained_clock_share(device: DeviceFigures, energy_per_flop: float) -> float:
+    """Share of the boost clock that the power limit leaves under full arithmetic load: min(1, sqrt(TDP / power at boost)).
+
+    Power goes with f V^2; between boost and the lowest voltage V falls with f, below it V is fixed, so that power falls
+    with f^3 and then with f: with f^2 on the whole. ``energy_per_flop`` is in pJ/FLOP at boost (a 250 W V100 of
+    14 TFLOP/s: 17.9). Tensor cores spend their own energy and are not derated here.
+    """
+    if device.tensor_cores:
+        return 1.0
+    return float(min(1.0, np.sqrt(device.power_watts * TERA / (energy_per_flop * device.peak_flops_per_s))))
+
+
+@dataclass(frozen=True, slots=True)
+class _Machine:
+    """A device, its calibration, and the bytes of an element."""
+
+    device: DeviceFigures
+    parameters: ConvolutionParameters
+    element_bytes: Array
+
+    @property
+    def clock(self) -> float:
+        return self.device.clock_hz * sustained_clock_share(self.device, self.parameters.energy_per_flop)
+
+    @property
+    def block_rate(self) -> float:
+        """Peak FLOP/s of one multiprocessor at the sustained clock."""
+        return self.device.flops_per_clock * self.clock
+
+    def memory_time(self, elements: Array, fraction: float) -> Array:
+        return elements * self.element_bytes / (fraction * self.device.memory_bandwidth)
+
+    def streamed(self, elements: Array) -> Array:
+        return self.memory_time(elements, self.parameters.bandwidth_fraction)
+
+    def transformed(self, elements: Array) -> Array:
+        return self.memory_time(elements, self.parameters.transform_bandwidth)
+
+
+def overlapped(*times: Array) -> Array:
+    """Time of parts that overlap but for their edges, the cubic norm: max <= t <= sum.
+
+    >>> float(overlapped(np.array(3.0), np.array(4.0), np.array(5.0)))
+    6.0
+    """
+    return np.cbrt(sum((t**3 for t in times), start=np.zeros(())))
+
+
+def waves(blocks: Array, multiprocessors: float, quantisation: float = QUANTISATION) -> Array:
+    """Turns that ``blocks`` equal blocks take on ``multiprocessors``, between a whole and a fractional count.
+
+    >>> float(waves(np.array(90.0), 80.0, 1.0)), float(waves(np.array(20.0), 80.0, 1.0))
+    (2.0, 1.0)
+    """
+    share = blocks / multiprocessors
+    return quantisation * np.ceil(share) + (1.0 - quantisation) * np.maximum(share, 1.0)
+
+
+def product_time(m: Array, n: Array, k: Array, count: Array | float, machine: _Machine, *,
+    tiles: Tiles = VECTOR_TILES, splits: tuple[int, ...] = (1,)) -> Array:
+    """Arithmetic time [s] of ``count`` products (m x k)(k x n) by the best block tile and split of k.
+
+    A block of tile (a, b) does 2 a b k FLOP at 1 + (tile_penalty (1/a + 1/b))^2 times the cost of an endless tile, since
+    the operands that it loads shrink only with its width; blocks run in waves. Splitting k fills idle multiprocessors and
+    costs the traffic of the partial sums (32-bit) and a second, short phase.
+    """
+    device, p = machine.device, machine.parameters
+    rate = p.gemm_efficiency * machine.block_rate
+    step = 32.0 if device.tensor_cores else 8.0
+    best = np.full(np.broadcast_shapes(m.shape, n.shape, k.shape), np.inf)
+    for a, b in tiles:
+        flops = 2.0 * a * b * (1.0 + (p.tile_penalty * (1.0 / a + 1.0 / b)) ** 2)
+        blocks = np.ceil(m / a) * np.ceil(n / b) * count
+        for parts in splits:
+            depth = np.ceil(k / (parts * step)) * step
+            turns = waves(blocks * parts, device.multiprocessors)
+            seconds = turns * (depth * flops / rate + p.wave_cycles / machine.clock)
+            if parts > 1:
+                sums = 4.0 * m * n * count * (parts + 1.0) / device.memory_bandwidth
+                seconds = np.where(depth >= 4 * step, seconds + p.split_cycles / machine.clock + sums, np.inf)
+            best = np.minimum(best, seconds)
+    return best
+
+
+def _by_direction(shape: ConvolutionShape, forward: Array, data: Array, filters: Array) -> Array:
+    return np.where(
+        shape.direction == Direction.FORWARD, forward, np.where(shape.direction == Direction.DATA, data, filters)
+    )
+
+
+def _padded(channels: Array, machine: _Machine) -> Array:
+    """Channels that a kernel sums over at each tap: tensor cores take them in steps of 32."""
+    return np.ceil(channels / 32.0) * 32.0 if machine.device.tensor_cores else channels
+
+
+def implicit_cost(shape: ConvolutionShape, machine: _Machine) -> Cost:
+    """One product over the im2col matrix, which is never stored; no workspace but block sums of the filter gradient.
+
+    Forward (n p q) x (c r s) x k; data gradient (n h w) x (k r s) x c, zeros of the stride included; filter gradient
+    k x (n p q) x (c r s).
+    """
+    p, tensor = machine.parameters, machine.device.tensor_cores
+    columns = _padded(shape.channels, machine) * shape.taps
+    classes = np.minimum(shape.stride_h, shape.kernel_h) * np.minimum(shape.stride_w, shape.kernel_w)
+    classes = classes if tensor else np.ones_like(columns)
+    stride = shape.stride_h * shape.stride_w if tensor else np.ones_like(columns)
+    pixels = np.ceil(shape.batch * shape.height * shape.width / stride)
+    image = shape.out_h * shape.out_w
+    image = image if tensor else np.ceil(image / IMAGE_STEP) * IMAGE_STEP
+    m = _by_direction(shape, shape.positions, pixels, shape.filters)
+    n = _by_direction(shape, shape.filters, shape.channels, columns)
+    k = _by_direction(shape, columns, _padded(shape.filters, machine) * shape.taps / classes, shape.batch * image)
+    count = shape.groups * np.where(shape.direction == Direction.DATA, classes, 1.0)
+    one = np.ones_like(m)
+    factor = _by_direction(shape, one, p.data_gradient_factor * one, p.filter_gradient_factor * one)
+    kernels = TENSOR_KERNELS if tensor else VECTOR_KERNELS
+    forward, data, filters = (product_time(m, n, k, count, machine, tiles=t, splits=s) for t, s in kernels)
+    arithmetic = _by_direction(shape, forward, data, filters) * factor * p.implicit_factor
+    return Cost(overlapped(arithmetic, machine.streamed(shape.elements)), np.zeros_like(m))
+
+
+def explicit_cost(shape: ConvolutionShape, machine: _Machine) -> Cost:
+    """im2col to memory, then a plain product; the data gradient writes the columns and adds them up (col2im)."""
+    columns = shape.channels * shape.taps
+    m = _by_direction(shape, shape.positions, shape.positions, shape.filters)
+    n = _by_direction(shape, shape.filters, columns, columns)
+    k = _by_direction(shape, columns, shape.filters, shape.positions)
+    stored = shape.positions * columns * shape.groups
+    arithmetic = product_time(m, n, k, shape.groups, machine)
+    product = overlapped(arithmetic, machine.streamed(stored + shape.output_elements + shape.filter_elements))
+    return Cost(product + machine.transformed(stored + shape.input_elements), stored * machine.element_bytes)
+
+
+def _square_unit(shape: ConvolutionShape, side: float) -> Mask:
+    """Where the filter is side x side, steps by one and is not dilated."""
+    plain = (shape.stride_h == 1) & (shape.stride_w == 1) & (shape.dilation_h == 1) & (shape.dilation_w == 1)
+    return np.asarray((shape.kernel_h == side) & (shape.kernel_w == side) & plain)
+
+
+def _ends(shape: ConvolutionShape) -> tuple[Array, Array, Array, Array]:
+    """Rows and columns that are made, channels summed over, channels made; the data gradient swaps input and output."""
+    back = shape.direction == Direction.DATA
+    return (
+        np.where(back, shape.height, shape.out_h),
+        np.where(back, shape.width, shape.out_w),
+        np.where(back, shape.filters, shape.channels),
+        np.where(back, shape.channels, shape.filters),
+    )
+
+
+def winograd_cost(shape: ConvolutionShape, machine: _Machine) -> Cost:
+    """F(2x2, 3x3) fused: 16 products of 32 tiles x 32 filters in a block, so edges of an image cost whole blocks."""
+    p, device = machine.parameters, machine.device
+    rows, columns, summed, made = _ends(shape)
+    high, wide, deep = WINOGRAD_BLOCK
+    blocks = shape.batch * np.ceil(rows / high) * np.ceil(columns / wide) * np.ceil(made / deep) * shape.groups
+    flops = 2.0 * 16.0 * (high * wide / 4.0) * deep * np.ceil(summed / 8.0) * 8.0
+    rate = p.winograd_efficiency * machine.block_rate
+    seconds = waves(blocks, device.multiprocessors) * (flops / rate + p.winograd_cycles / machine.clock)
+    weights = machine.transformed(shape.filter_elements * (1 + 16 / 9))
+    applies = _square_unit(shape, 3.0) & (shape.direction != Direction.FILTER)
+    total = overlapped(seconds, machine.streamed(shape.elements)) + weights
+    return Cost(np.where(applies, total, np.inf), shape.filter_elements * 16 / 9 * machine.element_bytes)
+
+
+def _transformed_cost(
+    shape: ConvolutionShape, machine: _Machine, tiles: Array, points: float, flop_factor: float, words: float
+) -> Cost:
+    """Transforms round ``points`` batched products of tiles x c x k; ``words`` elements for each point and ``flop_factor``
+    times the FLOP of a real product."""
+    p, g = machine.parameters, shape.groups
+    filters = shape.direction == Direction.FILTER
+    _, _, summed, made = _ends(shape)
+    m, n, k = np.where(filters, made, tiles), np.where(filters, summed, made), np.where(filters, tiles, summed)
+    arithmetic = product_time(m, n, k, points * g, machine) * flop_factor
+    ends, middle = points * words * tiles * (summed + made) * g, points * words * summed * made * g
+    product = overlapped(arithmetic, machine.streamed(ends + middle))
+    weights = machine.memory_time(middle + shape.filter_elements, p.weight_transform_bandwidth)
+    images = machine.transformed(ends + shape.input_elements + shape.output_elements)
+    return Cost(product + weights + images, (ends + middle) * machine.element_bytes)
+
+
+def nonfused_cost(shape: ConvolutionShape, machine: _Machine) -> Cost:
+    """F(4x4, 3x3) or F(4x4, 5x5) with stored transforms: 36 or 64 batched products over tiles of 4 x 4 outputs."""
+    rows, columns, _, _ = _ends(shape)
+    tiles = shape.batch * np.ceil(rows / 4.0) * np.ceil(columns / 4.0)
+    three, five = _square_unit(shape, 3.0), _square_unit(shape, 5.0)
+    small, large = (_transformed_cost(shape, machine, tiles, points, 1.0, 1.0) for points in (36.0, 64.0))
+    return Cost(
+        np.where(three, small.seconds, np.where(five, large.seconds, np.inf)),
+        np.where(three, small.workspace, large.workspace),
+    )
+
+
+def fft_cost(shape: ConvolutionShape, machine: _Machine) -> Cost:
+    """Products in the frequency domain: F (F/2 + 1) complex points for each F x F tile, the best F of 32 to 256."""
+    rows, columns, _, _ = _ends(shape)
+    plain = (shape.stride_h == 1) & (shape.stride_w == 1) & (shape.dilation_h == 1) & (shape.dilation_w == 1)
+    seconds, workspace = np.full(rows.shape, np.inf), np.full(rows.shape, np.inf)
+    for side in (16.0, 32.0, 64.0, 128.0):
+        valid_h, valid_w = side - shape.kernel_h + 1.0, side - shape.kernel_w + 1.0
+        tiles = shape.batch * np.ceil(rows / np.maximum(valid_h, 1.0)) * np.ceil(columns / np.maximum(valid_w, 1.0))
+        cost = _transformed_cost(shape, machine, tiles, side * (side / 2.0 + 1.0), 4.0, 2.0)
+        better = plain & (valid_h >= 1) & (valid_w >= 1) & (cost.seconds < seconds)
+        seconds = np.where(better, cost.seconds, seconds)
+        workspace = np.where(better, cost.workspace, workspace)
+    return Cost(seconds, workspace)
+
+
+def direct_cost(shape: ConvolutionShape, machine: _Machine) -> Cost:
+    """No product form: each output sums its taps alone, at a small share of peak or at the speed of memory."""
+    arithmetic = shape.flops / (DIRECT_SHARE * machine.block_rate * machine.device.multiprocessors)
+    seconds = overlapped(arithmetic, machine.streamed(shape.elements))
+    return Cost(np.where((shape.channels == 1) & (shape.groups > 1), seconds, np.inf), np.zeros_like(arithmetic))
+
+
+ALGORITHMS: Mapping[str, Callable[[ConvolutionShape, _Machine], Cost]] = {
+    "implicit": implicit_cost,
+    "explicit": explicit_cost,
+    "winograd": winograd_cost,
+    "nonfused": nonfused_cost,
+    "fft": fft_cost,
+    "direct": direct_cost,
+}
+
+
+def algorithm_costs(
+    shape: ConvolutionShape,
+    *,
+    device: DeviceFigures,
+    parameters: ConvolutionParameters,
+    element_bytes: Number = 4.0,
+    library: Number = np.inf,
+    algorithms: Collection[str] = tuple(AVAILABLE_FROM),
+) -> dict[str, Cost]:
+    """Seconds (launch included) and workspace [bytes] of each algorithm; inf seconds where the library has it not."""
+    machine = _Machine(device, parameters, np.asarray(element_bytes, dtype=np.float64))
+    costs = {}
+    for name in algorithms:
+        cost = ALGORITHMS[name](shape, machine)
+        since = np.asarray(AVAILABLE_FROM[name])[shape.direction]
+        absent = (np.asarray(library) < since) | (device.tensor_cores and name in VECTOR_ONLY)
+        costs[name] = Cost(np.where(absent, np.inf, cost.seconds + parameters.launch), cost.workspace)
+    return costs
+
+
+def convolution_time(
+    *,
+    batch: Number,
+    channels: Number,
+    height: Number,
+    width: Number,
+    filters: Number,
+    kernel_h: Number,
+    kernel_w: Number,
+    pad_h: Number = 0.0,
+    pad_w: Number = 0.0,
+    stride_h: Number = 1.0,
+    stride_w: Number = 1.0,
+    dilation_h: Number = 1.0,
+    dilation_w: Number = 1.0,
+    groups: Number = 1.0,
+    direction: int | npt.NDArray[np.int64] = Direction.FORWARD,
+    element_bytes: Number = 4.0,
+    library: Number = np.inf,
+    workspace_limit: Number = np.inf,
+    algorithms: Collection[str] = tuple(AVAILABLE_FROM),
+    device: DeviceFigures,
+    parameters: ConvolutionParameters,
+) -> Array:
+    """Seconds of convolution calls, by the fastest algorithm of ``algorithms`` that fits the workspace limit.
+
+    Extents are those of the whole layer (NCHW, channels and filters over all groups) and broadcast; ``element_bytes`` of
+    storage; ``library`` is the cuDNN version, e.g. 7.6 (inf: a present one); ``workspace_limit`` in bytes. Infinite
+    where no algorithm applies. Holds for 2-D convolutions of 1 to 10^5 positions and more; library heuristics that pick a
+    slower kernel than they have (cuDNN 4 to 6 did) are not modelled.
+    """
+    shape = convolution_shape(
+        batch=batch, channels=channels, height=height, width=width, filters=filters,
+        kernel_h=kernel_h, kernel_w=kernel_w, pad_h=pad_h, pad_w=pad_w, stride_h=stride_h, stride_w=stride_w,
+        dilation_h=dilation_h, dilation_w=dilation_w, groups=groups, direction=direction,
+    )  # fmt: skip
+    costs = algorithm_costs(
+        shape, device=device, parameters=parameters, element_bytes=element_bytes, library=library, algorithms=algorithms
+    )
+    return fastest_time(costs, workspace_limit)
+
+
+def fastest_time(costs: Mapping[str, Cost], workspace_limit: Number = np.inf) -> Array:
+    """Seconds of the fastest algorithm whose workspace [bytes] stays within the limit."""
+    times = [np.where(cost.workspace <= workspace_limit, cost.seconds, np.inf) for cost in costs.values()]
+    return np.asarray(np.min(np.broadcast_arrays(*times), axis=0), dtype=np.float64)
+
+
+def fastest_algorithm(costs: Mapping[str, Cost], workspace_limit: Number = np.inf) -> npt.NDArray[np.str_]:
+    """Names of what ``fastest_time`` chose."""
+    times = [np.where(cost.workspace <= workspace_limit, cost.seconds, np.inf) for cost in costs.values()]
+    return np.asarray(list(costs))[np.argmin(np.broadcast_arrays(*times), axis=0)]

@@ -1,0 +1,68 @@
+"""From the datasheet of a device to the figures that pricing formulas take, for one arithmetic."""
+
+from __future__ import annotations
+
+import math
+
+from paleo.errors import SpecError
+from paleo.pricing.parameters import DeviceFigures
+from paleo.specs.hardware import Device, Unit
+from paleo.units import GIGA
+
+#: FLOP per clock of one multiprocessor's fp32 lanes (128 fused multiply-adds), where a datasheet leaves the clock out.
+FP32_LANES = 256.0
+#: Assumed last-level cache per multiprocessor where a datasheet names none: 128 KiB.
+CACHE_PER_MULTIPROCESSOR = 2.0**17
+#: What ``compute`` may say of the unit that a dtype runs on.
+COMPUTE = ("", "tensor", "vector", "fp32")
+
+
+def unit_of(device: Device, dtype: str, compute: str | None = None) -> Unit:
+    """The unit that products of ``dtype`` run on: tensor (matrix) cores where the device has them for that dtype.
+
+    ``compute`` overrides: ``tensor``; ``vector`` (the dtype's rate on ordinary cores); ``fp32`` (stored narrow,
+    computed in fp32). fp32 itself means fp32 arithmetic; TF32 has its own name.
+
+    >>> from paleo.specs.hardware import load_device
+    >>> unit_of(load_device("a100-sxm4-80gb"), "bf16"), unit_of(load_device("p100-pcie-16gb"), "fp16")
+    ('tensor', 'vector')
+    """
+    if compute and compute not in COMPUTE:
+        raise SpecError(f"compute {compute!r} is unknown; expected one of {', '.join(repr(one) for one in COMPUTE)}")
+    if compute:
+        return "tensor" if compute == "tensor" else "vector"
+    return "tensor" if dtype in device.tensor_dtypes and dtype != "fp32" else "vector"
+
+
+def clock_of(device: Device) -> float:
+    """Boost clock [Hz], or what the fp32 peak implies, or 1 GHz: rates are per clock, so that only ratios count."""
+    if device.boost_clock is not None:
+        return device.boost_clock
+    fp32 = device.vector_peak.get("fp32")
+    return fp32 / (FP32_LANES * device.multiprocessors) if fp32 else GIGA
+
+
+def figures(device: Device, dtype: str, compute: str | None = None) -> DeviceFigures:
+    """Figures of ``device`` for products of ``dtype``; SpecError when it has no peak for that.
+
+    >>> from paleo.specs.hardware import load_device
+    >>> figures(load_device("a100-sxm4-80gb"), "fp16").flops_per_clock.__round__()
+    2049
+    >>> figures(load_device("a100-sxm4-80gb"), "fp32").tensor_cores
+    False
+    """
+    unit = unit_of(device, dtype, compute)
+    arithmetic = "fp32" if compute == "fp32" else dtype
+    ordinary = unit == "vector" and arithmetic in device.vector_peak
+    return DeviceFigures(
+        name=device.name,
+        architecture=device.architecture,
+        memory_kind=device.memory.kind,
+        multiprocessors=float(device.multiprocessors),
+        clock_hz=clock_of(device),
+        peak_flops_per_s=device.peak_flops_per_s(arithmetic, "vector" if ordinary else None),
+        memory_bandwidth=device.memory.bandwidth,
+        l2_bytes=device.l2 or device.multiprocessors * CACHE_PER_MULTIPROCESSOR,
+        power_watts=device.tdp or math.inf,
+        tensor_cores=unit == "tensor",
+    )

@@ -1,0 +1,246 @@
+"""Time of a matrix product C[m,n] = A[m,k] B[k,n], ``batch`` of them, on one device.
+
+The model follows what a tiled kernel does. The output is cut into tiles, one per thread block, and the reduction may be
+split so that few tiles still fill the device; the library is assumed to take the tile and split that end first.
+
+    time   = launch + fill + min over (tile, split) of  max4(compute + epilogue, L2, DRAM) + reduction of the split
+    max4   = (a⁴ + b⁴ + c⁴)^(1/4): the slowest resource, with some loss where two are near each other
+    waves  = blocks / multiprocessors, rounded up as far as kernels are not persistent
+    compute= waves · k · (tile FLOP per k) / (efficiency · peak FLOP per clock and multiprocessor)
+    L2     = operands that all blocks read: blocks · k · (Tm + Tn) elements
+    DRAM   = compulsory bytes that the L2 does not still hold
+    clock  = lowered where power at full clock would exceed the board's limit (dynamic power ~ clock²)
+
+Roofline and tiling: Williams, Waterman, Patterson, CACM 52(4), 2009; NVIDIA, "Matrix Multiplication Background User's
+Guide" (tile and wave quantisation); split and stream-K: Osama et al., PPoPP 2023. Rates are per clock and per FLOP of
+the unit (a matrix unit is built with the operand bandwidth that it needs), so that they carry over to other devices.
+
+Valid for dense products, m, n, k, batch >= 1, in the formats that the device's unit takes; not for sparsity or int8.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from paleo.pricing.parameters import DeviceFigures, parameter
+from paleo.units import KILO, MICROSECOND, MILLISECOND, TERA
+
+Array = npt.NDArray[np.float64]
+Numbers = npt.ArrayLike
+PICO = 1.0 / TERA
+#: Output tiles (rows, columns) of one thread block: warp-group sizes that CUTLASS and cuBLAS offer.
+TENSOR_TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64))
+VECTOR_TILES = (*TENSOR_TILES, (128, 32), (32, 128))
+#: Least reduction length per split, and the step in which a main loop runs through k.
+LEAST_SPLIT, TENSOR_STEP, VECTOR_STEP = 128.0, 64.0, 8.0
+#: DRAM access with its way over the chip: 3.9 pJ/bit in HBM2 (O'Connor et al., MICRO 2017) and about 1 pJ/bit on chip.
+DRAM_ENERGY = 40 * PICO
+#: Share of the power limit that a busy device draws without arithmetic: leakage, fabric, memory refresh, fans.
+IDLE_SHARE = 0.15
+#: Stride from which every row of an operand lies on its own page of the address-translation cache.
+PAGE_BYTES = 128 * 2.0**10
+#: Rows priced at once, so that the working arrays stay in cache.
+CHUNK = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class GemmParameters:
+    """Calibration of one device, family (tensor, vector, fp8) and stack."""
+
+    launch: float = parameter(
+        2.5 * MICROSECOND, low=0.5 * MICROSECOND, high=150 * MICROSECOND, unit="s",
+        meaning="launch to first instruction, and the host's share where the stack does not hide it",
+    )  # fmt: skip
+    efficiency: float = parameter(
+        0.95, low=0.5, high=1.0, unit="1", meaning="share of peak that the main loop of a full tile reaches"
+    )
+    bandwidth_efficiency: float = parameter(
+        0.82, low=0.4, high=1.0, unit="1", meaning="share of the DRAM bandwidth that streaming reaches"
+    )
+    split_time: float = parameter(
+        2.5 * MICROSECOND, low=0.2 * MICROSECOND, high=60 * MICROSECOND, unit="s",
+        meaning="extra latency of a split reduction: a second kernel or semaphores",
+    )  # fmt: skip
+    l2_rate: float = parameter(
+        0.006, low=0.001, high=0.2, unit="element/FLOP", meaning="operand elements the L2 delivers per peak FLOP"
+    )
+    l2_share: float = parameter(
+        0.5, low=0.05, high=1.0, unit="1", meaning="share of the L2 in which data survive from launch to launch"
+    )
+    wave_rounding: float = parameter(
+        0.7, low=0.02, high=1.0, unit="1", meaning="1: a partial last wave costs a full one; 0: persistent, balanced"
+    )
+    energy: float = parameter(
+        1.2, low=0.1, high=60.0, unit="pJ/FLOP", meaning="dynamic energy per FLOP at full clock, operands included"
+    )
+    epilogue: float = parameter(
+        2 * KILO, low=50.0, high=20 * KILO, unit="cycle", meaning="prologue and epilogue of a 128 x 128 tile"
+    )
+    fill: float = parameter(
+        0.8 * KILO, low=20.0, high=30 * KILO, unit="cycle", meaning="pipeline fill and drain, once per launch"
+    )
+    least_tile: float = parameter(
+        5 * KILO, low=0.5 * KILO, high=20 * KILO, unit="element", meaning="area of the smallest tile of the library"
+    )
+    page_stall: float = parameter(
+        0.05, low=0.01, high=5.0, unit="1", fitted=False,
+        meaning="extra main-loop time when each row of k-contiguous operands lies on its own page",
+    )  # fmt: skip
+    ramp: float = parameter(
+        3 * MILLISECOND, low=0.1 * MILLISECOND, high=30 * MILLISECOND, unit="s", fitted=False,
+        meaning="kernel time at which half of the power limit's slow-down is felt in a short test run",
+    )  # fmt: skip
+
+
+def cache_miss(footprint: Array, capacity: float) -> Array:
+    """Share of reads that miss a cache when ``footprint`` bytes [any shape] are cycled through ``capacity`` bytes.
+
+    A smooth step, 1 - 1 / (1 + x⁴): LRU would be a sharp one at 1, hashed sets and other traffic round it.
+
+    >>> cache_miss(np.array([0.0, 1.0, 3.0]), 1.0).round(2)
+    array([0.  , 0.5 , 0.99])
+    """
+    return np.asarray(1.0 - 1.0 / (1.0 + np.square(np.square(footprint / capacity))))
+
+
+def waves(blocks: Array, multiprocessors: float, rounding: float) -> Array:
+    """Rounds in which thread blocks pass over the multiprocessors; at least one.
+
+    >>> waves(np.array([50.0, 150.0]), 100.0, 1.0), waves(np.array([150.0]), 100.0, 0.0)
+    (array([1., 2.]), array([1.5]))
+    """
+    rounds = blocks / multiprocessors
+    return np.asarray(rounding * np.ceil(rounds) + (1.0 - rounding) * np.maximum(rounds, 1.0))
+
+
+def throttle(power_at_full_clock: Array, power_limit: Array) -> Array:
+    """Factor by which compute slows when its dynamic power would pass the limit; 1 below, smooth at the knee.
+
+    Dynamic power ~ clock · voltage², and voltage follows clock over the upper part of its range only, hence about
+    clock²: the factor is (power / limit)^(1/2).
+
+    >>> throttle(np.array([1.0, 4.0]), np.array([100.0, 1.0])).round(2)
+    array([1., 2.])
+    """
+    ratio = np.square(np.square(power_at_full_clock / power_limit))
+    return np.asarray(np.sqrt(np.sqrt(np.sqrt(1.0 + ratio))))
+
+
+def _fourth_root(x: Array) -> Array:
+    return np.asarray(np.sqrt(np.sqrt(x)))
+
+
+def _split_counts(blocks: Array, k: Array, batch: Array, device: DeviceFigures) -> tuple[Array | float, ...]:
+    """Splits of k that a library would try: none, one wave of blocks, two waves; batched kernels do not split."""
+    most = np.where(batch > 1, 1.0, np.maximum(np.floor(k / LEAST_SPLIT), 1.0))
+    one = np.clip(np.floor(device.multiprocessors / blocks), 1.0, most)
+    two = np.clip(np.rint(2.0 * device.multiprocessors / blocks), 1.0, most)
+    return (1.0, one, two)
+
+
+def _busy_time(
+    shape: tuple[Array, Array, Array, Array], element: Array, result: Array, dram: Array, stall: Array,
+    device: DeviceFigures, p: GemmParameters,
+) -> tuple[Array, Array]:  # fmt: skip
+    """Seconds of the best tile and split at full clock, and the share of them that is arithmetic."""
+    m, n, k, batch = shape
+    clock, flops = device.clock_hz, device.flops_per_clock
+    step = TENSOR_STEP if device.tensor_cores else VECTOR_STEP
+    l2 = p.l2_rate * flops * device.multiprocessors * clock
+    outputs = batch * m * n
+    dram4 = np.square(np.square(dram / (p.bandwidth_efficiency * device.memory_bandwidth)))
+    best, share = np.full(m.shape, np.inf), np.zeros(m.shape)
+    for rows, columns in TENSOR_TILES if device.tensor_cores else VECTOR_TILES:
+        tiles = np.ceil(m / rows) * np.ceil(n / columns) * batch
+        per_k = 2.0 * max(rows * columns, p.least_tile) / (p.efficiency * flops * clock)
+        edge = p.epilogue * rows * columns / (128 * 128 * clock)
+        for split in _split_counts(tiles, k, batch, device):
+            blocks, length = tiles * split, np.ceil(k / (split * step)) * step
+            rounds = waves(blocks, device.multiprocessors, p.wave_rounding)
+            compute = rounds * length * per_k
+            traffic = (blocks * length * (rows + columns) + outputs * result / element) / l2
+            busy = _fourth_root(
+                np.square(np.square(compute * stall + rounds * edge)) + np.square(np.square(traffic)) + dram4
+            )
+            total = busy + np.where(split > 1, p.split_time + 4.0 * outputs * split / (element * l2), 0.0)
+            better = total < best
+            share = np.where(better, compute / busy, share)
+            best = np.where(better, total, best)
+    return best + p.fill / clock * np.minimum(k / 256, 1.0), np.minimum(share, 1.0)
+
+
+def _chunk_time(columns: tuple[Array, ...], device: DeviceFigures, p: GemmParameters) -> Array:
+    m, n, k, batch, element, result, copies, activity, contiguous, passes = columns
+    left, right, out = batch * m * k * element, batch * k * n * element, batch * m * n * result * passes
+    footprint, capacity = left + right + out, p.l2_share * device.l2_bytes
+    dram = (left + out) * cache_miss(footprint, capacity)
+    dram = dram + right * cache_miss(footprint + (copies - 1.0) * right, capacity)
+    stall = 1.0 + p.page_stall * contiguous * np.minimum(k * element / PAGE_BYTES, 1.0)
+    busy, share = _busy_time((m, n, k, batch), element, result, dram, stall, device, p)
+    power = activity * p.energy * PICO * 2.0 * m * n * k * batch / busy
+    limit = device.power_watts * (1.0 - IDLE_SHARE) - activity * DRAM_ENERGY * dram / busy
+    slowed = throttle(power, np.maximum(limit, 0.05 * device.power_watts))
+    sustained = busy / (busy + p.ramp)
+    return np.asarray(p.launch + busy * (1.0 + share * (slowed - 1.0) * sustained))
+
+
+def gemm_time(
+    *,
+    m: Numbers,
+    n: Numbers,
+    k: Numbers,
+    batch: Numbers = 1.0,
+    element_bytes: Numbers,
+    result_bytes: Numbers,
+    weight_copies: Numbers = 1.0,
+    activity: Numbers = 1.0,
+    k_contiguous: Numbers = 1.0,
+    result_passes: Numbers = 1.0,
+    device: DeviceFigures,
+    parameters: GemmParameters,
+) -> Array:
+    """Seconds of each product; all arguments but the last two broadcast against each other.
+
+    m, n, k, batch: extents (>= 1). element_bytes, result_bytes: bytes per element of A and B, and of C.
+    weight_copies: how many B matrices take turns (a model's layers, or a harness that keeps B out of cache);
+    infinity means that B always comes from DRAM. activity: switching activity of the data against random numbers (zeros
+    draw less power). k_contiguous: share of the two operands that are contiguous along k. result_passes: how often the
+    result crosses memory: once, or more where the product is added to what a bias copy left there.
+
+    >>> from paleo.units import GIGA, TERA, MEGA
+    >>> d = DeviceFigures("x", "Ampere", "HBM2e", 108, 1.41 * GIGA, 312 * TERA, 2.0 * TERA, 40 * MEGA, 400, True)
+    >>> t = gemm_time(m=8192, n=8192, k=8192, element_bytes=2, result_bytes=2, device=d, parameters=GemmParameters())
+    >>> bool(3.5 < float(t) / MILLISECOND < 4.8)  # 1.1 TFLOP at 312 TFLOP/s take 3.52 ms at the least
+    True
+    """
+    given = (m, n, k, batch, element_bytes, result_bytes, weight_copies, activity, k_contiguous, result_passes)
+    arrays = np.broadcast_arrays(*(np.asarray(one, dtype=np.float64) for one in given))
+    flat = [one.ravel() for one in arrays]
+    seconds = np.empty(flat[0].shape)
+    for start in range(0, len(seconds), CHUNK):
+        rows = slice(start, start + CHUNK)
+        seconds[rows] = _chunk_time(tuple(one[rows] for one in flat), device, parameters)
+    return seconds.reshape(arrays[0].shape)
+
+
+def quantisation_time(
+    *,
+    elements: Numbers,
+    source_bytes: Numbers,
+    target_bytes: Numbers,
+    device: DeviceFigures,
+    bandwidth_efficiency: float,
+    capacity: float,
+) -> Array:
+    """Seconds in which activations are brought to a narrower format: read twice, written once.
+
+    What stays within ``capacity`` bytes of cache moves at no cost here; the launches of these kernels are part of the
+    fp8 family's ``launch``.
+    """
+    count = np.asarray(elements, dtype=np.float64)
+    moved = count * (2.0 * np.asarray(source_bytes) + np.asarray(target_bytes))
+    missed = cache_miss(count * (np.asarray(source_bytes) + np.asarray(target_bytes)), capacity)
+    return np.asarray(moved * missed / (bandwidth_efficiency * device.memory_bandwidth))

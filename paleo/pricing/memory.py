@@ -1,0 +1,254 @@
+"""Memory-bound kernels: elementwise maps, norms, softmax, quantisation, gathers and optimizer steps.
+
+Such a kernel reads and writes what it must, some read their input again, and on narrow types many cannot issue loads
+fast enough to fill a fast memory. Which part of the traffic meets the memory and which the L2 depends on what stays
+resident, so cache state is an input. A framework's host needs a time of its own to issue the call; it runs ahead of
+the device, so the longer of the two counts (a smooth maximum).
+
+All sizes broadcast; bytes are compulsory reads plus writes, times are seconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from paleo.pricing.parameters import DeviceFigures, parameter
+from paleo.units import MICROSECOND
+
+Array = npt.NDArray[np.float64]
+Sizes = Array | float
+Mask = npt.NDArray[np.bool_] | bool
+
+#: Order of the norm that joins the limits of one kernel; they overlap almost wholly.
+OVERLAP_ORDER = 4.0
+#: Steepness of the step from resident to streamed data.
+CACHE_STEEPNESS = 4.0
+#: Resident threads of one multiprocessor, and its most resident blocks.
+RESIDENT_THREADS, RESIDENT_BLOCKS = 2048.0, 32.0
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryParameters:
+    """A memory-bound kernel on a device: one calibration per kernel (family) and stack."""
+
+    launch_time: float = parameter(
+        4 * MICROSECOND, low=0.2 * MICROSECOND, high=120 * MICROSECOND, unit="s", meaning="host issue of one call"
+    )
+    kernel_time: float = parameter(
+        3 * MICROSECOND, low=0.1 * MICROSECOND, high=40 * MICROSECOND, unit="s", meaning="start and drain on the device"
+    )
+    host_overlap: float = parameter(
+        8.0, low=1.0, high=40.0, unit="1", meaning="order of the smooth maximum of host and device time"
+    )
+    bandwidth_fraction: float = parameter(0.88, low=0.4, high=0.97, unit="1", meaning="achieved memory bandwidth")
+    l2_bytes_per_cycle: float = parameter(
+        30.0, low=4.0, high=120.0, unit="B/cycle", meaning="L2 traffic of one multiprocessor"
+    )
+    cache_fraction: float = parameter(
+        0.6, low=0.1, high=1.5, unit="1", meaning="share of L2 in which data survive until they are read again"
+    )
+    elements_per_cycle: float = parameter(
+        16.0, low=0.3, high=128.0, unit="1/cycle", meaning="elements that one multiprocessor can issue"
+    )
+    row_cycles: float = parameter(
+        500.0,
+        low=10.0,
+        high=50000.0,
+        unit="cycle",
+        meaning="residence of a row's block beyond its traffic (reductions)",
+    )
+
+
+def memory_time(
+    *,
+    moved_bytes: Sizes,
+    elements: Sizes,
+    device: DeviceFigures,
+    parameters: MemoryParameters,
+    reread_bytes: Sizes = 0.0,
+    reread_footprint: Sizes = 0.0,
+    rows: Sizes = 0.0,
+    threads_per_row: Sizes = 256.0,
+    warm: Mask = False,
+    host_calls: Sizes = 1.0,
+) -> Array:
+    """Time of one call of a memory-bound kernel [s].
+
+    device = kernel_time + |memory, L2, issue, rows|_4 ;  time = |host_calls · launch_time, device|_p
+
+    memory: compulsory bytes, and of ``reread_bytes`` what no longer fits the L2 where ``reread_footprint`` is live at
+    once, over the achieved bandwidth. A ``warm`` input whose ``moved_bytes`` fit the L2 never meets the memory. issue:
+    elements over the rate of the multiprocessors. rows: blocks of ``threads_per_row`` over the resident slots.
+    Holds from empty calls to gigabytes. The norms |.|_p are smooth maxima.
+    """
+    p, rate = parameters, device.multiprocessors * device.clock_hz
+    moved, reread, footprint, count = _floats(moved_bytes, reread_bytes, reread_footprint, rows)
+    live = p.cache_fraction * device.l2_bytes
+    streamed = np.where(warm, moved * miss_fraction(moved, live), moved) + reread * miss_fraction(footprint, live)
+    limits = (
+        streamed / (p.bandwidth_fraction * device.memory_bandwidth),
+        (moved + reread) / (p.l2_bytes_per_cycle * rate),
+        np.asarray(elements) / (p.elements_per_cycle * rate),
+        count * p.row_cycles / (resident_blocks(threads_per_row) * rate),
+    )
+    body = sum(limit**OVERLAP_ORDER for limit in limits) ** (1.0 / OVERLAP_ORDER)
+    return smooth_maximum(np.asarray(host_calls) * p.launch_time, p.kernel_time + body, p.host_overlap)
+
+
+def resident_blocks(threads: Sizes) -> Array:
+    """Thread blocks that one multiprocessor holds at once.
+
+    >>> [float(one) for one in resident_blocks(np.array([32.0, 256.0, 1024.0]))]
+    [32.0, 8.0, 2.0]
+    """
+    return np.asarray(np.minimum(RESIDENT_BLOCKS, np.floor(RESIDENT_THREADS / np.asarray(threads))))
+
+
+def miss_fraction(footprint: Sizes, capacity: float) -> Array:
+    """Share of repeated reads that leave a cache: 1 / (1 + (capacity / footprint)^4), 0 for an empty footprint.
+
+    >>> [round(float(one), 3) for one in miss_fraction(np.array([0.0, 1.0, 2.0]), 1.0)]
+    [0.0, 0.5, 0.941]
+    """
+    (live,) = _floats(footprint)
+    inverse = capacity / np.maximum(live, capacity * np.finfo(np.float32).eps)
+    return np.asarray(1.0 / (1.0 + inverse**CACHE_STEEPNESS))
+
+
+def smooth_maximum(first: Sizes, second: Sizes, order: float) -> Array:
+    """(a^p + b^p)^(1/p), safe for large p.
+
+    >>> float(smooth_maximum(3.0, 4.0, 2.0)), round(float(smooth_maximum(3.0, 4.0, 40.0)), 6)
+    (5.0, 4.000001)
+    """
+    high, low = np.maximum(first, second), np.minimum(first, second)
+    return np.asarray(high * (1.0 + (low / high) ** order) ** (1.0 / order))
+
+
+@dataclass(frozen=True, slots=True)
+class RowPasses:
+    """How a row kernel visits its input beyond the first read: arguments of ``memory_time``."""
+
+    elements: Array
+    reread_bytes: Array
+    reread_footprint: Array
+    threads_per_row: Array
+
+
+#: Longest row of the one-warp softmax, and threads of a layer-norm block (PyTorch's kernels).
+WARP_SOFTMAX, NORM_THREADS, MOMENT_THREADS = 1024.0, 128.0, 512.0
+
+
+def softmax_passes(*, rows: Sizes, length: Sizes, element_bytes: Sizes, device: DeviceFigures) -> RowPasses:
+    """Softmax over ``rows`` rows: one warp keeps a short row in registers, a block reads a long one three times.
+
+    Registers of a warp are laid out for the next power of two. The rows of all resident blocks are live at once.
+
+    >>> from paleo.pricing.parameters import DeviceFigures
+    >>> v100 = DeviceFigures("v100", "Volta", "HBM2", 80, 1.38e9, 14e12, 9e11, 6e6, 250, False)
+    >>> passes = softmax_passes(rows=1000.0, length=2048.0, element_bytes=4.0, device=v100)
+    >>> float(passes.reread_bytes), float(passes.threads_per_row)
+    (16384000.0, 256.0)
+    """
+    n, d, width = _floats(rows, length, element_bytes)
+    short = d <= WARP_SOFTMAX
+    power = 2.0 ** np.ceil(np.log2(np.maximum(d, 1.0)))
+    threads = np.where(short, 32.0, np.clip(2.0 ** np.ceil(np.log2(np.maximum(d / 8, 1.0))), 32.0, 1024.0))
+    live = device.multiprocessors * resident_blocks(threads) * d * width
+    reread = np.where(short, 0.0, 2.0 * n * d * width)
+    return RowPasses(n * np.where(short, power, d), reread, np.minimum(live, n * d * width), threads)
+
+
+def layer_norm_passes(*, rows: Sizes, length: Sizes, element_bytes: Sizes, device: DeviceFigures) -> RowPasses:
+    """Layer norm: moments, then a second read to normalise.
+
+    Rows whose length is a multiple of four elements are read as vectors by one kernel, and the second read finds what
+    the resident blocks left in L2; other rows take two kernels, and the whole tensor lies between the reads.
+    """
+    n, d, width = _floats(rows, length, element_bytes)
+    vector = d % 4 == 0
+    threads = np.where(vector, NORM_THREADS, MOMENT_THREADS)
+    live = np.where(vector, device.multiprocessors * resident_blocks(threads) * d * width, n * d * width)
+    return RowPasses(n * d * np.where(vector, 1.0, 2.0), n * d * width, np.minimum(live, n * d * width), threads)
+
+
+#: Achieved share of the nominal bandwidth in large streams, by kind of memory (see ``streaming_fraction``).
+STREAMING = {"HBM2": 0.90, "HBM2e": 0.89, "HBM3": 0.90, "HBM3e": 0.90, "GDDR": 0.87}
+#: DRAM bytes of data per byte of data and inline ECC, and the share that Pascal's HBM2 controller reaches.
+INLINE_ECC, PASCAL_HBM2 = 8.0 / 9.0, 0.74
+
+
+def streaming_fraction(*, memory_kind: str, architecture: str, inline_ecc: bool) -> float:
+    """Share of the datasheet's bandwidth that a long stream reaches where nothing was measured.
+
+    Row activation, refresh and the turn from reads to writes cost some 10 % on HBM and a little more on the longer
+    bursts of GDDR. HBM carries its ECC bits on wires of their own; server cards with GDDR store one ECC byte with each
+    eight bytes in the same memory (inline), which takes a ninth of the traffic.
+
+    >>> round(streaming_fraction(memory_kind="GDDR6", architecture="Turing", inline_ecc=True), 2)
+    0.77
+    """
+    if architecture == "Pascal" and memory_kind.startswith("HBM"):
+        return PASCAL_HBM2
+    if memory_kind in STREAMING:
+        return STREAMING[memory_kind]
+    return STREAMING["GDDR"] * (INLINE_ECC if inline_ecc else 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Compulsory bytes and elements of a memory-bound operation: what ``memory_time`` asks of it."""
+
+    moved_bytes: Array
+    elements: Array
+
+
+def gather_traffic(*, rows: Sizes, row_bytes: Sizes, index_bytes: Sizes = 8.0, sector_bytes: float = 32.0) -> Traffic:
+    """Embedding lookup: each row is read in whole 32-byte sectors and written, its index is read.
+
+    >>> float(gather_traffic(rows=10.0, row_bytes=40.0).moved_bytes)
+    1120.0
+    """
+    n, wide, index = _floats(rows, row_bytes, index_bytes)
+    return Traffic(n * (np.ceil(wide / sector_bytes) * sector_bytes + wide + index), n * wide / 4.0)
+
+
+def scatter_add_traffic(
+    *, rows: Sizes, row_bytes: Sizes, index_bytes: Sizes = 8.0, sector_bytes: float = 32.0
+) -> Traffic:
+    """Gradient of a lookup: each row is read, and its target is read and written in whole sectors.
+
+    >>> float(scatter_add_traffic(rows=10.0, row_bytes=32.0).moved_bytes)
+    1040.0
+    """
+    n, wide, index = _floats(rows, row_bytes, index_bytes)
+    return Traffic(n * (2 * np.ceil(wide / sector_bytes) * sector_bytes + wide + index), n * wide / 4.0)
+
+
+#: Optimizer -> state tensors of one parameter that a step reads and writes.
+OPTIMIZER_STATES = {"sgd": 0, "momentum": 1, "lars": 1, "rmsprop": 1, "adagrad": 1, "adam": 2, "adamw": 2, "lamb": 2}
+
+
+def optimizer_traffic(
+    *,
+    parameters: Sizes,
+    states: int,
+    gradient_bytes: Sizes = 4.0,
+    state_bytes: Sizes = 4.0,
+    master_bytes: Sizes = 4.0,
+    copy_bytes: Sizes = 0.0,
+) -> Traffic:
+    """A fused optimizer step: gradient read; master weight and each state read and written; low-precision copy written.
+
+    >>> float(optimizer_traffic(parameters=1.0, states=2, gradient_bytes=2.0, copy_bytes=2.0).moved_bytes)  # mixed Adam
+    28.0
+    """
+    n, gradient, state, master, copy = _floats(parameters, gradient_bytes, state_bytes, master_bytes, copy_bytes)
+    return Traffic(n * (gradient + 2 * master + 2 * states * state + copy), n)
+
+
+def _floats(*sizes: Sizes) -> tuple[Array, ...]:
+    return tuple(np.asarray(size, dtype=np.float64) for size in sizes)

@@ -1,0 +1,224 @@
+"""Time of a recurrent layer's recurrent part: T steps of h' = f(W h), the input products being done elsewhere.
+
+The standard kernel launches a product (g h x h)(h x b) and a pointwise kernel each step, and reads the weights anew each
+step from L2 or memory. The persistent kernel keeps the weights in registers and pays a grid-wide barrier instead. The
+filter gradient is one product (g h x bT)(bT x h) for all steps.
+
+References: Appleyard, Kocisky and Blunsom, arXiv:1604.01946 (cuDNN's RNN); Diamos et al., Persistent RNNs, ICML 2016.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from paleo.errors import SpecError, near
+from paleo.pricing.convolution import QUANTISATION, overlapped
+from paleo.pricing.parameters import DeviceFigures, parameter
+from paleo.units import MICROSECOND
+
+Array = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
+Number = float | Array
+Tiles = tuple[tuple[int, int], ...]
+
+#: Gates of a cell: products of h x h in each step.
+GATES: Mapping[str, int] = {"vanilla": 1, "gru": 3, "lstm": 4}
+#: Registers of one multiprocessor (256 KiB from Kepler GK210 and Maxwell to Hopper: CUDA programming guide, table of
+#: compute capabilities), and the share that weights may fill: 1152 units of fp32 on the 24 of a Titan X (Diamos et al.).
+REGISTER_FILE_BYTES = 2.0**18
+WEIGHT_REGISTER_SHARE = 0.85
+#: Block tiles (gate rows, batch columns) and splits of the sum over h that the libraries' kernels have.
+STEP_TILES: Tiles = ((128, 128), (128, 64), (128, 32), (64, 32), (32, 32))
+FILTER_TILES: Tiles = ((128, 128), (128, 64), (64, 64))
+#: Bandwidth of L2 over that of memory, about 3 on Maxwell to Volta (microbenchmarks of Jia et al., arXiv:1804.06826).
+L2_OVER_MEMORY = 3.0
+STEP_SPLITS = (1, 2, 4)
+FILTER_SPLITS = (1, 4)
+#: Elements that pointwise kernels of one step read and write for each gate and unit: pre-activation in, gate out, and state.
+POINTWISE_ELEMENTS = 4.0
+
+
+class RnnDirection(IntEnum):
+    """What a call computes: outputs, gradients of states and inputs, gradients of the weights, or both gradients."""
+
+    FORWARD = 0
+    DATA = 1
+    FILTER = 2
+    BACKWARD = 3
+
+
+@dataclass(frozen=True, slots=True)
+class RnnParameters:
+    """What a datasheet does not say about a recurrent library on a device."""
+
+    launch: float = parameter(
+        50 * MICROSECOND, low=5 * MICROSECOND, high=500 * MICROSECOND, unit="s", meaning="time of a call over no step"
+    )
+    step: float = parameter(
+        20 * MICROSECOND, low=2 * MICROSECOND, high=100 * MICROSECOND, unit="s", meaning="launches of one step: product, pointwise"
+    )
+    ramp: float = parameter(
+        20 * MICROSECOND, low=MICROSECOND, high=100 * MICROSECOND, unit="s", meaning="extra time of an early step, while the host fills the queue"
+    )
+    ramp_steps: float = parameter(
+        100.0, low=10.0, high=400.0, unit="step", meaning="steps until the queue is full", fitted=False
+    )
+    gemm_efficiency: float = parameter(
+        0.8, low=0.2, high=1.3, unit="1", meaning="share of peak arithmetic of a large tile's inner loop"
+    )
+    tile_penalty: float = parameter(
+        16.0, low=2.0, high=80.0, unit="element", meaning="tile width at which operand loads cost as much as arithmetic"
+    )
+    depth_cycles: float = parameter(
+        40.0, low=2.0, high=300.0, unit="cycle", meaning="least cycles of a block for each element of the sum: latency"
+    )
+    split_cycles: float = parameter(
+        5000.0, low=200.0, high=50000.0, unit="cycle", meaning="second phase that adds up the parts of a split sum"
+    )
+    bandwidth_fraction: float = parameter(
+        0.7, low=0.2, high=1.0, unit="1", meaning="share of memory bandwidth when weights stream in each step"
+    )
+    l2_share: float = parameter(
+        0.6, low=0.1, high=1.5, unit="1", meaning="share of L2 that keeps weights from step to step"
+    )
+    data_factor: float = parameter(
+        1.0, low=0.5, high=2.5, unit="1", meaning="time of a backward step over the same product forward"
+    )
+    filter_factor: float = parameter(
+        1.0, low=0.5, high=2.5, unit="1", meaning="time of the filter gradient's product over a plain one"
+    )
+    barrier: float = parameter(
+        2.5 * MICROSECOND, low=0.5 * MICROSECOND, high=20 * MICROSECOND, unit="s", meaning="grid-wide barrier of a persistent step", fitted=False
+    )
+
+
+def gates(cell: str) -> int:
+    """Gates of a cell by name."""
+    try:
+        return GATES[cell]
+    except KeyError:
+        raise SpecError(f"unknown recurrent cell {cell!r}; {near(cell, GATES)}") from None
+
+
+def fits_registers(*, weight_bytes: Number, device: DeviceFigures) -> Mask:
+    """Whether one layer's recurrent weights [bytes] stay in the registers of all multiprocessors.
+
+    >>> titan_x = DeviceFigures("titan x", "Maxwell", "GDDR5", 24, 1.075e9, 6.6e12, 336e9, 3e6, 250, False)
+    >>> [bool(fits_registers(weight_bytes=4.0 * units**2, device=titan_x)) for units in (1152, 1216)]
+    [True, False]
+    """
+    return np.asarray(weight_bytes) <= WEIGHT_REGISTER_SHARE * REGISTER_FILE_BYTES * device.multiprocessors
+
+
+def _product_time(
+    m: Array, n: Array, k: Array, tiles: Tiles, splits: tuple[int, ...], device: DeviceFigures, p: RnnParameters
+) -> Array:
+    """Arithmetic time [s] of (m x k)(k x n): the best tile and split, in whole waves of blocks.
+
+    A block takes at least ``depth_cycles`` for each element of its sum, since a lone block cannot hide its latency: that is
+    what a small batch pays.
+    """
+    best = np.full(np.broadcast_shapes(m.shape, n.shape, k.shape), np.inf)
+    for a, b in tiles:
+        flops = 2.0 * a * b * (1.0 + (p.tile_penalty * (1.0 / a + 1.0 / b)) ** 2)
+        cycles = max(flops / (p.gemm_efficiency * device.flops_per_clock), p.depth_cycles)
+        blocks = np.ceil(m / a) * np.ceil(n / b)
+        for parts in splits:
+            depth = np.ceil(k / (8.0 * parts)) * 8.0
+            share = blocks * parts / device.multiprocessors
+            turns = QUANTISATION * np.ceil(share) + (1.0 - QUANTISATION) * np.maximum(share, 1.0)
+            best = np.minimum(best, turns * depth * cycles + (p.split_cycles if parts > 1 else 0.0))
+    return best / device.clock_hz
+
+
+def weight_miss(*, footprint: Number, l2_bytes: float, share: float) -> Array:
+    """Share of weight bytes that a step reads from memory although the last step read them: 0 in L2, 1 far beyond it.
+
+    1 - 1 / (1 + (footprint / (share L2))^4)
+
+    >>> float(weight_miss(footprint=4e6, l2_bytes=4e6, share=1.0))
+    0.5
+    """
+    return np.asarray(1.0 - 1.0 / (1.0 + (np.asarray(footprint) / (share * l2_bytes)) ** 4))
+
+
+def step_time(
+    *, gate_count: Array, hidden: Array, batch: Array, element_bytes: Array, device: DeviceFigures, parameters: RnnParameters
+) -> Array:
+    """Seconds of the kernels of one step, launches apart: the product with its weights, and the pointwise kernel."""
+    p = parameters
+    weights = gate_count * hidden**2 * element_bytes
+    arithmetic = _product_time(gate_count * hidden, batch, hidden, STEP_TILES, STEP_SPLITS, device, p)
+    stream = p.bandwidth_fraction * device.memory_bandwidth
+    states = POINTWISE_ELEMENTS * gate_count * hidden * batch * element_bytes
+    miss = weight_miss(footprint=weights + states, l2_bytes=device.l2_bytes, share=p.l2_share)
+    return overlapped(arithmetic, weights * miss / stream) + states * miss / stream
+
+
+def persistent_step_time(
+    *, gate_count: Array, hidden: Array, batch: Array, element_bytes: Array, device: DeviceFigures, parameters: RnnParameters
+) -> Array:
+    """Seconds of one step with the weights in registers; infinite where they do not fit.
+
+    A barrier over the whole grid, the products spread over all multiprocessors, and the state sent to each of them. Half of
+    the states' traffic is what L2 carries for pointwise work inside the kernel.
+    """
+    p, products = parameters, gate_count * hidden**2
+    arithmetic = 2.0 * products * batch / (p.gemm_efficiency * device.peak_flops_per_s)
+    states = hidden * batch * element_bytes * device.multiprocessors / (L2_OVER_MEMORY * device.memory_bandwidth)
+    fits = fits_registers(weight_bytes=products * element_bytes, device=device)
+    return np.where(fits, p.barrier + arithmetic + states, np.inf)
+
+
+def filter_time(
+    *, gate_count: Array, hidden: Array, batch: Array, timesteps: Array, element_bytes: Array, device: DeviceFigures,
+    parameters: RnnParameters,
+) -> Array:  # fmt: skip
+    """Seconds of the weight gradient: one product (g h x bT)(bT x h) over all steps."""
+    p, depth = parameters, batch * timesteps
+    arithmetic = _product_time(gate_count * hidden, hidden, depth, FILTER_TILES, FILTER_SPLITS, device, p)
+    elements = gate_count * hidden**2 + (gate_count + 1.0) * hidden * depth
+    memory = elements * element_bytes / (p.bandwidth_fraction * device.memory_bandwidth)
+    return overlapped(arithmetic * p.filter_factor, memory)
+
+
+def rnn_time(
+    *,
+    gate_count: Number,
+    hidden: Number,
+    batch: Number,
+    timesteps: Number,
+    direction: int | npt.NDArray[np.int64] = RnnDirection.FORWARD,
+    element_bytes: Number = 4.0,
+    layers: Number = 1.0,
+    bidirectional: Number = 0.0,
+    persistent: bool = False,
+    device: DeviceFigures,
+    parameters: RnnParameters,
+) -> Array:
+    """Seconds of the recurrent part of ``layers`` layers over ``timesteps`` steps; all arguments broadcast.
+
+    ``gate_count`` products of h x h in each step (see ``gates``); ``bidirectional`` 1 runs a second recurrence over the
+    reversed sequence, one after the other; ``persistent`` takes the kernel with weights in registers where they fit and it is
+    faster. Input products (W x for all steps at once) are GEMMs of their own. Non-monotonic choices of a library's
+    kernels over the batch (Pascal) are not modelled.
+    """
+    g, h, b, t, e = (np.asarray(x, dtype=np.float64) for x in (gate_count, hidden, batch, timesteps, element_bytes))
+    shared = {"gate_count": g, "hidden": h, "batch": b, "element_bytes": e}
+    one = step_time(**shared, device=device, parameters=parameters)
+    early = parameters.ramp * np.minimum(t, parameters.ramp_steps)
+    recurrence = t * (parameters.step + one) + early
+    if persistent:
+        kept = persistent_step_time(**shared, device=device, parameters=parameters)
+        recurrence = np.minimum(recurrence, t * kept)
+    weights = filter_time(**shared, timesteps=t, device=device, parameters=parameters)
+    backward = parameters.data_factor * recurrence
+    way = np.asarray(direction)
+    steps = np.where(way == RnnDirection.FORWARD, recurrence, np.where(way == RnnDirection.FILTER, 0.0, backward))
+    total = steps + np.where(way >= RnnDirection.FILTER, weights, 0.0)
+    return np.asarray((parameters.launch + total) * layers * (1.0 + np.asarray(bidirectional)), dtype=np.float64)

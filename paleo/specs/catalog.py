@@ -1,0 +1,178 @@
+"""Where the spec files lie, and how a name or a path leads to one.
+
+A catalog entry is a file whose stem is its name, so that a look-up parses nothing. In a checkout the folders stand at
+the top level; an installed wheel carries them in ``paleo/_data``. The working directory never matters, except to a path
+that the user writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from paleo.errors import SpecError, near
+from paleo.specs.loading import read_yaml
+
+#: kind of entry -> its folder below the catalog root
+FOLDERS = {
+    "devices": "hardware_specs/devices",
+    "links": "hardware_specs/links",
+    "systems": "hardware_specs/systems",
+    "calibrations": "hardware_specs/calibrations",
+    "models": "models",
+}
+MAX_EXTENDS = 16
+_SUFFIXES = (".yaml", ".yml")
+
+
+@cache
+def catalog_root() -> Path:
+    """The folder that holds ``hardware_specs`` and ``models``: ``paleo/_data`` in a wheel, else the checkout."""
+    package = Path(__file__).resolve().parent.parent
+    for root in (package / "_data", package.parent):
+        if (root / "hardware_specs").is_dir():
+            return root
+    raise SpecError(f"{package}: neither _data/hardware_specs nor ../hardware_specs is there; reinstall paleo")
+
+
+@cache
+def entries(kind: str) -> Mapping[str, Path]:
+    """Name -> file of every catalog entry of one kind, in the order of the names."""
+    if kind not in FOLDERS:
+        raise SpecError(f"unknown kind of catalog entry {kind!r}; {near(kind, FOLDERS)}")
+    folder = catalog_root() / FOLDERS[kind]
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+
+def names(kind: str) -> list[str]:
+    """Names of all catalog entries of one kind, sorted.
+
+    >>> names("devices")[:2]
+    ['a10', 'a100-pcie-40gb']
+    """
+    return list(entries(kind))
+
+
+def is_path(name_or_path: str | Path) -> bool:
+    """Whether a text means a file: it has a directory separator or ends in .yaml or .yml.
+
+    >>> is_path("dgx-a100-80gb"), is_path("my.yaml"), is_path("../lab/node.yml")
+    (False, True, True)
+    """
+    text = str(name_or_path)
+    return isinstance(name_or_path, Path) or "/" in text or "\\" in text or text.lower().endswith(_SUFFIXES)
+
+
+def locate(kind: str, name_or_path: str | Path) -> Path:
+    """The file that a catalog name (whatever its case) or a path means; SpecError with near names if there is none."""
+    if is_path(name_or_path):
+        return Path(name_or_path)
+    known, name = entries(kind), str(name_or_path)
+    path = known.get(name) or known.get(name.strip().lower())
+    if path is None:
+        what = kind.removesuffix("s")
+        raise SpecError(f"unknown {what} {_short(name)}; {_nearest(name, known)} (or a path to a YAML file)")
+    return path
+
+
+def read_entry(kind: str, name_or_path: str | Path) -> tuple[Path, dict[str, Any]]:
+    """The file of an entry and its mapping, laid over the entry that its ``extend:`` names, if any.
+
+    Mappings merge key by key; everything else, lists too, is replaced, and a key set to null is dropped. A path in
+    ``extend:`` is relative to the file that it stands in. ``name:`` is never inherited, nor is ``aliases:``.
+    """
+    path = locate(kind, name_or_path)
+    return path, _extended(kind, read_yaml(path), path)
+
+
+def read_inline(kind: str, data: Mapping[str, Any], where: Path) -> dict[str, Any]:
+    """A mapping that stands inside the file ``where``, laid over the entry that its ``extend:`` names, if any."""
+    return _extended(kind, data, where)
+
+
+def _extended(kind: str, data: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    layers, chain = [data], [path]
+    while (base := data.get("extend")) is not None:
+        where = _base_of(kind, base, chain[-1])
+        if where.resolve() in [one.resolve() for one in chain]:
+            names_of = " -> ".join(one.name for one in [*chain, where])
+            raise SpecError(f"{path}: extend: the chain of files comes back to itself: {names_of}")
+        if len(chain) > MAX_EXTENDS:
+            raise SpecError(f"{path}: extend: more than {MAX_EXTENDS} files extend one another")
+        data = read_yaml(where)
+        chain.append(where)
+        layers.append({key: value for key, value in data.items() if key not in ("name", "aliases")})
+    merged: dict[str, Any] = {}
+    for layer in reversed(layers):
+        merged = _merged(merged, layer)
+    merged.pop("extend", None)
+    return merged
+
+
+def _base_of(kind: str, base: object, where: Path) -> Path:
+    if not isinstance(base, str):
+        raise SpecError(f"{where}: extend: expected a catalog name or a path, not {base!r:.60}")
+    try:
+        return where.parent / base if is_path(base) else locate(kind, base)
+    except SpecError as error:
+        raise SpecError(f"{where}: extend: {error}") from None
+
+
+def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    result = dict(below)
+    for key, value in above.items():
+        if value is None and key in below:
+            del result[key]
+        elif isinstance(value, Mapping) and isinstance(below.get(key), Mapping):
+            result[key] = _merged(below[key], value)
+        else:
+            result[key] = value
+    return result
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    name = name[:100].lower()
+    longer = [one for one in known if name and one.startswith(name)]
+    return near(name, longer or known)
+
+
+def _short(name: str) -> str:
+    return repr(name if len(name) <= 80 else name[:77] + "...")
+
+
+@cache
+def _device_aliases() -> Mapping[str, str]:
+    """Alias in lower case -> device name, read from the text of all device files without parsing their YAML."""
+    found: dict[str, str] = {}
+    for name, path in entries("devices").items():
+        inside = False
+        for line in path.read_text(encoding="utf-8").splitlines():
+            if inside and line.startswith("  - "):
+                found.setdefault(_folded(line[4:].strip().strip("\"'")), name)
+            else:
+                inside = line.startswith("aliases:")
+            if line.startswith("full_name:"):
+                found.setdefault(_folded(line.partition(":")[2].strip().strip("\"'")), name)
+    return found
+
+
+def _folded(text: str) -> str:
+    return " ".join(text.lower().split())
+
+
+def device_named(text: str) -> str:
+    """The catalog name of a device by its name, its full name or an alias (what CUDA reports), whatever the case.
+
+    >>> device_named("NVIDIA H100 80GB HBM3"), device_named("A100-SXM4-80GB")
+    ('h100-sxm5-80gb', 'a100-sxm4-80gb')
+    """
+    known = entries("devices")
+    name = _folded(text)
+    if name in known:
+        return name
+    aliases = _device_aliases()
+    if name in aliases:
+        return aliases[name]
+    raise SpecError(f"unknown device {_short(text)}; {_nearest(name, [*known, *aliases])} (or a path to a YAML file)")

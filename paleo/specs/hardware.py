@@ -1,0 +1,374 @@
+"""Devices, links and systems: what their makers say of them, in SI, with sources.
+
+Bandwidth is per direction and peaks are dense. A memory that is sold as "80 GB" is 80 GiB of HBM or GDDR, as
+``nvidia-smi`` shows it (H100 80GB: 81559 MiB; H200 141GB: 143771 MiB), so the catalog writes GiB; what driver and ECC
+keep for themselves, one per cent or less, is not taken off. Cache sizes are binary too. What was *measured* is in
+calibrations, not here: a link's ``achieved_fraction`` is the one exception, kept beside its source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from paleo.errors import PlanError, SpecError, near
+from paleo.specs.catalog import device_named, entries, is_path, read_entry, read_inline
+from paleo.specs.loading import PositiveCount, Spec, Text, validate
+from paleo.units import Bytes, BytesPerSecond, FlopsPerSecond, Hertz, PricePerSecond, Seconds, Watts
+
+Year = Annotated[int, Field(strict=True, ge=1990, le=2100)]
+Fraction = Annotated[float, Field(strict=True, gt=0, le=1)]
+Flag = Annotated[bool, Field(strict=True)]
+Dtype = Literal["fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "fp4", "int8"]
+Unit = Literal["tensor", "vector"]
+DTYPES: tuple[Dtype, ...] = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "fp4", "int8")
+
+
+class Price(Spec):
+    """What one device or node costs to rent, and who said so when."""
+
+    rate: PricePerSecond
+    date: Text
+    source: Text
+
+
+class Memory(Spec):
+    """Device memory: capacity [byte] and peak bandwidth [byte/s]."""
+
+    capacity: Bytes
+    bandwidth: BytesPerSecond
+    kind: Text
+
+
+class Multiprocessor(Spec):
+    """What one SM, CU or core holds: registers and shared memory [byte]."""
+
+    compute_capability: Text | None = None
+    registers: Bytes | None = None
+    shared_memory: Bytes | None = None
+    source: Text
+
+
+class Pcie(Spec):
+    """The slot or socket that joins the device to its host."""
+
+    generation: PositiveCount
+    lanes: PositiveCount
+
+
+class Interconnect(Spec):
+    """The links between devices that a device itself has, all of them together, per direction [byte/s]."""
+
+    kind: Literal["nvlink", "infinity_fabric", "ici", "roce"]
+    generation: PositiveCount | None = None
+    bandwidth: BytesPerSecond
+
+
+class Device(Spec):
+    """One accelerator as its datasheet describes it; one entry is what a framework sees as one device.
+
+    ``peak`` is the fastest dense rate of a dtype, by tensor cores where the device has them for that dtype (with fp32
+    accumulation), and ``vector_peak`` that of the ordinary cores at ``boost_clock``.
+    """
+
+    name: Text
+    full_name: Text
+    vendor: Text
+    architecture: Text
+    kind: Literal["gpu", "tpu", "accelerator", "cpu"] = "gpu"
+    year: Year
+    multiprocessors: PositiveCount
+    boost_clock: Hertz | None = None
+    tensor_clock: Hertz | None = None
+    peak: dict[Dtype, FlopsPerSecond]
+    vector_peak: dict[Dtype, FlopsPerSecond] = Field(default_factory=dict)
+    memory: Memory
+    l2: Bytes | None = None
+    multiprocessor: Multiprocessor | None = None
+    tdp: Watts | None = None
+    form_factor: Text
+    pcie: Pcie | None = None
+    interconnect: Interconnect | None = None
+    price: Price | None = None
+    aliases: tuple[Text, ...] = ()
+    notes: Text | None = None
+    source: Text
+
+    @model_validator(mode="after")
+    def _has_a_peak(self) -> Device:
+        if not self.peak:
+            raise SpecError("peak: is empty; write at least one, like {fp32: 19.5 TFLOP/s}")
+        slow = [dtype for dtype, rate in self.vector_peak.items() if rate > self.peak.get(dtype, 0.0)]
+        if slow:
+            raise SpecError(f"peak.{slow[0]}: is missing or below vector_peak.{slow[0]}; peak is the fastest rate")
+        return self
+
+    @property
+    def tensor_dtypes(self) -> tuple[Dtype, ...]:
+        """The dtypes whose peak the ordinary cores cannot reach: those of the tensor (matrix) cores."""
+        return tuple(dtype for dtype in self.peak if self.peak[dtype] > self.vector_peak.get(dtype, 0.0))
+
+    @property
+    def tensor_cores(self) -> bool:
+        """Whether 16-bit matrix products have their own units."""
+        return any(dtype in ("fp16", "bf16") for dtype in self.tensor_dtypes)
+
+    def peak_flops_per_s(self, dtype: str, unit: Unit | None = None) -> float:
+        """Dense peak of ``dtype`` [FLOP/s] on the fastest unit, or on the ``unit`` that is named.
+
+        >>> load_device("a100-sxm4-80gb").peak_flops_per_s("fp16", "vector")
+        78000000000000.0
+        """
+        rates: Mapping[Dtype, float] = self.vector_peak if unit == "vector" else self.peak
+        known = self.tensor_dtypes if unit == "tensor" else tuple(rates)
+        for one in known:
+            if one == dtype:
+                return rates[one]
+        where = f"{unit} peak" if unit else "peak"
+        raise SpecError(f"device {self.name} has no {where} for dtype {dtype!r}; {near(dtype, known)}")
+
+
+LinkKind = Literal[
+    "pcie", "nvlink", "nvswitch", "infinity_fabric", "ici", "qpi", "ethernet", "infiniband", "efa", "slingshot", "other"
+]
+
+
+class Link(Spec):
+    """One link: bandwidth per direction [byte/s], one-way latency of a small message [s].
+
+    ``scope`` says what one link is (a port, all NVLinks of one GPU, …); ``achieved_fraction`` is the part of the
+    bandwidth that large messages reach.
+    """
+
+    name: Text
+    kind: LinkKind
+    scope: Text
+    bandwidth: BytesPerSecond
+    achieved_fraction: Fraction | None = None
+    achieved_source: Text | None = None
+    latency: Seconds | None = None
+    latency_source: Text | None = None
+    notes: Text | None = None
+    source: Text
+
+    @model_validator(mode="after")
+    def _sources_are_there(self) -> Link:
+        if self.achieved_fraction is not None and self.achieved_source is None:
+            raise SpecError("achieved_source: is missing; say where achieved_fraction comes from")
+        if self.latency is not None and self.latency_source is None:
+            raise SpecError("latency_source: is missing; say where latency comes from")
+        return self
+
+
+class Level(Spec):
+    """One level of a system: units of the level below, joined by one kind of link.
+
+    ``ranks``: devices in one unit of this level (null on the outermost: as many as there are). ``ports``: links that
+    one unit of the level below has into this level: 1 for a GPU below an NVSwitch, the number of NICs for a node.
+    """
+
+    name: Text
+    ranks: PositiveCount | None
+    link: Link
+    topology: Literal["switch", "mesh", "ring", "pcie-tree", "torus", "fabric"]
+    ports: PositiveCount = 1
+    in_switch_reduction: Flag = False
+    peer_to_peer: Flag = True
+    assumed: Text | None = None
+    notes: Text | None = None
+    source: Text | None = None
+
+    @property
+    def unit_bandwidth(self) -> float:
+        """What one unit of the level below can send into this level, all ports together [byte/s], by datasheet."""
+        return self.ports * self.link.bandwidth
+
+
+class Host(Spec):
+    """The computer round the devices, one node."""
+
+    cpu: Text | None = None
+    sockets: PositiveCount | None = None
+    memory: Bytes | None = None
+    storage_bandwidth: BytesPerSecond | None = None
+    source: Text
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """What a group of ranks has of one level.
+
+    ``fan_out``: units of the level below, within one unit of this level, that hold ranks of the group.
+    ``members_below``: ranks of the group in one such unit.
+    ``groups_sharing``: groups of the same kind, this one too, whose ranks share that unit and its ports.
+    """
+
+    level: Level
+    fan_out: int
+    members_below: int
+    groups_sharing: int
+
+    @property
+    def bandwidth(self) -> float:
+        """What the group's ranks in one unit below can send into this level while its sharers do the same [byte/s]."""
+        return self.level.unit_bandwidth / self.groups_sharing
+
+
+class System(Spec):
+    """Nodes of one kind of device and the levels of links between them, inner to outer.
+
+    Ranks are numbered consecutively, innermost level first. ``price_per_node`` is for all devices of a node.
+    """
+
+    name: Text
+    full_name: Text
+    year: Year
+    device: Device
+    devices_per_node: PositiveCount
+    max_nodes: PositiveCount | None = None
+    levels: tuple[Level, ...] = ()
+    host: Host | None = None
+    price_per_node: Price | None = None
+    notes: Text | None = None
+    source: Text
+
+    @model_validator(mode="after")
+    def _levels_nest(self) -> System:
+        inner = 1
+        for index, level in enumerate(self.levels):
+            outermost = index == len(self.levels) - 1
+            if level.ranks is None:
+                if not outermost:
+                    raise SpecError(f"levels[{index}].ranks: only the outermost level may be unlimited")
+            elif level.ranks <= inner or level.ranks % inner:
+                raise SpecError(
+                    f"levels[{index}].ranks: {level.ranks} is not a multiple of the {inner} of the level below"
+                )
+            inner = level.ranks or inner
+        if self.devices_per_node not in {1, *(level.ranks for level in self.levels)}:
+            raise SpecError(f"devices_per_node: no level has {self.devices_per_node} ranks, yet a node is a level")
+        return self
+
+    @property
+    def capacity(self) -> int | None:
+        """How many devices there are; None when nothing limits them."""
+        if self.max_nodes is not None:
+            return self.max_nodes * self.devices_per_node
+        return self.levels[-1].ranks if self.levels else 1
+
+    def group(self, stride: int, size: int) -> tuple[Span, ...]:
+        """What a group of ``size`` ranks, ``stride`` apart, has of every level, inner to outer.
+
+        The product of the fan-outs is ``size``; where a level does not divide evenly it is the next larger number that
+        does, as the fullest unit sets the pace (12 ranks on nodes of 8: fan-outs 8 and 2). Raises PlanError for more
+        ranks than there are.
+
+        >>> node = load_system("dgx-a100-80gb")
+        >>> [(span.level.name, span.fan_out, span.groups_sharing) for span in node.group(stride=1, size=16)]
+        [('NVSwitch', 8, 1), ('fabric', 2, 1)]
+        >>> [(span.level.name, span.fan_out, span.groups_sharing) for span in node.group(stride=8, size=4)]
+        [('NVSwitch', 1, 1), ('fabric', 4, 8)]
+        """
+        self._check_group(stride, size)
+        spans, ranks_below, members_below = [], 1, 1
+        for level in self.levels:
+            members = size if level.ranks is None else min(size, -(-level.ranks // stride))
+            fan_out, sharing = -(-members // members_below), -(-ranks_below // members_below)
+            spans.append(Span(level, fan_out, members_below, sharing))
+            ranks_below, members_below = level.ranks or ranks_below, members
+        return tuple(spans)
+
+    def _check_group(self, stride: int, size: int) -> None:
+        if stride < 1 or size < 1:
+            raise PlanError(f"system {self.name}: a group of {size} ranks with stride {stride}; both must be 1 or more")
+        reach, capacity = (size - 1) * stride + 1, self.capacity
+        if capacity is not None and reach > capacity:
+            raise PlanError(
+                f"system {self.name} has {capacity} devices; {size} ranks with stride {stride} need at least {reach}"
+            )
+
+
+def load_device(name_or_path: str | Path) -> Device:
+    """The device of that catalog name, or of that YAML file."""
+    return _device(name_or_path) if is_path(name_or_path) else _cataloged_device(str(name_or_path))
+
+
+def load_link(name_or_path: str | Path) -> Link:
+    """The link of that catalog name, or of that YAML file."""
+    return _link(name_or_path) if is_path(name_or_path) else _cataloged_link(str(name_or_path))
+
+
+def load_system(name_or_path: str | Path) -> System:
+    """The system of that catalog name, or of that YAML file; the name of a device means one such device alone."""
+    return _system(name_or_path) if is_path(name_or_path) else _cataloged_system(str(name_or_path))
+
+
+def find_device(text: str) -> Device:
+    """The device that a name, a path, a full name or an alias (what CUDA reports) means, whatever the case.
+
+    >>> find_device("NVIDIA H100 80GB HBM3").name
+    'h100-sxm5-80gb'
+    """
+    try:
+        name = device_named(text)
+    except SpecError:
+        if not is_path(text):
+            raise
+        name = text
+    return load_device(name)
+
+
+def _device(name_or_path: str | Path) -> Device:
+    path, data = read_entry("devices", name_or_path)
+    return validate(Device, {"name": path.stem, **data}, path)
+
+
+def _link(name_or_path: str | Path) -> Link:
+    path, data = read_entry("links", name_or_path)
+    return validate(Link, {"name": path.stem, **data}, path)
+
+
+def _system(name_or_path: str | Path) -> System:
+    if not is_path(name_or_path) and name_or_path not in entries("systems") and name_or_path in entries("devices"):
+        return _alone(load_device(name_or_path))
+    path, data = read_entry("systems", name_or_path)
+    data = {"name": path.stem, **data}
+    if "device" in data:
+        data["device"] = _part("devices", data["device"], path, "device")
+    if isinstance(data.get("levels"), list):
+        data["levels"] = [_with_link(level, path, index) for index, level in enumerate(data["levels"])]
+    return validate(System, data, path)
+
+
+_cataloged_device, _cataloged_link, _cataloged_system = cache(_device), cache(_link), cache(_system)
+
+
+def _with_link(level: object, where: Path, index: int) -> object:
+    if not isinstance(level, Mapping) or "link" not in level:
+        return level
+    return {**level, "link": _part("links", level["link"], where, f"levels[{index}].link")}
+
+
+def _part(kind: Literal["devices", "links"], value: object, where: Path, key: str) -> Any:
+    """A device or link of a system: text is a name or a path (from the file's folder), a mapping stands for itself."""
+    try:
+        if isinstance(value, Mapping):
+            return {"name": f"{where.stem} {key}", **read_inline(kind, value, where)}
+        if isinstance(value, str):
+            text: str | Path = where.parent / value if is_path(value) else value
+            return load_device(text) if kind == "devices" else load_link(text)
+    except SpecError as error:
+        raise SpecError(f"{where}: {key}: {error}") from None
+    return value
+
+
+def _alone(device: Device) -> System:
+    return System(
+        name=device.name, full_name=f"one {device.full_name}", year=device.year, device=device, devices_per_node=1,
+        source=device.source,
+    )  # fmt: skip

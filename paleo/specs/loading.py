@@ -1,0 +1,292 @@
+"""YAML text to validated objects, with one clear message for whatever is wrong.
+
+Spec files are written by people, so the door is narrow: one document, a mapping, UTF-8, no anchors, no tags, no key
+twice. Plain scalars follow the YAML 1.2 core schema: ``on``, ``yes`` and ``12:30`` are text and ``1e9`` is a number;
+``.nan``, ``.inf`` and numbers beyond a double are refused. Keys are always text.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, get_args
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from paleo.errors import SpecError, near
+
+#: Far above any spec that a person writes, far below what would keep a reader waiting.
+MAX_FILE_BYTES = 4_000_000
+MAX_NODES = 250_000
+MAX_DEPTH = 32
+MAX_MESSAGE = 600
+
+PositiveCount = Annotated[int, Field(strict=True, gt=0)]
+Text = Annotated[str, Field(strict=True, min_length=1)]
+
+_PARSER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_INTEGER = re.compile(r"[-+]?[0-9]{1,18}\Z")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?\Z")
+_NOT_FINITE = re.compile(r"[-+]?\.?(nan|inf|infinity)\Z", re.IGNORECASE)
+_WORDS = {None: ("~", "null", "Null", "NULL"), True: ("true", "True", "TRUE"), False: ("false", "False", "FALSE")}
+_CONSTANTS = {word: value for value, words in _WORDS.items() for word in words}
+
+_WORDING = {
+    "Input should": "it should",
+    "valid dictionary": "mapping of `key: value` lines",
+    "valid tuple": "list",
+    "valid list": "list",
+    "valid string": "text",
+    "valid integer": "whole number",
+    "a valid boolean": "true or false",
+}
+
+
+class Spec(BaseModel):
+    """Base of everything that is read from YAML: frozen, and a key that it does not know is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    """The mapping that a YAML file holds; SpecError, with the file and the line, for anything else."""
+    return parse_yaml(_read_text(path), where=path)
+
+
+def parse_yaml(text: str, *, where: str | Path) -> dict[str, Any]:
+    """The mapping that a YAML text holds; ``where`` names it in messages.
+
+    >>> parse_yaml("ranks: 8\\nlatency: 5 us\\nfast: on", where="example")
+    {'ranks': 8, 'latency': '5 us', 'fast': 'on'}
+    """
+    try:
+        data = _Builder(str(where)).build(text)
+    except yaml.YAMLError as error:
+        raise SpecError(_capped(f"{where}: {_yaml_problem(error)}")) from None
+    except UnicodeEncodeError:
+        raise SpecError(f"{where}: is not Unicode text; expected YAML") from None
+    if not isinstance(data, dict):
+        found = "nothing" if data is None else f"a {type(data).__name__}"
+        raise SpecError(f"{where}: holds {found}; expected a mapping of `key: value` lines")
+    return data
+
+
+def _read_text(path: str | Path) -> str:
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            kind = "a directory" if os.path.isdir(path) else "not a regular file"
+            raise SpecError(_capped(f"{path}: is {kind}; expected a YAML file"))
+        with open(path, "rb") as file:
+            raw = file.read(MAX_FILE_BYTES + 1)
+    except SpecError:
+        raise
+    except FileNotFoundError:
+        raise SpecError(_capped(f"{path}: no such file; expected a YAML file")) from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise SpecError(f"{_shown(str(path))}: cannot be read ({reason})") from None
+    if len(raw) > MAX_FILE_BYTES:
+        raise SpecError(f"{path}: is larger than {MAX_FILE_BYTES} bytes; a spec is a page or two of YAML")
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise SpecError(f"{path}: byte {error.start} is not UTF-8 text; expected a YAML file") from None
+    if not text.strip():
+        raise SpecError(f"{path}: is empty; expected a mapping of `key: value` lines")
+    return text
+
+
+def _yaml_problem(error: Any) -> str:
+    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+    place = f"line {mark.line + 1}: " if mark is not None else ""
+    problem = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error).splitlines()[0]
+    return f"{place}not valid YAML: {problem}"
+
+
+class _Builder:
+    """Builds a value from parser events, so that every limit is checked before anything grows."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._nodes = 0
+        self._parser: Any = None
+
+    def build(self, text: str) -> Any:
+        self._parser = _PARSER(text)
+        try:
+            return self._document()
+        finally:
+            self._parser.dispose()
+
+    def _document(self) -> Any:
+        self._parser.get_event()
+        if self._parser.check_event(yaml.StreamEndEvent):
+            return None
+        self._parser.get_event()
+        value = self._value(self._next(), depth=0)
+        self._parser.get_event()
+        if not self._parser.check_event(yaml.StreamEndEvent):
+            raise self._error(self._parser.peek_event(), "a second document starts; expected one per file")
+        return value
+
+    def _next(self) -> Any:
+        event = self._parser.get_event()
+        self._nodes += 1
+        if self._nodes > MAX_NODES:
+            raise self._error(event, f"more than {MAX_NODES} values; a spec is a page or two of YAML")
+        if getattr(event, "anchor", None) is not None:
+            raise self._error(event, f"anchors and aliases ({event.anchor!r}) are not allowed; write the value out")
+        if getattr(event, "tag", None) not in (None, "!"):
+            raise self._error(event, f"tags ({event.tag!r}) are not allowed; write plain values")
+        return event
+
+    def _value(self, event: Any, depth: int) -> Any:
+        if depth > MAX_DEPTH:
+            raise self._error(event, f"nested deeper than {MAX_DEPTH} levels")
+        if isinstance(event, yaml.ScalarEvent):
+            return event.value if event.style else self._plain(event)
+        return self._mapping(depth) if isinstance(event, yaml.MappingStartEvent) else self._sequence(depth)
+
+    def _sequence(self, depth: int) -> list[Any]:
+        values: list[Any] = []
+        while not isinstance(event := self._next(), yaml.SequenceEndEvent):
+            values.append(self._value(event, depth + 1))
+        return values
+
+    def _mapping(self, depth: int) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        lines: dict[str, int] = {}
+        while not isinstance(event := self._next(), yaml.MappingEndEvent):
+            if not isinstance(event, yaml.ScalarEvent) or not event.value:
+                raise self._error(event, "a key must be a plain word")
+            key, line = event.value, _line(event)
+            if key in values:
+                raise self._error(event, f"key {_shown(key)} stands twice (first on line {lines[key]}); keep one")
+            lines[key] = line
+            values[key] = self._value(self._next(), depth + 1)
+        return values
+
+    def _plain(self, event: Any) -> Any:
+        text = event.value
+        if not text:
+            return None
+        if _INTEGER.match(text):
+            return int(text)
+        if text in _CONSTANTS:
+            return _CONSTANTS[text]
+        number = float(text) if len(text) < 64 and _FLOAT.match(text) else None
+        if _NOT_FINITE.match(text) or (number is not None and not math.isfinite(number)):
+            raise self._error(event, f"{text!r} is not a finite number")
+        return text if number is None else number
+
+    def _error(self, event: Any, problem: str) -> SpecError:
+        return SpecError(_capped(f"{self._where}: line {_line(event)}: {problem}"))
+
+
+def _line(event: Any) -> int:
+    return int(event.start_mark.line) + 1
+
+
+def validate(model: type[Model], data: object, where: str | Path) -> Model:
+    """``data`` as an instance of ``model``; the first thing wrong is a SpecError that names file, key and value.
+
+    A misspelt key is reported before the keys that it leaves missing, with the nearest key that would do.
+    """
+    if not isinstance(data, Mapping):
+        raise SpecError(f"{where}: expected a mapping of `key: value` lines, not {_shown(data)}")
+    _refuse_not_finite(data, where, ())
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        errors = error.errors(include_url=False)
+    depth = {id(one): len(_path_in_data(data, one["loc"], one["type"])) for one in errors}
+    first = min(errors, key=lambda one: (one["type"] != "extra_forbidden", -depth[id(one)]))
+    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+    raise SpecError(_capped(f"{where}: {_explained(model, data, first)}", more)) from None
+
+
+def _refuse_not_finite(value: object, where: str | Path, path: tuple[str | int, ...]) -> None:
+    if isinstance(value, Mapping):
+        for key, one in value.items():
+            _refuse_not_finite(one, where, (*path, key))
+    elif isinstance(value, list | tuple):
+        for index, one in enumerate(value):
+            _refuse_not_finite(one, where, (*path, index))
+    elif (isinstance(value, float) and not math.isfinite(value)) or (
+        isinstance(value, str) and _NOT_FINITE.match(value.strip())
+    ):
+        raise SpecError(_capped(f"{where}: {_dotted(path)}: {value!r} is not a finite value"))
+
+
+def _explained(model: type[BaseModel], data: object, error: Any) -> str:
+    """Key path, value and what was expected, from one entry of pydantic's list."""
+    kind, value = error["type"], error["input"]
+    path = _path_in_data(data, error["loc"], kind)
+    key = _dotted(path)
+    if kind == "extra_forbidden":
+        return f"{key}: unknown key; {near(str(path[-1]), _keys_at(model, path[:-1]))}"
+    if kind == "missing":
+        return f"{key}: this key is missing"
+    cause = error.get("ctx", {}).get("error")
+    prefix = f"{key}: " if key else ""
+    return prefix + (str(cause) if cause is not None else f"{_shown(value)}: {_plainly(error['msg'])}")
+
+
+def _plainly(message: str) -> str:
+    """pydantic's words in the words of a YAML file."""
+    for theirs, ours in _WORDING.items():
+        message = message.replace(theirs, ours)
+    return message[:1].lower() + message[1:]
+
+
+def _path_in_data(data: object, location: tuple[str | int, ...], kind: str) -> tuple[str | int, ...]:
+    """pydantic's location without the names of union members, which no file contains."""
+    path: list[str | int] = []
+    for index, part in enumerate(location):
+        try:
+            data = data[part]  # type: ignore[index]
+        except (LookupError, TypeError):
+            if not (kind == "missing" and index == len(location) - 1):
+                continue
+        path.append(part)
+    return tuple(path)
+
+
+def _keys_at(model: type[BaseModel], path: tuple[str | int, ...]) -> set[str]:
+    """Keys that ``model`` allows at ``path``; the union over all models that may stand there."""
+    models = [model]
+    for part in path:
+        fields = [one.model_fields[str(part)] for one in models if str(part) in one.model_fields]
+        models = [found for field in fields for found in _models_in(field.annotation)] or models
+    return {field.alias or name for one in models for name, field in one.model_fields.items()}
+
+
+def _models_in(annotation: object) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [found for argument in get_args(annotation) for found in _models_in(argument)]
+
+
+def _dotted(path: tuple[str | int, ...]) -> str:
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
+    return text if len(text) <= 120 else text[:117] + "..."
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, Mapping | list | tuple):
+        return f"a {'mapping' if isinstance(value, Mapping) else 'list'}"
+    text = repr(value if not isinstance(value, str) else value[:100])
+    return text if len(text) <= 120 else text[:117] + "..."
+
+
+def _capped(message: str, tail: str = "") -> str:
+    message = " ".join(message.split())
+    return (message if len(message) <= MAX_MESSAGE else message[: MAX_MESSAGE - 3] + "...") + tail

@@ -1,0 +1,187 @@
+"""Text to SI and back: the one place where powers of ten and of 1024 may stand.
+
+In YAML and on the command line a dimensional number carries its unit (``900 GB/s``, ``80 GiB``, ``5 us``); in code it
+is a float in SI units. ``k M G T P`` are powers of 1000 and ``Ki Mi Gi Ti`` powers of 1024; ``B`` is a byte and ``b`` a
+bit. Parsing goes through ``Decimal``, so that ``5 us`` is exactly ``5e-06``.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from decimal import Decimal, InvalidOperation
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator
+
+from paleo.errors import SpecError
+
+_DECIMAL = {"": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
+_BINARY = {"Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4}
+
+
+def _prefixed(symbol: str, base: str = "1", binary: bool = False) -> dict[str, Decimal]:
+    table = {prefix + symbol: Decimal(base) * Decimal(10) ** power for prefix, power in _DECIMAL.items()}
+    if binary:
+        table |= {prefix + symbol: Decimal(base) * Decimal(1024) ** power for prefix, power in _BINARY.items()}
+    return table
+
+
+_SECONDS = {
+    "ns": Decimal("1e-9"),
+    "us": Decimal("1e-6"),
+    "µs": Decimal("1e-6"),
+    "ms": Decimal("1e-3"),
+    "s": Decimal(1),
+    "min": Decimal(60),
+    "h": Decimal(3600),
+}
+_BYTES = _prefixed("B", binary=True)
+_BITS = _prefixed("b", "0.125")
+#: dimension -> unit -> factor to SI. The first unit named in ``_EXAMPLE`` is what an error message shows.
+DIMENSIONS: dict[str, dict[str, Decimal]] = {
+    "time": _SECONDS,
+    "bytes": _BYTES,
+    "bandwidth": {f"{unit}/s": factor for unit, factor in (_BYTES | _BITS).items()},
+    "flops": _prefixed("FLOP"),
+    "flops_per_s": {f"{unit}/s": factor for unit, factor in (_prefixed("FLOP") | _prefixed("OP")).items()},
+    "frequency": _prefixed("Hz"),
+    "power": _prefixed("W"),
+    "price_per_s": {f"USD/{unit}": 1 / factor for unit, factor in _SECONDS.items()},
+    "price_per_energy": {"USD/kWh": 1 / Decimal(3600000)},
+    "count": _prefixed(""),
+}
+_EXAMPLE = {
+    "time": "5 us",
+    "bytes": "80 GiB",
+    "bandwidth": "900 GB/s",
+    "flops": "4.1 GFLOP",
+    "flops_per_s": "312 TFLOP/s",
+    "frequency": "1410 MHz",
+    "power": "400 W",
+    "price_per_s": "32.77 USD/h",
+    "price_per_energy": "0.12 USD/kWh",
+    "count": "300G",
+}
+_MISSPELT = {"FLOPS": "FLOP/s", "FLOPs": "FLOP", "OPS": "OP/s", "Bps": "B/s", "bps": "b/s", "bit/s": "b/s"}
+_NUMBER = re.compile(r"\s*([+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([^\d\s].*?)?\s*\Z")
+
+
+def parse(text: object, dimension: str) -> float:
+    """A number with its unit, as a float in SI.
+
+    Raises SpecError when the unit is missing or unknown, or the number is not finite.
+
+    >>> parse("5 us", "time"), parse("400 Gb/s", "bandwidth"), parse("80GiB", "bytes")
+    (5e-06, 50000000000.0, 85899345920.0)
+    """
+    units, example = DIMENSIONS[dimension], _EXAMPLE[dimension]
+    if isinstance(text, bool) or not isinstance(text, str | int | float):
+        raise SpecError(f"{text!r} is not a quantity; write it like {example!r}")
+    match = _NUMBER.match(text) if isinstance(text, str) and len(text) <= 64 else None
+    if match is None and isinstance(text, str):
+        raise SpecError(f"{text[:64]!r} is not a number with a unit; write it like {example!r}")
+    unit = (match.group(2) or "") if match else ""
+    if unit not in units:
+        raise SpecError(_unit_message(text, unit, dimension))
+    try:
+        value = float(Decimal(match.group(1) if match else str(text)) * units[unit])
+    except (InvalidOperation, OverflowError):
+        value = math.inf
+    if not math.isfinite(value):
+        raise SpecError(f"{text!r} is not a finite number; write it like {example!r}")
+    return value
+
+
+def _unit_message(text: object, unit: str, dimension: str) -> str:
+    example = _EXAMPLE[dimension]
+    if not unit:
+        return f"{text!r} has no unit; write it like {example!r}"
+    for wrong, right in _MISSPELT.items():
+        if unit.endswith(wrong) and unit[: -len(wrong)] + right in DIMENSIONS[dimension]:
+            return f"{text!r}: the unit {unit!r} is written {unit[: -len(wrong)] + right!r} here"
+    others = [name for name, table in DIMENSIONS.items() if unit in table]
+    what = f"is a unit of {others[0]}, not of {dimension}" if others else f"is not a unit of {dimension}"
+    return f"{text!r}: {unit!r} {what}; write it like {example!r}"
+
+
+def _field(dimension: str, *, positive: bool = False) -> Any:
+    def check(value: object) -> float:
+        number = parse(value, dimension)
+        if number < 0 or (positive and number == 0):
+            raise SpecError(f"{value!r} must be {'above zero' if positive else 'zero or more'}")
+        return number
+
+    return BeforeValidator(check)
+
+
+Seconds = Annotated[float, _field("time")]
+Bytes = Annotated[float, _field("bytes", positive=True)]
+BytesPerSecond = Annotated[float, _field("bandwidth", positive=True)]
+FlopsPerSecond = Annotated[float, _field("flops_per_s", positive=True)]
+Hertz = Annotated[float, _field("frequency", positive=True)]
+Watts = Annotated[float, _field("power", positive=True)]
+PricePerSecond = Annotated[float, _field("price_per_s")]
+
+_STEPS = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
+
+
+def engineering(value: float, unit: str, *, digits: int = 3) -> str:
+    """A number of SI units with the prefix that keeps it readable.
+
+    >>> engineering(3.12e14, "FLOP/s"), engineering(25557032, ""), engineering(0.0, "B")
+    ('312 TFLOP/s', '25.6 M', '0 B')
+    """
+    for factor, prefix in _STEPS:
+        if abs(value) >= factor:
+            return f"{_digits(value / factor, digits)} {prefix}{unit}".rstrip()
+    return f"{_digits(value, digits)} {unit}".rstrip()
+
+
+def duration(seconds: float, *, digits: int = 3) -> str:
+    """A time as people say it.
+
+    >>> duration(4.2e-6), duration(0.0123), duration(95.0), duration(7200.0), duration(3e6)
+    ('4.2 us', '12.3 ms', '1.58 min', '2 h', '34.7 days')
+    """
+    if not math.isfinite(seconds):
+        return "never"
+    for limit, factor, unit in (
+        (1e-6, 1e-9, "ns"),
+        (1e-3, 1e-6, "us"),
+        (1.0, 1e-3, "ms"),
+        (90.0, 1.0, "s"),
+        (5400.0, 60.0, "min"),
+        (172800.0, 3600.0, "h"),
+    ):
+        if abs(seconds) < limit:
+            return f"{_digits(seconds / factor, digits)} {unit}"
+    return f"{_digits(seconds / 86400.0, digits)} days"
+
+
+def gibibytes(value: float) -> str:
+    """A memory size in powers of 1024, as memory is sold and filled.
+
+    >>> gibibytes(85899345920.0)
+    '80.0 GiB'
+    """
+    for power, prefix in ((3, "Gi"), (2, "Mi"), (1, "Ki")):
+        if abs(value) >= 1024**power:
+            return f"{value / 1024**power:.1f} {prefix}B"
+    return f"{value:.0f} B"
+
+
+def _digits(value: float, digits: int) -> str:
+    if value == 0:
+        return "0"
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    text = f"{value:.{decimals}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+#: Factors for tables that are stored in scaled units (see ``validate``), so that no other module spells a power of ten.
+MICROSECOND, MILLISECOND = 1e-6, 1e-3
+KILO, MEGA, GIGA, TERA = 1e3, 1e6, 1e9, 1e12
+GIB = float(1024**3)
+MEBIBYTE = float(1024**2)
+HOUR, DAY = 3600.0, 86400.0

@@ -1,0 +1,1 @@
+"""Kinds of measured tables: one module each, found by folder and told apart by their headers."""

@@ -1,0 +1,202 @@
+"""What a kind of measured table is: how to recognise it, and how its rows become the arguments of a pricing family.
+
+A module of this folder makes one object of a subclass of ``TableKind`` and registers it::
+
+    KINDS.register("gemm")(GemmTable())
+
+Times in a table are microseconds (``time_us``); everything that a method returns is SI.
+"""
+
+from __future__ import annotations
+
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from paleo.errors import SpecError, near
+from paleo.pricing.parameters import DeviceFigures
+from paleo.registry import Registry
+from paleo.units import MICROSECOND
+
+Array = npt.NDArray[np.float64]
+Figures = TypeVar("Figures")
+#: Columns that every kind may use, whether or not its header names them.
+COMMON = frozenset({"source", "library", "dtype", "time_us"})
+
+
+class TableKind(ABC, Generic[Figures]):
+    """One kind of measured table. ``Figures`` is what prices a row: DeviceFigures for kernels."""
+
+    #: Registry name, also the ``kind`` that ``paleo validate --json`` prints.
+    name: ClassVar[str]
+    #: Column names that identify the kind; a table may have more.
+    header: ClassVar[frozenset[str]]
+    #: Columns that define a configuration: rows that agree in them fall on the same side of a held-out split.
+    configuration: ClassVar[tuple[str, ...]]
+    #: Family key -> dataclass of its parameters.
+    families: ClassVar[Mapping[str, type[Any]]]
+    #: Names of parameters that belong to the host or the stack (launch cost), not to the silicon.
+    host_parameters: ClassVar[tuple[str, ...]] = ()
+    #: Column that names what a row was measured on.
+    subject: ClassVar[str] = "device"
+
+    @abstractmethod
+    def unsupported(self, frame: pd.DataFrame) -> pd.Series[str]:
+        """Why a row cannot be modelled, or an empty string; one entry per row."""
+
+    @abstractmethod
+    def stack(self, frame: pd.DataFrame) -> pd.Series[str]:
+        """How each row was timed: graph, kernel, eager, back-to-back, or a custom key."""
+
+    @abstractmethod
+    def family(self, frame: pd.DataFrame) -> pd.Series[str]:
+        """Calibration key of each row, one of ``families``."""
+
+    def compute(self, frame: pd.DataFrame) -> pd.Series[str]:
+        """The arithmetic unit that each row asks for, as ``paleo.pricing.figures`` takes it; '' for the usual one."""
+        return text(frame, "compute")
+
+    @abstractmethod
+    def work(self, frame: pd.DataFrame) -> tuple[Array, Array]:
+        """FLOP and compulsory bytes of each row, for the roofline baseline of one constant efficiency."""
+
+    @abstractmethod
+    def time(self, frame: pd.DataFrame, figures: Figures, parameters: Any) -> Array:
+        """Seconds of rows that share one subject, dtype, family and stack."""
+
+
+KINDS: Registry[TableKind[Any]] = Registry("table kind", "paleo.validate.kinds")
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Rows of a table that one set of figures and one set of parameters price."""
+
+    subject: str
+    family: str
+    stack: str
+    dtype: str
+    compute: str
+    frame: pd.DataFrame
+
+    @property
+    def measured(self) -> Array:
+        """Measured times in seconds."""
+        return measured_time(self.frame)
+
+
+def groups(kind: TableKind[Any], frame: pd.DataFrame) -> Iterator[Group]:
+    """The supported rows of ``frame`` in groups of one subject, family, stack, dtype and compute unit, index kept."""
+    frame = frame[(kind.unsupported(frame) == "").to_numpy()]
+    keys = pd.DataFrame(
+        {
+            "subject": text(frame, kind.subject),
+            "family": kind.family(frame),
+            "stack": kind.stack(frame),
+            "dtype": text(frame, "dtype"),
+            "compute": kind.compute(frame),
+        },
+        index=frame.index,
+    )
+    for key, rows in keys.groupby(list(keys.columns), sort=True):
+        subject, family, stack, dtype, compute = map(str, key)
+        yield Group(subject, family, stack, dtype, compute, frame.loc[rows.index])
+
+
+def kind_of(columns: Iterable[str]) -> TableKind[Any]:
+    """The kind of table that has these columns: of those whose header is there in full, the one with the most columns.
+
+    Raises SpecError that names the nearest kind and the columns that it lacks.
+    """
+    present = {str(column).strip() for column in columns}
+    kinds = [kind for _, kind in KINDS.items()]
+    fitting = [kind for kind in kinds if kind.header <= present]
+    if fitting:
+        return max(fitting, key=lambda kind: (len(kind.header), kind.name))
+    if not kinds:
+        raise SpecError("no table kind is registered")
+    nearest = min(kinds, key=lambda kind: (len(kind.header - present) / len(kind.header), kind.name))
+    missing = sorted(nearest.header - present)
+    hint = f"{missing[0]!r} is missing; {near(missing[0], present)}" if present else "the table has no column"
+    raise SpecError(f"no kind of table has this header; the nearest is {nearest.name!r}, which needs {missing}: {hint}")
+
+
+def read_table(path: str | Path) -> pd.DataFrame:
+    """A measured table from a CSV or CSV.gz file; text columns hold '' where a cell is empty.
+
+    Raises SpecError when the file is missing, is no CSV, or has no rows.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise SpecError(f"{path}: {'is a folder' if path.is_dir() else 'no such file'}; expected a CSV or CSV.gz table")
+    try:
+        frame = pd.read_csv(path, low_memory=False, compression="infer")
+    except (OSError, EOFError, ValueError, zlib.error) as error:  # pandas' own errors are ValueErrors
+        raise SpecError(f"{path}: cannot be read as a CSV table: {str(error)[:200]}") from None
+    frame.columns = pd.Index([str(column).strip() for column in frame.columns])
+    if frame.empty:
+        raise SpecError(f"{path}: the table has no rows")
+    for column in frame.columns[[not pd.api.types.is_numeric_dtype(kind) for kind in frame.dtypes]]:
+        frame[column] = frame[column].fillna("").astype(str)
+    return frame
+
+
+def text(frame: pd.DataFrame, column: str, default: str = "") -> pd.Series[str]:
+    """A column as stripped text, ``default`` where it is empty or absent."""
+    if column not in frame.columns:
+        return pd.Series(default, index=frame.index, dtype=object)
+    values = frame[column].astype(object).where(frame[column].notna(), "").astype(str).str.strip()
+    return values.where(values != "", default)
+
+
+def number(frame: pd.DataFrame, column: str, default: float | None = None) -> Array:
+    """A column as floats; ``default`` where it is empty or absent, or SpecError when none is given."""
+    if column not in frame.columns:
+        if default is None:
+            raise SpecError(f"column {column!r} is missing; {near(column, map(str, frame.columns))}")
+        return np.full(len(frame), default)
+    raw = frame[column]
+    values = pd.to_numeric(raw, errors="coerce").to_numpy(dtype=np.float64)
+    empty = raw.isna().to_numpy() | (raw.astype(str).str.strip() == "").to_numpy()
+    wrong = ~np.isfinite(values) & ~(empty & (default is not None))
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise SpecError(
+            f"column {column!r}, row {frame.index[row]}: {str(raw.iloc[row])[:40]!r} is not a finite number"
+        )
+    return np.where(empty, np.nan if default is None else default, values)
+
+
+def measured_time(frame: pd.DataFrame) -> Array:
+    """Measured times in seconds; SpecError unless each is above zero."""
+    times = number(frame, "time_us")
+    if (times <= 0).any():
+        row = int(np.argmax(times <= 0))
+        raise SpecError(f"column 'time_us', row {frame.index[row]}: {times[row]} must be above zero")
+    return times * MICROSECOND
+
+
+def roofline_time(flops: Array, bytes_moved: Array, figures: DeviceFigures) -> Array:
+    """Seconds at the datasheet's peaks: max(FLOP / peak, bytes / bandwidth) (Williams, Waterman, Patterson, 2009)."""
+    return np.maximum(flops / figures.peak_flops_per_s, bytes_moved / figures.memory_bandwidth)
+
+
+def best_constant_efficiency(roofline: Array, measured: Array) -> float:
+    """The one efficiency e that makes the mean of |roofline / e / measured - 1| least: Paleo's percent of peak.
+
+    The mean absolute error of x / e against 1 is least at a weighted median of the ratios.
+
+    >>> best_constant_efficiency(np.array([1.0, 1.0, 4.0]), np.array([2.0, 2.0, 5.0]))
+    0.5
+    """
+    ratio = roofline / measured
+    order = np.argsort(ratio)
+    weight = np.cumsum(ratio[order])
+    return float(ratio[order][np.searchsorted(weight, weight[-1] / 2)])

@@ -1,0 +1,143 @@
+"""Measured collectives: operation, ranks, ranks per node and bytes as nccl-tests counts them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, ClassVar
+
+import numpy as np
+import pandas as pd
+
+from paleo.collectives.base import OPERATIONS
+from paleo.errors import PaleoError, near
+from paleo.pricing.alpha_beta import bus_factor
+from paleo.pricing.collective import (
+    CustomParameters,
+    FabricParameters,
+    NcclParameters,
+    Network,
+    custom_time,
+    fabric_time,
+    nccl_time,
+    network_across,
+    stack_networks,
+)
+from paleo.specs.hardware import System, load_system
+from paleo.validate.kinds.base import KINDS, Array, TableKind, number, text
+
+#: Dtypes that NVSwitch cannot add.
+NOT_IN_SWITCH = frozenset({"int8", "fp64"})
+
+
+class CollectiveTable(TableKind[System]):
+    """``op`` over ``ranks``, ``ranks_per_node`` of them neighbours; ``bytes`` = nccl-tests' size."""
+
+    name: ClassVar[str] = "collective"
+    header: ClassVar[frozenset[str]] = frozenset(
+        {"source", "system", "library", "op", "dtype", "ranks", "ranks_per_node", "bytes", "time_us"}
+    )
+    configuration: ClassVar[tuple[str, ...]] = ("op", "ranks", "ranks_per_node", "bytes")
+    families: ClassVar[Mapping[str, type[Any]]] = {
+        "collective.nccl": NcclParameters,
+        "collective.fabric": FabricParameters,
+        "collective.custom": CustomParameters,
+    }
+    host_parameters: ClassVar[tuple[str, ...]] = ("launch", "skew", "host")
+    subject: ClassVar[str] = "system"
+
+    def unsupported(self, frame: pd.DataFrame) -> pd.Series[str]:
+        """An unknown operation or system, or a group that the system cannot hold."""
+        rows = list(
+            zip(
+                text(frame, "system"),
+                text(frame, "op"),
+                number(frame, "ranks", 0.0),
+                number(frame, "ranks_per_node", 0.0),
+                number(frame, "bytes", 0.0),
+                self.family(frame),
+                strict=True,
+            )
+        )
+        return pd.Series([_reason(*row[:4], row[4] > 0, row[5]) for row in rows], index=frame.index, dtype=object)
+
+    def stack(self, frame: pd.DataFrame) -> pd.Series[str]:
+        """kernel (duration on rank 0) or back-to-back for NCCL; <engine>-graph or <engine>-eager for custom kernels."""
+        algorithm, library = text(frame, "algo"), text(frame, "library")
+        how = algorithm.str.lower().str.contains("eager").map({True: "eager", False: "graph"})
+        engine = library.str.split().str[0].fillna("custom").str.lower()
+        plain = (text(frame, "source") == "vidur").map({True: "kernel", False: "back-to-back"})
+        return plain.where(~self._custom(frame), engine + "-" + how)
+
+    def family(self, frame: pd.DataFrame) -> pd.Series[str]:
+        """collective.custom, collective.fabric for groups that cross nodes, else collective.nccl."""
+        crosses = number(frame, "ranks", 0.0) > number(frame, "ranks_per_node", np.inf)
+        plain = np.where(crosses, "collective.fabric", "collective.nccl")
+        return pd.Series(np.where(self._custom(frame), "collective.custom", plain), index=frame.index, dtype=object)
+
+    def work(self, frame: pd.DataFrame) -> tuple[Array, Array]:
+        """No FLOP; the bytes that every rank has to send."""
+        factor = np.zeros(len(frame))
+        operations, ranks = text(frame, "op").to_numpy(), number(frame, "ranks")
+        for operation in OPERATIONS:
+            mine = operations == operation
+            factor[mine] = bus_factor(operation, ranks[mine])
+        return np.zeros(len(frame)), factor * number(frame, "bytes")
+
+    def ideal_time(self, frame: pd.DataFrame, system: System) -> Array:
+        """Seconds of those bytes at the datasheet's bandwidth of the slowest level, for the one-constant baseline."""
+        net = self._network(frame, system)
+        slowest = np.full(len(frame), np.inf)
+        for fan_out, bandwidth, ports in zip(net.fan_outs, net.bandwidths, net.ports, strict=True):
+            slowest = np.where(np.asarray(fan_out) > 1, np.minimum(slowest, np.asarray(bandwidth) * ports), slowest)
+        return np.asarray(self.work(frame)[1] / slowest)
+
+    def time(self, frame: pd.DataFrame, figures: System, parameters: Any) -> Array:
+        """Seconds of rows of one system, dtype, family and stack."""
+        operations, payload = text(frame, "op").to_numpy(), number(frame, "bytes")
+        adds = ~text(frame, "dtype").isin(NOT_IN_SWITCH).to_numpy()
+        seconds = np.zeros(len(frame))
+        for operation in np.unique(operations):
+            mine = operations == operation
+            net = self._network(frame[mine], figures)
+            seconds[mine] = _priced(str(operation), payload[mine], net, parameters, adds[mine])
+        return seconds
+
+    def _custom(self, frame: pd.DataFrame) -> pd.Series[bool]:
+        return text(frame, "algo").str.lower().str.startswith("custom")
+
+    def _network(self, frame: pd.DataFrame, system: System) -> Network:
+        groups = np.stack([number(frame, "ranks"), number(frame, "ranks_per_node")], axis=1)
+        unique, index = np.unique(groups, axis=0, return_inverse=True)
+        networks = [network_across(system, ranks=int(n), ranks_per_node=int(m)) for n, m in unique]
+        return stack_networks(networks, np.ravel(index))
+
+
+def _priced(operation: str, payload: Array, net: Network, parameters: Any, adds: Any) -> Array:
+    if isinstance(parameters, NcclParameters):
+        return nccl_time(
+            operation=operation, payload_bytes=payload, network=net, parameters=parameters, switch_can_add=adds
+        )
+    if isinstance(parameters, FabricParameters):
+        return fabric_time(operation=operation, payload_bytes=payload, network=net, parameters=parameters)
+    return custom_time(payload_bytes=payload, network=net, parameters=parameters)
+
+
+@cache
+def _reason(system: str, operation: str, ranks: float, ranks_per_node: float, sized: bool, family: str) -> str:
+    if operation not in OPERATIONS:
+        return f"operation {operation!r} is not modelled; {near(operation, OPERATIONS)}"
+    if family == "collective.custom" and operation != "all_reduce":
+        return f"custom kernels are modelled for all_reduce, not for {operation!r}"
+    if not sized or ranks < 2 or ranks_per_node < 1:
+        return "needs bytes above zero, two ranks or more, and ranks_per_node"
+    if ranks != int(ranks) or ranks_per_node != int(ranks_per_node) or ranks % min(ranks, ranks_per_node):
+        return "ranks is not a multiple of ranks_per_node"
+    try:
+        network_across(load_system(system), ranks=int(ranks), ranks_per_node=int(ranks_per_node))
+    except PaleoError as error:
+        return str(error)
+    return ""
+
+
+KINDS.register(CollectiveTable.name)(CollectiveTable())

@@ -1,0 +1,114 @@
+"""Tables of memory-bound kernels: maps, norms, softmax, rotary embedding, gated units, quantisation."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from paleo.pricing.memory import MemoryParameters, RowPasses, layer_norm_passes, memory_time, softmax_passes
+from paleo.pricing.parameters import DeviceFigures
+from paleo.validate.kinds.base import KINDS, Array, TableKind, number, text
+
+#: Kernel family of each operation; a family's calibration holds for all of its operations.
+FAMILIES = {
+    "elementwise": (
+        "add", "sub", "mul", "div", "pow", "tanh", "relu", "gelu", "silu", "sigmoid", "exp", "sqrt", "dropout",
+        "where_mask", "add_scalar", "mul_scalar", "div_scalar", "pow_scalar", "cast", "copy", "add_bwd", "mul_bwd",
+        "div_bwd", "tanh_bwd", "relu_bwd", "gelu_bwd", "dropout_bwd", "add_scalar_bwd", "mul_scalar_bwd",
+        "div_scalar_bwd", "where_mask_bwd",
+    ),
+    "softmax": ("softmax", "softmax_bwd", "log_softmax"),
+    "layernorm": ("layernorm", "layernorm_bwd"),
+    "rmsnorm": ("rmsnorm", "rmsnorm_bwd"),
+    "rope": ("rope", "rope_inplace_qk"),
+    "gated": ("silu_and_mul", "gelu_and_mul"),
+    "quantize": ("fp8_scale_matrix", "fp8_quantize", "quantize"),
+}  # fmt: skip
+FAMILY_OF = {operation: family for family, operations in FAMILIES.items() for operation in operations}
+#: Host work of a framework call against that of a two-operand one, where it is another: scalars are wrapped first, and
+#: activations go through a module.
+HOST_CALLS = {
+    "add_scalar": 1.18, "mul_scalar": 1.18, "div_scalar": 1.18, "pow_scalar": 1.13, "relu": 1.22, "gelu": 1.15,
+}  # fmt: skip
+#: Bytes of a (first input) element; "a->b" is a conversion.
+DTYPE_BYTES = {"fp64": 8.0, "fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0, "int8": 1.0}
+#: Operations whose input the step before has left in L2, and the stack where that was seen to hold.
+WARM_KERNELS = ("add",)
+
+
+class ElementwiseTable(TableKind[DeviceFigures]):
+    """Rows of memory-bound kernels; families are ``memory.<kernel>``."""
+
+    name = "elementwise"
+    header = frozenset({"op", "shape", "bytes_moved"})
+    configuration = ("op", "shape")
+    families = {f"memory.{family}": MemoryParameters for family in FAMILIES}
+    host_parameters = ("launch_time", "kernel_time", "host_overlap")
+
+    def unsupported(self, frame: pd.DataFrame) -> pd.Series[str]:
+        reason = pd.Series("", index=frame.index, dtype=object)
+        unknown = ~text(frame, "op").isin(FAMILY_OF)
+        reason[unknown] = "unknown operation " + text(frame, "op")[unknown]
+        reason[~_input_dtype(frame).isin(DTYPE_BYTES)] = "unknown dtype"
+        moved = pd.to_numeric(frame["bytes_moved"], errors="coerce").to_numpy(dtype=np.float64)
+        reason[~(moved > 0)] = "bytes_moved is missing or not above zero"
+        reason[~text(frame, "shape").str.fullmatch(r"\d+(x\d+)*")] = "shape is not like 128x1024"
+        return reason
+
+    def stack(self, frame: pd.DataFrame) -> pd.Series[str]:
+        source, library = text(frame, "source"), text(frame, "library")
+        kernel = (source == "vidur") | library.str.contains("CUDA kernels")
+        eager = (source == "neusight") | library.str.contains("eager")
+        return pd.Series(np.select([kernel, eager], ["kernel", "eager"], "graph"), index=frame.index, dtype=object)
+
+    def family(self, frame: pd.DataFrame) -> pd.Series[str]:
+        return "memory." + text(frame, "op").map(FAMILY_OF).fillna("elementwise")
+
+    def work(self, frame: pd.DataFrame) -> tuple[Array, Array]:
+        rows, length = _shape(frame)
+        return rows * length, number(frame, "bytes_moved")
+
+    def time(self, frame: pd.DataFrame, figures: DeviceFigures, parameters: MemoryParameters) -> Array:
+        rows, length = _shape(frame)
+        passes = _passes(frame, rows, length, figures)
+        stack, operation = self.stack(frame), text(frame, "op")
+        calls: Array = operation.map(HOST_CALLS).fillna(1.0).to_numpy(dtype=np.float64)
+        warm = (stack == "graph") | ((stack == "kernel") & operation.isin(WARM_KERNELS))
+        return memory_time(
+            moved_bytes=number(frame, "bytes_moved"), elements=passes.elements, device=figures, parameters=parameters,
+            reread_bytes=passes.reread_bytes, reread_footprint=passes.reread_footprint,
+            rows=np.where(_by_row(frame), rows, 0.0), threads_per_row=passes.threads_per_row, warm=warm.to_numpy(),
+            host_calls=calls,
+        )  # fmt: skip
+
+
+def _passes(frame: pd.DataFrame, rows: Array, length: Array, figures: DeviceFigures) -> RowPasses:
+    family = text(frame, "op").map(FAMILY_OF)
+    width: Array = _input_dtype(frame).map(DTYPE_BYTES).to_numpy(dtype=np.float64)
+    if (family == "softmax").all():
+        return softmax_passes(rows=rows, length=length, element_bytes=width, device=figures)
+    if (family == "layernorm").all():
+        return layer_norm_passes(rows=rows, length=length, element_bytes=width, device=figures)
+    nothing = np.zeros(len(frame))
+    threads = np.clip(length, 32.0, 1024.0)
+    reread = np.where(family == "rmsnorm", rows * length * width, 0.0)
+    return RowPasses(number(frame, "bytes_moved") / width, reread, nothing, threads)
+
+
+def _by_row(frame: pd.DataFrame) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    return (text(frame, "op").map(FAMILY_OF) != "elementwise").to_numpy(dtype=np.bool_)
+
+
+def _input_dtype(frame: pd.DataFrame) -> pd.Series[str]:
+    return text(frame, "dtype").str.split("->").str[0]
+
+
+def _shape(frame: pd.DataFrame) -> tuple[Array, Array]:
+    """Rows and their length: the last extent, and the product of the others."""
+    extents = text(frame, "shape").str.split("x")
+    length: Array = extents.str[-1].astype(float).to_numpy(dtype=np.float64)
+    total: Array = extents.map(lambda parts: float(np.prod([float(part) for part in parts]))).to_numpy(dtype=np.float64)
+    return total / length, length
+
+
+KINDS.register("elementwise")(ElementwiseTable())

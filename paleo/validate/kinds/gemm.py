@@ -1,0 +1,142 @@
+"""Measured matrix products: ``m, n, k, batch``, operand layout and how they were timed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, ClassVar
+
+import numpy as np
+import pandas as pd
+
+from paleo.errors import SpecError
+from paleo.pricing.figures import figures, unit_of
+from paleo.pricing.gemm import GemmParameters, gemm_time, quantisation_time
+from paleo.pricing.parameters import DeviceFigures
+from paleo.specs.hardware import find_device
+from paleo.validate.kinds.base import KINDS, Array, TableKind, number, text
+
+#: Bytes per element of the operands and of the result.
+OPERAND_BYTES: Mapping[str, float] = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
+RESULT_BYTES: Mapping[str, float] = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 2}
+#: How a source times its rows; a source that is not listed is taken to launch back to back.
+STACKS: Mapping[str, str] = {
+    "aiconfigurator": "graph",
+    "vidur": "kernel",
+    "neusight": "eager",
+    "deepbench": "back-to-back",
+}
+#: B matrices that take turns in a stack's harness: five layers in turn; every layer of a model; always the same one.
+WEIGHT_COPIES: Mapping[str, float] = {
+    "graph": 5.0,
+    "kernel": math.inf,
+    "eager": 1.0,
+    "eager-linear": 1.0,
+    "back-to-back": 1.0,
+}
+#: Crossings of the result: an eager linear layer copies its bias there first, and the product reads and writes it.
+RESULT_PASSES: Mapping[str, float] = dict.fromkeys(WEIGHT_COPIES, 1.0) | {"eager-linear": 3.0}
+#: Sources whose layout letters are those of column-major BLAS.
+COLUMN_MAJOR = frozenset({"deepbench"})
+
+
+class GemmTable(TableKind[DeviceFigures]):
+    """C[m,n] = A[m,k] B[k,n], ``batch`` of them."""
+
+    name: ClassVar[str] = "gemm"
+    header: ClassVar[frozenset[str]] = frozenset({"source", "device", "dtype", "m", "n", "k", "batch", "time_us"})
+    configuration: ClassVar[tuple[str, ...]] = ("m", "n", "k", "batch")
+    families: ClassVar[Mapping[str, type[Any]]] = {
+        "gemm.tensor": GemmParameters,
+        "gemm.simt": GemmParameters,
+        "gemm.fp8": GemmParameters,
+    }
+    host_parameters: ClassVar[tuple[str, ...]] = ("launch",)
+
+    def unsupported(self, frame: pd.DataFrame) -> pd.Series[str]:
+        """No formula for the dtype, or no peak of it on the device."""
+        rows = self._keys(frame)
+        reasons = {key: _reason(*key) for key in set(rows)}
+        return pd.Series([reasons[key] for key in rows], index=frame.index, dtype=object)
+
+    def stack(self, frame: pd.DataFrame) -> pd.Series[str]:
+        """graph, kernel, eager, eager-linear or back-to-back, by source; a linear layer's eager call also adds a bias."""
+        stacks = text(frame, "source").map(lambda source: STACKS.get(source, "back-to-back"))
+        batched = text(frame, "library").str.contains("bmm") | (number(frame, "batch") > 1)
+        return stacks.where((stacks != "eager") | batched, "eager-linear")
+
+    def family(self, frame: pd.DataFrame) -> pd.Series[str]:
+        """gemm.fp8, gemm.tensor or gemm.simt, by the unit that the rows run on."""
+        rows = self._keys(frame)
+        found = {key: _family(*key) for key in set(rows)}
+        return pd.Series([found[key] for key in rows], index=frame.index, dtype=object)
+
+    def compute(self, frame: pd.DataFrame) -> pd.Series[str]:
+        """As the row says; DeepBench fp16 that says nothing is half-precision arithmetic on ordinary cores."""
+        compute = text(frame, "compute")
+        half = (compute == "") & (text(frame, "source") == "deepbench") & (text(frame, "dtype") == "fp16")
+        return compute.where(~half, "vector")
+
+    def work(self, frame: pd.DataFrame) -> tuple[Array, Array]:
+        """2 m n k batch FLOP, and each operand once."""
+        m, n, k, batch = (number(frame, name) for name in self.configuration)
+        element, result = _bytes(frame, OPERAND_BYTES), _bytes(frame, RESULT_BYTES)
+        return 2.0 * m * n * k * batch, batch * ((m * k + k * n) * element + m * n * result)
+
+    def time(self, frame: pd.DataFrame, figures: DeviceFigures, parameters: GemmParameters) -> Array:
+        """Seconds of rows of one device, dtype, family and stack; fp8 rows include quantising the activations."""
+        stacks = self.stack(frame)
+        m, n, k, batch = (number(frame, name) for name in self.configuration)
+        seconds = gemm_time(
+            m=m, n=n, k=k, batch=batch,
+            element_bytes=_bytes(frame, OPERAND_BYTES), result_bytes=_bytes(frame, RESULT_BYTES),
+            weight_copies=stacks.map(WEIGHT_COPIES).to_numpy(dtype=np.float64),
+            k_contiguous=_k_contiguous(frame), result_passes=stacks.map(RESULT_PASSES).to_numpy(dtype=np.float64), device=figures, parameters=parameters,
+        )  # fmt: skip
+        narrow = (text(frame, "dtype") == "fp8").to_numpy()
+        extra = quantisation_time(
+            elements=m * k * batch, source_bytes=2.0, target_bytes=1.0, device=figures,
+            bandwidth_efficiency=parameters.bandwidth_efficiency, capacity=parameters.l2_share * figures.l2_bytes,
+        )  # fmt: skip
+        return np.asarray(seconds + narrow * extra)
+
+    def _keys(self, frame: pd.DataFrame) -> list[tuple[str, str, str]]:
+        columns = (text(frame, "device"), text(frame, "dtype"), self.compute(frame))
+        return list(zip(*columns, strict=True))
+
+
+@cache
+def _reason(device: str, dtype: str, compute: str) -> str:
+    if dtype not in OPERAND_BYTES:
+        return f"dtype {dtype!r} is not modelled"
+    try:
+        figures(find_device(device), dtype, compute)
+    except SpecError as error:
+        return str(error)
+    return ""
+
+
+@cache
+def _family(device: str, dtype: str, compute: str) -> str:
+    if dtype == "fp8":
+        return "gemm.fp8"
+    try:
+        return "gemm.tensor" if unit_of(find_device(device), dtype, compute) == "tensor" else "gemm.simt"
+    except SpecError:
+        return "gemm.simt"
+
+
+def _bytes(frame: pd.DataFrame, table: Mapping[str, float]) -> Array:
+    return text(frame, "dtype").map(lambda dtype: table.get(dtype, math.nan)).to_numpy(dtype=np.float64)
+
+
+def _k_contiguous(frame: pd.DataFrame) -> Array:
+    """Share of the two operands that lie contiguous along k, from the layout letters of row- or column-major BLAS."""
+    left, right = (text(frame, f"trans_{one}", "N") == "T" for one in "ab")
+    column_major = text(frame, "source").isin(COLUMN_MAJOR)
+    along = (left == column_major).astype(float) + (right != column_major).astype(float)
+    return np.asarray(along.to_numpy(dtype=np.float64) / 2.0)
+
+
+KINDS.register(GemmTable.name)(GemmTable())

@@ -1,0 +1,132 @@
+"""What must hold for every device, link and system of the catalog."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paleo.specs.catalog import entries, names
+from paleo.specs.hardware import Device, find_device, load_device, load_link, load_system
+from paleo.specs.loading import read_yaml
+from paleo.units import GIB, GIGA, KILO, MICROSECOND, TERA
+
+#: FP32 lanes per multiprocessor (NVIDIA SM, AMD CU), by architecture; from the vendors' architecture papers.
+LANES = {
+    "Kepler": 192, "Maxwell": 128, "Pascal": 128, "Volta": 64, "Turing": 64, "Ampere": 128, "Ada Lovelace": 128,
+    "Hopper": 128, "Blackwell": 128, "GCN5 (Vega 10)": 64, "GCN5.1 (Vega 20)": 64, "CDNA": 64, "CDNA2": 64,
+}  # fmt: skip
+#: Sources disagree with the boost clock here (see the notes of the entries); V100 PCIe is 0.9 % off.
+FP32_EXCEPTIONS = {"h20"}
+
+
+def lanes(device: Device) -> int | None:
+    if device.name.startswith(("p100", "a100", "a800")) or device.name == "a30":
+        return 64
+    return LANES.get(device.architecture)
+
+
+@pytest.mark.parametrize("kind", ["devices", "links", "systems"])
+def test_there_are_all_entries_of_the_facts(kind: str) -> None:
+    assert len(names(kind)) >= {"devices": 86, "links": 74, "systems": 55}[kind]
+
+
+@pytest.mark.parametrize("kind", ["devices", "links", "systems"])
+def test_a_file_is_named_as_its_entry(kind: str) -> None:
+    for name, path in entries(kind).items():
+        assert name == name.lower()
+        assert read_yaml(path)["name"] == name
+
+
+@pytest.mark.parametrize("name", names("devices"))
+def test_a_device_is_sane(name: str) -> None:
+    device = load_device(name)
+    assert len(device.source) > 3
+    assert GIB <= device.memory.capacity <= KILO * GIB
+    assert 30 * GIGA <= device.memory.bandwidth <= 20 * TERA
+    fastest = max(rate for dtype, rate in device.peak.items() if dtype in ("fp32", "fp16", "bf16"))
+    ridge_point = fastest / device.memory.bandwidth
+    assert 5 < ridge_point < 700, "FLOP per byte at which the device stops being bound by its memory"
+    order = [device.peak[dtype] for dtype in ("fp64", "fp32", "tf32", "bf16", "fp8", "fp4") if dtype in device.peak]
+    assert order == sorted(order), "a narrower dtype is not slower"
+    assert device.tdp is None or 20 <= device.tdp <= 1500
+    assert device.l2 is None or device.l2 < device.memory.capacity / 20
+    assert device.kind != "gpu" or device.multiprocessor is not None
+
+
+@pytest.mark.parametrize("name", names("devices"))
+def test_fp32_is_two_per_lane_and_clock(name: str) -> None:
+    device = load_device(name)
+    count = lanes(device)
+    if count is None or device.boost_clock is None or name in FP32_EXCEPTIONS:
+        return
+    expected = 2 * count * device.multiprocessors * device.boost_clock
+    assert device.vector_peak["fp32"] == pytest.approx(expected, rel=0.02)
+
+
+@pytest.mark.parametrize("name", names("devices"))
+def test_a_tensor_peak_is_a_power_of_two_per_clock(name: str) -> None:
+    """Dense 16-bit FLOP per SM and clock: 512 to 8192, as the architecture papers say (GeForce at half rate)."""
+    device = load_device(name)
+    clock = device.tensor_clock or device.boost_clock
+    if device.vendor != "NVIDIA" or not device.tensor_cores or clock is None or name == "titan-v":
+        return
+    per_clock = device.peak_flops_per_s("fp16", "tensor") / (device.multiprocessors * clock)
+    nearest = 2 ** round(math.log2(per_clock))
+    tolerance = 0.15 if device.tensor_clock is None and device.architecture in ("Hopper", "Blackwell") else 0.02
+    assert per_clock == pytest.approx(nearest, rel=tolerance)
+
+
+def test_aliases_are_unique_and_all_resolve() -> None:
+    seen: dict[str, str] = {}
+    for name in names("devices"):
+        device = load_device(name)
+        for alias in (device.name, device.full_name, *device.aliases):
+            folded = " ".join(alias.lower().split())
+            assert seen.setdefault(folded, name) == name, f"{alias!r} means {seen[folded]} and {name}"
+            assert find_device(alias).name == name
+            assert find_device(alias.upper()).name == name
+
+
+@pytest.mark.parametrize("name", names("links"))
+def test_a_link_is_sane(name: str) -> None:
+    link = load_link(name)
+    assert len(link.source) > 3
+    assert GIGA / 10 <= link.bandwidth <= TERA
+    assert link.latency is None or 0.1 * MICROSECOND <= link.latency <= 50 * MICROSECOND
+
+
+@pytest.mark.parametrize("name", names("systems"))
+def test_a_system_is_sane(name: str) -> None:
+    system = load_system(name)
+    assert system.name == name and len(system.source) > 3
+    assert system.levels
+    assert system.device.name in names("devices")
+    for level in system.levels:
+        assert level.unit_bandwidth > 0
+    if system.price_per_node is not None:
+        assert 1 < system.price_per_node.rate * 3600 < KILO
+    if system.levels[-1].ranks is not None and system.max_nodes is not None:
+        assert system.levels[-1].ranks == system.max_nodes * system.devices_per_node
+
+
+@given(data=st.data())
+@settings(max_examples=300, deadline=None)
+def test_the_fan_outs_of_a_group_multiply_to_its_size(data: st.DataObject) -> None:
+    system = load_system(data.draw(st.sampled_from(names("systems"))))
+    capacity = system.capacity or 64 * system.devices_per_node
+    size = data.draw(st.integers(1, capacity))
+    stride = data.draw(st.integers(1, (capacity - 1) // max(size - 1, 1)) if capacity > size else st.just(1))
+    spans = system.group(stride, size)
+    product = math.prod(span.fan_out for span in spans)
+    assert len(spans) == len(system.levels)
+    assert product >= size
+    even = all(level.ranks is None or stride % level.ranks == 0 or level.ranks % stride == 0 for level in system.levels)
+    whole = [level.ranks // stride for level in system.levels if level.ranks is not None and level.ranks > stride]
+    if even and all(size % members == 0 or members % size == 0 for members in whole):
+        assert product == size
+    for span, inner in zip(spans[1:], spans, strict=False):
+        assert span.members_below == min(size, -(-(inner.level.ranks or 0) // stride))
+        assert 1 <= span.groups_sharing * span.members_below < (inner.level.ranks or 0) + span.members_below

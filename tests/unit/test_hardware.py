@@ -1,0 +1,219 @@
+"""Devices, links and systems: worked values, a user's own files, and bad input."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from paleo.errors import PlanError, SpecError
+from paleo.specs.hardware import System, find_device, load_device, load_link, load_system
+from paleo.units import GIB, GIGA, MICROSECOND, TERA
+
+
+def fan_outs(system: System, stride: int, size: int) -> list[int]:
+    return [span.fan_out for span in system.group(stride, size)]
+
+
+def test_a_device_in_si() -> None:
+    a100 = load_device("a100-sxm4-80gb")
+    assert a100.memory.capacity == 80 * GIB
+    assert a100.memory.bandwidth == 2039 * GIGA
+    assert a100.boost_clock == 1410e6
+    assert a100.interconnect is not None and a100.interconnect.bandwidth == 300 * GIGA
+    assert a100.peak_flops_per_s("bf16") == a100.peak_flops_per_s("bf16", "tensor") == 312 * TERA
+    assert a100.peak_flops_per_s("fp16", "vector") == 78 * TERA
+    assert a100.tensor_cores and "fp32" not in a100.tensor_dtypes
+
+
+def test_a_device_without_tensor_cores() -> None:
+    p100 = load_device("p100-pcie-16gb")
+    assert not p100.tensor_cores
+    assert p100.peak_flops_per_s("fp16") == p100.peak_flops_per_s("fp16", "vector")
+    with pytest.raises(SpecError, match="p100-pcie-16gb has no tensor peak for dtype 'fp16'"):
+        p100.peak_flops_per_s("fp16", "tensor")
+
+
+def test_a_missing_dtype_is_an_error_with_near_names() -> None:
+    with pytest.raises(SpecError, match="device v100-sxm2-16gb has no peak for dtype 'bf16'; nearest: 'fp16'"):
+        load_device("v100-sxm2-16gb").peak_flops_per_s("bf16")
+
+
+@pytest.mark.parametrize(
+    ("reported", "name"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100-sxm5-80gb"),
+        ("nvidia a100-sxm4-80gb", "a100-sxm4-80gb"),
+        ("Tesla V100-SXM2-16GB", "v100-sxm2-16gb"),
+        ("Tesla K80", "k80-die"),
+        ("NVIDIA H200", "h200-sxm"),
+        ("Titan X (Maxwell)", "titan-x-maxwell"),
+        ("NVIDIA A10", "a10"),
+        ("L4", "l4"),
+    ],
+)
+def test_the_names_that_cuda_reports(reported: str, name: str) -> None:
+    assert find_device(reported).name == name
+
+
+def test_a_link_in_si() -> None:
+    link = load_link("nvlink3-a100")
+    assert (link.bandwidth, link.latency, link.achieved_fraction) == (300 * GIGA, 2.7 * MICROSECOND, 0.783)
+
+
+def test_groups_of_a_switched_node() -> None:
+    dgx = load_system("dgx-a100-80gb")
+    assert dgx.capacity is None
+    switch, fabric = dgx.group(stride=1, size=16)
+    assert (switch.fan_out, switch.members_below, switch.groups_sharing) == (8, 1, 1)
+    assert (fabric.fan_out, fabric.members_below, fabric.groups_sharing) == (2, 8, 1)
+    assert fabric.bandwidth == 8 * 25 * GIGA
+    switch, fabric = dgx.group(stride=8, size=4)
+    assert (switch.fan_out, fabric.fan_out, fabric.members_below, fabric.groups_sharing) == (1, 4, 1, 8)
+    assert fabric.bandwidth == 25 * GIGA
+    switch, fabric = dgx.group(stride=2, size=8)
+    assert (switch.fan_out, fabric.fan_out, fabric.members_below, fabric.groups_sharing) == (4, 2, 4, 2)
+
+
+def test_groups_that_do_not_divide_take_the_fullest_unit() -> None:
+    dgx = load_system("dgx-a100-80gb")
+    assert fan_outs(dgx, 1, 12) == [8, 2]
+    assert fan_outs(dgx, 3, 4) == [3, 2]  # ranks 0, 3, 6 | 9
+    assert fan_outs(dgx, 1, 3) == [3, 1]
+
+
+def test_groups_of_a_pcie_tree() -> None:
+    svail = load_system("baidu-svail-2015")
+    assert fan_outs(svail, 1, 32) == [2, 2, 2, 4]
+    assert fan_outs(svail, 4, 2) == [1, 1, 2, 1]
+    qpi = svail.group(4, 2)[2]
+    assert (qpi.groups_sharing, qpi.bandwidth) == (4, 19.2 * GIGA / 4)
+
+
+def test_one_gpu_per_node() -> None:
+    (fabric,) = load_system("paleo-k40-10gbe").group(1, 100)
+    assert (fabric.fan_out, fabric.members_below, fabric.groups_sharing) == (100, 1, 1)
+    assert fabric.bandwidth == 10 * GIGA / 8
+
+
+def test_more_ranks_than_there_are() -> None:
+    with pytest.raises(PlanError, match="paleo-k20-pcie2 has 8 devices; 16 ranks"):
+        load_system("paleo-k20-pcie2").group(1, 16)
+    with pytest.raises(PlanError, match="has 8 devices; 4 ranks with stride 4 need at least 13"):
+        load_system("paleo-k20-pcie2").group(4, 4)
+    with pytest.raises(PlanError, match="1 or more"):
+        load_system("dgx-1-v100").group(0, 4)
+    assert load_system("titan-ornl").capacity == 18688
+
+
+def test_a_device_name_is_a_system_of_one() -> None:
+    alone = load_system("h200-sxm")
+    assert (alone.device.name, alone.capacity, alone.group(1, 1)) == ("h200-sxm", 1, ())
+    with pytest.raises(PlanError, match="has 1 devices"):
+        alone.group(1, 2)
+
+
+def test_a_users_own_files_stand_wherever_a_name_does(tmp_path: Path) -> None:
+    (tmp_path / "lab.yaml").write_text(
+        "extend: a100-sxm4-80gb\nfull_name: capped A100\ntdp: 250 W\npeak: {bf16: 250 TFLOP/s}\n"
+    )
+    (tmp_path / "wire.yml").write_text("extend: infiniband-hdr\nbandwidth: 100 Gb/s\n")
+    (path := tmp_path / "node.yaml").write_text(
+        "extend: dgx-a100-80gb\ndevice: lab.yaml\nlevels:\n"
+        "  - {name: NVSwitch, ranks: 8, link: nvswitch2-a100, topology: switch}\n"
+        "  - {name: fabric, ranks: null, link: ./wire.yml, topology: fabric, ports: 4}\n"
+    )  # fmt: skip
+    system = load_system(str(path))
+    assert (system.name, system.device.name, system.device.tdp, system.device.aliases) == ("node", "lab", 250.0, ())
+    assert system.device.peak_flops_per_s("bf16") == 250 * TERA
+    assert system.device.peak_flops_per_s("fp16") == 312 * TERA
+    assert system.levels[1].link.name == "wire"
+    assert system.levels[1].unit_bandwidth == 50 * GIGA
+    assert find_device(str(tmp_path / "lab.yaml")).name == "lab"
+
+
+SYSTEM = """
+name: mine
+full_name: my node
+year: 2024
+device: h100-sxm5-80gb
+devices_per_node: 8
+source: mine
+levels:
+  - {name: NVSwitch, ranks: 8, link: nvswitch3-h100, topology: switch}
+  - {name: fabric, ranks: null, link: infiniband-ndr, topology: fabric, ports: 8}
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("device: h100-sxm5-80gb", "device: h100-sxm5-80g", "mine.yaml: device: unknown device 'h100-sxm5-80g'; near"),
+        ("link: nvswitch3-h100", "link: nvswitch3", "levels[0].link: unknown link 'nvswitch3'; nearest: 'nvswitch3-"),
+        ("link: infiniband-ndr", "link: {extend: infiniband-ndr, bandwidth: 4}", "[1].link.bandwidth: 4 has no unit"),
+        ("link: infiniband-ndr", "link: {extend: infiniband-ndr, bandwith: 4 B/s}", "[1].link.bandwith: unknown key"),
+        ("link: infiniband-ndr", "link: 7", "levels[1].link: 7: "),
+        ("device: h100-sxm5-80gb", "device: [1]", "device: a list: "),
+        ("device: h100-sxm5-80gb", "", "mine.yaml: device: this key is missing"),
+        ("levels:", "levls:", "mine.yaml: levls: unknown key; nearest: 'levels'"),
+        ("ranks: 8", "ranks: null", "only the outermost level may be unlimited"),
+        ("ranks: 8", "ranks: 0", "levels[0].ranks: 0: it should be greater than 0"),
+        ("ranks: null", "ranks: 12", "levels[1].ranks: 12 is not a multiple of the 8"),
+        ("devices_per_node: 8", "devices_per_node: 4", "devices_per_node: no level has 4 ranks"),
+        ("topology: switch", "topology: swich", "levels[0].topology: 'swich': "),
+        ("source: mine", "source: ''", "source: ''"),
+        ("ports: 8", "ports: 8, in_switch_reduction: on", "levels[1].in_switch_reduction: 'on': "),
+        ("year: 2024", "year: 20240", "year: 20240"),
+    ],
+)  # fmt: skip
+def test_a_bad_system_is_one_message(tmp_path: Path, old: str, new: str, message: str) -> None:
+    assert old in SYSTEM
+    (path := tmp_path / "mine.yaml").write_text(SYSTEM.replace(old, new))
+    with pytest.raises(SpecError) as caught:
+        load_system(path)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_good_system_is_good(tmp_path: Path) -> None:
+    (path := tmp_path / "mine.yaml").write_text(SYSTEM)
+    assert load_system(path).levels[1].unit_bandwidth == 400 * GIGA
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("peak: {fp33: 1 TFLOP/s}", "peak.fp33"),
+        ("peak: {fp16: 1 TFLOP/s}", "peak.fp16: is missing or below vector_peak.fp16"),
+        ("peak: 5 TFLOP/s", "peak: '5 TFLOP/s': it should be a mapping"),
+        ("tdp: -1 W", "tdp: '-1 W' must be above zero"),
+        ("memory: {capacity: 80 GB/s}", "memory.capacity: '80 GB/s': 'GB/s' is a unit of bandwidth, not of bytes"),
+        ("multiprocessors: 1.5", "multiprocessors: 1.5"),
+        ("kind: gpuu", "kind: 'gpuu'"),
+    ],
+)
+def test_a_bad_device_is_one_message(tmp_path: Path, change: str, message: str) -> None:
+    (path := tmp_path / "mine.yaml").write_text(f"extend: a100-sxm4-80gb\n{change}\n")
+    with pytest.raises(SpecError) as caught:
+        load_device(path)
+    assert message in str(caught.value)
+    assert str(caught.value).startswith(str(path))
+
+
+def test_a_link_names_the_source_of_what_was_measured(tmp_path: Path) -> None:
+    (path := tmp_path / "mine.yaml").write_text("extend: infiniband-xdr\nlatency: 1 us\n")
+    with pytest.raises(SpecError, match="latency_source: is missing"):
+        load_link(path)
+
+
+def test_a_system_loads_cold_in_no_time() -> None:
+    code = (
+        "import time; from paleo.specs.hardware import load_system; start = time.perf_counter();"
+        "load_system('dgx-a100-80gb'); print(time.perf_counter() - start)"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2]
+    )
+    assert float(run.stdout) < 0.3
