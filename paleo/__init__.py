@@ -1,3 +1,42 @@
-"""Paleo predicts, before anyone buys or books a machine, how fast a neural network will train on it, and how that scales."""
+"""Paleo predicts, before anyone buys or books a machine, how fast a neural network will train on it, and how that scales.
+
+    import paleo
+
+    run = paleo.Run(gpus=64, batch=32)
+    prediction = paleo.predict(paleo.load_model("resnet50"), paleo.load_system("dgx-a100-80gb"), run)
+    prediction.step_time, prediction.memory.fits
+
+The names are loaded when they are first used, so that ``import paleo`` costs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from paleo.predict import Prediction as Prediction
+    from paleo.predict import predict as predict
+    from paleo.specs.hardware import load_system as load_system
+    from paleo.specs.model import load_model as load_model
+    from paleo.specs.run import Run as Run
 
 __version__ = "0.1.0"
+__all__ = ["Prediction", "Run", "__version__", "load_model", "load_system", "predict"]
+
+_HOMES = {
+    "Prediction": "paleo.predict",
+    "Run": "paleo.specs.run",
+    "load_model": "paleo.specs.model",
+    "load_system": "paleo.specs.hardware",
+    "predict": "paleo.predict",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'paleo' has no attribute {name!r}")
+    home = import_module(_HOMES[name])
+    public = {one: getattr(home, one) for one, place in _HOMES.items() if place == _HOMES[name]}
+    globals().update(public)
+    return public[name]

@@ -7,7 +7,7 @@ Layers follow one another unless ``inputs:`` says otherwise. An entry of ``layer
     - {name: head, linear: {features: 10}, inputs: [pool]}
     - {repeat: 12, name: block, layers: [...]}      folded to one counted copy when the shape comes back, else unrolled
     - {branches: [[...], []], join: add}            every branch starts at the current tensor
-    - {name: fake, judge: {}, share: real}          a layer or block with the weights of an earlier one of the same kind
+    - {name: fake, judge: {}, share: real}          a layer or block with the weights of an earlier one
 
 A value that starts with ``=`` is an expression over the model's ``params``, the arguments of the block, ``batch``, and the sizes
 of the current tensor (``in_channels``, ``in_hidden``, …). ``when: =stride > 1`` leaves an entry out.
@@ -16,11 +16,9 @@ of the current tensor (``in_channels``, ``in_hidden``, …). ``when: =stride > 1
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
-
-from pydantic import BaseModel
 
 from paleo.errors import GraphError, SpecError, near
 from paleo.layers.base import LAYERS, Choices, Expansion, Layer, describe
@@ -70,7 +68,7 @@ class Graph:
     @property
     def parameters(self) -> int:
         """Trainable numbers; a tied weight counts once, a repeated block as often as it stands."""
-        sizes = {name: t.elements * node.repeat for node in self.nodes for name, t in node.parameters.items()}
+        sizes = {name: t.elements * node.repeat for node in reversed(self.nodes) for name, t in node.parameters.items()}
         return int(sum(sizes.values()))
 
     def digraph(self) -> networkx.DiGraph:
@@ -206,6 +204,8 @@ class _Builder:
         if name is not None and (not isinstance(name, str) or not name or "." in name or name in scope.names):
             reason = "stands twice here" if name in scope.names else "must be a word without dots"
             raise self._error((*path, "name"), f"{name!r} {reason}")
+        if "share" in body and ("repeat" in body or "branches" in body):
+            raise self._error((*path, "share"), "`share:` goes with a layer or a block of the file")
         x = self._sources(body, scope, x, path)[0]
         kinds = [key for key in body if key not in _RESERVED]
         if "repeat" in body:
@@ -259,7 +259,8 @@ class _Builder:
         """Gives the nodes from ``mark`` on the weights of the earlier layer or block that ``share:`` names."""
         name, owner = body.get("name"), body["share"]
         if name is None or not isinstance(owner, str) or owner == name or owner not in scope.names:
-            raise self._error((*path, "share"), f"expected the name of an earlier layer or block, and a `name:`; {near(str(owner), scope.names)}")
+            expected = "expected the name of an earlier layer or block, and a `name:` of its own"
+            raise self._error((*path, "share"), f"{expected}; {near(str(owner), scope.names)}")
         known = {parameter for node in self.nodes[:mark] for parameter in node.parameters}
         old, new = f"{scope.prefix}{name}.", f"{scope.prefix}{owner}."
         for index, node in enumerate(self.nodes[mark:], start=mark):

@@ -10,11 +10,14 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from paleo.graph import Graph, Node
-from paleo.parallel.mesh import Mesh
+from paleo.parallel.mesh import Axes, Mesh
 from paleo.parallel.placement import Placement
 from paleo.parallel.propagation import PlacedNode, propagate
 from paleo.precision import Precision
 from paleo.work import Kernel, Phase, Tensor
+
+#: Marks the operations of attention that selective recomputation runs again (Korthikanti et al., 2022).
+ATTENTION_CORE = ".core"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +27,11 @@ class Counted:
     kernel: Kernel
     layer: str
     times: int
+
+    @property
+    def core(self) -> bool:
+        """Whether the kernel belongs to the core of attention: scores, softmax, dropout, weighted sum."""
+        return ATTENTION_CORE in self.kernel.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,19 +44,24 @@ class Transfer:
     payload_bytes: float
     phase: Phase
     times: int
+    overlapped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Gradient:
     """Parameter gradients of one turn that are summed over ``axes``: elements on this rank."""
 
-    axes: tuple[str, ...]
+    axes: Axes
     elements: float
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A layer, or one turn of a repeated block; bytes and counts are of one turn on one rank."""
+    """A layer, or one turn of a repeated block; bytes and counts are of one turn on one rank.
+
+    ``saved_bytes`` live until backward, ``core_bytes`` of them inside the core of attention. ``input_bytes`` is what full
+    recomputation keeps instead, ``output_bytes`` what goes on to the next section.
+    """
 
     name: str
     repeat: int
@@ -57,6 +70,9 @@ class Section:
     gradients: tuple[Gradient, ...]
     parameters: float
     saved_bytes: float
+    core_bytes: float
+    input_bytes: float
+    output_bytes: float
     largest_output_bytes: float
 
 
@@ -73,6 +89,7 @@ class Program:
 
     @property
     def saved_bytes(self) -> float:
+        """Bytes kept for backward by one pass."""
         return sum(section.saved_bytes * section.repeat for section in self.sections)
 
     def flops(self, phase: Phase | None = None) -> float:
@@ -87,14 +104,9 @@ class Program:
 
 def lower(graph: Graph, placement: Placement, mesh: Mesh, precision: Precision) -> Program:
     """The program of the fullest rank."""
+    lowering = _Lowering(graph, precision)
     placed = propagate(graph, placement, mesh)
-    uses = _uses(graph.nodes)
-    seen_saved: set[str] = set()
-    seen_parameters: set[str] = set()
-    sections = []
-    for _, members in groupby(placed, key=_section_key):
-        sections.append(_section(list(members), uses, seen_saved, seen_parameters, precision))
-    return Program(tuple(sections))
+    return Program(tuple(lowering.section(list(members)) for _, members in groupby(placed, key=_section_key)))
 
 
 def _section_key(placed: PlacedNode) -> str:
@@ -102,81 +114,96 @@ def _section_key(placed: PlacedNode) -> str:
     return node.repeats[0][0] if node.repeats else node.name
 
 
-def _uses(nodes: Sequence[Node]) -> dict[str, list[str]]:
+class _Lowering:
+    """Walks the placed layers once; remembers which tensors are kept and which parameters were met, so that each counts once."""
+
+    def __init__(self, graph: Graph, precision: Precision) -> None:
+        self.precision = precision
+        self._readers = _readers(graph.nodes)
+        self._saved: set[str] = set()
+        self._known: set[str] = set()
+
+    def section(self, members: list[PlacedNode]) -> Section:
+        first, last = members[0], members[-1]
+        name, repeat = first.node.repeats[0] if first.node.repeats else (first.node.name, 1)
+        gradients: dict[Axes, float] = {}
+        saved = core = 0.0
+        for one in members:
+            inner = one.node.repeat // repeat
+            for tensor, axes in one.parameters:
+                if tensor.name not in self._known:
+                    self._known.add(tensor.name)
+                    gradients[axes] = gradients.get(axes, 0.0) + float(tensor.elements) * inner
+            kept, inside = self._saves(one)
+            saved, core = saved + kept * inner, core + inside * inner
+        outputs = [operation.out.bytes(self.precision) for one in members for operation in one.operations]
+        return Section(
+            name,
+            repeat,
+            tuple(kernel for one in members for kernel in self._kernels(one, repeat)),
+            tuple(transfer for one in members for transfer in self._transfers(one, repeat)),
+            tuple(Gradient(axes, elements) for axes, elements in gradients.items()),
+            sum(gradients.values()),
+            saved,
+            core,
+            _local_bytes(first, first.node.inputs[0], self.precision),
+            last.operations[-1].out.bytes(self.precision) if last.operations else 0.0,
+            max(outputs, default=0.0),
+        )
+
+    def _saves(self, placed: PlacedNode) -> tuple[float, float]:
+        """Bytes that this layer is the first to keep for its backward pass, and those of them inside the core of attention."""
+        total = core = 0.0
+        for operation in placed.operations:
+            for tensor in operation.saves:
+                if tensor.name in self._saved or tensor.role == "parameter":
+                    continue
+                self._saved.add(tensor.name)
+                size = tensor.bytes(self.precision) / placed.gathered.get(tensor.name, 1)
+                total += size
+                core += size if ATTENTION_CORE in tensor.name else 0.0
+        return total, core
+
+    def _kernels(self, placed: PlacedNode, repeat: int) -> Iterable[Counted]:
+        node = placed.node
+        times = node.repeat // repeat
+        for operation in placed.operations:
+            for kernel in (*operation.forward(self.precision), *operation.backward(self.precision)):
+                yield Counted(kernel, node.name, times)
+        for tensor in dict.fromkeys(node.inputs):
+            if node.name in self._readers.get(tensor.name, [])[:-1]:
+                yield Counted(self._accumulate(placed, tensor), node.name, times)
+
+    def _accumulate(self, placed: PlacedNode, tensor: Tensor) -> Kernel:
+        """Add this reader's gradient to the one that a later reader left: read two, write one."""
+        size = _local_bytes(placed, tensor, self.precision)
+        count = size / self.precision.activation
+        shape = {"rows": count, "columns": 1.0}
+        return Kernel(
+            f"{placed.node.name}.accumulate", "memory", "elementwise", "backward", 0.0, count, 2 * size, size, shape
+        )
+
+    def _transfers(self, placed: PlacedNode, repeat: int) -> Iterable[Transfer]:
+        for one in placed.communications:
+            phase: Phase = "forward" if one.when == "forward" else "backward"
+            payload, times = one.tensor.bytes(self.precision), placed.node.repeat // repeat
+            yield Transfer(one.name, one.operation, one.axis, payload, phase, times, one.overlapped)
+
+
+def _readers(nodes: Sequence[Node]) -> dict[str, list[str]]:
     """Which layers read each tensor that needs a gradient, in order: all but the last add theirs to what is there."""
-    uses: dict[str, list[str]] = {}
+    readers: dict[str, list[str]] = {}
     for node in nodes:
         for tensor in dict.fromkeys(node.inputs):
             if tensor.grad and node.operations:
-                uses.setdefault(tensor.name, []).append(node.name)
-    return uses
+                readers.setdefault(tensor.name, []).append(node.name)
+    return readers
 
 
-def _section(
-    members: list[PlacedNode], uses: dict[str, list[str]], saved: set[str], known: set[str], precision: Precision
-) -> Section:
-    first = members[0].node
-    name, repeat = first.repeats[0] if first.repeats else (first.name, 1)
-    gradients: dict[tuple[str, ...], float] = {}
-    parameters = saved_bytes = 0.0
-    for one in members:
-        inner = one.node.repeat // repeat
-        for tensor, axes in one.parameters:
-            if tensor.name not in known:
-                known.add(tensor.name)
-                parameters += float(tensor.elements) * inner
-                gradients[axes] = gradients.get(axes, 0.0) + float(tensor.elements) * inner
-        saved_bytes += sum(t.bytes(precision) for t in new_saves(one, saved)) * inner
-    outputs = [operation.out.bytes(precision) for one in members for operation in one.operations]
-    return Section(
-        name,
-        repeat,
-        tuple(kernel for one in members for kernel in _kernels(one, uses, repeat, precision)),
-        tuple(transfer for one in members for transfer in _transfers(one, repeat, precision)),
-        tuple(Gradient(axes, elements) for axes, elements in gradients.items()),
-        parameters,
-        saved_bytes,
-        max(outputs, default=0.0),
-    )
-
-
-def new_saves(placed: PlacedNode, seen: set[str]) -> list[Tensor]:
-    """Tensors that this layer is the first to keep for its backward pass; ``seen`` gathers their names."""
-    kept = []
-    for operation in placed.operations:
-        for tensor in operation.saves:
-            if tensor.name not in seen and tensor.role != "parameter":
-                seen.add(tensor.name)
-                kept.append(tensor)
-    return kept
-
-
-def _kernels(placed: PlacedNode, uses: dict[str, list[str]], repeat: int, precision: Precision) -> Iterable[Counted]:
-    node = placed.node
-    times = node.repeat // repeat
-    for operation in placed.operations:
-        for kernel in (*operation.forward(precision), *operation.backward(precision)):
-            yield Counted(kernel, node.name, times)
-    for tensor in dict.fromkeys(node.inputs):
-        readers = uses.get(tensor.name, [])
-        if node.name in readers[:-1]:
-            yield Counted(_accumulate(placed, tensor, precision), node.name, times)
-
-
-def _accumulate(placed: PlacedNode, tensor: Tensor, precision: Precision) -> Kernel:
-    """Add this reader's gradient to the one that a later reader left: read two, write one."""
+def _local_bytes(placed: PlacedNode, tensor: Tensor, precision: Precision) -> float:
+    """Bytes of an input on this rank."""
     local = next((t for op in placed.operations for t in op.reads if t.name == tensor.name), tensor)
-    size = local.bytes(precision)
-    shape = {"rows": float(local.elements), "columns": 1.0}
-    name = f"{placed.node.name}.accumulate"
-    return Kernel(name, "memory", "elementwise", "backward", 0.0, float(local.elements), 2 * size, size, shape)
-
-
-def _transfers(placed: PlacedNode, repeat: int, precision: Precision) -> Iterable[Transfer]:
-    for one in placed.communications:
-        phase: Phase = "forward" if one.when == "forward" else "backward"
-        times = placed.node.repeat // repeat
-        yield Transfer(one.name, one.operation, one.axis, one.tensor.bytes(precision), phase, times)
+    return local.bytes(precision) / placed.gathered.get(tensor.name, 1)
 
 
 def without_backward(program: Program) -> Program:
@@ -188,6 +215,7 @@ def without_backward(program: Program) -> Program:
             transfers=tuple(t for t in section.transfers if t.phase == "forward"),
             gradients=(),
             saved_bytes=0.0,
+            core_bytes=0.0,
         )
         for section in program.sections
     )

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from paleo.engine import Task, Timeline, schedule
+from paleo.errors import PlanError
 from paleo.schedules.base import SCHEDULES, Action, Schedule
 
 
@@ -42,6 +43,10 @@ def pipeline_time(name: str, stages: Sequence[Sequence[StageTime]], microbatches
     """
     chosen = SCHEDULES[name]
     depth, chunks = len(stages), len(stages[0])
+    if chosen.multiple and microbatches % depth:
+        raise PlanError(f"schedule {name!r}: {microbatches} microbatches are not a multiple of the {depth} stages")
+    if chunks > 1 and not chosen.chunked:
+        raise PlanError(f"schedule {name!r} holds one chunk a stage, not {chunks}; use interleaved")
     window = _window(depth, chunks)
     if microbatches <= window + depth:
         return _run(chosen, stages, microbatches)

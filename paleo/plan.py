@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from paleo.errors import PlanError, SpecError, near
 from paleo.parallel.mesh import Mesh
-from paleo.parallel.placement import parse_degrees
+from paleo.parallel.placement import Strategy, parse_strategy
 from paleo.precision import BYTES
 from paleo.specs.hardware import Device, System
 from paleo.specs.model import ModelSpec
@@ -23,7 +23,7 @@ class Plan:
     of ``gpus`` are idle (a strong-scaling batch that has run out of samples)."""
 
     mesh: Mesh
-    preset: str
+    parallel: Strategy
     dtype: str
     global_batch: int
     local_batch: int
@@ -32,61 +32,85 @@ class Plan:
 
     @property
     def dp(self) -> int:
-        return self.mesh.degree("dp")
+        """Ranks that share out the batch."""
+        return self.mesh.replicas
+
+    @property
+    def stages(self) -> int:
+        """Pipeline stages."""
+        return self.mesh.degree("pp")
 
     @property
     def gpus(self) -> int:
+        """All devices of the run, idle ones too."""
         return self.mesh.size + self.idle
 
     @property
     def microbatches(self) -> int:
+        """Passes over a rank's share of the batch before an update."""
         return math.ceil(self.local_batch / self.microbatch)
 
     @property
     def strategy(self) -> str:
         """The strategy in the spelling of the command line."""
-        degrees = ",".join(f"{axis}={degree}" for axis, degree in self.mesh.degrees if degree > 1)
-        named = self.preset if self.preset != "dp" or not degrees else ""
-        return ",".join(part for part in (named, degrees) if part)
+        shown = {axis: degree for axis, degree in self.mesh.degrees if degree > 1}
+        shown |= {"dp": self.dp} if self.dp > 1 else {}
+        parts = [] if self.parallel.preset == "dp" and shown else [self.parallel.preset]
+        parts += [f"{axis}={degree}" for axis, degree in shown.items()]
+        parts += [f"vp={self.parallel.chunks}"] if self.parallel.chunks > 1 else []
+        parts += [f"zero={self.parallel.zero}"] if self.parallel.zero else []
+        return ",".join(parts + (["sp"] if self.parallel.sequence_parallel else []))
 
 
 def plan(model: ModelSpec, system: System, run: Run) -> Plan:
     """Degrees, batch shares and dtype of ``run``. Raises PlanError where they contradict one another or the system."""
-    preset, degrees = parse_degrees(run.strategy)
-    dp = _data_parallel(run, degrees)
-    global_batch, local = _batches(model, run, dp)
-    busy = min(dp, math.ceil(global_batch / local))
-    mesh = Mesh.of(degrees | {"dp": busy})
+    strategy = parse_strategy(run.strategy)
+    replicas = _replicas(run, strategy)
     if system.capacity is not None and run.gpus > system.capacity:
         raise PlanError(f"gpus: system {system.name} has {system.capacity} devices, not {run.gpus}")
     if run.gpus > 1 and not system.levels:
         raise PlanError(f"gpus: {system.name} is one device without links; name a system for {run.gpus} gpus")
-    microbatch = run.microbatch or local
+    global_batch, local = _batches(model, run, replicas)
+    experts = strategy.degrees.get("ep", 1)
+    busy = min(replicas, math.ceil(global_batch / local))
+    if busy % experts:
+        raise PlanError(f"strategy {run.strategy!r}: {busy} data-parallel ranks with work cannot be divided over ep={experts}")
+    mesh = Mesh.of({**strategy.degrees, "dp": busy // experts})
+    stages = mesh.degree("pp")
+    microbatch = run.microbatch or (local if stages == 1 else 1)
     if microbatch > local:
         raise PlanError(f"microbatch: {microbatch} exceeds the {local} samples of a data-parallel rank")
-    dtype = _dtype(system.device, run.dtype)
-    return Plan(mesh, preset, dtype, global_batch, local, microbatch, run.gpus - mesh.size)
+    if strategy.chunks > 1 and stages == 1:
+        raise PlanError(f"strategy {run.strategy!r}: vp={strategy.chunks} needs a pipeline (pp of 2 or more)")
+    if strategy.zero == 3 and stages > 1:
+        raise PlanError(f"strategy {run.strategy!r}: zero=3 with a pipeline is not modelled; use zero=1 or pp=1")
+    return Plan(mesh, strategy, _dtype(system.device, run.dtype), global_batch, local, microbatch, run.gpus - mesh.size)
 
 
-def _data_parallel(run: Run, degrees: dict[str, int]) -> int:
-    """The dp degree: what is left of the gpus after the other axes, and what the strategy says if it says it."""
-    others = math.prod(degree for axis, degree in degrees.items() if axis != "dp")
+def _replicas(run: Run, strategy: Strategy) -> int:
+    """Ranks that share out the batch: what is left of the gpus after tp, cp and pp, and what the strategy says if it says it."""
+    others = math.prod(strategy.degrees.get(axis, 1) for axis in ("tp", "cp", "pp"))
     if run.gpus % others:
         raise PlanError(f"strategy {run.strategy!r}: {run.gpus} gpus cannot be divided by its {others} ranks")
-    dp = run.gpus // others
-    if degrees.get("dp", dp) != dp:
-        raise PlanError(f"strategy {run.strategy!r}: takes {others * degrees['dp']} gpus, the run has {run.gpus}")
-    return dp
+    replicas = run.gpus // others
+    if strategy.degrees.get("dp", replicas) != replicas:
+        needed = others * strategy.degrees["dp"]
+        raise PlanError(f"strategy {run.strategy!r}: takes {needed} gpus, the run has {run.gpus}")
+    experts = strategy.degrees.get("ep", 1)
+    if replicas % experts:
+        raise PlanError(f"strategy {run.strategy!r}: ep={experts} does not divide the {replicas} data-parallel ranks")
+    return replicas
 
 
-def _batches(model: ModelSpec, run: Run, dp: int) -> tuple[int, int]:
+def _batches(model: ModelSpec, run: Run, replicas: int) -> tuple[int, int]:
     """Global batch and the fullest rank's share; a share is never below 1."""
-    if run.batch is not None and run.global_batch is not None and run.batch * dp != run.global_batch:
-        raise PlanError(f"global_batch: {run.global_batch} is not batch {run.batch} times {dp} data-parallel ranks; state one of them")
+    if run.batch is not None and run.global_batch is not None and run.batch * replicas != run.global_batch:
+        stated = f"global_batch: {run.global_batch} is not batch {run.batch} times {replicas} data-parallel ranks"
+        raise PlanError(f"{stated}; state one of them")
     if run.global_batch is not None:
-        return run.global_batch, math.ceil(run.global_batch / dp)
+        return run.global_batch, math.ceil(run.global_batch / replicas)
     local = run.batch or (DEFAULT_BATCH if model.tokens is None else DEFAULT_SEQUENCES)
-    return local * dp, local
+    return local * replicas, local
 
 
 def _dtype(device: Device, asked: str | None) -> str:

@@ -278,8 +278,8 @@ class MemoryPass:
 
     ``backward_pass`` None derives the gradient pass: read the gradient of ``out`` and what was kept, write the gradient of each
     input that needs one; "free" says that the gradient is a view (add, slices). ``reduces`` names dims whose statistics are
-    shared by a row (softmax, norms): split over ranks they owe a small all-reduce. ``sparse_rows`` counts the rows really
-    touched of a table (embedding): only those bytes move.
+    shared by a row (softmax, norms): split over ranks they owe a small all-reduce. ``sparse_rows`` says that of a table only the
+    rows that make up ``out`` move (embedding), so many for each row of ``out``.
     """
 
     name: str
@@ -292,7 +292,7 @@ class MemoryPass:
     backward_pass: Literal["derived", "free"] = "derived"
     reduces: tuple[str, ...] = ()
     local_statistics: bool = False
-    sparse_rows: bool = False
+    sparse_rows: int = 0
 
     @property
     def reads(self) -> tuple[Tensor, ...]:
@@ -345,7 +345,7 @@ class MemoryPass:
         )
 
     def _table_elements(self, table: Tensor) -> float:
-        return float(min(table.elements, self.out.elements) if self.sparse_rows else table.elements)
+        return float(min(table.elements, self.sparse_rows * self.out.elements) if self.sparse_rows else table.elements)
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,27 +376,35 @@ class FusedAttention:
 
     @property
     def private_dims(self) -> frozenset[str]:
-        return frozenset({self.key.dims[1]})
+        return frozenset({self.key.dims[1], self.query.dims[1]})
 
     def split(self, ways: Mapping[str, int]) -> FusedAttention:
         query, key, value, out = _split_all((self.query, self.key, self.value, self.out), ways)
         return replace(self, query=query, key=key, value=value, out=out)
 
-    def _flops(self, products: float) -> float:
-        batch, q, kv_heads, group, head_dim = self.query.sizes
-        value_dim = self.value.sizes[-1]
-        return products * batch * q * kv_heads * group * self.attended * (head_dim + value_dim)
+    @property
+    def _scores(self) -> float:
+        """How many numbers the matrix of scores would have."""
+        return float(self.query.elements / self.query.sizes[-1] * self.attended)
+
+    def _flops(self, score_products: int, value_products: int) -> float:
+        """FLOP of so many products along the head dim and along the value dim."""
+        return 2.0 * self._scores * (score_products * self.query.sizes[-1] + value_products * self.value.sizes[-1])
 
     def forward(self, precision: Precision) -> tuple[Kernel, ...]:
         read = sum(t.bytes(precision) for t in self.reads)
-        return (self._kernel("forward", 2.0, read, self.out.bytes(precision) + self.saves[-1].bytes(precision), precision),)
+        written = self.out.bytes(precision) + self.saves[-1].bytes(precision)
+        return (self._kernel("forward", self._flops(1, 1), read, written),)
 
     def backward(self, precision: Precision) -> tuple[Kernel, ...]:
-        """Recomputes the scores, then four products: 2.5 times the FLOP of the forward pass (Dao, FlashAttention-2, 2023)."""
-        read = sum(t.bytes(precision) for t in (*self.saves, self.out))
-        return (self._kernel("backward", 5.0, read, sum(t.bytes(precision) for t in self.reads), precision),)
+        """Recomputes the scores, then the gradients of scores, value, query and key (Dao, FlashAttention-2, 2023).
 
-    def _kernel(self, phase: Phase, products: float, read: float, written: float, precision: Precision) -> Kernel:
+        Five products, three of them along the head dim: 2.5 times the FLOP of the forward pass where the value is as wide.
+        """
+        read = sum(t.bytes(precision) for t in (*self.saves, self.out))
+        return (self._kernel("backward", self._flops(3, 2), read, sum(t.bytes(precision) for t in self.reads)),)
+
+    def _kernel(self, phase: Phase, flops: float, read: float, written: float) -> Kernel:
         batch, q, kv_heads, group, head_dim = self.query.sizes
         shape = {
             "batch": float(batch),
@@ -408,8 +416,7 @@ class FusedAttention:
             "causal": float(self.causal),
             "attended": float(self.attended),
         }
-        scores = batch * q * kv_heads * group * self.attended
-        return Kernel(self.name, "attention", "fused", phase, self._flops(products), 5.0 * scores, read, written, shape)
+        return Kernel(self.name, "attention", "fused", phase, flops, 5.0 * self._scores, read, written, shape)
 
 
 #: Gates of a recurrent cell: how many hidden x hidden products a step makes.
@@ -454,7 +461,7 @@ class Recurrence:
         return 2.0 * steps * self.gates.size("batch") * float(self.weight.elements)
 
     def forward(self, precision: Precision) -> tuple[Kernel, ...]:
-        return (self._kernel("forward", "fwd", (self.gates, self.weight), (self.out,), precision),)
+        return (self._kernel("forward", "fwd", (self.gates, self.weight), (self.out, *self.saves[2:]), precision),)
 
     def backward(self, precision: Precision) -> tuple[Kernel, ...]:
         data = self._kernel("backward", "bwd_data", (self.out, self.weight, *self.saves), (self.gates,), precision)

@@ -169,8 +169,11 @@ class _Packing(Generic[P]):
         ]
         low, high = (np.log([fields[n].metadata[end] for n, _ in self.keys]) for end in ("low", "high"))
         self.low, self.high = low, high
-        value = np.log([getattr(start, name) for name, _ in self.keys])
-        self.centre = self.inside(value)
+        self.centre = self.inside(self.logs(start))
+
+    def logs(self, point: P) -> Array:
+        """The vector of a set of parameters."""
+        return np.log([getattr(point, name) for name, _ in self.keys])
 
     def inside(self, vector: Array) -> Array:
         """The vector moved off its bounds, where a search may start."""
@@ -212,6 +215,7 @@ def _search(
     rows: Sequence[Rows],
     packing: _Packing[Any],
     *,
+    alternatives: Sequence[Any],
     starts: int,
     prior: float,
     emphasis: float,
@@ -225,16 +229,17 @@ def _search(
         pull = SCALE * prior * (vector - packing.centre)
         return np.concatenate([weights * log_errors(kind, rows, packing.unpack(vector)), pull])
 
-    generator, best = np.random.default_rng(seed), None
-    for attempt in range(max(1, starts)):
-        jitter = generator.normal(0.0, 0.3, len(packing.centre)) if attempt else 0.0
-        first = packing.inside(packing.centre + jitter)
+    generator, runs = np.random.default_rng(seed), list[OptimizeResult]()
+    points = [packing.centre, *(packing.logs(one) for one in alternatives)]
+    points += [packing.centre + generator.normal(0.0, 0.3, len(packing.centre)) for _ in range(starts - 1)]
+    for point in points:
+        first = packing.inside(point)
         run = least_squares(
             errors, first, bounds=(packing.low, packing.high), loss="soft_l1", f_scale=SCALE,
-            diff_step=0.001, max_nfev=evaluations,
+            diff_step=np.full(len(first), 0.001), max_nfev=evaluations,
         )  # fmt: skip
-        best = run if best is None or run.cost < best.cost else best
-    return best
+        runs.append(run)
+    return min(runs, key=lambda run: float(run.cost))
 
 
 def _log_sigma(run: OptimizeResult) -> Array:
@@ -250,6 +255,7 @@ def fit(
     rows: Sequence[Rows],
     start: P,
     *,
+    alternatives: Sequence[P] = (),
     apart: Sequence[str] = (),
     fixed: Sequence[str] = (),
     free: Sequence[str] = (),
@@ -265,6 +271,7 @@ def fit(
     ``rows`` may mix devices, dtypes and stacks: parameters are shared by all, but those named in ``apart`` (launch
     costs) are one per stack, and those in ``fixed`` stay at ``start``. ``prior`` is the inverse width, in log units, of
     a normal prior round the start values that counts as one row per parameter: it settles what the rows leave open.
+    ``alternatives`` are further points to search from, for parameters that are all but discrete (tile sizes).
     ``emphasis`` is the power of the measured time that weights a row. ``free`` releases parameters that are not
     fitted as a rule.
     """
@@ -274,7 +281,15 @@ def fit(
         raise SpecError("no rows to fit: every configuration fell into the held-out parts, or the table is empty")
     packing = _Packing(start, sorted({group.stack for group in rows}), apart, fixed, free)
     run = _search(
-        kind, train, packing, starts=starts, prior=prior, emphasis=emphasis, evaluations=evaluations, seed=seed
+        kind,
+        train,
+        packing,
+        starts=starts,
+        prior=prior,
+        emphasis=emphasis,
+        evaluations=evaluations,
+        seed=seed,
+        alternatives=alternatives,
     )
     parameters = packing.unpack(run.x)
     held = [group.take(part == 2) for group, part in parts]

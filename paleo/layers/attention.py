@@ -25,19 +25,19 @@ def attend(
     out = Tensor(f"{name}.context", tuple(sizes), tuple(sizes.values()))
     if choices.attention == "fused":
         attended = min(window or key.sizes[1], key.sizes[1])
-        return (FusedAttention(f"{name}.attention", query, key, value, out, causal, attended),), out
+        return (FusedAttention(f"{name}.core", query, key, value, out, causal, attended),), out
     of: dict[str, Size] = {d: query.size(d) for d in (batch, kv_heads, group, seq)} | {keys: key.sizes[1]}
-    scores = Tensor(f"{name}.scores", tuple(of), tuple(of.values()))
-    weights = scores.like(f"{name}.softmax")
+    scores = Tensor(f"{name}.core.scores", tuple(of), tuple(of.values()))
+    weights = scores.like(f"{name}.core.softmax")
     chain: list[Operation] = [
-        Contraction(f"{name}.scores", query, key, scores),
-        MemoryPass(f"{name}.softmax", "softmax", (scores,), weights, keeps=(weights,), flops_per_element=6.0, reduces=(keys,)),
+        Contraction(f"{name}.core.scores", query, key, scores),
+        MemoryPass(f"{name}.core.softmax", "softmax", (scores,), weights, keeps=(weights,), flops_per_element=6.0, reduces=(keys,)),
     ]
     if dropout:
-        dropped, mask = scores.like(f"{name}.dropped"), scores.like(f"{name}.mask", role="mask")
-        chain.append(MemoryPass(f"{name}.dropout", "dropout", (weights,), dropped, keeps=(mask,), flops_per_element=2.0))
+        dropped, mask = scores.like(f"{name}.core.dropped"), scores.like(f"{name}.core.mask", role="mask")
+        chain.append(MemoryPass(f"{name}.core.dropout", "dropout", (weights,), dropped, keeps=(mask,), flops_per_element=2.0))
         weights = dropped
-    chain.append(Contraction(f"{name}.context", weights, value.renamed({value.dims[-1]: "value_dim"}), out))
+    chain.append(Contraction(f"{name}.core.context", weights, value.renamed({value.dims[-1]: "value_dim"}), out))
     return tuple(chain), out
 
 
@@ -177,10 +177,11 @@ def _rms(name: str, x: Tensor) -> tuple[MemoryPass, Tensor]:
 
 @LAYERS.register("additive_attention")
 class AdditiveAttention(Layer):
-    """Attention whose score is v · tanh(W·query + U·key) (Bahdanau et al., ICLR 2015); inputs query and memory, output the context.
+    """Attention whose score is v · tanh(W·query + U·key) (Bahdanau et al., ICLR 2015).
 
-    Every pair of query and key makes a vector of ``hidden`` entries, so its time is that of memory. ``normalized`` scales v to a
-    learned length and adds a bias (Salimans and Kingma, 2016; as in GNMT).
+    Inputs query and memory, output the context. Every pair of query and key makes a vector of ``hidden`` entries, so
+    its time is that of memory. ``normalized`` scales v to a learned length and adds a bias (Salimans and Kingma, 2016),
+    as GNMT does.
     """
 
     arity: ClassVar[int | None] = 2
@@ -202,8 +203,6 @@ class AdditiveAttention(Layer):
         weight, scores = vector(f"{name}.weight", pairs, "units"), pairs.without("units", name=f"{name}.scores")
         weights, context = scores.like(f"{name}.softmax"), Tensor(name, x.dims, (*x.sizes[:2], memory.sizes[-1]))
         length = (Tensor(f"{name}.length", ("one",), (1,), "parameter"),) if self.normalized else ()
-        soft = MemoryPass(
-            f"{name}.softmax", "softmax", (scores,), weights, length, (weights,), flops_per_element=6.0, reduces=("keys",)
-        )
+        soft = MemoryPass(f"{name}.softmax", "softmax", (scores,), weights, length, (weights,), 6.0, reduces=("keys",))
         operations = (to_query, to_key, tanh, Contraction(f"{name}.scores", mixed, weight, scores), soft)
-        return Expansion((*operations, Contraction(f"{name}.context", weights, source, context)), context)
+        return Expansion((*operations, Contraction(f"{name}.core.context", weights, source, context)), context)

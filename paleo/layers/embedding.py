@@ -45,10 +45,9 @@ class EmbeddingBag(Layer):
         (x,) = inputs
         batch = x.dims[0]
         table = Tensor(f"{name}.weight", ("rows", "features"), (sum(self.entries), self.features), "parameter")
-        rows = Tensor(name, (batch, "tables", "bag", "features"), (x.sizes[0], len(self.entries), self.bag, self.features))
-        out = rows.without("bag", name=name)
-        keeps = (x,)
-        gather = MemoryPass(name, "gather", (x,), rows, (table,), keeps, flops_per_element=float(self.bag > 1), sparse_rows=True)
+        out = Tensor(name, (batch, "tables", "features"), (x.sizes[0], len(self.entries), self.features))
+        flops = float(self.bag - 1)
+        gather = MemoryPass(name, "gather", (x,), out, (table,), (x,), flops_per_element=flops, sparse_rows=self.bag)
         return Expansion((gather,), out)
 
 

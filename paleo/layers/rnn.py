@@ -15,9 +15,9 @@ from paleo.work import GATES, Contraction, MemoryPass, Operation, Recurrence, Si
 class Recurrent(Layer):
     """The input products of all time steps as one contraction, then the steps themselves; input (batch, seq, features).
 
-    ``biases`` counts bias vectors for each gate: 2 as in cuDNN and PyTorch, 1 as in most papers, 0 for none. Without ``project`` the
-    input already holds gates x hidden entries that both directions read (cuDNN's skip-input mode). ``merge`` says how the two
-    directions meet.
+    ``biases`` counts bias vectors for each gate: 2 as in cuDNN and PyTorch, 1 as in most papers, 0 for none. Without
+    ``project`` the input already holds gates x hidden entries, which both directions read (cuDNN's skip-input mode).
+    ``merge`` says how the two directions meet.
     """
 
     cell: ClassVar[str]
@@ -37,17 +37,23 @@ class Recurrent(Layer):
         weight = Tensor(f"{name}.recurrent", tuple(sizes), tuple(sizes.values()), "parameter")
         states = Tensor(name, (batch, seq, "features"), (x.sizes[0], x.sizes[1], self.hidden * directions))
         if not self.bidirectional or self.merge == "concat":
-            return Expansion((*products, Recurrence(f"{name}.steps", self.cell, gated, weight, states, seq, directions)), states)
+            return Expansion(
+                (*products, Recurrence(f"{name}.steps", self.cell, gated, weight, states, seq, directions)), states
+            )
         both = states.like(f"{name}.states")
         out = states.reshaped({batch: x.sizes[0], seq: x.sizes[1], "features": self.hidden})
         summed = MemoryPass(f"{name}.sum", "elementwise", (both,), out, backward_pass="free")
-        return Expansion((*products, Recurrence(f"{name}.steps", self.cell, gated, weight, both, seq, directions), summed), out)
+        return Expansion(
+            (*products, Recurrence(f"{name}.steps", self.cell, gated, weight, both, seq, directions), summed), out
+        )
 
     def _gates(self, name: str, x: Tensor, directions: int, gates: int) -> tuple[tuple[Operation, ...], Tensor]:
         """The part of every gate that does not wait for the step before."""
         if not self.project:
             if x.sizes[-1] != gates:
-                raise GraphError(f"{name}: without project the input {describe(x)} must hold {gates} features, gates x hidden")
+                raise GraphError(
+                    f"{name}: without project the input {describe(x)} must hold {gates} features, gates x hidden"
+                )
             return (), x
         wide: dict[str, Size] = {"directions": directions, "gates": gates}
         product, gated = project(f"{name}.input", x, wide)
@@ -56,7 +62,9 @@ class Recurrent(Layer):
     def _shifted(self, product: Contraction, name: str, wide: dict[str, Size]) -> Contraction:
         if not self.biases:
             return product
-        return replace(product, bias=Tensor(f"{name}.bias", ("biases", *wide), (self.biases, *wide.values()), "parameter"))
+        return replace(
+            product, bias=Tensor(f"{name}.bias", ("biases", *wide), (self.biases, *wide.values()), "parameter")
+        )
 
 
 @LAYERS.register("rnn")

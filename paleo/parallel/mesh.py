@@ -6,8 +6,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-#: Axes from the innermost (neighbouring ranks) to the outermost, the order of Megatron and of torchtitan.
-AXES = ("tp", "cp", "dp", "pp")
+#: Axes from the innermost (neighbouring ranks) to the outermost, the order of Megatron and of torchtitan. Experts are spread over
+#: ``ep`` of the data-parallel ranks: the batch is divided over ``ep`` and ``dp`` together.
+AXES = ("tp", "cp", "ep", "dp", "pp")
+Axes = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +17,7 @@ class Mesh:
     """Degrees of the axes; ranks are numbered with the first axis fastest.
 
     >>> mesh = Mesh.of({"dp": 4, "tp": 8})
-    >>> mesh.size, mesh.stride("dp"), mesh.degree("pp")
+    >>> mesh.size, mesh.stride(("dp",)), mesh.degree("pp")
     (32, 8, 1)
     """
 
@@ -32,11 +34,18 @@ class Mesh:
     def degree(self, axis: str) -> int:
         return dict(self.degrees)[axis]
 
-    def stride(self, axis: str) -> int:
-        """How far apart neighbours along the axis are numbered."""
+    def stride(self, axes: Axes) -> int:
+        """How far apart neighbours of a group along the axes are numbered: the stride of the innermost one in use."""
         names = [name for name, _ in self.degrees]
-        return math.prod(degree for _, degree in self.degrees[: names.index(axis)])
+        used = [axis for axis in axes if self.degree(axis) > 1] or list(axes)
+        innermost = min(names.index(axis) for axis in used)
+        return math.prod(degree for _, degree in self.degrees[:innermost])
 
-    def ways(self, axes: tuple[str, ...]) -> int:
+    @property
+    def replicas(self) -> int:
+        """Ranks that share out the batch."""
+        return self.degree("ep") * self.degree("dp")
+
+    def ways(self, axes: Axes) -> int:
         """Ranks over which several axes together divide."""
         return math.prod(self.degree(axis) for axis in axes)

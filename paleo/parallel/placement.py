@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from typing import Literal
 
 from paleo.errors import PlanError, near
 from paleo.graph import Graph, Node
-from paleo.parallel.mesh import AXES
+from paleo.parallel.mesh import AXES, Axes
 from paleo.registry import Registry
 
 #: dim -> mesh axes that divide it.
-Split = Mapping[str, tuple[str, ...]]
+Split = Mapping[str, Axes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,8 @@ class Rule:
     name: str = "*"
 
     def matches(self, node: Node) -> bool:
-        return (self.layer is None or self.layer == node.type) and fnmatchcase(node.name, self.name)
+        """Whether the rule speaks of this layer."""
+        return (self.layer is None or self.layer == node.type) and (self.name == "*" or fnmatchcase(node.name, self.name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,33 +36,69 @@ class Placement:
     rules: tuple[Rule, ...]
 
     def of(self, node: Node) -> Split:
+        """How this layer's dims are split."""
         return next((rule.split for rule in reversed(self.rules) if rule.matches(node)), {})
 
 
-Preset = Callable[[Graph], Placement]
+Zero = Literal[0, 1, 2, 3]
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """A strategy as people write it: a preset, degrees, and how states and sequences are shared.
+
+    ``zero`` shards over the data-parallel ranks: 1 the optimizer's states, 2 the gradients too, 3 the parameters too (FSDP).
+    ``sequence_parallel`` splits the sequence over tp outside the tensor-parallel layers. ``chunks`` is the number of pieces that each
+    pipeline stage holds (virtual stages).
+    """
+
+    preset: str = "dp"
+    degrees: Mapping[str, int] = field(default_factory=dict)
+    zero: Zero = 0
+    sequence_parallel: bool = False
+    chunks: int = 1
+
+
+Preset = Callable[[Graph, Strategy], Placement]
 STRATEGIES: Registry[Preset] = Registry("strategy", "paleo.parallel")
 
 
-def parse_degrees(text: str) -> tuple[str, dict[str, int]]:
-    """A strategy as people write it: a preset's name, degrees, or both.
+def parse_strategy(text: str) -> Strategy:
+    """A strategy from the command line: ``dp``, ``owt``, or degrees such as ``tp=8,pp=4,dp=16,zero=1,vp=2,sp``.
 
-    >>> parse_degrees("dp"), parse_degrees("tp=8,dp=4")
-    (('dp', {}), ('dp', {'tp': 8, 'dp': 4}))
+    >>> parse_strategy("tp=8,dp=4,sp").degrees
+    {'tp': 8, 'dp': 4}
 
-    Raises PlanError with the near names for an unknown preset or axis, and for degrees that are no whole numbers.
+    Raises PlanError with the near names for an unknown word, and for degrees that are no whole numbers.
     """
-    preset, degrees = "", dict[str, int]()
+    words: list[str] = []
+    numbers: dict[str, int] = {}
     for part in filter(None, (piece.strip() for piece in text.split(","))):
-        axis, equals, value = part.partition("=")
+        key, equals, value = part.partition("=")
         if not equals:
-            if preset or part not in STRATEGIES:
-                problem = "names two presets" if preset else f"unknown strategy {part!r}; {near(part, [*STRATEGIES, *AXES])}"
-                raise PlanError(f"strategy {text!r}: {problem}")
-            preset = part
-        elif axis not in AXES:
-            raise PlanError(f"strategy {text!r}: unknown axis {axis!r}; {near(axis, AXES)}")
-        elif not value.isdecimal() or not 1 <= int(value) <= 10**7 or axis in degrees:
-            raise PlanError(f"strategy {text!r}: {part!r} is not one degree of 1 or more, such as {axis}=8")
+            words.append(key)
+        elif key in numbers or not value.isdecimal() or not int(value) <= _MOST:
+            raise PlanError(f"strategy {text!r}: {part!r} is not one whole number, such as {key}=8")
         else:
-            degrees[axis] = int(value)
-    return preset or "dp", degrees
+            numbers[key] = int(value)
+    known = [*AXES, "zero", "vp"]
+    unknown = [key for key in numbers if key not in known] + [word for word in words if word != "sp" and word not in STRATEGIES]
+    if unknown:
+        raise PlanError(f"strategy {text!r}: unknown {unknown[0]!r}; {near(unknown[0], [*known, 'sp', *STRATEGIES])}")
+    return _strategy(text, words, numbers)
+
+
+_MOST = 9_999_999
+
+
+def _strategy(text: str, words: list[str], numbers: dict[str, int]) -> Strategy:
+    presets = [word for word in words if word != "sp"]
+    zero, chunks = numbers.pop("zero", 0), numbers.pop("vp", 1)
+    if len(presets) > 1 or len(words) != len(set(words)):
+        raise PlanError(f"strategy {text!r}: names more than one preset; known: {', '.join(STRATEGIES)}")
+    if zero > 3:
+        raise PlanError(f"strategy {text!r}: zero={zero} must be 0, 1, 2 or 3")
+    for key, value in (numbers | {"vp": chunks}).items():
+        if value < 1:
+            raise PlanError(f"strategy {text!r}: {key}={value} must be 1 or more")
+    return Strategy((presets or ["dp"])[0], numbers, zero, "sp" in words, chunks)  # type: ignore[arg-type]

@@ -263,12 +263,13 @@ class NcclParameters:
         0.38, low=0.02, high=3.0, unit="1", meaning="copy of a rank's own share, in link times (half for all_reduce)"
     )
     switch_fraction: float = parameter(0.63, low=0.2, high=1.0, unit="1", meaning="share of the link with NVLink SHARP")
-    exchange_step: float = parameter(
-        0.45 * MICROSECOND,
-        low=0.01 * MICROSECOND,
-        high=50 * MICROSECOND,
-        unit="s",
-        meaning="one more peer in an exchange",
+    staging_power: float = parameter(
+        0.5,
+        low=0.05,
+        high=2.5,
+        unit="1",
+        meaning="without peer-to-peer, link share falls as (ranks / 2) to this power",
+        fitted=False,
     )
     exchange_fraction: float = parameter(
         0.014, low=0.001, high=0.3, unit="1", meaning="share of the link per peer of an exchange in LL"
@@ -288,9 +289,6 @@ _SPREAD_BYTES = 4096.0
 _SWITCH_RANKS = 5
 #: How strongly the larger of a launch skew and the kernel itself prevails.
 _SKEW_NORM = 4.0
-#: Without peer-to-peer every hop passes host memory twice, and the paths of all ranks meet there: the share of a link
-#: falls with (ranks / 2) to this power. From 20, 4.7 and 1.4 GB/s at 2, 4 and 8 ranks (systems.csv, l40s-pcie-8gpu).
-_STAGED_POWER = 1.92
 
 
 def nccl_time(
@@ -300,13 +298,14 @@ def nccl_time(
     network: Network,
     parameters: NcclParameters,
     switch_can_add: bool | npt.NDArray[np.bool_] = True,
+    low_latency: bool | npt.NDArray[np.bool_] = True,
 ) -> Array:
     """Seconds of a collective inside one node.
 
     Ring: launch + hidden(steps, wire) with the protocol's step and share of the link; Simple adds its start, the copy
     of a rank's own share and the filling of the pipeline. all_to_all and send_recv exchange with all peers at once.
-    ``switch_can_add`` says whether the switches can add this dtype (they have no int8). The sender of a send_recv does not
-    wait for other ranks, so launch skew leaves it alone.
+    ``switch_can_add`` says whether the switches can add this dtype (they have no int8). The sender of a send_recv does
+    not wait for other ranks, so launch skew leaves it alone. ``low_latency``: the library has LL (NCCL 2.1 and later).
 
     Holds for 2..72 ranks in one NVLink domain or PCIe tree, 512 B and up.
     """
@@ -315,7 +314,7 @@ def nccl_time(
     else:
         name = "ring" if operation != "broadcast" else "double_tree"
         traffic = ALGORITHMS[name].traffic(operation, payload_bytes, network.fan_outs)
-        time = _ring_time(operation, payload_bytes, traffic, network, parameters)
+        time = _ring_time(operation, payload_bytes, traffic, network, parameters, low_latency)
         if operation == "all_reduce" and network.switch_reduces:
             by_switch = _switch_time(payload_bytes, network, parameters)
             usable = np.logical_and(switch_can_add, network.ranks >= _SWITCH_RANKS)
@@ -324,9 +323,16 @@ def nccl_time(
     return _with_skew(np.where(network.ranks > 1, time, 0.0), np.where(waits, parameters.skew, 0.0))
 
 
-def _ring_time(operation: str, payload: Numeric, traffic: Traffic, net: Network, p: NcclParameters) -> Array:
-    steps, wire = np.asarray(traffic.steps), net.wire_time(traffic) * _staging(net)
-    chosen = protocol(steps=steps, wire_time=wire, network=net)
+def _ring_time(
+    operation: str,
+    payload: Numeric,
+    traffic: Traffic,
+    net: Network,
+    p: NcclParameters,
+    low_latency: bool | npt.NDArray[np.bool_],
+) -> Array:
+    steps, wire = np.asarray(traffic.steps), net.wire_time(traffic) * _staging(net, p)
+    chosen = np.where(low_latency, protocol(steps=steps, wire_time=wire, network=net), SIMPLE)
     full = 1.0 + p.spread
     busy = 1.0 + p.spread * _all_channels(payload, net)
     low = p.launch * busy + hidden(steps * p.step * busy, wire / p.ll_fraction)
@@ -360,8 +366,8 @@ def _exchange_time(operation: str, payload: Numeric, net: Network, p: NcclParame
     name = "pairwise" if operation == "all_to_all" else "point_to_point"
     traffic = ALGORITHMS[name].traffic(operation, payload, net.fan_outs)
     peers = net.ranks - 1.0 if operation == "all_to_all" else np.ones(())
-    wire = net.wire_time(traffic) * _staging(net)
-    start = p.launch * (1.0 + p.spread) + p.exchange_step * peers
+    wire = net.wire_time(traffic) * _staging(net, p)
+    start = p.launch * (1.0 + p.spread) + 0.5 * p.step * peers
     low = start + wire / (p.exchange_fraction * np.maximum(peers, 1.0))
     moved = wire / p.simple_fraction
     if operation == "all_to_all":
@@ -369,8 +375,9 @@ def _exchange_time(operation: str, payload: Numeric, net: Network, p: NcclParame
     return softly_least(low, start + p.simple_step + moved + fill_time(moved, p.fill))
 
 
-def _staging(net: Network) -> Array:
-    return np.where(net.staged, (net.ranks / 2.0) ** _STAGED_POWER, 1.0)
+def _staging(net: Network, p: NcclParameters) -> Array:
+    """Without peer-to-peer every hop passes host memory twice, where the paths of all ranks meet."""
+    return np.where(net.staged, (net.ranks / 2.0) ** p.staging_power, 1.0)
 
 
 def softly_least(first: Numeric, second: Numeric, norm: float = 6.0) -> Array:
@@ -405,7 +412,7 @@ class FabricParameters:
         meaning="start and end of the kernel, without steps",
     )
     step: float = parameter(
-        1 * MICROSECOND, low=0.1 * MICROSECOND, high=100 * MICROSECOND, unit="s", meaning="one hop inside a node"
+        1 * MICROSECOND, low=0.1 * MICROSECOND, high=5 * MICROSECOND, unit="s", meaning="one hop inside a node"
     )
     fabric_step: float = parameter(
         4 * MICROSECOND, low=0.5 * MICROSECOND, high=500 * MICROSECOND, unit="s", meaning="one hop between nodes in LL"
@@ -429,6 +436,13 @@ class FabricParameters:
     low_fraction: float = parameter(0.4, low=0.02, high=0.6, unit="1", meaning="share of a NIC with LL")
     rail_power: float = parameter(
         1.0, low=0.2, high=1.0, unit="1", meaning="node bandwidth grows with the NICs in use to this power"
+    )
+    fill: float = parameter(
+        1 * MICROSECOND,
+        low=0.001 * MICROSECOND,
+        high=1000 * MICROSECOND,
+        unit="s",
+        meaning="cost of one more chunk, per fabric hop",
     )
     skew: float = parameter(
         0.001 * MICROSECOND,
@@ -472,18 +486,13 @@ def _over_fabric(traffic: Traffic, net: Network, p: FabricParameters) -> tuple[A
     wire_in = net.wire_time(traffic, slice(0, inner)) / p.inner_fraction
     rails = np.asarray(net.ports[-1])
     wire_out = net.wire_time(traffic, slice(inner, None)) * rails ** (1.0 - p.rail_power)
-    low = p.launch + hidden(
-        p.step * hops_in + p.fabric_step * hops_out, np.maximum(2.0 * wire_in, wire_out / p.low_fraction)
-    )
-    simple = (
-        p.launch
-        + p.simple_start
-        + hidden(
-            p.step * hops_in + (p.fabric_step + p.simple_step) * hops_out,
-            np.maximum(wire_in, wire_out / p.fabric_fraction),
-        )
-    )
-    return low, simple
+    slow_wire = np.maximum(2.0 * wire_in, wire_out / p.low_fraction)
+    fast_wire = np.maximum(wire_in, wire_out / p.fabric_fraction)
+    low = p.launch + hidden(p.step * hops_in + p.fabric_step * hops_out, slow_wire)
+    simple_hops = p.step * hops_in + (p.fabric_step + p.simple_step) * hops_out
+    simple = p.launch + p.simple_start + hidden(simple_hops, fast_wire)
+    chunk = p.fill * hops_out
+    return low + fill_time(slow_wire, chunk), simple + fill_time(fast_wire, chunk)
 
 
 # --- custom all-reduce kernels ---------------------------------------------------------------------------------------
@@ -520,6 +529,9 @@ class CustomParameters:
     )
     two_shot_fraction: float = parameter(0.6, low=0.05, high=1.0, unit="1", meaning="share of the link, two-shot")
     largest: float = parameter(2.0**23, low=KILO, high=GIB, unit="byte", meaning="largest payload", fitted=False)
+    turn: float = parameter(
+        2.0**21, low=KILO, high=GIB, unit="byte", meaning="payload times ranks from which two-shot runs", fitted=False
+    )
     ring_start: float = parameter(
         15 * MICROSECOND, low=0.1 * MICROSECOND, high=300 * MICROSECOND, unit="s", meaning="launch and start of NCCL"
     )
@@ -542,16 +554,16 @@ def custom_time(*, payload_bytes: Numeric, network: Network, parameters: CustomP
     """Seconds of a custom all-reduce: one-shot, two-shot or, above the largest payload, NCCL.
 
     One-shot: every rank reads all other buffers, (P-1) S over its link. Two-shot: reduce-scatter and all-gather,
-    2 (P-1)/P S, after one more barrier. A call outside a graph lasts at least as long as
-    the host needs.
+    2 (P-1)/P S, after one more barrier; from 2 MiB over P on, when P > 2 (vLLM, SGLang).
+    A call outside a graph lasts at least as long as the host needs.
     """
     p, payload, ranks = parameters, np.asarray(payload_bytes, dtype=np.float64), network.ranks
     wire = bus_factor("all_reduce", ranks) * payload / network.rank_bandwidth
     start = p.launch + p.peer * ranks
     one_shot = start + wire * ranks / 2.0 / p.one_shot_fraction
     two_shot = start + p.two_shot + wire / p.two_shot_fraction
-    kernel = np.where(payload <= p.largest, np.minimum(one_shot, two_shot), np.inf)
-    time = np.minimum(kernel, _ring_beyond(payload, wire, network, p))
+    kernel = np.where(np.logical_and(payload * ranks >= p.turn, ranks > 2), two_shot, one_shot)
+    time = np.where(payload <= p.largest, kernel, _ring_beyond(payload, wire, network, p))
     return _with_skew(np.where(ranks > 1, time, 0.0), p.host)
 
 
@@ -563,7 +575,7 @@ def _ring_beyond(payload: Array, wire: Array, net: Network, p: CustomParameters)
         return np.asarray(time)
     traffic = ALGORITHMS["in_switch"].traffic("all_reduce", payload, net.fan_outs)
     switch = net.wire_time(traffic) / p.switch_fraction
-    by_switch = p.ring_start + 2.0 * p.ring_step + switch + fill_time(switch, p.fill)
+    by_switch = p.ring_start + net.ranks * p.ring_step + switch + fill_time(switch, p.fill)
     return np.where(net.ranks >= _SWITCH_RANKS, np.minimum(time, by_switch), time)
 
 

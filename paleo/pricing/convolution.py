@@ -60,7 +60,7 @@ class ConvolutionParameters:
         0.55, low=0.15, high=1.0, unit="1", meaning="share of memory bandwidth that a convolution reads and writes with"
     )
     implicit_factor: float = parameter(
-        1.0, low=0.7, high=2.0, unit="1", meaning="time of an implicit product over a plain one: address arithmetic, gathers"
+        1.03, low=1.0, high=2.0, unit="1", meaning="time of an implicit product over a plain one: address arithmetic, gathers"
     )
     winograd_efficiency: float = parameter(
         0.86, low=0.3, high=1.2, unit="1", meaning="share of peak of the fused Winograd kernel, on its reduced products"
@@ -199,7 +199,9 @@ IMAGE_STEP = 32.0
 WINOGRAD_BLOCK = (8, 16, 32)
 #: Algorithms that run on vector units only: with tensor cores the reduced products do not pay for their transforms.
 VECTOR_ONLY = frozenset({"explicit", "winograd", "nonfused", "fft"})
-#: Library version (cuDNN) from which an algorithm is there, in each direction (forward, data, filter); inf = never.
+#: Version of cuDNN that a present program has, and what stands for kernels of one's own: every algorithm that is named.
+PRESENT, OWN_KERNELS = 9.0, np.inf
+#: Library version (cuDNN) from which an algorithm is chosen, in each direction (forward, data, filter); inf = never.
 AVAILABLE_FROM: Mapping[str, tuple[float, float, float]] = {
     "implicit": (1.0, 1.0, 1.0),
     "explicit": (2.0, 2.0, np.inf),
@@ -450,7 +452,7 @@ def algorithm_costs(
     device: DeviceFigures,
     parameters: ConvolutionParameters,
     element_bytes: Number = 4.0,
-    library: Number = np.inf,
+    library: Number = PRESENT,
     algorithms: Collection[str] = tuple(AVAILABLE_FROM),
 ) -> dict[str, Cost]:
     """Seconds (launch included) and workspace [bytes] of each algorithm; inf seconds where the library has it not."""
@@ -482,7 +484,7 @@ def convolution_time(
     groups: Number = 1.0,
     direction: int | npt.NDArray[np.int64] = Direction.FORWARD,
     element_bytes: Number = 4.0,
-    library: Number = np.inf,
+    library: Number = PRESENT,
     workspace_limit: Number = np.inf,
     algorithms: Collection[str] = tuple(AVAILABLE_FROM),
     device: DeviceFigures,
@@ -491,7 +493,7 @@ def convolution_time(
     """Seconds of convolution calls, by the fastest algorithm of ``algorithms`` that fits the workspace limit.
 
     Extents are those of the whole layer (NCHW, channels and filters over all groups) and broadcast; ``element_bytes`` of
-    storage; ``library`` is the cuDNN version, e.g. 7.6 (inf: a present one); ``workspace_limit`` in bytes. Infinite
+    storage; ``library`` is the cuDNN version, e.g. 7.6; ``workspace_limit`` in bytes. Infinite
     where no algorithm applies. Holds for 2-D convolutions of 1 to 10^5 positions and more; library heuristics that pick a
     slower kernel than they have (cuDNN 4 to 6 did) are not modelled.
     """

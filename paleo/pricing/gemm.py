@@ -31,9 +31,10 @@ from paleo.units import KILO, MICROSECOND, MILLISECOND, TERA
 Array = npt.NDArray[np.float64]
 Numbers = npt.ArrayLike
 PICO = 1.0 / TERA
-#: Output tiles (rows, columns) of one thread block: warp-group sizes that CUTLASS and cuBLAS offer.
+#: Output tiles of one thread block that CUTLASS and cuBLAS offer; columns run along the contiguous side of C. Kernels
+#: for ordinary cores come in one orientation only (``sgemm_128x64`` has its 128 on the contiguous side).
 TENSOR_TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64))
-VECTOR_TILES = (*TENSOR_TILES, (128, 32), (32, 128))
+VECTOR_TILES = ((256, 128), (128, 256), (128, 128), (64, 128), (64, 64))
 #: Least reduction length per split, and the step in which a main loop runs through k.
 LEAST_SPLIT, TENSOR_STEP, VECTOR_STEP = 128.0, 64.0, 8.0
 #: DRAM access with its way over the chip: 3.9 pJ/bit in HBM2 (O'Connor et al., MICRO 2017) and about 1 pJ/bit on chip.
@@ -86,7 +87,7 @@ class GemmParameters:
         5 * KILO, low=0.5 * KILO, high=20 * KILO, unit="element", meaning="area of the smallest tile of the library"
     )
     page_stall: float = parameter(
-        0.05, low=0.01, high=5.0, unit="1", fitted=False,
+        0.05, low=0.01, high=5.0, unit="1",
         meaning="extra main-loop time when each row of k-contiguous operands lies on its own page",
     )  # fmt: skip
     ramp: float = parameter(
@@ -173,8 +174,8 @@ def _busy_time(
 
 
 def _chunk_time(columns: tuple[Array, ...], device: DeviceFigures, p: GemmParameters) -> Array:
-    m, n, k, batch, element, result, copies, activity, contiguous, passes = columns
-    left, right, out = batch * m * k * element, batch * k * n * element, batch * m * n * result * passes
+    m, n, k, batch, element, result, copies, activity, contiguous = columns
+    left, right, out = batch * m * k * element, batch * k * n * element, batch * m * n * result
     footprint, capacity = left + right + out, p.l2_share * device.l2_bytes
     dram = (left + out) * cache_miss(footprint, capacity)
     dram = dram + right * cache_miss(footprint + (copies - 1.0) * right, capacity)
@@ -198,17 +199,15 @@ def gemm_time(
     weight_copies: Numbers = 1.0,
     activity: Numbers = 1.0,
     k_contiguous: Numbers = 1.0,
-    result_passes: Numbers = 1.0,
     device: DeviceFigures,
     parameters: GemmParameters,
 ) -> Array:
     """Seconds of each product; all arguments but the last two broadcast against each other.
 
-    m, n, k, batch: extents (>= 1). element_bytes, result_bytes: bytes per element of A and B, and of C.
-    weight_copies: how many B matrices take turns (a model's layers, or a harness that keeps B out of cache);
-    infinity means that B always comes from DRAM. activity: switching activity of the data against random numbers (zeros
-    draw less power). k_contiguous: share of the two operands that are contiguous along k. result_passes: how often the
-    result crosses memory: once, or more where the product is added to what a bias copy left there.
+    m, n, k, batch: extents (>= 1); n runs along the contiguous side of C. element_bytes, result_bytes: bytes per
+    element of A and B, and of C. weight_copies: how many B matrices take turns (a model's layers, or a harness that
+    keeps B out of cache); infinity means that B always comes from DRAM. activity: switching activity of the data
+    against random numbers (zeros draw less power). k_contiguous: share of A and B that is contiguous along k.
 
     >>> from paleo.units import GIGA, TERA, MEGA
     >>> d = DeviceFigures("x", "Ampere", "HBM2e", 108, 1.41 * GIGA, 312 * TERA, 2.0 * TERA, 40 * MEGA, 400, True)
@@ -216,7 +215,7 @@ def gemm_time(
     >>> bool(3.5 < float(t) / MILLISECOND < 4.8)  # 1.1 TFLOP at 312 TFLOP/s take 3.52 ms at the least
     True
     """
-    given = (m, n, k, batch, element_bytes, result_bytes, weight_copies, activity, k_contiguous, result_passes)
+    given = (m, n, k, batch, element_bytes, result_bytes, weight_copies, activity, k_contiguous)
     arrays = np.broadcast_arrays(*(np.asarray(one, dtype=np.float64) for one in given))
     flat = [one.ravel() for one in arrays]
     seconds = np.empty(flat[0].shape)

@@ -22,8 +22,8 @@ Array = npt.NDArray[np.float64]
 Sizes = Array | float
 Mask = npt.NDArray[np.bool_] | bool
 
-#: Order of the norm that joins the limits of one kernel; they overlap almost wholly.
-OVERLAP_ORDER = 4.0
+#: Order of the norm that joins the limits of one kernel.
+OVERLAP_ORDER = 2.0
 #: Steepness of the step from resident to streamed data.
 CACHE_STEEPNESS = 4.0
 #: Resident threads of one multiprocessor, and its most resident blocks.
@@ -38,7 +38,11 @@ class MemoryParameters:
         4 * MICROSECOND, low=0.2 * MICROSECOND, high=120 * MICROSECOND, unit="s", meaning="host issue of one call"
     )
     kernel_time: float = parameter(
-        3 * MICROSECOND, low=0.1 * MICROSECOND, high=40 * MICROSECOND, unit="s", meaning="start and drain on the device"
+        3 * MICROSECOND,
+        low=0.1 * MICROSECOND,
+        high=100 * MICROSECOND,
+        unit="s",
+        meaning="start and drain on the device",
     )
     host_overlap: float = parameter(
         8.0, low=1.0, high=40.0, unit="1", meaning="order of the smooth maximum of host and device time"
@@ -51,14 +55,14 @@ class MemoryParameters:
         0.6, low=0.1, high=1.5, unit="1", meaning="share of L2 in which data survive until they are read again"
     )
     elements_per_cycle: float = parameter(
-        16.0, low=0.3, high=128.0, unit="1/cycle", meaning="elements that one multiprocessor can issue"
+        32.0, low=0.3, high=128.0, unit="1/cycle", meaning="elements that one multiprocessor can issue"
     )
     row_cycles: float = parameter(
         500.0,
         low=10.0,
         high=50000.0,
         unit="cycle",
-        meaning="residence of a row's block beyond its traffic (reductions)",
+        meaning="time of one step of a row's thread block",
     )
 
 
@@ -72,30 +76,38 @@ def memory_time(
     reread_footprint: Sizes = 0.0,
     rows: Sizes = 0.0,
     threads_per_row: Sizes = 256.0,
+    steps_per_row: Sizes = 1.0,
     warm: Mask = False,
     host_calls: Sizes = 1.0,
 ) -> Array:
     """Time of one call of a memory-bound kernel [s].
 
-    device = kernel_time + |memory, L2, issue, rows|_4 ;  time = |host_calls · launch_time, device|_p
+    device = kernel_time + |memory, L2, issue, rows|_2 ;  time = |host_calls · launch_time, device|_p
 
     memory: compulsory bytes, and of ``reread_bytes`` what no longer fits the L2 where ``reread_footprint`` is live at
     once, over the achieved bandwidth. A ``warm`` input whose ``moved_bytes`` fit the L2 never meets the memory. issue:
-    elements over the rate of the multiprocessors. rows: blocks of ``threads_per_row`` over the resident slots.
+    elements over the rate of the multiprocessors. rows: waves of blocks of ``threads_per_row`` on the resident slots,
+    each ``steps_per_row`` long, and one more block that nothing hides.
     Holds from empty calls to gigabytes. The norms |.|_p are smooth maxima.
     """
     p, rate = parameters, device.multiprocessors * device.clock_hz
     moved, reread, footprint, count = _floats(moved_bytes, reread_bytes, reread_footprint, rows)
     live = p.cache_fraction * device.l2_bytes
     streamed = np.where(warm, moved * miss_fraction(moved, live), moved) + reread * miss_fraction(footprint, live)
+    residence = np.asarray(steps_per_row) * p.row_cycles / device.clock_hz
+    waves = np.ceil(count / (resident_blocks(threads_per_row) * device.multiprocessors))
     limits = (
         streamed / (p.bandwidth_fraction * device.memory_bandwidth),
         (moved + reread) / (p.l2_bytes_per_cycle * rate),
         np.asarray(elements) / (p.elements_per_cycle * rate),
-        count * p.row_cycles / (resident_blocks(threads_per_row) * rate),
+        waves * residence,
     )
     body = sum(limit**OVERLAP_ORDER for limit in limits) ** (1.0 / OVERLAP_ORDER)
-    return smooth_maximum(np.asarray(host_calls) * p.launch_time, p.kernel_time + body, p.host_overlap)
+    return smooth_maximum(
+        np.asarray(host_calls) * p.launch_time,
+        p.kernel_time + body + np.where(count > 0, residence, 0.0),
+        p.host_overlap,
+    )
 
 
 def resident_blocks(threads: Sizes) -> Array:
@@ -136,10 +148,13 @@ class RowPasses:
     reread_bytes: Array
     reread_footprint: Array
     threads_per_row: Array
+    steps_per_row: Array
 
 
 #: Longest row of the one-warp softmax, and threads of a layer-norm block (PyTorch's kernels).
 WARP_SOFTMAX, NORM_THREADS, MOMENT_THREADS = 1024.0, 128.0, 512.0
+#: Steps of a block softmax (four elements a thread and pass) that its two reductions are worth.
+REDUCTION_STEPS = 4.0
 
 
 def softmax_passes(*, rows: Sizes, length: Sizes, element_bytes: Sizes, device: DeviceFigures) -> RowPasses:
@@ -159,7 +174,8 @@ def softmax_passes(*, rows: Sizes, length: Sizes, element_bytes: Sizes, device: 
     threads = np.where(short, 32.0, np.clip(2.0 ** np.ceil(np.log2(np.maximum(d / 8, 1.0))), 32.0, 1024.0))
     live = device.multiprocessors * resident_blocks(threads) * d * width
     reread = np.where(short, 0.0, 2.0 * n * d * width)
-    return RowPasses(n * np.where(short, power, d), reread, np.minimum(live, n * d * width), threads)
+    steps = np.where(short, 1.0, 3 * np.ceil(d / (4 * threads)) + REDUCTION_STEPS)
+    return RowPasses(n * np.where(short, power, d), reread, np.minimum(live, n * d * width), threads, steps)
 
 
 def layer_norm_passes(*, rows: Sizes, length: Sizes, element_bytes: Sizes, device: DeviceFigures) -> RowPasses:
@@ -172,7 +188,8 @@ def layer_norm_passes(*, rows: Sizes, length: Sizes, element_bytes: Sizes, devic
     vector = d % 4 == 0
     threads = np.where(vector, NORM_THREADS, MOMENT_THREADS)
     live = np.where(vector, device.multiprocessors * resident_blocks(threads) * d * width, n * d * width)
-    return RowPasses(n * d * np.where(vector, 1.0, 2.0), n * d * width, np.minimum(live, n * d * width), threads)
+    issued = n * d * np.where(vector, 1.0, 2.0)
+    return RowPasses(issued, n * d * width, np.minimum(live, n * d * width), threads, np.ones_like(d))
 
 
 #: Achieved share of the nominal bandwidth in large streams, by kind of memory (see ``streaming_fraction``).

@@ -57,7 +57,7 @@ class RnnParameters:
     """What a datasheet does not say about a recurrent library on a device."""
 
     launch: float = parameter(
-        50 * MICROSECOND, low=5 * MICROSECOND, high=500 * MICROSECOND, unit="s", meaning="time of a call over no step"
+        80 * MICROSECOND, low=20 * MICROSECOND, high=130 * MICROSECOND, unit="s", meaning="time of a call over no step"
     )
     step: float = parameter(
         20 * MICROSECOND, low=2 * MICROSECOND, high=100 * MICROSECOND, unit="s", meaning="launches of one step: product, pointwise"

@@ -21,7 +21,7 @@ LEVELS: list[set[str]] = [
     {"parallel", "schedules"},
     {"pricing", "plan", "engine"},
     {"lower"},
-    {"timeline"},
+    {"timeline", "pipeline", "stages"},
     {"predict"},
     {"studies", "search", "importers", "validate"},
     {"calibrate"},

@@ -102,8 +102,7 @@ def _loose(frame: pd.DataFrame, column: str) -> Array:
 
 
 def _element_bytes(frame: pd.DataFrame) -> Array:
-    width: Array = text(frame, "dtype").map(DTYPE_BYTES).to_numpy(dtype=np.float64)
-    return width
+    return np.array(text(frame, "dtype").map(DTYPE_BYTES), dtype=np.float64)
 
 
 def _causal(frame: pd.DataFrame) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
@@ -53,7 +53,14 @@ class TableKind(ABC, Generic[Figures]):
 
     @abstractmethod
     def stack(self, frame: pd.DataFrame) -> pd.Series[str]:
-        """How each row was timed: graph, kernel, eager, back-to-back, or a custom key."""
+        """How each row was timed: graph, kernel, eager, back-to-back, or a custom key.
+
+        ``key/variant`` marks rows that share all but the host parameters with the other variants of ``key``.
+        """
+
+    def starts(self, family: str, figures: Figures) -> Sequence[Any]:
+        """Parameters from which a fit may set out; the first is also the centre of its prior."""
+        return (self.families[family](),)
 
     @abstractmethod
     def family(self, frame: pd.DataFrame) -> pd.Series[str]:

@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from paleo.collectives.base import OPERATIONS
@@ -28,6 +29,11 @@ from paleo.validate.kinds.base import KINDS, Array, TableKind, number, text
 
 #: Dtypes that NVSwitch cannot add.
 NOT_IN_SWITCH = frozenset({"int8", "fp64"})
+#: Libraries that have no low-latency protocol.
+WITHOUT_LL = ("NCCL 1.", "NCCL 2.0", "Baidu", "OSU")
+#: All-reduce of DeepBench that is not NCCL with a process per GPU: own rings through host memory, MPI.
+OTHER_STACKS = {"single process": "single-process", "Baidu": "host-ring", "OSU": "mpi"}
+Flags = npt.NDArray[np.bool_]
 
 
 class CollectiveTable(TableKind[System]):
@@ -65,8 +71,10 @@ class CollectiveTable(TableKind[System]):
         """kernel (duration on rank 0) or back-to-back for NCCL; <engine>-graph or <engine>-eager for custom kernels."""
         algorithm, library = text(frame, "algo"), text(frame, "library")
         how = algorithm.str.lower().str.contains("eager").map({True: "eager", False: "graph"})
-        engine = library.str.split().str[0].fillna("custom").str.lower()
+        engine = library.map(_engine)
         plain = (text(frame, "source") == "vidur").map({True: "kernel", False: "back-to-back"})
+        for words, name in OTHER_STACKS.items():
+            plain = plain.mask(library.str.contains(words, regex=False), name)
         return plain.where(~self._custom(frame), engine + "-" + how)
 
     def family(self, frame: pd.DataFrame) -> pd.Series[str]:
@@ -96,11 +104,12 @@ class CollectiveTable(TableKind[System]):
         """Seconds of rows of one system, dtype, family and stack."""
         operations, payload = text(frame, "op").to_numpy(), number(frame, "bytes")
         adds = ~text(frame, "dtype").isin(NOT_IN_SWITCH).to_numpy()
+        low_latency = ~text(frame, "library").str.startswith(WITHOUT_LL).to_numpy()
         seconds = np.zeros(len(frame))
         for operation in np.unique(operations):
             mine = operations == operation
             net = self._network(frame[mine], figures)
-            seconds[mine] = _priced(str(operation), payload[mine], net, parameters, adds[mine])
+            seconds[mine] = _priced(str(operation), payload[mine], net, parameters, adds[mine], low_latency[mine])
         return seconds
 
     def _custom(self, frame: pd.DataFrame) -> pd.Series[bool]:
@@ -113,10 +122,23 @@ class CollectiveTable(TableKind[System]):
         return stack_networks(networks, np.ravel(index))
 
 
-def _priced(operation: str, payload: Array, net: Network, parameters: Any, adds: Any) -> Array:
+@cache
+def _engine(library: str) -> str:
+    """The engine of a custom kernel; SGLang has other kernels from 0.5.14 on."""
+    name, _, version = library.lower().partition(" ")
+    numbers = tuple(int(part) for part in version.split(".") if part.isdigit())
+    return "sglang-0.5.14" if name == "sglang" and numbers >= (0, 5, 14) else name or "custom"
+
+
+def _priced(operation: str, payload: Array, net: Network, parameters: Any, adds: Flags, low_latency: Flags) -> Array:
     if isinstance(parameters, NcclParameters):
         return nccl_time(
-            operation=operation, payload_bytes=payload, network=net, parameters=parameters, switch_can_add=adds
+            operation=operation,
+            payload_bytes=payload,
+            network=net,
+            parameters=parameters,
+            switch_can_add=adds,
+            low_latency=low_latency,
         )
     if isinstance(parameters, FabricParameters):
         return fabric_time(operation=operation, payload_bytes=payload, network=net, parameters=parameters)

@@ -72,19 +72,20 @@ class ElementwiseTable(TableKind[DeviceFigures]):
         rows, length = _shape(frame)
         passes = _passes(frame, rows, length, figures)
         stack, operation = self.stack(frame), text(frame, "op")
-        calls: Array = operation.map(HOST_CALLS).fillna(1.0).to_numpy(dtype=np.float64)
+        calls = np.array(operation.map(HOST_CALLS).fillna(1.0), dtype=np.float64)
         warm = (stack == "graph") | ((stack == "kernel") & operation.isin(WARM_KERNELS))
         return memory_time(
             moved_bytes=number(frame, "bytes_moved"), elements=passes.elements, device=figures, parameters=parameters,
             reread_bytes=passes.reread_bytes, reread_footprint=passes.reread_footprint,
-            rows=np.where(_by_row(frame), rows, 0.0), threads_per_row=passes.threads_per_row, warm=warm.to_numpy(),
+            rows=np.where(_by_row(frame), rows, 0.0), threads_per_row=passes.threads_per_row,
+            steps_per_row=passes.steps_per_row, warm=warm.to_numpy(),
             host_calls=calls,
         )  # fmt: skip
 
 
 def _passes(frame: pd.DataFrame, rows: Array, length: Array, figures: DeviceFigures) -> RowPasses:
     family = text(frame, "op").map(FAMILY_OF)
-    width: Array = _input_dtype(frame).map(DTYPE_BYTES).to_numpy(dtype=np.float64)
+    width = np.array(_input_dtype(frame).map(DTYPE_BYTES), dtype=np.float64)
     if (family == "softmax").all():
         return softmax_passes(rows=rows, length=length, element_bytes=width, device=figures)
     if (family == "layernorm").all():
@@ -92,7 +93,7 @@ def _passes(frame: pd.DataFrame, rows: Array, length: Array, figures: DeviceFigu
     nothing = np.zeros(len(frame))
     threads = np.clip(length, 32.0, 1024.0)
     reread = np.where(family == "rmsnorm", rows * length * width, 0.0)
-    return RowPasses(number(frame, "bytes_moved") / width, reread, nothing, threads)
+    return RowPasses(number(frame, "bytes_moved") / width, reread, nothing, threads, np.ones(len(frame)))
 
 
 def _by_row(frame: pd.DataFrame) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
@@ -106,8 +107,8 @@ def _input_dtype(frame: pd.DataFrame) -> pd.Series[str]:
 def _shape(frame: pd.DataFrame) -> tuple[Array, Array]:
     """Rows and their length: the last extent, and the product of the others."""
     extents = text(frame, "shape").str.split("x")
-    length: Array = extents.str[-1].astype(float).to_numpy(dtype=np.float64)
-    total: Array = extents.map(lambda parts: float(np.prod([float(part) for part in parts]))).to_numpy(dtype=np.float64)
+    length = np.array(extents.str[-1], dtype=np.float64)
+    total = np.array([np.prod([float(part) for part in parts]) for parts in extents], dtype=np.float64)
     return total / length, length
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -15,6 +16,7 @@ from paleo.pricing.figures import figures, unit_of
 from paleo.pricing.gemm import GemmParameters, gemm_time, quantisation_time
 from paleo.pricing.parameters import DeviceFigures
 from paleo.specs.hardware import find_device
+from paleo.units import MICROSECOND
 from paleo.validate.kinds.base import KINDS, Array, TableKind, number, text
 
 #: Bytes per element of the operands and of the result.
@@ -32,13 +34,38 @@ WEIGHT_COPIES: Mapping[str, float] = {
     "graph": 5.0,
     "kernel": math.inf,
     "eager": 1.0,
-    "eager-linear": 1.0,
+    "eager/linear": 1.0,
     "back-to-back": 1.0,
 }
-#: Crossings of the result: an eager linear layer copies its bias there first, and the product reads and writes it.
-RESULT_PASSES: Mapping[str, float] = dict.fromkeys(WEIGHT_COPIES, 1.0) | {"eager-linear": 3.0}
+#: Switching activity of a stack's data against random numbers: tiny values; nearly zeros (16-bit DeepBench).
+ACTIVITY: Mapping[tuple[str, str], float] = {("kernel", "fp16"): 0.7, ("back-to-back", "fp16"): 0.4}
 #: Sources whose layout letters are those of column-major BLAS.
 COLUMN_MAJOR = frozenset({"deepbench"})
+
+
+class Energy(NamedTuple):
+    """Dynamic energy at full clock [pJ/FLOP] of matrix units at two bytes and at one, and of ordinary cores in fp32."""
+
+    tensor: float
+    fp8: float
+    vector: float
+
+
+#: Areas of the smallest sgemm tiles of the cuBLAS generations: Volta's 64 x 64, Maxwell's 128 x 64, Ampere's 128 x 128.
+TILES = (64 * 64.0, 64 * 128.0, 128 * 128.0)
+#: Architecture -> where a fit sets out: energy (by process, from board power over sustained rate), smallest sgemm tile.
+SILICON: Mapping[str, tuple[Energy, float]] = {
+    "Kepler": (Energy(9.0, 9.0, 36.0), TILES[1]),
+    "Maxwell": (Energy(9.0, 9.0, 30.0), TILES[1]),
+    "Pascal": (Energy(4.0, 4.0, 18.0), TILES[1]),
+    "Volta": (Energy(3.0, 3.0, 18.0), TILES[0]),
+    "Turing": (Energy(3.0, 3.0, 18.0), TILES[0]),
+    "Ampere": (Energy(1.0, 1.0, 13.0), TILES[2]),
+    "Ada Lovelace": (Energy(1.8, 0.9, 9.0), TILES[2]),
+    "Hopper": (Energy(0.9, 0.46, 9.0), TILES[2]),
+    "Blackwell": (Energy(0.58, 0.3, 8.0), TILES[2]),
+    "Blackwell Ultra": (Energy(0.58, 0.3, 8.0), TILES[2]),
+}
 
 
 class GemmTable(TableKind[DeviceFigures]):
@@ -61,16 +88,28 @@ class GemmTable(TableKind[DeviceFigures]):
         return pd.Series([reasons[key] for key in rows], index=frame.index, dtype=object)
 
     def stack(self, frame: pd.DataFrame) -> pd.Series[str]:
-        """graph, kernel, eager, eager-linear or back-to-back, by source; a linear layer's eager call also adds a bias."""
+        """graph, kernel, eager, eager/linear or back-to-back, by source; a linear layer costs the host more."""
         stacks = text(frame, "source").map(lambda source: STACKS.get(source, "back-to-back"))
         batched = text(frame, "library").str.contains("bmm") | (number(frame, "batch") > 1)
-        return stacks.where((stacks != "eager") | batched, "eager-linear")
+        return stacks.where((stacks != "eager") | batched, "eager/linear")
 
     def family(self, frame: pd.DataFrame) -> pd.Series[str]:
         """gemm.fp8, gemm.tensor or gemm.simt, by the unit that the rows run on."""
         rows = self._keys(frame)
         found = {key: _family(*key) for key in set(rows)}
         return pd.Series([found[key] for key in rows], index=frame.index, dtype=object)
+
+    def starts(self, family: str, figures: DeviceFigures) -> Sequence[GemmParameters]:
+        """Energy by process, tile by library generation; for ordinary cores the tile sizes of all generations."""
+        energy, tile = SILICON.get(figures.architecture, SILICON["Ampere"])
+        if family != "gemm.simt":
+            return (GemmParameters(energy=energy.fp8 if family == "gemm.fp8" else energy.tensor),)
+        stall = 1.0 if figures.architecture in ("Kepler", "Maxwell", "Pascal") else 0.05
+        first = GemmParameters(
+            launch=20 * MICROSECOND, efficiency=0.9, l2_rate=0.02, split_time=3 * MICROSECOND, page_stall=stall,
+            energy=energy.vector, least_tile=tile,
+        )  # fmt: skip
+        return (first, *(dataclasses.replace(first, least_tile=one) for one in TILES if one != tile))
 
     def compute(self, frame: pd.DataFrame) -> pd.Series[str]:
         """As the row says; DeepBench fp16 that says nothing is half-precision arithmetic on ordinary cores."""
@@ -88,11 +127,13 @@ class GemmTable(TableKind[DeviceFigures]):
         """Seconds of rows of one device, dtype, family and stack; fp8 rows include quantising the activations."""
         stacks = self.stack(frame)
         m, n, k, batch = (number(frame, name) for name in self.configuration)
+        column_major = text(frame, "source").isin(COLUMN_MAJOR).to_numpy()
+        m, n = np.where(column_major, n, m), np.where(column_major, m, n)
         seconds = gemm_time(
             m=m, n=n, k=k, batch=batch,
             element_bytes=_bytes(frame, OPERAND_BYTES), result_bytes=_bytes(frame, RESULT_BYTES),
             weight_copies=stacks.map(WEIGHT_COPIES).to_numpy(dtype=np.float64),
-            k_contiguous=_k_contiguous(frame), result_passes=stacks.map(RESULT_PASSES).to_numpy(dtype=np.float64), device=figures, parameters=parameters,
+            activity=_activity(stacks, text(frame, "dtype")), k_contiguous=_k_contiguous(frame), device=figures, parameters=parameters,
         )  # fmt: skip
         narrow = (text(frame, "dtype") == "fp8").to_numpy()
         extra = quantisation_time(
@@ -129,6 +170,10 @@ def _family(device: str, dtype: str, compute: str) -> str:
 
 def _bytes(frame: pd.DataFrame, table: Mapping[str, float]) -> Array:
     return text(frame, "dtype").map(lambda dtype: table.get(dtype, math.nan)).to_numpy(dtype=np.float64)
+
+
+def _activity(stacks: pd.Series[str], dtypes: pd.Series[str]) -> Array:
+    return np.array([ACTIVITY.get(key, 1.0) for key in zip(stacks, dtypes, strict=True)], dtype=np.float64)
 
 
 def _k_contiguous(frame: pd.DataFrame) -> Array:

@@ -1,0 +1,432 @@
+"""The command line: parse, call, print. Exit codes: 0, 1 (the answer is no: it does not fit), 2 (bad input).
+
+Commands import what they need when they run, so that ``paleo --help`` stays quick.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+
+import typer
+
+from paleo.errors import CapacityError, PaleoError, SpecError, near
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from rich.console import RenderableType
+
+    from paleo.specs.run import Run
+
+app = typer.Typer(
+    name="paleo",
+    help="Predicts how fast a neural network trains on a machine, and how that scales, before anyone buys it.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+#: What typer raises on wrong usage; its base class has moved between versions.
+_UsageError: type[Exception] = typer.BadParameter.__mro__[2]
+#: Exit codes: the answer is no; the input is wrong; nobody reads the output any more.
+NO, WRONG, UNREAD = 1, 2, 141
+
+Model = Annotated[
+    str, typer.Argument(metavar="MODEL", help="A model of the catalog (paleo list models) or a YAML file.")
+]
+SystemName = Annotated[
+    str, typer.Option("--system", metavar="S", help="A system or device of the catalog, or a YAML file.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
+Plot = Annotated[str | None, typer.Option("--plot", metavar="FILE", help="Draw it, too: .png, .svg or .pdf.")]
+Epochs = Annotated[float | None, typer.Option(help="Time, rent and energy of so many epochs of the model's data set.")]
+Samples = Annotated[float | None, typer.Option(help="The same for so many samples.")]
+Tokens = Annotated[float | None, typer.Option(help="The same for so many tokens.")]
+
+
+def _option(help_: str, name: str | None = None, **more: Any) -> Any:
+    return typer.Option(*filter(None, [name]), help=help_, rich_help_panel="The run", **more)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """The options of a run, shared by the commands that predict; what is not given keeps the default of ``Run``."""
+
+    gpus: Annotated[int | None, _option("GPUs in all. [1]")] = None
+    batch: Annotated[int | None, _option("Samples for each data-parallel rank and step.")] = None
+    global_batch: Annotated[int | None, _option("Samples of a step over all ranks, instead of --batch.")] = None
+    microbatch: Annotated[int | None, _option("Samples of one pass; gradients add up over the passes of a step.")] = (
+        None
+    )
+    seq: Annotated[int | None, _option("Sequence length, for models that have one.")] = None
+    dtype: Annotated[str | None, _option("fp32, tf32, bf16, fp16, fp8. [the device's best 16 bits]")] = None
+    optimizer: Annotated[str | None, _option("sgd, momentum, adam, adamw, lars, lamb. [adamw]")] = None
+    strategy: Annotated[str | None, _option("Preset or degrees: dp, owt, tp=8,dp=4. [dp]")] = None
+    schedule: Annotated[str | None, _option("Order of a pipeline. [1f1b]")] = None
+    recompute: Annotated[str | None, _option("none, selective or full recomputation of activations.")] = None
+    software: Annotated[str | None, _option("Profile of a framework: host time, fusion.")] = None
+    calibration: Annotated[str | None, _option("auto, ideal, ppp=0.6 or a calibration. [auto]")] = None
+    set_: Annotated[
+        list[str] | None, _option("Any other field of a run, or model.PARAMETER.", "--set", metavar="KEY=VALUE")
+    ] = None
+
+    def run(self, **more: Any) -> Run:
+        """The run that the options describe; SpecError names the option that is wrong."""
+        from paleo.specs.loading import validate
+        from paleo.specs.run import Run
+
+        stated = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in ("set_", "seq")}
+        data = {key: value for key, value in stated.items() if value is not None} | more
+        for key, value in self._settings().items():
+            _put(data, key, value)
+        if "software" in data and "software" not in Run.model_fields:
+            raise SpecError(f"--software {data['software']!r}: no profile is known yet; leave the option out")
+        return validate(Run, data, "options")
+
+    def _settings(self) -> dict[str, Any]:
+        """What --seq and --set state, key by key."""
+        from paleo.specs.loading import parse_yaml
+
+        given = [("model.seq", self.seq)] if self.seq is not None else []
+        for text in self.set_ or []:
+            key, equals, value = text.partition("=")
+            if not equals or not key.strip() or not value.strip():
+                raise SpecError(f"--set {text!r}: expected key=value, such as --set bucket='50 MiB' or model.seq=512")
+            given.append((key.strip(), parse_yaml(f"value: {value}", where=f"--set {text}")["value"]))
+        twice = [key for key, _ in given if [one for one, _ in given].count(key) > 1]
+        if twice:
+            raise SpecError(f"--set: {twice[0]} is stated twice; keep one")
+        return dict(given)
+
+
+def _put(data: dict[str, Any], key: str, value: Any) -> None:
+    if key.startswith("model."):
+        data["model"] = {**data.get("model", {}), key.removeprefix("model."): value}
+    elif key in data:
+        raise SpecError(f"--set {key}: stands beside --{key.replace('_', '-')}; keep one")
+    else:
+        data[key] = value
+
+
+def takes_run(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command the options of a run, packed into its argument ``options``; its own options of a name win."""
+    own = inspect.signature(command, eval_str=True).parameters
+    hints = get_type_hints(RunOptions, include_extras=True)
+    shared = [field for field in fields(RunOptions) if field.name not in own]
+    parameters = [parameter for name, parameter in own.items() if name != "options"]
+    parameters += [
+        inspect.Parameter(
+            field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=hints[field.name]
+        )
+        for field in shared
+    ]
+
+    @functools.wraps(command)
+    def wrapper(**values: Any) -> None:
+        options = RunOptions(**{field.name: values.pop(field.name) for field in shared})
+        command(options=options, **values)
+
+    wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return wrapper
+
+
+def _show(document: Callable[[], Mapping[str, Any]], table: Callable[[], RenderableType], as_json: bool) -> None:
+    """One JSON document, or tables."""
+    if as_json:
+        from paleo.report.documents import dumped
+
+        sys.stdout.write(dumped(document()) + "\n")
+        return
+    from paleo.report.tables import console
+
+    console().print(table())
+
+
+def _warn(warnings: Sequence[str]) -> None:
+    for warning in warnings:
+        sys.stderr.write(f"warning: {warning}\n")
+
+
+def _checked_plot(plot: str | None) -> Path | None:
+    """Whether a picture of that name can be drawn, before anything is computed for it."""
+    if plot is None:
+        return None
+    path, known = Path(plot), (".png", ".svg", ".pdf")
+    if path.suffix.lower() not in known:
+        raise SpecError(f"--plot {plot}: a picture ends in {', '.join(known)}; {near(path.suffix, known)}")
+    if not path.parent.is_dir():
+        raise SpecError(f"--plot {plot}: there is no folder {str(path.parent)!r}")
+    return path
+
+
+def _draw(path: Path | None, figure: Callable[[], Figure]) -> None:
+    if path is not None:
+        from paleo.report.plots import save
+
+        save(figure(), path)
+        sys.stderr.write(f"wrote {path}\n")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from paleo import __version__
+
+        sys.stdout.write(f"paleo {__version__}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command("list")
+def list_(
+    kind: Annotated[str | None, typer.Argument(metavar="[KIND]", help="models, devices, links, systems, …")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """What the catalog holds."""
+    from paleo.report import facts, tables
+
+    kinds = [kind] if kind is not None else list(facts.KINDS)
+    found = {one: facts.lines(one) for one in kinds}
+    counts = {one: f"{len(entries)}: {', '.join(list(entries)[:4])}, …" for one, entries in found.items()}
+    table = tables.catalog("kinds of entries (paleo list KIND)", counts) if kind is None else None
+    _show(lambda: found, lambda: table or tables.catalog(str(kind), found[str(kind)]), as_json)
+
+
+@app.command()
+def show(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Any name of the catalog, or a YAML file.")],
+    as_json: AsJson = False,
+) -> None:
+    """All that is known of one model, device, link, system, collective, layer, strategy or optimizer."""
+    from rich.console import Group
+
+    from paleo.report import facts, tables
+
+    found = facts.find(name)
+    _show(
+        lambda: {kind: facts.document(entry) for kind, entry in found},
+        lambda: Group(*(tables.facts(f"{kind} {name}", facts.facts(entry)) for kind, entry in found)),
+        as_json,
+    )
+
+
+@app.command()
+@takes_run
+def summary(
+    model: Model,
+    options: RunOptions,
+    system: Annotated[
+        str | None, typer.Option("--system", metavar="S", help="Device of the roofline in --plot.")
+    ] = None,
+    as_json: AsJson = False,
+    plot: Plot = None,
+) -> None:
+    """A network layer by layer: shape, parameters, FLOP, bytes, intensity, saved activations."""
+    from paleo.report import documents, tables
+    from paleo.specs.hardware import load_system
+    from paleo.specs.model import load_model
+    from paleo.studies.summary import summarise
+
+    path = _checked_plot(plot)
+    if path is not None and system is None:
+        raise SpecError("--plot: a roofline is that of a device; name it with --system")
+    run = options.run()
+    study = summarise(load_model(model), run)
+    machine = None if system is None else load_system(system)
+    _show(lambda: documents.summary(study), lambda: tables.summary(study), as_json)
+    if path is not None and machine is not None:
+        from paleo.report import plots
+
+        _draw(path, lambda: plots.roofline(study, machine, run.calibration))
+
+
+@app.command()
+@takes_run
+def estimate(
+    model: Model,
+    system: SystemName,
+    options: RunOptions,
+    epochs: Epochs = None,
+    samples: Samples = None,
+    tokens: Tokens = None,
+    as_json: AsJson = False,
+    plot: Plot = None,
+    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Sections and streams, too.")] = False,
+) -> None:
+    """One configuration: step time with its parts, memory, throughput; time, rent and energy of a training."""
+    from paleo.predict import predict
+    from paleo.report import documents, tables
+    from paleo.specs.hardware import load_system
+    from paleo.specs.model import load_model
+    from paleo.studies.training import amount, training
+
+    path = _checked_plot(plot)
+    network = load_model(model)
+    made = predict(network, load_system(system), options.run())
+    each = made.graph.tokens_per_sample
+    wanted = amount(network, epochs=epochs, samples=samples, tokens=tokens, tokens_per_sample=each)
+    cost = None if wanted is None else training(made, wanted)
+    _show(lambda: documents.estimate(made, cost), lambda: tables.estimate(made, cost, verbose=verbose), as_json)
+    _warn(made.warnings if as_json else ())
+    if path is not None:
+        from paleo.report import plots
+
+        _draw(path, lambda: plots.estimate(made))
+    if not made.memory.fits:
+        raise typer.Exit(NO)
+
+
+@app.command()
+@takes_run
+def scale(
+    model: Model,
+    system: SystemName,
+    gpus: Annotated[str, typer.Option("--gpus", metavar="1,2,4,…", help="GPU counts.")],
+    options: RunOptions,
+    mode: Annotated[str | None, typer.Argument(metavar="[strong|weak|both]", help=_MODE)] = None,
+    mode_option: Annotated[str | None, typer.Option("--mode", metavar="MODE", help="The same as an option.")] = None,
+    as_json: AsJson = False,
+    plot: Plot = None,
+) -> None:
+    """The same network on more and more GPUs: speed-up, efficiency, and where it stops paying and why."""
+    from paleo.report import documents, tables
+    from paleo.specs.hardware import load_system
+    from paleo.specs.model import load_model
+    from paleo.studies import scaling
+
+    path = _checked_plot(plot)
+    run, counts = options.run(), _counts(gpus)
+    if mode is not None and mode_option not in (None, mode):
+        raise SpecError(f"--mode {mode_option}: the argument says {mode!r}; keep one")
+    kinds = scaling.scalings(mode or mode_option or ("weak" if run.global_batch is None else "strong"))
+    network, machine = load_model(model), load_system(system)
+    curves = [scaling.scale(network, machine, run, counts, kind) for kind in kinds]
+    names = (network.name, machine.name)
+    _show(lambda: documents.scale(*names, curves), lambda: tables.scale(*names, curves), as_json)
+    if path is not None:
+        from paleo.report import plots
+
+        _draw(path, lambda: plots.scale(*names, curves))
+    if not any(curve.base.runs for curve in curves):
+        raise typer.Exit(NO)
+
+
+_MODE = "strong keeps the global batch, weak that of each GPU. [strong with --global-batch, else weak]"
+
+
+def _counts(text: str) -> list[int]:
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts or not all(part.isdecimal() and 0 < int(part) <= MOST_GPUS for part in parts):
+        raise SpecError(f"--gpus {text!r}: expected GPU counts from 1 up, such as 1,2,4,8")
+    if len(parts) > MOST_COUNTS:
+        raise SpecError(f"--gpus: {len(parts)} counts; {MOST_COUNTS} are enough for a curve")
+    return [int(part) for part in parts]
+
+
+MOST_GPUS, MOST_COUNTS = 10**7, 200
+
+
+@app.command()
+@takes_run
+def compare(
+    model: Model,
+    systems: Annotated[
+        str, typer.Option("--systems", metavar="A,B,C", help="Systems or devices of the catalog, or files.")
+    ],
+    options: RunOptions,
+    epochs: Epochs = None,
+    samples: Samples = None,
+    tokens: Tokens = None,
+    as_json: AsJson = False,
+    plot: Plot = None,
+) -> None:
+    """The same run on several systems: step time, speed-up, memory, rent and energy."""
+    from paleo.graph import build
+    from paleo.report import documents, tables
+    from paleo.specs.hardware import load_system
+    from paleo.specs.model import load_model
+    from paleo.studies import comparison
+    from paleo.studies.training import amount
+
+    path = _checked_plot(plot)
+    network, run = load_model(model), options.run()
+    machines = [load_system(name.strip()) for name in systems.split(",") if name.strip()]
+    if not machines:
+        raise SpecError(f"--systems {systems!r}: expected names such as dgx-a100-80gb,dgx-h100")
+    each = None if tokens is None else build(network, batch=1, overrides=run.model).tokens_per_sample
+    wanted = amount(network, epochs=epochs, samples=samples, tokens=tokens, tokens_per_sample=each)
+    study = comparison.compare(network, machines, run, wanted)
+    _show(lambda: documents.compare(study), lambda: tables.compare(study), as_json)
+    if path is not None:
+        from paleo.report import plots
+
+        _draw(path, lambda: plots.compare(study))
+    if not any(one.runs for one in study.candidates):
+        raise typer.Exit(NO)
+
+
+@app.command()
+def collective(
+    operation: Annotated[
+        str, typer.Argument(metavar="OP", help="all_reduce, all_gather, reduce_scatter, all_to_all, …")
+    ],
+    system: SystemName,
+    bytes_: Annotated[str, typer.Option("--bytes", metavar="SIZE", help="Payload with its unit: 100MB, 64 KiB.")],
+    ranks: Annotated[int, typer.Option(help="Ranks of the group, neighbours on the system.")],
+    as_json: AsJson = False,
+    plot: Plot = None,
+) -> None:
+    """Every algorithm for a collective operation: time, bandwidth, distance from the lower bound, cross-overs."""
+    from paleo.report import documents, tables
+    from paleo.specs.hardware import load_system
+    from paleo.studies import collective as studies
+    from paleo.units import parse
+
+    path = _checked_plot(plot)
+    study = studies.collective(operation.replace("-", "_"), parse(bytes_, "bytes"), ranks, load_system(system))
+    _show(lambda: documents.collective(study), lambda: tables.collective(study), as_json)
+    if path is not None:
+        from paleo.report import plots
+
+        _draw(path, lambda: plots.collective(study))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run a command and exit with its code."""
+    try:
+        code = run(sys.argv[1:] if arguments is None else arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader (head, less) has gone; nothing is left to say
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = UNREAD
+    sys.exit(code)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """The exit code of a command line; what goes wrong on purpose is one line on stderr."""
+    try:
+        return int(app(list(arguments) or ["--help"], standalone_mode=False, prog_name="paleo") or 0)
+    except CapacityError as error:
+        return _fail(str(error), NO)
+    except PaleoError as error:
+        return _fail(str(error), WRONG)
+    except _UsageError as error:
+        return _fail(error.format_message(), WRONG)  # type: ignore[attr-defined]
+
+
+def _fail(message: str, code: int) -> int:
+    sys.stderr.write(f"error: {' '.join(message.split())}\n")
+    return code

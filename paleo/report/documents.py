@@ -1,0 +1,236 @@
+"""Results as documents: dictionaries for JSON, whose keys are a contract, and files that are written whole or not."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from paleo.errors import SpecError
+from paleo.predict import Prediction
+from paleo.pricing.footprint import Footprint
+from paleo.studies.collective import CollectiveStudy
+from paleo.studies.comparison import Candidate, Comparison
+from paleo.studies.scaling import ScaleCurve, ScalePoint, verdict
+from paleo.studies.summary import Summary
+from paleo.studies.training import Training
+
+Document = dict[str, Any]
+
+
+def dumped(document: Mapping[str, Any]) -> str:
+    """JSON text of a document; a number that is not finite becomes null."""
+    return json.dumps(_finite(document), indent=2, allow_nan=False, ensure_ascii=False)
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, Mapping):
+        return {str(key): _finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Write a file by ``write(file)``: to a temporary neighbour first, so that it appears whole or not at all."""
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:
+        raise SpecError(f"{path}: cannot be written ({error.strerror})") from None
+    try:
+        with os.fdopen(handle, "wb") as file:
+            write(file)
+        Path(name).chmod(0o644)
+        Path(name).replace(path)
+    except OSError as error:
+        raise SpecError(f"{path}: cannot be written ({error.strerror})") from None
+    finally:
+        with suppress(FileNotFoundError):
+            Path(name).unlink()
+
+
+def estimate(prediction: Prediction, training: Training | None = None) -> Document:
+    """One configuration; seconds, bytes, FLOP."""
+    plan = prediction.plan
+    return {
+        "model": prediction.model.name,
+        "system": prediction.system.name,
+        "gpus": plan.gpus,
+        "strategy": plan.strategy,
+        "dtype": plan.dtype,
+        "global_batch_size": plan.global_batch,
+        "local_batch_size": plan.local_batch,
+        "microbatch": plan.microbatch,
+        "num_microbatches": plan.microbatches,
+        "idle_gpus": plan.idle,
+        "step_time_s": prediction.step_time,
+        "step_time_interval_s": list(prediction.interval),
+        "samples_per_s": prediction.samples_per_s,
+        "tokens_per_s": prediction.tokens_per_s,
+        "mfu": prediction.mfu,
+        "flops_per_step": prediction.flops,
+        "breakdown_s": asdict(prediction.breakdown),
+        "memory_bytes": _memory(prediction.memory),
+        "fits": prediction.memory.fits,
+        "calibration": prediction.calibration,
+        "training": None if training is None else _training(training),
+        "unmodelled": list(prediction.unmodelled),
+        "warnings": list(prediction.warnings),
+    }
+
+
+def _memory(memory: Footprint) -> Document:
+    parts = asdict(memory)
+    capacity = parts.pop("capacity")
+    return {**parts, "total": memory.total, "capacity": capacity}
+
+
+def _training(training: Training) -> Document:
+    price = training.price
+    return {
+        "amount": training.amount.words,
+        "samples": training.amount.samples,
+        "steps": training.steps,
+        "time_s": training.time,
+        "cost_usd": training.cost,
+        "price_usd_per_hour": training.price_per_hour,
+        "price_date": None if price is None else price.date,
+        "price_source": None if price is None else price.source,
+        "energy_j_at_tdp": training.energy,
+    }
+
+
+def summary(study: Summary) -> Document:
+    """A network layer by layer; the figures of a layer are of one of its ``repeat`` turns, the totals of all."""
+    layers = [
+        {
+            "name": layer.name,
+            "type": layer.type,
+            "output_shape": list(layer.output_shape),
+            "output_dims": list(layer.dims),
+            "parameters": layer.parameters,
+            "flops_forward": layer.flops_forward,
+            "flops_backward": layer.flops_backward,
+            "bytes_forward": layer.bytes_forward,
+            "bytes_backward": layer.bytes_backward,
+            "saved_bytes": layer.saved_bytes,
+            "repeat": layer.repeat,
+        }
+        for layer in study.layers
+    ]
+    return {
+        "model": study.graph.name,
+        "batch": study.graph.batch,
+        "dtype": study.dtype,
+        "parameters": study.graph.parameters,
+        "flops_forward": study.total("flops_forward"),
+        "flops_backward": study.total("flops_backward"),
+        "saved_activation_bytes": study.total("saved_bytes"),
+        "layers": layers,
+    }
+
+
+def scale(model: str, system: str, curves: Sequence[ScaleCurve]) -> Document:
+    """Scaling curves one after another in ``points``; each point says which curve (``scaling``) it belongs to."""
+    verdicts = {curve.scaling: verdict(curve) for curve in curves}
+    return {
+        "model": model,
+        "system": system,
+        "curves": [
+            {
+                "scaling": curve.scaling,
+                "global_batch_size" if curve.scaling == "strong" else "local_batch_size": curve.fixed_batch,
+                "base_gpus": curve.base.gpus,
+                **asdict(verdicts[curve.scaling]),
+            }
+            for curve in curves
+        ],
+        "points": [_point(curve, point) for curve in curves for point in curve.points if point.usable],
+        "unusable": [
+            {"scaling": curve.scaling, "gpus": point.gpus, "reason": point.problem}
+            for curve in curves
+            for point in curve.points
+            if not point.usable
+        ],
+    }
+
+
+def _point(curve: ScaleCurve, point: ScalePoint) -> Document:
+    made = point.made
+    return {
+        "scaling": curve.scaling,
+        "gpus": point.gpus,
+        "global_batch_size": made.plan.global_batch,
+        "local_batch_size": made.plan.local_batch,
+        "step_time_s": made.step_time,
+        "step_time_interval_s": list(made.interval),
+        "samples_per_s": made.samples_per_s,
+        "speedup": curve.speedup(point),
+        "efficiency": curve.efficiency(point),
+        "breakdown_s": asdict(made.breakdown),
+        "memory_total_bytes": made.memory.total,
+        "fits": made.memory.fits,
+        "idle_gpus": made.plan.idle,
+    }
+
+
+def compare(comparison: Comparison) -> Document:
+    """Systems side by side; ``best`` names the fastest, the cheapest and the most frugal that fits."""
+    best = {what: comparison.best(what) for what in ("time", "cost", "energy")}
+    models = [one.prediction.model.name for one in comparison.candidates if one.prediction is not None]
+    return {
+        "model": models[0],
+        "amount": comparison.amount.words,
+        "samples": comparison.amount.samples,
+        "best": {what: None if one is None else one.system.name for what, one in best.items()},
+        "systems": [_candidate(comparison, one) for one in comparison.candidates],
+    }
+
+
+def _candidate(comparison: Comparison, candidate: Candidate) -> Document:
+    if candidate.prediction is None or candidate.training is None:
+        return {"system": candidate.system.name, "error": candidate.problem}
+    wanted = _training(candidate.training)
+    return {
+        **estimate(candidate.prediction),
+        "training": wanted,
+        "device": candidate.system.device.name,
+        "speedup": comparison.speedup(candidate),
+        "error": None,
+    }
+
+
+def collective(study: CollectiveStudy) -> Document:
+    """Every algorithm for one operation, fastest first."""
+    levels = [
+        {"name": span.level.name, "fan_out": fan_out, "alpha_s": cost.alpha, "beta_s_per_byte": cost.beta}
+        for span, fan_out, cost in zip(study.spans, study.fan_outs, study.costs, strict=True)
+    ]
+    return {
+        "operation": study.operation,
+        "system": study.system.name,
+        "ranks": study.ranks,
+        "payload_bytes": study.payload_bytes,
+        "levels": levels,
+        "best": study.best.algorithm,
+        "time_s": study.best.time,
+        "lower_bound_s": study.lower_bound,
+        "algorithms": [
+            {
+                "algorithm": row.algorithm,
+                "time_s": row.time,
+                "algorithm_bandwidth": row.algorithm_bandwidth,
+                "bus_bandwidth": row.bus_bandwidth,
+                "times_lower_bound": row.times_lower_bound,
+                "automatic": row.automatic,
+            }
+            for row in study.rows
+        ],
+        "crossovers": [asdict(one) for one in study.crossovers],
+    }

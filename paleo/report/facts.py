@@ -1,0 +1,248 @@
+"""What the catalog knows: a line on every entry for ``list``, all facts of one entry for ``show``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from paleo.collectives.base import ALGORITHMS
+from paleo.errors import SpecError, near
+from paleo.layers.base import LAYERS
+from paleo.optimizers import OPTIMIZERS
+from paleo.parallel.placement import STRATEGIES
+from paleo.specs.catalog import is_path, names, read_entry
+from paleo.specs.hardware import Device, Link, Price, System, load_device, load_link, load_system
+from paleo.specs.model import ModelSpec, load_model
+from paleo.specs.run import Run
+from paleo.studies.summary import summarise
+from paleo.units import HOUR, duration, engineering, gibibytes
+
+#: A name and its value, as people read them.
+Fact = tuple[str, str]
+
+
+def _first_line(entry: object) -> str:
+    lines = (getattr(entry, "__doc__", None) or "").strip().splitlines()
+    return lines[0] if lines else ""
+
+
+def _device_line(name: str) -> str:
+    device = load_device(name)
+    fastest = max(device.peak, key=lambda dtype: device.peak[dtype])
+    peak = engineering(device.peak[fastest], "FLOP/s")
+    return (
+        f"{device.full_name}, {device.year}: {peak} {fastest}, {gibibytes(device.memory.capacity)} {device.memory.kind}"
+    )
+
+
+def _system_line(name: str) -> str:
+    system = load_system(name)
+    return f"{system.full_name}, {system.year}: {system.devices_per_node} × {system.device.name} a node"
+
+
+def _link_line(name: str) -> str:
+    link = load_link(name)
+    return f"{engineering(link.bandwidth, 'B/s')} each way, {link.scope}"
+
+
+def _model_line(name: str) -> str:
+    model = load_model(name)
+    return f"{model.title}: {model.task}"
+
+
+Lines = Callable[[], Mapping[str, str]]
+
+
+def _cataloged(kind: str, line: Callable[[str], str]) -> Lines:
+    return lambda: {name: line(name) for name in names(kind)}
+
+
+#: kind -> names with a line on each.
+KINDS: dict[str, Lines] = {
+    "models": _cataloged("models", _model_line),
+    "devices": _cataloged("devices", _device_line),
+    "links": _cataloged("links", _link_line),
+    "systems": _cataloged("systems", _system_line),
+    "collectives": lambda: {name: one.summary for name, one in ALGORITHMS.items()},
+    "layers": lambda: {name: _first_line(layer) for name, layer in LAYERS.items()},
+    "strategies": lambda: {name: _first_line(preset) for name, preset in STRATEGIES.items()},
+    "optimizers": lambda: {name: one.reference for name, one in sorted(OPTIMIZERS.items())},
+}
+
+
+def lines(kind: str) -> Mapping[str, str]:
+    """Names of one kind with a line on each; an unknown kind is an error."""
+    if kind not in KINDS:
+        raise SpecError(f"unknown kind {kind!r}; {near(kind, KINDS)}")
+    return KINDS[kind]()
+
+
+def find(name: str) -> list[tuple[str, object]]:
+    """Entries of that name: (kind, entry), more than one where kinds share a name. A path is read as what it holds."""
+    if is_path(name):
+        return [_read(name)]
+    folded = name.strip().lower()
+    loaders = _loaders()
+    found = [(kind, load(folded)) for kind, (known, load) in loaders.items() if folded in known()]
+    if not found:
+        every = [one for known, _ in loaders.values() for one in known()]
+        raise SpecError(f"nothing is named {name!r}; {near(name, every)} (see `paleo list`)")
+    return found
+
+
+def _loaders() -> dict[str, tuple[Callable[[], Any], Callable[[str], object]]]:
+    return {
+        "model": (lambda: names("models"), load_model),
+        "system": (lambda: names("systems"), load_system),
+        "device": (lambda: names("devices"), load_device),
+        "link": (lambda: names("links"), load_link),
+        "collective": (lambda: ALGORITHMS, lambda name: ALGORITHMS[name]),
+        "layer": (lambda: LAYERS, lambda name: LAYERS[name]),
+        "strategy": (lambda: STRATEGIES, lambda name: STRATEGIES[name]),
+        "optimizer": (lambda: OPTIMIZERS, lambda name: OPTIMIZERS[name]),
+    }
+
+
+def _read(path: str) -> tuple[str, object]:
+    """A YAML file as the kind that its keys show."""
+    _, keys = read_entry("models", path)
+    if "devices_per_node" in keys:
+        return "system", load_system(path)
+    if "multiprocessors" in keys:
+        return "device", load_device(path)
+    if "bandwidth" in keys and "layers" not in keys:
+        return "link", load_link(path)
+    return "model", load_model(path)
+
+
+def facts(entry: object) -> list[Fact]:
+    """All that is known of one entry, with its sources."""
+    if isinstance(entry, Device):
+        return _device(entry)
+    if isinstance(entry, Link):
+        return _link(entry)
+    if isinstance(entry, System):
+        return _system(entry)
+    if isinstance(entry, ModelSpec):
+        return _model(entry)
+    return _registered(entry)
+
+
+def document(entry: object) -> dict[str, Any]:
+    """The same as a document: SI numbers where the entry is a spec."""
+    if isinstance(entry, Device | Link | System | ModelSpec):
+        return entry.model_dump(mode="json")
+    return dict(facts(entry))
+
+
+def _stated(*rows: tuple[str, object]) -> list[Fact]:
+    """Rows that have a value."""
+    return [(name, str(value)) for name, value in rows if value not in (None, "", ())]
+
+
+def _rates(peaks: Mapping[Any, float]) -> str:
+    return ", ".join(f"{dtype} {engineering(rate, 'FLOP/s')}" for dtype, rate in peaks.items())
+
+
+def _price(price: Price | None) -> str | None:
+    return None if price is None else f"{price.rate * HOUR:.2f} USD/h ({price.date}; {price.source})"
+
+
+def _device(device: Device) -> list[Fact]:
+    memory = device.memory
+    return _stated(
+        ("name", device.full_name),
+        ("architecture", f"{device.vendor} {device.architecture}, {device.year}, {device.form_factor}"),
+        ("multiprocessors", device.multiprocessors),
+        ("boost clock", device.boost_clock and engineering(device.boost_clock, "Hz", digits=4)),
+        ("peak, dense", _rates(device.peak)),
+        ("peak of ordinary cores", _rates(device.vector_peak)),
+        ("tensor cores for", ", ".join(device.tensor_dtypes)),
+        ("memory", f"{gibibytes(memory.capacity)} {memory.kind}, {engineering(memory.bandwidth, 'B/s', digits=4)}"),
+        ("L2 cache", device.l2 and gibibytes(device.l2)),
+        ("design power", device.tdp and engineering(device.tdp, "W")),
+        ("PCIe", device.pcie and f"generation {device.pcie.generation}, {device.pcie.lanes} lanes"),
+        ("own links", device.interconnect and _own_links(device)),
+        ("price", _price(device.price)),
+        ("also known as", ", ".join(device.aliases)),
+        ("notes", device.notes),
+        ("source", device.source),
+    )
+
+
+def _own_links(device: Device) -> str:
+    links = device.interconnect
+    assert links is not None
+    return f"{links.kind} {links.generation or ''}".strip() + f", {engineering(links.bandwidth, 'B/s')} each way"
+
+
+def _link(link: Link) -> list[Fact]:
+    achieved = link.achieved_fraction
+    return _stated(
+        ("kind", link.kind),
+        ("scope", link.scope),
+        ("bandwidth, each way", engineering(link.bandwidth, "B/s")),
+        ("achieved", achieved and f"{100 * achieved:g} % of it ({link.achieved_source})"),
+        ("latency", link.latency and f"{duration(link.latency)} ({link.latency_source})"),
+        ("notes", link.notes),
+        ("source", link.source),
+    )
+
+
+def _system(system: System) -> list[Fact]:
+    levels = [
+        (
+            f"level {index}: {level.name}",
+            f"{level.ranks or 'any number of'} GPUs, {level.ports} × {level.link.name} "
+            f"({engineering(level.unit_bandwidth, 'B/s')} each way from a unit), {level.topology}",
+        )
+        for index, level in enumerate(system.levels, start=1)
+    ]
+    return _stated(
+        ("name", f"{system.full_name}, {system.year}"),
+        ("device", f"{system.device.name}: {system.device.full_name}"),
+        ("devices a node", system.devices_per_node),
+        ("nodes", system.max_nodes and f"up to {system.max_nodes}"),
+        *levels,
+        ("host", system.host and system.host.cpu and f"{system.host.sockets or 1} × {system.host.cpu}"),
+        ("price of a node", _price(system.price_per_node)),
+        ("notes", system.notes),
+        ("source", system.source),
+    )
+
+
+def _model(model: ModelSpec) -> list[Fact]:
+    counts = summarise(model, Run())
+    sizes = ", ".join(f"{key} {value}" for key, value in counts.graph.params.items() if key != "batch")
+    data = model.dataset
+    flops = counts.total("flops_forward")
+    return _stated(
+        ("title", model.title),
+        ("task", model.task),
+        ("parameters", f"{counts.graph.parameters:,}"),
+        (
+            "FLOP of one sample",
+            f"{engineering(flops, 'FLOP')} forward, {engineering(counts.total('flops_backward'), 'FLOP')} back",
+        ),
+        ("settable (--set model.NAME=…)", sizes),
+        ("tokens a sample", counts.graph.tokens_per_sample),
+        ("data set", data and f"{data.name}, {data.samples:,} samples"),
+        ("notes", model.notes),
+        ("source", model.source),
+        ("file", model.path),
+    )
+
+
+def _registered(entry: object) -> list[Fact]:
+    shown = {name: getattr(entry, name) for name in ("summary", "reference", "operations") if hasattr(entry, name)}
+    described = _stated(*((name, ", ".join(v) if isinstance(v, tuple) else v) for name, v in shown.items()))
+    if isinstance(entry, type) and hasattr(entry, "model_fields"):
+        described += [(name, _field(field)) for name, field in entry.model_fields.items()]
+    if not shown:
+        described.insert(0, ("what it is", _first_line(entry)))
+    return described
+
+
+def _field(field: Any) -> str:
+    kind = getattr(field.annotation, "__name__", None) or str(field.annotation)
+    return f"{kind}, required" if field.is_required() else f"{kind}, {field.default!r} if left out"

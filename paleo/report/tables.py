@@ -1,0 +1,364 @@
+"""Results as tables for a terminal: figures with units, the answer before the details."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from paleo.predict import Prediction
+from paleo.report.facts import Fact
+from paleo.studies.collective import CollectiveStudy
+from paleo.studies.comparison import Candidate, Comparison
+from paleo.studies.scaling import ScaleCurve, ScalePoint, verdict
+from paleo.studies.summary import LayerCount, Summary
+from paleo.studies.training import Training
+from paleo.timeline import COMPUTE
+from paleo.units import GIGA, duration, engineering, gibibytes
+
+#: Columns of a table where the output is no terminal.
+PLAIN_WIDTH = 118
+NONE = "-"
+
+_PARTS = {
+    "compute": "arithmetic",
+    "memory_bound": "memory traffic",
+    "launch": "kernel launches",
+    "communication_exposed": "communication, waited for",
+    "bubble": "pipeline bubble",
+    "optimizer": "optimizer",
+    "input": "input",
+}
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A console as wide as the terminal, or ``PLAIN_WIDTH`` in a pipe or file."""
+    probe = Console(stderr=stderr, highlight=False, soft_wrap=False)
+    if probe.is_terminal:
+        return probe
+    return Console(stderr=stderr, highlight=False, width=PLAIN_WIDTH)
+
+
+def grid(title: str, columns: Iterable[str], *, left: int = 1) -> Table:
+    """An empty table: the first ``left`` columns flush left, figures flush right."""
+    from rich import box
+
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, title_style="bold")
+    for index, name in enumerate(columns):
+        table.add_column(name, justify="left" if index < left else "right", overflow="fold")
+    return table
+
+
+def percent(share: float) -> str:
+    """A share as a percentage with as many digits as make sense.
+
+    >>> percent(0.4567), percent(0.0123)
+    ('46 %', '1.2 %')
+    """
+    return f"{100 * share:.0f} %" if abs(share) >= 0.0995 else f"{100 * share:.1f} %"
+
+
+def money(dollars: float | None) -> str:
+    """US dollars, or a dash where no price is known.
+
+    >>> money(1234.5), money(0.034), money(None)
+    ('1,234 USD', '0.034 USD', '-')
+    """
+    if dollars is None:
+        return NONE
+    return f"{dollars:,.0f} USD" if dollars >= 100 else f"{dollars:,.3g} USD"
+
+
+def energy(kilowatt_hours: float | None) -> str:
+    """Kilowatt-hours, or a dash where the power is not known."""
+    return NONE if kilowatt_hours is None else f"{kilowatt_hours:,.3g} kWh"
+
+
+# estimate
+
+
+def estimate(prediction: Prediction, training: Training | None = None, *, verbose: bool = False) -> RenderableType:
+    """The answer, where the time goes, what is in memory, and what was left out."""
+    parts: list[RenderableType] = [_headline(prediction), _breakdown(prediction), _memory(prediction)]
+    if training is not None:
+        parts.append(_training(training))
+    if verbose:
+        parts.append(_sections(prediction))
+    parts.append(_provenance(prediction))
+    return Group(*parts)
+
+
+def _headline(made: Prediction) -> Text:
+    plan, (low, high) = made.plan, made.interval
+    rates = f"{made.samples_per_s:,.4g} samples/s"
+    if made.tokens_per_s is not None:
+        rates += f", {made.tokens_per_s:,.4g} tokens/s"
+    batch = f"global batch {plan.global_batch} ({plan.local_batch} per data-parallel rank"
+    batch += f", microbatches of {plan.microbatch})" if plan.microbatches > 1 else ")"
+    text = Text()
+    text.append(f"{made.model.name} on {plan.gpus} GPUs of {made.system.name}\n", style="bold")
+    text.append(f"{plan.strategy or 'dp'}, {plan.dtype}, {batch}\n\n")
+    text.append(f"step time {duration(made.step_time)}", style="bold green" if made.memory.fits else "bold red")
+    text.append(f"  (90 % interval {duration(low)} to {duration(high)}),  {rates},  MFU {percent(made.mfu)}\n")
+    if not made.memory.fits:
+        text.append(
+            f"DOES NOT FIT: {gibibytes(made.memory.total)} of {gibibytes(made.memory.capacity)}\n", style="bold red"
+        )
+    return text
+
+
+def _breakdown(made: Prediction) -> Table:
+    table = grid("Where a step's time goes", ("part", "time", "share"))
+    spent = asdict(made.breakdown)
+    for key, words in _PARTS.items():
+        seconds = spent.get(key, 0.0)
+        if seconds > 0:
+            table.add_row(words, duration(seconds), percent(seconds / made.step_time))
+    hidden = max(0.0, made.breakdown.communication_total - made.breakdown.communication_exposed)
+    if hidden > 0:
+        table.add_row("[dim](communication hidden behind computation)", f"[dim]{duration(hidden)}", "")
+    return table
+
+
+def _memory(made: Prediction) -> Table:
+    table = grid("Memory of the fullest GPU", ("part", "size", "share of capacity"))
+    parts = asdict(made.memory)
+    capacity = parts.pop("capacity")
+    for name, size in parts.items():
+        table.add_row(name, gibibytes(size), percent(size / capacity))
+    table.add_section()
+    fits = "fits" if made.memory.fits else "does not fit"
+    table.add_row(
+        f"total, {fits} into {gibibytes(capacity)}", gibibytes(made.memory.total), percent(made.memory.total / capacity)
+    )
+    return table
+
+
+def _training(training: Training) -> Table:
+    table = grid(f"Training: {training.amount.words}", ("what", "figure"), left=2)
+    table.add_row("steps", f"{training.steps:,}")
+    table.add_row("time", duration(training.time))
+    table.add_row("rent", _rent(training))
+    table.add_row(
+        "energy", f"{energy(training.energy_kwh)} at most (all GPUs at their design power; hosts not counted)"
+    )
+    return table
+
+
+def _rent(training: Training) -> str:
+    if training.price is None:
+        return "no price is known for this system"
+    rate = f"{money(training.price_per_hour)} an hour, {training.price.date}: {training.price.source}"
+    return f"{money(training.cost)}  ({rate})"
+
+
+def _sections(made: Prediction) -> Table:
+    """Time on each stream by section, the longest first."""
+    table = grid("Sections by time on their stream", ("section", "stream", "kind", "time"), left=3)
+    spent: dict[tuple[str, str, str], float] = {}
+    for event in made.timeline.events:
+        key = (event.task.name, "computing" if event.task.resource == COMPUTE else event.task.resource, event.task.kind)
+        spent[key] = spent.get(key, 0.0) + event.end - event.start
+    for key, seconds in sorted(spent.items(), key=lambda item: -item[1])[:40]:
+        table.add_row(*key, duration(seconds))
+    return table
+
+
+def _provenance(made: Prediction) -> Text:
+    text = Text(f"Calibration: {made.calibration}\n", style="dim")
+    if made.unmodelled:
+        text.append(f"Not modelled: {'; '.join(made.unmodelled)}\n", style="dim")
+    for warning in made.warnings:
+        text.append(f"Warning: {warning}\n", style="yellow")
+    return text
+
+
+# scale
+
+
+def scale(model: str, system: str, curves: Sequence[ScaleCurve]) -> RenderableType:
+    """For each curve its verdict, then its table."""
+    parts: list[RenderableType] = []
+    for curve in curves:
+        kept = f"{curve.fixed_batch} samples " + (
+            "in all" if curve.scaling == "strong" else "for each data-parallel rank"
+        )
+        parts.append(Text(f"{model} on {system}, {curve.scaling} scaling: {kept}", style="bold"))
+        parts.append(Text(f"{verdict(curve).text}\n"))
+        parts.append(_curve(curve))
+    return Group(*parts)
+
+
+def _curve(curve: ScaleCurve) -> Table:
+    against = f"speedup over {curve.base.gpus}"
+    columns = ("GPUs", "batch/GPU", "step time", "samples/s", against, "efficiency", "communication", "MFU", "")
+    table = grid("", columns, left=0)
+    table.title = None
+    for point in curve.points:
+        table.add_row(*_point(curve, point))
+    return table
+
+
+def _point(curve: ScaleCurve, point: ScalePoint) -> tuple[str, ...]:
+    if point.prediction is None or not point.usable:
+        return (str(point.gpus), *[NONE] * 7, point.problem)
+    made = point.prediction
+    note = "" if made.memory.fits else f"does not fit: {gibibytes(made.memory.total)}"
+    if made.plan.idle:
+        note = f"{made.plan.idle} GPUs idle"
+    return (
+        str(point.gpus),
+        str(made.plan.local_batch),
+        duration(made.step_time),
+        f"{made.samples_per_s:,.4g}",
+        f"{curve.speedup(point):.2f}",
+        percent(curve.efficiency(point)),
+        percent(made.breakdown.communication_exposed / made.step_time),
+        percent(made.mfu),
+        note,
+    )
+
+
+# compare
+
+
+def compare(comparison: Comparison) -> RenderableType:
+    """Systems side by side, the best of each kind marked with a star."""
+    columns = (
+        "system",
+        "GPUs",
+        "step time",
+        "samples/s",
+        "speedup",
+        "memory",
+        "USD/h",
+        "time",
+        "rent",
+        "energy at most",
+    )
+    table = grid(f"For {comparison.amount.words}", columns)
+    best = {what: comparison.best(what) for what in ("time", "cost", "energy")}
+    for one in comparison.candidates:
+        table.add_row(*_candidate(comparison, one, best))
+    prices = {one.system.name: one.training.price for one in comparison.candidates if one.training is not None}
+    notes = [f"Price of {name}: {price.date}, {price.source}" for name, price in prices.items() if price is not None]
+    notes += [f"{one.system.name}: {one.problem}" for one in comparison.candidates if one.problem]
+    notes += ["* best of those that fit. Energy: all GPUs at their design power, hosts not counted."]
+    return Group(table, Text("\n".join(notes), style="dim"))
+
+
+def _candidate(comparison: Comparison, one: Candidate, best: Mapping[str, Candidate | None]) -> tuple[str, ...]:
+    made, wanted = one.prediction, one.training
+    if made is None or wanted is None:
+        return (one.system.name, *[NONE] * 9)
+    marks = {what: " *" if winner is one else "" for what, winner in best.items()}
+    memory = f"{percent(made.memory.total / made.memory.capacity)}"
+    return (
+        one.system.name,
+        str(made.plan.gpus),
+        duration(made.step_time),
+        f"{made.samples_per_s:,.4g}",
+        f"{comparison.speedup(one):.2f}",
+        memory if made.memory.fits else f"[red]{memory}: does not fit[/red]",
+        NONE if wanted.price_per_hour is None else f"{wanted.price_per_hour:,.2f}",
+        duration(wanted.time) + marks["time"],
+        money(wanted.cost) + marks["cost"],
+        energy(wanted.energy_kwh) + marks["energy"],
+    )
+
+
+# summary
+
+
+def summary(study: Summary) -> RenderableType:
+    """Layer by layer, then the totals; figures of a layer are of one turn."""
+    columns = ("layer", "type", "output", "times", "parameters", "FLOP fwd", "FLOP bwd", "bytes fwd", "FLOP/B", "saved")
+    title = f"{study.graph.name}, batch {study.graph.batch}, {study.dtype}; figures of one turn"
+    table = grid(title, columns, left=3)
+    for layer in study.layers:
+        table.add_row(*_layer(layer))
+    table.add_section()
+    sums = {field: study.total(field) for field in ("flops_forward", "flops_backward", "bytes_forward", "saved_bytes")}
+    table.add_row(
+        "total, all turns", "", "", "", engineering(study.graph.parameters, ""),
+        engineering(sums["flops_forward"], ""), engineering(sums["flops_backward"], ""),
+        engineering(sums["bytes_forward"], "B"),
+        f"{sums['flops_forward'] / max(sums['bytes_forward'], 1):.0f}", engineering(sums["saved_bytes"], "B"),
+    )  # fmt: skip
+    return table
+
+
+def _layer(layer: LayerCount) -> tuple[str, ...]:
+    shown = [engineering(value, "") for value in (layer.parameters, layer.flops_forward, layer.flops_backward)]
+    return (
+        layer.name,
+        layer.type,
+        "×".join(f"{size:g}" for size in layer.output_shape),
+        str(layer.repeat) if layer.repeat > 1 else "",
+        *shown,
+        engineering(layer.bytes_forward, "B"),
+        f"{layer.intensity:.1f}",
+        engineering(layer.saved_bytes, "B"),
+    )
+
+
+# collective
+
+
+def collective(study: CollectiveStudy) -> RenderableType:
+    """The best algorithm, all of them, and where the choice changes with the payload."""
+    best = study.best
+    size = engineering(study.payload_bytes, "B")
+    head = Text(f"{study.operation} of {size} over {study.ranks} ranks of {study.system.name}\n", style="bold")
+    head.append(f"best: {best.algorithm}, {duration(best.time)}; no algorithm between hosts can take less than ")
+    head.append(f"{duration(study.lower_bound)}\n")
+    table = grid("", ("algorithm", "time", "algorithm GB/s", "bus GB/s", "over its lower bound", ""))
+    table.title = None
+    for row in study.rows:
+        rates = (f"{row.algorithm_bandwidth / GIGA:.4g}", f"{row.bus_bandwidth / GIGA:.4g}")
+        mark = "" if row.automatic else "only by name"
+        table.add_row(row.algorithm, duration(row.time), *rates, f"{row.times_lower_bound:.2f}×", mark)
+    return Group(head, table, Text(_changes(study)), _levels(study))
+
+
+def _changes(study: CollectiveStudy) -> str:
+    if not study.crossovers:
+        return f"{study.best.algorithm} is the fastest for every payload.\n"
+    first = study.crossovers[0].below
+    steps = [f"{one.above} from {engineering(one.payload_bytes, 'B')}" for one in study.crossovers]
+    return f"Fastest by payload: {first}, {', '.join(steps)}.\n"
+
+
+def _levels(study: CollectiveStudy) -> Table:
+    table = grid("Levels of the group, inner to outer", ("level", "fan-out", "latency", "bandwidth of a unit"))
+    for span, fan_out, cost in zip(study.spans, study.fan_outs, study.costs, strict=True):
+        bandwidth = engineering(1.0 / float(cost.beta), "B/s")
+        table.add_row(
+            f"{span.level.name} ({span.level.link.name})", f"{fan_out:g}", duration(float(cost.alpha)), bandwidth
+        )
+    return table
+
+
+# list and show
+
+
+def catalog(kind: str, entries: Mapping[str, str]) -> Table:
+    """Names of one kind, each with a line on what it is."""
+    table = grid(f"{len(entries)} {kind}", ("name", "what it is"), left=2)
+    for name, line in entries.items():
+        table.add_row(name, line)
+    return table
+
+
+def facts(title: str, rows: Sequence[Fact]) -> Table:
+    """What is known of one entry, line by line."""
+    from rich.markup import escape
+
+    table = grid(title, ("", ""), left=2)
+    table.show_header = False
+    for name, value in rows:
+        table.add_row(name, escape(value))
+    return table

@@ -1,0 +1,70 @@
+"""The cut of a program into pipeline stages: whole layers and whole turns of repeated blocks, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from paleo.errors import PlanError
+from paleo.lower import Program
+
+#: A run of layers on one stage: positions of sections, each with how many of its turns are here.
+Chunk = tuple[tuple[int, int], ...]
+#: Room for rounding when weights are added up.
+_SLACK = 1.0 + 2.0**-40
+
+
+def cut(program: Program, weights: Sequence[float], pieces: int) -> list[Chunk]:
+    """``pieces`` runs of layers. Where the heaviest block's turns divide evenly they are dealt out evenly, as Megatron does, with what
+    comes before on the first piece and what comes after on the last; else the slowest piece is made as light as it can be.
+
+    ``weights``: seconds of one turn of each section, forward and backward.
+    """
+    sections = program.sections
+    if pieces == 1:
+        return [tuple((index, section.repeat) for index, section in enumerate(sections))]
+    heaviest = max(range(len(sections)), key=lambda i: weights[i] * sections[i].repeat)
+    if sections[heaviest].repeat % pieces == 0:
+        return _dealt(program, heaviest, pieces)
+    return _balanced(program, weights, pieces)
+
+
+def _dealt(program: Program, block: int, pieces: int) -> list[Chunk]:
+    turns = program.sections[block].repeat // pieces
+    chunks: list[list[tuple[int, int]]] = [[(block, turns)] for _ in range(pieces)]
+    chunks[0][:0] = [(i, program.sections[i].repeat) for i in range(block)]
+    chunks[-1] += [(i, program.sections[i].repeat) for i in range(block + 1, len(program.sections))]
+    return [tuple(chunk) for chunk in chunks]
+
+
+def _balanced(program: Program, weights: Sequence[float], pieces: int) -> list[Chunk]:
+    """Contiguous pieces whose heaviest is as light as possible, by bisection on the heaviest weight."""
+    units = [(i, weights[i]) for i, section in enumerate(program.sections) for _ in range(section.repeat)]
+    if len(units) < pieces:
+        raise PlanError(f"{len(units)} layers cannot be cut into {pieces} pipeline stages")
+    low, high = max(weight for _, weight in units), sum(weight for _, weight in units)
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (low, middle) if len(_filled(units, middle)) <= pieces else (middle, high)
+    found = _filled(units, high)
+    while len(found) < pieces:
+        longest = max(range(len(found)), key=lambda i: len(found[i]))
+        half = len(found[longest]) // 2
+        found[longest : longest + 1] = [found[longest][:half], found[longest][half:]]
+    return [_counted(piece) for piece in found]
+
+
+def _filled(units: list[tuple[int, float]], most: float) -> list[list[int]]:
+    """Fill pieces one after another up to a weight."""
+    found: list[list[int]] = [[]]
+    total = 0.0
+    for index, weight in units:
+        if found[-1] and total + weight > most * _SLACK:
+            found.append([])
+            total = 0.0
+        found[-1].append(index)
+        total += weight
+    return found
+
+
+def _counted(piece: list[int]) -> Chunk:
+    return tuple((index, piece.count(index)) for index in dict.fromkeys(piece))

@@ -1,0 +1,236 @@
+"""How a network scales: predictions over rising GPU counts, and where more GPUs stop paying."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from paleo.errors import PlanError, SpecError, near
+from paleo.plan import plan
+from paleo.predict import Prediction, predict
+from paleo.specs.hardware import System
+from paleo.specs.model import ModelSpec
+from paleo.specs.run import Run
+from paleo.units import gibibytes
+
+Scaling = Literal["strong", "weak"]
+
+#: A GPU that brings less than this part of what each of the first ones brought no longer pays.
+PAYS = 0.5
+#: Above this efficiency there is no loss worth a word.
+NEARLY_PERFECT = 0.98
+#: How the problem of a count begins that is larger than the global batch.
+NO_SAMPLES = "out of samples"
+
+
+def scalings(text: str) -> tuple[Scaling, ...]:
+    """``strong``, ``weak`` or ``both``.
+
+    >>> scalings("both")
+    ('strong', 'weak')
+    """
+    known: tuple[Scaling, ...] = get_args(Scaling)
+    if text == "both":
+        return known
+    if text not in known:
+        raise SpecError(f"scaling {text!r} is not strong, weak or both; {near(text, [*known, 'both'])}")
+    return tuple(one for one in known if one == text)
+
+
+@dataclass(frozen=True, slots=True)
+class ScalePoint:
+    """One GPU count. ``problem`` says why it cannot be used (no samples left, a strategy that does not divide it)."""
+
+    gpus: int
+    prediction: Prediction | None
+    problem: str = ""
+
+    @property
+    def usable(self) -> bool:
+        return self.prediction is not None and not self.problem
+
+    @property
+    def made(self) -> Prediction:
+        """The prediction of a point that has one."""
+        if self.prediction is None:
+            raise PlanError(f"{self.gpus} gpus: {self.problem}")
+        return self.prediction
+
+    @property
+    def runs(self) -> bool:
+        """Usable, and it fits the memory too."""
+        return self.prediction is not None and self.usable and self.prediction.memory.fits
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Up to how many GPUs scaling pays (None: not at all), and why it stops there or what it loses."""
+
+    pays_up_to: int | None
+    text: str
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleCurve:
+    """Predictions over rising GPU counts; speed-up and efficiency refer to ``base``, the first count that runs."""
+
+    scaling: Scaling
+    fixed_batch: int
+    points: tuple[ScalePoint, ...]
+
+    @property
+    def base(self) -> ScalePoint:
+        fitting = [point for point in self.points if point.runs]
+        return (fitting or [point for point in self.points if point.usable])[0]
+
+    def speedup(self, point: ScalePoint) -> float:
+        """Samples per second over those of ``base``."""
+        return point.made.samples_per_s / self.base.made.samples_per_s
+
+    def efficiency(self, point: ScalePoint) -> float:
+        """Speed-up over the growth in GPUs; 1 is perfect."""
+        return self.speedup(point) * self.base.gpus / point.gpus
+
+
+def scale(model: ModelSpec, system: System, run: Run, counts: Sequence[int], scaling: Scaling) -> ScaleCurve:
+    """Predictions for rising GPU counts: ``strong`` keeps the global batch, ``weak`` the batch of each GPU.
+
+    What is kept is the run's ``global_batch`` or ``batch`` (its default too) as they come out at the smallest count.
+    A count that the strategy or the system cannot use is kept as a point with its reason; PlanError if all are.
+    """
+    if not counts or min(counts) < 1:
+        raise SpecError(f"gpus: {list(counts)} must be counts of 1 or more, such as 1,2,4,8")
+    rising = sorted(set(counts))
+    fixed = _fixed_batch(model, system, run, rising, scaling)
+    points = tuple(_point(model, system, run, count, scaling, fixed) for count in rising)
+    if not any(point.usable for point in points):
+        raise PlanError(points[0].problem)
+    return ScaleCurve(scaling, fixed, points)
+
+
+def _fixed_batch(model: ModelSpec, system: System, run: Run, counts: Sequence[int], scaling: Scaling) -> int:
+    """The batch that stays: of the smallest count that can be planned at all."""
+    first: PlanError | None = None
+    for count in counts:
+        try:
+            chosen = plan(model, system, run.model_copy(update={"gpus": count, "microbatch": None}))
+        except PlanError as error:
+            first = first or error
+            continue
+        return chosen.global_batch if scaling == "strong" else chosen.local_batch
+    raise first or PlanError("no gpus")
+
+
+def _point(model: ModelSpec, system: System, run: Run, count: int, scaling: Scaling, fixed: int) -> ScalePoint:
+    batches = {"global_batch": fixed, "batch": None} if scaling == "strong" else {"batch": fixed, "global_batch": None}
+    at = run.model_copy(update={"gpus": count, "microbatch": None, **batches})
+    try:
+        chosen = plan(model, system, at)
+        microbatch = None if run.microbatch is None else min(run.microbatch, chosen.local_batch)
+        prediction = predict(model, system, at.model_copy(update={"microbatch": microbatch}))
+    except PlanError as error:
+        return ScalePoint(count, None, str(error))
+    if chosen.idle and chosen.local_batch == 1:
+        return ScalePoint(count, prediction, f"{NO_SAMPLES}: {chosen.global_batch} of them, {chosen.idle} GPUs idle")
+    return ScalePoint(count, prediction)
+
+
+def verdict(curve: ScaleCurve) -> Verdict:
+    """Where the curve stops paying, and why.
+
+    It pays as long as the GPUs added last bring at least half (``PAYS``) of what those of ``base`` bring each. The
+    cause is the part of the step that grew most beyond its fair share (in strong scaling a share shrinks).
+    """
+    if not curve.base.runs:
+        return Verdict(None, f"Does not fit at any of these counts: {_shortage(curve.base.made)}.", "memory")
+    last = curve.base
+    for point in curve.points[curve.points.index(last) + 1 :]:
+        if not point.runs or _worth(curve, last, point) < PAYS:
+            return _stops(curve, last, point)
+        last = point
+    return _goes_on(curve, last)
+
+
+def _goes_on(curve: ScaleCurve, last: ScalePoint) -> Verdict:
+    cause, words = _cause(curve, last)
+    efficiency = curve.efficiency(last)
+    end = "." if efficiency > NEARLY_PERFECT else f"; {words}."
+    text = f"{_start(curve)}ays up to {last.gpus} GPUs, the most asked for: efficiency {_percent(efficiency)}{end}"
+    return Verdict(last.gpus, text, cause)
+
+
+def _start(curve: ScaleCurve) -> str:
+    """The first letters of a verdict, after what the counts below the first that runs need."""
+    first, base = curve.points[0], curve.base
+    return "P" if base is first else f"Runs from {base.gpus} GPUs on ({_reason(first)}); p"
+
+
+def _reason(point: ScalePoint) -> str:
+    """Why a point does not run."""
+    return point.problem or f"{point.gpus}: {_shortage(point.made)}"
+
+
+def _worth(curve: ScaleCurve, last: ScalePoint, point: ScalePoint) -> float:
+    """What each GPU added after ``last`` brings, over what each GPU of ``base`` brings."""
+    added = point.made.samples_per_s - last.made.samples_per_s
+    each = curve.base.made.samples_per_s / curve.base.gpus
+    return added / (point.gpus - last.gpus) / each
+
+
+def _stops(curve: ScaleCurve, last: ScalePoint, point: ScalePoint) -> Verdict:
+    if point.problem:
+        cause = "samples" if point.problem.startswith(NO_SAMPLES) else "strategy"
+        why = f"{point.gpus} cannot be used ({point.problem})"
+    elif not point.runs:
+        cause, why = "memory", f"with {point.gpus} it does not fit, {_shortage(point.made)}"
+    else:
+        cause, words = _cause(curve, point)
+        worth = _worth(curve, last, point)
+        brings = f"brings {_percent(worth)} of what the first ones bring" if worth > 0 else "slows the step down"
+        why = f"each GPU added from there to {point.gpus} {brings}; {words}"
+    efficiency = _percent(curve.efficiency(last))
+    return Verdict(last.gpus, f"{_start(curve)}ays up to {last.gpus} GPUs (efficiency {efficiency}): {why}.", cause)
+
+
+def _shortage(prediction: Prediction) -> str:
+    memory = prediction.memory
+    return f"{gibibytes(memory.total)} wanted, {gibibytes(memory.capacity)} there on each GPU"
+
+
+_WORDS = {
+    "communication_exposed": "waiting for communication takes {share} of the step",
+    "launch": "kernel launches take {share} of the step, however small the batch",
+    "optimizer": "the optimizer's pass over all parameters takes {share} of the step",
+    "bubble": "the pipeline is idle {share} of the step",
+    "input": "input takes {share} of the step",
+    "kernels": "{batch} samples per GPU no longer fill it",
+}
+
+
+def _cause(curve: ScaleCurve, point: ScalePoint) -> tuple[str, str]:
+    """The part of the step that exceeds its fair share most at ``point``, and a sentence on it."""
+    here, base = point.made, curve.base.made
+    shrinks = curve.base.gpus / point.gpus if curve.scaling == "strong" else 1.0
+    parts, fair = _parts(here), _parts(base)
+    cause = max(parts, key=lambda part: parts[part] - fair[part] * shrinks)
+    share = _percent(parts[cause] / here.step_time)
+    return cause, _WORDS[cause].format(share=share, batch=here.plan.local_batch)
+
+
+def _parts(prediction: Prediction) -> dict[str, float]:
+    """Seconds of the step by what may stop it from scaling."""
+    spent = prediction.breakdown
+    return {
+        "communication_exposed": spent.communication_exposed,
+        "kernels": spent.compute + spent.memory_bound,
+        "launch": spent.launch,
+        "optimizer": spent.optimizer,
+        "bubble": spent.bubble,
+        "input": spent.input,
+    }
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"

@@ -1,0 +1,97 @@
+"""What a network is made of: counts of every layer, without any hardware."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paleo.graph import Graph, Node, build
+from paleo.layers.base import Choices
+from paleo.precision import Precision, precision
+from paleo.pricing.kernels import pricer
+from paleo.specs.hardware import System
+from paleo.specs.model import ModelSpec
+from paleo.specs.run import Run
+from paleo.work import Kernel, Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCount:
+    """Counts of one turn of a layer; it runs ``repeat`` times. A tied weight counts where it stands first."""
+
+    name: str
+    type: str
+    dims: tuple[str, ...]
+    output_shape: tuple[float, ...]
+    parameters: float
+    flops_forward: float
+    flops_backward: float
+    bytes_forward: float
+    bytes_backward: float
+    saved_bytes: float
+    repeat: int
+    kernels: tuple[Kernel, ...]
+
+    @property
+    def intensity(self) -> float:
+        """Forward FLOP per byte moved."""
+        return self.flops_forward / self.bytes_forward if self.bytes_forward else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A network layer by layer for one batch, free of hardware."""
+
+    graph: Graph
+    dtype: str
+    layers: tuple[LayerCount, ...]
+
+    def total(self, field: str) -> float:
+        """The sum of one count over all layers and their repetitions."""
+        return float(sum(getattr(layer, field) * layer.repeat for layer in self.layers))
+
+
+def summarise(model: ModelSpec, run: Run) -> Summary:
+    """The counts of each layer for ``run.batch`` samples (1 by default) in ``run.dtype`` (fp32 by default)."""
+    dtype = run.dtype or "fp32"
+    formats = precision(dtype)
+    graph = build(model, batch=run.batch or 1, choices=Choices(run.attention), overrides=run.model)
+    saved, known = set[str](), set[str]()
+    return Summary(graph, dtype, tuple(_counted(node, formats, saved, known) for node in graph.nodes))
+
+
+def _counted(node: Node, formats: Precision, saved: set[str], known: set[str]) -> LayerCount:
+    """Counts of one layer; ``saved`` and ``known`` gather the tensors and weights that an earlier layer has counted."""
+    new = [tensor for name, tensor in node.parameters.items() if name not in known]
+    known |= set(node.parameters)
+    forward = tuple(kernel for operation in node.operations for kernel in operation.forward(formats))
+    backward = tuple(kernel for operation in node.operations for kernel in operation.backward(formats))
+    return LayerCount(
+        node.name,
+        node.type,
+        node.out.dims,
+        node.out.sizes,
+        parameters=float(sum(tensor.elements for tensor in new)),
+        flops_forward=sum(kernel.flops for kernel in forward),
+        flops_backward=sum(kernel.flops for kernel in backward),
+        bytes_forward=sum(kernel.bytes for kernel in forward),
+        bytes_backward=sum(kernel.bytes for kernel in backward),
+        saved_bytes=sum(tensor.bytes(formats) for tensor in _newly_saved(node, saved)),
+        repeat=node.repeat,
+        kernels=forward,
+    )
+
+
+def _newly_saved(node: Node, saved: set[str]) -> list[Tensor]:
+    """Tensors that this layer is the first to keep until its backward pass."""
+    kept = [tensor for operation in node.operations for tensor in operation.saves if tensor.role != "parameter"]
+    new = {tensor.name: tensor for tensor in kept if tensor.name not in saved}
+    saved |= set(new)
+    return list(new.values())
+
+
+def forward_times(summary: Summary, system: System, calibration: str) -> list[float]:
+    """Seconds of one turn of each layer's forward kernels on a device, in the order of the layers."""
+    prices = pricer(system.device, summary.dtype, calibration)
+    kernels = [kernel for layer in summary.layers for kernel in layer.kernels]
+    seconds = iter(prices.times(kernels).total.tolist() if kernels else [])
+    return [sum(next(seconds) for _ in layer.kernels) for layer in summary.layers]

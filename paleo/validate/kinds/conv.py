@@ -1,0 +1,177 @@
+"""Measured convolutions: NCHW extents, filters, pads, strides, and one of three directions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, ClassVar
+
+import numpy as np
+import pandas as pd
+
+from paleo.errors import SpecError
+from paleo.pricing.convolution import (
+    PRESENT,
+    ConvolutionParameters,
+    ConvolutionShape,
+    Direction,
+    algorithm_costs,
+    convolution_shape,
+    fastest_time,
+)
+from paleo.pricing.figures import figures, unit_of
+from paleo.pricing.parameters import DeviceFigures
+from paleo.specs.hardware import find_device
+from paleo.validate.kinds.base import KINDS, Array, TableKind, number, text
+
+ELEMENT_BYTES: Mapping[str, float] = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0}
+DIRECTIONS: Mapping[str, Direction] = {
+    "fwd": Direction.FORWARD,
+    "bwd_data": Direction.DATA,
+    "bwd_filter": Direction.FILTER,
+}
+#: How a source times its rows; others are taken to launch back to back.
+STACKS: Mapping[str, str] = {"neusight": "eager", "deepbench": "back-to-back"}
+SIZES = ("n", "c", "h", "w", "k", "r", "s", "stride_h", "stride_w")
+SCATTER = "fp16 data gradient with stride on ordinary cores: the library falls back to a generic kernel, not modelled"
+
+
+class ConvolutionTable(TableKind[DeviceFigures]):
+    """One convolution kernel call a row; the library's algorithm is not read but predicted."""
+
+    name: ClassVar[str] = "conv"
+    header: ClassVar[frozenset[str]] = frozenset(
+        {"source", "device", "dtype", "n", "c", "h", "w", "k", "r", "s", "direction", "time_us"}
+    )
+    configuration: ClassVar[tuple[str, ...]] = ("n", "c", "h", "w", "k", "r", "s", "stride_h")
+    families: ClassVar[Mapping[str, type[Any]]] = {
+        "conv.vector": ConvolutionParameters,
+        "conv.half": ConvolutionParameters,
+        "conv.tensor": ConvolutionParameters,
+    }
+    host_parameters: ClassVar[tuple[str, ...]] = ("launch",)
+
+    def unsupported(self, frame: pd.DataFrame) -> pd.Series[str]:
+        """An unknown dtype or direction, no peak on the device, an empty output, or a fallback kernel."""
+        rows = list(zip(text(frame, "device"), text(frame, "dtype"), self.compute(frame), strict=True))
+        reasons = {key: _reason(*key) for key in set(rows)}
+        out = pd.Series([reasons[key] for key in rows], index=frame.index, dtype=object)
+        way = text(frame, "direction")
+        out = out.mask((out == "") & ~way.isin(list(DIRECTIONS)), "direction is none of " + ", ".join(DIRECTIONS))
+        strided = number(frame, "stride_h", 1.0) * number(frame, "stride_w", 1.0) > 1
+        half = self.family(frame) == "conv.half"
+        out = out.mask((out == "") & half & strided & (way == "bwd_data"), SCATTER)
+        small = np.any([~(number(frame, name, 1.0) >= 1) for name in SIZES], axis=0) | _empty(frame)
+        return out.mask((out == "") & small, "an extent is below 1, or the filter exceeds the padded image")
+
+    def stack(self, frame: pd.DataFrame) -> pd.Series[str]:
+        """eager or back-to-back, by source."""
+        return text(frame, "source").map(lambda source: STACKS.get(source, "back-to-back"))
+
+    def family(self, frame: pd.DataFrame) -> pd.Series[str]:
+        """conv.tensor on tensor cores; conv.half for half-precision arithmetic on ordinary cores; else conv.vector."""
+        rows = list(zip(text(frame, "device"), text(frame, "dtype"), self.compute(frame), strict=True))
+        found = {key: _family(*key) for key in set(rows)}
+        return pd.Series([found[key] for key in rows], index=frame.index, dtype=object)
+
+    def compute(self, frame: pd.DataFrame) -> pd.Series[str]:
+        """As the row says; DeepBench fp16 that says nothing is half-precision arithmetic on ordinary cores."""
+        compute = text(frame, "compute")
+        half = (compute == "") & (text(frame, "source") == "deepbench") & (text(frame, "dtype") == "fp16")
+        return compute.where(~half, "vector")
+
+    def work(self, frame: pd.DataFrame) -> tuple[Array, Array]:
+        """FLOP of the direct method, and each tensor once."""
+        shape = table_shape(frame)
+        return shape.flops, shape.elements * element_bytes(frame)
+
+    def time(self, frame: pd.DataFrame, figures: DeviceFigures, parameters: ConvolutionParameters) -> Array:
+        """Seconds of rows of one device, dtype, family and stack, by the fastest algorithm that the library has."""
+        costs = algorithm_costs(
+            table_shape(frame), device=figures, parameters=parameters,
+            element_bytes=element_bytes(frame), library=library_version(text(frame, "library")),
+        )  # fmt: skip
+        return fastest_time(costs)
+
+
+def table_shape(frame: pd.DataFrame) -> ConvolutionShape:
+    """Shapes of the rows; strides, dilation and groups are 1 and pads 0 where the table has no such column."""
+    columns = (
+        "n",
+        "c",
+        "h",
+        "w",
+        "k",
+        "r",
+        "s",
+        "pad_h",
+        "pad_w",
+        "stride_h",
+        "stride_w",
+        "dilation_h",
+        "dilation_w",
+        "groups",
+    )
+    names = ("batch", "channels", "height", "width", "filters", "kernel_h", "kernel_w", *columns[7:])
+    fallback = {
+        "pad_h": 0.0,
+        "pad_w": 0.0,
+        "stride_h": 1.0,
+        "stride_w": 1.0,
+        "dilation_h": 1.0,
+        "dilation_w": 1.0,
+        "groups": 1.0,
+    }
+    extents = {name: number(frame, column, fallback.get(column)) for name, column in zip(names, columns, strict=True)}
+    way = text(frame, "direction").map(lambda word: int(DIRECTIONS.get(word, Direction.FORWARD)))
+    return convolution_shape(**extents, direction=way.to_numpy(dtype=np.int64))  # type: ignore[arg-type]
+
+
+def element_bytes(frame: pd.DataFrame) -> Array:
+    """Bytes of a stored element of each row."""
+    return text(frame, "dtype").map(lambda dtype: ELEMENT_BYTES.get(dtype, np.nan)).to_numpy(dtype=np.float64)
+
+
+def library_version(library: pd.Series[str]) -> Array:
+    """The cuDNN version that a text names, as major.minor; a present one where it names none.
+
+    >>> library_version(pd.Series(["cuDNN 7.6.2.24 (CUDA 10.1.243)", "PyTorch 2.1.0+cu121 (cuDNN 8.9.2)", ""])).tolist()
+    [7.6, 8.9, 9.0]
+    """
+    found = library.str.extract(r"(?i)cudnn[ _-]*v?(\d+)(?:\.(\d+))?")
+    major, minor = (pd.to_numeric(found[column]).to_numpy(dtype=np.float64) for column in (0, 1))
+    version = major + np.minimum(np.nan_to_num(minor), 9.0) / 10.0
+    return np.where(np.isnan(major), PRESENT, version)
+
+
+def _empty(frame: pd.DataFrame) -> Array:
+    extent = {"h": ("r", "pad_h"), "w": ("s", "pad_w")}
+    gaps = [
+        number(frame, size) + 2 * number(frame, pad, 0.0) < number(frame, taps) for size, (taps, pad) in extent.items()
+    ]
+    return np.asarray(gaps[0] | gaps[1])
+
+
+@cache
+def _reason(device: str, dtype: str, compute: str) -> str:
+    if dtype not in ELEMENT_BYTES:
+        return f"dtype {dtype!r} is not modelled"
+    try:
+        figures(find_device(device), dtype, compute)
+    except SpecError as error:
+        return str(error)
+    return ""
+
+
+@cache
+def _family(device: str, dtype: str, compute: str) -> str:
+    try:
+        unit = unit_of(find_device(device), dtype, compute)
+    except SpecError:
+        return "conv.vector"
+    if unit == "tensor":
+        return "conv.tensor"
+    return "conv.half" if dtype in ("fp16", "bf16") and compute != "fp32" else "conv.vector"
+
+
+KINDS.register("conv")(ConvolutionTable())

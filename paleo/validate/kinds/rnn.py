@@ -1,0 +1,122 @@
+"""Measured recurrent layers: cell, hidden units, batch and steps, without the input products."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, ClassVar
+
+import numpy as np
+import pandas as pd
+
+from paleo.errors import SpecError
+from paleo.pricing.figures import figures, unit_of
+from paleo.pricing.parameters import DeviceFigures
+from paleo.pricing.rnn import GATES, RnnDirection, RnnParameters, rnn_time
+from paleo.specs.hardware import find_device
+from paleo.validate.kinds.base import KINDS, Array, TableKind, number, text
+
+ELEMENT_BYTES: Mapping[str, float] = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0}
+DIRECTIONS: Mapping[str, RnnDirection] = {
+    "fwd": RnnDirection.FORWARD,
+    "bwd_data": RnnDirection.DATA,
+    "bwd_filter": RnnDirection.FILTER,
+    "bwd": RnnDirection.BACKWARD,
+}
+
+
+class RnnTable(TableKind[DeviceFigures]):
+    """One layer over ``timesteps`` steps a row."""
+
+    name: ClassVar[str] = "rnn"
+    header: ClassVar[frozenset[str]] = frozenset(
+        {"source", "device", "dtype", "cell", "hidden", "batch", "timesteps", "direction", "time_us"}
+    )
+    configuration: ClassVar[tuple[str, ...]] = ("cell", "hidden", "batch", "timesteps", "direction")
+    families: ClassVar[Mapping[str, type[Any]]] = {
+        "rnn.vector": RnnParameters,
+        "rnn.half": RnnParameters,
+        "rnn.tensor": RnnParameters,
+    }
+    host_parameters: ClassVar[tuple[str, ...]] = ("launch", "step", "ramp")
+
+    def unsupported(self, frame: pd.DataFrame) -> pd.Series[str]:
+        """An unknown dtype, cell or direction, no peak on the device, or an extent below 1."""
+        rows = list(zip(text(frame, "device"), text(frame, "dtype"), self.compute(frame), strict=True))
+        reasons = {key: _reason(*key) for key in set(rows)}
+        out = pd.Series([reasons[key] for key in rows], index=frame.index, dtype=object)
+        for column, known in (("cell", list(GATES)), ("direction", list(DIRECTIONS))):
+            out = out.mask((out == "") & ~text(frame, column).isin(known), f"{column} is none of " + ", ".join(known))
+        small = np.any([~(number(frame, name) >= 1) for name in ("hidden", "batch", "timesteps")], axis=0)
+        return out.mask((out == "") & small, "an extent is below 1")
+
+    def stack(self, frame: pd.DataFrame) -> pd.Series[str]:
+        """All known rows launch back to back."""
+        return pd.Series("back-to-back", index=frame.index, dtype=object)
+
+    def family(self, frame: pd.DataFrame) -> pd.Series[str]:
+        """rnn.tensor on tensor cores; rnn.half for half-precision storage without them; else rnn.vector."""
+        rows = list(zip(text(frame, "device"), text(frame, "dtype"), self.compute(frame), strict=True))
+        found = {key: _family(*key) for key in set(rows)}
+        return pd.Series([found[key] for key in rows], index=frame.index, dtype=object)
+
+    def compute(self, frame: pd.DataFrame) -> pd.Series[str]:
+        """As the row says; DeepBench fp16 that says nothing is half-precision arithmetic on ordinary cores."""
+        compute = text(frame, "compute")
+        half = (compute == "") & (text(frame, "source") == "deepbench") & (text(frame, "dtype") == "fp16")
+        return compute.where(~half, "vector")
+
+    def work(self, frame: pd.DataFrame) -> tuple[Array, Array]:
+        """FLOP of the products; bytes of the weights once a step (once for the filter gradient), and of the states."""
+        hidden, batch, steps = (number(frame, name) for name in ("hidden", "batch", "timesteps"))
+        gate_count, element, way = _gates(frame), _element_bytes(frame), _ways(frame)
+        products = gate_count * hidden**2
+        both = np.where(way == RnnDirection.BACKWARD, 2.0, 1.0)
+        reads = np.where(way == RnnDirection.FILTER, 1.0, steps)
+        states = (gate_count + 1.0) * hidden * batch * steps
+        return 2.0 * products * batch * steps * both, (products * reads + states) * element
+
+    def time(self, frame: pd.DataFrame, figures: DeviceFigures, parameters: RnnParameters) -> Array:
+        """Seconds of rows of one device, dtype, family and stack, by the standard (not persistent) kernels."""
+        hidden, batch, steps = (number(frame, name) for name in ("hidden", "batch", "timesteps"))
+        return rnn_time(
+            gate_count=_gates(frame), hidden=hidden, batch=batch, timesteps=steps, direction=_ways(frame),
+            element_bytes=_element_bytes(frame), device=figures, parameters=parameters,
+        )  # fmt: skip
+
+
+def _gates(frame: pd.DataFrame) -> Array:
+    return text(frame, "cell").map(lambda cell: float(GATES.get(cell, np.nan))).to_numpy(dtype=np.float64)
+
+
+def _ways(frame: pd.DataFrame) -> np.ndarray[Any, np.dtype[np.int64]]:
+    return text(frame, "direction").map(lambda word: int(DIRECTIONS.get(word, 0))).to_numpy(dtype=np.int64)
+
+
+def _element_bytes(frame: pd.DataFrame) -> Array:
+    return text(frame, "dtype").map(lambda dtype: ELEMENT_BYTES.get(dtype, np.nan)).to_numpy(dtype=np.float64)
+
+
+@cache
+def _reason(device: str, dtype: str, compute: str) -> str:
+    if dtype not in ELEMENT_BYTES:
+        return f"dtype {dtype!r} is not modelled"
+    try:
+        figures(find_device(device), dtype, compute)
+    except SpecError as error:
+        return str(error)
+    return ""
+
+
+@cache
+def _family(device: str, dtype: str, compute: str) -> str:
+    try:
+        unit = unit_of(find_device(device), dtype, compute)
+    except SpecError:
+        return "rnn.vector"
+    if unit == "tensor":
+        return "rnn.tensor"
+    return "rnn.half" if dtype in ("fp16", "bf16") else "rnn.vector"
+
+
+KINDS.register("rnn")(RnnTable())

@@ -1,0 +1,479 @@
+"""Every layer type on a small case: shape, parameters, FLOP, bytes and saved activations, each worked by hand.
+
+Bytes are those of fp32. ``image`` has 96 elements (384 B), ``sequence`` 80 (320 B), ``vector`` 16 (64 B).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from paleo.errors import GraphError, SpecError
+from paleo.graph import build
+from paleo.layers.base import ACTIVATIONS, LAYERS, Choices, Expansion
+from paleo.precision import precision
+from paleo.specs.model import model_from
+from paleo.work import Contraction, Kernel, Operation, Tensor, parameters_of
+
+FP32 = precision("fp32")
+IMAGE = Tensor("x", ("batch", "channels", "height", "width"), (2, 3, 4, 4))
+SMALL = Tensor("y", ("batch", "channels", "height", "width"), (2, 3, 1, 1))
+PAIR = Tensor("y", ("batch", "channels", "height", "width"), (2, 2, 4, 4))
+SEQUENCE = Tensor("x", ("batch", "seq", "hidden"), (2, 5, 8))
+MEMORY = Tensor("y", ("batch", "seq", "hidden"), (2, 3, 8))
+VECTOR = Tensor("x", ("batch", "features"), (2, 8))
+OTHER = Tensor("y", ("batch", "features"), (2, 8))
+WORDS = Tensor("x", ("batch", "seq"), (2, 5), "index", grad=False)
+CLICKS = Tensor("x", ("batch",), (2,), "index", grad=False)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One layer on given inputs: bytes ``moved`` by its forward pass, and ``saved`` until its backward pass."""
+
+    kind: str
+    inputs: tuple[Tensor, ...]
+    out: tuple[int, ...]
+    options: dict[str, Any] = field(default_factory=dict)
+    parameters: int = 0
+    flops: float = 0.0
+    backward: float = 0.0
+    saved: float = 0.0
+    moved: float = 0.0
+
+    def __str__(self) -> str:
+        return "-".join([self.kind, *(f"{key}={value}" for key, value in self.options.items())])
+
+
+def expand(kind: str, inputs: tuple[Tensor, ...], options: dict[str, Any], choices: Choices | None = None) -> Expansion:
+    return LAYERS[kind].model_validate(options).expand("layer", inputs, choices or Choices())
+
+
+def forward(operations: Iterable[Operation], dtype: str = "fp32") -> list[Kernel]:
+    return [kernel for op in operations for kernel in op.forward(precision(dtype))]
+
+
+def backward(operations: Iterable[Operation], dtype: str = "fp32") -> list[Kernel]:
+    return [kernel for op in operations for kernel in op.backward(precision(dtype))]
+
+
+def saved_bytes(operations: Iterable[Operation], dtype: str = "fp32") -> float:
+    """Each storage once, whoever keeps it."""
+    return sum({t.name: t.bytes(precision(dtype)) for op in operations for t in op.saves}.values())
+
+
+CASES = [
+    # a 3 x 3 window over 16 positions: weight 6·3·9 = 162, and 6 biases
+    Case(
+        "conv", (IMAGE,), (2, 6, 4, 4), {"channels": 6, "kernel": 3, "padding": 1}, 168,
+        2 * (2 * 6 * 16) * 27, 4 * (2 * 6 * 16) * 27, 384, 384 + 4 * 168 + 4 * 192,
+    ),
+    # one position, each output channel sees the one input channel of its group
+    Case(
+        "conv", (IMAGE,), (2, 6, 1, 1), {"channels": 6, "kernel": 3, "stride": 2, "groups": 3, "bias": False}, 54,
+        2 * 12 * 9, 4 * 12 * 9, 384, 384 + 4 * 54 + 4 * 12,
+    ),
+    Case(
+        "conv", (IMAGE,), (2, 3, 2, 2),
+        {"channels": 3, "kernel": 3, "stride": 2, "padding": "same", "groups": "depthwise", "bias": False}, 27,
+        2 * 24 * 9, 4 * 24 * 9, 384, 384 + 4 * 27 + 4 * 24,
+    ),
+    # every input element reaches 2 channels x 4 taps; weight 3·2·4 = 24, and 2 biases
+    Case(
+        "transposed_conv", (IMAGE,), (2, 2, 8, 8), {"channels": 2, "kernel": 2, "stride": 2}, 26,
+        2 * 96 * 8, 4 * 96 * 8, 384, 384 + 4 * 26 + 4 * 256,
+    ),
+    Case("linear", (SEQUENCE,), (2, 5, 6), {"features": 6}, 54, 2 * 10 * 48, 4 * 10 * 48, 320, 320 + 4 * 54 + 4 * 60),
+    # keeps x, the input of the GELU (160 elements) and its output
+    Case(
+        "mlp", (SEQUENCE,), (2, 5, 8), {"ffn": 16}, 8 * 16 + 16 + 16 * 8 + 8,
+        2 * 10 * 256, 4 * 10 * 256, 320 + 640 + 640, (320 + 4 * 144 + 640) + 1280 + (640 + 4 * 136 + 320),
+    ),
+    # keeps x, gate and partner (320 elements) and their product (160)
+    Case(
+        "mlp", (SEQUENCE,), (2, 5, 8), {"ffn": 16, "activation": "swiglu", "bias": False}, 3 * 128,
+        2 * 10 * 384, 4 * 10 * 384, 320 + 1280 + 640, (320 + 1024 + 1280) + (1280 + 640) + (640 + 512 + 320),
+    ),
+    # dropout on the hidden layer: a mask of 160 bytes; the down projection keeps what is left
+    Case(
+        "mlp", (SEQUENCE,), (2, 5, 8), {"ffn": 16, "activation": "relu", "bias": False, "dropout": 0.1}, 256,
+        2 * 10 * 256, 4 * 10 * 256, 320 + 640 + 160 + 640, (320 + 512 + 640) + 1280 + (1280 + 160) + (640 + 512 + 320),
+    ),
+    # 2 heads of 4: 100 scores, each 2·4 for q·k and 2·4 for p·v; five such products in backward.
+    # keeps x; q, k, v; the context; 20 log-sum-exps
+    Case(
+        "attention", (SEQUENCE,), (2, 5, 8), {"heads": 2}, 8 * 24 + 24 + 64 + 8,
+        2 * 10 * 192 + 100 * 16 + 2 * 10 * 64, 4 * 10 * 192 + 100 * 40 + 4 * 10 * 64, 320 + 960 + 320 + 80,
+        (320 + 4 * 216 + 960) + (960 + 320 + 80) + (320 + 4 * 72 + 320),
+    ),
+    # one key and value head: 8 + 4 + 4 columns; scores as before
+    Case(
+        "attention", (SEQUENCE,), (2, 5, 8), {"heads": 2, "kv_heads": 1, "bias": False, "causal": True}, 8 * 16 + 64,
+        2 * 10 * 128 + 1600 + 2 * 10 * 64, 4 * 10 * 128 + 4000 + 4 * 10 * 64, 320 + 640 + 320 + 80,
+        (320 + 512 + 640) + (640 + 320 + 80) + (320 + 256 + 320),
+    ),
+    # a window of 2 keys leaves 40 scores
+    Case(
+        "attention", (SEQUENCE,), (2, 5, 8), {"heads": 2, "bias": False, "causal": True, "window": 2}, 256,
+        2 * 10 * 256 + 40 * 16, 4 * 10 * 256 + 40 * 40, 320 + 960 + 320 + 80,
+        (320 + 768 + 960) + (960 + 320 + 80) + (320 + 256 + 320),
+    ),
+    # 3 keys come from a second input: 60 scores
+    Case(
+        "attention", (SEQUENCE, MEMORY), (2, 5, 8), {"heads": 2, "bias": False}, 64 + 128 + 64,
+        2 * 10 * 64 + 2 * 6 * 128 + 60 * 16 + 2 * 10 * 64, 4 * 10 * 64 + 4 * 6 * 128 + 60 * 40 + 4 * 10 * 64,
+        320 + 192 + 320 + 2 * 192 + 320 + 80,
+        (320 + 256 + 320) + (192 + 512 + 384) + (320 + 384 + 320 + 80) + (320 + 256 + 320),
+    ),
+    # query 8→4→2·6, keys and values 8→3 (+ 2 rotary)→2·(4 + 4); 100 scores of 6 + 4; backward 3·6 + 2·4.
+    # keeps x, both latents before and after their norm, rotated q and k, v, context, log-sum-exp
+    Case(
+        "latent_attention", (SEQUENCE,), (2, 5, 8),
+        {"heads": 2, "query_rank": 4, "kv_rank": 3, "nope_dim": 4, "rope_dim": 2, "value_dim": 4},
+        32 + 4 + 48 + 40 + 3 + 48 + 64, 2 * 10 * 232 + 2 * 100 * 10, 4 * 10 * 232 + 2 * 100 * 26,
+        320 + 160 + 160 + 120 + 120 + 480 + 480 + 320 + 320 + 80,
+        (320 + 128 + 160) + (160 + 16 + 160) + (160 + 192 + 480) + (320 + 160 + 200) + (120 + 12 + 120)
+        + (120 + 192 + 640) + 2 * 960 + (480 + 480 + 320 + 320 + 80) + (320 + 256 + 320),
+    ),
+    # W·query, U·key, 30 pairs of 4, scores and context; keeps query, memory, the tanh of every pair, the weights
+    Case(
+        "additive_attention", (SEQUENCE, MEMORY), (2, 5, 8), {"hidden": 4}, 32 + 32 + 4,
+        2 * 10 * 32 + 2 * 6 * 32 + 2 * 120 + 2 * 30 * 8, 4 * 10 * 32 + 4 * 6 * 32 + 4 * 120 + 4 * 30 * 8,
+        320 + 192 + 480 + 120,
+        (320 + 128 + 160) + (192 + 128 + 96) + (160 + 96 + 480) + (480 + 16 + 120) + 240 + (120 + 192 + 320),
+    ),
+    # 10 tokens, 2 of 4 experts each: 20 rows through 3 weights of 48; keeps x, scores, the rows sent, gate and partner,
+    # their product, the rows that come back
+    Case(
+        "moe", (SEQUENCE,), (2, 5, 8), {"experts": 4, "top_k": 2, "ffn": 6}, 32 + 4 * 144,
+        2 * 10 * 32 + 2 * 20 * 144, 4 * 10 * 32 + 4 * 20 * 144, 320 + 160 + 640 + 960 + 480 + 640,
+        (320 + 128 + 160) + (160 + 160) + (320 + 640) + (640 + 1536 + 960) + (960 + 480)
+        + (480 + 768 + 640) + (640 + 160 + 320),
+    ),
+    # weights 8·18 and 6·18, two bias vectors of 18; keeps x, gates, states
+    Case(
+        "gru", (SEQUENCE,), (2, 5, 6), {"hidden": 6}, 144 + 108 + 36,
+        2 * 10 * 252, 4 * 10 * 252, 320 + 720 + 240, (320 + 4 * 180 + 720) + (720 + 432 + 240),
+    ),
+    # keeps the cell states too
+    Case(
+        "lstm", (SEQUENCE,), (2, 5, 6), {"hidden": 6, "biases": 1}, 192 + 144 + 24,
+        2 * 10 * 336, 4 * 10 * 336, 320 + 960 + 240 + 240, (320 + 4 * 216 + 960) + (960 + 576 + 240 + 240),
+    ),
+    Case(
+        "rnn", (SEQUENCE,), (2, 5, 12), {"hidden": 6, "bidirectional": True, "biases": 0}, 2 * (48 + 36),
+        2 * 10 * 168, 4 * 10 * 168, 320 + 480 + 480, (320 + 384 + 480) + (480 + 288 + 480),
+    ),
+    # no more than the 56 entries of the table move
+    Case("embedding", (WORDS,), (2, 5, 8), {"entries": 7, "features": 8}, 56, saved=80, moved=80 + 224 + 320),
+    Case("embedding", (WORDS,), (2, 5, 8), {"entries": 70, "features": 8}, 560, saved=80, moved=80 + 320 + 320),
+    # 2 samples x 2 tables x 3 rows of 4 are read, their sums written
+    Case(
+        "embedding_bag", (CLICKS,), (2, 2, 4), {"entries": [30, 40], "features": 4, "bag": 3}, 280,
+        saved=16, moved=16 + 192 + 64,
+    ),
+    # 4 vectors: 16 dot products of 8, of which 6 go on with the dense 8
+    Case(
+        "dot_interaction", (VECTOR, Tensor("y", ("batch", "tables", "features"), (2, 3, 8))), (2, 14), {}, 0,
+        2 * 2 * 16 * 8, 4 * 2 * 16 * 8, 256, (64 + 192 + 256) + (256 + 256 + 128) + (48 + 64 + 112),
+    ),
+    Case("batch_norm", (IMAGE,), (2, 3, 4, 4), {}, 6, saved=384 + 12, moved=384 + 24 + 384 + 12),
+    Case("batch_norm", (IMAGE,), (2, 3, 4, 4), {"affine": False}, 0, saved=384 + 12, moved=384 + 384 + 12),
+    Case("layer_norm", (SEQUENCE,), (2, 5, 8), {}, 16, saved=320 + 40, moved=320 + 64 + 320 + 40),
+    Case("rms_norm", (SEQUENCE,), (2, 5, 8), {}, 8, saved=320 + 40, moved=320 + 32 + 320 + 40),
+    Case("group_norm", (IMAGE,), (2, 3, 4, 4), {"groups": 3}, 6, saved=384 + 24, moved=384 + 24 + 384 + 24),
+    Case("local_response_norm", (IMAGE,), (2, 3, 4, 4), {}, saved=3 * 384, moved=3 * 384),
+    *(Case(name, (VECTOR,), (2, 8), saved=64, moved=128) for name in ACTIVATIONS),
+    Case("dropout", (VECTOR,), (2, 8), saved=16, moved=64 + 64 + 16),
+    Case("dropout", (VECTOR,), (2, 8), {"rate": 0}),
+    Case("add", (VECTOR, OTHER), (2, 8), moved=3 * 64),
+    Case("multiply", (IMAGE, SMALL), (2, 3, 4, 4), saved=384 + 24, moved=384 + 24 + 384),
+    Case("concat", (IMAGE, PAIR), (2, 5, 4, 4), moved=2 * 640),
+    Case("identity", (VECTOR,), (2, 8)),
+    Case("detach", (VECTOR,), (2, 8)),
+    Case("flatten", (IMAGE,), (2, 48)),
+    Case("reshape", (IMAGE,), (2, 6, 8), {"dims": {"rows": 6, "columns": 8}}),
+    Case("to_sequence", (IMAGE,), (2, 16, 3), moved=2 * 384),
+    Case("spectrogram_to_sequence", (IMAGE,), (2, 4, 12), moved=2 * 384),
+    Case("select", (SEQUENCE,), (2, 8), moved=2 * 64),
+    Case("take", (SEQUENCE,), (2, 2, 8), {"count": 2}, moved=2 * 128),
+    Case("mean", (SEQUENCE,), (2, 8), moved=320 + 64),
+    Case("upsample", (IMAGE,), (2, 3, 8, 8), moved=384 + 1536),
+    Case("crop", (IMAGE,), (2, 3, 2, 2), {"size": 2}, moved=2 * 96),
+    Case("crop", (IMAGE, SMALL), (2, 3, 1, 1), moved=2 * 24),
+    Case("class_token", (SEQUENCE,), (2, 6, 8), {}, 8, moved=320 + 32 + 384),
+    Case("position_embedding", (SEQUENCE,), (2, 5, 8), {}, 40, moved=320 + 160 + 320),
+    Case("scale", (SEQUENCE,), (2, 5, 8), {}, 8, saved=320, moved=320 + 32 + 320),
+    # one int64 index for each of the 24 outputs
+    Case("max_pool", (IMAGE,), (2, 3, 2, 2), {"kernel": 2}, saved=192, moved=384 + 96 + 192),
+    Case("max_pool", (IMAGE,), (2, 3, 2, 2), {"kernel": 3, "stride": 2, "ceil": True}, saved=192, moved=384 + 96 + 192),
+    Case("avg_pool", (IMAGE,), (2, 3, 2, 2), {"kernel": 2}, moved=384 + 96),
+    Case("global_pool", (IMAGE,), (2, 3), moved=384 + 24),
+    Case("global_pool", (IMAGE,), (2, 3, 1, 1), {"keep_space": True, "operation": "max"}, saved=48, moved=456),
+    Case("adaptive_avg_pool", (IMAGE,), (2, 3, 2, 2), {"size": 2}, moved=384 + 96),
+    Case("softmax", (VECTOR,), (2, 8), saved=64, moved=128),
+    Case("cross_entropy", (VECTOR,), (2,), saved=64, moved=64 + 64 + 8),
+    Case("cross_entropy", (IMAGE,), (2, 4, 4), {"dim": "channels"}, saved=384, moved=384 + 384 + 128),
+    Case("binary_cross_entropy", (VECTOR,), (2, 8), saved=64, moved=128),
+    # log-probabilities and the table of 10 x 7 positions
+    Case("ctc", (SEQUENCE,), (2,), {"label_length": 3}, saved=320 + 280, moved=320 + 320 + 320 + 280 + 8),
+]  # fmt: skip
+
+
+def test_every_layer_type_has_a_case() -> None:
+    assert set(LAYERS) == {case.kind for case in CASES}
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_worked_by_hand(case: Case) -> None:
+    made = expand(case.kind, case.inputs, case.options)
+    kernels = forward(made.operations)
+    assert made.out.sizes == case.out
+    assert sum(t.elements for t in parameters_of(made.operations).values()) == case.parameters
+    assert sum(k.flops for k in kernels) == case.flops
+    assert sum(k.flops for k in backward(made.operations)) == case.backward
+    assert saved_bytes(made.operations) == case.saved
+    assert sum(k.bytes for k in kernels) == case.moved
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_counts_hold_together(case: Case) -> None:
+    made = expand(case.kind, case.inputs, case.options)
+    assert len({op.name for op in made.operations}) == len(made.operations)
+    for kernel in forward(made.operations) + backward(made.operations):
+        counts = kernel.flops, kernel.vector_flops, kernel.bytes_read, kernel.bytes_written, *kernel.shape.values()
+        assert all(math.isfinite(n) and n >= 0 for n in counts)
+        assert kernel.bytes_written > 0
+    assert all(k.phase == "forward" for k in forward(made.operations))
+    assert all(k.phase != "forward" for k in backward(made.operations))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_work_is_linear_in_the_batch(case: Case) -> None:
+    def flops(times: int) -> tuple[float, float]:
+        inputs = tuple(
+            t.reshaped(dict(zip(t.dims, (t.sizes[0] * times, *t.sizes[1:]), strict=True))) for t in case.inputs
+        )
+        operations = expand(case.kind, inputs, case.options).operations
+        return sum(k.flops for k in forward(operations)), sum(k.flops for k in backward(operations))
+
+    assert flops(3) == (3 * flops(1)[0], 3 * flops(1)[1])
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_half_the_bytes_in_bf16_but_for_statistics_masks_and_indices(case: Case) -> None:
+    operations = expand(case.kind, case.inputs, case.options).operations
+    narrow, wide = (sum(k.bytes for k in forward(operations, dtype)) for dtype in ("bf16", "fp32"))
+    assert wide / 2 <= narrow <= wide
+    exact = {t.role for op in operations for t in (*op.reads, op.out, *op.saves)} <= {"activation", "parameter"}
+    if exact:
+        assert narrow == wide / 2
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_an_input_without_gradient_gets_none(case: Case) -> None:
+    frozen = tuple(replace(t, grad=False) for t in case.inputs)
+    names = {t.name for t in frozen}
+    kernels = backward(expand(case.kind, frozen, case.options).operations)
+    full = backward(expand(case.kind, case.inputs, case.options).operations)
+    assert len(kernels) <= len(full)
+    assert sum(k.flops for k in kernels) <= sum(k.flops for k in full)
+    first = [op for op in expand(case.kind, frozen, case.options).operations if op.reads[0].name in names]
+    if first and isinstance(first[0], Contraction) and first[0].rhs.role == "parameter":
+        assert {k.phase for k in first[0].backward(FP32)} == {"backward_weight"}
+
+
+def test_unfused_attention_keeps_every_score() -> None:
+    options = {"heads": 2, "bias": False, "dropout": 0.1}
+    chain = expand("attention", (SEQUENCE,), options, Choices(attention="unfused")).operations
+    fused = expand("attention", (SEQUENCE,), options).operations
+    assert [k.family for k in forward(chain)] == ["gemm", "gemm", "memory", "memory", "gemm", "gemm"]
+    assert sum(k.flops for k in forward(chain)) == sum(k.flops for k in forward(fused))
+    # no recomputation of the scores: 100 of them, 2·4 each
+    assert sum(k.flops for k in backward(fused)) - sum(k.flops for k in backward(chain)) == 800
+    # x, q, k, v, softmax and what dropout left of it (100 each), the mask, the context
+    assert saved_bytes(chain) == 320 + 3 * 320 + 400 + 400 + 100 + 320
+
+
+def test_rotary_and_normed_queries() -> None:
+    made = expand("attention", (SEQUENCE,), {"heads": 2, "bias": False, "rotary": True, "qk_norm": True})
+    names = [k.operation for k in forward(made.operations)]
+    assert names == ["gemm", "norm", "norm", "rope", "rope", "fused", "gemm"]
+    assert sum(t.elements for t in parameters_of(made.operations).values()) == 256 + 4 + 4
+
+
+def test_shared_experts_see_every_token() -> None:
+    options = {
+        "experts": 4,
+        "top_k": 2,
+        "ffn": 6,
+        "shared": 1,
+        "shared_ffn": 10,
+        "shared_gate": True,
+        "score_bias": True,
+    }
+    made = expand("moe", (SEQUENCE,), options)
+    assert sum(t.elements for t in parameters_of(made.operations).values()) == 32 + 4 + 4 * 144 + 3 * 80 + 8
+    assert sum(k.flops for k in forward(made.operations)) == 6400 + 2 * 10 * (240 + 8)
+
+
+def test_capacity_pads_the_experts() -> None:
+    plain, padded = (
+        sum(
+            k.flops for k in forward(expand("moe", (SEQUENCE,), {"experts": 4, "top_k": 2, "ffn": 6} | more).operations)
+        )
+        for more in ({}, {"capacity_factor": 1.5})
+    )
+    assert padded - plain == 0.5 * 2 * 20 * 144
+
+
+def test_recurrence_without_projection_is_the_steps_alone() -> None:
+    gates = Tensor("x", ("batch", "seq", "gates"), (2, 5, 24))
+    (step,) = forward(expand("lstm", (gates,), {"hidden": 6, "project": False, "biases": 0}).operations)
+    assert step.family == "rnn" and step.flops == 2 * 10 * 6 * 24
+    assert step.shape == {"hidden": 6, "batch": 2, "timesteps": 5, "gates": 4, "directions": 1}
+
+
+def test_shapes_for_the_price_of_a_convolution() -> None:
+    options = {"channels": 6, "kernel": [3, 1], "stride": 2, "padding": [1, 0], "groups": 3, "bias": False}
+    (op,) = expand("conv", (IMAGE,), options).operations
+    (kernel,) = op.forward(FP32)
+    assert kernel.shape == {
+        "n": 2, "c": 3, "k": 6, "groups": 3, "h": 4, "w": 4, "out_h": 2, "out_w": 2, "kernel_h": 3, "kernel_w": 1,
+        "stride_h": 2, "stride_w": 2, "dilation_h": 1, "dilation_w": 1, "pad_h": 1, "pad_w": 0,
+    }  # fmt: skip
+    assert [(k.operation, k.phase) for k in op.backward(FP32)] == [
+        ("bwd_data", "backward"),
+        ("bwd_filter", "backward_weight"),
+    ]
+
+
+def test_a_transposed_convolution_is_priced_as_the_data_gradient() -> None:
+    (op,) = expand("transposed_conv", (IMAGE,), {"channels": 2, "kernel": 2, "stride": 2, "bias": False}).operations
+    (kernel,) = op.forward(FP32)
+    sizes = {key: kernel.shape[key] for key in ("n", "c", "k", "h", "w", "out_h", "out_w")}
+    assert kernel.operation == "bwd_data"
+    assert sizes == {"n": 2, "c": 2, "k": 3, "h": 8, "w": 8, "out_h": 4, "out_w": 4}
+    assert [k.operation for k in op.backward(FP32)] == ["fwd", "bwd_filter"]
+
+
+def test_gemm_shapes_of_a_linear_layer_and_its_gradients() -> None:
+    (op,) = expand("linear", (SEQUENCE,), {"features": 6, "bias": False}).operations
+    shapes = [tuple(k.shape[key] for key in "mnk") for k in (*op.forward(FP32), *op.backward(FP32))]
+    assert [sorted(shape) for shape in shapes] == [[6, 8, 10]] * 3
+    assert [shape[2] for shape in shapes] == [8, 6, 10]
+
+
+def test_a_split_dim_shares_the_work() -> None:
+    (op,) = expand("linear", (SEQUENCE,), {"features": 6}).operations
+    whole = sum(k.flops for k in op.forward(FP32))
+    for dim, ways in (("batch", 2), ("features", 3), ("hidden", 4), ("seq", 5)):
+        assert sum(k.flops for k in op.split({dim: ways}).forward(FP32)) * ways == whole
+
+
+@pytest.mark.parametrize(
+    ("kind", "inputs", "options", "problem"),
+    [
+        ("conv", (IMAGE,), {"channels": 6, "kernel": 7}, "does not fit the input"),
+        ("conv", (IMAGE,), {"channels": 4, "kernel": 1, "groups": 3}, "cannot be cut into 3 groups"),
+        ("conv", (VECTOR,), {"channels": 4, "kernel": 1}, "2 dims, expected 3 or 4 or 5"),
+        ("conv", (IMAGE,), {"channels": 4, "kernel": [1, 1, 1]}, "3 entries, expected 2"),
+        ("attention", (SEQUENCE,), {"heads": 3}, "not a multiple of heads 3"),
+        ("attention", (SEQUENCE,), {"heads": 4, "kv_heads": 3}, "must be a multiple of kv_heads 3"),
+        ("moe", (SEQUENCE,), {"experts": 2, "top_k": 3, "ffn": 6}, "exceeds the 2 experts"),
+        ("add", (VECTOR, SEQUENCE), {}, "cannot be joined element by element"),
+        ("concat", (IMAGE, SMALL), {}, "cannot be joined along 'channels'"),
+        ("reshape", (IMAGE,), {"dims": {"rows": 5}}, "cannot be viewed as"),
+        ("crop", (IMAGE,), {"size": 5}, "cannot be cropped"),
+        ("crop", (IMAGE,), {}, "either a size or a second input"),
+        ("max_pool", (IMAGE,), {"kernel": 5}, "does not fit the input"),
+        ("group_norm", (IMAGE,), {"groups": 2}, "cannot be cut into 2 groups"),
+        ("cross_entropy", (VECTOR,), {"dim": "classes"}, "has no dim 'classes'"),
+        ("position_embedding", (SEQUENCE,), {"positions": 4}, "fewer than the sequence"),
+        ("mean", (IMAGE,), {}, "has no dim 'seq'"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_told(
+    kind: str, inputs: tuple[Tensor, ...], options: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(GraphError, match=problem):
+        expand(kind, inputs, options)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("conv", {"channels": 0, "kernel": 3}),
+        ("conv", {"kernel": 3}),
+        ("linear", {"feature": 3}),
+        ("dropout", {"rate": 1.5}),
+    ],
+)
+def test_options_are_checked(kind: str, options: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        LAYERS[kind].model_validate(options)
+
+
+def network(*layers: Any, blocks: dict[str, Any] | None = None) -> Any:
+    data = {
+        "title": "t",
+        "task": "t",
+        "source": "t",
+        "inputs": {"image": {"dims": {"batch": "=batch", "channels": 3, "height": 8, "width": 8}}},
+        "blocks": blocks or {},
+        "layers": list(layers),
+    }
+    return build(model_from(data, "test.yaml"), batch=2)
+
+
+CRITIC = {"critic": {"layers": [{"conv": {"channels": 4, "kernel": 3}}, "batch_norm"]}}
+
+
+def test_shared_weights_count_once_and_work_counts_each_time() -> None:
+    once = network({"name": "real", "critic": None}, blocks=CRITIC)
+    again = {"name": "fake", "critic": None, "inputs": ["image"], "share": "real"}
+    twice = network({"name": "real", "critic": None}, again, blocks=CRITIC)
+    assert once.parameters == twice.parameters == 4 * 27 + 4 + 8
+    work = [sum(k.flops for node in g.nodes for k in forward(node.operations)) for g in (once, twice)]
+    assert work[1] == 2 * work[0]
+    assert {name for node in twice.nodes for name in node.parameters} == {
+        "real.conv1.weight",
+        "real.conv1.bias",
+        "real.batch_norm1.weight",
+        "real.batch_norm1.bias",
+    }
+
+
+@pytest.mark.parametrize(
+    ("layer", "problem"),
+    [
+        ({"name": "b", "conv": {"channels": 4, "kernel": 3}, "share": "nobody"}, "name of an earlier layer"),
+        ({"conv": {"channels": 4, "kernel": 3}, "share": "a"}, "name of an earlier layer"),
+        ({"name": "b", "batch_norm": None, "share": "a"}, "has no weight 'weight' to share"),
+        ({"name": "b", "conv": {"channels": 5, "kernel": 3}, "share": "a"}, "the shapes differ"),
+    ],
+)
+def test_sharing_what_is_not_there(layer: dict[str, Any], problem: str) -> None:
+    first = (
+        {"name": "a", "relu": None} if "batch_norm" in layer else {"name": "a", "conv": {"channels": 4, "kernel": 3}}
+    )
+    with pytest.raises((GraphError, SpecError), match=problem):
+        network(first, {**layer, "inputs": ["image"]})
+
+
+def test_detached_input_gets_no_data_gradient() -> None:
+    def phases(*between: Any) -> list[str]:
+        graph = network(
+            {"conv": {"channels": 3, "kernel": 1, "bias": False}},
+            *between,
+            {"conv": {"channels": 3, "kernel": 1, "bias": False}},
+        )
+        return [k.phase for k in backward(graph.nodes[-1].operations)]
+
+    assert phases() == ["backward", "backward_weight"]
+    assert phases("detach") == ["backward_weight"]
