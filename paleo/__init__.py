@@ -1,4 +1,4 @@
-"""Paleo predicts, before anyone buys or books a machine, how fast a neural network will train on it, and how that scales.
+"""Paleo predicts, before anyone buys or books a machine, how fast a neural network trains on it, and how that scales.
 
     import paleo
 

@@ -36,15 +36,33 @@ _UsageError: type[Exception] = typer.BadParameter.__mro__[2]
 #: Exit codes: the answer is no; the input is wrong; nobody reads the output any more.
 NO, WRONG, UNREAD = 1, 2, 141
 
-Model = Annotated[
-    str, typer.Argument(metavar="MODEL", help="A model of the catalog (paleo list models) or a YAML file.")
-]
+#: The largest GPU count that --gpus of ``scale`` takes, and the most counts.
+MOST_GPUS, MOST_COUNTS = 10**7, 200
+
+ModelName = Annotated[str, typer.Argument(metavar="MODEL", help="A model of the catalog, or a YAML file.")]
 SystemName = Annotated[
     str, typer.Option("--system", metavar="S", help="A system or device of the catalog, or a YAML file.")
 ]
+Roofline = Annotated[str | None, typer.Option("--system", metavar="S", help="Whose roofline --plot draws.")]
+Systems = Annotated[str, typer.Option("--systems", metavar="A,B,C", help="Names of the catalog, or YAML files.")]
+Counts = Annotated[str, typer.Option("--gpus", metavar="1,2,4,…", help="GPU counts.")]
+Mode = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[strong|weak|both]",
+        help="strong keeps the global batch, weak that of each GPU. [strong with --global-batch, else weak]",
+    ),
+]
+ModeOption = Annotated[str | None, typer.Option("--mode", metavar="MODE", help="The same as an option.")]
+Kind = Annotated[str | None, typer.Argument(metavar="[KIND]", help="models, devices, links, systems, …")]
+EntryName = Annotated[str, typer.Argument(metavar="NAME", help="Any name of the catalog, or a YAML file.")]
+Operation = Annotated[str, typer.Argument(metavar="OP", help="all_reduce, all_gather, reduce_scatter, …")]
+Payload = Annotated[str, typer.Option("--bytes", metavar="SIZE", help="Payload with its unit: 100MB, 64KiB.")]
+Ranks = Annotated[int, typer.Option(help="Ranks of the group, neighbours on the system.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 Plot = Annotated[str | None, typer.Option("--plot", metavar="FILE", help="Draw it, too: .png, .svg or .pdf.")]
-Epochs = Annotated[float | None, typer.Option(help="Time, rent and energy of so many epochs of the model's data set.")]
+Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Sections and streams, too.")]
+Epochs = Annotated[float | None, typer.Option(help="Time, rent and energy of so many epochs of the data set.")]
 Samples = Annotated[float | None, typer.Option(help="The same for so many samples.")]
 Tokens = Annotated[float | None, typer.Option(help="The same for so many tokens.")]
 
@@ -60,9 +78,7 @@ class RunOptions:
     gpus: Annotated[int | None, _option("GPUs in all. [1]")] = None
     batch: Annotated[int | None, _option("Samples for each data-parallel rank and step.")] = None
     global_batch: Annotated[int | None, _option("Samples of a step over all ranks, instead of --batch.")] = None
-    microbatch: Annotated[int | None, _option("Samples of one pass; gradients add up over the passes of a step.")] = (
-        None
-    )
+    microbatch: Annotated[int | None, _option("Samples of one pass; a step has as many as it takes.")] = None
     seq: Annotated[int | None, _option("Sequence length, for models that have one.")] = None
     dtype: Annotated[str | None, _option("fp32, tf32, bf16, fp16, fp8. [the device's best 16 bits]")] = None
     optimizer: Annotated[str | None, _option("sgd, momentum, adam, adamw, lars, lamb. [adamw]")] = None
@@ -181,18 +197,19 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
+Version = Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")]
+
+
 @app.callback()
 def _main(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
-    ] = False,
+    version: Version = False,
 ) -> None:
     pass
 
 
 @app.command("list")
 def list_(
-    kind: Annotated[str | None, typer.Argument(metavar="[KIND]", help="models, devices, links, systems, …")] = None,
+    kind: Kind = None,
     as_json: AsJson = False,
 ) -> None:
     """What the catalog holds."""
@@ -207,7 +224,7 @@ def list_(
 
 @app.command()
 def show(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Any name of the catalog, or a YAML file.")],
+    name: EntryName,
     as_json: AsJson = False,
 ) -> None:
     """All that is known of one model, device, link, system, collective, layer, strategy or optimizer."""
@@ -226,11 +243,9 @@ def show(
 @app.command()
 @takes_run
 def summary(
-    model: Model,
+    model: ModelName,
     options: RunOptions,
-    system: Annotated[
-        str | None, typer.Option("--system", metavar="S", help="Device of the roofline in --plot.")
-    ] = None,
+    system: Roofline = None,
     as_json: AsJson = False,
     plot: Plot = None,
 ) -> None:
@@ -256,7 +271,7 @@ def summary(
 @app.command()
 @takes_run
 def estimate(
-    model: Model,
+    model: ModelName,
     system: SystemName,
     options: RunOptions,
     epochs: Epochs = None,
@@ -264,7 +279,7 @@ def estimate(
     tokens: Tokens = None,
     as_json: AsJson = False,
     plot: Plot = None,
-    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Sections and streams, too.")] = False,
+    verbose: Verbose = False,
 ) -> None:
     """One configuration: step time with its parts, memory, throughput; time, rent and energy of a training."""
     from paleo.predict import predict
@@ -292,12 +307,12 @@ def estimate(
 @app.command()
 @takes_run
 def scale(
-    model: Model,
+    model: ModelName,
     system: SystemName,
-    gpus: Annotated[str, typer.Option("--gpus", metavar="1,2,4,…", help="GPU counts.")],
+    gpus: Counts,
     options: RunOptions,
-    mode: Annotated[str | None, typer.Argument(metavar="[strong|weak|both]", help=_MODE)] = None,
-    mode_option: Annotated[str | None, typer.Option("--mode", metavar="MODE", help="The same as an option.")] = None,
+    mode: Mode = None,
+    mode_option: ModeOption = None,
     as_json: AsJson = False,
     plot: Plot = None,
 ) -> None:
@@ -324,9 +339,6 @@ def scale(
         raise typer.Exit(NO)
 
 
-_MODE = "strong keeps the global batch, weak that of each GPU. [strong with --global-batch, else weak]"
-
-
 def _counts(text: str) -> list[int]:
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not parts or not all(part.isdecimal() and 0 < int(part) <= MOST_GPUS for part in parts):
@@ -336,16 +348,11 @@ def _counts(text: str) -> list[int]:
     return [int(part) for part in parts]
 
 
-MOST_GPUS, MOST_COUNTS = 10**7, 200
-
-
 @app.command()
 @takes_run
 def compare(
-    model: Model,
-    systems: Annotated[
-        str, typer.Option("--systems", metavar="A,B,C", help="Systems or devices of the catalog, or files.")
-    ],
+    model: ModelName,
+    systems: Systems,
     options: RunOptions,
     epochs: Epochs = None,
     samples: Samples = None,
@@ -380,12 +387,10 @@ def compare(
 
 @app.command()
 def collective(
-    operation: Annotated[
-        str, typer.Argument(metavar="OP", help="all_reduce, all_gather, reduce_scatter, all_to_all, …")
-    ],
+    operation: Operation,
     system: SystemName,
-    bytes_: Annotated[str, typer.Option("--bytes", metavar="SIZE", help="Payload with its unit: 100MB, 64 KiB.")],
-    ranks: Annotated[int, typer.Option(help="Ranks of the group, neighbours on the system.")],
+    bytes_: Payload,
+    ranks: Ranks,
     as_json: AsJson = False,
     plot: Plot = None,
 ) -> None:

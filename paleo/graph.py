@@ -64,6 +64,20 @@ class Graph:
     params: Mapping[str, Any]
     batch: int
     tokens_per_sample: float | None = None
+    #: Folded loop -> name of the tensor that goes round in it: there is one for each turn.
+    carried: Mapping[str, str] = field(default_factory=dict)
+
+    def copies(self, tensor: Tensor, keeper: Node) -> int:
+        """How many tensors one that ``keeper`` reads or makes stands for: the turns of the loops that make it or carry it.
+
+        What comes from outside a loop, such as the memory that every decoder layer attends to, is there once.
+        """
+        if not keeper.repeats or tensor.name not in {one.name for one in keeper.inputs}:
+            return keeper.repeat
+        makers = (node.repeats for node in self.nodes if node.operations and node.out.name == tensor.name)
+        inside = next(makers, ())
+        loops = (loop for loop in keeper.repeats if loop in inside or self.carried.get(loop[0]) == tensor.name)
+        return math.prod(times for _, times in loops)
 
     @property
     def parameters(self) -> int:
@@ -100,7 +114,7 @@ def build(
     builder.sequence(model.layers, scope, first, ("layers",))
     _check_ties(model, builder.nodes)
     tokens = _worked_out(model.tokens, params, f"{model.path}: tokens") if model.tokens is not None else None
-    return Graph(model.name, tuple(builder.nodes), inputs, params, batch, tokens)
+    return Graph(model.name, tuple(builder.nodes), inputs, params, batch, tokens, builder.carried)
 
 
 def _check_ties(model: ModelSpec, nodes: list[Node]) -> None:
@@ -182,6 +196,7 @@ class _Builder:
     def __init__(self, model: ModelSpec, params: Mapping[str, Any], choices: Choices) -> None:
         self.model, self.choices = model, choices
         self.nodes: list[Node] = []
+        self.carried: dict[str, str] = {}
         self._taken: set[str] = set()
         self._added = 0
 
@@ -354,6 +369,7 @@ class _Builder:
         group = scope.prefix + label
         out = self.sequence(entries, scope.below(label, repeats=((group, times),)), x, (*path, "layers"))
         if times == 1 or (out.dims == x.dims and out.sizes == x.sizes):
+            self.carried[group] = x.name
             return out
         del self.nodes[mark:]
         self._taken = taken

@@ -23,6 +23,7 @@ from paleo.schedules.base import SCHEDULES
 from paleo.specs.hardware import System
 from paleo.specs.model import ModelSpec
 from paleo.specs.run import Run
+from paleo.specs.software import Software, load_software
 from paleo.stages import Chunk, cut
 from paleo.timeline import Exchange, SectionTime, busy, step_timeline
 from paleo.work import Kernel
@@ -106,6 +107,7 @@ class _Priced:
     formats: Precision
     network: Network
     prices: Pricer
+    software: Software
 
     def stage(self, index: int) -> list[Chunk]:
         """The chunks that one stage holds: every ``stages``-th one."""
@@ -120,10 +122,12 @@ def predict(model: ModelSpec, system: System, run: Run) -> Prediction:
     """Count, price, schedule. Pure: the same inputs give the same prediction, and nothing is kept."""
     chosen = plan(model, system, run)
     formats = precision(chosen.dtype)
-    graph = build(model, batch=chosen.microbatch * chosen.dp, choices=Choices(run.attention), overrides=run.model)
+    software = load_software(run.software)
+    choices = Choices(run.attention or software.attention)
+    graph = build(model, batch=chosen.microbatch * chosen.dp, choices=choices, overrides=run.model)
     program = lower(graph, STRATEGIES[chosen.parallel.preset](graph, chosen.parallel), chosen.mesh, formats)
     program = without_backward(program) if run.forward_only else program
-    priced = _priced(program, system, chosen, run, formats)
+    priced = _priced(program, system, chosen, run, formats, software)
     timeline, breakdown = _single(priced) if chosen.stages == 1 else _pipelined(priced)
     return Prediction(
         model,
@@ -136,20 +140,22 @@ def predict(model: ModelSpec, system: System, run: Run) -> Prediction:
         breakdown,
         max((_footprint(priced, stage) for stage in range(chosen.stages)), key=lambda memory: memory.total),
         _model_flops(graph, formats, chosen, run),
-        priced.prices.interval(breakdown.step),
+        _interval(priced, breakdown),
         priced.prices.name,
         _unmodelled(run),
         _warnings(chosen),
     )
 
 
-def _priced(program: Program, system: System, chosen: Plan, run: Run, formats: Precision) -> _Priced:
-    prices = pricer(system.device, chosen.dtype, run.calibration)
+def _priced(
+    program: Program, system: System, chosen: Plan, run: Run, formats: Precision, software: Software
+) -> _Priced:
+    prices = pricer(system.device, chosen.dtype, run.calibration, software)
     network = Network(system, chosen.mesh, run.algorithm_or_server, prices.rates)
     kernels = prices.times([counted.kernel for section in program.sections for counted in section.kernels])
     times = _section_times(program, kernels, network, run)
     chunks = cut(program, [time.turn for time in times], chosen.stages * chosen.parallel.chunks)
-    return _Priced(program, kernels, times, chunks, chosen, run, formats, network, prices)
+    return _Priced(program, kernels, times, chunks, chosen, run, formats, network, prices, software)
 
 
 def _section_times(program: Program, kernels: KernelTimes, network: Network, run: Run) -> list[SectionTime]:
@@ -196,7 +202,7 @@ def _single(priced: _Priced) -> tuple[Timeline, Breakdown]:
         run.bucket,
         priced.formats.gradient,
         priced.formats.parameter,
-        run.exchange == "overlapped",
+        (run.exchange or ("overlapped" if priced.software.overlap else "after")) == "overlapped",
         zero == 3 and priced.plan.dp > 1,
     )
     line = step_timeline(
@@ -376,6 +382,17 @@ def graph_flops(graph: Graph, formats: Precision) -> tuple[float, float]:
 
 def _flops(kernels: Sequence[Kernel]) -> float:
     return sum(kernel.flops for kernel in kernels)
+
+
+def _interval(priced: _Priced, breakdown: Breakdown) -> tuple[float, float]:
+    """Where nine of ten real steps should lie: each kernel's factors weighted by its time, as if all erred together (the careful
+    assumption, as errors of one family go the same way); collectives and bubbles take the same factors."""
+    kernels = priced.kernels
+    if not len(kernels.total):
+        return breakdown.step, breakdown.step
+    weight = float(kernels.total.sum()) or 1.0
+    low, high = (float((kernels.total * factor).sum()) / weight for factor in (kernels.low, kernels.high))
+    return breakdown.step * low, breakdown.step * high
 
 
 def _unmodelled(run: Run) -> tuple[str, ...]:

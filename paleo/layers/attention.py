@@ -41,10 +41,11 @@ def attend(
     return tuple(chain), out
 
 
-def rotate(name: str, tensors: tuple[Tensor, ...]) -> tuple[tuple[Operation, ...], tuple[Tensor, ...]]:
+def rotate(*tensors: Tensor) -> tuple[tuple[Operation, ...], tuple[Tensor, ...]]:
     """Rotary position embedding (Su et al., 2021) of query and key: a pass over each; its gradient needs nothing kept."""
     turned = tuple(t.like(f"{t.name}.rotated") for t in tensors)
-    passes = (MemoryPass(f"{name}.{t.name.rsplit('.', 1)[-1]}", "rope", (t,), u, flops_per_element=3.0) for t, u in zip(tensors, turned, strict=True))
+    pairs = zip(tensors, turned, strict=True)
+    passes = (MemoryPass(new.name, "rope", (old,), new, flops_per_element=3.0) for old, new in pairs)
     return tuple(passes), turned
 
 
@@ -88,7 +89,7 @@ class Attention(Layer):
             )
             query, key = normed
         if self.rotary:
-            turns, (query, key) = rotate(f"{name}.rope", (query, key))
+            turns, (query, key) = rotate(query, key)
             operations += turns
         core, context = attend(
             name, query, key, value, causal=self.causal, window=self.window, dropout=self.dropout, choices=choices
@@ -142,7 +143,7 @@ class LatentAttention(Layer):
         self.check_rank(name, x, (3,))
         q_ops, query = self._query(name, x)
         kv_ops, key, value = self._key_value(name, x)
-        turns, (query, key) = rotate(f"{name}.rope", (query, key))
+        turns, (query, key) = rotate(query, key)
         core, context = attend(name, query, key, value, causal=self.causal, window=None, dropout=0.0, choices=choices)
         output, out = project(f"{name}.out", context, {x.dims[-1]: x.sizes[-1]}, contract=3)
         return Expansion((*q_ops, *kv_ops, *turns, *core, output), out)
@@ -163,7 +164,7 @@ class LatentAttention(Layer):
         latent = packed.reshaped({batch: packed.sizes[0], seq: packed.sizes[1], "kv_rank": self.kv_rank}, name=f"{name}.latent")
         norm, latent = _rms(f"{name}.kv_norm", latent)
         up, _ = project(f"{name}.kv_up", latent, {"kv_heads": self.heads, "packed": self.nope_dim + self.value_dim})
-        dims = {"kv_heads": self.heads}
+        dims: dict[str, Size] = {"kv_heads": self.heads}
         key = _headed(f"{name}.key", x, dims | {"head_dim": self.nope_dim + self.rope_dim}, rename={seq: "keys"})
         value = _headed(f"{name}.value", x, dims | {"value_dim": self.value_dim}, rename={seq: "keys"})
         return (down, norm, up), key, value

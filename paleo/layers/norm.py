@@ -15,7 +15,7 @@ def _normalise(
     out = x.like(name)
     pass_ = MemoryPass(
         name,
-        "norm",
+        "batch_norm" if local else "norm",
         (x,),
         out,
         parameters=weights,

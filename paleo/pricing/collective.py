@@ -140,14 +140,14 @@ def _network(system: System, spans: Sequence[Span]) -> Network:
 
 
 def _usable_ports(system: System, span: Span, outside: bool) -> float:
-    """Ports of one unit for this group: its share of them, and no more than its ranks reach.
+    """Ports of one unit for this group: its share of them, and no more than its rings reach.
 
     A rank drives its own NIC (or its share of the node's, at least one), so a lone rank of a node of eight does not
-    fill eight NICs.
+    fill eight NICs. Rings of a PCIe tree all turn the same way, and leave a unit through one slot.
     """
     share = span.level.ports / span.groups_sharing
     if not outside:
-        return share
+        return min(share, 1.0) if span.level.link.kind in ("pcie", "qpi") else share
     return min(share, span.members_below * max(1.0, span.level.ports / system.devices_per_node))
 
 

@@ -34,7 +34,7 @@ PICO = 1.0 / TERA
 #: Output tiles of one thread block that CUTLASS and cuBLAS offer; columns run along the contiguous side of C. Kernels
 #: for ordinary cores come in one orientation only (``sgemm_128x64`` has its 128 on the contiguous side).
 TENSOR_TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64))
-VECTOR_TILES = ((256, 128), (128, 256), (128, 128), (64, 128), (64, 64))
+VECTOR_TILES = ((256, 128), (128, 256), (128, 128), (64, 128), (64, 64), (32, 128))
 #: Least reduction length per split, and the step in which a main loop runs through k.
 LEAST_SPLIT, TENSOR_STEP, VECTOR_STEP = 128.0, 64.0, 8.0
 #: DRAM access with its way over the chip: 3.9 pJ/bit in HBM2 (O'Connor et al., MICRO 2017) and about 1 pJ/bit on chip.

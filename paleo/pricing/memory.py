@@ -22,8 +22,8 @@ Array = npt.NDArray[np.float64]
 Sizes = Array | float
 Mask = npt.NDArray[np.bool_] | bool
 
-#: Order of the norm that joins the limits of one kernel.
-OVERLAP_ORDER = 2.0
+#: Order of the norm that joins the throughput limits of one kernel.
+STREAM_ORDER = 4.0
 #: Steepness of the step from resident to streamed data.
 CACHE_STEEPNESS = 4.0
 #: Resident threads of one multiprocessor, and its most resident blocks.
@@ -82,7 +82,7 @@ def memory_time(
 ) -> Array:
     """Time of one call of a memory-bound kernel [s].
 
-    device = kernel_time + |memory, L2, issue, rows|_2 ;  time = |host_calls · launch_time, device|_p
+    device = kernel_time + ||memory, L2, issue|_4, rows|_2 ;  time = |host_calls · launch_time, device|_p
 
     memory: compulsory bytes, and of ``reread_bytes`` what no longer fits the L2 where ``reread_footprint`` is live at
     once, over the achieved bandwidth. A ``warm`` input whose ``moved_bytes`` fit the L2 never meets the memory. issue:
@@ -100,14 +100,10 @@ def memory_time(
         streamed / (p.bandwidth_fraction * device.memory_bandwidth),
         (moved + reread) / (p.l2_bytes_per_cycle * rate),
         np.asarray(elements) / (p.elements_per_cycle * rate),
-        waves * residence,
     )
-    body = sum(limit**OVERLAP_ORDER for limit in limits) ** (1.0 / OVERLAP_ORDER)
-    return smooth_maximum(
-        np.asarray(host_calls) * p.launch_time,
-        p.kernel_time + body + np.where(count > 0, residence, 0.0),
-        p.host_overlap,
-    )
+    flow = sum(limit**STREAM_ORDER for limit in limits) ** (1.0 / STREAM_ORDER)
+    body = np.hypot(flow, waves * residence) + np.where(count > 0, residence, 0.0)
+    return smooth_maximum(np.asarray(host_calls) * p.launch_time, p.kernel_time + body, p.host_overlap)
 
 
 def resident_blocks(threads: Sizes) -> Array:
@@ -190,6 +186,25 @@ def layer_norm_passes(*, rows: Sizes, length: Sizes, element_bytes: Sizes, devic
     live = np.where(vector, device.multiprocessors * resident_blocks(threads) * d * width, n * d * width)
     issued = n * d * np.where(vector, 1.0, 2.0)
     return RowPasses(issued, n * d * width, np.minimum(live, n * d * width), threads, np.ones_like(d))
+
+
+def block_passes(
+    *, rows: Sizes, length: Sizes, element_bytes: Sizes, moved_bytes: Sizes, reduces: Mask = False
+) -> RowPasses:
+    """One block of up to 1024 threads a row, one element a thread and step; ``reduces`` reads the row twice.
+
+    The kernels of inference engines for RMS norm, rotary embedding and gated units. Loads are not vectors, so issue
+    rather than memory limits them on fast devices.
+
+    >>> passes = block_passes(rows=2.0, length=4096.0, element_bytes=2.0, moved_bytes=3e4, reduces=True)
+    >>> float(passes.elements), float(passes.reread_bytes), float(passes.steps_per_row)
+    (15000.0, 16384.0, 8.0)
+    """
+    n, d, width, moved = _floats(rows, length, element_bytes, moved_bytes)
+    threads = np.clip(d, 32.0, 1024.0)
+    reread = np.where(reduces, n * d * width, 0.0)
+    steps = np.ceil(d / threads) + np.where(reduces, REDUCTION_STEPS, 0.0)
+    return RowPasses(moved / width, reread, np.zeros_like(moved), threads, steps)
 
 
 #: Achieved share of the nominal bandwidth in large streams, by kind of memory (see ``streaming_fraction``).

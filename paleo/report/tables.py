@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -44,12 +45,20 @@ def console(*, stderr: bool = False) -> Console:
 
 def grid(title: str, columns: Iterable[str], *, left: int = 1) -> Table:
     """An empty table: the first ``left`` columns flush left, figures flush right."""
-    from rich import box
-
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, title_style="bold")
+    style = {"title_style": "bold", "title_justify": "left", "box": SIMPLE_HEAD, "show_edge": False, "pad_edge": False}
+    table = Table(title=title or None, **style)  # type: ignore[arg-type]
     for index, name in enumerate(columns):
         table.add_column(name, justify="left" if index < left else "right", overflow="fold")
     return table
+
+
+def rate(per_second: float) -> str:
+    """A rate with four significant digits at least and no exponent.
+
+    >>> rate(20520.4), rate(12.3456)
+    ('20,520', '12.35')
+    """
+    return f"{per_second:,.0f}" if per_second >= 1000 else f"{per_second:.4g}"
 
 
 def percent(share: float) -> str:
@@ -82,20 +91,20 @@ def energy(kilowatt_hours: float | None) -> str:
 
 def estimate(prediction: Prediction, training: Training | None = None, *, verbose: bool = False) -> RenderableType:
     """The answer, where the time goes, what is in memory, and what was left out."""
-    parts: list[RenderableType] = [_headline(prediction), _breakdown(prediction), _memory(prediction)]
+    parts: list[RenderableType] = [_headline(prediction), _breakdown(prediction), Text(), _memory(prediction), Text()]
     if training is not None:
-        parts.append(_training(training))
+        parts += [_training(training), Text()]
     if verbose:
-        parts.append(_sections(prediction))
+        parts += [_sections(prediction), Text()]
     parts.append(_provenance(prediction))
     return Group(*parts)
 
 
 def _headline(made: Prediction) -> Text:
     plan, (low, high) = made.plan, made.interval
-    rates = f"{made.samples_per_s:,.4g} samples/s"
+    rates = f"{rate(made.samples_per_s)} samples/s"
     if made.tokens_per_s is not None:
-        rates += f", {made.tokens_per_s:,.4g} tokens/s"
+        rates += f", {rate(made.tokens_per_s)} tokens/s"
     batch = f"global batch {plan.global_batch} ({plan.local_batch} per data-parallel rank"
     batch += f", microbatches of {plan.microbatch})" if plan.microbatches > 1 else ")"
     text = Text()
@@ -188,7 +197,7 @@ def scale(model: str, system: str, curves: Sequence[ScaleCurve]) -> RenderableTy
         )
         parts.append(Text(f"{model} on {system}, {curve.scaling} scaling: {kept}", style="bold"))
         parts.append(Text(f"{verdict(curve).text}\n"))
-        parts.append(_curve(curve))
+        parts += [_curve(curve), Text()]
     return Group(*parts)
 
 
@@ -196,7 +205,7 @@ def _curve(curve: ScaleCurve) -> Table:
     against = f"speedup over {curve.base.gpus}"
     columns = ("GPUs", "batch/GPU", "step time", "samples/s", against, "efficiency", "communication", "MFU", "")
     table = grid("", columns, left=0)
-    table.title = None
+    table.columns[-1].justify = "left"
     for point in curve.points:
         table.add_row(*_point(curve, point))
     return table
@@ -213,7 +222,7 @@ def _point(curve: ScaleCurve, point: ScalePoint) -> tuple[str, ...]:
         str(point.gpus),
         str(made.plan.local_batch),
         duration(made.step_time),
-        f"{made.samples_per_s:,.4g}",
+        rate(made.samples_per_s),
         f"{curve.speedup(point):.2f}",
         percent(curve.efficiency(point)),
         percent(made.breakdown.communication_exposed / made.step_time),
@@ -247,7 +256,7 @@ def compare(comparison: Comparison) -> RenderableType:
     notes = [f"Price of {name}: {price.date}, {price.source}" for name, price in prices.items() if price is not None]
     notes += [f"{one.system.name}: {one.problem}" for one in comparison.candidates if one.problem]
     notes += ["* best of those that fit. Energy: all GPUs at their design power, hosts not counted."]
-    return Group(table, Text("\n".join(notes), style="dim"))
+    return Group(table, Text(), Text("\n".join(notes), style="dim"))
 
 
 def _candidate(comparison: Comparison, one: Candidate, best: Mapping[str, Candidate | None]) -> tuple[str, ...]:
@@ -260,7 +269,7 @@ def _candidate(comparison: Comparison, one: Candidate, best: Mapping[str, Candid
         one.system.name,
         str(made.plan.gpus),
         duration(made.step_time),
-        f"{made.samples_per_s:,.4g}",
+        rate(made.samples_per_s),
         f"{comparison.speedup(one):.2f}",
         memory if made.memory.fits else f"[red]{memory}: does not fit[/red]",
         NONE if wanted.price_per_hour is None else f"{wanted.price_per_hour:,.2f}",
@@ -278,12 +287,14 @@ def summary(study: Summary) -> RenderableType:
     columns = ("layer", "type", "output", "times", "parameters", "FLOP fwd", "FLOP bwd", "bytes fwd", "FLOP/B", "saved")
     title = f"{study.graph.name}, batch {study.graph.batch}, {study.dtype}; figures of one turn"
     table = grid(title, columns, left=3)
+    for column in table.columns[1:]:
+        column.no_wrap = True
     for layer in study.layers:
         table.add_row(*_layer(layer))
     table.add_section()
     sums = {field: study.total(field) for field in ("flops_forward", "flops_backward", "bytes_forward", "saved_bytes")}
     table.add_row(
-        "total, all turns", "", "", "", engineering(study.graph.parameters, ""),
+        "all turns", "", "", "", engineering(study.graph.parameters, ""),
         engineering(sums["flops_forward"], ""), engineering(sums["flops_backward"], ""),
         engineering(sums["bytes_forward"], "B"),
         f"{sums['flops_forward'] / max(sums['bytes_forward'], 1):.0f}", engineering(sums["saved_bytes"], "B"),
@@ -316,12 +327,11 @@ def collective(study: CollectiveStudy) -> RenderableType:
     head.append(f"best: {best.algorithm}, {duration(best.time)}; no algorithm between hosts can take less than ")
     head.append(f"{duration(study.lower_bound)}\n")
     table = grid("", ("algorithm", "time", "algorithm GB/s", "bus GB/s", "over its lower bound", ""))
-    table.title = None
     for row in study.rows:
         rates = (f"{row.algorithm_bandwidth / GIGA:.4g}", f"{row.bus_bandwidth / GIGA:.4g}")
         mark = "" if row.automatic else "only by name"
         table.add_row(row.algorithm, duration(row.time), *rates, f"{row.times_lower_bound:.2f}×", mark)
-    return Group(head, table, Text(_changes(study)), _levels(study))
+    return Group(head, table, Text(), Text(_changes(study)), _levels(study))
 
 
 def _changes(study: CollectiveStudy) -> str:

@@ -21,6 +21,7 @@ FOLDERS = {
     "links": "hardware_specs/links",
     "systems": "hardware_specs/systems",
     "calibrations": "hardware_specs/calibrations",
+    "software": "hardware_specs/software",
     "models": "models",
 }
 MAX_EXTENDS = 16

@@ -17,7 +17,7 @@ class Run(Spec):
     """One training run. Sizes left out follow from the others; what was decided is in the prediction.
 
     ``batch`` is per data-parallel rank, ``global_batch`` over all of them. ``algorithm`` forces one collective algorithm.
-    ``bucket`` is how many bytes of gradients go out together (25 MiB in PyTorch's DDP).
+    ``attention`` and ``exchange`` are what the ``software`` profile does unless they are given. ``bucket`` is how many bytes of gradients go out together (25 MiB in PyTorch's DDP).
     """
 
     gpus: PositiveCount = 1
@@ -29,8 +29,9 @@ class Run(Spec):
     strategy: Text = "dp"
     schedule: Text = "1f1b"
     recompute: Literal["none", "selective", "full"] = "none"
-    attention: Literal["fused", "unfused"] = "fused"
-    exchange: Exchange = "overlapped"
+    software: Text = "pytorch-eager"
+    attention: Literal["fused", "unfused"] | None = None
+    exchange: Exchange | None = None
     bucket: Bytes = 25 * MEBIBYTE
     algorithm: Text | None = None
     calibration: Text = "auto"

@@ -158,7 +158,7 @@ def transformers() -> Any:
 def made(transformers: Any, kind: str, config: Any) -> nn.Module:
     config._attn_implementation, config._experts_implementation = "eager", "batched_mm"
     with torch.device("meta"):
-        return getattr(transformers, kind)(config)  # type: ignore[no-any-return]
+        return getattr(transformers, kind)(config)
 
 
 def causal_counts(transformers: Any, family: str, options: dict[str, Any], *, backward: bool) -> Counts:

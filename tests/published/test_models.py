@@ -9,8 +9,7 @@ import pytest
 from paleo.graph import Graph, build
 from paleo.precision import precision
 from paleo.specs.catalog import names
-from paleo.specs.model import ModelSpec, load_model, within
-from paleo.work import MemoryPass
+from paleo.specs.model import load_model, within
 
 MODELS = names("models")
 
@@ -27,19 +26,22 @@ def flops(of: Graph, phase: str = "forward", dtype: str = "fp32") -> float:
 
 
 def saved(of: Graph, dtype: str = "fp32") -> float:
-    """Bytes that live until the backward pass, each storage once."""
-    fp, sizes = precision(dtype), {}
+    """Bytes that live until the backward pass; a storage counts with the first layer that keeps it."""
+    fp, sizes = precision(dtype), dict[str, float]()
     for node in of.nodes:
-        sizes |= {t.name: t.bytes(fp) * node.repeat for op in node.operations for t in op.saves}
+        for tensor in (t for op in node.operations for t in op.saves if t.role != "parameter"):
+            sizes.setdefault(tensor.name, tensor.bytes(fp) * node.repeat)
     return sum(sizes.values())
 
 
 def test_the_catalog_holds_what_it_should() -> None:
-    vision = """lenet alexnet alexnet-grouped alexnet-v2-owt overfeat nin vgg11 vgg16 vgg19 googlenet inception_bn inception_v3
+    vision = """
+        lenet alexnet alexnet-grouped alexnet-v2-owt overfeat nin vgg11 vgg16 vgg19 googlenet inception_bn inception_v3
         inception_v4 resnet18 resnet34 resnet50 resnet101 resnet152 resnet200 resnet50-v1 resnet101-v1 resnet152-v1
-        resnet50-v1.5 resnet101-v1.5 resnet152-v1.5 resnext101-32x4d densenet121 densenet161 mobilenet_v2 efficientnet_b0
-        efficientnet_b4 unet dcgan"""
-    language = """vit_b16 vit_l16 deepspeech2 gnmt transformer_big bert_base bert_large gpt2 gpt3-175b deepseek_v3 dlrm"""
+        resnet50-v1.5 resnet101-v1.5 resnet152-v1.5 resnext101-32x4d densenet121 densenet161 mobilenet_v2
+        efficientnet_b0 efficientnet_b4 unet dcgan"""
+    language = """
+        vit_b16 vit_l16 deepspeech2 gnmt transformer_big bert_base bert_large gpt2 gpt3-175b deepseek_v3 dlrm"""
     assert set((vision + " " + language).split()) <= set(MODELS)
 
 
@@ -84,7 +86,7 @@ def test_work_is_linear_in_the_batch_and_parameters_are_not(name: str) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_backward_is_about_twice_forward(name: str) -> None:
-    """Two products for one; less where the first layer needs no data gradient, more where attention is computed again."""
+    """Two products for one; less where the input needs no gradient, more where attention is computed again."""
     one = graph(name)
     assert 1.5 <= flops(one, "backward") / flops(one) <= 2.5
 
@@ -102,44 +104,19 @@ def test_networks_end_in_a_loss(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_repeat_counts_as_much_as_its_copies(name: str) -> None:
+def test_a_repeat_counts_as_much_as_its_copies(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same file with every folded block written out."""
-    model = load_model(name)
     folded = graph(name)
     if not any(node.repeats for node in folded.nodes):
         pytest.skip("nothing is folded")
-    if sum(node.repeat for node in folded.nodes) > 3000:
-        pytest.skip("long when written out")
-    written = build(_unfolded(model), batch=1)
-    assert max(node.repeat for node in written.nodes) == 1
+    monkeypatch.setattr("paleo.graph._Builder._folded", lambda *_: None)
+    written = build(load_model(name), batch=1)
+    assert len(written.nodes) == sum(node.repeat for node in folded.nodes)
     assert written.parameters == folded.parameters
     assert flops(written) == pytest.approx(flops(folded), rel=1e-12)
     assert flops(written, "backward") == pytest.approx(flops(folded, "backward"), rel=1e-12)
-    passes = [sum(n.repeat * isinstance(op, MemoryPass) for n in g.nodes for op in n.operations) for g in (written, folded)]
-    assert passes[0] == passes[1]
-
-
-def _unfolded(model: ModelSpec) -> ModelSpec:
-    """The repeats of a file as that many copies in a row."""
-    values = {**graph(model.name).params}
-
-    def times(text: object) -> object:
-        from paleo.specs.expressions import evaluate
-
-        return evaluate(text, values) if isinstance(text, str) else text
-
-    def write_out(entries: list[object]) -> list[object]:
-        made: list[object] = []
-        for entry in entries:
-            if not isinstance(entry, dict):
-                made.append(entry)
-            elif "repeat" in entry and isinstance(entry["repeat"], int):
-                made += [{"repeat": 1, "layers": write_out(entry["layers"])} for _ in range(entry["repeat"])]
-            else:
-                made.append(entry)
-        return made
-
-    return model.model_copy(update={"layers": write_out(model.layers)})
+    # the memory of a cross attention is one storage for all copies, and counts with each when they are folded
+    assert saved(written) <= saved(folded) <= 1.02 * saved(written)
 
 
 def test_expectations_catch_a_wrong_count() -> None:

@@ -52,7 +52,7 @@ def test_megatron_parameters_and_flops_follow_the_papers_formulas(name: str) -> 
 
 @pytest.mark.parametrize("name", ["megatron-sp-22b", "megatron-sp-175b", "megatron-sp-530b", "megatron-sp-1t"])
 def test_saved_activations_of_a_layer_follow_korthikanti(name: str) -> None:
-    """Korthikanti et al. 2022, equation 1: s·b·h·(34 + 5·a·s/h) bytes; the second term is the core, which a fused one drops."""
+    """Korthikanti et al. 2022, equation 1: s·b·h·(34 + 5·a·s/h) bytes; the second term goes with fusion."""
     for attention, factor in (("unfused", 5), ("fused", 0)):
         graph = build(load_model(name), batch=2, choices=Choices(attention=attention))  # type: ignore[arg-type]
         s, h, heads = (graph.params[key] for key in ("seq", "hidden", "heads"))
@@ -71,7 +71,7 @@ def test_sequence_length_can_be_chosen() -> None:
 
 
 def test_active_parameters_of_mixtures() -> None:
-    """Forward FLOP of a token are twice the matrices that it visits, and the scores (Qwen3-30B-A3B: 3.3 billion active)."""
+    """Forward FLOP of a token are twice the matrices that it visits, and the scores (3.3 billion active)."""
     graph = build(load_model("qwen3-30b-a3b"), batch=1, overrides={"seq": 1})
     idle = 48 * (128 - 8) * 3 * 2048 * 768
     looked_up = 151936 * 2048
@@ -114,3 +114,13 @@ def test_translation_models_share_their_tables() -> None:
         more = build(load_model(name), batch=1, overrides={"vocab": 1}).parameters
         small_vocab = tables // (33712 if name == "transformer_big" else 32320)
         assert build(load_model(name), batch=1).parameters - more == tables - small_vocab
+
+
+def test_what_a_loop_reads_from_outside_is_kept_once() -> None:
+    """The memory of the encoder serves six decoder layers; what goes round in them, or is made there, is kept six times."""
+    graph = build(load_model("transformer_big"), batch=1)
+    cross = next(node for node in graph.nodes if node.name == "decoder.branch2.1.attention1")
+    norm = next(node for node in graph.nodes if node.name == "decoder.branch1.1.self_attention1.layer_norm1")
+    query, memory = cross.inputs
+    assert graph.copies(memory, cross) == 1 and graph.copies(query, cross) == 6 and graph.copies(cross.out, cross) == 6
+    assert graph.copies(norm.inputs[0], norm) == 6

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 import pandas as pd
 
@@ -18,7 +20,7 @@ from paleo.validate.kinds.base import KINDS, Array, TableKind, number, text
 PHASES = ("context", "encoder", "generation")
 DTYPE_BYTES = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0}
 #: Beginnings of device names by the architecture that decides which kernel a library picks.
-HOPPER, BLACKWELL = ("h100", "h200", "h800", "h20", "gh200"), ("b200", "b300", "gb200", "gb300", "rtx-pro-6000")
+HOPPER, BLACKWELL = ("h100", "h200", "h800", "h20", "gh200"), ("b100", "b200", "b300", "gb200", "gb300")
 #: How libraries name their kernels; without a name a library picks by architecture.
 NAMED = (("fa4", "fa4"), ("fa3", "fa3"), ("fa2", "fa2"), ("trtllm", "fa4"), ("tensorrt", "fa4"), ("flashinfer", "fa2"))
 
@@ -29,12 +31,27 @@ class AttentionTable(TableKind[DeviceFigures]):
     name = "attention"
     header = frozenset({"phase", "batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim", "causal"})
     configuration = ("batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim", "causal")
-    families = {
+    families: ClassVar = {
         f"attention.{kernel}.{phase}": DecodeParameters if phase == "decode" else PrefillParameters
         for kernel in ("fa2", "fa3", "fa4")
         for phase in ("prefill", "encoder", "decode")
     }
     host_parameters = ("launch_time",)
+
+    def start(
+        self, family: str, stack: str, figures: DeviceFigures
+    ) -> tuple[PrefillParameters | DecodeParameters, tuple[str, ...]]:
+        """Where a fit begins, and the parameters that it leaves there: rows of this kind do not tell them apart."""
+        _, kernel, phase = family.split(".")
+        if phase == "decode":
+            fixed = {
+                "fa2": ("scan_cycles", "sequence_time"),
+                "fa3": ("kernel_time", "scan_cycles"),
+                "fa4": ("kernel_time", "sequence_time"),
+            }
+            return DecodeParameters(), fixed[kernel]
+        silent = ("write_latency",) if phase == "encoder" else ("padding_time", "padded_tile_cycles")
+        return PrefillParameters(), ("exp_cycles", *silent, *(("combine_time",) if kernel == "fa2" else ()))
 
     def unsupported(self, frame: pd.DataFrame) -> pd.Series[str]:
         reason = pd.Series("", index=frame.index, dtype=object)

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 import pandas as pd
 
-from paleo.pricing.memory import MemoryParameters, RowPasses, layer_norm_passes, memory_time, softmax_passes
+from paleo.pricing.memory import (
+    MemoryParameters,
+    RowPasses,
+    block_passes,
+    layer_norm_passes,
+    memory_time,
+    softmax_passes,
+    streaming_fraction,
+)
 from paleo.pricing.parameters import DeviceFigures
+from paleo.units import MICROSECOND
 from paleo.validate.kinds.base import KINDS, Array, TableKind, number, text
 
 #: Kernel family of each operation; a family's calibration holds for all of its operations.
@@ -42,8 +53,30 @@ class ElementwiseTable(TableKind[DeviceFigures]):
     name = "elementwise"
     header = frozenset({"op", "shape", "bytes_moved"})
     configuration = ("op", "shape")
-    families = {f"memory.{family}": MemoryParameters for family in FAMILIES}
+    families: ClassVar = {f"memory.{family}": MemoryParameters for family in FAMILIES}
     host_parameters = ("launch_time", "kernel_time", "host_overlap")
+
+    def start(self, family: str, stack: str, figures: DeviceFigures) -> tuple[MemoryParameters, tuple[str, ...]]:
+        """Where a fit begins, and the parameters that it leaves there: rows of this kind do not tell them apart."""
+        plain, eager = family == "memory.elementwise", stack == "eager"
+        streaming = streaming_fraction(
+            memory_kind=figures.memory_kind, architecture=figures.architecture, inline_ecc=False
+        )
+        start = MemoryParameters(
+            launch_time=(30 if eager else 2) * MICROSECOND,
+            kernel_time=(18 if eager else 1) * MICROSECOND,
+            host_overlap=20.0 if eager or plain or stack == "graph" else 4.0,
+            bandwidth_fraction=streaming,
+            cache_fraction=0.8 if eager else 0.6,
+            elements_per_cycle=4.0 if stack == "kernel" and not plain else 32.0,
+            row_cycles=5000.0 if family == "memory.layernorm" else 500.0,
+        )
+        if plain:
+            silent = ("l2_bytes_per_cycle", "elements_per_cycle", "cache_fraction") if eager else ()
+            return start, ("host_overlap", "row_cycles", *silent)
+        if stack == "graph":
+            return start, ("row_cycles",)
+        return start, ("host_overlap", "bandwidth_fraction", *(() if eager else ("cache_fraction",)))
 
     def unsupported(self, frame: pd.DataFrame) -> pd.Series[str]:
         reason = pd.Series("", index=frame.index, dtype=object)
@@ -90,14 +123,14 @@ def _passes(frame: pd.DataFrame, rows: Array, length: Array, figures: DeviceFigu
         return softmax_passes(rows=rows, length=length, element_bytes=width, device=figures)
     if (family == "layernorm").all():
         return layer_norm_passes(rows=rows, length=length, element_bytes=width, device=figures)
-    nothing = np.zeros(len(frame))
-    threads = np.clip(length, 32.0, 1024.0)
-    reread = np.where(family == "rmsnorm", rows * length * width, 0.0)
-    return RowPasses(number(frame, "bytes_moved") / width, reread, nothing, threads, np.ones(len(frame)))
+    return block_passes(
+        rows=rows, length=length, element_bytes=width, moved_bytes=number(frame, "bytes_moved"),
+        reduces=(family == "rmsnorm").to_numpy(),
+    )  # fmt: skip
 
 
 def _by_row(frame: pd.DataFrame) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    return (text(frame, "op").map(FAMILY_OF) != "elementwise").to_numpy(dtype=np.bool_)
+    return (~text(frame, "op").map(FAMILY_OF).isin(["elementwise", "quantize"])).to_numpy(dtype=np.bool_)
 
 
 def _input_dtype(frame: pd.DataFrame) -> pd.Series[str]:

@@ -133,7 +133,8 @@ class GemmTable(TableKind[DeviceFigures]):
             m=m, n=n, k=k, batch=batch,
             element_bytes=_bytes(frame, OPERAND_BYTES), result_bytes=_bytes(frame, RESULT_BYTES),
             weight_copies=stacks.map(WEIGHT_COPIES).to_numpy(dtype=np.float64),
-            activity=_activity(stacks, text(frame, "dtype")), k_contiguous=_k_contiguous(frame), device=figures, parameters=parameters,
+            activity=_activity(stacks, text(frame, "dtype")), k_contiguous=_k_contiguous(frame),
+            device=figures, parameters=parameters,
         )  # fmt: skip
         narrow = (text(frame, "dtype") == "fp8").to_numpy()
         extra = quantisation_time(

@@ -1,0 +1,226 @@
+"""Kernels priced by the calibrated families: each kernel goes to the formula of its family, all kernels of a family at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from paleo.precision import BYTES, precision
+from paleo.pricing.attention import PrefillParameters, attention_backward_time, attention_prefill_time, default_kernel
+from paleo.pricing.calibration import Rates
+from paleo.pricing.convolution import ConvolutionParameters, Direction, convolution_time
+from paleo.pricing.figures import figures
+from paleo.pricing.gemm import GemmParameters, gemm_time
+from paleo.pricing.memory import MemoryParameters, layer_norm_passes, memory_time, softmax_passes
+from paleo.pricing.parameters import DeviceFigures
+from paleo.pricing.rnn import RnnDirection, RnnParameters, rnn_time
+from paleo.pricing.store import Found, lookup
+from paleo.specs.calibration import Calibration
+from paleo.specs.hardware import Device
+from paleo.specs.software import Software
+from paleo.work import Kernel
+
+Array = npt.NDArray[np.float64]
+#: Memory passes that sweep rows, by the calibration family that prices them; everything else is element-wise.
+ROW_FAMILIES = {"softmax": "memory.softmax", "norm": "memory.layernorm", "rope": "memory.rope"}
+_DIRECTIONS = {"fwd": Direction.FORWARD, "bwd_data": Direction.DATA, "bwd_filter": Direction.FILTER}
+_RNN_DIRECTIONS = {"fwd": RnnDirection.FORWARD, "bwd_data": RnnDirection.DATA, "bwd_filter": RnnDirection.FILTER}
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """Device seconds of each kernel and the factors of its interval."""
+
+    seconds: Array
+    low: Array
+    high: Array
+
+
+@dataclass(frozen=True)
+class FamilyPrices:
+    """Prices kernels of one device in one dtype by the calibrated families."""
+
+    device: Device
+    dtype: str
+    software: Software
+    own: Calibration | None = None
+    origins: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """What to print as the calibration."""
+        return self.own.name if self.own is not None else "auto"
+
+    @property
+    def rates(self) -> Rates | None:
+        """No constants here."""
+        return None
+
+    def prices(self, kernels: Sequence[Kernel]) -> Prices:
+        """Device seconds of the kernels, in the order given; the host is not asked."""
+        seconds, low, high = (np.zeros(len(kernels)) for _ in range(3))
+        groups: dict[str, list[int]] = {}
+        for index, kernel in enumerate(kernels):
+            groups.setdefault(_group(kernel), []).append(index)
+        for group, indices in groups.items():
+            chosen = [kernels[index] for index in indices]
+            found, times = _FORMULAS[group.partition(".")[0]](self, group, chosen)
+            factors = np.array([found.factors(time) for time in times.tolist()])
+            seconds[indices], low[indices], high[indices] = times, factors[:, 0], factors[:, 1]
+        return Prices(seconds, low, high)
+
+    def found(self, kind: type[Any], family: str) -> Found[Any]:
+        """The parameters of a family, and a note of where they came from."""
+        device = self.device
+        result = lookup(
+            kind,
+            subject=device.name,
+            architecture=device.architecture,
+            memory_kind=device.memory.kind,
+            family=family,
+            own=self.own,
+        )
+        self.origins[family] = f"{result.origin} ({result.subject})"
+        return result
+
+    def figures(self, dtype: str | None = None) -> DeviceFigures:
+        """The device for the arithmetic of the run, or of another dtype."""
+        return figures(self.device, dtype or self.dtype)
+
+
+def _group(kernel: Kernel) -> str:
+    if kernel.family == "memory":
+        known = kernel.operation in ROW_FAMILIES or kernel.operation == "batch_norm"
+        return f"memory.{kernel.operation if known else 'elementwise'}"
+    if kernel.family == "attention":
+        return f"attention.{'forward' if kernel.phase == 'forward' else 'backward'}"
+    return kernel.family
+
+
+def _column(kernels: Sequence[Kernel], name: str, default: float = 1.0) -> Array:
+    return np.array([kernel.shape.get(name, default) for kernel in kernels], dtype=np.float64)
+
+
+def _unit(prices: FamilyPrices) -> str:
+    """Suffix of families that differ by the arithmetic unit."""
+    return "tensor" if prices.figures().tensor_cores else "vector"
+
+
+def _gemm(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[Found[Any], Array]:
+    tensor = prices.figures().tensor_cores
+    family = "gemm.fp8" if prices.dtype == "fp8" else "gemm.tensor" if tensor else "gemm.simt"
+    found = prices.found(GemmParameters, family)
+    formats = precision(prices.dtype)
+    times = gemm_time(
+        m=np.maximum(_column(kernels, "m"), 1.0),
+        n=np.maximum(_column(kernels, "n"), 1.0),
+        k=np.maximum(_column(kernels, "k"), 1.0),
+        batch=np.maximum(_column(kernels, "batch"), 1.0),
+        element_bytes=formats.operand,
+        result_bytes=formats.activation,
+        weight_copies=np.inf,
+        device=prices.figures(),
+        parameters=found.parameters,
+    )
+    return found, times
+
+
+def _conv(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[Found[Any], Array]:
+    """A third spatial dim is folded: its positions into the batch, its taps into the channels."""
+    found = prices.found(ConvolutionParameters, f"conv.{_unit(prices)}")
+    directions = np.array([_DIRECTIONS[kernel.operation] for kernel in kernels])
+    times = convolution_time(
+        batch=_column(kernels, "n") * _column(kernels, "out_d"),
+        channels=_column(kernels, "c") * _column(kernels, "kernel_d"),
+        height=_column(kernels, "h"),
+        width=_column(kernels, "w"),
+        filters=_column(kernels, "k"),
+        kernel_h=_column(kernels, "kernel_h"),
+        kernel_w=_column(kernels, "kernel_w"),
+        pad_h=_column(kernels, "pad_h", 0.0),
+        pad_w=_column(kernels, "pad_w", 0.0),
+        stride_h=_column(kernels, "stride_h"),
+        stride_w=_column(kernels, "stride_w"),
+        dilation_h=_column(kernels, "dilation_h"),
+        dilation_w=_column(kernels, "dilation_w"),
+        groups=_column(kernels, "groups"),
+        direction=directions,
+        element_bytes=precision(prices.dtype).operand,
+        library=prices.software.cudnn,
+        device=prices.figures(),
+        parameters=found.parameters,
+    )
+    return found, times
+
+
+def _attention(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[Found[Any], Array]:
+    kernel_name = default_kernel(prices.device.architecture)
+    found = prices.found(PrefillParameters, f"attention.{kernel_name}.prefill")
+    attended, keys = _column(kernels, "attended"), _column(kernels, "kv_len")
+    formula = attention_prefill_time if group.endswith("forward") else attention_backward_time
+    times = formula(
+        batch=_column(kernels, "batch"),
+        query_heads=_column(kernels, "q_heads"),
+        kv_heads=_column(kernels, "kv_heads"),
+        query_length=_column(kernels, "q_len"),
+        kv_length=keys,
+        head_dim=_column(kernels, "head_dim"),
+        causal=_column(kernels, "causal") > 0,
+        window=np.where(attended < keys, attended, 0.0),
+        kernel_name=kernel_name,
+        element_bytes=max(2.0, float(BYTES[prices.dtype])),
+        device=prices.figures(),
+        parameters=found.parameters,
+    )
+    return found, times
+
+
+def _memory(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[Found[Any], Array]:
+    operation = group.partition(".")[2]
+    found = prices.found(MemoryParameters, ROW_FAMILIES.get(operation, "memory.elementwise"))
+    device, width = prices.figures("fp32"), precision(prices.dtype).activation
+    moved = np.array([kernel.bytes for kernel in kernels])
+    rows, columns = _column(kernels, "rows"), np.maximum(_column(kernels, "columns"), 1.0)
+    rowwise: dict[str, Any] = {}
+    elements = moved / width / 2.0
+    if operation in ("softmax", "norm"):
+        made = (softmax_passes if operation == "softmax" else layer_norm_passes)(
+            rows=rows, length=columns, element_bytes=width, device=device
+        )
+        elements = made.elements
+        rowwise = {
+            "reread_bytes": made.reread_bytes,
+            "reread_footprint": made.reread_footprint,
+            "rows": rows,
+            "threads_per_row": made.threads_per_row,
+            "steps_per_row": made.steps_per_row,
+        }
+    if operation == "batch_norm":  # statistics first, then everything once more
+        read = np.array([kernel.bytes_read for kernel in kernels])
+        rowwise = {"reread_bytes": read, "reread_footprint": read}
+    times = memory_time(moved_bytes=moved, elements=elements, device=device, parameters=found.parameters, host_calls=0.0, **rowwise)
+    return found, times
+
+
+def _rnn(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[Found[Any], Array]:
+    found = prices.found(RnnParameters, f"rnn.{_unit(prices)}")
+    times = rnn_time(
+        gate_count=_column(kernels, "gates"),
+        hidden=_column(kernels, "hidden"),
+        batch=_column(kernels, "batch"),
+        timesteps=_column(kernels, "timesteps"),
+        direction=np.array([_RNN_DIRECTIONS[kernel.operation.partition(".")[2]] for kernel in kernels]),
+        bidirectional=_column(kernels, "directions") - 1.0,
+        element_bytes=precision(prices.dtype).operand,
+        device=prices.figures(),
+        parameters=found.parameters,
+    )
+    return found, times
+
+
+_Formula = Callable[[FamilyPrices, str, Sequence[Kernel]], tuple[Found[Any], Array]]
+_FORMULAS: dict[str, _Formula] = {"gemm": _gemm, "conv": _conv, "attention": _attention, "memory": _memory, "rnn": _rnn}

@@ -1,0 +1,271 @@
+"""Results as pictures, in colours that colour-blind readers can tell apart (Okabe and Ito, 2008)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
+
+from paleo.engine import Event
+from paleo.predict import Prediction
+from paleo.pricing.alpha_beta import times
+from paleo.report.documents import write_whole
+from paleo.specs.hardware import System
+from paleo.studies.collective import CollectiveStudy
+from paleo.studies.comparison import Comparison
+from paleo.studies.scaling import ScaleCurve
+from paleo.studies.summary import Summary, forward_times
+from paleo.timeline import COMPUTE
+from paleo.units import GIB, GIGA, KILO, MICROSECOND, MILLISECOND, TERA, engineering
+
+BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, VERMILION, PURPLE = (
+    "#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7",
+)  # fmt: skip
+GREY = "#999999"
+CYCLE = (BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY, BLACK, YELLOW, GREY)
+MARKS = "os^Dvph*X"
+
+#: Part of a step -> its name in a picture and its colour.
+_PARTS = {
+    "compute": ("arithmetic", BLUE),
+    "memory_bound": ("memory traffic", SKY),
+    "launch": ("kernel launches", YELLOW),
+    "communication_exposed": ("communication", VERMILION),
+    "bubble": ("bubble", GREY),
+    "optimizer": ("optimizer", GREEN),
+    "input": ("input", PURPLE),
+}
+_MEMORY = (BLUE, SKY, GREEN, ORANGE, PURPLE, YELLOW, GREY, VERMILION)
+_KINDS = {
+    "forward": BLUE,
+    "backward": SKY,
+    "accumulate": PURPLE,
+    "transfer": VERMILION,
+    "bucket": ORANGE,
+    "update": GREEN,
+}
+_STYLE: Any = {
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#DDDDDD",
+    "axes.axisbelow": True,
+    "legend.frameon": False,
+    "svg.hashsalt": "paleo",
+}
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a picture whole or not at all, in the format of its suffix, the same bytes for the same figure."""
+    kind = path.suffix.lower().removeprefix(".")
+    dated: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind, {})
+    with matplotlib.rc_context(_STYLE):
+        write_whole(path, lambda file: figure.savefig(file, format=kind, dpi=150, metadata=dated))
+
+
+def _figure(
+    width: float, height: float, columns: int = 1, *, rows: int = 1, **layout: Any
+) -> tuple[Figure, list[Axes]]:
+    figure = Figure(figsize=(width, height), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False, **layout)
+    return figure, list(axes.flat)
+
+
+def _legend_below(axes: Axes, columns: int = 4, handles: Sequence[Any] | None = None) -> None:
+    """A legend under the axes, where it hides nothing."""
+    shown = {} if handles is None else {"handles": handles}
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=columns, **shown)
+
+
+def estimate(made: Prediction) -> Figure:
+    """The step as a timeline of its streams, and what fills the memory."""
+    with matplotlib.rc_context(_STYLE):
+        figure, (line, memory) = _figure(9.0, 4.6, rows=2, height_ratios=(2, 1))
+        figure.suptitle(
+            f"{made.model.name} on {made.plan.gpus} GPUs of {made.system.name}: {made.plan.strategy or 'dp'}"
+        )
+        _timeline(line, made.timeline.events)
+        _memory(memory, made)
+    return figure
+
+
+def _timeline(axes: Axes, events: Sequence[Event]) -> None:
+    streams = sorted({event.task.resource for event in events}, key=lambda name: (name != COMPUTE, name))
+    for row, stream in enumerate(streams):
+        for kind in dict.fromkeys(event.task.kind for event in events):
+            spans = [
+                (event.start / MILLISECOND, (event.end - event.start) / MILLISECOND)
+                for event in events
+                if event.task.resource == stream and event.task.kind == kind
+            ]
+            axes.broken_barh(
+                spans, (row - 0.4, 0.8), facecolor=_KINDS.get(kind, GREY), edgecolor="white", linewidth=0.2
+            )
+    axes.set_yticks(range(len(streams)), streams)
+    axes.invert_yaxis()
+    axes.set_xlabel("time in the step [ms]")
+    axes.set_xlim(left=0)
+    kinds = dict.fromkeys(event.task.kind for event in events if event.end > event.start)
+    patches = [Patch(color=_KINDS.get(kind, GREY), label=kind) for kind in kinds]
+    axes.legend(handles=patches, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=len(patches))
+
+
+def _memory(axes: Axes, made: Prediction) -> None:
+    parts = {name: size / GIB for name, size in asdict(made.memory).items() if name != "capacity" and size > 0}
+    left = 0.0
+    for (name, size), colour in zip(parts.items(), _MEMORY, strict=False):
+        axes.barh(0, size, left=left, color=colour, label=name, height=0.6)
+        left += size
+    capacity = made.memory.capacity / GIB
+    axes.axvline(capacity, color=BLACK, linestyle="--", label="capacity")
+    axes.set_xlim(0, 1.05 * max(capacity, left))
+    axes.set_yticks([])
+    axes.set_xlabel("memory of the fullest GPU [GiB]")
+    _legend_below(axes, columns=len(parts) + 1)
+    axes.get_legend().set_bbox_to_anchor((0.5, -0.45))  # type: ignore[union-attr]
+
+
+def scale(model: str, system: str, curves: Sequence[ScaleCurve]) -> Figure:
+    """Speed-up beside the ideal, and for each curve the parts of a step over the GPU count."""
+    with matplotlib.rc_context(_STYLE):
+        figure, (speedup, *stacks) = _figure(4.5 * (1 + len(curves)), 4.4, columns=1 + len(curves))
+        figure.suptitle(f"{model} on {system}")
+        for curve, colour, mark in zip(curves, CYCLE, MARKS, strict=False):
+            _speedup(speedup, curve, colour, mark)
+        for axes, curve in zip(stacks, curves, strict=True):
+            _stacked(axes, curve)
+    return figure
+
+
+def _speedup(axes: Axes, curve: ScaleCurve, colour: str, mark: str) -> None:
+    points = [point for point in curve.points if point.usable]
+    gpus = [point.gpus for point in points]
+    if not axes.lines:
+        axes.plot(gpus, [count / curve.base.gpus for count in gpus], "--", color=GREY, label="ideal")
+    axes.plot(gpus, [curve.speedup(point) for point in points], color=colour, label=f"{curve.scaling} scaling")
+    for fits, face in ((True, colour), (False, "white")):
+        chosen = [point for point in points if point.runs == fits]
+        style: dict[str, Any] = {"color": colour, "markerfacecolor": face, "linestyle": "none", "marker": mark}
+        label = None if fits else "does not fit"
+        if chosen:
+            axes.plot(
+                [point.gpus for point in chosen], [curve.speedup(point) for point in chosen], label=label, **style
+            )
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.set_minor_locator(NullLocator())
+    axes.set_xlabel("GPUs")
+    axes.set_ylabel(f"speed-up over {curve.base.gpus} GPU{'s' if curve.base.gpus > 1 else ''}")
+    axes.legend(loc="upper left")
+
+
+def _stacked(axes: Axes, curve: ScaleCurve) -> None:
+    points = [point for point in curve.points if point.usable]
+    rows = {key: [asdict(point.made.breakdown).get(key, 0.0) / MILLISECOND for point in points] for key in _PARTS}
+    _stack(axes, [str(point.gpus) for point in points], rows)
+    axes.set_xlabel("GPUs")
+    axes.set_ylabel("time of a step [ms]")
+    kept = f"{curve.fixed_batch} samples {'in all' if curve.scaling == 'strong' else 'per rank'}"
+    axes.set_title(f"{curve.scaling} scaling, {kept}", fontsize=9)
+
+
+def _stack(axes: Axes, names: Sequence[str], rows: Mapping[str, Sequence[float]]) -> None:
+    """Bars of the parts of a step, one on top of the other."""
+    bottom = np.zeros(len(names))
+    for key, (label, colour) in _PARTS.items():
+        heights = np.asarray(rows[key])
+        if heights.any():
+            axes.bar(names, heights, bottom=bottom, color=colour, label=label, edgecolor="white", linewidth=0.3)
+            bottom += heights
+    axes.grid(axis="x", visible=False)
+    _legend_below(axes, columns=3)
+
+
+def compare(comparison: Comparison) -> Figure:
+    """Throughput, parts of a step, and rent where prices are known, system by system."""
+    made = [one for one in comparison.candidates if one.prediction is not None]
+    names = [one.system.name + ("" if one.runs else "\n(does not fit)") for one in made]
+    priced = any(one.training is not None and one.training.cost is not None for one in made)
+    with matplotlib.rc_context(_STYLE):
+        figure, axes = _figure(4.0 * (3 if priced else 2), 4.4, columns=3 if priced else 2)
+        predictions = [one.prediction for one in made if one.prediction is not None]
+        figure.suptitle(f"{predictions[0].model.name}, {comparison.amount.words}")
+        _bars(axes[0], names, [one.samples_per_s / KILO for one in predictions], "thousand samples/s", BLUE)
+        spent = [asdict(one.breakdown) for one in predictions]
+        _stack(axes[1], names, {key: [one.get(key, 0.0) / MILLISECOND for one in spent] for key in _PARTS})
+        axes[1].set_ylabel("time of a step [ms]")
+        if priced:
+            costs = [one.training.cost or 0.0 if one.training is not None else 0.0 for one in made]
+            _bars(axes[2], names, costs, "rent [USD], where a price is known", ORANGE)
+        for one in axes:
+            one.tick_params(axis="x", labelrotation=20)
+    return figure
+
+
+def _bars(axes: Axes, names: Sequence[str], values: Sequence[float], label: str, colour: str) -> None:
+    bars = axes.bar(names, values, color=colour)
+    axes.bar_label(bars, labels=[f"{value:,.3g}" if value else "-" for value in values], padding=2)
+    axes.set_ylabel(label)
+    axes.margins(y=0.12)
+    axes.grid(axis="x", visible=False)
+
+
+def roofline(study: Summary, system: System, calibration: str) -> Figure:
+    """Forward kernels of every layer below the roof of a device: how fast they are for their intensity."""
+    device, seconds = system.device, forward_times(study, system, calibration)
+    peak, bandwidth = device.peak_flops_per_s(study.dtype), device.memory.bandwidth
+    points: dict[str, list[tuple[float, float, float]]] = {}
+    for layer, time in zip(study.layers, seconds, strict=True):
+        if layer.flops_forward > 0 and time > 0:
+            share = layer.flops_forward * layer.repeat / study.total("flops_forward")
+            points.setdefault(layer.type, []).append((layer.intensity, layer.flops_forward / time / TERA, share))
+    with matplotlib.rc_context(_STYLE):
+        figure, (axes,) = _figure(7.5, 5.0)
+        spread = [one[0] for kind in points.values() for one in kind] or [1.0]
+        x = np.geomspace(min(spread) / 3, max(*spread, peak / bandwidth) * 3, 200)
+        axes.plot(x, np.minimum(peak, x * bandwidth) / TERA, color=BLACK, label=f"roof of {device.name}, {study.dtype}")
+        for (kind, found), colour, mark in zip(points.items(), CYCLE, MARKS, strict=False):
+            at, rate, share = np.array(found).T
+            axes.scatter(at, rate, 20 + 600 * share, color=colour, marker=mark, alpha=0.7, label=kind, linewidths=0)
+        axes.set(
+            xscale="log", yscale="log", xlabel="arithmetic intensity [FLOP/byte]", ylabel="forward speed [TFLOP/s]"
+        )
+        axes.set_title(f"{study.graph.name}, batch {study.graph.batch}; area: share of the network's FLOP")
+        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    return figure
+
+
+def collective(study: CollectiveStudy) -> Figure:
+    """Time of every algorithm over the payload, with the points where the best one changes."""
+    sizes = np.geomspace(KILO, max(10 * GIGA, 10 * study.payload_bytes), 200)
+    names = [row.algorithm for row in study.rows]
+    table = times(study.operation, sizes, study.fan_outs, study.costs, names)
+    with matplotlib.rc_context(_STYLE):
+        figure, (axes,) = _figure(8.0, 5.0)
+        for (name, seconds), colour in zip(table.items(), CYCLE * 3, strict=False):
+            style = "-" if name in names[: len(CYCLE)] else ":"
+            axes.plot(sizes, seconds / MICROSECOND, style, color=colour, label=name)
+        for one in study.crossovers:
+            if sizes[0] <= one.payload_bytes <= sizes[-1]:
+                axes.axvline(one.payload_bytes, color=GREY, linestyle="--", linewidth=0.8)
+                words = f" {one.above} from {engineering(one.payload_bytes, 'B')}"
+                axes.text(one.payload_bytes, 0.99, words, rotation=90, va="top", ha="right", fontsize=7,
+                          transform=axes.get_xaxis_transform())  # fmt: skip
+        axes.set(xscale="log", yscale="log", ylabel="time [µs]", xlabel="payload")
+        axes.xaxis.set_major_locator(LogLocator(numticks=20))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: engineering(value, "B")))
+        axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.set_title(f"{study.operation} over {study.ranks} ranks of {study.system.name}")
+        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    return figure

@@ -1,0 +1,39 @@
+"""Software profiles: how a framework drives the device, above all what each operation costs the host."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from paleo.specs.catalog import read_entry
+from paleo.specs.loading import Spec, Text, validate
+from paleo.units import Seconds
+
+
+class Software(Spec):
+    """A framework's behaviour.
+
+    ``host_forward`` and ``host_backward`` are the host's time for one operation: an operation takes the longer of that and its device
+    time, as the device waits for the host. ``overlap`` says whether gradients travel during backward. ``cudnn`` limits which
+    convolution algorithms there are.
+    """
+
+    name: Text
+    title: Text
+    host_forward: Seconds
+    host_backward: Seconds
+    attention: Literal["fused", "unfused"] = "fused"
+    overlap: Annotated[bool, Field(strict=True)] = True
+    cudnn: Annotated[float, Field(gt=0)] = 9.0
+    source: Text
+    notes: str | None = None
+
+
+@cache
+def load_software(name_or_path: str | Path) -> Software:
+    """A software profile by catalog name or path."""
+    path, data = read_entry("software", name_or_path)
+    return validate(Software, {"name": path.stem, **data}, path)
