@@ -68,7 +68,7 @@ class Graph:
     carried: Mapping[str, str] = field(default_factory=dict)
 
     def copies(self, tensor: Tensor, keeper: Node) -> int:
-        """How many tensors one that ``keeper`` reads or makes stands for: the turns of the loops that make it or carry it.
+        """How many tensors one that ``keeper`` reads or makes stands for: the turns of loops that make or carry it.
 
         What comes from outside a loop, such as the memory that every decoder layer attends to, is there once.
         """

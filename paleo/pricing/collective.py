@@ -30,6 +30,9 @@ from paleo.pricing.parameters import parameter
 from paleo.specs.hardware import Level, Span, System
 from paleo.units import GIB, KILO, MICROSECOND
 
+#: Link kinds inside a node that are no PCIe tree.
+_LIKE_NVLINK = frozenset({"nvlink", "nvswitch", "infinity_fabric", "ici", "ethernet"})
+
 
 @dataclass(frozen=True, slots=True)
 class Network:
@@ -131,12 +134,24 @@ def _network(system: System, spans: Sequence[Span]) -> Network:
         fan_outs=tuple(float(span.fan_out) for span in spans),
         bandwidths=tuple(span.level.link.bandwidth for span in spans),
         ports=tuple(_usable_ports(system, span, outside) for span, outside in zip(spans, fabric, strict=True)),
-        nvlink=all(level.link.kind in ("nvlink", "nvswitch", "infinity_fabric", "ici") for level in inner),
+        nvlink=all(level.link.kind in _LIKE_NVLINK for level in inner),
         staged=bool(inner) and not spans[0].level.peer_to_peer,
         fabric_levels=sum(fabric),
         generation=system.device.architecture,
         switch_reduces=not fabric[0] and spans[0].level.in_switch_reduction,
     )
+
+
+def link_kind(system: System) -> str:
+    """What joins the devices of a node, as calibrations tell systems apart: nvlink, pcie, or none.
+
+    >>> from paleo.specs.hardware import load_system
+    >>> link_kind(load_system("dgx-h100")), link_kind(load_system("deepbench-8gpu-dual-root"))
+    ('nvlink', 'pcie')
+    """
+    if not system.levels or _between_nodes(system, system.levels[0]):
+        return "none"
+    return "nvlink" if system.levels[0].link.kind in _LIKE_NVLINK else "pcie"
 
 
 def _usable_ports(system: System, span: Span, outside: bool) -> float:
@@ -451,6 +466,22 @@ class FabricParameters:
         unit="s",
         meaning="wait for the last rank to launch, where that is timed too",
     )
+
+
+#: Over TCP sockets: 14 to 30 us one way (links.csv), 0.72 of the port (Paleo's 10 Gb/s case study).
+SOCKETS = FabricParameters(
+    launch=30 * MICROSECOND, fabric_step=30 * MICROSECOND, simple_step=30 * MICROSECOND, fabric_fraction=0.72
+)
+
+
+def fabric_defaults(system: System) -> FabricParameters:
+    """Parameters of a fabric that nobody measured: by its link, sockets or remote memory access.
+
+    InfiniBand and the like: 0.9 of a NIC (365 of 400 GB/s on p5en, links.csv) and the step latencies of NCCL's tuner.
+    """
+    outer = [level.link for level in system.levels if _between_nodes(system, level)]
+    sockets = bool(outer) and outer[0].kind == "ethernet" and "roce" not in outer[0].name.lower()
+    return SOCKETS if sockets else FabricParameters()
 
 
 #: Algorithms that NCCL has between nodes, per operation.

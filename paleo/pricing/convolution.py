@@ -191,6 +191,9 @@ TENSOR_KERNELS: Kernels = (
     (((256, 128), (128, 128), (256, 64)), WHOLE),
     (((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64)), SPLITS),
 )
+#: Share of L2 that intermediates of a method may fill, and bandwidth of L2 over that of memory: about 3 on Maxwell to Volta
+#: (microbenchmarks of Jia et al., arXiv:1804.06826).
+L2_SHARE, L2_OVER_MEMORY = 0.6, 3.0
 #: Share of the vector peak of the direct kernel, whose threads load two operands for each product.
 DIRECT_SHARE = 0.25
 #: Positions that the filter gradient sums at a time; it starts each image anew.
@@ -257,6 +260,11 @@ class _Machine:
 
     def transformed(self, elements: Array) -> Array:
         return self.memory_time(elements, self.parameters.transform_bandwidth)
+
+    def kept(self, elements: Array) -> Array:
+        """Time of traffic between kernels over that of the same traffic through memory: below 1 where L2 holds it."""
+        held = 1.0 / (1.0 + (elements * self.element_bytes / (L2_SHARE * self.device.l2_bytes)) ** 4)
+        return np.asarray(1.0 - held * (1.0 - 1.0 / L2_OVER_MEMORY))
 
 
 def overlapped(*times: Array) -> Array:
@@ -349,8 +357,10 @@ def explicit_cost(shape: ConvolutionShape, machine: _Machine) -> Cost:
     k = _by_direction(shape, columns, shape.filters, shape.positions)
     stored = shape.positions * columns * shape.groups
     arithmetic = product_time(m, n, k, shape.groups, machine)
-    product = overlapped(arithmetic, machine.streamed(stored + shape.output_elements + shape.filter_elements))
-    return Cost(product + machine.transformed(stored + shape.input_elements), stored * machine.element_bytes)
+    kept = machine.kept(stored)
+    product = overlapped(arithmetic, machine.streamed(kept * stored + shape.output_elements + shape.filter_elements))
+    columned = machine.transformed(kept * stored + shape.input_elements)
+    return Cost(product + columned, stored * machine.element_bytes)
 
 
 def _square_unit(shape: ConvolutionShape, side: float) -> Mask:
@@ -396,9 +406,10 @@ def _transformed_cost(
     m, n, k = np.where(filters, made, tiles), np.where(filters, summed, made), np.where(filters, tiles, summed)
     arithmetic = product_time(m, n, k, points * g, machine) * flop_factor
     ends, middle = points * words * tiles * (summed + made) * g, points * words * summed * made * g
-    product = overlapped(arithmetic, machine.streamed(ends + middle))
-    weights = machine.memory_time(middle + shape.filter_elements, p.weight_transform_bandwidth)
-    images = machine.transformed(ends + shape.input_elements + shape.output_elements)
+    kept = machine.kept(ends + middle)
+    product = overlapped(arithmetic, machine.streamed(kept * (ends + middle)))
+    weights = machine.memory_time(kept * middle + shape.filter_elements, p.weight_transform_bandwidth)
+    images = machine.transformed(kept * ends + shape.input_elements + shape.output_elements)
     return Cost(product + weights + images, (ends + middle) * machine.element_bytes)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paleo.errors import SpecError, near
-from paleo.pricing.convolution import QUANTISATION, overlapped
+from paleo.pricing.convolution import L2_OVER_MEMORY, QUANTISATION, overlapped
 from paleo.pricing.parameters import DeviceFigures, parameter
 from paleo.units import MICROSECOND
 
@@ -35,8 +35,6 @@ WEIGHT_REGISTER_SHARE = 0.85
 #: Block tiles (gate rows, batch columns) and splits of the sum over h that the libraries' kernels have.
 STEP_TILES: Tiles = ((128, 128), (128, 64), (128, 32), (64, 32), (32, 32))
 FILTER_TILES: Tiles = ((128, 128), (128, 64), (64, 64))
-#: Bandwidth of L2 over that of memory, about 3 on Maxwell to Volta (microbenchmarks of Jia et al., arXiv:1804.06826).
-L2_OVER_MEMORY = 3.0
 STEP_SPLITS = (1, 2, 4)
 FILTER_SPLITS = (1, 4)
 #: Elements that pointwise kernels of one step read and write for each gate and unit: pre-activation in, gate out, and state.

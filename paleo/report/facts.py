@@ -10,10 +10,12 @@ from paleo.errors import SpecError, near
 from paleo.layers.base import LAYERS
 from paleo.optimizers import OPTIMIZERS
 from paleo.parallel.placement import STRATEGIES
+from paleo.schedules.base import SCHEDULES
 from paleo.specs.catalog import is_path, names, read_entry
 from paleo.specs.hardware import Device, Link, Price, System, load_device, load_link, load_system
 from paleo.specs.model import ModelSpec, load_model
 from paleo.specs.run import Run
+from paleo.specs.software import Software, load_software
 from paleo.studies.summary import summarise
 from paleo.units import HOUR, duration, engineering, gibibytes
 
@@ -65,6 +67,8 @@ KINDS: dict[str, Lines] = {
     "systems": _cataloged("systems", _system_line),
     "collectives": lambda: {name: one.summary for name, one in ALGORITHMS.items()},
     "layers": lambda: {name: _first_line(layer) for name, layer in LAYERS.items()},
+    "schedules": lambda: {name: one.reference for name, one in SCHEDULES.items()},
+    "software": _cataloged("software", lambda name: load_software(name).title),
     "strategies": lambda: {name: _first_line(preset) for name, preset in STRATEGIES.items()},
     "optimizers": lambda: {name: one.reference for name, one in sorted(OPTIMIZERS.items())},
 }
@@ -98,6 +102,8 @@ def _loaders() -> dict[str, tuple[Callable[[], Any], Callable[[str], object]]]:
         "link": (lambda: names("links"), load_link),
         "collective": (lambda: ALGORITHMS, lambda name: ALGORITHMS[name]),
         "layer": (lambda: LAYERS, lambda name: LAYERS[name]),
+        "schedule": (lambda: SCHEDULES, lambda name: SCHEDULES[name]),
+        "software": (lambda: names("software"), load_software),
         "strategy": (lambda: STRATEGIES, lambda name: STRATEGIES[name]),
         "optimizer": (lambda: OPTIMIZERS, lambda name: OPTIMIZERS[name]),
     }
@@ -125,12 +131,14 @@ def facts(entry: object) -> list[Fact]:
         return _system(entry)
     if isinstance(entry, ModelSpec):
         return _model(entry)
+    if isinstance(entry, Software):
+        return _software(entry)
     return _registered(entry)
 
 
 def document(entry: object) -> dict[str, Any]:
     """The same as a document: SI numbers where the entry is a spec."""
-    if isinstance(entry, Device | Link | System | ModelSpec):
+    if isinstance(entry, Device | Link | System | ModelSpec | Software):
         return entry.model_dump(mode="json")
     return dict(facts(entry))
 
@@ -230,6 +238,19 @@ def _model(model: ModelSpec) -> list[Fact]:
         ("notes", model.notes),
         ("source", model.source),
         ("file", model.path),
+    )
+
+
+def _software(software: Software) -> list[Fact]:
+    host = (software.host_forward, software.host_backward)
+    return _stated(
+        ("title", software.title),
+        ("host time of an operation", "{} forward, {} backward".format(*map(duration, host))),
+        ("attention", software.attention),
+        ("gradients", "travel during backward" if software.overlap else "travel after backward"),
+        ("cuDNN", software.cudnn),
+        ("notes", software.notes),
+        ("source", software.source),
     )
 
 

@@ -19,12 +19,13 @@ from paleo.predict import Prediction
 from paleo.pricing.alpha_beta import times
 from paleo.report.documents import write_whole
 from paleo.specs.hardware import System
+from paleo.specs.run import Run
 from paleo.studies.collective import CollectiveStudy
 from paleo.studies.comparison import Comparison
 from paleo.studies.scaling import ScaleCurve
 from paleo.studies.summary import Summary, forward_times
 from paleo.timeline import COMPUTE
-from paleo.units import GIB, GIGA, KILO, MICROSECOND, MILLISECOND, TERA, engineering
+from paleo.units import GIB, GIGA, KILO, MICROSECOND, MILLISECOND, TERA, duration, engineering
 
 BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, VERMILION, PURPLE = (
     "#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7",
@@ -80,10 +81,10 @@ def _figure(
     return figure, list(axes.flat)
 
 
-def _legend_below(axes: Axes, columns: int = 4, handles: Sequence[Any] | None = None) -> None:
-    """A legend under the axes, where it hides nothing."""
-    shown = {} if handles is None else {"handles": handles}
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=columns, **shown)
+def _parts_legend(figure: Figure, *axes: Axes) -> None:
+    """One legend for the parts of a step under all pictures, where it hides nothing."""
+    shown = {label: handle for one in axes for handle, label in zip(*one.get_legend_handles_labels(), strict=True)}
+    figure.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=len(shown))
 
 
 def estimate(made: Prediction) -> Figure:
@@ -120,18 +121,20 @@ def _timeline(axes: Axes, events: Sequence[Event]) -> None:
 
 
 def _memory(axes: Axes, made: Prediction) -> None:
+    """Stacked parts up to the total, or up to the capacity where that is not far away."""
     parts = {name: size / GIB for name, size in asdict(made.memory).items() if name != "capacity" and size > 0}
     left = 0.0
     for (name, size), colour in zip(parts.items(), _MEMORY, strict=False):
         axes.barh(0, size, left=left, color=colour, label=name, height=0.6)
         left += size
     capacity = made.memory.capacity / GIB
-    axes.axvline(capacity, color=BLACK, linestyle="--", label="capacity")
-    axes.set_xlim(0, 1.05 * max(capacity, left))
+    if capacity < 3 * left:
+        axes.axvline(capacity, color=BLACK, linestyle="--", label="capacity")
+        left = max(left, capacity)
+    axes.set_xlim(0, 1.05 * left)
     axes.set_yticks([])
-    axes.set_xlabel("memory of the fullest GPU [GiB]")
-    _legend_below(axes, columns=len(parts) + 1)
-    axes.get_legend().set_bbox_to_anchor((0.5, -0.45))  # type: ignore[union-attr]
+    axes.set_xlabel(f"memory of the fullest GPU [GiB]; capacity {capacity:.4g}")
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.45), ncols=len(parts) + 1)
 
 
 def scale(model: str, system: str, curves: Sequence[ScaleCurve]) -> Figure:
@@ -143,6 +146,7 @@ def scale(model: str, system: str, curves: Sequence[ScaleCurve]) -> Figure:
             _speedup(speedup, curve, colour, mark)
         for axes, curve in zip(stacks, curves, strict=True):
             _stacked(axes, curve)
+        _parts_legend(figure, *stacks)
     return figure
 
 
@@ -171,11 +175,15 @@ def _speedup(axes: Axes, curve: ScaleCurve, colour: str, mark: str) -> None:
 
 
 def _stacked(axes: Axes, curve: ScaleCurve) -> None:
+    """Shares of a step, with its time above each bar: bars of seconds would shrink out of sight in strong scaling."""
     points = [point for point in curve.points if point.usable]
-    rows = {key: [asdict(point.made.breakdown).get(key, 0.0) / MILLISECOND for point in points] for key in _PARTS}
+    spent = [asdict(point.made.breakdown) for point in points]
+    steps = [point.made.step_time for point in points]
+    rows = {key: [100 * one.get(key, 0.0) / step for one, step in zip(spent, steps, strict=True)] for key in _PARTS}
     _stack(axes, [str(point.gpus) for point in points], rows)
-    axes.set_xlabel("GPUs")
-    axes.set_ylabel("time of a step [ms]")
+    for index, step in enumerate(steps):
+        axes.annotate(duration(step), (index, 101), ha="center", fontsize=7, rotation=90, va="bottom")
+    axes.set(xlabel="GPUs", ylabel="share of a step [%]; above: its time", ylim=(0, 125), yticks=range(0, 101, 20))
     kept = f"{curve.fixed_batch} samples {'in all' if curve.scaling == 'strong' else 'per rank'}"
     axes.set_title(f"{curve.scaling} scaling, {kept}", fontsize=9)
 
@@ -189,7 +197,6 @@ def _stack(axes: Axes, names: Sequence[str], rows: Mapping[str, Sequence[float]]
             axes.bar(names, heights, bottom=bottom, color=colour, label=label, edgecolor="white", linewidth=0.3)
             bottom += heights
     axes.grid(axis="x", visible=False)
-    _legend_below(axes, columns=3)
 
 
 def compare(comparison: Comparison) -> Figure:
@@ -209,7 +216,8 @@ def compare(comparison: Comparison) -> Figure:
             costs = [one.training.cost or 0.0 if one.training is not None else 0.0 for one in made]
             _bars(axes[2], names, costs, "rent [USD], where a price is known", ORANGE)
         for one in axes:
-            one.tick_params(axis="x", labelrotation=20)
+            one.set_xticks(range(len(names)), names, rotation=20, ha="right", rotation_mode="anchor")
+        _parts_legend(figure, axes[1])
     return figure
 
 
@@ -221,9 +229,9 @@ def _bars(axes: Axes, names: Sequence[str], values: Sequence[float], label: str,
     axes.grid(axis="x", visible=False)
 
 
-def roofline(study: Summary, system: System, calibration: str) -> Figure:
+def roofline(study: Summary, system: System, run: Run) -> Figure:
     """Forward kernels of every layer below the roof of a device: how fast they are for their intensity."""
-    device, seconds = system.device, forward_times(study, system, calibration)
+    device, seconds = system.device, forward_times(study, system, run)
     peak, bandwidth = device.peak_flops_per_s(study.dtype), device.memory.bandwidth
     points: dict[str, list[tuple[float, float, float]]] = {}
     for layer, time in zip(study.layers, seconds, strict=True):
@@ -241,6 +249,10 @@ def roofline(study: Summary, system: System, calibration: str) -> Figure:
         axes.set(
             xscale="log", yscale="log", xlabel="arithmetic intensity [FLOP/byte]", ylabel="forward speed [TFLOP/s]"
         )
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            axis.set_minor_formatter(NullFormatter())
         axes.set_title(f"{study.graph.name}, batch {study.graph.batch}; area: share of the network's FLOP")
         axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return figure

@@ -7,6 +7,8 @@ from dataclasses import asdict
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
+from rich.constrain import Constrain
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -20,8 +22,8 @@ from paleo.studies.training import Training
 from paleo.timeline import COMPUTE
 from paleo.units import GIGA, duration, engineering, gibibytes
 
-#: Columns of a table where the output is no terminal.
-PLAIN_WIDTH = 118
+#: Columns where the output is no terminal: of the widest table, and of text.
+PLAIN_WIDTH, TEXT_WIDTH = 150, 118
 NONE = "-"
 
 _PARTS = {
@@ -59,6 +61,11 @@ def rate(per_second: float) -> str:
     ('20,520', '12.35')
     """
     return f"{per_second:,.0f}" if per_second >= 1000 else f"{per_second:.4g}"
+
+
+def prose(text: str | Text) -> Constrain:
+    """A text no wider than is good to read."""
+    return Constrain(Text(text) if isinstance(text, str) else text, TEXT_WIDTH)
 
 
 def percent(share: float) -> str:
@@ -146,7 +153,7 @@ def _memory(made: Prediction) -> Table:
     return table
 
 
-def _training(training: Training) -> Table:
+def _training(training: Training) -> RenderableType:
     table = grid(f"Training: {training.amount.words}", ("what", "figure"), left=2)
     table.add_row("steps", f"{training.steps:,}")
     table.add_row("time", duration(training.time))
@@ -154,7 +161,7 @@ def _training(training: Training) -> Table:
     table.add_row(
         "energy", f"{energy(training.energy_kwh)} at most (all GPUs at their design power; hosts not counted)"
     )
-    return table
+    return Constrain(table, TEXT_WIDTH)
 
 
 def _rent(training: Training) -> str:
@@ -176,13 +183,13 @@ def _sections(made: Prediction) -> Table:
     return table
 
 
-def _provenance(made: Prediction) -> Text:
+def _provenance(made: Prediction) -> RenderableType:
     text = Text(f"Calibration: {made.calibration}\n", style="dim")
     if made.unmodelled:
         text.append(f"Not modelled: {'; '.join(made.unmodelled)}\n", style="dim")
     for warning in made.warnings:
         text.append(f"Warning: {warning}\n", style="yellow")
-    return text
+    return prose(text)
 
 
 # scale
@@ -196,7 +203,7 @@ def scale(model: str, system: str, curves: Sequence[ScaleCurve]) -> RenderableTy
             "in all" if curve.scaling == "strong" else "for each data-parallel rank"
         )
         parts.append(Text(f"{model} on {system}, {curve.scaling} scaling: {kept}", style="bold"))
-        parts.append(Text(f"{verdict(curve).text}\n"))
+        parts.append(prose(f"{verdict(curve).text}\n"))
         parts += [_curve(curve), Text()]
     return Group(*parts)
 
@@ -256,7 +263,7 @@ def compare(comparison: Comparison) -> RenderableType:
     notes = [f"Price of {name}: {price.date}, {price.source}" for name, price in prices.items() if price is not None]
     notes += [f"{one.system.name}: {one.problem}" for one in comparison.candidates if one.problem]
     notes += ["* best of those that fit. Energy: all GPUs at their design power, hosts not counted."]
-    return Group(table, Text(), Text("\n".join(notes), style="dim"))
+    return Group(table, Text(), prose(Text("\n".join(notes), style="dim")))
 
 
 def _candidate(comparison: Comparison, one: Candidate, best: Mapping[str, Candidate | None]) -> tuple[str, ...]:
@@ -331,7 +338,7 @@ def collective(study: CollectiveStudy) -> RenderableType:
         rates = (f"{row.algorithm_bandwidth / GIGA:.4g}", f"{row.bus_bandwidth / GIGA:.4g}")
         mark = "" if row.automatic else "only by name"
         table.add_row(row.algorithm, duration(row.time), *rates, f"{row.times_lower_bound:.2f}×", mark)
-    return Group(head, table, Text(), Text(_changes(study)), _levels(study))
+    return Group(head, table, Text(), prose(_changes(study)), _levels(study))
 
 
 def _changes(study: CollectiveStudy) -> str:
@@ -355,20 +362,18 @@ def _levels(study: CollectiveStudy) -> Table:
 # list and show
 
 
-def catalog(kind: str, entries: Mapping[str, str]) -> Table:
+def catalog(kind: str, entries: Mapping[str, str]) -> RenderableType:
     """Names of one kind, each with a line on what it is."""
     table = grid(f"{len(entries)} {kind}", ("name", "what it is"), left=2)
     for name, line in entries.items():
-        table.add_row(name, line)
-    return table
+        table.add_row(name, escape(line))
+    return Constrain(table, TEXT_WIDTH)
 
 
-def facts(title: str, rows: Sequence[Fact]) -> Table:
+def facts(title: str, rows: Sequence[Fact]) -> RenderableType:
     """What is known of one entry, line by line."""
-    from rich.markup import escape
-
     table = grid(title, ("", ""), left=2)
     table.show_header = False
     for name, value in rows:
         table.add_row(name, escape(value))
-    return table
+    return Constrain(table, TEXT_WIDTH)

@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from paleo.errors import PlanError, SpecError
-from paleo.pricing.alpha_beta import AlgorithmRow, Crossover, LevelCost, crossovers, lower_bound, span_costs, table
+from paleo.pricing.alpha_beta import (
+    AlgorithmRow,
+    Crossover,
+    LevelCost,
+    crossovers,
+    lower_bound,
+    span_costs,
+    table,
+    times,
+)
 from paleo.specs.hardware import Span, System
+
+#: By how much an algorithm must win to be worth a change.
+NOTABLE = 0.01
+#: How far beyond the last change the last algorithm is looked at, as a factor of the payload.
+BEYOND = 16.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +54,23 @@ def collective(operation: str, payload_bytes: float, ranks: int, system: System)
     spans = system.group(1, ranks)
     fan_outs, costs = span_costs(spans)
     rows = tuple(table(operation, payload_bytes, fan_outs, costs))
-    changes = tuple(crossovers(operation, fan_outs, costs))
+    changes = _worthwhile(crossovers(operation, fan_outs, costs), operation, fan_outs, costs)
     bound = float(lower_bound(operation, payload_bytes, fan_outs, costs))
     return CollectiveStudy(operation, payload_bytes, ranks, system, spans, fan_outs, costs, rows, changes, bound)
+
+
+def _worthwhile(
+    found: list[Crossover], operation: str, fan_outs: tuple[float, ...], costs: tuple[LevelCost, ...]
+) -> tuple[Crossover, ...]:
+    """Cross-overs after which the new algorithm comes to win by ``NOTABLE``; ties that flicker are left out."""
+    kept: list[Crossover] = []
+    ends = [one.payload_bytes for one in found[1:]] + [BEYOND * one.payload_bytes for one in found[-1:]]
+    for one, end in zip(found, ends, strict=True):
+        before = kept[-1].above if kept else found[0].below
+        if one.above == before:
+            continue
+        middle = math.sqrt(one.payload_bytes * end)
+        seconds = times(operation, middle, fan_outs, costs, [before, one.above])
+        if seconds[before] > (1.0 + NOTABLE) * seconds[one.above]:
+            kept.append(Crossover(one.payload_bytes, before, one.above))
+    return tuple(kept)

@@ -11,6 +11,7 @@ from paleo.pricing.kernels import pricer
 from paleo.specs.hardware import System
 from paleo.specs.model import ModelSpec
 from paleo.specs.run import Run
+from paleo.specs.software import load_software
 from paleo.work import Kernel, Tensor
 
 
@@ -54,7 +55,12 @@ def summarise(model: ModelSpec, run: Run) -> Summary:
     """The counts of each layer for ``run.batch`` samples (1 by default) in ``run.dtype`` (fp32 by default)."""
     dtype = run.dtype or "fp32"
     formats = precision(dtype)
-    graph = build(model, batch=run.batch or 1, choices=Choices(run.attention), overrides=run.model)
+    graph = build(
+        model,
+        batch=run.batch or 1,
+        choices=Choices(run.attention or load_software(run.software).attention),
+        overrides=run.model,
+    )
     saved, known = set[str](), set[str]()
     return Summary(graph, dtype, tuple(_counted(node, formats, saved, known) for node in graph.nodes))
 
@@ -89,9 +95,9 @@ def _newly_saved(node: Node, saved: set[str]) -> list[Tensor]:
     return list(new.values())
 
 
-def forward_times(summary: Summary, system: System, calibration: str) -> list[float]:
+def forward_times(summary: Summary, system: System, run: Run) -> list[float]:
     """Seconds of one turn of each layer's forward kernels on a device, in the order of the layers."""
-    prices = pricer(system.device, summary.dtype, calibration)
+    prices = pricer(system.device, summary.dtype, run.calibration, load_software(run.software))
     kernels = [kernel for layer in summary.layers for kernel in layer.kernels]
     seconds = iter(prices.times(kernels).total.tolist() if kernels else [])
     return [sum(next(seconds) for _ in layer.kernels) for layer in summary.layers]

@@ -117,7 +117,7 @@ def test_translation_models_share_their_tables() -> None:
 
 
 def test_what_a_loop_reads_from_outside_is_kept_once() -> None:
-    """The memory of the encoder serves six decoder layers; what goes round in them, or is made there, is kept six times."""
+    """The memory of the encoder serves six decoder layers and is kept once; what goes round in them, six times."""
     graph = build(load_model("transformer_big"), batch=1)
     cross = next(node for node in graph.nodes if node.name == "decoder.branch2.1.attention1")
     norm = next(node for node in graph.nodes if node.name == "decoder.branch1.1.self_attention1.layer_norm1")

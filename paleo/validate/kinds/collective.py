@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Any, ClassVar
 
@@ -20,11 +21,13 @@ from paleo.pricing.collective import (
     Network,
     custom_time,
     fabric_time,
+    link_kind,
     nccl_time,
     network_across,
     stack_networks,
 )
 from paleo.specs.hardware import System, load_system
+from paleo.units import MICROSECOND
 from paleo.validate.kinds.base import KINDS, Array, TableKind, number, text
 
 #: Dtypes that NVSwitch cannot add.
@@ -34,6 +37,10 @@ WITHOUT_LL = ("NCCL 1.", "NCCL 2.0", "Baidu", "OSU")
 #: All-reduce of DeepBench that is not NCCL with a process per GPU: own rings through host memory, MPI.
 OTHER_STACKS = {"single process": "single-process", "Baidu": "host-ring", "OSU": "mpi"}
 Flags = npt.NDArray[np.bool_]
+#: Largest payload of the engines' own kernels [byte]; vLLM's must be below 8 MiB, so 4 MiB is its last power of two.
+LARGEST = {"vllm": 2.0**22, "sglang": 2.0**23, "sglang-0.5.14": 2.0**24, "trtllm": 2.0**22}
+#: As good as no time [s]: parameters are searched by their logarithms.
+_NONE = 0.001 * MICROSECOND
 
 
 class CollectiveTable(TableKind[System]):
@@ -52,6 +59,26 @@ class CollectiveTable(TableKind[System]):
     host_parameters: ClassVar[tuple[str, ...]] = ("launch", "skew", "host")
     subject: ClassVar[str] = "system"
 
+    def start(
+        self, family: str, stack: str, figures: System
+    ) -> tuple[NcclParameters | FabricParameters | CustomParameters, tuple[str, ...]]:
+        """Where a fit begins, and the parameters that it leaves there: rows of this kind do not tell them apart."""
+        if family == "collective.custom":
+            engine, _, how = stack.rpartition("-")
+            eager = how == "eager"
+            return replace(
+                CustomParameters(), largest=_largest(engine, figures), host=20 * MICROSECOND if eager else _NONE
+            ), (() if eager else ("host",))
+        waits = stack.startswith("kernel")
+        skew, fixed = (40 * MICROSECOND, ()) if waits else (_NONE, ("skew",))
+        if family == "collective.fabric":
+            slow = replace(FabricParameters(), skew=skew, fabric_fraction=0.5, low_fraction=0.3, rail_power=0.7)
+            return (slow if waits else FabricParameters(fabric_fraction=0.6)), fixed
+        if link_kind(figures) == "pcie":
+            tree = NcclParameters(launch=12 * MICROSECOND, simple_step=14 * MICROSECOND, simple_fraction=0.4)
+            return tree, (*fixed, "switch_fraction", "exchange_fraction", "ll128_fraction")
+        return NcclParameters(skew=skew), fixed
+
     def unsupported(self, frame: pd.DataFrame) -> pd.Series[str]:
         """An unknown operation or system, or a group that the system cannot hold."""
         rows = list(
@@ -68,11 +95,15 @@ class CollectiveTable(TableKind[System]):
         return pd.Series([_reason(*row[:4], row[4] > 0, row[5]) for row in rows], index=frame.index, dtype=object)
 
     def stack(self, frame: pd.DataFrame) -> pd.Series[str]:
-        """kernel (duration on rank 0) or back-to-back for NCCL; <engine>-graph or <engine>-eager for custom kernels."""
+        """kernel (duration on rank 0) or back-to-back for NCCL; <engine>-graph or <engine>-eager for custom kernels.
+
+        The fabric between vidur's nodes is not documented, and kept apart from that of the system it names.
+        """
         algorithm, library = text(frame, "algo"), text(frame, "library")
         how = algorithm.str.lower().str.contains("eager").map({True: "eager", False: "graph"})
         engine = library.map(_engine)
         plain = (text(frame, "source") == "vidur").map({True: "kernel", False: "back-to-back"})
+        plain = plain.mask((plain == "kernel") & (self.family(frame) == "collective.fabric"), "kernel-unknown-fabric")
         for words, name in OTHER_STACKS.items():
             plain = plain.mask(library.str.contains(words, regex=False), name)
         return plain.where(~self._custom(frame), engine + "-" + how)
@@ -120,6 +151,13 @@ class CollectiveTable(TableKind[System]):
         unique, index = np.unique(groups, axis=0, return_inverse=True)
         networks = [network_across(system, ranks=int(n), ranks_per_node=int(m)) for n, m in unique]
         return stack_networks(networks, np.ravel(index))
+
+
+def _largest(engine: str, system: System) -> float:
+    """TensorRT-LLM's kernels stop earlier before Hopper."""
+    if engine == "trtllm" and system.device.architecture == "Ampere":
+        return 2.0**20
+    return LARGEST.get(engine, 2.0**23)
 
 
 @cache

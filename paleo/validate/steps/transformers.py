@@ -1,0 +1,107 @@
+"""Rows of measured transformer training steps as runs: which catalog family a row belongs to, with its sizes, and how it was run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from paleo.errors import SpecError
+from paleo.specs.hardware import System, load_system
+from paleo.specs.model import ModelSpec, load_model
+from paleo.specs.run import Run
+
+Row = Mapping[str, Any]
+#: Systems for rows that name a device alone.
+DEFAULT_SYSTEMS = {
+    "a100-sxm4-40gb": "dgx-a100-40gb",
+    "a100-sxm4-80gb": "dgx-a100-80gb",
+    "a100-pcie-40gb": "pcie4-8gpu",
+    "h100-sxm5-80gb": "dgx-h100",
+    "h200-sxm": "dgx-h200",
+    "b200": "dgx-b200",
+    "v100-sxm2-16gb": "dgx-1-v100",
+    "v100-sxm2-32gb": "dgx-1-v100",
+}
+SHARDING = {"": 0, "none": 0, "zero1": 1, "zero2": 2, "zero3": 3}
+
+
+def filled(row: Row, key: str) -> bool:
+    """Whether a cell holds something."""
+    value = row.get(key)
+    return value is not None and value == value and str(value).strip() != ""
+
+
+def whole(row: Row, key: str, default: int | None = None) -> int:
+    """A cell as a whole number."""
+    if not filled(row, key):
+        if default is None:
+            raise SpecError(f"{key} is not stated")
+        return default
+    number = float(row[key])
+    if number != int(number) or number < 0:
+        raise SpecError(f"{key} {row[key]!r} is not a whole number")
+    return int(number)
+
+
+def model_of(row: Row) -> tuple[ModelSpec, dict[str, int | float | str]]:
+    """The catalog family and the parameters that make it the row's network."""
+    sizes = {key: whole(row, key) for key in ("layers", "hidden", "heads", "vocab")}
+    sizes["seq"] = whole(row, "seq_len")
+    if filled(row, "ffn_hidden"):
+        sizes["ffn"] = whole(row, "ffn_hidden")
+    gated, experts = whole(row, "gated_mlp", 0) > 0, whole(row, "n_experts", 0)
+    if "deepseek" in str(row.get("model", "")).lower():
+        return load_model("deepseek_v3"), {"seq": sizes["seq"]}
+    if experts > 1:
+        more = {"kv_heads": whole(row, "kv_heads", sizes["heads"]), "experts": experts, "top_k": whole(row, "top_k")}
+        return load_model("mixtral-8x7b"), {**sizes, **more}
+    if gated:
+        return load_model("llama2-7b"), {**sizes, "kv_heads": whole(row, "kv_heads", sizes["heads"])}
+    if whole(row, "kv_heads", sizes["heads"]) != sizes["heads"]:
+        raise SpecError("grouped-query attention without a gated feed-forward block has no catalog family")
+    return load_model("gpt2"), {**sizes, "positions": sizes["seq"]}
+
+
+def system_of(row: Row) -> System:
+    """The row's system: by its own name, else the usual one of its device, else the device alone."""
+    if filled(row, "system"):
+        return load_system(str(row["system"]))
+    device = str(row["device"])
+    return load_system(DEFAULT_SYSTEMS.get(device, device) if whole(row, "n_gpus", 1) > 1 else device)
+
+
+def strategy_of(row: Row) -> str:
+    """Degrees, sharding and sequence parallelism in the spelling of the command line."""
+    parts = [f"{axis}={whole(row, axis, 1)}" for axis in ("tp", "pp", "dp", "cp", "ep") if whole(row, axis, 1) > 1]
+    sharding = str(row.get("sharding") or "").strip().lower() if filled(row, "sharding") else ""
+    if sharding not in SHARDING:
+        raise SpecError(f"sharding {sharding!r} is not modelled")
+    stages = whole(row, "pp", 1)
+    zero = SHARDING[sharding] if whole(row, "dp", 1) > 1 else 0
+    zero = min(zero, 2) if stages > 1 else zero
+    if zero:
+        parts.append(f"zero={zero}")
+    if whole(row, "vp", 1) > 1 and stages > 1:
+        parts.append(f"vp={whole(row, 'vp', 1)}")
+    if filled(row, "sequence_parallel") and whole(row, "sequence_parallel") and whole(row, "tp", 1) > 1:
+        parts.append("sp")
+    return ",".join(parts) or "dp"
+
+
+def run_of(row: Row) -> Run:
+    """The run that a row of ``llm_iterations`` describes; recomputation that is not stated counts as none."""
+    recompute = str(row["recompute"]).strip().lower() if filled(row, "recompute") else "none"
+    if recompute not in ("none", "selective", "full"):
+        raise SpecError(f"recompute {recompute!r} is none of none, selective, full")
+    _, sizes = model_of(row)
+    software = str(row["software"]).strip() if filled(row, "software") else "pytorch-eager"
+    return Run(
+        gpus=whole(row, "n_gpus"),
+        global_batch=whole(row, "global_batch"),
+        microbatch=whole(row, "micro_batch") if filled(row, "micro_batch") else None,
+        dtype=str(row["dtype"]),
+        strategy=strategy_of(row),
+        recompute=recompute,  # type: ignore[arg-type]
+        software=software,
+        model=sizes,
+    )
