@@ -11,7 +11,9 @@ The names are loaded when they are first used, so that ``import paleo`` costs no
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -29,14 +31,25 @@ _HOMES = {
     "Run": "paleo.specs.run",
     "load_model": "paleo.specs.model",
     "load_system": "paleo.specs.hardware",
-    "predict": "paleo.predict",
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'paleo' has no attribute {name!r}")
-    home = import_module(_HOMES[name])
-    public = {one: getattr(home, one) for one, place in _HOMES.items() if place == _HOMES[name]}
-    globals().update(public)
-    return public[name]
+class _Package(ModuleType):
+    """A package whose public names are loaded at their first use."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _HOMES:
+            raise AttributeError(f"module 'paleo' has no attribute {name!r}")
+        return getattr(import_module(_HOMES[name]), name)
+
+    @property
+    def predict(self) -> Any:
+        """The function, whether or not the module of that name has been imported already."""
+        return import_module("paleo.predict").__dict__["predict"]
+
+    @predict.setter
+    def predict(self, module: ModuleType) -> None:
+        """Importing a module sets it on its package; here the function keeps the name."""
+
+
+sys.modules[__name__].__class__ = _Package

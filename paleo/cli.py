@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from paleo.errors import CapacityError, PaleoError, SpecError, near
+from paleo.errors import CapacityError, PaleoError, SpecError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -33,8 +33,8 @@ app = typer.Typer(
 )
 #: What typer raises on wrong usage; its base class has moved between versions.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[2]
-#: Exit codes: the answer is no; the input is wrong; nobody reads the output any more.
-NO, WRONG, UNREAD = 1, 2, 141
+#: Exit codes: the answer is no; the input is wrong; stopped from the keyboard; nobody reads the output any more.
+NO, WRONG, INTERRUPTED, UNREAD = 1, 2, 130, 141
 
 #: The largest GPU count that --gpus of ``scale`` takes, and the most counts.
 MOST_GPUS, MOST_COUNTS = 10**7, 200
@@ -173,7 +173,7 @@ def _checked_plot(plot: str | None) -> Path | None:
         return None
     path, known = Path(plot), (".png", ".svg", ".pdf")
     if path.suffix.lower() not in known:
-        raise SpecError(f"--plot {plot}: a picture ends in {', '.join(known)}; {near(path.suffix, known)}")
+        raise SpecError(f"--plot {plot}: the name of a picture ends in {', '.join(known)}")
     if not path.parent.is_dir():
         raise SpecError(f"--plot {plot}: there is no folder {str(path.parent)!r}")
     return path
@@ -259,11 +259,11 @@ def summary(
     run = options.run()
     study = summarise(load_model(model), run)
     machine = None if system is None else load_system(system)
-    _show(lambda: documents.summary(study), lambda: tables.summary(study), as_json)
     if path is not None and machine is not None:
         from paleo.report import plots
 
         _draw(path, lambda: plots.roofline(study, machine, run))
+    _show(lambda: documents.summary(study), lambda: tables.summary(study), as_json)
 
 
 @app.command()
@@ -292,12 +292,12 @@ def estimate(
     each = made.graph.tokens_per_sample
     wanted = amount(network, epochs=epochs, samples=samples, tokens=tokens, tokens_per_sample=each)
     cost = None if wanted is None else training(made, wanted)
-    _show(lambda: documents.estimate(made, cost), lambda: tables.estimate(made, cost, verbose=verbose), as_json)
-    _warn(made.warnings if as_json else ())
     if path is not None:
         from paleo.report import plots
 
         _draw(path, lambda: plots.estimate(made))
+    _show(lambda: documents.estimate(made, cost), lambda: tables.estimate(made, cost, verbose=verbose), as_json)
+    _warn(made.warnings if as_json else ())
     if not made.memory.fits:
         raise typer.Exit(NO)
 
@@ -328,11 +328,11 @@ def scale(
     network, machine = load_model(model), load_system(system)
     curves = [scaling.scale(network, machine, run, counts, kind) for kind in kinds]
     names = (network.name, machine.name)
-    _show(lambda: documents.scale(*names, curves), lambda: tables.scale(*names, curves), as_json)
     if path is not None:
         from paleo.report import plots
 
         _draw(path, lambda: plots.scale(*names, curves))
+    _show(lambda: documents.scale(*names, curves), lambda: tables.scale(*names, curves), as_json)
     if not any(curve.base.runs for curve in curves):
         raise typer.Exit(NO)
 
@@ -374,11 +374,11 @@ def compare(
     each = None if tokens is None else build(network, batch=1, overrides=run.model).tokens_per_sample
     wanted = amount(network, epochs=epochs, samples=samples, tokens=tokens, tokens_per_sample=each)
     study = comparison.compare(network, machines, run, wanted)
-    _show(lambda: documents.compare(study), lambda: tables.compare(study), as_json)
     if path is not None:
         from paleo.report import plots
 
         _draw(path, lambda: plots.compare(study))
+    _show(lambda: documents.compare(study), lambda: tables.compare(study), as_json)
     if not any(one.runs for one in study.candidates):
         raise typer.Exit(NO)
 
@@ -400,11 +400,11 @@ def collective(
 
     path = _checked_plot(plot)
     study = studies.collective(operation.replace("-", "_"), parse(bytes_, "bytes"), ranks, load_system(system))
-    _show(lambda: documents.collective(study), lambda: tables.collective(study), as_json)
     if path is not None:
         from paleo.report import plots
 
         _draw(path, lambda: plots.collective(study))
+    _show(lambda: documents.collective(study), lambda: tables.collective(study), as_json)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -426,6 +426,8 @@ def run(arguments: Sequence[str]) -> int:
         return _fail(str(error), NO)
     except PaleoError as error:
         return _fail(str(error), WRONG)
+    except typer.Abort:
+        return INTERRUPTED
     except _UsageError as error:
         return _fail(error.format_message(), WRONG)  # type: ignore[attr-defined]
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from paleo.errors import GraphError, SpecError, near
@@ -54,7 +55,7 @@ class Node:
         return parameters_of(self.operations)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Graph:
     """Nodes in topological order, with shapes for one batch."""
 
@@ -74,10 +75,14 @@ class Graph:
         """
         if not keeper.repeats or tensor.name not in {one.name for one in keeper.inputs}:
             return keeper.repeat
-        makers = (node.repeats for node in self.nodes if node.operations and node.out.name == tensor.name)
-        inside = next(makers, ())
+        inside = self._loops.get(tensor.name, ())
         loops = (loop for loop in keeper.repeats if loop in inside or self.carried.get(loop[0]) == tensor.name)
         return math.prod(times for _, times in loops)
+
+    @cached_property
+    def _loops(self) -> Mapping[str, tuple[tuple[str, int], ...]]:
+        """The loops in which each tensor is made."""
+        return {node.out.name: node.repeats for node in reversed(self.nodes) if node.operations}
 
     @property
     def parameters(self) -> int:

@@ -5,10 +5,12 @@ A section is what the scheduler moves as one: a layer, or one turn of a folded b
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
+from paleo.fusion import Launches, fuse
 from paleo.graph import Graph, Node
 from paleo.parallel.mesh import Axes, Mesh
 from paleo.parallel.placement import Placement
@@ -22,11 +24,12 @@ ATTENTION_CORE = ".core"
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """A kernel of one turn of its section; ``times`` is above 1 for a block folded inside the section's own."""
+    """A kernel of one turn of its section; ``times`` is above 1 for a block folded inside the section's own, and below 1 where a
+    kernel runs in some turns alone."""
 
     kernel: Kernel
     layer: str
-    times: int
+    times: float
 
     @property
     def core(self) -> bool:
@@ -102,9 +105,9 @@ class Program:
         )
 
 
-def lower(graph: Graph, placement: Placement, mesh: Mesh, precision: Precision) -> Program:
-    """The program of the fullest rank."""
-    lowering = _Lowering(graph, precision)
+def lower(graph: Graph, placement: Placement, mesh: Mesh, precision: Precision, *, fused: bool = False) -> Program:
+    """The program of the fullest rank; ``fused`` merges chains of element-wise passes."""
+    lowering = _Lowering(graph, precision, fused)
     placed = propagate(graph, placement, mesh)
     return Program(tuple(lowering.section(list(members)) for _, members in groupby(placed, key=_section_key)))
 
@@ -117,9 +120,10 @@ def _section_key(placed: PlacedNode) -> str:
 class _Lowering:
     """Walks the placed layers once; remembers which tensors are kept and which parameters were met, so that each counts once."""
 
-    def __init__(self, graph: Graph, precision: Precision) -> None:
-        self.precision = precision
+    def __init__(self, graph: Graph, precision: Precision, fused: bool) -> None:
+        self.graph, self.precision, self.fused = graph, precision, fused
         self._readers = _readers(graph.nodes)
+        self._reads = Counter(t.name for node in graph.nodes for op in node.operations for t in op.reads)
         self._saved: set[str] = set()
         self._known: set[str] = set()
 
@@ -129,18 +133,17 @@ class _Lowering:
         gradients: dict[Axes, float] = {}
         saved = core = 0.0
         for one in members:
-            inner = one.node.repeat // repeat
             for tensor, axes in one.parameters:
                 if tensor.name not in self._known:
                     self._known.add(tensor.name)
-                    gradients[axes] = gradients.get(axes, 0.0) + float(tensor.elements) * inner
+                    gradients[axes] = gradients.get(axes, 0.0) + float(tensor.elements) * (one.node.repeat // repeat)
             kept, inside = self._saves(one)
-            saved, core = saved + kept * inner, core + inside * inner
+            saved, core = saved + kept / repeat, core + inside / repeat
         outputs = [operation.out.bytes(self.precision) for one in members for operation in one.operations]
         return Section(
             name,
             repeat,
-            tuple(kernel for one in members for kernel in self._kernels(one, repeat)),
+            tuple(self._kernels(members, repeat)),
             tuple(transfer for one in members for transfer in self._transfers(one, repeat)),
             tuple(Gradient(axes, elements) for axes, elements in gradients.items()),
             sum(gradients.values()),
@@ -152,7 +155,7 @@ class _Lowering:
         )
 
     def _saves(self, placed: PlacedNode) -> tuple[float, float]:
-        """Bytes that this layer is the first to keep for its backward pass, and those of them inside the core of attention."""
+        """Bytes that this layer, all turns of it, is the first to keep for its backward pass, and those inside the core of attention."""
         total = core = 0.0
         for operation in placed.operations:
             for tensor in operation.saves:
@@ -160,19 +163,40 @@ class _Lowering:
                     continue
                 self._saved.add(tensor.name)
                 size = tensor.bytes(self.precision) / placed.gathered.get(tensor.name, 1)
+                size *= self.graph.copies(tensor, placed.node)
                 total += size
                 core += size if ATTENTION_CORE in tensor.name else 0.0
         return total, core
 
-    def _kernels(self, placed: PlacedNode, repeat: int) -> Iterable[Counted]:
-        node = placed.node
-        times = node.repeat // repeat
-        for operation in placed.operations:
-            for kernel in (*operation.forward(self.precision), *operation.backward(self.precision)):
-                yield Counted(kernel, node.name, times)
-        for tensor in dict.fromkeys(node.inputs):
-            if node.name in self._readers.get(tensor.name, [])[:-1]:
-                yield Counted(self._accumulate(placed, tensor), node.name, times)
+    def _kernels(self, members: list[PlacedNode], repeat: int) -> Iterable[Counted]:
+        launches = [
+            Launches(
+                operation,
+                one.node.name,
+                one.node.repeat // repeat,
+                operation.forward(self.precision),
+                operation.backward(self.precision),
+            )
+            for one in members
+            for operation in one.operations
+        ]
+        if self.fused:
+            launches = fuse(launches, self._reads, self.precision)
+        for launch in launches:
+            for kernel in (*launch.forward, *launch.backward):
+                yield Counted(kernel, launch.layer, launch.times)
+        for one in members:
+            for tensor in dict.fromkeys(one.node.inputs):
+                times = self._additions(one.node, tensor) / repeat
+                if times:
+                    yield Counted(self._accumulate(one, tensor), one.node.name, times)
+
+    def _additions(self, node: Node, tensor: Tensor) -> int:
+        """How often the turns of this reader add their gradient of an input to one that is there: all but the first of its last reader."""
+        readers = self._readers.get(tensor.name, [])
+        if node.name not in readers:
+            return 0
+        return node.repeat - (self.graph.copies(tensor, node) if node.name == readers[-1] else 0)
 
     def _accumulate(self, placed: PlacedNode, tensor: Tensor) -> Kernel:
         """Add this reader's gradient to the one that a later reader left: read two, write one."""

@@ -123,9 +123,11 @@ def predict(model: ModelSpec, system: System, run: Run) -> Prediction:
     chosen = plan(model, system, run)
     formats = precision(chosen.dtype)
     software = load_software(run.software)
+    software = software if run.cudnn is None else software.model_copy(update={"cudnn": run.cudnn})
     choices = Choices(run.attention or software.attention)
     graph = build(model, batch=chosen.microbatch * chosen.dp, choices=choices, overrides=run.model)
-    program = lower(graph, STRATEGIES[chosen.parallel.preset](graph, chosen.parallel), chosen.mesh, formats)
+    placement = STRATEGIES[chosen.parallel.preset](graph, chosen.parallel)
+    program = lower(graph, placement, chosen.mesh, formats, fused=software.fused)
     program = without_backward(program) if run.forward_only else program
     priced = _priced(program, system, chosen, run, formats, software)
     timeline, breakdown = _single(priced) if chosen.stages == 1 else _pipelined(priced)

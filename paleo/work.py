@@ -93,6 +93,8 @@ class Kernel:
     bytes_read: float
     bytes_written: float
     shape: Mapping[str, float] = field(default_factory=dict)
+    #: Share of a host call: the kernels of one operation's backward pass come out of one call of the framework.
+    calls: float = 1.0
 
     @property
     def bytes(self) -> float:
@@ -216,7 +218,7 @@ class Contraction:
         if self.bias is not None:
             summed = MemoryPass(f"{self.name}.bias", "reduce", (self.out,), self.bias, flops_per_element=1.0)
             kernels.append(replace(summed.forward(precision)[0], phase="backward_weight"))
-        return tuple(kernels)
+        return tuple(replace(kernel, calls=1.0 / len(kernels)) for kernel in kernels)
 
     def _kernel(
         self, phase: Phase, left: Tensor, right: Tensor, out: Tensor, precision: Precision, extra: Tensor | None = None

@@ -75,6 +75,7 @@ def algorithms_for(operation: str) -> tuple[Algorithm, ...]:
 
 
 def checked_payload(payload_bytes: Numeric) -> Array:
+    """The payload as an array; SpecError unless all of it is finite and zero or more [byte]."""
     payload = np.asarray(payload_bytes, dtype=np.float64)
     if not np.all(np.isfinite(payload)) or np.any(payload < 0):
         raise SpecError(f"payload_bytes {payload_bytes!r} must be finite and zero or more")
@@ -82,6 +83,7 @@ def checked_payload(payload_bytes: Numeric) -> Array:
 
 
 def checked_group(group: Group) -> tuple[Array, ...]:
+    """The fan-outs as arrays; SpecError unless there is one and all are whole numbers of one or more."""
     fan_outs = tuple(np.asarray(fan_out, dtype=np.float64) for fan_out in group)
     if not fan_outs:
         raise SpecError("a group needs at least one level: its fan-outs from inner to outer, such as (8, 4)")

@@ -107,4 +107,4 @@ class LocalResponseNorm(Layer):
         out = x.like(name)
         scale = x.like(f"{name}.scale")
         flops = 2.0 * self.size + 4.0
-        return Expansion((MemoryPass(name, "norm", (x,), out, keeps=(x, scale, out), flops_per_element=flops),), out)
+        return Expansion((MemoryPass(name, "elementwise", (x,), out, keeps=(x, scale, out), flops_per_element=flops),), out)

@@ -139,7 +139,7 @@ class DecodeParameters:
     )
     combine_step: float = parameter(
         0.1 * MICROSECOND,
-        low=0.001 * MICROSECOND,
+        low=0.0005 * MICROSECOND,
         high=1 * MICROSECOND,
         unit="s",
         meaning="merging, per split in a chain",

@@ -1,9 +1,10 @@
 """Seconds of a collective as NCCL and the custom kernels of serving engines carry it out on a real network.
 
 The counts (steps, bytes per level) come from `paleo.collectives`; here they meet launch cost, the latency of a step
-and the share of a link that each protocol reaches. Three families of parameters, each fitted per system:
+and the share of a link that each protocol reaches. Four families of parameters, each fitted per system:
 
-* `NcclParameters`: groups inside one node (NVLink, NVSwitch, PCIe trees);
+* `NcclParameters`: rings inside one node (NVLink, NVSwitch, PCIe trees);
+* `ExchangeParameters`: all_to_all and send_recv inside one node;
 * `FabricParameters`: groups that cross nodes, by ring or double binary tree;
 * `CustomParameters`: one-shot and two-shot all-reduce kernels, with NCCL above their largest payload.
 
@@ -30,6 +31,8 @@ from paleo.pricing.parameters import parameter
 from paleo.specs.hardware import Level, Span, System
 from paleo.units import GIB, KILO, MICROSECOND
 
+#: As good as no time: parameters are searched by their logarithms [s].
+NANOSECOND = MICROSECOND / KILO
 #: Link kinds inside a node that are no PCIe tree.
 _LIKE_NVLINK = frozenset({"nvlink", "nvswitch", "infinity_fabric", "ici", "ethernet"})
 
@@ -236,7 +239,7 @@ class NcclParameters:
     """NCCL among the devices of one node; defaults are those of eight A100 behind NVSwitch."""
 
     launch: float = parameter(
-        6 * MICROSECOND,
+        8 * MICROSECOND,
         low=1 * MICROSECOND,
         high=100 * MICROSECOND,
         unit="s",
@@ -269,7 +272,7 @@ class NcclParameters:
     simple_fraction: float = parameter(0.78, low=0.05, high=1.0, unit="1", meaning="share of the link of Simple")
     fill: float = parameter(
         1.5 * MICROSECOND,
-        low=0.001 * MICROSECOND,
+        low=NANOSECOND,
         high=1000 * MICROSECOND,
         unit="s",
         meaning="cost of one more chunk in the pipeline",
@@ -286,18 +289,17 @@ class NcclParameters:
         meaning="without peer-to-peer, link share falls as (ranks / 2) to this power",
         fitted=False,
     )
-    exchange_fraction: float = parameter(
-        0.014, low=0.001, high=0.3, unit="1", meaning="share of the link per peer of an exchange in LL"
-    )
     skew: float = parameter(
-        0.001 * MICROSECOND,
-        low=0.001 * MICROSECOND,
+        NANOSECOND,
+        low=NANOSECOND,
         high=200 * MICROSECOND,
         unit="s",
         meaning="wait for the last rank to launch, where that is timed too",
     )
 
 
+#: Operations in which ranks meet in pairs.
+EXCHANGES = ("all_to_all", "send_recv")
 #: Payload per rank at which NCCL has given work to every channel [byte].
 _SPREAD_BYTES = 4096.0
 #: Fewest ranks for which NCCL uses the switch's arithmetic inside one node.
@@ -315,27 +317,23 @@ def nccl_time(
     switch_can_add: bool | npt.NDArray[np.bool_] = True,
     low_latency: bool | npt.NDArray[np.bool_] = True,
 ) -> Array:
-    """Seconds of a collective inside one node.
+    """Seconds of an all_reduce, reduce_scatter, all_gather or broadcast inside one node.
 
     Ring: launch + hidden(steps, wire) with the protocol's step and share of the link; Simple adds its start, the copy
-    of a rank's own share and the filling of the pipeline. all_to_all and send_recv exchange with all peers at once.
-    ``switch_can_add`` says whether the switches can add this dtype (they have no int8). The sender of a send_recv does
-    not wait for other ranks, so launch skew leaves it alone. ``low_latency``: the library has LL (NCCL 2.1 and later).
+    of a rank's own share and the filling of the pipeline. ``switch_can_add`` says whether the switches can add this
+    dtype (they have no int8), ``low_latency`` whether the library has LL (NCCL 2.1 and later).
 
     Holds for 2..72 ranks in one NVLink domain or PCIe tree, 512 B and up.
     """
-    if operation in ("all_to_all", "send_recv"):
-        time = _exchange_time(operation, payload_bytes, network, parameters)
-    else:
-        name = "ring" if operation != "broadcast" else "double_tree"
-        traffic = ALGORITHMS[name].traffic(operation, payload_bytes, network.fan_outs)
-        time = _ring_time(operation, payload_bytes, traffic, network, parameters, low_latency)
-        if operation == "all_reduce" and network.switch_reduces:
-            by_switch = _switch_time(payload_bytes, network, parameters)
-            usable = np.logical_and(switch_can_add, network.ranks >= _SWITCH_RANKS)
-            time = np.where(usable, np.minimum(time, by_switch), time)
-    waits = np.logical_and(network.ranks > 1, operation != "send_recv")
-    return _with_skew(np.where(network.ranks > 1, time, 0.0), np.where(waits, parameters.skew, 0.0))
+    name = "ring" if operation != "broadcast" else "double_tree"
+    traffic = ALGORITHMS[name].traffic(operation, payload_bytes, network.fan_outs)
+    time = _ring_time(operation, payload_bytes, traffic, network, parameters, low_latency)
+    if operation == "all_reduce" and network.switch_reduces:
+        by_switch = _switch_time(payload_bytes, network, parameters)
+        usable = np.logical_and(switch_can_add, network.ranks >= _SWITCH_RANKS)
+        time = np.where(usable, np.minimum(time, by_switch), time)
+    several = network.ranks > 1
+    return _with_skew(np.where(several, time, 0.0), np.where(several, parameters.skew, 0.0))
 
 
 def _ring_time(
@@ -346,13 +344,13 @@ def _ring_time(
     p: NcclParameters,
     low_latency: bool | npt.NDArray[np.bool_],
 ) -> Array:
-    steps, wire = np.asarray(traffic.steps), net.wire_time(traffic) * _staging(net, p)
+    steps, wire = np.asarray(traffic.steps), net.wire_time(traffic) * _staging(net, p.staging_power)
     chosen = np.where(low_latency, protocol(steps=steps, wire_time=wire, network=net), SIMPLE)
     full = 1.0 + p.spread
     busy = 1.0 + p.spread * _all_channels(payload, net)
     low = p.launch * busy + hidden(steps * p.step * busy, wire / p.ll_fraction)
     middle = p.launch * full + hidden(steps * p.step * full, wire / p.ll128_fraction)
-    moved = wire / p.simple_fraction + _copy_time(operation, payload, net, p)
+    moved = wire / p.simple_fraction + _copy_time(operation, payload, net, p.copy)
     simple = p.launch * full + p.simple_start + hidden(steps * (p.step * full + p.simple_step), moved)
     simple = simple + fill_time(moved, p.fill)
     return np.where(chosen == LL, low, np.where(chosen == LL128, middle, simple))
@@ -364,10 +362,10 @@ def _all_channels(payload: Numeric, net: Network) -> Array:
     return np.asarray(square / (1.0 + square))
 
 
-def _copy_time(operation: str, payload: Numeric, net: Network, p: NcclParameters) -> Array:
+def _copy_time(operation: str, payload: Numeric, net: Network, copy: float) -> Array:
     """A rank's own share goes from its input to its output buffer; an all_reduce does half of that in passing."""
     half = 0.5 if operation == "all_reduce" else 1.0
-    return np.asarray(half * p.copy * np.asarray(payload) / net.ranks / net.rank_bandwidth)
+    return np.asarray(half * copy * np.asarray(payload) / net.ranks / net.rank_bandwidth)
 
 
 def _switch_time(payload: Numeric, net: Network, p: NcclParameters) -> Array:
@@ -377,22 +375,9 @@ def _switch_time(payload: Numeric, net: Network, p: NcclParameters) -> Array:
     return np.asarray(start + moved + fill_time(moved, p.fill))
 
 
-def _exchange_time(operation: str, payload: Numeric, net: Network, p: NcclParameters) -> Array:
-    name = "pairwise" if operation == "all_to_all" else "point_to_point"
-    traffic = ALGORITHMS[name].traffic(operation, payload, net.fan_outs)
-    peers = net.ranks - 1.0 if operation == "all_to_all" else np.ones(())
-    wire = net.wire_time(traffic) * _staging(net, p)
-    start = p.launch * (1.0 + p.spread) + 0.5 * p.step * peers
-    low = start + wire / (p.exchange_fraction * np.maximum(peers, 1.0))
-    moved = wire / p.simple_fraction
-    if operation == "all_to_all":
-        moved = moved + _copy_time(operation, payload, net, p)
-    return softly_least(low, start + p.simple_step + moved + fill_time(moved, p.fill))
-
-
-def _staging(net: Network, p: NcclParameters) -> Array:
+def _staging(net: Network, power: float) -> Array:
     """Without peer-to-peer every hop passes host memory twice, where the paths of all ranks meet."""
-    return np.where(net.staged, (net.ranks / 2.0) ** p.staging_power, 1.0)
+    return np.where(net.staged, (net.ranks / 2.0) ** power, 1.0)
 
 
 def softly_least(first: Numeric, second: Numeric, norm: float = 6.0) -> Array:
@@ -410,6 +395,61 @@ def _with_skew(time: Array, skew: Numeric) -> Array:
     """A kernel cannot end before the last rank has begun: the larger of both, softly."""
     larger = np.maximum(np.maximum(time, skew), np.finfo(np.float64).tiny)
     return np.asarray(larger * ((time / larger) ** _SKEW_NORM + (skew / larger) ** _SKEW_NORM) ** (1.0 / _SKEW_NORM))
+
+
+# --- exchanges inside a node -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeParameters:
+    """all_to_all and send_recv of NCCL among the devices of one node; defaults are those of eight A100."""
+
+    launch: float = parameter(
+        10 * MICROSECOND, low=1 * MICROSECOND, high=100 * MICROSECOND, unit="s", meaning="start and end of the kernel"
+    )
+    peer: float = parameter(
+        0.4 * MICROSECOND, low=0.01 * MICROSECOND, high=50 * MICROSECOND, unit="s", meaning="one more peer"
+    )
+    low_fraction: float = parameter(
+        0.014, low=0.002, high=0.3, unit="1", meaning="share of the link that LL reaches, per peer"
+    )
+    start: float = parameter(
+        6 * MICROSECOND, low=0.1 * MICROSECOND, high=200 * MICROSECOND, unit="s", meaning="latency of Simple's fences"
+    )
+    fraction: float = parameter(0.8, low=0.05, high=1.0, unit="1", meaning="share of the link of Simple")
+    fill: float = parameter(
+        1.5 * MICROSECOND, low=NANOSECOND, high=1000 * MICROSECOND, unit="s", meaning="cost of one more chunk"
+    )
+    copy: float = parameter(
+        0.38, low=0.02, high=3.0, unit="1", meaning="copy of a rank's own share of an all_to_all, in link times"
+    )
+    staging_power: float = parameter(
+        0.5,
+        low=0.05,
+        high=2.5,
+        unit="1",
+        meaning="without peer-to-peer, link share falls as (ranks / 2) to this power",
+        fitted=False,
+    )
+
+
+def exchange_time(*, operation: str, payload_bytes: Numeric, network: Network, parameters: ExchangeParameters) -> Array:
+    """Seconds of an all_to_all or send_recv inside one node.
+
+    A rank sends to all its peers at once, each by a channel of its own: in LL while that is faster, else in Simple,
+    whose fences hide behind the transfer. Nobody waits for the last rank of a group, as only pairs meet.
+    """
+    p, net = parameters, network
+    name = "pairwise" if operation == "all_to_all" else "point_to_point"
+    traffic = ALGORITHMS[name].traffic(operation, payload_bytes, net.fan_outs)
+    peers = np.maximum(net.ranks - 1.0 if operation == "all_to_all" else 1.0, 1.0)
+    wire = net.wire_time(traffic) * _staging(net, p.staging_power)
+    moved = wire / p.fraction
+    if operation == "all_to_all":
+        moved = moved + _copy_time(operation, payload_bytes, net, p.copy)
+    low = wire / (p.low_fraction * peers)
+    simple = hidden(p.start, moved) + fill_time(moved, p.fill)
+    return np.where(net.ranks > 1, p.launch + p.peer * peers + softly_least(low, simple), 0.0)
 
 
 # --- between nodes ---------------------------------------------------------------------------------------------------
@@ -454,14 +494,14 @@ class FabricParameters:
     )
     fill: float = parameter(
         1 * MICROSECOND,
-        low=0.001 * MICROSECOND,
+        low=NANOSECOND,
         high=1000 * MICROSECOND,
         unit="s",
         meaning="cost of one more chunk, per fabric hop",
     )
     skew: float = parameter(
-        0.001 * MICROSECOND,
-        low=0.001 * MICROSECOND,
+        NANOSECOND,
+        low=NANOSECOND,
         high=500 * MICROSECOND,
         unit="s",
         meaning="wait for the last rank to launch, where that is timed too",
@@ -541,15 +581,15 @@ class CustomParameters:
         meaning="kernel start and first barrier",
     )
     host: float = parameter(
-        0.001 * MICROSECOND,
-        low=0.001 * MICROSECOND,
+        NANOSECOND,
+        low=NANOSECOND,
         high=500 * MICROSECOND,
         unit="s",
         meaning="time the host needs to issue the call",
     )
     peer: float = parameter(
         0.1 * MICROSECOND,
-        low=0.001 * MICROSECOND,
+        low=NANOSECOND,
         high=5 * MICROSECOND,
         unit="s",
         meaning="one more peer in the barrier",
@@ -573,7 +613,7 @@ class CustomParameters:
     copy: float = parameter(0.38, low=0.02, high=3.0, unit="1", meaning="copy of a rank's own share, in link times")
     fill: float = parameter(
         1.5 * MICROSECOND,
-        low=0.001 * MICROSECOND,
+        low=NANOSECOND,
         high=1000 * MICROSECOND,
         unit="s",
         meaning="cost of one more chunk in the pipeline",
@@ -619,6 +659,7 @@ def collective_time(
     payload_bytes: Numeric,
     network: Network,
     inside: NcclParameters,
+    exchange: ExchangeParameters,
     between: FabricParameters,
     switch_can_add: bool = True,
 ) -> Array:
@@ -626,19 +667,23 @@ def collective_time(
 
     >>> link = Network(fan_outs=(8.0,), bandwidths=(300e9,), ports=(1.0,))
     >>> t = collective_time(operation="all_reduce", payload_bytes=2.0**29, network=link,
-    ...                     inside=NcclParameters(), between=FabricParameters())
+    ...                     inside=NcclParameters(), exchange=ExchangeParameters(), between=FabricParameters())
     >>> 0.0035 < float(t) < 0.0045
     True
     """
-    if np.any(network.nodes > 1):
+    crosses = network.nodes > 1
+    if np.any(crosses):
         across = fabric_time(operation=operation, payload_bytes=payload_bytes, network=network, parameters=between)
-        if np.all(network.nodes > 1):
+        if np.all(crosses):
             return across
-    within = nccl_time(
-        operation=operation,
-        payload_bytes=payload_bytes,
-        network=network,
-        parameters=inside,
-        switch_can_add=switch_can_add,
-    )
-    return np.where(network.nodes > 1, across, within) if np.any(network.nodes > 1) else within
+    if operation in EXCHANGES:
+        within = exchange_time(operation=operation, payload_bytes=payload_bytes, network=network, parameters=exchange)
+    else:
+        within = nccl_time(
+            operation=operation,
+            payload_bytes=payload_bytes,
+            network=network,
+            parameters=inside,
+            switch_can_add=switch_can_add,
+        )
+    return np.where(crosses, across, within) if np.any(crosses) else within

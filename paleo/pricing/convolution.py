@@ -2,21 +2,21 @@
 
 Each algorithm is a matrix product (or a batch of them) with what it costs to bring the operands into that form:
 
-    implicit   the im2col matrix is formed on the fly, tile by tile; a data gradient with stride wastes stride^2 - 1 of each tap
+    implicit   the im2col matrix is formed on the fly, tile by tile; a strided data gradient wastes taps
     explicit   the im2col matrix is written to and read from memory (col2im for the data gradient)
     winograd   F(2x2, 3x3) in one kernel: a block owns 8 x 16 outputs of one image and 32 filters; 2.25x fewer products
-    nonfused   F(4x4, 3x3) or F(4x4, 5x5): transform kernels round (m + r - 1)^2 batched matrix products; 4x and 6.25x fewer
+    nonfused   F(4x4, 3x3) or F(4x4, 5x5): transforms round 36 or 64 batched matrix products; 4x and 6.25x fewer
     fft        tiles of 32 x 32 points and more: transforms round complex matrix products, one for each frequency
     direct     one thread for one output, no reuse across filters: what depthwise convolution comes to
 
-References: Chetlur et al., cuDNN, arXiv:1410.0759 (implicit, explicit); Lavin and Gray, CVPR 2016 (Winograd); Vasilache et al.,
-ICLR 2015 (FFT); Williams, Waterman and Patterson, CACM 52(4), 2009 (roofline).
+References: Chetlur et al., cuDNN, arXiv:1410.0759 (implicit, explicit); Lavin and Gray, CVPR 2016 (Winograd);
+Vasilache et al., ICLR 2015 (FFT); Williams, Waterman and Patterson, CACM 52(4), 2009 (roofline).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import IntEnum
 
 import numpy as np
@@ -45,28 +45,48 @@ class ConvolutionParameters:
     """What a datasheet does not say about a convolution library on a device."""
 
     launch: float = parameter(
-        8 * MICROSECOND, low=MICROSECOND, high=400 * MICROSECOND, unit="s", meaning="time of a call that computes nothing"
+        8 * MICROSECOND,
+        low=MICROSECOND,
+        high=400 * MICROSECOND,
+        unit="s",
+        meaning="time of an empty call",
     )
     gemm_efficiency: float = parameter(
-        0.95, low=0.3, high=1.3, unit="1", meaning="share of peak arithmetic that a large tile reaches in its inner loop"
+        0.95,
+        low=0.3,
+        high=1.3,
+        unit="1",
+        meaning="share of peak arithmetic of a large tile in its inner loop",
     )
     tile_penalty: float = parameter(
         16.0, low=2.0, high=60.0, unit="element", meaning="tile width at which operand loads cost as much as arithmetic"
     )
     wave_cycles: float = parameter(
-        300.0, low=10.0, high=20000.0, unit="cycle", meaning="prologue and epilogue of a product block that nothing hides"
+        300.0,
+        low=10.0,
+        high=20000.0,
+        unit="cycle",
+        meaning="prologue and epilogue of a block, not hidden",
     )
     bandwidth_fraction: float = parameter(
         0.55, low=0.15, high=1.0, unit="1", meaning="share of memory bandwidth that a convolution reads and writes with"
     )
     implicit_factor: float = parameter(
-        1.03, low=1.0, high=2.0, unit="1", meaning="time of an implicit product over a plain one: address arithmetic, gathers"
+        1.03,
+        low=1.0,
+        high=2.0,
+        unit="1",
+        meaning="time of an implicit product over a plain one",
     )
     winograd_efficiency: float = parameter(
         0.86, low=0.3, high=1.2, unit="1", meaning="share of peak of the fused Winograd kernel, on its reduced products"
     )
     winograd_cycles: float = parameter(
-        2500.0, low=300.0, high=20000.0, unit="cycle", meaning="filter, input and output transforms at a fused block's ends"
+        2500.0,
+        low=300.0,
+        high=20000.0,
+        unit="cycle",
+        meaning="first and last transforms of a fused block",
     )
     transform_bandwidth: float = parameter(
         0.5, low=0.1, high=1.2, unit="1", meaning="share of memory bandwidth of transforms and of im2col"
@@ -84,7 +104,12 @@ class ConvolutionParameters:
         3000.0, low=200.0, high=50000.0, unit="cycle", meaning="start and end of the reduction over splits of a product"
     )
     energy_per_flop: float = parameter(
-        17.0, low=1.0, high=60.0, unit="pJ/FLOP", meaning="board power over arithmetic rate at boost clock", fitted=False
+        17.0,
+        low=1.0,
+        high=60.0,
+        unit="pJ/FLOP",
+        meaning="board power over rate at boost clock",
+        fitted=False,
     )
 
 
@@ -159,10 +184,13 @@ def convolution_shape(
     groups: Number = 1.0,
     direction: int | npt.NDArray[np.int64] = Direction.FORWARD,
 ) -> ConvolutionShape:
-    """Shapes from whole-layer extents (``channels`` and ``filters`` over all groups), broadcast; out = (n + 2p - d(r-1) - 1)/s + 1.
+    """Shapes from extents of the whole layer, ``channels`` and ``filters`` over all groups; all broadcast.
 
-    >>> s = convolution_shape(batch=1.0, channels=3.0, height=224.0, width=224.0, filters=64.0, kernel_h=7.0, kernel_w=7.0,
-    ...                       pad_h=3.0, pad_w=3.0, stride_h=2.0, stride_w=2.0)
+    out = floor((n + 2 p - d (r - 1) - 1) / s) + 1
+
+    >>> s = convolution_shape(
+    ...     batch=1.0, channels=3.0, height=224.0, width=224.0, filters=64.0, kernel_h=7.0, kernel_w=7.0,
+    ...     pad_h=3.0, pad_w=3.0, stride_h=2.0, stride_w=2.0)
     >>> float(s.out_h), float(s.flops)
     (112.0, 236027904.0)
     """
@@ -171,7 +199,9 @@ def convolution_shape(
     extents = [batch, channels / np.asarray(groups), height, width, filters / np.asarray(groups), kernel_h, kernel_w]
     extents += [stride_h, stride_w, dilation_h, dilation_w, groups, np.maximum(out_h, 1.0), np.maximum(out_w, 1.0)]
     *arrays, way = np.broadcast_arrays(*extents, direction)
-    return ConvolutionShape(*(np.asarray(a, dtype=np.float64) for a in arrays), direction=way.astype(np.int64))
+    floats = [np.asarray(array, dtype=np.float64) for array in arrays]
+    names = (field.name for field in fields(ConvolutionShape))
+    return ConvolutionShape(**dict(zip(names, [*floats, way.astype(np.int64)], strict=True)))  # type: ignore[arg-type]
 
 
 #: Weight of whole waves of blocks against a smooth count: an SM holds a few blocks, so the last wave is partly filled.
@@ -179,8 +209,9 @@ QUANTISATION = 0.7
 #: Block tiles (rows, columns) of plain products on vector units, and parts that the sum may be split into.
 VECTOR_TILES: Tiles = ((128, 128), (128, 64), (64, 128), (64, 64), (128, 32), (32, 128))
 WHOLE, SPLITS = (1,), (1, 4, 16, 64)
-#: Kernels of the implicit method as (tiles, splits): forward and data gradient have pixels by channels, the filter gradient
-#: filters by channels times taps. Vector kernels own 128 pixels; only the filter gradient, and tensor cores forward, split.
+#: Kernels of the implicit method as (tiles, splits): forward and data gradient have pixels by channels, the filter
+#: gradient filters by channels times taps. Vector kernels own 128 pixels; only the filter gradient, and tensor cores
+#: forward, split.
 VECTOR_KERNELS: Kernels = (
     (((128, 128), (128, 64), (128, 32)), WHOLE),
     (((128, 128), (128, 64), (128, 32)), WHOLE),
@@ -191,8 +222,8 @@ TENSOR_KERNELS: Kernels = (
     (((256, 128), (128, 128), (256, 64)), WHOLE),
     (((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64)), SPLITS),
 )
-#: Share of L2 that intermediates of a method may fill, and bandwidth of L2 over that of memory: about 3 on Maxwell to Volta
-#: (microbenchmarks of Jia et al., arXiv:1804.06826).
+#: Share of L2 that intermediates of a method may fill, and bandwidth of L2 over that of memory. Assumed, not fitted:
+#: microbenchmarks of V100 (Jia et al., arXiv:1804.06826) and its neighbours lie round 2 to 4.
 L2_SHARE, L2_OVER_MEMORY = 0.6, 3.0
 #: Share of the vector peak of the direct kernel, whose threads load two operands for each product.
 DIRECT_SHARE = 0.25
@@ -205,6 +236,8 @@ VECTOR_ONLY = frozenset({"explicit", "winograd", "nonfused", "fft"})
 #: Version of cuDNN that a present program has, and what stands for kernels of one's own: every algorithm that is named.
 PRESENT, OWN_KERNELS = 9.0, np.inf
 #: Library version (cuDNN) from which an algorithm is chosen, in each direction (forward, data, filter); inf = never.
+#: Versions 5.1 and 6 have the unfused Winograd kernels, but measured rows say that their heuristics do not take them
+#: forward or for the data gradient; so 7.0 is an observation of what is chosen, not a release note.
 AVAILABLE_FROM: Mapping[str, tuple[float, float, float]] = {
     "implicit": (1.0, 1.0, 1.0),
     "explicit": (2.0, 2.0, np.inf),
@@ -224,7 +257,7 @@ class Cost:
 
 
 def sustained_clock_share(device: DeviceFigures, energy_per_flop: float) -> float:
-    """Share of the boost clock that the power limit leaves under full arithmetic load: min(1, sqrt(TDP / power at boost)).
+    """Share of the boost clock under full arithmetic load: min(1, sqrt(power limit / power at boost)).
 
     Power goes with f V^2; between boost and the lowest voltage V falls with f, below it V is fixed, so that power falls
     with f^3 and then with f: with f^2 on the whole. ``energy_per_flop`` is in pJ/FLOP at boost (a 250 W V100 of
@@ -286,13 +319,21 @@ def waves(blocks: Array, multiprocessors: float, quantisation: float = QUANTISAT
     return quantisation * np.ceil(share) + (1.0 - quantisation) * np.maximum(share, 1.0)
 
 
-def product_time(m: Array, n: Array, k: Array, count: Array | float, machine: _Machine, *,
-    tiles: Tiles = VECTOR_TILES, splits: tuple[int, ...] = (1,)) -> Array:
+def product_time(
+    m: Array,
+    n: Array,
+    k: Array,
+    count: Array | float,
+    machine: _Machine,
+    *,
+    tiles: Tiles = VECTOR_TILES,
+    splits: tuple[int, ...] = (1,),
+) -> Array:
     """Arithmetic time [s] of ``count`` products (m x k)(k x n) by the best block tile and split of k.
 
-    A block of tile (a, b) does 2 a b k FLOP at 1 + (tile_penalty (1/a + 1/b))^2 times the cost of an endless tile, since
-    the operands that it loads shrink only with its width; blocks run in waves. Splitting k fills idle multiprocessors and
-    costs the traffic of the partial sums (32-bit) and a second, short phase.
+    A block of tile (a, b) does 2 a b k FLOP at 1 + (tile_penalty (1/a + 1/b))^2 times the cost of an endless tile,
+    since the operands that it loads shrink only with its width; blocks run in waves. Splitting k fills idle
+    multiprocessors and costs the traffic of the partial sums (32-bit) and a second, short phase.
     """
     device, p = machine.device, machine.parameters
     rate = p.gemm_efficiency * machine.block_rate
@@ -398,8 +439,10 @@ def winograd_cost(shape: ConvolutionShape, machine: _Machine) -> Cost:
 def _transformed_cost(
     shape: ConvolutionShape, machine: _Machine, tiles: Array, points: float, flop_factor: float, words: float
 ) -> Cost:
-    """Transforms round ``points`` batched products of tiles x c x k; ``words`` elements for each point and ``flop_factor``
-    times the FLOP of a real product."""
+    """Transforms round ``points`` batched products of tiles x c x k.
+
+    A point has ``words`` stored elements and ``flop_factor`` times the FLOP of a real product.
+    """
     p, g = machine.parameters, shape.groups
     filters = shape.direction == Direction.FILTER
     _, _, summed, made = _ends(shape)
@@ -503,10 +546,10 @@ def convolution_time(
 ) -> Array:
     """Seconds of convolution calls, by the fastest algorithm of ``algorithms`` that fits the workspace limit.
 
-    Extents are those of the whole layer (NCHW, channels and filters over all groups) and broadcast; ``element_bytes`` of
-    storage; ``library`` is the cuDNN version, e.g. 7.6; ``workspace_limit`` in bytes. Infinite
-    where no algorithm applies. Holds for 2-D convolutions of 1 to 10^5 positions and more; library heuristics that pick a
-    slower kernel than they have (cuDNN 4 to 6 did) are not modelled.
+    Extents are those of the whole layer (NCHW, channels and filters over all groups) and broadcast; ``element_bytes``
+    of storage; ``library`` is the cuDNN version, e.g. 7.6; ``workspace_limit`` in bytes. Infinite
+    where no algorithm applies. Holds for 2-D convolutions of 1 to 10^5 positions and more; library heuristics that
+    pick a slower kernel than they have (cuDNN 4 to 6 did) are not modelled.
     """
     shape = convolution_shape(
         batch=batch, channels=channels, height=height, width=width, filters=filters,
@@ -528,4 +571,5 @@ def fastest_time(costs: Mapping[str, Cost], workspace_limit: Number = np.inf) ->
 def fastest_algorithm(costs: Mapping[str, Cost], workspace_limit: Number = np.inf) -> npt.NDArray[np.str_]:
     """Names of what ``fastest_time`` chose."""
     times = [np.where(cost.workspace <= workspace_limit, cost.seconds, np.inf) for cost in costs.values()]
-    return np.asarray(list(costs))[np.argmin(np.broadcast_arrays(*times), axis=0)]
+    names: npt.NDArray[np.str_] = np.asarray(list(costs))[np.argmin(np.broadcast_arrays(*times), axis=0)]
+    return names

@@ -37,6 +37,8 @@ TENSOR_TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 6
 VECTOR_TILES = ((256, 128), (128, 256), (128, 128), (64, 128), (64, 64), (32, 128))
 #: Least reduction length per split, and the step in which a main loop runs through k.
 LEAST_SPLIT, TENSOR_STEP, VECTOR_STEP = 128.0, 64.0, 8.0
+#: Smallest sgemm tile of single products against that of batched ones: libraries keep narrower kernels for them.
+SINGLE_TILE = 0.25
 #: DRAM access with its way over the chip: 3.9 pJ/bit in HBM2 (O'Connor et al., MICRO 2017) and about 1 pJ/bit on chip.
 DRAM_ENERGY = 40 * PICO
 #: Share of the power limit that a busy device draws without arithmetic: leakage, fabric, memory refresh, fans.
@@ -44,7 +46,7 @@ IDLE_SHARE = 0.15
 #: Stride from which every row of an operand lies on its own page of the address-translation cache.
 PAGE_BYTES = 128 * 2.0**10
 #: Rows priced at once, so that the working arrays stay in cache.
-CHUNK = 4096
+CHUNK = 8192
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +132,10 @@ def throttle(power_at_full_clock: Array, power_limit: Array) -> Array:
     return np.asarray(np.sqrt(np.sqrt(np.sqrt(1.0 + ratio))))
 
 
+def _fourth_power(x: Array) -> Array:
+    return np.asarray(np.square(np.square(x)))
+
+
 def _fourth_root(x: Array) -> Array:
     return np.asarray(np.sqrt(np.sqrt(x)))
 
@@ -152,29 +158,33 @@ def _busy_time(
     step = TENSOR_STEP if device.tensor_cores else VECTOR_STEP
     l2 = p.l2_rate * flops * device.multiprocessors * clock
     outputs = batch * m * n
-    dram4 = np.square(np.square(dram / (p.bandwidth_efficiency * device.memory_bandwidth)))
+    dram4 = _fourth_power(dram / (p.bandwidth_efficiency * device.memory_bandwidth))
+    shapes = TENSOR_TILES if device.tensor_cores else VECTOR_TILES
+    single = 1.0 if device.tensor_cores else SINGLE_TILE
+    least = np.where(batch > 1, p.least_tile, single * p.least_tile)
     best, share = np.full(m.shape, np.inf), np.zeros(m.shape)
-    for rows, columns in TENSOR_TILES if device.tensor_cores else VECTOR_TILES:
-        tiles = np.ceil(m / rows) * np.ceil(n / columns) * batch
-        per_k = 2.0 * max(rows * columns, p.least_tile) / (p.efficiency * flops * clock)
-        edge = p.epilogue * rows * columns / (128 * 128 * clock)
-        for split in _split_counts(tiles, k, batch, device):
+    written, reduced = outputs * result / (element * l2), 4.0 * outputs / (element * l2)
+    row_tiles = {rows: np.ceil(m / rows) * batch for rows in {rows for rows, _ in shapes}}
+    column_tiles = {columns: np.ceil(n / columns) for columns in {columns for _, columns in shapes}}
+    for rows, columns in shapes:
+        tiles = row_tiles[rows] * column_tiles[columns]
+        per_k = np.maximum(rows * columns, least) * (2.0 / (p.efficiency * flops * clock))
+        edge, operands = p.epilogue * rows * columns / (128 * 128 * clock), (rows + columns) / l2
+        for index, split in enumerate(_split_counts(tiles, k, batch, device)):
             blocks, length = tiles * split, np.ceil(k / (split * step)) * step
             rounds = waves(blocks, device.multiprocessors, p.wave_rounding)
             compute = rounds * length * per_k
-            traffic = (blocks * length * (rows + columns) + outputs * result / element) / l2
-            busy = _fourth_root(
-                np.square(np.square(compute * stall + rounds * edge)) + np.square(np.square(traffic)) + dram4
-            )
-            total = busy + np.where(split > 1, p.split_time + 4.0 * outputs * split / (element * l2), 0.0)
+            traffic = blocks * length * operands + written
+            busy = _fourth_root(_fourth_power(compute * stall + rounds * edge) + _fourth_power(traffic) + dram4)
+            total = busy if index == 0 else busy + np.where(split > 1, p.split_time + reduced * split, 0.0)
             better = total < best
-            share = np.where(better, compute / busy, share)
-            best = np.where(better, total, best)
+            np.copyto(share, compute / busy, where=better)
+            np.copyto(best, total, where=better)
     return best + p.fill / clock * np.minimum(k / 256, 1.0), np.minimum(share, 1.0)
 
 
 def _chunk_time(columns: tuple[Array, ...], device: DeviceFigures, p: GemmParameters) -> Array:
-    m, n, k, batch, element, result, copies, activity, contiguous = columns
+    m, n, k, batch, element, result, copies, activity, contiguous, heated = columns
     left, right, out = batch * m * k * element, batch * k * n * element, batch * m * n * result
     footprint, capacity = left + right + out, p.l2_share * device.l2_bytes
     dram = (left + out) * cache_miss(footprint, capacity)
@@ -184,7 +194,7 @@ def _chunk_time(columns: tuple[Array, ...], device: DeviceFigures, p: GemmParame
     power = activity * p.energy * PICO * 2.0 * m * n * k * batch / busy
     limit = device.power_watts * (1.0 - IDLE_SHARE) - activity * DRAM_ENERGY * dram / busy
     slowed = throttle(power, np.maximum(limit, 0.05 * device.power_watts))
-    sustained = busy / (busy + p.ramp)
+    sustained = np.maximum(busy / (busy + p.ramp), heated)
     return np.asarray(p.launch + busy * (1.0 + share * (slowed - 1.0) * sustained))
 
 
@@ -199,6 +209,7 @@ def gemm_time(
     weight_copies: Numbers = 1.0,
     activity: Numbers = 1.0,
     k_contiguous: Numbers = 1.0,
+    sustained: Numbers = 0.0,
     device: DeviceFigures,
     parameters: GemmParameters,
 ) -> Array:
@@ -208,6 +219,7 @@ def gemm_time(
     element of A and B, and of C. weight_copies: how many B matrices take turns (a model's layers, or a harness that
     keeps B out of cache); infinity means that B always comes from DRAM. activity: switching activity of the data
     against random numbers (zeros draw less power). k_contiguous: share of A and B that is contiguous along k.
+    sustained: 1 where the device has been under load for long, as in training, so that the power limit has full force.
 
     >>> from paleo.units import GIGA, TERA, MEGA
     >>> d = DeviceFigures("x", "Ampere", "HBM2e", 108, 1.41 * GIGA, 312 * TERA, 2.0 * TERA, 40 * MEGA, 400, True)
@@ -215,7 +227,7 @@ def gemm_time(
     >>> bool(3.5 < float(t) / MILLISECOND < 4.8)  # 1.1 TFLOP at 312 TFLOP/s take 3.52 ms at the least
     True
     """
-    given = (m, n, k, batch, element_bytes, result_bytes, weight_copies, activity, k_contiguous)
+    given = (m, n, k, batch, element_bytes, result_bytes, weight_copies, activity, k_contiguous, sustained)
     arrays = np.broadcast_arrays(*(np.asarray(one, dtype=np.float64) for one in given))
     flat = [one.ravel() for one in arrays]
     seconds = np.empty(flat[0].shape)

@@ -26,8 +26,12 @@ Mask = npt.NDArray[np.bool_] | bool
 STREAM_ORDER = 4.0
 #: Steepness of the step from resident to streamed data.
 CACHE_STEEPNESS = 4.0
+#: Latency of an L2 hit over that of memory (about 250 of 500 cycles: Jia et al., 2018, arXiv:1804.06826).
+CACHE_LATENCY = 0.5
 #: Resident threads of one multiprocessor, and its most resident blocks.
 RESIDENT_THREADS, RESIDENT_BLOCKS = 2048.0, 32.0
+#: The most threads of one block.
+BLOCK_THREADS = RESIDENT_THREADS / 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +66,7 @@ class MemoryParameters:
         low=10.0,
         high=50000.0,
         unit="cycle",
-        meaning="time of one step of a row's thread block",
+        meaning="one step of a row's thread block: a latency and its work",
     )
 
 
@@ -86,15 +90,17 @@ def memory_time(
 
     memory: compulsory bytes, and of ``reread_bytes`` what no longer fits the L2 where ``reread_footprint`` is live at
     once, over the achieved bandwidth. A ``warm`` input whose ``moved_bytes`` fit the L2 never meets the memory. issue:
-    elements over the rate of the multiprocessors. rows: waves of blocks of ``threads_per_row`` on the resident slots,
-    each ``steps_per_row`` long, and one more block that nothing hides.
+    elements over the rate of the multiprocessors. rows: whole waves of blocks of ``threads_per_row`` on the resident
+    slots, each ``steps_per_row`` memory latencies long, or half of that where the row is in L2.
     Holds from empty calls to gigabytes. The norms |.|_p are smooth maxima.
     """
     p, rate = parameters, device.multiprocessors * device.clock_hz
     moved, reread, footprint, count = _floats(moved_bytes, reread_bytes, reread_footprint, rows)
     live = p.cache_fraction * device.l2_bytes
-    streamed = np.where(warm, moved * miss_fraction(moved, live), moved) + reread * miss_fraction(footprint, live)
-    residence = np.asarray(steps_per_row) * p.row_cycles / device.clock_hz
+    missed = np.where(warm, miss_fraction(moved, live), 1.0)
+    streamed = moved * missed + reread * miss_fraction(footprint, live)
+    latency = 1.0 + (CACHE_LATENCY - 1.0) * (1.0 - missed)
+    residence = np.asarray(steps_per_row) * p.row_cycles * latency / device.clock_hz
     waves = np.ceil(count / (resident_blocks(threads_per_row) * device.multiprocessors))
     limits = (
         streamed / (p.bandwidth_fraction * device.memory_bandwidth),
@@ -102,7 +108,7 @@ def memory_time(
         np.asarray(elements) / (p.elements_per_cycle * rate),
     )
     flow = sum(limit**STREAM_ORDER for limit in limits) ** (1.0 / STREAM_ORDER)
-    body = np.hypot(flow, waves * residence) + np.where(count > 0, residence, 0.0)
+    body = np.hypot(flow, waves * residence)
     return smooth_maximum(np.asarray(host_calls) * p.launch_time, p.kernel_time + body, p.host_overlap)
 
 
@@ -148,7 +154,7 @@ class RowPasses:
 
 
 #: Longest row of the one-warp softmax, and threads of a layer-norm block (PyTorch's kernels).
-WARP_SOFTMAX, NORM_THREADS, MOMENT_THREADS = 1024.0, 128.0, 512.0
+WARP_SOFTMAX, NORM_THREADS, MOMENT_THREADS = 32.0**2, 128.0, 512.0
 #: Steps of a block softmax (four elements a thread and pass) that its two reductions are worth.
 REDUCTION_STEPS = 4.0
 
@@ -167,7 +173,7 @@ def softmax_passes(*, rows: Sizes, length: Sizes, element_bytes: Sizes, device: 
     n, d, width = _floats(rows, length, element_bytes)
     short = d <= WARP_SOFTMAX
     power = 2.0 ** np.ceil(np.log2(np.maximum(d, 1.0)))
-    threads = np.where(short, 32.0, np.clip(2.0 ** np.ceil(np.log2(np.maximum(d / 8, 1.0))), 32.0, 1024.0))
+    threads = np.where(short, 32.0, np.clip(2.0 ** np.ceil(np.log2(np.maximum(d / 8, 1.0))), 32.0, BLOCK_THREADS))
     live = device.multiprocessors * resident_blocks(threads) * d * width
     reread = np.where(short, 0.0, 2.0 * n * d * width)
     steps = np.where(short, 1.0, 3 * np.ceil(d / (4 * threads)) + REDUCTION_STEPS)
@@ -198,12 +204,12 @@ def block_passes(
 
     >>> passes = block_passes(rows=2.0, length=4096.0, element_bytes=2.0, moved_bytes=3e4, reduces=True)
     >>> float(passes.elements), float(passes.reread_bytes), float(passes.steps_per_row)
-    (15000.0, 16384.0, 8.0)
+    (15000.0, 16384.0, 4.0)
     """
     n, d, width, moved = _floats(rows, length, element_bytes, moved_bytes)
-    threads = np.clip(d, 32.0, 1024.0)
+    threads = np.clip(d, 32.0, BLOCK_THREADS)
     reread = np.where(reduces, n * d * width, 0.0)
-    steps = np.ceil(d / threads) + np.where(reduces, REDUCTION_STEPS, 0.0)
+    steps = np.ceil(d / threads)
     return RowPasses(moved / width, reread, np.zeros_like(moved), threads, steps)
 
 

@@ -1,8 +1,8 @@
 """Cutting a minibatch into microbatches so that faster algorithms fit a workspace limit.
 
-A convolution over n samples can run as several calls over fewer samples each, one after the other in the same workspace.
-The best cut is a dynamic programme over the samples that are left. Filter gradients add up over the calls at no charge (the
-product accumulates).
+A convolution over n samples can run as several calls over fewer samples each, one after the other in the same
+workspace. The best cut is a dynamic programme over the samples that are left. Filter gradients add up over the calls
+at no charge (the product accumulates).
 
 Reference: Oyama, Ben-Nun, Hoefler and Matsuoka, Accelerating deep learning frameworks with micro-batches, CLUSTER 2018
 (workspace reuse).

@@ -1,8 +1,8 @@
 """Time of a recurrent layer's recurrent part: T steps of h' = f(W h), the input products being done elsewhere.
 
-The standard kernel launches a product (g h x h)(h x b) and a pointwise kernel each step, and reads the weights anew each
-step from L2 or memory. The persistent kernel keeps the weights in registers and pays a grid-wide barrier instead. The
-filter gradient is one product (g h x bT)(bT x h) for all steps.
+The standard kernel launches a product (g h x h)(h x b) and a pointwise kernel each step, and reads the weights anew
+each step from L2 or memory. The persistent kernel keeps the weights in registers and pays a grid-wide barrier
+instead. The filter gradient is one product (g h x bT)(bT x h) for all steps.
 
 References: Appleyard, Kocisky and Blunsom, arXiv:1604.01946 (cuDNN's RNN); Diamos et al., Persistent RNNs, ICML 2016.
 """
@@ -28,8 +28,9 @@ Tiles = tuple[tuple[int, int], ...]
 
 #: Gates of a cell: products of h x h in each step.
 GATES: Mapping[str, int] = {"vanilla": 1, "gru": 3, "lstm": 4}
-#: Registers of one multiprocessor (256 KiB from Kepler GK210 and Maxwell to Hopper: CUDA programming guide, table of
-#: compute capabilities), and the share that weights may fill: 1152 units of fp32 on the 24 of a Titan X (Diamos et al.).
+#: Registers of one multiprocessor (256 KiB on Kepler GK110 and from Maxwell to Hopper: CUDA programming guide, table of
+#: compute capabilities), and the share that weights may fill: 1152 units of fp32 on the 24 of a Titan X (Diamos et
+#: al.).
 REGISTER_FILE_BYTES = 2.0**18
 WEIGHT_REGISTER_SHARE = 0.85
 #: Block tiles (gate rows, batch columns) and splits of the sum over h that the libraries' kernels have.
@@ -37,7 +38,7 @@ STEP_TILES: Tiles = ((128, 128), (128, 64), (128, 32), (64, 32), (32, 32))
 FILTER_TILES: Tiles = ((128, 128), (128, 64), (64, 64))
 STEP_SPLITS = (1, 2, 4)
 FILTER_SPLITS = (1, 4)
-#: Elements that pointwise kernels of one step read and write for each gate and unit: pre-activation in, gate out, and state.
+#: Elements that the pointwise kernel of a step moves for each gate and unit: pre-activation, gate, state in and out.
 POINTWISE_ELEMENTS = 4.0
 
 
@@ -58,10 +59,18 @@ class RnnParameters:
         80 * MICROSECOND, low=20 * MICROSECOND, high=130 * MICROSECOND, unit="s", meaning="time of a call over no step"
     )
     step: float = parameter(
-        20 * MICROSECOND, low=2 * MICROSECOND, high=100 * MICROSECOND, unit="s", meaning="launches of one step: product, pointwise"
+        20 * MICROSECOND,
+        low=2 * MICROSECOND,
+        high=100 * MICROSECOND,
+        unit="s",
+        meaning="launches of one step",
     )
     ramp: float = parameter(
-        20 * MICROSECOND, low=MICROSECOND, high=100 * MICROSECOND, unit="s", meaning="extra time of an early step, while the host fills the queue"
+        20 * MICROSECOND,
+        low=MICROSECOND,
+        high=100 * MICROSECOND,
+        unit="s",
+        meaning="extra time of an early step",
     )
     ramp_steps: float = parameter(
         100.0, low=10.0, high=400.0, unit="step", meaning="steps until the queue is full", fitted=False
@@ -91,7 +100,12 @@ class RnnParameters:
         1.0, low=0.5, high=2.5, unit="1", meaning="time of the filter gradient's product over a plain one"
     )
     barrier: float = parameter(
-        2.5 * MICROSECOND, low=0.5 * MICROSECOND, high=20 * MICROSECOND, unit="s", meaning="grid-wide barrier of a persistent step", fitted=False
+        2.5 * MICROSECOND,
+        low=0.5 * MICROSECOND,
+        high=20 * MICROSECOND,
+        unit="s",
+        meaning="grid-wide barrier of a persistent step",
+        fitted=False,
     )
 
 
@@ -118,8 +132,8 @@ def _product_time(
 ) -> Array:
     """Arithmetic time [s] of (m x k)(k x n): the best tile and split, in whole waves of blocks.
 
-    A block takes at least ``depth_cycles`` for each element of its sum, since a lone block cannot hide its latency: that is
-    what a small batch pays.
+    A block takes at least ``depth_cycles`` for each element of its sum, since a lone block cannot hide its latency:
+    that is what a small batch pays.
     """
     best = np.full(np.broadcast_shapes(m.shape, n.shape, k.shape), np.inf)
     for a, b in tiles:
@@ -146,7 +160,13 @@ def weight_miss(*, footprint: Number, l2_bytes: float, share: float) -> Array:
 
 
 def step_time(
-    *, gate_count: Array, hidden: Array, batch: Array, element_bytes: Array, device: DeviceFigures, parameters: RnnParameters
+    *,
+    gate_count: Array,
+    hidden: Array,
+    batch: Array,
+    element_bytes: Array,
+    device: DeviceFigures,
+    parameters: RnnParameters,
 ) -> Array:
     """Seconds of the kernels of one step, launches apart: the product with its weights, and the pointwise kernel."""
     p = parameters
@@ -159,12 +179,18 @@ def step_time(
 
 
 def persistent_step_time(
-    *, gate_count: Array, hidden: Array, batch: Array, element_bytes: Array, device: DeviceFigures, parameters: RnnParameters
+    *,
+    gate_count: Array,
+    hidden: Array,
+    batch: Array,
+    element_bytes: Array,
+    device: DeviceFigures,
+    parameters: RnnParameters,
 ) -> Array:
     """Seconds of one step with the weights in registers; infinite where they do not fit.
 
-    A barrier over the whole grid, the products spread over all multiprocessors, and the state sent to each of them. Half of
-    the states' traffic is what L2 carries for pointwise work inside the kernel.
+    A barrier over the whole grid, the products spread over all multiprocessors, and the state read by each of them
+    through L2.
     """
     p, products = parameters, gate_count * hidden**2
     arithmetic = 2.0 * products * batch / (p.gemm_efficiency * device.peak_flops_per_s)
@@ -202,9 +228,9 @@ def rnn_time(
     """Seconds of the recurrent part of ``layers`` layers over ``timesteps`` steps; all arguments broadcast.
 
     ``gate_count`` products of h x h in each step (see ``gates``); ``bidirectional`` 1 runs a second recurrence over the
-    reversed sequence, one after the other; ``persistent`` takes the kernel with weights in registers where they fit and it is
-    faster. Input products (W x for all steps at once) are GEMMs of their own. Non-monotonic choices of a library's
-    kernels over the batch (Pascal) are not modelled.
+    reversed sequence, one after the other; ``persistent`` takes the kernel with weights in registers where they fit
+    and it is faster. Input products (W x for all steps at once) are GEMMs of their own. Non-monotonic choices of a
+    library's kernels over the batch (Pascal) are not modelled.
     """
     g, h, b, t, e = (np.asarray(x, dtype=np.float64) for x in (gate_count, hidden, batch, timesteps, element_bytes))
     shared = {"gate_count": g, "hidden": h, "batch": b, "element_bytes": e}

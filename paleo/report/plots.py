@@ -45,13 +45,18 @@ _PARTS = {
     "input": ("input", PURPLE),
 }
 _MEMORY = (BLUE, SKY, GREEN, ORANGE, PURPLE, YELLOW, GREY, VERMILION)
+#: Kind of a task -> its name in a picture and its colour.
 _KINDS = {
-    "forward": BLUE,
-    "backward": SKY,
-    "accumulate": PURPLE,
-    "transfer": VERMILION,
-    "bucket": ORANGE,
-    "update": GREEN,
+    "forward": ("forward", BLUE),
+    "F": ("forward", BLUE),
+    "backward": ("backward", SKY),
+    "B": ("backward", SKY),
+    "W": ("weight gradients", GREEN),
+    "accumulate": ("earlier microbatches", PURPLE),
+    "transfer": ("collectives waited for", VERMILION),
+    "gather": ("gathered weights", YELLOW),
+    "bucket": ("gradients", ORANGE),
+    "update": ("update", BLACK),
 }
 _STYLE: Any = {
     "font.size": 9,
@@ -101,22 +106,18 @@ def estimate(made: Prediction) -> Figure:
 
 def _timeline(axes: Axes, events: Sequence[Event]) -> None:
     streams = sorted({event.task.resource for event in events}, key=lambda name: (name != COMPUTE, name))
+    kinds = dict.fromkeys(event.task.kind for event in events if event.end > event.start)
+    looks = {kind: _KINDS.get(kind, (kind, GREY)) for kind in kinds}
     for row, stream in enumerate(streams):
-        for kind in dict.fromkeys(event.task.kind for event in events):
-            spans = [
-                (event.start / MILLISECOND, (event.end - event.start) / MILLISECOND)
-                for event in events
-                if event.task.resource == stream and event.task.kind == kind
-            ]
-            axes.broken_barh(
-                spans, (row - 0.4, 0.8), facecolor=_KINDS.get(kind, GREY), edgecolor="white", linewidth=0.2
-            )
+        for kind, (_, colour) in looks.items():
+            chosen = [event for event in events if event.task.resource == stream and event.task.kind == kind]
+            spans = [(event.start / MILLISECOND, (event.end - event.start) / MILLISECOND) for event in chosen]
+            axes.broken_barh(spans, (row - 0.4, 0.8), facecolor=colour, edgecolor="white", linewidth=0.2)
     axes.set_yticks(range(len(streams)), streams)
     axes.invert_yaxis()
     axes.set_xlabel("time in the step [ms]")
     axes.set_xlim(left=0)
-    kinds = dict.fromkeys(event.task.kind for event in events if event.end > event.start)
-    patches = [Patch(color=_KINDS.get(kind, GREY), label=kind) for kind in kinds]
+    patches = [Patch(color=colour, label=label) for label, colour in dict.fromkeys(looks.values())]
     axes.legend(handles=patches, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=len(patches))
 
 
@@ -254,7 +255,9 @@ def roofline(study: Summary, system: System, run: Run) -> Figure:
             axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
             axis.set_minor_formatter(NullFormatter())
         axes.set_title(f"{study.graph.name}, batch {study.graph.batch}; area: share of the network's FLOP")
-        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+        legend = axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+        for handle in legend.legend_handles[1:]:
+            handle.set_sizes([40.0])  # type: ignore[union-attr]
     return figure
 
 

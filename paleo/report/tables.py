@@ -8,7 +8,6 @@ from dataclasses import asdict
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
 from rich.constrain import Constrain
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -37,12 +36,10 @@ _PARTS = {
 }
 
 
-def console(*, stderr: bool = False) -> Console:
-    """A console as wide as the terminal, or ``PLAIN_WIDTH`` in a pipe or file."""
-    probe = Console(stderr=stderr, highlight=False, soft_wrap=False)
-    if probe.is_terminal:
-        return probe
-    return Console(stderr=stderr, highlight=False, width=PLAIN_WIDTH)
+def console() -> Console:
+    """Standard output, as wide as the terminal, or ``PLAIN_WIDTH`` in a pipe; names are never read as markup."""
+    probe = Console(highlight=False, markup=False, emoji=False)
+    return probe if probe.is_terminal else Console(highlight=False, markup=False, emoji=False, width=PLAIN_WIDTH)
 
 
 def grid(title: str, columns: Iterable[str], *, left: int = 1) -> Table:
@@ -66,6 +63,15 @@ def rate(per_second: float) -> str:
 def prose(text: str | Text) -> Constrain:
     """A text no wider than is good to read."""
     return Constrain(Text(text) if isinstance(text, str) else text, TEXT_WIDTH)
+
+
+def devices(count: int) -> str:
+    """A number of GPUs in words.
+
+    >>> devices(1), devices(8)
+    ('1 GPU', '8 GPUs')
+    """
+    return f"{count} GPU" if count == 1 else f"{count} GPUs"
 
 
 def percent(share: float) -> str:
@@ -115,7 +121,7 @@ def _headline(made: Prediction) -> Text:
     batch = f"global batch {plan.global_batch} ({plan.local_batch} per data-parallel rank"
     batch += f", microbatches of {plan.microbatch})" if plan.microbatches > 1 else ")"
     text = Text()
-    text.append(f"{made.model.name} on {plan.gpus} GPUs of {made.system.name}\n", style="bold")
+    text.append(f"{made.model.name} on {devices(plan.gpus)} of {made.system.name}\n", style="bold")
     text.append(f"{plan.strategy or 'dp'}, {plan.dtype}, {batch}\n\n")
     text.append(f"step time {duration(made.step_time)}", style="bold green" if made.memory.fits else "bold red")
     text.append(f"  (90 % interval {duration(low)} to {duration(high)}),  {rates},  MFU {percent(made.mfu)}\n")
@@ -135,7 +141,7 @@ def _breakdown(made: Prediction) -> Table:
             table.add_row(words, duration(seconds), percent(seconds / made.step_time))
     hidden = max(0.0, made.breakdown.communication_total - made.breakdown.communication_exposed)
     if hidden > 0:
-        table.add_row("[dim](communication hidden behind computation)", f"[dim]{duration(hidden)}", "")
+        table.add_row("(communication hidden behind computation)", duration(hidden), "", style="dim")
     return table
 
 
@@ -224,7 +230,7 @@ def _point(curve: ScaleCurve, point: ScalePoint) -> tuple[str, ...]:
     made = point.prediction
     note = "" if made.memory.fits else f"does not fit: {gibibytes(made.memory.total)}"
     if made.plan.idle:
-        note = f"{made.plan.idle} GPUs idle"
+        note = f"{devices(made.plan.idle)} idle"
     return (
         str(point.gpus),
         str(made.plan.local_batch),
@@ -243,27 +249,19 @@ def _point(curve: ScaleCurve, point: ScalePoint) -> tuple[str, ...]:
 
 def compare(comparison: Comparison) -> RenderableType:
     """Systems side by side, the best of each kind marked with a star."""
-    columns = (
-        "system",
-        "GPUs",
-        "step time",
-        "samples/s",
-        "speedup",
-        "memory",
-        "USD/h",
-        "time",
-        "rent",
-        "energy at most",
-    )
-    table = grid(f"For {comparison.amount.words}", columns)
+    columns = "system", "GPUs", "step time", "samples/s", "speedup", "memory", "USD/h", "time", "rent", "energy at most"
     best = {what: comparison.best(what) for what in ("time", "cost", "energy")}
+    words = {"time": "fastest", "cost": "cheapest", "energy": "least energy"}
+    found = [f"{words[what]}: {one.system.name}" for what, one in best.items() if one is not None]
+    table = grid("", columns)
     for one in comparison.candidates:
         table.add_row(*_candidate(comparison, one, best))
     prices = {one.system.name: one.training.price for one in comparison.candidates if one.training is not None}
     notes = [f"Price of {name}: {price.date}, {price.source}" for name, price in prices.items() if price is not None]
     notes += [f"{one.system.name}: {one.problem}" for one in comparison.candidates if one.problem]
     notes += ["* best of those that fit. Energy: all GPUs at their design power, hosts not counted."]
-    return Group(table, Text(), prose(Text("\n".join(notes), style="dim")))
+    head = f"{comparison.amount.words}. {', '.join(found).capitalize() or 'It fits none of them'}.\n"
+    return Group(prose(Text(head, style="bold")), table, Text(), prose(Text("\n".join(notes), style="dim")))
 
 
 def _candidate(comparison: Comparison, one: Candidate, best: Mapping[str, Candidate | None]) -> tuple[str, ...]:
@@ -278,7 +276,7 @@ def _candidate(comparison: Comparison, one: Candidate, best: Mapping[str, Candid
         duration(made.step_time),
         rate(made.samples_per_s),
         f"{comparison.speedup(one):.2f}",
-        memory if made.memory.fits else f"[red]{memory}: does not fit[/red]",
+        memory if made.memory.fits else f"{memory}: does not fit",
         NONE if wanted.price_per_hour is None else f"{wanted.price_per_hour:,.2f}",
         duration(wanted.time) + marks["time"],
         money(wanted.cost) + marks["cost"],
@@ -366,7 +364,7 @@ def catalog(kind: str, entries: Mapping[str, str]) -> RenderableType:
     """Names of one kind, each with a line on what it is."""
     table = grid(f"{len(entries)} {kind}", ("name", "what it is"), left=2)
     for name, line in entries.items():
-        table.add_row(name, escape(line))
+        table.add_row(name, line)
     return Constrain(table, TEXT_WIDTH)
 
 
@@ -375,5 +373,5 @@ def facts(title: str, rows: Sequence[Fact]) -> RenderableType:
     table = grid(title, ("", ""), left=2)
     table.show_header = False
     for name, value in rows:
-        table.add_row(name, escape(value))
+        table.add_row(name, value)
     return Constrain(table, TEXT_WIDTH)

@@ -17,7 +17,7 @@ class Run(Spec):
     """One training run. Sizes left out follow from the others; what was decided is in the prediction.
 
     ``batch`` is per data-parallel rank, ``global_batch`` over all of them. ``algorithm`` forces one collective algorithm.
-    ``attention`` and ``exchange`` are what the ``software`` profile does unless they are given. ``bucket`` is how many bytes of gradients go out together (25 MiB in PyTorch's DDP).
+    ``cudnn``, ``attention`` and ``exchange`` are what the ``software`` profile does unless they are given. ``bucket`` is how many bytes of gradients go out together (25 MiB in PyTorch's DDP).
     """
 
     gpus: PositiveCount = 1
@@ -30,6 +30,7 @@ class Run(Spec):
     schedule: Text = "1f1b"
     recompute: Literal["none", "selective", "full"] = "none"
     software: Text = "pytorch-eager"
+    cudnn: Annotated[float, Field(gt=0)] | None = None
     attention: Literal["fused", "unfused"] | None = None
     exchange: Exchange | None = None
     bucket: Bytes = 25 * MEBIBYTE

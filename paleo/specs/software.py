@@ -17,7 +17,8 @@ class Software(Spec):
     """A framework's behaviour.
 
     ``host_forward`` and ``host_backward`` are the host's time for one operation: an operation takes the longer of that and its device
-    time, as the device waits for the host. ``overlap`` says whether gradients travel during backward. ``cudnn`` limits which
+    time, as the device waits for the host. ``overlap`` says whether gradients travel during backward. ``fused``
+    says whether chains of element-wise passes are one kernel. ``cudnn`` limits which
     convolution algorithms there are.
     """
 
@@ -27,6 +28,7 @@ class Software(Spec):
     host_backward: Seconds
     attention: Literal["fused", "unfused"] = "fused"
     overlap: Annotated[bool, Field(strict=True)] = True
+    fused: Annotated[bool, Field(strict=True)] = False
     cudnn: Annotated[float, Field(gt=0)] = 9.0
     source: Text
     notes: str | None = None

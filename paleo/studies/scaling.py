@@ -144,7 +144,9 @@ def verdict(curve: ScaleCurve) -> Verdict:
     cause is the part of the step that grew most beyond its fair share (in strong scaling a share shrinks).
     """
     if not curve.base.runs:
-        return Verdict(None, f"Does not fit at any of these counts: {_shortage(curve.base.made)}.", "memory")
+        least = min((one for one in curve.points if one.usable), key=lambda one: one.made.memory.total)
+        where = f"at best ({least.gpus} GPUs) {_shortage(least.made)}"
+        return Verdict(None, f"Does not fit at any of these counts: {where}.", "memory")
     last = curve.base
     for point in curve.points[curve.points.index(last) + 1 :]:
         if not point.runs or _worth(curve, last, point) < PAYS:

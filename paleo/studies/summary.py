@@ -55,12 +55,8 @@ def summarise(model: ModelSpec, run: Run) -> Summary:
     """The counts of each layer for ``run.batch`` samples (1 by default) in ``run.dtype`` (fp32 by default)."""
     dtype = run.dtype or "fp32"
     formats = precision(dtype)
-    graph = build(
-        model,
-        batch=run.batch or 1,
-        choices=Choices(run.attention or load_software(run.software).attention),
-        overrides=run.model,
-    )
+    choices = Choices(run.attention or load_software(run.software).attention)
+    graph = build(model, batch=run.batch or 1, choices=choices, overrides=run.model)
     saved, known = set[str](), set[str]()
     return Summary(graph, dtype, tuple(_counted(node, formats, saved, known) for node in graph.nodes))
 

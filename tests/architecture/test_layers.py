@@ -19,7 +19,7 @@ LEVELS: list[set[str]] = [
     {"specs"},
     {"graph"},
     {"parallel", "schedules"},
-    {"pricing", "plan", "engine"},
+    {"pricing", "plan", "engine", "fusion"},
     {"lower"},
     {"timeline", "pipeline", "stages"},
     {"predict"},

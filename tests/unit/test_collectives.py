@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
+import pandas as pd
 import pytest
 
 from paleo.collectives.base import ALGORITHMS
 from paleo.collectives.parameter_server import parameter_server_all_reduce
 from paleo.collectives.traffic import LevelTraffic, Traffic
-from paleo.errors import SpecError
+from paleo.errors import PlanError, SpecError
 from paleo.pricing.alpha_beta import (
     LevelCost,
     best,
@@ -20,6 +23,28 @@ from paleo.pricing.alpha_beta import (
     times,
     traffic_time,
 )
+from paleo.pricing.collective import (
+    LL,
+    LL128,
+    SIMPLE,
+    CustomParameters,
+    ExchangeParameters,
+    FabricParameters,
+    NcclParameters,
+    Network,
+    collective_time,
+    custom_time,
+    fabric_defaults,
+    fabric_time,
+    link_kind,
+    nccl_time,
+    network,
+    network_across,
+    protocol,
+    stack_networks,
+)
+from paleo.specs.hardware import System, load_system
+from paleo.validate.kinds.base import KINDS, kind_of
 
 L, G, S = 7e-6, 1 / 12.5e9, 244e6
 RANKS = np.array([2.0, 4.0, 8.0, 64.0, 1024.0])
@@ -195,3 +220,224 @@ def test_span_costs_share_the_ports_of_a_node() -> None:
 def test_bad_input_is_refused_with_the_cure(call: object, says: str) -> None:
     with pytest.raises(SpecError, match=says):
         call()  # type: ignore[operator]
+
+
+# --- NCCL on a real network ------------------------------------------------------------------------------------------
+
+A100 = load_system("dgx-a100-80gb")
+H100 = load_system("dgx-h100")
+SIZES = np.geomspace(512.0, 2.0**34, 60)
+
+
+def inside(system: System, ranks: int, operation: str, payload: object, **options: object) -> np.ndarray:
+    return collective_time(
+        operation=operation,
+        payload_bytes=payload,  # type: ignore[arg-type]
+        network=network_across(system, ranks=ranks, ranks_per_node=ranks),
+        inside=NcclParameters(),
+        exchange=ExchangeParameters(),
+        between=FabricParameters(),
+        **options,  # type: ignore[arg-type]
+    )
+
+
+def test_a_group_knows_its_levels_and_the_nics_it_reaches() -> None:
+    alone = network_across(A100, ranks=2, ranks_per_node=1)
+    assert (alone.fan_outs, alone.ports) == ((1.0, 2.0), (1.0, 1.0))
+    together = network(A100, stride=8, size=2)
+    assert together.ports[-1] == 1.0
+    assert network(A100, stride=1, size=16).ports[-1] == 8.0
+    assert network_across(A100, ranks=4, ranks_per_node=2).ports[-1] == 2.0
+    assert float(network_across(A100, ranks=24, ranks_per_node=8).nodes) == 3.0
+
+
+def test_a_pcie_tree_is_no_nvlink_and_a_system_without_fabric_stays_in_its_node() -> None:
+    tree = load_system("deepbench-8gpu-dual-root")
+    assert link_kind(tree) == "pcie" and link_kind(A100) == "nvlink"
+    assert not network_across(tree, ranks=8, ranks_per_node=8).nvlink
+    with pytest.raises(PlanError, match="nodes"):
+        network_across(load_system("l40s-pcie-8gpu"), ranks=16, ranks_per_node=8)
+
+
+def test_protocol_follows_the_tuner() -> None:
+    def chosen(ranks: int, payload: float) -> int:
+        net = network_across(A100, ranks=ranks, ranks_per_node=ranks)
+        wire = float(bus_factor("all_gather", ranks)) * payload / 300e9
+        return int(protocol(steps=ranks - 1, wire_time=wire, network=net))
+
+    assert [chosen(2, 2.0**k) for k in (10, 20, 21, 29)] == [LL, LL, SIMPLE, SIMPLE]
+    assert [chosen(8, 2.0**k) for k in (10, 20, 22, 29)] == [LL, LL, LL128, SIMPLE]
+
+
+@pytest.mark.parametrize(
+    "operation", ["all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "send_recv"]
+)
+def test_nccl_is_free_alone_rises_with_payload_and_takes_arrays(operation: str) -> None:
+    assert np.all(inside(H100, 1, operation, SIZES) == 0.0)
+    times = inside(H100, 8, operation, SIZES)
+    assert np.all(times[1:] > times[:-1] * 0.85)  # a change of protocol may be a small step down
+    assert [float(inside(H100, 8, operation, float(size))) for size in SIZES[::20]] == pytest.approx(list(times[::20]))
+
+
+def test_nccl_never_beats_the_link() -> None:
+    for operation in ("all_reduce", "all_gather", "all_to_all"):
+        bound = bus_factor(operation, 8) * SIZES / 300e9
+        assert np.all(inside(A100, 8, operation, SIZES) > bound)
+
+
+def test_bus_bandwidth_of_large_messages_is_the_share_of_the_link() -> None:
+    payload = 2.0**36
+    bus = float(bus_factor("all_reduce", 4)) * payload / float(inside(A100, 4, "all_reduce", payload))
+    assert 0.9 * 0.78 < bus / 300e9 < 0.78
+
+
+def test_the_switch_adds_floats_of_five_ranks_and_more() -> None:
+    payload = 2.0**29
+    floats, integers = (float(inside(H100, 8, "all_reduce", payload, switch_can_add=one)) for one in (True, False))
+    assert floats < 0.9 * integers
+    same = [float(inside(H100, 4, "all_reduce", payload, switch_can_add=one)) for one in (True, False)]
+    assert same[0] == same[1]
+
+
+@pytest.mark.parametrize(
+    ("operation", "ranks", "payload", "measured_us"),
+    [
+        ("all_reduce", 8, 2**29, 4225.9),
+        ("all_reduce", 2, 2**26, 391.5),
+        ("all_gather", 4, 2**29, 2102.0),
+        ("reduce_scatter", 8, 2**27, 624.0),
+        ("all_to_all", 8, 2**28, 1197.9),
+        ("all_reduce", 8, 2**12, 21.4),
+        ("all_gather", 2, 2**17, 12.4),
+    ],
+)
+def test_defaults_are_near_nccl_tests_on_a_dgx_a100(
+    operation: str, ranks: int, payload: int, measured_us: float
+) -> None:
+    """nccl-tests of NCCL 2.27.3 on a DGX A100, from the tables of ai-dynamo/aiconfigurator (Apache-2.0)."""
+    assert float(inside(A100, ranks, operation, float(payload))) == pytest.approx(measured_us * 1e-6, rel=0.25)
+
+
+def test_ranks_that_go_through_host_memory_share_it() -> None:
+    slow, parameters = load_system("l40s-pcie-8gpu"), replace(NcclParameters(), copy=0.02, staging_power=1.92)
+    nets = [network_across(slow, ranks=ranks, ranks_per_node=ranks) for ranks in (2, 8)]
+    two, eight = (
+        float(nccl_time(operation="all_gather", payload_bytes=2.0**34, network=net, parameters=parameters))
+        for net in nets
+    )
+    assert eight / two == pytest.approx((7 / 8) / (1 / 2) * (8 / 2) ** 1.92, rel=0.05)
+
+
+def test_skew_holds_up_small_collectives_only() -> None:
+    net = network_across(A100, ranks=2, ranks_per_node=2)
+    late = replace(NcclParameters(), skew=60e-6)
+    small, large, punctual = (
+        float(nccl_time(operation="all_reduce", payload_bytes=size, network=net, parameters=parameters))
+        for size, parameters in ((1024.0, late), (2.0**28, late), (2.0**28, NcclParameters()))
+    )
+    assert small == pytest.approx(60e-6, rel=1e-3) and large == pytest.approx(punctual, rel=1e-3)
+
+
+def test_fabric_bandwidth_grows_with_the_nics_in_use() -> None:
+    def bus(ranks: int, per_node: int) -> float:
+        net = network_across(A100, ranks=ranks, ranks_per_node=per_node)
+        payload = 2.0**36
+        time = fabric_time(operation="all_reduce", payload_bytes=payload, network=net, parameters=FabricParameters())
+        return float(bus_factor("all_reduce", ranks) * payload / time)
+
+    assert bus(2, 1) == pytest.approx(0.9 * 25e9, rel=0.02)
+    assert bus(4, 2) == pytest.approx(2 * bus(2, 1), rel=0.05)
+    assert bus(16, 8) == pytest.approx(0.9 * 200e9, rel=0.05)
+
+
+def test_rows_of_several_groups_are_priced_as_one_by_one() -> None:
+    groups = [(2, 2), (8, 8), (16, 8), (2, 1)]
+    networks = [network_across(A100, ranks=n, ranks_per_node=m) for n, m in groups]
+    payload = np.array([1e4, 1e6, 1e8, 1e7])
+
+    def priced(net: Network, size: object) -> np.ndarray:
+        return collective_time(
+            operation="all_reduce",
+            payload_bytes=size,  # type: ignore[arg-type]
+            network=net,
+            inside=NcclParameters(),
+            exchange=ExchangeParameters(),
+            between=FabricParameters(),
+        )
+
+    together = priced(stack_networks(networks, np.arange(4)), payload)
+    assert together == pytest.approx([float(priced(net, size)) for net, size in zip(networks, payload, strict=True)])
+
+
+def test_sockets_are_slower_than_remote_memory_access() -> None:
+    assert fabric_defaults(load_system("paleo-k40-10gbe")).fabric_fraction == 0.72
+    assert fabric_defaults(A100) == FabricParameters()
+
+
+def test_custom_kernels_turn_from_one_shot_to_two_shot_and_then_to_nccl() -> None:
+    def seconds(ranks: int, payload: float, parameters: CustomParameters) -> float:
+        net = network_across(A100, ranks=ranks, ranks_per_node=ranks)
+        return float(custom_time(payload_bytes=payload, network=net, parameters=parameters))
+
+    graph = CustomParameters()
+    assert seconds(8, 2.0**17, graph) == pytest.approx(4e-6 + 0.8e-6 + 7 * 2.0**17 / (0.6 * 300e9), rel=1e-3)
+    assert seconds(8, 2.0**20, graph) == pytest.approx(8.8e-6 + 1.75 * 2.0**20 / (0.6 * 300e9), rel=1e-3)
+    assert seconds(8, 2.0**30, graph) > 1.75 * 2.0**30 / (0.77 * 300e9)
+    assert seconds(2, 512.0, replace(graph, host=40e-6)) == pytest.approx(40e-6, rel=1e-3)
+
+
+# --- the table of measured collectives -------------------------------------------------------------------------------
+
+
+def measured_rows(**changes: object) -> pd.DataFrame:
+    row = {
+        "source": "vidur", "system": "dgx-h100", "device": "h100-sxm5-80gb", "library": "NCCL", "op": "all_reduce",
+        "dtype": "fp16", "ranks": 8, "ranks_per_node": 8, "bytes": 1048576, "algo": "", "time_us": 40.0,
+    }  # fmt: skip
+    return pd.DataFrame([{**row, **changes}])
+
+
+@pytest.mark.parametrize(
+    ("changes", "family", "stack"),
+    [
+        ({}, "collective.nccl", "kernel"),
+        ({"source": "aiconfigurator"}, "collective.nccl", "back-to-back"),
+        ({"op": "send_recv", "ranks": 2, "ranks_per_node": 2}, "collective.exchange", "kernel"),
+        ({"ranks": 16}, "collective.fabric", "kernel-unknown-fabric"),
+        ({"library": "vLLM 0.14.0", "algo": "custom: vLLM_custom_eager"}, "collective.custom", "vllm-eager"),
+        ({"library": "SGLang 0.5.14", "algo": "custom: x_graph"}, "collective.custom", "sglang-0.5.14-graph"),
+        ({"library": "SGLang 0.5.9", "algo": "custom: x_graph"}, "collective.custom", "sglang-graph"),
+        ({"library": "TRTLLM 1.0.0", "algo": "custom: TRTLLM"}, "collective.custom", "trtllm-graph"),
+    ],
+)
+def test_rows_find_their_family_and_stack(changes: dict[str, object], family: str, stack: str) -> None:
+    kind, frame = KINDS["collective"], measured_rows(**changes)
+    assert kind_of(frame.columns) is kind
+    assert kind.unsupported(frame).tolist() == [""]
+    assert (kind.family(frame).item(), kind.stack(frame).item()) == (family, stack)
+    start, fixed = kind.start(family, stack, H100)  # type: ignore[attr-defined]
+    assert kind.time(frame, H100, start)[0] > 0 and all(hasattr(start, name) for name in fixed)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"op": "gather"}, "'all_gather'"),
+        ({"system": "dgx-h1000"}, "dgx-h100"),
+        ({"system": ""}, "system"),
+        ({"ranks": 12}, "multiple"),
+        ({"ranks": 1}, "two ranks"),
+        ({"bytes": 0}, "bytes above zero"),
+        ({"ranks": 16, "system": "l40s-pcie-8gpu"}, "no network between nodes"),
+        ({"algo": "custom: x", "op": "all_gather"}, "custom kernels"),
+    ],
+)
+def test_rows_that_cannot_be_priced_say_why(changes: dict[str, object], says: str) -> None:
+    assert says in KINDS["collective"].unsupported(measured_rows(**changes)).item()
+
+
+def test_work_of_a_row_is_what_a_rank_sends() -> None:
+    kind, frame = KINDS["collective"], measured_rows()
+    flops, sent = kind.work(frame)
+    assert flops.tolist() == [0.0] and sent.tolist() == [1.75 * 1048576]
+    assert kind.ideal_time(frame, H100).tolist() == pytest.approx([1.75 * 1048576 / 450e9])  # type: ignore[attr-defined]

@@ -1,7 +1,7 @@
 """Networks timed layer by layer: forward plus backward of one layer a row, in several frameworks of 2015 and 2016.
 
-Convolutions and inner products are priced by the convolution family with the algorithms that the framework has; pooling,
-activation and concatenation by the bytes that they move.
+Convolutions and inner products are priced by the convolution family with the algorithms that the framework has;
+pooling, activation and concatenation by the bytes that they move.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from paleo.validate.kinds.conv import element_bytes
 CONVOLUTIONS = ("Convolution", "conv2d", "InnerProduct")
 #: Layers without products: one kernel each way that moves bytes.
 STREAMED = ("ReLU", "Pooling", "Concat")
-#: Share of memory bandwidth of a kernel that streams, by memory kind (long elementwise kernels of six devices).
+#: Share of memory bandwidth of a kernel that streams, by memory kind: the middle of what long elementwise kernels reach.
 STREAM_SHARE: Mapping[str, float] = {"GDDR": 0.76, "HBM": 0.88}
 
 
@@ -73,7 +73,8 @@ class CnnLayersTable(TableKind[DeviceFigures]):
         kind = text(frame, "layer_type")
         out = pd.Series("", index=frame.index, dtype=object)
         out = out.mask(
-            ~kind.isin([*CONVOLUTIONS, *STREAMED]), "layer type " + kind.where(kind != "", "(empty)") + " is not modelled"
+            ~kind.isin([*CONVOLUTIONS, *STREAMED]),
+            "layer type " + kind.where(kind != "", "(empty)") + " is not modelled",
         )
         shaped = ~np.isnan(_extents(frame, "input_shape")[:, 0] + _extents(frame, "output_shape")[:, 0])
         out = out.mask((out == "") & ~shaped, "a shape is not N x C [x H x W]")
@@ -139,7 +140,8 @@ def convolution_layer_time(
 
 
 def layer_shape(frame: pd.DataFrame, direction: Direction, calls: Array | float = 1.0) -> ConvolutionShape:
-    """Convolution shapes of the rows, the batch divided among ``calls``; an inner product is a 1 x 1 one over the batch."""
+    """Convolution shapes of the rows, the batch divided among ``calls``; an inner product is a 1 x 1 one over the
+    batch."""
     n, c, h, w = _extents(frame, "input_shape").T
     k = _extents(frame, "output_shape")[:, 1]
     kernel = text(frame, "kernel", "1x1").str.extract(r"(\d+)\s*x\s*(\d+)").fillna("1").to_numpy(dtype=np.float64)
@@ -159,15 +161,15 @@ def layer_shape(frame: pd.DataFrame, direction: Direction, calls: Array | float 
 def _extents(frame: pd.DataFrame, column: str) -> Array:
     """N, C, H, W of a shape column such as 128x3x224x224; H = W = 1 where they are absent, nan where it is no shape."""
     found = text(frame, column).str.extract(r"^(\d+)x(\d+)(?:x(\d+)x(\d+))?$")
-    return found.apply(pd.to_numeric).fillna({2: 1.0, 3: 1.0}).to_numpy(dtype=np.float64)
+    return np.asarray(found.apply(pd.to_numeric).fillna({2: 1.0, 3: 1.0}), dtype=np.float64)
 
 
 def _moved(frame: pd.DataFrame) -> tuple[Array, Array]:
     """Elements that forward and backward of a layer without products read and write.
 
-    ReLU: input to output; input and output gradient to input gradient. Concat: a copy each way. Pooling forward reads each
-    row of a window anew (kernel / stride) and writes output and the winner's place; backward looks up gradient and place
-    of every window, (kernel / stride)^2, that an input element lies in.
+    ReLU: input to output; input and output gradient to input gradient. Concat: a copy each way. Pooling forward reads
+    each row of a window anew (kernel / stride) and writes output and the winner's place; backward looks up gradient
+    and place of every window, (kernel / stride)^2, that an input element lies in.
     """
     inputs, outputs = (np.prod(_extents(frame, column), axis=1) for column in ("input_shape", "output_shape"))
     kernel = text(frame, "kernel", "1x1").str.extract(r"(\d+)\s*x")[0].fillna("1").to_numpy(dtype=np.float64)

@@ -15,11 +15,15 @@ from paleo.collectives.base import OPERATIONS
 from paleo.errors import PaleoError, near
 from paleo.pricing.alpha_beta import bus_factor
 from paleo.pricing.collective import (
+    EXCHANGES,
+    NANOSECOND,
     CustomParameters,
+    ExchangeParameters,
     FabricParameters,
     NcclParameters,
     Network,
     custom_time,
+    exchange_time,
     fabric_time,
     link_kind,
     nccl_time,
@@ -39,8 +43,6 @@ OTHER_STACKS = {"single process": "single-process", "Baidu": "host-ring", "OSU":
 Flags = npt.NDArray[np.bool_]
 #: Largest payload of the engines' own kernels [byte]; vLLM's must be below 8 MiB, so 4 MiB is its last power of two.
 LARGEST = {"vllm": 2.0**22, "sglang": 2.0**23, "sglang-0.5.14": 2.0**24, "trtllm": 2.0**22}
-#: As good as no time [s]: parameters are searched by their logarithms.
-_NONE = 0.001 * MICROSECOND
 
 
 class CollectiveTable(TableKind[System]):
@@ -53,6 +55,7 @@ class CollectiveTable(TableKind[System]):
     configuration: ClassVar[tuple[str, ...]] = ("op", "ranks", "ranks_per_node", "bytes")
     families: ClassVar[Mapping[str, type[Any]]] = {
         "collective.nccl": NcclParameters,
+        "collective.exchange": ExchangeParameters,
         "collective.fabric": FabricParameters,
         "collective.custom": CustomParameters,
     }
@@ -61,22 +64,24 @@ class CollectiveTable(TableKind[System]):
 
     def start(
         self, family: str, stack: str, figures: System
-    ) -> tuple[NcclParameters | FabricParameters | CustomParameters, tuple[str, ...]]:
+    ) -> tuple[NcclParameters | ExchangeParameters | FabricParameters | CustomParameters, tuple[str, ...]]:
         """Where a fit begins, and the parameters that it leaves there: rows of this kind do not tell them apart."""
         if family == "collective.custom":
             engine, _, how = stack.rpartition("-")
             eager = how == "eager"
             return replace(
-                CustomParameters(), largest=_largest(engine, figures), host=20 * MICROSECOND if eager else _NONE
+                CustomParameters(), largest=_largest(engine, figures), host=20 * MICROSECOND if eager else NANOSECOND
             ), (() if eager else ("host",))
+        if family == "collective.exchange":
+            return ExchangeParameters(), ()
         waits = stack.startswith("kernel")
-        skew, fixed = (40 * MICROSECOND, ()) if waits else (_NONE, ("skew",))
+        skew, fixed = (40 * MICROSECOND, ()) if waits else (NANOSECOND, ("skew",))
         if family == "collective.fabric":
             slow = replace(FabricParameters(), skew=skew, fabric_fraction=0.5, low_fraction=0.3, rail_power=0.7)
             return (slow if waits else FabricParameters(fabric_fraction=0.6)), fixed
         if link_kind(figures) == "pcie":
             tree = NcclParameters(launch=12 * MICROSECOND, simple_step=14 * MICROSECOND, simple_fraction=0.4)
-            return tree, (*fixed, "switch_fraction", "exchange_fraction", "ll128_fraction")
+            return tree, (*fixed, "switch_fraction", "ll128_fraction")
         return NcclParameters(skew=skew), fixed
 
     def unsupported(self, frame: pd.DataFrame) -> pd.Series[str]:
@@ -109,9 +114,10 @@ class CollectiveTable(TableKind[System]):
         return plain.where(~self._custom(frame), engine + "-" + how)
 
     def family(self, frame: pd.DataFrame) -> pd.Series[str]:
-        """collective.custom, collective.fabric for groups that cross nodes, else collective.nccl."""
+        """collective.custom; collective.fabric for groups that cross nodes; inside, collective.exchange or .nccl."""
         crosses = number(frame, "ranks", 0.0) > number(frame, "ranks_per_node", np.inf)
-        plain = np.where(crosses, "collective.fabric", "collective.nccl")
+        inside = np.where(text(frame, "op").isin(EXCHANGES), "collective.exchange", "collective.nccl")
+        plain = np.where(crosses, "collective.fabric", inside)
         return pd.Series(np.where(self._custom(frame), "collective.custom", plain), index=frame.index, dtype=object)
 
     def work(self, frame: pd.DataFrame) -> tuple[Array, Array]:
@@ -178,6 +184,8 @@ def _priced(operation: str, payload: Array, net: Network, parameters: Any, adds:
             switch_can_add=adds,
             low_latency=low_latency,
         )
+    if isinstance(parameters, ExchangeParameters):
+        return exchange_time(operation=operation, payload_bytes=payload, network=net, parameters=parameters)
     if isinstance(parameters, FabricParameters):
         return fabric_time(operation=operation, payload_bytes=payload, network=net, parameters=parameters)
     return custom_time(payload_bytes=payload, network=net, parameters=parameters)

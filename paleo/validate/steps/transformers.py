@@ -59,7 +59,8 @@ def model_of(row: Row) -> tuple[ModelSpec, dict[str, int | float | str]]:
         return load_model("llama2-7b"), {**sizes, "kv_heads": whole(row, "kv_heads", sizes["heads"])}
     if whole(row, "kv_heads", sizes["heads"]) != sizes["heads"]:
         raise SpecError("grouped-query attention without a gated feed-forward block has no catalog family")
-    return load_model("gpt2"), {**sizes, "positions": sizes["seq"]}
+    sizes["positions"] = sizes["seq"]
+    return load_model("gpt2"), {**sizes, "dropout": 0.0 if "mpt" in str(row.get("model", "")).lower() else 0.1}
 
 
 def system_of(row: Row) -> System:

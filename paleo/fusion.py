@@ -1,0 +1,71 @@
+"""Fusion of element-wise passes: what a compiler, or a framework's hand-written kernels, merge into one launch.
+
+A pass that reads what the pass before it wrote, and alone reads it, need not meet memory in between: the tensor is neither written nor
+read again (nor is its gradient on the way back), unless it is kept for the backward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from paleo.precision import Precision
+from paleo.work import Kernel, MemoryPass, Operation
+
+#: Passes that touch each element on its own.
+POINTWISE = frozenset({"elementwise", "dropout"})
+
+
+@dataclass(frozen=True, slots=True)
+class Launches:
+    """The kernels of one operation, forward and backward, and the layer and inner repetitions that it belongs to."""
+
+    operation: Operation
+    layer: str
+    times: int
+    forward: tuple[Kernel, ...]
+    backward: tuple[Kernel, ...]
+
+
+def fuse(launches: Sequence[Launches], readers: dict[str, int], precision: Precision) -> list[Launches]:
+    """Chains of element-wise passes merged into their last one. ``readers`` counts who reads each tensor."""
+    merged: list[Launches] = []
+    for one in launches:
+        if merged and _fusable(merged[-1], one, readers):
+            merged[-1] = _join(merged[-1], one, precision)
+        else:
+            merged.append(one)
+    return merged
+
+
+def _fusable(first: Launches, second: Launches, readers: dict[str, int]) -> bool:
+    a, b = first.operation, second.operation
+    if not (isinstance(a, MemoryPass) and isinstance(b, MemoryPass)) or first.times != second.times:
+        return False
+    alike = a.operation in POINTWISE and b.operation in POINTWISE and a.out.elements == b.out.elements
+    return alike and any(t.name == a.out.name for t in b.inputs) and readers.get(a.out.name, 0) == 1
+
+
+def _join(first: Launches, second: Launches, precision: Precision) -> Launches:
+    """One launch for both: the tensor between them is spared, forward and (where both have a pass) backward."""
+    between = first.operation.out.bytes(precision)
+    kept = first.operation.out.name in {t.name for t in (*first.operation.saves, *second.operation.saves)}
+    forward = _one(first.forward, second.forward, 0.0 if kept else between, between)
+    backward = _one(first.backward, second.backward, between if first.backward and second.backward else 0.0, between)
+    if not (first.backward and second.backward):
+        backward = first.backward or second.backward
+    return replace(second, forward=forward, backward=backward)
+
+
+def _one(first: tuple[Kernel, ...], second: tuple[Kernel, ...], written: float, read: float) -> tuple[Kernel, ...]:
+    """The second launch with the work of the first, less what is no longer written and read between them."""
+    if not (first and second):
+        return first or second
+    a, b = first[0], second[0]
+    joined = replace(
+        b,
+        vector_flops=a.vector_flops + b.vector_flops,
+        bytes_read=max(0.0, a.bytes_read + b.bytes_read - read),
+        bytes_written=max(0.0, a.bytes_written + b.bytes_written - written),
+    )
+    return (joined,)

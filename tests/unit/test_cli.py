@@ -1,0 +1,335 @@
+from __future__ import annotations
+
+import importlib.util
+import json
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paleo.cli import run
+
+ROOT = Path(__file__).resolve().parents[2]
+ESTIMATE = ["estimate", "lenet", "--system", "dgx-a100-80gb"]
+SCALE = ["scale", "lenet", "--system", "dgx-a100-80gb"]
+
+
+@pytest.fixture
+def document(capsys: pytest.CaptureFixture[str]) -> Any:
+    """Runs a command with --json: its exit code and the one document that it prints."""
+
+    def call(*arguments: str) -> tuple[int, Any]:
+        code = run([*arguments, "--json"])
+        return code, json.loads(capsys.readouterr().out)
+
+    return call
+
+
+@pytest.fixture
+def failure(capsys: pytest.CaptureFixture[str]) -> Any:
+    """Runs a command that must fail with exit code 2, nothing on stdout and one line on stderr: that line."""
+
+    def call(*arguments: str) -> str:
+        assert run(arguments) == 2
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert captured.err.startswith("error: ")
+        assert captured.err.count("\n") == 1
+        return captured.err
+
+    return call
+
+
+def finite(value: Any) -> bool:
+    """Whether no number of a document is missing."""
+    if isinstance(value, dict):
+        return all(finite(one) for one in value.values())
+    return value is not None
+
+
+# contracts
+
+
+def test_estimate_document_has_the_keys_of_the_contract(document: Any) -> None:
+    code, made = document(*ESTIMATE, "--gpus", "8", "--batch", "16")
+    assert code == 0
+    assert (made["model"], made["system"]) == ("lenet", "dgx-a100-80gb")
+    assert (made["gpus"], made["global_batch_size"]) == (8, 128)
+    keys = "strategy dtype step_time_s step_time_interval_s samples_per_s tokens_per_s mfu flops_per_step"
+    assert set(keys.split()) | {"fits", "calibration", "unmodelled", "warnings"} <= set(made)
+    parts = "compute memory_bound launch communication_exposed communication_total bubble optimizer input"
+    assert set(parts.split()) <= set(made["breakdown_s"])
+    memory = "parameters gradients optimizer activations workspace total capacity"
+    assert set(memory.split()) <= set(made["memory_bytes"])
+    low, high = made["step_time_interval_s"]
+    assert 0 < low <= made["step_time_s"] <= high
+    assert made["samples_per_s"] == pytest.approx(128 / made["step_time_s"])
+
+
+def test_the_parts_of_a_step_add_up(document: Any) -> None:
+    made = document(*ESTIMATE, "--gpus", "8")[1]
+    spent = {key: value for key, value in made["breakdown_s"].items() if key != "communication_total"}
+    assert sum(spent.values()) == pytest.approx(made["step_time_s"], rel=1e-6)
+    memory = dict(made["memory_bytes"])
+    total, _ = memory.pop("total"), memory.pop("capacity")
+    assert sum(memory.values()) == pytest.approx(total)
+
+
+def test_summary_document_sums_over_repeats(document: Any) -> None:
+    code, made = document("summary", "bert_base")
+    assert code == 0
+    keys = "name type output_shape parameters flops_forward flops_backward bytes_forward saved_bytes repeat"
+    assert set(keys.split()) <= set(made["layers"][0])
+    for key in ("parameters", "flops_forward", "flops_backward"):
+        assert sum(layer[key] * layer["repeat"] for layer in made["layers"]) == pytest.approx(made[key])
+    saved = sum(layer["saved_bytes"] * layer["repeat"] for layer in made["layers"])
+    assert saved == pytest.approx(made["saved_activation_bytes"])
+
+
+def test_summary_takes_batch_and_sequence(document: Any) -> None:
+    short = document("summary", "bert_base", "--seq", "128", "--batch", "4", "--set", "model.predictions=20")[1]
+    assert short["batch"] == 4
+    assert short["layers"][0]["output_shape"] == [4, 128, 768]
+
+
+def test_scale_document(document: Any) -> None:
+    code, made = document(*SCALE, "--gpus", "1,2,4,8", "--global-batch", "4")
+    assert code == 0
+    assert [point["gpus"] for point in made["points"]] == [1, 2, 4]
+    assert {point["global_batch_size"] for point in made["points"]} == {4}
+    assert made["points"][0]["speedup"] == made["points"][0]["efficiency"] == 1.0
+    for point in made["points"]:
+        assert point["efficiency"] == pytest.approx(point["speedup"] / point["gpus"])
+        assert {"step_time_s", "samples_per_s", "breakdown_s"} <= set(point)
+    assert made["unusable"] == [{"scaling": "strong", "gpus": 8, "reason": "out of samples: 4 of them, 4 GPUs idle"}]
+
+
+def test_scale_is_weak_without_a_global_batch_and_both_on_demand(document: Any) -> None:
+    weak = document(*SCALE, "--gpus", "1,2", "--batch", "8")[1]
+    assert [point["global_batch_size"] for point in weak["points"]] == [8, 16]
+    both = document(*SCALE, "both", "--gpus", "1,2", "--batch", "8")[1]
+    assert [point["scaling"] for point in both["points"]] == ["strong", "strong", "weak", "weak"]
+    assert document(*SCALE, "--mode", "strong", "--gpus", "1", "--batch", "8")[1]["curves"][0]["scaling"] == "strong"
+
+
+def test_compare_document(document: Any) -> None:
+    code, made = document("compare", "lenet", "--systems", "dgx-a100-80gb,aws-p4d.24xlarge,t4", "--gpus", "8")
+    assert code == 0
+    first, second, third = made["systems"]
+    assert first["speedup"] == 1.0
+    assert second["training"]["price_usd_per_hour"] > 0
+    assert second["training"]["price_source"]
+    assert "t4" in third["error"]
+    assert made["best"]["time"] in ("dgx-a100-80gb", "aws-p4d.24xlarge")
+    assert made["best"]["cost"] == "aws-p4d.24xlarge"
+
+
+def test_collective_document(document: Any) -> None:
+    code, made = document("collective", "all-reduce", "--bytes", "1MB", "--ranks", "16", "--system", "dgx-a100-80gb")
+    assert code == 0
+    assert made["payload_bytes"] == 1e6
+    times = {row["algorithm"]: row["time_s"] for row in made["algorithms"]}
+    assert made["time_s"] == times[made["best"]]
+    assert finite(made)
+
+
+def test_list_and_show_know_every_kind(document: Any) -> None:
+    kinds = document("list")[1]
+    assert {"models", "devices", "links", "systems", "collectives", "schedules", "layers"} <= set(kinds)
+    for kind in ("collectives", "schedules", "layers", "strategies", "optimizers", "links", "software"):
+        assert document("list", kind)[1] == {kind: kinds[kind]}
+        for name in list(kinds[kind])[:2]:
+            assert document("show", name)[0] == 0
+    assert document("show", "h100-sxm5-80gb")[1]["device"]["memory"]["capacity"] == 80 * 2**30
+    assert document("show", str(ROOT / "models" / "lenet.yaml"))[1]["model"]["title"] == "LeNet-5"
+
+
+# options
+
+
+def test_options_reach_the_run(document: Any) -> None:
+    made = document(*ESTIMATE, "--gpus", "4", "--global-batch", "64", "--microbatch", "8", "--dtype", "fp16",
+                    "--optimizer", "sgd", "--calibration", "ideal", "--set", "exchange=after")[1]  # fmt: skip
+    assert (made["global_batch_size"], made["microbatch"], made["num_microbatches"]) == (64, 8, 2)
+    assert (made["dtype"], made["calibration"]) == ("fp16", "ideal")
+    assert made["memory_bytes"]["optimizer"] == 61706 * 4  # sgd keeps the fp32 weights alone
+
+
+def test_seq_and_set_change_the_model(document: Any) -> None:
+    long = document("estimate", "bert_base", "--system", "dgx-a100-80gb", "--batch", "1", "--seq", "256")[1]
+    short = document("estimate", "bert_base", "--system", "dgx-a100-80gb", "--batch", "1", "--set", "model.seq=128")[1]
+    assert long["flops_per_step"] > 1.9 * short["flops_per_step"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([*ESTIMATE, "--gpu", "8"], "--gpus"),
+        ([*ESTIMATE, "--gpus", "eight"], "'--gpus': Input should be a valid integer"),
+        ([*ESTIMATE, "--gpus", "0"], "gpus: 0"),
+        ([*ESTIMATE, "--dtype", "bf61"], "nearest: 'bf16'"),
+        ([*ESTIMATE, "--optimizer", "adm"], "nearest: 'adam'"),
+        ([*ESTIMATE, "--strategy", "td=8"], "td"),
+        ([*ESTIMATE, "--recompute", "some"], "'none', 'selective' or 'full'"),
+        ([*ESTIMATE, "--software", "pytorch-lazy"], "nearest: 'pytorch-eager'"),
+        ([*ESTIMATE, "--seq", "128"], "no parameter 'seq'"),
+        ([*ESTIMATE, "--set", "bukcet=1 MiB"], "nearest: 'bucket'"),
+        ([*ESTIMATE, "--set", "bucket"], "expected key=value"),
+        ([*ESTIMATE, "--set", "bucket=5"], "has no unit"),
+        ([*ESTIMATE, "--batch", "3", "--set", "batch=4"], "stands beside --batch"),
+        ([*ESTIMATE, "--set", "exchange=after", "--set", "exchange=after"], "stated twice"),
+        ([*ESTIMATE, "--epochs", "1", "--samples", "2"], "state one of them"),
+        ([*ESTIMATE, "--plot", "timeline.jpg"], "ends in .png, .svg, .pdf"),
+        ([*ESTIMATE, "--plot", "nowhere/at/all.png"], "there is no folder"),
+        (["estimate", "resnet5", "--system", "dgx-a100-80gb"], "nearest: 'resnet50'"),
+        (["estimate", "lenet", "--system", "dgx-a100"], "'dgx-a100-80gb'"),
+        (["estimate", "lenet"], "--system"),
+        (["estimate", "no/such.yaml", "--system", "t4"], "no such file"),
+        (["estimat", "lenet"], "'estimate'"),
+        ([*SCALE, "--gpus", "1,two"], "expected GPU counts"),
+        ([*SCALE, "--gpus", "0"], "expected GPU counts"),
+        ([*SCALE, "weaker", "--gpus", "1"], "nearest: 'weak'"),
+        ([*SCALE, "weak", "--mode", "strong", "--gpus", "1"], "keep one"),
+        (["compare", "lenet", "--systems", ","], "expected names"),
+        (["compare", "lenet", "--systems", "dgx-a100-80gb", "--tokens", "10"], "not counted in tokens"),
+        (["collective", "all_redcue", "--bytes", "1MB", "--ranks", "8", "--system", "dgx-h100"], "'all_reduce'"),
+        (["collective", "all_reduce", "--bytes", "1", "--ranks", "8", "--system", "dgx-h100"], "has no unit"),
+        (["collective", "all_reduce", "--bytes", "1MB", "--ranks", "1", "--system", "dgx-h100"], "2 or more"),
+        (["summary", "lenet", "--plot", "roof.svg"], "name it with --system"),
+        (["summary", "lenet", "--plot", "roof.svg", "--system", "a100-sxm4-80gb", "--dtype", "fp8"], "'fp8'"),
+        (["list", "modles"], "nearest: 'models'"),
+        (["show", "resnet5"], "nearest: 'resnet50'"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(failure: Any, arguments: list[str], message: str) -> None:
+    assert message in failure(*arguments)
+
+
+def test_what_does_not_fit_is_answered_in_full_with_exit_code_1(document: Any, capsys: Any) -> None:
+    huge = ["gpt3-175b", "--gpus", "8"]
+    code, made = document("estimate", *huge, "--system", "dgx-a100-80gb")
+    assert (code, made["fits"]) == (1, False)
+    assert made["memory_bytes"]["total"] > made["memory_bytes"]["capacity"]
+    assert run(["estimate", *huge, "--system", "dgx-a100-80gb"]) == 1
+    assert "DOES NOT FIT" in capsys.readouterr().out
+    assert run(["compare", *huge, "--systems", "dgx-a100-80gb,dgx-h100"]) == 1
+    assert "does not fit" in capsys.readouterr().out
+    assert run(["scale", "gpt3-175b", "--gpus", "1,8", "--system", "dgx-a100-80gb"]) == 1
+    assert "Does not fit at any of these counts" in capsys.readouterr().out
+
+
+def test_tables_print(capsys: Any) -> None:
+    for arguments in (
+        [*ESTIMATE, "--gpus", "16", "--samples", "1e6", "-v"],
+        [*SCALE, "both", "--gpus", "1,2,64", "--batch", "8"],
+        ["compare", "lenet", "--systems", "aws-p4d.24xlarge,t4,dgx-h100", "--gpus", "2"],
+        ["collective", "all_gather", "--bytes", "64 KiB", "--ranks", "8", "--system", "dgx-h100"],
+        ["summary", "lenet"],
+        ["list", "systems"],
+        ["show", "dgx-h100"],
+        ["show", "conv"],
+        ["--version"],
+        [],
+    ):
+        assert run(arguments) == 0
+        assert len(capsys.readouterr().out) > 5
+
+
+def test_internal_errors_are_not_swallowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(sys.modules["paleo.predict"], "predict", broken)
+    with pytest.raises(ZeroDivisionError):
+        run(ESTIMATE)
+
+
+# files
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("step.png", [*ESTIMATE, "--gpus", "16"]),
+        ("scale.svg", [*SCALE, "both", "--gpus", "1,2,64", "--batch", "8"]),
+        ("buy.pdf", ["compare", "lenet", "--systems", "aws-p4d.24xlarge,dgx-h100", "--gpus", "2"]),
+        ("roof.svg", ["summary", "lenet", "--system", "t4"]),
+        ("curves.SVG", ["collective", "all_reduce", "--bytes", "1MB", "--ranks", "8", "--system", "dgx-1-v100"]),
+    ],
+)
+def test_pictures_are_written_whole(name: str, arguments: list[str], tmp_path: Path, capsys: Any) -> None:
+    assert run([*arguments, "--plot", str(tmp_path / name), "--json"]) == 0
+    json.loads(capsys.readouterr().out)
+    start = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}[name[-3:].lower()]
+    assert (tmp_path / name).read_bytes().startswith(start)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_a_failed_picture_leaves_the_old_one(tmp_path: Path) -> None:
+    from paleo.report.documents import write_whole
+
+    target = tmp_path / "old.png"
+    target.write_bytes(b"old")
+
+    def half(file: Any) -> None:
+        file.write(b"half")
+        raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        write_whole(target, half)
+    assert target.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+# the process
+
+
+def test_public_names_and_cheap_import() -> None:
+    code = """
+import sys, paleo
+assert "numpy" not in sys.modules
+from paleo import Prediction, Run, load_model, load_system
+made = paleo.predict(load_model("lenet"), load_system("dgx-a100-80gb"), Run(gpus=8))
+from paleo import predict
+from paleo.predict import predict as same
+assert isinstance(made, Prediction) and predict is same
+print(made.memory.fits, "pandas" in sys.modules, "matplotlib" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.split() == ["True", "False", "False"]
+
+
+def test_help_is_quick_and_a_closed_pipe_is_quiet() -> None:
+    start = time.perf_counter()
+    subprocess.run([sys.executable, "-m", "paleo", "--help"], capture_output=True, check=True, cwd=ROOT)
+    assert time.perf_counter() - start < 3.0  # 0.3 s alone; machines that test are busy
+    command = f"{sys.executable} -m paleo list devices --json | head -n 1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=True, cwd=ROOT)
+    assert (done.stdout, done.stderr) == ("{\n", "")
+
+
+def load_readme() -> Any:
+    spec = importlib.util.spec_from_file_location("readme", Path(__file__).with_name("readme.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_readme_shows_commands_that_work(capsys: Any) -> None:
+    readme = load_readme()
+    shown = readme.commands(readme.README.read_text(encoding="utf-8"))
+    assert len(shown) >= 7
+    for command in shown:
+        assert run(shlex.split(command, comments=True)) == 0, capsys.readouterr().err
+
+
+def test_readme_shows_what_its_commands_print() -> None:
+    readme = load_readme()
+    text = readme.README.read_text(encoding="utf-8")
+    assert readme.refreshed(text) == text, "run `python tests/unit/readme.py` and look at the difference"

@@ -1,0 +1,257 @@
+"""Convolution times: hand-worked shapes and geometry, limits, workspace and microbatches, tables."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from paleo.errors import CapacityError, SpecError
+from paleo.pricing.convolution import (
+    ALGORITHMS,
+    AVAILABLE_FROM,
+    OWN_KERNELS,
+    Array,
+    ConvolutionParameters,
+    ConvolutionShape,
+    Direction,
+    algorithm_costs,
+    convolution_shape,
+    convolution_time,
+    fastest_algorithm,
+    fastest_time,
+    overlapped,
+    sustained_clock_share,
+    waves,
+)
+from paleo.pricing.microbatch import best_cut, cut_minibatch
+from paleo.pricing.parameters import DeviceFigures
+from paleo.units import GIGA, MEGA, TERA
+from paleo.validate.kinds.base import KINDS, kind_of
+from paleo.validate.kinds.cnn_layers import framework_of, layer_shape
+from paleo.validate.kinds.conv import SCATTER, library_version
+
+V100 = DeviceFigures("v100", "Volta", "HBM2", 80, 1380 * MEGA, 14 * TERA, 900 * GIGA, 6.3 * MEGA, 250, False)
+V100_TENSOR = dataclasses.replace(V100, peak_flops_per_s=112 * TERA, tensor_cores=True)
+T4 = DeviceFigures("t4", "Turing", "GDDR6", 40, 1590 * MEGA, 8.1 * TERA, 320 * GIGA, 4.2 * MEGA, 70, False)
+PARAMETERS = ConvolutionParameters()
+
+
+def square(
+    batch: float | Array = 32.0, channels: float = 64.0, size: float = 56.0, filters: float = 64.0, kernel: float = 3.0,
+    *, pad: float = 1.0, stride: float = 1.0, groups: float = 1.0, direction: int = Direction.FORWARD,
+) -> ConvolutionShape:  # fmt: skip
+    return convolution_shape(
+        batch=batch, channels=channels, height=size, width=size, filters=filters, kernel_h=kernel, kernel_w=kernel,
+        pad_h=pad, pad_w=pad, stride_h=stride, stride_w=stride, groups=groups, direction=direction,
+    )  # fmt: skip
+
+
+def seconds(shape: ConvolutionShape, device: DeviceFigures = V100, library: float = 8.0) -> dict[str, float]:
+    costs = algorithm_costs(shape, device=device, parameters=PARAMETERS, library=library)
+    return {name: float(cost.seconds) for name, cost in costs.items()}
+
+
+def test_shape_of_a_strided_grouped_layer() -> None:
+    shape = square(batch=2.0, channels=32.0, size=57.0, filters=64.0, stride=2.0, groups=4.0)
+    assert (float(shape.out_h), float(shape.channels), float(shape.filters)) == (29.0, 8.0, 16.0)
+    assert float(shape.flops) == 2 * 2 * 29 * 29 * 8 * 16 * 9 * 4
+    assert float(shape.elements) == 2 * 57 * 57 * 32 + 2 * 29 * 29 * 64 + 8 * 16 * 9 * 4
+
+
+def test_dilation_widens_the_filter() -> None:
+    shape = convolution_shape(
+        batch=1.0, channels=1.0, height=32.0, width=32.0, filters=1.0, kernel_h=3.0, kernel_w=3.0, dilation_h=4.0
+    )
+    assert (float(shape.out_h), float(shape.out_w)) == (24.0, 30.0)
+    assert seconds(shape)["nonfused"] == np.inf
+
+
+def test_fused_winograd_charges_whole_blocks_of_8_by_16_outputs() -> None:
+    """9 x 17 outputs need 2 x 2 blocks, as many as 16 x 32; one more row costs nothing until the block is full."""
+    small, full = (
+        seconds(
+            convolution_shape(
+                batch=40.0,
+                channels=256.0,
+                height=h,
+                width=w,
+                filters=64.0,
+                kernel_h=3.0,
+                kernel_w=3.0,
+                pad_h=1.0,
+                pad_w=1.0,
+            )
+        )
+        for h, w in ((9.0, 17.0), (16.0, 32.0))
+    )
+    assert small["winograd"] == pytest.approx(full["winograd"], rel=0.03)
+    assert small["implicit"] < 0.6 * full["implicit"]
+
+
+def test_winograd_beats_the_direct_peak_on_wide_layers() -> None:
+    shape = square(batch=64.0, channels=512.0, size=28.0, filters=512.0)
+    costs = algorithm_costs(shape, device=V100, parameters=PARAMETERS, library=8.0)
+    assert str(fastest_algorithm(costs)) == "nonfused"
+    assert float(shape.flops / fastest_time(costs)) > 1.5 * V100.peak_flops_per_s
+
+
+def test_the_library_era_decides_what_there_is() -> None:
+    shape = square(channels=256.0, filters=256.0, size=28.0)
+    assert seconds(shape, library=4.0)["winograd"] == np.inf
+    assert np.isfinite(seconds(shape, library=5.0)["winograd"])
+    assert seconds(shape, library=2.0)["fft"] == np.inf
+    gradient = square(channels=256.0, filters=256.0, size=28.0, direction=Direction.FILTER)
+    assert seconds(gradient, library=9.0)["winograd"] == np.inf
+    assert np.isfinite(seconds(gradient, library=OWN_KERNELS)["explicit"])
+
+
+def test_large_filters_go_through_frequencies() -> None:
+    shape = square(batch=128.0, channels=64.0, size=64.0, filters=128.0, kernel=9.0, pad=0.0)
+    costs = seconds(shape, library=4.0)
+    assert costs["fft"] < 0.5 * costs["implicit"]
+
+
+def test_a_strided_data_gradient_wastes_taps_unless_columns_are_added_up() -> None:
+    forward = square(channels=64.0, filters=128.0, kernel=5.0, stride=2.0)
+    back = square(channels=64.0, filters=128.0, kernel=5.0, stride=2.0, direction=Direction.DATA)
+    assert seconds(back)["implicit"] > 2.5 * seconds(forward)["implicit"]
+    assert seconds(back)["explicit"] < seconds(back)["implicit"]
+    tensor = seconds(back, V100_TENSOR)
+    assert tensor["implicit"] < 2.0 * seconds(forward, V100_TENSOR)["implicit"]
+    assert tensor["explicit"] == np.inf
+
+
+@pytest.mark.parametrize("direction", list(Direction))
+@pytest.mark.parametrize("device", [V100, V100_TENSOR, T4])
+def test_no_faster_than_the_roofline_of_the_reduced_work(direction: Direction, device: DeviceFigures) -> None:
+    """At most 6.25 times fewer products than the direct method, FFT apart, and each tensor moved once."""
+    shape = square(batch=np.array([1.0, 8.0, 64.0, 256.0]), channels=128.0, filters=256.0, direction=direction)
+    costs = algorithm_costs(shape, device=device, parameters=PARAMETERS, element_bytes=2.0)
+    bound = np.maximum(shape.flops / (6.25 * device.peak_flops_per_s), 2.0 * shape.elements / device.memory_bandwidth)
+    for name in ("implicit", "winograd", "nonfused", "explicit"):
+        assert np.all(costs[name].seconds >= bound)
+    assert np.all(np.diff(costs["implicit"].seconds) >= 0)
+
+
+def test_depthwise_is_at_least_its_memory_time() -> None:
+    shape = square(batch=64.0, channels=512.0, size=14.0, filters=512.0, groups=512.0)
+    costs = seconds(shape)
+    assert min(costs, key=lambda name: costs[name]) == "direct"
+    assert costs["direct"] >= float(4.0 * shape.elements) / V100.memory_bandwidth
+    assert seconds(square())["direct"] == np.inf
+
+
+def test_scalars_equal_arrays() -> None:
+    batches = np.array([1.0, 7.0, 32.0])
+    whole = fastest_time(algorithm_costs(square(batches), device=V100, parameters=PARAMETERS))
+    single = [fastest_time(algorithm_costs(square(b), device=V100, parameters=PARAMETERS)) for b in batches]
+    assert whole == pytest.approx(np.array([float(one) for one in single]))
+
+
+def test_parts() -> None:
+    assert float(overlapped(np.array(5.0), np.array(0.0))) == pytest.approx(5.0)
+    assert float(waves(np.array(81.0), 80.0, 0.5)) == pytest.approx(0.5 * 2 + 0.5 * 81 / 80)
+    assert sustained_clock_share(V100, 17.0) == 1.0
+    assert sustained_clock_share(T4, 17.0) == pytest.approx((70 / (17.0 * 8.1)) ** 0.5)
+    assert sustained_clock_share(V100_TENSOR, 17.0) == 1.0
+    assert set(ALGORITHMS) == set(AVAILABLE_FROM)
+
+
+def limited(limit: float) -> dict[str, float]:
+    extents = {"channels": 64.0, "height": 27.0, "width": 27.0, "filters": 192.0}
+    return extents | {"kernel_h": 5.0, "kernel_w": 5.0, "pad_h": 2.0, "pad_w": 2.0, "workspace_limit": limit}
+
+
+def test_microbatches_recover_what_a_workspace_limit_costs() -> None:
+    """AlexNet's second layer: 64 MB hold the fast algorithm for a part of the batch only."""
+
+    def time_of(limit: float, samples: Array) -> Array:
+        return convolution_time(batch=samples, device=V100, parameters=PARAMETERS, library=7.0, **limited(limit))  # type: ignore[arg-type]
+
+    free = cut_minibatch(lambda n: time_of(np.inf, n), 256)
+    tight = cut_minibatch(lambda n: time_of(64 * MEGA, n), 256)
+    none = cut_minibatch(lambda n: time_of(0.0, n), 256)
+    assert sum(free.sizes) == sum(tight.sizes) == sum(none.sizes) == 256
+    assert free.seconds <= tight.seconds < 0.8 * none.seconds
+    assert tight.speedup > 1.25 and len(tight.sizes) > 1
+    assert free.speedup == pytest.approx(1.0, abs=0.02)
+
+
+def test_best_cut_by_hand() -> None:
+    assert best_cut(np.array([2.0, 2.5, 4.0, 6.0])).sizes == (2, 2)
+    assert best_cut(np.array([2.0, 2.5, 3.0, 4.5])).sizes == (4,)
+    assert best_cut(np.array([np.inf, 1.0, np.inf, np.inf])).speedup == np.inf
+    with pytest.raises(CapacityError, match="not even one"):
+        best_cut(np.array([np.inf, np.inf]))
+    with pytest.raises(SpecError, match="at least 1"):
+        best_cut(np.zeros(0))
+
+
+def table(**columns: object) -> pd.DataFrame:
+    row: dict[str, object] = {
+        "source": "deepbench", "device": "p100-pcie-16gb", "library": "cuDNN 6.0.21 (CUDA 8.0.88)", "dtype": "fp32",
+        "n": 8, "c": 64, "h": 56, "w": 56, "k": 64, "r": 3, "s": 3, "pad_h": 1, "pad_w": 1,
+        "stride_h": 1, "stride_w": 1, "direction": "fwd", "time_us": 193.0, "compute": "",
+    }  # fmt: skip
+    return pd.DataFrame([row | columns])
+
+
+def test_the_table_kind_sorts_its_rows() -> None:
+    kind = KINDS["conv"]
+    frame = pd.concat([table(), table(dtype="fp16"), table(dtype="fp16", compute="fp32")], ignore_index=True)
+    assert kind_of(frame.columns) is kind
+    assert kind.family(frame).tolist() == ["conv.vector", "conv.half", "conv.vector"]
+    assert kind.unsupported(frame).tolist() == ["", "", ""]
+    scatter = table(dtype="fp16", direction="bwd_data", stride_h=2, stride_w=2)
+    assert kind.unsupported(scatter).tolist() == [SCATTER]
+    assert "int3" in kind.unsupported(table(dtype="int3")).iloc[0]
+    assert "direction" in kind.unsupported(table(direction="sideways")).iloc[0]
+    assert "extent" in kind.unsupported(table(h=1, pad_h=0)).iloc[0]
+    assert library_version(frame["library"]).tolist() == [6.0, 6.0, 6.0]
+
+
+def test_the_table_kind_prices_a_measured_row() -> None:
+    """DeepBench, P100: 193 us measured."""
+    p100 = DeviceFigures("p100", "Pascal", "HBM2", 56, 1303 * MEGA, 9.34 * TERA, 732 * GIGA, 4.2 * MEGA, 250, False)
+    predicted = KINDS["conv"].time(table(), p100, dataclasses.replace(PARAMETERS, launch=0.00003))
+    assert float(predicted[0]) == pytest.approx(193 / MEGA, rel=0.3)
+    flops, moved = KINDS["conv"].work(table())
+    assert float(flops[0]) == 2 * 8 * 56 * 56 * 64 * 64 * 9
+    assert float(moved[0]) == 4 * (2 * 8 * 56 * 56 * 64 + 64 * 64 * 9)
+
+
+def layers(**columns: object) -> pd.DataFrame:
+    row: dict[str, object] = {
+        "source": "convnet-benchmarks", "device": "titan-x-maxwell", "dtype": "fp32", "layer_type": "Convolution",
+        "input_shape": "128x192x13x13", "output_shape": "128x384x13x13", "kernel": "3x3", "stride": 1.0, "pad": 1.0,
+        "groups": 1.0, "framework": "Caffe", "cudnn": "R4 (inferred)", "forward_ms": 5.48363, "backward_ms": 10.7821,
+    }  # fmt: skip
+    return pd.DataFrame([row | columns])
+
+
+def test_layers_of_networks() -> None:
+    kind = KINDS["cnn_layers"]
+    titan = DeviceFigures(
+        "titan", "Maxwell", "GDDR5", 24, 1075 * MEGA, 6.6 * TERA, 336.5 * GIGA, 3.1 * MEGA, 250, False
+    )
+    frame = layers()
+    assert kind_of(frame.columns) is kind
+    assert framework_of(frame).tolist() == ["cudnn4"]
+    assert kind.measured(frame)[0] == pytest.approx(0.01626573)  # type: ignore[attr-defined]
+    assert kind.unsupported(frame).tolist() == [""]
+    assert float(kind.time(frame, titan, PARAMETERS)[0]) == pytest.approx(0.0163, rel=0.35)
+    relu = layers(layer_type="ReLU", input_shape="128x64x55x55", output_shape="128x64x55x55")
+    assert float(kind.time(relu, titan, PARAMETERS)[0]) == pytest.approx(
+        5 * 4 * 128 * 64 * 55 * 55 / (0.76 * 336.5 * GIGA)
+    )
+    native = layers(cudnn="none (native im2col+GEMM)")
+    assert kind.time(native, titan, PARAMETERS)[0] > kind.time(frame, titan, PARAMETERS)[0]
+    assert "DeepCL" in kind.unsupported(layers(framework="DeepCL", cudnn="")).iloc[0]
+    assert "not modelled" in kind.unsupported(layers(layer_type="")).iloc[0]
+    dense = layer_shape(
+        layers(layer_type="InnerProduct", input_shape="128x256x6x6", output_shape="128x4096"), Direction.FORWARD
+    )
+    assert float(dense.flops[0]) == 2 * 128 * 256 * 36 * 4096

@@ -1,0 +1,100 @@
+"""The fit engine on rows whose parameters are known."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from paleo.calibrate.fit import Array, Residual, Rows, conformal_bins, conformal_factors, fit, residual, split
+from paleo.errors import SpecError
+from paleo.pricing.parameters import parameter
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Seconds = start + size / rate."""
+
+    start: float = parameter(1.0, low=0.01, high=100.0, unit="s", meaning="constant part")
+    rate: float = parameter(1.0, low=0.01, high=100.0, unit="1/s", meaning="size per second")
+    pinned: float = parameter(1.0, low=0.1, high=10.0, unit="1", meaning="not fitted", fitted=False)
+
+
+class LineTable:
+    configuration: tuple[str, ...] = ("size",)
+
+    def time(self, frame: pd.DataFrame, figures: float, parameters: Line) -> Array:
+        return np.asarray(parameters.start + frame["size"].to_numpy(dtype=np.float64) / (parameters.rate * figures))
+
+
+def rows(stack: str, start: float, *, count: int = 400, noise: float = 0.05, outliers: int = 0, seed: int = 0) -> Rows:
+    random = np.random.default_rng(seed)
+    frame = pd.DataFrame({"size": np.round(10 ** random.uniform(-1, 3, count), 4)})
+    measured = LineTable().time(frame, 2.0, Line(start, 5.0)) * np.exp(random.normal(0, noise, count))
+    measured[:outliers] *= 20.0
+    return Rows(frame, 2.0, stack, measured)
+
+
+def test_recovers_parameters_and_states_honest_errors() -> None:
+    result = fit(LineTable(), [rows("a", 3.0)], Line())
+    found = result.parameters["a"]
+    assert found.start == pytest.approx(3.0, rel=0.03) and found.rate == pytest.approx(5.0, rel=0.03)
+    assert found.pinned == 1.0
+    # mean of |exp(N(0, 0.05)) - 1| is 0.05 sqrt(2 / pi) = 0.040
+    assert result.residual.mape == pytest.approx(0.040, abs=0.012)
+    assert 0.0005 < result.uncertainty["rate"] < 0.02
+    assert result.rows_fitted + result.rows_held_out < 400
+
+
+def test_outliers_do_not_steer_the_fit() -> None:
+    result = fit(LineTable(), [rows("a", 3.0, outliers=12)], Line())
+    assert result.parameters["a"].start == pytest.approx(3.0, rel=0.06)
+
+
+def test_stacks_share_all_but_what_stands_apart() -> None:
+    result = fit(LineTable(), [rows("a", 1.0), rows("b", 8.0, seed=1)], Line(), apart=("start",))
+    assert result.parameters["a"].start == pytest.approx(1.0, rel=0.05)
+    assert result.parameters["b"].start == pytest.approx(8.0, rel=0.05)
+    assert result.parameters["a"].rate == result.parameters["b"].rate
+    assert set(result.uncertainty) == {"rate", "start[a]", "start[b]"}
+    assert set(result.residual_by_stack) == {"a", "b"}
+
+
+def test_fixed_stays_and_free_moves() -> None:
+    assert fit(LineTable(), [rows("a", 3.0)], Line(start=3.0), fixed=("start",)).parameters["a"].start == 3.0
+    assert "pinned" in fit(LineTable(), [rows("a", 3.0)], Line(), free=("pinned",)).uncertainty
+    with pytest.raises(SpecError, match="nearest: 'rate'"):
+        fit(LineTable(), [rows("a", 3.0)], Line(), fixed=("rat",))
+
+
+def test_interval_covers_nine_of_ten_new_rows() -> None:
+    result = fit(LineTable(), [rows("a", 3.0, count=3000, noise=0.1)], Line())
+    new = rows("a", 3.0, count=2000, noise=0.1, seed=9)
+    predicted = LineTable().time(new.frame, 2.0, result.parameters["a"])
+    edges = [one.up_to_s for one in result.interval]
+    assert len(edges) > 1 and edges[-1] == math.inf
+    which = [result.interval[int(np.searchsorted(edges, value))] for value in predicted]
+    inside = [one.low * p <= t <= one.high * p for one, p, t in zip(which, predicted, new.measured, strict=True)]
+    assert np.mean(inside) == pytest.approx(0.9, abs=0.03)
+
+
+def test_split_keeps_configurations_together_and_apart_from_other_rows() -> None:
+    frame = pd.DataFrame({"size": np.repeat(np.arange(500), 2)})
+    part = split(frame, ("size",))
+    assert (part[::2] == part[1::2]).all()
+    assert (split(frame.iloc[100:120], ("size",)) == part[100:120]).all()
+    assert np.bincount(part)[0] / len(part) == pytest.approx(0.5, abs=0.08)
+    with pytest.raises(SpecError, match="'sizes' is missing; nearest: 'size'"):
+        split(frame, ("sizes",))
+
+
+def test_small_sets() -> None:
+    assert conformal_factors(np.array([0.9, 1.0, 1.2])) == (0.9, 1.2)
+    assert len(conformal_bins(np.ones(100), np.ones(100))) == 1
+    assert math.isnan(residual(np.zeros(0), np.zeros(0)).mape)
+    assert residual(np.array([2.0]), np.array([1.0])) == Residual(1, 1.0, 1.0, 1.0, math.log(2), 1.0)
+    with pytest.raises(SpecError, match="no rows to fit"):
+        fit(LineTable(), [], Line())

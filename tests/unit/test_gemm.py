@@ -1,0 +1,193 @@
+"""Matrix products: limits worked by hand, the table kind, and measured rows against their calibration."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from paleo.errors import SpecError
+from paleo.pricing.figures import clock_of, figures, unit_of
+from paleo.pricing.gemm import GemmParameters, cache_miss, gemm_time, quantisation_time, throttle, waves
+from paleo.pricing.parameters import DeviceFigures
+from paleo.specs.hardware import load_device
+from paleo.units import GIGA, MEGA, MICROSECOND, MILLISECOND, TERA
+from paleo.validate.kinds.base import KINDS, best_constant_efficiency, groups, kind_of, number, read_table
+from paleo.validate.kinds.gemm import GemmTable
+
+DEVICE = DeviceFigures("d", "Ampere", "HBM2e", 100, GIGA, 200 * TERA, 2 * TERA, 40 * MEGA, math.inf, True)
+#: Hardly any overhead: launch, fill, epilogue and split near zero, perfect rates.
+BARE = GemmParameters(
+    launch=0.5 * MICROSECOND, efficiency=1.0, bandwidth_efficiency=1.0, l2_rate=0.2, wave_rounding=1.0, epilogue=50.0,
+    fill=20.0, energy=0.1, page_stall=0.01,
+)  # fmt: skip
+
+
+def time(
+    m: float, n: float, k: float, p: GemmParameters = BARE, device: DeviceFigures = DEVICE, **more: float
+) -> float:
+    shape = {"m": m, "n": n, "k": k, "element_bytes": 2.0, "result_bytes": 2.0} | more
+    return float(gemm_time(**shape, device=device, parameters=p))
+
+
+def test_full_waves_run_at_peak() -> None:
+    # 10 x 10 tiles of 256 x 128 on 100 multiprocessors, one full wave:
+    # 2·2560·1280·65536 FLOP at 200 TFLOP/s = 2.1475 ms
+    assert time(2560, 1280, 65536) == pytest.approx(2.1475 * MILLISECOND, rel=0.02)
+
+
+def test_one_more_tile_costs_a_whole_wave_only_when_waves_are_rounded() -> None:
+    whole, more = time(2560, 1280, 8192), time(2561, 1280, 8192)
+    balanced = dataclasses.replace(BARE, wave_rounding=0.02)
+    assert more / whole > 1.2
+    assert time(2561, 1280, 8192, balanced) / time(2560, 1280, 8192, balanced) < 1.2
+
+
+def test_thin_products_run_at_memory_bandwidth() -> None:
+    # B is 65536 x 8192 x 2 B = 1.0737 GB at 2 TB/s = 537 us, always from DRAM; tiles of 64 rows add their share
+    assert 537 < time(16, 65536, 8192, weight_copies=math.inf) / MICROSECOND < 1.1 * 537
+
+
+def test_what_fits_the_cache_is_not_read_from_dram() -> None:
+    large = dataclasses.replace(DEVICE, l2_bytes=400 * MEGA)
+    cold, warm = (time(64, 16384, 1024, device=large, weight_copies=copies) for copies in (math.inf, 1.0))
+    assert cold - BARE.launch > 16.8 * MICROSECOND  # B is 33.6 MB at 2 TB/s
+    assert warm < 0.85 * cold
+
+
+def test_a_long_reduction_into_one_tile_is_split() -> None:
+    unsplit = time(128, 128, 65536, batch=2.0) - BARE.launch
+    assert time(128, 128, 65536) - BARE.launch < 0.3 * unsplit
+
+
+def test_the_power_limit_slows_long_kernels_only() -> None:
+    hungry = dataclasses.replace(BARE, energy=4.0)  # 200 TFLOP/s x 4 pJ = 800 W at full clock
+    limited = dataclasses.replace(DEVICE, power_watts=400.0)
+    short, long = ((256, 256, 512), (2560, 12800, 65536))
+    assert time(*short, hungry, limited) == pytest.approx(time(*short, hungry), rel=0.02)
+    # limit 340 W less memory; about (800 / 335)^(1/2) = 1.55
+    assert time(*long, hungry, limited) / time(*long, hungry) == pytest.approx(1.5, abs=0.12)
+    assert time(*short, hungry, limited, sustained=1.0) >= time(*short, hungry, limited)
+    assert time(*long, hungry, limited, activity=0.2) == pytest.approx(time(*long, hungry), rel=0.02)
+
+
+def test_scalars_equal_arrays_and_broadcast() -> None:
+    m = np.array([1.0, 100.0, 5000.0])[:, None]
+    n = np.array([32.0, 4096.0])
+    table = gemm_time(m=m, n=n, k=512, element_bytes=2, result_bytes=2, device=DEVICE, parameters=GemmParameters())
+    assert table.shape == (3, 2)
+    for row, column in np.ndindex(3, 2):
+        assert table[row, column] == pytest.approx(time(float(m[row, 0]), float(n[column]), 512, GemmParameters()))
+
+
+def test_never_faster_than_the_roofline() -> None:
+    random = np.random.default_rng(0)
+    m, n, k = np.rint(2 ** random.uniform(0, 14, (3, 2000)))
+    p = dataclasses.replace(GemmParameters(), efficiency=1.0, bandwidth_efficiency=1.0)
+    seconds = gemm_time(m=m, n=n, k=k, element_bytes=2, result_bytes=2, device=DEVICE, parameters=p)
+    assert (seconds >= 2 * m * n * k / DEVICE.peak_flops_per_s).all()
+    assert np.isfinite(seconds).all() and (seconds > p.launch).all()
+
+
+@pytest.mark.parametrize("name", ["m", "n", "k", "batch"])
+def test_more_work_takes_longer_by_and_large(name: str) -> None:
+    def seconds(m: float = 512.0, n: float = 512.0, k: float = 512.0, batch: float = 2.0) -> float:
+        return time(m, n, k, batch=batch)
+
+    assert seconds(**{name: 8 * (2.0 if name == "batch" else 512.0)}) > seconds()
+
+
+def test_sub_functions() -> None:
+    assert waves(np.array([101.0]), 100.0, 1.0)[0] == 2.0
+    assert cache_miss(np.array([math.inf]), 1.0)[0] == 1.0
+    assert throttle(np.array([0.1]), np.array([1.0]))[0] == pytest.approx(1.0, abs=0.001)
+    # 1 G elements of 2 B read twice and written once as 1 B: 5 GB at 2 TB/s
+    quantise = quantisation_time(
+        elements=GIGA, source_bytes=2.0, target_bytes=1.0, device=DEVICE, bandwidth_efficiency=1.0, capacity=MEGA
+    )
+    assert float(quantise) == pytest.approx(2.5 * MILLISECOND)
+
+
+def test_figures_of_a_device() -> None:
+    a100, p100 = load_device("a100-sxm4-80gb"), load_device("p100-pcie-16gb")
+    assert figures(a100, "tf32").peak_flops_per_s == 156 * TERA
+    assert figures(a100, "fp16", "fp32").peak_flops_per_s == 19.5 * TERA
+    assert figures(p100, "fp16").peak_flops_per_s == 18.68 * TERA
+    assert unit_of(p100, "fp16") == "vector"
+    assert clock_of(load_device("b300")) == pytest.approx(1.98 * GIGA, rel=0.01)
+    with pytest.raises(SpecError, match="no peak for dtype 'fp8'"):
+        figures(a100, "fp8")
+    with pytest.raises(SpecError, match="compute 'tensr' is unknown"):
+        figures(a100, "bf16", "tensr")
+
+
+ROWS = pd.DataFrame(
+    {
+        "source": ["aiconfigurator", "neusight", "neusight", "deepbench", "vidur", "elsewhere"],
+        "device": [
+            "h100-sxm5-80gb", "a100-pcie-40gb", "a100-pcie-40gb", "v100-sxm2-16gb", "a100-sxm4-80gb", "h100-sxm5-80gb",
+        ],
+        "library": ["", "eager torch.bmm", "eager nn.Linear", "", "", ""],
+        "dtype": ["bf16", "fp32", "fp32", "fp16", "fp16", "int8"],
+        "compute": ["", "", "", "tensor", "", ""],
+        "m": [4096, 64, 64, 1760, 128, 1], "n": [4096, 64, 64, 128, 4096, 1], "k": [4096, 64, 64, 1760, 4096, 1],
+        "batch": [1, 64, 1, 1, 1, 1], "time_us": [200.0, 30.0, 40.0, 20.0, 30.0, 1.0],
+    }
+)  # fmt: skip
+
+
+def test_kind_of_table_and_its_keys() -> None:
+    kind = kind_of(ROWS.columns)
+    assert kind is KINDS["gemm"]
+    assert list(kind.stack(ROWS)) == ["graph", "eager", "eager/linear", "back-to-back", "kernel", "back-to-back"]
+    assert list(kind.family(ROWS))[:5] == ["gemm.tensor", "gemm.simt", "gemm.simt", "gemm.tensor", "gemm.tensor"]
+    assert list(kind.unsupported(ROWS))[:5] == [""] * 5
+    assert "int8" in kind.unsupported(ROWS).iloc[5]
+    flops, moved = kind.work(ROWS)
+    assert flops[1] == 2 * 64**4 and moved[1] == 64 * 3 * 64 * 64 * 4
+    assert sum(len(group.frame) for group in groups(kind, ROWS)) == 5
+    with pytest.raises(SpecError, match="nearest is"):
+        kind_of(["m", "n", "k", "spam"])
+
+
+def test_column_major_rows_are_transposed() -> None:
+    kind = GemmTable()
+    row = ROWS.iloc[[3]].assign(dtype="fp32", compute="")
+    device = figures(load_device("v100-sxm2-16gb"), "fp32")
+    turned = row.assign(source="elsewhere", m=row["n"], n=row["m"])
+    p = GemmParameters(page_stall=0.01)
+    assert kind.time(row, device, p)[0] == pytest.approx(kind.time(turned, device, p)[0], rel=0.01)
+
+
+def test_bad_tables_are_one_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="no such file"):
+        read_table(tmp_path / "missing.csv")
+    with pytest.raises(SpecError, match="is a folder"):
+        read_table(tmp_path)
+    junk = tmp_path / "junk.csv.gz"
+    junk.write_bytes(b"\x1f\x8b\x08\x00 not really gzip")
+    with pytest.raises(SpecError, match="cannot be read"):
+        read_table(junk)
+    empty = tmp_path / "empty.csv"
+    empty.write_text("m,n\n")
+    with pytest.raises(SpecError, match="no rows"):
+        read_table(empty)
+    with pytest.raises(SpecError, match="'wide' is not a finite number"):
+        number(pd.DataFrame({"m": ["1", "wide"]}), "m")
+    with pytest.raises(SpecError, match="'batch' is missing"):
+        number(pd.DataFrame({"batches": [1]}), "batch")
+
+
+def test_best_constant_efficiency_beats_its_neighbours() -> None:
+    random = np.random.default_rng(1)
+    roofline, measured = random.uniform(0.5, 1.0, 500), np.ones(500)
+    best = best_constant_efficiency(roofline, measured)
+
+    def error(efficiency: float) -> float:
+        return float(np.abs(roofline / efficiency / measured - 1).mean())
+
+    assert error(best) <= min(error(best * 0.98), error(best * 1.02))

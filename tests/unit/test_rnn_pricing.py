@@ -1,0 +1,123 @@
+"""Recurrent layers: registers, steps, directions, and the measured table."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from paleo.errors import SpecError
+from paleo.pricing.parameters import DeviceFigures
+from paleo.pricing.rnn import (
+    RnnDirection,
+    RnnParameters,
+    fits_registers,
+    gates,
+    persistent_step_time,
+    rnn_time,
+    step_time,
+    weight_miss,
+)
+from paleo.units import GIGA, MEGA, MICROSECOND, TERA
+from paleo.validate.kinds.base import KINDS, kind_of
+
+TITAN_X = DeviceFigures(
+    "titan x", "Maxwell", "GDDR5", 24, 1075 * MEGA, 6.6 * TERA, 336.5 * GIGA, 3.1 * MEGA, 250, False
+)
+V100 = DeviceFigures("v100", "Volta", "HBM2", 80, 1530 * MEGA, 15.7 * TERA, 900 * GIGA, 6.3 * MEGA, 300, False)
+PARAMETERS = RnnParameters()
+
+
+def layer(device: DeviceFigures = V100, **changes: object) -> np.ndarray:
+    extents: dict[str, object] = {"gate_count": 1.0, "hidden": 1760.0, "batch": 32.0, "timesteps": 50.0}
+    return rnn_time(**(extents | changes), device=device, parameters=PARAMETERS)  # type: ignore[arg-type]
+
+
+def test_gates() -> None:
+    assert [gates(cell) for cell in ("vanilla", "gru", "lstm")] == [1, 3, 4]
+    with pytest.raises(SpecError, match="'lstm'"):
+        gates("lsmt")
+
+
+def test_weights_of_1152_units_stay_in_the_registers_of_a_titan_x() -> None:
+    units = np.array([512.0, 1152.0, 1216.0, 1760.0])
+    assert fits_registers(weight_bytes=4.0 * units**2, device=TITAN_X).tolist() == [True, True, False, False]
+
+
+def test_persistent_kernels_win_at_small_batches_only_where_weights_fit() -> None:
+    small = layer(TITAN_X, hidden=1152.0, batch=4.0)
+    kept = layer(TITAN_X, hidden=1152.0, batch=4.0, persistent=True)
+    assert kept < 0.4 * small
+    assert layer(TITAN_X, hidden=1760.0, batch=4.0, persistent=True) == layer(TITAN_X, hidden=1760.0, batch=4.0)
+
+
+def test_persistent_step_by_hand() -> None:
+    """1152 units, batch 4: 10.6 MFLOP at 0.8 of 6.6 TFLOP/s, a barrier, and 18 kB of state to each of 24 SMs."""
+    arrays = {name: np.array(value) for name, value in
+              {"gate_count": 1.0, "hidden": 1152.0, "batch": 4.0, "element_bytes": 4.0}.items()}  # fmt: skip
+    seconds = persistent_step_time(**arrays, device=TITAN_X, parameters=PARAMETERS)
+    expected = 2.5 * MICROSECOND + 2 * 1152**2 * 4 / (0.8 * 6.6 * TERA) + 1152 * 4 * 4 * 24 / (3 * 336.5 * GIGA)
+    assert float(seconds) == pytest.approx(expected)
+
+
+def test_a_step_reads_weights_that_exceed_l2() -> None:
+    arrays = {name: np.array(value) for name, value in
+              {"gate_count": 4.0, "hidden": 4096.0, "batch": 16.0, "element_bytes": 4.0}.items()}  # fmt: skip
+    weights = 4 * 4096**2 * 4
+    assert step_time(**arrays, device=V100, parameters=PARAMETERS) >= weights / V100.memory_bandwidth
+    assert float(weight_miss(footprint=0.1 * MEGA, l2_bytes=6.3 * MEGA, share=0.6)) < 0.001
+
+
+def test_time_is_linear_in_layers_directions_and_late_steps() -> None:
+    one = layer()
+    assert layer(layers=3.0) == pytest.approx(3 * one)
+    assert layer(bidirectional=1.0) == pytest.approx(2 * one)
+    late = layer(timesteps=np.array([200.0, 300.0, 400.0]))
+    assert np.diff(late)[0] == pytest.approx(np.diff(late)[1])
+
+
+def test_both_gradients_are_the_sum_of_each() -> None:
+    ways = np.array([RnnDirection.DATA, RnnDirection.FILTER, RnnDirection.BACKWARD])
+    data, filters, both = layer(direction=ways)
+    assert both == pytest.approx(data + filters - PARAMETERS.launch)
+    assert filters < data
+
+
+def test_small_batches_cost_as_much_as_larger_ones() -> None:
+    times = layer(batch=np.array([8.0, 16.0, 32.0, 64.0, 128.0]))
+    assert np.all(np.diff(times) >= -0.01 * times[:-1])
+    assert times[2] < 1.3 * times[0]
+
+
+def table(**columns: object) -> pd.DataFrame:
+    row: dict[str, object] = {
+        "source": "deepbench", "device": "v100-sxm2-16gb", "dtype": "fp32", "cell": "lstm", "hidden": 1024, "batch": 32,
+        "timesteps": 25, "direction": "fwd", "time_us": 1978.0, "compute": "",
+    }  # fmt: skip
+    return pd.DataFrame([row | columns])
+
+
+def test_the_table_kind() -> None:
+    kind = KINDS["rnn"]
+    frame = pd.concat(
+        [table(), table(dtype="fp16", compute="tensor"), table(device="p100-pcie-16gb", dtype="fp16", compute="fp32")],
+        ignore_index=True,
+    )
+    assert kind_of(frame.columns) is kind
+    assert kind.family(frame).tolist() == ["rnn.vector", "rnn.tensor", "rnn.half"]
+    assert kind.unsupported(frame).tolist() == ["", "", ""]
+    assert "cell" in kind.unsupported(table(cell="mamba")).iloc[0]
+    assert "extent" in kind.unsupported(table(hidden=0)).iloc[0]
+    flops, moved = kind.work(table())
+    assert float(flops[0]) == 2 * 4 * 1024**2 * 32 * 25
+    assert float(moved[0]) == 4 * (4 * 1024**2 * 25 + 5 * 1024 * 32 * 25)
+
+
+def test_the_table_kind_prices_a_measured_row() -> None:
+    """DeepBench, V100: 1978 us measured; parameters near those that its other rows give."""
+    near = dataclasses.replace(
+        PARAMETERS, step=13 * MICROSECOND, ramp=22 * MICROSECOND, gemm_efficiency=1.1, bandwidth_fraction=0.95
+    )
+    assert float(KINDS["rnn"].time(table(), V100, near)[0]) == pytest.approx(1978 * MICROSECOND, rel=0.25)

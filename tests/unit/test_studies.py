@@ -1,0 +1,234 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from paleo.errors import PlanError, SpecError
+from paleo.predict import Breakdown, Prediction, predict
+from paleo.specs.hardware import Price, load_system
+from paleo.specs.model import load_model
+from paleo.specs.run import Run
+from paleo.studies.collective import collective
+from paleo.studies.comparison import compare
+from paleo.studies.scaling import ScaleCurve, ScalePoint, Scaling, scale, scalings, verdict
+from paleo.studies.summary import forward_times, summarise
+from paleo.studies.training import amount, rent, training
+from paleo.units import HOUR
+
+LENET, NODE = load_model("lenet"), load_system("dgx-a100-80gb")
+
+
+def point(gpus: int, samples_per_s: float, *, fits: bool = True, batch: int = 64, **spent: float) -> ScalePoint:
+    """A point with a stand-in for its prediction: just what a verdict looks at."""
+    parts = dict.fromkeys(Breakdown.__dataclass_fields__, 0.0) | spent
+    made: Any = SimpleNamespace(
+        samples_per_s=samples_per_s,
+        breakdown=Breakdown(**parts),
+        step_time=Breakdown(**parts).step,
+        memory=SimpleNamespace(fits=fits, total=90e9, capacity=80e9),
+        plan=SimpleNamespace(local_batch=batch),
+    )
+    return ScalePoint(gpus, cast(Prediction, made))
+
+
+def curve(scaling: Scaling, *points: ScalePoint) -> ScaleCurve:
+    return ScaleCurve(scaling, 256, points)
+
+
+# scaling
+
+
+def test_strong_scaling_keeps_the_global_batch_and_stops_at_one_sample_a_gpu() -> None:
+    found = scale(LENET, NODE, Run(batch=4), [1, 2, 4, 8], "strong")
+    assert found.fixed_batch == 4
+    assert [one.made.plan.local_batch for one in found.points] == [4, 2, 1, 1]
+    assert [one.usable for one in found.points] == [True, True, True, False]
+    assert found.points[-1].problem == "out of samples: 4 of them, 4 GPUs idle"
+
+
+def test_a_count_that_leaves_gpus_idle_within_the_batch_stays_usable() -> None:
+    found = scale(LENET, NODE, Run(global_batch=8), [5], "strong")
+    assert found.points[0].usable
+    assert found.points[0].made.plan.idle == 1  # 2 samples on each of 4 GPUs
+
+
+def test_weak_scaling_keeps_the_batch_of_each_rank() -> None:
+    found = scale(LENET, NODE, Run(global_batch=64), [2, 4], "weak")
+    assert [one.made.plan.global_batch for one in found.points] == [64, 128]
+
+
+def test_speedup_and_efficiency_refer_to_the_first_count_that_runs() -> None:
+    found = curve("weak", point(1, 10.0, fits=False), point(2, 30.0), point(8, 90.0))
+    assert found.base.gpus == 2
+    assert found.speedup(found.points[2]) == pytest.approx(3.0)
+    assert found.efficiency(found.points[2]) == pytest.approx(0.75)
+
+
+def test_microbatches_shrink_with_the_share_of_a_rank() -> None:
+    found = scale(LENET, NODE, Run(global_batch=8, microbatch=4), [1, 4], "strong")
+    assert [one.made.plan.microbatch for one in found.points] == [4, 2]
+
+
+def test_counts_that_the_strategy_does_not_divide_are_kept_with_their_reason() -> None:
+    found = scale(LENET, NODE, Run(strategy="dp=2", batch=4), [1, 2], "weak")
+    assert not found.points[0].usable
+    assert "dp=2" in found.points[0].problem
+    with pytest.raises(PlanError, match="dp=2"):
+        scale(LENET, NODE, Run(strategy="dp=2", batch=4), [1, 3], "weak")
+
+
+def test_bad_counts_and_bad_words_are_errors() -> None:
+    with pytest.raises(SpecError, match="counts of 1 or more"):
+        scale(LENET, NODE, Run(), [0, 1], "weak")
+    with pytest.raises(SpecError, match="nearest: 'strong'"):
+        scalings("strongly")
+
+
+def test_verdict_names_communication_where_it_grew_most() -> None:
+    found = curve(
+        "weak", point(1, 10.0, compute=1.0), point(2, 13.0, compute=1.0, communication_exposed=0.54)
+    )  # the second GPU brings 3 of the first one's 10 samples/s; 0.54 / 1.54 = 35 %
+    answer = verdict(found)
+    assert (answer.pays_up_to, answer.cause) == (1, "communication_exposed")
+    assert "brings 30 % of what the first ones bring; waiting for communication takes 35 % of the step" in answer.text
+
+
+def test_verdict_names_kernels_that_do_not_shrink_with_the_batch() -> None:
+    # four GPUs should take a quarter of 0.8 s of arithmetic; they take 0.5 s: 0.3 s too much, launches only 0.15 s
+    found = curve("strong", point(1, 10.0, compute=0.8, launch=0.2), point(4, 15.0, batch=16, compute=0.5, launch=0.2))
+    assert verdict(found).cause == "kernels"
+    assert "16 samples per GPU no longer fill it" in verdict(found).text
+
+
+def test_verdict_on_memory_and_on_samples() -> None:
+    nowhere = verdict(curve("weak", point(1, 1.0, fits=False), point(2, 2.0, fits=False)))
+    assert (nowhere.pays_up_to, nowhere.cause) == (None, "memory")
+    assert "at best (1 GPUs) 83.8 GiB wanted, 74.5 GiB there" in nowhere.text
+    beyond = verdict(curve("strong", point(1, 1.0), ScalePoint(2, point(2, 1.0).prediction, "out of samples: 1")))
+    assert (beyond.pays_up_to, beyond.cause) == (1, "samples")
+    later = verdict(curve("strong", point(1, 1.0, fits=False), point(2, 2.0, compute=1.0)))
+    assert later.pays_up_to == 2
+    assert later.text.startswith("Runs from 2 GPUs on (1: 83.8 GiB wanted")
+
+
+def test_verdict_of_perfect_scaling_has_no_complaint() -> None:
+    answer = verdict(curve("weak", point(1, 1.0, compute=1.0), point(2, 2.0, compute=1.0)))
+    assert answer.text == "Pays up to 2 GPUs, the most asked for: efficiency 100 %."
+
+
+# training
+
+
+def test_amounts_are_samples() -> None:
+    network = load_model("resnet50")
+    epochs = amount(network, epochs=90)
+    assert epochs is not None
+    assert epochs.samples == 90 * 1281167
+    tokens = amount(network, tokens=1000.0, tokens_per_sample=10.0)
+    assert tokens is not None
+    assert tokens.samples == 100
+    assert amount(network) is None
+
+
+@pytest.mark.parametrize(
+    ("stated", "message"),
+    [
+        ({"epochs": 1.0, "samples": 2.0}, "epochs and samples: state one"),
+        ({"samples": 0.0}, "must be above zero"),
+        ({"samples": float("nan")}, "must be above zero"),
+        ({"epochs": 1.0}, "lenet names no data set"),
+        ({"tokens": 1.0}, "not counted in tokens"),
+    ],
+)
+def test_amounts_that_make_no_sense(stated: dict[str, float], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        amount(LENET.model_copy(update={"dataset": None}), **stated)
+
+
+def test_rent_is_for_whole_nodes_and_energy_at_design_power() -> None:
+    price = Price(rate="36 USD/h", date="2026-01", source="a price list")
+    system = NODE.model_copy(update={"price_per_node": price})
+    assert rent(system, 12)[0] == pytest.approx(2 * 36 / HOUR)  # 12 GPUs: two nodes of 8
+    made = predict(LENET, system, Run(gpus=12, batch=10))
+    wanted = amount(LENET, samples=1201)
+    assert wanted is not None
+    cost = training(made, wanted)
+    assert cost.steps == 11  # of 120 samples each
+    assert cost.time == pytest.approx(11 * made.step_time)
+    assert cost.cost == pytest.approx(72.0 * cost.time / HOUR)
+    assert cost.energy == pytest.approx(12 * 400.0 * cost.time)  # 400 W each
+    assert rent(NODE.model_copy(update={"price_per_node": None}), 8) == (None, None)
+
+
+# comparison
+
+
+def test_comparison_keeps_systems_that_cannot_take_part() -> None:
+    found = compare(LENET, [NODE, load_system("a100-sxm4-80gb"), load_system("dgx-h100")], Run(gpus=8, batch=8))
+    assert [one.runs for one in found.candidates] == [True, False, True]
+    assert "one device" in found.candidates[1].problem or "1 devices" in found.candidates[1].problem
+    assert found.speedup(found.candidates[0]) == 1.0
+    assert found.best("time") in (found.candidates[0], found.candidates[2])
+    with pytest.raises(PlanError):
+        compare(LENET, [load_system("a100-sxm4-80gb")], Run(gpus=8))
+
+
+# summary
+
+
+def test_lenet_layer_by_layer() -> None:
+    study = summarise(LENET, Run(batch=2))
+    layers = {layer.name: layer for layer in study.layers}
+    assert layers["conv1"].parameters == 6 * 5 * 5 + 6
+    assert layers["conv1"].flops_forward == 2 * (2 * 6 * 28 * 28 * 5 * 5)  # two samples, 25 multiply-adds an output
+    assert layers["conv1"].flops_backward == layers["conv1"].flops_forward  # no gradient for the image
+    assert layers["linear1"].flops_backward == 2 * layers["linear1"].flops_forward
+    assert layers["relu1"].output_shape == (2, 6, 28, 28)
+    assert study.total("parameters") == study.graph.parameters == 61706
+
+
+@pytest.mark.parametrize("name", ["bert_base", "gpt2"])
+def test_a_repeated_block_counts_each_turn_and_a_tied_weight_once(name: str) -> None:
+    study = summarise(load_model(name), Run())
+    assert study.total("parameters") == study.graph.parameters
+    assert max(layer.repeat for layer in study.layers) == 12
+
+
+def test_saved_activations_grow_with_the_batch() -> None:
+    one, four = (summarise(load_model("resnet50"), Run(batch=batch)).total("saved_bytes") for batch in (1, 4))
+    assert four == pytest.approx(4 * one, rel=0.01)  # the statistics of batch_norm do not
+
+
+def test_forward_times_sum_to_more_than_the_roofline_allows() -> None:
+    study = summarise(load_model("resnet50"), Run(batch=8, dtype="bf16"))
+    seconds = forward_times(study, NODE, Run(calibration="ideal"))
+    assert len(seconds) == len(study.layers)
+    total = sum(time * layer.repeat for time, layer in zip(seconds, study.layers, strict=True))
+    assert total >= study.total("flops_forward") / 312e12
+
+
+# collectives
+
+
+def test_algorithms_stand_in_order_above_the_lower_bound() -> None:
+    study = collective("all_reduce", 1e8, 64, NODE)
+    times = [row.time for row in study.rows]
+    assert times == sorted(times)
+    assert study.best.time >= study.lower_bound
+    assert study.fan_outs == (8.0, 8.0)
+
+
+def test_crossovers_chain_and_leave_ties_out() -> None:
+    for system in ("dgx-1-v100", "dgx-a100-80gb"):
+        changes = collective("all_reduce", 1e8, 8, load_system(system)).crossovers
+        assert [one.above for one in changes[:-1]] == [one.below for one in changes[1:]]
+        assert len(changes) <= 3
+
+
+def test_one_rank_or_no_links_is_an_error() -> None:
+    with pytest.raises(SpecError, match="2 or more"):
+        collective("all_reduce", 1.0, 1, NODE)
+    with pytest.raises(PlanError, match="one device alone"):
+        collective("all_reduce", 1.0, 2, load_system("a100-sxm4-80gb"))
