@@ -16,6 +16,7 @@ of the current tensor (``in_channels``, ``in_hidden``, …). ``when: =stride > 1
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -31,8 +32,11 @@ from paleo.work import Operation, Size, Tensor, parameters_of, with_parameters_o
 if TYPE_CHECKING:
     import networkx
 
-MAX_NODES, MAX_REPEAT, MAX_DEPTH = 20_000, 100_000, 24
+MAX_NODES, MAX_ENTRIES, MAX_REPEAT, MAX_DEPTH = 20_000, 50_000, 100_000, 24
 _RESERVED = frozenset({"name", "inputs", "repeat", "layers", "branches", "join", "when", "share"})
+#: A folded loop: its name and how often it turns.
+Loop = tuple[str, int]
+Loops = tuple[Loop, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +48,7 @@ class Node:
     inputs: tuple[Tensor, ...]
     operations: tuple[Operation, ...]
     out: Tensor
-    repeats: tuple[tuple[str, int], ...] = ()
+    repeats: Loops = ()
 
     @property
     def repeat(self) -> int:
@@ -65,22 +69,29 @@ class Graph:
     params: Mapping[str, Any]
     batch: int
     tokens_per_sample: float | None = None
-    #: Folded loop -> name of the tensor that goes round in it: there is one for each turn.
-    carried: Mapping[str, str] = field(default_factory=dict)
+    #: Folded loop -> names of the tensor that enters it and of the one that each turn hands to the next.
+    carried: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
     def copies(self, tensor: Tensor, keeper: Node) -> int:
         """How many tensors one that ``keeper`` reads or makes stands for: the turns of loops that make or carry it.
 
         What comes from outside a loop, such as the memory that every decoder layer attends to, is there once.
         """
+        return math.prod(times for _, times in self.loops_of(tensor, keeper))
+
+    def loops_of(self, tensor: Tensor, keeper: Node) -> Loops:
+        """The loops of ``keeper`` in which each turn has its own ``tensor``."""
         if not keeper.repeats or tensor.name not in {one.name for one in keeper.inputs}:
-            return keeper.repeat
-        inside = self._loops.get(tensor.name, ())
-        loops = (loop for loop in keeper.repeats if loop in inside or self.carried.get(loop[0]) == tensor.name)
-        return math.prod(times for _, times in loops)
+            return keeper.repeats
+        inside = self.made_in.get(tensor.name, ())
+        return tuple(loop for loop in keeper.repeats if loop in inside or self.enters(tensor, loop))
+
+    def enters(self, tensor: Tensor, loop: Loop) -> bool:
+        """Whether it goes round in the loop: the first turn reads it, the others what the turn before has made."""
+        return loop[0] in self.carried and self.carried[loop[0]][0] == tensor.name
 
     @cached_property
-    def _loops(self) -> Mapping[str, tuple[tuple[str, int], ...]]:
+    def made_in(self) -> Mapping[str, Loops]:
         """The loops in which each tensor is made."""
         return {node.out.name: node.repeats for node in reversed(self.nodes) if node.operations}
 
@@ -90,16 +101,50 @@ class Graph:
         sizes = {name: t.elements * node.repeat for node in reversed(self.nodes) for name, t in node.parameters.items()}
         return int(sum(sizes.values()))
 
-    def digraph(self) -> networkx.DiGraph:
+    def digraph(self) -> networkx.DiGraph[str]:
         """The same graph for networkx: node names, each with its ``Node`` under ``layer``."""
         import networkx
 
         made = {node.out.name: node.name for node in self.nodes if node.operations}
-        result = networkx.DiGraph(name=self.name)
+        result: networkx.DiGraph[str] = networkx.DiGraph(name=self.name)
         for node in self.nodes:
             result.add_node(node.name, layer=node)
             result.add_edges_from((made[t.name], node.name) for t in node.inputs if made.get(t.name, node.name) != node.name)
         return result
+
+
+class Storage:
+    """Counts what is kept until the backward pass, so that each tensor counts once, whoever keeps it."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self._kept = Counter[str]()
+        self._seen: set[tuple[str, str]] = set()
+
+    def add(self, tensor: Tensor, keeper: Node) -> int:
+        """How many tensors are kept that were not before, as ``keeper`` keeps ``tensor`` in each of its turns.
+
+        Of what goes round in a loop, the first turn reads what enters and the others what the turn before has made.
+        """
+        loops = self.graph.loops_of(tensor, keeper)
+        read = tensor.name in {one.name for one in keeper.inputs}
+        around = [loop for loop in loops if read and self.graph.enters(tensor, loop)]
+        outside = loops[: len(loops) - len(around)]
+        new = self._more(tensor.name, str(outside), math.prod(times for _, times in outside))
+        for index, (name, times) in enumerate(around, start=len(outside)):
+            turns = math.prod(times for _, times in loops[:index]) * (times - 1)
+            new += self._more(self.graph.carried[name][1], f"round {name}", turns)
+        return new
+
+    def _more(self, name: str, which: str, copies: int) -> int:
+        """``copies`` of the tensor of that name are kept, those of these loops: how many are new."""
+        if (name, which) in self._seen:
+            return 0
+        self._seen.add((name, which))
+        made = self.graph.made_in.get(name)
+        most = self._kept[name] + copies if made is None else math.prod(times for _, times in made)
+        before, self._kept[name] = self._kept[name], min(most, self._kept[name] + copies)
+        return self._kept[name] - before
 
 
 def build(
@@ -175,11 +220,11 @@ class _Scope:
     names: dict[str, Tensor]
     values: Mapping[str, Any]
     prefix: str = ""
-    repeats: tuple[tuple[str, int], ...] = ()
+    repeats: Loops = ()
     depth: int = 0
     counters: dict[str, int] = field(default_factory=dict)
 
-    def below(self, label: str, values: Mapping[str, Any] | None = None, repeats: tuple[tuple[str, int], ...] = ()) -> _Scope:
+    def below(self, label: str, values: Mapping[str, Any] | None = None, repeats: Loops = ()) -> _Scope:
         return _Scope(
             dict(self.names), values or self.values, f"{self.prefix}{label}.", self.repeats + repeats, self.depth + 1
         )
@@ -201,9 +246,9 @@ class _Builder:
     def __init__(self, model: ModelSpec, params: Mapping[str, Any], choices: Choices) -> None:
         self.model, self.choices = model, choices
         self.nodes: list[Node] = []
-        self.carried: dict[str, str] = {}
+        self.carried: dict[str, tuple[str, str]] = {}
         self._taken: set[str] = set()
-        self._added = 0
+        self._added = self._entries = 0
 
     def sequence(self, entries: Sequence[Any], scope: _Scope, x: Tensor, path: Path) -> Tensor:
         if scope.depth > MAX_DEPTH:
@@ -215,6 +260,9 @@ class _Builder:
         return x
 
     def _entry(self, entry: Any, scope: _Scope, x: Tensor, path: Path) -> Tensor:
+        self._entries += 1
+        if self._entries > MAX_ENTRIES:
+            raise self._error(path, f"more than {MAX_ENTRIES} entries, blocks and repetitions written out")
         body = {entry: None} if isinstance(entry, str) else entry
         if not isinstance(body, dict) or not body:
             raise self._error(path, f"expected a layer such as 'relu' or 'conv: {{channels: 64}}', not {entry!r:.60}")
@@ -374,7 +422,7 @@ class _Builder:
         group = scope.prefix + label
         out = self.sequence(entries, scope.below(label, repeats=((group, times),)), x, (*path, "layers"))
         if times == 1 or (out.dims == x.dims and out.sizes == x.sizes):
-            self.carried[group] = x.name
+            self.carried[group] = (x.name, out.name)
             return out
         del self.nodes[mark:]
         self._taken = taken
@@ -382,8 +430,7 @@ class _Builder:
 
     def _unrolled(self, entries: list[Any], times: int, label: str, scope: _Scope, x: Tensor, path: Path) -> Tensor:
         for index in range(times):
-            inner = scope.below(f"{label}.{index + 1}", dict(scope.values) | {"index": index})
-            x = self.sequence(entries, inner, x, (*path, "layers"))
+            x = self.sequence(entries, scope.below(f"{label}.{index + 1}"), x, (*path, "layers"))
         return x
 
     def _branches(self, body: dict[str, Any], scope: _Scope, x: Tensor, path: Path, extra: list[str]) -> Tensor:

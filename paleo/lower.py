@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from paleo.fusion import Launches, fuse
-from paleo.graph import Graph, Node
+from paleo.graph import Graph, Node, Storage
 from paleo.parallel.mesh import Axes, Mesh
 from paleo.parallel.placement import Placement
 from paleo.parallel.propagation import PlacedNode, propagate
@@ -124,7 +124,7 @@ class _Lowering:
         self.graph, self.precision, self.fused = graph, precision, fused
         self._readers = _readers(graph.nodes)
         self._reads = Counter(t.name for node in graph.nodes for op in node.operations for t in op.reads)
-        self._saved: set[str] = set()
+        self._storage = Storage(graph)
         self._known: set[str] = set()
 
     def section(self, members: list[PlacedNode]) -> Section:
@@ -159,11 +159,10 @@ class _Lowering:
         total = core = 0.0
         for operation in placed.operations:
             for tensor in operation.saves:
-                if tensor.name in self._saved or tensor.role == "parameter":
+                if tensor.role == "parameter":
                     continue
-                self._saved.add(tensor.name)
                 size = tensor.bytes(self.precision) / placed.gathered.get(tensor.name, 1)
-                size *= self.graph.copies(tensor, placed.node)
+                size *= self._storage.add(tensor, placed.node)
                 total += size
                 core += size if ATTENTION_CORE in tensor.name else 0.0
         return total, core

@@ -333,7 +333,7 @@ class MemoryPass:
     def _kernel(self, phase: Phase, reads: tuple[Tensor, ...], writes: tuple[Tensor, ...], precision: Precision) -> Kernel:
         table = sum(self._table_elements(t) for t in self.parameters) * precision.parameter
         largest = max((t.elements for t in (*reads, *writes)), default=0)
-        row = math.prod(self.out.size(d) for d in self.reduces if d in self.out.dims) if self.reduces else 1
+        row = math.prod(self.inputs[0].size(d) for d in self.reduces if d in self.inputs[0].dims)
         return Kernel(
             self.name,
             "memory",

@@ -123,6 +123,7 @@ def _gemm(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[
         element_bytes=formats.operand,
         result_bytes=formats.activation,
         weight_copies=np.inf,
+        sustained=1.0,
         device=prices.figures(),
         parameters=found.parameters,
     )

@@ -1,33 +1,66 @@
-"""Which calibration entry prices a family on a device: its own, else what its architecture inherits, else the formula's defaults."""
+"""Which calibration entry prices a family on a device: its own, else what it inherits, else the formula's defaults.
+
+The order of search, each step with a wider interval than the one before:
+
+1. a user's own calibration file, then the shipped file of the device or system, in the wanted stack;
+2. the same file in another stack: the silicon's parameters stay, those of the host come from the rules of the
+   device's architecture for the wanted stack;
+3. the rules of the architecture (``architectures.yaml``), the best match of kind of memory first, then of the stack;
+4. the rules of its nearest relatives (Blackwell Ultra: Blackwell, then Hopper; Turing: Volta; …);
+5. the defaults of the formula.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Generic, TypeVar
 
-from paleo.pricing.parameters import from_mapping
-from paleo.specs.calibration import Calibration, Entry, calibration_of, load_calibration
-from paleo.specs.catalog import entries
+import numpy as np
+import numpy.typing as npt
 
+from paleo.errors import SpecError
+from paleo.pricing.memory import streaming_fraction
+from paleo.pricing.parameters import from_mapping
+from paleo.specs.calibration import Calibration, Entry, Rule, calibration_of, load_inheritance
+
+Array = npt.NDArray[np.float64]
 P = TypeVar("P")
-#: The file of what devices without measurements inherit.
-ARCHITECTURES = "architectures"
+Bins = tuple[tuple[float, float, float], ...]
 #: Which way of timing says most of a kernel inside a running step: replayed graphs, then bare kernels, then calls.
 STEP_STACKS = ("graph", "kernel", "back-to-back", "eager")
+#: Parameters that belong to the host or the way of timing, not to the silicon, by the first part of the family key.
+HOST_PARAMETERS: Mapping[str, tuple[str, ...]] = {
+    "gemm": ("launch",),
+    "conv": ("launch",),
+    "rnn": ("launch", "step", "ramp"),
+    "attention": ("launch_time",),
+    "memory": ("launch_time", "kernel_time", "host_overlap"),
+    "collective": ("launch", "skew", "host"),
+}
 #: Interval of a prediction from the formula's defaults alone: nothing was measured.
 UNMEASURED = (0.5, 2.0)
+#: What each step to a relative architecture adds to an interval, as a factor.
+RELATIVE_WIDENING = 1.2
+#: Architectures that no rule knows inherit from this one.
+FALLBACK_ARCHITECTURE = "Ampere"
+#: Memories that keep their error-correcting bits among the data, on server cards.
+INLINE_ECC = frozenset({"GDDR5", "GDDR6", "GDDR7"})
 
 
 @dataclass(frozen=True, slots=True)
 class Found(Generic[P]):
-    """Parameters, where they come from (``measured``, ``inherited`` or ``default``), and the interval's factors by predicted time."""
+    """Parameters, where they come from (``measured``, ``inherited`` or ``default``), and the interval's factors.
+
+    ``interval`` holds (up to predicted seconds, low, high), times rising.
+    """
 
     parameters: P
     origin: str
     subject: str
-    interval: tuple[tuple[float, float, float], ...]
+    interval: Bins
 
     def factors(self, predicted: float) -> tuple[float, float]:
         """Low and high factors for a predicted time [s]."""
@@ -35,6 +68,12 @@ class Found(Generic[P]):
             if predicted <= up_to:
                 return low, high
         return self.interval[-1][1:]
+
+    def bounds(self, predicted: Array) -> tuple[Array, Array]:
+        """Low and high end of the interval of each predicted time [s]."""
+        ends, low, high = (np.array(column) for column in zip(*self.interval, strict=True))
+        which = np.minimum(np.searchsorted(ends, predicted), len(ends) - 1)
+        return predicted * low[which], predicted * high[which]
 
 
 def lookup(
@@ -47,24 +86,141 @@ def lookup(
     stacks: Sequence[str] = STEP_STACKS,
     own: Calibration | None = None,
 ) -> Found[P]:
-    """Parameters of ``family`` for a device (or system): the first of ``stacks`` that it was measured in, else those of its
-    architecture and kind of memory, else of the architecture, else the defaults of ``kind``. ``own`` is a user's calibration file."""
+    """Parameters of ``family`` for a device or system, in the first of ``stacks`` that there is.
+
+    ``memory_kind`` is the kind of memory of a device, of the links inside a node of a system. ``own`` is a user's
+    calibration file, asked before the shipped ones.
+    """
+    wanted = _with_variants(stacks)
     for calibration in filter(None, (own, _shipped(subject))):
-        for stack in stacks:
-            for entry in calibration.entries:
-                if entry.family == family and entry.stack == stack:
-                    return _found(kind, entry, "measured", calibration.name)
-    if ARCHITECTURES in entries("calibrations"):
-        inherited = [e for e in load_calibration(ARCHITECTURES).entries if e.family == family and e.architecture == architecture]
-        ranked = sorted(inherited, key=lambda e: (e.memory_kind != memory_kind, e.memory_kind is not None, _rank(e.stack, stacks)))
-        fitting = [e for e in ranked if e.memory_kind in (None, memory_kind)]
-        if fitting:
-            return _found(kind, fitting[0], "inherited", architecture)
-    return Found(kind(), "default", "formula", ((float("inf"), *UNMEASURED),))
+        entry = _first(calibration.entries, family, wanted)
+        if entry is not None:
+            entry = _hosted(entry, wanted, architecture, memory_kind)
+            return _found(kind, entry, "measured", calibration.name)
+    inherited = _inherited(family, architecture, memory_kind, wanted)
+    if inherited is not None:
+        return _found(kind, inherited[0], "inherited", inherited[1])
+    return Found(kind(), "default", "formula", ((math.inf, *UNMEASURED),))
+
+
+def _with_variants(stacks: Sequence[str]) -> tuple[str, ...]:
+    """The stacks, each with its base (``eager/linear``: ``eager``), then the usual ones."""
+    named = [part for stack in stacks for part in dict.fromkeys((stack, stack.partition("/")[0]))]
+    return tuple(dict.fromkeys([*named, *STEP_STACKS]))
 
 
 def _rank(stack: str, stacks: Sequence[str]) -> int:
     return list(stacks).index(stack) if stack in stacks else len(stacks)
+
+
+def _first(found: Sequence[Entry], family: str, stacks: Sequence[str]) -> Entry | None:
+    """The entry of a family whose stack is nearest to the wanted ones."""
+    fitting = [entry for entry in found if entry.family == family]
+    return min(fitting, key=lambda entry: _rank(entry.stack, stacks), default=None)
+
+
+def _hosted(entry: Entry, stacks: Sequence[str], architecture: str, memory_kind: str) -> Entry:
+    """The entry with the host's parameters of a stack that is wanted more, where the architecture's rules have one."""
+    better = stacks[: _rank(entry.stack, stacks)]
+    for rule in _rules(entry.family, architecture):
+        for stack in better:
+            if stack in rule.stacks and _memory_distance(rule, memory_kind) < 2:
+                host = resolved(rule, entry.family, stack, architecture, memory_kind)
+                return entry.model_copy(update={"parameters": entry.parameters | host_parameters(host)})
+    return entry
+
+
+def host_parameters(entry: Entry) -> dict[str, float]:
+    """The parameters of an entry that belong to the host or the way of timing."""
+    names = HOST_PARAMETERS.get(entry.family.partition(".")[0], ())
+    return {name: entry.parameters[name] for name in names if name in entry.parameters}
+
+
+def _inherited(
+    family: str, architecture: str, memory_kind: str, stacks: Sequence[str]
+) -> tuple[Entry, str] | None:
+    """The best rule's entry, and the architecture that it was written for."""
+    for steps, relative in enumerate(_relatives(architecture)):
+        choices = [(rule, stack) for rule in _rules(family, relative) for stack in rule.stacks]
+        if choices:
+            rule, stack = min(choices, key=lambda c: (_memory_distance(c[0], memory_kind), _rank(c[1], stacks)))
+            entry = resolved(rule, family, stack, relative, memory_kind)
+            return _widened(entry, RELATIVE_WIDENING**steps), relative
+    return None
+
+
+def _relatives(architecture: str) -> Iterator[str]:
+    inheritance = load_inheritance()
+    known: Mapping[str, tuple[str, ...]] = inheritance.relatives if inheritance else {}
+    start = architecture if architecture in known else FALLBACK_ARCHITECTURE
+    yield from dict.fromkeys((architecture, start, *known.get(start, ())))
+
+
+@cache
+def _rules(family: str, architecture: str) -> tuple[Rule, ...]:
+    inheritance = load_inheritance()
+    rules = inheritance.rules if inheritance else ()
+    return tuple(rule for rule in rules if family in rule.families and architecture in rule.architectures)
+
+
+def _memory_distance(rule: Rule, memory_kind: str) -> int:
+    """0 for the same kind of memory, 1 for a rule about any, 2 for the same class (HBM, GDDR), 3 for another."""
+    if rule.memory_kinds is None:
+        return 1
+    if memory_kind in rule.memory_kinds:
+        return 0
+    return 2 if any(one[:3] == memory_kind[:3] for one in rule.memory_kinds) else 3
+
+
+def resolved(rule: Rule, family: str, stack: str, architecture: str, memory_kind: str) -> Entry:
+    """The entry that a rule makes of the ones it names; SpecError when one of those is not there."""
+    changes = rule.stacks[stack]
+    there = rule.family_there or family
+    sources = [_source(subject, there, changes.like or stack) for subject in rule.inherits]
+    parameters = _mean([one.parameters for one in sources], list(rule.inherits.values()))
+    if rule.host is not None:
+        parameters |= host_parameters(_source(rule.host, there, changes.like or stack))
+    parameters |= {name: parameters[name] * factor for name, factor in {**rule.scale, **changes.scale}.items()}
+    if rule.stream is not None:
+        parameters[rule.stream] = streaming_fraction(
+            memory_kind=memory_kind, architecture=architecture, inline_ecc=memory_kind in INLINE_ECC
+        )
+    parameters |= {**rule.set, **changes.set}
+    entry = Entry(
+        family=family, stack=stack, source="inherited: " + ", ".join(rule.inherits), date=sources[0].date,
+        inherits=tuple(rule.inherits), parameters=parameters, interval=rule.interval or sources[0].interval,
+        notes=rule.notes,
+    )  # fmt: skip
+    return _widened(entry, rule.widen)
+
+
+def _source(subject: str, family: str, stack: str) -> Entry:
+    calibration = _shipped(subject)
+    for entry in calibration.entries if calibration else ():
+        if entry.family == family and entry.stack == stack:
+            return entry
+    raise SpecError(f"calibrations/architectures.yaml: {subject} has no entry of {family!r} in stack {stack!r}")
+
+
+def _mean(sets: Sequence[Mapping[str, float]], weights: Sequence[float]) -> dict[str, float]:
+    """The weighted geometric mean of parameter sets."""
+    if len(sets) == 1:
+        return dict(sets[0])
+    total = sum(weights)
+    logs = {name: [math.log(one[name]) for one in sets] for name in sets[0]}
+    return {
+        name: math.exp(sum(w * v for w, v in zip(weights, values, strict=True)) / total)
+        for name, values in logs.items()
+    }
+
+
+def _widened(entry: Entry, factor: float) -> Entry:
+    if factor == 1.0:
+        return entry
+    bins = tuple(
+        one.model_copy(update={"low": one.low / factor, "high": one.high * factor}) for one in entry.interval
+    )
+    return entry.model_copy(update={"interval": bins})
 
 
 @cache
@@ -73,5 +229,5 @@ def _shipped(subject: str) -> Calibration | None:
 
 
 def _found(kind: type[P], entry: Entry, origin: str, subject: str) -> Found[Any]:
-    bins = tuple((one.up_to_s or float("inf"), one.low, one.high) for one in entry.interval)
+    bins = tuple((one.up_to_s or math.inf, one.low, one.high) for one in entry.interval)
     return Found(from_mapping(kind, entry.parameters, where=f"{subject}: {entry.family}"), origin, subject, bins)

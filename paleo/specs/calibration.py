@@ -1,8 +1,9 @@
 """Calibration files: what was measured of a device or system, where and when, with how many rows and what residual.
 
-A file of ``hardware_specs/calibrations`` carries the name of its device or system, or ``architecture-<family>`` for what devices of an
-architecture inherit. Parameters are those of a pricing family; ``stack`` says how the rows were timed (graph replay, kernel
-duration, eager calls, back-to-back launches), which decides the launch parameters.
+A file of ``hardware_specs/calibrations`` carries the name of its device or system. Parameters are those of a pricing
+family; ``stack`` says how the rows were timed (graph replay, kernel duration, eager calls, back-to-back launches),
+which decides the launch parameters. ``architectures.yaml`` beside them holds no numbers of its own but rules: what a
+device without measurements inherits from which measured one, what is changed and why, and how wide its interval gets.
 """
 
 from __future__ import annotations
@@ -11,32 +12,48 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from paleo.errors import SpecError
 from paleo.specs.catalog import entries, read_entry
 from paleo.specs.loading import Spec, Text, validate
 
 Count = Annotated[int, Field(ge=0)]
-Positive = Annotated[float, Field(gt=0)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+#: The file of inheritance rules.
+ARCHITECTURES = "architectures"
 
 
 class Residual(Spec):
     """Errors on rows that were not fitted, as fractions; ``bias`` is the mean of log(predicted / measured)."""
 
     rows: Count
-    median_ape: float
-    mape: float
-    p90_ape: float
-    bias: float
-    total_error: float
+    median_ape: Finite
+    mape: Finite
+    p90_ape: Finite
+    bias: Finite
+    total_error: Finite
 
 
 class IntervalBin(Spec):
-    """Factors on the prediction that hold nine of ten measured times, for predictions up to ``up_to_s`` seconds (null: any)."""
+    """Factors on the prediction that hold nine of ten measured times, for predictions up to ``up_to_s`` seconds.
+
+    ``up_to_s`` null means any time, and stands in the last bin.
+    """
 
     up_to_s: Positive | None = None
     low: Positive
     high: Positive
+
+    @model_validator(mode="after")
+    def _is_ordered(self) -> IntervalBin:
+        if self.low > self.high:
+            raise SpecError(f"low: {self.low} is above high: {self.high}")
+        return self
+
+
+Interval = Annotated[tuple[IntervalBin, ...], Field(min_length=1)]
 
 
 class Entry(Spec):
@@ -44,27 +61,85 @@ class Entry(Spec):
 
     family: Text
     stack: Text
-    architecture: Text | None = None
-    memory_kind: Text | None = None
-    inherits: tuple[Text, ...] = ()
     source: Text
     date: Text
     library: Text | None = None
+    inherits: tuple[Text, ...] = ()
     rows_fitted: Count = 0
     rows_held_out: Count = 0
-    parameters: dict[str, float]
-    uncertainty: dict[str, float] = {}
+    parameters: dict[str, Finite]
+    uncertainty: dict[str, Finite] = {}
     residual: Residual | None = None
-    interval: tuple[IntervalBin, ...] = Field(min_length=1)
-    notes: str | None = None
+    interval: Interval
+    notes: Text | None = None
+
+    @model_validator(mode="after")
+    def _interval_covers_all_times(self) -> Entry:
+        check_bins(self.interval)
+        return self
 
 
 class Calibration(Spec):
-    """All entries of one device, system or architecture."""
+    """All entries of one device or system."""
 
     name: Text
     subject: Text
     entries: tuple[Entry, ...]
+
+
+class Changes(Spec):
+    """What differs from the entry that is inherited: parameters set to a value, or multiplied by a factor."""
+
+    like: Text | None = None
+    set: dict[str, Finite] = {}
+    scale: dict[str, Positive] = {}
+
+
+class Rule(Spec):
+    """What devices of some architectures inherit of some families.
+
+    ``inherits`` names measured subjects with their weights (a weighted geometric mean where there are several).
+    ``family_there`` and a stack's ``like`` name family and stack of the entry, where they are not the same as here.
+    ``memory_kinds`` is the kind of memory of a device, or the kind of link inside a node of a system; null means any.
+    ``host`` is the subject whose host gives the launch parameters; ``stream`` names the parameter that takes the share
+    of bandwidth usual for the kind of memory.
+    """
+
+    families: tuple[Text, ...] = Field(min_length=1)
+    architectures: tuple[Text, ...] = Field(min_length=1)
+    memory_kinds: tuple[Text, ...] | None = None
+    inherits: dict[Text, Positive] = Field(min_length=1)
+    family_there: Text | None = None
+    host: Text | None = None
+    stacks: dict[Text, Changes] = Field(min_length=1)
+    set: dict[str, Finite] = {}
+    scale: dict[str, Positive] = {}
+    stream: Text | None = None
+    interval: Interval | None = None
+    widen: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0
+    notes: Text | None = None
+
+    @model_validator(mode="after")
+    def _interval_covers_all_times(self) -> Rule:
+        if self.interval is not None:
+            check_bins(self.interval)
+        return self
+
+
+class Inheritance(Spec):
+    """The rules, and for each architecture its relatives, nearest first, for what no rule names."""
+
+    name: Text
+    relatives: dict[Text, tuple[Text, ...]]
+    rules: tuple[Rule, ...]
+
+
+def check_bins(bins: tuple[IntervalBin, ...]) -> None:
+    """SpecError unless the bins' times rise and the last one has no end."""
+    times = [one.up_to_s for one in bins]
+    ends = [time for time in times[:-1] if time is not None]
+    if times[-1] is not None or len(ends) != len(bins) - 1 or ends != sorted(set(ends)):
+        raise SpecError("interval: up_to_s must rise from bin to bin and be left out in the last one")
 
 
 @cache
@@ -74,8 +149,19 @@ def load_calibration(name: str) -> Calibration:
     return validate(Calibration, {"name": path.stem, **data}, path)
 
 
+@cache
+def load_inheritance() -> Inheritance | None:
+    """The shipped rules; None in a catalog that has none."""
+    if ARCHITECTURES not in entries("calibrations"):
+        return None
+    path, data = read_entry("calibrations", ARCHITECTURES)
+    return validate(Inheritance, {"name": path.stem, **data}, path)
+
+
 def calibration_of(subject: str) -> Calibration | None:
     """The shipped calibration of a device or system; None where there is none."""
+    if subject == ARCHITECTURES:
+        return None
     return load_calibration(subject) if subject in entries("calibrations") else None
 
 

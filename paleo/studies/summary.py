@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paleo.graph import Graph, Node, build
+from paleo.graph import Graph, Node, Storage, build
 from paleo.layers.base import Choices
 from paleo.precision import Precision, precision
 from paleo.pricing.kernels import pricer
@@ -12,7 +12,7 @@ from paleo.specs.hardware import System
 from paleo.specs.model import ModelSpec
 from paleo.specs.run import Run
 from paleo.specs.software import load_software
-from paleo.work import Kernel, Tensor
+from paleo.work import Kernel
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +57,12 @@ def summarise(model: ModelSpec, run: Run) -> Summary:
     formats = precision(dtype)
     choices = Choices(run.attention or load_software(run.software).attention)
     graph = build(model, batch=run.batch or 1, choices=choices, overrides=run.model)
-    saved, known = set[str](), set[str]()
-    return Summary(graph, dtype, tuple(_counted(node, formats, saved, known) for node in graph.nodes))
+    storage, known = Storage(graph), set[str]()
+    return Summary(graph, dtype, tuple(_counted(node, formats, storage, known) for node in graph.nodes))
 
 
-def _counted(node: Node, formats: Precision, saved: set[str], known: set[str]) -> LayerCount:
-    """Counts of one layer; ``saved`` and ``known`` gather the tensors and weights that an earlier layer has counted."""
+def _counted(node: Node, formats: Precision, storage: Storage, known: set[str]) -> LayerCount:
+    """Counts of one layer; ``storage`` and ``known`` hold the tensors and weights that an earlier layer has counted."""
     new = [tensor for name, tensor in node.parameters.items() if name not in known]
     known |= set(node.parameters)
     forward = tuple(kernel for operation in node.operations for kernel in operation.forward(formats))
@@ -77,18 +77,16 @@ def _counted(node: Node, formats: Precision, saved: set[str], known: set[str]) -
         flops_backward=sum(kernel.flops for kernel in backward),
         bytes_forward=sum(kernel.bytes for kernel in forward),
         bytes_backward=sum(kernel.bytes for kernel in backward),
-        saved_bytes=sum(tensor.bytes(formats) for tensor in _newly_saved(node, saved)),
+        saved_bytes=_newly_saved(node, formats, storage) / max(node.repeat, 1),
         repeat=node.repeat,
         kernels=forward,
     )
 
 
-def _newly_saved(node: Node, saved: set[str]) -> list[Tensor]:
-    """Tensors that this layer is the first to keep until its backward pass."""
+def _newly_saved(node: Node, formats: Precision, storage: Storage) -> float:
+    """Bytes that this layer, all turns of it, is the first to keep until its backward pass."""
     kept = [tensor for operation in node.operations for tensor in operation.saves if tensor.role != "parameter"]
-    new = {tensor.name: tensor for tensor in kept if tensor.name not in saved}
-    saved |= set(new)
-    return list(new.values())
+    return sum(tensor.bytes(formats) * storage.add(tensor, node) for tensor in kept)
 
 
 def forward_times(summary: Summary, system: System, run: Run) -> list[float]:

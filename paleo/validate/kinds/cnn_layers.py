@@ -30,7 +30,7 @@ from paleo.validate.kinds.conv import element_bytes
 CONVOLUTIONS = ("Convolution", "conv2d", "InnerProduct")
 #: Layers without products: one kernel each way that moves bytes.
 STREAMED = ("ReLU", "Pooling", "Concat")
-#: Share of memory bandwidth of a kernel that streams, by memory kind: the middle of what long elementwise kernels reach.
+#: Share of memory bandwidth of a kernel that streams, by memory kind: what long elementwise kernels reach.
 STREAM_SHARE: Mapping[str, float] = {"GDDR": 0.76, "HBM": 0.88}
 
 
