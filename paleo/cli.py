@@ -109,7 +109,7 @@ class RunOptions:
         given = [("model.seq", self.seq)] if self.seq is not None else []
         for text in self.set_ or []:
             key, equals, value = text.partition("=")
-            if not equals or not key.strip() or not value.strip():
+            if not equals or not key.strip() or not value.strip() or len(value.splitlines()) > 1:
                 raise SpecError(f"--set {text!r}: expected key=value, such as --set bucket='50 MiB' or model.seq=512")
             given.append((key.strip(), parse_yaml(f"value: {value}", where=f"--set {text}")["value"]))
         twice = [key for key, _ in given if [one for one, _ in given].count(key) > 1]

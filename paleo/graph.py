@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     import networkx
 
 MAX_NODES, MAX_ENTRIES, MAX_REPEAT, MAX_DEPTH = 20_000, 50_000, 100_000, 24
+#: Sizes above this are no whole numbers any more once they are floats.
+MAX_SIZE = 2**53
 _RESERVED = frozenset({"name", "inputs", "repeat", "layers", "branches", "join", "when", "share"})
 #: A folded loop: its name and how often it turns.
 Loop = tuple[str, int]
@@ -159,12 +161,23 @@ def build(
     params = _parameters(model, batch, overrides or {})
     builder = _Builder(model, params, choices or Choices())
     inputs = {name: _input(model, name, params) for name in model.inputs}
+    if not any("batch" in str(spec.dims.get("batch")) for spec in model.inputs.values()):
+        raise SpecError(f"{model.path}: inputs: none has a dim `batch: =batch`, so that no batch can be fed")
     scope = _Scope(names=dict(inputs), values=params)
     first = next(iter(inputs.values()))
     builder.sequence(model.layers, scope, first, ("layers",))
+    if not any(node.operations for node in builder.nodes):
+        raise GraphError(f"{model.path}: layers: nothing is computed; expected one layer that is more than a view")
     _check_ties(model, builder.nodes)
-    tokens = _worked_out(model.tokens, params, f"{model.path}: tokens") if model.tokens is not None else None
-    return Graph(model.name, tuple(builder.nodes), inputs, params, batch, tokens, builder.carried)
+    return Graph(model.name, tuple(builder.nodes), inputs, params, batch, _tokens(model, params), builder.carried)
+
+
+def _tokens(model: ModelSpec, params: Mapping[str, Any]) -> float | None:
+    """Tokens of a sample, for networks that count them."""
+    tokens = _worked_out(model.tokens, params, f"{model.path}: tokens")
+    if tokens is not None and (isinstance(tokens, bool) or not isinstance(tokens, int | float) or not tokens > 0):
+        raise SpecError(f"{model.path}: tokens: {tokens!r} is not a number above zero, or an expression such as '=seq'")
+    return tokens
 
 
 def _check_ties(model: ModelSpec, nodes: list[Node]) -> None:
@@ -192,7 +205,7 @@ def _worked_out(value: Any, names: Mapping[str, Any], where: str) -> Any:
     if isinstance(value, list):
         return [_worked_out(one, names, where) for one in value]
     if isinstance(value, dict):
-        return {key: _worked_out(one, names, where) for key, one in value.items()}
+        return {key: _worked_out(one, names, f"{where}.{key}") for key, one in value.items()}
     if not (isinstance(value, str) and value.startswith("=")):
         return value
     try:
@@ -207,7 +220,7 @@ def _input(model: ModelSpec, name: str, params: Mapping[str, Any]) -> Tensor:
     for dim, value in spec.dims.items():
         where = f"{model.path}: inputs.{name}.dims.{dim}"
         size = _worked_out(value, params, where)
-        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size < MAX_SIZE:
             raise SpecError(f"{where}: {size!r} must be a whole number of 1 or more, or an expression such as '=batch'")
         sizes[dim] = size
     return Tensor(name, tuple(sizes), tuple(sizes.values()), spec.role, grad=False)
@@ -269,9 +282,10 @@ class _Builder:
         if not self._wanted(body, scope, x, path):
             return x
         name = body.get("name")
-        if name is not None and (not isinstance(name, str) or not name or "." in name or name in scope.names):
-            reason = "stands twice here" if name in scope.names else "must be a word without dots"
-            raise self._error((*path, "name"), f"{name!r} {reason}")
+        if name is not None and (not isinstance(name, str) or not name or "." in name):
+            raise self._error((*path, "name"), f"{name!r:.60} must be a word without dots")
+        if name in scope.names:
+            raise self._error((*path, "name"), f"{name!r} stands twice here")
         if "share" in body and ("repeat" in body or "branches" in body):
             raise self._error((*path, "share"), "`share:` goes with a layer or a block of the file")
         x = self._sources(body, scope, x, path)[0]
@@ -366,7 +380,7 @@ class _Builder:
         except GraphError as error:
             raise self._error(path, str(error)) from None
         for size in made.out.sizes:
-            if not 1 <= size < 2**53:
+            if not 1 <= size < MAX_SIZE:
                 raise self._error(path, f"{name}: output {describe(made.out)} has an impossible size")
         return made
 
@@ -408,6 +422,9 @@ class _Builder:
         times = self._values(body["repeat"], scope, x, (*path, "repeat"))
         if isinstance(times, bool) or not isinstance(times, int) or not 0 <= times <= MAX_REPEAT:
             raise self._error((*path, "repeat"), f"{times!r} is not a number of repetitions from 0 to {MAX_REPEAT}")
+        in_all = times * math.prod(turns for _, turns in scope.repeats)
+        if in_all > MAX_REPEAT:
+            raise self._error((*path, "repeat"), f"{in_all} repetitions with the loops round it; expected at most {MAX_REPEAT}")
         if extra or "layers" not in body:
             what = f"{extra[0]!r} beside it" if extra else "no `layers:`"
             raise self._error(path, f"`repeat:` goes with `layers:`; found {what}")

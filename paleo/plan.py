@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from paleo.collectives.base import ALGORITHMS, algorithms_for
 from paleo.errors import PlanError, SpecError, near
+from paleo.optimizers import optimizer
 from paleo.parallel.mesh import Mesh
 from paleo.parallel.placement import Strategy, parse_strategy
 from paleo.precision import BYTES
+from paleo.schedules.base import SCHEDULES
 from paleo.specs.hardware import Device, System
 from paleo.specs.model import ModelSpec
 from paleo.specs.run import Run
@@ -65,6 +68,7 @@ class Plan:
 def plan(model: ModelSpec, system: System, run: Run) -> Plan:
     """Degrees, batch shares and dtype of ``run``. Raises PlanError where they contradict one another or the system."""
     strategy = parse_strategy(run.strategy)
+    _check_names(run)
     replicas = _replicas(run, strategy)
     if system.capacity is not None and run.gpus > system.capacity:
         raise PlanError(f"gpus: system {system.name} has {system.capacity} devices, not {run.gpus}")
@@ -85,6 +89,15 @@ def plan(model: ModelSpec, system: System, run: Run) -> Plan:
     if strategy.zero == 3 and stages > 1:
         raise PlanError(f"strategy {run.strategy!r}: zero=3 with a pipeline is not modelled; use zero=1 or pp=1")
     return Plan(mesh, strategy, _dtype(system.device, run.dtype), global_batch, local, microbatch, run.gpus - mesh.size)
+
+
+def _check_names(run: Run) -> None:
+    """What a run names must exist, whether or not this plan has a use for it."""
+    SCHEDULES[run.schedule]
+    optimizer(run.optimizer)
+    if run.algorithm is not None and "all_reduce" not in ALGORITHMS[run.algorithm].operations:
+        known = [one.name for one in algorithms_for("all_reduce")]
+        raise PlanError(f"algorithm: {run.algorithm!r} is no all_reduce; {near(run.algorithm, known)}")
 
 
 def _replicas(run: Run, strategy: Strategy) -> int:

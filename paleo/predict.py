@@ -124,7 +124,7 @@ def predict(model: ModelSpec, system: System, run: Run) -> Prediction:
     formats = precision(chosen.dtype)
     software = load_software(run.software)
     software = software if run.cudnn is None else software.model_copy(update={"cudnn": run.cudnn})
-    choices = Choices(run.attention or software.attention)
+    choices = Choices(run.attention or software.attention, software.loss)
     graph = build(model, batch=chosen.microbatch * chosen.dp, choices=choices, overrides=run.model)
     placement = STRATEGIES[chosen.parallel.preset](graph, chosen.parallel)
     program = lower(graph, placement, chosen.mesh, formats, fused=software.fused)
@@ -153,7 +153,7 @@ def _priced(
     program: Program, system: System, chosen: Plan, run: Run, formats: Precision, software: Software
 ) -> _Priced:
     prices = pricer(system.device, chosen.dtype, run.calibration, software)
-    network = Network(system, chosen.mesh, run.algorithm_or_server, prices.rates)
+    network = Network(system, chosen.mesh, run.algorithm_or_server, prices.rates, host=software.host_forward)
     kernels = prices.times([counted.kernel for section in program.sections for counted in section.kernels])
     times = _section_times(program, kernels, network, run)
     chunks = cut(program, [time.turn for time in times], chosen.stages * chosen.parallel.chunks)

@@ -37,6 +37,7 @@ def test_outputs_are_stored(path: Path) -> None:
 def test_notebook_runs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(part for part in found if part))
+    monkeypatch.setenv("JUPYTER_PREFER_ENV_PATH", "1")  # the kernel of this interpreter, not one of the user's
     notebook = nbformat.read(path, as_version=4)
     where = {"metadata": {"path": str(path.parent)}}
     nbclient.NotebookClient(notebook, timeout=LONGEST, kernel_name="python3", resources=where).execute()

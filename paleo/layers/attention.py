@@ -54,7 +54,8 @@ class Attention(Layer):
     """Projections, attention and output projection over (batch, seq, hidden).
 
     ``kv_heads`` < ``heads`` is grouped-query attention, 1 is multi-query. ``window`` limits how far back a query looks. A second input
-    is the memory of a cross attention. ``head_dim`` defaults to hidden / heads.
+    is the memory of a cross attention. ``head_dim`` defaults to hidden / heads. ``key_bias`` and ``out_bias`` default to ``bias``;
+    ``sinks`` adds a learned score to each head's softmax.
     """
 
     optional_inputs: ClassVar[int] = 1
@@ -66,7 +67,9 @@ class Attention(Layer):
     rotary: bool = False
     qk_norm: bool = False
     bias: bool = True
+    key_bias: bool | None = None
     out_bias: bool | None = None
+    sinks: bool = False
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
     def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
@@ -91,6 +94,8 @@ class Attention(Layer):
         if self.rotary:
             turns, (query, key) = rotate(query, key)
             operations += turns
+        if self.sinks:
+            operations += (_sinks(name, shape),)
         core, context = attend(
             name, query, key, value, causal=self.causal, window=self.window, dropout=self.dropout, choices=choices
         )
@@ -109,12 +114,24 @@ class Attention(Layer):
         k, v = (_headed(f"{name}.{part}", memory, kv, rename={memory.dims[1]: "keys"}) for part in ("key", "value"))
         if len(inputs) == 1:
             packed, _ = project(f"{name}.qkv", x, {"kv_heads": kv_heads, "packed": (group + 2) * head_dim}, bias=self.bias)
-            return (packed,), (q, k, v)
+            return (self._keyless(packed, (group + 1) * head_dim),), (q, k, v)
         if memory.dims[0] != x.dims[0] or memory.sizes[0] != x.sizes[0] or len(memory.dims) != 3:
             raise GraphError(f"{name}: memory {describe(memory)} does not go with the input {describe(x)}")
         first, _ = project(f"{name}.q", x, {"kv_heads": kv_heads, "packed": group * head_dim}, bias=self.bias)
         second, _ = project(f"{name}.kv", memory, {"kv_heads": kv_heads, "packed": 2 * head_dim}, bias=self.bias)
-        return (first, second), (q, k, v)
+        return (first, self._keyless(second, head_dim)), (q, k, v)
+
+    def _keyless(self, product: Contraction, packed: int) -> Contraction:
+        """The same with a bias of ``packed`` entries a head, where keys have none (Whisper, BEiT)."""
+        if product.bias is None or self.key_bias is not False:
+            return product
+        return replace(product, bias=replace(product.bias, sizes=(product.bias.sizes[0], packed)))
+
+
+def _sinks(name: str, shape: tuple[int, int, int]) -> MemoryPass:
+    """One more score for each head, that no value belongs to (Xiao et al., Attention sinks, ICLR 2024); read with the scores."""
+    scores = Tensor(f"{name}.sinks", ("kv_heads", "group"), shape[:2], "parameter")
+    return MemoryPass(f"{name}.sinks", "copy", (), scores.like(f"{name}.sink_scores", role="statistic"), (scores,))
 
 
 def _headed(name: str, x: Tensor, heads: dict[str, Size], rename: dict[str, str] | None = None) -> Tensor:

@@ -16,9 +16,14 @@ LAYERS: Registry[type[Layer]] = Registry("layer type", "paleo.layers")
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """How a framework carries layers out where it has a choice; a software profile sets it."""
+    """How a framework carries layers out where it has a choice; a software profile sets it.
+
+    ``loss``: ``fused`` reads the logits and writes log-probabilities; ``upcast`` first writes them in fp32, as PyTorch's autocast does;
+    ``stepwise`` makes a pass for each step of the vocabulary-parallel loss (Megatron-LM).
+    """
 
     attention: Literal["fused", "unfused"] = "fused"
+    loss: Literal["fused", "upcast", "stepwise"] = "fused"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +40,7 @@ class Layer(BaseModel):
     A subclass registers itself with ``@LAYERS.register("name")``; ``arity`` is how many inputs it takes (None: two or more).
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
     arity: ClassVar[int | None] = 1
     #: Names of the inputs after the first that a layer may take, e.g. the memory of a cross attention.
     optional_inputs: ClassVar[int] = 0

@@ -33,8 +33,26 @@ class CrossEntropy(Layer):
             raise GraphError(f"{name}: input {describe(x)} has no dim {last!r}")
         out = x.without(last, name=name, role="statistic")
         kept = x.like(f"{name}.log_probabilities", role="statistic")
-        pass_ = MemoryPass(name, "softmax", (x,), out, keeps=(kept,), flops_per_element=5.0, reduces=(last,))
-        return Expansion((pass_,), out)
+        wide = x.like(f"{name}.fp32", role="statistic")
+        source = x if choices.loss == "fused" else wide
+        final = MemoryPass(name, "softmax", (source,), out, keeps=(kept,), flops_per_element=5.0, reduces=(last,))
+        if choices.loss == "fused":
+            return Expansion((final,), out)
+        cast = MemoryPass(f"{name}.cast", "elementwise", (x,), wide)
+        steps = _steps(name, wide, last) if choices.loss == "stepwise" else ()
+        return Expansion((cast, *steps, final), out)
+
+
+def _steps(name: str, wide: Tensor, last: str) -> tuple[MemoryPass, ...]:
+    """What Megatron-LM's loss does pass by pass before its last one: maximum, difference, exponential, sum."""
+    row = wide.without(last, name=f"{name}.row", role="statistic")
+    shifted, powers = wide.like(f"{name}.shifted"), wide.like(f"{name}.powers")
+    return (
+        MemoryPass(f"{name}.maximum", "reduce", (wide,), row, backward_pass="free", reduces=(last,)),
+        MemoryPass(f"{name}.difference", "elementwise", (wide,), shifted),
+        MemoryPass(f"{name}.exponential", "elementwise", (shifted,), powers, backward_pass="free"),
+        MemoryPass(f"{name}.sum", "reduce", (powers,), row, backward_pass="free", reduces=(last,)),
+    )
 
 
 @LAYERS.register("binary_cross_entropy")

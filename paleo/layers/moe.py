@@ -17,7 +17,7 @@ class MixtureOfExperts(Layer):
     """Router, dispatch, expert feed-forward blocks, combine, over (batch, seq, hidden).
 
     Tokens spread evenly: each expert sees tokens · top_k / experts of them (``capacity_factor`` pads that). ``shared`` experts of width
-    ``shared_ffn`` see every token. ``score_bias`` is the load-balancing bias of DeepSeek-V3.
+    ``shared_ffn`` see every token. ``router_bias`` shifts the logits of the router; ``score_bias`` is the load-balancing bias of DeepSeek-V3.
     """
 
     experts: PositiveInt
@@ -28,6 +28,7 @@ class MixtureOfExperts(Layer):
     shared: NonNegativeInt = 0
     shared_ffn: PositiveInt | None = None
     shared_gate: bool = False
+    router_bias: bool = False
     score_bias: bool = False
     capacity_factor: Annotated[float, Field(gt=0)] = 1.0
 
@@ -51,7 +52,7 @@ class MixtureOfExperts(Layer):
 
     def _route(self, name: str, x: Tensor) -> tuple[tuple[Operation, ...], Tensor]:
         """Scores of every expert for every token, their softmax and the top k."""
-        router, logits = project(f"{name}.router", x, {"choices": self.experts})
+        router, logits = project(f"{name}.router", x, {"choices": self.experts}, bias=self.router_bias)
         scores = logits.like(f"{name}.scores", role="statistic")
         extra = (Tensor(f"{name}.score_bias", ("choices",), (self.experts,), "parameter"),) if self.score_bias else ()
         soft = MemoryPass(

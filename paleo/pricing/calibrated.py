@@ -177,7 +177,7 @@ def _attention(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> t
         device=prices.figures(),
         parameters=found.parameters,
     )
-    return found, times
+    return found, times * prices.software.attention_slowdown
 
 
 def _memory(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[Found[Any], Array]:

@@ -114,8 +114,8 @@ def _rank(stack: str, stacks: Sequence[str]) -> int:
 
 
 def _first(found: Sequence[Entry], family: str, stacks: Sequence[str]) -> Entry | None:
-    """The entry of a family whose stack is nearest to the wanted ones."""
-    fitting = [entry for entry in found if entry.family == family]
+    """The entry of a family in the first of the wanted stacks that has one."""
+    fitting = [entry for entry in found if entry.family == family and entry.stack in stacks]
     return min(fitting, key=lambda entry: _rank(entry.stack, stacks), default=None)
 
 

@@ -95,14 +95,20 @@ def _training(training: Training) -> Document:
     price = training.price
     return {
         "amount": training.amount.words,
-        "samples": training.amount.samples,
+        "samples": training.samples,
         "steps": training.steps,
         "time_s": training.time,
+        "time_interval_s": list(training.interval),
         "cost_usd": training.cost,
         "price_usd_per_hour": training.price_per_hour,
         "price_date": None if price is None else price.date,
         "price_source": None if price is None else price.source,
-        "energy_j_at_tdp": training.energy,
+        "rent_usd": training.rent,
+        "electricity_usd": training.electricity,
+        "energy_j": training.energy,
+        "energy_j_at_tdp": training.energy_limit,
+        "pue": training.tariff.pue,
+        "host_watts_per_gpu": training.tariff.host_power,
     }
 
 

@@ -164,9 +164,11 @@ def _training(training: Training) -> RenderableType:
     table.add_row("steps", f"{training.steps:,}")
     table.add_row("time", duration(training.time))
     table.add_row("rent", _rent(training))
-    table.add_row(
-        "energy", f"{energy(training.energy_kwh)} at most (all GPUs at their design power; hosts not counted)"
-    )
+    if training.electricity is not None:
+        table.add_row("electricity", money(training.electricity))
+    hosts = "hosts not counted" if training.tariff.host_power is None else "hosts counted"
+    limit = energy(training.energy_limit_kwh)
+    table.add_row("energy", f"{energy(training.energy_kwh)} modelled, {limit} at design power; {hosts}")
     return Constrain(table, TEXT_WIDTH)
 
 
@@ -174,7 +176,7 @@ def _rent(training: Training) -> str:
     if training.price is None:
         return "no price is known for this system"
     rate = f"{money(training.price_per_hour)} an hour, {training.price.date}: {training.price.source}"
-    return f"{money(training.cost)}  ({rate})"
+    return f"{money(training.rent)}  ({rate})"
 
 
 def _sections(made: Prediction) -> Table:
@@ -249,7 +251,7 @@ def _point(curve: ScaleCurve, point: ScalePoint) -> tuple[str, ...]:
 
 def compare(comparison: Comparison) -> RenderableType:
     """Systems side by side, the best of each kind marked with a star."""
-    columns = "system", "GPUs", "step time", "samples/s", "speedup", "memory", "USD/h", "time", "rent", "energy at most"
+    columns = "system", "GPUs", "step time", "samples/s", "speedup", "memory", "USD/h", "time", "cost", "energy"
     best = {what: comparison.best(what) for what in ("time", "cost", "energy")}
     words = {"time": "fastest", "cost": "cheapest", "energy": "least energy"}
     found = [f"{words[what]}: {one.system.name}" for what, one in best.items() if one is not None]
@@ -259,7 +261,7 @@ def compare(comparison: Comparison) -> RenderableType:
     prices = {one.system.name: one.training.price for one in comparison.candidates if one.training is not None}
     notes = [f"Price of {name}: {price.date}, {price.source}" for name, price in prices.items() if price is not None]
     notes += [f"{one.system.name}: {one.problem}" for one in comparison.candidates if one.problem]
-    notes += ["* best of those that fit. Energy: all GPUs at their design power, hosts not counted."]
+    notes += ["* best of those that fit. Energy: modelled from the work of the GPUs; hosts and building as far as stated."]
     head = f"{comparison.amount.words}. {', '.join(found).capitalize() or 'It fits none of them'}.\n"
     return Group(prose(Text(head, style="bold")), table, Text(), prose(Text("\n".join(notes), style="dim")))
 

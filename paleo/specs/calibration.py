@@ -29,9 +29,9 @@ class Residual(Spec):
     """Errors on rows that were not fitted, as fractions; ``bias`` is the mean of log(predicted / measured)."""
 
     rows: Count
-    median_ape: Finite
-    mape: Finite
-    p90_ape: Finite
+    median_ape: Share
+    mape: Share
+    p90_ape: Share
     bias: Finite
     total_error: Finite
 

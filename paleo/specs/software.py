@@ -17,7 +17,9 @@ class Software(Spec):
     """A framework's behaviour.
 
     ``host_forward`` and ``host_backward`` are the host's time for one operation: an operation takes the longer of that and its device
-    time, as the device waits for the host. ``overlap`` says whether gradients travel during backward. ``fused``
+    time, as the device waits for the host. ``attention_slowdown`` is how much slower than the calibrated kernels the framework's attention
+    is (an older generation). ``recompute``
+    is what it does unless a run says otherwise. ``overlap`` says whether gradients travel during backward. ``fused``
     says whether chains of element-wise passes are one kernel. ``cudnn`` limits which
     convolution algorithms there are.
     """
@@ -27,6 +29,9 @@ class Software(Spec):
     host_forward: Seconds
     host_backward: Seconds
     attention: Literal["fused", "unfused"] = "fused"
+    attention_slowdown: Annotated[float, Field(ge=1)] = 1.0
+    loss: Literal["fused", "upcast", "stepwise"] = "fused"
+    recompute: Literal["none", "selective", "full"] = "none"
     overlap: Annotated[bool, Field(strict=True)] = True
     fused: Annotated[bool, Field(strict=True)] = False
     cudnn: Annotated[float, Field(gt=0)] = 9.0

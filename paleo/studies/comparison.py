@@ -11,8 +11,12 @@ from paleo.predict import Prediction, predict
 from paleo.specs.hardware import System
 from paleo.specs.model import ModelSpec
 from paleo.specs.run import Run
+from paleo.studies.cost import Tariff
 from paleo.studies.training import Amount, Training, amount, training
 from paleo.units import MEGA
+
+#: What systems are ranked by.
+Objective = Literal["time", "cost", "energy"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,23 +44,43 @@ class Comparison:
         first = next(one.prediction for one in self.candidates if one.prediction is not None)
         return None if candidate.prediction is None else candidate.prediction.samples_per_s / first.samples_per_s
 
-    def best(self, what: Literal["time", "cost", "energy"]) -> Candidate | None:
+    def best(self, what: Objective) -> Candidate | None:
         """The candidate that fits and takes the least time, money or energy; None where no figure is known."""
         known = [(getattr(one.training, what), index) for index, one in enumerate(self.candidates) if one.runs]
         figures = [pair for pair in known if pair[0] is not None]
         return self.candidates[min(figures)[1]] if figures else None
 
 
-def compare(model: ModelSpec, systems: Sequence[System], run: Run, wanted: Amount | None = None) -> Comparison:
+    def ranked(self, what: Objective) -> Comparison:
+        """The same with the best first: those that fit by the figure, then those without one, then those that do not run."""
+
+        def place(one: Candidate) -> tuple[bool, bool, float]:
+            figure = getattr(one.training, what, None)
+            return not one.runs, figure is None, figure or 0.0
+
+        return Comparison(self.amount, tuple(sorted(self.candidates, key=place)))
+
+
+def usual_amount(model: ModelSpec) -> Amount:
+    """One epoch, or a million samples without a data set."""
+    epoch = amount(model, epochs=1) if model.dataset is not None else None
+    return epoch or Amount(MEGA, "1 million samples")
+
+
+def compare(
+    model: ModelSpec,
+    systems: Sequence[System],
+    run: Run,
+    wanted: Amount | None = None,
+    tariff: Tariff | None = None,
+) -> Comparison:
     """The same run on several systems. Amount left out: one epoch, or a million samples without a data set."""
-    if wanted is None:
-        wanted = amount(model, epochs=1) if model.dataset is not None else Amount(MEGA, "1 million samples")
-    assert wanted is not None
+    wanted = wanted or usual_amount(model)
     found, errors = [], list[PaleoError]()
     for system in systems:
         try:
             prediction = predict(model, system, run)
-            found.append(Candidate(system, prediction, training(prediction, wanted)))
+            found.append(Candidate(system, prediction, training(prediction, wanted, tariff)))
         except (PlanError, SpecError) as error:
             errors.append(error)
             found.append(Candidate(system, problem=str(error)))

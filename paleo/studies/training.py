@@ -9,6 +9,7 @@ from paleo.errors import SpecError
 from paleo.predict import Prediction
 from paleo.specs.hardware import Price, System
 from paleo.specs.model import ModelSpec
+from paleo.studies.cost import Tariff, energy, samples_to_target
 from paleo.units import HOUR, KILO
 
 JOULES_PER_KWH = KILO * HOUR
@@ -59,19 +60,37 @@ def _count(value: float, what: str) -> str:
 class Training:
     """Time [s], price [USD, None where no price is known] and energy [J] of an amount of training on one configuration.
 
-    Energy is an upper estimate: every GPU at its thermal design power all the time, the hosts not counted.
+    ``energy`` is modelled from the work done (see ``paleo.studies.cost``), ``energy_limit`` is every GPU at its design power all the
+    time. ``interval`` are the ends of the 90 % interval of ``time``; cost and energy scale with it.
     """
 
     amount: Amount
+    samples: float
     steps: int
     time: float
+    interval: tuple[float, float]
     price_per_s: float | None
     price: Price | None
     energy: float | None
+    energy_limit: float | None
+    tariff: Tariff
+
+    @property
+    def rent(self) -> float | None:
+        """USD for the use of the machines."""
+        return None if self.price_per_s is None else self.price_per_s * self.time
+
+    @property
+    def electricity(self) -> float | None:
+        """USD for energy, where the tariff has a price of it."""
+        known = self.energy is not None and self.tariff.electricity is not None
+        return (self.energy or 0.0) * (self.tariff.electricity or 0.0) if known else None
 
     @property
     def cost(self) -> float | None:
-        return None if self.price_per_s is None else self.price_per_s * self.time
+        """USD in all: rent, electricity or both, whichever has a price."""
+        parts = [part for part in (self.rent, self.electricity) if part is not None]
+        return sum(parts) if parts else None
 
     @property
     def price_per_hour(self) -> float | None:
@@ -81,19 +100,42 @@ class Training:
     def energy_kwh(self) -> float | None:
         return None if self.energy is None else self.energy / JOULES_PER_KWH
 
+    @property
+    def energy_limit_kwh(self) -> float | None:
+        return None if self.energy_limit is None else self.energy_limit / JOULES_PER_KWH
 
-def training(prediction: Prediction, wanted: Amount) -> Training:
+
+def training(
+    prediction: Prediction, wanted: Amount, tariff: Tariff | None = None, *, critical_batch: float | None = None
+) -> Training:
     """What an amount of training takes; whole nodes are paid for, each step is a whole step."""
-    steps = math.ceil(wanted.samples / prediction.plan.global_batch)
+    terms, plan = tariff or Tariff(), prediction.plan
+    samples = samples_to_target(samples=wanted.samples, global_batch=plan.global_batch, critical_batch=critical_batch)
+    steps = math.ceil(samples / plan.global_batch)
     seconds = steps * prediction.step_time
-    rate, price = rent(prediction.system, prediction.plan.gpus)
-    power = prediction.system.device.tdp
-    energy = None if power is None else power * prediction.plan.gpus * seconds
-    return Training(wanted, steps, seconds, rate, price, energy)
+    low, high = prediction.interval
+    rate, price = rent(prediction.system, plan.gpus, terms)
+    watts = prediction.system.device.tdp
+    limit = None if watts is None else (watts + (terms.host_power or 0.0)) * terms.pue * plan.gpus * seconds
+    return Training(
+        wanted,
+        samples,
+        steps,
+        seconds,
+        (steps * low, steps * high),
+        rate,
+        price,
+        energy(prediction, seconds, terms),
+        limit,
+        terms,
+    )
 
 
-def rent(system: System, gpus: int) -> tuple[float | None, Price | None]:
+def rent(system: System, gpus: int, tariff: Tariff | None = None) -> tuple[float | None, Price | None]:
     """USD per second for the nodes that hold ``gpus`` devices (else for the devices), and the price it is made of."""
+    if tariff is not None and tariff.gpu_price is not None:
+        stated = Price.model_construct(rate=tariff.gpu_price, date="as stated", source="given with the question, per GPU")
+        return tariff.gpu_price * gpus, stated
     if system.price_per_node is not None:
         return system.price_per_node.rate * math.ceil(gpus / system.devices_per_node), system.price_per_node
     if system.device.price is not None:

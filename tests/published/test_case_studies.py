@@ -157,8 +157,8 @@ def test_speedup_of_firecaffe(batch: int, gpus: int, measured: float, cudnn: flo
 
 @pytest.mark.parametrize(("model", "batch", "milliseconds"), [("inception_v3", 64, 2098.36), ("alexnet", 512, 780.49)])
 def test_step_on_a_k80(model: str, batch: int, milliseconds: float) -> None:
-    """TensorFlow benchmarks page, May 2017, one GK210, synthetic data. A bound, not an achievement: Kepler takes the
-    efficiencies of Maxwell and the peak of its boost clock, and comes out too fast by a factor above 2."""
+    """TensorFlow benchmarks page, May 2017, one GK210, synthetic data. A bound, not an achievement: Kepler was not
+    calibrated, takes the efficiencies of Maxwell and the peak of its boost clock, and comes out too fast."""
     run = {"batch": batch, "software": "tensorflow1", "cudnn": 5.1, "algorithm": None}
     ours = made(model, "aws-p2.16xlarge", "auto", **run).step_time
     assert 1 / 2.5 < ours / (milliseconds * MILLISECOND) < 1.25

@@ -15,7 +15,7 @@ from paleo.pricing.attention import (
     default_kernel,
 )
 from paleo.pricing.parameters import DeviceFigures
-from paleo.validate.kinds.base import KINDS, Array, TableKind, number, text
+from paleo.validate.kinds.base import KINDS, Array, Fitted, FitPlan, TableKind, number, text
 
 PHASES = ("context", "encoder", "generation")
 DTYPE_BYTES = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0}
@@ -31,6 +31,7 @@ class AttentionTable(TableKind[DeviceFigures]):
     name = "attention"
     header = frozenset({"phase", "batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim", "causal"})
     configuration = ("batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim", "causal")
+    sizes: ClassVar = ("batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim")
     families: ClassVar = {
         f"attention.{kernel}.{phase}": DecodeParameters if phase == "decode" else PrefillParameters
         for kernel in ("fa2", "fa3", "fa4")
@@ -52,6 +53,11 @@ class AttentionTable(TableKind[DeviceFigures]):
             return DecodeParameters(), fixed[kernel]
         silent = ("write_latency",) if phase == "encoder" else ("padding_time", "padded_tile_cycles")
         return PrefillParameters(), ("exp_cycles", *silent, *(("combine_time",) if kernel == "fa2" else ()))
+
+    def fit_plan(self, subject: str, family: str, stack: str, figures: DeviceFigures, fitted: Fitted) -> FitPlan:
+        """As ``start`` says."""
+        start, fixed = self.start(family, stack, figures)
+        return FitPlan(start, fixed=fixed, training_rows=900, prior=0.3)
 
     def unsupported(self, frame: pd.DataFrame) -> pd.Series[str]:
         reason = pd.Series("", index=frame.index, dtype=object)

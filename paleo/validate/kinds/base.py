@@ -21,14 +21,38 @@ import numpy.typing as npt
 import pandas as pd
 
 from paleo.errors import SpecError, near
+from paleo.pricing.figures import figures
 from paleo.pricing.parameters import DeviceFigures
 from paleo.registry import Registry
+from paleo.specs.hardware import find_device
 from paleo.units import MICROSECOND
 
 Array = npt.NDArray[np.float64]
 Figures = TypeVar("Figures")
 #: Columns that every kind may use, whether or not its header names them.
 COMMON = frozenset({"source", "library", "dtype", "time_us"})
+
+
+@dataclass(frozen=True, slots=True)
+class FitPlan:
+    """How a family is fitted: where the search sets out, and which parameters the rows of a table do not tell apart.
+
+    ``fixed`` parameters stay at ``start``; those ``apart`` are one per stack, all others shared by the stacks that are
+    fitted together. ``starts`` counts searches from random points besides those from ``alternatives``; ``prior`` is
+    the inverse width of the pull to the start, in log units (see ``paleo.calibrate.fit.fit``).
+    """
+
+    start: Any
+    alternatives: tuple[Any, ...] = ()
+    apart: tuple[str, ...] = ()
+    fixed: tuple[str, ...] = ()
+    training_rows: int = 1000
+    starts: int = 2
+    prior: float = 0.5
+
+
+#: Parameters fitted so far in one run: (subject, family, stack) -> parameters.
+Fitted = Mapping[tuple[str, str, str], Any]
 
 
 class TableKind(ABC, Generic[Figures]):
@@ -40,12 +64,19 @@ class TableKind(ABC, Generic[Figures]):
     header: ClassVar[frozenset[str]]
     #: Columns that define a configuration: rows that agree in them fall on the same side of a held-out split.
     configuration: ClassVar[tuple[str, ...]]
+    #: Columns that must hold a number above zero.
+    sizes: ClassVar[tuple[str, ...]] = ()
     #: Family key -> dataclass of its parameters.
     families: ClassVar[Mapping[str, type[Any]]]
     #: Names of parameters that belong to the host or the stack (launch cost), not to the silicon.
     host_parameters: ClassVar[tuple[str, ...]] = ()
     #: Column that names what a row was measured on.
     subject: ClassVar[str] = "device"
+    #: Whether calibrations are fitted to such tables; if not, the families are those of another kind.
+    calibrates: ClassVar[bool] = True
+    #: What the measured column is called, and its unit in seconds.
+    measured_column: ClassVar[str] = "time_us"
+    measured_unit: ClassVar[float] = MICROSECOND
 
     @abstractmethod
     def unsupported(self, frame: pd.DataFrame) -> pd.Series[str]:
@@ -62,6 +93,24 @@ class TableKind(ABC, Generic[Figures]):
         """Parameters from which a fit may set out; the first is also the centre of its prior."""
         return (self.families[family](),)
 
+    def fit_plan(self, subject: str, family: str, stack: str, figures: Figures, fitted: Fitted) -> FitPlan:
+        """How rows of a family are fitted; ``fitted`` holds what was fitted before in the same run."""
+        start, *others = self.starts(family, figures)
+        return FitPlan(start, tuple(others))
+
+    def figures(self, subject: str, dtype: str, compute: str) -> Figures:
+        """What prices rows of a subject; SpecError where it has no peak for that."""
+        return figures(find_device(subject), dtype.partition("->")[0], compute or None)  # type: ignore[return-value]
+
+    def traits(self, figures: Figures) -> tuple[str, str, str]:
+        """Name, architecture and kind of memory: what calibrations go by."""
+        return figures.name, figures.architecture, figures.memory_kind  # type: ignore[attr-defined]
+
+    def measured(self, frame: pd.DataFrame) -> Array:
+        """Measured seconds; nan where a cell is empty, no number, or not above zero."""
+        times = pd.to_numeric(frame[self.measured_column], errors="coerce").to_numpy(dtype=np.float64)
+        return np.where(np.isfinite(times) & (times > 0), times, np.nan) * self.measured_unit
+
     @abstractmethod
     def family(self, frame: pd.DataFrame) -> pd.Series[str]:
         """Calibration key of each row, one of ``families``."""
@@ -73,6 +122,10 @@ class TableKind(ABC, Generic[Figures]):
     @abstractmethod
     def work(self, frame: pd.DataFrame) -> tuple[Array, Array]:
         """FLOP and compulsory bytes of each row, for the roofline baseline of one constant efficiency."""
+
+    def ideal_time(self, frame: pd.DataFrame, figures: Figures) -> Array:
+        """Seconds at the datasheet's peaks, for the baseline of one constant efficiency."""
+        return roofline_time(*self.work(frame), figures)  # type: ignore[arg-type]
 
     @abstractmethod
     def time(self, frame: pd.DataFrame, figures: Figures, parameters: Any) -> Array:
@@ -99,9 +152,14 @@ class Group:
         return measured_time(self.frame)
 
 
-def groups(kind: TableKind[Any], frame: pd.DataFrame) -> Iterator[Group]:
-    """The supported rows of ``frame`` in groups of one subject, family, stack, dtype and compute unit, index kept."""
-    frame = frame[(kind.unsupported(frame) == "").to_numpy()]
+def groups(
+    kind: TableKind[Any], frame: pd.DataFrame, checked: npt.NDArray[np.bool_] | None = None
+) -> Iterator[Group]:
+    """The supported rows of ``frame`` in groups of one subject, family, stack, dtype and compute unit, index kept.
+
+    ``checked`` says which rows are supported, where the caller knows.
+    """
+    frame = frame[(kind.unsupported(frame) == "").to_numpy() if checked is None else checked]
     keys = pd.DataFrame(
         {
             "subject": text(frame, kind.subject),
@@ -122,17 +180,21 @@ def kind_of(columns: Iterable[str]) -> TableKind[Any]:
 
     Raises SpecError that names the nearest kind and the columns that it lacks.
     """
+    return KINDS[best_match(columns, {name: kind.header for name, kind in KINDS.items()})]
+
+
+def best_match(columns: Iterable[str], headers: Mapping[str, frozenset[str]]) -> str:
+    """Of named headers, the largest that the columns hold in full; SpecError names the nearest and what it lacks."""
     present = {str(column).strip() for column in columns}
-    kinds = [kind for _, kind in KINDS.items()]
-    fitting = [kind for kind in kinds if kind.header <= present]
+    fitting = [name for name, header in headers.items() if header <= present]
     if fitting:
-        return max(fitting, key=lambda kind: (len(kind.header), kind.name))
-    if not kinds:
+        return max(fitting, key=lambda name: (len(headers[name]), name))
+    if not headers:
         raise SpecError("no table kind is registered")
-    nearest = min(kinds, key=lambda kind: (len(kind.header - present) / len(kind.header), kind.name))
-    missing = sorted(nearest.header - present)
+    nearest = min(headers, key=lambda name: (len(headers[name] - present) / len(headers[name]), name))
+    missing = sorted(headers[nearest] - present)
     hint = f"{missing[0]!r} is missing; {near(missing[0], present)}" if present else "the table has no column"
-    raise SpecError(f"no kind of table has this header; the nearest is {nearest.name!r}, which needs {missing}: {hint}")
+    raise SpecError(f"no kind of table has this header; the nearest is {nearest!r}, which needs {missing}: {hint}")
 
 
 def read_table(path: str | Path) -> pd.DataFrame:
@@ -159,8 +221,9 @@ def text(frame: pd.DataFrame, column: str, default: str = "") -> pd.Series[str]:
     """A column as stripped text, ``default`` where it is empty or absent."""
     if column not in frame.columns:
         return pd.Series(default, index=frame.index, dtype=object)
-    values = frame[column].astype(object).where(frame[column].notna(), "").astype(str).str.strip()
-    return values.where(values != "", default)
+    codes, words = pd.factorize(frame[column])
+    cleaned = np.array([*(str(word).strip() or default for word in words), default], dtype=object)
+    return pd.Series(cleaned[codes], index=frame.index, dtype=object)
 
 
 def number(frame: pd.DataFrame, column: str, default: float | None = None) -> Array:
@@ -170,6 +233,8 @@ def number(frame: pd.DataFrame, column: str, default: float | None = None) -> Ar
             raise SpecError(f"column {column!r} is missing; {near(column, map(str, frame.columns))}")
         return np.full(len(frame), default)
     raw = frame[column]
+    if raw.dtype.kind in "if" and np.isfinite(raw.to_numpy()).all():
+        return raw.to_numpy(dtype=np.float64)
     values = pd.to_numeric(raw, errors="coerce").to_numpy(dtype=np.float64)
     empty = raw.isna().to_numpy() | (raw.astype(str).str.strip() == "").to_numpy()
     wrong = ~np.isfinite(values) & ~(empty & (default is not None))

@@ -22,7 +22,9 @@ from paleo.pricing.convolution import (
     convolution_shape,
     fastest_time,
 )
+from paleo.pricing.figures import figures
 from paleo.pricing.parameters import DeviceFigures
+from paleo.specs.hardware import find_device
 from paleo.units import MILLISECOND
 from paleo.validate.kinds.base import KINDS, Array, TableKind, number, text
 from paleo.validate.kinds.conv import element_bytes
@@ -63,10 +65,18 @@ class CnnLayersTable(TableKind[DeviceFigures]):
     configuration: ClassVar[tuple[str, ...]] = ("input_shape", "output_shape", "kernel", "layer_type")
     families: ClassVar[Mapping[str, type[Any]]] = {"conv.vector": ConvolutionParameters}
     host_parameters: ClassVar[tuple[str, ...]] = ("launch",)
+    calibrates: ClassVar[bool] = False
+    measured_column: ClassVar[str] = "forward_ms + backward_ms"
+    measured_unit: ClassVar[float] = MILLISECOND
 
     def measured(self, frame: pd.DataFrame) -> Array:
-        """Seconds of forward and backward together."""
-        return (number(frame, "forward_ms", 0.0) + number(frame, "backward_ms", 0.0)) * MILLISECOND
+        """Seconds of forward and backward together; nan unless above zero."""
+        total = number(frame, "forward_ms", 0.0) + number(frame, "backward_ms", 0.0)
+        return np.where(total > 0, total, np.nan) * MILLISECOND
+
+    def figures(self, subject: str, dtype: str, compute: str) -> DeviceFigures:
+        """All rows are fp32."""
+        return figures(find_device(subject), "fp32")
 
     def unsupported(self, frame: pd.DataFrame) -> pd.Series[str]:
         """Layers without work, unknown types, shapes or frameworks, and what is not fp32."""
@@ -103,7 +113,7 @@ class CnnLayersTable(TableKind[DeviceFigures]):
     def time(self, frame: pd.DataFrame, figures: DeviceFigures, parameters: ConvolutionParameters) -> Array:
         """Seconds of forward and backward of rows of one device."""
         forward, backward = _moved(frame)
-        rate = STREAM_SHARE[figures.memory_kind.rstrip("0123456789eXx")] * figures.memory_bandwidth
+        rate = STREAM_SHARE["GDDR" if figures.memory_kind.startswith("GDDR") else "HBM"] * figures.memory_bandwidth
         seconds = (forward + backward) * element_bytes(frame) / rate
         products, library = text(frame, "layer_type").isin(CONVOLUTIONS).to_numpy(), framework_of(frame).to_numpy()
         for name, framework in FRAMEWORKS.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache
 from typing import Any, ClassVar
 
@@ -32,7 +32,7 @@ from paleo.pricing.collective import (
 )
 from paleo.specs.hardware import System, load_system
 from paleo.units import MICROSECOND
-from paleo.validate.kinds.base import KINDS, Array, TableKind, number, text
+from paleo.validate.kinds.base import KINDS, Array, Fitted, FitPlan, TableKind, number, text
 
 #: Dtypes that NVSwitch cannot add.
 NOT_IN_SWITCH = frozenset({"int8", "fp64"})
@@ -40,6 +40,8 @@ NOT_IN_SWITCH = frozenset({"int8", "fp64"})
 WITHOUT_LL = ("NCCL 1.", "NCCL 2.0", "Baidu", "OSU")
 #: All-reduce of DeepBench that is not NCCL with a process per GPU: own rings through host memory, MPI.
 OTHER_STACKS = {"single process": "single-process", "Baidu": "host-ring", "OSU": "mpi"}
+#: The one parameter that a stack of a handful of rows can tell.
+SINGLE_SIZE = {"single-process": "simple_fraction", "host-ring": "fabric_fraction", "mpi": "fabric_step"}
 Flags = npt.NDArray[np.bool_]
 #: Largest payload of the engines' own kernels [byte]; vLLM's must be below 8 MiB, so 4 MiB is its last power of two.
 LARGEST = {"vllm": 2.0**22, "sglang": 2.0**23, "sglang-0.5.14": 2.0**24, "trtllm": 2.0**22}
@@ -53,6 +55,7 @@ class CollectiveTable(TableKind[System]):
         {"source", "system", "library", "op", "dtype", "ranks", "ranks_per_node", "bytes", "time_us"}
     )
     configuration: ClassVar[tuple[str, ...]] = ("op", "ranks", "ranks_per_node", "bytes")
+    sizes: ClassVar[tuple[str, ...]] = ("ranks", "ranks_per_node", "bytes")
     families: ClassVar[Mapping[str, type[Any]]] = {
         "collective.nccl": NcclParameters,
         "collective.exchange": ExchangeParameters,
@@ -83,6 +86,23 @@ class CollectiveTable(TableKind[System]):
             tree = NcclParameters(launch=12 * MICROSECOND, simple_step=14 * MICROSECOND, simple_fraction=0.4)
             return tree, (*fixed, "switch_fraction", "ll128_fraction")
         return NcclParameters(skew=skew), fixed
+
+    def fit_plan(self, subject: str, family: str, stack: str, figures: System, fitted: Fitted) -> FitPlan:
+        """As ``start`` says; stacks with a few rows take all but one parameter from the plain one."""
+        if stack in SINGLE_SIZE:
+            plain = fitted.get((subject, family, "back-to-back"), self.start(family, "back-to-back", figures)[0])
+            names = [field.name for field in fields(plain)]
+            return FitPlan(plain, fixed=tuple(name for name in names if name != SINGLE_SIZE[stack]), starts=1, prior=0.0)
+        start, fixed = self.start(family, stack, figures)
+        return FitPlan(start, fixed=fixed)
+
+    def figures(self, subject: str, dtype: str, compute: str) -> System:
+        """The system of that name."""
+        return load_system(subject)
+
+    def traits(self, figures: System) -> tuple[str, str, str]:
+        """Name, the devices' architecture, and what joins the devices of a node."""
+        return figures.name, figures.device.architecture, link_kind(figures)
 
     def unsupported(self, frame: pd.DataFrame) -> pd.Series[str]:
         """An unknown operation or system, or a group that the system cannot hold."""
@@ -129,9 +149,9 @@ class CollectiveTable(TableKind[System]):
             factor[mine] = bus_factor(operation, ranks[mine])
         return np.zeros(len(frame)), factor * number(frame, "bytes")
 
-    def ideal_time(self, frame: pd.DataFrame, system: System) -> Array:
+    def ideal_time(self, frame: pd.DataFrame, figures: System) -> Array:
         """Seconds of those bytes at the datasheet's bandwidth of the slowest level, for the one-constant baseline."""
-        net = self._network(frame, system)
+        net = self._network(frame, figures)
         slowest = np.full(len(frame), np.inf)
         for fan_out, bandwidth, ports in zip(net.fan_outs, net.bandwidths, net.ports, strict=True):
             slowest = np.where(np.asarray(fan_out) > 1, np.minimum(slowest, np.asarray(bandwidth) * ports), slowest)

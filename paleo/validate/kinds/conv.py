@@ -44,6 +44,7 @@ class ConvolutionTable(TableKind[DeviceFigures]):
         {"source", "device", "dtype", "n", "c", "h", "w", "k", "r", "s", "direction", "time_us"}
     )
     configuration: ClassVar[tuple[str, ...]] = ("n", "c", "h", "w", "k", "r", "s", "stride_h")
+    sizes: ClassVar[tuple[str, ...]] = ("n", "c", "h", "w", "k", "r", "s")
     families: ClassVar[Mapping[str, type[Any]]] = {
         "conv.vector": ConvolutionParameters,
         "conv.half": ConvolutionParameters,

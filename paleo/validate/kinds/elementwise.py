@@ -7,6 +7,7 @@ from typing import ClassVar
 import numpy as np
 import pandas as pd
 
+from paleo.pricing.figures import figures
 from paleo.pricing.memory import (
     MemoryParameters,
     RowPasses,
@@ -17,8 +18,9 @@ from paleo.pricing.memory import (
     streaming_fraction,
 )
 from paleo.pricing.parameters import DeviceFigures
+from paleo.specs.hardware import find_device
 from paleo.units import MICROSECOND
-from paleo.validate.kinds.base import KINDS, Array, TableKind, number, text
+from paleo.validate.kinds.base import KINDS, Array, Fitted, FitPlan, TableKind, number, text
 
 #: Kernel family of each operation; a family's calibration holds for all of its operations.
 FAMILIES = {
@@ -53,6 +55,7 @@ class ElementwiseTable(TableKind[DeviceFigures]):
     name = "elementwise"
     header = frozenset({"op", "shape", "bytes_moved"})
     configuration = ("op", "shape")
+    sizes: ClassVar = ("bytes_moved",)
     families: ClassVar = {f"memory.{family}": MemoryParameters for family in FAMILIES}
     host_parameters = ("launch_time", "kernel_time", "host_overlap")
 
@@ -78,6 +81,15 @@ class ElementwiseTable(TableKind[DeviceFigures]):
             return start, ("row_cycles",)
         warmed = eager or family == "memory.rmsnorm"
         return start, ("host_overlap", "bandwidth_fraction", *(() if warmed else ("cache_fraction",)))
+
+    def fit_plan(self, subject: str, family: str, stack: str, figures: DeviceFigures, fitted: Fitted) -> FitPlan:
+        """As ``start`` says."""
+        start, fixed = self.start(family, stack, figures)
+        return FitPlan(start, fixed=fixed, training_rows=900, prior=0.15)
+
+    def figures(self, subject: str, dtype: str, compute: str) -> DeviceFigures:
+        """Arithmetic is that of ordinary cores, whatever the rows store."""
+        return figures(find_device(subject), "fp32")
 
     def unsupported(self, frame: pd.DataFrame) -> pd.Series[str]:
         reason = pd.Series("", index=frame.index, dtype=object)

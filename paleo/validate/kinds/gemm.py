@@ -74,6 +74,7 @@ class GemmTable(TableKind[DeviceFigures]):
     name: ClassVar[str] = "gemm"
     header: ClassVar[frozenset[str]] = frozenset({"source", "device", "dtype", "m", "n", "k", "batch", "time_us"})
     configuration: ClassVar[tuple[str, ...]] = ("m", "n", "k", "batch")
+    sizes: ClassVar[tuple[str, ...]] = ("m", "n", "k", "batch")
     families: ClassVar[Mapping[str, type[Any]]] = {
         "gemm.tensor": GemmParameters,
         "gemm.simt": GemmParameters,

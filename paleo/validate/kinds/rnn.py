@@ -33,6 +33,7 @@ class RnnTable(TableKind[DeviceFigures]):
         {"source", "device", "dtype", "cell", "hidden", "batch", "timesteps", "direction", "time_us"}
     )
     configuration: ClassVar[tuple[str, ...]] = ("cell", "hidden", "batch", "timesteps", "direction")
+    sizes: ClassVar[tuple[str, ...]] = ("hidden", "batch", "timesteps")
     families: ClassVar[Mapping[str, type[Any]]] = {
         "rnn.vector": RnnParameters,
         "rnn.half": RnnParameters,

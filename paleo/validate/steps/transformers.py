@@ -9,6 +9,7 @@ from paleo.errors import SpecError
 from paleo.specs.hardware import System, load_system
 from paleo.specs.model import ModelSpec, load_model
 from paleo.specs.run import Run
+from paleo.specs.software import load_software
 
 Row = Mapping[str, Any]
 #: Systems for rows that name a device alone.
@@ -90,12 +91,13 @@ def strategy_of(row: Row) -> str:
 
 
 def run_of(row: Row) -> Run:
-    """The run that a row of ``llm_iterations`` describes; recomputation that is not stated counts as none."""
-    recompute = str(row["recompute"]).strip().lower() if filled(row, "recompute") else "none"
+    """The run that a row of ``llm_iterations`` describes; recomputation that is not stated is the software's habit."""
+    software = str(row["software"]).strip() if filled(row, "software") else "pytorch-eager"
+    stated = filled(row, "recompute")
+    recompute = str(row["recompute"]).strip().lower() if stated else load_software(software).recompute
     if recompute not in ("none", "selective", "full"):
         raise SpecError(f"recompute {recompute!r} is none of none, selective, full")
     _, sizes = model_of(row)
-    software = str(row["software"]).strip() if filled(row, "software") else "pytorch-eager"
     return Run(
         gpus=whole(row, "n_gpus"),
         global_batch=whole(row, "global_batch"),

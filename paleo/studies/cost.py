@@ -1,0 +1,152 @@
+"""What a step draws and what that costs: power from work done, energy, rent, electricity; samples to a target.
+
+A device draws an idle share of its design power all the time, and energy for each FLOP and each byte on top. The energy of a FLOP
+is the one that explains how far dense products fall below their peak at the power limit (``GemmParameters.energy``), so that time
+and energy tell the same story. No measured watts stand behind it yet: the design power is given beside it as the upper limit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field
+
+from paleo.predict import Prediction
+from paleo.pricing.gemm import DRAM_ENERGY, IDLE_SHARE, PICO, GemmParameters
+from paleo.pricing.store import lookup
+from paleo.specs.hardware import Device
+from paleo.specs.loading import Spec
+from paleo.units import PricePerSecond, Watts, parse
+from paleo.work import Kernel
+
+#: Arithmetic of element-wise passes runs on ordinary cores in fp32, whatever the dtype of a run.
+VECTOR_FAMILY = "gemm.simt"
+
+
+class Tariff(Spec):
+    """What is paid for beside the catalog's rent: all optional, and what is left out is not guessed.
+
+    ``electricity`` [USD/J] is for machines of one's own; ``pue`` multiplies the energy (cooling and supply of the building);
+    ``host_power`` [W] is drawn for each GPU by the rest of its node; ``gpu_price`` [USD/s] replaces the catalog's rent.
+    """
+
+    electricity: Annotated[float, BeforeValidator(lambda text: parse(text, "price_per_energy"))] | None = None
+    pue: Annotated[float, Field(ge=1.0, le=3.0)] = 1.0
+    host_power: Watts | None = None
+    gpu_price: PricePerSecond | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Power:
+    """Average power of one GPU over a step [W]; ``cap`` is its design power. ``dynamic`` is what the work would draw uncapped."""
+
+    idle: float
+    dynamic: float
+    cap: float
+    busy_share: float
+
+    @property
+    def average(self) -> float:
+        """What it draws: while it computes never more than the cap, otherwise the idle part."""
+        return self.idle + min(self.dynamic, self.busy_share * (self.cap - self.idle))
+
+
+def dynamic_energy(
+    *, flops: float, vector_flops: float, moved_bytes: float, flop_energy: float, vector_energy: float
+) -> float:
+    """Energy of work [J]: each FLOP and each byte of memory traffic has its price; the idle power is not in it.
+
+    Holds at full clock; under a power limit clocks and voltage fall, and each FLOP takes less.
+
+    >>> round(dynamic_energy(flops=1e12, vector_flops=0.0, moved_bytes=1e10, flop_energy=1e-12, vector_energy=1e-11), 6)
+    1.4
+
+    References: Horowitz, ISSCC 2014 (energy per operation); O'Connor et al., MICRO 2017 (3.9 pJ/bit of HBM2).
+    """
+    return flops * flop_energy + vector_flops * vector_energy + moved_bytes * DRAM_ENERGY
+
+
+def power(made: Prediction) -> Power | None:
+    """Average power of one GPU of a predicted step; None where the device states no design power."""
+    device = made.system.device
+    if device.tdp is None:
+        return None
+    tensor = "gemm.fp8" if made.plan.dtype == "fp8" else "gemm.tensor" if _on_tensor_cores(made) else VECTOR_FAMILY
+    flops, vector, moved = _work(made)
+    joules = dynamic_energy(
+        flops=flops,
+        vector_flops=vector,
+        moved_bytes=moved,
+        flop_energy=_flop_energy(device, tensor),
+        vector_energy=_flop_energy(device, VECTOR_FAMILY),
+    )
+    spent, idle = made.breakdown, IDLE_SHARE * device.tdp
+    busy = spent.compute + spent.memory_bound + spent.launch + spent.optimizer
+    return Power(idle, joules / made.step_time, device.tdp, min(1.0, busy / made.step_time))
+
+
+def _on_tensor_cores(made: Prediction) -> bool:
+    return made.plan.dtype in made.system.device.tensor_dtypes and made.plan.dtype != "fp32"
+
+
+def _flop_energy(device: Device, family: str) -> float:
+    """Joules of one FLOP, calibrated or inherited."""
+    found = lookup(
+        GemmParameters,
+        subject=device.name,
+        architecture=device.architecture,
+        memory_kind=device.memory.kind,
+        family=family,
+    )
+    return found.parameters.energy * PICO
+
+
+def _work(made: Prediction) -> tuple[float, float, float]:
+    """FLOP on the main unit, FLOP on ordinary cores and bytes of one step on an average GPU of a stage."""
+    sums = [0.0, 0.0, 0.0]
+    folded = any(section.repeat > 1 for section in made.program.sections)
+    for section in made.program.sections:
+        in_blocks = section.repeat > 1 or not folded
+        for counted in section.kernels:
+            kernel, turns = counted.kernel, counted.times * section.repeat
+            turns *= 2 if kernel.phase == "forward" and _again(made, core=counted.core, in_blocks=in_blocks) else 1
+            for index, work in enumerate(_counts(kernel)):
+                sums[index] += work * turns
+    share = made.plan.microbatches / made.plan.stages
+    return sums[0] * share, sums[1] * share, sums[2] * share
+
+
+def _counts(kernel: Kernel) -> tuple[float, float, float]:
+    return kernel.flops, kernel.vector_flops, kernel.bytes
+
+
+def _again(made: Prediction, *, core: bool, in_blocks: bool) -> bool:
+    """Whether a forward kernel runs once more before its backward pass."""
+    if made.run.forward_only:
+        return False
+    return made.run.recompute == "full" and in_blocks or made.run.recompute == "selective" and core
+
+
+def energy(made: Prediction, seconds: float, tariff: Tariff) -> float | None:
+    """Joules of so long a run on all its GPUs, hosts and building as far as the tariff states them."""
+    drawn = power(made)
+    if drawn is None:
+        return None
+    return (drawn.average + (tariff.host_power or 0.0)) * made.plan.gpus * seconds * tariff.pue
+
+
+def samples_to_target(*, samples: float, global_batch: float, critical_batch: float | None) -> float:
+    """Samples that reach the same loss at a global batch, where small batches need ``samples``.
+
+    samples (1 + global_batch / critical_batch)
+
+    ``critical_batch`` is the gradient noise scale where that has been measured: a run at it takes twice the fewest samples
+    and twice the fewest steps, and beyond it more GPUs buy ever less. Without one, the samples stay as they are.
+
+    >>> samples_to_target(samples=1e6, global_batch=2048, critical_batch=2048)
+    2000000.0
+
+    Reference: McCandlish, Kaplan, Amodei et al., An Empirical Model of Large-Batch Training, arXiv:1812.06162, eq. 2.11.
+    """
+    return samples if critical_batch is None else samples * (1.0 + global_batch / critical_batch)

@@ -1,0 +1,287 @@
+"""Which system to buy: for each the best plan found, its scaling, and what would change if the hardware were another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from paleo.errors import PaleoError, PlanError, SpecError
+from paleo.plan import plan
+from paleo.predict import Prediction, predict
+from paleo.specs.hardware import Device, System
+from paleo.specs.model import ModelSpec
+from paleo.specs.run import Run
+from paleo.studies.comparison import Candidate, Comparison, Objective
+from paleo.studies.cost import Power, Tariff, power
+from paleo.studies.scaling import ScaleCurve, Scaling, scale
+from paleo.studies.training import Amount, training
+
+#: How far each figure of the hardware is moved, up and down.
+CHANGE = 0.2
+#: Degrees of tensor and pipeline parallelism that are tried, and the ways to save activations, cheapest first.
+DEGREES = (1, 2, 4, 8, 16)
+RECOMPUTE = ("none", "selective", "full")
+#: A strategy that means: find one.
+AUTO = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The question: what is trained how much, on which systems with how many GPUs each, and at what price of energy."""
+
+    model: ModelSpec
+    systems: tuple[tuple[System, int], ...]
+    run: Run
+    amount: Amount
+    tariff: Tariff = Tariff()
+    critical_batch: float | None = None
+    objective: Objective = "cost"
+    counts: tuple[int, ...] = ()
+    scaling: Scaling = "strong"
+
+
+@dataclass(frozen=True, slots=True)
+class Sensitivity:
+    """Step time with one figure of the hardware ``CHANGE`` lower and higher, over that as it is; and whether it still fits."""
+
+    what: str
+    lower: float
+    higher: float
+    fits_lower: bool
+    fits_higher: bool
+
+    @property
+    def reach(self) -> float:
+        """How far the step time moves at most."""
+        return max(abs(self.lower - 1.0), abs(self.higher - 1.0))
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """One system with the plan recommended on it; ``tried`` plans were compared, ``fitting`` of them fit."""
+
+    candidate: Candidate
+    gpus: int
+    tried: int
+    fitting: int
+    runner_up: Prediction | None
+    power: Power | None
+    sensitivity: tuple[Sensitivity, ...]
+    curve: ScaleCurve | None
+
+    @property
+    def made(self) -> Prediction | None:
+        return self.candidate.prediction
+
+
+@dataclass(frozen=True, slots=True)
+class Purchase:
+    """The answer: offers in the order asked, all at one global batch."""
+
+    asked: Asked
+    global_batch: int
+    offers: tuple[Offer, ...]
+
+    @property
+    def comparison(self) -> Comparison:
+        return Comparison(self.asked.amount, tuple(one.candidate for one in self.offers))
+
+    def best(self, what: Objective) -> Offer | None:
+        """The offer that fits and is best by one figure."""
+        found = self.comparison.best(what)
+        return next((one for one in self.offers if one.candidate is found), None) if found is not None else None
+
+    def rivals(self, winner: Offer, what: Objective) -> tuple[Offer, ...]:
+        """Other offers whose interval overlaps that of the winner: between them the order is not certain."""
+        top = _ends(winner, what)
+        others = [one for one in self.offers if one is not winner and one.candidate.runs]
+        return tuple(one for one in others if top and (ends := _ends(one, what)) and ends[0] <= top[1] and top[0] <= ends[1])
+
+
+def _ends(offer: Offer, what: Objective) -> tuple[float, float] | None:
+    """The interval of a figure: cost and energy move with the time."""
+    trained = offer.candidate.training
+    value = None if trained is None else getattr(trained, what)
+    if trained is None or value is None:
+        return None
+    low, high = trained.interval
+    return value * low / trained.time, value * high / trained.time
+
+
+def purchase(asked: Asked) -> Purchase:
+    """Recommended plans on every system at the same global batch; errors of one system stand beside the others."""
+    batch = _global_batch(asked)
+    offers, errors = [], list[PaleoError]()
+    for system, gpus in asked.systems:
+        try:
+            offers.append(_offer(asked, system, gpus, batch))
+        except (PlanError, SpecError) as error:
+            errors.append(error)
+            offers.append(Offer(Candidate(system, problem=str(error)), gpus, 0, 0, None, None, (), None))
+    if len(errors) == len(offers):
+        raise errors[0]
+    return Purchase(asked, batch, tuple(offers))
+
+
+def _global_batch(asked: Asked) -> int:
+    """The batch stated, or the batch of each rank times the ranks of the largest system asked for."""
+    if asked.run.global_batch is not None:
+        return asked.run.global_batch
+    system, gpus = max(asked.systems, key=lambda one: one[1])
+    run = asked.run.model_copy(update={"gpus": gpus, "microbatch": None, "strategy": _stated(asked.run)})
+    return plan(asked.model, system, run).global_batch
+
+
+def _stated(run: Run) -> str:
+    return "dp" if run.strategy == AUTO else run.strategy
+
+
+def _offer(asked: Asked, system: System, gpus: int, batch: int) -> Offer:
+    run = asked.run.model_copy(update={"gpus": gpus, "global_batch": batch, "batch": None})
+    made = [predict(asked.model, system, run)] if run.strategy != AUTO else recommend(asked.model, system, run)
+    best, fitting = made[0], [one for one in made if one.memory.fits]
+    trained = training(best, asked.amount, asked.tariff, critical_batch=asked.critical_batch)
+    return Offer(
+        Candidate(system, best, trained),
+        gpus,
+        len(made),
+        len(fitting),
+        fitting[1] if len(fitting) > 1 else None,
+        power(best),
+        sensitivity(best),
+        _curve(asked, best),
+    )
+
+
+def recommend(model: ModelSpec, system: System, run: Run) -> list[Prediction]:
+    """Predictions of the plans that are worth a try, best first: those that fit by step time, then the others by memory.
+
+    Tensor parallelism stays within a node. Each choice of degrees takes the cheapest recomputation and the microbatches
+    that fit. PlanError if nothing can be planned at all.
+    """
+    made: list[Prediction] = []
+    problem: PaleoError | None = None
+    for strategy in _strategies(model, system, run.gpus):
+        try:
+            made += _fitted(model, system, run.model_copy(update={"strategy": strategy}))
+        except PlanError as error:
+            problem = problem or error
+    if not made:
+        raise problem or PlanError(f"no plan for {run.gpus} GPUs of {system.name}")
+    return sorted(made, key=lambda one: (not one.memory.fits, one.step_time if one.memory.fits else one.memory.total))
+
+
+def _strategies(model: ModelSpec, system: System, gpus: int) -> Iterator[str]:
+    """Degrees worth a try; models without tokens are trained data-parallel."""
+    yield "dp"
+    if model.tokens is None:
+        return
+    yield from ("zero=1", "zero=3") if gpus > 1 else ()
+    for tp in DEGREES:
+        for pp in DEGREES:
+            inside = tp <= system.devices_per_node and tp * pp <= gpus and not gpus % (tp * pp)
+            if tp * pp > 1 and inside:
+                yield ",".join(part for part in (f"tp={tp},sp" * (tp > 1), f"pp={pp}" * (pp > 1), "zero=1") if part)
+
+
+def _fitted(model: ModelSpec, system: System, run: Run) -> list[Prediction]:
+    """With one choice of degrees: the predictions that fit under the cheapest recomputation that does, else the smallest."""
+    local = plan(model, system, run.model_copy(update={"microbatch": None})).local_batch
+    ways = RECOMPUTE if run.recompute == "none" and model.tokens is not None else (run.recompute,)
+    tried: list[Prediction] = []
+    for recompute in ways:
+        sizes = [run.microbatch] if run.microbatch is not None else _sizes(local, run.strategy)
+        for size in sizes:
+            tried.append(predict(model, system, run.model_copy(update={"microbatch": size, "recompute": recompute})))
+            if tried[-1].memory.fits and "pp=" not in run.strategy:
+                return [tried[-1]]
+        if any(one.memory.fits for one in tried):
+            return [one for one in tried if one.memory.fits]
+    return tried[-1:]
+
+
+def _sizes(local: int, strategy: str) -> list[int]:
+    """Microbatches to try: all at once and halves of it; small ones in a pipeline, which wants many."""
+    if "pp=" in strategy:
+        return [size for size in (4, 2, 1) if size <= local]
+    halves = [max(1, local >> power) for power in range(local.bit_length())]
+    return list(dict.fromkeys(halves))
+
+
+def _curve(asked: Asked, best: Prediction) -> ScaleCurve | None:
+    """How the recommended plan scales on this system, over the counts asked for that its degrees can use."""
+    held = best.plan.mesh.degree("tp") * best.plan.mesh.degree("pp") * best.plan.mesh.degree("cp")
+    capacity = best.system.capacity
+    counts = [one for one in asked.counts if one % held == 0 and (capacity is None or one <= capacity)]
+    if not counts:
+        return None
+    degrees = [part for part in best.run.strategy.split(",") if not part.startswith("dp=")] or ["dp"]
+    run = best.run.model_copy(update={"strategy": ",".join(degrees)})
+    if asked.scaling == "weak":
+        run = run.model_copy(update={"batch": best.plan.local_batch, "global_batch": None})
+    try:
+        return scale(asked.model, best.system, run, counts, asked.scaling)
+    except PlanError:
+        return None
+
+
+# what if the hardware were another
+
+
+def sensitivity(made: Prediction, change: float = CHANGE) -> tuple[Sensitivity, ...]:
+    """The same plan on hardware with one figure moved at a time, the most important first."""
+    return tuple(sorted((_moved(made, what, change) for what in FIGURES), key=lambda one: -one.reach))
+
+
+def _moved(made: Prediction, what: str, change: float) -> Sensitivity:
+    run = made.run.model_copy(update={"microbatch": made.plan.microbatch})
+    low, high = (predict(made.model, FIGURES[what](made.system, factor), run) for factor in (1 - change, 1 + change))
+    step = made.step_time
+    return Sensitivity(what, low.step_time / step, high.step_time / step, low.memory.fits, high.memory.fits)
+
+
+def _device(system: System, **figures: Any) -> System:
+    return system.model_copy(update={"device": system.device.model_copy(update=figures)})
+
+
+def _arithmetic(system: System, factor: float) -> System:
+    device = system.device
+    scaled = {name: {k: v * factor for k, v in getattr(device, name).items()} for name in ("peak", "vector_peak")}
+    return _device(system, **scaled)
+
+
+def _memory(field: str) -> Callable[[System, float], System]:
+    def changed(system: System, factor: float) -> System:
+        memory = system.device.memory
+        return _device(system, memory=memory.model_copy(update={field: getattr(memory, field) * factor}))
+
+    return changed
+
+
+def _link(field: str) -> Callable[[System, float], System]:
+    def changed(system: System, factor: float) -> System:
+        levels = []
+        for level in system.levels:
+            value = getattr(level.link, field)
+            link = level.link if value is None else level.link.model_copy(update={field: value * factor})
+            levels.append(level.model_copy(update={"link": link}))
+        return system.model_copy(update={"levels": tuple(levels)})
+
+    return changed
+
+
+def _design_power(system: System, factor: float) -> System:
+    device: Device = system.device
+    return system if device.tdp is None else _device(system, tdp=device.tdp * factor)
+
+
+#: Figure of the hardware -> the system with that figure multiplied.
+FIGURES: dict[str, Callable[[System, float], System]] = {
+    "arithmetic (FLOP/s)": _arithmetic,
+    "memory bandwidth": _memory("bandwidth"),
+    "memory capacity": _memory("capacity"),
+    "link bandwidth": _link("bandwidth"),
+    "link latency": _link("latency"),
+    "design power": _design_power,
+}

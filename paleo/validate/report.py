@@ -1,0 +1,177 @@
+"""How validation is shown: one JSON document, tables on a terminal, and predicted-against-measured plots."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from paleo.errors import SpecError
+from paleo.units import duration, gibibytes
+from paleo.validate.runner import Errors, FileReport, with_predictions
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from rich.console import RenderableType
+
+#: Colours that people with any colour vision tell apart (Okabe and Ito, 2008).
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "#000000")
+SUFFIXES = (".png", ".svg", ".pdf")
+#: Most points of a plot for each device: more only cost time and ink.
+POINTS = 4000
+
+
+def document(reports: Sequence[FileReport]) -> dict[str, Any]:
+    """What ``paleo validate --json`` prints (DESIGN.md, section 7)."""
+    return {"files": [_file(report) for report in reports]}
+
+
+def _file(report: FileReport) -> dict[str, Any]:
+    predicted = int(report.predicted.sum())
+    return {
+        "file": report.file,
+        "kind": report.table.name,
+        "rows": len(report.frame),
+        "predicted": predicted,
+        "unsupported": len(report.frame) - predicted,
+        "unsupported_reasons": report.unsupported_reasons,
+        "overall": dataclasses.asdict(report.errors()),
+        "by_device": {name: dataclasses.asdict(one) for name, one in report.by(report.predictions.subjects).items()},
+        "by_source": {name: dataclasses.asdict(one) for name, one in report.by(report.sources).items()},
+        "worst": [dataclasses.asdict(one) for one in report.worst()],
+    }
+
+
+def renderables(report: FileReport, *, worst: int = 5) -> list[RenderableType]:
+    """Tables of one file: errors by device and by source, what was left out, and the worst rows with a reason."""
+    from rich.text import Text
+
+    shown: list[RenderableType] = [_errors_table(report)]
+    left_out = report.unsupported_reasons
+    if left_out:
+        lines = [f"  {count} rows: {reason}" for reason, count in list(left_out.items())[:8]]
+        if len(left_out) > 8:
+            lines.append(f"  … and {len(left_out) - 8} more reasons (--json has all)")
+        shown.append(Text("\n".join([f"not predicted: {sum(left_out.values())} rows", *lines])))
+    if worst:
+        shown.append(_worst_table(report, worst))
+    return shown
+
+
+def _errors_table(report: FileReport) -> RenderableType:
+    from rich.table import Table
+
+    title = f"{Path(report.file).name}: {report.table.name}, {int(report.predicted.sum())} of {len(report.frame)} rows"
+    table = Table(title=title, title_justify="left", title_style="bold")
+    table.add_column("of", overflow="fold")
+    for heading in ("rows", "median", "MAPE", "p90", "bias", "total", "in 90 %", "roofline MAPE"):
+        table.add_column(heading, justify="right")
+    subjects, sources = report.by(report.predictions.subjects), report.by(report.sources)
+    table.add_row("all", *_cells(report.errors()), style="bold", end_section=True)
+    for part in (subjects, sources):
+        for index, (name, one) in enumerate(part.items()):
+            table.add_row(name or "(not stated)", *_cells(one), end_section=index == len(part) - 1)
+    table.caption = "errors of each row, but 'total': sum of all predicted over sum of all measured; roofline: best constant efficiency of each device"
+    table.caption_justify = "left"
+    return table
+
+
+def _cells(one: Errors) -> list[str]:
+    signed = [one.bias, one.total_error]
+    return [
+        str(one.rows),
+        *(_percent(value) for value in (one.median_ape, one.mape, one.p90_ape)),
+        *("-" if value is None else f"{value:+.1%}" for value in signed),
+        *(_percent(value) for value in (one.coverage, one.baseline_mape)),
+    ]
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"
+
+
+def _worst_table(report: FileReport, most: int) -> RenderableType:
+    from rich.table import Table
+
+    table = Table(title="worst rows", title_justify="left", show_lines=False)
+    for heading in ("row", "on", "measured", "predicted"):
+        table.add_column(heading, justify="right" if heading != "on" else "left")
+    table.add_column("what, and why", overflow="fold")
+    for one in report.worst(most):
+        measured, predicted = (_amount(report, value) for value in (one.measured, one.predicted))
+        table.add_row(str(one.row), one.subject, measured, predicted, f"{one.what}\n  {one.reason}")
+    return table
+
+
+def _amount(report: FileReport, value: float) -> str:
+    return gibibytes(value) if report.table.name == "memory" else duration(value)
+
+
+def plot_path(text: str) -> Path:
+    """A path that a plot may be written to; SpecError unless its suffix names a format."""
+    path = Path(text)
+    if path.suffix.lower() not in SUFFIXES:
+        raise SpecError(f"--plot {text}: the suffix {path.suffix!r} is none of {', '.join(SUFFIXES)}")
+    if not path.parent.is_dir():
+        raise SpecError(f"--plot {text}: {path.parent} is not a folder")
+    return path
+
+
+def figure(reports: Sequence[FileReport]) -> Figure:
+    """Predicted against measured, one panel a file, one colour a device, with lines of equality and of twice and half."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    columns = min(3, len(reports))
+    rows = -(-len(reports) // columns)
+    drawn = Figure(figsize=(5.2 * columns, 4.9 * rows), layout="constrained")
+    FigureCanvasAgg(drawn)
+    for index, report in enumerate(reports):
+        _panel(drawn.add_subplot(rows, columns, index + 1), report)
+    return drawn
+
+
+def _panel(axes: Axes, report: FileReport) -> None:
+    generator = np.random.default_rng(0)
+    unit = "bytes" if report.table.name == "memory" else "s"
+    names = sorted({str(one) for one in report.predictions.subjects[report.predicted]})
+    for index, name in enumerate(names):
+        rows = np.flatnonzero(report.predicted & (report.predictions.subjects == name))
+        rows = rows[np.sort(generator.permutation(len(rows))[:POINTS])]
+        colour, size = COLOURS[index % len(COLOURS)], 3 if len(rows) > 1000 else 5
+        axes.plot(
+            report.measured[rows], report.predictions.seconds[rows], ".", color=colour, markersize=size, alpha=0.4,
+            markeredgewidth=0, rasterized=True, label=name,
+        )  # fmt: skip
+    _frame(axes, report)
+    one = report.errors()
+    axes.set_title(f"{Path(report.file).name}: MAPE {_percent(one.mape)}, roofline {_percent(one.baseline_mape)}")
+    axes.set_xlabel(f"measured [{unit}]")
+    axes.set_ylabel(f"predicted [{unit}]")
+    if names:
+        legend = axes.legend(markerscale=4, fontsize=7, loc="upper left", frameon=False, ncols=1 + len(names) // 12)
+        for handle in legend.legend_handles:
+            if handle is not None:
+                handle.set_alpha(1.0)
+
+
+def _frame(axes: Axes, report: FileReport) -> None:
+    """Equal logarithmic axes and the lines predicted = measured, twice and half."""
+    if not report.predicted.any():
+        return
+    both = np.concatenate([report.measured[report.predicted], report.predictions.seconds[report.predicted]])
+    low, high = float(both.min()) / 1.5, float(both.max()) * 1.5
+    for factor, style in ((1.0, "-"), (2.0, ":"), (0.5, ":")):
+        axes.plot([low, high], [low * factor, high * factor], style, color="0.4", linewidth=0.8, zorder=0)
+    axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high), aspect="equal")
+    axes.grid(visible=True, which="major", linewidth=0.3)
+
+
+def predictions_table(reports: Sequence[FileReport]) -> pd.DataFrame:
+    """The input rows with predictions, for ``--predictions``."""
+    return with_predictions(reports)

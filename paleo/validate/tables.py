@@ -1,0 +1,174 @@
+"""Measured tables and what predicts their rows: kernels by their pricing families, whole steps by the prediction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from paleo.errors import PaleoError
+from paleo.pricing.store import Found, lookup
+from paleo.registry import Registry
+from paleo.specs.calibration import Calibration
+from paleo.validate.kinds.base import KINDS, Array, Group, TableKind, best_match, groups, text
+
+Words = npt.NDArray[np.object_]
+
+
+@dataclass(frozen=True, slots=True)
+class Predictions:
+    """What is predicted of each row of a table, in the order of the rows; nan where ``reasons`` says why not.
+
+    ``seconds`` with the ends of its 90 % interval; ``baseline`` is the bare roofline at the datasheet's peaks, whose
+    one constant efficiency the report chooses. ``subjects`` are the devices or systems by their catalog names.
+    ``origins`` says of each row where its parameters come from. Tables of other quantities hold those in place of
+    seconds (memory: bytes).
+    """
+
+    seconds: Array
+    low: Array
+    high: Array
+    baseline: Array
+    reasons: Words
+    subjects: Words
+    origins: Words
+
+    @classmethod
+    def none(cls, rows: int) -> Predictions:
+        """Predictions of a table, none made yet."""
+        times = [np.full(rows, np.nan) for _ in range(4)]
+        words = [np.full(rows, "", dtype=object) for _ in range(3)]
+        return cls(*times, *words)
+
+
+class MeasuredTable(Protocol):
+    """A kind of table that ``paleo validate`` reads."""
+
+    @property
+    def name(self) -> str:
+        """What ``kind`` says in the report."""
+
+    @property
+    def header(self) -> frozenset[str]:
+        """Columns that identify the kind; a table may have more."""
+
+    @property
+    def measured_column(self) -> str:
+        """The column that holds what was measured."""
+
+    @property
+    def measured_unit(self) -> float:
+        """Seconds (bytes, …) of one unit of that column."""
+
+    @property
+    def configuration(self) -> tuple[str, ...]:
+        """Columns that say what was measured, for people to read."""
+
+    def measured(self, frame: pd.DataFrame) -> Array:
+        """What was measured, in SI; nan where a cell holds no number above zero."""
+
+    def predict(self, frame: pd.DataFrame) -> Predictions:
+        """Predictions of all rows of a table."""
+
+
+#: Tables of whole steps; a module of ``paleo/validate/steps`` registers an instance under its kind's name.
+STEPS: Registry[MeasuredTable] = Registry("step table", "paleo.validate.steps")
+
+
+@dataclass(frozen=True, slots=True)
+class KernelTable:
+    """A table of kernels or collectives, priced family by family; ``own`` is a user's calibration."""
+
+    kind: TableKind[Any]
+    own: Calibration | None = None
+
+    @property
+    def name(self) -> str:
+        """The kind's name."""
+        return self.kind.name
+
+    @property
+    def header(self) -> frozenset[str]:
+        """The kind's columns."""
+        return self.kind.header
+
+    @property
+    def measured_column(self) -> str:
+        """The kind's."""
+        return self.kind.measured_column
+
+    @property
+    def measured_unit(self) -> float:
+        """The kind's."""
+        return self.kind.measured_unit
+
+    @property
+    def configuration(self) -> tuple[str, ...]:
+        """The kind's, with dtype and operation."""
+        return tuple(dict.fromkeys(("op", "phase", "layer_type", "cell", "dtype", *self.kind.configuration, "direction")))
+
+    def measured(self, frame: pd.DataFrame) -> Array:
+        """Measured seconds."""
+        return self.kind.measured(frame)
+
+    def predict(self, frame: pd.DataFrame) -> Predictions:
+        """Rows of one subject, family, stack, dtype and unit at once; an error of a group is the reason of its rows."""
+        frame = frame.reset_index(drop=True)
+        out = Predictions.none(len(frame))
+        out.subjects[:] = text(frame, self.kind.subject).to_numpy()
+        out.reasons[:] = _malformed(self.kind, frame)
+        sound = frame[out.reasons == ""]
+        out.reasons[sound.index] = self.kind.unsupported(sound).to_numpy()
+        for group in groups(self.kind, sound, checked=out.reasons[sound.index] == ""):
+            try:
+                self._price(group, out)
+            except PaleoError as error:
+                out.reasons[group.frame.index] = str(error)
+        return out
+
+    def _price(self, group: Group, out: Predictions) -> None:
+        rows = group.frame.index
+        figures = self.kind.figures(group.subject, group.dtype, group.compute)
+        found = self.found(group, figures)
+        seconds = self.kind.time(group.frame, figures, found.parameters)
+        wrong = ~(np.isfinite(seconds) & (seconds > 0))
+        out.reasons[rows[wrong]] = "the formula gives no finite time"
+        seconds = np.where(wrong, np.nan, seconds)
+        out.seconds[rows] = seconds
+        out.low[rows], out.high[rows] = found.bounds(seconds)
+        out.baseline[rows] = self.kind.ideal_time(group.frame, figures)
+        out.subjects[rows] = self.kind.traits(figures)[0]
+        out.origins[rows] = f"{found.origin} ({found.subject}: {group.family}, {group.stack})"
+
+    def found(self, group: Group, figures: Any) -> Found[Any]:
+        """The parameters that price a group."""
+        subject, architecture, memory_kind = self.kind.traits(figures)
+        return lookup(
+            self.kind.families[group.family], subject=subject, architecture=architecture, memory_kind=memory_kind,
+            family=group.family, stacks=(group.stack,), own=self.own,
+        )  # fmt: skip
+
+
+def tables(own: Calibration | None = None) -> Mapping[str, MeasuredTable]:
+    """Every kind of table by its name."""
+    kernels: dict[str, MeasuredTable] = {name: KernelTable(kind, own) for name, kind in KINDS.items()}
+    return kernels | dict(STEPS.items())
+
+
+def table_of(columns: Iterable[str], own: Calibration | None = None) -> MeasuredTable:
+    """The kind of table that has these columns; SpecError names the nearest kind and the columns that it lacks."""
+    known = tables(own)
+    return known[best_match(columns, {name: one.header for name, one in known.items()})]
+
+
+def _malformed(kind: TableKind[Any], frame: pd.DataFrame) -> Words:
+    """Why a row cannot be read: a size that is no number above zero."""
+    reasons = np.full(len(frame), "", dtype=object)
+    for column in kind.sizes:
+        values = pd.to_numeric(frame[column], errors="coerce").to_numpy(dtype=np.float64)
+        reasons[~(np.isfinite(values) & (values > 0))] = f"{column} is missing or not a number above zero"
+    return reasons
