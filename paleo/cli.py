@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_args, get_type_hints
 
 import typer
 
@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.console import RenderableType
 
+    from paleo.specs.hardware import System
     from paleo.specs.run import Run
+    from paleo.studies.comparison import Objective
+    from paleo.studies.cost import Tariff
 
 app = typer.Typer(
     name="paleo",
@@ -56,6 +59,7 @@ Mode = Annotated[
 ModeOption = Annotated[str | None, typer.Option("--mode", metavar="MODE", help="The same as an option.")]
 Kind = Annotated[str | None, typer.Argument(metavar="[KIND]", help="models, devices, links, systems, …")]
 EntryName = Annotated[str, typer.Argument(metavar="NAME", help="Any name of the catalog, or a YAML file.")]
+Tables = Annotated[list[str], typer.Argument(metavar="FILE…", help="Measured tables, CSV or CSV.gz.")]
 Operation = Annotated[str, typer.Argument(metavar="OP", help="all_reduce, all_gather, reduce_scatter, …")]
 Payload = Annotated[str, typer.Option("--bytes", metavar="SIZE", help="Payload with its unit: 100MB, 64KiB.")]
 Ranks = Annotated[int, typer.Option(help="Ranks of the group, neighbours on the system.")]
@@ -65,6 +69,15 @@ Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Sections and str
 Epochs = Annotated[float | None, typer.Option(help="Time, rent and energy of so many epochs of the data set.")]
 Samples = Annotated[float | None, typer.Option(help="The same for so many samples.")]
 Tokens = Annotated[float | None, typer.Option(help="The same for so many tokens.")]
+GpuPrice = Annotated[str | None, typer.Option("--price", metavar="RATE", help="Rent of one GPU: '2.5 USD/h'. [catalog]")]
+Electricity = Annotated[str | None, typer.Option(metavar="RATE", help="Price of energy: '0.12 USD/kWh'. [not counted]")]
+Pue = Annotated[float | None, typer.Option(help="Energy of the building over that of its machines. [1]")]
+HostPower = Annotated[str | None, typer.Option(metavar="POWER", help="Of the host, for each GPU: '150 W'. [not counted]")]
+RankBy = Annotated[str | None, typer.Option("--objective", help="Best first by time, cost or energy.")]
+CriticalBatch = Annotated[
+    float | None, typer.Option(help="Gradient noise scale [samples]: large batches then need more samples.")
+]
+Output = Annotated[str, typer.Option("-o", "--output", metavar="FILE", help="File to write.")]
 
 
 def _option(help_: str, name: str | None = None, **more: Any) -> Any:
@@ -187,6 +200,25 @@ def _draw(path: Path | None, figure: Callable[[], Figure]) -> None:
         sys.stderr.write(f"wrote {path}\n")
 
 
+def _tariff(price: str | None, electricity: str | None, pue: float | None, host_power: str | None) -> Tariff:
+    """What is paid beside the catalog's rent."""
+    from paleo.specs.loading import validate
+    from paleo.studies.cost import Tariff
+
+    stated = {"gpu_price": price, "electricity": electricity, "pue": pue, "host_power": host_power}
+    return validate(Tariff, {key: value for key, value in stated.items() if value is not None}, "options")
+
+
+def _objective(text: str | None, default: Objective) -> Objective:
+    from paleo.errors import near
+    from paleo.studies.comparison import Objective
+
+    for one in get_args(Objective):
+        if one == (text or default):
+            return cast("Objective", one)
+    raise SpecError(f"--objective {text!r} is not time, cost or energy; {near(str(text), get_args(Objective))}")
+
+
 def _version(wanted: bool) -> None:
     if wanted:
         from paleo import __version__
@@ -275,6 +307,10 @@ def estimate(
     epochs: Epochs = None,
     samples: Samples = None,
     tokens: Tokens = None,
+    price: GpuPrice = None,
+    electricity: Electricity = None,
+    pue: Pue = None,
+    host_power: HostPower = None,
     as_json: AsJson = False,
     plot: Plot = None,
     verbose: Verbose = False,
@@ -291,7 +327,8 @@ def estimate(
     made = predict(network, load_system(system), options.run())
     each = made.graph.tokens_per_sample
     wanted = amount(network, epochs=epochs, samples=samples, tokens=tokens, tokens_per_sample=each)
-    cost = None if wanted is None else training(made, wanted)
+    tariff = _tariff(price, electricity, pue, host_power)
+    cost = None if wanted is None else training(made, wanted, tariff)
     if path is not None:
         from paleo.report import plots
 
@@ -355,6 +392,11 @@ def compare(
     epochs: Epochs = None,
     samples: Samples = None,
     tokens: Tokens = None,
+    objective: RankBy = None,
+    price: GpuPrice = None,
+    electricity: Electricity = None,
+    pue: Pue = None,
+    host_power: HostPower = None,
     as_json: AsJson = False,
     plot: Plot = None,
 ) -> None:
@@ -373,7 +415,8 @@ def compare(
         raise SpecError(f"--systems {systems!r}: expected names such as dgx-a100-80gb,dgx-h100")
     each = None if tokens is None else build(network, batch=1, overrides=run.model).tokens_per_sample
     wanted = amount(network, epochs=epochs, samples=samples, tokens=tokens, tokens_per_sample=each)
-    study = comparison.compare(network, machines, run, wanted)
+    study = comparison.compare(network, machines, run, wanted, _tariff(price, electricity, pue, host_power))
+    study = study if objective is None else study.ranked(_objective(objective, "time"))
     if path is not None:
         from paleo.report import plots
 
@@ -381,6 +424,77 @@ def compare(
     _show(lambda: documents.compare(study), lambda: tables.compare(study), as_json)
     if not any(one.runs for one in study.candidates):
         raise typer.Exit(NO)
+
+
+@app.command()
+@takes_run
+def report(
+    model: ModelName,
+    systems: Annotated[str, typer.Option("--systems", metavar="A:8,B:16", help="Systems, each with its GPUs or --gpus.")],
+    options: RunOptions,
+    output: Output = "report.html",
+    epochs: Epochs = None,
+    samples: Samples = None,
+    tokens: Tokens = None,
+    objective: RankBy = None,
+    counts: Annotated[str | None, typer.Option(metavar="1,2,4,…", help="GPU counts of the scaling curves.")] = None,
+    mode: Annotated[str, typer.Option(help="Of the scaling curves: strong or weak.")] = "strong",
+    critical_batch: CriticalBatch = None,
+    price: GpuPrice = None,
+    electricity: Electricity = None,
+    pue: Pue = None,
+    host_power: HostPower = None,
+) -> None:
+    """A page that answers a purchase question: one HTML file that loads nothing. Plans are searched unless --strategy is given."""
+    import datetime
+
+    from paleo.graph import build
+    from paleo.report.documents import write_whole
+    from paleo.report.html import report as page
+    from paleo.specs.model import load_model
+    from paleo.studies import comparison, purchase
+    from paleo.studies.scaling import scalings
+    from paleo.studies.training import amount
+
+    path = Path(output)
+    if not path.parent.is_dir():
+        raise SpecError(f"--output {output}: there is no folder {str(path.parent)!r}")
+    network, run = load_model(model), options.run()
+    run = run if options.strategy is not None else run.model_copy(update={"strategy": purchase.AUTO})
+    each = None if tokens is None else build(network, batch=1, overrides=run.model).tokens_per_sample
+    wanted = amount(network, epochs=epochs, samples=samples, tokens=tokens, tokens_per_sample=each)
+    study = purchase.purchase(
+        purchase.Asked(
+            network,
+            _machines(systems, run.gpus),
+            run,
+            wanted or comparison.usual_amount(network),
+            _tariff(price, electricity, pue, host_power),
+            critical_batch,
+            _objective(objective, "cost"),
+            tuple(_counts(counts)) if counts else (),
+            scalings(mode)[0],
+        )
+    )
+    text = page(study, date=datetime.date.today().isoformat())
+    write_whole(path, lambda file: file.write(text.encode()))
+    sys.stderr.write(f"wrote {path}\n")
+    if not any(one.candidate.runs for one in study.offers):
+        raise typer.Exit(NO)
+
+
+def _machines(text: str, gpus: int) -> tuple[tuple[System, int], ...]:
+    """Systems by name or path, each with the count behind its colon."""
+    from paleo.specs.hardware import load_system
+
+    found = []
+    for part in filter(None, (one.strip() for one in text.split(","))):
+        name, colon, count = part.rpartition(":")
+        counted = bool(colon) and count.isdecimal()
+        found.append((load_system(name if counted else part), _counts(count)[0] if counted else gpus))
+    if not found:
+        raise SpecError(f"--systems {text!r}: expected names such as dgx-a100-80gb:16,dgx-h100:8")
+    return tuple(found)
 
 
 @app.command()
@@ -405,6 +519,34 @@ def collective(
 
         _draw(path, lambda: plots.collective(study))
     _show(lambda: documents.collective(study), lambda: tables.collective(study), as_json)
+
+
+@app.command()
+def validate(
+    files: Tables,
+    as_json: AsJson = False,
+    predictions: Annotated[
+        str | None, typer.Option(metavar="F.csv", help="Write the rows with predicted, low and high.")
+    ] = None,
+    plot: Plot = None,
+    calibration: Annotated[
+        str | None, typer.Option(help="Price devices by this calibration file, where it has them. [auto]")
+    ] = None,
+    worst: Annotated[int, typer.Option(min=0, help="How many of the worst rows to show.")] = 5,
+) -> None:
+    """Predictions against measured tables: errors by device and source, beside a roofline."""
+    from paleo.validate.command import validate as run_validation
+
+    _finish(
+        run_validation(
+            files, as_json=as_json, predictions=predictions, plot=plot, calibration=calibration, worst=worst
+        )
+    )
+
+
+def _finish(code: int) -> None:
+    if code:
+        raise typer.Exit(code)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

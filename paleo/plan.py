@@ -18,6 +18,8 @@ from paleo.specs.run import Run
 
 #: Samples per data-parallel rank where a run states no batch: single samples, or sequences.
 DEFAULT_BATCH, DEFAULT_SEQUENCES = 32, 8
+#: Pieces of a pipeline: twice what the deepest networks that are trained could be cut into.
+MAX_PIECES = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,9 @@ def plan(model: ModelSpec, system: System, run: Run) -> Plan:
     microbatch = run.microbatch or (local if stages == 1 else 1)
     if microbatch > local:
         raise PlanError(f"microbatch: {microbatch} exceeds the {local} samples of a data-parallel rank")
+    if stages * strategy.chunks > MAX_PIECES:
+        pieces = f"pp={stages} times vp={strategy.chunks}"
+        raise PlanError(f"strategy {run.strategy!r}: {pieces} pieces of a pipeline; expected at most {MAX_PIECES}")
     if strategy.chunks > 1 and stages == 1:
         raise PlanError(f"strategy {run.strategy!r}: vp={strategy.chunks} needs a pipeline (pp of 2 or more)")
     if strategy.zero == 3 and stages > 1:

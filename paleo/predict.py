@@ -197,7 +197,7 @@ def _section_times(program: Program, kernels: KernelTimes, network: Network, run
 def _single(priced: _Priced) -> tuple[Timeline, Breakdown]:
     """No pipeline: one timeline with gradient buckets beside the backward pass."""
     zero, run = priced.plan.parallel.zero, priced.run
-    update = _update_time(priced, 0) + _state_gather(priced, 0)
+    gather = _state_gather(priced, 0)
     exchange = Exchange(
         lambda axes, size: _gradient_time(priced, axes, size),
         lambda size: priced.network.time("all_gather", _replica_axes(priced.plan), size),
@@ -208,9 +208,9 @@ def _single(priced: _Priced) -> tuple[Timeline, Breakdown]:
         zero == 3 and priced.plan.dp > 1,
     )
     line = step_timeline(
-        priced.program, priced.times, microbatches=priced.plan.microbatches, exchange=exchange, update=update
+        priced.program, priced.times, microbatches=priced.plan.microbatches, exchange=exchange, update=_update_time(priced, 0) + gather
     )
-    return line, _breakdown(priced, 0, line.end, busy(line.events, "bucket", "gather"))
+    return line, _breakdown(priced, 0, line.end, busy(line.events, "bucket", "gather") + gather)
 
 
 def _pipelined(priced: _Priced) -> tuple[Timeline, Breakdown]:
@@ -338,7 +338,7 @@ def _footprint(priced: _Priced, stage: int) -> Footprint:
     kept, transient = [], 0.0
     for section in sections:
         recomputed = run.recompute == "full" and (section.repeat > 1 or not blocks)
-        full = section.input_bytes if recomputed else section.saved_bytes
+        full = min(section.input_bytes, section.saved_bytes) if recomputed else section.saved_bytes
         kept.append(full - (section.core_bytes if run.recompute == "selective" else 0.0))
         transient = max(transient, section.saved_bytes if recomputed else 0.0)
     alive = _in_flight(priced, stage)
@@ -360,11 +360,12 @@ def _in_flight(priced: _Priced, stage: int) -> float:
     chosen = priced.plan
     if chosen.stages == 1:
         return float(chosen.parallel.chunks)
-    chunks, name = chosen.parallel.chunks, _schedule(priced)
-    window = min(chosen.microbatches, 4 * chosen.stages) if name != "gpipe" else chosen.microbatches
-    if SCHEDULES[name].multiple:
-        window = max(chosen.stages, window // chosen.stages * chosen.stages)
-    return float(SCHEDULES[name].in_flight(stage, chosen.stages, window, chunks))
+    schedule = SCHEDULES[_schedule(priced)]
+    stages, chunks, window = chosen.stages, chosen.parallel.chunks, 4 * chosen.stages
+    if chosen.microbatches <= 2 * window:
+        return float(schedule.in_flight(stage, stages, chosen.microbatches, chunks))
+    first, second = (schedule.in_flight(stage, stages, turns, chunks) for turns in (window, 2 * window))
+    return second + (chosen.microbatches - 2 * window) * (second - first) / window
 
 
 def _model_flops(graph: Graph, formats: Precision, chosen: Plan, run: Run) -> float:

@@ -12,14 +12,16 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from scipy.optimize import OptimizeResult, least_squares  # type: ignore[import-untyped,unused-ignore]
 
 from paleo.errors import SpecError, near
+
+if TYPE_CHECKING:
+    from scipy.optimize import OptimizeResult
 
 Array = npt.NDArray[np.float64]
 P = TypeVar("P")
@@ -27,12 +29,16 @@ P = TypeVar("P")
 SCALE = 0.1
 #: Share of configurations to fit, and to set the interval on; the rest is held out for the report.
 FIT_SHARE, INTERVAL_SHARE = 0.5, 0.25
+#: Factors of a fit that held no rows out: a judgement, no statistic.
+UNTESTED = (0.8, 1.25)
 
 
 class Priced(Protocol):
     """What a fit asks of a table kind."""
 
-    configuration: tuple[str, ...]
+    @property
+    def configuration(self) -> tuple[str, ...]:
+        """Columns that define a configuration."""
 
     def time(self, frame: pd.DataFrame, figures: Any, parameters: Any) -> Array:
         """Seconds of rows that share figures and parameters."""
@@ -82,6 +88,7 @@ class FitResult(Generic[P]):
     residual: Residual
     residual_by_stack: Mapping[str, Residual]
     interval: tuple[IntervalBin, ...]
+    interval_by_stack: Mapping[str, tuple[IntervalBin, ...]]
     rows_fitted: int
     rows_held_out: int
 
@@ -229,7 +236,8 @@ def _search(
         pull = SCALE * prior * (vector - packing.centre)
         return np.concatenate([weights * log_errors(kind, rows, packing.unpack(vector)), pull])
 
-    generator, runs = np.random.default_rng(seed), list[OptimizeResult]()
+    generator, least_squares = np.random.default_rng(seed), _least_squares()
+    runs: list[OptimizeResult] = []
     points = [packing.centre, *(packing.logs(one) for one in alternatives)]
     points += [packing.centre + generator.normal(0.0, 0.3, len(packing.centre)) for _ in range(starts - 1)]
     for point in points:
@@ -240,6 +248,15 @@ def _search(
         )  # fmt: skip
         runs.append(run)
     return min(runs, key=lambda run: float(run.cost))
+
+
+def _least_squares() -> Any:
+    """scipy's solver; SpecError says how to get it where it is not installed."""
+    try:
+        from scipy.optimize import least_squares
+    except ImportError:
+        raise SpecError("fitting needs scipy, which is not installed; pip install 'paleo-perf[fit]'") from None
+    return least_squares
 
 
 def _log_sigma(run: OptimizeResult) -> Array:
@@ -265,6 +282,7 @@ def fit(
     emphasis: float = 0.15,
     evaluations: int = 40,
     seed: int = 0,
+    hold_out: bool = True,
 ) -> FitResult[P]:
     """Fit the parameters of a family to measured rows.
 
@@ -273,9 +291,10 @@ def fit(
     a normal prior round the start values that counts as one row per parameter: it settles what the rows leave open.
     ``alternatives`` are further points to search from, for parameters that are all but discrete (tile sizes).
     ``emphasis`` is the power of the measured time that weights a row. ``free`` releases parameters that are not
-    fitted as a rule.
+    fitted as a rule. Without ``hold_out`` all rows are fitted, residuals are those of the fitted rows, and the interval
+    is ``UNTESTED``: for tables of a handful of rows.
     """
-    parts = [(group, split(group.frame, kind.configuration, seed=seed)) for group in rows]
+    parts = [(group, _parts(kind, group, seed, hold_out)) for group in rows]
     train = _sample([group.take(part == 0) for group, part in parts], training_rows, seed)
     if not train:
         raise SpecError("no rows to fit: every configuration fell into the held-out parts, or the table is empty")
@@ -292,9 +311,10 @@ def fit(
         alternatives=alternatives,
     )
     parameters = packing.unpack(run.x)
-    held = [group.take(part == 2) for group, part in parts]
+    held = [group.take(part == (2 if hold_out else 0)) for group, part in parts]
     between = [group.take(part == 1) for group, part in parts]
     predicted, measured = predictions(kind, held, parameters)
+    stacks = {stack: [group for group in between if group.stack == stack] for stack in parameters}
     return FitResult(
         parameters=parameters,
         uncertainty={packing.label(k): float(s) for k, s in zip(packing.keys, _log_sigma(run), strict=True)},
@@ -303,7 +323,18 @@ def fit(
             stack: residual(*predictions(kind, [g for g in held if g.stack == stack], parameters))
             for stack in parameters
         },
-        interval=conformal_bins(*predictions(kind, between, parameters)),
+        interval=_interval(kind, between, parameters),
+        interval_by_stack={stack: _interval(kind, some, parameters) for stack, some in stacks.items()},
         rows_fitted=sum(len(group.measured) for group in train),
-        rows_held_out=len(measured),
+        rows_held_out=len(measured) if hold_out else 0,
     )
+
+
+def _parts(kind: Priced, group: Rows, seed: int, hold_out: bool) -> npt.NDArray[np.int64]:
+    parts = split(group.frame, kind.configuration, seed=seed)
+    return parts if hold_out else np.zeros_like(parts)
+
+
+def _interval(kind: Priced, rows: Sequence[Rows], parameters: Mapping[str, Any]) -> tuple[IntervalBin, ...]:
+    predicted, measured = predictions(kind, rows, parameters)
+    return conformal_bins(predicted, measured) if len(measured) else (IntervalBin(math.inf, *UNTESTED),)

@@ -1,11 +1,186 @@
-"""Passes that an importer knows by their shapes alone, and the pieces of attention that stand outside of it."""
+"""What importers need beside the layers of people: views, products by equation, passes known by their shapes, learned tables."""
 
 from __future__ import annotations
 
-from pydantic import PositiveInt
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar, Literal
 
-from paleo.layers.base import LAYERS, Choices, Expansion, Layer
-from paleo.work import MemoryPass, Tensor
+from pydantic import Field, NonNegativeInt, PositiveInt
+
+from paleo.errors import GraphError
+from paleo.layers.base import LAYERS, Choices, Expansion, Layer, describe
+from paleo.precision import Precision
+from paleo.work import Contraction, Kernel, MemoryPass, Phase, Size, Tensor
+
+#: Whatever a pass has more inputs than this, it is no pass.
+MOST_INPUTS = 10_000
+
+
+@LAYERS.register("view")
+class View(Layer):
+    """The same numbers under other dims, in any order, a part of them (a slice), or each many times (a broadcast); costs nothing."""
+
+    dims: dict[str, PositiveInt]
+
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+        (x,) = inputs
+        sizes: dict[str, Size] = dict(self.dims)
+        return Expansion((), x.reshaped(sizes, name=x.name if math.prod(sizes.values()) == x.elements else name))
+
+
+@LAYERS.register("einsum")
+class Einsum(Layer):
+    """A product of two tensors: ``b h q d, b h k d -> b h q k``. ``dims`` names the dims of the output, letter by letter.
+
+    With one input the second factor is a weight of the sizes ``weight``. A letter that the output lacks is summed.
+    """
+
+    optional_inputs: ClassVar[int] = 1
+    equation: str
+    dims: list[str]
+    weight: list[PositiveInt] | None = None
+
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+        left, right, result = self._letters(name)
+        if (self.weight is None) == (len(inputs) == 1):
+            raise GraphError(f"{name}: einsum takes either a second input or the sizes of a weight")
+        if len(self.dims) != len(result) or len(set(self.dims)) != len(result):
+            raise GraphError(f"{name}: dims {self.dims} must name each of {' '.join(result)} once")
+        names = dict(zip(result, self.dims, strict=True))
+        x = inputs[0]
+        factor = inputs[1] if self.weight is None else Tensor(f"{name}.weight", tuple(right), tuple(self.weight), "parameter")
+        lhs, rhs = _lettered(name, x, left, names), _lettered(name, factor, right, names)
+        sizes = {d: n for t in (rhs, lhs) for d, n in zip(t.dims, t.sizes, strict=True) if n != 1} | {}
+        wanted = {names[letter]: sizes.get(names[letter], 1) for letter in result}
+        for tensor in (lhs, rhs):
+            clash = [d for d, n in zip(tensor.dims, tensor.sizes, strict=True) if n not in (1, sizes.get(d, 1))]
+            if clash:
+                raise GraphError(f"{name}: {describe(lhs)} and {describe(rhs)} differ in {clash[0]!r}")
+        out = Tensor(name, tuple(wanted), tuple(wanted.values()))
+        return Expansion((Contraction(name, lhs, rhs, out),), out)
+
+    def _letters(self, name: str) -> tuple[list[str], list[str], list[str]]:
+        sides, arrow, result = self.equation.partition("->")
+        factors = [side.split() for side in sides.split(",")]
+        letters = {letter for side in factors for letter in side}
+        if not arrow or len(factors) != 2 or not set(result.split()) <= letters or any(len(set(f)) != len(f) for f in factors):
+            raise GraphError(f"{name}: {self.equation!r} is not an equation such as 'b q d, b k d -> b q k'")
+        return factors[0], factors[1], result.split()
+
+
+def _lettered(name: str, x: Tensor, letters: list[str], names: Mapping[str, str]) -> Tensor:
+    """The tensor with its dims named by letters; dims of one entry that are repeated for the other factor are left out."""
+    if len(x.dims) != len(letters):
+        raise GraphError(f"{name}: {describe(x)} does not fit {' '.join(letters)!r}")
+    return replace(x, dims=tuple(names.get(letter, f"in_{letter}") for letter in letters))
+
+
+class Pass(Layer):
+    """A pass over memory from any number of inputs to an output of the sizes ``dims``.
+
+    ``parameters`` are learned numbers that it reads. ``keeps`` says what stays for the backward pass.
+    """
+
+    arity: ClassVar[int | None] = 1
+    optional_inputs: ClassVar[int] = MOST_INPUTS
+    dims: dict[str, PositiveInt]
+    parameters: NonNegativeInt = 0
+    keeps: Literal["inputs", "output", "nothing"] = "nothing"
+
+
+@LAYERS.register("pass")
+class KnownPass(Pass):
+    """Element-wise work, copies, reductions and gathers whose cost is that of their bytes. ``of`` is the function's name."""
+
+    kind: Literal["elementwise", "copy", "reduce", "gather", "softmax", "pool", "norm"] = "elementwise"
+    of: str = ""
+    flops_per_element: Annotated[float, Field(ge=0)] = 1.0
+
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+        out = Tensor(name, tuple(self.dims), tuple(self.dims.values()))
+        kept = {"inputs": tuple(t for t in inputs if t.role == "activation"), "output": (out,), "nothing": ()}[self.keeps]
+        made = MemoryPass(name, self.kind, inputs, out, _table(name, self.parameters), kept, self.flops_per_element)
+        return Expansion((made,), out)
+
+
+def _table(name: str, parameters: int) -> tuple[Tensor, ...]:
+    return (Tensor(f"{name}.weight", ("entries",), (parameters,), "parameter"),) if parameters else ()
+
+
+@LAYERS.register("opaque")
+class Opaque(Pass):
+    """A function that an importer did not know: priced by its bytes, with the FLOP ``flops`` that were seen inside it.
+
+    It keeps all that it reads, and its backward pass is taken for twice the forward one. Predictions list it as unmodelled.
+    """
+
+    of: str
+    flops: Annotated[float, Field(ge=0)] = 0.0
+
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+        out = Tensor(name, tuple(self.dims), tuple(self.dims.values()))
+        return Expansion((Unmodelled(name, self.of, inputs, out, _table(name, self.parameters), self.flops),), out)
+
+
+@dataclass(frozen=True, slots=True)
+class Unmodelled:
+    """The operation of an opaque layer."""
+
+    name: str
+    label: str
+    inputs: tuple[Tensor, ...]
+    out: Tensor
+    parameters: tuple[Tensor, ...]
+    total_flops: float
+    share: float = 1.0
+
+    @property
+    def reads(self) -> tuple[Tensor, ...]:
+        return self.inputs + self.parameters
+
+    @property
+    def saves(self) -> tuple[Tensor, ...]:
+        return self.inputs
+
+    @property
+    def private_dims(self) -> frozenset[str]:
+        return frozenset(d for t in self.inputs for d in t.dims) - frozenset(self.out.dims)
+
+    def split(self, ways: Mapping[str, int]) -> Unmodelled:
+        out = self.out.split(ways)
+        share = self.share * out.elements / max(self.out.elements, 1)
+        inputs, parameters = (tuple(t.split(ways) for t in group) for group in (self.inputs, self.parameters))
+        return replace(self, inputs=inputs, out=out, parameters=parameters, share=share)
+
+    def forward(self, precision: Precision) -> tuple[Kernel, ...]:
+        return (self._kernel("forward", self.reads, (self.out,), 1.0, precision),)
+
+    def backward(self, precision: Precision) -> tuple[Kernel, ...]:
+        written = (*(t for t in self.inputs if t.grad), *self.parameters)
+        return (self._kernel("backward", (*self.reads, self.out), written, 2.0, precision),) if written else ()
+
+    def _kernel(
+        self, phase: Phase, reads: tuple[Tensor, ...], writes: tuple[Tensor, ...], factor: float, precision: Precision
+    ) -> Kernel:
+        read, written = (sum(t.bytes(precision) for t in tensors) for tensors in (reads, writes))
+        shape = {"rows": float(max((t.elements for t in reads), default=0)), "columns": 1.0}
+        flops = factor * self.share * self.total_flops
+        return Kernel(self.name, "memory", "opaque", phase, flops, float(self.out.elements), read, written, shape)
+
+
+@LAYERS.register("learned")
+class Learned(Layer):
+    """Learned numbers that are read but make no tensor of their own here: the input goes through."""
+
+    parameters: PositiveInt
+    of: str = ""
+
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+        (x,) = inputs
+        (table,) = _table(name, self.parameters)
+        return Expansion((MemoryPass(f"{name}.read", "copy", (), table.like(f"{name}.copy", role="statistic"), (table,)),), x)
 
 
 @LAYERS.register("relative_bias")

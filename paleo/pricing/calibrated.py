@@ -159,7 +159,7 @@ def _conv(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[
 
 
 def _attention(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[Found[Any], Array]:
-    kernel_name = default_kernel(prices.device.architecture)
+    kernel_name = prices.software.attention_kernel or default_kernel(prices.device.architecture)
     found = prices.found(PrefillParameters, f"attention.{kernel_name}.prefill")
     attended, keys = _column(kernels, "attended"), _column(kernels, "kv_len")
     formula = attention_prefill_time if group.endswith("forward") else attention_backward_time

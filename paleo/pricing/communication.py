@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -19,12 +20,14 @@ from paleo.pricing.collective import (
     fabric_defaults,
     link_kind,
     network,
+    stack_networks,
 )
 from paleo.pricing.store import lookup
 from paleo.specs.calibration import Calibration
 from paleo.specs.hardware import System
 
 Array = npt.NDArray[np.float64]
+Count = npt.NDArray[np.int64]
 P = TypeVar("P")
 #: How the rows behind a step's collectives were timed: nccl-tests launches them back to back.
 NCCL_STACKS = ("back-to-back",)
@@ -58,23 +61,69 @@ class Network:
 
     def times(self, operation: str, axes: Axes, payload_bytes: Array) -> Array:
         """Seconds for an array of payloads over a group of more than one rank."""
-        if self.rates is not None or self.algorithm is not None:
-            fan_outs, costs = self.group(axes)
-            return best(operation, payload_bytes, fan_outs, costs, self._forced(operation, costs)).time
         self._check(axes)
+        stride, ranks = (np.full(payload_bytes.size, n) for n in (self.mesh.stride(axes), self.mesh.ways(axes)))
+        return self.fabric.times(operation, stride, ranks, payload_bytes.ravel()).reshape(payload_bytes.shape)
+
+    @property
+    def fabric(self) -> Fabric:
+        """The links apart from the mesh."""
+        return Fabric(self.system, self.algorithm, self.rates, self.own, self.host)
+
+    def all_reduce(self, axes: Axes, payload_bytes: float) -> float:
+        """Seconds to sum a buffer over a group of several axes."""
+        return self.time("all_reduce", axes, payload_bytes)
+
+    def group(self, axes: Axes) -> tuple[tuple[float, ...], tuple[LevelCost, ...]]:
+        """Fan-outs and level costs of a group of ``axes``, for alpha-beta formulas."""
+        self._check(axes)
+        return self.fabric.group(self.mesh.stride(axes), self.mesh.ways(axes))
+
+    def _check(self, axes: Axes) -> None:
+        if not self.system.levels:
+            ranks = self.mesh.ways(axes)
+            raise PlanError(f"system {self.system.name} is one device alone; {'+'.join(axes)}={ranks} needs links")
+
+
+@dataclass(frozen=True, slots=True)
+class Fabric:
+    """The links of a system, for groups given by the stride between neighbours and their number of ranks: arrays of both at once.
+
+    Fields as in `Network`.
+    """
+
+    system: System
+    algorithm: str | None = None
+    rates: Rates | None = None
+    own: Calibration | None = None
+    host: float = 0.0
+
+    def times(self, operation: str, strides: Count, ranks: Count, payload_bytes: Array) -> Array:
+        """Seconds of one collective each; groups of one rank and empty payloads take none. All arguments have one shape (n,)."""
+        found = np.zeros(len(payload_bytes))
+        used = np.flatnonzero((ranks > 1) & (payload_bytes > 0))
+        if len(used):
+            pairs = np.stack([strides[used], ranks[used]], axis=1)
+            groups, index = _distinct(pairs)
+            found[used] = self._times(operation, groups, index, payload_bytes[used])
+        return found
+
+    def _times(self, operation: str, groups: list[tuple[int, int]], index: Count, payload_bytes: Array) -> Array:
+        """Payload i over group ``index[i]``."""
+        if not self.system.levels:
+            raise PlanError(f"system {self.system.name} is one device alone; {operation} needs links")
+        if self.rates is not None or self.algorithm is not None:
+            fan_outs, costs = _rows([self.group(*group) for group in groups], index)
+            return best(operation, payload_bytes, fan_outs, costs, self._forced(operation, costs)).time
         seconds = collective_time(
             operation=operation,
             payload_bytes=payload_bytes,
-            network=network(self.system, stride=self.mesh.stride(axes), size=self.mesh.ways(axes)),
+            network=stack_networks([network(self.system, stride=stride, size=size) for stride, size in groups], index),
             inside=self._parameters(NcclParameters, "collective.nccl"),
             exchange=self._parameters(ExchangeParameters, "collective.exchange"),
             between=fabric_defaults(self.system),
         )
         return np.asarray(np.maximum(seconds, self.host))
-
-    def all_reduce(self, axes: Axes, payload_bytes: float) -> float:
-        """Seconds to sum a buffer over a group of several axes."""
-        return self.time("all_reduce", axes, payload_bytes)
 
     def _parameters(self, kind: type[P], family: str) -> P:
         found = lookup(
@@ -88,25 +137,37 @@ class Network:
         )
         return found.parameters
 
-    def group(self, axes: Axes) -> tuple[tuple[float, ...], tuple[LevelCost, ...]]:
-        """Fan-outs and level costs of a group of ``axes``, for alpha-beta formulas."""
-        self._check(axes)
-        spans = self.system.group(self.mesh.stride(axes), self.mesh.ways(axes))
+    def group(self, stride: int, ranks: int) -> tuple[tuple[float, ...], tuple[LevelCost, ...]]:
+        """Fan-outs and level costs of one group, inner level first."""
         constant = None if self.rates is None else self.rates.link
-        fan_outs, costs = span_costs(spans, achieved=constant is None)
+        fan_outs, costs = span_costs(self.system.group(stride, ranks), achieved=constant is None)
         if self.rates is None:
             return fan_outs, costs
         alpha, share = float(self.rates.latency), constant or 1.0
         scaled = tuple(LevelCost(c.alpha * alpha, c.beta / share, c.gamma, c.in_switch_reduction) for c in costs)
         return fan_outs, scaled
 
-    def _check(self, axes: Axes) -> None:
-        if not self.system.levels:
-            ranks = self.mesh.ways(axes)
-            raise PlanError(f"system {self.system.name} is one device alone; {'+'.join(axes)}={ranks} needs links")
-
-    def _forced(self, operation: str, costs: tuple[LevelCost, ...]) -> list[str] | None:
+    def _forced(self, operation: str, costs: Sequence[LevelCost]) -> list[str] | None:
         if self.algorithm is None or operation != "all_reduce":
             return None
         candidates(operation, costs, [self.algorithm])
         return [self.algorithm]
+
+
+def _distinct(pairs: Count) -> tuple[list[tuple[int, int]], Count]:
+    """The different rows, and for each row which of them it is."""
+    codes = pairs[:, 0] * (pairs[:, 1].max() + 1) + pairs[:, 1]
+    _, first, index = np.unique(codes, return_index=True, return_inverse=True)
+    return [(int(stride), int(ranks)) for stride, ranks in pairs[first]], index
+
+
+def _rows(
+    groups: Sequence[tuple[tuple[float, ...], tuple[LevelCost, ...]]], index: Count
+) -> tuple[tuple[Array, ...], tuple[LevelCost, ...]]:
+    """Groups of one system side by side, row i being ``groups[index[i]]``: only fan-outs and bandwidths differ between them."""
+    fan_outs = np.array([fan_out for fan_out, _ in groups])[index]
+    betas = np.array([[float(cost.beta) for cost in costs] for _, costs in groups])[index]
+    costs = tuple(
+        LevelCost(cost.alpha, betas[:, level], cost.gamma, cost.in_switch_reduction) for level, cost in enumerate(groups[0][1])
+    )
+    return tuple(fan_outs.T), costs

@@ -136,9 +136,7 @@ def host_parameters(entry: Entry) -> dict[str, float]:
     return {name: entry.parameters[name] for name in names if name in entry.parameters}
 
 
-def _inherited(
-    family: str, architecture: str, memory_kind: str, stacks: Sequence[str]
-) -> tuple[Entry, str] | None:
+def _inherited(family: str, architecture: str, memory_kind: str, stacks: Sequence[str]) -> tuple[Entry, str] | None:
     """The best rule's entry, and the architecture that it was written for."""
     for steps, relative in enumerate(_relatives(architecture)):
         choices = [(rule, stack) for rule in _rules(family, relative) for stack in rule.stacks]
@@ -217,9 +215,7 @@ def _mean(sets: Sequence[Mapping[str, float]], weights: Sequence[float]) -> dict
 def _widened(entry: Entry, factor: float) -> Entry:
     if factor == 1.0:
         return entry
-    bins = tuple(
-        one.model_copy(update={"low": one.low / factor, "high": one.high * factor}) for one in entry.interval
-    )
+    bins = tuple(one.model_copy(update={"low": one.low / factor, "high": one.high * factor}) for one in entry.interval)
     return entry.model_copy(update={"interval": bins})
 
 

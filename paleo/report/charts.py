@@ -10,10 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from paleo.units import KILO, engineering
+
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#CC79A7", "#56B4E9", "#000000", "#999999", "#F0E442")
 #: Width of every drawing in its own units, and of the room for numbers at the right end.
 WIDTH, RIGHT = 380, 92
-_ROW, _BAR, _FONT = 40, 14, 11
+_ROW, _BAR = 40, 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +90,11 @@ def deviations(rows: Sequence[tuple[str, float, float]], title: str) -> str:
     for index, (name, lower, higher) in enumerate(rows):
         y = index * _ROW
         parts.append(_text(0, y + 12, name))
+        if max(abs(lower - 1), abs(higher - 1)) < 0.0005:
+            parts.append(_text(middle + 5, y + 28, "no change"))
+            continue
         placed = [(lower, COLOURS[1]), (higher, COLOURS[0])]
-        same_side = (lower - 1) * (higher - 1) > 0
-        for value, colour in placed[:1] if same_side and math.isclose(lower, higher) else placed:
+        for value, colour in placed:
             width = (value - 1) * scale
             parts.append(_rect(middle + min(width, 0), y + 17, abs(width), _BAR, colour))
             if abs(value - 1) >= 0.0005:
@@ -107,8 +111,8 @@ def curves(lines: Sequence[Curve], *, title: str, x_label: str, y_label: str) ->
         return ""
     x_ends = min(p[0] for p in points), max(p[0] for p in points)
     y_ends = min(p[2] for p in points), max(p[3] for p in points)
-    x = _log_scale(*x_ends, left, WIDTH - 14)
-    y = _log_scale(*y_ends, height - bottom, top)
+    x = Scale(*x_ends, left, WIDTH - 14)
+    y = Scale(*y_ends, height - bottom, top)
     parts = [f'<path d="M{left} {top}V{height - bottom}H{WIDTH - 14}" class="axis"/>']
     parts += [_tick(x(value), height - bottom, _short(value)) for value in sorted({p[0] for p in points})]
     for value in _decades(*y_ends):
@@ -121,7 +125,7 @@ def curves(lines: Sequence[Curve], *, title: str, x_label: str, y_label: str) ->
     return _svg(parts, height, title) + legend((line.name, line.colour) for line in lines)
 
 
-def _line(line: Curve, x: _Scale, y: _Scale, most: float) -> list[str]:
+def _line(line: Curve, x: Scale, y: Scale, most: float) -> list[str]:
     if not line.points:
         return []
     low = [f"{x(p[0]):.1f},{y(p[2]):.1f}" for p in line.points]
@@ -138,7 +142,7 @@ def _line(line: Curve, x: _Scale, y: _Scale, most: float) -> list[str]:
     ]
 
 
-class _Scale:
+class Scale:
     """A logarithmic axis: value -> place."""
 
     def __init__(self, low: float, high: float, start: float, end: float) -> None:
@@ -147,9 +151,6 @@ class _Scale:
 
     def __call__(self, value: float) -> float:
         return self.start + self.length * (math.log(value) - self.low) / self.span
-
-
-_log_scale = _Scale
 
 
 def _decades(low: float, high: float) -> list[float]:
@@ -167,10 +168,7 @@ def _short(value: float) -> str:
     >>> _short(2048.0), _short(50000.0), _short(0.5)
     ('2048', '50k', '0.5')
     """
-    for power, letter in ((12, "T"), (9, "G"), (6, "M"), (3, "k")):
-        if value >= 10.0**power and (power > 3 or value >= 10_000):
-            return f"{value / 10.0**power:g}{letter}"
-    return f"{value:g}"
+    return f"{value:g}" if value < 10 * KILO else engineering(value, "").replace(" ", "")
 
 
 def _svg(parts: Sequence[str], height: float, title: str) -> str:

@@ -25,7 +25,8 @@ from paleo.units import GIGA, duration, engineering, gibibytes
 PLAIN_WIDTH, TEXT_WIDTH = 150, 118
 NONE = "-"
 
-_PARTS = {
+#: Part of a step -> what tables call it.
+PARTS = {
     "compute": "arithmetic",
     "memory_bound": "memory traffic",
     "launch": "kernel launches",
@@ -95,8 +96,14 @@ def money(dollars: float | None) -> str:
 
 
 def energy(kilowatt_hours: float | None) -> str:
-    """Kilowatt-hours, or a dash where the power is not known."""
-    return NONE if kilowatt_hours is None else f"{kilowatt_hours:,.3g} kWh"
+    """Kilowatt-hours, or a dash where the power is not known.
+
+    >>> energy(2624.4), energy(1.234), energy(None)
+    ('2,624 kWh', '1.23 kWh', '-')
+    """
+    if kilowatt_hours is None:
+        return NONE
+    return f"{kilowatt_hours:,.0f} kWh" if kilowatt_hours >= 100 else f"{kilowatt_hours:,.3g} kWh"
 
 
 # estimate
@@ -135,7 +142,7 @@ def _headline(made: Prediction) -> Text:
 def _breakdown(made: Prediction) -> Table:
     table = grid("Where a step's time goes", ("part", "time", "share"))
     spent = asdict(made.breakdown)
-    for key, words in _PARTS.items():
+    for key, words in PARTS.items():
         seconds = spent.get(key, 0.0)
         if seconds > 0:
             table.add_row(words, duration(seconds), percent(seconds / made.step_time))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from paleo.schedules.base import Action, Schedule, add_schedule
+import numpy as np
+
+from paleo.schedules.base import Action, Array, Numeric, Passes, Schedule, add_schedule
 
 
 def order(stage: int, stages: int, microbatches: int, chunks: int) -> list[Action]:
@@ -11,4 +13,17 @@ def order(stage: int, stages: int, microbatches: int, chunks: int) -> list[Actio
     return forward + [Action("B", i) for i in reversed(range(microbatches))]
 
 
-GPIPE = add_schedule(Schedule("gpipe", "Huang et al., GPipe, NeurIPS 2019", order))
+def span(passes: Passes, microbatches: Numeric, chunks: int) -> Array:
+    """ΣF + (m − 1) max F + Σ(B + W) + (m − 1) max (B + W): exact on any stages."""
+    back, more = passes.backward + passes.weights, np.asarray(microbatches) - 1.0
+    return np.asarray(
+        passes.forward.sum(axis=0) + back.sum(axis=0) + more * (passes.forward.max(axis=0) + back.max(axis=0))
+    )
+
+
+def alive(stage: Numeric, stages: int, microbatches: Numeric, chunks: int) -> Numeric:
+    """All of them."""
+    return microbatches
+
+
+GPIPE = add_schedule(Schedule("gpipe", "Huang et al., GPipe, NeurIPS 2019", order, span, alive))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from paleo.schedules.base import Action, Schedule, add_schedule
+import numpy as np
+
+from paleo.schedules.base import Action, Array, Numeric, Passes, Schedule, add_schedule
 
 
 def order(stage: int, stages: int, microbatches: int, chunks: int) -> list[Action]:
@@ -24,6 +26,22 @@ def _unit(k: int, stages: int, chunks: int) -> tuple[int, int]:
     return group * stages + place, chunk
 
 
+def span(passes: Passes, microbatches: Numeric, chunks: int) -> Array:
+    """m · max (F + B) + (Σ − max) / chunks.
+
+    Exact on equal chunks. A heavier last chunk makes the engine up to 1 % slower at a tenth more work (most with one round alone).
+    """
+    work = passes.forward + passes.backward + passes.weights
+    slowest = work.max(axis=0)
+    return np.asarray(microbatches * slowest + (work.sum(axis=0) - slowest) / chunks)
+
+
+def alive(stage: Numeric, stages: int, microbatches: Numeric, chunks: int) -> Numeric:
+    """The passes that fill the stage, and one."""
+    fill = 2.0 * (stages - np.asarray(stage) - 1.0) + (chunks - 1.0) * stages
+    return np.minimum(fill + 1.0, np.asarray(microbatches) * float(chunks))
+
+
 INTERLEAVED = add_schedule(
-    Schedule("interleaved", "Narayanan et al., SC 2021", order, chunked=True, multiple=True),
+    Schedule("interleaved", "Narayanan et al., SC 2021", order, span, alive, chunked=True, multiple=True),
 )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from paleo.schedules.base import Action, Schedule, add_schedule
+import numpy as np
+
+from paleo.schedules.base import Action, Array, Numeric, Passes, Schedule, add_schedule, fill_time, stage_numbers
 
 
 def order(stage: int, stages: int, microbatches: int, chunks: int) -> list[Action]:
@@ -14,4 +16,25 @@ def order(stage: int, stages: int, microbatches: int, chunks: int) -> list[Actio
     return actions + [Action("B", i) for i in range(microbatches - fill, microbatches)]
 
 
-ONE_F_ONE_B = add_schedule(Schedule("1f1b", "Narayanan et al., PipeDream-Flush, ICML 2021", order))
+def span(passes: Passes, microbatches: Numeric, chunks: int) -> Array:
+    """The longest way through the passes, exact on any stages; m · max (F + B) + what the others add where the last is slowest.
+
+    Each stage may be the one that sets the pace: it fills, makes m − 1 − w pairs of passes (w ahead of its first backward pass), and
+    drains, which is filling seen from the end. A stage with all m ahead has no pairs: it makes all forward, then all backward.
+    """
+    front, back = passes.forward, passes.backward + passes.weights
+    most = np.asarray(microbatches) - 1.0
+    ahead = np.minimum(len(front) - 1.0 - stage_numbers(passes), most)
+    fill, drain = fill_time(front, back, ahead), fill_time(back, front, ahead)
+    all_back = fill + np.cumsum(back, axis=0) + most * np.maximum.accumulate(back, axis=0)
+    all_front = drain + np.cumsum(front, axis=0) + most * np.maximum.accumulate(front, axis=0)
+    pairs = fill + (most - ahead) * (front + back) + drain
+    return np.asarray(np.where(ahead < most, pairs, np.maximum(all_back, all_front)).max(axis=0))
+
+
+def alive(stage: Numeric, stages: int, microbatches: Numeric, chunks: int) -> Numeric:
+    """As many as there are stages from here on."""
+    return np.minimum(stages - np.asarray(stage), microbatches)
+
+
+ONE_F_ONE_B = add_schedule(Schedule("1f1b", "Narayanan et al., PipeDream-Flush, ICML 2021", order, span, alive))

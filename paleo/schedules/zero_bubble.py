@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from paleo.schedules.base import Action, Schedule, add_schedule
+import numpy as np
+
+from paleo.schedules.base import Action, Array, Numeric, Passes, Schedule, add_schedule, fill_time, stage_numbers
 
 
 def order(stage: int, stages: int, microbatches: int, chunks: int) -> list[Action]:
@@ -20,6 +22,31 @@ def order(stage: int, stages: int, microbatches: int, chunks: int) -> list[Actio
     return actions + [Action("W", i) for i in range(weights, microbatches)]
 
 
+def span(passes: Passes, microbatches: Numeric, chunks: int) -> Array:
+    """The longest of three kinds of ways through the passes: m (F + B + W) + (p − 1)(F + B − W) on equal stages.
+
+    From a stage's first B on: all its passes; its passes to the last B and on up; its pairs to the last F, then drain. Exact on equal
+    stages and within 1 % where the first and last differ by half; ways that change stages midway are left out.
+    """
+    front, back, weights = passes
+    stage, most = stage_numbers(passes), np.asarray(microbatches) - 1.0
+    ahead = np.minimum(len(front) - 1.0 - stage, most)
+    fill, drain = fill_time(front, back, ahead), fill_time(back, front, ahead)
+    begun = fill + (most - ahead) * front
+    alone = begun + (most + 1.0) * (back + weights)
+    above, last = np.cumsum(back, axis=0) - back, weights[:1]
+    upwards = begun + (most + 1.0) * back + np.maximum(0.0, most - stage) * weights + above + last
+    paired = begun + (most - ahead) * back + np.maximum(0.0, most - ahead - stage) * weights + drain + last
+    return np.asarray(np.maximum(np.maximum(alone, upwards), np.where(ahead < most, paired, 0.0)).max(axis=0))
+
+
+def alive(stage: Numeric, stages: int, microbatches: Numeric, chunks: int) -> Numeric:
+    """The W of a microbatch comes ``stage`` microbatches late: as many as there are stages everywhere."""
+    return np.minimum(stages + 0.0 * np.asarray(stage), microbatches)
+
+
 ZB_H1 = add_schedule(
-    Schedule("zb-h1", "Qi et al., Zero bubble pipeline parallelism, ICLR 2024", order, splits_backward=True),
+    Schedule(
+        "zb-h1", "Qi et al., Zero bubble pipeline parallelism, ICLR 2024", order, span, alive, splits_backward=True
+    ),
 )

@@ -21,6 +21,8 @@ from paleo.specs.loading import Spec, Text, validate
 Count = Annotated[int, Field(ge=0)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+#: A share or relative error, which cannot be negative.
+Share = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 #: The file of inheritance rules.
 ARCHITECTURES = "architectures"
 

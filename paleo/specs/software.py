@@ -17,7 +17,8 @@ class Software(Spec):
     """A framework's behaviour.
 
     ``host_forward`` and ``host_backward`` are the host's time for one operation: an operation takes the longer of that and its device
-    time, as the device waits for the host. ``attention_slowdown`` is how much slower than the calibrated kernels the framework's attention
+    time, as the device waits for the host. ``attention_kernel`` names its fused
+    kernel (None: the usual one of the architecture), ``attention_slowdown`` how much slower than the calibrated ones the framework's attention
     is (an older generation). ``recompute``
     is what it does unless a run says otherwise. ``overlap`` says whether gradients travel during backward. ``fused``
     says whether chains of element-wise passes are one kernel. ``cudnn`` limits which
@@ -29,6 +30,7 @@ class Software(Spec):
     host_forward: Seconds
     host_backward: Seconds
     attention: Literal["fused", "unfused"] = "fused"
+    attention_kernel: Text | None = None
     attention_slowdown: Annotated[float, Field(ge=1)] = 1.0
     loss: Literal["fused", "upcast", "stepwise"] = "fused"
     recompute: Literal["none", "selective", "full"] = "none"

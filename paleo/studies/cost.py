@@ -27,7 +27,7 @@ VECTOR_FAMILY = "gemm.simt"
 class Tariff(Spec):
     """What is paid for beside the catalog's rent: all optional, and what is left out is not guessed.
 
-    ``electricity`` [USD/J] is for machines of one's own; ``pue`` multiplies the energy (cooling and supply of the building);
+    ``electricity`` [USD/J] is for machines of one's own (a rent of the catalog includes it); ``pue`` multiplies the energy (cooling and supply of the building);
     ``host_power`` [W] is drawn for each GPU by the rest of its node; ``gpu_price`` [USD/s] replaces the catalog's rent.
     """
 

@@ -22,6 +22,8 @@ CHANGE = 0.2
 #: Degrees of tensor and pipeline parallelism that are tried, and the ways to save activations, cheapest first.
 DEGREES = (1, 2, 4, 8, 16)
 RECOMPUTE = ("none", "selective", "full")
+#: Share of the memory that a recommended plan leaves free: fragmentation and the CUDA context are not modelled.
+HEADROOM = 0.05
 #: A strategy that means: find one.
 AUTO = "auto"
 
@@ -194,11 +196,15 @@ def _fitted(model: ModelSpec, system: System, run: Run) -> list[Prediction]:
         sizes = [run.microbatch] if run.microbatch is not None else _sizes(local, run.strategy)
         for size in sizes:
             tried.append(predict(model, system, run.model_copy(update={"microbatch": size, "recompute": recompute})))
-            if tried[-1].memory.fits and "pp=" not in run.strategy:
+            if _roomy(tried[-1]) and "pp=" not in run.strategy:
                 return [tried[-1]]
-        if any(one.memory.fits for one in tried):
-            return [one for one in tried if one.memory.fits]
-    return tried[-1:]
+        if any(_roomy(one) for one in tried):
+            return [one for one in tried if _roomy(one)]
+    return [one for one in tried if one.memory.fits][-1:] or tried[-1:]
+
+
+def _roomy(made: Prediction) -> bool:
+    return made.memory.total <= (1.0 - HEADROOM) * made.memory.capacity
 
 
 def _sizes(local: int, strategy: str) -> list[int]:

@@ -53,7 +53,8 @@ def amount(
 
 
 def _count(value: float, what: str) -> str:
-    return f"{value:,g} {what}" + ("" if value == 1 else "s")
+    shown = f"{value:,.0f}" if value == int(value) else f"{value:,g}"
+    return f"{shown} {what}" + ("" if value == 1 else "s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +83,11 @@ class Training:
 
     @property
     def electricity(self) -> float | None:
-        """USD for energy, where the tariff has a price of it."""
-        known = self.energy is not None and self.tariff.electricity is not None
-        return (self.energy or 0.0) * (self.tariff.electricity or 0.0) if known else None
+        """USD for energy, where the tariff has a price of it; the rents of the catalog hold it already."""
+        included = self.price is not None and self.tariff.gpu_price is None
+        if included or self.energy is None or self.tariff.electricity is None:
+            return None
+        return self.energy * self.tariff.electricity
 
     @property
     def cost(self) -> float | None:

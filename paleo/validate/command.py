@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Literal
 
 from paleo.errors import SpecError
 from paleo.specs.calibration import load_calibration
@@ -33,7 +34,8 @@ def validate(
     reports = [validate_file(file, own) for file in files]
     if table is not None:
         rows = predictions_table(reports)
-        written_whole(table, lambda path: rows.to_csv(path, index=False, compression=_compression(table)))
+        zipped: Literal["gzip"] | None = "gzip" if table.suffix == ".gz" else None
+        written_whole(table, lambda path: rows.to_csv(path, index=False, compression=zipped))
     if drawn is not None:
         written_whole(drawn, lambda path: figure(reports).savefig(path, dpi=130, format=drawn.suffix[1:].lower()))
     _print(reports, as_json, worst)
@@ -60,10 +62,6 @@ def _table_path(text: str) -> Path:
     if not path.parent.is_dir():
         raise SpecError(f"--predictions {text}: {path.parent} is not a folder")
     return path
-
-
-def _compression(path: Path) -> str | None:
-    return "gzip" if path.suffix == ".gz" else None
 
 
 def written_whole(path: Path, write: Callable[[str], object]) -> None:

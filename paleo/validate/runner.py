@@ -111,23 +111,9 @@ class FileReport:
 
     def _explained(self, row: int, what: str, spread: float) -> Worst:
         of, measured = self.predictions, float(self.measured[row])
-        ideal = float(of.baseline[row])
-        if not ideal > 0:
-            return Worst(row, str(of.subjects[row]), measured, float(of.seconds[row]), what, "no roofline to compare with")
-        times = f"{measured / ideal:.1f} times the roofline measured, {of.seconds[row] / ideal:.1f} predicted"
-        if not ideal > 0:
-            reason = "no roofline to compare with"
-        elif measured * IMPOSSIBLE < ideal:
-            reason = "measured faster than the datasheet's peaks allow: data in cache, or another algorithm"
-        elif spread > SCATTER:
-            reason = f"repeated measurements of this configuration differ by {spread:.0%}"
-        elif not str(of.origins[row]).startswith("measured"):
-            reason = f"parameters are {of.origins[row]}; {times}"
-        elif min(measured, float(of.seconds[row])) > FIXED_COSTS * ideal:
-            reason = f"fixed costs, not work, decide; {times}"
-        else:
-            reason = f"a choice of kernel that the formula does not make; {times}"
-        return Worst(row, str(of.subjects[row]), measured, float(of.seconds[row]), what, reason)
+        ideal, predicted = float(of.baseline[row]), float(of.seconds[row])
+        reason = explanation(measured, predicted, ideal, spread, str(of.origins[row]))
+        return Worst(row, str(of.subjects[row]), measured, predicted, what, reason)
 
     def _scatter(self) -> Array:
         """Largest over smallest measured time, less 1, among rows that agree in all but what was measured."""
@@ -137,9 +123,30 @@ class FileReport:
         return ratio - 1.0
 
 
+def explanation(measured: float, predicted: float, ideal: float, spread: float, origin: str) -> str:
+    """What most likely explains a miss, from the times, the bare roofline, repeats and where parameters come from.
+
+    >>> explanation(1.0, 3.0, 2.0, 0.0, "measured")
+    "measured faster than the datasheet's peaks allow: data in cache, or another algorithm"
+    """
+    if not ideal > 0:
+        return "no roofline to compare with"
+    times = f"{measured / ideal:.1f} times the roofline measured, {predicted / ideal:.1f} predicted"
+    if measured * IMPOSSIBLE < ideal:
+        return "measured faster than the datasheet's peaks allow: data in cache, or another algorithm"
+    if spread > SCATTER:
+        return f"repeated measurements of this configuration differ by {spread:.0%}"
+    if not origin.startswith("measured"):
+        return f"parameters are {origin}; {times}"
+    if min(measured, predicted) > FIXED_COSTS * ideal:
+        return f"fixed costs, not work, decide; {times}"
+    return f"a choice of kernel that the formula does not make; {times}"
+
+
 #: Columns that say what came out, not what was asked.
 MEASUREMENTS = frozenset(
-    {"time_us", "std_us", "bw_gbps", "notes", "forward_ms", "backward_ms", "bwd_data_ms", "bwd_weight_ms", "iteration_ms"}
+    {"time_us", "std_us", "bw_gbps", "notes", "forward_ms", "backward_ms", "bwd_data_ms", "bwd_weight_ms"}
+    | {"iteration_ms", "memory_gb_per_gpu"}
 )
 
 

@@ -109,7 +109,8 @@ class KernelTable:
     @property
     def configuration(self) -> tuple[str, ...]:
         """The kind's, with dtype and operation."""
-        return tuple(dict.fromkeys(("op", "phase", "layer_type", "cell", "dtype", *self.kind.configuration, "direction")))
+        first = ("op", "phase", "layer_type", "cell", "dtype")
+        return tuple(dict.fromkeys((*first, *self.kind.configuration, "direction")))
 
     def measured(self, frame: pd.DataFrame) -> Array:
         """Measured seconds."""

@@ -200,7 +200,8 @@ def missing(path: tuple[Step, ...]) -> Callable[[Data], None]:
 def wrong_values(path: tuple[Step, ...], value: Any) -> Iterator[tuple[str, Any]]:
     """Values that cannot stand where ``value`` stands."""
     key = next(step for step in reversed(path) if isinstance(step, str))
-    yield "mapping", {"a": 1} if not isinstance(value, dict) else [1]
+    if key != "width":  # the argument of a block may be anything; what uses it complains
+        yield "mapping", {"a": 1} if not isinstance(value, dict) else [1]
     if isinstance(value, bool):
         yield "number", 7
     elif isinstance(value, int | float):
@@ -213,7 +214,7 @@ def wrong_values(path: tuple[Step, ...], value: Any) -> Iterator[tuple[str, Any]
         yield "no unit", float(number)
         yield "wrong unit", f"{number} {'GB' if unit.endswith('s') else 'ms'}"
         yield "negative", f"-{value}"
-        yield "NaN", f"nan {unit}"
+        yield "NaN with unit", f"nan {unit}"
     elif isinstance(value, str) and key in TEXTS:
         yield "list", ["a", "b"]
     elif isinstance(value, str) and value.startswith("="):
@@ -240,7 +241,8 @@ def test_a_spoilt_key_is_refused(mutation: Mutation, tmp_path: Path, capsys: pyt
     mutation.change(files[mutation.kind])
     write(tmp_path, files)
     key = next(str(step) for step in reversed(mutation.path) if isinstance(step, str))
-    refused(capsys, arguments(tmp_path, FULL), f"{mutation.kind}.yaml", key if mutation.what != "NaN" else "")
+    file = "calibration" if mutation.kind == "calibration" else f"{mutation.kind}.yaml"
+    refused(capsys, arguments(tmp_path, FULL), file, "finite" if mutation.what == "NaN" else key)
 
 
 def test_the_files_are_good_before_they_are_spoilt(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -476,7 +478,7 @@ OPTIONS: dict[str, tuple[list[str], str]] = {
     "gpus text": ([*LENET, "--gpus", "all"], "gpus"),
     "gpus NaN": ([*LENET, "--gpus", "nan"], "gpus"),
     "gpus fraction": ([*LENET, "--gpus", "1.5"], "gpus"),
-    "gpus 10^18": ([*LENET, "--gpus", HUGE], "gpus"),
+    "gpus 10^18": ([*LENET, "--gpus", HUGE], "far beyond"),
     "gpus on one device": (["estimate", "lenet", "--system", "t4", "--gpus", "2"], "gpus"),
     "gpus that do not divide": ([*GPT2, "--gpus", "6", "--strategy", "tp=4"], "tp=4"),
     "batch 0": ([*LENET, "--batch", "0"], "batch"),
@@ -518,8 +520,9 @@ OPTIONS: dict[str, tuple[list[str], str]] = {
     "strategy zero=9": ([*GPT2, "--gpus", "8", "--strategy", "zero=9"], "zero=9"),
     "strategy heads not divided": ([*GPT2, "--gpus", "8", "--strategy", "tp=8"], "cannot be divided"),
     "strategy deeper than the network": ([*LENET, "--gpus", "64", "--strategy", "pp=64"], "cannot be cut"),
+    "strategy of 100000 stages": ([*LENET, "--gpus", "100000", "--strategy", "pp=100000"], "at most"),
     "strategy vp without pp": ([*GPT2, "--gpus", "8", "--strategy", "vp=2"], "vp=2"),
-    "strategy vp huge": ([*GPT2, "--gpus", "8", "--strategy", "pp=2,vp=9999999"], "cannot be cut"),
+    "strategy vp huge": ([*GPT2, "--gpus", "8", "--strategy", "pp=2,vp=9999999"], "at most"),
     "set no equals": ([*LENET, "--set", "bucket"], "key=value"),
     "set no key": ([*LENET, "--set", "=5"], "key=value"),
     "set no value": ([*LENET, "--set", "bucket="], "key=value"),

@@ -15,7 +15,7 @@ from paleo.pricing.attention import (
     default_kernel,
 )
 from paleo.pricing.parameters import DeviceFigures
-from paleo.validate.kinds.base import KINDS, Array, Fitted, FitPlan, TableKind, number, text
+from paleo.validate.kinds.base import KINDS, Array, FitPlan, Fitted, TableKind, number, text
 
 PHASES = ("context", "encoder", "generation")
 DTYPE_BYTES = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0}

@@ -152,9 +152,7 @@ class Group:
         return measured_time(self.frame)
 
 
-def groups(
-    kind: TableKind[Any], frame: pd.DataFrame, checked: npt.NDArray[np.bool_] | None = None
-) -> Iterator[Group]:
+def groups(kind: TableKind[Any], frame: pd.DataFrame, checked: npt.NDArray[np.bool_] | None = None) -> Iterator[Group]:
     """The supported rows of ``frame`` in groups of one subject, family, stack, dtype and compute unit, index kept.
 
     ``checked`` says which rows are supported, where the caller knows.

@@ -32,7 +32,7 @@ from paleo.pricing.collective import (
 )
 from paleo.specs.hardware import System, load_system
 from paleo.units import MICROSECOND
-from paleo.validate.kinds.base import KINDS, Array, Fitted, FitPlan, TableKind, number, text
+from paleo.validate.kinds.base import KINDS, Array, FitPlan, Fitted, TableKind, number, text
 
 #: Dtypes that NVSwitch cannot add.
 NOT_IN_SWITCH = frozenset({"int8", "fp64"})

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, ClassVar
 
@@ -33,6 +34,11 @@ DIRECTIONS: Mapping[str, Direction] = {
 #: How a source times its rows; others are taken to launch back to back.
 STACKS: Mapping[str, str] = {"neusight": "eager", "deepbench": "back-to-back"}
 SIZES = ("n", "c", "h", "w", "k", "r", "s", "stride_h", "stride_w")
+#: Energy per FLOP [pJ] from which power throttling is priced: about TDP over the fp32 peak of cards that keep their clock.
+ENERGY: Mapping[str, float] = {
+    "Kepler": 43.0, "Maxwell": 37.0, "Pascal": 15.0, "Volta": 17.0, "Turing": 17.0, "Ampere": 13.0,
+    "Ada Lovelace": 5.0, "Hopper": 9.0, "Blackwell": 7.0, "Blackwell Ultra": 7.0,
+}  # fmt: skip
 SCATTER = "fp16 data gradient with stride on ordinary cores: the library falls back to a generic kernel, not modelled"
 
 
@@ -80,6 +86,12 @@ class ConvolutionTable(TableKind[DeviceFigures]):
         compute = text(frame, "compute")
         half = (compute == "") & (text(frame, "source") == "deepbench") & (text(frame, "dtype") == "fp16")
         return compute.where(~half, "vector")
+
+    def starts(self, family: str, figures: DeviceFigures) -> Sequence[ConvolutionParameters]:
+        """The defaults, with the energy of the architecture."""
+        default = ConvolutionParameters()
+        energy = ENERGY.get(figures.architecture, default.energy_per_flop)
+        return (dataclasses.replace(default, energy_per_flop=energy),)
 
     def work(self, frame: pd.DataFrame) -> tuple[Array, Array]:
         """FLOP of the direct method, and each tensor once."""

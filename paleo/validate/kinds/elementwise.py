@@ -20,7 +20,7 @@ from paleo.pricing.memory import (
 from paleo.pricing.parameters import DeviceFigures
 from paleo.specs.hardware import find_device
 from paleo.units import MICROSECOND
-from paleo.validate.kinds.base import KINDS, Array, Fitted, FitPlan, TableKind, number, text
+from paleo.validate.kinds.base import KINDS, Array, FitPlan, Fitted, TableKind, number, text
 
 #: Kernel family of each operation; a family's calibration holds for all of its operations.
 FAMILIES = {

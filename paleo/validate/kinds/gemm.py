@@ -17,7 +17,7 @@ from paleo.pricing.gemm import GemmParameters, gemm_time, quantisation_time
 from paleo.pricing.parameters import DeviceFigures
 from paleo.specs.hardware import find_device
 from paleo.units import MICROSECOND
-from paleo.validate.kinds.base import KINDS, Array, TableKind, number, text
+from paleo.validate.kinds.base import KINDS, Array, FitPlan, Fitted, TableKind, number, text
 
 #: Bytes per element of the operands and of the result.
 OPERAND_BYTES: Mapping[str, float] = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
@@ -68,6 +68,28 @@ SILICON: Mapping[str, tuple[Energy, float]] = {
 }
 
 
+class Teacher(NamedTuple):
+    """Whose fit a fit of few rows sets out from, and what is known besides."""
+
+    subject: str
+    stack: str
+    launch: float
+    energy: float
+    prior: float
+    known: Mapping[str, float]
+
+
+#: What rows of short loops cannot tell: bandwidth of small operands and the cost of a result tile.
+_SHORT = {"epilogue": 3000.0, "bandwidth_efficiency": 0.75}
+#: Architecture and family -> where a fit of DeepBench rows sets out.
+TEACHERS: Mapping[tuple[str, str], Teacher] = {
+    ("Volta", "gemm.tensor"): Teacher("a100-sxm4-80gb", "graph", 4 * MICROSECOND, 3.0, 2.0, {}),
+    ("Volta", "gemm.simt"): Teacher("v100-pcie-32gb", "eager", 6 * MICROSECOND, 18.0, 2.0, {}),
+    ("Pascal", "gemm.simt"): Teacher("p100-pcie-16gb", "eager", 5 * MICROSECOND, 18.0, 1.0, _SHORT),
+    ("Maxwell", "gemm.simt"): Teacher("p100-pcie-16gb", "eager", 30 * MICROSECOND, 18.0, 1.0, _SHORT),
+}
+
+
 class GemmTable(TableKind[DeviceFigures]):
     """C[m,n] = A[m,k] B[k,n], ``batch`` of them."""
 
@@ -111,6 +133,21 @@ class GemmTable(TableKind[DeviceFigures]):
             energy=energy.vector, least_tile=tile,
         )  # fmt: skip
         return (first, *(dataclasses.replace(first, least_tile=one) for one in TILES if one != tile))
+
+    def fit_plan(self, subject: str, family: str, stack: str, figures: DeviceFigures, fitted: Fitted) -> FitPlan:
+        """Rows of DeepBench are few: they set out from the silicon of a device with many, and stay near it."""
+        first, *others = self.starts(family, figures)
+        teacher = TEACHERS.get((figures.architecture, family))
+        known = fitted.get((teacher.subject, family, teacher.stack)) if teacher and stack == "back-to-back" else None
+        if teacher is None or known is None:
+            fixed = ("energy",) if figures.architecture == "Pascal" else ()
+            return FitPlan(first, tuple(others), ("launch",), fixed, starts=1 if others else 2)
+        start = dataclasses.replace(known, launch=teacher.launch, energy=teacher.energy, **teacher.known)
+        tiles = TILES if family == "gemm.simt" else ()
+        alternatives = tuple(dataclasses.replace(start, least_tile=1.01 * tile) for tile in tiles)
+        return FitPlan(
+            start, alternatives, ("launch",), ("energy", *teacher.known), starts=1, prior=teacher.prior
+        )
 
     def compute(self, frame: pd.DataFrame) -> pd.Series[str]:
         """As the row says; DeepBench fp16 that says nothing is half-precision arithmetic on ordinary cores."""

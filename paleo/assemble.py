@@ -1,0 +1,279 @@
+"""From prices to a step: recomputation, streams, pipeline stages and memory, as pure functions that broadcast over arrays.
+
+One configuration is an array without further axes, a search one with many: ``predict`` and ``search`` call the same functions, so that
+they cannot disagree. Figures of sections have the sections along their first axis, those of stages the stages; further axes are
+configurations. Seconds and bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from paleo.lower import Program, Transfer
+from paleo.optimizers import Optimizer
+from paleo.precision import Precision
+from paleo.schedules.base import SCHEDULES, Numeric, Passes
+from paleo.timeline import Turn
+from paleo.work import Kernel
+
+Array = npt.NDArray[np.float64]
+RECOMPUTE = ("none", "selective", "full")
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """One turn of each section, without recomputation: seconds by pass, seconds of the collectives that computation waits for, bytes.
+
+    ``core`` is the part of ``forward`` inside the core of attention. ``repeat`` has the sections alone; so has ``parameters`` in one
+    program.
+    """
+
+    repeat: Array
+    parameters: Array
+    forward: Array
+    backward: Array
+    weights: Array
+    core: Array
+    forward_transfers: Array
+    backward_transfers: Array
+    saved_bytes: Array
+    core_bytes: Array
+    input_bytes: Array
+    largest_output_bytes: Array
+
+
+@dataclass(frozen=True, slots=True)
+class TurnTimes:
+    """One turn of each section with what it recomputes; bytes ``kept`` for backward, and ``transient`` ones of one turn at a time."""
+
+    forward: Array
+    backward: Array
+    weights: Array
+    forward_transfers: Array
+    backward_transfers: Array
+    kept: Array
+    transient: Array
+
+    @property
+    def forwards(self) -> Array:
+        """Seconds of a forward turn with its collectives."""
+        return self.forward + self.forward_transfers
+
+    @property
+    def backwards(self) -> Array:
+        """Seconds of a backward turn with its collectives; gradients of weights apart."""
+        return self.backward + self.backward_transfers
+
+    @property
+    def turn(self) -> Array:
+        """Seconds of one turn, forward and backward."""
+        return self.forwards + self.backwards + self.weights
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """How kernels and blocking collectives add up to sections: matrices of (sections, kernels) and (sections, collectives)."""
+
+    forward: Array
+    backward: Array
+    weights: Array
+    core: Array
+    forward_transfers: Array
+    backward_transfers: Array
+
+    @classmethod
+    def of(cls, program: Program) -> Sums:
+        """Kernels and `waits` in the order of the program."""
+        sections = program.sections
+        kernels = [(i, counted) for i, section in enumerate(sections) for counted in section.kernels]
+        waiting = list(waits(program))
+
+        def matrix(cells: Sequence[tuple[int, float, bool]]) -> Array:
+            found = np.zeros((len(sections), len(cells)))
+            for column, (row, times, counts) in enumerate(cells):
+                found[row, column] = times * counts
+            return found
+
+        forward, backward, weights = (
+            matrix([(i, one.times, one.kernel.phase == phase) for i, one in kernels])
+            for phase in ("forward", "backward", "backward_weight")
+        )
+        core = matrix([(i, one.times, one.core and one.kernel.phase == "forward") for i, one in kernels])
+        ways = (matrix([(i, one.times, one.phase == phase) for i, one in waiting]) for phase in ("forward", "backward"))
+        return cls(forward, backward, weights, core, *ways)
+
+
+def waits(program: Program) -> Iterator[tuple[int, Transfer]]:
+    """The collectives that computation waits for, each with the position of its section."""
+    for index, section in enumerate(program.sections):
+        for one in section.transfers:
+            if not one.overlapped:
+                yield index, one
+
+
+#: Byte figures of a section that `Columns` holds.
+BYTES = ("saved_bytes", "core_bytes", "input_bytes", "largest_output_bytes")
+
+
+def columns(program: Program, kernels: Array, transfers: Array, sizes: Sequence[Array]) -> Columns:
+    """Columns from seconds of every kernel (kernels, …) and of every blocking collective (`waits`, …); ``sizes`` as in `BYTES`."""
+    sums = Sums.of(program)
+    return Columns(
+        section_figures(program, "repeat"),
+        section_figures(program, "parameters"),
+        sums.forward @ kernels,
+        sums.backward @ kernels,
+        sums.weights @ kernels,
+        sums.core @ kernels,
+        sums.forward_transfers @ transfers,
+        sums.backward_transfers @ transfers,
+        *sizes,
+    )
+
+
+def section_figures(program: Program, name: str) -> Array:
+    """A figure of each section of a program."""
+    return np.array([getattr(section, name) for section in program.sections], dtype=np.float64)
+
+
+def wholly_recomputed(repeat: Array) -> npt.NDArray[np.bool_]:
+    """Sections that full recomputation runs again: the repeated blocks, or all where nothing repeats."""
+    blocks = repeat > 1
+    return blocks if blocks.any() else np.ones_like(blocks)
+
+
+def recomputed(columns: Columns, recompute: str) -> TurnTimes:
+    """Turns under ``none``, ``selective`` (the core of attention) or ``full`` recomputation (from the input of each block).
+
+    Reference: Korthikanti et al., Reducing activation recomputation in large transformer models, MLSys 2023.
+    """
+    c = columns
+    shape = (-1,) + (1,) * (c.forward.ndim - 1)
+    whole = (wholly_recomputed(c.repeat) & (recompute == "full")).reshape(shape)
+    core = float(recompute == "selective")
+    again = np.where(whole, c.forward, core * c.core)
+    kept = np.where(whole, c.input_bytes, c.saved_bytes) - core * c.core_bytes
+    return TurnTimes(
+        c.forward,
+        c.backward + again,
+        c.weights,
+        c.forward_transfers,
+        c.backward_transfers + np.where(whole, c.forward_transfers, 0.0),
+        kept,
+        np.where(whole, c.saved_bytes, 0.0).max(axis=0),
+    )
+
+
+def turns_held(program_sections: int, chunks: Sequence[Sequence[tuple[int, int]]], stages: int) -> Array:
+    """Turns of each section on each stage, (stages, sections): stage s holds every ``stages``-th chunk from the s-th on."""
+    held = np.zeros((stages, program_sections))
+    for index, chunk in enumerate(chunks):
+        for section, turns in chunk:
+            held[index % stages, section] += turns
+    return held
+
+
+def over(held: Array, figures: Array) -> Array:
+    """Figures of sections summed over what each stage holds: (stages, sections) with (sections, …) to (stages, …)."""
+    return np.tensordot(held, figures, axes=1)
+
+
+# one stage: streams
+
+
+def walk(
+    turns: Iterable[Turn], forward: Array, backward: Array, gather: Array | None, buckets: Sequence[Numeric], start: Numeric
+) -> tuple[Numeric, Numeric]:
+    """When the computing and the network stream have done one pass [s]; the computing one is free from ``start`` on.
+
+    Each stream is served in the order in which its work becomes ready. A gather starts once the turn before the last has ended, and
+    the turn waits for it; buckets go out after their turn. ``forward``, ``backward`` and ``gather`` are seconds by section,
+    ``buckets`` by turn.
+    """
+    compute, network, issued = start, 0.0 * np.asarray(start), 0.0 * np.asarray(start)
+    sent: list[tuple[Numeric, Numeric]] = []
+    for turn, bucket in zip(turns, buckets, strict=True):
+        if turn.gathers and gather is not None:
+            network = np.maximum(network, issued) + gather[turn.section]
+            awaited, issued = network, np.asarray(compute)
+            network = _served(network, sent)
+            compute = np.maximum(compute, awaited)
+        compute = compute + (forward if turn.direction == "forward" else backward)[turn.section] * turn.count
+        if turn.buckets:
+            sent.append((compute, bucket))
+    return compute, _served(network, sent)
+
+
+def _served(free: Array, waiting: list[tuple[Numeric, Numeric]]) -> Array:
+    for ready, seconds in waiting:
+        free = np.maximum(free, ready) + seconds
+    waiting.clear()
+    return free
+
+
+# a pipeline
+
+
+def pipeline_end(name: str, passes: Passes, microbatches: Numeric, chunks: int, tails: Array) -> Array:
+    """When the last stage has done its passes and what follows them, ``tails`` (stages, …) [s]."""
+    schedule = SCHEDULES[name]
+    span = schedule.span(passes, microbatches, chunks)
+    return np.asarray((schedule.ends(span, passes, microbatches, chunks) + tails).max(axis=0))
+
+
+def alive(name: str, stages: int, microbatches: Numeric, chunks: int) -> Array:
+    """Microbatches whose activations live at once on each stage, as a fraction where chunks are parts of it: (stages, …)."""
+    if stages == 1:
+        return np.ones((1,) + np.ndim(microbatches) * (1,))
+    stage = np.arange(float(stages)).reshape((-1,) + np.ndim(microbatches) * (1,))
+    return np.asarray(SCHEDULES[name].alive(stage, stages, microbatches, chunks)) / chunks
+
+
+# update and memory
+
+
+def update_kernel(count: float, chosen: Optimizer, formats: Precision) -> Kernel:
+    """The optimizer as one pass over all that it reads and writes of ``count`` parameters."""
+    read, written = (count * per_parameter for per_parameter in chosen.update_bytes(formats))
+    shape = {"rows": count, "columns": 1.0}
+    return Kernel("update", "memory", "optimizer", "update", 0.0, count * chosen.flops, read, written, shape)
+
+
+@dataclass(frozen=True, slots=True)
+class States:
+    """Bytes of what training keeps for each parameter on a stage, (stages, …), and of what sharding gathers at a time."""
+
+    parameters: Array
+    gradients: Array
+    optimizer: Array
+    gathered: Numeric
+
+
+def states(
+    parameters: Array, largest: Numeric, ranks: Numeric, zero: int, chosen: Optimizer, formats: Precision, *, training: bool = True
+) -> States:
+    """States of ``parameters`` elements on each stage, sharded over ``ranks`` as ZeRO's stages say (Rajbhandari et al., SC 2020).
+
+    ``largest``: elements of the largest section; with sharded parameters two of them are whole at once.
+    """
+    share = [1.0 / np.asarray(ranks) if zero >= stage else 1.0 for stage in (3, 2, 1)]
+    return States(
+        parameters * formats.parameter * share[0],
+        parameters * (formats.gradient * training) * share[1],
+        parameters * (chosen.state_bytes(formats) * training) * share[2],
+        2.0 * largest * formats.parameter if zero == 3 else 0.0 * np.asarray(largest),
+    )
+
+
+def workspace(largest_output_bytes: Array, transient: Array, bucket: Numeric) -> Array:
+    """Two of the largest activations (a gradient and its successor), two buckets, and what recomputation brings back."""
+    return 2.0 * largest_output_bytes.max(axis=0) + 2.0 * bucket + transient
+
+
+def memory(held: States, activations: Array, work: Numeric) -> Array:
+    """Bytes of each stage, all parts together."""
+    return held.parameters + held.gradients + held.optimizer + activations + work + held.gathered

@@ -1,0 +1,108 @@
+"""``paleo calibrate --fit FILE…`` fits measured tables; ``paleo calibrate`` measures a device first."""
+
+from __future__ import annotations
+
+import datetime
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+from paleo.calibrate.files import Job, calibrations, fit_all, jobs, yaml_text
+from paleo.errors import SpecError
+from paleo.specs.calibration import Calibration
+from paleo.specs.catalog import FOLDERS, catalog_root
+from paleo.validate.command import written_whole
+
+
+def fit(
+    files: Sequence[str],
+    *,
+    output: str | None = None,
+    output_dir: str | None = None,
+    only: Sequence[str] = (),
+    today: str | None = None,
+) -> int:
+    """Fit the tables and write one calibration file a device or system; the exit code.
+
+    ``output`` is one file, for tables of one subject; ``output_dir`` a folder for one file a subject, where entries of
+    other families are kept. Errors in the input raise PaleoError.
+    """
+    if not files:
+        raise SpecError("--fit: no file is named; expected measured tables, such as measurements/gemm.csv.gz")
+    if output is not None and output_dir is not None:
+        raise SpecError("-o and --output-dir exclude each other: one file, or one file a device in a folder")
+    work = jobs(files, only)
+    if not work:
+        raise SpecError(f"{files[0]}: no row can be fitted; `paleo validate` says why")
+    places = _places(sorted({job.subject for job in work}), output, output_dir)
+    with _progress(len(work)) as report:
+        fits = fit_all(work, today or datetime.date.today().isoformat(), report)
+    kept = places[min(places)].parent if output is None else None
+    for subject, calibration in calibrations(fits, kept).items():
+        written_whole(places[subject], partial(_write, yaml_text(calibration)))
+        _print_summary(calibration, places[subject])
+    return 0
+
+
+def _write(content: str, path: str) -> None:
+    Path(path).write_text(content, encoding="utf-8")
+
+
+def _places(subjects: Sequence[str], output: str | None, output_dir: str | None) -> dict[str, Path]:
+    """The file of each subject; SpecError when it cannot be written."""
+    if output is not None:
+        if len(subjects) > 1:
+            raise SpecError(
+                f"-o {output}: the tables hold {len(subjects)} subjects ({', '.join(subjects[:6])}); choose one with "
+                "--only, or name a folder with --output-dir"
+            )
+        path = Path(output)
+        if path.suffix not in (".yaml", ".yml"):
+            raise SpecError(f"-o {output}: expected a name that ends in .yaml")
+        folder = path.parent
+    else:
+        folder = Path(output_dir) if output_dir is not None else catalog_root() / FOLDERS["calibrations"]
+    if not folder.is_dir():
+        raise SpecError(f"{folder}: no such folder")
+    return {name: Path(output) if output is not None else folder / f"{name}.yaml" for name in subjects}
+
+
+@contextmanager
+def _progress(count: int) -> Iterator[Callable[[Job], object]]:
+    """A progress bar on stderr; called with each job as it starts."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task("", total=count)
+        started = 0
+
+        def report(job: Job) -> None:
+            nonlocal started
+            bar.update(task, completed=started, description=job.label)
+            if not console.is_terminal:
+                sys.stderr.write(f"[{started + 1}/{count}] {job.label}\n")
+            started += 1
+
+        yield report
+        bar.update(task, completed=count, description="done")
+
+
+def _print_summary(calibration: Calibration, path: Path) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"{calibration.subject} -> {path}", title_justify="left")
+    for heading in ("family", "stack", "fitted", "held out", "median", "MAPE", "bias", "total"):
+        table.add_column(heading, justify="left" if heading in ("family", "stack") else "right")
+    for entry in calibration.entries:
+        one = entry.residual
+        shares = ("-",) * 4 if one is None else (
+            f"{one.median_ape:.1%}", f"{one.mape:.1%}", f"{one.bias:+.1%}", f"{one.total_error:+.1%}"
+        )  # fmt: skip
+        table.add_row(entry.family, entry.stack, str(entry.rows_fitted), str(entry.rows_held_out), *shares)
+    Console(width=None if sys.stdout.isatty() else 120, highlight=False).print(table)

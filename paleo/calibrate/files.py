@@ -1,0 +1,201 @@
+"""From measured tables to calibration files: fit every family of every device, and write one YAML for each.
+
+The rows of one subject, family and way of timing are fitted together (its variants share all but the launch); kinds of
+tables say where a search sets out and what their rows cannot tell (``TableKind.fit_plan``). Everything is
+deterministic, so that the same tables give the same files.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import yaml
+
+from paleo.calibrate.fit import FitResult, IntervalBin, Residual, Rows, fit, split
+from paleo.errors import SpecError, near
+from paleo.specs.calibration import Calibration, Entry
+from paleo.specs.loading import parse_yaml, validate
+from paleo.validate.kinds.base import FitPlan, TableKind, groups, kind_of, measured_time, read_table, text
+
+#: Order of the fits: stacks with many rows first, since others set out from them.
+ORDER = ("graph", "kernel", "eager", "back-to-back")
+#: Fewer rows than this are all fitted, none held out.
+LEAST_ROWS = 12
+#: Significant digits of what is written.
+DIGITS, ERROR_DIGITS = 5, 3
+HEADER = "# Fitted by `paleo calibrate --fit` to measured tables; residuals are those of rows that were not fitted.\n"
+
+
+@dataclass(frozen=True)
+class Job:
+    """Rows that are fitted together, and what they are rows of."""
+
+    kind: TableKind[Any]
+    file: str
+    subject: str
+    family: str
+    stack: str
+    rows: tuple[Rows, ...]
+
+    @property
+    def label(self) -> str:
+        """For people: subject, family, stack and the count of rows."""
+        return f"{self.subject} {self.family} {self.stack} ({sum(len(one.measured) for one in self.rows)} rows)"
+
+
+@dataclass(frozen=True)
+class Fit:
+    """One entry of a calibration file, and the subject that it belongs to."""
+
+    subject: str
+    entry: Entry
+
+
+def jobs(files: Iterable[str | Path], only: Sequence[str] = ()) -> list[Job]:
+    """What there is to fit in the tables, in the order of the fits; ``only`` names subjects."""
+    found = [job for file in files for job in _jobs_of(file)]
+    subjects = {job.subject for job in found}
+    for name in only:
+        if name not in subjects:
+            raise SpecError(f"the tables have no rows of {name!r} to fit; {near(name, subjects)}")
+    chosen = [job for job in found if not only or job.subject in only]
+    return sorted(chosen, key=lambda job: (_order(job.stack), job.family, job.subject))
+
+
+def _order(stack: str) -> int:
+    return ORDER.index(stack) if stack in ORDER else len(ORDER)
+
+
+def _jobs_of(file: str | Path) -> Iterator[Job]:
+    frame = read_table(file)
+    kind = kind_of(frame.columns)
+    if not kind.calibrates:
+        return
+    frame = frame[np.isfinite(kind.measured(frame))]
+    together: dict[tuple[str, str, str], list[Rows]] = {}
+    for group in groups(kind, frame):
+        figures = kind.figures(group.subject, group.dtype, group.compute)
+        key = (kind.traits(figures)[0], group.family, group.stack.partition("/")[0])
+        rows = Rows(group.frame, figures, group.stack, measured_time(group.frame))
+        together.setdefault(key, []).append(rows)
+    for (subject, family, stack), rows_of in together.items():
+        yield Job(kind, Path(file).name, subject, family, stack, tuple(rows_of))
+
+
+def fit_all(work: Sequence[Job], date: str, report: Callable[[Job], object] = lambda job: None) -> list[Fit]:
+    """Fit job after job; later ones may set out from what earlier ones found."""
+    fitted: dict[tuple[str, str, str], Any] = {}
+    out: list[Fit] = []
+    for job in work:
+        report(job)
+        result = fitted_job(job, fitted)
+        fitted |= {(job.subject, job.family, stack): values for stack, values in result.parameters.items()}
+        out += [Fit(job.subject, entry) for entry in _entries(job, result, date)]
+    return out
+
+
+def fitted_job(job: Job, fitted: Mapping[tuple[str, str, str], Any]) -> FitResult[Any]:
+    """The fit of one job by its kind's plan."""
+    plan: FitPlan = job.kind.fit_plan(job.subject, job.family, job.stack, job.rows[0].figures, fitted)
+    return fit(
+        job.kind, job.rows, plan.start, alternatives=plan.alternatives, apart=plan.apart, fixed=plan.fixed,
+        training_rows=plan.training_rows, starts=plan.starts, prior=plan.prior, hold_out=_many(job),
+    )  # fmt: skip
+
+
+def _many(job: Job) -> bool:
+    """Whether all three parts of a split would have rows."""
+    parts = [split(one.frame, job.kind.configuration) for one in job.rows]
+    together = np.concatenate(parts)
+    return len(together) >= LEAST_ROWS and all((together == part).any() for part in range(3))
+
+
+def _entries(job: Job, result: FitResult[Any], date: str) -> Iterator[Entry]:
+    for stack, parameters in result.parameters.items():
+        frame = pd.concat([one.frame for one in job.rows if one.stack == stack])
+        residual, tested = result.residual_by_stack[stack], result.rows_held_out > 0
+        yield Entry(
+            family=job.family,
+            stack=stack,
+            source=f"{job.file} ({', '.join(sorted(set(text(frame, 'source')) - {''}))})",
+            date=date,
+            library=_library(frame),
+            rows_fitted=result.rows_fitted,
+            rows_held_out=residual.rows if tested else 0,
+            parameters={name: _rounded(value) for name, value in dataclasses.asdict(parameters).items()},
+            uncertainty=_uncertainty(result.uncertainty, stack),
+            residual=_residual(residual) if tested and residual.rows else None,
+            interval=_interval(result.interval_by_stack[stack]),
+            notes=None
+            if tested
+            else f"all {residual.rows} rows fitted, none held out (MAPE there {residual.mape:.3f})",
+        )
+
+
+def _library(frame: pd.DataFrame) -> str | None:
+    """The libraries of the rows, the most frequent first."""
+    names = text(frame, "library")
+    return "; ".join(names[names != ""].value_counts().index[:3])[:200] or None
+
+
+def _uncertainty(sigma: Mapping[str, float], stack: str) -> dict[str, float]:
+    mine = {name: value for name, value in sigma.items() if "[" not in name or name.endswith(f"[{stack}]")}
+    return {name.partition("[")[0]: _rounded(value, ERROR_DIGITS) for name, value in mine.items()}
+
+
+def _residual(one: Residual) -> dict[str, float]:
+    return {
+        name: value if name == "rows" else _rounded(value, ERROR_DIGITS)
+        for name, value in dataclasses.asdict(one).items()
+    }
+
+
+def _interval(bins: Sequence[IntervalBin]) -> tuple[dict[str, float], ...]:
+    """Bins as data, the last without an end; one that holds just its fit's own rows may not exclude the prediction."""
+    return tuple(
+        {
+            **({} if math.isinf(one.up_to_s) else {"up_to_s": _rounded(one.up_to_s, 4)}),
+            "low": _rounded(one.low, 4),
+            "high": _rounded(one.high, 4),
+        }
+        for one in bins
+    )
+
+
+def _rounded(value: float, digits: int = DIGITS) -> float:
+    return float(f"{value:.{digits}g}")
+
+
+def calibrations(fits: Sequence[Fit], folder: Path | None = None) -> dict[str, Calibration]:
+    """One calibration a subject; entries that its file in ``folder`` has of other families and stacks are kept."""
+    out = {}
+    for subject in sorted({one.subject for one in fits}):
+        new = {(one.entry.family, one.entry.stack): one.entry for one in fits if one.subject == subject}
+        kept = _existing(folder / f"{subject}.yaml") if folder else {}
+        every = sorted((kept | new).items())
+        out[subject] = Calibration(name=subject, subject=subject, entries=tuple(entry for _, entry in every))
+    return out
+
+
+def _existing(path: Path) -> dict[tuple[str, str], Entry]:
+    if not path.is_file():
+        return {}
+    data = parse_yaml(path.read_text(encoding="utf-8"), where=path)
+    found = validate(Calibration, {"name": path.stem, **data}, path)
+    return {(entry.family, entry.stack): entry for entry in found.entries}
+
+
+def yaml_text(calibration: Calibration) -> str:
+    """A calibration as the text of its file."""
+    entries = [entry.model_dump(exclude_defaults=True, mode="json") for entry in calibration.entries]
+    body = yaml.safe_dump(
+        {"subject": calibration.subject, "entries": entries}, sort_keys=False, width=118, allow_unicode=True
+    )
+    return HEADER + body

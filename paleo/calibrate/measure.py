@@ -1,0 +1,422 @@
+"""Timing of points on a device through torch: what to call, how long it takes, and tables that grow row by row.
+
+On a CUDA device a point is captured into a CUDA graph and replayed between two events, so that the host does not count;
+where it cannot be captured it is launched in a loop. Inputs are random normal numbers (constant ones draw less power),
+times are medians after a warm-up. On the CPU, for tests of the path, a wall clock stands in.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from paleo.calibrate.microbenchmarks import Point
+from paleo.errors import PaleoError, SpecError
+from paleo.specs.hardware import find_device
+from paleo.units import MEGA, MICROSECOND, MILLISECOND
+
+SOURCE = "paleo calibrate"
+#: Bytes that are written between cold calls, to empty any last-level cache there is.
+FLUSH = 2**28
+#: Copies of the weights that take turns in a replayed product, as in inference.
+WEIGHT_COPIES = 5
+#: Calls in one captured graph, samples of a median, and about how long one sample may take [s].
+CALLS, SAMPLES, SAMPLE_TIME = 20, 7, 15 * MILLISECOND
+Call = Callable[[], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Median seconds of one call, and how it was timed: graph, back-to-back (a loop of launches) or eager."""
+
+    seconds: float
+    timing: str
+
+
+class Stopwatch(Protocol):
+    """Times a call."""
+
+    def time(self, calls: Sequence[Call], flush: Call | None) -> Timing:
+        """Median seconds of the calls, taken in turn; ``flush`` empties caches before each one and is not counted."""
+
+
+class WallClock:
+    """Of the host: for devices that compute while the caller waits."""
+
+    def time(self, calls: Sequence[Call], flush: Call | None) -> Timing:
+        """Median of a few calls."""
+        samples = []
+        for index in range(SAMPLES + 1):
+            if flush is not None:
+                flush()
+            start = time.perf_counter()
+            calls[index % len(calls)]()
+            samples.append(time.perf_counter() - start)
+        return Timing(statistics.median(samples[1:]), "back-to-back")
+
+
+class CudaClock:
+    """CUDA events round replays of a captured graph, or round a loop where capture is refused."""
+
+    def __init__(self, torch: Any) -> None:
+        self.torch = torch
+
+    def time(self, calls: Sequence[Call], flush: Call | None) -> Timing:
+        """Median over samples; cold calls one by one, with the flush before the first event."""
+        for call in (*calls, *calls):
+            call()
+        self.torch.cuda.synchronize()
+        if flush is not None:
+            samples = [self._between(calls[index % len(calls)], flush) for index in range(SAMPLES)]
+            return Timing(statistics.median(samples), "kernel")
+        replay, timing = self._repeated(calls)
+        replay()
+        rough = self._between(replay)
+        repeats = max(1, min(20, round(SAMPLE_TIME / max(rough, MICROSECOND))))
+        samples = [self._between(lambda: [replay() for _ in range(repeats)]) / repeats for _ in range(SAMPLES)]
+        return Timing(statistics.median(samples) / CALLS, timing)
+
+    def _repeated(self, calls: Sequence[Call]) -> tuple[Call, str]:
+        """One call that makes CALLS of them, in turn."""
+
+        def loop() -> None:
+            for index in range(CALLS):
+                calls[index % len(calls)]()
+
+        graph = self.torch.cuda.CUDAGraph()
+        try:
+            with self.torch.cuda.graph(graph):
+                loop()
+        except RuntimeError:
+            self.torch.cuda.synchronize()
+            return loop, "back-to-back"
+        return graph.replay, "graph"
+
+    def _between(self, call: Call, before: Call | None = None) -> float:
+        start, end = (self.torch.cuda.Event(enable_timing=True) for _ in range(2))
+        if before is not None:
+            before()
+        start.record()
+        call()
+        end.record()
+        end.synchronize()
+        return float(start.elapsed_time(end)) * MILLISECOND
+
+
+@dataclass
+class Bench:
+    """A device, what measures on it, and what its rows carry besides times."""
+
+    torch: Any
+    device: Any
+    name: str
+    clock: Stopwatch
+    library: str
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def on_cuda(self) -> bool:
+        """Whether the device is a CUDA device."""
+        return bool(self.device.type == "cuda")
+
+    def measure(self, point: Point) -> dict[str, Any]:
+        """The row of a point with its time and the circumstances."""
+        with self.torch.no_grad(), _tf32(self.torch, point.row.get("dtype") == "tf32"):
+            calls = BUILDERS[point.table](self, point.row)
+            flush = self._flush if point.row.get("cache") == "cold" else None
+            timing = self.clock.time(calls, flush)
+        return self.row(point, timing)
+
+    def row(self, point: Point, timing: Timing) -> dict[str, Any]:
+        """A row of the point's table."""
+        times = {"time_us": round(timing.seconds / MICROSECOND, 4), "timing": timing.timing}
+        return {"source": SOURCE, "device": self.name, "library": self.library, **point.row, **times, **self.more} | (
+            {"clock_mhz": sustained_clock(self.torch, self.device)} if self.on_cuda else {"clock_mhz": ""}
+        )
+
+    def _flush(self) -> None:
+        if not hasattr(self, "_scratch"):
+            self._scratch = self.torch.empty(FLUSH if self.on_cuda else 2**22, dtype=self.torch.uint8, device=self.device)
+        self._scratch.zero_()
+
+    def normal(self, *shape: int, dtype: str) -> Any:
+        """Random normal numbers on the device."""
+        names = {"fp32": "float32", "tf32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+        return self.torch.randn(*shape, device=self.device, dtype=getattr(self.torch, names[dtype]))
+
+
+@contextmanager
+def _tf32(torch: Any, allowed: bool) -> Iterator[None]:
+    """fp32 products in fp32, unless TF32 is what is measured."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if allowed else "highest")
+    cudnn = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = allowed
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+        torch.backends.cudnn.allow_tf32 = cudnn
+
+
+def _gemm(bench: Bench, row: Mapping[str, Any]) -> list[Call]:
+    m, n, k, batch, dtype = row["m"], row["n"], row["k"], row["batch"], row["dtype"]
+
+    def operand(rows: int, columns: int, turned: bool) -> Any:
+        shape = (columns, rows) if turned else (rows, columns)
+        made = bench.normal(*((batch, *shape) if batch > 1 else shape), dtype=dtype)
+        return made.transpose(-1, -2) if turned else made
+
+    left = operand(m, k, row["trans_a"] == "T")
+    copies = WEIGHT_COPIES if bench.on_cuda else 1
+    return [_bound(bench.torch.matmul, left, operand(k, n, row["trans_b"] == "T")) for _ in range(copies)]
+
+
+def _elementwise(bench: Bench, row: Mapping[str, Any]) -> list[Call]:
+    torch, shape = bench.torch, tuple(int(part) for part in row["shape"].split("x"))
+    x, out = bench.normal(*shape, dtype=row["dtype"]), bench.normal(*shape, dtype=row["dtype"])
+    functional = torch.nn.functional
+    operations: dict[str, Call] = {
+        "add": lambda: torch.add(x, other, out=out),
+        "copy": lambda: out.copy_(x),
+        "relu": lambda: functional.relu(x),
+        "gelu": lambda: functional.gelu(x),
+        "softmax": lambda: functional.softmax(x, dim=-1),
+        "layernorm": lambda: functional.layer_norm(x, shape[-1:]),
+    }
+    other = bench.normal(*shape, dtype=row["dtype"]) if row["op"] == "add" else x
+    return [operations[row["op"]]]
+
+
+def _attention(bench: Bench, row: Mapping[str, Any]) -> list[Call]:
+    torch, d = bench.torch, row["head_dim"]
+    query = bench.normal(row["batch"], row["q_heads"], row["q_len"], d, dtype=row["dtype"])
+    key, value = (bench.normal(row["batch"], row["kv_heads"], row["kv_len"], d, dtype=row["dtype"]) for _ in range(2))
+    attend = torch.nn.functional.scaled_dot_product_attention
+    how = {"is_causal": bool(row["causal"]), "enable_gqa": row["q_heads"] != row["kv_heads"]}
+    if not row["phase"].endswith("backward"):
+        return [_bound(attend, query, key, value, **how)]
+    with torch.enable_grad():
+        inputs = [one.requires_grad_() for one in (query, key, value)]
+        out = attend(*inputs, **how)
+    gradient = torch.randn_like(out)
+    return [_bound(torch.autograd.grad, out, inputs, gradient, retain_graph=True)]
+
+
+def _conv(bench: Bench, row: Mapping[str, Any]) -> list[Call]:
+    torch, dtype = bench.torch, row["dtype"]
+    torch.backends.cudnn.benchmark = True
+    x = bench.normal(row["n"], row["c"], row["h"], row["w"], dtype=dtype)
+    weight = bench.normal(row["k"], row["c"], row["r"], row["s"], dtype=dtype)
+    how = {"stride": (row["stride_h"], row["stride_w"]), "padding": (row["pad_h"], row["pad_w"])}
+    out = torch.nn.functional.conv2d(x, weight, **how)
+    if row["direction"] == "fwd":
+        return [_bound(torch.nn.functional.conv2d, x, weight, **how)]
+    gradient = torch.randn_like(out)
+    of_data = row["direction"] == "bwd_data"
+    none, both, wanted = [0], [1, 1], [of_data, not of_data, False]
+    arguments = (gradient, x, weight, None, [*how["stride"]], [*how["padding"]], both, False, none * 2, 1, wanted)
+    return [_bound(torch.ops.aten.convolution_backward, *arguments)]
+
+
+def _rnn(bench: Bench, row: Mapping[str, Any]) -> list[Call]:
+    """One layer whose input has one feature, so that the input product is next to nothing."""
+    torch = bench.torch
+    cell = {"vanilla": torch.nn.RNN, "lstm": torch.nn.LSTM, "gru": torch.nn.GRU}[row["cell"]]
+    x = bench.normal(row["timesteps"], row["batch"], 1, dtype=row["dtype"])
+    layer = cell(1, row["hidden"]).to(device=bench.device, dtype=x.dtype)
+    if row["direction"] == "fwd":
+        return [_bound(layer, x)]
+    with torch.enable_grad():
+        out, _ = layer(x.requires_grad_())
+    leaves = [x, *layer.parameters()]
+    return [_bound(torch.autograd.grad, out, leaves, torch.randn_like(out), retain_graph=True)]
+
+
+def _copies(bench: Bench, row: Mapping[str, Any]) -> list[Call]:
+    torch = bench.torch
+    host = torch.empty(row["bytes"], dtype=torch.uint8, pin_memory=bench.on_cuda)
+    there = torch.empty(row["bytes"], dtype=torch.uint8, device=bench.device)
+    target, origin = (there, host) if row["copy"] == "h2d" else (host, there)
+    return [_bound(target.copy_, origin, non_blocking=True)]
+
+
+def _bound(call: Callable[..., object], *arguments: Any, **named: Any) -> Call:
+    return lambda: call(*arguments, **named)
+
+
+#: Table -> what makes the calls of a row.
+BUILDERS: Mapping[str, Callable[[Bench, Mapping[str, Any]], list[Call]]] = {
+    "gemm": _gemm,
+    "elementwise": _elementwise,
+    "attention": _attention,
+    "conv": _conv,
+    "rnn": _rnn,
+    "copies": _copies,
+}
+
+
+def import_torch() -> Any:
+    """torch; SpecError says how to get it where it is not installed."""
+    try:
+        import torch
+    except ImportError:
+        raise SpecError("measuring needs torch, which is not installed; pip install 'paleo-perf[torch]'") from None
+    return torch
+
+
+def bench(text: str, name: str | None, date: str) -> Bench:
+    """What measures on a device (``cuda:0``, or ``cpu`` for tests); ``name`` is its catalog name where torch's is none."""
+    torch = import_torch()
+    try:
+        device = torch.device(text)
+    except RuntimeError:
+        raise SpecError(f"--device {text}: no such kind of device; expected cuda, cuda:1 or cpu") from None
+    if device.type not in ("cuda", "cpu"):
+        raise SpecError(f"--device {text}: expected cuda, cuda:1, … (or cpu, to test the path)")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise SpecError(
+            f"--device {text}: torch {torch.__version__} sees no CUDA device. Measuring needs an NVIDIA GPU, its driver and a "
+            "CUDA build of torch; measured tables of other machines are fitted with --fit FILE…"
+        )
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise SpecError(f"--device {text}: there are {torch.cuda.device_count()} CUDA devices")
+    on_cuda = device.type == "cuda"
+    reported = torch.cuda.get_device_name(device) if on_cuda else "cpu"
+    if on_cuda:
+        torch.cuda.set_device(device)
+    clock: Stopwatch = CudaClock(torch) if on_cuda else WallClock()
+    more = {"device_reported": reported, "driver": _driver() if on_cuda else "", "date": date}
+    return Bench(torch, device, catalog_name(reported, name), clock, _library(torch), more)
+
+
+def catalog_name(reported: str, name: str | None) -> str:
+    """The catalog name of a device; SpecError asks for ``--name`` where what CUDA reports is no alias of any."""
+    try:
+        return find_device(name or reported).name
+    except PaleoError as error:
+        if name is not None:
+            raise SpecError(f"--name {name}: {error}") from None
+        raise SpecError(f"the device calls itself {reported!r}, which the catalog does not know; say --name NAME: {error}") from None
+
+
+def _library(torch: Any) -> str:
+    version = torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None
+    cudnn = f" (cuDNN {version // 10000}.{version // 100 % 100}.{version % 100})" if version else ""
+    return f"PyTorch {torch.__version__}{cudnn}"
+
+
+def _driver() -> str:
+    return _nvidia_smi("driver_version")
+
+
+def _nvidia_smi(what: str) -> str:
+    command = ["nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader,nounits"]
+    with suppress(OSError, subprocess.SubprocessError):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+        return done.stdout.strip().splitlines()[0].strip()
+    return ""
+
+
+def sustained_clock(torch: Any, device: Any) -> str:
+    """The clock of the multiprocessors right after a measurement [MHz], or '' where nothing tells it."""
+    with suppress(Exception):  # needs pynvml, and a driver that answers
+        return str(torch.cuda.clock_rate(device))
+    return _nvidia_smi("clocks.sm")
+
+
+class Tables:
+    """CSV files in a folder that grow row by row; what is there already is not measured again."""
+
+    def __init__(self, folder: Path, device: str, library: str) -> None:
+        self.folder, self.device, self.library = folder, device, library
+        self._done: dict[str, set[str]] = {}
+
+    def path(self, table: str) -> Path:
+        """The file of a table."""
+        return self.folder / f"{self.device}.{table}.csv"
+
+    def done(self, point: Point) -> bool:
+        """Whether the point was measured with this library."""
+        if point.table not in self._done:
+            self._done[point.table] = set(self._keys(point.table))
+        return self._key(point.row) in self._done[point.table]
+
+    def append(self, point: Point, row: Mapping[str, Any]) -> None:
+        """Write a row at the end of its table; the first row of a new table brings the header."""
+        path = self.path(point.table)
+        names = self._header(path) or list(row)
+        with path.open("a", newline="", encoding="utf-8") as stream:
+            writer = csv.DictWriter(stream, names, extrasaction="ignore", restval="")
+            if not stream.tell():
+                writer.writeheader()
+            writer.writerow(dict(row))
+        self.done(point)
+        self._done[point.table].add(self._key(point.row))
+
+    def files(self) -> list[Path]:
+        """The tables that there are."""
+        return sorted(self.folder.glob(f"{self.device}.*.csv"))
+
+    def _header(self, path: Path) -> list[str] | None:
+        if not path.is_file():
+            return None
+        with path.open(newline="", encoding="utf-8") as stream:
+            return next(csv.reader(stream), None)
+
+    def _keys(self, table: str) -> Iterator[str]:
+        path = self.path(table)
+        if path.is_file():
+            with path.open(newline="", encoding="utf-8") as stream:
+                for row in csv.DictReader(stream):
+                    if row.get("library") == self.library:
+                        yield self._key(row)
+
+    def _key(self, row: Mapping[str, Any]) -> str:
+        told = {"source", "device", "library", "time_us", "timing", "device_reported", "driver", "date", "clock_mhz"}
+        return "|".join(f"{name}={row[name]}" for name in sorted(row) if name not in told and row[name] is not None)
+
+
+def measure_all(
+    measured: Bench,
+    wanted: Sequence[Point],
+    tables: Tables,
+    budget: float,
+    report: Callable[[Point], object] = lambda point: None,
+) -> tuple[int, list[str]]:
+    """Measure points until they or the ``budget`` [s] are at an end: rows written, and what failed and why."""
+    start, written, failed = time.perf_counter(), 0, list[str]()
+    for point in wanted:
+        report(point)
+        if tables.done(point):
+            continue
+        if time.perf_counter() - start > budget:
+            break
+        try:
+            row = measured.measure(point)
+        except (RuntimeError, NotImplementedError) as error:  # out of memory, or a kernel that is not there
+            failed.append(f"{point.table} {point.key}: {str(error).splitlines()[0][:120]}")
+            if measured.on_cuda:
+                measured.torch.cuda.empty_cache()
+            continue
+        if math.isfinite(row["time_us"]) and row["time_us"] > 0:
+            tables.append(point, row)
+            written += 1
+    return written, failed
+
+
+def bandwidth(row: Mapping[str, Any]) -> float:
+    """Bytes per second of a row of ``copies``.
+
+    >>> bandwidth({"bytes": 1000000, "time_us": 100.0}) == 10**10
+    True
+    """
+    return float(row["bytes"]) / (float(row["time_us"]) / MEGA)

@@ -1,0 +1,130 @@
+"""What every importer makes of a network first: values with shapes, and the calls between them, in order of execution."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Shape = tuple[int, ...]
+
+
+@dataclass(eq=False)
+class Value:
+    """A tensor of the network. ``static`` means that it depends on no input: parameters, constants and what is made of them alone.
+
+    ``index`` marks whole numbers and truth values. ``sources`` are the parameters that a static value is made of, by name.
+    """
+
+    shape: Shape
+    origin: Literal["input", "parameter", "constant", "call"]
+    name: str = ""
+    index: bool = False
+    static: bool = False
+    sources: frozenset[str] = frozenset()
+    #: The input that whole numbers were made from.
+    root: Value | None = None
+    maker: Call | None = None
+
+    @property
+    def elements(self) -> int:
+        """How many numbers it holds."""
+        return math.prod(self.shape)
+
+
+@dataclass(eq=False)
+class Call:
+    """One operation of the source: ``kind`` in our words ("linear", "view", …; "unknown" when there is none), ``label`` in its own.
+
+    ``flops`` are those of contractions that the source's own counter saw inside, None where it has none. ``path`` is the module.
+    """
+
+    kind: str
+    label: str
+    inputs: list[Value | None]
+    outputs: list[Value]
+    options: dict[str, Any] = field(default_factory=dict)
+    flops: float | None = None
+    path: str = ""
+
+    @property
+    def out(self) -> Value:
+        """The first thing that it makes."""
+        return self.outputs[0]
+
+
+@dataclass(frozen=True)
+class Scope:
+    """One call of a module: the calls within it (from, to), what it took and gave, and the names of its own parameters."""
+
+    path: str
+    type: str
+    start: int
+    stop: int
+    given: Value | None
+    made: Value | None
+    parameters: tuple[str, ...]
+
+
+@dataclass
+class Trace:
+    """A network as it ran once. ``probes`` are sizes that stand for names: a batch of 1009 is "batch"."""
+
+    inputs: list[Value]
+    outputs: list[Value]
+    calls: list[Call]
+    parameters: Mapping[str, int]
+    probes: Mapping[str, int]
+    scopes: Sequence[Scope] = ()
+
+    def consumers(self) -> dict[Value, list[Call]]:
+        """Who reads each value, in order."""
+        found: dict[Value, list[Call]] = {}
+        for call in self.calls:
+            for value in dict.fromkeys(v for v in call.inputs if v is not None):
+                found.setdefault(value, []).append(call)
+        return found
+
+    def without_dead_calls(self) -> None:
+        """Drops what no output depends on."""
+        needed = set(self.outputs)
+        kept = []
+        for call in reversed(self.calls):
+            if any(value in needed for value in call.outputs):
+                needed.update(value for value in call.inputs if value is not None)
+                kept.append(call)
+        self.calls = kept[::-1]
+
+
+def record(
+    kind: str, label: str, inputs: Iterable[Value | None], shapes: Sequence[tuple[Shape, bool]], **more: Any
+) -> Call:
+    """A call whose outputs (shape, whether whole numbers) know what they depend on."""
+    inputs = list(inputs)
+    given = [value for value in inputs if value is not None]
+    static = all(value.static for value in given)
+    sources = frozenset().union(*(value.sources for value in given)) if static else frozenset[str]()
+    root = next((value.root for value in given if value.root is not None), None)
+    call = Call(kind, label, inputs, [], **more)
+    call.outputs = [Value(shape, "call", "", index, static, sources, root if index else None, call) for shape, index in shapes]
+    return call
+
+
+def probe_sizes(taken: Iterable[int], count: int, *, least: int, most: int | None = None) -> list[int]:
+    """Prime sizes that divide nothing in ``taken``, so that every multiple of them in a trace betrays where it comes from.
+
+    >>> probe_sizes([101, 4], 2, least=100)
+    [103, 107]
+    """
+    sizes = [size for size in taken if size > 1]
+    found: list[int] = []
+    candidates = range(least, most + 1) if most is not None else range(least, 20 * least)
+    ordered: Iterable[int] = reversed(candidates) if most is not None else candidates
+    for candidate in ordered:
+        prime = candidate > 1 and all(candidate % d for d in range(2, math.isqrt(candidate) + 1))
+        if prime and all(size % candidate for size in sizes):
+            found.append(candidate)
+            if len(found) == count:
+                break
+    return found

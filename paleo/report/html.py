@@ -1,0 +1,488 @@
+"""One self-contained page that answers a purchase question: no network, no libraries, fit for paper and telephone.
+
+It follows Bailey's and Hoefler's warnings (Twelve ways to fool the masses, 1991; Scientific benchmarking, 2015): rates stand beside
+times to solution, every number says whether it is predicted, calibrated and for which precision, and what is left out is a section.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from html import escape
+
+from paleo import __version__
+from paleo.predict import Prediction
+from paleo.report.assets import SCRIPT, STYLE
+from paleo.report.charts import COLOURS, Bar, Curve, bars, curves, deviations, legend, stacks
+from paleo.report.tables import PARTS, devices, energy, money, percent, rate
+from paleo.studies.comparison import Objective
+from paleo.studies.purchase import CHANGE, Offer, Purchase
+from paleo.studies.scaling import verdict
+from paleo.studies.training import Training
+from paleo.units import GIB, HOUR, duration, engineering, gibibytes
+
+NONE = "–"
+#: An MFU above this has hardly been reached by anybody; the page says so.
+RARE_MFU = 0.6
+_GOALS: dict[Objective, tuple[str, str]] = {
+    "time": ("Fastest", "time to solution"),
+    "cost": ("Cheapest", "cost"),
+    "energy": ("Least energy", "energy"),
+}
+
+
+def report(study: Purchase, *, date: str) -> str:
+    """The page as text; ``date`` is printed on it."""
+    asked = study.asked
+    title = f"Which system to train {asked.model.name} on?"
+    sections = [
+        _head(study, title, date),
+        _answer(study),
+        _table(study),
+        _pictures(study),
+        _scaling(study),
+        _plans(study),
+        _what_if(study),
+        _statistics(study),
+        _assumptions(study),
+        _sources(study),
+    ]
+    body = "\n".join(part for part in sections if part)
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
+        f"<style>{STYLE}</style></head>\n<body><main>\n{body}\n</main><script>{SCRIPT}</script></body></html>\n"
+    )
+
+
+def _head(study: Purchase, title: str, date: str) -> str:
+    asked = study.asked
+    dtypes = " or ".join(dict.fromkeys(one.made.plan.dtype for one in study.offers if one.made is not None))
+    words = f"{asked.amount.words}, global batch {study.global_batch:,} on every system, {dtypes} with {asked.run.optimizer}. "
+    badge = '<span class="badge">Predicted, not measured</span>'
+    return (
+        f"<header><p>{badge} Paleo {__version__}, {escape(date)}</p><h1>{escape(title)}</h1>"
+        f"<p>{escape(words)}Whole training steps: forward, backward, gradient exchange and update; "
+        f"no input pipeline, no restarts.</p></header>"
+    )
+
+
+# the answer
+
+
+def _answer(study: Purchase) -> str:
+    """The best system by each goal, the asked one first, and whether the order is certain."""
+    goals = sorted(_GOALS, key=lambda what: what != study.asked.objective)
+    cards = [_card(study, what) for what in goals]
+    if not any(cards):
+        least = [one for one in study.offers if one.made is not None]
+        reasons = "; ".join(f"{one.candidate.system.name}: {_shortage(one.made)}" for one in least if one.made)
+        return f'<section><h2>Answer</h2><p class="verdict no">It fits on none of them. {escape(reasons)}.</p></section>'
+    return f'<section id="answer"><h2>Answer</h2><div class="cards">{"".join(cards)}</div>{_caution(study)}</section>'
+
+
+def _shortage(made: Prediction) -> str:
+    return f"{gibibytes(made.memory.total)} wanted of {gibibytes(made.memory.capacity)}"
+
+
+def _card(study: Purchase, what: Objective) -> str:
+    winner = study.best(what)
+    if winner is None or winner.candidate.training is None:
+        return ""
+    head, _ = _GOALS[what]
+    rivals = study.rivals(winner, what)
+    others = [one for one in study.offers if one is not winner and one.candidate.runs]
+    certain = "no other system fits" if not others else "its interval is clear of all others"
+    if rivals:
+        certain = f"not certain: intervals overlap with {', '.join(one.candidate.system.name for one in rivals)}"
+    main = ' class="card main"' if what == study.asked.objective else ' class="card"'
+    return (
+        f"<div{main}><h3>{head}</h3><p class=winner>{escape(_name(winner))}</p>"
+        f"<p class=figure>{escape(_figure(winner.candidate.training, what))}</p>"
+        f"<p class=note>{escape(_range(winner.candidate.training, what))}; {escape(certain)}</p></div>"
+    )
+
+
+def _name(offer: Offer) -> str:
+    return f"{offer.gpus} × {offer.candidate.system.name}"
+
+
+def _figure(trained: Training, what: Objective) -> str:
+    shown = {"time": duration(trained.time), "cost": money(trained.cost), "energy": energy(trained.energy_kwh)}
+    return shown[what]
+
+
+def _range(trained: Training, what: Objective) -> str:
+    low, high = (end / trained.time for end in trained.interval)
+    if what == "time":
+        return f"90 % interval {duration(trained.interval[0])} to {duration(trained.interval[1])}"
+    if what == "energy":
+        return f"modelled from the work; {energy(trained.energy_limit_kwh)} at design power"
+    return f"90 % interval {money((trained.cost or 0) * low)} to {money((trained.cost or 0) * high)}"
+
+
+def _caution(study: Purchase) -> str:
+    """What a reader must know before acting on the cards."""
+    notes = []
+    unpriced = [one.candidate.system.name for one in study.offers if one.candidate.runs and _cost(one) is None]
+    if unpriced:
+        notes.append(f"No price is known for {', '.join(unpriced)}: the cheapest is the cheapest of the others.")
+    high = [one.candidate.system.name for one in study.offers if one.made is not None and one.made.mfu > RARE_MFU]
+    if high:
+        notes.append(
+            f"MFU above {percent(RARE_MFU)} for {', '.join(high)}: hardly anybody reaches that in practice; expect the slow end of the interval."
+        )
+    counts = sorted({one.gpus for one in study.offers})
+    if len(counts) > 1:
+        notes.append(f"GPU counts differ ({', '.join(map(str, counts))}), as asked; the global batch does not.")
+    notes += [f"{one.candidate.system.name}: {one.candidate.problem}" for one in study.offers if one.candidate.problem]
+    return f"<ul class=caution>{''.join(f'<li>{escape(note)}</li>' for note in notes)}</ul>" if notes else ""
+
+
+def _cost(offer: Offer) -> float | None:
+    return None if offer.candidate.training is None else offer.candidate.training.cost
+
+
+# side by side
+
+Cell = tuple[str, float | str | None]
+
+
+def _table(study: Purchase) -> str:
+    heads = (
+        "system", "GPUs", "step time", "samples/s", "MFU", "memory", "USD/h", "time to solution", "cost", "energy",
+    )  # fmt: skip
+    rows = [_row(one) for one in study.offers]
+    note = (
+        "Click a heading to sort. Small: the 90 % interval. MFU: model FLOP over the dense peak of the precision. "
+        "USD/h: whole nodes. Memory: the fullest GPU. Energy: modelled, and at design power."
+    )
+    return f"<section><h2>Side by side</h2>{table(heads, rows)}<p class=note>{note}</p></section>"
+
+
+def _row(offer: Offer) -> list[Cell]:
+    made, trained = offer.made, offer.candidate.training
+    name = offer.candidate.system.name
+    if made is None or trained is None:
+        return [(name, name), (str(offer.gpus), offer.gpus), *[(NONE, None)] * 8]
+    low, high = made.interval
+    memory = made.memory.total / made.memory.capacity
+    hourly = trained.price_per_hour
+    return [
+        (name, name),
+        (str(offer.gpus), offer.gpus),
+        (f"{duration(made.step_time)}\n{duration(low)} to {duration(high)}", made.step_time),
+        (rate(made.samples_per_s), made.samples_per_s),
+        (percent(made.mfu), made.mfu),
+        (f"{percent(memory)}\n{'fits' if made.memory.fits else 'does not fit'}", memory),
+        (NONE if hourly is None else f"{hourly:,.2f}", hourly),
+        (f"{duration(trained.time)}\n{duration(trained.interval[0])} to {duration(trained.interval[1])}", trained.time),
+        (NONE if trained.cost is None else money(trained.cost), trained.cost),
+        (_both_energies(trained), trained.energy),
+    ]
+
+
+def _both_energies(trained: Training) -> str:
+    return NONE if trained.energy is None else f"{energy(trained.energy_kwh)}\nup to {energy(trained.energy_limit_kwh)}"
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[Cell]]) -> str:
+    """A table whose columns sort; a cell is its text (a second line small) and what it sorts by (None: last)."""
+    listed = [list(row) for row in rows]
+    figures = [any(not isinstance(row[i][1], str) for row in listed) for i in range(len(heads))]
+    kinds = [" class=number" if figure else "" for figure in figures]
+    top = "".join(f"<th{kind}><button>{escape(head)}</button></th>" for head, kind in zip(heads, kinds, strict=True))
+    lines = "".join(f"<tr>{''.join(map(_cell, row, kinds))}</tr>" for row in listed)
+    return f"<div class=scroll><table class=sortable><thead><tr>{top}</tr></thead><tbody>{lines}</tbody></table></div>"
+
+
+def _cell(cell: Cell, kind: str) -> str:
+    text, key = cell
+    shown = "" if key is None else f"{key:.9g}" if isinstance(key, float | int) else key
+    first, _, second = text.partition("\n")
+    small = f"<br><small>{escape(second)}</small>" if second else ""
+    return f'<td{kind} data-key="{escape(shown)}">{escape(first)}{small}</td>'
+
+
+# pictures
+
+
+def _pictures(study: Purchase) -> str:
+    known = [one for one in study.offers if one.made is not None and one.candidate.training is not None]
+    colours = dict(zip((one.candidate.system.name for one in known), COLOURS * 3, strict=False))
+    parts = [_panel("Time to solution [h], 90 % interval", bars([_time_bar(one, colours) for one in known], "time to solution"))]
+    priced = [one for one in known if _cost(one) is not None]
+    if priced:
+        parts.append(_panel("Cost [USD], 90 % interval", bars([_cost_bar(one, colours) for one in priced], "cost")))
+    metered = [one for one in known if one.power is not None]
+    if metered:
+        drawn = bars([_energy_bar(one, colours) for one in metered], "energy")
+        parts.append(_panel("Energy [kWh], modelled; whisker: to design power", drawn))
+    parts.append(_panel("Where the time of a step goes", _step_stacks(known)))
+    parts.append(_panel("Memory of the fullest GPU; dashed: capacity", _memory_stacks(known)))
+    return f'<section><h2>Pictures</h2><div class="panels">{"".join(parts)}</div></section>'
+
+
+def _panel(title: str, drawing: str) -> str:
+    return f"<figure><figcaption>{escape(title)}</figcaption>{drawing}</figure>"
+
+
+def _time_bar(offer: Offer, colours: dict[str, str]) -> Bar:
+    trained = offer.candidate.training
+    assert trained is not None
+    low, high = trained.interval
+    colour = colours[offer.candidate.system.name]
+    return Bar(_name(offer), trained.time / HOUR, low / HOUR, high / HOUR, duration(trained.time), colour)
+
+
+def _cost_bar(offer: Offer, colours: dict[str, str]) -> Bar:
+    trained = offer.candidate.training
+    assert trained is not None
+    cost, (low, high) = trained.cost or 0.0, (end / trained.time for end in trained.interval)
+    return Bar(_name(offer), cost, cost * low, cost * high, money(cost), colours[offer.candidate.system.name])
+
+
+def _energy_bar(offer: Offer, colours: dict[str, str]) -> Bar:
+    trained = offer.candidate.training
+    assert trained is not None
+    value, limit = trained.energy_kwh or 0.0, trained.energy_limit_kwh
+    return Bar(_name(offer), value, value, limit, energy(value), colours[offer.candidate.system.name])
+
+
+def _step_stacks(offers: Sequence[Offer]) -> str:
+    rows = []
+    for one in offers:
+        assert one.made is not None
+        spent = asdict(one.made.breakdown)
+        parts = {words: spent[key] for key, words in PARTS.items()}
+        rows.append((_name(one), parts, duration(one.made.step_time)))
+    return stacks(rows, "parts of a step")
+
+
+def _memory_stacks(offers: Sequence[Offer]) -> str:
+    rows, limits = [], []
+    for one in offers:
+        assert one.made is not None
+        parts = {name: size / GIB for name, size in asdict(one.made.memory).items() if name != "capacity"}
+        rows.append((_name(one), parts, gibibytes(one.made.memory.total)))
+        limits.append(one.made.memory.capacity / GIB)
+    return stacks(rows, "memory", limits)
+
+
+# scaling
+
+
+def _scaling(study: Purchase) -> str:
+    found = [one for one in study.offers if one.curve is not None]
+    if not found:
+        return ""
+    lines, sentences = [], []
+    for one, colour in zip(found, COLOURS * 3, strict=False):
+        curve = one.curve
+        assert curve is not None
+        points = [(p.gpus, p.made) for p in curve.points if p.runs]
+        rates = [(float(gpus), made.samples_per_s, *_rate_ends(made)) for gpus, made in points]
+        lines.append(Curve(one.candidate.system.name, rates, colour))
+        sentences.append(f"<li><b>{escape(one.candidate.system.name)}</b>: {escape(verdict(curve).text)}</li>")
+    strong = study.asked.scaling == "strong"
+    kept = f"the global batch stays {study.global_batch:,}" if strong else "the batch of each GPU stays"
+    drawing = curves(
+        lines, title="samples per second over GPUs", x_label="GPUs", y_label="samples/s (dotted: perfect scaling)"
+    )
+    return (
+        f"<section><h2>How it scales</h2><p>{study.asked.scaling.capitalize()} scaling: {kept}. Rates, not speed-ups: a slow "
+        f"baseline scales best. Each curve keeps the tensor and pipeline degrees of its recommended plan.</p>"
+        f'<div class="panels">{_panel("Samples per second, 90 % band", drawing)}<ul class=verdicts>{"".join(sentences)}</ul>'
+        f"</div>{_scale_table(found)}</section>"
+    )
+
+
+def _rate_ends(made: Prediction) -> tuple[float, float]:
+    low, high = made.interval
+    return made.plan.global_batch / high, made.plan.global_batch / low
+
+
+def _scale_table(offers: Sequence[Offer]) -> str:
+    rows: list[list[Cell]] = []
+    for one in offers:
+        curve = one.curve
+        assert curve is not None
+        for point in curve.points:
+            name = one.candidate.system.name
+            if point.prediction is None or not point.runs:
+                why = point.problem or "does not fit"
+                rows.append([(name, name), (str(point.gpus), point.gpus), *[(NONE, None)] * 4, (why, why)])
+                continue
+            made = point.prediction
+            shares = made.breakdown.communication_exposed / made.step_time
+            rows.append([
+                (name, name), (str(point.gpus), point.gpus), (duration(made.step_time), made.step_time),
+                (rate(made.samples_per_s), made.samples_per_s), (percent(curve.efficiency(point)), curve.efficiency(point)),
+                (percent(shares), shares), ("", ""),
+            ])  # fmt: skip
+    heads = ("system", "GPUs", "step time", "samples/s", "efficiency", "communication", "remark")
+    return f"<details><summary>All points</summary>{table(heads, rows)}</details>"
+
+
+# plans
+
+
+def _plans(study: Purchase) -> str:
+    rows = [_plan_row(one) for one in study.offers if one.made is not None]
+    heads = ("system", "strategy", "microbatch", "recomputation", "per rank", "runner-up", "plans compared")
+    note = (
+        "The runner-up is the next best plan that was tried and fits; within the interval it may well win. "
+        "Where a strategy is stated with the question, nothing else is tried."
+    )
+    return f"<section><h2>Recommended plans</h2>{table(heads, rows)}<p class=note>{note}</p></section>"
+
+
+def _plan_row(offer: Offer) -> list[Cell]:
+    made, other = offer.made, offer.runner_up
+    assert made is not None
+    plan, name = made.plan, offer.candidate.system.name
+    second = NONE if other is None else f"{_plan_words(other)}: {percent(other.step_time / made.step_time - 1)} slower"
+    tried = f"{offer.tried}, {offer.fitting} fit"
+    return [
+        (name, name),
+        (plan.strategy or "dp", plan.strategy or "dp"),
+        (str(plan.microbatch), plan.microbatch),
+        (made.run.recompute, made.run.recompute),
+        (f"{plan.local_batch} samples", plan.local_batch),
+        (second, second),
+        (tried, float(offer.tried)),
+    ]
+
+
+def _plan_words(made: Prediction) -> str:
+    again = "" if made.run.recompute == "none" else f", {made.run.recompute} recomputation"
+    return f"{made.plan.strategy or 'dp'}, microbatch {made.plan.microbatch}{again}"
+
+
+# sensitivity
+
+
+def _what_if(study: Purchase) -> str:
+    found = [one for one in study.offers if one.sensitivity]
+    panels = []
+    for one in found:
+        rows = [(what.what, what.lower, what.higher) for what in one.sensitivity]
+        tight = [what.what for what in one.sensitivity if not what.fits_lower and one.made and one.made.memory.fits]
+        hint = f"<p class=note>With less {escape(', '.join(tight))} this plan would not fit.</p>" if tight else ""
+        panels.append(_panel(_name(one), deviations(rows, f"sensitivity of {one.candidate.system.name}") + hint))
+    change = percent(CHANGE)
+    key = legend([(f"{change} less", COLOURS[1]), (f"{change} more", COLOURS[0])])
+    return (
+        f"<section><h2>What if the hardware were another?</h2><p>Change of the step time with one figure {change} lower or "
+        f"higher, the plan kept. What moves little is not worth paying for.</p>{key}"
+        f'<div class="panels">{"".join(panels)}</div></section>'
+    )
+
+
+# what it does not say
+
+
+def _statistics(study: Purchase) -> str:
+    asked = study.asked
+    if asked.critical_batch is None:
+        text = (
+            f"Samples to the target are taken to be the same at every batch size. At a global batch of {study.global_batch:,} "
+            "that may be wrong: beyond the critical batch size (gradient noise scale) of a task more samples are needed for the "
+            "same loss. State it with --critical-batch to have it counted. All systems are compared at the same global batch, so "
+            "their order does not depend on it."
+        )
+        return f"<section><h2>Statistical efficiency: not counted</h2><p>{escape(text)}</p></section>"
+    factor = 1.0 + study.global_batch / asked.critical_batch
+    text = (
+        f"Critical batch size {asked.critical_batch:,.0f} samples, as given: at a global batch of {study.global_batch:,} a run "
+        f"needs {factor:.2f} times the samples that small batches need ({asked.amount.words}). Times, costs and energies on this "
+        "page count that."
+    )
+    sizes = [study.global_batch * 2**power for power in range(-4, 5) if study.global_batch * 2**power >= 1]
+    rows: list[list[Cell]] = [
+        [
+            (f"{int(size):,}", float(size)),
+            (f"{1 + size / asked.critical_batch:.2f}", 1 + size / asked.critical_batch),
+            (f"{1 + asked.critical_batch / size:.2f}", 1 + asked.critical_batch / size),
+        ]
+        for size in sizes
+    ]
+    heads = ("global batch", "samples, over the fewest", "steps, over the fewest")
+    source = "McCandlish, Kaplan, Amodei et al., An Empirical Model of Large-Batch Training, 2018."
+    return (
+        f"<section><h2>Statistical efficiency</h2><p>{escape(text)}</p><div class=narrow>{table(heads, rows)}</div>"
+        f"<p class=note>{escape(source)}</p></section>"
+    )
+
+
+def _assumptions(study: Purchase) -> str:
+    """The ways to fool the masses, and what this page does about each."""
+    asked = study.asked
+    made = next(one.made for one in study.offers if one.made is not None)
+    baseline = study.offers[0].candidate.system.name
+    tariff = asked.tariff
+    paid = "rent of whole nodes at list price, which includes electricity" if tariff.gpu_price is None else "the stated rent of GPUs"
+    paid += ", electricity where no rent is known" if tariff.electricity is not None and tariff.gpu_price is None else ""
+    paid += ", electricity" if tariff.electricity is not None and tariff.gpu_price is not None else ""
+    rows = [
+        ("Measured or predicted?", "Predicted. No figure of this page was measured on these systems by Paleo."),
+        ("Calibrated?", f"{', '.join(sorted(_calibrations(study)))}; see Sources."),
+        ("Kernel or whole application?", "Whole training steps, not kernels; no input pipeline, validation, checkpoints or restarts."),
+        ("Baseline", f"None hidden: absolute times and rates everywhere; {baseline} stands first because it was asked for first."),
+        ("Scaling", f"{asked.scaling}; " + ("the global batch is kept" if asked.scaling == "strong" else "the batch of each GPU is kept")),
+        ("Precision", f"{_dtypes(study)}; peaks are dense, without sparsity, for that precision. Master weights and updates as the optimizer keeps them."),
+        ("FLOP", "1 multiply-add is 2 FLOP; MFU counts the model's FLOP, not what is recomputed."),
+        ("Rates or time to solution?", f"Both; the ranking is by {_GOALS[asked.objective][1]} of {asked.amount.words}."),
+        ("What is paid", f"{paid}; no storage, traffic, staff or failures. Whole nodes are paid for."),
+        ("Energy", _energy_words(study)),
+        ("Tuning", f"Every system gets its own best plan out of those tried, with the software profile {made.run.software}."),
+        ("Interval", "Where nine of ten measured steps should lie, errors of all parts taken as if they went the same way."),
+    ]  # fmt: skip
+    lines = "".join(f"<tr><th>{escape(what)}</th><td>{escape(text)}</td></tr>" for what, text in rows)
+    missing = dict.fromkeys(text for one in study.offers if one.made is not None for text in one.made.unmodelled)
+    warned = dict.fromkeys(
+        f"{one.candidate.system.name}: {text}" for one in study.offers if one.made is not None for text in one.made.warnings
+    )
+    warnings = f"<h3>Warnings</h3><ul>{_items(warned)}</ul>" if warned else ""
+    return (
+        f"<section><h2>Assumptions</h2><table class=plain>{lines}</table><h3>Not modelled</h3><ul>{_items(missing)}"
+        f"<li>other users of machine and network, failures, restarts, checkpoints</li></ul>{warnings}</section>"
+    )
+
+
+def _items(texts: Iterable[str]) -> str:
+    return "".join(f"<li>{escape(text)}</li>" for text in texts)
+
+
+def _calibrations(study: Purchase) -> set[str]:
+    return {one.made.calibration for one in study.offers if one.made is not None}
+
+
+def _dtypes(study: Purchase) -> str:
+    found = {}
+    for one in study.offers:
+        if one.made is not None:
+            dtype, device = one.made.plan.dtype, one.made.system.device
+            found[device.name] = f"{device.name} {dtype} at {engineering(device.peak_flops_per_s(dtype), 'FLOP/s')}"
+    return "; ".join(found.values())
+
+
+def _energy_words(study: Purchase) -> str:
+    tariff = study.asked.tariff
+    hosts = "hosts not counted" if tariff.host_power is None else f"{tariff.host_power:g} W of host for each GPU"
+    return (
+        f"GPUs: an idle share of the design power and the energy of each FLOP and byte, capped; not checked against measured watts, so "
+        f"the design power stands beside it. {hosts}; PUE {tariff.pue:g}."
+    )
+
+
+def _sources(study: Purchase) -> str:
+    lines = []
+    for one in study.offers:
+        system, trained = one.candidate.system, one.candidate.training
+        lines.append(f"{system.name}: {system.source}")
+        lines.append(f"{system.device.name}: {system.device.source}")
+        if trained is not None and trained.price is not None:
+            lines.append(f"Price of {system.name}: {trained.price.date}, {trained.price.source}")
+    lines.append(f"{study.asked.model.name}: {study.asked.model.source}")
+    return f"<section><h2>Sources</h2><ul class=sources>{_items(dict.fromkeys(lines))}</ul></section>"

@@ -1,0 +1,259 @@
+"""What must hold for every prediction, whatever the network, the strategy and the schedule.
+
+A strategy of degree 1 changes nothing; more bandwidth, more arithmetic, less latency never slow a step down; no step is shorter than
+any one resource needs for it; the parts of a step are the step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from functools import cache
+from typing import Any
+
+import pytest
+
+from paleo.errors import PlanError
+from paleo.optimizers import OPTIMIZERS
+from paleo.parallel.placement import STRATEGIES
+from paleo.predict import Prediction, predict
+from paleo.schedules.base import SCHEDULES
+from paleo.specs.hardware import System, load_system
+from paleo.specs.model import ModelSpec, load_model
+from paleo.specs.run import Run
+
+#: One network of each family, made small: a stack of convolutions, residual blocks, a recurrent one, encoder, decoder, experts.
+SMALL: dict[str, dict[str, Any]] = {
+    "lenet": {},
+    "resnet18": {},
+    "lstm_lm": {},
+    "bert_base": {"hidden": 128, "heads": 8, "layers": 4, "ffn": 512, "seq": 64, "vocab": 1024, "predictions": 8},
+    "gpt2": {"hidden": 128, "heads": 8, "layers": 8, "seq": 64, "vocab": 1024},
+    "mixtral-8x7b": {},
+}
+MODELS = {name: load_model(name) for name in SMALL}
+STRATEGY = ["dp", "zero=1", "zero=2", "zero=3", "owt", "tp=2", "tp=2,sp", "cp=2", "pp=2", "pp=2,vp=2", "tp=2,pp=2", "ep=2"]
+CALIBRATIONS = ["ideal", "auto"]
+GPUS = 8
+CLUSTER = load_system("dgx-a100-80gb")
+
+
+def settings(name: str) -> dict[str, Any]:
+    return {key: value for key, value in SMALL[name].items() if key in MODELS[name].params}
+
+
+@cache
+def predicted(name: str, strategy: str, calibration: str = "ideal", schedule: str = "1f1b", **_: Any) -> Prediction | None:
+    """The prediction, or None where the strategy cannot be laid over the network (heads, layers, no such dim)."""
+    return on(CLUSTER, name, strategy, calibration, schedule)
+
+
+def on(system: System, name: str, strategy: str, calibration: str = "ideal", schedule: str = "1f1b", **more: Any) -> Any:
+    choice = {"gpus": GPUS, "batch": 16, "microbatch": 2 if "pp" in strategy else None} | more
+    run = Run(strategy=strategy, calibration=calibration, schedule=schedule, model=settings(name), **choice)
+    try:
+        return predict(MODELS[name], system, run)
+    except PlanError:
+        return None
+
+
+CASES = [
+    pytest.param(name, strategy, calibration, id=f"{name}-{strategy}-{calibration}")
+    for name in SMALL
+    for strategy in STRATEGY
+    for calibration in CALIBRATIONS
+    if name != "mixtral-8x7b" or strategy in ("dp", "ep=2", "tp=2,pp=2", "zero=3")
+]
+
+
+def test_every_strategy_and_every_network_is_among_the_cases() -> None:
+    assert {part.split(",")[0].split("=")[0] for part in STRATEGY} >= {"dp", *STRATEGIES} & {"dp", "owt"}
+    laid = {(name, strategy) for name, strategy, _ in (case.values for case in CASES) if predicted(name, strategy)}
+    assert all(any(pair[1] == strategy for pair in laid) for strategy in STRATEGY)
+    assert all(any(pair[0] == name for pair in laid) for name in SMALL)
+    assert set(STRATEGIES) == {"dp", "owt"}, "a new preset belongs into STRATEGY"
+
+
+@pytest.mark.parametrize(("name", "strategy", "calibration"), CASES)
+def test_the_parts_of_a_step_are_the_step(name: str, strategy: str, calibration: str) -> None:
+    made = predicted(name, strategy, calibration)
+    if made is None:
+        pytest.skip("cannot be laid over this network")
+    parts = {field.name: getattr(made.breakdown, field.name) for field in fields(made.breakdown)}
+    assert all(part >= 0 for part in parts.values()), parts
+    assert made.step_time == pytest.approx(sum(parts.values()) - parts["communication_total"], rel=1e-12)
+    assert made.step_time > 0
+    assert made.interval[0] <= made.step_time <= made.interval[1]
+    memory = made.memory
+    assert memory.total == pytest.approx(
+        memory.parameters + memory.gradients + memory.optimizer + memory.activations + memory.workspace
+    )
+
+
+@pytest.mark.parametrize(("name", "strategy", "calibration"), CASES)
+def test_no_step_is_shorter_than_a_resource_needs(name: str, strategy: str, calibration: str) -> None:
+    """The arithmetic of the whole batch at the peak of all GPUs, and the optimizer's states through the memory of the ranks that
+    hold them."""
+    made = predicted(name, strategy, calibration)
+    if made is None:
+        pytest.skip("cannot be laid over this network")
+    device = made.system.device
+    assert made.step_time >= made.flops / (GPUS * device.peak_flops_per_s(made.plan.dtype))
+    assert made.mfu <= 1.0
+    optimizer = OPTIMIZERS[made.run.optimizer]
+    states = made.graph.parameters * optimizer.states * 4.0 * 2.0 / GPUS  # each read and written by someone
+    assert made.step_time >= states / device.memory.bandwidth * (0.99 if made.plan.parallel.preset == "dp" else 0.0)
+    assert made.breakdown.communication_total >= made.breakdown.communication_exposed * (1 - 1e-9) - 1e-15
+
+
+FASTER = {
+    "memory bandwidth": lambda s: s.model_copy(
+        update={"device": s.device.model_copy(update={"memory": _scaled(s.device.memory, bandwidth=2.0)})}
+    ),
+    "arithmetic": lambda s: s.model_copy(update={"device": _with_peaks(s, 2.0)}),
+    "link bandwidth": lambda s: _with_links(s, bandwidth=2.0),
+    "link latency": lambda s: _with_links(s, latency=0.5),
+}
+
+
+def _scaled(spec: Any, **factors: float) -> Any:
+    return spec.model_copy(update={name: getattr(spec, name) * factor for name, factor in factors.items()})
+
+
+def _with_peaks(system: System, factor: float) -> Any:
+    device = system.device
+    faster = {name: {k: v * factor for k, v in getattr(device, name).items()} for name in ("peak", "vector_peak")}
+    return device.model_copy(update=faster)
+
+
+def _with_links(system: System, **factors: float) -> System:
+    known = [one for one in factors if all(getattr(level.link, one) is not None for level in system.levels)]
+    chosen = {one: factors[one] for one in known}
+    levels = tuple(level.model_copy(update={"link": _scaled(level.link, **chosen)}) for level in system.levels)
+    return system.model_copy(update={"levels": levels})
+
+
+@pytest.mark.parametrize("what", FASTER)
+@pytest.mark.parametrize(("name", "strategy", "calibration"), CASES)
+def test_faster_hardware_never_slows_a_step(name: str, strategy: str, calibration: str, what: str) -> None:
+    before = predicted(name, strategy, calibration)
+    if before is None:
+        pytest.skip("cannot be laid over this network")
+    after = on(FASTER[what](CLUSTER), name, strategy, calibration)
+    assert after.step_time <= before.step_time * (1 + 1e-9)
+    assert after.flops == before.flops
+    if "pp" not in strategy:  # a pipeline may be cut elsewhere
+        assert after.memory.total == before.memory.total
+
+
+@pytest.mark.parametrize("calibration", CALIBRATIONS)
+@pytest.mark.parametrize("name", SMALL)
+def test_degrees_of_one_change_nothing(name: str, calibration: str) -> None:
+    plain = on(CLUSTER, name, "dp", calibration, gpus=1)
+    for strategy in ("tp=1", "tp=1,cp=1,ep=1,pp=1,dp=1", "tp=1,sp", "pp=1,vp=1", "zero=1", "zero=2", "zero=3", "owt"):
+        same = on(CLUSTER, name, strategy, calibration, gpus=1, microbatch=None)
+        assert same.breakdown == plain.breakdown, strategy
+        assert same.flops == plain.flops
+        if not strategy.startswith("zero"):
+            assert same.memory == plain.memory, strategy
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_one_gpu_talks_to_nobody(name: str) -> None:
+    made = on(CLUSTER, name, "dp", "auto", gpus=1)
+    assert made.breakdown.communication_total == 0
+    assert made.breakdown.communication_exposed == pytest.approx(0, abs=1e-12)
+    alone = on(load_system("a100-sxm4-80gb"), name, "dp", "ideal", gpus=1)
+    assert alone.breakdown == on(CLUSTER, name, "dp", "ideal", gpus=1).breakdown
+
+
+@pytest.mark.parametrize("calibration", CALIBRATIONS)
+@pytest.mark.parametrize("name", SMALL)
+def test_weak_scaling_never_beats_perfection(name: str, calibration: str) -> None:
+    """The same share of the batch on more GPUs takes at least as long as on one."""
+    alone, *more = (on(CLUSTER, name, "dp", calibration, gpus=gpus).step_time for gpus in (1, 2, 8, 64))
+    assert min(more) >= alone * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_more_samples_take_longer_and_more_memory(name: str) -> None:
+    steps = [on(CLUSTER, name, "dp", "auto", gpus=1, batch=batch) for batch in (1, 4, 16, 64)]
+    for less, more in zip(steps, steps[1:], strict=False):
+        assert more.step_time >= less.step_time * (1 - 1e-9)
+        assert more.memory.activations > less.memory.activations
+        assert more.flops == pytest.approx(less.flops * more.plan.global_batch / less.plan.global_batch, rel=1e-9)
+        assert more.memory.parameters == less.memory.parameters
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_recomputation_saves_activations_and_costs_time(name: str) -> None:
+    none, selective, full = (on(CLUSTER, name, "dp", "ideal", recompute=kind) for kind in ("none", "selective", "full"))
+    assert none.step_time <= selective.step_time <= full.step_time * (1 + 1e-9)
+    assert full.memory.activations <= none.memory.activations
+    assert selective.memory.activations <= none.memory.activations
+    assert none.flops == selective.flops == full.flops, "the model's FLOP leave out what is computed twice"
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_sharded_states_take_less_memory(name: str) -> None:
+    stages = [on(CLUSTER, name, strategy, "ideal") for strategy in ("dp", "zero=1", "zero=2", "zero=3")]
+    states = [m.memory.parameters + m.memory.gradients + m.memory.optimizer for m in stages]
+    assert states == sorted(states, reverse=True)
+    assert states[3] == pytest.approx(states[0] / GPUS)
+    assert len({made.flops for made in stages}) == 1
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_forward_pass_is_shorter_than_a_step(name: str) -> None:
+    step, forward = on(CLUSTER, name, "dp", "ideal"), on(CLUSTER, name, "dp", "ideal", forward_only=True)
+    assert 0 < forward.step_time < step.step_time
+    assert forward.memory.gradients == forward.memory.optimizer == forward.memory.activations == 0
+    assert forward.breakdown.optimizer == forward.breakdown.communication_total == 0
+    assert forward.flops < step.flops / 2 * (1 + 1e-9)
+
+
+PIPELINES = [(schedule, chunks) for schedule, entry in SCHEDULES.items() for chunks in ([1, 2] if entry.chunked else [1])]
+
+
+@pytest.mark.parametrize("calibration", CALIBRATIONS)
+@pytest.mark.parametrize(("schedule", "chunks"), PIPELINES)
+@pytest.mark.parametrize("stages", [2, 4])
+def test_a_pipeline_is_bounded_by_its_slowest_stage_and_by_perfection(
+    schedule: str, chunks: int, stages: int, calibration: str
+) -> None:
+    """It cannot beat the batch's time on one GPU divided by its stages, and with more microbatches the bubble's share shrinks."""
+    strategy = f"pp={stages}" + (f",vp={chunks}" if chunks > 1 else "")
+    options = {"gpus": stages, "batch": 32, "microbatch": 1}
+    piped = on(CLUSTER, "gpt2", strategy, calibration, schedule, **options)
+    alone = on(CLUSTER, "gpt2", "dp", calibration, gpus=1, batch=32, microbatch=1)
+    work = alone.step_time - alone.breakdown.optimizer
+    assert piped.step_time >= work / stages * (1 - 1e-9)
+    assert piped.flops == pytest.approx(alone.flops, rel=1e-12)
+    more = on(CLUSTER, "gpt2", strategy, calibration, schedule, **(options | {"batch": 256}))
+    assert more.breakdown.bubble / more.step_time <= piped.breakdown.bubble / piped.step_time
+    if schedule == "1f1b":
+        gpipe = on(CLUSTER, "gpt2", strategy, calibration, "gpipe", **options)
+        assert gpipe.memory.activations >= piped.memory.activations
+
+
+def test_a_schedule_of_one_stage_changes_nothing() -> None:
+    plain = on(CLUSTER, "gpt2", "dp", gpus=1)
+    assert all(on(CLUSTER, "gpt2", "dp", "ideal", name, gpus=1).breakdown == plain.breakdown for name in SCHEDULES)
+
+
+def test_predictions_are_repeatable_and_leave_no_trace() -> None:
+    first, second = (on(CLUSTER, "resnet18", "dp", "auto") for _ in range(2))
+    assert replace(first, timeline=first.timeline) == second
+
+
+def test_samples_that_no_rank_has_are_not_counted() -> None:
+    """Ten samples on eight ranks: two each on five, and the FLOP of ten."""
+    made = on(CLUSTER, "lenet", "dp", "ideal", batch=None, global_batch=10)
+    one = on(CLUSTER, "lenet", "dp", "ideal", gpus=1, batch=1)
+    assert made.flops == pytest.approx(10 * one.flops)
+    assert (made.plan.local_batch, made.plan.dp, made.plan.idle) == (2, 5, 3)
+    assert made.warnings
+
+
+def test_the_model_of_a_family_is_what_it_says() -> None:
+    assert all(isinstance(model, ModelSpec) for model in MODELS.values())
+    assert {"attention", "moe"} <= {node.type for node in on(CLUSTER, "mixtral-8x7b", "dp").graph.nodes}
