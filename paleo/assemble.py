@@ -156,7 +156,7 @@ def recomputed(columns: Columns, recompute: str) -> TurnTimes:
     whole = (wholly_recomputed(c.repeat) & (recompute == "full")).reshape(shape)
     core = float(recompute == "selective")
     again = np.where(whole, c.forward, core * c.core)
-    kept = np.where(whole, c.input_bytes, c.saved_bytes) - core * c.core_bytes
+    kept = np.where(whole, np.minimum(c.input_bytes, c.saved_bytes), c.saved_bytes) - core * c.core_bytes
     return TurnTimes(
         c.forward,
         c.backward + again,
@@ -271,7 +271,7 @@ def states(
 
 def workspace(largest_output_bytes: Array, transient: Array, bucket: Numeric) -> Array:
     """Two of the largest activations (a gradient and its successor), two buckets, and what recomputation brings back."""
-    return 2.0 * largest_output_bytes.max(axis=0) + 2.0 * bucket + transient
+    return np.asarray(2.0 * largest_output_bytes.max(axis=0) + 2.0 * bucket + transient)
 
 
 def memory(held: States, activations: Array, work: Numeric) -> Array:

@@ -69,10 +69,14 @@ Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Sections and str
 Epochs = Annotated[float | None, typer.Option(help="Time, rent and energy of so many epochs of the data set.")]
 Samples = Annotated[float | None, typer.Option(help="The same for so many samples.")]
 Tokens = Annotated[float | None, typer.Option(help="The same for so many tokens.")]
-GpuPrice = Annotated[str | None, typer.Option("--price", metavar="RATE", help="Rent of one GPU: '2.5 USD/h'. [catalog]")]
+GpuPrice = Annotated[
+    str | None, typer.Option("--price", metavar="RATE", help="Rent of one GPU: '2.5 USD/h'. [catalog]")
+]
 Electricity = Annotated[str | None, typer.Option(metavar="RATE", help="Price of energy: '0.12 USD/kWh'. [not counted]")]
 Pue = Annotated[float | None, typer.Option(help="Energy of the building over that of its machines. [1]")]
-HostPower = Annotated[str | None, typer.Option(metavar="POWER", help="Of the host, for each GPU: '150 W'. [not counted]")]
+HostPower = Annotated[
+    str | None, typer.Option(metavar="POWER", help="Of the host, for each GPU: '150 W'. [not counted]")
+]
 RankBy = Annotated[str | None, typer.Option("--objective", help="Best first by time, cost or energy.")]
 CriticalBatch = Annotated[
     float | None, typer.Option(help="Gradient noise scale [samples]: large batches then need more samples.")
@@ -430,7 +434,9 @@ def compare(
 @takes_run
 def report(
     model: ModelName,
-    systems: Annotated[str, typer.Option("--systems", metavar="A:8,B:16", help="Systems, each with its GPUs or --gpus.")],
+    systems: Annotated[
+        str, typer.Option("--systems", metavar="A:8,B:16", help="Systems, each with its GPUs or --gpus.")
+    ],
     options: RunOptions,
     output: Output = "report.html",
     epochs: Epochs = None,
@@ -481,6 +487,30 @@ def report(
     sys.stderr.write(f"wrote {path}\n")
     if not any(one.candidate.runs for one in study.offers):
         raise typer.Exit(NO)
+
+
+@app.command()
+def sweep(
+    study: Annotated[str, typer.Argument(metavar="STUDY", help="A YAML file: models, systems, run, axes.")],
+    output: Annotated[
+        str | None, typer.Option("-o", "--output", metavar="FILE", help=".csv, .csv.gz or .parquet [STUDY.csv]")
+    ] = None,
+    jobs: Annotated[int, typer.Option(help="Processes of this machine; 0: as many as pay.")] = 0,
+    scheduler: Annotated[str | None, typer.Option(metavar="URL", help="A Dask scheduler: tcp://host:8786.")] = None,
+) -> None:
+    """The cross product of models, systems, runs, changed hardware and prices as one table; goes on where it was stopped."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from paleo.studies import sweep as studies
+
+    asked = studies.load_study(study)
+    target = Path(output) if output is not None else Path(study).with_suffix(".csv")
+    evaluator = studies.dask(scheduler) if scheduler is not None else studies.local(asked, jobs)
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(f"{asked.points:,} points")
+        rows = studies.sweep(asked, target, evaluator, lambda done, all_: bar.update(task, completed=done, total=all_))
+    sys.stderr.write(f"wrote {target}: {rows:,} rows of {asked.points:,} points\n")
 
 
 def _machines(text: str, gpus: int) -> tuple[tuple[System, int], ...]:
@@ -538,10 +568,49 @@ def validate(
     from paleo.validate.command import validate as run_validation
 
     _finish(
-        run_validation(
-            files, as_json=as_json, predictions=predictions, plot=plot, calibration=calibration, worst=worst
-        )
+        run_validation(files, as_json=as_json, predictions=predictions, plot=plot, calibration=calibration, worst=worst)
     )
+
+
+@app.command()
+def calibrate(
+    files: Annotated[list[str] | None, typer.Argument(metavar="[FILE…]", help="With --fit: measured tables.")] = None,
+    fit: Annotated[bool, typer.Option("--fit", help="Fit the tables FILE…, instead of measuring a device.")] = False,
+    device: Annotated[str, typer.Option(help="What to measure: cuda:0, … (cpu only to test the path).")] = "cuda:0",
+    name: Annotated[
+        str | None, typer.Option(help="Catalog name of the device, where it is not known by what CUDA calls it.")
+    ] = None,
+    output: Annotated[
+        str | None, typer.Option("-o", "--output", metavar="F.yaml", help="The calibration file, for one device.")
+    ] = None,
+    output_dir: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="Folder of one calibration file a device, and of measured tables."),
+    ] = None,
+    only: Annotated[list[str] | None, typer.Option(help="With --fit: this device or system alone.")] = None,
+    budget: Annotated[float, typer.Option(help="Seconds to measure for; a later run goes on.")] = 300.0,
+    suites: Annotated[str | None, typer.Option(help="What to measure: gemm,elementwise,attention,…,deepbench.")] = None,
+    dtypes: Annotated[str | None, typer.Option(help="In which formats: fp32,tf32,fp16,bf16. [all it has]")] = None,
+    largest: Annotated[int, typer.Option(help="Bound of the sizes.")] = 16384,
+) -> None:
+    """Measure this machine's GPU, or fit measured tables: a calibration file."""
+    from paleo.calibrate import command
+
+    if fit:
+        _finish(command.fit(files or [], output=output, output_dir=output_dir, only=only or []))
+        return
+    if files:
+        raise SpecError(f"{files[0]}: tables are for --fit; without it `paleo calibrate` measures --device {device}")
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        _finish(command.collectives(device=device, system=name, output_dir=output_dir or "."))
+        return
+    chosen = {key: tuple(text.split(",")) for key, text in (("suites", suites), ("dtypes", dtypes)) if text}
+    _finish(
+        command.measure(
+            device=device, name=name, output=output, output_dir=output_dir or ".", budget=budget, largest=largest,
+            **chosen,
+        )
+    )  # fmt: skip
 
 
 def _finish(code: int) -> None:

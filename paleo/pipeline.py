@@ -43,10 +43,7 @@ def pipeline_time(name: str, stages: Sequence[Sequence[StageTime]], microbatches
     """
     chosen = SCHEDULES[name]
     depth, chunks = len(stages), len(stages[0])
-    if chosen.multiple and microbatches % depth:
-        raise PlanError(f"schedule {name!r}: {microbatches} microbatches are not a multiple of the {depth} stages")
-    if chunks > 1 and not chosen.chunked:
-        raise PlanError(f"schedule {name!r} holds one chunk a stage, not {chunks}; use interleaved")
+    check(name, depth, chunks, microbatches)
     window = _window(depth, chunks)
     if microbatches <= window + depth:
         return _run(chosen, stages, microbatches)
@@ -56,6 +53,15 @@ def pipeline_time(name: str, stages: Sequence[Sequence[StageTime]], microbatches
     more = (second.total - first.total) * turns
     ends = tuple(b + (b - a) * turns for a, b in zip(first.ends, second.ends, strict=True))
     return PipelineTime(second.total + more, second.timeline, ends)
+
+
+def check(name: str, stages: int, chunks: int, microbatches: int) -> None:
+    """PlanError where a schedule cannot run so many stages, chunks and microbatches."""
+    chosen = SCHEDULES[name]
+    if chosen.multiple and microbatches % stages:
+        raise PlanError(f"schedule {name!r}: {microbatches} microbatches are not a multiple of the {stages} stages")
+    if chunks > 1 and not chosen.chunked:
+        raise PlanError(f"schedule {name!r} holds one chunk a stage, not {chunks}; use interleaved")
 
 
 def _window(depth: int, chunks: int) -> int:

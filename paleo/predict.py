@@ -2,31 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
+import numpy.typing as npt
 
+from paleo.assemble import (
+    BYTES,
+    Columns,
+    TurnTimes,
+    alive,
+    columns,
+    memory,
+    over,
+    pipeline_end,
+    recomputed,
+    section_figures,
+    states,
+    turns_held,
+    update_kernel,
+    waits,
+    walk,
+    workspace,
+)
 from paleo.engine import Timeline
 from paleo.graph import Graph, build
 from paleo.layers.base import Choices
 from paleo.lower import Program, Section, lower, without_backward
 from paleo.optimizers import optimizer
-from paleo.parallel.placement import STRATEGIES
-from paleo.pipeline import StageTime, pipeline_time
+from paleo.parallel.mesh import Axes, Mesh
+from paleo.parallel.placement import STRATEGIES, Placement, idle_axes
+from paleo.pipeline import StageTime, check, pipeline_time
 from paleo.plan import Plan, plan
 from paleo.precision import Precision, precision
-from paleo.pricing.communication import Network
+from paleo.pricing.communication import Fabric, Network
 from paleo.pricing.footprint import Footprint
 from paleo.pricing.kernels import KernelTimes, Pricer, pricer
-from paleo.schedules.base import SCHEDULES
+from paleo.schedules.base import Numeric, Passes
 from paleo.specs.hardware import System
 from paleo.specs.model import ModelSpec
 from paleo.specs.run import Run
 from paleo.specs.software import Software, load_software
 from paleo.stages import Chunk, cut
-from paleo.timeline import Exchange, SectionTime, busy, step_timeline
+from paleo.timeline import Buckets, Prices, SectionTime, step_timeline, turns
 from paleo.work import Kernel
+
+Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +75,9 @@ class Breakdown:
         return worked + self.communication_exposed + self.bubble + self.optimizer + self.input
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Prediction:
-    """One training step (or forward pass) of ``model`` under ``plan`` on ``system``, in SI."""
+    """One training step (or forward pass) of ``model`` under ``plan`` on ``system``, in SI; ``draw`` makes the timeline."""
 
     model: ModelSpec
     system: System
@@ -62,7 +85,7 @@ class Prediction:
     plan: Plan
     graph: Graph
     program: Program
-    timeline: Timeline
+    draw: Callable[[], Timeline]
     breakdown: Breakdown
     memory: Footprint
     flops: float
@@ -70,6 +93,11 @@ class Prediction:
     calibration: str
     unmodelled: tuple[str, ...]
     warnings: tuple[str, ...]
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """The step as tasks on streams, or a pipeline's passes on stages (a window of them, where it has very many microbatches)."""
+        return self.draw()
 
     @property
     def step_time(self) -> float:
@@ -95,229 +123,251 @@ class Prediction:
 
 
 @dataclass(frozen=True, slots=True)
+class Setting:
+    """What prices the programs of a run, whatever its degrees and batch shares are."""
+
+    run: Run
+    system: System
+    formats: Precision
+    software: Software
+    prices: Pricer
+    fabric: Fabric
+
+    @property
+    def choices(self) -> Choices:
+        """How layers are carried out."""
+        return Choices(self.run.attention or self.software.attention, self.software.loss)
+
+    @property
+    def overlapped(self) -> bool:
+        """Whether gradients travel during backward."""
+        return (self.run.exchange or ("overlapped" if self.software.overlap else "after")) == "overlapped"
+
+    def lowered(self, graph: Graph, placement: Placement, mesh: Mesh) -> Program:
+        """One rank's program."""
+        program = lower(graph, placement, mesh, self.formats, fused=self.software.fused)
+        return without_backward(program) if self.run.forward_only else program
+
+
+def setting(system: System, run: Run, dtype: str) -> Setting:
+    """Software, pricer and links of a run."""
+    software = load_software(run.software)
+    software = software if run.cudnn is None else software.model_copy(update={"cudnn": run.cudnn})
+    prices = pricer(system.device, dtype, run.calibration, software)
+    fabric = Fabric(system, run.algorithm_or_server, prices.rates, host=software.host_forward)
+    return Setting(run, system, precision(dtype), software, prices, fabric)
+
+
+@dataclass(frozen=True, slots=True)
 class _Priced:
     """A program with its seconds: all that scheduling needs."""
 
     program: Program
     kernels: KernelTimes
-    times: list[SectionTime]
+    times: TurnTimes
+    columns: Columns
     chunks: list[Chunk]
     plan: Plan
-    run: Run
-    formats: Precision
+    setting: Setting
     network: Network
-    prices: Pricer
-    software: Software
 
-    def stage(self, index: int) -> list[Chunk]:
-        """The chunks that one stage holds: every ``stages``-th one."""
-        return self.chunks[index :: self.plan.stages]
+    @property
+    def run(self) -> Run:
+        return self.setting.run
 
-    def over(self, chunks: Sequence[Chunk], value: Sequence[float]) -> float:
-        """A per-turn figure of sections, summed over chunks."""
-        return sum(value[section] * turns for chunk in chunks for section, turns in chunk)
+    @property
+    def schedule(self) -> str:
+        """The schedule by name; 1F1B over several chunks a stage is the interleaved one."""
+        return schedule_name(self.run.schedule, self.plan.parallel.chunks)
+
+    @property
+    def held(self) -> Array:
+        """Turns of each section on each stage."""
+        return turns_held(len(self.program.sections), self.chunks, self.plan.stages)
+
+    @property
+    def parameters(self) -> Array:
+        """Parameter elements of each stage."""
+        return over(self.held, self.columns.parameters)
+
+
+def schedule_name(name: str, chunks: int) -> str:
+    """1F1B over several chunks a stage is the interleaved one."""
+    return "interleaved" if chunks > 1 and name == "1f1b" else name
 
 
 def predict(model: ModelSpec, system: System, run: Run) -> Prediction:
     """Count, price, schedule. Pure: the same inputs give the same prediction, and nothing is kept."""
     chosen = plan(model, system, run)
-    formats = precision(chosen.dtype)
-    software = load_software(run.software)
-    software = software if run.cudnn is None else software.model_copy(update={"cudnn": run.cudnn})
-    choices = Choices(run.attention or software.attention, software.loss)
-    graph = build(model, batch=chosen.microbatch * chosen.dp, choices=choices, overrides=run.model)
+    made = setting(system, run, chosen.dtype)
+    graph = build(model, batch=chosen.microbatch * chosen.dp, choices=made.choices, overrides=run.model)
     placement = STRATEGIES[chosen.parallel.preset](graph, chosen.parallel)
-    program = lower(graph, placement, chosen.mesh, formats, fused=software.fused)
-    program = without_backward(program) if run.forward_only else program
-    priced = _priced(program, system, chosen, run, formats, software)
-    timeline, breakdown = _single(priced) if chosen.stages == 1 else _pipelined(priced)
+    priced = _priced(made.lowered(graph, placement, chosen.mesh), chosen, made)
+    draw, breakdown = _single(priced) if chosen.stages == 1 else _pipelined(priced)
     return Prediction(
         model,
         system,
         run,
         chosen,
         graph,
-        program,
-        timeline,
+        priced.program,
+        draw,
         breakdown,
-        max((_footprint(priced, stage) for stage in range(chosen.stages)), key=lambda memory: memory.total),
-        _model_flops(graph, formats, chosen, run),
+        _footprint(priced),
+        _model_flops(graph, made.formats, chosen, run),
         _interval(priced, breakdown),
-        priced.prices.name,
+        made.prices.name,
         _unmodelled(run),
-        _warnings(chosen),
+        _warnings(chosen, idle_axes(graph, placement, chosen.mesh)),
     )
 
 
-def _priced(
-    program: Program, system: System, chosen: Plan, run: Run, formats: Precision, software: Software
-) -> _Priced:
-    prices = pricer(system.device, chosen.dtype, run.calibration, software)
-    network = Network(system, chosen.mesh, run.algorithm_or_server, prices.rates, host=software.host_forward)
-    kernels = prices.times([counted.kernel for section in program.sections for counted in section.kernels])
-    times = _section_times(program, kernels, network, run)
-    chunks = cut(program, [time.turn for time in times], chosen.stages * chosen.parallel.chunks)
-    return _Priced(program, kernels, times, chunks, chosen, run, formats, network, prices, software)
+def _priced(program: Program, chosen: Plan, made: Setting) -> _Priced:
+    fabric = made.fabric
+    network = Network(made.system, chosen.mesh, fabric.algorithm, fabric.rates, fabric.own, fabric.host)
+    kernels = made.prices.times([counted.kernel for section in program.sections for counted in section.kernels])
+    waited = np.array([network.time(one.operation, (one.axis,), one.payload_bytes) for _, one in waits(program)])
+    table = columns(program, kernels.total, waited, [section_figures(program, name) for name in BYTES])
+    times = recomputed(table, "none" if made.run.forward_only else made.run.recompute)
+    chunks = cut(program, times.turn.tolist(), chosen.stages * chosen.parallel.chunks)
+    return _Priced(program, kernels, times, table, chunks, chosen, made, network)
 
 
-def _section_times(program: Program, kernels: KernelTimes, network: Network, run: Run) -> list[SectionTime]:
-    """Kernel seconds gathered section by section, with the collectives that block them and what is recomputed."""
-    found, first = [], 0
-    blocks = any(section.repeat > 1 for section in program.sections)
-    for section in program.sections:
-        span = slice(first, first + len(section.kernels))
-        first = span.stop
-        seconds = kernels.total[span] * np.array([counted.times for counted in section.kernels])
-        by_phase = {phase: 0.0 for phase in ("forward", "backward", "backward_weight")}
-        core = 0.0
-        for counted, time in zip(section.kernels, seconds.tolist(), strict=True):
-            by_phase[counted.kernel.phase] += time
-            core += time if counted.core and counted.kernel.phase == "forward" else 0.0
-        waits = {"forward": 0.0, "backward": 0.0}
-        for one in section.transfers:
-            if not one.overlapped:
-                waits[one.phase] += network.time(one.operation, (one.axis,), one.payload_bytes) * one.times
-        if run.recompute == "full" and (section.repeat > 1 or not blocks):
-            again, waited = by_phase["forward"], waits["forward"]
-        else:
-            again, waited = (core if run.recompute == "selective" else 0.0), 0.0
-        again, waited = (0.0, 0.0) if run.forward_only else (again, waited)
-        found.append(
-            SectionTime(
-                by_phase["forward"],
-                by_phase["backward"] + again,
-                by_phase["backward_weight"],
-                waits["forward"],
-                waits["backward"] + waited,
-            )
-        )
+def _single(priced: _Priced) -> tuple[Callable[[], Timeline], Breakdown]:
+    """No pipeline: gradient buckets travel beside the backward pass."""
+    zero, ranks, program, times = priced.plan.parallel.zero, priced.plan.dp, priced.program, priced.times
+    buckets = Buckets(
+        priced.run.bucket, priced.setting.formats.gradient, priced.setting.overlapped, zero == 3 and ranks > 1
+    )
+    width, axes = priced.setting.formats.parameter, _replica_axes(priced.plan)
+
+    def bucket(over_axes: Axes, size: float) -> float:
+        return priced.network.time(gradient_operation(zero), over_axes, size)
+
+    def gather(section: Section) -> float:
+        return priced.network.time("all_gather", axes, section.parameters * width) if buckets.sharded else 0.0
+
+    gathers = np.array([gather(section) for section in program.sections])
+    collected = float(_state_gathers(priced)[0])
+    update = float(_updates(priced)[0]) + collected
+    ends: list[tuple[Numeric, Numeric]] = []
+    beside = 0.0
+    for last in (False, True):
+        order = turns(program, buckets, last=last)
+        sent = [sum(bucket(*one) for one in turn.buckets) for turn in order]
+        start = 0.0 if not last else (priced.plan.microbatches - 1) * max(map(float, ends[0]))
+        ends.append(walk(order, times.forwards, times.backwards + times.weights, gathers, sent, start))
+        beside = float(sum(sent) + sum(gathers[turn.section] for turn in order if turn.gathers))
+    end = max(map(float, ends[1])) + update
+
+    def draw() -> Timeline:
+        prices = Prices(_section_times(times), bucket, gather)
+        return step_timeline(program, prices, microbatches=priced.plan.microbatches, buckets=buckets, update=update)
+
+    return draw, _breakdown(priced, 0, end, beside + collected)
+
+
+def _section_times(times: TurnTimes) -> list[SectionTime]:
+    figures = (times.forward, times.backward, times.weights, times.forward_transfers, times.backward_transfers)
+    return [SectionTime(*row) for row in np.stack(figures, axis=1).tolist()]
+
+
+def _pipelined(priced: _Priced) -> tuple[Callable[[], Timeline], Breakdown]:
+    """Stages under a schedule; each then exchanges its gradients and updates. The step ends when the last stage is done."""
+    chosen, name, times, held = priced.plan, priced.schedule, priced.times, priced.held
+    check(name, chosen.stages, chosen.parallel.chunks, chosen.microbatches)
+    sends = np.array([sum(_send(priced, chunk) for chunk in priced.chunks[s :: chosen.stages]) for s in range(chosen.stages)])
+    passes = Passes(over(held, times.forwards) + sends, over(held, times.backwards) + sends, over(held, times.weights))
+    tails = _exchanges(priced) + _updates(priced) + _state_gathers(priced)
+    end = float(pipeline_end(name, passes, chosen.microbatches, chosen.parallel.chunks, tails))
+    busiest = int(np.argmax(passes.forward + passes.backward + passes.weights))
+
+    def draw() -> Timeline:
+        chunks = [[_chunk_time(priced, chunk) for chunk in priced.chunks[s :: chosen.stages]] for s in range(chosen.stages)]
+        return pipeline_time(name, chunks, chosen.microbatches).timeline
+
+    return draw, _breakdown(priced, busiest, end, float(tails[busiest]), float(sends[busiest]))
+
+
+def _send(priced: _Priced, chunk: Chunk) -> float:
+    """A chunk hands its output on; the stage waits for that, as Megatron's does. Ranks of tp send their shares and gather."""
+    last = priced.program.sections[chunk[-1][0]]
+    split = 1 if priced.plan.parallel.sequence_parallel else priced.plan.mesh.degree("tp")
+    return priced.network.time("send_recv", ("pp",), last.output_bytes / split)
+
+
+def _chunk_time(priced: _Priced, chunk: Chunk) -> StageTime:
+    """One microbatch through one chunk, sends and collectives with it."""
+    held, times = turns_held(len(priced.program.sections), [chunk], 1), priced.times
+    forward, backward, weights = (float(over(held, one)[0]) for one in (times.forwards, times.backwards, times.weights))
+    send = _send(priced, chunk)
+    return StageTime(forward + send, backward + send, weights, 0.0)
+
+
+def _exchanges(priced: _Priced) -> Array:
+    """Seconds in which each stage sums its gradients over their replicas."""
+    elements: dict[Axes, Array] = {}
+    for index, section in enumerate(priced.program.sections):
+        for one in section.gradients:
+            elements[one.axes] = elements.get(one.axes, 0.0) + priced.held[:, index] * one.elements
+    operation, width = gradient_operation(priced.plan.parallel.zero), priced.setting.formats.gradient
+    found = np.zeros(priced.plan.stages)
+    for axes, count in elements.items():
+        if axes:
+            found += [priced.network.time(operation, axes, size) for size in (count * width).tolist()]
     return found
 
 
-def _single(priced: _Priced) -> tuple[Timeline, Breakdown]:
-    """No pipeline: one timeline with gradient buckets beside the backward pass."""
-    zero, run = priced.plan.parallel.zero, priced.run
-    gather = _state_gather(priced, 0)
-    exchange = Exchange(
-        lambda axes, size: _gradient_time(priced, axes, size),
-        lambda size: priced.network.time("all_gather", _replica_axes(priced.plan), size),
-        run.bucket,
-        priced.formats.gradient,
-        priced.formats.parameter,
-        (run.exchange or ("overlapped" if priced.software.overlap else "after")) == "overlapped",
-        zero == 3 and priced.plan.dp > 1,
-    )
-    line = step_timeline(
-        priced.program, priced.times, microbatches=priced.plan.microbatches, exchange=exchange, update=_update_time(priced, 0) + gather
-    )
-    return line, _breakdown(priced, 0, line.end, busy(line.events, "bucket", "gather") + gather)
+def gradient_operation(zero: int) -> str:
+    """Sharded states need only each rank's shard of the sum."""
+    return "reduce_scatter" if zero else "all_reduce"
 
 
-def _pipelined(priced: _Priced) -> tuple[Timeline, Breakdown]:
-    """Stages under a schedule; each then exchanges its gradients and updates. The step ends when the last stage is done."""
-    chosen = priced.plan
-    stages = [[_stage_time(priced, chunk) for chunk in priced.stage(index)] for index in range(chosen.stages)]
-    line = pipeline_time(_schedule(priced), stages, chosen.microbatches)
-    tails = [_tail(priced, index) for index in range(chosen.stages)]
-    finishes = [end + tail for end, tail in zip(line.ends, tails, strict=True)]
-    loads = [sum(time.forward + time.backward + time.weights for time in stage) for stage in stages]
-    busiest = max(range(chosen.stages), key=lambda index: loads[index])
-    return line.timeline, _breakdown(priced, busiest, max(finishes), tails[busiest])
-
-
-def _schedule(priced: _Priced) -> str:
-    """The schedule by name; 1F1B over several chunks a stage is the interleaved one."""
-    name = priced.run.schedule
-    return "interleaved" if priced.plan.parallel.chunks > 1 and name == "1f1b" else name
-
-
-def _stage_time(priced: _Priced, chunk: Chunk) -> StageTime:
-    """One microbatch through one chunk; a send blocks the stage that makes it, as Megatron's does."""
-    times = priced.times
-    last = priced.program.sections[chunk[-1][0]]
-    split = 1 if priced.plan.parallel.sequence_parallel else priced.plan.mesh.degree("tp")
-    send = priced.network.time("send_recv", ("pp",), last.output_bytes / split)
-    return StageTime(
-        priced.over([chunk], [time.forward + time.forward_transfers for time in times]) + send,
-        priced.over([chunk], [time.backward + time.backward_transfers for time in times]) + send,
-        priced.over([chunk], [time.weights for time in times]),
-        0.0,
-    )
-
-
-def _tail(priced: _Priced, stage: int) -> float:
-    """What a stage does after its last backward pass: exchange gradients, update, gather updated parameters."""
-    gradients: dict[tuple[str, ...], float] = {}
-    for chunk in priced.stage(stage):
-        for section, turns in chunk:
-            for one in priced.program.sections[section].gradients:
-                gradients[one.axes] = gradients.get(one.axes, 0.0) + one.elements * turns * priced.formats.gradient
-    exchange = sum(_gradient_time(priced, axes, size) for axes, size in gradients.items() if axes)
-    return exchange + _update_time(priced, stage) + _state_gather(priced, stage)
-
-
-def _replica_axes(chosen: Plan) -> tuple[str, ...]:
+def _replica_axes(chosen: Plan) -> Axes:
     return tuple(axis for axis in ("ep", "dp") if chosen.mesh.degree(axis) > 1)
 
 
-def _gradient_time(priced: _Priced, axes: tuple[str, ...], size: float) -> float:
-    """Sum gradients over their replicas; sharded states need only each rank's shard of the sum."""
-    operation = "reduce_scatter" if priced.plan.parallel.zero else "all_reduce"
-    return priced.network.time(operation, axes, size)
-
-
-def _state_gather(priced: _Priced, stage: int) -> float:
-    """With sharded states (ZeRO-1, ZeRO-2) every rank collects the parameters that the others updated."""
+def _state_gathers(priced: _Priced) -> Array:
+    """With sharded states (ZeRO-1, ZeRO-2) every rank collects the parameters that the others updated; seconds by stage."""
     if priced.plan.parallel.zero not in (1, 2) or priced.run.forward_only:
-        return 0.0
-    size = _parameters(priced, stage) * priced.formats.parameter
-    return priced.network.time("all_gather", _replica_axes(priced.plan), size)
+        return np.zeros(priced.plan.stages)
+    axes, sizes = _replica_axes(priced.plan), priced.parameters * priced.setting.formats.parameter
+    return np.array([priced.network.time("all_gather", axes, size) for size in sizes.tolist()])
 
 
-def _parameters(priced: _Priced, stage: int) -> float:
-    return priced.over(priced.stage(stage), [section.parameters for section in priced.program.sections])
-
-
-def _update_time(priced: _Priced, stage: int) -> float:
-    """The optimizer as one pass over all that it reads and writes; sharded states divide it."""
+def _updates(priced: _Priced) -> Array:
+    """Seconds of the optimizer on each stage; sharded states divide its work."""
     if priced.run.forward_only:
-        return 0.0
+        return np.zeros(priced.plan.stages)
+    counts = priced.parameters / (priced.plan.dp if priced.plan.parallel.zero else 1)
     chosen = optimizer(priced.run.optimizer)
-    count = _parameters(priced, stage) / (priced.plan.dp if priced.plan.parallel.zero else 1)
-    read, written = (count * per_parameter for per_parameter in chosen.update_bytes(priced.formats))
-    shape = {"rows": count, "columns": 1.0}
-    kernel = Kernel("update", "memory", "optimizer", "update", 0.0, count * chosen.flops, read, written, shape)
-    return float(priced.prices.times([kernel]).total[0]) if count else 0.0
+    kernels = [update_kernel(count, chosen, priced.setting.formats) for count in counts.tolist()]
+    return np.where(counts > 0, priced.setting.prices.times(kernels).total, 0.0)
 
 
-def _breakdown(priced: _Priced, stage: int, step: float, beside: float) -> Breakdown:
-    """The seconds of one stage by what they went into; what is left of the step is exposed communication or bubble."""
-    held: dict[int, int] = {}
-    for chunk in priced.stage(stage):
-        for index, here in chunk:
-            held[index] = held.get(index, 0) + here
-    turns = [
-        counted.times * held.get(index, 0) * _repeats(priced.run, section, counted.kernel.phase, counted.core, priced.program)
+def _breakdown(priced: _Priced, stage: int, step: float, beside: float, sends: float = 0.0) -> Breakdown:
+    """The seconds of one stage by what they went into; what is left of the step is exposed communication or bubble.
+
+    ``beside``: buckets and gathers of the step, or what follows a pipeline; ``sends``: of one microbatch, one way.
+    """
+    held = priced.held[stage]
+    turns_made = [
+        counted.times * held[index] * _repeats(priced.run, section, counted.kernel.phase, counted.core, priced.program)
         for index, section in enumerate(priced.program.sections)
         for counted in section.kernels
     ]
-    times = np.array(turns, dtype=float) * priced.plan.microbatches
+    times = np.array(turns_made, dtype=float) * priced.plan.microbatches
     kernels = priced.kernels
     launch = float((kernels.launch * times).sum())
     work = (kernels.total - kernels.launch) * times
     arithmetic, moving = float(work[kernels.arithmetic].sum()), float(work[~kernels.arithmetic].sum())
-    update = _update_time(priced, stage)
+    update = float(_updates(priced)[stage])
     computing = arithmetic + moving + launch + update
-    blocking = [time.forward_transfers + time.backward_transfers for time in priced.times]
-    waited = priced.over(priced.stage(stage), blocking) * priced.plan.microbatches
+    waited = float(held @ (priced.times.forward_transfers + priced.times.backward_transfers)) * priced.plan.microbatches
     if priced.plan.stages == 1:
         exposed = max(0.0, step - computing)
         return Breakdown(arithmetic, moving, launch, exposed, waited + beside, 0.0, update, 0.0)
-    sends = sum(2 * _stage_time(priced, chunk).forward for chunk in priced.stage(stage)) * priced.plan.microbatches
-    sends -= 2 * priced.plan.microbatches * priced.over(
-        priced.stage(stage), [time.forward + time.forward_transfers for time in priced.times]
-    )
-    talking = waited + sends + beside - update
+    talking = waited + 2 * sends * priced.plan.microbatches + beside - update
     return Breakdown(arithmetic, moving, launch, talking, talking, max(0.0, step - computing - talking), update, 0.0)
 
 
@@ -330,42 +380,32 @@ def _repeats(run: Run, section: Section, phase: str, core: bool, program: Progra
     return 2 if section.repeat > 1 or all(one.repeat == 1 for one in program.sections) else 1
 
 
-def _footprint(priced: _Priced, stage: int) -> Footprint:
-    chosen, run, formats, sections = priced.plan, priced.run, priced.formats, priced.program.sections
-    count, zero, ranks = _parameters(priced, stage), chosen.parallel.zero, max(chosen.dp, 1)
-    training = 0.0 if run.forward_only else 1.0
-    blocks = any(section.repeat > 1 for section in sections)
-    kept, transient = [], 0.0
-    for section in sections:
-        recomputed = run.recompute == "full" and (section.repeat > 1 or not blocks)
-        full = min(section.input_bytes, section.saved_bytes) if recomputed else section.saved_bytes
-        kept.append(full - (section.core_bytes if run.recompute == "selective" else 0.0))
-        transient = max(transient, section.saved_bytes if recomputed else 0.0)
-    alive = _in_flight(priced, stage)
-    bucket = run.bucket if chosen.dp > 1 and not run.forward_only else 0.0
-    largest = max((section.largest_output_bytes for section in sections), default=0.0)
-    gathered = 2.0 * max((s.parameters for s in sections), default=0.0) * formats.parameter if zero == 3 else 0.0
-    return Footprint(
-        parameters=count * formats.parameter / (ranks if zero == 3 else 1),
-        gradients=count * formats.gradient * training / (ranks if zero >= 2 else 1),
-        optimizer=count * optimizer(run.optimizer).state_bytes(formats) * training / (ranks if zero >= 1 else 1),
-        activations=priced.over(priced.stage(stage), kept) * alive / chosen.parallel.chunks * training,
-        workspace=2.0 * largest + 2.0 * bucket + transient + gathered,
-        capacity=priced.network.system.device.memory.capacity,
+def _footprint(priced: _Priced) -> Footprint:
+    """What the fullest stage holds."""
+    chosen, run, formats = priced.plan, priced.run, priced.setting.formats
+    times, training = priced.times, not run.forward_only
+    kept = states(
+        priced.parameters,
+        priced.columns.parameters.max(initial=0.0),
+        max(chosen.dp, 1),
+        chosen.parallel.zero,
+        optimizer(run.optimizer),
+        formats,
+        training=training,
     )
-
-
-def _in_flight(priced: _Priced, stage: int) -> float:
-    """Microbatch activations alive at once on a stage, in chunks."""
-    chosen = priced.plan
-    if chosen.stages == 1:
-        return float(chosen.parallel.chunks)
-    schedule = SCHEDULES[_schedule(priced)]
-    stages, chunks, window = chosen.stages, chosen.parallel.chunks, 4 * chosen.stages
-    if chosen.microbatches <= 2 * window:
-        return float(schedule.in_flight(stage, stages, chosen.microbatches, chunks))
-    first, second = (schedule.in_flight(stage, stages, turns, chunks) for turns in (window, 2 * window))
-    return second + (chosen.microbatches - 2 * window) * (second - first) / window
+    living = alive(priced.schedule, chosen.stages, chosen.microbatches, chosen.parallel.chunks)
+    activations = over(priced.held, times.kept) * living * training
+    bucket = run.bucket if chosen.dp > 1 and training else 0.0
+    work = workspace(priced.columns.largest_output_bytes, times.transient, bucket)
+    fullest = int(np.argmax(memory(kept, activations, work)))
+    return Footprint(
+        parameters=float(kept.parameters[fullest]),
+        gradients=float(kept.gradients[fullest]),
+        optimizer=float(kept.optimizer[fullest]),
+        activations=float(activations[fullest]),
+        workspace=float(work + kept.gathered),
+        capacity=priced.setting.system.device.memory.capacity,
+    )
 
 
 def _model_flops(graph: Graph, formats: Precision, chosen: Plan, run: Run) -> float:
@@ -403,8 +443,8 @@ def _unmodelled(run: Run) -> tuple[str, ...]:
     return ("input pipeline (storage, decoding, host-to-device copies)", "CUDA context and memory fragmentation")
 
 
-def _warnings(chosen: Plan) -> tuple[str, ...]:
-    found = []
+def _warnings(chosen: Plan, idle: Sequence[str]) -> tuple[str, ...]:
+    found = [f"{axis}={chosen.mesh.degree(axis)} splits nothing in this network: its ranks all do the same work" for axis in idle]
     if chosen.idle:
         found.append(f"{chosen.idle} of {chosen.gpus} gpus are idle: the global batch has only {chosen.global_batch} samples")
     elif chosen.local_batch * chosen.dp > chosen.global_batch:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from paleo.engine import Event, Task, Timeline, schedule
 from paleo.lower import Program, Section
@@ -29,94 +30,109 @@ class SectionTime:
     forward_transfers: float
     backward_transfers: float
 
-    @property
-    def turn(self) -> float:
-        """Seconds of one turn, forward and backward."""
-        return self.forward + self.backward + self.weights + self.forward_transfers + self.backward_transfers
-
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class Buckets:
     """How gradients and sharded parameters travel.
 
-    ``gradients(axes, bytes)`` and ``gather(bytes)`` price one bucket. ``overlapped`` starts buckets inside backward. ``sharded``
-    parameters (ZeRO-3) are gathered before each turn of a section, forward and backward.
+    ``overlapped`` starts buckets of ``least`` bytes inside backward, else all go out after it. ``sharded`` parameters (ZeRO-3) are
+    gathered before each turn of a section, forward and backward, and their gradients are sent with every microbatch.
     """
 
-    gradients: Callable[[Axes, float], float]
-    gather: Callable[[float], float]
-    bucket_bytes: float
+    least: float
     gradient_bytes: float
-    parameter_bytes: float
     overlapped: bool
     sharded: bool
 
 
-def step_timeline(
-    program: Program, times: Sequence[SectionTime], *, microbatches: int, exchange: Exchange, update: float
-) -> Timeline:
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """``count`` turns of a section in one direction, as one stretch. ``gathers``: they wait for the section's parameters;
+    ``buckets``: axes and bytes of the gradients that go out after them."""
+
+    section: int
+    direction: Literal["forward", "backward"]
+    count: int
+    gathers: bool = False
+    buckets: tuple[tuple[Axes, float], ...] = ()
+
+
+def turns(program: Program, buckets: Buckets, *, last: bool) -> list[Turn]:
+    """Forward and backward of one microbatch; gradients go out with the ``last`` one, or always where parameters are sharded."""
+    found: list[Turn] = []
+    sends = last or buckets.sharded
+    for index, section in enumerate(program.sections):
+        gathers = bool(buckets.sharded and section.parameters)
+        times = section.repeat if gathers else 1
+        found += [Turn(index, "forward", section.repeat // times, gathers)] * times
+    pending: dict[Axes, float] = {}
+    for index, section in reversed(list(enumerate(program.sections))):
+        gathers = bool(buckets.sharded and section.parameters)
+        times = section.repeat if (buckets.overlapped or buckets.sharded) and section.gradients and sends else 1
+        for _ in range(times):
+            _collect(pending, section, section.repeat // times, buckets.gradient_bytes)
+            sent = _flush(pending, buckets.least) if buckets.overlapped and sends else ()
+            found.append(Turn(index, "backward", section.repeat // times, gathers, sent))
+    if sends and found:
+        end = found[-1]
+        found[-1] = Turn(end.section, end.direction, end.count, end.gathers, end.buckets + _flush(pending, 0.0))
+    return found
+
+
+def _collect(pending: dict[Axes, float], section: Section, times: int, gradient_bytes: float) -> None:
+    for gradient in section.gradients:
+        pending[gradient.axes] = pending.get(gradient.axes, 0.0) + gradient.elements * gradient_bytes * times
+
+
+def _flush(pending: dict[Axes, float], least: float) -> tuple[tuple[Axes, float], ...]:
+    """What has gathered for each set of axes, once it is ``least`` bytes."""
+    sent = tuple((axes, size) for axes, size in pending.items() if axes and size > 0 and size >= least)
+    for axes, _ in sent:
+        pending[axes] = 0.0
+    return sent
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """Seconds of a section's turn, of a gradient bucket and of the gather of a section's parameters."""
+
+    times: Sequence[SectionTime]
+    bucket: Callable[[Axes, float], float]
+    gather: Callable[[Section], float]
+
+
+def step_timeline(program: Program, prices: Prices, *, microbatches: int, buckets: Buckets, update: float) -> Timeline:
     """The timeline of one optimizer step without a pipeline; ``update`` is what follows the last bucket [s]."""
     tasks: list[Task] = []
     if microbatches > 1:
         earlier: list[Task] = []
-        _one_pass(earlier, program, times, exchange, last=False)
+        _tasks(earlier, program, prices, turns(program, buckets, last=False))
         once = schedule(earlier).end
         tasks.append(Task(f"{microbatches - 1} earlier microbatches", COMPUTE, once * (microbatches - 1), (), "accumulate"))
-    buckets = _one_pass(tasks, program, times, exchange, last=True)
+    sent = _tasks(tasks, program, prices, turns(program, buckets, last=True))
     if update > 0:
-        tasks.append(Task("update", COMPUTE, update, (*_last(tasks), *buckets), "update"))
+        tasks.append(Task("update", COMPUTE, update, (*_last(tasks), *sent), "update"))
     return schedule(tasks)
 
 
-def _one_pass(
-    tasks: list[Task], program: Program, times: Sequence[SectionTime], exchange: Exchange, *, last: bool
-) -> list[int]:
-    """Forward and backward of one microbatch; returns the positions of its gradient buckets (sent with the last one, or always where
-    parameters are sharded)."""
-    pairs = list(zip(program.sections, times, strict=True))
-    gathers = _Prefetch(tasks, exchange)
-    for section, time in pairs:
-        turns = section.repeat if exchange.sharded and section.parameters else 1
-        for _ in range(turns):
-            gathers.before(section)
-            _turns(tasks, section.name, "forward", section.repeat // turns, time.forward, time.forward_transfers, gathers.awaited)
-    pending: dict[Axes, float] = {}
-    buckets: list[int] = []
-    sends = last or exchange.sharded
-    for section, time in reversed(pairs):
-        turns = section.repeat if (exchange.overlapped or exchange.sharded) and section.gradients and sends else 1
-        for _ in range(turns):
-            gathers.before(section)
-            compute = time.backward + time.weights
-            _turns(tasks, section.name, "backward", section.repeat // turns, compute, time.backward_transfers, gathers.awaited)
-            _collect(pending, section, section.repeat // turns, exchange.gradient_bytes)
-            if exchange.overlapped and sends:
-                buckets += _flush(tasks, pending, exchange, least=exchange.bucket_bytes)
-    return buckets + (_flush(tasks, pending, exchange, least=0.0) if sends else [])
-
-
-def _collect(pending: dict[Axes, float], section: Section, turns: int, gradient_bytes: float) -> None:
-    for gradient in section.gradients:
-        pending[gradient.axes] = pending.get(gradient.axes, 0.0) + gradient.elements * gradient_bytes * turns
-
-
-class _Prefetch:
-    """Gathers of sharded parameters, each issued while the section before it computes: two sets of weights live at once."""
-
-    def __init__(self, tasks: list[Task], exchange: Exchange) -> None:
-        self.tasks, self.exchange = tasks, exchange
-        self.awaited: tuple[int, ...] = ()
-        self._earlier: tuple[int, ...] = ()
-
-    def before(self, section: Section) -> None:
-        """Gather what the next turn of ``section`` needs, once the turn before the last has ended."""
-        if not self.exchange.sharded or not section.parameters:
-            self.awaited = ()
-            return
-        latest = _last(self.tasks)
-        time = self.exchange.gather(section.parameters * self.exchange.parameter_bytes)
-        self.tasks.append(Task(f"weights of {section.name}", NETWORK, time, self._earlier, "gather"))
-        self.awaited, self._earlier = (len(self.tasks) - 1,), latest
+def _tasks(tasks: list[Task], program: Program, prices: Prices, order: Sequence[Turn]) -> list[int]:
+    """Adds one pass; returns the positions of its gradient buckets. A gather starts once the turn before the last has ended, so that
+    two sets of weights live at once."""
+    sent: list[int] = []
+    issued: tuple[int, ...] = ()
+    for turn in order:
+        section = program.sections[turn.section]
+        awaited: tuple[int, ...] = ()
+        if turn.gathers:
+            latest = _last(tasks)
+            tasks.append(Task(f"weights of {section.name}", NETWORK, prices.gather(section), issued, "gather"))
+            awaited, issued = (len(tasks) - 1,), latest
+        _compute(tasks, section.name, turn, prices.times[turn.section], awaited)
+        for axes, size in turn.buckets:
+            name = f"gradients over {'+'.join(axes)}"
+            tasks.append(Task(name, NETWORK, prices.bucket(axes, size), _last(tasks), "bucket"))
+            sent.append(len(tasks) - 1)
+    return sent
 
 
 _BESIDE = frozenset({"bucket", "gather"})
@@ -127,25 +143,14 @@ def _last(tasks: list[Task]) -> tuple[int, ...]:
     return next(((i,) for i in range(len(tasks) - 1, -1, -1) if tasks[i].kind not in _BESIDE), ())
 
 
-def _turns(
-    tasks: list[Task], name: str, kind: str, turns: int, compute: float, transfers: float, awaited: tuple[int, ...]
-) -> None:
+def _compute(tasks: list[Task], name: str, turn: Turn, time: SectionTime, awaited: tuple[int, ...]) -> None:
     """Turns of a section in one direction, as one stretch of computing and one of blocking collectives."""
-    tasks.append(Task(name, COMPUTE, compute * turns, (*_last(tasks), *awaited), kind))
+    forward = turn.direction == "forward"
+    seconds = time.forward if forward else time.backward + time.weights
+    transfers = time.forward_transfers if forward else time.backward_transfers
+    tasks.append(Task(name, COMPUTE, seconds * turn.count, (*_last(tasks), *awaited), turn.direction))
     if transfers > 0:
-        tasks.append(Task(f"{name} collectives", COMPUTE, transfers * turns, _last(tasks), "transfer"))
-
-
-def _flush(tasks: list[Task], pending: dict[Axes, float], exchange: Exchange, *, least: float) -> list[int]:
-    """Send what has gathered for each set of axes, once it is ``least`` bytes."""
-    sent = []
-    for axes, size in pending.items():
-        if axes and size > 0 and size >= least:
-            name = f"gradients over {'+'.join(axes)}"
-            tasks.append(Task(name, NETWORK, exchange.gradients(axes, size), _last(tasks), "bucket"))
-            sent.append(len(tasks) - 1)
-            pending[axes] = 0.0
-    return sent
+        tasks.append(Task(f"{name} collectives", COMPUTE, transfers * turn.count, _last(tasks), "transfer"))
 
 
 def busy(events: Sequence[Event], *kinds: str) -> float:

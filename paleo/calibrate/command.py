@@ -10,10 +10,16 @@ from functools import partial
 from pathlib import Path
 
 from paleo.calibrate.files import Job, calibrations, fit_all, jobs, yaml_text
+from paleo.calibrate.measure import Bench, Tables, bench, import_torch, measure_all, measure_collectives
+from paleo.calibrate.microbenchmarks import USUAL, Point, collective_points, points
 from paleo.errors import SpecError
 from paleo.specs.calibration import Calibration
 from paleo.specs.catalog import FOLDERS, catalog_root
+from paleo.specs.hardware import find_device, load_system
 from paleo.validate.command import written_whole
+
+#: Tables that no family is fitted to: they inform.
+UNFITTED = ("copies",)
 
 
 def fit(
@@ -106,3 +112,81 @@ def _print_summary(calibration: Calibration, path: Path) -> None:
         )  # fmt: skip
         table.add_row(entry.family, entry.stack, str(entry.rows_fitted), str(entry.rows_held_out), *shares)
     Console(width=None if sys.stdout.isatty() else 120, highlight=False).print(table)
+
+
+def measure(
+    *,
+    device: str = "cuda:0",
+    name: str | None = None,
+    output: str | None = None,
+    output_dir: str = ".",
+    budget: float = 300.0,
+    suites: Sequence[str] = USUAL,
+    dtypes: Sequence[str] = (),
+    largest: int = 16384,
+    today: str | None = None,
+) -> int:
+    """Measure a device and fit what was measured; the exit code.
+
+    Rows go to ``<device>.<table>.csv`` in ``output_dir``; points that these tables hold already are skipped, so that a
+    run that was cut short, or had too small a ``budget`` [s], is taken up again. ``name`` is the device's catalog name
+    where what CUDA reports is no alias of any; ``largest`` bounds the sizes.
+    """
+    date = today or datetime.date.today().isoformat()
+    folder = Path(output_dir)
+    if not folder.is_dir():
+        raise SpecError(f"--output-dir {output_dir}: no such folder")
+    if not (budget > 0 and largest >= 1):
+        raise SpecError(f"--budget {budget:g} and --largest {largest} must be above zero")
+    measured = bench(device, name, date)
+    peaks = find_device(measured.name).peak
+    chosen = tuple(dtypes) or tuple(one for one in ("fp32", "tf32", "fp16", "bf16") if one in peaks)
+    wanted = points(tuple(suites), chosen, largest)
+    tables = Tables(folder, measured.name, measured.library)
+    written, failed = _measured_with_progress(measured, wanted, tables, budget)
+    for line in failed:
+        sys.stderr.write(f"not measured: {line}\n")
+    missing = sum(not tables.done(point) for point in wanted) - len(failed)
+    sys.stderr.write(f"{written} rows measured, {missing} left for another run; tables in {folder}\n")
+    return _fit_measured(tables, output or str(folder / f"{measured.name}.yaml"), measured.name, date)
+
+
+def collectives(
+    *, device: str = "cuda", system: str | None = None, output_dir: str = ".", today: str | None = None
+) -> int:
+    """Measure collectives in a job that ``torchrun`` started, one process a GPU; the exit code.
+
+    Rows go to ``<system>.collective.csv`` in ``output_dir``; ``--fit`` fits them.
+    """
+    if system is None:
+        raise SpecError("under torchrun collectives are measured; say with --name which system of the catalog this is")
+    known, torch = load_system(system).name, import_torch()
+    tables = Tables(Path(output_dir), known, "")
+    measured = measure_collectives(
+        torch, device.partition(":")[0], known, today or datetime.date.today().isoformat(), collective_points
+    )
+    for point, row in measured:
+        tables.append(point, row)
+    return 0
+
+
+def _fit_measured(tables: Tables, output: str, name: str, date: str) -> int:
+    kernels = [str(path) for path in tables.files() if path.name.split(".")[-2] not in UNFITTED]
+    if not kernels:
+        return 0
+    return fit(kernels, output=output, only=(name,), today=date)
+
+
+def _measured_with_progress(
+    measured: Bench, wanted: Sequence[Point], tables: Tables, budget: float
+) -> tuple[int, list[str]]:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True)) as bar:
+        task = bar.add_task("measuring", total=len(wanted))
+
+        def report(point: Point) -> None:
+            bar.update(task, advance=1, description=point.table)
+
+        return measure_all(measured, wanted, tables, budget, report)

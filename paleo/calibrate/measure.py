@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import math
+import os
 import statistics
 import subprocess
 import time
@@ -18,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from paleo.calibrate.microbenchmarks import Point
+from paleo.calibrate.microbenchmarks import WIDTH, Point
 from paleo.errors import PaleoError, SpecError
 from paleo.specs.hardware import find_device
 from paleo.units import MEGA, MICROSECOND, MILLISECOND
@@ -47,6 +48,9 @@ class Stopwatch(Protocol):
     def time(self, calls: Sequence[Call], flush: Call | None) -> Timing:
         """Median seconds of the calls, taken in turn; ``flush`` empties caches before each one and is not counted."""
 
+    def eager(self, call: Call) -> Timing:
+        """Median seconds of one call at a time, the host's work included."""
+
 
 class WallClock:
     """Of the host: for devices that compute while the caller waits."""
@@ -61,6 +65,10 @@ class WallClock:
             calls[index % len(calls)]()
             samples.append(time.perf_counter() - start)
         return Timing(statistics.median(samples[1:]), "back-to-back")
+
+    def eager(self, call: Call) -> Timing:
+        """The same of one call."""
+        return Timing(self.time([call], None).seconds, "eager")
 
 
 class CudaClock:
@@ -83,6 +91,16 @@ class CudaClock:
         repeats = max(1, min(20, round(SAMPLE_TIME / max(rough, MICROSECOND))))
         samples = [self._between(lambda: [replay() for _ in range(repeats)]) / repeats for _ in range(SAMPLES)]
         return Timing(statistics.median(samples) / CALLS, timing)
+
+    def eager(self, call: Call) -> Timing:
+        """Events round single calls, each after the device has come to rest."""
+        for _ in range(3):
+            call()
+        samples = []
+        for _ in range(SAMPLES):
+            self.torch.cuda.synchronize()
+            samples.append(self._between(call))
+        return Timing(statistics.median(samples), "eager")
 
     def _repeated(self, calls: Sequence[Call]) -> tuple[Call, str]:
         """One call that makes CALLS of them, in turn."""
@@ -132,7 +150,8 @@ class Bench:
         with self.torch.no_grad(), _tf32(self.torch, point.row.get("dtype") == "tf32"):
             calls = BUILDERS[point.table](self, point.row)
             flush = self._flush if point.row.get("cache") == "cold" else None
-            timing = self.clock.time(calls, flush)
+            eager = point.row.get("launch") == "eager"
+            timing = self.clock.eager(calls[0]) if eager else self.clock.time(calls, flush)
         return self.row(point, timing)
 
     def row(self, point: Point, timing: Timing) -> dict[str, Any]:
@@ -144,7 +163,9 @@ class Bench:
 
     def _flush(self) -> None:
         if not hasattr(self, "_scratch"):
-            self._scratch = self.torch.empty(FLUSH if self.on_cuda else 2**22, dtype=self.torch.uint8, device=self.device)
+            self._scratch = self.torch.empty(
+                FLUSH if self.on_cuda else 2**22, dtype=self.torch.uint8, device=self.device
+            )
         self._scratch.zero_()
 
     def normal(self, *shape: int, dtype: str) -> Any:
@@ -305,7 +326,9 @@ def catalog_name(reported: str, name: str | None) -> str:
     except PaleoError as error:
         if name is not None:
             raise SpecError(f"--name {name}: {error}") from None
-        raise SpecError(f"the device calls itself {reported!r}, which the catalog does not know; say --name NAME: {error}") from None
+        raise SpecError(
+            f"the device calls itself {reported!r}, which the catalog does not know; say --name NAME: {error}"
+        ) from None
 
 
 def _library(torch: Any) -> str:
@@ -411,6 +434,62 @@ def measure_all(
             tables.append(point, row)
             written += 1
     return written, failed
+
+
+def measure_collectives(
+    torch: Any, device_type: str, system: str, date: str, wanted: Callable[[int, int], list[Point]]
+) -> Iterator[tuple[Point, dict[str, Any]]]:
+    """Collectives among the processes that ``torchrun`` started; the first rank yields rows, the others nothing.
+
+    ``wanted`` makes the points of a job of so many ranks, so many of them in a node.
+    """
+    distributed, on_cuda = torch.distributed, device_type == "cuda"
+    distributed.init_process_group("nccl" if on_cuda else "gloo")
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    if on_cuda:
+        torch.cuda.set_device(local)
+    rank, ranks = distributed.get_rank(), distributed.get_world_size()
+    library = f"NCCL {'.'.join(map(str, torch.cuda.nccl.version()))}" if on_cuda else "gloo"
+    device = torch.device("cuda", local) if on_cuda else torch.device("cpu")
+    teams: dict[int, Any] = {}
+    for point in wanted(ranks, int(os.environ.get("LOCAL_WORLD_SIZE", str(ranks)))):
+        size = int(point.row["ranks"])
+        if size not in teams:
+            teams[size] = distributed.new_group(list(range(size)))
+        seconds = _collective_time(torch, device, teams[size], point.row, rank < size)
+        distributed.barrier()
+        if rank == 0 and seconds is not None:
+            times = {"time_us": round(seconds / MICROSECOND, 4), "date": date}
+            yield point, {"source": SOURCE, "system": system, "library": library, **point.row, **times}
+    distributed.destroy_process_group()
+
+
+def _collective_time(torch: Any, device: Any, team: Any, row: Mapping[str, Any], member: bool) -> float | None:
+    """Mean seconds of a collective in a loop, as nccl-tests does it; None where the backend has none such."""
+    if not member:
+        return None
+    elements = max(row["ranks"], row["bytes"] // WIDTH[row["dtype"]] // row["ranks"] * row["ranks"])
+    full = torch.ones(elements, device=device, dtype=torch.bfloat16)
+    shard, other = torch.ones_like(full[: elements // row["ranks"]]), torch.ones_like(full)
+    distributed = torch.distributed
+    calls: Mapping[str, Call] = {
+        "all_reduce": lambda: distributed.all_reduce(full, group=team),
+        "all_gather": lambda: distributed.all_gather_into_tensor(full, shard, group=team),
+        "reduce_scatter": lambda: distributed.reduce_scatter_tensor(shard, full, group=team),
+        "all_to_all": lambda: distributed.all_to_all_single(other, full, group=team),
+    }
+    call, settle = calls[row["op"]], torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    try:
+        for _ in range(3):
+            call()
+    except RuntimeError:
+        return None
+    settle()
+    start = time.perf_counter()
+    for _ in range(CALLS):
+        call()
+    settle()
+    return (time.perf_counter() - start) / CALLS
 
 
 def bandwidth(row: Mapping[str, Any]) -> float:

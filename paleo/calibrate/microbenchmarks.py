@@ -42,9 +42,12 @@ def gemm(dtypes: tuple[str, ...], largest: int) -> Iterator[Point]:
     for dtype, (m, n, k, batch) in itertools.product(dtypes, [*single, *batched]):
         if max(m, n, k) <= largest:
             sizes = {"m": m, "n": n, "k": k, "batch": batch}
-            yield Point("gemm", {"dtype": dtype, **sizes, "trans_a": "N", "trans_b": "N"})
+            row = {"dtype": dtype, **sizes, "trans_a": "N", "trans_b": "N", "launch": "queued"}
+            yield Point("gemm", row)
             if batch == 1 and m % 128 == 0 and m == n:
-                yield Point("gemm", {"dtype": dtype, **sizes, "trans_a": "N", "trans_b": "T"})
+                yield Point("gemm", row | {"trans_b": "T"})
+            if m == n and m in (64, 512, 2048):
+                yield Point("gemm", row | {"launch": "eager"})
 
 
 def elementwise(dtypes: tuple[str, ...], largest: int) -> Iterator[Point]:
@@ -54,19 +57,22 @@ def elementwise(dtypes: tuple[str, ...], largest: int) -> Iterator[Point]:
         if size <= largest**2:
             for cache in ("warm", "cold"):
                 yield _stream(op, (size,), dtype, cache)
+            if op == "add":
+                yield _stream(op, (size,), dtype, "warm", launch="eager")
     rows = [(64, 256), (512, 1000), (4096, 768), (4096, 4096), (16384, 1024), (131072, 128), (2048, 32768)]
     for dtype, (count, length), op in itertools.product(dtypes, rows, ("softmax", "layernorm")):
         if max(count, length) <= largest**2 // 4:
             yield _stream(op, (count, length), dtype, "warm")
 
 
-def _stream(op: str, shape: tuple[int, ...], dtype: str, cache: str) -> Point:
+def _stream(op: str, shape: tuple[int, ...], dtype: str, cache: str, launch: str = "queued") -> Point:
     elements = 1
     for extent in shape:
         elements *= extent
     moved = elements * WIDTH[dtype] * (3 if op == "add" else 2)
     text = "x".join(map(str, shape))
-    return Point("elementwise", {"op": op, "shape": text, "dtype": dtype, "bytes_moved": moved, "cache": cache})
+    row = {"op": op, "shape": text, "dtype": dtype, "bytes_moved": moved, "cache": cache, "launch": launch}
+    return Point("elementwise", row)
 
 
 def attention(dtypes: tuple[str, ...], largest: int) -> Iterator[Point]:
@@ -97,12 +103,22 @@ def conv(dtypes: tuple[str, ...], largest: int) -> Iterator[Point]:
         c, size, k, taps, pad, stride = layer
         if size * batch <= largest and dtype != "fp8":
             sizes = {"n": batch, "c": c, "h": size, "w": size, "k": k, "r": taps, "s": taps, "pad_h": pad, "pad_w": pad}
-            yield Point("conv", {"dtype": dtype, **sizes, "stride_h": stride, "stride_w": stride, "direction": direction})
+            yield Point(
+                "conv", {"dtype": dtype, **sizes, "stride_h": stride, "stride_w": stride, "direction": direction}
+            )
 
 
 def rnn(dtypes: tuple[str, ...], largest: int) -> Iterator[Point]:
     """Short and long sequences of narrow and wide cells."""
-    sizes = ((256, 16, 150), (512, 32, 25), (1024, 64, 25), (1760, 16, 50), (1536, 8, 50), (2048, 128, 25), (2816, 32, 20))
+    sizes = (
+        (256, 16, 150),
+        (512, 32, 25),
+        (1024, 64, 25),
+        (1760, 16, 50),
+        (1536, 8, 50),
+        (2048, 128, 25),
+        (2816, 32, 20),
+    )
     for dtype, cell, (hidden, batch, steps), direction in itertools.product(
         dtypes, ("vanilla", "lstm", "gru"), sizes, ("fwd", "bwd")
     ):
@@ -127,7 +143,7 @@ def deepbench(dtypes: tuple[str, ...], largest: int) -> Iterator[Point]:
     for dtype, (m, n, k), (left, right) in itertools.product(dtypes, shapes, (("N", "N"), ("T", "N"), ("N", "T"))):
         if max(m, n, k) <= largest * 64:
             sizes = {"m": m, "n": n, "k": k, "batch": 1}
-            yield Point("gemm", {"dtype": dtype, **sizes, "trans_a": left, "trans_b": right})
+            yield Point("gemm", {"dtype": dtype, **sizes, "trans_a": left, "trans_b": right, "launch": "queued"})
 
 
 Suite = Callable[[tuple[str, ...], int], Iterator[Point]]
@@ -174,7 +190,14 @@ def collective_points(ranks: int, ranks_per_node: int, dtype: str = "bf16") -> l
     return [
         Point(
             "collective",
-            {"op": op, "dtype": dtype, "ranks": n, "ranks_per_node": min(n, ranks_per_node), "bytes": payload, "algo": ""},
+            {
+                "op": op,
+                "dtype": dtype,
+                "ranks": n,
+                "ranks_per_node": min(n, ranks_per_node),
+                "bytes": payload,
+                "algo": "",
+            },
         )
         for op, n, payload in itertools.product(COLLECTIVES, groups, PAYLOADS)
     ]

@@ -5,7 +5,7 @@ A group is taken only where nobody else reads what it makes inside; everything e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from paleo.importers.trace import Call, Scope, Trace, Value, record
 
@@ -64,9 +64,6 @@ class _Order:
 
 
 def _collapse_scopes(trace: Trace) -> None:
-    original = list(trace.calls) if not trace.scopes else None
-    if original is not None:
-        return
     consumers, outputs = trace.consumers(), set(trace.outputs)
     groups = []
     for scope in trace.scopes:
@@ -455,6 +452,3 @@ def _gated_up(product: Call) -> _Up | None:
         if first is not None and second is not None and first.inputs[0] is second.inputs[0] and first.out.shape == second.out.shape:
             return _GATES[act.options["function"]], [product, act], [first, second]
     return None
-
-
-Step = Callable[[Trace], list[Group]]

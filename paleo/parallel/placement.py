@@ -9,7 +9,7 @@ from typing import Literal
 
 from paleo.errors import PlanError, near
 from paleo.graph import Graph, Node
-from paleo.parallel.mesh import AXES, Axes
+from paleo.parallel.mesh import AXES, Axes, Mesh
 from paleo.registry import Registry
 
 #: dim -> mesh axes that divide it.
@@ -38,6 +38,15 @@ class Placement:
     def of(self, node: Node) -> Split:
         """How this layer's dims are split."""
         return next((rule.split for rule in reversed(self.rules) if rule.matches(node)), {})
+
+
+def idle_axes(graph: Graph, placement: Placement, mesh: Mesh) -> tuple[str, ...]:
+    """Axes of more than one rank that divide no dim of any layer: their ranks all do the same work."""
+    used: set[str] = set()
+    for node in graph.nodes:
+        dims = {dim for op in node.operations for tensor in (*op.reads, op.out) for dim in tensor.dims}
+        used.update(axis for dim, axes in placement.of(node).items() if dim in dims for axis in axes)
+    return tuple(axis for axis, degree in mesh.degrees if degree > 1 and axis != "pp" and axis not in used)
 
 
 Zero = Literal[0, 1, 2, 3]

@@ -155,6 +155,9 @@ def _conv(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[
         device=prices.figures(),
         parameters=found.parameters,
     )
+    if prices.software.transposes and prices.figures().tensor_cores:
+        moved = np.array([kernel.bytes for kernel in kernels])
+        times = times + 2.0 * moved / prices.device.memory.bandwidth
     return found, times
 
 

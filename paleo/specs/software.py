@@ -19,7 +19,8 @@ class Software(Spec):
     ``host_forward`` and ``host_backward`` are the host's time for one operation: an operation takes the longer of that and its device
     time, as the device waits for the host. ``attention_kernel`` names its fused
     kernel (None: the usual one of the architecture), ``attention_slowdown`` how much slower than the calibrated ones the framework's attention
-    is (an older generation). ``recompute``
+    is (an older generation). ``transposes``
+    says whether tensors are turned to channels-last and back round each convolution on tensor cores. ``recompute``
     is what it does unless a run says otherwise. ``overlap`` says whether gradients travel during backward. ``fused``
     says whether chains of element-wise passes are one kernel. ``cudnn`` limits which
     convolution algorithms there are.
@@ -33,6 +34,7 @@ class Software(Spec):
     attention_kernel: Text | None = None
     attention_slowdown: Annotated[float, Field(ge=1)] = 1.0
     loss: Literal["fused", "upcast", "stepwise"] = "fused"
+    transposes: Annotated[bool, Field(strict=True)] = False
     recompute: Literal["none", "selective", "full"] = "none"
     overlap: Annotated[bool, Field(strict=True)] = True
     fused: Annotated[bool, Field(strict=True)] = False

@@ -28,7 +28,7 @@ from pydantic import Field, TypeAdapter
 from paleo.errors import PaleoError, SpecError, near
 from paleo.predict import Prediction, predict
 from paleo.specs.hardware import System, load_system
-from paleo.specs.loading import PositiveCount, Spec, Text, read_yaml, validate
+from paleo.specs.loading import Spec, Text, read_yaml, validate
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.studies.cost import Tariff, power
@@ -66,7 +66,6 @@ class Study(Spec):
     systems: list[Text] = Field(min_length=1)
     run: dict[str, Any] = {}
     axes: dict[str, Annotated[list[Any], Field(min_length=1)]] = {}
-    seed: PositiveCount = 1
 
     @property
     def steps(self) -> dict[str, list[Any]]:
@@ -291,6 +290,14 @@ def processes(jobs: int) -> Evaluator:
     return run
 
 
+def local(study: Study, jobs: int = 0) -> Evaluator:
+    """This process, or ``jobs`` of them; 0 chooses by the number of points."""
+    if jobs < 0:
+        raise SpecError(f"--jobs {jobs}: must be 1 or more, or 0 for as many as pay")
+    chosen = jobs or (len(os.sched_getaffinity(0)) if study.points >= WORTH_PROCESSES else 1)
+    return serial if chosen == 1 else processes(chosen)
+
+
 def dask(scheduler: str) -> Evaluator:
     """Parts on the workers of a Dask cluster; those of a worker that dies are computed again by others."""
     try:
@@ -384,14 +391,22 @@ def _columns(study: Study, held: Sequence[tuple[Point, Record]], accounts: Seque
         columns[name] = np.repeat(_array([point[name] for point, _ in held]), many)
     for name in study.accounts:
         columns[name] = np.tile(_array([account[name] for account in accounts]), len(held))
-    figures = {name: _array([record.get(name) for _, record in held]) for name in (*_FIGURES, *_HIDDEN)}
+    figures = {name: _figure(name, [record.get(name) for _, record in held]) for name in (*_FIGURES, *_HIDDEN)}
     columns |= {name: np.repeat(figures[name], many) for name in _FIGURES}
     columns |= _paid(study, {name: figures[name][:, None] for name in (*_FIGURES, *_HIDDEN)}, accounts)
     columns["problem"] = np.repeat(_array([record["problem"] for _, record in held]), many)
     return columns
 
 
+_WHOLE = ("global_batch_size", "microbatch_size", "steps")
 _NUMBERS = {*_FIGURES, *_HIDDEN} - {"plan", "dtype", "fits"}
+
+
+def _figure(name: str, values: Sequence[Any]) -> np.ndarray[Any, Any]:
+    """A column with one type in every block."""
+    if name in _NUMBERS:
+        return np.array([math.nan if value is None else value for value in values], dtype=np.float64)
+    return np.array(values, dtype=object)
 
 
 def _array(values: Sequence[Any]) -> np.ndarray[Any, Any]:
@@ -408,7 +423,7 @@ def _paid(study: Study, known: Mapping[str, Any], accounts: Sequence[Point]) -> 
     if not any(name in study.accounts for name in AMOUNTS):
         return {}
     tariffs = [_account(account) for account in accounts]
-    numbers = {name: known[name].astype(np.float64) for name in _NUMBERS}
+    numbers = {name: known[name] for name in _NUMBERS}
     samples = _samples(study, numbers, accounts)
     critical = np.array([account.get("critical_batch") or math.inf for account in accounts], dtype=np.float64)
     samples = samples * (1.0 + numbers["global_batch_size"] / critical)
@@ -467,7 +482,9 @@ def _write_csv(output: Path, made: Iterator[dict[str, Any]]) -> int:
         packed = gzip.GzipFile("", "wb", mtime=0, fileobj=raw) if output.suffix == ".gz" else raw
         with io.TextIOWrapper(packed, "utf-8", newline="") as file:  # type: ignore[type-var]
             for columns in made:
-                pd.DataFrame(columns).to_csv(file, index=False, header=rows == 0, lineterminator="\n")
+                frame = pd.DataFrame(columns)
+                whole = {name: "Int64" for name in _WHOLE if name in columns}
+                frame.astype(whole).to_csv(file, index=False, header=rows == 0, lineterminator="\n")
                 rows += len(columns["model"])
     new.replace(output)
     return rows
@@ -494,8 +511,7 @@ def _arrow(name: str, values: Any) -> Any:
     import pyarrow as pa
 
     if name in _NUMBERS or name in ("trained_samples", "steps", "time_s", "cost_usd", "energy_kwh"):
-        numbers = np.array([math.nan if one is None else one for one in values], dtype=np.float64) if values.dtype == object else values
-        return pa.array(numbers.astype(np.float64), type=pa.float64())
+        return pa.array(values, type=pa.float64())
     if name == "fits":
         return pa.array([None if one is None else bool(one) for one in values], type=pa.bool_())
     if values.dtype != object:

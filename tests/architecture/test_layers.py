@@ -22,6 +22,7 @@ LEVELS: list[set[str]] = [
     {"pricing", "plan", "engine", "fusion"},
     {"lower"},
     {"timeline", "pipeline", "stages"},
+    {"assemble"},
     {"predict"},
     {"studies", "search", "importers", "validate"},
     {"calibrate"},

@@ -158,7 +158,8 @@ def test_rent_is_for_whole_nodes_and_energy_at_design_power() -> None:
     assert cost.steps == 11  # of 120 samples each
     assert cost.time == pytest.approx(11 * made.step_time)
     assert cost.cost == pytest.approx(72.0 * cost.time / HOUR)
-    assert cost.energy == pytest.approx(12 * 400.0 * cost.time)  # 400 W each
+    assert cost.energy_limit == pytest.approx(12 * 400.0 * cost.time)  # 400 W each
+    assert cost.energy is not None and cost.energy < cost.energy_limit
     assert rent(NODE.model_copy(update={"price_per_node": None}), 8) == (None, None)
 
 

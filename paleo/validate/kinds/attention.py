@@ -15,7 +15,7 @@ from paleo.pricing.attention import (
     default_kernel,
 )
 from paleo.pricing.parameters import DeviceFigures
-from paleo.validate.kinds.base import KINDS, Array, FitPlan, Fitted, TableKind, number, text
+from paleo.validate.kinds.base import KINDS, Array, FitPlan, Fitted, TableKind, as_timed, number, text
 
 PHASES = ("context", "encoder", "generation")
 DTYPE_BYTES = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0}
@@ -69,7 +69,7 @@ class AttentionTable(TableKind[DeviceFigures]):
 
     def stack(self, frame: pd.DataFrame) -> pd.Series[str]:
         eager = text(frame, "library").str.contains("eager", case=False)
-        return pd.Series(np.where(eager, "eager", "graph"), index=frame.index, dtype=object)
+        return as_timed(frame, pd.Series(np.where(eager, "eager", "graph"), index=frame.index, dtype=object))
 
     def family(self, frame: pd.DataFrame) -> pd.Series[str]:
         return "attention." + _kernel(frame) + "." + _phase(frame)

@@ -224,6 +224,12 @@ def text(frame: pd.DataFrame, column: str, default: str = "") -> pd.Series[str]:
     return pd.Series(cleaned[codes], index=frame.index, dtype=object)
 
 
+def as_timed(frame: pd.DataFrame, usual: pd.Series[str]) -> pd.Series[str]:
+    """The stacks that a column ``timing`` states, where there is one; else the usual ones of a source."""
+    stated = text(frame, "timing")
+    return usual.where(stated == "", stated) if (stated != "").any() else usual
+
+
 def number(frame: pd.DataFrame, column: str, default: float | None = None) -> Array:
     """A column as floats; ``default`` where it is empty or absent, or SpecError when none is given."""
     if column not in frame.columns:

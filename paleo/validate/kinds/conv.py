@@ -23,7 +23,7 @@ from paleo.pricing.convolution import (
 from paleo.pricing.figures import figures, unit_of
 from paleo.pricing.parameters import DeviceFigures
 from paleo.specs.hardware import find_device
-from paleo.validate.kinds.base import KINDS, Array, TableKind, number, text
+from paleo.validate.kinds.base import KINDS, Array, TableKind, as_timed, number, text
 
 ELEMENT_BYTES: Mapping[str, float] = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0}
 DIRECTIONS: Mapping[str, Direction] = {
@@ -73,7 +73,7 @@ class ConvolutionTable(TableKind[DeviceFigures]):
 
     def stack(self, frame: pd.DataFrame) -> pd.Series[str]:
         """eager or back-to-back, by source."""
-        return text(frame, "source").map(lambda source: STACKS.get(source, "back-to-back"))
+        return as_timed(frame, text(frame, "source").map(lambda source: STACKS.get(source, "back-to-back")))
 
     def family(self, frame: pd.DataFrame) -> pd.Series[str]:
         """conv.tensor on tensor cores; conv.half for half-precision arithmetic on ordinary cores; else conv.vector."""

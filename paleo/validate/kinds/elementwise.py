@@ -20,7 +20,7 @@ from paleo.pricing.memory import (
 from paleo.pricing.parameters import DeviceFigures
 from paleo.specs.hardware import find_device
 from paleo.units import MICROSECOND
-from paleo.validate.kinds.base import KINDS, Array, FitPlan, Fitted, TableKind, number, text
+from paleo.validate.kinds.base import KINDS, Array, FitPlan, Fitted, TableKind, as_timed, number, text
 
 #: Kernel family of each operation; a family's calibration holds for all of its operations.
 FAMILIES = {
@@ -105,7 +105,8 @@ class ElementwiseTable(TableKind[DeviceFigures]):
         source, library = text(frame, "source"), text(frame, "library")
         kernel = (source == "vidur") | library.str.contains("CUDA kernels")
         eager = (source == "neusight") | library.str.contains("eager")
-        return pd.Series(np.select([kernel, eager], ["kernel", "eager"], "graph"), index=frame.index, dtype=object)
+        usual = np.select([kernel, eager], ["kernel", "eager"], "graph")
+        return as_timed(frame, pd.Series(usual, index=frame.index, dtype=object))
 
     def family(self, frame: pd.DataFrame) -> pd.Series[str]:
         return "memory." + text(frame, "op").map(FAMILY_OF).fillna("elementwise")
@@ -120,6 +121,8 @@ class ElementwiseTable(TableKind[DeviceFigures]):
         stack, operation = self.stack(frame), text(frame, "op")
         calls = np.array(operation.map(HOST_CALLS).fillna(1.0), dtype=np.float64)
         warm = (stack == "graph") | ((stack == "kernel") & operation.isin(WARM_KERNELS))
+        stated = text(frame, "cache")
+        warm = warm.where(stated == "", stated == "warm")
         return memory_time(
             moved_bytes=number(frame, "bytes_moved"), elements=passes.elements, device=figures, parameters=parameters,
             reread_bytes=passes.reread_bytes, reread_footprint=passes.reread_footprint,

@@ -17,7 +17,7 @@ from paleo.pricing.gemm import GemmParameters, gemm_time, quantisation_time
 from paleo.pricing.parameters import DeviceFigures
 from paleo.specs.hardware import find_device
 from paleo.units import MICROSECOND
-from paleo.validate.kinds.base import KINDS, Array, FitPlan, Fitted, TableKind, number, text
+from paleo.validate.kinds.base import KINDS, Array, FitPlan, Fitted, TableKind, as_timed, number, text
 
 #: Bytes per element of the operands and of the result.
 OPERAND_BYTES: Mapping[str, float] = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
@@ -112,7 +112,7 @@ class GemmTable(TableKind[DeviceFigures]):
 
     def stack(self, frame: pd.DataFrame) -> pd.Series[str]:
         """graph, kernel, eager, eager/linear or back-to-back, by source; a linear layer costs the host more."""
-        stacks = text(frame, "source").map(lambda source: STACKS.get(source, "back-to-back"))
+        stacks = as_timed(frame, text(frame, "source").map(lambda source: STACKS.get(source, "back-to-back")))
         batched = text(frame, "library").str.contains("bmm") | (number(frame, "batch") > 1)
         return stacks.where((stacks != "eager") | batched, "eager/linear")
 

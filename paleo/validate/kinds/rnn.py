@@ -14,7 +14,7 @@ from paleo.pricing.figures import figures, unit_of
 from paleo.pricing.parameters import DeviceFigures
 from paleo.pricing.rnn import GATES, RnnDirection, RnnParameters, rnn_time
 from paleo.specs.hardware import find_device
-from paleo.validate.kinds.base import KINDS, Array, TableKind, number, text
+from paleo.validate.kinds.base import KINDS, Array, TableKind, as_timed, number, text
 
 ELEMENT_BYTES: Mapping[str, float] = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0}
 DIRECTIONS: Mapping[str, RnnDirection] = {
@@ -53,7 +53,7 @@ class RnnTable(TableKind[DeviceFigures]):
 
     def stack(self, frame: pd.DataFrame) -> pd.Series[str]:
         """All known rows launch back to back."""
-        return pd.Series("back-to-back", index=frame.index, dtype=object)
+        return as_timed(frame, pd.Series("back-to-back", index=frame.index, dtype=object))
 
     def family(self, frame: pd.DataFrame) -> pd.Series[str]:
         """rnn.tensor on tensor cores; rnn.half for half-precision storage without them; else rnn.vector."""

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from paleo.errors import SpecError
+from paleo.predict import predict
 from paleo.specs.hardware import System, load_system
 from paleo.specs.model import ModelSpec, load_model
 from paleo.specs.run import Run
 from paleo.specs.software import load_software
+from paleo.validate.steps.base import Row, Step, StepTable, filled, of_prediction, software_of, whole, with_device
+from paleo.validate.tables import STEPS
 
-Row = Mapping[str, Any]
 #: Systems for rows that name a device alone.
 DEFAULT_SYSTEMS = {
     "a100-sxm4-40gb": "dgx-a100-40gb",
@@ -24,24 +23,6 @@ DEFAULT_SYSTEMS = {
     "v100-sxm2-32gb": "dgx-1-v100",
 }
 SHARDING = {"": 0, "none": 0, "zero1": 1, "zero2": 2, "zero3": 3}
-
-
-def filled(row: Row, key: str) -> bool:
-    """Whether a cell holds something."""
-    value = row.get(key)
-    return value is not None and value == value and str(value).strip() != ""
-
-
-def whole(row: Row, key: str, default: int | None = None) -> int:
-    """A cell as a whole number."""
-    if not filled(row, key):
-        if default is None:
-            raise SpecError(f"{key} is not stated")
-        return default
-    number = float(row[key])
-    if number != int(number) or number < 0:
-        raise SpecError(f"{key} {row[key]!r} is not a whole number")
-    return int(number)
 
 
 def model_of(row: Row) -> tuple[ModelSpec, dict[str, int | float | str]]:
@@ -67,7 +48,7 @@ def model_of(row: Row) -> tuple[ModelSpec, dict[str, int | float | str]]:
 def system_of(row: Row) -> System:
     """The row's system: by its own name, else the usual one of its device, else the device alone."""
     if filled(row, "system"):
-        return load_system(str(row["system"]))
+        return with_device(load_system(str(row["system"])), row)
     device = str(row["device"])
     return load_system(DEFAULT_SYSTEMS.get(device, device) if whole(row, "n_gpus", 1) > 1 else device)
 
@@ -92,7 +73,7 @@ def strategy_of(row: Row) -> str:
 
 def run_of(row: Row) -> Run:
     """The run that a row of ``llm_iterations`` describes; recomputation that is not stated is the software's habit."""
-    software = str(row["software"]).strip() if filled(row, "software") else "pytorch-eager"
+    software = software_of(row)
     stated = filled(row, "recompute")
     recompute = str(row["recompute"]).strip().lower() if stated else load_software(software).recompute
     if recompute not in ("none", "selective", "full"):
@@ -108,3 +89,22 @@ def run_of(row: Row) -> Run:
         software=software,
         model=sizes,
     )
+
+
+class TransformerSteps(StepTable):
+    """One training step of a transformer a row."""
+
+    name = "llm_iterations"
+    header = frozenset({"layers", "hidden", "heads", "seq_len", "device", "n_gpus", "tp", "pp", "dp", "iteration_ms"})
+    configuration = (
+        "model", "system", "kv_heads", "ffn_hidden", "gated_mlp", "vocab", "n_experts", "top_k", "dtype", "cp", "ep", "vp",
+        "sharding", "sequence_parallel", "recompute", "micro_batch", "global_batch", "software", "framework",
+    )  # fmt: skip
+
+    def step(self, row: Row) -> Step:
+        """The step of the row's run."""
+        model, _ = model_of(row)
+        return of_prediction(predict(model, system_of(row), run_of(row)))
+
+
+STEPS.register("llm_iterations")(TransformerSteps())

@@ -1,0 +1,143 @@
+"""Tables of whole steps: each row becomes a run, and the run a prediction."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import pandas as pd
+
+from paleo.errors import PaleoError, SpecError
+from paleo.predict import Prediction
+from paleo.specs.catalog import names
+from paleo.specs.hardware import System, find_device
+from paleo.units import MILLISECOND
+from paleo.validate.kinds.base import Array, number, text
+from paleo.validate.tables import Predictions
+
+Row = Mapping[str, Any]
+#: Profiles for rows whose own is not in the catalog, by a word of the framework that they name; the first that fits.
+LIKENESS = (
+    ("megatron-core", "megatron-core"),
+    ("nemo", "megatron-core"),
+    ("megatron", "megatron-2021"),
+    ("deepspeed", "megatron-2021"),
+    ("titan", "torchtitan"),
+    ("nanotron", "nanotron"),
+    ("fsdp", "fsdp-composer"),
+    ("composer", "fsdp-composer"),
+    ("xla", "tensorflow-xla"),
+    ("tensorflow", "tensorflow1"),
+    ("mxnet", "mxnet"),
+    ("caffe", "caffe"),
+    ("torch7", "torch7-cudnn"),
+)
+
+
+def software_of(row: Row, default: str = "pytorch-eager") -> str:
+    """The profile that a row names; where the catalog lacks it, the nearest by its framework."""
+    stated = str(row.get("software") or "").strip()
+    if stated in names("software"):
+        return stated
+    words = f"{stated} {row.get('framework', '')}".lower()
+    return next((profile for word, profile in LIKENESS if word in words), default)
+
+
+def filled(row: Row, key: str) -> bool:
+    """Whether a cell holds something."""
+    value = row.get(key)
+    return value is not None and value == value and str(value).strip() != ""
+
+
+def whole(row: Row, key: str, default: int | None = None) -> int:
+    """A cell as a whole number; SpecError where it is none, or empty without a default."""
+    if not filled(row, key):
+        if default is None:
+            raise SpecError(f"{key} is not stated")
+        return default
+    try:
+        value = float(row[key])
+    except (TypeError, ValueError):
+        value = float("nan")
+    if not value == value or value != int(value) or value < 0:
+        raise SpecError(f"{key} {row[key]!r} is not a whole number")
+    return int(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A predicted value with its interval, the bare roofline beside it, and what it was predicted on."""
+
+    value: float
+    low: float
+    high: float
+    roofline: float
+    subject: str
+    origin: str
+
+
+def with_device(system: System, row: Row) -> System:
+    """The system with the very device of the row: a node comes with 16 GB and with 32 GB cards."""
+    device = find_device(str(row["device"]))
+    return system if device.name == system.device.name else system.model_copy(update={"device": device})
+
+
+def ideal_seconds(made: Prediction) -> float:
+    """The model's FLOP at the peak of all devices: the roofline whose one constant is the baseline of steps."""
+    peak = made.system.device.peak_flops_per_s(made.plan.dtype)
+    return made.flops / (peak * made.plan.gpus)
+
+
+class StepTable(ABC):
+    """A kind of table whose rows are runs; subclasses say how a row is run."""
+
+    name: ClassVar[str]
+    header: ClassVar[frozenset[str]]
+    configuration: ClassVar[tuple[str, ...]]
+    measured_column: ClassVar[str] = "iteration_ms"
+    measured_unit: ClassVar[float] = MILLISECOND
+
+    @abstractmethod
+    def step(self, row: Row) -> Step:
+        """The prediction of one row; PaleoError with the reason where it cannot be modelled."""
+
+    def measured(self, frame: pd.DataFrame) -> Array:
+        """What was measured, in SI; nan where the cell is empty."""
+        return number(frame, self.measured_column, float("nan")) * self.measured_unit
+
+    def predict(self, frame: pd.DataFrame) -> Predictions:
+        """Predictions row by row; a row that was predicted before is not predicted again."""
+        frame = frame.reset_index(drop=True)
+        out = Predictions.none(len(frame))
+        out.subjects[:] = text(frame, "device").to_numpy()
+        measured = self.measured(frame)
+        known: dict[tuple[str, ...], Step | str] = {}
+        for index, row in enumerate(frame.to_dict("records")):
+            if not measured[index] > 0:
+                out.reasons[index] = f"{self.measured_column} is empty: nothing to compare with"
+                continue
+            key = tuple(str(row.get(name)) for name in (*self.header, *self.configuration))
+            found = known.setdefault(key, self._step_or_reason(row)) if key not in known else known[key]
+            if isinstance(found, str):
+                out.reasons[index] = found
+                continue
+            out.seconds[index], out.low[index], out.high[index] = found.value, found.low, found.high
+            out.baseline[index], out.subjects[index], out.origins[index] = found.roofline, found.subject, found.origin
+        return out
+
+    def _step_or_reason(self, row: Mapping[Any, Any]) -> Step | str:
+        try:
+            found = self.step(row)
+        except PaleoError as error:
+            return str(error)
+        return found if np.isfinite(found.value) and found.value > 0 else "the prediction is no finite time"
+
+
+def of_prediction(made: Prediction, seconds: float | None = None) -> Step:
+    """A predicted step time (or another time of the same prediction) with the step's relative interval."""
+    value = made.step_time if seconds is None else seconds
+    low, high = (end / made.step_time for end in made.interval)
+    return Step(value, value * low, value * high, ideal_seconds(made), made.system.device.name, made.run.software)

@@ -1,0 +1,251 @@
+"""One new file adds a device, link, system, software profile, model, layer, collective, strategy or schedule: nothing else is edited."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+DEVICE = """
+full_name: A processor of one's own
+vendor: nobody
+architecture: Ampere
+year: 2030
+multiprocessors: 100
+boost_clock: 2 GHz
+peak: {fp32: 50 TFLOP/s, bf16: 1 PFLOP/s}
+vector_peak: {fp32: 50 TFLOP/s}
+memory: {capacity: 200 GiB, bandwidth: 8 TB/s, kind: HBM4}
+form_factor: board
+source: this test
+"""
+LINK = """
+kind: other
+scope: all links of a device
+bandwidth: 1 TB/s
+latency: 1 us
+latency_source: this test
+source: this test
+"""
+SYSTEM = """
+full_name: A node of one's own
+year: 2030
+device: a100-sxm4-80gb
+devices_per_node: 4
+levels:
+  - {name: switch, ranks: 4, link: nvlink3-a100, topology: switch}
+source: this test
+"""
+SOFTWARE = """
+title: A framework of one's own
+host_forward: 1 ms
+host_backward: 2 ms
+source: this test
+"""
+MODEL = """
+title: A network of one's own
+task: tests
+source: this test
+inputs:
+  features: {dims: {batch: =batch, features: 64}}
+layers:
+  - linear: {features: 32, bias: false}
+  - relu
+"""
+LAYER = '''
+"""A layer that scales its input."""
+
+from __future__ import annotations
+
+from paleo.layers.base import LAYERS, Choices, Expansion, Layer, vector
+from paleo.work import MemoryPass, Tensor
+
+
+@LAYERS.register("scale_shift")
+class ScaleShift(Layer):
+    """y = a x + b, per element of the last dim."""
+
+    shift: bool = True
+
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+        x = inputs[0]
+        weights = (vector(f"{name}.scale", x, x.dims[-1]),)
+        weights += (vector(f"{name}.shift", x, x.dims[-1]),) if self.shift else ()
+        out = x.like(name)
+        return Expansion((MemoryPass(name, "elementwise", (x,), out, weights, keeps=(x,), flops_per_element=2.0),), out)
+'''
+COLLECTIVE = '''
+"""Everyone sends everything to everyone."""
+
+from __future__ import annotations
+
+from paleo.collectives.base import Algorithm, active, add_algorithm, one_level_at_a_time
+from paleo.collectives.traffic import Array, LevelTraffic, Traffic
+
+
+def all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
+    """(n - 1) S on the wire in one step, level by level."""
+    return one_level_at_a_time([LevelTraffic(active(n), (n - 1.0) * payload, (n - 1.0) * payload) for n in group])
+
+
+add_algorithm(Algorithm("shout", "all at once", "this test", {"all_reduce": all_reduce}, one_port=False))
+'''
+SCHEDULE = '''
+"""One microbatch after the other."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from paleo.schedules.base import Action, Array, Numeric, Passes, Schedule, add_schedule
+
+
+def order(stage: int, stages: int, microbatches: int, chunks: int) -> list[Action]:
+    """Forward, backward, next."""
+    return [action for i in range(microbatches) for action in (Action("F", i), Action("B", i))]
+
+
+def span(passes: Passes, microbatches: Numeric, chunks: int) -> Array:
+    """Every pass of every microbatch, one after the other."""
+    return np.asarray(microbatches * (passes.forward + passes.backward + passes.weights).sum(axis=0))
+
+
+def alive(stage: Numeric, stages: int, microbatches: Numeric, chunks: int) -> Numeric:
+    """One."""
+    return 1.0
+
+
+add_schedule(Schedule("one-by-one", "this test", order, span, alive))
+'''
+STRATEGY = '''
+"""Every linear layer split over its outputs."""
+
+from __future__ import annotations
+
+from paleo.graph import Graph
+from paleo.parallel.placement import STRATEGIES, Placement, Rule, Strategy
+
+
+@STRATEGIES.register("columns")
+def columns(graph: Graph, strategy: Strategy) -> Placement:
+    """The features of linear layers over tp, the batch over dp."""
+    return Placement((Rule({"batch": ("dp",)}), Rule({"batch": ("dp",), "features": ("tp",)}, layer="linear")))
+'''
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """A copy of the package and its catalog."""
+    for folder in ("paleo", "hardware_specs", "models"):
+        ignored = shutil.ignore_patterns("__pycache__", "calibrations") if folder == "hardware_specs" else None
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=ignored or shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "hardware_specs" / "calibrations").mkdir()
+    return tmp_path
+
+
+def paleo(copy: Path, *arguments: str) -> Any:
+    """The document that a process of the copy prints."""
+    environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "paleo", *arguments, "--json"],
+        capture_output=True, text=True, check=False, cwd=copy, env=environment,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    return json.loads(done.stdout)
+
+
+def add(copy: Path, path: str, text: str) -> None:
+    assert not (copy / path).exists()
+    (copy / path).write_text(text.lstrip("\n"))
+
+
+ESTIMATE = ("estimate", "lenet", "--calibration", "ideal")
+
+
+def test_a_device(copy: Path) -> None:
+    add(copy, "hardware_specs/devices/own.yaml", DEVICE)
+    assert "own" in paleo(copy, "list", "devices")["devices"]
+    made = paleo(copy, *ESTIMATE, "--system", "own", "--batch", "64")
+    assert made["memory_bytes"]["capacity"] == 200 * 2**30
+    assert made["mfu"] == pytest.approx(made["flops_per_step"] / made["step_time_s"] / 1e15)
+
+
+def test_a_link(copy: Path) -> None:
+    add(copy, "hardware_specs/links/own.yaml", LINK)
+    assert paleo(copy, "show", "own")["link"]["bandwidth"] == 1e12
+
+
+def test_a_system(copy: Path) -> None:
+    add(copy, "hardware_specs/systems/own.yaml", SYSTEM)
+    ring = {row["algorithm"]: row["time_s"] for row in paleo(copy, *_all_reduce("own", 4))["algorithms"]}["ring"]
+    assert ring >= 1.5e9 / 300e9
+    assert paleo(copy, *ESTIMATE, "--system", "own", "--gpus", "4")["breakdown_s"]["communication_total"] > 0
+
+
+def test_a_software_profile(copy: Path) -> None:
+    add(copy, "hardware_specs/software/own.yaml", SOFTWARE)
+    made = paleo(copy, "estimate", "lenet", "--system", "a100-sxm4-80gb", "--software", "own")
+    assert 13e-3 <= made["step_time_s"] <= 100e-3  # thirteen layers at 1 ms, and more than that backward
+
+
+def test_a_model(copy: Path) -> None:
+    add(copy, "models/own.yaml", MODEL)
+    made = paleo(copy, "summary", "own", "--batch", "8")
+    assert (made["parameters"], made["flops_forward"]) == (64 * 32, 2 * 8 * 64 * 32)
+
+
+def test_a_layer(copy: Path) -> None:
+    add(copy, "paleo/layers/scale_shift.py", LAYER)
+    (copy / "mine.yaml").write_text(MODEL + "  - scale_shift\n  - scale_shift: {shift: false}\n")
+    assert "scale_shift" in paleo(copy, "list", "layers")["layers"]
+    made = paleo(copy, "summary", "./mine.yaml", "--batch", "8")
+    assert made["parameters"] == 64 * 32 + 3 * 32
+    wide = paleo(copy, "estimate", "./mine.yaml", "--system", "dgx-a100-80gb", "--gpus", "8", "--calibration", "ideal")
+    assert wide["memory_bytes"]["gradients"] == (64 * 32 + 3 * 32) * 2
+
+
+def _all_reduce(system: str, ranks: int) -> tuple[str, ...]:
+    return ("collective", "all_reduce", "--bytes", "1GB", "--ranks", str(ranks), "--system", system)
+
+
+def test_a_collective(copy: Path) -> None:
+    add(copy, "paleo/collectives/shout.py", COLLECTIVE)
+    times = {row["algorithm"]: row["time_s"] for row in paleo(copy, *_all_reduce("dgx-a100-80gb", 8))["algorithms"]}
+    assert times["shout"] > 3 * times["ring"]  # 7 S against 1.75 S
+    made = paleo(copy, *ESTIMATE, "--system", "dgx-a100-80gb", "--gpus", "8", "--set", "algorithm=shout")
+    assert made["breakdown_s"]["communication_total"] > 0
+
+
+def test_a_schedule(copy: Path) -> None:
+    """Nothing overlaps, so that each stage is idle while the other works."""
+    add(copy, "paleo/schedules/one_by_one.py", SCHEDULE)
+    call = (*ESTIMATE, "--system", "dgx-a100-80gb", "--gpus", "2", "--strategy", "pp=2", "--batch", "8")
+    slow, quick = paleo(copy, *call, "--schedule", "one-by-one"), paleo(copy, *call, "--schedule", "gpipe")
+    assert slow["breakdown_s"]["bubble"] > 2 * quick["breakdown_s"]["bubble"]
+
+
+def test_a_strategy(copy: Path) -> None:
+    add(copy, "paleo/parallel/columns.py", STRATEGY)
+    made = paleo(copy, *ESTIMATE, "--system", "dgx-a100-80gb", "--gpus", "2", "--strategy", "columns,tp=2")
+    whole = paleo(copy, *ESTIMATE, "--system", "dgx-a100-80gb", "--gpus", "1")
+    convolutions = 156 + 2416
+    halves = (whole["memory_bytes"]["gradients"] / 2 - convolutions) / 2 + convolutions
+    assert made["memory_bytes"]["gradients"] / 2 == pytest.approx(halves)
+    assert made["breakdown_s"]["communication_total"] > 0
+
+
+def test_the_same_name_twice_is_an_error(copy: Path) -> None:
+    add(copy, "paleo/schedules/again.py", SCHEDULE.replace("one-by-one", "gpipe"))
+    environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-m", "paleo", "list", "schedules"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=copy, env=environment)
+    assert done.returncode == 2
+    assert "'gpipe' is registered twice" in done.stderr

@@ -1,0 +1,94 @@
+"""Power, energy, rent and samples to a target."""
+
+from __future__ import annotations
+
+import pytest
+
+from paleo.errors import SpecError
+from paleo.predict import predict
+from paleo.pricing.gemm import IDLE_SHARE
+from paleo.specs.hardware import load_system
+from paleo.specs.loading import validate
+from paleo.specs.model import load_model
+from paleo.specs.run import Run
+from paleo.studies.comparison import compare
+from paleo.studies.cost import Power, Tariff, power, samples_to_target
+from paleo.studies.training import Amount, training
+from paleo.units import HOUR
+
+HUNDRED = Amount(100.0, "100 samples")
+
+
+def test_power_lies_between_idle_and_design_power() -> None:
+    model, system = load_model("bert_large"), load_system("dgx-a100-80gb")
+    small, large = (power(predict(model, system, Run(gpus=8, batch=batch))) for batch in (1, 32))
+    assert small is not None and large is not None
+    assert IDLE_SHARE * 400 < small.average < large.average <= 400
+
+
+def test_the_cap_holds_while_a_gpu_computes_and_idle_power_while_it_waits() -> None:
+    assert Power(idle=60.0, dynamic=1000.0, cap=400.0, busy_share=1.0).average == 400.0
+    assert Power(idle=60.0, dynamic=1000.0, cap=400.0, busy_share=0.5).average == 60 + 0.5 * 340
+    assert Power(idle=60.0, dynamic=100.0, cap=400.0, busy_share=1.0).average == 160.0
+
+
+def test_recomputation_takes_energy_as_it_takes_time() -> None:
+    model, system = load_model("gpt2"), load_system("dgx-a100-80gb")
+    plain, again = (predict(model, system, Run(gpus=1, batch=8, recompute=way)) for way in ("none", "full"))
+    spent = [(power(made), made.step_time) for made in (plain, again)]
+    joules = [watts.dynamic * seconds for watts, seconds in spent if watts is not None]
+    assert 1.15 < joules[1] / joules[0] < 4 / 3 + 0.02  # blocks run a third pass beside one forward and two backward
+
+
+def test_energy_grows_with_pue_and_hosts() -> None:
+    made = predict(load_model("lenet"), load_system("dgx-a100-80gb"), Run(gpus=8, batch=64))
+    tariff = validate(Tariff, {"pue": 1.5, "host_power": "100 W"}, "options")
+    plain, more = training(made, HUNDRED), training(made, HUNDRED, tariff)
+    drawn = power(made)
+    assert plain.energy is not None and more.energy is not None and drawn is not None
+    assert plain.energy == pytest.approx(drawn.average * 8 * plain.time)
+    assert more.energy == pytest.approx(1.5 * (drawn.average + 100) * 8 * plain.time)
+    assert more.energy_limit == pytest.approx(1.5 * (400 + 100) * 8 * plain.time)
+
+
+def test_electricity_is_paid_for_ones_own_machines_alone() -> None:
+    tariff = validate(Tariff, {"electricity": "0.36 USD/kWh"}, "options")  # 1e-7 USD/J
+    hired = predict(load_model("lenet"), load_system("aws-p4d.24xlarge"), Run(gpus=8, batch=64))
+    owned = predict(load_model("lenet"), load_system("dgx-a100-80gb"), Run(gpus=8, batch=64))
+    assert training(hired, HUNDRED, tariff).electricity is None
+    bill = training(owned, HUNDRED, tariff)
+    assert bill.rent is None and bill.energy is not None
+    assert bill.cost == bill.electricity == pytest.approx(1e-7 * bill.energy)
+    both = training(owned, HUNDRED, validate(Tariff, {"electricity": "0.36 USD/kWh", "gpu_price": "2 USD/h"}, "options"))
+    assert both.rent == pytest.approx(8 * 2 * both.time / HOUR)
+    assert both.cost == pytest.approx(8 * 2 * both.time / HOUR + 1e-7 * bill.energy)
+
+
+def test_the_interval_of_a_training_is_that_of_its_steps() -> None:
+    made = predict(load_model("lenet"), load_system("dgx-a100-80gb"), Run(gpus=1, batch=10))
+    trained = training(made, HUNDRED)
+    assert trained.interval == (10 * made.interval[0], 10 * made.interval[1])
+
+
+def test_samples_to_target_doubles_at_the_critical_batch() -> None:
+    assert samples_to_target(samples=10.0, global_batch=64, critical_batch=None) == 10.0
+    few, many = (samples_to_target(samples=10.0, global_batch=batch, critical_batch=100.0) for batch in (100, 1e-6))
+    assert few == 20.0 and many == pytest.approx(10.0)
+    steps = [samples_to_target(samples=1e6, global_batch=b, critical_batch=1e3) / b for b in (100, 1000, 10_000)]
+    assert steps == sorted(steps, reverse=True)  # more samples, yet never more steps
+    assert steps[-1] > 1e6 / 1e3  # the least number of steps
+
+
+def test_systems_are_ranked_by_any_figure() -> None:
+    systems = [load_system(name) for name in ("dgx-a100-80gb", "aws-p3dn.24xlarge", "aws-p5.48xlarge", "v100-pcie-16gb")]
+    found = compare(load_model("bert_large"), systems, Run(gpus=8, batch=8))
+    by_time = [one.system.name for one in found.ranked("time").candidates]
+    assert by_time == ["aws-p5.48xlarge", "dgx-a100-80gb", "aws-p3dn.24xlarge", "v100-pcie-16gb"]
+    by_cost = [one.system.name for one in found.ranked("cost").candidates]
+    assert by_cost[-2:] == ["dgx-a100-80gb", "v100-pcie-16gb"]  # no price; does not run at all
+
+
+@pytest.mark.parametrize("stated", [{"electricity": "0.1"}, {"electricity": "1 USD/h"}, {"pue": 0.9}, {"host_power": "3 s"}])
+def test_tariffs_that_make_no_sense(stated: dict[str, object]) -> None:
+    with pytest.raises(SpecError, match=next(iter(stated))):
+        validate(Tariff, stated, "options")

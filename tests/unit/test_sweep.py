@@ -1,0 +1,234 @@
+"""Sweeps: the product of all axes, the same table whoever computes it, nothing lost when a worker dies."""
+
+from __future__ import annotations
+
+import csv
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from paleo.cli import run as paleo
+from paleo.errors import SpecError
+from paleo.predict import predict
+from paleo.specs.hardware import load_system
+from paleo.specs.model import load_model
+from paleo.specs.run import Run
+from paleo.studies import sweep as sweeps
+from paleo.studies.cost import Tariff
+from paleo.studies.sweep import PART, Study, changed, dask, load_study, processes, sweep
+from paleo.studies.training import amount, training
+
+STUDY = """
+models: [lenet]
+systems: [aws-p3dn.24xlarge, dgx-a100-80gb]
+run: {optimizer: momentum}
+axes:
+  gpus: [1, 8]
+  batch: [64, 128]
+  system.device.memory.bandwidth: [x0.5, x1, 3 TB/s]
+  epochs: [1, 90]
+  gpu_price: [1 USD/h, 3 USD/h]
+  electricity: [0.1 USD/kWh]
+  pue: [1.1, 1.5]
+"""
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Study:
+    path = tmp_path / "study.yaml"
+    path.write_text(STUDY)
+    return load_study(path)
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_the_table_is_the_product_of_all_axes_in_order(study: Study, tmp_path: Path) -> None:
+    assert sweep(study, tmp_path / "t.csv") == study.rows == 2 * 2 * 2 * 3 * 2 * 2 * 1 * 2
+    table = rows(tmp_path / "t.csv")
+    names = ("system", "gpus", "batch", "system.device.memory.bandwidth", "epochs", "gpu_price", "pue")
+    seen = [tuple(row[name] for name in names) for row in table]
+    assert len(set(seen)) == len(table)
+    assert seen[0] == ("aws-p3dn.24xlarge", "1", "64", "x0.5", "1", "1 USD/h", "1.1")
+    assert seen[1][-1] == "1.5"  # the last axis turns fastest
+    assert not list(tmp_path.glob("*.parts"))
+
+
+def test_every_row_is_what_the_library_says(study: Study, tmp_path: Path) -> None:
+    sweep(study, tmp_path / "t.csv")
+    row = next(
+        row for row in rows(tmp_path / "t.csv")
+        if row["system"] == "dgx-a100-80gb" and row["gpus"] == "8" and row["batch"] == "128" and row["epochs"] == "90"
+        and row["system.device.memory.bandwidth"] == "3 TB/s" and row["gpu_price"] == "3 USD/h" and row["pue"] == "1.5"
+    )  # fmt: skip
+    model, system = load_model("lenet"), changed(load_system("dgx-a100-80gb"), "device.memory.bandwidth", "3 TB/s")
+    made = predict(model, system, Run(gpus=8, batch=128, optimizer="momentum"))
+    wanted = amount(model, epochs=90)
+    assert wanted is not None
+    tariff = Tariff.model_validate({"gpu_price": "3 USD/h", "electricity": "0.1 USD/kWh", "pue": 1.5})
+    paid = training(made, wanted, tariff)
+    assert float(row["step_time_s"]) == made.step_time
+    assert float(row["time_s"]) == pytest.approx(paid.time, rel=1e-12)
+    assert float(row["cost_usd"]) == pytest.approx(paid.cost, rel=1e-12)
+    assert float(row["energy_kwh"]) == pytest.approx(paid.energy_kwh, rel=1e-12)
+    assert int(row["steps"]) == paid.steps
+
+
+def test_processes_make_the_same_bytes(study: Study, tmp_path: Path) -> None:
+    sweep(study, tmp_path / "one.csv")
+    sweep(study, tmp_path / "two.csv", processes(2))
+    assert (tmp_path / "one.csv").read_bytes() == (tmp_path / "two.csv").read_bytes()
+
+
+def test_an_interrupted_sweep_goes_on(study: Study, tmp_path: Path) -> None:
+    class Stop(Exception):
+        pass
+
+    def stop(done: int, count: int) -> None:
+        raise Stop
+
+    target = tmp_path / "t.csv"
+    with pytest.raises(Stop):
+        sweep(study, target, progress=stop)
+    assert not target.exists()
+    asked: list[int] = []
+
+    def counting(given: Study, parts: object) -> Iterator[tuple[int, list[sweeps.Record]]]:
+        asked.extend(parts)  # type: ignore[arg-type]
+        return sweeps.serial(given, list(parts))  # type: ignore[call-overload]
+
+    sweep(study, target, counting)
+    assert asked == list(range(1, math.ceil(study.points / PART)))  # the first part was kept
+    sweep(study, tmp_path / "whole.csv")
+    assert target.read_bytes() == (tmp_path / "whole.csv").read_bytes()
+
+
+def test_parts_of_another_study_are_not_touched(study: Study, tmp_path: Path) -> None:
+    folder = tmp_path / "t.csv.parts"
+    folder.mkdir()
+    (folder / "study.json").write_text('"another"')
+    with pytest.raises(SpecError, match="another study"):
+        sweep(study, tmp_path / "t.csv")
+    assert (folder / "study.json").exists()
+
+
+def test_what_cannot_be_planned_is_a_row_with_its_reason(tmp_path: Path) -> None:
+    study = Study.model_validate({"models": ["lenet"], "systems": ["v100-pcie-16gb"], "axes": {"gpus": [1, 2], "batch": [8]}})
+    sweep(study, tmp_path / "t.csv")
+    one, two = rows(tmp_path / "t.csv")
+    assert one["problem"] == "" and float(one["step_time_s"]) > 0
+    assert "device" in two["problem"] and two["step_time_s"] == "" and two["fits"] == ""
+
+
+def test_parquet_holds_the_same(study: Study, tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow")
+    sweep(study, tmp_path / "t.csv")
+    sweep(study, tmp_path / "t.parquet")
+    left, right = pandas.read_csv(tmp_path / "t.csv"), pandas.read_parquet(tmp_path / "t.parquet")
+    assert list(left.columns) == list(right.columns) and len(left) == len(right)
+    assert (left["time_s"] == right["time_s"]).all() and (left["system"] == right["system"]).all()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("axes: {gpu: [1]}", "axes.gpu: unknown axis; nearest: 'gpus'"),
+        ("axes: {gpus: [0]}", "gpus"),
+        ("axes: {gpus: []}", "axes.gpus"),
+        ("axes: {gpus: [1, 1]}", "twice"),
+        ("axes: {system.device.memory.bandwith: [x2]}", "nearest: 'bandwidth'"),
+        ("axes: {system.device.memory.bandwidth: [3]}", "no unit"),
+        ("axes: {system.device.name: [x2]}", "no number"),
+        ("axes: {'system.levels[7].link.bandwidth': [x2]}", "no \\[7\\]"),
+        ("axes: {epochs: [1], samples: [5]}", "state one of them"),
+        ("axes: {epochs: [-1]}", "above zero"),
+        ("axes: {pue: [0.5]}", "pue"),
+        ("axes: {batch: [1]}\nrun: {batch: 2}", "keep one"),
+        ("axes: {batch: [" + ",".join(map(str, range(1, 12000))) + "], gpus: [" + ",".join(map(str, range(1, 12000))) + "]}", "at most"),
+    ],
+)
+def test_studies_that_make_no_sense(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "study.yaml"
+    path.write_text(f"models: [lenet]\nsystems: [dgx-a100-80gb]\n{text}\n")
+    with pytest.raises(SpecError, match=message) as caught:
+        load_study(path)
+    assert "study.yaml" in str(caught.value)
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "study.yaml"
+    path.write_text(STUDY)
+    assert paleo(["sweep", str(path)]) == 0
+    assert (tmp_path / "study.csv").exists()
+    assert paleo(["sweep", str(path), "-o", str(tmp_path / "t.txt")]) == 2
+    assert ".csv, .csv.gz or .parquet" in capsys.readouterr().err
+
+
+# a cluster of separate processes
+
+BIG = {
+    "models": ["lenet", "alexnet"], "systems": ["dgx-a100-80gb"],
+    "axes": {"gpus": [1, 2, 4, 8, 16, 32], "batch": [8, 16, 32, 64, 128, 256, 512, 1024], "optimizer": ["sgd", "adam"], "samples": [10, 20]},
+}  # fmt: skip
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[tuple[str, list[subprocess.Popen[bytes]]]]:
+    pytest.importorskip("distributed")
+    address = tmp_path / "scheduler.json"
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "DASK_DISTRIBUTED__LOGGING__DISTRIBUTED": "error"}
+
+    def start(*command: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "distributed.cli." + command[0], *command[1:]],
+            env=environment, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+
+    scheduler = start("dask_scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--scheduler-file", str(address))
+    workers = [
+        start("dask_worker", "--scheduler-file", str(address), "--no-nanny", "--nthreads", "1", "--no-dashboard", "--host", "127.0.0.1")
+        for _ in range(2)
+    ]
+    for _ in range(200):
+        if address.exists() and address.stat().st_size:
+            break
+        time.sleep(0.1)
+    import json
+
+    yield json.loads(address.read_text())["address"], workers
+    for process in (*workers, scheduler):
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_cluster_makes_the_same_table_though_a_worker_dies(
+    cluster: tuple[str, list[subprocess.Popen[bytes]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two worker processes; one is killed while parts are still missing. The table is the serial one, byte for byte."""
+    address, workers = cluster
+    study = Study.model_validate(BIG)
+    seen: list[int] = []
+
+    def kill_one(done: int, count: int) -> None:
+        seen.append(done)
+        if len(seen) == 2:
+            assert done < count
+            workers[0].send_signal(signal.SIGKILL)
+
+    progress: Callable[[int, int], None] = kill_one
+    sweep(study, tmp_path / "cluster.csv", dask(address), progress)
+    assert workers[0].wait(timeout=10) == -signal.SIGKILL
+    sweep(study, tmp_path / "serial.csv")
+    assert seen == list(range(1, math.ceil(study.points / PART) + 1))  # each part once
+    assert (tmp_path / "cluster.csv").read_bytes() == (tmp_path / "serial.csv").read_bytes()
