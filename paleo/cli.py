@@ -604,13 +604,16 @@ def calibrate(
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         _finish(command.collectives(device=device, system=name, output_dir=output_dir or "."))
         return
-    chosen = {key: tuple(text.split(",")) for key, text in (("suites", suites), ("dtypes", dtypes)) if text}
     _finish(
         command.measure(
             device=device, name=name, output=output, output_dir=output_dir or ".", budget=budget, largest=largest,
-            **chosen,
+            suites=_listed(suites), dtypes=_listed(dtypes),
         )
     )  # fmt: skip
+
+
+def _listed(text: str | None) -> tuple[str, ...]:
+    return tuple(part.strip() for part in (text or "").split(",") if part.strip())
 
 
 def _finish(code: int) -> None:

@@ -121,7 +121,7 @@ def measure(
     output: str | None = None,
     output_dir: str = ".",
     budget: float = 300.0,
-    suites: Sequence[str] = USUAL,
+    suites: Sequence[str] = (),
     dtypes: Sequence[str] = (),
     largest: int = 16384,
     today: str | None = None,
@@ -141,7 +141,7 @@ def measure(
     measured = bench(device, name, date)
     peaks = find_device(measured.name).peak
     chosen = tuple(dtypes) or tuple(one for one in ("fp32", "tf32", "fp16", "bf16") if one in peaks)
-    wanted = points(tuple(suites), chosen, largest)
+    wanted = points(tuple(suites) or USUAL, chosen, largest)
     tables = Tables(folder, measured.name, measured.library)
     written, failed = _measured_with_progress(measured, wanted, tables, budget)
     for line in failed:

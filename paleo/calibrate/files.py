@@ -22,7 +22,8 @@ from paleo.calibrate.fit import FitResult, IntervalBin, Residual, Rows, fit, spl
 from paleo.errors import SpecError, near
 from paleo.specs.calibration import Calibration, Entry
 from paleo.specs.loading import parse_yaml, validate
-from paleo.validate.kinds.base import FitPlan, TableKind, groups, kind_of, measured_time, read_table, text
+from paleo.validate.kinds.base import KINDS, FitPlan, TableKind, groups, measured_time, read_table, text
+from paleo.validate.tables import table_of
 
 #: Order of the fits: stacks with many rows first, since others set out from them.
 ORDER = ("graph", "kernel", "eager", "back-to-back")
@@ -60,7 +61,7 @@ class Fit:
 
 def jobs(files: Iterable[str | Path], only: Sequence[str] = ()) -> list[Job]:
     """What there is to fit in the tables, in the order of the fits; ``only`` names subjects."""
-    found = [job for file in files for job in _jobs_of(file)]
+    found = [job for file in files if fits(file) for job in _jobs_of(file)]
     subjects = {job.subject for job in found}
     for name in only:
         if name not in subjects:
@@ -73,11 +74,15 @@ def _order(stack: str) -> int:
     return ORDER.index(stack) if stack in ORDER else len(ORDER)
 
 
+def fits(file: str | Path) -> bool:
+    """Whether a table is of a kind that families are fitted to; SpecError where it is of no kind at all."""
+    name = table_of(read_table(file).columns).name
+    return name in KINDS and KINDS[name].calibrates
+
+
 def _jobs_of(file: str | Path) -> Iterator[Job]:
     frame = read_table(file)
-    kind = kind_of(frame.columns)
-    if not kind.calibrates:
-        return
+    kind = KINDS[table_of(frame.columns).name]
     frame = frame[np.isfinite(kind.measured(frame))]
     together: dict[tuple[str, str, str], list[Rows]] = {}
     for group in groups(kind, frame):

@@ -295,7 +295,10 @@ def import_torch() -> Any:
 
 
 def bench(text: str, name: str | None, date: str) -> Bench:
-    """What measures on a device (``cuda:0``, or ``cpu`` for tests); ``name`` is its catalog name where torch's is none."""
+    """What measures on a device: ``cuda:0``, …, or ``cpu`` for tests.
+
+    ``name`` is its catalog name, where what CUDA calls it is no alias of any.
+    """
     torch = import_torch()
     try:
         device = torch.device(text)
@@ -305,8 +308,8 @@ def bench(text: str, name: str | None, date: str) -> Bench:
         raise SpecError(f"--device {text}: expected cuda, cuda:1, … (or cpu, to test the path)")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise SpecError(
-            f"--device {text}: torch {torch.__version__} sees no CUDA device. Measuring needs an NVIDIA GPU, its driver and a "
-            "CUDA build of torch; measured tables of other machines are fitted with --fit FILE…"
+            f"--device {text}: torch {torch.__version__} sees no CUDA device. Measuring needs an NVIDIA GPU, its "
+            "driver and a CUDA build of torch; measured tables of other machines are fitted with --fit FILE…"
         )
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise SpecError(f"--device {text}: there are {torch.cuda.device_count()} CUDA devices")

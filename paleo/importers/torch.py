@@ -286,6 +286,8 @@ class _Tape:
         label = _label(function)
         given = [self.value(tensor) for tensor in _tensors(self.torch, (args, kwargs))]
         kind, inputs, options = classify(label, args, kwargs, self, made)
+        if kind == "view" and len(outputs) == 1 and self._values.get(id(outputs[0])) in given:
+            return
         floats = [(tuple(t.shape), not (t.dtype.is_floating_point or t.dtype.is_complex)) for t in outputs]
         path = self._stack[-1][0] if self._stack else ""
         call = record(kind, label, given if inputs is None else inputs, floats, options=options, flops=flops, path=path)
@@ -525,3 +527,30 @@ def _recurrent(name: str, args: Sequence[Any], tape: _Tape) -> tuple[str, list[V
     cell = {"lstm": "lstm", "gru": "gru"}.get(name, "rnn")
     options = {"cell": cell, "layers": layers, "both": bool(both), "bias": bool(biases), "batch_first": bool(first), "dropout": dropout}
     return "rnn", [tape.value(x), *(tape.value(one) for one in weights)], options
+
+
+# The whole way.
+
+
+def from_module(
+    module: Any, inputs: Sequence[InputSpec], *, title: str = "", source: str = "a torch module", loss: str = "auto"
+) -> dict[str, Any]:
+    """A torch module as the mapping of a model file.
+
+    The sequence of token inputs stays a parameter (``seq``) where the counts follow it; else it is fixed.
+    """
+    from paleo.importers.model import model_of
+
+    title = title or type(module).__name__
+    failed: SpecError | None = None
+    for probe_seq in (True, False):
+        try:
+            trace = trace_module(module, inputs, probe_seq=probe_seq)
+        except SpecError as error:
+            if "seq" not in _probed(module, inputs, probe_seq)[1]:
+                raise
+            failed = error
+            continue
+        sizes = {name: inputs[0].shape[1] if name == "seq" else 0 for name in trace.probes}
+        return model_of(trace, title=title, source=source, sizes=sizes, loss="none" if loss == "none" else "auto")
+    raise failed or SpecError("the module cannot be traced")

@@ -69,6 +69,8 @@ class Translator:
     network: Network = field(init=False)
     placed: dict[Value, Placed] = field(default_factory=dict)
     owners: dict[str, Entry] = field(default_factory=dict)
+    #: What a view looks at.
+    bases: dict[Entry | str, Placed] = field(default_factory=dict)
 
     def translate(self) -> Network:
         """All entries; parameters that nothing reads stand at the end."""
@@ -103,6 +105,18 @@ class Translator:
         if left:
             held = next(p for p in self.placed.values() if p.holder is holder)
             self.network.last = self._add("learned", {"parameters": left, "of": "parameters that nothing reads"}, [held], "")
+        self._without_idle_views()
+
+    def _without_idle_views(self) -> None:
+        """Drops views that nothing looks at."""
+        read: set[Entry | str] = {self.network.last}
+        kept = []
+        for entry in reversed(self.network.entries):
+            if entry.kind == "view" and entry not in read:
+                continue
+            kept.append(entry)
+            read.update(ref for ref in (*entry.inputs, entry.share, entry.tie) if ref is not None)
+        self.network.entries = kept[::-1]
 
     # Entries.
 
@@ -187,10 +201,15 @@ class Translator:
         return self.placed[value]
 
     def view(self, source: Placed, sizes: Mapping[str, Size], path: str) -> Placed:
-        """The same numbers under other dims: the last one that was looked at, or a view."""
-        if dict(zip(source.tensor.dims, source.tensor.sizes, strict=True)) == dict(sizes) and tuple(sizes) == source.tensor.dims:
-            return source
-        entry = self._add("view", {"dims": dict(sizes)}, [source], path)
+        """The same numbers under other dims; a view of a view is one of what that one looks at."""
+        origin = source
+        while origin.holder in self.bases and math.prod(sizes.values()) == self.bases[origin.holder].tensor.elements:
+            origin = self.bases[origin.holder]
+        for one in (source, origin):
+            if one.tensor.sizes == tuple(sizes.values()) and (one.tensor.dims[0] == "batch") == (next(iter(sizes)) == "batch"):
+                return one
+        entry = self._add("view", {"dims": dict(sizes)}, [origin], path)
+        self.bases[entry] = origin
         return Placed(entry, entry.out)
 
     def names(self, shape: Shape, like: Tensor | None = None) -> list[str]:
@@ -227,7 +246,7 @@ class Translator:
                 continue
             dims = self.names(value.shape, first.tensor)
             options: dict[str, Any] = {"of": call.label, "dims": dict(zip(dims, value.shape, strict=True))}
-            options |= {"flops": call.flops or None, "parameters": self.parameters(call.inputs) or None}
+            options |= {"flops_per_element": call.flops / value.elements if call.flops else None, "parameters": self.parameters(call.inputs) or None}
             entry = self._add("opaque", options, sources, call.path)
             self._put(value, entry)
             for name in frozenset().union(*(v.sources for v in call.inputs if v is not None)):
@@ -706,13 +725,13 @@ def _mha(t: Translator, call: Call) -> None:
     x, memory = t.at(query), t.at(key)
     if packed is None and any(v is None or v.shape[1] != query.shape[2] for v in call.inputs[7:10]):
         raise Untranslatable("keys of another width")
-    turned = [_turned(t, one, name, call) for one, name in ((x, "seq"), (memory, "keys"))]
     self_attention = _origin(query) is _origin(key)
+    turned = [_turned(t, x, "seq", call)] if self_attention else [_turned(t, one, n, call) for one, n in ((x, "seq"), (memory, "keys"))]
     bias = in_bias is not None
     made: dict[str, Any] = {"heads": call.options["heads"], "causal": call.options["causal"] or None}
     made |= {"dropout": _number(call.options["dropout"]) or None, "bias": None if bias else False}
     made["out_bias"] = (out_bias is not None) if (out_bias is not None) != bias else None
-    entry = _shared(t, t._add("attention", made, turned[:1] if self_attention else turned, call.path), call)
+    entry = _shared(t, t._add("attention", made, turned, call.path), call)
     back = t.view(Placed(entry, entry.out), {d: entry.out.size(d) for d in (entry.out.dims[1], "batch", entry.out.dims[2])}, call.path)
     if back.tensor.sizes != call.out.shape:
         raise Untranslatable("another shape")

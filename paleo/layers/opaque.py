@@ -111,17 +111,18 @@ def _table(name: str, parameters: int) -> tuple[Tensor, ...]:
 
 @LAYERS.register("opaque")
 class Opaque(Pass):
-    """A function that an importer did not know: priced by its bytes, with the FLOP ``flops`` that were seen inside it.
+    """A function that an importer did not know: priced by its bytes, with the FLOP that were seen inside it.
 
-    It keeps all that it reads, and its backward pass is taken for twice the forward one. Predictions list it as unmodelled.
+    ``flops_per_element`` are those of contractions, for each number of the output. It keeps all that it reads, and its backward pass is
+    taken for twice the forward one. Predictions list it as unmodelled.
     """
 
     of: str
-    flops: Annotated[float, Field(ge=0)] = 0.0
+    flops_per_element: Annotated[float, Field(ge=0)] = 0.0
 
     def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
         out = Tensor(name, tuple(self.dims), tuple(self.dims.values()))
-        return Expansion((Unmodelled(name, self.of, inputs, out, _table(name, self.parameters), self.flops),), out)
+        return Expansion((Unmodelled(name, self.of, inputs, out, _table(name, self.parameters), self.flops_per_element),), out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +134,7 @@ class Unmodelled:
     inputs: tuple[Tensor, ...]
     out: Tensor
     parameters: tuple[Tensor, ...]
-    total_flops: float
-    share: float = 1.0
+    flops_per_element: float
 
     @property
     def reads(self) -> tuple[Tensor, ...]:
@@ -149,10 +149,8 @@ class Unmodelled:
         return frozenset(d for t in self.inputs for d in t.dims) - frozenset(self.out.dims)
 
     def split(self, ways: Mapping[str, int]) -> Unmodelled:
-        out = self.out.split(ways)
-        share = self.share * out.elements / max(self.out.elements, 1)
         inputs, parameters = (tuple(t.split(ways) for t in group) for group in (self.inputs, self.parameters))
-        return replace(self, inputs=inputs, out=out, parameters=parameters, share=share)
+        return replace(self, inputs=inputs, out=self.out.split(ways), parameters=parameters)
 
     def forward(self, precision: Precision) -> tuple[Kernel, ...]:
         return (self._kernel("forward", self.reads, (self.out,), 1.0, precision),)
@@ -166,7 +164,7 @@ class Unmodelled:
     ) -> Kernel:
         read, written = (sum(t.bytes(precision) for t in tensors) for tensors in (reads, writes))
         shape = {"rows": float(max((t.elements for t in reads), default=0)), "columns": 1.0}
-        flops = factor * self.share * self.total_flops
+        flops = factor * self.flops_per_element * self.out.elements
         return Kernel(self.name, "memory", "opaque", phase, flops, float(self.out.elements), read, written, shape)
 
 

@@ -1,6 +1,7 @@
 """Charts as SVG text for pages that load nothing: bars with intervals, stacks, log-log curves, and what-ifs.
 
-They are drawn for a narrow column, so that the letters stay readable on a telephone, in the colours of Okabe and Ito (2008).
+They are drawn for a narrow column, so that the letters stay readable on a telephone, in the colours of Okabe and Ito
+(2008).
 """
 
 from __future__ import annotations
@@ -183,7 +184,9 @@ def _text(x: float, y: float, text: str, style: str = "", anchor: str = "start")
 
 def _rect(x: float, y: float, width: float, height: float, colour: str, words: str = "") -> str:
     hint = f"<title>{escape(words)}</title>" if words else ""
-    return f'<rect x="{x:.1f}" y="{y:.1f}" width="{max(width, 0.8):.1f}" height="{height}" fill="{colour}">{hint}</rect>'
+    return (
+        f'<rect x="{x:.1f}" y="{y:.1f}" width="{max(width, 0.8):.1f}" height="{height}" fill="{colour}">{hint}</rect>'
+    )
 
 
 def _whisker(low: float, high: float, y: float) -> str:

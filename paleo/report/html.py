@@ -1,7 +1,8 @@
 """One self-contained page that answers a purchase question: no network, no libraries, fit for paper and telephone.
 
-It follows Bailey's and Hoefler's warnings (Twelve ways to fool the masses, 1991; Scientific benchmarking, 2015): rates stand beside
-times to solution, every number says whether it is predicted, calibrated and for which precision, and what is left out is a section.
+It follows Bailey's and Hoefler's warnings (Twelve ways to fool the masses, 1991; Scientific benchmarking, 2015): rates
+stand beside times to solution, every number says whether it is predicted, calibrated and for which precision, and what
+is left out is a section.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from paleo import __version__
 from paleo.predict import Prediction
 from paleo.report.assets import SCRIPT, STYLE
 from paleo.report.charts import COLOURS, Bar, Curve, bars, curves, deviations, legend, stacks
-from paleo.report.tables import PARTS, devices, energy, money, percent, rate
+from paleo.report.tables import PARTS, energy, money, percent, rate
 from paleo.studies.comparison import Objective
 from paleo.studies.purchase import CHANGE, Offer, Purchase
 from paleo.studies.scaling import verdict
@@ -58,7 +59,8 @@ def report(study: Purchase, *, date: str) -> str:
 def _head(study: Purchase, title: str, date: str) -> str:
     asked = study.asked
     dtypes = " or ".join(dict.fromkeys(one.made.plan.dtype for one in study.offers if one.made is not None))
-    words = f"{asked.amount.words}, global batch {study.global_batch:,} on every system, {dtypes} with {asked.run.optimizer}. "
+    words = f"{asked.amount.words}, global batch {study.global_batch:,} on every system, "
+    words += f"{dtypes} with {asked.run.optimizer}. "
     badge = '<span class="badge">Predicted, not measured</span>'
     return (
         f"<header><p>{badge} Paleo {__version__}, {escape(date)}</p><h1>{escape(title)}</h1>"
@@ -77,7 +79,9 @@ def _answer(study: Purchase) -> str:
     if not any(cards):
         least = [one for one in study.offers if one.made is not None]
         reasons = "; ".join(f"{one.candidate.system.name}: {_shortage(one.made)}" for one in least if one.made)
-        return f'<section><h2>Answer</h2><p class="verdict no">It fits on none of them. {escape(reasons)}.</p></section>'
+        return (
+            f'<section><h2>Answer</h2><p class="verdict no">It fits on none of them. {escape(reasons)}.</p></section>'
+        )
     return f'<section id="answer"><h2>Answer</h2><div class="cards">{"".join(cards)}</div>{_caution(study)}</section>'
 
 
@@ -130,7 +134,8 @@ def _caution(study: Purchase) -> str:
     high = [one.candidate.system.name for one in study.offers if one.made is not None and one.made.mfu > RARE_MFU]
     if high:
         notes.append(
-            f"MFU above {percent(RARE_MFU)} for {', '.join(high)}: hardly anybody reaches that in practice; expect the slow end of the interval."
+            f"MFU above {percent(RARE_MFU)} for {', '.join(high)}: hardly anybody reaches that in practice; expect "
+            f"the slow end of the interval."
         )
     counts = sorted({one.gpus for one in study.offers})
     if len(counts) > 1:
@@ -210,7 +215,11 @@ def _cell(cell: Cell, kind: str) -> str:
 def _pictures(study: Purchase) -> str:
     known = [one for one in study.offers if one.made is not None and one.candidate.training is not None]
     colours = dict(zip((one.candidate.system.name for one in known), COLOURS * 3, strict=False))
-    parts = [_panel("Time to solution [h], 90 % interval", bars([_time_bar(one, colours) for one in known], "time to solution"))]
+    parts = [
+        _panel(
+            "Time to solution [h], 90 % interval", bars([_time_bar(one, colours) for one in known], "time to solution")
+        )
+    ]
     priced = [one for one in known if _cost(one) is not None]
     if priced:
         parts.append(_panel("Cost [USD], 90 % interval", bars([_cost_bar(one, colours) for one in priced], "cost")))
@@ -290,9 +299,11 @@ def _scaling(study: Purchase) -> str:
         lines, title="samples per second over GPUs", x_label="GPUs", y_label="samples/s (dotted: perfect scaling)"
     )
     return (
-        f"<section><h2>How it scales</h2><p>{study.asked.scaling.capitalize()} scaling: {kept}. Rates, not speed-ups: a slow "
+        f"<section><h2>How it scales</h2><p>{study.asked.scaling.capitalize()} scaling: {kept}. Rates, not "
+        f"speed-ups: a slow "
         f"baseline scales best. Each curve keeps the tensor and pipeline degrees of its recommended plan.</p>"
-        f'<div class="panels">{_panel("Samples per second, 90 % band", drawing)}<ul class=verdicts>{"".join(sentences)}</ul>'
+        f'<div class="panels">{_panel("Samples per second, 90 % band", drawing)}<ul '
+        f"class=verdicts>{''.join(sentences)}</ul>"
         f"</div>{_scale_table(found)}</section>"
     )
 
@@ -315,9 +326,10 @@ def _scale_table(offers: Sequence[Offer]) -> str:
                 continue
             made = point.prediction
             shares = made.breakdown.communication_exposed / made.step_time
+            efficiency = curve.efficiency(point)
             rows.append([
                 (name, name), (str(point.gpus), point.gpus), (duration(made.step_time), made.step_time),
-                (rate(made.samples_per_s), made.samples_per_s), (percent(curve.efficiency(point)), curve.efficiency(point)),
+                (rate(made.samples_per_s), made.samples_per_s), (percent(efficiency), efficiency),
                 (percent(shares), shares), ("", ""),
             ])  # fmt: skip
     heads = ("system", "GPUs", "step time", "samples/s", "efficiency", "communication", "remark")
@@ -373,7 +385,8 @@ def _what_if(study: Purchase) -> str:
     change = percent(CHANGE)
     key = legend([(f"{change} less", COLOURS[1]), (f"{change} more", COLOURS[0])])
     return (
-        f"<section><h2>What if the hardware were another?</h2><p>Change of the step time with one figure {change} lower or "
+        f"<section><h2>What if the hardware were another?</h2><p>Change of the step time with one figure {change} "
+        f"lower or "
         f"higher, the plan kept. What moves little is not worth paying for.</p>{key}"
         f'<div class="panels">{"".join(panels)}</div></section>'
     )
@@ -386,16 +399,21 @@ def _statistics(study: Purchase) -> str:
     asked = study.asked
     if asked.critical_batch is None:
         text = (
-            f"Samples to the target are taken to be the same at every batch size. At a global batch of {study.global_batch:,} "
-            "that may be wrong: beyond the critical batch size (gradient noise scale) of a task more samples are needed for the "
-            "same loss. State it with --critical-batch to have it counted. All systems are compared at the same global batch, so "
+            f"Samples to the target are taken to be the same at every batch size. At a global batch of "
+            f"{study.global_batch:,} "
+            "that may be wrong: beyond the critical batch size (gradient noise scale) of a task more samples are "
+            "needed for the "
+            "same loss. State it with --critical-batch to have it counted. All systems are compared at the same "
+            "global batch, so "
             "their order does not depend on it."
         )
         return f"<section><h2>Statistical efficiency: not counted</h2><p>{escape(text)}</p></section>"
     factor = 1.0 + study.global_batch / asked.critical_batch
     text = (
-        f"Critical batch size {asked.critical_batch:,.0f} samples, as given: at a global batch of {study.global_batch:,} a run "
-        f"needs {factor:.2f} times the samples that small batches need ({asked.amount.words}). Times, costs and energies on this "
+        f"Critical batch size {asked.critical_batch:,.0f} samples, as given: at a global batch of "
+        f"{study.global_batch:,} a run "
+        f"needs {factor:.2f} times the samples that small batches need ({asked.amount.words}). Times, costs and "
+        f"energies on this "
         "page count that."
     )
     sizes = [study.global_batch * 2**power for power in range(-4, 5) if study.global_batch * 2**power >= 1]
@@ -421,27 +439,42 @@ def _assumptions(study: Purchase) -> str:
     made = next(one.made for one in study.offers if one.made is not None)
     baseline = study.offers[0].candidate.system.name
     tariff = asked.tariff
-    paid = "rent of whole nodes at list price, which includes electricity" if tariff.gpu_price is None else "the stated rent of GPUs"
-    paid += ", electricity where no rent is known" if tariff.electricity is not None and tariff.gpu_price is None else ""
+    paid = (
+        "rent of whole nodes at list price, which includes electricity"
+        if tariff.gpu_price is None
+        else "the stated rent of GPUs"
+    )
+    paid += (
+        ", electricity where no rent is known" if tariff.electricity is not None and tariff.gpu_price is None else ""
+    )
     paid += ", electricity" if tariff.electricity is not None and tariff.gpu_price is not None else ""
     rows = [
         ("Measured or predicted?", "Predicted. No figure of this page was measured on these systems by Paleo."),
         ("Calibrated?", f"{', '.join(sorted(_calibrations(study)))}; see Sources."),
-        ("Kernel or whole application?", "Whole training steps, not kernels; no input pipeline, validation, checkpoints or restarts."),
-        ("Baseline", f"None hidden: absolute times and rates everywhere; {baseline} stands first because it was asked for first."),
-        ("Scaling", f"{asked.scaling}; " + ("the global batch is kept" if asked.scaling == "strong" else "the batch of each GPU is kept")),
-        ("Precision", f"{_dtypes(study)}; peaks are dense, without sparsity, for that precision. Master weights and updates as the optimizer keeps them."),
+        ("Kernel or whole application?", "Whole training steps, not kernels; no input pipeline, validation, "
+                                         "checkpoints or restarts."),
+        ("Baseline", f"None hidden: absolute times and rates everywhere; {baseline} stands first because it was "
+                     f"asked for first."),
+        ("Scaling", f"{asked.scaling}; the {'global batch' if asked.scaling == 'strong' else 'batch of each GPU'} is kept"),
+        ("Precision", f"{_dtypes(study)}; peaks are dense, without sparsity, for that precision. Master weights and "
+                      f"updates as the optimizer keeps them."),
         ("FLOP", "1 multiply-add is 2 FLOP; MFU counts the model's FLOP, not what is recomputed."),
-        ("Rates or time to solution?", f"Both; the ranking is by {_GOALS[asked.objective][1]} of {asked.amount.words}."),
+        ("Rates or time to solution?", f"Both; the ranking is by {_GOALS[asked.objective][1]} of "
+                                       f"{asked.amount.words}."),
         ("What is paid", f"{paid}; no storage, traffic, staff or failures. Whole nodes are paid for."),
         ("Energy", _energy_words(study)),
-        ("Tuning", f"Every system gets its own best plan out of those tried, with the software profile {made.run.software}."),
-        ("Interval", "Where nine of ten measured steps should lie, errors of all parts taken as if they went the same way."),
+        ("Tuning", f"Every system gets its own best plan out of those tried, with the software profile "
+                   f"{made.run.software}."),
+        ("Interval", "Where nine of ten measured steps should lie, errors of all parts taken as if they went the "
+                     "same way."),
     ]  # fmt: skip
     lines = "".join(f"<tr><th>{escape(what)}</th><td>{escape(text)}</td></tr>" for what, text in rows)
     missing = dict.fromkeys(text for one in study.offers if one.made is not None for text in one.made.unmodelled)
     warned = dict.fromkeys(
-        f"{one.candidate.system.name}: {text}" for one in study.offers if one.made is not None for text in one.made.warnings
+        f"{one.candidate.system.name}: {text}"
+        for one in study.offers
+        if one.made is not None
+        for text in one.made.warnings
     )
     warnings = f"<h3>Warnings</h3><ul>{_items(warned)}</ul>" if warned else ""
     return (
@@ -471,7 +504,8 @@ def _energy_words(study: Purchase) -> str:
     tariff = study.asked.tariff
     hosts = "hosts not counted" if tariff.host_power is None else f"{tariff.host_power:g} W of host for each GPU"
     return (
-        f"GPUs: an idle share of the design power and the energy of each FLOP and byte, capped; not checked against measured watts, so "
+        f"GPUs: an idle share of the design power and the energy of each FLOP and byte, capped; not checked against "
+        f"measured watts, so "
         f"the design power stands beside it. {hosts}; PUE {tariff.pue:g}."
     )
 

@@ -70,7 +70,7 @@ class Entry(Spec):
     rows_fitted: Count = 0
     rows_held_out: Count = 0
     parameters: dict[str, Finite]
-    uncertainty: dict[str, Finite] = {}
+    uncertainty: dict[str, Finite] = Field(default_factory=dict)
     residual: Residual | None = None
     interval: Interval
     notes: Text | None = None
@@ -93,8 +93,8 @@ class Changes(Spec):
     """What differs from the entry that is inherited: parameters set to a value, or multiplied by a factor."""
 
     like: Text | None = None
-    set: dict[str, Finite] = {}
-    scale: dict[str, Positive] = {}
+    set: dict[str, Finite] = Field(default_factory=dict)
+    scale: dict[str, Positive] = Field(default_factory=dict)
 
 
 class Rule(Spec):
@@ -114,8 +114,8 @@ class Rule(Spec):
     family_there: Text | None = None
     host: Text | None = None
     stacks: dict[Text, Changes] = Field(min_length=1)
-    set: dict[str, Finite] = {}
-    scale: dict[str, Positive] = {}
+    set: dict[str, Finite] = Field(default_factory=dict)
+    scale: dict[str, Positive] = Field(default_factory=dict)
     stream: Text | None = None
     interval: Interval | None = None
     widen: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0

@@ -50,9 +50,8 @@ class Comparison:
         figures = [pair for pair in known if pair[0] is not None]
         return self.candidates[min(figures)[1]] if figures else None
 
-
     def ranked(self, what: Objective) -> Comparison:
-        """The same with the best first: those that fit by the figure, then those without one, then those that do not run."""
+        """The same with the best first: those that fit by the figure, those without one, those that do not run."""
 
         def place(one: Candidate) -> tuple[bool, bool, float]:
             figure = getattr(one.training, what, None)

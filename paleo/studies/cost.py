@@ -1,8 +1,9 @@
 """What a step draws and what that costs: power from work done, energy, rent, electricity; samples to a target.
 
-A device draws an idle share of its design power all the time, and energy for each FLOP and each byte on top. The energy of a FLOP
-is the one that explains how far dense products fall below their peak at the power limit (``GemmParameters.energy``), so that time
-and energy tell the same story. No measured watts stand behind it yet: the design power is given beside it as the upper limit.
+A device draws an idle share of its design power all the time, and energy for each FLOP and each byte on top. The energy
+of a FLOP is the one that explains how far dense products fall below their peak at the power limit
+(``GemmParameters.energy``), so that time and energy tell the same story. No measured watts stand behind it yet: the
+design power is given beside it as the upper limit.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ VECTOR_FAMILY = "gemm.simt"
 class Tariff(Spec):
     """What is paid for beside the catalog's rent: all optional, and what is left out is not guessed.
 
-    ``electricity`` [USD/J] is for machines of one's own (a rent of the catalog includes it); ``pue`` multiplies the energy (cooling and supply of the building);
-    ``host_power`` [W] is drawn for each GPU by the rest of its node; ``gpu_price`` [USD/s] replaces the catalog's rent.
+    ``electricity`` [USD/J] is for machines of one's own (a rent of the catalog includes it); ``pue`` multiplies the
+    energy (cooling and supply of the building); ``host_power`` [W] is drawn for each GPU by the rest of its node;
+    ``gpu_price`` [USD/s] replaces the catalog's rent.
     """
 
     electricity: Annotated[float, BeforeValidator(lambda text: parse(text, "price_per_energy"))] | None = None
@@ -39,7 +41,8 @@ class Tariff(Spec):
 
 @dataclass(frozen=True, slots=True)
 class Power:
-    """Average power of one GPU over a step [W]; ``cap`` is its design power. ``dynamic`` is what the work would draw uncapped."""
+    """Average power of one GPU over a step [W]; ``cap`` is its design power. ``dynamic`` is what the work would draw
+    uncapped."""
 
     idle: float
     dynamic: float
@@ -125,7 +128,7 @@ def _again(made: Prediction, *, core: bool, in_blocks: bool) -> bool:
     """Whether a forward kernel runs once more before its backward pass."""
     if made.run.forward_only:
         return False
-    return made.run.recompute == "full" and in_blocks or made.run.recompute == "selective" and core
+    return (made.run.recompute == "full" and in_blocks) or (made.run.recompute == "selective" and core)
 
 
 def energy(made: Prediction, seconds: float, tariff: Tariff) -> float | None:
@@ -141,12 +144,14 @@ def samples_to_target(*, samples: float, global_batch: float, critical_batch: fl
 
     samples (1 + global_batch / critical_batch)
 
-    ``critical_batch`` is the gradient noise scale where that has been measured: a run at it takes twice the fewest samples
-    and twice the fewest steps, and beyond it more GPUs buy ever less. Without one, the samples stay as they are.
+    ``critical_batch`` is the gradient noise scale where that has been measured: a run at it takes twice the fewest
+    samples and twice the fewest steps, and beyond it more GPUs buy ever less. Without one, the samples stay as they
+    are.
 
     >>> samples_to_target(samples=1e6, global_batch=2048, critical_batch=2048)
     2000000.0
 
-    Reference: McCandlish, Kaplan, Amodei et al., An Empirical Model of Large-Batch Training, arXiv:1812.06162, eq. 2.11.
+    Reference: McCandlish, Kaplan, Amodei et al., An Empirical Model of Large-Batch Training, arXiv:1812.06162, eq.
+    2.11.
     """
     return samples if critical_batch is None else samples * (1.0 + global_batch / critical_batch)

@@ -1,9 +1,10 @@
-"""Which system to buy: for each the best plan found, its scaling, and what would change if the hardware were another."""
+"""Which system to buy: for each the best plan found, its scaling, and what would change if the hardware were
+another."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 from paleo.errors import PaleoError, PlanError, SpecError
@@ -36,7 +37,7 @@ class Asked:
     systems: tuple[tuple[System, int], ...]
     run: Run
     amount: Amount
-    tariff: Tariff = Tariff()
+    tariff: Tariff = field(default_factory=Tariff)
     critical_batch: float | None = None
     objective: Objective = "cost"
     counts: tuple[int, ...] = ()
@@ -45,7 +46,8 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Sensitivity:
-    """Step time with one figure of the hardware ``CHANGE`` lower and higher, over that as it is; and whether it still fits."""
+    """Step time with one figure of the hardware ``CHANGE`` lower and higher, over that as it is; and whether it still
+    fits."""
 
     what: str
     lower: float
@@ -98,7 +100,9 @@ class Purchase:
         """Other offers whose interval overlaps that of the winner: between them the order is not certain."""
         top = _ends(winner, what)
         others = [one for one in self.offers if one is not winner and one.candidate.runs]
-        return tuple(one for one in others if top and (ends := _ends(one, what)) and ends[0] <= top[1] and top[0] <= ends[1])
+        return tuple(
+            one for one in others if top and (ends := _ends(one, what)) and ends[0] <= top[1] and top[0] <= ends[1]
+        )
 
 
 def _ends(offer: Offer, what: Objective) -> tuple[float, float] | None:
@@ -157,7 +161,7 @@ def _offer(asked: Asked, system: System, gpus: int, batch: int) -> Offer:
 
 
 def recommend(model: ModelSpec, system: System, run: Run) -> list[Prediction]:
-    """Predictions of the plans that are worth a try, best first: those that fit by step time, then the others by memory.
+    """Predictions of the plans worth a try, best first: those that fit by step time, then the others by memory.
 
     Tensor parallelism stays within a node. Each choice of degrees takes the cheapest recomputation and the microbatches
     that fit. PlanError if nothing can be planned at all.
@@ -188,7 +192,8 @@ def _strategies(model: ModelSpec, system: System, gpus: int) -> Iterator[str]:
 
 
 def _fitted(model: ModelSpec, system: System, run: Run) -> list[Prediction]:
-    """With one choice of degrees: the predictions that fit under the cheapest recomputation that does, else the smallest."""
+    """With one choice of degrees: the predictions that fit under the cheapest recomputation that does, else the
+    smallest."""
     local = plan(model, system, run.model_copy(update={"microbatch": None})).local_batch
     ways = RECOMPUTE if run.recompute == "none" and model.tokens is not None else (run.recompute,)
     tried: list[Prediction] = []

@@ -1,9 +1,9 @@
 """The cross product of models, systems, runs, changed hardware and prices, as one table.
 
-A study file names the axes. Those that change the step are predicted point by point, in this process, in several, or on a Dask
-cluster; those that change only what is paid or how much is trained are arithmetic on arrays, a million rows a second. Points are
-kept in parts beside the output while it is made, so that an interrupted sweep goes on where it stopped; the table is the same
-whoever computed which point, byte for byte.
+A study file names the axes. Those that change the step are predicted point by point, in this process, in several, or on
+a Dask cluster; those that change only what is paid or how much is trained are arithmetic on arrays, a million rows a
+second. Points are kept in parts beside the output while it is made, so that an interrupted sweep goes on where it
+stopped; the table is the same whoever computed which point, byte for byte.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import lru_cache
 from multiprocessing import get_context
 from pathlib import Path
@@ -32,7 +32,7 @@ from paleo.specs.loading import Spec, Text, read_yaml, validate
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.studies.cost import Tariff, power
-from paleo.studies.training import JOULES_PER_KWH, amount, rent
+from paleo.studies.training import JOULES_PER_KWH, rent
 
 Value = int | float | str | bool | None
 Point = dict[str, Value]
@@ -58,14 +58,17 @@ _HIDDEN = ("world", "rent_per_s", "tdp", "dataset_samples", "tokens_per_sample")
 
 
 class Study(Spec):
-    """A study file. ``axes`` are run fields, ``model.NAME``, ``system.PATH`` (``system.device.memory.bandwidth``), amounts or
-    prices, each with its values; a value of a system is ``x0.8`` (a factor) or a figure with its unit."""
+    """A study file.
+
+    ``axes`` are run fields, ``model.NAME``, ``system.PATH`` (such as ``system.device.memory.bandwidth``), amounts or
+    prices, each with its values; a value of a system is ``x0.8`` (a factor) or a figure with its unit.
+    """
 
     name: Text = "sweep"
     models: list[Text] = Field(min_length=1)
     systems: list[Text] = Field(min_length=1)
-    run: dict[str, Any] = {}
-    axes: dict[str, Annotated[list[Any], Field(min_length=1)]] = {}
+    run: dict[str, Any] = Field(default_factory=dict)
+    axes: dict[str, Annotated[list[Any], Field(min_length=1)]] = Field(default_factory=dict)
 
     @property
     def steps(self) -> dict[str, list[Any]]:
@@ -172,7 +175,8 @@ def changed(system: System, path: str, value: Any) -> System:
     >>> load_system("dgx-h100").levels[1].link.bandwidth / slow.levels[1].link.bandwidth
     2.0
     """
-    return _changed(system, path.split("."), value, path)
+    made: System = _changed(system, path.split("."), value, path)
+    return made
 
 
 def _changed(owner: Any, steps: list[str], value: Any, path: str) -> Any:
@@ -204,7 +208,7 @@ def _replaced(owner: Any, name: str, old: Any, value: Any, path: str) -> Any:
     if factor is not None:
         if isinstance(old, Mapping) and old:
             return {key: one * float(factor[1]) for key, one in old.items()}
-        if old is not None and not isinstance(old, int | float) or isinstance(old, bool):
+        if (old is not None and not isinstance(old, int | float)) or isinstance(old, bool):
             raise SpecError(f"axes.system.{path}: {value!r} is a factor, and {old!r} is no number")
         return None if old is None else old * float(factor[1])
     if not isinstance(owner, Spec):
@@ -366,7 +370,7 @@ def _save(path: Path, text: str) -> None:
     """A file that is there whole or not at all."""
     made = path.with_suffix(".new")
     made.write_text(text)
-    os.replace(made, path)
+    made.replace(path)
 
 
 def blocks(study: Study, parts: Iterable[list[Record]]) -> Iterator[dict[str, Any]]:
@@ -437,7 +441,13 @@ def _paid(study: Study, known: Mapping[str, Any], accounts: Sequence[Point]) -> 
     hired = np.where(np.isnan(stated), numbers["rent_per_s"], stated * numbers["world"]) * seconds
     power_bill = np.where(np.isnan(stated) & ~np.isnan(numbers["rent_per_s"]), math.nan, energy * each)
     cost = np.where(np.isnan(hired) & np.isnan(power_bill), math.nan, np.nan_to_num(hired) + np.nan_to_num(power_bill))
-    made = {"samples": samples, "steps": steps, "time_s": seconds, "cost_usd": cost, "energy_kwh": energy / JOULES_PER_KWH}
+    made = {
+        "samples": samples,
+        "steps": steps,
+        "time_s": seconds,
+        "cost_usd": cost,
+        "energy_kwh": energy / JOULES_PER_KWH,
+    }
     return {("trained_samples" if name == "samples" else name): value.ravel() for name, value in made.items()}
 
 
@@ -466,7 +476,9 @@ def _writer(output: Path) -> Writer:
         try:
             import pyarrow  # noqa: F401
         except ImportError:
-            raise SpecError("Parquet needs the extra parquet: pip install 'paleo-perf[parquet]'; or write .csv") from None
+            raise SpecError(
+                "Parquet needs the extra parquet: pip install 'paleo-perf[parquet]'; or write .csv"
+            ) from None
         return lambda made: _write_parquet(output, made)
     raise SpecError(f"{output}: the name of a table ends in .csv, .csv.gz or .parquet")
 
@@ -480,7 +492,7 @@ def _write_csv(output: Path, made: Iterator[dict[str, Any]]) -> int:
     new, rows = output.with_name(f".{output.name}.new"), 0
     with new.open("wb") as raw:
         packed = gzip.GzipFile("", "wb", mtime=0, fileobj=raw) if output.suffix == ".gz" else raw
-        with io.TextIOWrapper(packed, "utf-8", newline="") as file:  # type: ignore[type-var]
+        with io.TextIOWrapper(packed, "utf-8", newline="") as file:
             for columns in made:
                 frame = pd.DataFrame(columns)
                 whole = {name: "Int64" for name in _WHOLE if name in columns}

@@ -61,8 +61,8 @@ def _count(value: float, what: str) -> str:
 class Training:
     """Time [s], price [USD, None where no price is known] and energy [J] of an amount of training on one configuration.
 
-    ``energy`` is modelled from the work done (see ``paleo.studies.cost``), ``energy_limit`` is every GPU at its design power all the
-    time. ``interval`` are the ends of the 90 % interval of ``time``; cost and energy scale with it.
+    ``energy`` is modelled from the work done (see ``paleo.studies.cost``), ``energy_limit`` is every GPU at its design
+    power all the time. ``interval`` are the ends of the 90 % interval of ``time``; cost and energy scale with it.
     """
 
     amount: Amount
@@ -137,7 +137,9 @@ def training(
 def rent(system: System, gpus: int, tariff: Tariff | None = None) -> tuple[float | None, Price | None]:
     """USD per second for the nodes that hold ``gpus`` devices (else for the devices), and the price it is made of."""
     if tariff is not None and tariff.gpu_price is not None:
-        stated = Price.model_construct(rate=tariff.gpu_price, date="as stated", source="given with the question, per GPU")
+        stated = Price.model_construct(
+            rate=tariff.gpu_price, date="as stated", source="given with the question, per GPU"
+        )
         return tariff.gpu_price * gpus, stated
     if system.price_per_node is not None:
         return system.price_per_node.rate * math.ceil(gpus / system.devices_per_node), system.price_per_node

@@ -76,7 +76,10 @@ def _errors_table(report: FileReport) -> RenderableType:
     for part in (subjects, sources):
         for index, (name, one) in enumerate(part.items()):
             table.add_row(name or "(not stated)", *_cells(one), end_section=index == len(part) - 1)
-    table.caption = "errors of each row, but 'total': sum of all predicted over sum of all measured; roofline: best constant efficiency of each device"
+    table.caption = (
+        "errors of each row, but 'total': sum of all predicted over sum of all measured; "
+        "roofline: best constant efficiency of each device"
+    )
     table.caption_justify = "left"
     return table
 
@@ -123,7 +126,7 @@ def plot_path(text: str) -> Path:
 
 
 def figure(reports: Sequence[FileReport]) -> Figure:
-    """Predicted against measured, one panel a file, one colour a device, with lines of equality and of twice and half."""
+    """Predicted against measured, one panel a file, one colour a device; lines of equality, of twice and of half."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -56,9 +56,10 @@ class Worst:
 
 @dataclass(frozen=True)
 class FileReport:
-    """What ``paleo validate`` says of one file; ``measured`` and ``baseline`` in SI, row by row, nan where there is none.
+    """What ``paleo validate`` says of one file.
 
-    ``baseline`` is already divided by the best constant efficiency of each device (``efficiencies``).
+    ``measured`` and ``baseline`` are in SI, row by row, nan where there is none; ``baseline`` is already divided by the
+    best constant efficiency of each device (``efficiencies``).
     """
 
     file: str

@@ -59,7 +59,9 @@ def test_electricity_is_paid_for_ones_own_machines_alone() -> None:
     bill = training(owned, HUNDRED, tariff)
     assert bill.rent is None and bill.energy is not None
     assert bill.cost == bill.electricity == pytest.approx(1e-7 * bill.energy)
-    both = training(owned, HUNDRED, validate(Tariff, {"electricity": "0.36 USD/kWh", "gpu_price": "2 USD/h"}, "options"))
+    both = training(
+        owned, HUNDRED, validate(Tariff, {"electricity": "0.36 USD/kWh", "gpu_price": "2 USD/h"}, "options")
+    )
     assert both.rent == pytest.approx(8 * 2 * both.time / HOUR)
     assert both.cost == pytest.approx(8 * 2 * both.time / HOUR + 1e-7 * bill.energy)
 
@@ -80,7 +82,9 @@ def test_samples_to_target_doubles_at_the_critical_batch() -> None:
 
 
 def test_systems_are_ranked_by_any_figure() -> None:
-    systems = [load_system(name) for name in ("dgx-a100-80gb", "aws-p3dn.24xlarge", "aws-p5.48xlarge", "v100-pcie-16gb")]
+    systems = [
+        load_system(name) for name in ("dgx-a100-80gb", "aws-p3dn.24xlarge", "aws-p5.48xlarge", "v100-pcie-16gb")
+    ]
     found = compare(load_model("bert_large"), systems, Run(gpus=8, batch=8))
     by_time = [one.system.name for one in found.ranked("time").candidates]
     assert by_time == ["aws-p5.48xlarge", "dgx-a100-80gb", "aws-p3dn.24xlarge", "v100-pcie-16gb"]
@@ -88,7 +92,9 @@ def test_systems_are_ranked_by_any_figure() -> None:
     assert by_cost[-2:] == ["dgx-a100-80gb", "v100-pcie-16gb"]  # no price; does not run at all
 
 
-@pytest.mark.parametrize("stated", [{"electricity": "0.1"}, {"electricity": "1 USD/h"}, {"pue": 0.9}, {"host_power": "3 s"}])
+@pytest.mark.parametrize(
+    "stated", [{"electricity": "0.1"}, {"electricity": "1 USD/h"}, {"pue": 0.9}, {"host_power": "3 s"}]
+)
 def test_tariffs_that_make_no_sense(stated: dict[str, object]) -> None:
     with pytest.raises(SpecError, match=next(iter(stated))):
         validate(Tariff, stated, "options")

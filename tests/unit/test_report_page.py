@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import json
 import os
 import re
 import shutil
@@ -28,7 +29,11 @@ VOID = {"meta", "link", "br", "path", "rect", "polygon", "polyline", "circle"}
 
 def asked(**more: object) -> Asked:
     model = load_model("alexnet")
-    systems = (load_system("aws-p3dn.24xlarge"), 8), (load_system("aws-p5.48xlarge"), 8), (load_system("dgx-a100-80gb"), 4)
+    systems = (
+        (load_system("aws-p3dn.24xlarge"), 8),
+        (load_system("aws-p5.48xlarge"), 8),
+        (load_system("dgx-a100-80gb"), 4),
+    )
     wanted = amount(model, epochs=2)
     assert wanted is not None
     run = Run(global_batch=512, strategy=AUTO)
@@ -54,7 +59,9 @@ class Tags(HTMLParser):
         self.loads: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.loads += [value or "" for name, value in attrs if name in ("src", "href") and not (value or "").startswith("data:")]
+        self.loads += [
+            value or "" for name, value in attrs if name in ("src", "href") and not (value or "").startswith("data:")
+        ]
         if tag not in VOID:
             self.open.append(tag)
 
@@ -82,10 +89,18 @@ def test_the_answer_names_the_winner_of_each_goal(study: Purchase, page: str) ->
 def test_the_page_states_what_fools_the_masses(page: str) -> None:
     text = html.unescape(page)
     for words in (
-        "Predicted, not measured", "Whole training steps, not kernels", "1 multiply-add is 2 FLOP", "dense, without sparsity",
-        "Strong scaling: the global batch stays 512", "Statistical efficiency: not counted", "Not modelled", "input pipeline",
-        "2 epochs of ImageNet", "Price of aws-p5.48xlarge", "GPU counts differ (4, 8)",
-    ):  # fmt: skip
+        "Predicted, not measured",
+        "Whole training steps, not kernels",
+        "1 multiply-add is 2 FLOP",
+        "dense, without sparsity",
+        "Strong scaling: the global batch stays 512",
+        "Statistical efficiency: not counted",
+        "Not modelled",
+        "input pipeline",
+        "2 epochs of ImageNet",
+        "Price of aws-p5.48xlarge",
+        "GPU counts differ (4, 8)",
+    ):
         assert words in text, words
 
 
@@ -149,11 +164,24 @@ def test_the_command_writes_the_page(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 def chromium(url: Path, *options: str) -> tuple[str, str]:
     """What a page's document has become, and what the browser logged of it."""
-    command = [str(CHROMIUM), "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--enable-logging=stderr", "--v=0"]
+    command = [
+        str(CHROMIUM),
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--hide-scrollbars",
+        "--enable-logging=stderr",
+        "--v=0",
+    ]
     profile = f"--user-data-dir={url.parent / 'profile'}"
     environment = os.environ | {"HOME": str(url.parent)}
     done = subprocess.run(
-        [*command, profile, *options, url.as_uri()], capture_output=True, text=True, timeout=120, check=True, env=environment
+        [*command, profile, *options, url.as_uri()],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+        env=environment,
     )
     return done.stdout, "\n".join(line for line in done.stderr.splitlines() if "CONSOLE" in line)
 
@@ -166,7 +194,8 @@ frame.onload = () => {
   const keys = () => Array.from(table.tBodies[0].rows).map(row => Number(row.cells[column].dataset.key));
   head.querySelector("button").click(); found.rising = keys();
   head.querySelector("button").click(); found.falling = keys();
-  found.drawings = Array.from(page.querySelectorAll("svg")).filter(one => one.getBoundingClientRect().height > 20).length;
+  const drawn = Array.from(page.querySelectorAll("svg"), one => one.getBoundingClientRect().height);
+  found.drawings = drawn.filter(height => height > 20).length;
   found.first = page.querySelector("#answer .card.main").getBoundingClientRect().bottom;
   document.title = JSON.stringify(found);
 };
@@ -181,14 +210,17 @@ def test_a_browser_shows_it_at_any_width(page: str, tmp_path: Path, width: int, 
     text = page.replace("</script>", "<\\/script>")
     frame = f'<iframe id="page" style="border:0" width="{width}" height="{height}"></iframe>'
     holder = tmp_path / "holder.html"
-    probe = PROBE.replace('document.getElementById("text").textContent', 'document.getElementById("text").textContent.replaceAll("<\\\\/", "</")')
-    holder.write_text(f'<meta charset="utf-8"><title>?</title>{frame}<script type="text/plain" id="text">{text}</script>{probe}')
+    probe = PROBE.replace(
+        'document.getElementById("text").textContent',
+        'document.getElementById("text").textContent.replaceAll("<\\\\/", "</")',
+    )
+    holder.write_text(
+        f'<meta charset="utf-8"><title>?</title>{frame}<script type="text/plain" id="text">{text}</script>{probe}'
+    )
     shown, log = chromium(holder, "--dump-dom", "--virtual-time-budget=5000")
     assert log == ""
     title = re.search(r"<title>(\{.*?\})</title>", shown)
     assert title, shown[:500]
-    import json
-
     found = json.loads(html.unescape(title[1]))
     assert found["width"] <= width
     assert found["rising"] == sorted(found["rising"]) and found["falling"] == found["rising"][::-1]

@@ -90,14 +90,14 @@ def test_processes_make_the_same_bytes(study: Study, tmp_path: Path) -> None:
 
 
 def test_an_interrupted_sweep_goes_on(study: Study, tmp_path: Path) -> None:
-    class Stop(Exception):
+    class StopError(Exception):
         pass
 
     def stop(done: int, count: int) -> None:
-        raise Stop
+        raise StopError
 
     target = tmp_path / "t.csv"
-    with pytest.raises(Stop):
+    with pytest.raises(StopError):
         sweep(study, target, progress=stop)
     assert not target.exists()
     asked: list[int] = []
@@ -122,7 +122,9 @@ def test_parts_of_another_study_are_not_touched(study: Study, tmp_path: Path) ->
 
 
 def test_what_cannot_be_planned_is_a_row_with_its_reason(tmp_path: Path) -> None:
-    study = Study.model_validate({"models": ["lenet"], "systems": ["v100-pcie-16gb"], "axes": {"gpus": [1, 2], "batch": [8]}})
+    study = Study.model_validate(
+        {"models": ["lenet"], "systems": ["v100-pcie-16gb"], "axes": {"gpus": [1, 2], "batch": [8]}}
+    )
     sweep(study, tmp_path / "t.csv")
     one, two = rows(tmp_path / "t.csv")
     assert one["problem"] == "" and float(one["step_time_s"]) > 0
@@ -154,7 +156,14 @@ def test_parquet_holds_the_same(study: Study, tmp_path: Path) -> None:
         ("axes: {epochs: [-1]}", "above zero"),
         ("axes: {pue: [0.5]}", "pue"),
         ("axes: {batch: [1]}\nrun: {batch: 2}", "keep one"),
-        ("axes: {batch: [" + ",".join(map(str, range(1, 12000))) + "], gpus: [" + ",".join(map(str, range(1, 12000))) + "]}", "at most"),
+        (
+            "axes: {batch: ["
+            + ",".join(map(str, range(1, 12000)))
+            + "], gpus: ["
+            + ",".join(map(str, range(1, 12000)))
+            + "]}",
+            "at most",
+        ),
     ],
 )
 def test_studies_that_make_no_sense(text: str, message: str, tmp_path: Path) -> None:
@@ -177,16 +186,26 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 # a cluster of separate processes
 
 BIG = {
-    "models": ["lenet", "alexnet"], "systems": ["dgx-a100-80gb"],
-    "axes": {"gpus": [1, 2, 4, 8, 16, 32], "batch": [8, 16, 32, 64, 128, 256, 512, 1024], "optimizer": ["sgd", "adam"], "samples": [10, 20]},
-}  # fmt: skip
+    "models": ["lenet", "alexnet"],
+    "systems": ["dgx-a100-80gb"],
+    "axes": {
+        "gpus": [1, 2, 4, 8, 16, 32],
+        "batch": [8, 16, 32, 64, 128, 256, 512, 1000],
+        "optimizer": ["sgd", "adam"],
+        "samples": [10, 20],
+    },
+}
 
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[tuple[str, list[subprocess.Popen[bytes]]]]:
     pytest.importorskip("distributed")
     address = tmp_path / "scheduler.json"
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "DASK_DISTRIBUTED__LOGGING__DISTRIBUTED": "error"}
+    environment = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "PYTHONWARNINGS": "ignore",
+        "DASK_DISTRIBUTED__LOGGING__DISTRIBUTED": "error",
+    }
 
     def start(*command: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
@@ -194,9 +213,21 @@ def cluster(tmp_path: Path) -> Iterator[tuple[str, list[subprocess.Popen[bytes]]
             env=environment, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
 
-    scheduler = start("dask_scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--scheduler-file", str(address))
+    scheduler = start(
+        "dask_scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--scheduler-file", str(address)
+    )
     workers = [
-        start("dask_worker", "--scheduler-file", str(address), "--no-nanny", "--nthreads", "1", "--no-dashboard", "--host", "127.0.0.1")
+        start(
+            "dask_worker",
+            "--scheduler-file",
+            str(address),
+            "--no-nanny",
+            "--nthreads",
+            "1",
+            "--no-dashboard",
+            "--host",
+            "127.0.0.1",
+        )
         for _ in range(2)
     ]
     for _ in range(200):

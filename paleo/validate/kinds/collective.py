@@ -92,7 +92,8 @@ class CollectiveTable(TableKind[System]):
         if stack in SINGLE_SIZE:
             plain = fitted.get((subject, family, "back-to-back"), self.start(family, "back-to-back", figures)[0])
             names = [field.name for field in fields(plain)]
-            return FitPlan(plain, fixed=tuple(name for name in names if name != SINGLE_SIZE[stack]), starts=1, prior=0.0)
+            fixed = tuple(name for name in names if name != SINGLE_SIZE[stack])
+            return FitPlan(plain, fixed=fixed, starts=1, prior=0.0)
         start, fixed = self.start(family, stack, figures)
         return FitPlan(start, fixed=fixed)
 
