@@ -8,7 +8,7 @@ configurations. Seconds and bytes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -119,9 +119,14 @@ def waits(program: Program) -> Iterator[tuple[int, Transfer]]:
 BYTES = ("saved_bytes", "core_bytes", "input_bytes", "largest_output_bytes")
 
 
-def columns(program: Program, kernels: Array, transfers: Array, sizes: Sequence[Array]) -> Columns:
-    """Columns from seconds of every kernel (kernels, …) and of every blocking collective (`waits`, …); ``sizes`` as in `BYTES`."""
-    sums = Sums.of(program)
+def columns(
+    program: Program, kernels: Array, transfers: Array, sizes: Sequence[Array], sums: Sums | None = None
+) -> Columns:
+    """Columns from seconds of every kernel (kernels, …) and of every blocking collective (`waits`, …); ``sizes`` as in `BYTES`.
+
+    ``sums``: those of a program of the same structure, where they are at hand.
+    """
+    sums = sums or Sums.of(program)
     return Columns(
         section_figures(program, "repeat"),
         section_figures(program, "parameters"),
@@ -175,6 +180,18 @@ def turns_held(program_sections: int, chunks: Sequence[Sequence[tuple[int, int]]
         for section, turns in chunk:
             held[index % stages, section] += turns
     return held
+
+
+def crowded(times: TurnTimes, gathers: Array, gradients: Array, contention: float) -> TurnTimes:
+    """Turns slowed by the collectives that run beside them: ``contention`` seconds for each second of gathers (both directions) and
+    of gradient exchange (backward), no more than they would take one after the other."""
+    if contention == 0.0:
+        return times
+    return replace(
+        times,
+        forward=times.forward + contention * np.minimum(times.forward, gathers),
+        backward=times.backward + contention * np.minimum(times.backward + times.weights, gathers + gradients),
+    )
 
 
 def over(held: Array, figures: Array) -> Array:

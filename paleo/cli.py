@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 app = typer.Typer(
     name="paleo",
     help="Predicts how fast a neural network trains on a machine, and how that scales, before anyone buys it.",
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -42,12 +41,48 @@ NO, WRONG, INTERRUPTED, UNREAD = 1, 2, 130, 141
 #: The largest GPU count that --gpus of ``scale`` takes, and the most counts.
 MOST_GPUS, MOST_COUNTS = 10**7, 200
 
-ModelName = Annotated[str, typer.Argument(metavar="MODEL", help="A model of the catalog, or a YAML file.")]
+
+def _named(*kinds: str) -> Callable[[str], list[str]]:
+    """Completes names of the catalog; of a list, its last name."""
+
+    def complete(incomplete: str) -> list[str]:
+        from paleo.specs.catalog import names
+
+        before, comma, begun = incomplete.rpartition(",")
+        return [before + comma + name for kind in kinds for name in names(kind) if name.startswith(begun)]
+
+    return complete
+
+
+ModelName = Annotated[
+    str,
+    typer.Argument(metavar="MODEL", help="A model of the catalog, or a YAML file.", autocompletion=_named("models")),
+]
 SystemName = Annotated[
-    str, typer.Option("--system", metavar="S", help="A system or device of the catalog, or a YAML file.")
+    str,
+    typer.Option(
+        "--system",
+        metavar="S",
+        help="A system or device of the catalog, or a YAML file.",
+        autocompletion=_named("systems", "devices"),
+    ),
 ]
 Roofline = Annotated[str | None, typer.Option("--system", metavar="S", help="Whose roofline --plot draws.")]
-Systems = Annotated[str, typer.Option("--systems", metavar="A,B,C", help="Names of the catalog, or YAML files.")]
+Systems = Annotated[
+    str,
+    typer.Option(
+        "--systems", metavar="A,B,C", help="Names of the catalog, or YAML files.", autocompletion=_named("systems")
+    ),
+]
+Offered = Annotated[
+    str,
+    typer.Option(
+        "--systems",
+        metavar="A:8,B:16",
+        help="Systems, each with its GPUs, else --gpus.",
+        autocompletion=_named("systems"),
+    ),
+]
 Counts = Annotated[str, typer.Option("--gpus", metavar="1,2,4,…", help="GPU counts.")]
 Mode = Annotated[
     str | None,

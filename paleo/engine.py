@@ -1,7 +1,7 @@
 """Tasks and resources to a timeline: a list scheduler, tiny and deterministic.
 
-A task occupies one resource (a stream) for its duration, after the tasks that it waits for. A resource takes its tasks in the
-order in which they become ready; ties go to the task that was listed first.
+A task occupies one resource (a stream) for its duration, after the tasks that it waits for. A resource takes its tasks
+in the order in which they become ready; ties go to the task that was listed first.
 """
 
 from __future__ import annotations

@@ -9,15 +9,15 @@ Layers follow one another unless ``inputs:`` says otherwise. An entry of ``layer
     - {branches: [[...], []], join: add}            every branch starts at the current tensor
     - {name: fake, judge: {}, share: real}          a layer or block with the weights of an earlier one
 
-A value that starts with ``=`` is an expression over the model's ``params``, the arguments of the block, ``batch``, and the sizes
-of the current tensor (``in_channels``, ``in_hidden``, …). ``when: =stride > 1`` leaves an entry out.
+A value that starts with ``=`` is an expression over the model's ``params``, the arguments of the block, ``batch``, and
+the sizes of the current tensor (``in_channels``, ``in_hidden``, …). ``when: =stride > 1`` leaves an entry out.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -43,7 +43,8 @@ Loops = tuple[Loop, ...]
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One layer with its inputs, operations and output; ``repeats`` are the folded loops that it stands in, outermost first."""
+    """One layer with its inputs, operations and output; ``repeats`` are the folded loops that it stands in, outermost
+    first."""
 
     name: str
     type: str
@@ -111,7 +112,9 @@ class Graph:
         result: networkx.DiGraph[str] = networkx.DiGraph(name=self.name)
         for node in self.nodes:
             result.add_node(node.name, layer=node)
-            result.add_edges_from((made[t.name], node.name) for t in node.inputs if made.get(t.name, node.name) != node.name)
+            result.add_edges_from(
+                (made[t.name], node.name) for t in node.inputs if made.get(t.name, node.name) != node.name
+            )
         return result
 
 
@@ -228,7 +231,8 @@ def _input(model: ModelSpec, name: str, params: Mapping[str, Any]) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _Scope:
-    """Where names are looked up: outputs of layers by name, and values for expressions. A block opens a scope below its caller's."""
+    """Where names are looked up: outputs of layers by name, and values for expressions. A block opens a scope below its
+    caller's."""
 
     names: dict[str, Tensor]
     values: Mapping[str, Any]
@@ -260,7 +264,8 @@ class _Builder:
         self.model, self.choices = model, choices
         self.nodes: list[Node] = []
         self.carried: dict[str, tuple[str, str]] = {}
-        self._taken: set[str] = set()
+        #: Names of inputs, layers, loops, blocks and branches: what stands inside them is called after them.
+        self._taken = set(model.inputs)
         self._added = self._entries = 0
 
     def sequence(self, entries: Sequence[Any], scope: _Scope, x: Tensor, path: Path) -> Tensor:
@@ -317,7 +322,9 @@ class _Builder:
         for name in names:
             if name not in scope.names:
                 known = near(name, scope.names)
-                raise self._error((*path, "inputs"), f"no layer or input named {name!r} stands before this one; {known}")
+                raise self._error(
+                    (*path, "inputs"), f"no layer or input named {name!r} stands before this one; {known}"
+                )
         return tuple(scope.names[name] for name in names)
 
     def _single(self, body: dict[str, Any], kinds: list[str], scope: _Scope, x: Tensor, path: Path) -> Tensor:
@@ -344,15 +351,19 @@ class _Builder:
             expected = "expected the name of an earlier layer or block, and a `name:` of its own"
             raise self._error((*path, "share"), f"{expected}; {near(str(owner), scope.names)}")
         known = {parameter for node in self.nodes[:mark] for parameter in node.parameters}
-        old, new = f"{scope.prefix}{name}.", f"{scope.prefix}{owner}."
+        old, new = f"{scope.prefix}{name}.", next(_prefixes(scope.prefix, owner, known), f"{scope.prefix}{owner}.")
         for index, node in enumerate(self.nodes[mark:], start=mark):
             node = replace(node, operations=tuple(with_parameters_of(op, old, new) for op in node.operations))
             missing = [parameter for parameter in node.parameters if parameter not in known]
             if missing:
-                raise self._error((*path, "share"), f"{owner!r} has no weight {missing[0].removeprefix(new)!r} to share")
+                raise self._error(
+                    (*path, "share"), f"{owner!r} has no weight {missing[0].removeprefix(new)!r} to share"
+                )
             self.nodes[index] = node
 
-    def _layer(self, kind: str, values: dict[str, Any], body: dict[str, Any], scope: _Scope, x: Tensor, path: Path) -> Tensor:
+    def _layer(
+        self, kind: str, values: dict[str, Any], body: dict[str, Any], scope: _Scope, x: Tensor, path: Path
+    ) -> Tensor:
         schema = LAYERS[kind]
         layer = validate(schema, values, self._where((*path, kind)))
         sources = self._sources(body, scope, x, path)
@@ -371,7 +382,9 @@ class _Builder:
         if tie is None:
             return layer
         if tie not in scope.names:
-            raise SpecError(f"{self.model.path}: tie: no layer named {tie!r} stands before this one; {near(tie, scope.names)}")
+            raise SpecError(
+                f"{self.model.path}: tie: no layer named {tie!r} stands before this one; {near(tie, scope.names)}"
+            )
         return layer.model_copy(update={"tie": scope.names[tie].name})
 
     def _expanded(self, layer: Layer, name: str, sources: tuple[Tensor, ...], path: Path) -> Expansion:
@@ -384,23 +397,30 @@ class _Builder:
                 raise self._error(path, f"{name}: output {describe(made.out)} has an impossible size")
         return made
 
+    def _claim(self, name: str, path: Path) -> None:
+        if name in self._taken:
+            raise self._error(path, f"two layers are named {name!r}")
+        self._taken.add(name)
+
     def _add(self, node: Node, path: Path) -> Tensor:
-        if node.name in self._taken:
-            raise self._error(path, f"two layers are named {node.name!r}")
+        self._claim(node.name, path)
         self._added += 1
         if self._added > MAX_NODES:
             raise self._error(path, f"more than {MAX_NODES} layers; a repeated block of constant shape is counted once")
-        self._taken.add(node.name)
         self.nodes.append(node)
         return node.out
 
-    def _block(self, kind: str, given: dict[str, Any], body: dict[str, Any], scope: _Scope, x: Tensor, path: Path) -> Tensor:
+    def _block(
+        self, kind: str, given: dict[str, Any], body: dict[str, Any], scope: _Scope, x: Tensor, path: Path
+    ) -> Tensor:
         block = self.model.blocks[kind]
         for key in given:
             if key not in block.args:
                 raise self._error((*path, kind, key), f"unknown argument of block {kind!r}; {near(key, block.args)}")
         values = dict(scope.values) | self._arguments(kind, block, given, scope, x, path)
-        inner = scope.below(scope.label(body.get("name"), kind), values)
+        label = scope.label(body.get("name"), kind)
+        self._claim(scope.prefix + label, path)
+        inner = scope.below(label, values)
         inner.names["input"] = x
         for index, source in enumerate(self._sources(body, scope, x, path)[1:], start=2):
             inner.names[f"input{index}"] = source
@@ -424,17 +444,25 @@ class _Builder:
             raise self._error((*path, "repeat"), f"{times!r} is not a number of repetitions from 0 to {MAX_REPEAT}")
         in_all = times * math.prod(turns for _, turns in scope.repeats)
         if in_all > MAX_REPEAT:
-            raise self._error((*path, "repeat"), f"{in_all} repetitions with the loops round it; expected at most {MAX_REPEAT}")
+            raise self._error(
+                (*path, "repeat"), f"{in_all} repetitions with the loops round it; expected at most {MAX_REPEAT}"
+            )
         if extra or "layers" not in body:
             what = f"{extra[0]!r} beside it" if extra else "no `layers:`"
             raise self._error(path, f"`repeat:` goes with `layers:`; found {what}")
         label = scope.label(body.get("name"), "repeat")
+        self._claim(scope.prefix + label, path)
         if times == 0:
             return x
-        return self._folded(body["layers"], times, label, scope, x, path) or self._unrolled(body["layers"], times, label, scope, x, path)
+        return self._folded(body["layers"], times, label, scope, x, path) or self._unrolled(
+            body["layers"], times, label, scope, x, path
+        )
 
-    def _folded(self, entries: list[Any], times: int, label: str, scope: _Scope, x: Tensor, path: Path) -> Tensor | None:
-        """One copy of the body that counts ``times``, if its output has the shape of its input; else nothing is added."""
+    def _folded(
+        self, entries: list[Any], times: int, label: str, scope: _Scope, x: Tensor, path: Path
+    ) -> Tensor | None:
+        """One copy of the body that counts ``times``, if its output has the shape of its input; else nothing is
+        added."""
         mark, taken = len(self.nodes), set(self._taken)
         group = scope.prefix + label
         out = self.sequence(entries, scope.below(label, repeats=((group, times),)), x, (*path, "layers"))
@@ -453,8 +481,11 @@ class _Builder:
     def _branches(self, body: dict[str, Any], scope: _Scope, x: Tensor, path: Path, extra: list[str]) -> Tensor:
         branches, join = body["branches"], body.get("join")
         if extra or not isinstance(branches, list) or len(branches) < 2 or join not in ("add", "concat", "multiply"):
-            raise self._error(path, "expected {branches: [[...], [...]], join: add|concat|multiply} with two branches or more")
+            raise self._error(
+                path, "expected {branches: [[...], [...]], join: add|concat|multiply} with two branches or more"
+            )
         label = scope.label(body.get("name"), "branch")
+        self._claim(scope.prefix + label, path)
         outs = []
         for index, entries in enumerate(branches):
             inner = scope.below(f"{label}.{index + 1}")
@@ -474,6 +505,15 @@ class _Builder:
 
     def _error(self, path: Path, problem: str) -> GraphError:
         return GraphError(f"{self._where(path)}: {problem}")
+
+
+def _prefixes(scope: str, owner: str, known: set[str]) -> Iterator[str]:
+    """The full names of an owner of weights, from the scope outwards."""
+    parts = scope.split(".")[:-1]
+    for depth in range(len(parts), -1, -1):
+        full = ".".join([*parts[:depth], owner, ""])
+        if any(parameter.startswith(full) for parameter in known):
+            yield full
 
 
 def _sizes(x: Tensor) -> dict[str, Size]:

@@ -24,8 +24,8 @@ ATTENTION_CORE = ".core"
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """A kernel of one turn of its section; ``times`` is above 1 for a block folded inside the section's own, and below 1 where a
-    kernel runs in some turns alone."""
+    """A kernel of one turn of its section; ``times`` is above 1 for a block folded inside the section's own, and below
+    1 where a kernel runs in some turns alone."""
 
     kernel: Kernel
     layer: str
@@ -62,8 +62,8 @@ class Gradient:
 class Section:
     """A layer, or one turn of a repeated block; bytes and counts are of one turn on one rank.
 
-    ``saved_bytes`` live until backward, ``core_bytes`` of them inside the core of attention. ``input_bytes`` is what full
-    recomputation keeps instead, ``output_bytes`` what goes on to the next section.
+    ``saved_bytes`` live until backward, ``core_bytes`` of them inside the core of attention. ``input_bytes`` is what
+    full recomputation keeps instead, ``output_bytes`` what goes on to the next section.
     """
 
     name: str
@@ -118,7 +118,8 @@ def _section_key(placed: PlacedNode) -> str:
 
 
 class _Lowering:
-    """Walks the placed layers once; remembers which tensors are kept and which parameters were met, so that each counts once."""
+    """Walks the placed layers once; remembers which tensors are kept and which parameters were met, so that each counts
+    once."""
 
     def __init__(self, graph: Graph, precision: Precision, fused: bool) -> None:
         self.graph, self.precision, self.fused = graph, precision, fused
@@ -155,7 +156,8 @@ class _Lowering:
         )
 
     def _saves(self, placed: PlacedNode) -> tuple[float, float]:
-        """Bytes that this layer, all turns of it, is the first to keep for its backward pass, and those inside the core of attention."""
+        """Bytes that this layer, all turns of it, is the first to keep for its backward pass, and those inside the core
+        of attention."""
         total = core = 0.0
         for operation in placed.operations:
             for tensor in operation.saves:
@@ -191,7 +193,8 @@ class _Lowering:
                     yield Counted(self._accumulate(one, tensor), one.node.name, times)
 
     def _additions(self, node: Node, tensor: Tensor) -> int:
-        """How often the turns of this reader add their gradient of an input to one that is there: all but the first of its last reader."""
+        """How often the turns of this reader add their gradient of an input to one that is there: all but the first of
+        its last reader."""
         readers = self._readers.get(tensor.name, [])
         if node.name not in readers:
             return 0

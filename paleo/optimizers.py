@@ -1,7 +1,7 @@
 """Optimizers as data: what each keeps, reads and writes for one parameter.
 
-An update is a pass over memory: it reads the gradient, the weight it owns (the fp32 master where there is one) and its states,
-and writes weight, states and, in mixed precision, the narrow copy.
+An update is a pass over memory: it reads the gradient, the weight it owns (the fp32 master where there is one) and its
+states, and writes weight, states and, in mixed precision, the narrow copy.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from paleo.precision import Precision
 
 @dataclass(frozen=True, slots=True)
 class Optimizer:
-    """``states`` tensors as large as the parameters, ``flops`` per parameter, ``norms``: whether each layer's norms are needed first."""
+    """``states`` tensors as large as the parameters, ``flops`` per parameter, ``norms``: whether each layer's norms are
+    needed first."""
 
     name: str
     states: int

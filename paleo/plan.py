@@ -24,8 +24,8 @@ MAX_PIECES = 2000
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A run laid over a system. ``local_batch`` is the share of the fullest data-parallel rank; ``dp`` ranks have work, the rest
-    of ``gpus`` are idle (a strong-scaling batch that has run out of samples)."""
+    """A run laid over a system. ``local_batch`` is the share of the fullest data-parallel rank; ``dp`` ranks have work,
+    the rest of ``gpus`` are idle (a strong-scaling batch that has run out of samples)."""
 
     mesh: Mesh
     parallel: Strategy
@@ -80,7 +80,9 @@ def plan(model: ModelSpec, system: System, run: Run) -> Plan:
     experts = strategy.degrees.get("ep", 1)
     busy = min(replicas, math.ceil(global_batch / local))
     if busy % experts:
-        raise PlanError(f"strategy {run.strategy!r}: {busy} data-parallel ranks with work cannot be divided over ep={experts}")
+        raise PlanError(
+            f"strategy {run.strategy!r}: {busy} data-parallel ranks with work cannot be divided over ep={experts}"
+        )
     mesh = Mesh.of({**strategy.degrees, "dp": busy // experts})
     stages = mesh.degree("pp")
     microbatch = run.microbatch or (local if stages == 1 else 1)
@@ -106,7 +108,8 @@ def _check_names(run: Run) -> None:
 
 
 def _replicas(run: Run, strategy: Strategy) -> int:
-    """Ranks that share out the batch: what is left of the gpus after tp, cp and pp, and what the strategy says if it says it."""
+    """Ranks that share out the batch: what is left of the gpus after tp, cp and pp, and what the strategy says if it
+    says it."""
     others = math.prod(strategy.degrees.get(axis, 1) for axis in ("tp", "cp", "pp"))
     if run.gpus % others:
         raise PlanError(f"strategy {run.strategy!r}: {run.gpus} gpus cannot be divided by its {others} ranks")
@@ -132,7 +135,8 @@ def _batches(model: ModelSpec, run: Run, replicas: int) -> tuple[int, int]:
 
 
 def _dtype(device: Device, asked: str | None) -> str:
-    """The dtype asked for, or the one that people train in on this device: bf16, else fp16 on tensor cores, else fp32."""
+    """The dtype asked for, or the one that people train in on this device: bf16, else fp16 on tensor cores, else
+    fp32."""
     if asked is None:
         tensor = device.tensor_dtypes
         return "bf16" if "bf16" in tensor else "fp16" if "fp16" in tensor else "fp32"

@@ -26,10 +26,10 @@ Role = Literal["activation", "parameter", "gradient", "statistic", "mask", "inde
 class Precision:
     """Bytes of each role of a number when training in one dtype.
 
-    ``activation`` is what layers pass on, ``operand`` what matrix products read, ``parameter`` the copy that forward and
-    backward use, ``gradient`` the parameter gradients, ``master`` the optimizer's own fp32 copy (0 where the parameter is
-    already fp32), ``state`` each optimizer state. Statistics (means, variances, log-sum-exp) are fp32, dropout masks one
-    byte, indices int64.
+    ``activation`` is what layers pass on, ``operand`` what matrix products read, ``parameter`` the copy that forward
+    and backward use, ``gradient`` the parameter gradients, ``master`` the optimizer's own fp32 copy (0 where the
+    parameter is already fp32), ``state`` each optimizer state. Statistics (means, variances, log-sum-exp) are fp32,
+    dropout masks one byte, indices int64.
     """
 
     dtype: str

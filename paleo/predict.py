@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paleo.assemble import (
+    crowded,
     BYTES,
     Columns,
     TurnTimes,
@@ -248,6 +249,8 @@ def _single(priced: _Priced) -> tuple[Callable[[], Timeline], Breakdown]:
         return priced.network.time("all_gather", axes, section.parameters * width) if buckets.sharded else 0.0
 
     gathers = np.array([gather(section) for section in program.sections])
+    if buckets.overlapped or buckets.sharded:
+        times = crowded(times, gathers, _gradient_seconds(program, bucket, buckets), priced.setting.software.contention)
     collected = float(_state_gathers(priced)[0])
     update = float(_updates(priced)[0]) + collected
     ends: list[tuple[Numeric, Numeric]] = []
@@ -265,6 +268,14 @@ def _single(priced: _Priced) -> tuple[Callable[[], Timeline], Breakdown]:
         return step_timeline(program, prices, microbatches=priced.plan.microbatches, buckets=buckets, update=update)
 
     return draw, _breakdown(priced, 0, end, beside + collected)
+
+
+def _gradient_seconds(program: Program, bucket: Callable[[Axes, float], float], buckets: Buckets) -> Array:
+    """Seconds in which the gradients of one turn of each section travel."""
+    if buckets.least <= 0:
+        return np.zeros(len(program.sections))
+    parts = [[bucket(g.axes, g.elements * buckets.gradient_bytes) for g in s.gradients if g.axes] for s in program.sections]
+    return np.array([sum(part) for part in parts])
 
 
 def _section_times(times: TurnTimes) -> list[SectionTime]:

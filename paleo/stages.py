@@ -14,8 +14,9 @@ _SLACK = 1.0 + 2.0**-40
 
 
 def cut(program: Program, weights: Sequence[float], pieces: int) -> list[Chunk]:
-    """``pieces`` runs of layers. Where the heaviest block's turns divide evenly they are dealt out evenly, as Megatron does, with what
-    comes before on the first piece and what comes after on the last; else the slowest piece is made as light as it can be.
+    """``pieces`` runs of layers. Where the heaviest block's turns divide evenly they are dealt out evenly, as Megatron
+    does, with what comes before on the first piece and what comes after on the last; else the slowest piece is made as
+    light as it can be.
 
     ``weights``: seconds of one turn of each section, forward and backward.
     """

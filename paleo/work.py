@@ -1,11 +1,11 @@
 """Hardware-free work: tensors with named dims, operations on them, and the kernels that they become.
 
-An *operation* (``Contraction``, ``MemoryPass``, ``FusedAttention``, ``Recurrence``) is what a layer states. It names the dims of
-its tensors, so that a strategy can split them; its backward operations are derived here, not written in the layers. An
-operation becomes *kernels*: FLOP, bytes and the shape that a pricing formula needs, with no clock in sight.
+An *operation* (``Contraction``, ``MemoryPass``, ``FusedAttention``, ``Recurrence``) is what a layer states. It names
+the dims of its tensors, so that a strategy can split them; its backward operations are derived here, not written in the
+layers. An operation becomes *kernels*: FLOP, bytes and the shape that a pricing formula needs, with no clock in sight.
 
-FLOP are those of contractions, 1 multiply-add = 2 FLOP (the convention of MFU and of torch's flop counter); the arithmetic of
-element-wise passes is kept apart as ``vector_flops``.
+FLOP are those of contractions, 1 multiply-add = 2 FLOP (the convention of MFU and of torch's flop counter); the
+arithmetic of element-wise passes is kept apart as ``vector_flops``.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ class Tensor:
         """The largest local shard when each dim of ``ways`` is divided; whole sizes stay whole numbers."""
         if not any(ways.get(dim, 1) > 1 for dim in self.dims):
             return self
-        return replace(self, sizes=tuple(_share(n, ways.get(dim, 1)) for dim, n in zip(self.dims, self.sizes, strict=True)))
+        return replace(
+            self, sizes=tuple(_share(n, ways.get(dim, 1)) for dim, n in zip(self.dims, self.sizes, strict=True))
+        )
 
     def renamed(self, names: Mapping[str, str]) -> Tensor:
         return replace(self, dims=tuple(names.get(dim, dim) for dim in self.dims))
@@ -80,8 +82,9 @@ def _share(size: Size, ways: int) -> Size:
 class Kernel:
     """One launch on one device: what it computes and moves, and the shape that its price depends on.
 
-    ``shape`` holds the family's own numbers: gemm (m, n, k, batch), conv (n, c, h, w, k, …), attention (batch, heads, …),
-    memory (rows, columns). ``operation`` is the variant within the family. Counts are floats: a rank's share may be uneven.
+    ``shape`` holds the family's own numbers: gemm (m, n, k, batch), conv (n, c, h, w, k, …), attention (batch, heads,
+    …), memory (rows, columns). ``operation`` is the variant within the family. Counts are floats: a rank's share may be
+    uneven.
     """
 
     name: str
@@ -103,7 +106,8 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """How one windowed dim of a convolution slides: out[i] reads in[i·stride + j·dilation − padding], j < size(kernel)."""
+    """How one windowed dim of a convolution slides: out[i] reads in[i·stride + j·dilation − padding], j <
+    size(kernel)."""
 
     out: str
     source: str
@@ -164,11 +168,12 @@ def _split_all(tensors: tuple[Tensor, ...], ways: Mapping[str, int]) -> tuple[Te
 
 @dataclass(frozen=True, slots=True)
 class Contraction:
-    """An einsum of two operands over named dims, perhaps with sliding windows: linear layers, convolutions, attention products.
+    """An einsum of two operands over named dims, perhaps with sliding windows: linear layers, convolutions, attention
+    products.
 
-    Dims in all three tensors are batch dims; dims absent from ``out`` are summed. FLOP = 2 · product of the sizes of all dims (a
-    windowed source dim is addressed by its output and kernel dims and does not count). The backward contractions follow:
-    d lhs = out' · rhs, d rhs = lhs · out'.
+    Dims in all three tensors are batch dims; dims absent from ``out`` are summed. FLOP = 2 · product of the sizes of
+    all dims (a windowed source dim is addressed by its output and kernel dims and does not count). The backward
+    contractions follow: d lhs = out' · rhs, d rhs = lhs · out'.
 
     ``transposed`` marks a transposed convolution: its forward pass is the data gradient of a convolution.
     """
@@ -197,7 +202,12 @@ class Contraction:
     @property
     def flops(self) -> float:
         hidden = {w.out if self.transposed else w.source for w in self.windows}
-        sizes = {d: n for t in (self.lhs, self.rhs, self.out) for d, n in zip(t.dims, t.sizes, strict=True) if d not in hidden}
+        sizes = {
+            d: n
+            for t in (self.lhs, self.rhs, self.out)
+            for d, n in zip(t.dims, t.sizes, strict=True)
+            if d not in hidden
+        }
         return 2.0 * math.prod(sizes.values())
 
     def split(self, ways: Mapping[str, int]) -> Contraction:
@@ -231,7 +241,15 @@ class Contraction:
         else:
             family, operation, shape = "gemm", "gemm", _gemm_shape(left, right, out)
         return Kernel(
-            self.name, family, operation, phase, self.flops, 0.0, float(read), float(written), shape  # type: ignore[arg-type]
+            self.name,
+            family,
+            operation,
+            phase,
+            self.flops,
+            0.0,
+            float(read),
+            float(written),
+            shape,  # type: ignore[arg-type]
         )
 
     def _direction(self, phase: Phase) -> str:
@@ -240,14 +258,17 @@ class Contraction:
         return "bwd_data" if (phase == "backward") != self.transposed else "fwd"
 
     def _conv_shape(self) -> dict[str, float]:
-        """NCHW shape of the equivalent convolution; missing spatial dims are 1, a third one is folded into the batch of windows."""
+        """NCHW shape of the equivalent convolution; missing spatial dims are 1, a third one is folded into the batch of
+        windows."""
         image, result = (self.out, self.lhs) if self.transposed else (self.lhs, self.out)
         groups = self.rhs.size("groups") if "groups" in self.rhs.dims else 1
         names = ("d", "h", "w")[-len(self.windows) :] if len(self.windows) > 1 else ("h",)
         shape: dict[str, float] = {
             "n": image.sizes[0],
             "c": math.prod(n for d, n in zip(image.dims, image.sizes, strict=True) if d in ("groups", _channel(image))),
-            "k": math.prod(n for d, n in zip(result.dims, result.sizes, strict=True) if d in ("groups", _channel(result))),
+            "k": math.prod(
+                n for d, n in zip(result.dims, result.sizes, strict=True) if d in ("groups", _channel(result))
+            ),
             "groups": groups,
         }
         for axis, window in zip(names, self.windows, strict=True):
@@ -278,10 +299,10 @@ def _gemm_shape(left: Tensor, right: Tensor, out: Tensor) -> dict[str, float]:
 class MemoryPass:
     """A pass over memory: element-wise work, norms, softmax, pooling, gathers. Its time is that of its bytes.
 
-    ``backward_pass`` None derives the gradient pass: read the gradient of ``out`` and what was kept, write the gradient of each
-    input that needs one; "free" says that the gradient is a view (add, slices). ``reduces`` names dims whose statistics are
-    shared by a row (softmax, norms): split over ranks they owe a small all-reduce. ``sparse_rows`` says that of a table only the
-    rows that make up ``out`` move (embedding), so many for each row of ``out``.
+    ``backward_pass`` None derives the gradient pass: read the gradient of ``out`` and what was kept, write the gradient
+    of each input that needs one; "free" says that the gradient is a view (add, slices). ``reduces`` names dims whose
+    statistics are shared by a row (softmax, norms): split over ranks they owe a small all-reduce. ``sparse_rows`` says
+    that of a table only the rows that make up ``out`` move (embedding), so many for each row of ``out``.
     """
 
     name: str
@@ -330,7 +351,9 @@ class MemoryPass:
         gradients = sum(self._table_elements(t) for t in self.parameters) * precision.gradient
         return (replace(kernel, bytes_written=kernel.bytes_written + gradients),)
 
-    def _kernel(self, phase: Phase, reads: tuple[Tensor, ...], writes: tuple[Tensor, ...], precision: Precision) -> Kernel:
+    def _kernel(
+        self, phase: Phase, reads: tuple[Tensor, ...], writes: tuple[Tensor, ...], precision: Precision
+    ) -> Kernel:
         table = sum(self._table_elements(t) for t in self.parameters) * precision.parameter
         largest = max((t.elements for t in (*reads, *writes)), default=0)
         row = math.prod(self.inputs[0].size(d) for d in self.reduces if d in self.inputs[0].dims)
@@ -352,11 +375,12 @@ class MemoryPass:
 
 @dataclass(frozen=True, slots=True)
 class FusedAttention:
-    """Scores, softmax and weighted sum in one kernel that keeps only its output and a log-sum-exp per row (FlashAttention).
+    """Scores, softmax and weighted sum in one kernel that keeps only its output and a log-sum-exp per row
+    (FlashAttention).
 
-    query (batch, q sequence, kv_heads, group, head_dim), key and value (batch, kv sequence, kv_heads, dim). FLOP count the whole
-    rectangle of scores even where a causal mask skips half of it (the convention of MFU and of torch); the kernel's price
-    uses ``causal`` and ``attended``, the keys that a query sees at most (its sliding window).
+    query (batch, q sequence, kv_heads, group, head_dim), key and value (batch, kv sequence, kv_heads, dim). FLOP count
+    the whole rectangle of scores even where a causal mask skips half of it (the convention of MFU and of torch); the
+    kernel's price uses ``causal`` and ``attended``, the keys that a query sees at most (its sliding window).
     """
 
     name: str
@@ -401,7 +425,8 @@ class FusedAttention:
     def backward(self, precision: Precision) -> tuple[Kernel, ...]:
         """Recomputes the scores, then the gradients of scores, value, query and key (Dao, FlashAttention-2, 2023).
 
-        Five products, three of them along the head dim: 2.5 times the FLOP of the forward pass where the value is as wide.
+        Five products, three of them along the head dim: 2.5 times the FLOP of the forward pass where the value is as
+        wide.
         """
         read = sum(t.bytes(precision) for t in (*self.saves, self.out))
         return (self._kernel("backward", self._flops(3, 2), read, sum(t.bytes(precision) for t in self.reads)),)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from paleo.calibrate.files import Job, calibrations, fit_all, jobs, yaml_text
+from paleo.calibrate.files import Job, calibrations, fit_all, fits, jobs, yaml_text
 from paleo.calibrate.measure import Bench, Tables, bench, import_torch, measure_all, measure_collectives
 from paleo.calibrate.microbenchmarks import USUAL, Point, collective_points, points
 from paleo.errors import SpecError
@@ -39,14 +39,17 @@ def fit(
         raise SpecError("--fit: no file is named; expected measured tables, such as measurements/gemm.csv.gz")
     if output is not None and output_dir is not None:
         raise SpecError("-o and --output-dir exclude each other: one file, or one file a device in a folder")
+    for file in files:
+        if not fits(file):
+            sys.stderr.write(f"{file}: no family is fitted to such a table\n")
     work = jobs(files, only)
     if not work:
         raise SpecError(f"{files[0]}: no row can be fitted; `paleo validate` says why")
     places = _places(sorted({job.subject for job in work}), output, output_dir)
     with _progress(len(work)) as report:
-        fits = fit_all(work, today or datetime.date.today().isoformat(), report)
+        fitted = fit_all(work, today or datetime.date.today().isoformat(), report)
     kept = places[min(places)].parent if output is None else None
-    for subject, calibration in calibrations(fits, kept).items():
+    for subject, calibration in calibrations(fitted, kept).items():
         written_whole(places[subject], partial(_write, yaml_text(calibration)))
         _print_summary(calibration, places[subject])
     return 0

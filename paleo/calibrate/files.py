@@ -75,8 +75,12 @@ def _order(stack: str) -> int:
 
 
 def fits(file: str | Path) -> bool:
-    """Whether a table is of a kind that families are fitted to; SpecError where it is of no kind at all."""
-    name = table_of(read_table(file).columns).name
+    """Whether a table is of a kind that families are fitted to; SpecError where it cannot be read."""
+    columns = read_table(file).columns
+    try:
+        name = table_of(columns).name
+    except SpecError:
+        return False
     return name in KINDS and KINDS[name].calibrates
 
 

@@ -29,6 +29,8 @@ P = TypeVar("P")
 SCALE = 0.1
 #: Share of configurations to fit, and to set the interval on; the rest is held out for the report.
 FIT_SHARE, INTERVAL_SHARE = 0.5, 0.25
+#: Share of a range that a start keeps from its ends; log step of a numerical derivative.
+MARGIN = 1 / 1000
 #: Factors of a fit that held no rows out: a judgement, no statistic.
 UNTESTED = (0.8, 1.25)
 
@@ -184,7 +186,7 @@ class _Packing(Generic[P]):
 
     def inside(self, vector: Array) -> Array:
         """The vector moved off its bounds, where a search may start."""
-        margin = 0.001 * (self.high - self.low)
+        margin = MARGIN * (self.high - self.low)
         return np.clip(vector, self.low + margin, self.high - margin)
 
     def unpack(self, vector: Array) -> dict[str, P]:
@@ -244,7 +246,7 @@ def _search(
         first = packing.inside(point)
         run = least_squares(
             errors, first, bounds=(packing.low, packing.high), loss="soft_l1", f_scale=SCALE,
-            diff_step=np.full(len(first), 0.001), max_nfev=evaluations,
+            diff_step=np.full(len(first), MARGIN), max_nfev=evaluations,
         )  # fmt: skip
         runs.append(run)
     return min(runs, key=lambda run: float(run.cost))

@@ -14,6 +14,8 @@ from typing import Any
 from paleo.errors import SpecError, near
 
 Row = Mapping[str, Any]
+#: A size that tiles fit.
+KI = 2**10
 #: Bytes of an element.
 WIDTH = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
 
@@ -33,11 +35,11 @@ class Point:
 
 def gemm(dtypes: tuple[str, ...], largest: int) -> Iterator[Point]:
     """Square, skinny (few rows against wide weights), deep (long k), odd and batched products."""
-    square = [(n, n, n) for n in (64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288)]
-    skinny = [(m, n, k) for m in (1, 8, 32, 128, 512) for n, k in ((1024, 1024), (4096, 4096), (12288, 4096))]
+    square = [(n, n, n) for n in (64, 128, 256, 384, 512, 768, KI, 1536, 2048, 3072, 4096, 6144, 8192, 12288)]
+    skinny = [(m, n, k) for m in (1, 8, 32, 128, 512) for n, k in ((KI, KI), (4096, 4096), (12288, 4096))]
     deep = [(64, 64, 16384), (256, 256, 8192), (128, 4096, 16384), (512, 512, 32768), (2048, 512, 512)]
     odd = [(1000, 1000, 1000), (777, 2049, 513), (3000, 100, 3000), (5000, 5000, 500), (129, 8193, 4096)]
-    batched = [(128, 128, 64, 96), (512, 512, 64, 64), (2048, 64, 2048, 16), (1024, 1024, 128, 32), (333, 77, 64, 48)]
+    batched = [(128, 128, 64, 96), (512, 512, 64, 64), (2048, 64, 2048, 16), (KI, KI, 128, 32), (333, 77, 64, 48)]
     single = [(*one, 1) for one in (*square, *skinny, *deep, *odd)]
     for dtype, (m, n, k, batch) in itertools.product(dtypes, [*single, *batched]):
         if max(m, n, k) <= largest:
@@ -59,7 +61,7 @@ def elementwise(dtypes: tuple[str, ...], largest: int) -> Iterator[Point]:
                 yield _stream(op, (size,), dtype, cache)
             if op == "add":
                 yield _stream(op, (size,), dtype, "warm", launch="eager")
-    rows = [(64, 256), (512, 1000), (4096, 768), (4096, 4096), (16384, 1024), (131072, 128), (2048, 32768)]
+    rows = [(64, 256), (512, 1000), (4096, 768), (4096, 4096), (16384, KI), (131072, 128), (2048, 32768)]
     for dtype, (count, length), op in itertools.product(dtypes, rows, ("softmax", "layernorm")):
         if max(count, length) <= largest**2 // 4:
             yield _stream(op, (count, length), dtype, "warm")
@@ -78,7 +80,7 @@ def _stream(op: str, shape: tuple[int, ...], dtype: str, cache: str, launch: str
 def attention(dtypes: tuple[str, ...], largest: int) -> Iterator[Point]:
     """Causal prefill, encoder and decoding of usual head counts, and the backward of training."""
     heads = ((32, 32), (32, 8), (16, 16))
-    lengths = ((1, 512), (4, 1024), (8, 2048), (1, 8192), (2, 4096), (16, 256), (1, 129))
+    lengths = ((1, 512), (4, KI), (8, 2048), (1, 8192), (2, 4096), (16, 256), (1, 129))
     for dtype, (q_heads, kv_heads), (batch, length), head_dim in itertools.product(
         (one for one in dtypes if WIDTH[one] == 2), heads, lengths, (64, 128)
     ):
@@ -113,7 +115,7 @@ def rnn(dtypes: tuple[str, ...], largest: int) -> Iterator[Point]:
     sizes = (
         (256, 16, 150),
         (512, 32, 25),
-        (1024, 64, 25),
+        (KI, 64, 25),
         (1760, 16, 50),
         (1536, 8, 50),
         (2048, 128, 25),
@@ -138,8 +140,8 @@ def deepbench(dtypes: tuple[str, ...], largest: int) -> Iterator[Point]:
     """A selection of DeepBench's training products, for comparison with its published tables."""
     shapes = (
         (1760, 16, 1760), (1760, 128, 1760), (1760, 7000, 1760), (2048, 32, 2048), (2560, 64, 2560), (4096, 16, 4096),
-        (5124, 700, 2048), (35, 700, 2048), (7680, 1500, 2560), (3072, 1500, 1024), (512, 24000, 1536),
-        (1024, 8, 500000),
+        (5124, 700, 2048), (35, 700, 2048), (7680, 1500, 2560), (3072, 1500, KI), (512, 24000, 1536),
+        (KI, 8, 500000),
     )  # fmt: skip
     for dtype, (m, n, k), (left, right) in itertools.product(dtypes, shapes, (("N", "N"), ("T", "N"), ("N", "T"))):
         if max(m, n, k) <= largest * 64:

@@ -19,7 +19,7 @@ def recognise(trace: Trace) -> Trace:
     """The trace with groups replaced by single calls of kinds ``rms_norm``, ``activation``, ``attention``, ``mlp``."""
     _collapse_scopes(trace)
     trace.without_dead_calls()
-    for step in (_written_out_scores, _attention, _feed_forward):
+    for step in (_affine, _written_out_scores, _attention, _feed_forward):
         _replace(trace, step(trace))
         trace.without_dead_calls()
     return trace
@@ -45,6 +45,7 @@ def _replace(trace: Trace, groups: Sequence[Group]) -> None:
     for call in trace.calls:
         if call in last:
             made, output = last[call].made, last[call].output
+            made.parts = [one for one in trace.calls if one in last[call].calls]
             made.outputs, output.maker = [output], made
             calls.append(made)
         elif call not in gone:
@@ -58,6 +59,31 @@ class _Order:
 
     def __call__(self, call: Call) -> int:
         return self._places[id(call)]
+
+
+def _affine(trace: Trace) -> list[Group]:
+    """Products with a learned matrix, perhaps of a flattened tensor, as linear layers."""
+    consumers, outputs = trace.consumers(), set(trace.outputs)
+    groups = []
+    for call in trace.calls:
+        weight = call.inputs[1] if call.kind in ("addmm", "matmul") and len(call.inputs) > 1 else None
+        shift = call.inputs[2] if call.kind == "addmm" and len(call.inputs) > 2 else None
+        x = call.inputs[0] if call.inputs else None
+        if weight is None or x is None or x.static or len(weight.shape) != 2 or not weight.sources or weight.origin == "call":
+            continue
+        if shift is not None and (not shift.static or shift.shape != weight.shape[1:]):
+            continue
+        calls, output = [call], call.out
+        flat = x.maker
+        readers = consumers.get(output, [])
+        if flat is not None and flat.kind == "view" and flat.inputs[0] is not None and len(readers) == 1:
+            wide = flat.inputs[0]
+            same = wide.shape[-1] == x.shape[-1] and readers[0].out.shape == (*wide.shape[:-1], weight.shape[1])
+            if same and readers[0].kind == "view" and consumers.get(x) == [call] and output not in outputs:
+                calls, x, output = [flat, call, readers[0]], wide, readers[0].out
+        made = record("linear", call.label, [x, weight, shift], [(output.shape, False)], flops=call.flops, path=call.path)
+        groups.append(Group(calls, made, output))
+    return groups
 
 
 # Modules whose name says what their calls add up to.
@@ -145,8 +171,7 @@ def _written_out_scores(trace: Trace) -> list[Group]:
 
 
 def _scores_around(softmax: Call, consumers: dict[Value, list[Call]], outputs: set[Value]) -> Group | None:
-    shape = softmax.out.shape
-    before = _up_to_product(softmax, shape)
+    before = _up_to_product(softmax)
     after = _down_to_product(softmax, consumers)
     if before is None or after is None:
         return None
@@ -154,22 +179,22 @@ def _scores_around(softmax: Call, consumers: dict[Value, list[Call]], outputs: s
     context, rest, dropout = after
     query, key = scores.inputs[0], scores.inputs[1]
     value = context.inputs[1]
-    if query is None or key is None or value is None or len(query.shape) != len(shape):
+    if query is None or key is None or value is None or len(query.shape) not in (3, 4):
         return None
     calls = [scores, *chain, softmax, *rest, context]
     if not _closed(calls, context.out, consumers, outputs):
         return None
     masks = [v for call in chain for v in call.inputs if v is not None and v.static and v.sources]
-    options = {"is_causal": causal, "dropout_p": dropout, "transposed_key": True, "learned": masks}
+    options = {"is_causal": causal, "dropout_p": dropout, "transposed_key": True}
     flops = (scores.flops or 0.0) + (context.flops or 0.0)
     made = record(
-        "sdpa", "attention written out", [query, key, value, None], [(context.out.shape, False)], options=options, flops=flops,
+        "sdpa", "attention written out", [query, key, value, None, *dict.fromkeys(masks)], [(context.out.shape, False)], options=options, flops=flops,
         path=softmax.path,
     )  # fmt: skip
     return Group(calls, made, context.out)
 
 
-def _up_to_product(softmax: Call, shape: tuple[int, ...]) -> tuple[Call, list[Call], bool] | None:
+def _up_to_product(softmax: Call) -> tuple[Call, list[Call], bool] | None:
     """From the softmax back to the product that makes the scores, over scales, masks and biases."""
     chain: list[Call] = []
     causal = False
@@ -181,7 +206,7 @@ def _up_to_product(softmax: Call, shape: tuple[int, ...]) -> tuple[Call, list[Ca
         if call.kind in ("matmul", "baddbmm") and call.out.elements == softmax.out.elements:
             return call, chain, causal
         moving = [v for v in call.inputs if v is not None and not v.static and not v.index]
-        if call.kind not in ("elementwise", "add", "multiply", "view", "dropout", "copy") or not moving:
+        if call.kind not in ("elementwise", "add", "multiply", "view", "dropout", "copy", "activation") or not moving:
             return None
         causal = causal or _triangular(call)
         large = [v for v in moving if v.elements == softmax.out.elements]
@@ -298,11 +323,12 @@ def _attention_around(core: Call, consumers: dict[Value, list[Call]], outputs: s
     calls = {call: None for call in calls if not call.out.static}
     if not _closed(calls, output.out, consumers, outputs) or _foreign(calls, inputs):
         return None
-    options |= biases | {"qk_norm": normed, "rotary": query.rotary and key.rotary, "learned": core.options.get("learned", [])}
+    options |= biases | {"qk_norm": normed, "rotary": query.rotary and key.rotary}
     options |= {"causal": bool(core.options.get("is_causal")) or _masked(core), "dropout": _number(core.options.get("dropout_p"))}
     flops = sum(call.flops or 0.0 for call in calls)
     weights = list(dict.fromkeys(w for call in calls for w in call.inputs[1:] if w is not None and w.sources and call.kind == "linear"))
     weights += [w for one in (*query.norms, *key.norms) for w in one.inputs[1:] if w is not None and w.sources]
+    weights += [w for w in core.inputs[3:] if w is not None and w.sources]
     made = record("attention", "attention", [*inputs, *weights], [(output.out.shape, False)], options=options, flops=flops, path=core.path)
     options["inputs"] = len(inputs)
     return Group(calls, made, output.out)
@@ -449,6 +475,10 @@ def _gated_up(product: Call) -> _Up | None:
         if act is None or act.kind != "activation" or act.options.get("function") not in _GATES:
             continue
         first, second = _projection(act.inputs[0]), _projection(other)
+        halves = [v.maker for v in (act.inputs[0], other) if v is not None and v.maker is not None and v.maker.kind == "slice"]
+        packed = _projection(halves[0].inputs[0]) if len(halves) == 2 else None
+        if packed is not None and all(half.inputs[0] is packed.out for half in halves):
+            return _GATES[act.options["function"]], list(dict.fromkeys([product, act, *halves])), [packed]
         if first is not None and second is not None and first.inputs[0] is second.inputs[0] and first.out.shape == second.out.shape:
             return _GATES[act.options["function"]], [product, act], [first, second]
     return None

@@ -151,18 +151,28 @@ def trace_module(module: Any, inputs: Sequence[InputSpec], *, probe_seq: bool = 
     if not inputs:
         raise SpecError("a torch module needs at least one --input")
     given, probes = _probed(module, inputs, probe_seq)
-    parameters = dict(module.named_parameters())
-    tape = _Tape(torch, module)
-    tensors = [tape.input(spec) for spec in given]
     training = module.training
     module.eval()
     try:
-        outputs = tape.run(tensors, [spec.name for spec in given])
+        tape, outputs = _run(torch, module, given)
     finally:
         module.train(training)
-    found = Trace(tape.inputs, outputs, tape.calls, {n: p.numel() for n, p in parameters.items()}, probes, tape.scopes)
+    sizes = {name: parameter.numel() for name, parameter in module.named_parameters()}
+    found = Trace(tape.inputs, outputs, tape.calls, sizes, probes, tape.scopes)
     found.without_dead_calls()
     return found
+
+
+def _run(torch: Any, module: Any, given: Sequence[InputSpec]) -> tuple[_Tape, list[Value]]:
+    """Tensors that the module creates without naming a device are real at first, then without data, too."""
+    failed: SpecError | None = None
+    for all_meta in (False, True):
+        tape = _Tape(torch, module, all_meta=all_meta)
+        try:
+            return tape, tape.run([tape.input(spec) for spec in given], [spec.name for spec in given])
+        except SpecError as error:
+            failed = failed or error
+    raise failed or SpecError("the module cannot be traced")
 
 
 def _probed(module: Any, inputs: Sequence[InputSpec], probe_seq: bool) -> tuple[list[InputSpec], dict[str, int]]:
@@ -191,15 +201,20 @@ def _probed(module: Any, inputs: Sequence[InputSpec], probe_seq: bool) -> tuple[
 class _Tape:
     """Notes every function call of torch while the module runs."""
 
-    def __init__(self, torch: Any, module: Any) -> None:
-        self.torch, self.module = torch, module
+    def __init__(self, torch: Any, module: Any, *, all_meta: bool) -> None:
+        self.torch, self.module, self.all_meta = torch, module, all_meta
+        self._modules = dict(module.named_modules())
         self.calls: list[Call] = []
         self.inputs: list[Value] = []
         self.scopes: list[Scope] = []
         self._values: dict[int, Value] = {}
         self._alive: list[Any] = []
         self._stack: list[tuple[str, int, Value | None]] = []
-        for name, parameter in module.named_parameters():
+        self._weights = {
+            name: parameter.detach().to("meta").requires_grad_(parameter.dtype.is_floating_point)
+            for name, parameter in module.named_parameters()
+        }
+        for name, parameter in self._weights.items():
             self._bind(parameter, Value(tuple(parameter.shape), "parameter", name, static=True, sources=frozenset({name})))
 
     def input(self, spec: InputSpec) -> Any:
@@ -228,6 +243,8 @@ class _Tape:
         """The outputs of the module; SpecError where it reads the values of its tensors."""
         from torch.utils.flop_counter import FlopCounterMode
 
+        torch = self.torch
+        state = self._weights | {name: buffer.to("meta") for name, buffer in self.module.named_buffers()}
         counter = FlopCounterMode(display=False)
         recorder = _recorder(self, counter)
         positional = [tensor for tensor, name in zip(tensors, names, strict=True) if name is None]
@@ -235,7 +252,7 @@ class _Tape:
         with self._watched():
             try:
                 with counter, recorder:
-                    made = self.module(*positional, **keywords)
+                    made = torch.func.functional_call(self.module, state, tuple(positional), keywords)
             except SpecError:
                 raise
             except Exception as error:
@@ -278,6 +295,16 @@ class _Tape:
 
         return leave
 
+    def _training_dropout(self, path: str) -> float:
+        """The dropout of scores that a module has in training and leaves out now."""
+        module = self._modules.get(path)
+        for name in ("attention_dropout", "dropout", "attn_dropout", "dropout_p"):
+            rate = getattr(module, name, None)
+            rate = getattr(rate, "p", rate)
+            if isinstance(rate, float) and 0 < rate < 1:
+                return rate
+        return 0.0
+
     def note(self, function: Any, args: Any, kwargs: Mapping[str, Any], made: Any, flops: float) -> None:
         """Adds a call that gave tensors."""
         outputs = _tensors(self.torch, made)
@@ -290,6 +317,8 @@ class _Tape:
             return
         floats = [(tuple(t.shape), not (t.dtype.is_floating_point or t.dtype.is_complex)) for t in outputs]
         path = self._stack[-1][0] if self._stack else ""
+        if kind == "sdpa" and not options.get("dropout_p"):
+            options["dropout_p"] = self._training_dropout(path)
         call = record(kind, label, given if inputs is None else inputs, floats, options=options, flops=flops, path=path)
         self.calls.append(call)
         if len(self.calls) > MOST_CALLS:
@@ -310,12 +339,15 @@ def _recorder(tape: _Tape, counter: Any) -> Any:
     class Recorder(TorchFunctionMode):  # type: ignore[misc]
         def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             kwargs = kwargs or {}
+            answer = _guessed(tape, function, args)
+            if answer is not None:
+                return answer
             if getattr(function, "__name__", "") == "__get__" or _label(function) in _SILENT:
                 return function(*args, **kwargs) if _label(function) not in _VIEWED else self._noted(function, args, kwargs)
             return self._noted(function, args, kwargs)
 
         def _noted(self, function: Any, args: Any, kwargs: Any) -> Any:
-            if _needs_meta(function, kwargs):
+            if tape.all_meta and _needs_meta(function, kwargs):
                 kwargs = {**kwargs, "device": "meta"}
             before = counter.get_total_flops()
             made = function(*args, **kwargs)
@@ -325,6 +357,22 @@ def _recorder(tape: _Tape, counter: Any) -> Any:
             return made
 
     return Recorder()
+
+
+def _guessed(tape: _Tape, function: Any, args: Any) -> bool | None:
+    """What a module is told that asks for a truth value without data: masks are full, and nothing is found.
+
+    So attention masks hide nothing, and there is no padding.
+    """
+    label = _label(function)
+    if label not in ("item", "__bool__", "__contains__") or not args or args[0].device.type != "meta":
+        return None
+    if label == "__contains__":
+        return False
+    if args[0].dtype != tape.torch.bool:
+        return None
+    maker = tape.value(args[0]).maker
+    return maker is not None and maker.label == "all"
 
 
 _CREATORS = frozenset({"zeros", "ones", "empty", "full", "arange", "linspace", "rand", "randn", "eye", "randint", "randperm"})
@@ -392,6 +440,7 @@ SIGNATURES: dict[str, tuple[str, Signature, tuple[str, ...]]] = {
     "rms_norm": ("rms_norm", ("input", "normalized_shape", "weight"), ("input", "weight")),
     "group_norm": ("group_norm", ("input", "num_groups", "weight", "bias"), ("input", "weight", "bias")),
     "embedding": ("embedding", ("input", "weight"), ("input", "weight")),
+    "embedding_bag": ("embedding_bag", ("input", "weight"), ("input", "weight")),
     "dropout": ("dropout", ("input", "p"), ("input",)),
     "alpha_dropout": ("dropout", ("input", "p"), ("input",)),
     **{f"dropout{n}d": ("dropout", ("input", "p"), ("input",)) for n in (1, 2, 3)},
@@ -399,6 +448,7 @@ SIGNATURES: dict[str, tuple[str, Signature, tuple[str, ...]]] = {
     **{f"boolean_dispatch{n}d": ("max_pool", _POOL, ("input",)) for n in (1, 2, 3)},
     **{f"avg_pool{n}d": ("avg_pool", _AVERAGE, ("input",)) for n in (1, 2, 3)},
     **{f"adaptive_avg_pool{n}d": ("adaptive_avg_pool", ("input", "output_size"), ("input",)) for n in (1, 2, 3)},
+    "local_response_norm": ("local_response_norm", ("input", "size"), ("input",)),
     "softmax": ("softmax", ("input", "dim"), ("input",)),
     "log_softmax": ("softmax", ("input", "dim"), ("input",)),
     "scaled_dot_product_attention": (
@@ -437,6 +487,8 @@ linalg_vector_norm linalg_norm normalize cosine_similarity""".split()
 _COPIES = """stack pad roll repeat repeat_interleave flip index_select gather take_along_dim pixel_shuffle pixel_unshuffle
 interpolate upsample unfold fold scatter scatter_add index_add copy tile channel_shuffle setitem meshgrid hstack vstack rot90
 index_put rot affine_grid new_tensor index grid_sample one_hot masked_select topk sort argsort""".split()
+#: Functions that take the shape of a tensor and none of its numbers.
+_LIKE = frozenset("zeros_like ones_like empty_like full_like rand_like randn_like new_zeros new_ones new_full new_empty".split())
 #: Functions without arguments that matter -> what kind of pass over memory they are.
 PASSES = (
     dict.fromkeys(_VIEWS, "view")
@@ -469,6 +521,8 @@ def classify(
         return "activation", None, {"function": ELEMENTWISE[name]}
     if name == "permute" or name in ("transpose", "swapaxes", "t", "T", "mT", "movedim"):
         return "view", None, {}
+    if name in _LIKE:
+        return "create", [], {}
     kind = PASSES.get(name)
     return (kind, None, {}) if kind is not None else ("create" if not _tensors(tape.torch, (args, kwargs)) else "unknown", None, {})
 

@@ -47,6 +47,8 @@ class Call:
     options: dict[str, Any] = field(default_factory=dict)
     flops: float | None = None
     path: str = ""
+    #: The calls that this one stands for, should it not be usable.
+    parts: list[Call] = field(default_factory=list)
 
     @property
     def out(self) -> Value:
@@ -100,11 +102,15 @@ class Trace:
 def record(
     kind: str, label: str, inputs: Iterable[Value | None], shapes: Sequence[tuple[Shape, bool]], **more: Any
 ) -> Call:
-    """A call whose outputs (shape, whether whole numbers) know what they depend on."""
+    """A call whose outputs (shape, whether whole numbers) know what they depend on.
+
+    What is made of constants alone is static, unless products with parameters make it: those cost time in every step.
+    """
     inputs = list(inputs)
     given = [value for value in inputs if value is not None]
-    static = all(value.static for value in given)
-    sources = frozenset().union(*(value.sources for value in given)) if static else frozenset[str]()
+    sources = frozenset[str]().union(*(value.sources for value in given))
+    static = all(value.static for value in given) and not (sources and more.get("flops"))
+    sources = sources if static else frozenset()
     root = next((value.root for value in given if value.root is not None), None)
     call = Call(kind, label, inputs, [], **more)
     call.outputs = [Value(shape, "call", "", index, static, sources, root if index else None, call) for shape, index in shapes]

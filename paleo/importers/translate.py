@@ -81,8 +81,7 @@ class Translator:
             self.placed[value] = Placed(value.name, tensor)
         self.network = Network([], inputs, self.trace.probes)
         for call in self.trace.calls:
-            if not call.out.static and not call.out.index:
-                self._call(call)
+            self._call(call)
         self._rest()
         return self.network
 
@@ -134,6 +133,8 @@ class Translator:
         return entry
 
     def _call(self, call: Call) -> None:
+        if call.out.static or call.out.index:
+            return
         mark = len(self.network.entries)
         known = dict(self.placed), dict(self.owners)
         try:
@@ -141,7 +142,10 @@ class Translator:
         except Untranslatable:
             del self.network.entries[mark:]
             self.placed, self.owners = known
-            self._opaque(call)
+            for part in call.parts:
+                self._call(part)
+            if not call.parts:
+                self._opaque(call)
 
     def _translated(self, call: Call) -> None:
         handler = _HANDLERS.get(call.kind)
@@ -186,8 +190,12 @@ class Translator:
 
     def at(self, value: Value | None) -> Placed:
         """The place of a value that moves; whole numbers are those of the input that they come from."""
-        if value is None or value.static:
-            raise Untranslatable("expected a tensor that depends on the inputs")
+        if value is None or value.sources:
+            raise Untranslatable("expected a tensor that is no parameter")
+        if value.static and value not in self.placed:
+            first = next(iter(self.network.inputs.items()))
+            entry = self._add("view", {"dims": dict(zip(self.names(value.shape), value.shape, strict=True))}, [Placed(*first)], "")
+            self.placed[value] = Placed(entry, entry.out)
         if value not in self.placed and value.root is not None:
             root = self.placed[value.root]
             if root.tensor.sizes == value.shape:
@@ -238,8 +246,7 @@ class Translator:
     def _opaque(self, call: Call) -> None:
         """A call that no layer says: its bytes, its FLOP, its parameters."""
         sources = self._moving(call) or [self.at(v) for v in call.inputs if v is not None and not v.static][:1]
-        if not sources:
-            return
+        sources = sources or [Placed(*next(iter(self.network.inputs.items())))]
         first = max(sources, key=lambda one: one.tensor.elements)
         for value in call.outputs:
             if value.static or value.index:
@@ -555,11 +562,26 @@ def _embedding(t: Translator, call: Call) -> None:
     t._put(call.out, t._add("embedding", options, [x], call.path, tie=owner))
 
 
+@handles("embedding_bag")
+def _bag(t: Translator, call: Call) -> None:
+    """Sums of rows of one table."""
+    x, (table, owner) = t.at(call.inputs[0]), _weight(t, call.inputs[1])
+    if len(x.tensor.sizes) != 2 or owner is not None:
+        raise Untranslatable("bags by offsets")
+    options = {"entries": [table.shape[0]], "features": table.shape[1], "bag": x.tensor.sizes[1]}
+    entry = t._add("embedding_bag", options, [x], call.path)
+    t.placed[call.out] = t.view(Placed(entry, entry.out), dict(zip(("batch", "features"), call.out.shape, strict=True)), call.path)
+
+
 @handles("max_pool", "avg_pool")
 def _pool(t: Translator, call: Call) -> None:
     x = t.at(call.inputs[0])
     rank = len(x.tensor.dims) - 2
     options = call.options
+    if set(call.out.shape[2:]) == {1}:
+        shape = {"operation": call.kind.removesuffix("_pool"), "keep_space": True}
+        t._put(call.out, t._add("global_pool", shape, [x], call.path))
+        return
     if rank not in _SPACE or set(_each(options.get("dilation"), rank, 1)) != {1}:
         raise Untranslatable("dilated pooling")
     kernel = _each(options["kernel_size"], rank, 1)
@@ -568,6 +590,12 @@ def _pool(t: Translator, call: Call) -> None:
     padding = _each(options.get("padding"), rank, 0)
     made |= {"padding": _short(padding) if any(padding) else None, "ceil": True if options.get("ceil_mode") else None}
     t._put(call.out, t._add(call.kind, made, [x], call.path))
+
+
+@handles("local_response_norm")
+def _local_response(t: Translator, call: Call) -> None:
+    x = t.at(call.inputs[0])
+    t._put(call.out, t._add("local_response_norm", {"size": call.options.get("size", 5)}, [x], call.path))
 
 
 @handles("adaptive_avg_pool")
@@ -669,7 +697,6 @@ def _rate(call: Call) -> float:
 def _attention(t: Translator, call: Call) -> None:
     options = dict(call.options)
     inputs = [t.at(v) for v in call.inputs[: options.pop("inputs")]]
-    learned = options.pop("learned")
     hidden = inputs[0].tensor.sizes[-1]
     made: dict[str, Any] = {"heads": options["heads"]}
     made["kv_heads"] = options["kv_heads"] if options["kv_heads"] != options["heads"] else None
@@ -681,13 +708,6 @@ def _attention(t: Translator, call: Call) -> None:
     sources = [_sequence(t, one, "seq" if i == 0 else "keys", call) for i, one in enumerate(inputs)]
     entry = t._add("attention", made, sources, call.path)
     t._put(call.out, _shared(t, entry, call))
-    extra = t.parameters(learned)
-    if extra:
-        more = t._add("learned", {"parameters": extra, "of": "bias of the scores"}, [Placed(entry, entry.out)], call.path)
-        t._move(entry, more)
-        for value in learned:
-            for name in value.sources:
-                t.owners.setdefault(name, more)
 
 
 def _shared(t: Translator, entry: Entry, call: Call) -> Entry:

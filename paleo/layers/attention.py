@@ -1,4 +1,5 @@
-"""Attention: multi-head, grouped-query and multi-query, latent (MLA); causal, sliding-window, cross; fused or unfused."""
+"""Attention: multi-head, grouped-query and multi-query, latent (MLA); causal, sliding-window, cross; fused or
+unfused."""
 
 from __future__ import annotations
 
@@ -13,11 +14,20 @@ from paleo.work import Contraction, FusedAttention, MemoryPass, Operation, Size,
 
 
 def attend(
-    name: str, query: Tensor, key: Tensor, value: Tensor, *, causal: bool, window: int | None, dropout: float, choices: Choices
+    name: str,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    causal: bool,
+    window: int | None,
+    dropout: float,
+    choices: Choices,
 ) -> tuple[tuple[Operation, ...], Tensor]:
     """Softmax(q·kᵀ)·v: one fused kernel, or the chain of scores, softmax, dropout and sum that keeps every score.
 
-    query (batch, seq, kv_heads, group, head_dim); key (batch, keys, kv_heads, head_dim); value (batch, keys, kv_heads, value_dim).
+    query (batch, seq, kv_heads, group, head_dim); key (batch, keys, kv_heads, head_dim); value (batch, keys, kv_heads,
+    value_dim).
     """
     batch, seq, kv_heads, group, _ = query.dims
     keys = key.dims[1]
@@ -31,18 +41,29 @@ def attend(
     weights = scores.like(f"{name}.core.softmax")
     chain: list[Operation] = [
         Contraction(f"{name}.core.scores", query, key, scores),
-        MemoryPass(f"{name}.core.softmax", "softmax", (scores,), weights, keeps=(weights,), flops_per_element=6.0, reduces=(keys,)),
+        MemoryPass(
+            f"{name}.core.softmax",
+            "softmax",
+            (scores,),
+            weights,
+            keeps=(weights,),
+            flops_per_element=6.0,
+            reduces=(keys,),
+        ),
     ]
     if dropout:
         dropped, mask = scores.like(f"{name}.core.dropped"), scores.like(f"{name}.core.mask", role="mask")
-        chain.append(MemoryPass(f"{name}.core.dropout", "dropout", (weights,), dropped, keeps=(mask,), flops_per_element=2.0))
+        chain.append(
+            MemoryPass(f"{name}.core.dropout", "dropout", (weights,), dropped, keeps=(mask,), flops_per_element=2.0)
+        )
         weights = dropped
     chain.append(Contraction(f"{name}.core.context", weights, value.renamed({value.dims[-1]: "value_dim"}), out))
     return tuple(chain), out
 
 
 def rotate(*tensors: Tensor) -> tuple[tuple[Operation, ...], tuple[Tensor, ...]]:
-    """Rotary position embedding (Su et al., 2021) of query and key: a pass over each; its gradient needs nothing kept."""
+    """Rotary position embedding (Su et al., 2021) of query and key: a pass over each; its gradient needs nothing
+    kept."""
     turned = tuple(t.like(f"{t.name}.rotated") for t in tensors)
     pairs = zip(tensors, turned, strict=True)
     passes = (MemoryPass(new.name, "rope", (old,), new, flops_per_element=3.0) for old, new in pairs)
@@ -53,9 +74,9 @@ def rotate(*tensors: Tensor) -> tuple[tuple[Operation, ...], tuple[Tensor, ...]]
 class Attention(Layer):
     """Projections, attention and output projection over (batch, seq, hidden).
 
-    ``kv_heads`` < ``heads`` is grouped-query attention, 1 is multi-query. ``window`` limits how far back a query looks. A second input
-    is the memory of a cross attention. ``head_dim`` defaults to hidden / heads. ``key_bias`` and ``out_bias`` default to ``bias``;
-    ``sinks`` adds a learned score to each head's softmax.
+    ``kv_heads`` < ``heads`` is grouped-query attention, 1 is multi-query. ``window`` limits how far back a query looks.
+    A second input is the memory of a cross attention. ``head_dim`` defaults to hidden / heads. ``key_bias`` and
+    ``out_bias`` default to ``bias``; ``sinks`` adds a learned score to each head's softmax.
     """
 
     optional_inputs: ClassVar[int] = 1
@@ -87,7 +108,16 @@ class Attention(Layer):
         if self.qk_norm:
             normed = tuple(t.like(f"{t.name}.normed") for t in (query, key))
             operations += tuple(
-                MemoryPass(u.name, "norm", (t,), u, (vector(f"{u.name}.weight", t, t.dims[-1]),), (t,), 8.0, reduces=(t.dims[-1],))
+                MemoryPass(
+                    u.name,
+                    "norm",
+                    (t,),
+                    u,
+                    (vector(f"{u.name}.weight", t, t.dims[-1]),),
+                    (t,),
+                    8.0,
+                    reduces=(t.dims[-1],),
+                )
                 for t, u in zip((query, key), normed, strict=True)
             )
             query, key = normed
@@ -106,14 +136,17 @@ class Attention(Layer):
     def _projections(
         self, name: str, inputs: tuple[Tensor, ...], shape: tuple[int, int, int]
     ) -> tuple[tuple[Operation, ...], tuple[Tensor, Tensor, Tensor]]:
-        """Query, key and value: one product of the packed weight for self attention, two where keys come from elsewhere."""
+        """Query, key and value: one product of the packed weight for self attention, two where keys come from
+        elsewhere."""
         kv_heads, group, head_dim = shape
         x, memory = inputs[0], inputs[-1]
         q = _headed(f"{name}.query", x, {"kv_heads": kv_heads, "group": group, "head_dim": head_dim})
         kv: dict[str, Size] = {"kv_heads": kv_heads, "head_dim": head_dim}
         k, v = (_headed(f"{name}.{part}", memory, kv, rename={memory.dims[1]: "keys"}) for part in ("key", "value"))
         if len(inputs) == 1:
-            packed, _ = project(f"{name}.qkv", x, {"kv_heads": kv_heads, "packed": (group + 2) * head_dim}, bias=self.bias)
+            packed, _ = project(
+                f"{name}.qkv", x, {"kv_heads": kv_heads, "packed": (group + 2) * head_dim}, bias=self.bias
+            )
             return (self._keyless(packed, (group + 1) * head_dim),), (q, k, v)
         if memory.dims[0] != x.dims[0] or memory.sizes[0] != x.sizes[0] or len(memory.dims) != 3:
             raise GraphError(f"{name}: memory {describe(memory)} does not go with the input {describe(x)}")
@@ -129,7 +162,8 @@ class Attention(Layer):
 
 
 def _sinks(name: str, shape: tuple[int, int, int]) -> MemoryPass:
-    """One more score for each head, that no value belongs to (Xiao et al., Attention sinks, ICLR 2024); read with the scores."""
+    """One more score for each head, that no value belongs to (Xiao et al., Attention sinks, ICLR 2024); read with the
+    scores."""
     scores = Tensor(f"{name}.sinks", ("kv_heads", "group"), shape[:2], "parameter")
     return MemoryPass(f"{name}.sinks", "copy", (), scores.like(f"{name}.sink_scores", role="statistic"), (scores,))
 
@@ -141,10 +175,11 @@ def _headed(name: str, x: Tensor, heads: dict[str, Size], rename: dict[str, str]
 
 @LAYERS.register("latent_attention")
 class LatentAttention(Layer):
-    """Multi-head latent attention (DeepSeek-V2, 2024): keys and values come out of a narrow latent vector; rotary dims are apart.
+    """Multi-head latent attention (DeepSeek-V2, 2024): keys and values come out of a narrow latent vector; rotary dims
+    are apart.
 
-    A head's query and key have ``nope_dim`` + ``rope_dim`` entries, its value ``value_dim``; the rotary key is shared by all heads.
-    Without ``query_rank`` the query is projected directly.
+    A head's query and key have ``nope_dim`` + ``rope_dim`` entries, its value ``value_dim``; the rotary key is shared
+    by all heads. Without ``query_rank`` the query is projected directly.
     """
 
     heads: PositiveInt
@@ -178,7 +213,9 @@ class LatentAttention(Layer):
     def _key_value(self, name: str, x: Tensor) -> tuple[tuple[Operation, ...], Tensor, Tensor]:
         down, packed = project(f"{name}.kv_down", x, {"kv_rank": self.kv_rank + self.rope_dim})
         batch, seq, _ = packed.dims
-        latent = packed.reshaped({batch: packed.sizes[0], seq: packed.sizes[1], "kv_rank": self.kv_rank}, name=f"{name}.latent")
+        latent = packed.reshaped(
+            {batch: packed.sizes[0], seq: packed.sizes[1], "kv_rank": self.kv_rank}, name=f"{name}.latent"
+        )
         norm, latent = _rms(f"{name}.kv_norm", latent)
         up, _ = project(f"{name}.kv_up", latent, {"kv_heads": self.heads, "packed": self.nope_dim + self.value_dim})
         dims: dict[str, Size] = {"kv_heads": self.heads}

@@ -18,8 +18,8 @@ LAYERS: Registry[type[Layer]] = Registry("layer type", "paleo.layers")
 class Choices:
     """How a framework carries layers out where it has a choice; a software profile sets it.
 
-    ``loss``: ``fused`` reads the logits and writes log-probabilities; ``upcast`` first writes them in fp32, as PyTorch's autocast does;
-    ``stepwise`` makes a pass for each step of the vocabulary-parallel loss (Megatron-LM).
+    ``loss``: ``fused`` reads the logits and writes log-probabilities; ``upcast`` first writes them in fp32, as
+    PyTorch's autocast does; ``stepwise`` makes a pass for each step of the vocabulary-parallel loss (Megatron-LM).
     """
 
     attention: Literal["fused", "unfused"] = "fused"
@@ -37,7 +37,8 @@ class Expansion:
 class Layer(BaseModel):
     """Base of all layers: fields are what a model file may say, ``expand`` is what the layer does.
 
-    A subclass registers itself with ``@LAYERS.register("name")``; ``arity`` is how many inputs it takes (None: two or more).
+    A subclass registers itself with ``@LAYERS.register("name")``; ``arity`` is how many inputs it takes (None: two or
+    more).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
@@ -70,9 +71,11 @@ def project(
     shared: tuple[str, ...] = (),
     weight: str | None = None,
 ) -> tuple[Contraction, Tensor]:
-    """A matrix product of the last ``contract`` dims of ``x`` with a weight; ``shared`` dims (experts) batch the weight.
+    """A matrix product of the last ``contract`` dims of ``x`` with a weight; ``shared`` dims (experts) batch the
+    weight.
 
-    A summed dim whose name returns in the output is called ``in_<dim>`` inside, so that a strategy can split either one.
+    A summed dim whose name returns in the output is called ``in_<dim>`` inside, so that a strategy can split either
+    one.
     """
     summed = x.dims[len(x.dims) - contract :]
     inner = {dim: f"in_{dim}" for dim in summed if dim in outputs}
@@ -80,7 +83,9 @@ def project(
     kept = {d: n for d, n in zip(x.dims, x.sizes, strict=True) if d not in summed}
     clash = [d for d in outputs if d in kept]
     if clash:
-        raise GraphError(f"{name}: output dim {clash[0]!r} is also a dim of the input {describe(x)}; give it another `dim:`")
+        raise GraphError(
+            f"{name}: output dim {clash[0]!r} is also a dim of the input {describe(x)}; give it another `dim:`"
+        )
     sizes = {d: x.size(d) for d in shared} | {d: lhs.size(d) for d in lhs.dims[len(lhs.dims) - contract :]} | outputs
     rhs = Tensor(weight or f"{name}.weight", tuple(sizes), tuple(sizes.values()), "parameter")
     out = Tensor(name, (*kept, *outputs), (*kept.values(), *outputs.values()))
@@ -96,7 +101,8 @@ def vector(name: str, x: Tensor, dim: str) -> Tensor:
     return Tensor(name, (dim,), (x.size(dim),), "parameter")
 
 
-#: Element-wise functions: FLOP per element (a transcendental counts as one), and what backward needs: the input or the output.
+#: Element-wise functions: FLOP per element (a transcendental counts as one), and what backward needs: the input or the
+#: output.
 ACTIVATIONS: dict[str, tuple[float, Literal["input", "output"]]] = {
     "relu": (1.0, "output"),
     "relu6": (2.0, "output"),

@@ -15,7 +15,8 @@ Padding = NonNegativeInt | Annotated[list[NonNegativeInt], Field(min_length=1, m
 
 
 def padded(padding: Padding, kernel: tuple[int, ...], dilation: tuple[int, ...], *, name: str) -> tuple[float, ...]:
-    """Zeros on each side of every spatial dim, on average; ``same`` keeps the size at stride 1 and gives ceil(n / stride)."""
+    """Zeros on each side of every spatial dim, on average; ``same`` keeps the size at stride 1 and gives ceil(n /
+    stride)."""
     if padding == "valid":
         return (0.0,) * len(kernel)
     if padding == "same":
@@ -24,7 +25,8 @@ def padded(padding: Padding, kernel: tuple[int, ...], dilation: tuple[int, ...],
 
 
 def window_count(size: Size, kernel: int, stride: int, dilation: int, padding: float, *, ceil: bool = False) -> int:
-    """Positions of a sliding window: floor((n + 2p − d(k−1) − 1) / s) + 1, or its ceiling that no window starts in padding."""
+    """Positions of a sliding window: floor((n + 2p − d(k−1) − 1) / s) + 1, or its ceiling that no window starts in
+    padding."""
     span = size + 2 * padding - dilation * (kernel - 1) - 1
     if span < 0:
         return 0
@@ -38,8 +40,8 @@ def window_count(size: Size, kernel: int, stride: int, dilation: int, padding: f
 class Conv(Layer):
     """A convolution to ``channels``; the input is (batch, channels, one to three spatial dims).
 
-    ``groups: depthwise`` means one group for each input channel. ``kernel``, ``stride``, ``padding`` and ``dilation`` are one number or
-    one for each spatial dim.
+    ``groups: depthwise`` means one group for each input channel. ``kernel``, ``stride``, ``padding`` and ``dilation``
+    are one number or one for each spatial dim.
     """
 
     channels: PositiveInt
@@ -62,19 +64,24 @@ class Conv(Layer):
         space = tuple(map(window_count, x.sizes[2:], kernel, stride, dilation, padding))
         if self.padding == "same":
             space = tuple(int(-(-n // s)) for n, s in zip(x.sizes[2:], stride, strict=True))
-        return contract(name, x, self.channels, kernel, stride, dilation, padding, space, self._groups(name, x), self.bias)
+        return contract(
+            name, x, self.channels, kernel, stride, dilation, padding, space, self._groups(name, x), self.bias
+        )
 
     def _groups(self, name: str, x: Tensor) -> int:
         channels = int(x.sizes[1])
         groups = channels if self.groups == "depthwise" else self.groups
         if channels % groups or self.channels % groups:
-            raise GraphError(f"{name}: {channels} input and {self.channels} output channels cannot be cut into {groups} groups")
+            raise GraphError(
+                f"{name}: {channels} input and {self.channels} output channels cannot be cut into {groups} groups"
+            )
         return groups
 
 
 @LAYERS.register("transposed_conv")
 class TransposedConv(Layer):
-    """The data gradient of a convolution as a layer: n → (n − 1)·stride − 2·padding + dilation·(kernel − 1) + output_padding + 1."""
+    """The data gradient of a convolution as a layer: n → (n − 1)·stride − 2·padding + dilation·(kernel − 1) +
+    output_padding + 1."""
 
     channels: PositiveInt
     kernel: Extent
@@ -94,9 +101,13 @@ class TransposedConv(Layer):
         pieces = zip(x.sizes[2:], kernel, stride, dilation, padding, extra, strict=True)
         space = tuple(int((n - 1) * s - 2 * p + d * (k - 1) + e + 1) for n, k, s, d, p, e in pieces)
         if int(x.sizes[1]) % self.groups or self.channels % self.groups:
-            raise GraphError(f"{name}: {x.sizes[1]} input and {self.channels} output channels cannot be cut into {self.groups} groups")
+            raise GraphError(
+                f"{name}: {x.sizes[1]} input and {self.channels} output channels cannot be cut into {self.groups} groups"
+            )
         halves = tuple(float(p) for p in padding)
-        made = contract(name, x, self.channels, kernel, stride, dilation, halves, space, self.groups, self.bias, transposed=True)
+        made = contract(
+            name, x, self.channels, kernel, stride, dilation, halves, space, self.groups, self.bias, transposed=True
+        )
         return made
 
 
@@ -114,7 +125,8 @@ def contract(
     *,
     transposed: bool = False,
 ) -> Expansion:
-    """A convolution as a contraction over (groups,) input channels and kernel dims, with one window for each spatial dim."""
+    """A convolution as a contraction over (groups,) input channels and kernel dims, with one window for each spatial
+    dim."""
     if min(space) < 1:
         raise GraphError(f"{name}: kernel {list(kernel)} does not fit the input {describe(x)}")
     dims = x.dims[2:]
@@ -129,7 +141,12 @@ def contract(
     rhs = Tensor(f"{name}.weight", tuple(weight), tuple(weight.values()), "parameter")
     result = batch | grouped | {"channels": c_out} | target
     out = Tensor(name, tuple(result), tuple(result.values()))
-    shift = Tensor(f"{name}.bias", tuple(grouped | {"channels": c_out}), tuple((grouped | {"channels": c_out}).values()), "parameter")
+    shift = Tensor(
+        f"{name}.bias",
+        tuple(grouped | {"channels": c_out}),
+        tuple((grouped | {"channels": c_out}).values()),
+        "parameter",
+    )
     pieces = zip(dims, stride, dilation, padding, strict=True)
     windows = tuple(Window(d, f"in_{d}", f"kernel_{d}", s, e, int(p)) for d, s, e, p in pieces)
     operation = Contraction(name, lhs, rhs, out, shift if bias else None, windows, transposed)

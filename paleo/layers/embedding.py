@@ -53,7 +53,8 @@ class EmbeddingBag(Layer):
 
 @LAYERS.register("dot_interaction")
 class DotInteraction(Layer):
-    """All pairwise dot products of the dense vector and the table rows, joined to the dense vector (DLRM, Naumov et al., 2019).
+    """All pairwise dot products of the dense vector and the table rows, joined to the dense vector (DLRM, Naumov et
+    al., 2019).
 
     Inputs: dense (batch, features) and rows (batch, tables, features). Output (batch, features + pairs).
     """
@@ -63,7 +64,9 @@ class DotInteraction(Layer):
     def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
         dense, rows = inputs
         if len(dense.dims) != 2 or len(rows.dims) != 3 or dense.sizes[-1] != rows.sizes[-1]:
-            raise GraphError(f"{name}: {describe(dense)} and {describe(rows)} do not interact; expected one width of features")
+            raise GraphError(
+                f"{name}: {describe(dense)} and {describe(rows)} do not interact; expected one width of features"
+            )
         batch, width, count = dense.sizes[0], dense.sizes[-1], int(rows.sizes[1]) + 1
         stacked = Tensor(f"{name}.stack", (dense.dims[0], "fields", "features"), (batch, count, width))
         other = stacked.renamed({"fields": "other_fields"})

@@ -12,7 +12,8 @@ from paleo.work import MemoryPass, Operation, Tensor
 
 @LAYERS.register("linear")
 class Linear(Layer):
-    """y = x · W + b over the last dim. ``dim`` names the new last dim, ``tie`` takes the weight of another layer (an embedding)."""
+    """y = x · W + b over the last dim. ``dim`` names the new last dim, ``tie`` takes the weight of another layer (an
+    embedding)."""
 
     features: PositiveInt
     bias: bool = True
@@ -31,7 +32,8 @@ GATED = {"swiglu": "silu", "geglu": "gelu", "reglu": "relu"}
 
 @LAYERS.register("mlp")
 class Mlp(Layer):
-    """The feed-forward block of a transformer: up, activation (perhaps gated), down, over dims hidden → ffn → hidden."""
+    """The feed-forward block of a transformer: up, activation (perhaps gated), down, over dims hidden → ffn →
+    hidden."""
 
     ffn: PositiveInt
     activation: Literal["gelu", "relu", "silu", "tanh", "swiglu", "geglu", "reglu"] = "gelu"

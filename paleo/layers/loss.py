@@ -67,8 +67,9 @@ class BinaryCrossEntropy(Layer):
 
 @LAYERS.register("ctc")
 class Ctc(Layer):
-    """Connectionist temporal classification (Graves et al., 2006): softmax over the alphabet, then a forward-backward recursion over
-    time and the 2·label_length + 1 positions of the blank-extended label; both tables are kept in fp32."""
+    """Connectionist temporal classification (Graves et al., 2006): softmax over the alphabet, then a forward-backward
+    recursion over time and the 2·label_length + 1 positions of the blank-extended label; both tables are kept in
+    fp32."""
 
     label_length: PositiveInt = 100
 
@@ -80,6 +81,14 @@ class Ctc(Layer):
         probabilities = x.like(f"{name}.log_probabilities", role="statistic")
         table = Tensor(f"{name}.alpha", (batch, seq, "positions"), (x.sizes[0], x.sizes[1], positions), "statistic")
         out = Tensor(name, (batch,), (x.sizes[0],), "statistic")
-        soft = MemoryPass(f"{name}.softmax", "softmax", (x,), probabilities, keeps=(probabilities,), flops_per_element=5.0, reduces=(alphabet,))
+        soft = MemoryPass(
+            f"{name}.softmax",
+            "softmax",
+            (x,),
+            probabilities,
+            keeps=(probabilities,),
+            flops_per_element=5.0,
+            reduces=(alphabet,),
+        )
         recursion = MemoryPass(name, "elementwise", (probabilities,), out, keeps=(table,), flops_per_element=6.0)
         return Expansion((soft, recursion), out)

@@ -1,4 +1,5 @@
-"""Mixture of experts: a router, routed experts of which each token visits ``top_k``, and experts that all tokens share."""
+"""Mixture of experts: a router, routed experts of which each token visits ``top_k``, and experts that all tokens
+share."""
 
 from __future__ import annotations
 
@@ -16,8 +17,9 @@ from paleo.work import MemoryPass, Operation, Tensor
 class MixtureOfExperts(Layer):
     """Router, dispatch, expert feed-forward blocks, combine, over (batch, seq, hidden).
 
-    Tokens spread evenly: each expert sees tokens · top_k / experts of them (``capacity_factor`` pads that). ``shared`` experts of width
-    ``shared_ffn`` see every token. ``router_bias`` shifts the logits of the router; ``score_bias`` is the load-balancing bias of DeepSeek-V3.
+    Tokens spread evenly: each expert sees tokens · top_k / experts of them (``capacity_factor`` pads that). ``shared``
+    experts of width ``shared_ffn`` see every token. ``router_bias`` shifts the logits of the router; ``score_bias`` is
+    the load-balancing bias of DeepSeek-V3.
     """
 
     experts: PositiveInt
@@ -42,10 +44,10 @@ class MixtureOfExperts(Layer):
         capacity = x.sizes[0] * x.sizes[1] * self.top_k * self.capacity_factor / self.experts
         sent = Tensor(f"{name}.dispatched", ("experts", "capacity", hidden), (self.experts, capacity, x.sizes[-1]))
         dispatch = MemoryPass(f"{name}.dispatch", "gather", (x,), sent, flops_per_element=0.0)
-        inner_ops, inner = feed_forward(f"{name}.expert", sent, self.ffn, self.activation, bias=self.bias, shared=("experts",))
-        down, back = project(
-            f"{name}.expert.down", inner, {hidden: x.sizes[-1]}, bias=self.bias, shared=("experts",)
+        inner_ops, inner = feed_forward(
+            f"{name}.expert", sent, self.ffn, self.activation, bias=self.bias, shared=("experts",)
         )
+        down, back = project(f"{name}.expert.down", inner, {hidden: x.sizes[-1]}, bias=self.bias, shared=("experts",))
         out = x.like(name)
         combine = MemoryPass(f"{name}.combine", "scatter", (back, scores), out, keeps=(back,), flops_per_element=2.0)
         return Expansion((*route, dispatch, *inner_ops, down, combine, *self._shared(name, x, out)), out)

@@ -10,7 +10,13 @@ from paleo.work import MemoryPass, Tensor
 
 
 def _normalise(
-    name: str, x: Tensor, weights: tuple[Tensor, ...], reduces: tuple[str, ...], statistic: Tensor, *, local: bool = False
+    name: str,
+    x: Tensor,
+    weights: tuple[Tensor, ...],
+    reduces: tuple[str, ...],
+    statistic: Tensor,
+    *,
+    local: bool = False,
 ) -> Expansion:
     out = x.like(name)
     pass_ = MemoryPass(
@@ -107,4 +113,6 @@ class LocalResponseNorm(Layer):
         out = x.like(name)
         scale = x.like(f"{name}.scale")
         flops = 2.0 * self.size + 4.0
-        return Expansion((MemoryPass(name, "elementwise", (x,), out, keeps=(x, scale, out), flops_per_element=flops),), out)
+        return Expansion(
+            (MemoryPass(name, "elementwise", (x,), out, keeps=(x, scale, out), flops_per_element=flops),), out
+        )

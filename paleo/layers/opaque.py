@@ -1,4 +1,5 @@
-"""What importers need beside the layers of people: views, products by equation, passes known by their shapes, learned tables."""
+"""What importers need beside the layers of people: views, products by equation, passes known by their shapes, learned
+tables."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ MOST_INPUTS = 10_000
 
 @LAYERS.register("view")
 class View(Layer):
-    """The same numbers under other dims, in any order, a part of them (a slice), or each many times (a broadcast); costs nothing."""
+    """The same numbers under other dims, in any order, a part of them (a slice), or each many times (a broadcast);
+    costs nothing."""
 
     dims: dict[str, PositiveInt]
 
@@ -32,7 +34,8 @@ class View(Layer):
 
 @LAYERS.register("einsum")
 class Einsum(Layer):
-    """A product of two tensors: ``b h q d, b h k d -> b h q k``. ``dims`` names the dims of the output, letter by letter.
+    """A product of two tensors: ``b h q d, b h k d -> b h q k``. ``dims`` names the dims of the output, letter by
+    letter.
 
     With one input the second factor is a weight of the sizes ``weight``. A letter that the output lacks is summed.
     """
@@ -50,7 +53,11 @@ class Einsum(Layer):
             raise GraphError(f"{name}: dims {self.dims} must name each of {' '.join(result)} once")
         names = dict(zip(result, self.dims, strict=True))
         x = inputs[0]
-        factor = inputs[1] if self.weight is None else Tensor(f"{name}.weight", tuple(right), tuple(self.weight), "parameter")
+        factor = (
+            inputs[1]
+            if self.weight is None
+            else Tensor(f"{name}.weight", tuple(right), tuple(self.weight), "parameter")
+        )
         lhs, rhs = _lettered(name, x, left, names), _lettered(name, factor, right, names)
         sizes = {d: n for t in (rhs, lhs) for d, n in zip(t.dims, t.sizes, strict=True) if n != 1} | {}
         wanted = {names[letter]: sizes.get(names[letter], 1) for letter in result}
@@ -65,13 +72,19 @@ class Einsum(Layer):
         sides, arrow, result = self.equation.partition("->")
         factors = [side.split() for side in sides.split(",")]
         letters = {letter for side in factors for letter in side}
-        if not arrow or len(factors) != 2 or not set(result.split()) <= letters or any(len(set(f)) != len(f) for f in factors):
+        if (
+            not arrow
+            or len(factors) != 2
+            or not set(result.split()) <= letters
+            or any(len(set(f)) != len(f) for f in factors)
+        ):
             raise GraphError(f"{name}: {self.equation!r} is not an equation such as 'b q d, b k d -> b q k'")
         return factors[0], factors[1], result.split()
 
 
 def _lettered(name: str, x: Tensor, letters: list[str], names: Mapping[str, str]) -> Tensor:
-    """The tensor with its dims named by letters; dims of one entry that are repeated for the other factor are left out."""
+    """The tensor with its dims named by letters; dims of one entry that are repeated for the other factor are left
+    out."""
     if len(x.dims) != len(letters):
         raise GraphError(f"{name}: {describe(x)} does not fit {' '.join(letters)!r}")
     return replace(x, dims=tuple(names.get(letter, f"in_{letter}") for letter in letters))
@@ -92,7 +105,8 @@ class Pass(Layer):
 
 @LAYERS.register("pass")
 class KnownPass(Pass):
-    """Element-wise work, copies, reductions and gathers whose cost is that of their bytes. ``of`` is the function's name."""
+    """Element-wise work, copies, reductions and gathers whose cost is that of their bytes. ``of`` is the function's
+    name."""
 
     kind: Literal["elementwise", "copy", "reduce", "gather", "softmax", "pool", "norm"] = "elementwise"
     of: str = ""
@@ -100,7 +114,9 @@ class KnownPass(Pass):
 
     def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
         out = Tensor(name, tuple(self.dims), tuple(self.dims.values()))
-        kept = {"inputs": tuple(t for t in inputs if t.role == "activation"), "output": (out,), "nothing": ()}[self.keeps]
+        kept = {"inputs": tuple(t for t in inputs if t.role == "activation"), "output": (out,), "nothing": ()}[
+            self.keeps
+        ]
         made = MemoryPass(name, self.kind, inputs, out, _table(name, self.parameters), kept, self.flops_per_element)
         return Expansion((made,), out)
 
@@ -113,8 +129,8 @@ def _table(name: str, parameters: int) -> tuple[Tensor, ...]:
 class Opaque(Pass):
     """A function that an importer did not know: priced by its bytes, with the FLOP that were seen inside it.
 
-    ``flops_per_element`` are those of contractions, for each number of the output. It keeps all that it reads, and its backward pass is
-    taken for twice the forward one. Predictions list it as unmodelled.
+    ``flops_per_element`` are those of contractions, for each number of the output. It keeps all that it reads, and its
+    backward pass is taken for twice the forward one. Predictions list it as unmodelled.
     """
 
     of: str
@@ -122,7 +138,9 @@ class Opaque(Pass):
 
     def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
         out = Tensor(name, tuple(self.dims), tuple(self.dims.values()))
-        return Expansion((Unmodelled(name, self.of, inputs, out, _table(name, self.parameters), self.flops_per_element),), out)
+        return Expansion(
+            (Unmodelled(name, self.of, inputs, out, _table(name, self.parameters), self.flops_per_element),), out
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,12 +196,15 @@ class Learned(Layer):
     def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
         (x,) = inputs
         (table,) = _table(name, self.parameters)
-        return Expansion((MemoryPass(f"{name}.read", "copy", (), table.like(f"{name}.copy", role="statistic"), (table,)),), x)
+        return Expansion(
+            (MemoryPass(f"{name}.read", "copy", (), table.like(f"{name}.copy", role="statistic"), (table,)),), x
+        )
 
 
 @LAYERS.register("relative_bias")
 class RelativeBias(Layer):
-    """A learned bias of the scores for each head and bucket of distances (Raffel et al., T5, 2020), made once for many layers.
+    """A learned bias of the scores for each head and bucket of distances (Raffel et al., T5, 2020), made once for many
+    layers.
 
     The input (batch, seq, hidden) goes through; the table of scores (heads, seq, seq) is written once.
     """

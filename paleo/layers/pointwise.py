@@ -64,7 +64,9 @@ class Add(Join):
     def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
         out = self.same_shapes(name, inputs, broadcast=True).like(name)
         flops = float(len(inputs) - 1)
-        return Expansion((MemoryPass(name, "elementwise", inputs, out, flops_per_element=flops, backward_pass="free"),), out)
+        return Expansion(
+            (MemoryPass(name, "elementwise", inputs, out, flops_per_element=flops, backward_pass="free"),), out
+        )
 
 
 @LAYERS.register("multiply")
@@ -86,7 +88,9 @@ class Concat(Join):
         first = inputs[0]
         dim = self.dim or ("channels" if "channels" in first.dims else first.dims[-1])
         for x in inputs:
-            same = x.dims == first.dims and all(a == b for d, a, b in zip(x.dims, x.sizes, first.sizes, strict=True) if d != dim)
+            same = x.dims == first.dims and all(
+                a == b for d, a, b in zip(x.dims, x.sizes, first.sizes, strict=True) if d != dim
+            )
             if dim not in x.dims or not same:
                 raise GraphError(f"{name}: {describe(x)} and {describe(first)} cannot be joined along {dim!r}")
         sizes = {d: sum(x.size(d) for x in inputs) if d == dim else first.size(d) for d in first.dims}
@@ -130,7 +134,8 @@ class Reshape(Layer):
 
 @LAYERS.register("to_sequence")
 class ToSequence(Layer):
-    """(batch, channels, space…) to (batch, sequence, hidden): the patches of a vision transformer. A transposing copy."""
+    """(batch, channels, space…) to (batch, sequence, hidden): the patches of a vision transformer. A transposing
+    copy."""
 
     dim: str = "hidden"
     sequence: str = "seq"
@@ -144,7 +149,8 @@ class ToSequence(Layer):
 
 @LAYERS.register("spectrogram_to_sequence")
 class SpectrogramToSequence(Layer):
-    """(batch, channels, frequency, time) to (batch, time, features): how a speech model goes from convolution to recurrence."""
+    """(batch, channels, frequency, time) to (batch, time, features): how a speech model goes from convolution to
+    recurrence."""
 
     def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
         (x,) = inputs
@@ -215,7 +221,8 @@ class Upsample(Layer):
 
 @LAYERS.register("crop")
 class Crop(Layer):
-    """The middle of every spatial dim, as large as ``size`` or as a second input (the skip connections of the original U-Net)."""
+    """The middle of every spatial dim, as large as ``size`` or as a second input (the skip connections of the original
+    U-Net)."""
 
     optional_inputs: ClassVar[int] = 1
     size: PositiveInt | list[PositiveInt] | None = None
@@ -260,7 +267,8 @@ class ClassToken(Layer):
 
 @LAYERS.register("position_embedding")
 class PositionEmbedding(Layer):
-    """A vector added to each position; the table may be longer than the sequence. ``learned: false`` adds fixed sinusoids."""
+    """A vector added to each position; the table may be longer than the sequence. ``learned: false`` adds fixed
+    sinusoids."""
 
     positions: PositiveInt | None = None
     learned: bool = True
@@ -275,7 +283,9 @@ class PositionEmbedding(Layer):
         table = Tensor(f"{name}.weight", ("positions", hidden), (rows, x.size(hidden)), "parameter")
         tables = (table,) if self.learned else ()
         out = x.like(name)
-        return Expansion((MemoryPass(name, "elementwise", (x,), out, parameters=tables, sparse_rows=self.learned),), out)
+        return Expansion(
+            (MemoryPass(name, "elementwise", (x,), out, parameters=tables, sparse_rows=self.learned),), out
+        )
 
 
 @LAYERS.register("scale")

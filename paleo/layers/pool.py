@@ -46,7 +46,9 @@ class MaxPool(Pool):
         (x,) = inputs
         out, window = self.pooled(name, x)
         found = out.like(f"{name}.indices", role="index")
-        return Expansion((MemoryPass(name, "pool", (x,), out, keeps=(found,), flops_per_element=float(window - 1)),), out)
+        return Expansion(
+            (MemoryPass(name, "pool", (x,), out, keeps=(found,), flops_per_element=float(window - 1)),), out
+        )
 
 
 @LAYERS.register("avg_pool")
@@ -70,7 +72,7 @@ class GlobalPool(Layer):
         (x,) = inputs
         self.check_rank(name, x, (3, 4, 5))
         sizes: dict[str, Size] = dict(zip(x.dims[:2], x.sizes[:2], strict=True))
-        out = x.reshaped(sizes | ({d: 1 for d in x.dims[2:]} if self.keep_space else {})).like(name)
+        out = x.reshaped(sizes | (dict.fromkeys(x.dims[2:], 1) if self.keep_space else {})).like(name)
         keeps = (out.like(f"{name}.indices", role="index"),) if self.operation == "max" else ()
         return Expansion((MemoryPass(name, "reduce", (x,), out, keeps=keeps),), out)
 

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-#: Axes from the innermost (neighbouring ranks) to the outermost, the order of Megatron and of torchtitan. Experts are spread over
-#: ``ep`` of the data-parallel ranks: the batch is divided over ``ep`` and ``dp`` together.
+#: Axes from the innermost (neighbouring ranks) to the outermost, the order of Megatron and of torchtitan. Experts are
+#: spread over ``ep`` of the data-parallel ranks: the batch is divided over ``ep`` and ``dp`` together.
 AXES = ("tp", "cp", "ep", "dp", "pp")
 Axes = tuple[str, ...]
 

@@ -18,7 +18,8 @@ Split = Mapping[str, Axes]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Layers whose type is ``layer`` (any when None) and whose name matches ``name`` place these dims; later rules win."""
+    """Layers whose type is ``layer`` (any when None) and whose name matches ``name`` place these dims; later rules
+    win."""
 
     split: Split
     layer: str | None = None
@@ -26,7 +27,9 @@ class Rule:
 
     def matches(self, node: Node) -> bool:
         """Whether the rule speaks of this layer."""
-        return (self.layer is None or self.layer == node.type) and (self.name == "*" or fnmatchcase(node.name, self.name))
+        return (self.layer is None or self.layer == node.type) and (
+            self.name == "*" or fnmatchcase(node.name, self.name)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +59,9 @@ Zero = Literal[0, 1, 2, 3]
 class Strategy:
     """A strategy as people write it: a preset, degrees, and how states and sequences are shared.
 
-    ``zero`` shards over the data-parallel ranks: 1 the optimizer's states, 2 the gradients too, 3 the parameters too (FSDP).
-    ``sequence_parallel`` splits the sequence over tp outside the tensor-parallel layers. ``chunks`` is the number of pieces that each
-    pipeline stage holds (virtual stages).
+    ``zero`` shards over the data-parallel ranks: 1 the optimizer's states, 2 the gradients too, 3 the parameters too
+    (FSDP). ``sequence_parallel`` splits the sequence over tp outside the tensor-parallel layers. ``chunks`` is the
+    number of pieces that each pipeline stage holds (virtual stages).
     """
 
     preset: str = "dp"
@@ -91,7 +94,9 @@ def parse_strategy(text: str) -> Strategy:
         else:
             numbers[key] = int(value)
     known = [*AXES, "zero", "vp"]
-    unknown = [key for key in numbers if key not in known] + [word for word in words if word != "sp" and word not in STRATEGIES]
+    unknown = [key for key in numbers if key not in known] + [
+        word for word in words if word != "sp" and word not in STRATEGIES
+    ]
     if unknown:
         raise PlanError(f"strategy {text!r}: unknown {unknown[0]!r}; {near(unknown[0], [*known, 'sp', *STRATEGIES])}")
     return _strategy(text, words, numbers)

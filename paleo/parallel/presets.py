@@ -1,4 +1,5 @@
-"""Strategies as presets: each is a list of rules, nothing more. Communication follows from them (see ``propagation``)."""
+"""Strategies as presets: each is a list of rules, nothing more. Communication follows from them (see
+``propagation``)."""
 
 from __future__ import annotations
 
@@ -13,9 +14,9 @@ ELEMENTWISE = frozenset({*ACTIVATIONS, "dropout", "identity"})
 
 @STRATEGIES.register("dp")
 def data_tensor_expert(graph: Graph, strategy: Strategy) -> Placement:
-    """The batch over the data-parallel ranks, heads, feed-forward width and vocabulary over tp (Shoeybi et al., Megatron-LM, 2019),
-    experts over ep, the sequence over cp, and over tp too between those layers where sequence parallelism is on (Korthikanti et al.,
-    2022)."""
+    """The batch over the data-parallel ranks, heads, feed-forward width and vocabulary over tp (Shoeybi et al.,
+    Megatron-LM, 2019), experts over ep, the sequence over cp, and over tp too between those layers where sequence
+    parallelism is on (Korthikanti et al., 2022)."""
     inside = _BATCH | {"seq": ("cp",)}
     between = _BATCH | {"seq": ("tp", "cp") if strategy.sequence_parallel else ("cp",)}
     experts = {"experts": ("ep",), "capacity": ("dp", "cp"), "ffn": ("tp",)}

@@ -1,10 +1,11 @@
-"""Communication from placements: the rules that insert every collective of data, tensor, sequence, expert and hybrid parallelism.
+"""Communication from placements: the rules that insert every collective of data, tensor, sequence, expert and hybrid
+parallelism.
 
-Rule A: an operation that sums over a split dim leaves a partial sum; a partial sum owes an all-reduce, or a reduce-scatter where
-the consumer is split over the same axis. Rule B: a producer and a consumer that are split differently owe an all-gather, an
-all-to-all, or a free slice. Rule C: attention over a split sequence exchanges keys and values round the ring. All hold for
-activations forward, for their gradients backward, and for parameter gradients: the gradient all-reduce of data parallelism is
-rule A on the weight gradient, which sums over the batch.
+Rule A: an operation that sums over a split dim leaves a partial sum; a partial sum owes an all-reduce, or a
+reduce-scatter where the consumer is split over the same axis. Rule B: a producer and a consumer that are split
+differently owe an all-gather, an all-to-all, or a free slice. Rule C: attention over a split sequence exchanges keys
+and values round the ring. All hold for activations forward, for their gradients backward, and for parameter gradients:
+the gradient all-reduce of data parallelism is rule A on the weight gradient, which sums over the batch.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ When = Literal["forward", "backward"]
 
 @dataclass(frozen=True, slots=True)
 class Communication:
-    """One collective that a layer owes. ``tensor`` is its payload as nccl-tests counts it: the full buffer of the group, for an
-    all-to-all the buffer of one rank. ``overlapped`` ones run beside computation that does not wait for them."""
+    """One collective that a layer owes. ``tensor`` is its payload as nccl-tests counts it: the full buffer of the
+    group, for an all-to-all the buffer of one rank. ``overlapped`` ones run beside computation that does not wait for
+    them."""
 
     name: str
     operation: str
@@ -37,7 +39,8 @@ class Communication:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How a tensor lies over the mesh: axes of each dim, in order of its dims, and axes over which it is a partial sum."""
+    """How a tensor lies over the mesh: axes of each dim, in order of its dims, and axes over which it is a partial
+    sum."""
 
     dims: tuple[Axes, ...]
     partial: frozenset[str] = frozenset()
@@ -47,8 +50,9 @@ class Layout:
 class PlacedNode:
     """One rank's share of a layer: its operations on local sizes and the collectives that it owes.
 
-    ``parameters`` are local tensors with the axes over which each gradient is summed. ``gathered`` names inputs that arrive by an
-    all-gather over the axis given: only the rank's own shard is kept for backward, and gathered again there.
+    ``parameters`` are local tensors with the axes over which each gradient is summed. ``gathered`` names inputs that
+    arrive by an all-gather over the axis given: only the rank's own shard is kept for backward, and gathered again
+    there.
     """
 
     node: Node
@@ -84,7 +88,11 @@ def _place(node: Node, split: Split, mesh: Mesh, layouts: dict[str, Layout]) -> 
     gathered = {c.tensor.name: mesh.degree(c.axis) for c in owed if c.operation == "all_gather" and c.when == "forward"}
     owed += _regather(node, owed)
     partial = _inner_sums(node, split, ways, owed)
-    owed += (*_statistics(node, split, ways), *_key_exchange(node, split, ways), *_expert_exchange(node, split, ways, mesh))
+    owed += (
+        *_statistics(node, split, ways),
+        *_key_exchange(node, split, ways),
+        *_expert_exchange(node, split, ways, mesh),
+    )
     if node.operations or node.out.name not in layouts:
         layouts[node.out.name] = Layout(tuple(split.get(dim, ()) for dim in node.out.dims), partial)
     local = tuple(operation.split(ways) for operation in node.operations)
@@ -104,7 +112,8 @@ PADDED = frozenset({"batch", "vocab"})
 
 
 def _summed(target: Tensor, operation: Operation, split: Split) -> frozenset[str]:
-    """Rule A: the axes of every split dim that the operation sums over on its way to ``target``; moving data sums nothing."""
+    """Rule A: the axes of every split dim that the operation sums over on its way to ``target``; moving data sums
+    nothing."""
     if isinstance(operation, MemoryPass) and operation.operation in MOVES and not operation.sparse_rows:
         return frozenset()
     dims = {dim for tensor in (*operation.reads, operation.out) for dim in tensor.dims}
@@ -123,7 +132,8 @@ def _linear(operation: Operation) -> bool:
 
 
 def _inner_sums(node: Node, split: Split, ways: Mapping[str, int], owed: list[Communication]) -> frozenset[str]:
-    """Partial sums inside a layer: settled before whatever does not commute with them; returns those that its output still owes."""
+    """Partial sums inside a layer: settled before whatever does not commute with them; returns those that its output
+    still owes."""
     partial: dict[str, frozenset[str]] = {}
     for operation in node.operations:
         arriving = frozenset[str]().union(*(partial.get(t.name, frozenset()) for t in operation.reads))
@@ -138,7 +148,9 @@ def _inner_sums(node: Node, split: Split, ways: Mapping[str, int], owed: list[Co
     return partial.get(node.out.name, frozenset())
 
 
-def _gradient_sums(node: Node, split: Split, ways: Mapping[str, int], owed: list[Communication]) -> dict[str, frozenset[str]]:
+def _gradient_sums(
+    node: Node, split: Split, ways: Mapping[str, int], owed: list[Communication]
+) -> dict[str, frozenset[str]]:
     """The same backward: over which axes the gradient of each tensor is a partial sum when it leaves the layer."""
     partial: dict[str, frozenset[str]] = {}
     for operation in reversed(node.operations):
@@ -173,7 +185,8 @@ def _arrive(
 
 
 def _inside(node: Node, tensor: Tensor, dim: str) -> str:
-    """The name that a dim of an input has inside the layer: a summed dim whose name returns in the output is ``in_<dim>``."""
+    """The name that a dim of an input has inside the layer: a summed dim whose name returns in the output is
+    ``in_<dim>``."""
     for operation in node.operations:
         for read in operation.reads:
             if read.name == tensor.name:
@@ -181,7 +194,9 @@ def _inside(node: Node, tensor: Tensor, dim: str) -> str:
     return dim
 
 
-def _transition(name: str, tensor: Tensor, have: Layout, want: Layout, mesh: Mesh, when: When) -> Iterator[Communication]:
+def _transition(
+    name: str, tensor: Tensor, have: Layout, want: Layout, mesh: Mesh, when: When
+) -> Iterator[Communication]:
     """The collectives from one layout to another, axis by axis; a slice of something whole is free."""
     for axis, degree in mesh.degrees:
         before = next((i for i, axes in enumerate(have.dims) if axis in axes), None)
@@ -192,14 +207,17 @@ def _transition(name: str, tensor: Tensor, have: Layout, want: Layout, mesh: Mes
             operation = "all_reduce" if after is None else "reduce_scatter"
         else:
             operation = "all_gather" if after is None else "all_to_all"
-        shares = {d: mesh.ways(tuple(a for a in axes if a != axis)) for d, axes in zip(tensor.dims, want.dims, strict=True)}
+        shares = {
+            d: mesh.ways(tuple(a for a in axes if a != axis)) for d, axes in zip(tensor.dims, want.dims, strict=True)
+        }
         if operation == "all_to_all" and after is not None:
             shares[tensor.dims[after]] = mesh.ways(want.dims[after])
         yield Communication(name, operation, axis, tensor.split(shares), when)
 
 
 def _regather(node: Node, owed: list[Communication]) -> list[Communication]:
-    """Inputs that were gathered forward and are needed for weight gradients are gathered again, beside the input gradients."""
+    """Inputs that were gathered forward and are needed for weight gradients are gathered again, beside the input
+    gradients."""
     kept = {tensor.name for operation in node.operations for tensor in operation.saves}
     return [
         Communication(f"{c.name}.again", "all_gather", c.axis, c.tensor, "backward", overlapped=True)
@@ -209,7 +227,8 @@ def _regather(node: Node, owed: list[Communication]) -> list[Communication]:
 
 
 def _statistics(node: Node, split: Split, ways: Mapping[str, int]) -> Iterator[Communication]:
-    """Softmax, losses and norms over a split dim exchange a few numbers a row (maximum, sum, target; or mean, variance)."""
+    """Softmax, losses and norms over a split dim exchange a few numbers a row (maximum, sum, target; or mean,
+    variance)."""
     for operation in node.operations:
         if isinstance(operation, MemoryPass) and operation.reduces and not operation.local_statistics:
             axes = {axis for dim in operation.reduces for axis in split.get(dim, ())}
@@ -222,7 +241,8 @@ def _statistics(node: Node, split: Split, ways: Mapping[str, int]) -> Iterator[C
 
 
 def _key_exchange(node: Node, split: Split, ways: Mapping[str, int]) -> Iterator[Communication]:
-    """Rule C: queries of a split sequence need all keys and values; the ring hides behind the scores (Liu et al., Ring attention, 2023)."""
+    """Rule C: queries of a split sequence need all keys and values; the ring hides behind the scores (Liu et al., Ring
+    attention, 2023)."""
     for operation in node.operations:
         if isinstance(operation, FusedAttention):
             for axis in split.get("seq", ()):
@@ -233,7 +253,8 @@ def _key_exchange(node: Node, split: Split, ways: Mapping[str, int]) -> Iterator
 
 
 def _expert_exchange(node: Node, split: Split, ways: Mapping[str, int], mesh: Mesh) -> Iterator[Communication]:
-    """Rule B inside a mixture of experts: tokens are split by the batch before dispatch and by experts after it, and back."""
+    """Rule B inside a mixture of experts: tokens are split by the batch before dispatch and by experts after it, and
+    back."""
     for operation in node.operations:
         moved = [t for t in (*operation.reads, operation.out) if "capacity" in t.dims and t.role == "activation"]
         if moved and isinstance(operation, MemoryPass) and operation.operation in ("gather", "scatter"):

@@ -180,7 +180,7 @@ def _attention(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> t
         device=prices.figures(),
         parameters=found.parameters,
     )
-    return found, times * prices.software.attention_slowdown
+    return found, times * prices.software.slowdown_on(prices.device.architecture)
 
 
 def _memory(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[Found[Any], Array]:

@@ -1,4 +1,5 @@
-"""What a pipeline schedule is: for each stage an order of forward and backward passes of microbatches. One engine runs them all."""
+"""What a pipeline schedule is: for each stage an order of forward and backward passes of microbatches. One engine runs
+them all."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ Order = Callable[[int, int, int, int], list[Action]]
 
 
 class Passes(NamedTuple):
-    """Seconds of one microbatch through all chunks of each stage; the first axis is the stage, further ones broadcast."""
+    """Seconds of one microbatch through all chunks of each stage; the first axis is the stage, further ones
+    broadcast."""
 
     forward: Array
     backward: Array
@@ -47,9 +49,9 @@ Alive = Callable[[Numeric, int, Numeric, int], Numeric]
 def fill_time(forward: Array, backward: Array, waiting: Array) -> Array:
     """When each stage starts the backward pass of the first microbatch [s].
 
-    Stage s first makes ``waiting[s]`` forward passes ahead of that one. The longest way there goes through the forward passes down
-    to some stage d, spends its ahead passes on the slowest of the stages above, and comes back up:
-    max over d >= s of (sum of forward to d) + waiting[d] · (largest forward to d) + (sum of backward from d to s + 1).
+    Stage s first makes ``waiting[s]`` forward passes ahead of that one. The longest way there goes through the forward
+    passes down to some stage d, spends its ahead passes on the slowest of the stages above, and comes back up: max over
+    d >= s of (sum of forward to d) + waiting[d] · (largest forward to d) + (sum of backward from d to s + 1).
     """
     down = np.cumsum(forward, axis=0) + waiting * np.maximum.accumulate(forward, axis=0)
     up = np.cumsum(backward, axis=0)
@@ -66,9 +68,10 @@ def stage_numbers(passes: Passes) -> Array:
 class Schedule:
     """A pipeline order.
 
-    ``order(stage, stages, microbatches, chunks)`` lists a stage's passes. ``chunks`` says whether a stage may hold several chunks,
-    ``splits_backward`` whether weight gradients are passes of their own, ``multiple`` whether microbatches must be a multiple of the
-    stages. ``span`` is the closed form of its time and ``alive`` that of ``in_flight``; both broadcast over arrays.
+    ``order(stage, stages, microbatches, chunks)`` lists a stage's passes. ``chunks`` says whether a stage may hold
+    several chunks, ``splits_backward`` whether weight gradients are passes of their own, ``multiple`` whether
+    microbatches must be a multiple of the stages. ``span`` is the closed form of its time and ``alive`` that of
+    ``in_flight``; both broadcast over arrays.
     """
 
     name: str
@@ -81,7 +84,8 @@ class Schedule:
     multiple: bool = False
 
     def in_flight(self, stage: int, stages: int, microbatches: int, chunks: int) -> int:
-        """The most forward passes of this stage whose activations live at once (until B, or W where that is apart), by the order."""
+        """The most forward passes of this stage whose activations live at once (until B, or W where that is apart), by
+        the order."""
         ends: Pass = "W" if self.splits_backward else "B"
         alive = most = 0
         for action in self.order(stage, stages, microbatches, chunks):
@@ -90,7 +94,8 @@ class Schedule:
         return most
 
     def ends(self, span: Array, passes: Passes, microbatches: Numeric, chunks: int) -> Array:
-        """When each stage ends its last pass [s], at the latest: the last backward pass hurries up to the first stage."""
+        """When each stage ends its last pass [s], at the latest: the last backward pass hurries up to the first
+        stage."""
         back = passes.backward if self.splits_backward else passes.backward + passes.weights
         above = (np.cumsum(back, axis=0) - back) / chunks
         if not self.splits_backward:

@@ -29,7 +29,8 @@ def _unit(k: int, stages: int, chunks: int) -> tuple[int, int]:
 def span(passes: Passes, microbatches: Numeric, chunks: int) -> Array:
     """m · max (F + B) + (Σ − max) / chunks.
 
-    Exact on equal chunks. A heavier last chunk makes the engine up to 1 % slower at a tenth more work (most with one round alone).
+    Exact on equal chunks. A heavier last chunk makes the engine up to 1 % slower at a tenth more work (most with one
+    round alone).
     """
     work = passes.forward + passes.backward + passes.weights
     slowest = work.max(axis=0)

@@ -17,10 +17,12 @@ def order(stage: int, stages: int, microbatches: int, chunks: int) -> list[Actio
 
 
 def span(passes: Passes, microbatches: Numeric, chunks: int) -> Array:
-    """The longest way through the passes, exact on any stages; m · max (F + B) + what the others add where the last is slowest.
+    """The longest way through the passes, exact on any stages; m · max (F + B) + what the others add where the last is
+    slowest.
 
-    Each stage may be the one that sets the pace: it fills, makes m − 1 − w pairs of passes (w ahead of its first backward pass), and
-    drains, which is filling seen from the end. A stage with all m ahead has no pairs: it makes all forward, then all backward.
+    Each stage may be the one that sets the pace: it fills, makes m − 1 − w pairs of passes (w ahead of its first
+    backward pass), and drains, which is filling seen from the end. A stage with all m ahead has no pairs: it makes all
+    forward, then all backward.
     """
     front, back = passes.forward, passes.backward + passes.weights
     most = np.asarray(microbatches) - 1.0

@@ -8,7 +8,8 @@ from paleo.schedules.base import Action, Array, Numeric, Passes, Schedule, add_s
 
 
 def order(stage: int, stages: int, microbatches: int, chunks: int) -> list[Action]:
-    """1F1B with B for inputs alone; the W of a microbatch comes ``stage`` microbatches later, so that the last B's hurry down."""
+    """1F1B with B for inputs alone; the W of a microbatch comes ``stage`` microbatches later, so that the last B's
+    hurry down."""
     fill = min(stages - stage - 1, microbatches)
     actions = [Action("F", i) for i in range(fill)]
     weights = 0
@@ -25,8 +26,9 @@ def order(stage: int, stages: int, microbatches: int, chunks: int) -> list[Actio
 def span(passes: Passes, microbatches: Numeric, chunks: int) -> Array:
     """The longest of three kinds of ways through the passes: m (F + B + W) + (p − 1)(F + B − W) on equal stages.
 
-    From a stage's first B on: all its passes; its passes to the last B and on up; its pairs to the last F, then drain. Exact on equal
-    stages and within 1 % where the first and last differ by half; ways that change stages midway are left out.
+    From a stage's first B on: all its passes; its passes to the last B and on up; its pairs to the last F, then drain.
+    Exact on equal stages and within 1 % where the first and last differ by half; ways that change stages midway are
+    left out.
     """
     front, back, weights = passes
     stage, most = stage_numbers(passes), np.asarray(microbatches) - 1.0

@@ -67,7 +67,8 @@ class Dataset(Spec):
 
 
 class ModelSpec(Spec):
-    """A network as its file states it. ``params`` may be overridden at the command line; ``tokens`` are counted per sample."""
+    """A network as its file states it. ``params`` may be overridden at the command line; ``tokens`` are counted per
+    sample."""
 
     name: Text
     title: Text

@@ -16,8 +16,9 @@ Exchange = Literal["overlapped", "after", "parameter-server"]
 class Run(Spec):
     """One training run. Sizes left out follow from the others; what was decided is in the prediction.
 
-    ``batch`` is per data-parallel rank, ``global_batch`` over all of them. ``algorithm`` forces one collective algorithm.
-    ``cudnn``, ``attention`` and ``exchange`` are what the ``software`` profile does unless they are given. ``bucket`` is how many bytes of gradients go out together (25 MiB in PyTorch's DDP).
+    ``batch`` is per data-parallel rank, ``global_batch`` over all of them. ``algorithm`` forces one collective
+    algorithm. ``cudnn``, ``attention`` and ``exchange`` are what the ``software`` profile does unless they are given.
+    ``bucket`` is how many bytes of gradients go out together (25 MiB in PyTorch's DDP).
     """
 
     gpus: PositiveCount = 1

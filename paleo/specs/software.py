@@ -16,14 +16,14 @@ from paleo.units import Seconds
 class Software(Spec):
     """A framework's behaviour.
 
-    ``host_forward`` and ``host_backward`` are the host's time for one operation: an operation takes the longer of that and its device
-    time, as the device waits for the host. ``attention_kernel`` names its fused
-    kernel (None: the usual one of the architecture), ``attention_slowdown`` how much slower than the calibrated ones the framework's attention
-    is (an older generation). ``transposes``
-    says whether tensors are turned to channels-last and back round each convolution on tensor cores. ``recompute``
-    is what it does unless a run says otherwise. ``overlap`` says whether gradients travel during backward. ``fused``
-    says whether chains of element-wise passes are one kernel. ``cudnn`` limits which
-    convolution algorithms there are.
+    ``host_forward`` and ``host_backward`` are the host's time for one operation: an operation takes the longer of that
+    and its device time, as the device waits for the host. ``attention_kernel`` names its fused kernel (None: the usual
+    one of the architecture), ``attention_slowdown`` how much slower than the calibrated ones the framework's attention
+    is (an older generation). ``transposes`` says whether tensors are turned to channels-last and back round each
+    convolution on tensor cores. ``recompute`` is what it does unless a run says otherwise. ``overlap`` says whether
+    gradients travel during backward. ``contention`` is what computation loses for each second that a collective runs
+    beside it: multiprocessors, bandwidth, copies into and out of flat buffers. ``fused`` says whether chains of
+    element-wise passes are one kernel. ``cudnn`` limits which convolution algorithms there are.
     """
 
     name: Text
@@ -32,15 +32,24 @@ class Software(Spec):
     host_backward: Seconds
     attention: Literal["fused", "unfused"] = "fused"
     attention_kernel: Text | None = None
-    attention_slowdown: Annotated[float, Field(ge=1)] = 1.0
+    attention_slowdown: Annotated[float, Field(ge=1)] | dict[str, Annotated[float, Field(ge=1)]] = 1.0
     loss: Literal["fused", "upcast", "stepwise"] = "fused"
     transposes: Annotated[bool, Field(strict=True)] = False
     recompute: Literal["none", "selective", "full"] = "none"
     overlap: Annotated[bool, Field(strict=True)] = True
+    contention: Annotated[float, Field(ge=0)] = 0.0
     fused: Annotated[bool, Field(strict=True)] = False
     cudnn: Annotated[float, Field(gt=0)] = 9.0
     source: Text
     notes: str | None = None
+
+    def slowdown_on(self, architecture: str) -> float:
+        """How much slower than the calibrated kernel attention runs on an architecture; the mean of those known for
+        others."""
+        if isinstance(self.attention_slowdown, float):
+            return self.attention_slowdown
+        known = self.attention_slowdown
+        return known.get(architecture, sum(known.values()) / len(known) if known else 1.0)
 
 
 @cache

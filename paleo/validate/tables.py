@@ -118,11 +118,12 @@ class KernelTable:
 
     def predict(self, frame: pd.DataFrame) -> Predictions:
         """Rows of one subject, family, stack, dtype and unit at once; an error of a group is the reason of its rows."""
-        frame = frame.reset_index(drop=True)
+        frame = _categorised(frame.reset_index(drop=True), self.kind.sizes)
         out = Predictions.none(len(frame))
         out.subjects[:] = text(frame, self.kind.subject).to_numpy()
         out.reasons[:] = _malformed(self.kind, frame)
-        sound = frame[out.reasons == ""]
+        fine = out.reasons == ""
+        sound = frame if fine.all() else frame[fine]
         out.reasons[sound.index] = self.kind.unsupported(sound).to_numpy()
         for group in groups(self.kind, sound, checked=out.reasons[sound.index] == ""):
             try:
@@ -164,6 +165,13 @@ def table_of(columns: Iterable[str], own: Calibration | None = None) -> Measured
     """The kind of table that has these columns; SpecError names the nearest kind and the columns that it lacks."""
     known = tables(own)
     return known[best_match(columns, {name: one.header for name, one in known.items()})]
+
+
+def _categorised(frame: pd.DataFrame, numbers: Iterable[str]) -> pd.DataFrame:
+    """The table with its text columns as categories, so that what depends on words is worked out once a word."""
+    numeric = {*numbers, *(name for name, kind in frame.dtypes.items() if pd.api.types.is_numeric_dtype(kind))}
+    words = {name: frame[name].astype("category") for name in frame.columns if name not in numeric}
+    return frame.assign(**words)
 
 
 def _malformed(kind: TableKind[Any], frame: pd.DataFrame) -> Words:

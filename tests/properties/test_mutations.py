@@ -1,7 +1,8 @@
-"""Spec files, model files and options spoilt in hundreds of ways: each is refused with one clear message and exit code 2.
+"""Spec files, model files and options spoilt in hundreds of ways: each is refused with one clear message and exit code
+2.
 
-Good files of every kind are taken apart key by key; each key is misspelt, taken away, given the wrong type, sign, unit, or no finite
-value. Then come texts that are no YAML, networks that do not fit together, and options that mean nothing.
+Good files of every kind are taken apart key by key; each key is misspelt, taken away, given the wrong type, sign, unit,
+or no finite value. Then come texts that are no YAML, networks that do not fit together, and options that mean nothing.
 """
 
 from __future__ import annotations
@@ -145,8 +146,31 @@ class Mutation:
 
 #: Mappings whose keys are free, values that may be any text, numbers that may be negative, and keys with a default.
 FREE = {"params", "dims", "args", "blocks", "inputs", "uncertainty"}
-TEXTS = set("""name title task source notes full_name vendor architecture form_factor scope date cpu library compute_capability
-    latency_source achieved_source assumed stack subject kind family""".split())
+TEXTS = set(
+    [
+        "name",
+        "title",
+        "task",
+        "source",
+        "notes",
+        "full_name",
+        "vendor",
+        "architecture",
+        "form_factor",
+        "scope",
+        "date",
+        "cpu",
+        "library",
+        "compute_capability",
+        "latency_source",
+        "achieved_source",
+        "assumed",
+        "stack",
+        "subject",
+        "kind",
+        "family",
+    ]
+)
 SIGNED = {"bias", "total_error", "parameters", "uncertainty", "year"}
 REQUIRED = {
     "model": "title task source inputs layers dataset.name dataset.samples expect.parameters expect.source",
@@ -397,13 +421,23 @@ NETWORKS: dict[str, tuple[Data, str]] = {
         "nested deeper",
     ),
     "blocks that double": ({"blocks": TREE, "layers": ["b0"]}, "more than"),
-    "block without its argument": ({"blocks": {"a": {"args": {"n": "required"}, "layers": ["relu"]}}, "layers": ["a"]}, "'n'"),
-    "block with a stray argument": ({"blocks": {"a": {"layers": ["relu"]}}, "layers": [{"a": {"n": 3}}]}, "unknown argument"),
+    "block without its argument": (
+        {"blocks": {"a": {"args": {"n": "required"}, "layers": ["relu"]}}, "layers": ["a"]},
+        "'n'",
+    ),
+    "block with a stray argument": (
+        {"blocks": {"a": {"layers": ["relu"]}}, "layers": [{"a": {"n": 3}}]},
+        "unknown argument",
+    ),
     "empty block": ({"blocks": {"a": {"layers": []}}, "layers": ["a"]}, "blocks.a.layers"),
     "10^9 repeats": ({"layers": [{"repeat": 10**9, "layers": ["relu"]}]}, "1000000000"),
     "10^30 repeats": ({"layers": [{"repeat": 10**30, "layers": ["relu"]}]}, "repeat"),
     "10^9 repeats, multiplied": (
-        {"layers": [{"repeat": 10**5, "layers": [{"repeat": 10**5, "layers": [{"repeat": 10**5, "layers": ["relu"]}]}]}]},
+        {
+            "layers": [
+                {"repeat": 10**5, "layers": [{"repeat": 10**5, "layers": [{"repeat": 10**5, "layers": ["relu"]}]}]}
+            ]
+        },
         "repeat",
     ),
     "minus one repeat": ({"layers": [{"repeat": -1, "layers": ["relu"]}]}, "-1"),
@@ -429,7 +463,10 @@ NETWORKS: dict[str, tuple[Data, str]] = {
         "'a.weight'",
     ),
     "tie to nobody": ({"layers": ["flatten", {"linear": {"features": 3, "tie": "embed"}}]}, "embed"),
-    "unknown name in =": ({"params": {"width": 8}, "layers": [{"conv": CONV | {"channels": "=widht"}}]}, "nearest: 'width'"),
+    "unknown name in =": (
+        {"params": {"width": 8}, "layers": [{"conv": CONV | {"channels": "=widht"}}]},
+        "nearest: 'width'",
+    ),
     "no arithmetic": ({"layers": [{"conv": CONV | {"channels": "=__import__('os').getpid()"}}]}, "expression"),
     "attribute": ({"layers": [{"conv": CONV | {"channels": "=batch.__class__"}}]}, "not allowed"),
     "power": ({"layers": [{"conv": CONV | {"channels": "=9**9**9**9"}}]}, "not allowed"),
@@ -437,20 +474,38 @@ NETWORKS: dict[str, tuple[Data, str]] = {
     "division by zero": ({"layers": [{"conv": CONV | {"channels": "=8 // 0"}}]}, "divides by zero"),
     "long expression": ({"layers": [{"conv": CONV | {"channels": "=" + "+".join(["1"] * 500)}}]}, "characters"),
     "unbalanced expression": ({"layers": [{"conv": CONV | {"channels": "=" + "(" * 90 + "1"}}]}, "channels"),
-    "text in arithmetic": ({"params": {"kind": "wide"}, "layers": [{"conv": CONV | {"channels": "=kind + 1"}}]}, "kind"),
+    "text in arithmetic": (
+        {"params": {"kind": "wide"}, "layers": [{"conv": CONV | {"channels": "=kind + 1"}}]},
+        "kind",
+    ),
     "empty expression": ({"layers": [{"conv": CONV | {"channels": "="}}]}, "channels"),
     "params in a circle": ({"params": {"a": "=b", "b": "=a"}}, "params.a"),
     "input without dims": ({"inputs": {"image": {"dims": {}}}}, "inputs.image.dims"),
-    "input of size zero": ({"inputs": {"image": {"dims": {"batch": "=batch", "features": 0}}}}, "inputs.image.dims.features"),
-    "input of half a size": ({"inputs": {"image": {"dims": {"batch": "=batch", "features": 2.5}}}}, "inputs.image.dims.features"),
-    "input with a wrong role": ({"inputs": {"image": {"dims": {"batch": "=batch"}, "role": "picture"}}}, "inputs.image.role"),
-    "input without a batch": ({"inputs": {"image": {"dims": {"features": 8}}}, "layers": [{"linear": {"features": 3}}]}, "batch"),
+    "input of size zero": (
+        {"inputs": {"image": {"dims": {"batch": "=batch", "features": 0}}}},
+        "inputs.image.dims.features",
+    ),
+    "input of half a size": (
+        {"inputs": {"image": {"dims": {"batch": "=batch", "features": 2.5}}}},
+        "inputs.image.dims.features",
+    ),
+    "input with a wrong role": (
+        {"inputs": {"image": {"dims": {"batch": "=batch"}, "role": "picture"}}},
+        "inputs.image.role",
+    ),
+    "input without a batch": (
+        {"inputs": {"image": {"dims": {"features": 8}}}, "layers": [{"linear": {"features": 3}}]},
+        "batch",
+    ),
     "input with a batch of its own": (
         {"inputs": {"image": {"dims": {"batch": 8, "features": 8}}}, "layers": [{"linear": {"features": 3}}]},
         "batch",
     ),
     "no inputs at all": ({"inputs": {}}, "inputs"),
-    "huge input": ({"inputs": {"image": {"dims": {"batch": "=batch", "features": 10**16}}}, "layers": ["relu"]}, "10000000000000000"),
+    "huge input": (
+        {"inputs": {"image": {"dims": {"batch": "=batch", "features": 10**16}}}, "layers": ["relu"]},
+        "10000000000000000",
+    ),
     "tokens of text": ({"tokens": "many"}, "tokens"),
     "negative tokens": ({"tokens": -5}, "tokens"),
     "tokens in a condition": ({"tokens": "=1 > 2"}, "tokens"),
@@ -582,12 +637,30 @@ OPTIONS: dict[str, tuple[list[str], str]] = {
     "scale some": (["scale", "lenet", "some", "--system", "dgx-a100-80gb", "--gpus", "1"], "some"),
     "compare nothing": (["compare", "lenet", "--systems", ""], "--systems"),
     "compare unknown": (["compare", "lenet", "--systems", "dgx-a100-80gb,dgx-q100"], "dgx-q100"),
-    "collective of one rank": (["collective", "all_reduce", "--bytes", "1MB", "--ranks", "1", "--system", "dgx-h100"], "2 or more"),
-    "collective of no bytes": (["collective", "all_reduce", "--bytes", "MB", "--ranks", "8", "--system", "dgx-h100"], "MB"),
-    "collective of -1 MB": (["collective", "all_reduce", "--bytes", "-1MB", "--ranks", "8", "--system", "dgx-h100"], "payload_bytes"),
-    "collective of NaN": (["collective", "all_reduce", "--bytes", "nanMB", "--ranks", "8", "--system", "dgx-h100"], "nanMB"),
-    "collective of seconds": (["collective", "all_reduce", "--bytes", "1ms", "--ranks", "8", "--system", "dgx-h100"], "1ms"),
-    "collective unknown": (["collective", "reduce_all", "--bytes", "1MB", "--ranks", "8", "--system", "dgx-h100"], "reduce_all"),
+    "collective of one rank": (
+        ["collective", "all_reduce", "--bytes", "1MB", "--ranks", "1", "--system", "dgx-h100"],
+        "2 or more",
+    ),
+    "collective of no bytes": (
+        ["collective", "all_reduce", "--bytes", "MB", "--ranks", "8", "--system", "dgx-h100"],
+        "MB",
+    ),
+    "collective of -1 MB": (
+        ["collective", "all_reduce", "--bytes", "-1MB", "--ranks", "8", "--system", "dgx-h100"],
+        "payload_bytes",
+    ),
+    "collective of NaN": (
+        ["collective", "all_reduce", "--bytes", "nanMB", "--ranks", "8", "--system", "dgx-h100"],
+        "nanMB",
+    ),
+    "collective of seconds": (
+        ["collective", "all_reduce", "--bytes", "1ms", "--ranks", "8", "--system", "dgx-h100"],
+        "1ms",
+    ),
+    "collective unknown": (
+        ["collective", "reduce_all", "--bytes", "1MB", "--ranks", "8", "--system", "dgx-h100"],
+        "reduce_all",
+    ),
     "list unknown": (["list", "gpus"], "gpus"),
     "show unknown": (["show", "nothing-like-this"], "nothing-like-this"),
     "plot nowhere": ([*LENET, "--plot", "/no/such/folder/a.png"], "--plot"),

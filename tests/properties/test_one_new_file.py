@@ -1,4 +1,5 @@
-"""One new file adds a device, link, system, software profile, model, layer, collective, strategy or schedule: nothing else is edited."""
+"""One new file adds a device, link, system, software profile, model, layer, collective, strategy or schedule: nothing
+else is edited."""
 
 from __future__ import annotations
 

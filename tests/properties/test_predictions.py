@@ -1,7 +1,7 @@
 """What must hold for every prediction, whatever the network, the strategy and the schedule.
 
-A strategy of degree 1 changes nothing; more bandwidth, more arithmetic, less latency never slow a step down; no step is shorter than
-any one resource needs for it; the parts of a step are the step.
+A strategy of degree 1 changes nothing; more bandwidth, more arithmetic, less latency never slow a step down; no step is
+shorter than any one resource needs for it; the parts of a step are the step.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from paleo.specs.hardware import System, load_system
 from paleo.specs.model import ModelSpec, load_model
 from paleo.specs.run import Run
 
-#: One network of each family, made small: a stack of convolutions, residual blocks, a recurrent one, encoder, decoder, experts.
+#: One network of each family, made small: a stack of convolutions, residual blocks, a recurrent one, encoder, decoder,
+#: experts.
 SMALL: dict[str, dict[str, Any]] = {
     "lenet": {},
     "resnet18": {},
@@ -32,7 +33,20 @@ SMALL: dict[str, dict[str, Any]] = {
     "mixtral-8x7b": {},
 }
 MODELS = {name: load_model(name) for name in SMALL}
-STRATEGY = ["dp", "zero=1", "zero=2", "zero=3", "owt", "tp=2", "tp=2,sp", "cp=2", "pp=2", "pp=2,vp=2", "tp=2,pp=2", "ep=2"]
+STRATEGY = [
+    "dp",
+    "zero=1",
+    "zero=2",
+    "zero=3",
+    "owt",
+    "tp=2",
+    "tp=2,sp",
+    "cp=2",
+    "pp=2",
+    "pp=2,vp=2",
+    "tp=2,pp=2",
+    "ep=2",
+]
 CALIBRATIONS = ["ideal", "auto"]
 GPUS = 8
 CLUSTER = load_system("dgx-a100-80gb")
@@ -49,7 +63,9 @@ def predicted(name: str, strategy: str, calibration: str = "ideal") -> Predictio
     return made
 
 
-def on(system: System, name: str, strategy: str, calibration: str = "ideal", schedule: str = "1f1b", **more: Any) -> Any:
+def on(
+    system: System, name: str, strategy: str, calibration: str = "ideal", schedule: str = "1f1b", **more: Any
+) -> Any:
     choice = {"gpus": GPUS, "batch": 16, "microbatch": 2 if "pp" in strategy else None} | more
     run = Run(strategy=strategy, calibration=calibration, schedule=schedule, model=settings(name), **choice)
     try:
@@ -92,8 +108,8 @@ def test_the_parts_of_a_step_are_the_step(name: str, strategy: str, calibration:
 
 @pytest.mark.parametrize(("name", "strategy", "calibration"), CASES)
 def test_no_step_is_shorter_than_a_resource_needs(name: str, strategy: str, calibration: str) -> None:
-    """The arithmetic of the whole batch at the peak of all GPUs, and the optimizer's states through the memory of the ranks that
-    hold them."""
+    """The arithmetic of the whole batch at the peak of all GPUs, and the optimizer's states through the memory of the
+    ranks that hold them."""
     made = predicted(name, strategy, calibration)
     if made is None:
         pytest.skip("cannot be laid over this network")
@@ -214,7 +230,9 @@ def test_a_forward_pass_is_shorter_than_a_step(name: str) -> None:
     assert forward.flops < step.flops / 2 * (1 + 1e-9)
 
 
-PIPELINES = [(schedule, chunks) for schedule, entry in SCHEDULES.items() for chunks in ([1, 2] if entry.chunked else [1])]
+PIPELINES = [
+    (schedule, chunks) for schedule, entry in SCHEDULES.items() for chunks in ([1, 2] if entry.chunked else [1])
+]
 
 
 @pytest.mark.parametrize("calibration", CALIBRATIONS)
@@ -223,7 +241,8 @@ PIPELINES = [(schedule, chunks) for schedule, entry in SCHEDULES.items() for chu
 def test_a_pipeline_is_bounded_by_its_slowest_stage_and_by_perfection(
     schedule: str, chunks: int, stages: int, calibration: str
 ) -> None:
-    """It cannot beat the batch's time on one GPU divided by its stages, and with more microbatches the bubble's share shrinks."""
+    """It cannot beat the batch's time on one GPU divided by its stages, and with more microbatches the bubble's share
+    shrinks."""
     strategy = f"pp={stages}" + (f",vp={chunks}" if chunks > 1 else "")
     options = {"gpus": stages, "batch": 32, "microbatch": 1}
     piped = on(CLUSTER, "gpt2", strategy, calibration, schedule, **options)

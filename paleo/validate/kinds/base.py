@@ -9,9 +9,10 @@ Times in a table are microseconds (``time_us``); everything that a method return
 
 from __future__ import annotations
 
+import math
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
@@ -157,20 +158,18 @@ def groups(kind: TableKind[Any], frame: pd.DataFrame, checked: npt.NDArray[np.bo
 
     ``checked`` says which rows are supported, where the caller knows.
     """
-    frame = frame[(kind.unsupported(frame) == "").to_numpy() if checked is None else checked]
-    keys = pd.DataFrame(
-        {
-            "subject": text(frame, kind.subject),
-            "family": kind.family(frame),
-            "stack": kind.stack(frame),
-            "dtype": text(frame, "dtype"),
-            "compute": kind.compute(frame),
-        },
-        index=frame.index,
-    )
-    for key, rows in keys.groupby(list(keys.columns), sort=True):
-        subject, family, stack, dtype, compute = map(str, key)
-        yield Group(subject, family, stack, dtype, compute, frame.loc[rows.index])
+    known = (kind.unsupported(frame) == "").to_numpy() if checked is None else checked
+    if not known.all():
+        frame = frame[known]
+    if frame.empty:
+        return
+    keys = {"family": kind.family(frame), "stack": kind.stack(frame), "compute": kind.compute(frame)}
+    table = frame[list({kind.subject, "dtype"} & {*frame.columns})].assign(**keys)
+    names = (kind.subject, "family", "stack", "dtype", "compute")
+    which, combinations = combined([coded(table, name) for name in names])
+    for place, key in sorted(enumerate(combinations), key=lambda pair: pair[1]):
+        subject, family, stack, dtype, compute = key
+        yield Group(subject, family, stack, dtype, compute, frame.iloc[np.flatnonzero(which == place)])
 
 
 def kind_of(columns: Iterable[str]) -> TableKind[Any]:
@@ -215,19 +214,69 @@ def read_table(path: str | Path) -> pd.DataFrame:
     return frame
 
 
+def coded(frame: pd.DataFrame, column: str, default: str = "") -> tuple[npt.NDArray[np.integer[Any]], list[str]]:
+    """A column as codes into a list of its stripped words, ``default`` where a cell is empty or the column absent."""
+    if column not in frame.columns:
+        return np.zeros(len(frame), dtype=np.int8), [default]
+    raw = frame[column]
+    categorical = isinstance(raw.dtype, pd.CategoricalDtype)
+    codes, words = (raw.cat.codes.to_numpy(), raw.cat.categories) if categorical else pd.factorize(raw)
+    cleaned = [str(word).strip() or default for word in words]
+    if (codes < 0).any():
+        codes, cleaned = np.where(codes < 0, len(cleaned), codes), [*cleaned, default]
+    return codes, cleaned
+
+
 def text(frame: pd.DataFrame, column: str, default: str = "") -> pd.Series[str]:
     """A column as stripped text, ``default`` where it is empty or absent."""
-    if column not in frame.columns:
-        return pd.Series(default, index=frame.index, dtype=object)
-    codes, words = pd.factorize(frame[column])
-    cleaned = np.array([*(str(word).strip() or default for word in words), default], dtype=object)
-    return pd.Series(cleaned[codes], index=frame.index, dtype=object)
+    codes, words = coded(frame, column, default)
+    return pd.Series(np.array(words, dtype=object)[codes], index=frame.index, dtype=object)
+
+
+def mapped(frame: pd.DataFrame, columns: Sequence[str], function: Callable[..., Any], dtype: Any = object) -> Any:
+    """An array of ``function`` of the text of some columns, called once for each combination that occurs.
+
+    >>> table = pd.DataFrame({"a": ["x", "y", "x"], "b": ["1", "2", "1"]})
+    >>> mapped(table, ("a", "b"), lambda a, b: a + b).tolist()
+    ['x1', 'y2', 'x1']
+    """
+    if frame.empty:
+        return np.zeros(0, dtype=dtype)
+    each = [coded(frame, column) for column in columns]
+    which, combinations = combined(each)
+    table = np.empty(len(combinations), dtype=dtype)
+    for place, words in enumerate(combinations):
+        table[place] = function(*words)
+    return table[which]
+
+
+def combined(
+    each: Sequence[tuple[npt.NDArray[np.integer[Any]], list[str]]],
+) -> tuple[npt.NDArray[np.intp], list[tuple[str, ...]]]:
+    """Which combination of words each row has, and the combinations, of columns as ``coded`` gives them."""
+    shape = [len(words) for _, words in each]
+    which = np.zeros(len(each[0][0]), dtype=np.int64)
+    for codes, words in each:
+        if len(words) > 1:
+            which = which * len(words) + codes
+    count = math.prod(shape)
+    if count > len(which):
+        index, present = pd.factorize(which)
+    else:
+        present = np.flatnonzero(np.bincount(which, minlength=count))
+        places = np.zeros(count, dtype=np.intp)
+        places[present] = np.arange(len(present))
+        index = places[which]
+    picked = np.stack(np.unravel_index(present, shape), axis=1)
+    return index, [tuple(words[code] for code, (_, words) in zip(row, each, strict=True)) for row in picked]
 
 
 def as_timed(frame: pd.DataFrame, usual: pd.Series[str]) -> pd.Series[str]:
     """The stacks that a column ``timing`` states, where there is one; else the usual ones of a source."""
+    if "timing" not in frame.columns:
+        return usual
     stated = text(frame, "timing")
-    return usual.where(stated == "", stated) if (stated != "").any() else usual
+    return usual.where(stated == "", stated)
 
 
 def number(frame: pd.DataFrame, column: str, default: float | None = None) -> Array:
@@ -237,6 +286,8 @@ def number(frame: pd.DataFrame, column: str, default: float | None = None) -> Ar
             raise SpecError(f"column {column!r} is missing; {near(column, map(str, frame.columns))}")
         return np.full(len(frame), default)
     raw = frame[column]
+    if isinstance(raw.dtype, pd.CategoricalDtype):
+        raw = raw.astype(object)
     if raw.dtype.kind in "if" and np.isfinite(raw.to_numpy()).all():
         return raw.to_numpy(dtype=np.float64)
     values = pd.to_numeric(raw, errors="coerce").to_numpy(dtype=np.float64)

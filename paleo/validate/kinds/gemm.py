@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ from paleo.pricing.gemm import GemmParameters, gemm_time, quantisation_time
 from paleo.pricing.parameters import DeviceFigures
 from paleo.specs.hardware import find_device
 from paleo.units import MICROSECOND
-from paleo.validate.kinds.base import KINDS, Array, FitPlan, Fitted, TableKind, as_timed, number, text
+from paleo.validate.kinds.base import KINDS, Array, FitPlan, Fitted, TableKind, mapped, number
 
 #: Bytes per element of the operands and of the result.
 OPERAND_BYTES: Mapping[str, float] = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
@@ -106,21 +106,17 @@ class GemmTable(TableKind[DeviceFigures]):
 
     def unsupported(self, frame: pd.DataFrame) -> pd.Series[str]:
         """No formula for the dtype, or no peak of it on the device."""
-        rows = self._keys(frame)
-        reasons = {key: _reason(*key) for key in set(rows)}
-        return pd.Series([reasons[key] for key in rows], index=frame.index, dtype=object)
+        return pd.Series(mapped(frame, _TOLD, lambda *told: _reason(*_keys(*told))), index=frame.index, dtype=object)
 
     def stack(self, frame: pd.DataFrame) -> pd.Series[str]:
         """graph, kernel, eager, eager/linear or back-to-back, by source; a linear layer costs the host more."""
-        stacks = as_timed(frame, text(frame, "source").map(lambda source: STACKS.get(source, "back-to-back")))
-        batched = text(frame, "library").str.contains("bmm") | (number(frame, "batch") > 1)
-        return stacks.where((stacks != "eager") | batched, "eager/linear")
+        told = ("source", "timing", "library")
+        linear, batched = (mapped(frame, told, partial(_stack, batched=many)) for many in (False, True))
+        return pd.Series(np.where(number(frame, "batch") > 1, batched, linear), index=frame.index, dtype=object)
 
     def family(self, frame: pd.DataFrame) -> pd.Series[str]:
         """gemm.fp8, gemm.tensor or gemm.simt, by the unit that the rows run on."""
-        rows = self._keys(frame)
-        found = {key: _family(*key) for key in set(rows)}
-        return pd.Series([found[key] for key in rows], index=frame.index, dtype=object)
+        return pd.Series(mapped(frame, _TOLD, lambda *told: _family(*_keys(*told))), index=frame.index, dtype=object)
 
     def starts(self, family: str, figures: DeviceFigures) -> Sequence[GemmParameters]:
         """Energy by process, tile by library generation; for ordinary cores the tile sizes of all generations."""
@@ -151,9 +147,7 @@ class GemmTable(TableKind[DeviceFigures]):
 
     def compute(self, frame: pd.DataFrame) -> pd.Series[str]:
         """As the row says; DeepBench fp16 that says nothing is half-precision arithmetic on ordinary cores."""
-        compute = text(frame, "compute")
-        half = (compute == "") & (text(frame, "source") == "deepbench") & (text(frame, "dtype") == "fp16")
-        return compute.where(~half, "vector")
+        return pd.Series(mapped(frame, _TOLD, lambda *told: _keys(*told)[2]), index=frame.index, dtype=object)
 
     def work(self, frame: pd.DataFrame) -> tuple[Array, Array]:
         """2 m n k batch FLOP, and each operand once."""
@@ -163,27 +157,41 @@ class GemmTable(TableKind[DeviceFigures]):
 
     def time(self, frame: pd.DataFrame, figures: DeviceFigures, parameters: GemmParameters) -> Array:
         """Seconds of rows of one device, dtype, family and stack; fp8 rows include quantising the activations."""
-        stacks = self.stack(frame)
+        if frame.empty:
+            return np.zeros(0)
+        stack, dtype = str(self.stack(frame.iloc[:1]).iloc[0]), str(frame["dtype"].iloc[0]).strip()
         m, n, k, batch = (number(frame, name) for name in self.configuration)
-        column_major = text(frame, "source").isin(COLUMN_MAJOR).to_numpy()
-        m, n = np.where(column_major, n, m), np.where(column_major, m, n)
+        column_major = mapped(frame, ("source",), lambda source: source in COLUMN_MAJOR, bool)
+        if column_major.any():
+            m, n = np.where(column_major, n, m), np.where(column_major, m, n)
         seconds = gemm_time(
             m=m, n=n, k=k, batch=batch,
-            element_bytes=_bytes(frame, OPERAND_BYTES), result_bytes=_bytes(frame, RESULT_BYTES),
-            weight_copies=stacks.map(WEIGHT_COPIES).to_numpy(dtype=np.float64),
-            activity=_activity(stacks, text(frame, "dtype")), k_contiguous=_k_contiguous(frame),
+            element_bytes=OPERAND_BYTES[dtype], result_bytes=RESULT_BYTES[dtype],
+            weight_copies=WEIGHT_COPIES.get(stack, 1.0), activity=ACTIVITY.get((stack, dtype), 1.0),
+            k_contiguous=_k_contiguous(frame),
             device=figures, parameters=parameters,
         )  # fmt: skip
-        narrow = (text(frame, "dtype") == "fp8").to_numpy()
+        if dtype != "fp8":
+            return seconds
         extra = quantisation_time(
             elements=m * k * batch, source_bytes=2.0, target_bytes=1.0, device=figures,
             bandwidth_efficiency=parameters.bandwidth_efficiency, capacity=parameters.l2_share * figures.l2_bytes,
         )  # fmt: skip
-        return np.asarray(seconds + narrow * extra)
+        return seconds + extra
 
-    def _keys(self, frame: pd.DataFrame) -> list[tuple[str, str, str]]:
-        columns = (text(frame, "device"), text(frame, "dtype"), self.compute(frame))
-        return list(zip(*columns, strict=True))
+
+#: What the arithmetic of a row follows from.
+_TOLD = ("device", "dtype", "compute", "source")
+
+
+def _keys(device: str, dtype: str, compute: str, source: str) -> tuple[str, str, str]:
+    half = not compute and source == "deepbench" and dtype == "fp16"
+    return device, dtype, "vector" if half else compute
+
+
+def _stack(source: str, timing: str, library: str, *, batched: bool) -> str:
+    stack = timing or STACKS.get(source, "back-to-back")
+    return "eager/linear" if stack == "eager" and not batched and "bmm" not in library else stack
 
 
 @cache
@@ -208,19 +216,17 @@ def _family(device: str, dtype: str, compute: str) -> str:
 
 
 def _bytes(frame: pd.DataFrame, table: Mapping[str, float]) -> Array:
-    return text(frame, "dtype").map(lambda dtype: table.get(dtype, math.nan)).to_numpy(dtype=np.float64)
-
-
-def _activity(stacks: pd.Series[str], dtypes: pd.Series[str]) -> Array:
-    return np.array([ACTIVITY.get(key, 1.0) for key in zip(stacks, dtypes, strict=True)], dtype=np.float64)
+    return np.asarray(mapped(frame, ("dtype",), lambda dtype: table.get(dtype, math.nan), np.float64))
 
 
 def _k_contiguous(frame: pd.DataFrame) -> Array:
     """Share of the two operands that lie contiguous along k, from the layout letters of row- or column-major BLAS."""
-    left, right = (text(frame, f"trans_{one}", "N") == "T" for one in "ab")
-    column_major = text(frame, "source").isin(COLUMN_MAJOR)
-    along = (left == column_major).astype(float) + (right != column_major).astype(float)
-    return np.asarray(along.to_numpy(dtype=np.float64) / 2.0)
+
+    def share(source: str, left: str, right: str) -> float:
+        column_major = source in COLUMN_MAJOR
+        return (((left == "T") == column_major) + ((right == "T") != column_major)) / 2.0
+
+    return np.asarray(mapped(frame, ("source", "trans_a", "trans_b"), share, np.float64))
 
 
 KINDS.register(GemmTable.name)(GemmTable())

@@ -1,0 +1,55 @@
+"""How fast ``paleo validate`` predicts a table of matrix products once it is read: rows a second on one core.
+
+python benchmarks/validate_speed.py [TABLE] [ROWS]        (default: made-up rows of the measured devices, 1,000,000)
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ.setdefault(name, "1")
+
+import numpy as np
+import pandas as pd
+
+from paleo.units import MEGA
+from paleo.validate.kinds.base import read_table
+from paleo.validate.tables import table_of
+
+#: Devices with the dtypes that their tables hold, and the sources that timed them.
+MEASURED = (
+    ("h100-sxm5-80gb", "bf16", "aiconfigurator"),
+    ("a100-sxm4-80gb", "fp16", "vidur"),
+    ("v100-pcie-32gb", "fp32", "neusight"),
+    ("b200", "bf16", "aiconfigurator"),
+)
+
+
+def made_up(rows: int) -> pd.DataFrame:
+    """Products of log-uniform sizes, a quarter of them on each device."""
+    random = np.random.default_rng(0)
+    devices, dtypes, sources = zip(*(MEASURED[index % len(MEASURED)] for index in range(rows)), strict=True)
+    m, n, k = np.rint(2 ** random.uniform(3, 14, (3, rows))).astype(np.int64)
+    frame = {"source": sources, "device": devices, "dtype": dtypes, "library": "cuBLAS", "m": m, "n": n, "k": k}
+    return pd.DataFrame({**frame, "batch": 1, "time_us": 1.0})
+
+
+def main(arguments: list[str]) -> None:
+    rows = int(arguments[1]) if len(arguments) > 1 else 1_000_000
+    frame = read_table(arguments[0]) if arguments else made_up(rows)
+    if arguments:
+        frame = pd.concat([frame] * -(-rows // len(frame)), ignore_index=True).iloc[:rows]
+    table = table_of(frame.columns)
+    table.predict(frame.iloc[:1000])
+    begin, spent = time.perf_counter(), time.process_time()
+    predictions = table.predict(frame)
+    wall, core = time.perf_counter() - begin, time.process_time() - spent
+    done = int((predictions.reasons == "").sum())
+    print(f"{done} of {len(frame)} rows: {done / wall / MEGA:.2f} M rows/s; {done / core / MEGA:.2f} M rows a core-second")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,307 @@
+"""Pages that are made from the program itself: mkdocs calls ``on_files``; ``python docs/pages.py TABLE…`` writes
+accuracy.md."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from paleo.errors import PaleoError
+
+with contextlib.suppress(ImportError):
+    import griffe
+
+    class Doctests(griffe.Extension):
+        """Shows the worked values of docstrings as code."""
+
+        def on_object(self, *, obj: Any, **_: Any) -> None:
+            if obj.docstring is not None:
+                obj.docstring.value = fenced(obj.docstring.value)
+
+
+ACCURACY = Path(__file__).resolve().parent / "accuracy.md"
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Hook of mkdocs: adds the generated pages of the reference."""
+    from mkdocs.structure.files import File
+
+    made = {"reference/cli.md": cli, "reference/files.md": spec_files, "reference/catalog.md": catalog}
+    for name, write in made.items():
+        files.append(File.generated(config, name, content=write()))
+    return files
+
+
+def fenced(docstring: str) -> str:
+    """A docstring with its doctests between fences."""
+    lines: list[str] = []
+    inside = False
+    for line in docstring.splitlines():
+        starts, blank = line.startswith(">>>"), not line.strip()
+        if starts and not inside:
+            lines.append("```python")
+        if inside and blank:
+            lines.append("```")
+        inside = starts or (inside and not blank)
+        lines.append(line)
+    return "\n".join([*lines, "```"] if inside else lines)
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A Markdown table."""
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join("| " + " | ".join(_cell(one) for one in line) + " |" for line in lines) + "\n"
+
+
+def _cell(value: object) -> str:
+    return " ".join(str(value).split()).replace("|", "\\|")
+
+
+# the command line
+
+
+def cli() -> str:
+    """Every command with its arguments and options."""
+    import typer
+
+    from paleo.cli import app
+
+    group: Any = typer.main.get_command(app)
+    parts = ["# Command line\n", "Exit codes: 0; 1 (the answer is no); 2 (wrong input).\n"]
+    for name, command in group.commands.items():
+        parts += [f"## paleo {name}\n", f"{command.help or ''}\n"]
+        rows = [(_usage(one), (getattr(one, "help", None) or "").strip()) for one in command.params]
+        parts.append(table(("option", "what it does"), [row for row in rows if row[0] != "`--help`, `-h`"]))
+    return "\n".join(parts)
+
+
+def _usage(parameter: Any) -> str:
+    if parameter.param_type_name == "argument":
+        return f"`{parameter.metavar or parameter.name.upper()}`"
+    names = ", ".join(f"`{name}`" for name in parameter.opts)
+    return names if parameter.is_flag or not parameter.metavar else f"{names} {parameter.metavar}"
+
+
+# files
+
+
+def spec_files() -> str:
+    """The keys of every kind of YAML file."""
+    from paleo.specs.hardware import Device, Host, Level, Link, Memory, Price, System
+    from paleo.specs.model import Dataset, Expect, Input, ModelSpec
+    from paleo.specs.run import Run
+    from paleo.specs.software import Software
+    from paleo.studies.cost import Tariff
+    from paleo.studies.sweep import Study
+
+    intro = (
+        "Numbers with a dimension carry their unit (`900 GB/s`, `80 GiB`, `5 us`, `32.77 USD/h`). Unknown keys, "
+        "keys that stand twice and "
+        "bare numbers are errors that name the key and the nearest right spelling. A file may `extend` another of "
+        "its kind. The catalog lies in `models/` and in `hardware_specs/` (`devices/`, `links/`, `systems/`, "
+        "`software/`, `calibrations/`).\n"
+    )
+    kinds: dict[str, list[Any]] = {
+        "Models": [ModelSpec, Input, Dataset, Expect],
+        "Devices": [Device, Memory, Price],
+        "Links": [Link],
+        "Systems": [System, Level, Host],
+        "Software profiles": [Software],
+        "Runs": [Run],
+        "Prices": [Tariff],
+        "Studies": [Study],
+    }
+    parts = ["# Files\n", intro]
+    for title, specs in kinds.items():
+        parts.append(f"## {title}\n")
+        for spec in specs:
+            parts += [f"### {spec.__name__}\n", f"{_described(spec)}\n", _fields(spec)]
+    parts += [
+        "## Layers of a model\n",
+        "Each layer is `type: {key: value}`; `name` and `input` are common to all.\n",
+        _layers(),
+    ]
+    return "\n".join(parts)
+
+
+def _described(entry: Any) -> str:
+    return "\n".join(line.strip() for line in (entry.__doc__ or "").strip().splitlines())
+
+
+def _fields(spec: Any) -> str:
+    shown = [
+        (f"`{name}`", _kind(field.annotation, field.metadata), _default(field))
+        for name, field in spec.model_fields.items()
+    ]
+    return table(("key", "holds", "if left out"), shown)
+
+
+def _kind(annotation: Any, metadata: Sequence[Any] = ()) -> str:
+    """A type in words: ``bytes per second, with unit``, ``text``, ``one of …``."""
+    from pydantic import BeforeValidator
+
+    quantities = {id(quantity.__metadata__[0]): words for quantity, words in _quantities().items()}
+    known = [quantities[id(one)] for one in metadata if id(one) in quantities]
+    if known:
+        return known[0]
+    if any(isinstance(one, BeforeValidator) for one in metadata):
+        return "a figure with its unit"
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _kind(arguments[0], arguments[1:])
+    if origin is Literal:
+        return "one of " + ", ".join(f"`{one}`" for one in arguments)
+    if origin in (Union, UnionType):
+        return " or ".join(_kind(one) for one in arguments if one is not type(None))
+    if origin in (list, tuple):
+        return f"list of {_kind(arguments[0])}"
+    if origin in (dict, Mapping):
+        return f"mapping of {_kind(arguments[0])} to {_kind(arguments[1])}"
+    plain = {str: "text", int: "whole number", float: "number", bool: "true or false", Any: "anything"}
+    return plain.get(annotation) or getattr(annotation, "__name__", str(annotation))
+
+
+def _quantities() -> dict[Any, str]:
+    from paleo import units
+
+    return {
+        units.Seconds: "time, as `5 us`",
+        units.Bytes: "bytes, as `80 GiB`",
+        units.BytesPerSecond: "bandwidth, as `900 GB/s`",
+        units.FlopsPerSecond: "rate, as `312 TFLOP/s`",
+        units.Hertz: "frequency, as `1410 MHz`",
+        units.Watts: "power, as `400 W`",
+        units.PricePerSecond: "price, as `32.77 USD/h`",
+    }
+
+
+def _default(field: Any) -> str:
+    if field.is_required():
+        return "required"
+    value = field.get_default(call_default_factory=True)
+    return "" if value in (None, "", (), {}, []) else f"`{value}`"
+
+
+def _layers() -> str:
+    from paleo.layers.base import LAYERS
+
+    rows = []
+    for name, layer in sorted(LAYERS.items()):
+        keys = [key for key in layer.model_fields if key not in ("name", "input", "inputs")]
+        rows.append((f"`{name}`", ", ".join(f"`{key}`" for key in keys), _described(layer).partition("\n")[0]))
+    return table(("layer", "keys", "what it is"), rows)
+
+
+# the catalog
+
+
+def catalog() -> str:
+    """Everything that has a name, with a line on it."""
+    from paleo.report import facts
+
+    parts = ["# Catalog\n", "What `paleo list` prints; `paleo show NAME` says all that is known of an entry.\n"]
+    for kind in facts.KINDS:
+        lines = facts.lines(kind)
+        parts += [
+            f"## {kind.capitalize()} ({len(lines)})\n",
+            table(("name", "what it is"), [(f"`{k}`", v) for k, v in lines.items()]),
+        ]
+    return "\n".join(parts)
+
+
+# how wrong is it
+
+
+def accuracy(files: Sequence[str]) -> str:
+    """The page on errors, as ``paleo validate --json`` finds them in measured tables."""
+    reports = list(_validated(files))
+    parts = [
+        _INTRO,
+        "## All tables\n",
+        table(_HEADS, [_errors(Path(r["file"]).name, r["overall"], r) for r in reports]),
+    ]
+    parts.append(_reasons(reports))
+    for report in reports:
+        parts.append(f"## {Path(report['file']).name}\n")
+        for key, title in (("by_device", "device"), ("by_source", "source")):
+            found: Mapping[str, Any] = report[key]
+            rows = [_errors(name, errors)[:-2] for name, errors in sorted(found.items())]
+            parts.append(table((title, *_HEADS[1:-2]), rows))
+    return "\n".join(parts)
+
+
+_HEADS = (
+    "table",
+    "rows",
+    "median error",
+    "mean error",
+    "worst tenth",
+    "bias",
+    "total",
+    "coverage",
+    "roofline",
+    "unsupported",
+    "kind",
+)
+_INTRO = """# How wrong is it?
+
+Errors of predictions against measured times. This page is made by `python docs/pages.py TABLE…`, which runs
+`paleo validate --json`; nothing on it is typed by hand. The same tables calibrate the devices that they hold, so that
+for those it shows how well the formulas *fit*, not how well they foretell; held-out residuals stand in the calibration
+files.
+
+- **median, mean, worst tenth**: relative error of a row, |predicted / measured - 1|; the worst tenth is its 90th
+percentile. - **bias**: mean of log(predicted / measured); below zero is too fast. - **total**: sum of predicted over
+sum of measured times, less 1: what long rows say. - **coverage**: share of rows inside the stated 90 % interval; 90 %
+is right, more is too careful, less is too bold. - **roofline**: mean error of one constant efficiency over all rows,
+for comparison. - **unsupported**: rows that cannot be modelled; they are counted, with the reason, never dropped in
+silence.
+"""
+
+
+def _validated(files: Sequence[str]) -> Iterator[dict[str, Any]]:
+    from paleo.cli import run
+
+    for file in files:
+        with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as errors:
+            code = run(["validate", file, "--json"])
+        if code:
+            sys.stderr.write(f"left out: {errors.getvalue()}")
+            continue
+        yield from json.loads(out.getvalue())["files"]
+
+
+def _errors(name: str, found: Mapping[str, Any] | None, report: Mapping[str, Any] | None = None) -> list[str]:
+    kind = [] if report is None else [f"{report['unsupported']:,}", report["kind"]]
+    if not found or not found.get("rows"):
+        return [name, "0", *["–"] * 7, *(kind or ["", ""])]
+    shares: list[Callable[[], float | None]] = [
+        lambda key=key: found.get(key)  # type: ignore[misc]
+        for key in ("median_ape", "mape", "p90_ape", "bias", "total_error", "coverage", "baseline_mape")
+    ]
+    shown = ["–" if (value := one()) is None else f"{100 * value:.1f} %" for one in shares]
+    return [name, f"{found['rows']:,}", *shown, *(kind or ["", ""])]
+
+
+def _reasons(reports: Sequence[Mapping[str, Any]]) -> str:
+    rows = [
+        (Path(report["file"]).name, reason, f"{count:,}")
+        for report in reports
+        for reason, count in report["unsupported_reasons"].items()
+    ]
+    return f"### Rows that cannot be modelled\n\n{table(('table', 'reason', 'rows'), rows)}" if rows else ""
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 1:
+        raise SystemExit("usage: python docs/pages.py TABLE…")
+    try:
+        ACCURACY.write_text(accuracy(sys.argv[1:]), encoding="utf-8")
+    except PaleoError as error:
+        raise SystemExit(f"error: {error}") from None

@@ -1,0 +1,137 @@
+"""Repeated parts of a chain of entries, found by comparing it with itself shifted, and folded into loops of one carried tensor."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+
+from paleo.importers.translate import Entry
+
+MOST_TRIALS, LONGEST_BODY = 4000, 3000
+
+
+@dataclass(eq=False)
+class Loop:
+    """``times`` turns of ``body``; ``carry`` enters the first, ``last`` is what the final turn would make without folding."""
+
+    times: int
+    body: list[Item]
+    carry: Entry | str
+    last: Entry
+
+
+Item = Entry | Loop
+Ref = Entry | str | None
+
+
+def fold(entries: Sequence[Entry]) -> list[Item]:
+    """The entries with every repeated part folded, largest saving first."""
+    consumers: dict[Entry, list[Entry]] = {}
+    for entry in entries:
+        for ref in _refs(entry):
+            if isinstance(ref, Entry):
+                consumers.setdefault(ref, []).append(entry)
+    kinds: dict[str, int] = {}
+    marks = np.array([kinds.setdefault(_signature(entry), len(kinds)) for entry in entries], dtype=np.int64)
+    return _folded(list(entries), marks, consumers)
+
+
+def _refs(entry: Entry) -> list[Ref]:
+    return [*entry.inputs, entry.share, entry.tie]
+
+
+def _signature(entry: Entry) -> str:
+    lent = [entry.share is None, entry.tie is None]
+    return json.dumps([entry.kind, entry.options, len(entry.inputs), lent, entry.out.dims, entry.out.sizes], default=str)
+
+
+def _folded(entries: list[Entry], marks: np.ndarray, consumers: dict[Entry, list[Entry]]) -> list[Item]:
+    found = _best(entries, marks, consumers)
+    if found is None:
+        return list(entries)
+    start, length, times, carry = found
+    stop = start + length * times
+    body = _folded(entries[start : start + length], marks[start : start + length], consumers)
+    loop = Loop(times, body, carry, entries[stop - 1])
+    left = _folded(entries[:start], marks[:start], consumers)
+    right = _folded(entries[stop:], marks[stop:], consumers)
+    return list(chain(left, [loop], right))
+
+
+def _best(
+    entries: list[Entry], marks: np.ndarray, consumers: dict[Entry, list[Entry]]
+) -> tuple[int, int, int, Entry | str] | None:
+    """The repetition that saves most entries: start, length, times, and what its first turn takes."""
+    candidates = sorted(_candidates(marks), key=lambda one: (-one[1] * (one[2] - 1), one[1], one[0]))
+    for start, length, times in candidates[:MOST_TRIALS]:
+        carry = _carried(entries, start, length, times, consumers)
+        if carry is not None:
+            return start, length, times, carry
+    return None
+
+
+def _candidates(marks: np.ndarray) -> Iterator[tuple[int, int, int]]:
+    """(start, length, times) wherever the chain equals itself shifted by a length."""
+    count = len(marks)
+    for length in range(1, min(count // 2, LONGEST_BODY) + 1):
+        same = np.concatenate(([False], marks[:-length] == marks[length:], [False]))
+        edges = np.flatnonzero(same[1:] != same[:-1])
+        for begin, end in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
+            for start in range(begin, min(begin + length, end - length + 1)):
+                times = (end - start) // length + 1
+                if times >= 2 and length * (times - 1) >= 2:
+                    yield start, length, times
+
+
+def _carried(
+    entries: list[Entry], start: int, length: int, times: int, consumers: dict[Entry, list[Entry]]
+) -> Entry | str | None:
+    """What the first turn takes from outside as the others take it from the turn before; None if the turns are no loop."""
+    places = {entry: place for place, entry in enumerate(entries[start : start + length * times])}
+    carry: Entry | str | None = None
+    for place in range(length):
+        turns = [_refs(entries[start + turn * length + place]) for turn in range(times)]
+        for refs in zip(*turns, strict=True):
+            kind = _relation(refs, place, length, places)
+            if kind is None:
+                return None
+            if kind == "carried":
+                first = refs[0]
+                if first is None or (carry is not None and carry is not first):
+                    return None
+                carry = first
+    last = entries[start + length - 1]
+    if carry is None or (isinstance(carry, Entry) and (carry.out.dims, carry.out.sizes) != (last.out.dims, last.out.sizes)):
+        return None
+    return carry if _private(entries, start, length, times, places, consumers) else None
+
+
+def _relation(refs: tuple[Ref, ...], place: int, length: int, places: dict[Entry, int]) -> str | None:
+    """How one input is found in every turn: inside the turn, from outside, or carried from the turn before."""
+    inside = [places.get(ref) if isinstance(ref, Entry) else None for ref in refs]
+    if all(where is None for where in inside):
+        return "outside" if all(ref is refs[0] or ref == refs[0] for ref in refs) else None
+    if all(where is not None and where // length == turn and where % length == inside[0] for turn, where in enumerate(inside)):
+        return "inside"
+    rest = all(where == turn * length - 1 for turn, where in enumerate(inside) if turn)
+    return "carried" if inside[0] is None and rest else None
+
+
+def _private(
+    entries: list[Entry], start: int, length: int, times: int, places: dict[Entry, int], consumers: dict[Entry, list[Entry]]
+) -> bool:
+    """Whether nothing but the last output of a turn is read outside it."""
+    for entry, where in places.items():
+        turn, place = divmod(where, length)
+        for reader in consumers.get(entry, ()):
+            there = places.get(reader)
+            if there is not None and there // length == turn:
+                continue
+            ends = place == length - 1
+            if not ends or (there is None and turn != times - 1) or (there is not None and there // length != turn + 1):
+                return False
+    return True

@@ -1,0 +1,186 @@
+"""Entries as a model file: names where they are needed, sizes as expressions of batch and seq, loops, a loss at the end."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from paleo.importers.fold import Item, Loop, fold
+from paleo.importers.recognise import recognise
+from paleo.importers.trace import Trace
+from paleo.importers.translate import Entry, Network, Translator
+from paleo.layers.base import LAYERS
+
+Loss = Literal["auto", "none"]
+
+
+def model_of(trace: Trace, *, title: str, source: str, sizes: Mapping[str, int], loss: Loss = "auto") -> dict[str, Any]:
+    """The mapping of a model file; ``sizes`` are those that probes stand for (seq: 512), kept as parameters."""
+    network = Translator(recognise(trace)).translate()
+    writer = _Writer(network)
+    ending = _loss(network) if loss == "auto" else None
+    layers = writer.whole(fold(network.entries), ending)
+    params = {name: size for name, size in sizes.items() if name != "batch"}
+    model: dict[str, Any] = {"title": title, "task": "imported", "source": source}
+    model["notes"] = _notes(network)
+    model |= {"params": params} if params else {}
+    model |= {"tokens": "=seq"} if "seq" in params else {}
+    inputs = {name: writer.input(name) for name in network.inputs}
+    return model | {"inputs": inputs, "layers": layers}
+
+
+def _loss(network: Network) -> str | None:
+    last = network.last.out if isinstance(network.last, Entry) else None
+    if last is None or last.role != "activation":
+        return None
+    classes = len(last.dims) == 2 and last.dims[0] == "batch" and last.sizes[1] > 1
+    return "cross_entropy" if classes or last.dims[-1] == "vocab" else None
+
+
+def _notes(network: Network) -> str:
+    opaque = sorted({entry.options["of"] for entry in network.entries if entry.kind == "opaque"})
+    if not opaque:
+        return "Every call was recognised."
+    return f"Not recognised, priced as passes over memory: {', '.join(opaque[:20])}{', …' if len(opaque) > 20 else ''}."
+
+
+class _Writer:
+    """Gives names to what is referred to, and writes items."""
+
+    def __init__(self, network: Network) -> None:
+        self.network = network
+        self._names: dict[Entry | str, str] = {name: name for name in network.inputs}
+        #: Entries that lend their weights, under the names that they have where they stand.
+        self._lenders: dict[Entry, str] = {}
+        self._taken = set(network.inputs) | {"input"}
+        self._loops = 0
+
+    def input(self, name: str) -> dict[str, Any]:
+        tensor = self.network.inputs[name]
+        made: dict[str, Any] = {"dims": {d: self.size(n) for d, n in zip(tensor.dims, tensor.sizes, strict=True)}}
+        return made | ({"role": "index"} if tensor.role == "index" else {})
+
+    def size(self, number: Any) -> Any:
+        """A size as a multiple of what the probes stand for."""
+        if not isinstance(number, int) or isinstance(number, bool):
+            return number
+        names = []
+        for name, probe in self.network.probes.items():
+            while number and number % probe == 0:
+                names.append(name)
+                number //= probe
+        if not names:
+            return number
+        return "=" + " * ".join(([str(number)] if number != 1 else []) + names)
+
+    def options(self, value: Any) -> Any:
+        """The options of a layer with sizes as expressions."""
+        if isinstance(value, Mapping):
+            return {key: self.options(one) for key, one in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.options(one) for one in value]
+        return self.size(value)
+
+    def whole(self, items: Sequence[Item], loss: str | None) -> list[Any]:
+        """All lines of the network."""
+        first = next(iter(self.network.inputs))
+        final = items[-1].last if items and isinstance(items[-1], Loop) else items[-1] if items else first
+        self._walk(items, first)
+        aside = loss is not None and self.network.last is not final
+        name = self._name(self.network.last) if aside else ""
+        lines = self.body(items, first)
+        if loss is not None:
+            lines.append({"inputs": [name], loss: {}} if aside else loss)
+        return lines
+
+    def body(self, items: Sequence[Item], current: Entry | str) -> list[Any]:
+        """The lines of a sequence; ``current`` is what flows in. A loop stands for the last entry of its final turn."""
+        lines: list[Any] = []
+        for item in items:
+            lines.append(self._loop(item, current) if isinstance(item, Loop) else self._entry(item, current))
+            current = item.last if isinstance(item, Loop) else item
+        return lines
+
+    def _walk(self, items: Sequence[Item], current: Entry | str) -> None:
+        """Names for entries that something other than the next line refers to."""
+        for item in items:
+            if isinstance(item, Loop):
+                if item.carry is not current:
+                    self._name(item.carry)
+                self._walk(item.body, item.carry)
+                current = item.last
+                continue
+            if item.inputs != [current]:
+                for ref in item.inputs:
+                    self._name(ref)
+            for lent in (item.share, item.tie):
+                if lent is not None:
+                    self._lenders[lent] = self._name(lent)
+            if item.share is not None:
+                self._name(item)
+            current = item
+
+    def _name(self, ref: Entry | str) -> str:
+        if ref not in self._names:
+            self._names[ref] = self._unique(ref if isinstance(ref, str) else _word(ref))
+        return self._names[ref]
+
+    def _unique(self, word: str) -> str:
+        kind = word.rstrip("0123456789")
+        word = f"{word}_" if kind in LAYERS or kind in ("branch", "repeat") else word
+        name, count = word, 1
+        while name in self._taken:
+            count += 1
+            name = f"{word}_{count}"
+        self._taken.add(name)
+        return name
+
+    def _entry(self, entry: Entry, current: Entry | str) -> Any:
+        line: dict[str, Any] = {}
+        if entry in self._names:
+            line["name"] = self._names[entry]
+        options = self.options(entry.options)
+        if entry.tie is not None:
+            options["tie"] = self._lenders[entry.tie]
+        if entry.inputs != [current]:
+            line["inputs"] = [self._name(ref) for ref in entry.inputs]
+        if entry.share is not None:
+            line["share"] = self._lenders[entry.share]
+        if not line and not options:
+            return entry.kind
+        return line | {entry.kind: options}
+
+    def _loop(self, loop: Loop, current: Entry | str) -> dict[str, Any]:
+        self._loops += 1
+        line: dict[str, Any] = {"repeat": loop.times, "name": self._named_loop(loop)}
+        if loop.carry is not current:
+            line["inputs"] = [self._name(loop.carry)]
+        start, outer = self._unique("start"), self._names.get(loop.carry)
+        self._names[loop.carry] = start
+        body = self.body(loop.body, loop.carry)
+        if outer is None:
+            del self._names[loop.carry]
+        else:
+            self._names[loop.carry] = outer
+        head = [{"name": start, "identity": {}}] if _mentions(body, start) else []
+        return line | {"layers": [*head, *body]}
+
+    def _named_loop(self, loop: Loop) -> str:
+        if loop.last in self._names:
+            return self._names[loop.last]
+        return self._unique("block" if self._loops == 1 else f"block{self._loops}")
+
+
+def _mentions(lines: Sequence[Any], name: str) -> bool:
+    return any(
+        name in line.get("inputs", ()) or _mentions(line.get("layers", ()), name) for line in lines if isinstance(line, Mapping)
+    )
+
+
+def _word(entry: Entry) -> str:
+    """A name from the last words of the module's path."""
+    parts = [part for part in re.split(r"[^A-Za-z0-9_]+", entry.path) if part]
+    words = [part for part in parts if not part.isdigit()]
+    word = "_".join(words[-2:]) or entry.kind
+    return word if word[0].isalpha() else f"n{word}"

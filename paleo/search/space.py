@@ -1,0 +1,130 @@
+"""What a search ranges over: meshes, batch shares and the choices that need no pricing of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+
+from paleo.assemble import RECOMPUTE
+from paleo.errors import PlanError, SpecError
+from paleo.graph import Graph
+from paleo.parallel.mesh import Mesh
+from paleo.parallel.placement import STRATEGIES, Strategy, parse_strategy
+from paleo.plan import DEFAULT_BATCH, DEFAULT_SEQUENCES
+from paleo.schedules.base import SCHEDULES
+from paleo.specs.model import ModelSpec
+from paleo.specs.run import Run
+
+#: Axes that a search may use beside dp.
+SPLITS = ("tp", "cp", "ep", "pp")
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """Choices that a search tries; what is left out is tried in every way that there is.
+
+    ``degrees`` fixes axes, ``microbatches`` and ``chunks`` list what may be tried, ``sequence_parallel`` and ``overlapped`` fix a choice.
+    """
+
+    degrees: Mapping[str, int] = field(default_factory=dict)
+    microbatches: tuple[int, ...] | None = None
+    chunks: tuple[int, ...] | None = None
+    recompute: tuple[str, ...] = RECOMPUTE
+    zero: tuple[int, ...] = (0, 1, 2, 3)
+    schedules: tuple[str, ...] = tuple(SCHEDULES)
+    sequence_parallel: bool | None = None
+    overlapped: bool | None = None
+
+
+def within(strategy: str | None, **stated: object) -> Space:
+    """A space narrowed by what is stated: a strategy as people write it, and single values of `Space`'s lists.
+
+    >>> within("tp=8,zero=1", recompute="full").degrees
+    {'tp': 8}
+    """
+    fixed: dict[str, object] = {name: (value,) for name, value in stated.items() if value is not None}
+    if strategy is not None:
+        parsed = parse_strategy(strategy)
+        if parsed.preset != "dp":
+            raise PlanError(f"strategy {strategy!r}: a search ranges over degrees, not over {parsed.preset!r}")
+        words = {part.partition("=")[0].strip() for part in strategy.split(",")}
+        fixed["degrees"] = dict(parsed.degrees)
+        fixed |= {"zero": (parsed.zero,)} if "zero" in words else {}
+        fixed |= {"chunks": (parsed.chunks,)} if "vp" in words else {}
+        fixed |= {"sequence_parallel": True} if "sp" in words else {}
+    for name in fixed.get("schedules", ()):  # type: ignore[attr-defined]
+        SCHEDULES[name]
+    return Space(**fixed)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A mesh, whether sequences are split over tp between layers, and the samples of each data-parallel rank."""
+
+    mesh: Mesh
+    sequence_parallel: bool
+    local_batch: int
+
+    @property
+    def strategy(self) -> Strategy:
+        """The strategy of its layers; states and pipeline chunks are chosen apart."""
+        return Strategy("dp", {}, 0, self.sequence_parallel)
+
+
+def layouts(graph: Graph, gpus: int, global_batch: int, space: Space) -> list[Layout]:
+    """Every mesh of ``gpus`` whose axes all divide something and whose data-parallel ranks share the batch evenly."""
+    useful = _useful(graph)
+    found = []
+    for tp, cp, ep, pp in product(*(_degrees(axis, gpus, useful, space) for axis in SPLITS)):
+        ranks = tp * cp * ep * pp
+        if gpus % ranks or global_batch % (gpus // (tp * cp * pp)) or space.degrees.get("dp", gpus // ranks) != gpus // ranks:
+            continue
+        mesh = Mesh.of({"tp": tp, "cp": cp, "ep": ep, "pp": pp, "dp": gpus // ranks})
+        found += [Layout(mesh, sp, global_batch // mesh.replicas) for sp in _sequence_parallel(tp, space)]
+    return found
+
+
+def _degrees(axis: str, gpus: int, useful: frozenset[str], space: Space) -> Sequence[int]:
+    if axis in space.degrees:
+        return (space.degrees[axis],)
+    return divisors(gpus) if axis in useful else (1,)
+
+
+def _useful(graph: Graph) -> frozenset[str]:
+    """Axes that divide a dim of some layer that dp does not divide; any network of several layers can be cut into stages."""
+    placement = STRATEGIES["dp"](graph, Strategy())
+    used = {"pp"}
+    for node in graph.nodes:
+        dims = {dim for op in node.operations for tensor in (*op.reads, op.out) for dim in tensor.dims} - {"batch"}
+        used.update(axis for dim, axes in placement.of(node).items() if dim in dims for axis in axes)
+    return frozenset(used)
+
+
+def _sequence_parallel(tp: int, space: Space) -> Iterator[bool]:
+    if space.sequence_parallel is not True or tp == 1:
+        yield False
+    if space.sequence_parallel is not False and tp > 1:
+        yield True
+
+
+def divisors(number: int) -> tuple[int, ...]:
+    """Divisors, rising.
+
+    >>> divisors(12)
+    (1, 2, 3, 4, 6, 12)
+    """
+    small = [n for n in range(1, int(number**0.5) + 1) if number % n == 0]
+    return tuple(sorted({*small, *(number // n for n in small)}))
+
+
+def microbatches(local_batch: int, space: Space) -> tuple[int, ...]:
+    """Sizes of a microbatch that divide a rank's share."""
+    return tuple(n for n in divisors(local_batch) if space.microbatches is None or n in space.microbatches)
+
+
+def batch(model: ModelSpec, run: Run) -> int:
+    """The global batch of a search: stated, or that of each GPU (32 samples, 8 sequences by default) times the GPUs."""
+    if run.batch is not None and run.global_batch is not None:
+        raise SpecError("batch and global_batch: a search keeps the global batch; state one of them")
+    return run.global_batch or (run.batch or (DEFAULT_BATCH if model.tokens is None else DEFAULT_SEQUENCES)) * run.gpus

@@ -1,0 +1,99 @@
+"""The documentation: its commands run, its Python runs, its pages are built without a warning, the shell completes names."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from paleo.cli import run as paleo
+from paleo.specs.loading import parse_yaml
+from paleo.specs.model import load_model
+from paleo.studies.sweep import Study
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
+BLOCKS = [
+    (page, kind, text) for page in PAGES for kind, text in re.findall(r"```(\w+)\n(.*?)```", page.read_text(), re.S)
+]
+
+
+def shown(kind: str) -> list[tuple[Path, str]]:
+    return [(page, text) for page, found, text in BLOCKS if found == kind]
+
+
+COMMANDS = list(dict.fromkeys(
+    line
+    for _, text in shown("sh")
+    for line in text.replace("\\\n", " ").splitlines()
+    if line.startswith("paleo ")
+))  # fmt: skip
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_run(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert paleo(shlex.split(command)[1:]) == 0
+
+
+@pytest.mark.parametrize(("page", "code"), shown("python"), ids=lambda one: getattr(one, "stem", ""))
+def test_python_runs(page: Path, code: str) -> None:
+    exec(compile(code, str(page), "exec"), {})
+
+
+def test_files_shown_are_right(tmp_path: Path) -> None:
+    texts = [text for _, text in shown("yaml")]
+    assert len(texts) >= 3
+    for text in texts:
+        data = parse_yaml(text, where="docs")
+        path = tmp_path / "shown.yaml"
+        path.write_text(text)
+        if "axes" in data:
+            assert Study.model_validate(data).rows > 1
+        elif "levels" in data:
+            assert paleo(["show", str(path)]) == 0
+        else:
+            assert load_model(path).title == data["title"]
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    generated = {"cli.md", "files.md", "catalog.md"}
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#:]+\.md)", page.read_text()):
+            assert (page.parent / target).exists() or Path(target).name in generated, f"{page.name}: {target}"
+
+
+def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
+    for module in ("mkdocs", "mkdocstrings"):
+        if importlib.util.find_spec(module) is None:
+            pytest.skip(f"needs {module} (extra docs)")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stderr + built.stdout
+    text = (tmp_path / "reference" / "cli.html").read_text()
+    assert "paleo estimate" in text and "--global-batch" in text
+    assert "H100" in (tmp_path / "reference" / "catalog.html").read_text()
+    assert "McCandlish" in (tmp_path / "formulas.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("paleo estimate resnet5", {"resnet50"}),
+        ("paleo estimate resnet50 --system dgx-h2", {"dgx-h200"}),
+        ("paleo compare resnet50 --systems dgx-2,dgx-h2", {"dgx-2,dgx-h200"}),
+        ("paleo sw", {"sweep"}),
+    ],
+)
+def test_the_shell_completes(words: str, expected: set[str]) -> None:
+    asked = {"_PALEO_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
+    done = subprocess.run(
+        [sys.executable, "-m", "paleo"], env=os.environ | asked, capture_output=True, text=True, check=False
+    )
+    assert expected <= set(done.stdout.split())
