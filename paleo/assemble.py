@@ -280,7 +280,7 @@ def states(
     share = [1.0 / np.asarray(ranks) if zero >= stage else 1.0 for stage in (3, 2, 1)]
     return States(
         parameters * formats.parameter * share[0],
-        parameters * (formats.gradient * training) * share[1],
+        parameters * ((formats.gradient + formats.accumulator) * training) * share[1],
         parameters * (chosen.state_bytes(formats) * training) * share[2],
         2.0 * largest * formats.parameter if zero == 3 else 0.0 * np.asarray(largest),
     )

@@ -14,7 +14,7 @@ from paleo.fusion import Launches, fuse
 from paleo.graph import Graph, Node, Storage
 from paleo.parallel.mesh import Axes, Mesh
 from paleo.parallel.placement import Placement
-from paleo.parallel.propagation import PlacedNode, propagate
+from paleo.parallel.propagation import PlacedNode, kept_whole, propagate
 from paleo.precision import Precision
 from paleo.work import Kernel, Phase, Tensor
 
@@ -105,10 +105,14 @@ class Program:
         )
 
 
-def lower(graph: Graph, placement: Placement, mesh: Mesh, precision: Precision, *, fused: bool = False) -> Program:
-    """The program of the fullest rank; ``fused`` merges chains of element-wise passes."""
+def lower(
+    graph: Graph, placement: Placement, mesh: Mesh, precision: Precision, *, fused: bool = False, regather: bool = True
+) -> Program:
+    """The program of the fullest rank; ``fused`` merges chains of element-wise passes; without ``regather`` inputs that were
+    gathered stay whole until backward."""
     lowering = _Lowering(graph, precision, fused)
     placed = propagate(graph, placement, mesh)
+    placed = placed if regather else tuple(kept_whole(one) for one in placed)
     return Program(tuple(lowering.section(list(members)) for _, members in groupby(placed, key=_section_key)))
 
 

@@ -28,7 +28,8 @@ class Precision:
 
     ``activation`` is what layers pass on, ``operand`` what matrix products read, ``parameter`` the copy that forward
     and backward use, ``gradient`` the parameter gradients, ``master`` the optimizer's own fp32 copy (0 where the
-    parameter is already fp32), ``state`` each optimizer state. Statistics (means, variances, log-sum-exp) are fp32,
+    parameter is already fp32), ``state`` each optimizer state, ``accumulator`` a second copy of the gradients in which
+    a framework sums them (kept, not exchanged). Statistics (means, variances, log-sum-exp) are fp32,
     dropout masks one byte, indices int64.
     """
 
@@ -39,6 +40,7 @@ class Precision:
     gradient: float
     master: float
     state: float = 4.0
+    accumulator: float = 0.0
 
     def bytes_of(self, role: Role) -> float:
         match role:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -146,7 +146,9 @@ class Setting:
 
     def lowered(self, graph: Graph, placement: Placement, mesh: Mesh) -> Program:
         """One rank's program."""
-        program = lower(graph, placement, mesh, self.formats, fused=self.software.fused)
+        program = lower(
+            graph, placement, mesh, self.formats, fused=self.software.fused, regather=self.software.regather
+        )
         return without_backward(program) if self.run.forward_only else program
 
 
@@ -156,7 +158,8 @@ def setting(system: System, run: Run, dtype: str) -> Setting:
     software = software if run.cudnn is None else software.model_copy(update={"cudnn": run.cudnn})
     prices = pricer(system.device, dtype, run.calibration, software)
     fabric = Fabric(system, run.algorithm_or_server, prices.rates, host=software.host_forward)
-    return Setting(run, system, precision(dtype), software, prices, fabric)
+    formats = replace(precision(dtype), accumulator=software.gradient_accumulator)
+    return Setting(run, system, formats, software, prices, fabric)
 
 
 @dataclass(frozen=True, slots=True)

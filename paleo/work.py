@@ -19,6 +19,7 @@ from paleo.precision import Precision, Role
 
 Size = int | float
 Phase = Literal["forward", "backward", "backward_weight", "update"]
+Family = Literal["gemm", "conv", "attention", "memory", "rnn"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,7 @@ class Kernel:
     """
 
     name: str
-    family: Literal["gemm", "conv", "attention", "memory", "rnn"]
+    family: Family
     operation: str
     phase: Phase
     flops: float
@@ -237,20 +238,11 @@ class Contraction:
         gradient = phase == "backward_weight"
         written = out.elements * (precision.gradient if gradient else precision.activation)
         if self.windows:
-            family, operation, shape = "conv", self._direction(phase), self._conv_shape()
+            operation, shape = self._direction(phase), self._conv_shape()
         else:
-            family, operation, shape = "gemm", "gemm", _gemm_shape(left, right, out)
-        return Kernel(
-            self.name,
-            family,
-            operation,
-            phase,
-            self.flops,
-            0.0,
-            float(read),
-            float(written),
-            shape,  # type: ignore[arg-type]
-        )
+            operation, shape = "gemm", _gemm_shape(left, right, out)
+        family: Family = "conv" if self.windows else "gemm"
+        return Kernel(self.name, family, operation, phase, self.flops, 0.0, float(read), float(written), shape)
 
     def _direction(self, phase: Phase) -> str:
         if phase == "backward_weight":

@@ -167,12 +167,12 @@ def _residual(one: Residual) -> dict[str, float]:
 
 
 def _interval(bins: Sequence[IntervalBin]) -> tuple[dict[str, float], ...]:
-    """Bins as data, the last without an end; one that holds just its fit's own rows may not exclude the prediction."""
+    """Bins as data, the last without an end; each is stretched to hold the prediction itself."""
     return tuple(
         {
             **({} if math.isinf(one.up_to_s) else {"up_to_s": _rounded(one.up_to_s, 4)}),
-            "low": _rounded(one.low, 4),
-            "high": _rounded(one.high, 4),
+            "low": _rounded(min(one.low, 1.0), 4),
+            "high": _rounded(max(one.high, 1.0), 4),
         }
         for one in bins
     )
@@ -183,11 +183,16 @@ def _rounded(value: float, digits: int = DIGITS) -> float:
 
 
 def calibrations(fits: Sequence[Fit], folder: Path | None = None) -> dict[str, Calibration]:
-    """One calibration a subject; entries that its file in ``folder`` has of other families and stacks are kept."""
+    """One calibration a subject.
+
+    Entries that its file in ``folder`` has of other families and stacks are kept, and so are people's notes on entries.
+    """
     out = {}
     for subject in sorted({one.subject for one in fits}):
         new = {(one.entry.family, one.entry.stack): one.entry for one in fits if one.subject == subject}
         kept = _existing(folder / f"{subject}.yaml") if folder else {}
+        for key in kept.keys() & new.keys():
+            new[key] = new[key].model_copy(update={"notes": new[key].notes or kept[key].notes})
         every = sorted((kept | new).items())
         out[subject] = Calibration(name=subject, subject=subject, entries=tuple(entry for _, entry in every))
     return out

@@ -74,13 +74,12 @@ class _Writer:
             return number
         return "=" + " * ".join(([str(number)] if number != 1 else []) + names)
 
-    def options(self, value: Any) -> Any:
-        """The options of a layer with sizes as expressions."""
-        if isinstance(value, Mapping):
-            return {key: self.options(one) for key, one in value.items()}
-        if isinstance(value, list | tuple):
-            return [self.options(one) for one in value]
-        return self.size(value)
+    def options(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The options of a layer, the sizes of its dims as expressions."""
+        return {
+            key: {dim: self.size(n) for dim, n in value.items()} if key == "dims" and isinstance(value, Mapping) else value
+            for key, value in options.items()
+        }
 
     def whole(self, items: Sequence[Item], loss: str | None) -> list[Any]:
         """All lines of the network."""

@@ -69,7 +69,7 @@ def _affine(trace: Trace) -> list[Group]:
         weight = call.inputs[1] if call.kind in ("addmm", "matmul") and len(call.inputs) > 1 else None
         shift = call.inputs[2] if call.kind == "addmm" and len(call.inputs) > 2 else None
         x = call.inputs[0] if call.inputs else None
-        if weight is None or x is None or x.static or len(weight.shape) != 2 or not weight.sources or weight.origin == "call":
+        if weight is None or x is None or x.static or len(weight.shape) != 2 or not _is_matrix(weight):
             continue
         if shift is not None and (not shift.static or shift.shape != weight.shape[1:]):
             continue
@@ -84,6 +84,15 @@ def _affine(trace: Trace) -> list[Group]:
         made = record("linear", call.label, [x, weight, shift], [(output.shape, False)], flops=call.flops, path=call.path)
         groups.append(Group(calls, made, output))
     return groups
+
+
+def _is_matrix(weight: Value) -> bool:
+    """Whether a value is a parameter, or one turned over."""
+    while weight.maker is not None and weight.maker.kind == "view" and weight.maker.inputs[0] is not None:
+        if weight.maker.inputs[0].elements != weight.elements:
+            return False
+        weight = weight.maker.inputs[0]
+    return weight.origin == "parameter"
 
 
 # Modules whose name says what their calls add up to.
@@ -210,7 +219,7 @@ def _up_to_product(softmax: Call) -> tuple[Call, list[Call], bool] | None:
             return None
         causal = causal or _triangular(call)
         large = [v for v in moving if v.elements == softmax.out.elements]
-        if len(large) != 1:
+        if len(large) != 1 or len(moving) != 1:
             return None
         chain.append(call)
         value = large[0]

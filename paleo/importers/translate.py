@@ -190,8 +190,8 @@ class Translator:
 
     def at(self, value: Value | None) -> Placed:
         """The place of a value that moves; whole numbers are those of the input that they come from."""
-        if value is None or value.sources:
-            raise Untranslatable("expected a tensor that is no parameter")
+        if value is None:
+            raise Untranslatable("an input is missing")
         if value.static and value not in self.placed:
             first = next(iter(self.network.inputs.items()))
             entry = self._add("view", {"dims": dict(zip(self.names(value.shape), value.shape, strict=True))}, [Placed(*first)], "")
@@ -665,7 +665,8 @@ def _sdpa(t: Translator, call: Call) -> None:
     turned = bool(call.options.get("transposed_key"))
     rows, columns = q.shape[-2], k.shape[-1 if turned else -2]
     if len(q.shape) == 4 and k.shape[1] != q.shape[1]:
-        raise Untranslatable("grouped queries")
+        heads = {one.tensor.dims[1]: q.shape[1] for one in (key, value)}
+        key, value = (t.view(one, _same(one) | {one.tensor.dims[1]: heads[one.tensor.dims[1]]}, call.path) for one in (key, value))
     batch = ["b", "h"][: len(q.shape) - 2]
     lead = t.names((*q.shape[:-1],), None)[:-1]
     letters = [" ".join([*batch, *ends]) for ends in (("q", "d"), ("d", "k") if turned else ("k", "d"), ("q", "k"))]

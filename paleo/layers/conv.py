@@ -101,14 +101,12 @@ class TransposedConv(Layer):
         pieces = zip(x.sizes[2:], kernel, stride, dilation, padding, extra, strict=True)
         space = tuple(int((n - 1) * s - 2 * p + d * (k - 1) + e + 1) for n, k, s, d, p, e in pieces)
         if int(x.sizes[1]) % self.groups or self.channels % self.groups:
-            raise GraphError(
-                f"{name}: {x.sizes[1]} input and {self.channels} output channels cannot be cut into {self.groups} groups"
-            )
+            channels = f"{x.sizes[1]} input and {self.channels} output channels"
+            raise GraphError(f"{name}: {channels} cannot be cut into {self.groups} groups")
         halves = tuple(float(p) for p in padding)
-        made = contract(
+        return contract(
             name, x, self.channels, kernel, stride, dilation, halves, space, self.groups, self.bias, transposed=True
         )
-        return made
 
 
 def contract(

@@ -40,7 +40,7 @@ class MixtureOfExperts(Layer):
         if self.top_k > self.experts:
             raise GraphError(f"{name}: top_k {self.top_k} exceeds the {self.experts} experts")
         route, scores = self._route(name, x)
-        batch, seq, hidden = x.dims
+        hidden = x.dims[-1]
         capacity = x.sizes[0] * x.sizes[1] * self.top_k * self.capacity_factor / self.experts
         sent = Tensor(f"{name}.dispatched", ("experts", "capacity", hidden), (self.experts, capacity, x.sizes[-1]))
         dispatch = MemoryPass(f"{name}.dispatch", "gather", (x,), sent, flops_per_element=0.0)

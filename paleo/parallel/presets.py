@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from paleo.graph import Graph
 from paleo.layers.base import ACTIVATIONS
+from paleo.parallel.mesh import Axes
 from paleo.parallel.placement import STRATEGIES, Placement, Rule, Split, Strategy
 
-_BATCH: Split = {"batch": ("ep", "dp")}
+_BATCH: dict[str, Axes] = {"batch": ("ep", "dp")}
 #: Layers that change no dim: they may keep whatever split their input has.
 ELEMENTWISE = frozenset({*ACTIVATIONS, "dropout", "identity"})
 

@@ -11,7 +11,7 @@ the gradient all-reduce of data parallelism is rule A on the weight gradient, wh
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from paleo.errors import PlanError
@@ -220,10 +220,20 @@ def _regather(node: Node, owed: list[Communication]) -> list[Communication]:
     gradients."""
     kept = {tensor.name for operation in node.operations for tensor in operation.saves}
     return [
-        Communication(f"{c.name}.again", "all_gather", c.axis, c.tensor, "backward", overlapped=True)
+        Communication(f"{c.name}{AGAIN}", "all_gather", c.axis, c.tensor, "backward", overlapped=True)
         for c in owed
         if c.operation == "all_gather" and c.when == "forward" and c.tensor.name in kept
     ]
+
+
+def kept_whole(placed: PlacedNode) -> PlacedNode:
+    """The same share when gathered inputs stay whole until the backward pass instead of being gathered again."""
+    owed = tuple(one for one in placed.communications if not one.name.endswith(AGAIN))
+    return replace(placed, communications=owed, gathered={})
+
+
+#: Ends the name of a gather that is made again for the backward pass.
+AGAIN = ".again"
 
 
 def _statistics(node: Node, split: Split, ways: Mapping[str, int]) -> Iterator[Communication]:
@@ -260,7 +270,7 @@ def _expert_exchange(node: Node, split: Split, ways: Mapping[str, int], mesh: Me
         if moved and isinstance(operation, MemoryPass) and operation.operation in ("gather", "scatter"):
             for axis in split.get("experts", ()):
                 for when in ("forward", "backward"):
-                    yield Communication(operation.name, "all_to_all", axis, moved[0].split(ways), when)  # type: ignore[arg-type]
+                    yield Communication(operation.name, "all_to_all", axis, moved[0].split(ways), when)
 
 
 def _parameters(node: Node, split: Split, ways: Mapping[str, int]) -> Iterable[tuple[Tensor, Axes]]:

@@ -36,7 +36,7 @@ def span(passes: Passes, microbatches: Numeric, chunks: int) -> Array:
 
 def alive(stage: Numeric, stages: int, microbatches: Numeric, chunks: int) -> Numeric:
     """As many as there are stages from here on."""
-    return np.minimum(stages - np.asarray(stage), microbatches)
+    return np.asarray(np.minimum(stages - np.asarray(stage), microbatches), dtype=np.float64)
 
 
 ONE_F_ONE_B = add_schedule(Schedule("1f1b", "Narayanan et al., PipeDream-Flush, ICML 2021", order, span, alive))

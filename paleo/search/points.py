@@ -1,7 +1,8 @@
 """Unique blocks priced once: for every layout of layers and every microbatch, the seconds and bytes of each section.
 
-Counts of a rank's layers are affine in its microbatch, so two lowerings of a layout give all of its microbatches (a third checks it);
-where they are not (rounding), each microbatch is lowered by itself. Equal kernels of all points are priced once, in one call.
+Counts of a rank's layers are affine in its microbatch, but for sparse ones that a small batch does not fill (rows of an embedding): so
+each count is the lower or the upper of two lines, and four lowerings of a layout give all of its microbatches (a fifth checks it on
+the first layout). Where that fails, each microbatch is lowered by itself. Equal kernels of all points are priced once, in one call.
 """
 
 from __future__ import annotations
@@ -28,8 +29,10 @@ Array = npt.NDArray[np.float64]
 SIZES = (*BYTES, "output_bytes")
 #: Numbers of a kernel before those of its shape.
 _COUNTS = 4
-#: Relative difference up to which a count is affine in the microbatch.
+#: Relative difference up to which a count lies on a line.
 _SAME = 2.0**-44
+#: Microbatches that are lowered where there are more: two at either end.
+_ENDS = 4
 
 Key = tuple[int, int, int, int, bool]
 
@@ -79,13 +82,13 @@ def priced(model: ModelSpec, made: Setting, layouts: Sequence[Layout], sizes: Ca
 
 
 class _Blocks:
-    """Lowers layouts; remembers graphs, whether counts are affine, and why the last layout could not be lowered."""
+    """Lowers layouts; remembers graphs, whether counts lie on lines, and why the last layout could not be lowered."""
 
     def __init__(self, model: ModelSpec, made: Setting) -> None:
         self.model, self.made = model, made
         self.problem = ""
         self._graphs: dict[int, Graph] = {}
-        self._affine: bool | None = None
+        self._lined: bool | None = None
 
     def key(self, layouts: Sequence[Layout]) -> Callable[[Layout], Key]:
         """What a layout's layers depend on: tp, cp, ep, sequence parallelism, and dp only where some layer looks at it."""
@@ -111,45 +114,52 @@ class _Blocks:
     def of(self, key: Key, microbatches: Sequence[int]) -> list[Block]:
         """The block of a layout, or one for each microbatch; none where its layers cannot be divided so."""
         try:
-            first = self._lower(key, microbatches[0])
-            if len(microbatches) == 1:
-                return [_block(key, [microbatches[0]], [first])]
-            second = self._lower(key, microbatches[1])
-            if self._affine is None:
-                self._affine = self._is_affine(key, microbatches, first, second)
-            if not self._affine:
-                return [_block(key, [size], [self._lower(key, size)]) for size in microbatches]
-            return [_block(key, microbatches, [first, second])]
+            if len(microbatches) <= _ENDS:
+                return self._each(key, microbatches)
+            ends = [self._lower(key, size) for size in (*microbatches[:2], *microbatches[-2:])]
+            rows = [_values(program) for program in ends]
+            if len({len(row) for row in rows}) > 1 or self._lined is False:
+                return self._each(key, microbatches)
+            values = _lines(np.array(microbatches, dtype=np.float64), np.stack(rows))
+            if self._lined is None:
+                self._lined = self._is_lined(key, microbatches, values)
+            return [Block(ends[0], _mesh(key), tuple(microbatches), values)] if self._lined else self._each(key, microbatches)
         except PlanError as error:
             self.problem = str(error)
             return []
 
-    def _is_affine(self, key: Key, microbatches: Sequence[int], first: Program, second: Program) -> bool:
-        """Whether the largest microbatch lies on the line through two others."""
-        last = _values(self._lower(key, microbatches[-1]))
-        if not len(_values(first)) == len(_values(second)) == len(last):
-            return False
-        line = _line(microbatches, _values(first), _values(second))[-1]
-        return bool(np.all(np.abs(line - last) <= _SAME * np.abs(last)))
+    def _each(self, key: Key, microbatches: Sequence[int]) -> list[Block]:
+        programs = [(size, self._lower(key, size)) for size in microbatches]
+        return [Block(program, _mesh(key), (size,), _values(program)[None]) for size, program in programs]
+
+    def _is_lined(self, key: Key, microbatches: Sequence[int], values: Array) -> bool:
+        """Whether the lines hold in the middle, too."""
+        middle = len(microbatches) // 2
+        exact = _values(self._lower(key, microbatches[middle]))
+        return bool(np.all(np.abs(values[middle] - exact) <= _SAME * np.abs(exact)))
 
     def _lower(self, key: Key, microbatch: int) -> Program:
-        tp, cp, ep, dp, sequence_parallel = key
-        mesh = Mesh.of({"tp": tp, "cp": cp, "ep": ep, "dp": dp})
+        mesh = _mesh(key)
         graph = self.graph(microbatch * mesh.replicas)
-        placement = STRATEGIES["dp"](graph, Layout(mesh, sequence_parallel, microbatch).strategy)
+        placement = STRATEGIES["dp"](graph, Layout(mesh, key[-1], microbatch).strategy)
         return self.made.lowered(graph, placement, mesh)
 
 
-def _block(key: Key, microbatches: Sequence[int], programs: Sequence[Program]) -> Block:
+def _mesh(key: Key) -> Mesh:
     tp, cp, ep, dp, _ = key
-    rows = [_values(program) for program in programs]
-    values = np.stack(rows) if len(rows) == len(microbatches) else _line(microbatches, *rows)
-    return Block(programs[0], Mesh.of({"tp": tp, "cp": cp, "ep": ep, "dp": dp}), tuple(microbatches), values)
+    return Mesh.of({"tp": tp, "cp": cp, "ep": ep, "dp": dp})
 
 
-def _line(microbatches: Sequence[int], first: Array, second: Array) -> Array:
-    sizes = np.array(microbatches, dtype=np.float64)[:, None]
-    return np.asarray(first + (second - first) * (sizes - sizes[0]) / (sizes[1] - sizes[0]))
+def _lines(sizes: Array, rows: Array) -> Array:
+    """Numbers at all sizes from those at the first two and the last two: the lower of both lines where the first lies too high at the
+    end, else the upper one."""
+
+    def line(near: int, far: int, at: tuple[Array, Array]) -> Array:
+        slope = (at[1] - at[0]) / (sizes[far] - sizes[near])
+        return np.asarray(at[0] + slope * (sizes[:, None] - sizes[near]))
+
+    first, last = line(0, 1, (rows[0], rows[1])), line(-2, -1, (rows[2], rows[3]))
+    return np.where(first[-1] > rows[3], np.minimum(first, last), np.maximum(first, last))
 
 
 def _values(program: Program) -> Array:

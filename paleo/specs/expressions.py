@@ -74,9 +74,8 @@ def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
             return _COMPARE[type(op)](_value(node.left, names), _value(node.comparators[0], names))
         case ast.Call(func=ast.Name(id=name), keywords=[]) if name in _FUNCTIONS:
             return _FUNCTIONS[name](*(_number(one, names) for one in node.args))
-    raise SpecError(
-        f"{ast.unparse(node)!r} is not allowed in an expression; use numbers, names, + - * / // %, min, max, ceil, round"
-    )
+    allowed = "numbers, names, + - * / // %, min, max, ceil, round"
+    raise SpecError(f"{ast.unparse(node)!r} is not allowed in an expression; use {allowed}")
 
 
 def _number(node: ast.expr, names: Mapping[str, Any]) -> Any:

@@ -8,7 +8,6 @@ twice. Plain scalars follow the YAML 1.2 core schema: ``on``, ``yes`` and ``12:3
 from __future__ import annotations
 
 import math
-import os
 import re
 import stat
 from collections.abc import Mapping
@@ -81,10 +80,11 @@ def parse_yaml(text: str, *, where: str | Path) -> dict[str, Any]:
 
 def _read_text(path: str | Path) -> str:
     try:
-        if not stat.S_ISREG(os.stat(path).st_mode):
-            kind = "a directory" if os.path.isdir(path) else "not a regular file"
+        path = Path(path)
+        if not stat.S_ISREG(path.stat().st_mode):
+            kind = "a directory" if path.is_dir() else "not a regular file"
             raise SpecError(_capped(f"{path}: is {kind}; expected a YAML file"))
-        with open(path, "rb") as file:
+        with path.open("rb") as file:
             raw = file.read(MAX_FILE_BYTES + 1)
     except SpecError:
         raise

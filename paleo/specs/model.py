@@ -54,7 +54,7 @@ class Input(Spec):
 class Block(Spec):
     """A named group of layers with arguments (``required``, or a default), used like a layer."""
 
-    args: dict[str, Any] = {}
+    args: dict[str, Any] = Field(default_factory=dict)
     layers: list[Any] = Field(min_length=1)
 
 
@@ -75,9 +75,9 @@ class ModelSpec(Spec):
     task: Text
     source: Text
     notes: str | None = None
-    params: dict[str, int | float | str | bool] = {}
+    params: dict[str, int | float | str | bool] = Field(default_factory=dict)
     inputs: dict[str, Input] = Field(min_length=1)
-    blocks: dict[str, Block] = {}
+    blocks: dict[str, Block] = Field(default_factory=dict)
     layers: list[Any] = Field(min_length=1)
     tokens: int | str | None = None
     dataset: Dataset | None = None

@@ -39,7 +39,7 @@ class Run(Spec):
     calibration: Text = "auto"
     forward_only: Annotated[bool, Field(strict=True)] = False
     #: parameters of the model file to replace (seq, hidden, …)
-    model: dict[str, int | float | str] = {}
+    model: dict[str, int | float | str] = Field(default_factory=dict)
 
     @property
     def algorithm_or_server(self) -> str | None:

@@ -146,7 +146,7 @@ class Mutation:
 
 #: Mappings whose keys are free, values that may be any text, numbers that may be negative, and keys with a default.
 FREE = {"params", "dims", "args", "blocks", "inputs", "uncertainty"}
-TEXTS = set(
+TEXTS = frozenset(
     [
         "name",
         "title",
@@ -161,24 +161,25 @@ TEXTS = set(
         "date",
         "cpu",
         "library",
+        "subject",
+        "stack",
+        "kind",
         "compute_capability",
         "latency_source",
         "achieved_source",
         "assumed",
-        "stack",
-        "subject",
-        "kind",
         "family",
     ]
 )
 SIGNED = {"bias", "total_error", "parameters", "uncertainty", "year"}
 REQUIRED = {
     "model": "title task source inputs layers dataset.name dataset.samples expect.parameters expect.source",
-    "device": "full_name vendor architecture year multiprocessors peak memory.capacity memory.bandwidth memory.kind memory source",
+    "device": "full_name vendor architecture year multiprocessors peak memory.capacity memory.bandwidth memory source",
     "link": "kind scope bandwidth source",
     "system": "full_name year device devices_per_node source levels.0.name levels.0.link levels.0.topology",
     "software": "title host_forward host_backward source",
-    "calibration": "subject entries entries.0.family entries.0.stack entries.0.source entries.0.parameters entries.0.interval",
+    "calibration": "subject entries entries.0.family entries.0.stack entries.0.source"
+    " entries.0.parameters entries.0.interval",
 }
 _UNIT = re.compile(r"(-?[\d.]+)\s*([A-Za-z/]+)\Z")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import fields
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -196,7 +197,7 @@ def test_weak_scaling_never_beats_perfection(name: str, calibration: str) -> Non
 @pytest.mark.parametrize("name", SMALL)
 def test_more_samples_take_longer_and_more_memory(name: str) -> None:
     steps = [on(CLUSTER, name, "dp", "auto", gpus=1, batch=batch) for batch in (1, 4, 16, 64)]
-    for less, more in zip(steps, steps[1:], strict=False):
+    for less, more in pairwise(steps):
         assert more.step_time >= less.step_time * (1 - 1e-9)
         assert more.memory.activations > less.memory.activations
         assert more.flops == pytest.approx(less.flops * more.plan.global_batch / less.plan.global_batch, rel=1e-9)

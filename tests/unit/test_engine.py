@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,9 +32,8 @@ def test_two_resources_overlap() -> None:
 
 def test_who_is_ready_first_goes_first_and_ties_go_by_position() -> None:
     """c becomes ready at 1, b at 3: the network takes c first although b is listed first."""
-    assert starts(Task("x", "gpu", 1.0), Task("y", "cpu", 3.0), Task("b", "net", 2.0, (1,)), Task("c", "net", 9.0, (0,))) == [
-        0, 0, 10, 1
-    ]  # fmt: skip
+    first = (Task("x", "gpu", 1.0), Task("y", "cpu", 3.0))
+    assert starts(*first, Task("b", "net", 2.0, (1,)), Task("c", "net", 9.0, (0,))) == [0, 0, 10, 1]
     assert starts(Task("a", "net", 1.0), Task("b", "net", 1.0)) == [0, 1]
 
 
@@ -83,7 +84,7 @@ def test_no_task_starts_early_and_no_resource_works_twice(tasks: list[Task]) -> 
         assert event.end == event.start + event.task.duration
     for resource in {task.resource for task in tasks}:
         events = sorted((e.start, e.end) for e in line.events if e.task.resource == resource)
-        assert all(a[1] <= b[0] for a, b in zip(events, events[1:], strict=False))
+        assert all(a[1] <= b[0] for a, b in pairwise(events))
         assert line.busy(resource) == pytest.approx(sum(t.duration for t in tasks if t.resource == resource))
         assert line.end >= line.busy(resource) - 1e-9
     assert line.end <= sum(task.duration for task in tasks) + 1e-9

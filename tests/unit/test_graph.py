@@ -152,7 +152,7 @@ def test_shared_weights_count_once() -> None:
     embedding = {"name": "embed", "embedding": {"entries": 10, "features": 4}}
     head = {"linear": {"features": 10, "dim": "vocab", "bias": False, "tie": "embed"}}
     assert graph(embedding, head, inputs=tied).parameters == 40
-    with pytest.raises(GraphError, match="shares 'embed.weight', but the shapes differ"):
+    with pytest.raises(GraphError, match=r"shares 'embed\.weight', but the shapes differ"):
         graph(embedding, {"linear": head["linear"] | {"features": 11}}, inputs=tied)
 
 

@@ -127,8 +127,8 @@ def test_engineering_text_reads_back(value: float) -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0.0, "0 ns"), (2e-9, "2 ns"), (1.5e-3, "1.5 ms"), (1.0, "1 s"), (89.0, "89 s"), (90.0, "1.5 min"), (5400.0, "1.5 h"),
-     (86400.0 * 3, "3 days"), (math.inf, "never"), (math.nan, "never")],
+    [(0.0, "0 ns"), (2e-9, "2 ns"), (1.5e-3, "1.5 ms"), (1.0, "1 s"), (89.0, "89 s"), (90.0, "1.5 min"),
+     (5400.0, "1.5 h"), (86400.0 * 3, "3 days"), (math.inf, "never"), (math.nan, "never")],
 )  # fmt: skip
 def test_durations(seconds: float, text: str) -> None:
     assert duration(seconds) == text

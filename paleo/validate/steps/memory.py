@@ -1,0 +1,67 @@
+"""Rows of measured memory per GPU."""
+
+from __future__ import annotations
+
+from paleo.errors import SpecError
+from paleo.predict import predict
+from paleo.specs.catalog import read_entry
+from paleo.specs.model import ModelSpec, model_from
+from paleo.specs.run import Run
+from paleo.units import GIGA
+from paleo.validate.steps.base import Row, Step, StepTable, filled, software_of, whole
+from paleo.validate.steps.transformers import strategy_of, system_of
+from paleo.validate.tables import STEPS
+
+#: Llama-like networks that tables name by their size alone: layers, hidden, heads, ffn, tied embeddings, at a vocabulary of 131072.
+#: The sizes are those whose parameters come out as named: 12 or 14 · hidden² …, e.g. 16 · (4 · 2048² + 3 · 2048 · 8192) + 131072 · 2048.
+LLAMA_LIKE = {
+    "llama-like 1.34b": (16, 2048, 32, 8192, True),
+    "llama-like 3.57b": (28, 3072, 24, 8192, True),
+    "llama-like 8.86b": (32, 4096, 32, 14336, False),
+    "llama-like 80.0b": (80, 8192, 64, 28672, False),
+}
+
+
+def llama_like(name: str) -> ModelSpec:
+    """The network of that name; SpecError where the sizes are not known."""
+    sizes = LLAMA_LIKE.get(name.strip().lower())
+    if sizes is None:
+        raise SpecError(f"the sizes of {name!r} are not stated")
+    layers, hidden, heads, ffn, tied = sizes
+    path, data = read_entry("models", "llama2-7b")
+    data["params"] |= {"layers": layers, "hidden": hidden, "heads": heads, "kv_heads": heads, "ffn": ffn, "vocab": 131072}
+    if tied:
+        head = next(one for one in data["layers"] if isinstance(one, dict) and one.get("name") == "head")
+        head["linear"] = {**head["linear"], "tie": "embed"}
+    data.pop("expect", None)
+    return model_from(data, path)
+
+
+class MemoryTable(StepTable):
+    """The fullest GPU's memory, a run a row."""
+
+    name = "memory"
+    header = frozenset({"model", "device", "n_gpus", "seq_len", "micro_batch", "global_batch", "memory_gb_per_gpu"})
+    configuration = ("tp", "pp", "dp", "cp", "ep", "vp", "dtype", "sharding", "sequence_parallel", "recompute")
+    measured_column = "memory_gb_per_gpu"
+    measured_unit = GIGA
+
+    def step(self, row: Row) -> Step:
+        """Bytes on the fullest GPU; the baseline is parameters, gradients and optimizer states alone."""
+        recompute = str(row["recompute"]).strip().lower() if filled(row, "recompute") else "none"
+        run = Run(
+            gpus=whole(row, "n_gpus"),
+            global_batch=whole(row, "global_batch"),
+            microbatch=whole(row, "micro_batch"),
+            dtype=str(row["dtype"]),
+            strategy=strategy_of(row),
+            recompute=recompute,  # type: ignore[arg-type]
+            software=software_of(row, "nanotron"),
+            model={"seq": whole(row, "seq_len")},
+        )
+        made = predict(llama_like(str(row["model"])), system_of(row), run)
+        held, states = made.memory.total, made.memory.parameters + made.memory.gradients + made.memory.optimizer
+        return Step(held, 0.8 * held, 1.25 * held, states, made.system.device.name, made.run.software)
+
+
+STEPS.register("memory")(MemoryTable())
