@@ -104,7 +104,8 @@ def record(
 ) -> Call:
     """A call whose outputs (shape, whether whole numbers) know what they depend on.
 
-    What is made of constants alone is static, unless products with parameters make it: those cost time in every step.
+    What is made of constants alone is static, unless products with parameters make it: those cost time in every step. What
+    is made of whole numbers alone (a mask) counts as one.
     """
     inputs = list(inputs)
     given = [value for value in inputs if value is not None]
@@ -112,8 +113,11 @@ def record(
     static = all(value.static for value in given) and not (sources and more.get("flops"))
     sources = sources if static else frozenset()
     root = next((value.root for value in given if value.root is not None), None)
+    bare = not static and all(value.index or (value.static and not value.sources) for value in given)
     call = Call(kind, label, inputs, [], **more)
-    call.outputs = [Value(shape, "call", "", index, static, sources, root if index else None, call) for shape, index in shapes]
+    for shape, whole in shapes:
+        index = whole or bare
+        call.outputs.append(Value(shape, "call", "", index, static, sources, root if index else None, call))
     return call
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 
 import numpy as np
 import numpy.typing as npt
 
 from paleo.assemble import (
+    RECOMPUTE,
     Columns,
     States,
     TurnTimes,
@@ -25,7 +26,7 @@ from paleo.assemble import (
 )
 from paleo.optimizers import optimizer
 from paleo.parallel.mesh import Axes
-from paleo.predict import Setting, gradient_operation, schedule_name
+from paleo.predict import Setting, gradient_operation
 from paleo.schedules.base import SCHEDULES, Passes
 from paleo.search.points import Points
 from paleo.search.space import Layout, Space, divisors, microbatches
@@ -117,13 +118,10 @@ class _Search:
         )
         return recomputed(table, recompute if self.training else "none")
 
-    def _degree(self, group: _Group, axis: str) -> Index:
-        return np.array([self.layouts[i].mesh.degree(axis) for i in group.layouts], dtype=np.intp)
-
     def _ranks(self, group: _Group) -> Array:
         return np.array([float(self.layouts[i].mesh.replicas) for i in group.layouts])
 
-    def _program(self, layout: Layout, group: _Group, place: int) -> int:
+    def _program(self, group: _Group, place: int) -> int:
         """The block of a layout's points."""
         return int(self.points.block_of[group.point[np.flatnonzero(group.member == place)[0]]])
 
@@ -139,39 +137,32 @@ class _Search:
         first = np.array([np.flatnonzero(group.member == place)[0] for place in range(len(group.layouts))])
         return over(held, self.points.columns.parameters[:, group.point[first]])
 
-    def _after(self, group: _Group, held: Array, sharded: bool, *, exchange: bool) -> Array:
+    def _after(self, group: _Group, held: Array, zero: int, *, exchange: bool) -> Array:
         """Seconds of (stages, layouts) after the last backward pass: gradients where ``exchange`` asks for them, update, gathering."""
         chosen = [self.layouts[i] for i in group.layouts]
         parameters, formats = self._parameters(group, held), self.made.formats
-        total = self._update(parameters / (self._ranks(group) if sharded else 1.0))
-        if sharded and self.training:
-            axes = [tuple(a for a in ("ep", "dp") if layout.mesh.degree(a) > 1) for layout in chosen]
+        total = self._update(parameters / (self._ranks(group) if zero else 1.0))
+        if zero in (1, 2) and self.training:
+            axes = [_replica_axes(layout) for layout in chosen]
             total = total + self._collective("all_gather", chosen, axes, parameters * formats.parameter)
-        if exchange:
-            total = total + self._exchange(group, held, sharded)
-        return total
+        return total + self._exchange(group, held, zero) if exchange else total
 
-    def _exchange(self, group: _Group, held: Array, sharded: bool) -> Array:
+    def _exchange(self, group: _Group, held: Array, zero: int) -> Array:
         """Seconds in which each stage of each layout sums its gradients."""
         found = np.zeros((len(held), len(group.layouts)))
         cells: list[tuple[int, Axes, Array]] = []
-        for place, index in enumerate(group.layouts):
-            layout = self.layouts[index]
+        for place in range(len(group.layouts)):
             elements: dict[Axes, Array] = {}
-            for number, section in enumerate(self.points.programs[self._program(layout, group, place)].sections):
+            for number, section in enumerate(self.points.programs[self._program(group, place)].sections):
                 for one in section.gradients:
-                    axes = self._used(layout, one.axes)
-                    elements[axes] = elements.get(axes, 0.0) + held[:, number] * one.elements
+                    elements[one.axes] = elements.get(one.axes, 0.0) + held[:, number] * one.elements
             cells += [(place, axes, size) for axes, size in elements.items() if axes]
         if cells:
             sizes = np.stack([size for _, _, size in cells], axis=1) * self.made.formats.gradient
             chosen = [self.layouts[group.layouts[place]] for place, _, _ in cells]
-            seconds = self._collective(gradient_operation(int(sharded)), chosen, [axes for _, axes, _ in cells], sizes)
+            seconds = self._collective(gradient_operation(zero), chosen, [axes for _, axes, _ in cells], sizes)
             np.add.at(found.T, [place for place, _, _ in cells], seconds.T)
         return found
-
-    def _used(self, layout: Layout, axes: Axes) -> Axes:
-        return tuple(axis for axis in axes if layout.mesh.degree(axis) > 1)
 
     def _update(self, counts: Array) -> Array:
         if not self.training:
@@ -196,25 +187,20 @@ class _Search:
         activations = over(held, times.kept[:, pairs]) * living * self.training
         return np.asarray(memory(each, activations, work).max(axis=0))
 
+    def _shareable(self, group: _Group, pairs: Index, zero: int) -> Index:
+        """Pairs whose ranks have somebody to share states with."""
+        return pairs[self._ranks(group)[group.member[pairs]] > 1] if zero else pairs
+
     def _results(
-        self, group: _Group, pairs: Index, recompute: str, schedule: str, chunks: int, zero: int, overlapped: bool, step: Array, size: Array
+        self, group: _Group, pairs: Index, choice: tuple[str, str, int, int, bool], step: Array, size: Array
     ) -> Results:
-        from paleo.assemble import RECOMPUTE
-
-        def all_(value: int) -> Index:
-            return np.full(len(pairs), value, dtype=np.intp)
-
-        return Results(
-            np.array(group.layouts, dtype=np.intp)[group.member[pairs]],
-            group.microbatch[pairs].astype(np.intp),
-            all_(RECOMPUTE.index(recompute)),
-            all_(list(SCHEDULES).index(schedule)),
-            all_(chunks),
-            all_(zero),
-            np.full(len(pairs), overlapped),
-            step,
-            size,
-        )
+        """``choice``: recompute, schedule, chunks, zero, overlapped."""
+        recompute, schedule, chunks, zero, overlapped = choice
+        codes = (RECOMPUTE.index(recompute), list(SCHEDULES).index(schedule), chunks, zero)
+        columns = (np.full(len(pairs), code, dtype=np.intp) for code in codes)
+        layout = np.array(group.layouts, dtype=np.intp)[group.member[pairs]]
+        kept = np.full(len(pairs), overlapped)
+        return Results(layout, group.microbatch[pairs].astype(np.intp), *columns, kept, step, size)
 
     # pipelines
 
@@ -251,28 +237,24 @@ class _Search:
         self, group: _Group, recompute: str, times: TurnTimes, chunks: int, pieces: list[Chunk], pairs: Index
     ) -> Iterator[Results]:
         held = turns_held(len(self.sections), pieces, group.stages)
-        names = [name for name in self.space.schedules if SCHEDULES[name].chunked == (chunks > 1)]
-        rounds = [pairs if not SCHEDULES[name].multiple else pairs[group.count[pairs] % group.stages == 0] for name in names]
-        tails = {sharded: self._after(group, held, sharded, exchange=True) for sharded in (False, True)}
         sends = self._sends(group, pieces, pairs)
         passes = Passes(
             over(held, times.forwards[:, pairs]) + sends,
             over(held, times.backwards[:, pairs]) + sends,
             over(held, times.weights[:, pairs]),
         )
-        for name, chosen in zip(names, rounds, strict=True):
-            inside = np.flatnonzero(np.isin(pairs, chosen))
-            here = Passes(*(one[:, inside] for one in passes))
-            living = alive(name, group.stages, group.count[chosen], chunks)
-            ends = {
-                sharded: pipeline_end(name, here, group.count[chosen], chunks, tails[sharded][:, group.member[chosen]])
-                for sharded in (False, True)
-            }
-            for zero in self.space.zero:
-                if zero < 3 and len(chosen):
-                    size = self._memory(group, held, times, living, zero, chosen)
-                    step = ends[zero > 0]
-                    yield self._results(group, chosen, recompute, name, chunks, zero, self.made.overlapped, step, size)
+        tails = {zero: self._after(group, held, zero, exchange=True) for zero in {_kind(z) for z in self.space.zero if z < 3}}
+        for name in (name for name in self.space.schedules if SCHEDULES[name].chunked == (chunks > 1)):
+            whole = group.count[pairs] % group.stages == 0 if SCHEDULES[name].multiple else np.ones(len(pairs), dtype=bool)
+            living = alive(name, group.stages, group.count[pairs], chunks)
+            for zero in (zero for zero in self.space.zero if zero < 3):
+                inside = np.flatnonzero(whole & np.isin(pairs, self._shareable(group, pairs, zero)))
+                chosen = pairs[inside]
+                here = Passes(*(one[:, inside] for one in passes))
+                tail = tails[_kind(zero)][:, group.member[chosen]]
+                step = pipeline_end(name, here, group.count[chosen], chunks, tail)
+                size = self._memory(group, held, times, living[:, inside], zero, chosen)
+                yield self._results(group, chosen, (recompute, name, chunks, zero, self.made.overlapped), step, size)
 
     def _sends(self, group: _Group, pieces: list[Chunk], pairs: Index) -> Array:
         """Seconds in which each stage hands on the outputs of its chunks, one microbatch and way: (stages, pairs)."""
@@ -292,19 +274,94 @@ class _Search:
     def single(self, group: _Group) -> Iterator[Results]:
         """Configurations without a pipeline."""
         held = np.array([[float(section.repeat) for section in self.sections]])
-        every = np.arange(len(group.point))
-        after = {sharded: self._after(group, held, sharded, exchange=False)[0][group.member] for sharded in (False, True)}
-        all_times = {recompute: self._times(group, recompute) for recompute in self.space.recompute}
-        modes = (self.made.overlapped,) if self.space.overlapped is None and self._fixed else (False, True)
-        for overlapped in modes if self.space.overlapped is None else (self.space.overlapped,):
-            ends = self._ends(group, all_times, overlapped)
-            for recompute, times in all_times.items():
-                for zero in self.space.zero:
-                    kind = 3 if zero == 3 else min(zero, 1)
-                    step = ends[recompute, kind] + after[zero > 0 if zero < 3 else True] * 1.0
-                    size = self._memory(group, held, times, np.ones((1, 1)), zero, every)
-                    yield self._results(group, every, recompute, "1f1b", 1, zero, overlapped, step, size)
+        times = {recompute: self._times(group, recompute) for recompute in self.space.recompute}
+        after = {zero: self._after(group, held, zero, exchange=False)[0][group.member] for zero in self.space.zero}
+        living = np.ones((1, 1))
+        for overlapped in self._modes():
+            ends = {kind: self._ends(group, times, overlapped, kind) for kind in {_kind(zero) for zero in self.space.zero}}
+            for zero in self.space.zero:
+                pairs = self._shareable(group, np.arange(len(group.point)), zero)
+                for place, (recompute, turn) in enumerate(times.items()):
+                    size = self._memory(group, held, turn, living, zero, pairs)
+                    step = ends[_kind(zero)][place][pairs] + after[zero][pairs]
+                    yield self._results(group, pairs, (recompute, "1f1b", 1, zero, overlapped), step, size)
 
-    @property
-    def _fixed(self) -> bool:
-        return self.made.run.exchange is not None
+    def _modes(self) -> tuple[bool, ...]:
+        """Whether gradients travel during backward: as the run or the space says, else both ways."""
+        if self.space.overlapped is not None:
+            return (self.space.overlapped,)
+        return (False, True) if self.made.run.exchange is None else (self.made.overlapped,)
+
+    def _ends(self, group: _Group, times: dict[str, TurnTimes], overlapped: bool, kind: int) -> Array:
+        """When gradients have travelled, before the update: (recompute, pairs)."""
+        formats = self.made.formats
+        buckets = Buckets(self.made.run.bucket, formats.gradient, overlapped, kind == 3)
+        orders: dict[tuple[tuple[int, str, int, bool], ...], list[tuple[int, list[Turn]]]] = {}
+        for place, index in enumerate(group.layouts):
+            if kind == 3 and self.layouts[index].mesh.replicas == 1:
+                continue
+            order = turns(self.points.programs[self._program(group, place)], buckets, last=True)
+            orders.setdefault(tuple((t.section, t.direction, t.count, t.gathers) for t in order), []).append((place, order))
+        found = np.zeros((len(times), len(group.point)))
+        for members in orders.values():
+            pairs = np.flatnonzero(np.isin(group.member, [place for place, _ in members]))
+            found[:, pairs] = self._walked(group, list(times.values()), buckets, members, pairs, kind)
+        return found
+
+    def _walked(
+        self,
+        group: _Group,
+        times: Sequence[TurnTimes],
+        buckets: Buckets,
+        members: Sequence[tuple[int, list[Turn]]],
+        pairs: Index,
+        kind: int,
+    ) -> Array:
+        """The streams of layouts whose turns follow one another in the same way."""
+        forward = np.stack([one.forwards[:, pairs] for one in times], axis=1)
+        backward = np.stack([(one.backwards + one.weights)[:, pairs] for one in times], axis=1)
+        column = {place: i for i, (place, _) in enumerate(members)}
+        member = np.array([column[place] for place in group.member[pairs].tolist()], dtype=np.intp)
+        order = members[0][1]
+        seconds = self._buckets(group, members, kind)
+        sent: list[Array | float] = [row[member] if row.any() else 0.0 for row in seconds]
+        gather = self._gathers(group, pairs)[:, None] if buckets.sharded else None
+        if buckets.sharded:
+            once = np.maximum(*walk(order, forward, backward, gather, sent, 0.0))
+        else:
+            plain = turns(self.points.programs[self._program(group, members[0][0])], buckets, last=False)
+            once = np.maximum(*walk(plain, forward, backward, None, [0.0] * len(plain), 0.0))
+        return np.maximum(*walk(order, forward, backward, gather, sent, (group.count[pairs] - 1.0) * once))
+
+    def _buckets(self, group: _Group, members: Sequence[tuple[int, list[Turn]]], kind: int) -> Array:
+        """Seconds of what goes out after each turn: (turns, layouts)."""
+        cells = [
+            (number, column, place, axes, size)
+            for column, (place, order) in enumerate(members)
+            for number, turn in enumerate(order)
+            for axes, size in turn.buckets
+        ]
+        found = np.zeros((len(members[0][1]), len(members)))
+        if cells:
+            chosen = [self.layouts[group.layouts[place]] for _, _, place, _, _ in cells]
+            sizes = np.array([size for *_, size in cells])
+            seconds = self._collective(gradient_operation(kind), chosen, [axes for _, _, _, axes, _ in cells], sizes)
+            np.add.at(found, ([cell[0] for cell in cells], [cell[1] for cell in cells]), seconds)
+        return found
+
+    def _gathers(self, group: _Group, pairs: Index) -> Array:
+        """Seconds in which a section's parameters are gathered: (sections, pairs)."""
+        chosen = [self.layouts[i] for i in group.layouts]
+        first = np.unique(group.member, return_index=True)[1]
+        sizes = self.points.columns.parameters[:, group.point[first]] * self.made.formats.parameter
+        seconds = self._collective("all_gather", chosen, [_replica_axes(one) for one in chosen], sizes)
+        return seconds[:, group.member[pairs]]
+
+
+def _kind(zero: int) -> int:
+    """Configurations whose streams are the same: plain, sharded states, sharded parameters."""
+    return 3 if zero == 3 else min(zero, 1)
+
+
+def _replica_axes(layout: Layout) -> Axes:
+    return tuple(axis for axis in ("ep", "dp") if layout.mesh.degree(axis) > 1)

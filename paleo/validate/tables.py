@@ -149,9 +149,10 @@ class KernelTable:
     def found(self, group: Group, figures: Any) -> Found[Any]:
         """The parameters that price a group."""
         subject, architecture, memory_kind = self.kind.traits(figures)
+        own = self.own if self.own is not None and self.own.subject == subject else None
         return lookup(
             self.kind.families[group.family], subject=subject, architecture=architecture, memory_kind=memory_kind,
-            family=group.family, stacks=(group.stack,), own=self.own,
+            family=group.family, stacks=(group.stack,), own=own,
         )  # fmt: skip
 
 

@@ -1,0 +1,270 @@
+"""``paleo validate``: kinds by header, errors by hand, reasons for what is left out, and look-up with inheritance."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from paleo.errors import SpecError
+from paleo.pricing.gemm import GemmParameters
+from paleo.pricing.parameters import from_mapping
+from paleo.pricing.store import HOST_PARAMETERS, UNMEASURED, Found, lookup, resolved
+from paleo.specs.calibration import load_calibration, load_inheritance
+from paleo.specs.catalog import names
+from paleo.validate.command import validate
+from paleo.validate.kinds.base import KINDS, coded, mapped
+from paleo.validate.report import document, figure
+from paleo.validate.runner import Errors, errors, explanation, validate_frame, with_predictions
+from paleo.validate.tables import KernelTable, table_of
+
+
+def products(**columns: object) -> pd.DataFrame:
+    """A few bf16 products on H100 as aiconfigurator times them."""
+    data = {"source": "aiconfigurator", "device": "h100-sxm5-80gb", "dtype": "bf16", "library": "TensorRT-LLM"}
+    sizes = {"m": [64, 512, 4096], "n": [64, 512, 4096], "k": [64, 512, 4096], "batch": 1, "time_us": [3.0, 5.0, 220.0]}
+    return pd.DataFrame({**data, **sizes, **columns})
+
+
+# --- the errors themselves -----------------------------------------------------------------------------------------
+
+
+def test_errors_by_hand() -> None:
+    predicted, measured = np.array([1.1, 1.8, 3.0]), np.array([1.0, 2.0, 4.0])
+    found = errors(predicted, measured, 0.9 * predicted, 1.2 * predicted, np.array([2.0, 2.0, 2.0]))
+    assert found.rows == 3
+    assert found.median_ape == pytest.approx(0.1)
+    assert found.mape == pytest.approx((0.1 + 0.1 + 0.25) / 3)
+    assert found.bias == pytest.approx(np.log(1.1 * 0.9 * 0.75) / 3)
+    assert found.total_error == pytest.approx(5.9 / 7.0 - 1.0)
+    assert found.coverage == pytest.approx(2 / 3)  # 1.0 in [0.99, 1.32], 2.0 in [1.62, 2.16], 4.0 not in [2.7, 3.6]
+    assert found.baseline_mape == pytest.approx((1.0 + 0.0 + 0.5) / 3)
+
+
+def test_no_rows_have_no_errors() -> None:
+    nothing = np.zeros(0)
+    assert errors(nothing, nothing, nothing, nothing, nothing) == Errors(0, *(None,) * 7)
+
+
+def test_baseline_is_one_best_constant_for_each_device() -> None:
+    report = validate_frame("t", products(), table_of(products().columns))
+    ideal, efficiency = report.predictions.baseline, report.efficiencies["h100-sxm5-80gb"]
+    trials = [np.mean(np.abs(ideal / e / report.measured - 1)) for e in np.linspace(0.01, 1.0, 400)]
+    assert np.mean(np.abs(report.baseline / report.measured - 1)) <= min(trials) + 1e-9
+    assert ideal[2] == pytest.approx(2 * 4096**3 / 989.4e12, rel=0.01)
+    assert report.baseline == pytest.approx(ideal / efficiency)
+
+
+# --- rows that cannot be modelled ----------------------------------------------------------------------------------
+
+
+def test_each_row_is_predicted_or_explained() -> None:
+    frame = products(
+        device=["h100-sxm5-80gb", "h100-sxm5-80", "p100-pcie-16gb"], m=["64", "x", "4096"], time_us=[3.0, 5.0, 220.0]
+    )
+    frame = pd.concat([frame, products(time_us=[0.0, np.nan, 220.0], m=[64, -3, 4096]), products().iloc[:0]])
+    report = validate_frame("t", frame, table_of(frame.columns))
+    assert report.predicted.tolist() == [True, False, False, False, False, True]
+    reasons = report.predictions.reasons
+    assert reasons[1] == reasons[4] == "m is missing or not a number above zero"
+    assert "p100-pcie-16gb has no peak for dtype 'bf16'" in reasons[2]
+    assert reasons[3] == "time_us is missing or not above zero"
+    assert sum(report.unsupported_reasons.values()) == 4
+
+
+def test_unknown_device_names_the_nearest() -> None:
+    report = validate_frame("t", products(device="h100-sxm5-80"), table_of(products().columns))
+    assert not report.predicted.any() and "h100-sxm5-80gb" in report.predictions.reasons[0]
+    assert report.errors().rows == 0
+
+
+def test_devices_are_found_by_what_cuda_calls_them() -> None:
+    report = validate_frame("t", products(device="NVIDIA H100 80GB HBM3"), table_of(products().columns))
+    assert set(report.by(report.predictions.subjects)) == {"h100-sxm5-80gb"}
+
+
+def test_further_columns_and_their_order_do_not_matter() -> None:
+    plain, more = products(), products(colour="red")[["colour", *reversed(products().columns)]]
+    one, other = (validate_frame("t", frame, table_of(frame.columns)).predictions.seconds for frame in (plain, more))
+    assert one == pytest.approx(other, rel=1e-12)
+
+
+def test_unknown_header_says_what_is_missing() -> None:
+    with pytest.raises(SpecError, match=r"nearest is 'gemm', which needs \['k'\]"):
+        table_of(products().drop(columns="k").columns)
+
+
+@pytest.mark.parametrize(
+    ("measured", "predicted", "ideal", "spread", "origin", "word"),
+    [
+        (1.0, 3.0, 2.0, 0.0, "measured", "datasheet"),
+        (3.0, 9.0, 2.0, 0.5, "measured", "differ by 50%"),
+        (3.0, 9.0, 2.0, 0.0, "inherited (Hopper)", "inherited"),
+        (50.0, 90.0, 2.0, 0.0, "measured", "fixed costs"),
+        (3.0, 9.0, 2.0, 0.0, "measured", "choice of kernel"),
+    ],
+)
+def test_misses_are_explained(
+    measured: float, predicted: float, ideal: float, spread: float, origin: str, word: str
+) -> None:
+    assert word in explanation(measured, predicted, ideal, spread, origin)
+
+
+# --- any device, any stack -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "device", ["h200-sxm", "b200", "b300", "l40s", "t4", "l4", "p4", "m40", "titan-xp", "a40", "mi300x"]
+)
+@pytest.mark.parametrize("source", ["aiconfigurator", "vidur", "neusight", "deepbench", "elsewhere"])
+def test_devices_without_measurements_inherit(device: str, source: str) -> None:
+    frame = products(device=device, source=source, dtype="fp32")
+    out = table_of(frame.columns).predict(frame)
+    assert (out.reasons == "").all()
+    assert (out.low <= out.seconds).all() and (out.seconds <= out.high).all() and (out.seconds >= out.baseline).all()
+    assert all(str(one).startswith("inherited") for one in out.origins)
+
+
+def test_every_rule_resolves_and_fits_its_family() -> None:
+    families = {family: kind for _, table in KINDS.items() for family, kind in table.families.items()}
+    inheritance = load_inheritance()
+    assert inheritance is not None
+    for rule in inheritance.rules:
+        for family in rule.families:
+            for architecture in rule.architectures:
+                for stack in rule.stacks:
+                    entry = resolved(rule, family, stack, architecture, (rule.memory_kinds or ("HBM2",))[0])
+                    from_mapping(families[family], entry.parameters, where=family)
+
+
+def test_host_parameters_are_those_of_the_kinds() -> None:
+    for _, kind in KINDS.items():
+        for family in kind.families:
+            assert set(kind.host_parameters) <= set(HOST_PARAMETERS[family.partition(".")[0]])
+
+
+def test_a_stack_that_was_not_measured_keeps_the_silicon() -> None:
+    def found(stack: str) -> Found[GemmParameters]:
+        return lookup(
+            GemmParameters, subject="a100-sxm4-80gb", architecture="Ampere", memory_kind="HBM2e", family="gemm.tensor",
+            stacks=(stack,),
+        )  # fmt: skip
+
+    replayed, queued = found("graph"), found("back-to-back")
+    assert replayed.origin == queued.origin == "measured"
+    assert queued.parameters.launch != replayed.parameters.launch
+    assert queued.parameters.fill == replayed.parameters.fill
+
+
+def test_what_no_rule_knows_has_the_formulas_defaults() -> None:
+    found = lookup(GemmParameters, subject="x", architecture="Kepler", family="gemm.unheard-of")
+    assert found.origin == "default" and found.factors(1.0) == UNMEASURED
+
+
+def test_relatives_are_wider_than_the_family_itself() -> None:
+    def width(architecture: str) -> float:
+        found = lookup(GemmParameters, subject="x", architecture=architecture, family="gemm.fp8", stacks=("graph",))
+        low, high = found.factors(1.0)
+        return high / low
+
+    assert width("Hopper") < width("Volta")
+
+
+def test_bounds_follow_the_bins() -> None:
+    found = Found(None, "measured", "x", ((1.0, 0.5, 2.0), (np.inf, 0.9, 1.1)))
+    low, high = found.bounds(np.array([0.5, 1.0, 4.0]))
+    assert low == pytest.approx([0.25, 0.5, 3.6]) and high == pytest.approx([1.0, 2.0, 4.4])
+    assert found.factors(4.0) == (0.9, 1.1)
+
+
+@pytest.mark.parametrize("name", [one for one in names("calibrations") if one != "architectures"])
+def test_shipped_calibrations_load_and_fit_their_families(name: str) -> None:
+    families = {family: kind for _, table in KINDS.items() for family, kind in table.families.items()}
+    calibration = load_calibration(name)
+    assert calibration.subject == name and calibration.entries
+    for entry in calibration.entries:
+        from_mapping(families[entry.family], entry.parameters, where=f"{name}: {entry.family}")
+        assert all(one.low <= 1.0 <= one.high for one in entry.interval)
+
+
+# --- what the command writes ---------------------------------------------------------------------------------------
+
+
+def test_json_is_one_document_with_the_keys_of_the_contract(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "t.csv.gz"
+    products().to_csv(file, index=False)
+    assert validate([str(file)], as_json=True) == 0
+    (one,) = json.loads(capsys.readouterr().out)["files"]
+    assert one["file"] == str(file) and one["kind"] == "gemm" and one["rows"] == one["predicted"] == 3
+    assert one["unsupported"] == 0 and one["unsupported_reasons"] == {}
+    keys = {"rows", "median_ape", "mape", "p90_ape", "bias", "total_error", "coverage", "baseline_mape"}
+    for part in (one["overall"], one["by_device"]["h100-sxm5-80gb"], one["by_source"]["aiconfigurator"]):
+        assert set(part) == keys and part["rows"] == 3
+
+
+def test_tables_predictions_and_plot_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, rows, plot = (tmp_path / name for name in ("t.csv", "p.csv", "p.svg"))
+    products(time_us=[3.0, np.nan, 220.0]).to_csv(file, index=False)
+    assert validate([str(file)], predictions=str(rows), plot=str(plot)) == 0
+    written = pd.read_csv(rows)
+    assert list(written.columns)[: len(products().columns)] == list(products().columns)
+    assert (written["low"] <= written["predicted"]).loc[[0, 2]].all() and written["predicted"][2] > 100  # microseconds
+    assert written["unsupported"][1].startswith("time_us")
+    assert plot.read_text().startswith("<?xml") and "1 rows: time_us" in capsys.readouterr().out
+
+
+def test_two_files_share_one_table_of_predictions() -> None:
+    reports = [validate_frame(name, products(), table_of(products().columns)) for name in ("a", "b")]
+    assert with_predictions(reports)["file"].tolist() == ["a"] * 3 + ["b"] * 3
+    assert len(figure(reports).axes) == 2 and len(document(reports)["files"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("more", "word"),
+    [({"plot": "x.gif"}, "suffix"), ({"predictions": "x.txt"}, "csv"), ({"calibration": "h100-sxm5"}, "nearest")],
+)
+def test_bad_options_are_errors_before_any_work(more: dict[str, str], word: str) -> None:
+    with pytest.raises(SpecError, match=word):
+        validate(["nothing.csv"], **more)  # type: ignore[arg-type]
+
+
+def test_an_own_calibration_prices_its_device_alone() -> None:
+    own = load_calibration("h100-sxm5-80gb").model_copy()
+    doubled = [one.model_copy(update={"parameters": one.parameters | {"launch": 1.0}}) for one in own.entries]
+    own = own.model_copy(update={"entries": tuple(doubled)})
+    frame = pd.concat([products(), products(device="a100-sxm4-80gb")], ignore_index=True)
+    seconds = KernelTable(KINDS["gemm"], own).predict(frame).seconds
+    assert (seconds[:3] > 1.0).all() and (seconds[3:] < 0.1).all()
+
+
+# --- words ---------------------------------------------------------------------------------------------------------
+
+
+def test_words_are_coded_once() -> None:
+    frame = pd.DataFrame({"a": pd.Series([" x", "y", None, "x"], dtype="category")})
+    codes, words = coded(frame, "a", "none")
+    assert [words[code] for code in codes] == ["x", "y", "none", "x"]
+    calls: list[str] = []
+    assert mapped(frame, ("a", "absent"), lambda a, b: calls.append(a) or len(a), int).tolist() == [1, 1, 0, 1]
+    assert sorted(calls) == ["", "x", "x", "y"]  # ' x' and 'x' are two words of the column
+
+
+# --- the shared tables ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.shared
+@pytest.mark.parametrize(
+    ("table", "mape", "rows"),
+    [("gemm.csv.gz", 0.08, 57384), ("attention.csv.gz", 0.065, 24496), ("elementwise.csv.gz", 0.05, 40976),
+     ("conv.csv", 0.18, 3828), ("rnn.csv", 0.25, 742), ("collective.csv", 0.13, 18902), ("cnn_layers.csv", 0.23, 380)],
+)  # fmt: skip
+def test_visible_tables_stay_within_their_bars(shared: Path, table: str, mape: float, rows: int) -> None:
+    from paleo.validate.runner import validate_file
+
+    found = validate_file(shared / "measurements" / table).errors()
+    assert found.rows == rows
+    assert found.mape is not None and found.baseline_mape is not None and found.coverage is not None
+    assert found.mape < mape and found.mape < found.baseline_mape and abs(found.coverage - 0.9) < 0.06
