@@ -247,7 +247,7 @@ def alive(name: str, stages: int, microbatches: Numeric, chunks: int) -> Array:
     if stages == 1:
         return np.ones((1,) + np.ndim(microbatches) * (1,))
     stage = np.arange(float(stages)).reshape((-1,) + np.ndim(microbatches) * (1,))
-    return np.asarray(SCHEDULES[name].alive(stage, stages, microbatches, chunks)) / chunks
+    return np.asarray(0.0 * stage + SCHEDULES[name].alive(stage, stages, microbatches, chunks)) / chunks
 
 
 # update and memory

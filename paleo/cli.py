@@ -486,7 +486,7 @@ def report(
     pue: Pue = None,
     host_power: HostPower = None,
 ) -> None:
-    """A page that answers a purchase question: one HTML file that loads nothing. Plans are searched unless --strategy is given."""
+    """A page that answers a purchase question: one HTML file that loads nothing; plans are searched without --strategy."""
     import datetime
 
     from paleo.graph import build

@@ -45,6 +45,6 @@ def near(name: str, known: Iterable[str], *, most: int = 3) -> str:
     close = get_close_matches(name.lower(), names, n=most, cutoff=0.5)
     if close:
         return "nearest: " + ", ".join(repr(one) for one in close)
-    if len(names) <= 12:
+    if len(names) <= 24:
         return "known: " + ", ".join(repr(one) for one in names)
     return f"{len(names)} names are known, none of them near"

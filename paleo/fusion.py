@@ -1,7 +1,7 @@
 """Fusion of element-wise passes: what a compiler, or a framework's hand-written kernels, merge into one launch.
 
-A pass that reads what the pass before it wrote, and alone reads it, need not meet memory in between: the tensor is neither written nor
-read again (nor is its gradient on the way back), unless it is kept for the backward pass.
+A pass that reads what the pass before it wrote, and alone reads it, need not meet memory in between: the tensor is
+neither written nor read again (nor is its gradient on the way back), unless it is kept for the backward pass.
 """
 
 from __future__ import annotations

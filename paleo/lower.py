@@ -108,8 +108,8 @@ class Program:
 def lower(
     graph: Graph, placement: Placement, mesh: Mesh, precision: Precision, *, fused: bool = False, regather: bool = True
 ) -> Program:
-    """The program of the fullest rank; ``fused`` merges chains of element-wise passes; without ``regather`` inputs that were
-    gathered stay whole until backward."""
+    """The program of the fullest rank; ``fused`` merges chains of element-wise passes; without ``regather`` inputs that
+    were gathered stay whole until backward."""
     lowering = _Lowering(graph, precision, fused)
     placed = propagate(graph, placement, mesh)
     placed = placed if regather else tuple(kept_whole(one) for one in placed)

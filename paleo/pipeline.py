@@ -1,7 +1,7 @@
 """A pipeline as tasks: stages, the passes that a schedule orders, and the sends between them.
 
-Thousands of microbatches are not unrolled: once the pipeline is full each further microbatch adds the same time, so a window of them
-is run and the rest is added.
+Thousands of microbatches are not unrolled: once the pipeline is full each further microbatch adds the same time, so a
+window of them is run and the rest is added.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from paleo.schedules.base import SCHEDULES, Action, Schedule
 
 @dataclass(frozen=True, slots=True)
 class StageTime:
-    """Seconds of one microbatch on one chunk of one stage: forward, backward of inputs, backward of weights, and the send onwards."""
+    """Seconds of one microbatch on one chunk of one stage: forward, backward of inputs, backward of weights, and the
+    send onwards."""
 
     forward: float
     backward: float

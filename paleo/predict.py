@@ -10,12 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from paleo.assemble import (
-    crowded,
     BYTES,
     Columns,
     TurnTimes,
     alive,
     columns,
+    crowded,
     memory,
     over,
     pipeline_end,
@@ -78,7 +78,8 @@ class Breakdown:
 
 @dataclass(frozen=True)
 class Prediction:
-    """One training step (or forward pass) of ``model`` under ``plan`` on ``system``, in SI; ``draw`` makes the timeline."""
+    """One training step (or forward pass) of ``model`` under ``plan`` on ``system``, in SI; ``draw`` makes the
+    timeline."""
 
     model: ModelSpec
     system: System
@@ -97,7 +98,8 @@ class Prediction:
 
     @cached_property
     def timeline(self) -> Timeline:
-        """The step as tasks on streams, or a pipeline's passes on stages (a window of them, where it has very many microbatches)."""
+        """The step as tasks on streams, or a pipeline's passes on stages (a window of them, where it has very many
+        microbatches)."""
         return self.draw()
 
     @property
@@ -277,7 +279,9 @@ def _gradient_seconds(program: Program, bucket: Callable[[Axes, float], float], 
     """Seconds in which the gradients of one turn of each section travel."""
     if buckets.least <= 0:
         return np.zeros(len(program.sections))
-    parts = [[bucket(g.axes, g.elements * buckets.gradient_bytes) for g in s.gradients if g.axes] for s in program.sections]
+    parts = [
+        [bucket(g.axes, g.elements * buckets.gradient_bytes) for g in s.gradients if g.axes] for s in program.sections
+    ]
     return np.array([sum(part) for part in parts])
 
 
@@ -287,24 +291,30 @@ def _section_times(times: TurnTimes) -> list[SectionTime]:
 
 
 def _pipelined(priced: _Priced) -> tuple[Callable[[], Timeline], Breakdown]:
-    """Stages under a schedule; each then exchanges its gradients and updates. The step ends when the last stage is done."""
+    """Stages under a schedule; each then exchanges its gradients and updates. The step ends when the last stage is
+    done."""
     chosen, name, times, held = priced.plan, priced.schedule, priced.times, priced.held
     check(name, chosen.stages, chosen.parallel.chunks, chosen.microbatches)
-    sends = np.array([sum(_send(priced, chunk) for chunk in priced.chunks[s :: chosen.stages]) for s in range(chosen.stages)])
+    sends = np.array(
+        [sum(_send(priced, chunk) for chunk in priced.chunks[s :: chosen.stages]) for s in range(chosen.stages)]
+    )
     passes = Passes(over(held, times.forwards) + sends, over(held, times.backwards) + sends, over(held, times.weights))
     tails = _exchanges(priced) + _updates(priced) + _state_gathers(priced)
     end = float(pipeline_end(name, passes, chosen.microbatches, chosen.parallel.chunks, tails))
     busiest = int(np.argmax(passes.forward + passes.backward + passes.weights))
 
     def draw() -> Timeline:
-        chunks = [[_chunk_time(priced, chunk) for chunk in priced.chunks[s :: chosen.stages]] for s in range(chosen.stages)]
+        chunks = [
+            [_chunk_time(priced, chunk) for chunk in priced.chunks[s :: chosen.stages]] for s in range(chosen.stages)
+        ]
         return pipeline_time(name, chunks, chosen.microbatches).timeline
 
     return draw, _breakdown(priced, busiest, end, float(tails[busiest]), float(sends[busiest]))
 
 
 def _send(priced: _Priced, chunk: Chunk) -> float:
-    """A chunk hands its output on; the stage waits for that, as Megatron's does. Ranks of tp send their shares and gather."""
+    """A chunk hands its output on; the stage waits for that, as Megatron's does. Ranks of tp send their shares and
+    gather."""
     last = priced.program.sections[chunk[-1][0]]
     split = 1 if priced.plan.parallel.sequence_parallel else priced.plan.mesh.degree("tp")
     return priced.network.time("send_recv", ("pp",), last.output_bytes / split)
@@ -342,7 +352,8 @@ def _replica_axes(chosen: Plan) -> Axes:
 
 
 def _state_gathers(priced: _Priced) -> Array:
-    """With sharded states (ZeRO-1, ZeRO-2) every rank collects the parameters that the others updated; seconds by stage."""
+    """With sharded states (ZeRO-1, ZeRO-2) every rank collects the parameters that the others updated; seconds by
+    stage."""
     if priced.plan.parallel.zero not in (1, 2) or priced.run.forward_only:
         return np.zeros(priced.plan.stages)
     axes, sizes = _replica_axes(priced.plan), priced.parameters * priced.setting.formats.parameter
@@ -442,8 +453,8 @@ def _flops(kernels: Sequence[Kernel]) -> float:
 
 
 def _interval(priced: _Priced, breakdown: Breakdown) -> tuple[float, float]:
-    """Where nine of ten real steps should lie: each kernel's factors weighted by its time, as if all erred together (the careful
-    assumption, as errors of one family go the same way); collectives and bubbles take the same factors."""
+    """Where nine of ten real steps should lie: each kernel's factors weighted by its time, as if all erred together
+    (the careful assumption, as errors of one family go the same way); collectives and bubbles take the same factors."""
     kernels = priced.kernels
     if not len(kernels.total):
         return breakdown.step, breakdown.step
@@ -458,9 +469,14 @@ def _unmodelled(run: Run) -> tuple[str, ...]:
 
 
 def _warnings(chosen: Plan, idle: Sequence[str]) -> tuple[str, ...]:
-    found = [f"{axis}={chosen.mesh.degree(axis)} splits nothing in this network: its ranks all do the same work" for axis in idle]
+    found = [
+        f"{axis}={chosen.mesh.degree(axis)} splits nothing in this network: its ranks all do the same work"
+        for axis in idle
+    ]
     if chosen.idle:
-        found.append(f"{chosen.idle} of {chosen.gpus} gpus are idle: the global batch has only {chosen.global_batch} samples")
+        found.append(
+            f"{chosen.idle} of {chosen.gpus} gpus are idle: the global batch has only {chosen.global_batch} samples"
+        )
     elif chosen.local_batch * chosen.dp > chosen.global_batch:
         spare = chosen.local_batch * chosen.dp - chosen.global_batch
         uneven = f"the global batch does not divide evenly: the step waits for ranks with {chosen.local_batch} samples"

@@ -1,8 +1,9 @@
-"""A step of one rank as tasks on streams: computation, blocking collectives, gradient buckets, prefetched weights, the optimizer.
+"""A step of one rank as tasks on streams: computation, blocking collectives, gradient buckets, prefetched weights, the
+optimizer.
 
-Gradient buckets travel on their own stream as soon as the backward pass has filled them, unless the run exchanges gradients after
-it. Sharded parameters are gathered ahead of the section that needs them. Microbatches before the last one are one task: nothing is
-unrolled that repeats.
+Gradient buckets travel on their own stream as soon as the backward pass has filled them, unless the run exchanges
+gradients after it. Sharded parameters are gathered ahead of the section that needs them. Microbatches before the last
+one are one task: nothing is unrolled that repeats.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ COMPUTE, NETWORK = "compute", "communication"
 
 @dataclass(frozen=True, slots=True)
 class SectionTime:
-    """Seconds of one turn of a section: forward, backward of inputs (with what is recomputed first), backward of weights, and the
-    collectives that computation waits for in either direction."""
+    """Seconds of one turn of a section: forward, backward of inputs (with what is recomputed first), backward of
+    weights, and the collectives that computation waits for in either direction."""
 
     forward: float
     backward: float
@@ -35,8 +36,9 @@ class SectionTime:
 class Buckets:
     """How gradients and sharded parameters travel.
 
-    ``overlapped`` starts buckets of ``least`` bytes inside backward, else all go out after it. ``sharded`` parameters (ZeRO-3) are
-    gathered before each turn of a section, forward and backward, and their gradients are sent with every microbatch.
+    ``overlapped`` starts buckets of ``least`` bytes inside backward, else all go out after it. ``sharded`` parameters
+    (ZeRO-3) are gathered before each turn of a section, forward and backward, and their gradients are sent with every
+    microbatch.
     """
 
     least: float
@@ -47,8 +49,8 @@ class Buckets:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """``count`` turns of a section in one direction, as one stretch. ``gathers``: they wait for the section's parameters;
-    ``buckets``: axes and bytes of the gradients that go out after them."""
+    """``count`` turns of a section in one direction, as one stretch. ``gathers``: they wait for the section's
+    parameters; ``buckets``: axes and bytes of the gradients that go out after them."""
 
     section: int
     direction: Literal["forward", "backward"]
@@ -58,7 +60,8 @@ class Turn:
 
 
 def turns(program: Program, buckets: Buckets, *, last: bool) -> list[Turn]:
-    """Forward and backward of one microbatch; gradients go out with the ``last`` one, or always where parameters are sharded."""
+    """Forward and backward of one microbatch; gradients go out with the ``last`` one, or always where parameters are
+    sharded."""
     found: list[Turn] = []
     sends = last or buckets.sharded
     for index, section in enumerate(program.sections):
@@ -108,7 +111,9 @@ def step_timeline(program: Program, prices: Prices, *, microbatches: int, bucket
         earlier: list[Task] = []
         _tasks(earlier, program, prices, turns(program, buckets, last=False))
         once = schedule(earlier).end
-        tasks.append(Task(f"{microbatches - 1} earlier microbatches", COMPUTE, once * (microbatches - 1), (), "accumulate"))
+        tasks.append(
+            Task(f"{microbatches - 1} earlier microbatches", COMPUTE, once * (microbatches - 1), (), "accumulate")
+        )
     sent = _tasks(tasks, program, prices, turns(program, buckets, last=True))
     if update > 0:
         tasks.append(Task("update", COMPUTE, update, (*_last(tasks), *sent), "update"))
@@ -116,8 +121,8 @@ def step_timeline(program: Program, prices: Prices, *, microbatches: int, bucket
 
 
 def _tasks(tasks: list[Task], program: Program, prices: Prices, order: Sequence[Turn]) -> list[int]:
-    """Adds one pass; returns the positions of its gradient buckets. A gather starts once the turn before the last has ended, so that
-    two sets of weights live at once."""
+    """Adds one pass; returns the positions of its gradient buckets. A gather starts once the turn before the last has
+    ended, so that two sets of weights live at once."""
     sent: list[int] = []
     issued: tuple[int, ...] = ()
     for turn in order:

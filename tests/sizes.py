@@ -17,15 +17,17 @@ def body_length(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 def main() -> None:
     bodies, modules = [], []
     for path in sorted(PACKAGE.rglob("*.py")):
-        text = path.read_text()
-        modules.append((len(text.splitlines()), str(path.relative_to(PACKAGE.parent))))
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                bodies.append((body_length(node), f"{path.relative_to(PACKAGE.parent)}:{node.lineno} {node.name}"))
+        text, place = path.read_text(), path.relative_to(PACKAGE.parent)
+        modules.append((len(text.splitlines()), str(place)))
+        functions = (
+            node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        )
+        bodies += [(body_length(node), f"{place}:{node.lineno} {node.name}") for node in functions]
     lengths = sorted(length for length, _ in bodies)
-    print(f"{len(bodies)} functions: median {median(lengths):.0f} lines, p90 {lengths[int(0.9 * len(lengths))]}, max {lengths[-1]}")
+    p90, lines = lengths[int(0.9 * len(lengths))], sum(length for length, _ in modules)
+    print(f"{len(bodies)} functions: median {median(lengths):.0f} lines, p90 {p90}, max {lengths[-1]}")
     print(f"largest function body: {max(bodies)[0]} lines, {max(bodies)[1]}")
-    print(f"largest module: {max(modules)[0]} lines, {max(modules)[1]}; {sum(n for n, _ in modules)} lines in {len(modules)} modules")
+    print(f"largest module: {max(modules)[0]} lines, {max(modules)[1]}; {lines} lines in {len(modules)} modules")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ WIDTH = 116
 _PLAIN = re.compile(r"(=[A-Za-z0-9_(]|[A-Za-z_(])[A-Za-z0-9_./ +*()<>=-]*\Z")
 _RESERVED = re.compile(r"(~|null|true|false|yes|no|on|off|nan|inf|infinity)\Z", re.IGNORECASE)
 #: Keys whose values stay one entry a line, however short.
-_TALL = frozenset({"layers", "branches", "inputs", "blocks"})
+_TALL = frozenset({"layers", "branches", "blocks"})
 #: Keys of the top level that hold prose.
 _PROSE = frozenset({"notes"})
 
@@ -33,7 +33,7 @@ def to_yaml(model: Mapping[str, Any]) -> str:
         if key in _PROSE and isinstance(value, str):
             lines += [f"{key}: >-", *textwrap.wrap(value, WIDTH - 2, initial_indent="  ", subsequent_indent="  ")]
         else:
-            lines += _keyed(_scalar(key), value, 0, tall=key in _TALL)
+            lines += _keyed(_scalar(key), value, 0, tall=key in _TALL or key == "inputs")
     text = "\n".join(lines) + "\n"
     if len(text) > MAX_FILE_BYTES:
         raise SpecError(f"the model has {len(text)} characters as YAML, more than {MAX_FILE_BYTES}; its blocks do not fold")

@@ -19,7 +19,7 @@ def recognise(trace: Trace) -> Trace:
     """The trace with groups replaced by single calls of kinds ``rms_norm``, ``activation``, ``attention``, ``mlp``."""
     _collapse_scopes(trace)
     trace.without_dead_calls()
-    for step in (_affine, _written_out_scores, _attention, _feed_forward):
+    for step in (_written_out_functions, _affine, _written_out_scores, _attention, _feed_forward):
         _replace(trace, step(trace))
         trace.without_dead_calls()
     return trace
@@ -81,9 +81,23 @@ def _affine(trace: Trace) -> list[Group]:
             same = wide.shape[-1] == x.shape[-1] and readers[0].out.shape == (*wide.shape[:-1], weight.shape[1])
             if same and readers[0].kind == "view" and consumers.get(x) == [call] and output not in outputs:
                 calls, x, output = [flat, call, readers[0]], wide, readers[0].out
+        shift, calls, output = _shifted(call, shift, calls, output, consumers)
         made = record("linear", call.label, [x, weight, shift], [(output.shape, False)], flops=call.flops, path=call.path)
         groups.append(Group(calls, made, output))
     return groups
+
+
+def _shifted(
+    call: Call, shift: Value | None, calls: list[Call], output: Value, consumers: dict[Value, list[Call]]
+) -> tuple[Value | None, list[Call], Value]:
+    """A learned vector that is added to the product, and to nothing else, is its bias."""
+    readers = consumers.get(output, [])
+    if call.kind != "matmul" or len(readers) != 1 or readers[0].kind != "add" or readers[0].out.shape != output.shape:
+        return shift, calls, output
+    others = [v for v in readers[0].inputs if v is not None and v is not output]
+    if len(others) != 1 or others[0].origin != "parameter" or others[0].shape != output.shape[-1:]:
+        return shift, calls, output
+    return others[0], [*calls, readers[0]], readers[0].out
 
 
 def _is_matrix(weight: Value) -> bool:
@@ -162,6 +176,96 @@ def _collapsed(kind: str, scope: Scope, calls: Sequence[Call]) -> Call | None:
     if len(weights) > 1 or (weights and weights[0].shape != made.shape[-1:]):
         return None
     return record("rms_norm", scope.type, [given, *(weights or [None])], shape, path=scope.path)  # type: ignore[list-item]
+
+
+# Functions that a file spells out: GELU by erf, SiLU by sigmoid, norms by means.
+
+
+def _written_out_functions(trace: Trace) -> list[Group]:
+    consumers, outputs = trace.consumers(), set(trace.outputs)
+    groups = []
+    for call in trace.calls:
+        name = call.label.lower()
+        if call.out.static or not call.inputs or call.inputs[0] is None:
+            continue
+        found = None
+        if name == "erf":
+            found = _spelled("gelu", _behind_scale(call.inputs[0]), call, consumers, outputs)
+        elif call.kind == "activation" and call.options.get("function") == "sigmoid":
+            readers = consumers.get(call.out, [])
+            own = len(readers) == 1 and readers[0].kind == "multiply" and call.inputs[0] in readers[0].inputs
+            found = _spelled("silu", call.inputs[0], call, consumers, outputs) if own else None
+        elif name == "reducemean" and call.out.shape == (*call.inputs[0].shape[:-1], 1):
+            found = _spelled("norm", _behind_square(call.inputs[0]), call, consumers, outputs)
+        if found is not None:
+            groups.append(found)
+    return groups
+
+
+def _behind_scale(value: Value) -> Value:
+    """What a constant multiple is a multiple of."""
+    maker = value.maker
+    if maker is not None and maker.kind in ("elementwise", "multiply"):
+        moving = [v for v in maker.inputs if v is not None and not v.static]
+        return moving[0] if len(moving) == 1 else value
+    return value
+
+
+def _behind_square(value: Value) -> Value:
+    maker = value.maker
+    if maker is not None and maker.label.lower() in ("pow", "mul"):
+        moving = {v for v in maker.inputs if v is not None and not v.static}
+        return next(iter(moving)) if len(moving) == 1 else value
+    return value
+
+
+def _spelled(
+    kind: str, x: Value, seed: Call, consumers: dict[Value, list[Call]], outputs: set[Value]
+) -> Group | None:
+    """The element-wise calls from ``x`` over ``seed`` to where they end, as one call."""
+    members = {seed: None} | {call: None for call in _between(x, seed.out, _light_makers(seed))}
+    reach = {x, *(call.out for call in members)}
+    frontier, ends = list(reach), list[Call]()
+    while frontier and len(members) < 24:
+        value = frontier.pop(0)
+        for call in consumers.get(value, ()):
+            moving = [v for v in call.inputs if v is not None and not v.static]
+            light = call.kind in ("elementwise", "add", "multiply", "reduce") and call not in members
+            if light and all(v in reach for v in moving) and (value is not x or kind == "norm" or len(moving) > 1):
+                members[call] = None
+                reach.add(call.out)
+                frontier.append(call.out)
+    for call in members:
+        weights = [v for v in call.inputs if v is not None and v.origin == "parameter" and v.shape == x.shape[-1:]]
+        if call.out.shape == x.shape and (kind != "norm" or weights):
+            ends.append(call)
+    for end in reversed(ends):
+        group = _between(x, end.out, list(members))
+        if seed in group and _closed(group, end.out, consumers, outputs):
+            return _spelled_group(kind, x, end.out, group)
+    return None
+
+
+def _light_makers(seed: Call) -> list[Call]:
+    found, stack = list[Call](), [v.maker for v in seed.inputs if v is not None and v.maker is not None]
+    while stack and len(found) < 6:
+        call = stack.pop()
+        if call.kind in ("elementwise", "multiply", "add", "reduce") and call not in found:
+            found.append(call)
+            stack.extend(v.maker for v in call.inputs if v is not None and v.maker is not None)
+    return found
+
+
+def _spelled_group(kind: str, x: Value, output: Value, calls: Sequence[Call]) -> Group | None:
+    weights = [v for call in calls for v in call.inputs if v is not None and v.origin == "parameter" and v.elements > 1]
+    if kind == "norm":
+        centred = sum(call.kind == "reduce" for call in calls) > 1
+        if len(weights) != 1 + centred:
+            return None
+        made = record("layer_norm" if centred else "rms_norm", kind, [x, *weights], [(output.shape, False)], path=calls[0].path)
+        return Group(calls, made, output)
+    made = record("activation", kind, [x], [(output.shape, False)], options={"function": kind}, path=calls[0].path)
+    return None if weights else Group(calls, made, output)
 
 
 # Attention.

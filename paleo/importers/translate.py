@@ -776,6 +776,21 @@ def _turned(t: Translator, x: Placed, seq: str, call: Call) -> Placed:
     return t.view(x, {"batch": batch, seq: rows, "hidden": hidden}, call.path)
 
 
+@handles("sequence_rnn")
+def _sequence_rnn(t: Translator, call: Call) -> None:
+    """A recurrent layer as ONNX has it: (seq, batch, features) to (seq, directions, batch, hidden)."""
+    x = t.at(call.inputs[0])
+    rows, batch, width = x.tensor.sizes
+    x = t.view(x, {"batch": batch, "seq": rows, "features": width}, call.path)
+    options = call.options
+    made = {"hidden": options["hidden"], "bidirectional": options["both"] or None, "biases": None if options["bias"] else 0}
+    entry = t._add(options["cell"], made, [x], call.path)
+    for value in call.outputs:
+        if value.elements:
+            dims = dict(zip(t.names(value.shape), value.shape, strict=True))
+            t.placed[value] = t.view(Placed(entry, entry.out), dims, call.path)
+
+
 @handles("rnn")
 def _rnn(t: Translator, call: Call) -> None:
     """Layers of a recurrent network, one entry each."""

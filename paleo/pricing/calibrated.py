@@ -52,8 +52,13 @@ class FamilyPrices:
 
     @property
     def name(self) -> str:
-        """What to print as the calibration."""
-        return self.own.name if self.own is not None else "auto"
+        """Where the parameters of the families that were asked for come from: ``auto: measured (a100-sxm4-80gb) gemm.tensor; …``."""
+        by_origin: dict[str, list[str]] = {}
+        for family, origin in sorted(self.origins.items()):
+            by_origin.setdefault(origin, []).append(family)
+        parts = [f"{origin} {', '.join(families)}" for origin, families in sorted(by_origin.items(), reverse=True)]
+        label = self.own.name if self.own is not None else "auto"
+        return f"{label}: {'; '.join(parts)}" if parts else label
 
     @property
     def rates(self) -> Rates | None:

@@ -46,5 +46,7 @@ def rates(text: str) -> Rates | None:
     except ValueError:
         values = []
     if not 1 <= len(values) <= 2 or not all(0 < value <= 1 for value in values):
-        raise SpecError(f"calibration {text!r}: expected one or two percentages of peak above 0 and up to 1, such as ppp=0.62,0.72")
+        raise SpecError(
+            f"calibration {text!r}: expected one or two percentages of peak above 0 and up to 1, such as ppp=0.62,0.72"
+        )
     return Rates(text, values[0], values[0], values[-1], combine="sum", latency=False)

@@ -37,9 +37,9 @@ NCCL_STACKS = ("back-to-back",)
 class Network:
     """The system as a mesh's groups see it.
 
-    Calibrated NCCL prices a collective unless ``algorithm`` forces one, or ``rates`` asks for constants: then alpha-beta does.
-    ``host`` is the least that a collective takes, as its call costs the host that long [s]. Each price assumes that all groups of
-    the axes exchange at the same moment and share the ports of their nodes.
+    Calibrated NCCL prices a collective unless ``algorithm`` forces one, or ``rates`` asks for constants: then
+    alpha-beta does. ``host`` is the least that a collective takes, as its call costs the host that long [s]. Each price
+    assumes that all groups of the axes exchange at the same moment and share the ports of their nodes.
     """
 
     system: System
@@ -87,7 +87,8 @@ class Network:
 
 @dataclass(frozen=True, slots=True)
 class Fabric:
-    """The links of a system, for groups given by the stride between neighbours and their number of ranks: arrays of both at once.
+    """The links of a system, for groups given by the stride between neighbours and their number of ranks: arrays of
+    both at once.
 
     Fields as in `Network`.
     """
@@ -99,7 +100,8 @@ class Fabric:
     host: float = 0.0
 
     def times(self, operation: str, strides: Count, ranks: Count, payload_bytes: Array) -> Array:
-        """Seconds of one collective each; groups of one rank and empty payloads take none. All arguments have one shape (n,)."""
+        """Seconds of one collective each; groups of one rank and empty payloads take none. All arguments have one shape
+        (n,)."""
         found = np.zeros(len(payload_bytes))
         used = np.flatnonzero((ranks > 1) & (payload_bytes > 0))
         if len(used):
@@ -164,10 +166,12 @@ def _distinct(pairs: Count) -> tuple[list[tuple[int, int]], Count]:
 def _rows(
     groups: Sequence[tuple[tuple[float, ...], tuple[LevelCost, ...]]], index: Count
 ) -> tuple[tuple[Array, ...], tuple[LevelCost, ...]]:
-    """Groups of one system side by side, row i being ``groups[index[i]]``: only fan-outs and bandwidths differ between them."""
+    """Groups of one system side by side, row i being ``groups[index[i]]``: only fan-outs and bandwidths differ between
+    them."""
     fan_outs = np.array([fan_out for fan_out, _ in groups])[index]
     betas = np.array([[float(cost.beta) for cost in costs] for _, costs in groups])[index]
     costs = tuple(
-        LevelCost(cost.alpha, betas[:, level], cost.gamma, cost.in_switch_reduction) for level, cost in enumerate(groups[0][1])
+        LevelCost(cost.alpha, betas[:, level], cost.gamma, cost.in_switch_reduction)
+        for level, cost in enumerate(groups[0][1])
     )
     return tuple(fan_outs.T), costs

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 class Footprint:
     """Bytes on the fullest device at the end of the forward pass, when most activations live.
 
-    ``workspace`` is the largest temporary: two copies of the largest activation (a gradient and its successor), communication
-    buckets, and what the CUDA context and libraries take (``reserved``).
+    ``workspace`` is the largest temporary: two copies of the largest activation (a gradient and its successor),
+    communication buckets, and what the CUDA context and libraries take (``reserved``).
     """
 
     parameters: float

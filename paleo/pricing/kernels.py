@@ -23,8 +23,8 @@ Array = npt.NDArray[np.float64]
 @dataclass(frozen=True, slots=True)
 class KernelTimes:
     """Seconds of each kernel, in the order given. ``launch`` is the part of ``total`` that a launch floor makes up;
-    ``arithmetic`` says which kernels are limited by arithmetic rather than memory. ``low`` and ``high`` are factors on each time: where
-    nine of ten measurements of such kernels lay."""
+    ``arithmetic`` says which kernels are limited by arithmetic rather than memory. ``low`` and ``high`` are factors on
+    each time: where nine of ten measurements of such kernels lay."""
 
     total: Array
     launch: Array
@@ -96,7 +96,8 @@ class ConstantRates:
 
 @dataclass(frozen=True, slots=True)
 class Calibrated:
-    """The calibrated families behind a host that issues one operation at a time: the longer of the two is what passes."""
+    """The calibrated families behind a host that issues one operation at a time: the longer of the two is what
+    passes."""
 
     families: FamilyPrices
 
@@ -127,7 +128,8 @@ class Calibrated:
 
 
 def pricer(device: Device, dtype: str, calibration: str, software: Software) -> Pricer:
-    """What prices a run: ``ideal``, ``ppp=…``, a calibration file, or (``auto``) the best calibration there is for the device."""
+    """What prices a run: ``ideal``, ``ppp=…``, a calibration file, or (``auto``) the best calibration there is for the
+    device."""
     constant = rates(calibration)
     if constant is not None:
         return ConstantRates(device, dtype, constant)

@@ -1,8 +1,8 @@
 """What a pricing formula may know: the figures of a device (datasheet) and calibrated parameters (measured).
 
-A pricing family is one module with a frozen dataclass of at most 14 parameters and one pure function that broadcasts over
-numpy arrays, SI in and out. Each parameter carries its meaning, unit and the range in which a fit may look for it; a
-calibration file holds values for them with source and residual.
+A pricing family is one module with a frozen dataclass of at most 14 parameters and one pure function that broadcasts
+over numpy arrays, SI in and out. Each parameter carries its meaning, unit and the range in which a fit may look for it;
+a calibration file holds values for them with source and residual.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ def parameter(default: float, *, low: float, high: float, unit: str, meaning: st
 
 
 def from_mapping(kind: type[Parameters], values: Mapping[str, float], *, where: str) -> Parameters:
-    """Parameters of ``kind`` from a calibration's mapping; a name that the family lacks is an error with the nearest one."""
+    """Parameters of ``kind`` from a calibration's mapping; a name that the family lacks is an error with the nearest
+    one."""
     names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
     for name in values:
         if name not in names:

@@ -11,7 +11,9 @@ Array = npt.NDArray[np.float64]
 Numeric = float | Array
 
 
-def roofline_time(*, flops: Numeric, moved_bytes: Numeric, peak_flops_per_s: Numeric, memory_bandwidth: Numeric) -> Array:
+def roofline_time(
+    *, flops: Numeric, moved_bytes: Numeric, peak_flops_per_s: Numeric, memory_bandwidth: Numeric
+) -> Array:
     """Time of one kernel whose arithmetic hides its memory traffic, or the reverse [s].
 
     max(flops / peak_flops_per_s, moved_bytes / memory_bandwidth)
@@ -36,9 +38,11 @@ def kernel_time(
 ) -> Array:
     """A launch floor, then arithmetic and memory traffic: overlapped (``max``) or one after the other (``sum``) [s].
 
-    ``sum`` is the original Paleo's time of a layer (Qi et al., ICLR 2017), with peaks already scaled to its percent of peak.
+    ``sum`` is the original Paleo's time of a layer (Qi et al., ICLR 2017), with peaks already scaled to its percent of
+    peak.
 
-    >>> float(kernel_time(flops=2.0, moved_bytes=3.0, peak_flops_per_s=1.0, memory_bandwidth=1.0, launch=0.5, combine="sum"))
+    >>> rates = {"peak_flops_per_s": 1.0, "memory_bandwidth": 1.0}
+    >>> float(kernel_time(flops=2.0, moved_bytes=3.0, **rates, launch=0.5, combine="sum"))
     5.5
     """
     arithmetic, traffic = np.asarray(flops) / peak_flops_per_s, np.asarray(moved_bytes) / memory_bandwidth

@@ -17,7 +17,7 @@ from paleo.report.assets import SCRIPT, STYLE
 from paleo.report.charts import COLOURS, Bar, Curve, bars, curves, deviations, legend, stacks
 from paleo.report.tables import PARTS, energy, money, percent, rate
 from paleo.studies.comparison import Objective
-from paleo.studies.purchase import CHANGE, Offer, Purchase
+from paleo.studies.purchase import CHANGE, Offer, Purchase, origins
 from paleo.studies.scaling import verdict
 from paleo.studies.training import Training
 from paleo.units import GIB, HOUR, duration, engineering, gibibytes
@@ -438,6 +438,7 @@ def _assumptions(study: Purchase) -> str:
     asked = study.asked
     made = next(one.made for one in study.offers if one.made is not None)
     baseline = study.offers[0].candidate.system.name
+    kept = "the global batch" if asked.scaling == "strong" else "the batch of each GPU"
     tariff = asked.tariff
     paid = (
         "rent of whole nodes at list price, which includes electricity"
@@ -450,12 +451,12 @@ def _assumptions(study: Purchase) -> str:
     paid += ", electricity" if tariff.electricity is not None and tariff.gpu_price is not None else ""
     rows = [
         ("Measured or predicted?", "Predicted. No figure of this page was measured on these systems by Paleo."),
-        ("Calibrated?", f"{', '.join(sorted(_calibrations(study)))}; see Sources."),
+        ("Calibrated?", _calibrations(study)),
         ("Kernel or whole application?", "Whole training steps, not kernels; no input pipeline, validation, "
                                          "checkpoints or restarts."),
         ("Baseline", f"None hidden: absolute times and rates everywhere; {baseline} stands first because it was "
                      f"asked for first."),
-        ("Scaling", f"{asked.scaling}; the {'global batch' if asked.scaling == 'strong' else 'batch of each GPU'} is kept"),
+        ("Scaling", f"{asked.scaling}; {kept} is kept"),
         ("Precision", f"{_dtypes(study)}; peaks are dense, without sparsity, for that precision. Master weights and "
                       f"updates as the optimizer keeps them."),
         ("FLOP", "1 multiply-add is 2 FLOP; MFU counts the model's FLOP, not what is recomputed."),
@@ -487,8 +488,18 @@ def _items(texts: Iterable[str]) -> str:
     return "".join(f"<li>{escape(text)}</li>" for text in texts)
 
 
-def _calibrations(study: Purchase) -> set[str]:
-    return {one.made.calibration for one in study.offers if one.made is not None}
+def _calibrations(study: Purchase) -> str:
+    """For each device, what its parameters come from, kinds of kernels with the same origin together."""
+    found = {}
+    for one in study.offers:
+        if one.made is not None:
+            kinds: dict[str, list[str]] = {}
+            for words, origin in origins(one.made).items():
+                kinds.setdefault(origin, []).append(words)
+            text = ", ".join(f"{' and '.join(words)} {origin}" for origin, words in kinds.items())
+            found[one.made.system.device.name] = f"{one.made.system.device.name}: {text}"
+    note = "Inherited parameters come from other devices of the architecture, with wider intervals."
+    return f"{'; '.join(found.values())}. {note}"
 
 
 def _dtypes(study: Purchase) -> str:

@@ -62,10 +62,12 @@ class Results:
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Layouts of one number of stages, and their pairs with microbatches: positions of layouts and points, one entry a pair."""
+    """Layouts of one number of stages, and their pairs with microbatches: positions of layouts and points, one entry a pair;
+    ``first`` is a pair of each layout."""
 
     stages: int
     layouts: tuple[int, ...]
+    first: Index
     member: Index
     point: Index
     microbatch: Array
@@ -85,17 +87,19 @@ def evaluate(points: Points, layouts: Sequence[Layout], space: Space, made: Sett
 
 def _groups(points: Points, layouts: Sequence[Layout], space: Space) -> Iterator[_Group]:
     for stages in sorted({layout.mesh.degree("pp") for layout in layouts}):
-        members = tuple(i for i, layout in enumerate(layouts) if layout.mesh.degree("pp") == stages)
-        rows = [
-            (place, point, size, layouts[index].local_batch // size)
-            for place, index in enumerate(members)
-            for size in microbatches(layouts[index].local_batch, space)
-            if (point := points.point(layouts[index], size)) is not None
-        ]
+        members: list[int] = []
+        rows: list[tuple[int, int, int, int]] = []
+        for index, layout in enumerate(layouts):
+            if layout.mesh.degree("pp") == stages:
+                found = [(size, points.point(layout, size)) for size in microbatches(layout.local_batch, space)]
+                here = [(len(members), point, size, layout.local_batch // size) for size, point in found if point is not None]
+                members += [index] if here else []
+                rows += here
         if rows:
             table = np.array(rows, dtype=np.int64)
             sizes, counts = table[:, 2].astype(np.float64), table[:, 3].astype(np.float64)
-            yield _Group(stages, members, table[:, 0].astype(np.intp), table[:, 1].astype(np.intp), sizes, counts)
+            first = np.unique(table[:, 0], return_index=True)[1]
+            yield _Group(stages, tuple(members), first, table[:, 0].astype(np.intp), table[:, 1].astype(np.intp), sizes, counts)
 
 
 class _Search:
@@ -104,6 +108,8 @@ class _Search:
         self.training = not made.run.forward_only
         self.optimizer = optimizer(made.run.optimizer)
         self.sections = points.programs[0].sections
+        self._places: dict[tuple[int, Axes], tuple[int, int]] = {}
+        self._kept: dict[tuple[object, ...], Array] = {}
 
     # what every group needs
 
@@ -123,29 +129,44 @@ class _Search:
 
     def _program(self, group: _Group, place: int) -> int:
         """The block of a layout's points."""
-        return int(self.points.block_of[group.point[np.flatnonzero(group.member == place)[0]]])
+        return int(self.points.block_of[group.point[group.first[place]]])
 
-    def _collective(self, operation: str, layouts: Sequence[Layout], axes: Sequence[Axes], sizes: Array) -> Array:
+    def _collective(self, operation: str, layouts: Sequence[int], axes: Sequence[Axes], sizes: Array) -> Array:
         """Seconds of one collective for each layout (last axis) and size (axes before it)."""
-        stride = np.array([layout.mesh.stride(one) for layout, one in zip(layouts, axes, strict=True)])
-        ranks = np.array([layout.mesh.ways(one) for layout, one in zip(layouts, axes, strict=True)])
-        places = (np.broadcast_to(one, sizes.shape).ravel() for one in (stride, ranks))
-        return self.made.fabric.times(operation, *places, sizes.ravel()).reshape(sizes.shape)
+        places = np.array([self._place(index, one) for index, one in zip(layouts, axes, strict=True)], dtype=np.intp)
+        strides, ranks = (np.broadcast_to(one, sizes.shape).ravel() for one in places.T)
+        return self.made.fabric.times(operation, strides, ranks, sizes.ravel()).reshape(sizes.shape)
+
+    def _place(self, layout: int, axes: Axes) -> tuple[int, int]:
+        """Stride and ranks of a layout's groups over some axes."""
+        if (layout, axes) not in self._places:
+            mesh = self.layouts[layout].mesh
+            self._places[layout, axes] = mesh.stride(axes), mesh.ways(axes)
+        return self._places[layout, axes]
 
     def _parameters(self, group: _Group, held: Array) -> Array:
         """Parameter elements of (stages, layouts)."""
-        first = np.array([np.flatnonzero(group.member == place)[0] for place in range(len(group.layouts))])
-        return over(held, self.points.columns.parameters[:, group.point[first]])
+        return over(held, self.points.columns.parameters[:, group.point[group.first]])
 
     def _after(self, group: _Group, held: Array, zero: int, *, exchange: bool) -> Array:
         """Seconds of (stages, layouts) after the last backward pass: gradients where ``exchange`` asks for them, update, gathering."""
-        chosen = [self.layouts[i] for i in group.layouts]
         parameters, formats = self._parameters(group, held), self.made.formats
         total = self._update(parameters / (self._ranks(group) if zero else 1.0))
         if zero in (1, 2) and self.training:
-            axes = [_replica_axes(layout) for layout in chosen]
-            total = total + self._collective("all_gather", chosen, axes, parameters * formats.parameter)
+            total = total + self._collective("all_gather", group.layouts, self._replicas(group), parameters * formats.parameter)
         return total + self._exchange(group, held, zero) if exchange else total
+
+    def _replicas(self, group: _Group) -> list[Axes]:
+        """The axes over which each layout's states are replicas."""
+        meshes = [self.layouts[i].mesh for i in group.layouts]
+        return [tuple(axis for axis in ("ep", "dp") if mesh.degree(axis) > 1) or ("dp",) for mesh in meshes]
+
+    def _tails(self, group: _Group, held: Array, zero: int) -> Array:
+        """`_after` with the exchange, remembered."""
+        key = ("tails", group.stages, held.tobytes(), zero)
+        if key not in self._kept:
+            self._kept[key] = self._after(group, held, zero, exchange=True)
+        return self._kept[key]
 
     def _exchange(self, group: _Group, held: Array, zero: int) -> Array:
         """Seconds in which each stage of each layout sums its gradients."""
@@ -159,7 +180,7 @@ class _Search:
             cells += [(place, axes, size) for axes, size in elements.items() if axes]
         if cells:
             sizes = np.stack([size for _, _, size in cells], axis=1) * self.made.formats.gradient
-            chosen = [self.layouts[group.layouts[place]] for place, _, _ in cells]
+            chosen = [group.layouts[place] for place, _, _ in cells]
             seconds = self._collective(gradient_operation(zero), chosen, [axes for _, axes, _ in cells], sizes)
             np.add.at(found.T, [place for place, _, _ in cells], seconds.T)
         return found
@@ -197,10 +218,10 @@ class _Search:
         """``choice``: recompute, schedule, chunks, zero, overlapped."""
         recompute, schedule, chunks, zero, overlapped = choice
         codes = (RECOMPUTE.index(recompute), list(SCHEDULES).index(schedule), chunks, zero)
-        columns = (np.full(len(pairs), code, dtype=np.intp) for code in codes)
+        first, second, third, fourth = (np.full(len(pairs), code, dtype=np.intp) for code in codes)
         layout = np.array(group.layouts, dtype=np.intp)[group.member[pairs]]
         kept = np.full(len(pairs), overlapped)
-        return Results(layout, group.microbatch[pairs].astype(np.intp), *columns, kept, step, size)
+        return Results(layout, group.microbatch[pairs].astype(np.intp), first, second, third, fourth, kept, step, size)
 
     # pipelines
 
@@ -237,13 +258,13 @@ class _Search:
         self, group: _Group, recompute: str, times: TurnTimes, chunks: int, pieces: list[Chunk], pairs: Index
     ) -> Iterator[Results]:
         held = turns_held(len(self.sections), pieces, group.stages)
-        sends = self._sends(group, pieces, pairs)
+        sends = self._sends(group, pieces)[:, pairs]
         passes = Passes(
             over(held, times.forwards[:, pairs]) + sends,
             over(held, times.backwards[:, pairs]) + sends,
             over(held, times.weights[:, pairs]),
         )
-        tails = {zero: self._after(group, held, zero, exchange=True) for zero in {_kind(z) for z in self.space.zero if z < 3}}
+        tails = {zero: self._tails(group, held, zero) for zero in {_kind(z) for z in self.space.zero if z < 3}}
         for name in (name for name in self.space.schedules if SCHEDULES[name].chunked == (chunks > 1)):
             whole = group.count[pairs] % group.stages == 0 if SCHEDULES[name].multiple else np.ones(len(pairs), dtype=bool)
             living = alive(name, group.stages, group.count[pairs], chunks)
@@ -256,18 +277,26 @@ class _Search:
                 size = self._memory(group, held, times, living[:, inside], zero, chosen)
                 yield self._results(group, chosen, (recompute, name, chunks, zero, self.made.overlapped), step, size)
 
-    def _sends(self, group: _Group, pieces: list[Chunk], pairs: Index) -> Array:
+    def _sends(self, group: _Group, pieces: list[Chunk]) -> Array:
         """Seconds in which each stage hands on the outputs of its chunks, one microbatch and way: (stages, pairs)."""
-        chosen = [self.layouts[group.layouts[place]] for place in group.member[pairs].tolist()]
-        split = np.array([1.0 if one.sequence_parallel else float(one.mesh.degree("tp")) for one in chosen])
-        found = np.zeros((group.stages, len(pairs)))
         ends = np.zeros((group.stages, len(self.sections)))
         for index, chunk in enumerate(pieces):
             ends[index % group.stages, chunk[-1][0]] += 1.0
+        found = np.zeros((group.stages, len(group.point)))
         for section in np.flatnonzero(ends.any(axis=0)).tolist():
-            sizes = self.points.output_bytes[section, group.point[pairs]] / split
-            found += ends[:, section, None] * self._collective("send_recv", chosen, [("pp",)] * len(chosen), sizes)
+            found += ends[:, section, None] * self._send(group, section)
         return found
+
+    def _send(self, group: _Group, section: int) -> Array:
+        """Seconds in which a stage that ends with a section hands its output on, for each pair."""
+        key = ("send", group.stages, section)
+        if key not in self._kept:
+            chosen = [self.layouts[i] for i in group.layouts]
+            split = np.array([1.0 if one.sequence_parallel else float(one.mesh.degree("tp")) for one in chosen])
+            sizes = self.points.output_bytes[section, group.point] / split[group.member]
+            members = np.array(group.layouts)[group.member].tolist()
+            self._kept[key] = self._collective("send_recv", members, [("pp",)] * len(members), sizes)
+        return self._kept[key]
 
     # one stage
 
@@ -343,7 +372,7 @@ class _Search:
         ]
         found = np.zeros((len(members[0][1]), len(members)))
         if cells:
-            chosen = [self.layouts[group.layouts[place]] for _, _, place, _, _ in cells]
+            chosen = [group.layouts[place] for _, _, place, _, _ in cells]
             sizes = np.array([size for *_, size in cells])
             seconds = self._collective(gradient_operation(kind), chosen, [axes for _, _, _, axes, _ in cells], sizes)
             np.add.at(found, ([cell[0] for cell in cells], [cell[1] for cell in cells]), seconds)
@@ -351,17 +380,11 @@ class _Search:
 
     def _gathers(self, group: _Group, pairs: Index) -> Array:
         """Seconds in which a section's parameters are gathered: (sections, pairs)."""
-        chosen = [self.layouts[i] for i in group.layouts]
-        first = np.unique(group.member, return_index=True)[1]
-        sizes = self.points.columns.parameters[:, group.point[first]] * self.made.formats.parameter
-        seconds = self._collective("all_gather", chosen, [_replica_axes(one) for one in chosen], sizes)
+        sizes = self.points.columns.parameters[:, group.point[group.first]] * self.made.formats.parameter
+        seconds = self._collective("all_gather", group.layouts, self._replicas(group), sizes)
         return seconds[:, group.member[pairs]]
 
 
 def _kind(zero: int) -> int:
     """Configurations whose streams are the same: plain, sharded states, sharded parameters."""
     return 3 if zero == 3 else min(zero, 1)
-
-
-def _replica_axes(layout: Layout) -> Axes:
-    return tuple(axis for axis in ("ep", "dp") if layout.mesh.degree(axis) > 1)

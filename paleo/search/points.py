@@ -8,7 +8,7 @@ the first layout). Where that fails, each microbatch is lowered by itself. Equal
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -239,8 +239,8 @@ def _numbered(kernel: Kernel, values: Array, known: dict[object, dict[bytes, int
             place = met[key] = len(unique)
             numbers = values[row].tolist()
             shape = dict(zip(kernel.shape, numbers[_COUNTS:], strict=True))
-            family, operation, phase, calls, _ = kind
-            unique.append(Kernel(kernel.name, family, operation, phase, *numbers[:_COUNTS], shape, calls))
+            flops, vector, read, written = numbers[:_COUNTS]
+            unique.append(replace(kernel, flops=flops, vector_flops=vector, bytes_read=read, bytes_written=written, shape=shape))
         found.append(place)
     return found
 

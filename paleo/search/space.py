@@ -77,8 +77,8 @@ def layouts(graph: Graph, gpus: int, global_batch: int, space: Space) -> list[La
     useful = _useful(graph)
     found = []
     for tp, cp, ep, pp in product(*(_degrees(axis, gpus, useful, space) for axis in SPLITS)):
-        ranks = tp * cp * ep * pp
-        if gpus % ranks or global_batch % (gpus // (tp * cp * pp)) or space.degrees.get("dp", gpus // ranks) != gpus // ranks:
+        ranks, replicas = tp * cp * ep * pp, gpus // (tp * cp * pp)
+        if gpus % ranks or global_batch % replicas or space.degrees.get("dp", replicas) != replicas:
             continue
         mesh = Mesh.of({"tp": tp, "cp": cp, "ep": ep, "pp": pp, "dp": gpus // ranks})
         found += [Layout(mesh, sp, global_batch // mesh.replicas) for sp in _sequence_parallel(tp, space)]

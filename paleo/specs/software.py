@@ -19,13 +19,13 @@ class Software(Spec):
     ``host_forward`` and ``host_backward`` are the host's time for one operation: an operation takes the longer of that
     and its device time, as the device waits for the host. ``attention_kernel`` names its fused kernel (None: the usual
     one of the architecture), ``attention_slowdown`` how much slower than the calibrated ones the framework's attention
-    is (an older generation). ``gradient_accumulator``
-    is the bytes that it holds for each parameter beside the gradient; ``regather`` says that inputs gathered over tp are kept as shards
-    and gathered again for backward. ``transposes`` says whether tensors are turned to channels-last and back round each
-    convolution on tensor cores. ``recompute`` is what it does unless a run says otherwise. ``overlap`` says whether
-    gradients travel during backward. ``contention`` is what computation loses for each second that a collective runs
-    beside it: multiprocessors, bandwidth, copies into and out of flat buffers. ``fused`` says whether chains of
-    element-wise passes are one kernel. ``cudnn`` limits which convolution algorithms there are.
+    is (an older generation). ``gradient_accumulator`` is the bytes that it holds for each parameter beside the
+    gradient; ``regather`` says that inputs gathered over tp are kept as shards and gathered again for backward.
+    ``transposes`` says whether tensors are turned to channels-last and back round each convolution on tensor cores.
+    ``recompute`` is what it does unless a run says otherwise. ``overlap`` says whether gradients travel during
+    backward. ``contention`` is what computation loses for each second that a collective runs beside it:
+    multiprocessors, bandwidth, copies into and out of flat buffers. ``fused`` says whether chains of element-wise
+    passes are one kernel. ``cudnn`` limits which convolution algorithms there are.
     """
 
     name: Text

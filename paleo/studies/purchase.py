@@ -10,6 +10,12 @@ from typing import Any
 from paleo.errors import PaleoError, PlanError, SpecError
 from paleo.plan import plan
 from paleo.predict import Prediction, predict
+from paleo.pricing.attention import PrefillParameters, default_kernel
+from paleo.pricing.convolution import ConvolutionParameters
+from paleo.pricing.gemm import GemmParameters
+from paleo.pricing.memory import MemoryParameters
+from paleo.pricing.rnn import RnnParameters
+from paleo.pricing.store import lookup
 from paleo.specs.hardware import Device, System
 from paleo.specs.model import ModelSpec
 from paleo.specs.run import Run
@@ -235,6 +241,37 @@ def _curve(asked: Asked, best: Prediction) -> ScaleCurve | None:
         return scale(asked.model, best.system, run, counts, asked.scaling)
     except PlanError:
         return None
+
+
+def origins(made: Prediction) -> dict[str, str]:
+    """For each kind of kernel in the step: the device that its parameters were measured on, or what they are inherited
+    from. One entry for all where the run names a calibration of its own."""
+    device, dtype = made.system.device, made.plan.dtype
+    if made.run.calibration != "auto":
+        return {"all kernels": made.calibration}
+    unit = "tensor" if dtype in device.tensor_dtypes and dtype != "fp32" else "vector"
+    products = "gemm.fp8" if dtype == "fp8" else "gemm.tensor" if unit == "tensor" else "gemm.simt"
+    kinds: dict[str, tuple[str, type[Any], str]] = {
+        "gemm": ("products", GemmParameters, products),
+        "conv": ("convolutions", ConvolutionParameters, f"conv.{unit}"),
+        "attention": ("attention", PrefillParameters, f"attention.{default_kernel(device.architecture)}.prefill"),
+        "rnn": ("recurrent layers", RnnParameters, f"rnn.{unit}"),
+        "memory": ("element-wise passes", MemoryParameters, "memory.elementwise"),
+    }
+    used = {one.kernel.family for section in made.program.sections for one in section.kernels}
+    found = {}
+    for family, (words, parameters, key) in kinds.items():
+        if family in used:
+            entry = lookup(
+                parameters,
+                subject=device.name,
+                architecture=device.architecture,
+                memory_kind=device.memory.kind,
+                family=key,
+            )
+            measured = entry.origin == "measured"
+            found[words] = f"measured on {entry.subject}" if measured else f"{entry.origin} ({entry.subject})"
+    return found
 
 
 # what if the hardware were another

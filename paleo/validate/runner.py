@@ -137,8 +137,10 @@ def explanation(measured: float, predicted: float, ideal: float, spread: float, 
         return "measured faster than the datasheet's peaks allow: data in cache, or another algorithm"
     if spread > SCATTER:
         return f"repeated measurements of this configuration differ by {spread:.0%}"
-    if not origin.startswith("measured"):
+    if origin.startswith(("inherited", "default")):
         return f"parameters are {origin}; {times}"
+    if not origin.startswith("measured"):
+        return f"a choice that the model of the software ({origin}) does not make; {times}"
     if min(measured, predicted) > FIXED_COSTS * ideal:
         return f"fixed costs, not work, decide; {times}"
     return f"a choice of kernel that the formula does not make; {times}"

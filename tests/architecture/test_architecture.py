@@ -81,9 +81,17 @@ def test_heavy_imports_are_lazy(path: Path) -> None:
     own = part_of(path)
     tree = ast.parse(path.read_text())
     for node in tree.body:
-        names = [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        names = (
+            [a.name for a in node.names]
+            if isinstance(node, ast.Import)
+            else [node.module or ""]
+            if isinstance(node, ast.ImportFrom)
+            else []
+        )
         for name in {name.split(".")[0] for name in names} & HEAVY:
-            assert own in MAY_BE_HEAVY and name not in {"torch", "onnx", "scipy", "transformers"}, f"{path.name}:{node.lineno} imports {name}"
+            assert own in MAY_BE_HEAVY and name not in {"torch", "onnx", "scipy", "transformers"}, (
+                f"{path.name}:{node.lineno} imports {name}"
+            )
 
 
 def is_scale(value: object) -> bool:
@@ -94,7 +102,9 @@ def is_scale(value: object) -> bool:
     return float(value) in scales | {1024.0, 1024.0**2, 1024.0**3, 2.0**40}
 
 
-@pytest.mark.parametrize("path", [p for p in MODULES if p.name != "units.py"], ids=lambda path: str(path.relative_to(PACKAGE)))
+@pytest.mark.parametrize(
+    "path", [p for p in MODULES if p.name != "units.py"], ids=lambda path: str(path.relative_to(PACKAGE))
+)
 def test_powers_of_ten_stand_in_units_alone(path: Path) -> None:
     """A bare 1e9 or 1024 in code is a hidden conversion; limits that are no units say so by another value."""
     for node in ast.walk(ast.parse(path.read_text())):

@@ -14,8 +14,9 @@ from paleo.specs.run import Run
 
 
 class Published(NamedTuple):
-    """Korthikanti et al., Reducing activation recomputation in large transformer models, 2022, tables 3 and 5: seconds of an
-    iteration with full recomputation, and with sequence parallelism and selective recomputation. Tensor parallel size 8."""
+    """Korthikanti et al., Reducing activation recomputation in large transformer models, 2022, tables 3 and 5: seconds
+    of an iteration with full recomputation, and with sequence parallelism and selective recomputation. Tensor parallel
+    size 8."""
 
     model: str
     gpus: int

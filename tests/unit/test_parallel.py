@@ -39,10 +39,13 @@ def test_megatron_block_owes_two_all_reduces_each_way() -> None:
 
 
 def test_sequence_parallel_turns_them_into_gathers_and_scatters() -> None:
-    """Korthikanti et al. 2022, section 4.2.2: all-gather and reduce-scatter in place of each all-reduce, the same volume."""
+    """Korthikanti et al. 2022, section 4.2.2: all-gather and reduce-scatter in place of each all-reduce, the same
+    volume."""
     found = volumes(block(program("gpt3-175b", "tp=8,sp")))
     pairs = [("all_gather", "tp"), ("reduce_scatter", "tp")]
-    expected = sorted((op, axis, phase, SBH) for op, axis in pairs for phase in ("forward", "backward") for _ in range(2))
+    expected = sorted(
+        (op, axis, phase, SBH) for op, axis in pairs for phase in ("forward", "backward") for _ in range(2)
+    )
     assert found == expected
     again = volumes(block(program("gpt3-175b", "tp=8,sp")), overlapped=True)
     assert again == [("all_gather", "tp", "backward", SBH)] * 2
@@ -78,7 +81,8 @@ def test_data_parallel_sums_every_gradient_once() -> None:
 
 
 def test_one_weird_trick_gathers_activations_and_sums_no_large_gradient() -> None:
-    """Krizhevsky 2014, scheme (a): every rank gets all activations, each holds its share of the fully connected weights."""
+    """Krizhevsky 2014, scheme (a): every rank gets all activations, each holds its share of the fully connected
+    weights."""
     batch, ranks = 128 * 4, 4
     found = program("alexnet", f"owt,dp={ranks}", batch=batch)
     gathers = [t for s in found.sections for t in s.transfers if t.operation == "all_gather" and not t.overlapped]
@@ -91,7 +95,8 @@ def test_one_weird_trick_gathers_activations_and_sums_no_large_gradient() -> Non
 
 
 def test_experts_travel_by_all_to_all() -> None:
-    """Each token goes to top_k experts and back, forward and backward: four all-to-alls of tokens · top_k · hidden (GShard, 2020)."""
+    """Each token goes to top_k experts and back, forward and backward: four all-to-alls of tokens · top_k · hidden
+    (GShard, 2020)."""
     found = volumes(block(program("mixtral-8x7b", "ep=4")))
     tokens = BATCH * build(load_model("mixtral-8x7b"), batch=1).params["seq"] / 4
     size = tokens * 2 * 4096 * 2.0
@@ -105,12 +110,18 @@ def test_context_parallel_passes_keys_and_values_round() -> None:
     seq = build(load_model("llama3-8b"), batch=1).params["seq"]
     size = BATCH * seq * 8 * 128 * 2.0
     assert found == sorted(
-        [("all_gather", "cp", "forward", size), ("all_gather", "cp", "backward", size), ("reduce_scatter", "cp", "backward", size)] * 2
+        [
+            ("all_gather", "cp", "forward", size),
+            ("all_gather", "cp", "backward", size),
+            ("reduce_scatter", "cp", "backward", size),
+        ]
+        * 2
     )
 
 
 def test_sequence_parallel_memory_is_the_published_one() -> None:
-    """Korthikanti et al. 2022, table 2: 34·s·b·h/t a layer with sequence parallelism and no attention scores, at 1-byte masks.
+    """Korthikanti et al. 2022, table 2: 34·s·b·h/t a layer with sequence parallelism and no attention scores, at 1-byte
+    masks.
 
     Our GPT-3 file has no dropout (masks: 1 + 1 of the 34) and its fused attention keeps the output and a log-sum-exp.
     """
@@ -121,7 +132,14 @@ def test_sequence_parallel_memory_is_the_published_one() -> None:
 
 @pytest.mark.parametrize(
     ("text", "word"),
-    [("tp=0", "1 or more"), ("tq=2", "nearest"), ("dq", "unknown"), ("tp=2,tp=4", "tp=4"), ("zero=4", "0, 1, 2"), ("tp=-1", "whole")],
+    [
+        ("tp=0", "1 or more"),
+        ("tq=2", "nearest"),
+        ("dq", "unknown"),
+        ("tp=2,tp=4", "tp=4"),
+        ("zero=4", "0, 1, 2"),
+        ("tp=-1", "whole"),
+    ],
 )
 def test_a_wrong_strategy_is_an_error(text: str, word: str) -> None:
     with pytest.raises(PlanError, match=word):

@@ -11,7 +11,9 @@ from paleo.pipeline import StageTime, pipeline_time
 from paleo.schedules.base import SCHEDULES
 
 
-def uniform(depth: int, chunks: int, *, forward: float = 1.0, backward: float = 1.0, weights: float = 1.0) -> list[list[StageTime]]:
+def uniform(
+    depth: int, chunks: int, *, forward: float = 1.0, backward: float = 1.0, weights: float = 1.0
+) -> list[list[StageTime]]:
     return [[StageTime(forward / chunks, backward / chunks, weights / chunks, 0.0)] * chunks] * depth
 
 

@@ -1,0 +1,562 @@
+"""ONNX files: read, never run. Shapes come from ONNX's own inference; weights count by their sizes, and are not read.
+
+Whatever the file holds, it is bounded in bytes, nodes and nesting before anything walks it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from paleo.errors import SpecError, near
+from paleo.importers.trace import Call, Shape, Trace, Value, probe_sizes, record
+
+MOST_FILE_BYTES, MOST_NODES, MOST_DEPTH, MOST_RANK = 700_000_000, 50_000, 4, 8
+#: Initializers up to so many elements keep their numbers: the shapes that reshapes ask for.
+SMALL = 64
+#: Rounds of inference and arithmetic on shapes.
+MOST_PASSES = 6
+#: Sizes beyond this are mistakes of the file.
+LARGEST = 2**40
+
+
+def onnx_module() -> Any:
+    """The library, or an error that says what to install."""
+    try:
+        importlib.import_module("onnx.shape_inference")
+        return importlib.import_module("onnx")
+    except ImportError:
+        raise SpecError("importing ONNX files needs onnx: pip install 'paleo-perf[onnx]'") from None
+
+
+def from_onnx(
+    path: str | Path, *, sizes: Mapping[str, int] | None = None, title: str = "", loss: str = "auto"
+) -> dict[str, Any]:
+    """An ONNX file as the mapping of a model file.
+
+    ``sizes`` gives numbers to the symbolic dims of its inputs (seq: 128), the batch apart. SpecError, with the file and the node, for
+    what cannot be read.
+    """
+    from paleo.importers.model import model_of
+
+    trace, known = trace_file(path, sizes or {})
+    name = title or Path(path).name
+    return model_of(trace, title=f"{name} (ONNX)", source=f"ONNX file {Path(path).name}", sizes=known, loss="none" if loss == "none" else "auto")
+
+
+def trace_file(path: str | Path, sizes: Mapping[str, int]) -> tuple[Trace, dict[str, int]]:
+    """The calls of a file at a probe size of the batch, and the sizes that its named dims have."""
+    onnx = onnx_module()
+    model = _loaded(onnx, Path(path))
+    _bounded(model.graph, str(path))
+    _without_weights(model.graph)
+    failed: SpecError | None = None
+    for probing in (True, False):
+        try:
+            return _Reader(onnx, model, str(path), sizes, probing=probing).read()
+        except SpecError as error:
+            failed = failed or error
+    raise failed or SpecError(f"{path}: cannot be read")
+
+
+def _loaded(onnx: Any, path: Path) -> Any:
+    try:
+        size = path.stat().st_size
+        if size > MOST_FILE_BYTES:
+            raise SpecError(f"{path}: {size} bytes; at most {MOST_FILE_BYTES} are read. Keep the weights as external data")
+        model = onnx.load(str(path), load_external_data=False)
+        if model.functions:
+            model = importlib.import_module("onnx.inliner").inline_local_functions(model)
+    except FileNotFoundError:
+        raise SpecError(f"{path}: no such file; expected an ONNX model") from None
+    except SpecError:
+        raise
+    except Exception as error:
+        raise SpecError(f"{path}: is no ONNX model ({type(error).__name__}: {_short(error)})") from None
+    if not model.graph.node:
+        raise SpecError(f"{path}: holds no nodes; expected an ONNX model")
+    return model
+
+
+def _short(error: Exception) -> str:
+    return " ".join(str(error).split())[:160]
+
+
+def _bounded(graph: Any, path: str, depth: int = 0) -> None:
+    """Refuses graphs that are too large or too deep."""
+    if depth > MOST_DEPTH:
+        raise SpecError(f"{path}: subgraphs nested deeper than {MOST_DEPTH} levels")
+    if len(graph.node) > MOST_NODES:
+        raise SpecError(f"{path}: {len(graph.node)} nodes; at most {MOST_NODES} are read")
+    for node in graph.node:
+        for attribute in node.attribute:
+            for inner in [attribute.g] if attribute.HasField("g") else attribute.graphs:
+                _bounded(inner, path, depth + 1)
+    for tensor in graph.initializer:
+        if len(tensor.dims) > MOST_RANK or any(not 0 <= size < LARGEST for size in tensor.dims):
+            raise SpecError(f"{path}: initializer {tensor.name[:60]!r} has impossible sizes {list(tensor.dims)[:8]}")
+
+
+def _without_weights(graph: Any) -> None:
+    """Drops the numbers of all large tensors; their sizes stay."""
+    for tensor in graph.initializer:
+        if math.prod(tensor.dims) > SMALL:
+            for data in ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data", "string_data"):
+                tensor.ClearField(data)
+            tensor.ClearField("data_location")
+            tensor.ClearField("external_data")
+
+
+class _Reader:
+    """One reading of a file: inputs at definite sizes, shapes inferred, nodes as calls."""
+
+    def __init__(self, onnx: Any, model: Any, path: str, sizes: Mapping[str, int], *, probing: bool) -> None:
+        self.onnx, self.path, self.sizes, self.probing = onnx, path, sizes, probing
+        self.model = onnx.ModelProto()
+        self.model.CopyFrom(model)
+        self.graph = self.model.graph
+        self.values: dict[str, Value] = {"": None}  # type: ignore[dict-item]
+        self.constants: dict[str, list[int]] = {}
+        self.probe = 1
+        self.named: dict[str, int] = {}
+
+    def read(self) -> tuple[Trace, dict[str, int]]:
+        self._initializers()
+        inputs = self._inputs()
+        shapes = self._shapes()
+        calls = [call for node in self.graph.node for call in [self._call(node, shapes)] if call is not None]
+        outputs = [self.values[one.name] for one in self.graph.output if one.name in self.values]
+        outputs = [value for value in outputs if value is not None and not value.static]
+        if not outputs:
+            raise SpecError(f"{self.path}: no output depends on an input")
+        sizes = {v.name: v.elements for v in self.values.values() if v is not None and v.origin == "parameter"}
+        used = {name for call in calls for v in call.inputs if v is not None for name in v.sources}
+        trace = Trace(inputs, outputs, calls, {n: s for n, s in sizes.items() if n in used}, {"batch": self.probe} if self.probe > 1 else {})
+        trace.without_dead_calls()
+        live = {name for call in trace.calls for v in call.inputs if v is not None for name in v.sources}
+        trace.parameters = {name: size for name, size in trace.parameters.items() if name in live}
+        return trace, {}
+
+    def _initializers(self) -> None:
+        statistics = {name for node in self.graph.node if node.op_type == "BatchNormalization" for name in list(node.input)[3:5]}
+        for tensor in self.graph.initializer:
+            index = tensor.data_type not in _FLOATS
+            learned = not index and tensor.name not in statistics and math.prod(tensor.dims) > 1
+            shape = tuple(int(size) for size in tensor.dims)
+            self.values[tensor.name] = self._constant(tensor.name, shape, index, learned)
+            self._remember(tensor.name, tensor)
+
+    def _constant(self, name: str, shape: Shape, index: bool, learned: bool) -> Value:
+        sources = frozenset({name}) if learned else frozenset[str]()
+        return Value(shape, "parameter" if learned else "constant", name, index, static=True, sources=sources)
+
+    def _remember(self, name: str, tensor: Any) -> None:
+        if tensor.data_type in _WHOLE and math.prod(tensor.dims) <= SMALL:
+            try:
+                numbers = self.onnx.numpy_helper.to_array(tensor).reshape(-1).tolist()
+            except Exception:  # whatever the bytes are, they are not needed
+                return
+            self.constants[name] = [int(number) for number in numbers]
+
+    def _inputs(self) -> list[Value]:
+        taken = {int(size) for tensor in self.graph.initializer for size in tensor.dims}
+        protos = [one for one in self.graph.input if one.name not in self.values]
+        if not protos:
+            raise SpecError(f"{self.path}: has no inputs")
+        taken |= {d.dim_value for one in protos for d in one.type.tensor_type.shape.dim}
+        self.probe = probe_sizes(taken, 1, least=101)[0] if self.probing else 1
+        found = []
+        for place, proto in enumerate(protos):
+            tensor = proto.type.tensor_type
+            if not proto.type.HasField("tensor_type") or len(tensor.shape.dim) > MOST_RANK:
+                raise SpecError(f"{self.path}: input {proto.name[:60]!r} is no tensor of up to {MOST_RANK} dims")
+            shape = tuple(self._size(proto.name, d, i) for i, d in enumerate(tensor.shape.dim))
+            for dim, size in zip(tensor.shape.dim, shape, strict=True):
+                dim.Clear()
+                dim.dim_value = size
+            value = Value(shape, "input", _word(proto.name, place), tensor.elem_type not in _FLOATS)
+            value.root = value if value.index else None
+            self.values[proto.name] = value
+            found.append(value)
+        return found
+
+    def _size(self, name: str, dim: Any, place: int) -> int:
+        """The size of a dim of an input: the first is the batch, others are as stated or asked for."""
+        stated = dim.dim_value if dim.HasField("dim_value") else None
+        if place == 0 and self.probing:
+            return self.probe
+        if dim.HasField("dim_param") and dim.dim_param in self.sizes:
+            return self.sizes[dim.dim_param]
+        if stated is None and place == 0:
+            return 1
+        if stated is None:
+            symbol = dim.dim_param or f"dim {place}"
+            hint = f"; state it with --size {symbol}=128" if dim.dim_param else ""
+            raise SpecError(f"{self.path}: input {name[:60]!r} has no size for {symbol!r}{hint}. {near(symbol, self.sizes) if self.sizes else ''}")
+        if not 1 <= stated < LARGEST:
+            raise SpecError(f"{self.path}: input {name[:60]!r} has the size {stated}; expected 1 or more")
+        return int(stated)
+
+    def _shapes(self) -> dict[str, tuple[Shape, bool]]:
+        """Sizes of everything, as far as ONNX infers them."""
+        del self.graph.value_info[:]
+        for one in self.graph.output:
+            one.type.tensor_type.ClearField("shape")
+        for _ in range(MOST_PASSES):
+            found = self._inferred()
+            if not self._fold_shapes(found):
+                break
+        return found
+
+    def _inferred(self) -> dict[str, tuple[Shape, bool]]:
+        try:
+            inferred = self.onnx.shape_inference.infer_shapes(self.model, strict_mode=False, data_prop=True)
+        except Exception as error:
+            raise SpecError(f"{self.path}: its shapes do not fit together ({type(error).__name__}: {_short(error)})") from None
+        found = {}
+        for one in (*inferred.graph.value_info, *inferred.graph.output):
+            tensor = one.type.tensor_type
+            dims = tuple(int(d.dim_value) if d.HasField("dim_value") else -1 for d in tensor.shape.dim)
+            if tensor.HasField("shape") and len(dims) <= MOST_RANK and all(0 <= size < LARGEST for size in dims):
+                found[one.name] = (dims, tensor.elem_type not in _FLOATS)
+        return found
+
+    def _fold_shapes(self, shapes: Mapping[str, tuple[Shape, bool]]) -> bool:
+        """Works out arithmetic on shapes and makes its results initializers; whether there was any for the first time."""
+        folded = False
+        ranks = {name: len(shape) for name, (shape, _) in shapes.items()}
+        sizes = {name: shape for name, (shape, _) in shapes.items()}
+        sizes |= {name: value.shape for name, value in self.values.items() if value is not None}
+        for node in self.graph.node:
+            if node.op_type == "Constant":
+                self._constant_node(node)
+            if len(node.output) != 1 or node.output[0] in self.constants:
+                continue
+            options = {one.name: self._attribute(one) for one in node.attribute}
+            numbers = shape_arithmetic(node.op_type, list(node.input), options, self.constants, sizes)
+            if numbers is None or len(numbers) > SMALL or any(abs(n) >= LARGEST for n in numbers):
+                continue
+            name = node.output[0]
+            self.constants[name] = numbers
+            if name in ranks and node.op_type != "Constant":
+                shape = sizes[name] if math.prod(sizes[name]) == len(numbers) else (len(numbers),)
+                made = self.onnx.helper.make_tensor(name, self.onnx.TensorProto.INT64, shape, numbers)
+                node.CopyFrom(self.onnx.helper.make_node("Constant", [], [name], value=made))
+                folded = True
+        return folded
+
+    def _call(self, node: Any, shapes: Mapping[str, tuple[Shape, bool]]) -> Call | None:
+        options = {one.name: self._attribute(one) for one in node.attribute}
+        if node.op_type == "Constant":
+            return self._constant_node(node)
+        inputs = [self._known(name, node) for name in node.input]
+        if inputs and all(v is None or (v.static and v.index) for v in inputs):
+            return self._static(node, shapes)
+        missing = [name for name in node.output if name and name not in shapes]
+        made = [name for name in node.output if name and name in shapes]
+        if not made:
+            if all(v is None or v.static or v.index for v in inputs):
+                return self._static(node, shapes)
+            raise SpecError(f"{self.path}: node {node.name[:60] or node.op_type!r}: no shape can be inferred for {missing[:1]}")
+        kind, used, more = _kind(node.op_type, inputs, options, [self.constants.get(name) for name in node.input])
+        outs = [shapes[name] for name in made]
+        call = record(kind, node.op_type, used, outs, options=more, path=_path(node.name))
+        call.flops = _flops(call)
+        for name, value in zip(made, call.outputs, strict=True):
+            self.values[name] = value
+        return call
+
+    def _static(self, node: Any, shapes: Mapping[str, tuple[Shape, bool]]) -> None:
+        """Arithmetic on shapes: nothing that takes time."""
+        for name in node.output:
+            shape, index = shapes.get(name, ((1,), True))
+            self.values[name] = Value(shape, "constant", name, index, static=True)
+
+    def _constant_node(self, node: Any) -> None:
+        for attribute in node.attribute:
+            if attribute.name == "value" and attribute.HasField("t"):
+                shape = tuple(int(size) for size in attribute.t.dims)
+                if any(not 0 <= size < LARGEST for size in shape):
+                    raise SpecError(f"{self.path}: constant {node.output[0][:60]!r} has impossible sizes")
+                index = attribute.t.data_type not in _FLOATS
+                learned = not index and math.prod(shape) > SMALL
+                self.values[node.output[0]] = self._constant(node.output[0], shape, index, learned)
+                self._remember(node.output[0], attribute.t)
+                return
+        for name in node.output:
+            self.values[name] = Value((1,), "constant", name, False, static=True)
+
+    def _known(self, name: str, node: Any) -> Value | None:
+        if name not in self.values:
+            raise SpecError(f"{self.path}: node {node.name[:60] or node.op_type!r} reads {name[:60]!r}, which nothing before it makes")
+        return self.values[name]
+
+    def _attribute(self, attribute: Any) -> Any:
+        try:
+            value = self.onnx.helper.get_attribute_value(attribute)
+        except Exception:
+            return None
+        return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+
+
+def _flops(call: Call) -> float | None:
+    """FLOP of the products whose sizes say them; recurrent layers and the rest are left to their layers."""
+    left, right = (call.inputs + [None, None])[:2]
+    if left is None or right is None or call.out.index:
+        return None
+    if call.kind == "conv" and len(right.shape) > 2:
+        return 2.0 * call.out.elements * math.prod(right.shape[1:])
+    if call.kind == "transposed_conv" and len(right.shape) > 2:
+        return 2.0 * left.elements * math.prod(right.shape[1:])
+    if call.kind in ("linear", "matmul") and left.shape:
+        return 2.0 * call.out.elements * left.shape[-1]
+    return None
+
+
+def shape_arithmetic(
+    op: str, inputs: Sequence[str], options: Mapping[str, Any], known: Mapping[str, list[int]], sizes: Mapping[str, Shape]
+) -> list[int] | None:
+    """The whole numbers that a node makes of shapes and other whole numbers, flat; None for what is no such arithmetic.
+
+    >>> shape_arithmetic("Shape", ["x"], {}, {}, {"x": (2, 3)})
+    [2, 3]
+    >>> shape_arithmetic("Mul", ["a", "b"], {}, {"a": [2, 3], "b": [4]}, {})
+    [8, 12]
+    """
+    if op == "Shape":
+        shape = sizes.get(inputs[0]) if inputs else None
+        return None if shape is None else list(shape[options.get("start", 0) or 0 : options.get("end")])
+    values = [known.get(name) for name in inputs if name]
+    if not values or any(value is None for value in values):
+        return None
+    first, *rest = [value for value in values if value is not None]
+    if op in ("Identity", "Cast", "Unsqueeze", "Squeeze", "Reshape", "Flatten"):
+        return first
+    if op == "Concat":
+        return [number for value in (first, *rest) for number in value]
+    if op == "Gather" and len(rest) == 1 and first:
+        inside = all(-len(first) <= place < len(first) for place in rest[0])
+        return [first[place] for place in rest[0]] if inside else None
+    if op == "Slice" and len(rest) in (2, 3, 4) and all(len(one) == 1 for one in rest):
+        step = rest[3][0] if len(rest) == 4 else 1
+        return first[rest[0][0] : rest[1][0] : step] if step else None
+    return _pairwise(op, first, rest[0]) if len(rest) == 1 else None
+
+
+def _pairwise(op: str, left: list[int], right: list[int]) -> list[int] | None:
+    """Element-wise arithmetic, a single number against all of the other."""
+    length = max(len(left), len(right))
+    if {len(left), len(right)} - {1, length} or (op == "Div" and 0 in right):
+        return None
+    pairs = list(zip(left * (length // max(len(left), 1)), right * (length // max(len(right), 1)), strict=False))
+    match op:
+        case "Add":
+            return [a + b for a, b in pairs]
+        case "Sub":
+            return [a - b for a, b in pairs]
+        case "Mul":
+            return [a * b for a, b in pairs]
+        case "Div":
+            return [abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1) for a, b in pairs]
+        case _:
+            return None
+
+
+#: Numbers of element types: floating point, and whole numbers that shapes are made of.
+_FLOATS = frozenset({1, 10, 11, 16, 17, 18, 19, 20})
+_WHOLE = frozenset({6, 7})
+
+
+def _word(name: str, place: int) -> str:
+    word = "".join(char if char.isascii() and char.isalnum() else "_" for char in name)[:40].strip("_")
+    return word if word and not word[0].isdigit() else f"input{place + 1}"
+
+
+def _path(name: str) -> str:
+    """The module of a node whose name is a path (as torch writes them)."""
+    return ".".join(name.strip("/").split("/")[:-1])[:120]
+
+
+Kind = tuple[str, list[Value | None], dict[str, Any]]
+_UNARY = {
+    "Relu": "relu", "Sigmoid": "sigmoid", "Tanh": "tanh", "LeakyRelu": "leaky_relu", "Elu": "elu", "Selu": "elu", "Celu": "elu",
+    "Softplus": "softplus", "HardSwish": "hard_swish", "HardSigmoid": "sigmoid", "Gelu": "gelu", "Mish": "silu", "Swish": "silu",
+    "ThresholdedRelu": "relu", "QuickGelu": "silu", "FastGelu": "gelu", "BiasGelu": "gelu",
+}  # fmt: skip
+_SIMPLE = (
+    dict.fromkeys("Identity Cast CastLike Reshape Flatten Squeeze Unsqueeze Transpose Expand Shrink".split(), "view")
+    | dict.fromkeys("Slice Split".split(), "slice")
+    | dict.fromkeys(
+        "Sub Div Pow Sqrt Exp Log Erf Neg Abs Reciprocal Where Max Min Clip Sin Cos Sign Floor Ceil Round Equal Less Greater Not And Or"
+        " PRelu Mean Sum CumSum Mod IsNaN Softsign LessOrEqual GreaterOrEqual Trilu Atan Tan".split(), "elementwise")
+    | dict.fromkeys(
+        "ReduceMean ReduceSum ReduceMax ReduceMin ReduceL2 ReduceL1 ReduceProd ReduceLogSumExp ReduceSumSquare ArgMax ArgMin TopK"
+        " LpNormalization MeanVarianceNormalization".split(), "reduce")
+    | dict.fromkeys(
+        "Pad Resize Upsample Tile DepthToSpace SpaceToDepth GatherElements GatherND ScatterND ScatterElements OneHot ReverseSequence"
+        " GridSample Compress Col2Im CenterCropPad".split(), "copy")
+)  # fmt: skip
+_TRANSLATED: dict[str, Callable[[list[Value | None], Mapping[str, Any], Sequence[list[int] | None]], Kind]] = {}
+
+
+def _kind(op: str, inputs: list[Value | None], options: Mapping[str, Any], numbers: Sequence[list[int] | None]) -> Kind:
+    """What a node is in our words, what it reads, and its options."""
+    if op in _TRANSLATED:
+        return _TRANSLATED[op](inputs, options, numbers)
+    if op in _UNARY:
+        return "activation", inputs, {"function": _UNARY[op]}
+    if op in ("Add", "Mul") and len(inputs) == 2:
+        return ("add" if op == "Add" else "multiply"), inputs, {}
+    return _SIMPLE.get(op, "unknown"), inputs, {}
+
+
+def _node(*ops: str) -> Callable[[Any], Any]:
+    def add(function: Any) -> Any:
+        _TRANSLATED.update(dict.fromkeys(ops, function))
+        return function
+
+    return add
+
+
+def _at(inputs: Sequence[Value | None], place: int) -> Value | None:
+    return inputs[place] if len(inputs) > place else None
+
+
+@_node("Conv")
+def _conv(inputs: list[Value | None], options: Mapping[str, Any], numbers: Any) -> Kind:
+    return "conv", inputs[:3], _windows(options, inputs) | {"groups": options.get("group", 1)}
+
+
+@_node("ConvTranspose")
+def _transposed(inputs: list[Value | None], options: Mapping[str, Any], numbers: Any) -> Kind:
+    more = {"groups": options.get("group", 1), "output_padding": options.get("output_padding")}
+    return "transposed_conv", inputs[:3], _windows(options, inputs) | more
+
+
+def _windows(options: Mapping[str, Any], inputs: Sequence[Value | None]) -> dict[str, Any]:
+    automatic = options.get("auto_pad", "NOTSET")
+    padding: Any = list(options["pads"]) if options.get("pads") else 0
+    if automatic in ("SAME_UPPER", "SAME_LOWER"):
+        padding = "same"
+    elif automatic == "VALID":
+        padding = 0
+    return {"stride": options.get("strides"), "dilation": options.get("dilations"), "padding": padding}
+
+
+@_node("Gemm")
+def _gemm(inputs: list[Value | None], options: Mapping[str, Any], numbers: Any) -> Kind:
+    left, right = _at(inputs, 0), _at(inputs, 1)
+    plain = right is not None and right.static and bool(right.sources) and not options.get("transA")
+    shift = _at(inputs, 2)
+    if plain and (shift is None or (shift.static and len(shift.shape) == 1)):
+        return "linear", [left, right, shift], {}
+    return "unknown", inputs, {}
+
+
+@_node("MatMul")
+def _matmul(inputs: list[Value | None], options: Mapping[str, Any], numbers: Any) -> Kind:
+    return "matmul", inputs[:2], {}
+
+
+@_node("Einsum")
+def _einsum(inputs: list[Value | None], options: Mapping[str, Any], numbers: Any) -> Kind:
+    return "einsum", inputs, {"equation": options.get("equation", "")}
+
+
+@_node("BatchNormalization")
+def _batch_norm(inputs: list[Value | None], options: Mapping[str, Any], numbers: Any) -> Kind:
+    return "batch_norm", inputs[:3], {}
+
+
+@_node("LayerNormalization")
+def _layer_norm(inputs: list[Value | None], options: Mapping[str, Any], numbers: Any) -> Kind:
+    x, axis = _at(inputs, 0), options.get("axis", -1)
+    width = x.shape[axis:] if x is not None and isinstance(axis, int) and -len(x.shape) <= axis < len(x.shape) else ()
+    return "layer_norm", inputs[:3], {"normalized_shape": list(width)}
+
+
+@_node("RMSNormalization", "SimplifiedLayerNormalization")
+def _rms_norm(inputs: list[Value | None], options: Mapping[str, Any], numbers: Any) -> Kind:
+    return "rms_norm", inputs[:2], {}
+
+
+@_node("GroupNormalization")
+def _group_norm(inputs: list[Value | None], options: Mapping[str, Any], numbers: Any) -> Kind:
+    return "group_norm", inputs[:3], {"num_groups": options.get("num_groups", 1)}
+
+
+@_node("InstanceNormalization")
+def _instance_norm(inputs: list[Value | None], options: Mapping[str, Any], numbers: Any) -> Kind:
+    return "instance_norm", inputs[:3], {}
+
+
+@_node("LRN")
+def _response(inputs: list[Value | None], options: Mapping[str, Any], numbers: Any) -> Kind:
+    return "local_response_norm", inputs[:1], {"size": options.get("size", 5)}
+
+
+@_node("Softmax", "LogSoftmax")
+def _softmax(inputs: list[Value | None], options: Mapping[str, Any], numbers: Any) -> Kind:
+    return "softmax", inputs[:1], {}
+
+
+@_node("Dropout")
+def _dropout(inputs: list[Value | None], options: Mapping[str, Any], numbers: Any) -> Kind:
+    return "dropout", inputs[:1], {"p": options.get("ratio", 0.5)}
+
+
+@_node("Clip")
+def _clip(inputs: list[Value | None], options: Mapping[str, Any], numbers: Any) -> Kind:
+    return "activation", inputs[:1], {"function": "relu6"}
+
+
+@_node("MaxPool", "AveragePool")
+def _pool(inputs: list[Value | None], options: Mapping[str, Any], numbers: Any) -> Kind:
+    pads = list(options.get("pads") or [])
+    rank = len(pads) // 2
+    even = all(pads[i] == pads[i + rank] for i in range(rank)) and options.get("auto_pad", "NOTSET") in ("NOTSET", "VALID")
+    if not options.get("kernel_shape") or not even:
+        return "copy", inputs[:1], {}
+    more = {"kernel_size": list(options["kernel_shape"]), "stride": options.get("strides") or [1] * len(options["kernel_shape"])}
+    more |= {"padding": pads[:rank] or 0, "ceil_mode": options.get("ceil_mode", 0), "dilation": options.get("dilations")}
+    return ("max_pool" if "auto_pad" not in options or rank else "max_pool"), inputs[:1], more
+
+
+@_node("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool")
+def _global_pool(inputs: list[Value | None], options: Mapping[str, Any], numbers: Any) -> Kind:
+    return "adaptive_avg_pool", inputs[:1], {}
+
+
+@_node("Concat")
+def _concat(inputs: list[Value | None], options: Mapping[str, Any], numbers: Any) -> Kind:
+    return "cat", inputs, {"dim": options.get("axis", 0)}
+
+
+@_node("Gather")
+def _gather(inputs: list[Value | None], options: Mapping[str, Any], numbers: Any) -> Kind:
+    """Rows of a learned table, or a slice at a constant index."""
+    table, index = _at(inputs, 0), _at(inputs, 1)
+    if table is not None and index is not None and table.sources and len(table.shape) == 2 and not index.static and not options.get("axis"):
+        return "embedding", [index, table], {}
+    return ("slice" if index is not None and index.static else "copy"), inputs, {}
+
+
+@_node("LSTM", "GRU", "RNN")
+def _recurrent(inputs: list[Value | None], options: Mapping[str, Any], numbers: Any) -> Kind:
+    weight = _at(inputs, 2)
+    if weight is None or len(weight.shape) != 3 or options.get("layout") or not options.get("hidden_size"):
+        return "unknown", inputs, {}
+    cell = {"GRU": "gru", "LSTM": "lstm"}.get("LSTM" if weight.shape[1] == 4 * weight.shape[2] else "GRU" if weight.shape[1] == 3 * weight.shape[2] else "", "rnn")
+    more = {"cell": cell, "hidden": options["hidden_size"], "both": weight.shape[0] == 2, "bias": _at(inputs, 3) is not None}
+    return "sequence_rnn", inputs[:4], more
+
+
+@_node("Attention")
+def _attention(inputs: list[Value | None], options: Mapping[str, Any], numbers: Any) -> Kind:
+    first = _at(inputs, 0)
+    if first is None or len(first.shape) != 4 or len([v for v in inputs[4:] if v is not None]):
+        return "unknown", inputs, {}
+    return "sdpa", [*inputs[:3], _at(inputs, 3)], {"is_causal": bool(options.get("is_causal"))}

@@ -1,0 +1,231 @@
+"""The search itself: every configuration of the space, the best ones first, and why the first one wins."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from paleo.assemble import RECOMPUTE
+from paleo.errors import CapacityError, PlanError, SpecError, near
+from paleo.graph import build
+from paleo.plan import plan
+from paleo.predict import Prediction, predict, setting
+from paleo.schedules.base import SCHEDULES
+from paleo.search.evaluate import Results, evaluate
+from paleo.search.points import priced
+from paleo.search.space import Layout, Space, batch, layouts, microbatches
+from paleo.specs.hardware import System
+from paleo.specs.model import ModelSpec
+from paleo.specs.run import Run
+
+#: What a search makes as small as it can.
+OBJECTIVES = ("time", "cost", "energy", "gpus")
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRow:
+    """One configuration: how it is run, seconds of a step, bytes of its fullest device."""
+
+    gpus: int
+    strategy: str
+    microbatch: int
+    recompute: str
+    schedule: str
+    overlapped: bool
+    step_time: float
+    memory: float
+    fits: bool
+    run: Run
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """What was found: the best plans first, and the front of those that no other beats in both time and memory."""
+
+    configurations: int
+    fitting: int
+    seconds: float
+    objective: str
+    global_batch: int
+    plans: tuple[PlanRow, ...]
+    front: tuple[PlanRow, ...]
+
+
+def search(
+    model: ModelSpec,
+    system: System,
+    run: Run,
+    *,
+    counts: Sequence[int] = (),
+    space: Space | None = None,
+    objective: str = "time",
+    top: int = 10,
+) -> Search:
+    """Every configuration of ``space`` on each count of GPUs (those of the run by default), all with the same global batch.
+
+    The best plans come first by ``objective``: ``time`` of a step, ``cost`` and ``energy`` of one (rent of whole nodes, design power),
+    or ``gpus`` (the fewest that fit). What fits comes before what does not.
+    """
+    if objective not in OBJECTIVES:
+        raise SpecError(f"objective {objective!r}; {near(objective, OBJECTIVES)}")
+    started = time.perf_counter()
+    chosen = space or Space()
+    global_batch = batch(model, run)
+    parts = [_searched(model, system, _sized(run, gpus, global_batch), chosen) for gpus in dict.fromkeys(counts or (run.gpus,))]
+    found = _Found([part for part in parts if len(part.results)], system, objective)
+    if not found.parts:
+        raise PlanError(f"no configuration of {', '.join(map(str, counts or (run.gpus,)))} gpus shares {global_batch} samples evenly")
+    plans, front = found.best(top), found.front()
+    configurations = sum(len(part.results) for part in parts)
+    fitting = int(found.fits.sum())
+    return Search(configurations, fitting, time.perf_counter() - started, objective, global_batch, plans, front)
+
+
+def _sized(run: Run, gpus: int, global_batch: int) -> Run:
+    return run.model_copy(update={"gpus": gpus, "global_batch": global_batch, "batch": None, "microbatch": None, "strategy": "dp"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The configurations of one count of GPUs."""
+
+    run: Run
+    layouts: tuple[Layout, ...]
+    results: Results
+
+
+def _searched(model: ModelSpec, system: System, run: Run, space: Space) -> _Part:
+    made = setting(system, run, plan(model, system, run.model_copy(update={"global_batch": None})).dtype)
+    graph = build(model, batch=1, choices=made.choices, overrides=run.model)
+    chosen = layouts(graph, run.gpus, run.global_batch or 1, space)
+    if not chosen:
+        raise PlanError(f"{run.gpus} gpus: no degrees share {run.global_batch} samples evenly")
+    points = priced(model, made, chosen, lambda layout: microbatches(layout.local_batch, space))
+    return _Part(run, tuple(chosen), evaluate(points, chosen, space, made))
+
+
+class _Found:
+    """Results of all counts of GPUs together, ordered."""
+
+    def __init__(self, parts: Sequence[_Part], system: System, objective: str) -> None:
+        self.parts, self.capacity = parts, system.device.memory.capacity
+        self.step = np.concatenate([part.results.step_time for part in parts] or [np.zeros(0)])
+        self.memory = np.concatenate([part.results.memory for part in parts] or [np.zeros(0)])
+        self.part = np.repeat(np.arange(len(parts)), [len(part.results) for part in parts])
+        self.first = np.concatenate([[0], np.cumsum([len(part.results) for part in parts])])
+        self.fits = self.memory <= self.capacity
+        rates = np.array([_rate(system, part.run.gpus, objective) for part in parts])
+        self.score = rates[self.part] * (1.0 if objective == "gpus" else self.step)
+
+    def best(self, top: int) -> tuple[PlanRow, ...]:
+        """The first ``top`` ones; those with less memory first where times are equal."""
+        order = np.lexsort((self.memory, self.step, self.score, ~self.fits))
+        return tuple(self.row(int(index)) for index in order[:top])
+
+    def front(self) -> tuple[PlanRow, ...]:
+        """Pareto-optimal in step time and memory among those that fit, fastest first."""
+        order = np.lexsort((self.memory, self.step))
+        order = order[self.fits[order]]
+        if not len(order):
+            return ()
+        least = np.minimum.accumulate(self.memory[order])
+        better = np.concatenate([[True], self.memory[order][1:] < least[:-1]])
+        return tuple(self.row(int(index)) for index in order[better])
+
+    def row(self, index: int) -> PlanRow:
+        part = self.parts[int(self.part[index])]
+        place = index - int(self.first[self.part[index]])
+        values = {one.name: getattr(part.results, one.name)[place] for one in fields(Results)}
+        layout, zero, chunks = part.layouts[int(values["layout"])], int(values["zero"]), int(values["chunks"])
+        strategy, schedule = _strategy(layout, zero, chunks), list(SCHEDULES)[int(values["schedule"])]
+        overlapped, microbatch = bool(values["overlapped"]), int(values["microbatch"])
+        recompute, single = RECOMPUTE[int(values["recompute"])], layout.mesh.degree("pp") == 1
+        changed: dict[str, object] = {"strategy": strategy, "microbatch": microbatch, "recompute": recompute}
+        changed["schedule"] = "1f1b" if schedule == "interleaved" else schedule
+        if single and part.run.exchange is None:
+            changed["exchange"] = "overlapped" if overlapped else "after"
+        return PlanRow(
+            part.run.gpus,
+            strategy,
+            microbatch,
+            recompute,
+            "none" if single else schedule,
+            overlapped and single,
+            float(values["step_time"]),
+            float(values["memory"]),
+            bool(values["memory"] <= self.capacity),
+            part.run.model_copy(update=changed),
+        )
+
+
+def _rate(system: System, gpus: int, objective: str) -> float:
+    """What a second on so many GPUs counts for."""
+    if objective == "time":
+        return 1.0
+    if objective == "gpus":
+        return float(gpus)
+    if objective == "energy":
+        return float(gpus)
+    if system.price_per_node is not None:
+        return system.price_per_node.rate * -(-gpus // system.devices_per_node)
+    if system.device.price is not None:
+        return system.device.price.rate * gpus
+    raise SpecError(f"objective 'cost': no price is known for {system.name}; add price_per_node, or use energy")
+
+
+def _strategy(layout: Layout, zero: int, chunks: int) -> str:
+    """The strategy in the spelling of the command line."""
+    degrees = {**dict(layout.mesh.degrees), "dp": layout.mesh.replicas}
+    parts = [f"{axis}={degree}" for axis, degree in degrees.items() if degree > 1]
+    parts += [f"vp={chunks}"] if chunks > 1 else []
+    parts += [f"zero={zero}"] if zero else []
+    return ",".join(parts + (["sp"] if layout.sequence_parallel else [])) or "dp"
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why the first plan wins: its breakdown beside the next one that is laid out differently, in words."""
+
+    winner: Prediction
+    runner_up: Prediction | None
+    text: str
+
+
+def explain(model: ModelSpec, system: System, found: Search) -> Explanation:
+    """The winner against the first plan with another strategy, part by part, and whether the interval can tell them apart."""
+    if not found.plans or not found.plans[0].fits:
+        raise CapacityError(f"none of {found.configurations:,} configurations fits {system.device.name}'s memory")
+    first = found.plans[0]
+    other = next((row for row in found.plans[1:] if row.fits and row.strategy != first.strategy), None)
+    winner = predict(model, system, first.run)
+    second = None if other is None else predict(model, system, other.run)
+    return Explanation(winner, second, _words(winner, second))
+
+
+def _words(winner: Prediction, other: Prediction | None) -> str:
+    largest = max(_PARTS, key=lambda name: getattr(winner.breakdown, name))
+    share = getattr(winner.breakdown, largest) / winner.step_time
+    text = f"{winner.plan.strategy or 'dp'} wins: {share:.0%} of its step is {_PARTS[largest]}"
+    if other is None:
+        return f"{text}; no other strategy fits."
+    losses = {name: getattr(other.breakdown, name) - getattr(winner.breakdown, name) for name in _PARTS}
+    worst = max(losses, key=lambda name: losses[name])
+    gap = other.step_time / winner.step_time - 1.0
+    text += f". Next is {other.plan.strategy or 'dp'}, {gap:.1%} slower: {losses[worst] / winner.step_time:.1%} more {_PARTS[worst]}"
+    low, high = winner.interval
+    if low <= other.step_time <= high:
+        return f"{text}. That is within the winner's 90 % interval, so either may be the faster one."
+    return f"{text}. That is outside the winner's 90 % interval."
+
+
+_PARTS = {
+    "compute": "arithmetic",
+    "memory_bound": "memory traffic",
+    "launch": "kernel launches",
+    "communication_exposed": "exposed communication",
+    "bubble": "pipeline bubble",
+    "optimizer": "optimizer",
+}

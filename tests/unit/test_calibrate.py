@@ -1,0 +1,295 @@
+"""``paleo calibrate``: fits of tables that hide known parameters, the files they make, and measuring on a CPU."""
+
+from __future__ import annotations
+
+import builtins
+import csv
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from paleo.calibrate import command, measure
+from paleo.calibrate.files import LEAST_ROWS, calibrations, fit_all, fits, jobs, yaml_text
+from paleo.calibrate.fit import Rows, fit
+from paleo.calibrate.measure import Tables, Timing, WallClock, catalog_name
+from paleo.calibrate.microbenchmarks import PAYLOADS, SUITES, USUAL, Point, collective_points, points
+from paleo.errors import SpecError
+from paleo.pricing.figures import figures
+from paleo.pricing.gemm import GemmParameters
+from paleo.specs.calibration import load_calibration
+from paleo.specs.hardware import load_device
+from paleo.validate.kinds.base import KINDS
+from paleo.validate.tables import table_of
+
+TRUE = GemmParameters(launch=5e-6, efficiency=0.8, bandwidth_efficiency=0.7)
+
+
+def table(rows: int = 300, device: str = "l40s", noise: float = 0.02) -> pd.DataFrame:
+    """Products priced with known parameters and a little noise, in place of measured ones."""
+    random = np.random.default_rng(0)
+    m, n, k = np.rint(2 ** random.uniform(5, 13, (3, rows)))
+    frame = pd.DataFrame({"m": m, "n": n, "k": k, "batch": 1.0}).assign(
+        source="somebody", device=device, dtype="bf16", library="cuBLAS 12"
+    )
+    seconds = KINDS["gemm"].time(frame, figures(load_device(device), "bf16"), TRUE)
+    return frame.assign(time_us=1e6 * seconds * np.exp(random.normal(0, noise, rows)))
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.csv"
+    table().to_csv(path, index=False)
+    return path
+
+
+# --- fits to files -------------------------------------------------------------------------------------------------
+
+
+def test_a_fit_writes_a_calibration_that_predicts_its_table(file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.yaml"
+    assert command.fit([str(file)], output=str(out), today="2026-01-02") == 0
+    made = load_calibration(str(out))
+    (entry,) = made.entries
+    assert (made.subject, entry.family, entry.stack, entry.date) == (
+        "l40s",
+        "gemm.tensor",
+        "back-to-back",
+        "2026-01-02",
+    )
+    assert entry.source == "mine.csv (somebody)" and entry.library == "cuBLAS 12"
+    assert entry.residual is not None and entry.residual.mape < 0.04 and entry.residual.rows == entry.rows_held_out > 40
+    assert entry.parameters["launch"] == pytest.approx(TRUE.launch, rel=0.15)
+    assert entry.parameters["efficiency"] == pytest.approx(TRUE.efficiency, rel=0.15)
+    assert set(entry.uncertainty) <= set(entry.parameters)
+    frame = table()
+    own, inherited = (
+        table_of(frame.columns, one).predict(frame).seconds / (frame["time_us"].to_numpy() * 1e-6)
+        for one in (made, None)
+    )
+    assert np.mean(np.abs(own - 1)) < 0.04 < np.mean(np.abs(inherited - 1))
+
+
+def test_fits_are_deterministic(file: Path) -> None:
+    one, two = (calibrations(fit_all(jobs([file]), "2026-01-02")) for _ in range(2))
+    assert yaml_text(one["l40s"]) == yaml_text(two["l40s"])
+
+
+def test_other_families_of_a_file_are_kept(file: Path, tmp_path: Path) -> None:
+    entry = load_calibration("h100-sxm5-80gb").entries[0].model_copy(update={"family": "memory.rope"})
+    old = load_calibration("h100-sxm5-80gb").model_copy(update={"subject": "l40s", "entries": (entry,)})
+    (tmp_path / "l40s.yaml").write_text(yaml_text(old))
+    assert command.fit([str(file)], output_dir=str(tmp_path)) == 0
+    made = load_calibration(str(tmp_path / "l40s.yaml"))
+    assert [one.family for one in made.entries] == ["gemm.tensor", "memory.rope"]
+
+
+def test_a_handful_of_rows_is_fitted_whole_and_says_so(tmp_path: Path) -> None:
+    few = tmp_path / "few.csv"
+    table(LEAST_ROWS - 1).to_csv(few, index=False)
+    (fitted,) = fit_all(jobs([few]), "2026-01-02")
+    assert fitted.entry.rows_held_out == 0 and fitted.entry.residual is None
+    assert fitted.entry.notes is not None and "none held out" in fitted.entry.notes
+
+
+def test_tables_that_no_family_is_fitted_to_are_passed_over(file: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.csv"
+    pd.DataFrame({"a": [1]}).to_csv(other, index=False)
+    assert fits(file) and not fits(other)
+    assert [job.subject for job in jobs([other, file])] == ["l40s"]
+
+
+@pytest.mark.parametrize(
+    ("more", "word"),
+    [
+        ({"output": "out.txt"}, "ends in .yaml"),
+        ({"output_dir": "nowhere"}, "no such folder"),
+        ({"output": "a.yaml", "output_dir": "."}, "exclude"),
+        ({"only": ["l40"]}, "nearest: 'l40s'"),
+    ],
+)
+def test_bad_options_of_a_fit(file: Path, more: dict[str, Any], word: str) -> None:
+    with pytest.raises(SpecError, match=word):
+        command.fit([str(file)], **more)
+
+
+def test_one_file_is_for_one_device(tmp_path: Path) -> None:
+    both = tmp_path / "both.csv"
+    pd.concat([table(60), table(60, "b200")]).to_csv(both, index=False)
+    with pytest.raises(SpecError, match="2 subjects"):
+        command.fit([str(both)], output=str(tmp_path / "out.yaml"))
+
+
+def test_without_scipy_the_message_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def without(name: str, *arguments: Any, **named: Any) -> Any:
+        if name.startswith("scipy"):
+            raise ImportError(name)
+        return real(name, *arguments, **named)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    frame = table(60)
+    rows = Rows(frame, figures(load_device("l40s"), "bf16"), "graph", frame["time_us"].to_numpy() * 1e-6)
+    with pytest.raises(SpecError, match=r"paleo-perf\[fit\]"):
+        fit(KINDS["gemm"], [rows], GemmParameters())
+
+
+@pytest.mark.shared
+def test_shipped_calibrations_are_those_that_the_tables_give(shared: Path) -> None:
+    """``paleo calibrate --fit ../shared/measurements/*.csv*`` makes all of them; one device is made again here."""
+    tables = [shared / "measurements" / name for name in ("rnn.csv", "conv.csv")]
+    again = fit_all(jobs(tables, ["titan-x-maxwell"]), "2026-11-21")
+    shipped = {(entry.family, entry.stack): entry for entry in load_calibration("titan-x-maxwell").entries}
+    assert {one.entry.family for one in again} == {"rnn.vector", "conv.vector"}
+    for one in again:
+        known = shipped[one.entry.family, one.entry.stack]
+        assert one.entry.parameters == pytest.approx(known.parameters, rel=0.02)
+        assert one.entry.residual is not None and known.residual is not None
+        assert one.entry.residual.mape == pytest.approx(known.residual.mape, abs=0.003)
+
+
+# --- what is measured ----------------------------------------------------------------------------------------------
+
+
+def test_points_are_rows_of_known_tables() -> None:
+    made = points(USUAL, ("fp32", "bf16"), 4096)
+    assert {point.table for point in made} == {"gemm", "elementwise", "attention", "conv", "rnn", "copies"}
+    assert len({(point.table, point.key) for point in made}) == len(made)
+    for point in made:
+        row = {"source": "s", "device": "l40s", "library": "l", "time_us": 1.0, **point.row}
+        if point.table != "copies":
+            assert table_of(row).name == point.table
+
+
+def test_a_short_run_has_some_of_each() -> None:
+    assert len({point.table for point in points(USUAL, ("fp32", "fp16"), 4096)[:6]}) == 6
+
+
+def test_most_points_can_be_predicted() -> None:
+    made = [one for one in points(USUAL, ("fp16",), 8192) if one.table not in ("copies", "attention")]
+    for name in {point.table for point in made}:
+        rows = [{**point.row, "source": measure.SOURCE, "device": "h100-sxm5-80gb", "library": "PyTorch 2.9",
+                 "timing": "graph", "time_us": 1.0} for point in made if point.table == name]  # fmt: skip
+        frame = pd.DataFrame(rows)
+        assert (table_of(frame.columns).predict(frame).reasons == "").mean() > 0.9
+
+
+def test_largest_bounds_the_sizes() -> None:
+    assert max(point.row["m"] for point in points(("gemm",), ("fp32",), 500)) <= 500
+    with pytest.raises(SpecError, match="nearest: 'gemm'"):
+        points(("gem",), ("fp32",), 500)
+
+
+def test_collectives_cover_nodes_and_payloads() -> None:
+    made = collective_points(16, 8)
+    assert {(point.row["ranks"], point.row["ranks_per_node"]) for point in made} == {(2, 2), (4, 4), (8, 8), (16, 8)}
+    assert {point.row["bytes"] for point in made} == set(PAYLOADS)
+    row = {"source": "s", "system": "dgx-h100", "library": "l", "time_us": 1.0, **made[0].row}
+    assert table_of(row).name == "collective"
+
+
+@dataclass
+class CountingClock:
+    """A clock that calls everything once and says one microsecond."""
+
+    calls: int = 0
+
+    def time(self, calls: Sequence[measure.Call], flush: measure.Call | None) -> Timing:
+        for call in calls:
+            call()
+        if flush is not None:
+            flush()
+        self.calls += 1
+        return Timing(1e-6, "graph")
+
+    def eager(self, call: measure.Call) -> Timing:
+        return Timing(self.time([call], None).seconds, "eager")
+
+
+def cpu_bench() -> measure.Bench:
+    pytest.importorskip("torch")
+    return replace(measure.bench("cpu", "epyc-9654", "2026-01-02"), clock=CountingClock())
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("suite", sorted(SUITES))
+def test_every_suite_runs_on_a_cpu(suite: str) -> None:
+    bench = cpu_bench()
+    largest = {"attention": 129, "rnn": 256, "conv": 60, "deepbench": 40}.get(suite, 128)
+    dtypes = ("bf16",) if suite == "attention" else ("fp32",)
+    made = list(SUITES[suite](dtypes, largest))
+    assert made
+    for point in made[:: max(1, len(made) // {"rnn": 3, "attention": 6}.get(suite, 12))]:
+        row = bench.measure(point)
+        assert row["time_us"] == 1.0 and row["device"] == "epyc-9654" and row["date"] == "2026-01-02"
+        assert row["timing"] == ("eager" if point.row.get("launch") == "eager" else "graph")
+
+
+@pytest.mark.torch
+def test_measured_points_are_not_measured_again(tmp_path: Path) -> None:
+    bench = cpu_bench()
+    wanted = points(("gemm", "copies"), ("fp32",), 64)
+    tables = Tables(tmp_path, bench.name, bench.library)
+    written, failed = measure.measure_all(bench, wanted[:3], tables, 60.0)
+    assert (written, failed) == (3, [])
+    again = Tables(tmp_path, bench.name, bench.library)
+    assert measure.measure_all(bench, wanted, again, 60.0)[0] == len(wanted) - 3
+    assert measure.measure_all(bench, wanted, again, 60.0)[0] == 0
+    with again.path("gemm").open() as stream:
+        assert len(list(csv.DictReader(stream))) == sum(point.table == "gemm" for point in wanted)
+
+
+@pytest.mark.torch
+def test_a_budget_ends_a_run_and_a_failure_does_not(tmp_path: Path) -> None:
+    bench = cpu_bench()
+    tables = Tables(tmp_path, bench.name, bench.library)
+    assert measure.measure_all(bench, points(("gemm",), ("fp32",), 64), tables, -1.0) == (0, [])
+    broken = Point("gemm", {"dtype": "fp32", "m": 64, "n": 64, "k": 64, "batch": -2, "trans_a": "N", "trans_b": "N"})
+    huge = Point("elementwise", {"op": "copy", "shape": "9" * 15, "dtype": "fp32", "bytes_moved": 8, "cache": "warm"})
+    written, failed = measure.measure_all(bench, [huge, broken], tables, 60.0)
+    assert len(failed) == 1 and failed[0].startswith("elementwise") and written == 1
+
+
+@pytest.mark.torch
+def test_the_whole_path_on_a_cpu(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    code = command.measure(
+        device="cpu", name="epyc-9654", output_dir=str(tmp_path), budget=20.0,
+        suites=("gemm", "copies"), dtypes=("fp32",), largest=64,
+    )  # fmt: skip
+    assert code == 0
+    made = load_calibration(str(tmp_path / "epyc-9654.yaml"))
+    assert made.subject == "epyc-9654" and {entry.family for entry in made.entries} == {"gemm.simt"}
+    assert (tmp_path / "epyc-9654.copies.csv").is_file()
+
+
+@pytest.mark.torch
+def test_what_measuring_needs_is_said() -> None:
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        with pytest.raises(SpecError, match=r"sees no CUDA device\. Measuring needs an NVIDIA GPU"):
+            command.measure()
+    with pytest.raises(SpecError, match="expected cuda"):
+        command.measure(device="tpu:0")
+    with pytest.raises(SpecError, match="--name"):
+        command.measure(device="cpu")
+    with pytest.raises(SpecError, match="no such folder"):
+        command.measure(device="cpu", name="epyc-9654", output_dir="nowhere")
+
+
+def test_devices_are_known_by_what_cuda_calls_them() -> None:
+    assert catalog_name("NVIDIA H100 80GB HBM3", None) == "h100-sxm5-80gb"
+    with pytest.raises(SpecError, match="say --name NAME"):
+        catalog_name("NVIDIA Z900", None)
+
+
+def test_wall_clock_takes_calls_in_turn() -> None:
+    said: list[str] = []
+    timing = WallClock().time([lambda: said.append("a"), lambda: said.append("b")], lambda: said.append("-"))
+    assert timing.timing == "back-to-back" and timing.seconds >= 0
+    assert said[:4] == ["-", "a", "-", "b"]
