@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from paleo.importers.sources import from_torch as from_torch
     from paleo.predict import Prediction as Prediction
     from paleo.predict import predict as predict
     from paleo.specs.hardware import load_system as load_system
@@ -24,11 +25,12 @@ if TYPE_CHECKING:
     from paleo.specs.run import Run as Run
 
 __version__ = "0.1.0"
-__all__ = ["Prediction", "Run", "__version__", "load_model", "load_system", "predict"]
+__all__ = ["Prediction", "Run", "__version__", "from_torch", "load_model", "load_system", "predict"]
 
 _HOMES = {
     "Prediction": "paleo.predict",
     "Run": "paleo.specs.run",
+    "from_torch": "paleo.importers.sources",
     "load_model": "paleo.specs.model",
     "load_system": "paleo.specs.hardware",
 }

@@ -203,7 +203,12 @@ def over(held: Array, figures: Array) -> Array:
 
 
 def walk(
-    turns: Iterable[Turn], forward: Array, backward: Array, gather: Array | None, buckets: Sequence[Numeric], start: Numeric
+    turns: Iterable[Turn],
+    forward: Array,
+    backward: Array,
+    gather: Array | None,
+    buckets: Sequence[Numeric],
+    start: Numeric,
 ) -> tuple[Numeric, Numeric]:
     """When the computing and the network stream have done one pass [s]; the computing one is free from ``start`` on.
 
@@ -271,7 +276,14 @@ class States:
 
 
 def states(
-    parameters: Array, largest: Numeric, ranks: Numeric, zero: int, chosen: Optimizer, formats: Precision, *, training: bool = True
+    parameters: Array,
+    largest: Numeric,
+    ranks: Numeric,
+    zero: int,
+    chosen: Optimizer,
+    formats: Precision,
+    *,
+    training: bool = True,
 ) -> States:
     """States of ``parameters`` elements on each stage, sharded over ``ranks`` as ZeRO's stages say (Rajbhandari et al., SC 2020).
 

@@ -486,12 +486,13 @@ def report(
     pue: Pue = None,
     host_power: HostPower = None,
 ) -> None:
-    """A page that answers a purchase question: one HTML file that loads nothing; plans are searched without --strategy."""
+    """A page that answers a purchase question: one HTML file, self-contained. Without --strategy plans are searched."""
     import datetime
 
     from paleo.graph import build
     from paleo.report.documents import write_whole
     from paleo.report.html import report as page
+    from paleo.search.recommended import recommended
     from paleo.specs.model import load_model
     from paleo.studies import comparison, purchase
     from paleo.studies.scaling import scalings
@@ -515,6 +516,7 @@ def report(
             _objective(objective, "cost"),
             tuple(_counts(counts)) if counts else (),
             scalings(mode)[0],
+            functools.partial(recommended, headroom=purchase.HEADROOM),
         )
     )
     text = page(study, date=datetime.date.today().isoformat())
@@ -533,7 +535,7 @@ def sweep(
     jobs: Annotated[int, typer.Option(help="Processes of this machine; 0: as many as pay.")] = 0,
     scheduler: Annotated[str | None, typer.Option(metavar="URL", help="A Dask scheduler: tcp://host:8786.")] = None,
 ) -> None:
-    """The cross product of models, systems, runs, changed hardware and prices as one table; goes on where it was stopped."""
+    """The product of models, systems, runs, changed hardware and prices as a table; goes on where it was stopped."""
     from rich.console import Console
     from rich.progress import Progress
 
@@ -645,6 +647,36 @@ def calibrate(
             suites=_listed(suites), dtypes=_listed(dtypes),
         )
     )  # fmt: skip
+
+
+@app.command("import")
+def import_(
+    kind: Annotated[str, typer.Argument(metavar="torch|onnx|hf", help="What the network comes from.")],
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="module:factory, a file.onnx, or a config.json.")],
+    inputs: Annotated[
+        list[str] | None, typer.Option("--input", metavar="SHAPE", help="torch: 32x3x224x224, or name=8x512:int64; once for each.")
+    ] = None,
+    sizes: Annotated[list[str] | None, typer.Option("--size", metavar="DIM=N", help="A named dim, such as seq=2048.")] = None,
+    loss: Annotated[str, typer.Option(help="auto ends a classifier with its loss, none does not.")] = "auto",
+    output: Annotated[str | None, typer.Option("-o", "--output", metavar="FILE", help="The model file to write. [stdout]")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """A network from elsewhere as a model file: a torch module, an ONNX file, a configuration of transformers."""
+    from paleo.importers import sources
+
+    made = sources.imported(kind, source, inputs=inputs or (), sizes=sources.sizes_of(sizes or ()), loss=loss)
+    if output is not None:
+        sources.write(made.text, output)
+    if as_json:
+        from paleo.report.documents import dumped
+
+        sys.stdout.write(dumped(made.document(output)) + "\n")
+    elif output is None:
+        sys.stdout.write(made.text)
+    else:
+        sys.stdout.write(f"wrote {output}: {made.line}\n")
+    if made.unknown:
+        _warn([f"not recognised, priced as passes over memory: {', '.join(made.unknown)}"])
 
 
 def _listed(text: str | None) -> tuple[str, ...]:

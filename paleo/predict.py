@@ -223,7 +223,7 @@ def predict(model: ModelSpec, system: System, run: Run) -> Prediction:
         _model_flops(graph, made.formats, chosen, run),
         _interval(priced, breakdown),
         made.prices.name,
-        _unmodelled(run),
+        _unmodelled(priced.program),
         _warnings(chosen, idle_axes(graph, placement, chosen.mesh)),
     )
 
@@ -459,13 +459,31 @@ def _interval(priced: _Priced, breakdown: Breakdown) -> tuple[float, float]:
     if not len(kernels.total):
         return breakdown.step, breakdown.step
     weight = float(kernels.total.sum()) or 1.0
-    low, high = (float((kernels.total * factor).sum()) / weight for factor in (kernels.low, kernels.high))
+    opaque = np.array([one.kernel.operation == OPAQUE for section in priced.program.sections for one in section.kernels])
+    spread = np.where(opaque, OPAQUE_SPREAD, 1.0)
+    low, high = (float((kernels.total * factor).sum()) / weight for factor in (kernels.low / spread, kernels.high * spread))
     return breakdown.step * low, breakdown.step * high
 
 
-def _unmodelled(run: Run) -> tuple[str, ...]:
-    """What a real step has and this one leaves out: silence is never a number."""
-    return ("input pipeline (storage, decoding, host-to-device copies)", "CUDA context and memory fragmentation")
+#: The kernels of functions that an importer did not know, and by which factor their times are guessed, either way.
+OPAQUE, OPAQUE_SPREAD = "opaque", 3.0
+
+
+def _unmodelled(program: Program) -> tuple[str, ...]:
+    """What a real step has and this one leaves out, or knows by its bytes alone: silence is never a number."""
+    always = ("input pipeline (storage, decoding, host-to-device copies)", "CUDA context and memory fragmentation")
+    turns = [(one.kernel, one.times * section.repeat) for section in program.sections for one in section.kernels]
+    guessed = [(kernel, times) for kernel, times in turns if kernel.operation == OPAQUE]
+    if not guessed:
+        return always
+    shares = [
+        sum(getattr(kernel, count) * times for kernel, times in guessed)
+        / (sum(getattr(kernel, count) * times for kernel, times in turns) or 1.0)
+        for count in ("flops", "bytes")
+    ]
+    names = ", ".join(dict.fromkeys(kernel.name for kernel, _ in guessed if kernel.phase == "forward"))
+    text = f"functions that the importer did not know: {shares[0]:.1%} of FLOP, {shares[1]:.1%} of bytes ({names[:200]})"
+    return (*always, text)
 
 
 def _warnings(chosen: Plan, idle: Sequence[str]) -> tuple[str, ...]:

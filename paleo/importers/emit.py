@@ -36,7 +36,9 @@ def to_yaml(model: Mapping[str, Any]) -> str:
             lines += _keyed(_scalar(key), value, 0, tall=key in _TALL or key == "inputs")
     text = "\n".join(lines) + "\n"
     if len(text) > MAX_FILE_BYTES:
-        raise SpecError(f"the model has {len(text)} characters as YAML, more than {MAX_FILE_BYTES}; its blocks do not fold")
+        raise SpecError(
+            f"the model has {len(text)} characters as YAML, more than {MAX_FILE_BYTES}; its blocks do not fold"
+        )
     return text
 
 

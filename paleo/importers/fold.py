@@ -46,7 +46,9 @@ def _refs(entry: Entry) -> list[Ref]:
 
 def _signature(entry: Entry) -> str:
     lent = [entry.share is None, entry.tie is None]
-    return json.dumps([entry.kind, entry.options, len(entry.inputs), lent, entry.out.dims, entry.out.sizes], default=str)
+    return json.dumps(
+        [entry.kind, entry.options, len(entry.inputs), lent, entry.out.dims, entry.out.sizes], default=str
+    )
 
 
 def _folded(entries: list[Entry], marks: np.ndarray, consumers: dict[Entry, list[Entry]]) -> list[Item]:
@@ -105,7 +107,9 @@ def _carried(
                     return None
                 carry = first
     last = entries[start + length - 1]
-    if carry is None or (isinstance(carry, Entry) and (carry.out.dims, carry.out.sizes) != (last.out.dims, last.out.sizes)):
+    if carry is None or (
+        isinstance(carry, Entry) and (carry.out.dims, carry.out.sizes) != (last.out.dims, last.out.sizes)
+    ):
         return None
     return carry if _private(entries, start, length, times, places, consumers) else None
 
@@ -115,14 +119,22 @@ def _relation(refs: tuple[Ref, ...], place: int, length: int, places: dict[Entry
     inside = [places.get(ref) if isinstance(ref, Entry) else None for ref in refs]
     if all(where is None for where in inside):
         return "outside" if all(ref is refs[0] or ref == refs[0] for ref in refs) else None
-    if all(where is not None and where // length == turn and where % length == inside[0] for turn, where in enumerate(inside)):
+    if all(
+        where is not None and where // length == turn and where % length == inside[0]
+        for turn, where in enumerate(inside)
+    ):
         return "inside"
     rest = all(where == turn * length - 1 for turn, where in enumerate(inside) if turn)
     return "carried" if inside[0] is None and rest else None
 
 
 def _private(
-    entries: list[Entry], start: int, length: int, times: int, places: dict[Entry, int], consumers: dict[Entry, list[Entry]]
+    entries: list[Entry],
+    start: int,
+    length: int,
+    times: int,
+    places: dict[Entry, int],
+    consumers: dict[Entry, list[Entry]],
 ) -> bool:
     """Whether nothing but the last output of a turn is read outside it."""
     for entry, where in places.items():

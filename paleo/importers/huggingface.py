@@ -74,7 +74,9 @@ class Config(Mapping[str, Any]):
         name = next((self[key] for key in keys if self.get(key) is not None), default)
         function = ACTIVATIONS.get(name) if isinstance(name, str) else None
         if function is None or (gated and function not in GATED):
-            raise SpecError(f"{self.path}: {keys[0]}: {name!r:.60} is not a function that Paleo knows; {near(str(name), ACTIVATIONS)}")
+            raise SpecError(
+                f"{self.path}: {keys[0]}: {name!r:.60} is not a function that Paleo knows; {near(str(name), ACTIVATIONS)}"
+            )
         return GATED[function] if gated else function
 
     def kinds(self, key: str, layers: int) -> list[str] | None:
@@ -116,7 +118,9 @@ def from_config(path: str | Path, *, seq: int | None = None) -> Model:
     if not isinstance(kind, str) or kind not in FAMILIES:
         hint = near(str(kind), FAMILIES) if kind is not None else "this key is missing"
         known = ", ".join(FAMILIES)
-        raise SpecError(f"{config.path}: model_type: {kind!r:.60} is not a family that can be imported; {hint}. All: {known}")
+        raise SpecError(
+            f"{config.path}: model_type: {kind!r:.60} is not a family that can be imported; {hint}. All: {known}"
+        )
     model = FAMILIES[kind](config)
     if seq is not None and "seq" in model["params"]:
         model["params"]["seq"] = seq
@@ -259,7 +263,13 @@ def _windows(config: Config, params: dict[str, Any], default: Sequence[bool] | b
     count = params["layers"]
     window = config.get("sliding_window")
     kinds = config.kinds("layer_types", count)
-    slides = [kind == "sliding_attention" for kind in kinds] if kinds else [default] * count if isinstance(default, bool) else default
+    slides = (
+        [kind == "sliding_attention" for kind in kinds]
+        if kinds
+        else [default] * count
+        if isinstance(default, bool)
+        else default
+    )
     if not window or not any(slides):
         return [{}] * count
     params["window"] = config.integer("sliding_window")
@@ -268,10 +278,18 @@ def _windows(config: Config, params: dict[str, Any], default: Sequence[bool] | b
 
 def _gated(config: Config, params: dict[str, Any], *, default: str = "silu", bias: bool = False) -> Entry:
     params["ffn"] = config.integer("intermediate_size")
-    return {"mlp": {"ffn": "=ffn", "activation": config.activation("hidden_activation", "hidden_act", default=default, gated=True), "bias": bias}}
+    return {
+        "mlp": {
+            "ffn": "=ffn",
+            "activation": config.activation("hidden_activation", "hidden_act", default=default, gated=True),
+            "bias": bias,
+        }
+    }
 
 
-def _llama_like(config: Config, *, bias: bool | None = None, out_bias: bool | None = None, slides: Any = False, **more: Any) -> Model:
+def _llama_like(
+    config: Config, *, bias: bool | None = None, out_bias: bool | None = None, slides: Any = False, **more: Any
+) -> Model:
     """RMS norms, rotary positions, gated feed-forward blocks."""
     params = _grouped(config, more.pop("head_dim", None))
     tied = config.flag("tie_word_embeddings", more.pop("tied", False))
@@ -306,7 +324,9 @@ def mistral(config: Config) -> Model:
 @FAMILIES.register("mixtral")
 def mixtral(config: Config) -> Model:
     """Jiang et al., Mixtral of experts, 2024."""
-    return _llama_like(config, bias=False, slides=True, feed=lambda c, p: _experts(c, p, every=True, ffn=("intermediate_size",)))
+    return _llama_like(
+        config, bias=False, slides=True, feed=lambda c, p: _experts(c, p, every=True, ffn=("intermediate_size",))
+    )
 
 
 @FAMILIES.register("qwen2")
@@ -322,7 +342,12 @@ def qwen3(config: Config) -> Model:
 
 
 def _experts(
-    config: Config, params: dict[str, Any], *, every: bool = False, ffn: tuple[str, ...] = ("moe_intermediate_size",), **more: Any
+    config: Config,
+    params: dict[str, Any],
+    *,
+    every: bool = False,
+    ffn: tuple[str, ...] = ("moe_intermediate_size",),
+    **more: Any,
 ) -> list[Entry]:
     """A mixture in every layer, or in those that the configuration says; dense blocks in the others."""
     params["experts"] = config.integer("num_local_experts", "num_experts", "n_routed_experts")
@@ -367,7 +392,12 @@ def gpt_oss(config: Config) -> Model:
 
     alternate = [index % 2 == 0 for index in range(config.integer("num_hidden_layers"))]
     return _llama_like(
-        config, bias=config.flag("attention_bias", True), head_dim=64, slides=alternate, feed=feed, attention={"sinks": True}
+        config,
+        bias=config.flag("attention_bias", True),
+        head_dim=64,
+        slides=alternate,
+        feed=feed,
+        attention={"sinks": True},
     )
 
 
@@ -386,7 +416,9 @@ def gemma2(config: Config) -> Model:
     """Gemma 2, 2024: norms before and after each half, windows on every other layer; the soft caps of scores are not counted."""
     alternate = [index % 2 == 0 for index in range(config.integer("num_hidden_layers"))]
     notes = "The soft cap of scores and logits is left out."
-    return _llama_like(config, tied=True, head_dim=256, feed=_gelu_gates, residual="sandwich", slides=alternate, notes=notes)
+    return _llama_like(
+        config, tied=True, head_dim=256, feed=_gelu_gates, residual="sandwich", slides=alternate, notes=notes
+    )
 
 
 @FAMILIES.register("gemma3_text")
@@ -395,7 +427,9 @@ def gemma3(config: Config) -> Model:
     period = config.integer("sliding_window_pattern", "_sliding_window_pattern", default=6)
     slides = [(index + 1) % period != 0 for index in range(config.integer("num_hidden_layers"))]
     extra = {"qk_norm": True}
-    return _llama_like(config, tied=True, head_dim=256, feed=_gelu_gates, residual="sandwich", slides=slides, attention=extra)
+    return _llama_like(
+        config, tied=True, head_dim=256, feed=_gelu_gates, residual="sandwich", slides=slides, attention=extra
+    )
 
 
 @FAMILIES.register("phi3")
@@ -408,23 +442,15 @@ def phi3(config: Config) -> Model:
 def phi(config: Config) -> Model:
     """Phi-1 and 2, 2023: attention and feed-forward side by side behind one layer norm."""
     params = _grouped(config) | {"ffn": config.integer("intermediate_size", default=4 * config.integer("hidden_size"))}
-    extra = {"qk_norm": True} if config.flag("qk_layernorm") else {}
-    if extra:
+    if config.flag("qk_layernorm"):
         raise SpecError(f"{config.path}: qk_layernorm: true is not supported; expected false")
     feed = _plain_feed(config, "gelu_new")
     attention = _attention(params, rotary=True)
-    rates = ("resid_pdrop", "embd_pdrop", "attention_dropout")
-    _same_rates(config, rates)
     decoder = Decoder(
         _vocab_last(params), "layer_norm", attention, feed, "parallel", final=("layer_norm",), head_bias=True,
         tied=config.flag("tie_word_embeddings"),
     )  # fmt: skip
     return language_model(config, decoder, [({}, feed)] * params["layers"])
-
-
-def _same_rates(config: Config, keys: Sequence[str]) -> None:
-    for key in keys:
-        config.share(key)
 
 
 def _plain_feed(config: Config, default: str, *keys: str, bias: bool = True) -> Entry:
@@ -456,7 +482,9 @@ def gpt_neox(config: Config) -> Model:
     dropout = config.share("hidden_dropout")
     params |= {"dropout": dropout} if dropout else {}
     feed = _plain_feed(config, "gelu")
-    attention = _attention(params, rotary=True, bias=config.flag("attention_bias", True), dropout=config.share("attention_dropout"))
+    attention = _attention(
+        params, rotary=True, bias=config.flag("attention_bias", True), dropout=config.share("attention_dropout")
+    )
     residual = "twin" if config.flag("use_parallel_residual", True) else "pre"
     decoder = Decoder(
         _vocab_last(params), "layer_norm", attention, feed, residual, final=("layer_norm",), dropout=bool(dropout),
@@ -469,7 +497,10 @@ def gpt_neox(config: Config) -> Model:
 def opt(config: Config) -> Model:
     """Zhang et al., OPT, 2022: two rows more than positions; the 350M model embeds narrower than it is and norms after each half."""
     params = _shape(config, positions=config.integer("max_position_embeddings", default=2048))
-    params |= {"ffn": config.integer("ffn_dim", default=4 * params["hidden"]), "dropout": config.share("dropout", default=0.1)}
+    params |= {
+        "ffn": config.integer("ffn_dim", default=4 * params["hidden"]),
+        "dropout": config.share("dropout", default=0.1),
+    }
     embedded = config.integer("word_embed_proj_dim", default=params["hidden"])
     first = config.flag("do_layer_norm_before", True)
     norm: Entry = "layer_norm"
@@ -510,7 +541,9 @@ def falcon(config: Config) -> Model:
     """Almazrouei et al., Falcon, 2023: multi-query or grouped, both halves side by side, biases only where stated."""
     new, parallel = config.flag("new_decoder_architecture"), config.flag("parallel_attn", True)
     heads = config.integer("num_attention_heads", "n_head")
-    kv_heads = config.integer("num_kv_heads", default=heads) if new else 1 if config.flag("multi_query", True) else heads
+    kv_heads = (
+        config.integer("num_kv_heads", default=heads) if new else 1 if config.flag("multi_query", True) else heads
+    )
     params = _shape(config, kv_heads=kv_heads)
     params["ffn"] = config.integer("ffn_hidden_size", default=4 * params["hidden"])
     bias = config.flag("bias")
@@ -534,9 +567,14 @@ def deepseek_v2(config: Config) -> Model:
     mla: dict[str, Any] = {"heads": "=heads"}
     if config.get("q_lora_rank") is not None:
         mla["query_rank"] = config.integer("q_lora_rank")
-    keys = {"kv_rank": "kv_lora_rank", "nope_dim": "qk_nope_head_dim", "rope_dim": "qk_rope_head_dim", "value_dim": "v_head_dim"}
+    keys = {
+        "kv_rank": "kv_lora_rank",
+        "nope_dim": "qk_nope_head_dim",
+        "rope_dim": "qk_rope_head_dim",
+        "value_dim": "v_head_dim",
+    }
     mla |= {ours: config.integer(theirs) for ours, theirs in keys.items()}
-    more = {"shared": config.integer("n_shared_experts")} if shared else {}
+    more: dict[str, Any] = {"shared": config.integer("n_shared_experts")} if shared else {}
     feeds = _experts(config, params, **more)
     notes = "Modules for multi-token prediction and the load-balancing bias of the router, which no gradient trains, are left out."
     decoder = Decoder(
@@ -564,7 +602,11 @@ def _bert_head(config: Config, kind: str) -> list[Entry]:
     """What stands on the encoder, by the architecture that the configuration names."""
     roberta = config["model_type"] == "roberta"
     pooler = ["select", {"name": "pooler", "linear": {"features": "=hidden", "dim": "hidden"}}, "tanh"]
-    masked: list[Entry] = [{"name": "transform", "linear": {"features": "=hidden", "dim": "hidden"}}, "=activation", "layer_norm"]
+    masked: list[Entry] = [
+        {"name": "transform", "linear": {"features": "=hidden", "dim": "hidden"}},
+        "=activation",
+        "layer_norm",
+    ]
     masked[1] = "gelu" if roberta else config.activation("hidden_act", default="gelu")
     tie = {"tie": "embed"} if config.flag("tie_word_embeddings", True) else {}
     masked += [{"name": "head", "linear": {"features": "=vocab", "dim": "vocab"} | tie}, "cross_entropy"]
@@ -580,7 +622,9 @@ def _bert_head(config: Config, kind: str) -> list[Entry]:
         "Model": pooler,
     }  # fmt: skip
     if kind not in rest or (roberta and kind == "ForPreTraining"):
-        raise SpecError(f"{config.path}: architectures: {kind!r:.60} is not supported; expected one of {', '.join(rest)}")
+        raise SpecError(
+            f"{config.path}: architectures: {kind!r:.60} is not supported; expected one of {', '.join(rest)}"
+        )
     return rest[kind]
 
 
@@ -600,7 +644,11 @@ def _architecture(config: Config, prefixes: Sequence[str], default: str) -> str:
 @FAMILIES.register("bert")
 def bert(config: Config) -> Model:
     """Devlin et al., BERT, 2019; Liu et al., RoBERTa, 2019. Every position is projected to the vocabulary."""
-    params = _shape(config, ffn=config.integer("intermediate_size"), positions=config.integer("max_position_embeddings", default=512))
+    params = _shape(
+        config,
+        ffn=config.integer("intermediate_size"),
+        positions=config.integer("max_position_embeddings", default=512),
+    )
     spare = 2 if config["model_type"] == "roberta" else 0
     params["seq"] = max(1, params["positions"] - spare) if params["positions"] <= LONGEST_SEQ else LONGEST_SEQ
     params["dropout"] = config.share("hidden_dropout_prob", default=0.1)
@@ -647,7 +695,9 @@ def vit(config: Config) -> Model:
     """Dosovitskiy et al., ViT, 2021."""
     kind = _architecture(config, ("ViT",), "ForImageClassification")
     if kind not in ("ForImageClassification", "Model"):
-        raise SpecError(f"{config.path}: architectures: {kind!r:.60} is not supported; expected ViTForImageClassification or ViTModel")
+        raise SpecError(
+            f"{config.path}: architectures: {kind!r:.60} is not supported; expected ViTForImageClassification or ViTModel"
+        )
     keys = {"image": "image_size", "patch": "patch_size", "colours": "num_channels", "hidden": "hidden_size"}
     keys |= {"heads": "num_attention_heads", "layers": "num_hidden_layers", "ffn": "intermediate_size"}
     usual = {"colours": 3, "image": 224, "patch": 16}
@@ -668,7 +718,15 @@ def vit(config: Config) -> Model:
         "notes": "",
         "params": params,
         "inputs": {"image": {"dims": image}},
-        "layers": [patches, "to_sequence", "class_token", "position_embedding", body | {"layers": layers}, "layer_norm", *head],
+        "layers": [
+            patches,
+            "to_sequence",
+            "class_token",
+            "position_embedding",
+            body | {"layers": layers},
+            "layer_norm",
+            *head,
+        ],
     }
 
 
@@ -690,7 +748,11 @@ def t5(config: Config) -> Model:
     function = Config({"feed_forward_proj": project.removeprefix("gated-")}, config.path).activation(
         "feed_forward_proj", default="relu", gated=project.startswith("gated-")
     )
-    feed = [_residual("rms_norm", {"mlp": {"ffn": "=ffn", "activation": function, "bias": False, "dropout": "=dropout"}}, drop)]
+    feed = [
+        _residual(
+            "rms_norm", {"mlp": {"ffn": "=ffn", "activation": function, "bias": False, "dropout": "=dropout"}}, drop
+        )
+    ]
     attention = {"heads": "=heads", "head_dim": "=head_dim", "bias": False, "dropout": "=dropout"}
     cross = {"inputs": ["query", "memory"], "attention": attention}
     bias = {"relative_bias": {"buckets": "=buckets", "heads": "=heads"}}

@@ -77,7 +77,9 @@ class _Writer:
     def options(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """The options of a layer, the sizes of its dims as expressions."""
         return {
-            key: {dim: self.size(n) for dim, n in value.items()} if key == "dims" and isinstance(value, Mapping) else value
+            key: {dim: self.size(n) for dim, n in value.items()}
+            if key == "dims" and isinstance(value, Mapping)
+            else value
             for key, value in options.items()
         }
 
@@ -173,7 +175,9 @@ class _Writer:
 
 def _mentions(lines: Sequence[Any], name: str) -> bool:
     return any(
-        name in line.get("inputs", ()) or _mentions(line.get("layers", ()), name) for line in lines if isinstance(line, Mapping)
+        name in line.get("inputs", ()) or _mentions(line.get("layers", ()), name)
+        for line in lines
+        if isinstance(line, Mapping)
     )
 
 

@@ -44,7 +44,13 @@ def from_onnx(
 
     trace, known = trace_file(path, sizes or {})
     name = title or Path(path).name
-    return model_of(trace, title=f"{name} (ONNX)", source=f"ONNX file {Path(path).name}", sizes=known, loss="none" if loss == "none" else "auto")
+    return model_of(
+        trace,
+        title=f"{name} (ONNX)",
+        source=f"ONNX file {Path(path).name}",
+        sizes=known,
+        loss="none" if loss == "none" else "auto",
+    )
 
 
 def trace_file(path: str | Path, sizes: Mapping[str, int]) -> tuple[Trace, dict[str, int]]:
@@ -59,6 +65,8 @@ def trace_file(path: str | Path, sizes: Mapping[str, int]) -> tuple[Trace, dict[
             return _Reader(onnx, model, str(path), sizes, probing=probing).read()
         except SpecError as error:
             failed = failed or error
+        except Exception as error:  # names that are no text, numbers where lists belong: the file is broken
+            failed = failed or SpecError(f"{path}: is malformed ({type(error).__name__}: {_short(error)})")
     raise failed or SpecError(f"{path}: cannot be read")
 
 
@@ -66,7 +74,9 @@ def _loaded(onnx: Any, path: Path) -> Any:
     try:
         size = path.stat().st_size
         if size > MOST_FILE_BYTES:
-            raise SpecError(f"{path}: {size} bytes; at most {MOST_FILE_BYTES} are read. Keep the weights as external data")
+            raise SpecError(
+                f"{path}: {size} bytes; at most {MOST_FILE_BYTES} are read. Keep the weights as external data"
+            )
         model = onnx.load(str(path), load_external_data=False)
         if model.functions:
             model = importlib.import_module("onnx.inliner").inline_local_functions(model)
@@ -104,7 +114,15 @@ def _without_weights(graph: Any) -> None:
     """Drops the numbers of all large tensors; their sizes stay."""
     for tensor in graph.initializer:
         if math.prod(tensor.dims) > SMALL:
-            for data in ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data", "string_data"):
+            for data in (
+                "raw_data",
+                "float_data",
+                "int32_data",
+                "int64_data",
+                "double_data",
+                "uint64_data",
+                "string_data",
+            ):
                 tensor.ClearField(data)
             tensor.ClearField("data_location")
             tensor.ClearField("external_data")
@@ -121,7 +139,7 @@ class _Reader:
         self.values: dict[str, Value] = {"": None}  # type: ignore[dict-item]
         self.constants: dict[str, list[int]] = {}
         self.probe = 1
-        self.named: dict[str, int] = {}
+        self._readers: dict[str, Any] = {}
 
     def read(self) -> tuple[Trace, dict[str, int]]:
         self._initializers()
@@ -134,14 +152,22 @@ class _Reader:
             raise SpecError(f"{self.path}: no output depends on an input")
         sizes = {v.name: v.elements for v in self.values.values() if v is not None and v.origin == "parameter"}
         used = {name for call in calls for v in call.inputs if v is not None for name in v.sources}
-        trace = Trace(inputs, outputs, calls, {n: s for n, s in sizes.items() if n in used}, {"batch": self.probe} if self.probe > 1 else {})
+        trace = Trace(
+            inputs,
+            outputs,
+            calls,
+            {n: s for n, s in sizes.items() if n in used},
+            {"batch": self.probe} if self.probe > 1 else {},
+        )
         trace.without_dead_calls()
         live = {name for call in trace.calls for v in call.inputs if v is not None for name in v.sources}
         trace.parameters = {name: size for name, size in trace.parameters.items() if name in live}
         return trace, {}
 
     def _initializers(self) -> None:
-        statistics = {name for node in self.graph.node if node.op_type == "BatchNormalization" for name in list(node.input)[3:5]}
+        statistics = {
+            name for node in self.graph.node if node.op_type == "BatchNormalization" for name in list(node.input)[3:5]
+        }
         for tensor in self.graph.initializer:
             index = tensor.data_type not in _FLOATS
             learned = not index and tensor.name not in statistics and math.prod(tensor.dims) > 1
@@ -195,7 +221,9 @@ class _Reader:
         if stated is None:
             symbol = dim.dim_param or f"dim {place}"
             hint = f"; state it with --size {symbol}=128" if dim.dim_param else ""
-            raise SpecError(f"{self.path}: input {name[:60]!r} has no size for {symbol!r}{hint}. {near(symbol, self.sizes) if self.sizes else ''}")
+            raise SpecError(
+                f"{self.path}: input {name[:60]!r} has no size for {symbol!r}{hint}. {near(symbol, self.sizes) if self.sizes else ''}"
+            )
         if not 1 <= stated < LARGEST:
             raise SpecError(f"{self.path}: input {name[:60]!r} has the size {stated}; expected 1 or more")
         return int(stated)
@@ -215,7 +243,9 @@ class _Reader:
         try:
             inferred = self.onnx.shape_inference.infer_shapes(self.model, strict_mode=False, data_prop=True)
         except Exception as error:
-            raise SpecError(f"{self.path}: its shapes do not fit together ({type(error).__name__}: {_short(error)})") from None
+            raise SpecError(
+                f"{self.path}: its shapes do not fit together ({type(error).__name__}: {_short(error)})"
+            ) from None
         found = {}
         for one in (*inferred.graph.value_info, *inferred.graph.output):
             tensor = one.type.tensor_type
@@ -251,16 +281,21 @@ class _Reader:
     def _call(self, node: Any, shapes: Mapping[str, tuple[Shape, bool]]) -> Call | None:
         options = {one.name: self._attribute(one) for one in node.attribute}
         if node.op_type == "Constant":
-            return self._constant_node(node)
-        inputs = [self._known(name, node) for name in node.input]
+            self._constant_node(node)
+            return None
+        inputs = [self._own(self._known(name, node), node) for name in node.input]
         if inputs and all(v is None or (v.static and v.index) for v in inputs):
-            return self._static(node, shapes)
+            self._static(node, shapes)
+            return None
         missing = [name for name in node.output if name and name not in shapes]
         made = [name for name in node.output if name and name in shapes]
         if not made:
             if all(v is None or v.static or v.index for v in inputs):
-                return self._static(node, shapes)
-            raise SpecError(f"{self.path}: node {node.name[:60] or node.op_type!r}: no shape can be inferred for {missing[:1]}")
+                self._static(node, shapes)
+                return None
+            raise SpecError(
+                f"{self.path}: node {node.name[:60] or node.op_type!r}: no shape can be inferred for {missing[:1]}"
+            )
         kind, used, more = _kind(node.op_type, inputs, options, [self.constants.get(name) for name in node.input])
         outs = [shapes[name] for name in made]
         call = record(kind, node.op_type, used, outs, options=more, path=_path(node.name))
@@ -282,21 +317,37 @@ class _Reader:
                 if any(not 0 <= size < LARGEST for size in shape):
                     raise SpecError(f"{self.path}: constant {node.output[0][:60]!r} has impossible sizes")
                 index = attribute.t.data_type not in _FLOATS
-                learned = not index and math.prod(shape) > SMALL
+                learned = not index and math.prod(shape) > SMALL and len(shape) > 1
                 self.values[node.output[0]] = self._constant(node.output[0], shape, index, learned)
                 self._remember(node.output[0], attribute.t)
                 return
         for name in node.output:
             self.values[name] = Value((1,), "constant", name, False, static=True)
 
+    def _own(self, value: Value | None, node: Any) -> Value | None:
+        """Vectors that several nodes read count for each: exporters merge those that happen to be equal (biases of zeros)."""
+        if value is None or value.origin != "parameter" or len(value.shape) != 1:
+            return value
+        used = self._readers.setdefault(value.name, node)
+        if used is node:
+            return value
+        name = f"{value.name}@{len(self.values)}"
+        self.values[name] = copy = self._constant(name, value.shape, value.index, True)
+        return copy
+
     def _known(self, name: str, node: Any) -> Value | None:
         if name not in self.values:
-            raise SpecError(f"{self.path}: node {node.name[:60] or node.op_type!r} reads {name[:60]!r}, which nothing before it makes")
+            raise SpecError(
+                f"{self.path}: node {node.name[:60] or node.op_type!r} reads {name[:60]!r}, which nothing before it makes"
+            )
         return self.values[name]
 
     def _attribute(self, attribute: Any) -> Any:
         try:
             value = self.onnx.helper.get_attribute_value(attribute)
+            if isinstance(value, self.onnx.TensorProto):
+                whole = value.data_type in _WHOLE and math.prod(value.dims) == 1
+                return int(self.onnx.numpy_helper.to_array(value).reshape(-1)[0]) if whole else None
         except Exception:
             return None
         return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
@@ -317,7 +368,11 @@ def _flops(call: Call) -> float | None:
 
 
 def shape_arithmetic(
-    op: str, inputs: Sequence[str], options: Mapping[str, Any], known: Mapping[str, list[int]], sizes: Mapping[str, Shape]
+    op: str,
+    inputs: Sequence[str],
+    options: Mapping[str, Any],
+    known: Mapping[str, list[int]],
+    sizes: Mapping[str, Shape],
 ) -> list[int] | None:
     """The whole numbers that a node makes of shapes and other whole numbers, flat; None for what is no such arithmetic.
 
@@ -343,6 +398,10 @@ def shape_arithmetic(
     if op == "Slice" and len(rest) in (2, 3, 4) and all(len(one) == 1 for one in rest):
         step = rest[3][0] if len(rest) == 4 else 1
         return first[rest[0][0] : rest[1][0] : step] if step else None
+    if op == "ConstantOfShape" and all(number >= 0 for number in first) and math.prod(first) <= SMALL:
+        return [int(options.get("value") or 0)] * math.prod(first)
+    if op == "Where" and len(rest) == 2 and len(first) == len(rest[0]) == len(rest[1]):
+        return [a if yes else b for yes, a, b in zip(first, *rest, strict=True)]
     return _pairwise(op, first, rest[0]) if len(rest) == 1 else None
 
 
@@ -359,6 +418,8 @@ def _pairwise(op: str, left: list[int], right: list[int]) -> list[int] | None:
             return [a - b for a, b in pairs]
         case "Mul":
             return [a * b for a, b in pairs]
+        case "Equal":
+            return [int(a == b) for a, b in pairs]
         case "Div":
             return [abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1) for a, b in pairs]
         case _:
@@ -387,17 +448,14 @@ _UNARY = {
     "ThresholdedRelu": "relu", "QuickGelu": "silu", "FastGelu": "gelu", "BiasGelu": "gelu",
 }  # fmt: skip
 _SIMPLE = (
-    dict.fromkeys("Identity Cast CastLike Reshape Flatten Squeeze Unsqueeze Transpose Expand Shrink".split(), "view")
-    | dict.fromkeys("Slice Split".split(), "slice")
+    dict.fromkeys(["Identity", "Cast", "CastLike", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Expand", "Shrink"], "view")
+    | dict.fromkeys(["Slice", "Split"], "slice")
     | dict.fromkeys(
-        "Sub Div Pow Sqrt Exp Log Erf Neg Abs Reciprocal Where Max Min Clip Sin Cos Sign Floor Ceil Round Equal Less Greater Not And Or"
-        " PRelu Mean Sum CumSum Mod IsNaN Softsign LessOrEqual GreaterOrEqual Trilu Atan Tan".split(), "elementwise")
+        ["Sub", "Div", "Pow", "Sqrt", "Exp", "Log", "Erf", "Neg", "Abs", "Reciprocal", "Where", "Max", "Min", "Clip", "Sin", "Cos", "Sign", "Floor", "Ceil", "Round", "Equal", "Less", "Greater", "Not", "And", "Or", "PRelu", "Mean", "Sum", "CumSum", "Mod", "IsNaN", "Softsign", "LessOrEqual", "GreaterOrEqual", "Trilu", "Atan", "Tan"], "elementwise")
     | dict.fromkeys(
-        "ReduceMean ReduceSum ReduceMax ReduceMin ReduceL2 ReduceL1 ReduceProd ReduceLogSumExp ReduceSumSquare ArgMax ArgMin TopK"
-        " LpNormalization MeanVarianceNormalization".split(), "reduce")
+        ["ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceL2", "ReduceL1", "ReduceProd", "ReduceLogSumExp", "ReduceSumSquare", "ArgMax", "ArgMin", "TopK", "LpNormalization", "MeanVarianceNormalization"], "reduce")
     | dict.fromkeys(
-        "Pad Resize Upsample Tile DepthToSpace SpaceToDepth GatherElements GatherND ScatterND ScatterElements OneHot ReverseSequence"
-        " GridSample Compress Col2Im CenterCropPad".split(), "copy")
+        ["Pad", "Resize", "Upsample", "Tile", "DepthToSpace", "SpaceToDepth", "GatherElements", "GatherND", "ScatterND", "ScatterElements", "OneHot", "ReverseSequence", "GridSample", "Compress", "Col2Im", "CenterCropPad"], "copy")
 )  # fmt: skip
 _TRANSLATED: dict[str, Callable[[list[Value | None], Mapping[str, Any], Sequence[list[int] | None]], Kind]] = {}
 
@@ -513,16 +571,32 @@ def _clip(inputs: list[Value | None], options: Mapping[str, Any], numbers: Any) 
     return "activation", inputs[:1], {"function": "relu6"}
 
 
-@_node("MaxPool", "AveragePool")
+@_node("AveragePool")
+def _average(inputs: list[Value | None], options: Mapping[str, Any], numbers: Any) -> Kind:
+    kind, read, more = _pool(inputs, options, numbers)
+    return ("avg_pool" if kind == "max_pool" else kind), read, more
+
+
+@_node("MaxPool")
 def _pool(inputs: list[Value | None], options: Mapping[str, Any], numbers: Any) -> Kind:
     pads = list(options.get("pads") or [])
     rank = len(pads) // 2
-    even = all(pads[i] == pads[i + rank] for i in range(rank)) and options.get("auto_pad", "NOTSET") in ("NOTSET", "VALID")
+    even = all(pads[i] == pads[i + rank] for i in range(rank)) and options.get("auto_pad", "NOTSET") in (
+        "NOTSET",
+        "VALID",
+    )
     if not options.get("kernel_shape") or not even:
         return "copy", inputs[:1], {}
-    more = {"kernel_size": list(options["kernel_shape"]), "stride": options.get("strides") or [1] * len(options["kernel_shape"])}
-    more |= {"padding": pads[:rank] or 0, "ceil_mode": options.get("ceil_mode", 0), "dilation": options.get("dilations")}
-    return ("max_pool" if "auto_pad" not in options or rank else "max_pool"), inputs[:1], more
+    more = {
+        "kernel_size": list(options["kernel_shape"]),
+        "stride": options.get("strides") or [1] * len(options["kernel_shape"]),
+    }
+    more |= {
+        "padding": pads[:rank] or 0,
+        "ceil_mode": options.get("ceil_mode", 0),
+        "dilation": options.get("dilations"),
+    }
+    return "max_pool", inputs[:1], more
 
 
 @_node("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool")
@@ -539,7 +613,14 @@ def _concat(inputs: list[Value | None], options: Mapping[str, Any], numbers: Any
 def _gather(inputs: list[Value | None], options: Mapping[str, Any], numbers: Any) -> Kind:
     """Rows of a learned table, or a slice at a constant index."""
     table, index = _at(inputs, 0), _at(inputs, 1)
-    if table is not None and index is not None and table.sources and len(table.shape) == 2 and not index.static and not options.get("axis"):
+    if (
+        table is not None
+        and index is not None
+        and table.sources
+        and len(table.shape) == 2
+        and not index.static
+        and not options.get("axis")
+    ):
         return "embedding", [index, table], {}
     return ("slice" if index is not None and index.static else "copy"), inputs, {}
 
@@ -549,8 +630,16 @@ def _recurrent(inputs: list[Value | None], options: Mapping[str, Any], numbers: 
     weight = _at(inputs, 2)
     if weight is None or len(weight.shape) != 3 or options.get("layout") or not options.get("hidden_size"):
         return "unknown", inputs, {}
-    cell = {"GRU": "gru", "LSTM": "lstm"}.get("LSTM" if weight.shape[1] == 4 * weight.shape[2] else "GRU" if weight.shape[1] == 3 * weight.shape[2] else "", "rnn")
-    more = {"cell": cell, "hidden": options["hidden_size"], "both": weight.shape[0] == 2, "bias": _at(inputs, 3) is not None}
+    cell = {"GRU": "gru", "LSTM": "lstm"}.get(
+        "LSTM" if weight.shape[1] == 4 * weight.shape[2] else "GRU" if weight.shape[1] == 3 * weight.shape[2] else "",
+        "rnn",
+    )
+    more = {
+        "cell": cell,
+        "hidden": options["hidden_size"],
+        "both": weight.shape[0] == 2,
+        "bias": _at(inputs, 3) is not None,
+    }
     return "sequence_rnn", inputs[:4], more
 
 

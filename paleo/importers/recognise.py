@@ -6,11 +6,26 @@ A group is taken only where nobody else reads what it makes inside; everything e
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from paleo.importers.trace import Call, Scope, Trace, Value, record
 
 #: What may stand between a projection and the scores without a weight of its own: views, rotations, scales.
-_LIGHT = frozenset({"view", "slice", "copy", "cat", "elementwise", "add", "multiply", "dropout", "activation", "rms_norm", "layer_norm"})
+_LIGHT = frozenset(
+    {
+        "view",
+        "slice",
+        "copy",
+        "cat",
+        "elementwise",
+        "add",
+        "multiply",
+        "dropout",
+        "activation",
+        "rms_norm",
+        "layer_norm",
+    }
+)
 _PLAIN = frozenset({"view", "slice", "copy"})
 _NORMS = frozenset({"rms_norm", "layer_norm"})
 
@@ -82,7 +97,9 @@ def _affine(trace: Trace) -> list[Group]:
             if same and readers[0].kind == "view" and consumers.get(x) == [call] and output not in outputs:
                 calls, x, output = [flat, call, readers[0]], wide, readers[0].out
         shift, calls, output = _shifted(call, shift, calls, output, consumers)
-        made = record("linear", call.label, [x, weight, shift], [(output.shape, False)], flops=call.flops, path=call.path)
+        made = record(
+            "linear", call.label, [x, weight, shift], [(output.shape, False)], flops=call.flops, path=call.path
+        )
         groups.append(Group(calls, made, output))
     return groups
 
@@ -130,7 +147,12 @@ def _collapse_scopes(trace: Trace) -> None:
 
 def _kind_of(scope: Scope) -> str | None:
     name = scope.type.lower()
-    if "rmsnorm" in name or ("layernorm" in name and len(scope.parameters) == 1) or name.endswith("norm") and len(scope.parameters) == 1:
+    if (
+        "rmsnorm" in name
+        or ("layernorm" in name and len(scope.parameters) == 1)
+        or (name.endswith("norm")
+        and len(scope.parameters) == 1)
+    ):
         return "rms_norm"
     if scope.parameters:
         return None
@@ -172,7 +194,11 @@ def _collapsed(kind: str, scope: Scope, calls: Sequence[Call]) -> Call | None:
         return None
     shape = [(made.shape, False)]
     if kind != "rms_norm":
-        return record("activation", kind, [given], shape, options={"function": kind}, path=scope.path) if not weights else None
+        return (
+            record("activation", kind, [given], shape, options={"function": kind}, path=scope.path)
+            if not weights
+            else None
+        )
     if len(weights) > 1 or (weights and weights[0].shape != made.shape[-1:]):
         return None
     return record("rms_norm", scope.type, [given, *(weights or [None])], shape, path=scope.path)  # type: ignore[list-item]
@@ -219,11 +245,9 @@ def _behind_square(value: Value) -> Value:
     return value
 
 
-def _spelled(
-    kind: str, x: Value, seed: Call, consumers: dict[Value, list[Call]], outputs: set[Value]
-) -> Group | None:
+def _spelled(kind: str, x: Value, seed: Call, consumers: dict[Value, list[Call]], outputs: set[Value]) -> Group | None:
     """The element-wise calls from ``x`` over ``seed`` to where they end, as one call."""
-    members = {seed: None} | {call: None for call in _between(x, seed.out, _light_makers(seed))}
+    members = {seed: None} | dict.fromkeys(_between(x, seed.out, _light_makers(seed)))
     reach = {x, *(call.out for call in members)}
     frontier, ends = list(reach), list[Call]()
     while frontier and len(members) < 24:
@@ -262,7 +286,9 @@ def _spelled_group(kind: str, x: Value, output: Value, calls: Sequence[Call]) ->
         centred = sum(call.kind == "reduce" for call in calls) > 1
         if len(weights) != 1 + centred:
             return None
-        made = record("layer_norm" if centred else "rms_norm", kind, [x, *weights], [(output.shape, False)], path=calls[0].path)
+        made = record(
+            "layer_norm" if centred else "rms_norm", kind, [x, *weights], [(output.shape, False)], path=calls[0].path
+        )
         return Group(calls, made, output)
     made = record("activation", kind, [x], [(output.shape, False)], options={"function": kind}, path=calls[0].path)
     return None if weights else Group(calls, made, output)
@@ -374,7 +400,8 @@ class _Source:
     def __init__(self, linear: Call, calls: list[Call]) -> None:
         self.linear, self.calls = linear, calls
         self.rotary = any(
-            call.kind in ("multiply", "elementwise") and any(v is not None and v.static and v.elements > 1 for v in call.inputs)
+            call.kind in ("multiply", "elementwise")
+            and any(v is not None and v.static and v.elements > 1 for v in call.inputs)
             for call in calls
         )
         self.norms = [call for call in calls if call.kind in _NORMS]
@@ -427,29 +454,51 @@ def _attention_around(core: Call, consumers: dict[Value, list[Call]], outputs: s
     sizes = _heads(core, query.linear, key.linear, value.linear, output)
     if sizes is None:
         return None
-    options, inputs = sizes
-    normed = _query_norms(query, key, value, options["head_dim"])
+    shape, inputs = sizes
+    options: dict[str, Any] = dict(shape)
+    normed = _query_norms(query, key, value, shape["head_dim"])
     biases = _biases(query.linear, key.linear, value.linear, output)
     if normed is None or biases is None:
         return None
-    calls = dict.fromkeys([*query.calls, *key.calls, *value.calls, query.linear, key.linear, value.linear, core, *rest, output])
+    calls = dict.fromkeys(
+        [*query.calls, *key.calls, *value.calls, query.linear, key.linear, value.linear, core, *rest, output]
+    )
     calls = {call: None for call in calls if not call.out.static}
     if not _closed(calls, output.out, consumers, outputs) or _foreign(calls, inputs):
         return None
     options |= biases | {"qk_norm": normed, "rotary": query.rotary and key.rotary}
-    options |= {"causal": bool(core.options.get("is_causal")) or _masked(core), "dropout": _number(core.options.get("dropout_p"))}
+    options |= {
+        "causal": bool(core.options.get("is_causal")) or _masked(core),
+        "dropout": _number(core.options.get("dropout_p")),
+    }
     flops = sum(call.flops or 0.0 for call in calls)
-    weights = list(dict.fromkeys(w for call in calls for w in call.inputs[1:] if w is not None and w.sources and call.kind == "linear"))
+    weights = list(
+        dict.fromkeys(
+            w for call in calls for w in call.inputs[1:] if w is not None and w.sources and call.kind == "linear"
+        )
+    )
     weights += [w for one in (*query.norms, *key.norms) for w in one.inputs[1:] if w is not None and w.sources]
     weights += [w for w in core.inputs[3:] if w is not None and w.sources]
-    made = record("attention", "attention", [*inputs, *weights], [(output.out.shape, False)], options=options, flops=flops, path=core.path)
+    made = record(
+        "attention",
+        "attention",
+        [*inputs, *weights],
+        [(output.out.shape, False)],
+        options=options,
+        flops=flops,
+        path=core.path,
+    )
     options["inputs"] = len(inputs)
     return Group(calls, made, output.out)
 
 
 def _masked(core: Call) -> bool:
     mask = core.inputs[3] if len(core.inputs) > 3 else None
-    return mask is not None and mask.maker is not None and (mask.maker.label.strip("_") in ("tril", "triu") or _triangular(mask.maker))
+    return (
+        mask is not None
+        and mask.maker is not None
+        and (mask.maker.label.strip("_") in ("tril", "triu") or _triangular(mask.maker))
+    )
 
 
 def _number(value: object) -> float:
@@ -555,12 +604,25 @@ def _feed_into(down: Call, consumers: dict[Value, list[Call]], outputs: set[Valu
     x = ups[0].inputs[0]
     same = x is not None and x.shape == down.out.shape and len(x.shape) > 1
     biases = {len(call.inputs) > 2 and call.inputs[2] is not None for call in (*ups, down)}
-    if x is None or not same or len(biases) != 1 or not _closed(calls, down.out, consumers, outputs) or _foreign(calls, [x]):
+    if (
+        x is None
+        or not same
+        or len(biases) != 1
+        or not _closed(calls, down.out, consumers, outputs)
+        or _foreign(calls, [x])
+    ):
         return None
-    options = {"ffn": down.inputs[0].shape[-1] if down.inputs[0] else 0, "activation": function, "bias": biases.pop(), "dropout": dropout}
+    options = {
+        "ffn": down.inputs[0].shape[-1] if down.inputs[0] else 0,
+        "activation": function,
+        "bias": biases.pop(),
+        "dropout": dropout,
+    }
     weights = [w for call in (*ups, down) for w in call.inputs[1:] if w is not None]
     flops = sum(call.flops or 0.0 for call in calls)
-    made = record("mlp", "feed forward", [x, *weights], [(down.out.shape, False)], options=options, flops=flops, path=down.path)
+    made = record(
+        "mlp", "feed forward", [x, *weights], [(down.out.shape, False)], options=options, flops=flops, path=down.path
+    )
     return Group(calls, made, down.out)
 
 
@@ -588,10 +650,17 @@ def _gated_up(product: Call) -> _Up | None:
         if act is None or act.kind != "activation" or act.options.get("function") not in _GATES:
             continue
         first, second = _projection(act.inputs[0]), _projection(other)
-        halves = [v.maker for v in (act.inputs[0], other) if v is not None and v.maker is not None and v.maker.kind == "slice"]
+        halves = [
+            v.maker for v in (act.inputs[0], other) if v is not None and v.maker is not None and v.maker.kind == "slice"
+        ]
         packed = _projection(halves[0].inputs[0]) if len(halves) == 2 else None
         if packed is not None and all(half.inputs[0] is packed.out for half in halves):
             return _GATES[act.options["function"]], list(dict.fromkeys([product, act, *halves])), [packed]
-        if first is not None and second is not None and first.inputs[0] is second.inputs[0] and first.out.shape == second.out.shape:
+        if (
+            first is not None
+            and second is not None
+            and first.inputs[0] is second.inputs[0]
+            and first.out.shape == second.out.shape
+        ):
             return _GATES[act.options["function"]], [product, act], [first, second]
     return None

@@ -77,7 +77,9 @@ def load_module(target: str) -> Any:
     found: Any = _imported(place)
     for part in name.split("."):
         if not hasattr(found, part):
-            raise SpecError(f"{place}: has no {part!r}; {near(part, [one for one in dir(found) if not one.startswith('_')])}")
+            raise SpecError(
+                f"{place}: has no {part!r}; {near(part, [one for one in dir(found) if not one.startswith('_')])}"
+            )
         found = getattr(found, part)
     torch = torch_module()
     if isinstance(found, torch.nn.Module):
@@ -215,7 +217,9 @@ class _Tape:
             for name, parameter in module.named_parameters()
         }
         for name, parameter in self._weights.items():
-            self._bind(parameter, Value(tuple(parameter.shape), "parameter", name, static=True, sources=frozenset({name})))
+            self._bind(
+                parameter, Value(tuple(parameter.shape), "parameter", name, static=True, sources=frozenset({name}))
+            )
 
     def input(self, spec: InputSpec) -> Any:
         dtype = getattr(self.torch, spec.dtype)
@@ -328,7 +332,9 @@ class _Tape:
             base = tensor._base
             if base is not None and label in INPLACE and id(base) in self._values:
                 old = self._values[id(base)]
-                whole = record("copy", f"{label} of a view", [old, value], [(old.shape, old.index)], path=path, flops=0.0)
+                whole = record(
+                    "copy", f"{label} of a view", [old, value], [(old.shape, old.index)], path=path, flops=0.0
+                )
                 self.calls.append(whole)
                 self._bind(base, whole.out)
 
@@ -343,7 +349,11 @@ def _recorder(tape: _Tape, counter: Any) -> Any:
             if answer is not None:
                 return answer
             if getattr(function, "__name__", "") == "__get__" or _label(function) in _SILENT:
-                return function(*args, **kwargs) if _label(function) not in _VIEWED else self._noted(function, args, kwargs)
+                return (
+                    function(*args, **kwargs)
+                    if _label(function) not in _VIEWED
+                    else self._noted(function, args, kwargs)
+                )
             return self._noted(function, args, kwargs)
 
         def _noted(self, function: Any, args: Any, kwargs: Any) -> Any:
@@ -375,18 +385,37 @@ def _guessed(tape: _Tape, function: Any, args: Any) -> bool | None:
     return maker is not None and maker.label == "all"
 
 
-_CREATORS = frozenset({"zeros", "ones", "empty", "full", "arange", "linspace", "rand", "randn", "eye", "randint", "randperm"})
+_CREATORS = frozenset(
+    {"zeros", "ones", "empty", "full", "arange", "linspace", "rand", "randn", "eye", "randint", "randperm"}
+)
 
 
 def _needs_meta(function: Any, kwargs: Mapping[str, Any]) -> bool:
     return getattr(function, "__name__", "") in _CREATORS and kwargs.get("device") is None
 
 
-_SILENT = frozenset({"size", "dim", "stride", "register_hook", "requires_grad_", "is_floating_point", "numel", "__len__", "is_complex"})
+_SILENT = frozenset(
+    {"size", "dim", "stride", "register_hook", "requires_grad_", "is_floating_point", "numel", "__len__", "is_complex"}
+)
 #: Properties that make tensors.
 _VIEWED = frozenset({"T", "mT", "H", "mH", "data", "real", "imag"})
 #: Functions that write into what they take.
-INPLACE = frozenset({"__setitem__", "add_", "mul_", "sub_", "div_", "copy_", "fill_", "zero_", "masked_fill_", "relu_", "__iadd__", "__imul__"})
+INPLACE = frozenset(
+    {
+        "__setitem__",
+        "add_",
+        "mul_",
+        "sub_",
+        "div_",
+        "copy_",
+        "fill_",
+        "zero_",
+        "masked_fill_",
+        "relu_",
+        "__iadd__",
+        "__imul__",
+    }
+)
 
 
 def _label(function: Any) -> str:
@@ -473,22 +502,15 @@ ELEMENTWISE: dict[str, str] = {
     "silu": "silu", "hardswish": "hard_swish", "elu": "elu", "softplus": "softplus", "hardsigmoid": "sigmoid", "mish": "silu",
     "hardtanh": "relu6", "selu": "elu", "celu": "elu", "logsigmoid": "softplus",
 }  # fmt: skip
-_VIEWS = """view reshape flatten unflatten squeeze unsqueeze expand expand_as transpose swapaxes movedim contiguous view_as
-reshape_as T mT t swapdims ravel detach alias data to float type_as half bfloat16 clone moveaxis positive view_as_real
-view_as_complex real imag atleast_1d atleast_2d type requires_grad_ broadcast_to diagonal as_strided unfold_view""".split()
-_SLICES = "__getitem__ chunk split tensor_split unbind narrow select split_with_sizes hsplit tensor_split".split()
-_POINTWISE = """mul sub div add rsub rmul radd rtruediv truediv imul iadd isub itruediv pow rpow sqrt rsqrt exp log neg abs square
-clamp clip where masked_fill addcmul addcdiv lerp sin cos erf reciprocal maximum minimum sign floor ceil round eq ne lt gt le ge
-log1p expm1 prelu glu softsign true_divide subtract multiply divide add_ fmod remainder rrelu hardshrink atan2 float_power log2
-atan cumsum cumprod logical_and logical_not logical_or bitwise_and nan_to_num tril triu polar threshold xlogy logaddexp sinc
-tanhshrink softshrink complex clamp_min clamp_max masked_fill_ mul_""".split()
-_REDUCTIONS = """mean sum amax amin max min norm var std argmax argmin logsumexp prod any all var_mean std_mean vector_norm
-linalg_vector_norm linalg_norm normalize cosine_similarity""".split()
-_COPIES = """stack pad roll repeat repeat_interleave flip index_select gather take_along_dim pixel_shuffle pixel_unshuffle
-interpolate upsample unfold fold scatter scatter_add index_add copy tile channel_shuffle setitem meshgrid hstack vstack rot90
-index_put rot affine_grid new_tensor index grid_sample one_hot masked_select topk sort argsort""".split()
+_VIEWS = ["view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "expand", "expand_as", "transpose", "swapaxes", "movedim", "contiguous", "view_as", "reshape_as", "T", "mT", "t", "swapdims", "ravel", "detach", "alias", "data", "to", "float", "type_as", "half", "bfloat16", "clone", "moveaxis", "positive", "view_as_real", "view_as_complex", "real", "imag", "atleast_1d", "atleast_2d", "type", "requires_grad_", "broadcast_to", "diagonal", "as_strided", "unfold_view"]
+_SLICES = ["__getitem__", "chunk", "split", "tensor_split", "unbind", "narrow", "select", "split_with_sizes", "hsplit", "tensor_split"]
+_POINTWISE = ["mul", "sub", "div", "add", "rsub", "rmul", "radd", "rtruediv", "truediv", "imul", "iadd", "isub", "itruediv", "pow", "rpow", "sqrt", "rsqrt", "exp", "log", "neg", "abs", "square", "clamp", "clip", "where", "masked_fill", "addcmul", "addcdiv", "lerp", "sin", "cos", "erf", "reciprocal", "maximum", "minimum", "sign", "floor", "ceil", "round", "eq", "ne", "lt", "gt", "le", "ge", "log1p", "expm1", "prelu", "glu", "softsign", "true_divide", "subtract", "multiply", "divide", "fmod", "remainder", "rrelu", "hardshrink", "atan2", "float_power", "log2", "atan", "cumsum", "cumprod", "logical_and", "logical_not", "logical_or", "bitwise_and", "nan_to_num", "tril", "triu", "polar", "threshold", "xlogy", "logaddexp", "sinc", "tanhshrink", "softshrink", "complex", "clamp_min", "clamp_max"]
+_REDUCTIONS = ["mean", "sum", "amax", "amin", "max", "min", "norm", "var", "std", "argmax", "argmin", "logsumexp", "prod", "any", "all", "var_mean", "std_mean", "vector_norm", "linalg_vector_norm", "linalg_norm", "normalize", "cosine_similarity"]
+_COPIES = ["stack", "pad", "roll", "repeat", "repeat_interleave", "flip", "index_select", "gather", "take_along_dim", "pixel_shuffle", "pixel_unshuffle", "interpolate", "upsample", "unfold", "fold", "scatter", "scatter_add", "index_add", "copy", "tile", "channel_shuffle", "setitem", "meshgrid", "hstack", "vstack", "rot90", "index_put", "rot", "affine_grid", "new_tensor", "index", "grid_sample", "one_hot", "masked_select", "topk", "sort", "argsort"]
 #: Functions that take the shape of a tensor and none of its numbers.
-_LIKE = frozenset("zeros_like ones_like empty_like full_like rand_like randn_like new_zeros new_ones new_full new_empty".split())
+_LIKE = frozenset(
+    ["zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like", "new_zeros", "new_ones", "new_full", "new_empty"]
+)
 #: Functions without arguments that matter -> what kind of pass over memory they are.
 PASSES = (
     dict.fromkeys(_VIEWS, "view")
@@ -524,7 +546,11 @@ def classify(
     if name in _LIKE:
         return "create", [], {}
     kind = PASSES.get(name)
-    return (kind, None, {}) if kind is not None else ("create" if not _tensors(tape.torch, (args, kwargs)) else "unknown", None, {})
+    return (
+        (kind, None, {})
+        if kind is not None
+        else ("create" if not _tensors(tape.torch, (args, kwargs)) else "unknown", None, {})
+    )
 
 
 def _plain(label: str) -> str:
@@ -541,7 +567,9 @@ def _both(args: Sequence[Any], tape: _Tape) -> bool:
     return len(args) >= 2 and all(isinstance(one, tape.torch.Tensor) for one in args[:2])
 
 
-def _bound(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], tape: _Tape) -> tuple[str, list[Value | None] | None, dict[str, Any]]:
+def _bound(
+    name: str, args: Sequence[Any], kwargs: Mapping[str, Any], tape: _Tape
+) -> tuple[str, list[Value | None] | None, dict[str, Any]]:
     """Arguments by name: tensors as inputs, the rest as options."""
     kind, names, read = SIGNATURES[name]
     if not names:
@@ -557,13 +585,19 @@ def _bound(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], tape: _Tap
     return kind, tensors, options
 
 
-def _heads(args: Sequence[Any], kwargs: Mapping[str, Any], tape: _Tape) -> tuple[str, list[Value | None] | None, dict[str, Any]]:
+def _heads(
+    args: Sequence[Any], kwargs: Mapping[str, Any], tape: _Tape
+) -> tuple[str, list[Value | None] | None, dict[str, Any]]:
     names = list(inspect.signature(tape.torch.nn.functional.multi_head_attention_forward).parameters)
     given = dict(zip(names, args, strict=False)) | dict(kwargs)
     keys = ("query", "key", "value", "in_proj_weight", "in_proj_bias", "out_proj_weight", "out_proj_bias", "q_proj_weight",
             "k_proj_weight", "v_proj_weight", "bias_k", "bias_v")  # fmt: skip
     tensors = [tape.value(given[key]) if isinstance(given.get(key), tape.torch.Tensor) else None for key in keys]
-    options = {"heads": given["num_heads"], "dropout": given.get("dropout_p", 0.0), "causal": bool(given.get("is_causal"))}
+    options = {
+        "heads": given["num_heads"],
+        "dropout": given.get("dropout_p", 0.0),
+        "causal": bool(given.get("is_causal")),
+    }
     return "mha", tensors, options
 
 
@@ -579,7 +613,14 @@ def _recurrent(name: str, args: Sequence[Any], tape: _Tape) -> tuple[str, list[V
         return "unknown", None, {}
     biases, layers, dropout, _, both, first = (*rest, False)[:6]
     cell = {"lstm": "lstm", "gru": "gru"}.get(name, "rnn")
-    options = {"cell": cell, "layers": layers, "both": bool(both), "bias": bool(biases), "batch_first": bool(first), "dropout": dropout}
+    options = {
+        "cell": cell,
+        "layers": layers,
+        "both": bool(both),
+        "bias": bool(biases),
+        "batch_first": bool(first),
+        "dropout": dropout,
+    }
     return "rnn", [tape.value(x), *(tape.value(one) for one in weights)], options
 
 

@@ -103,7 +103,9 @@ class Translator:
         self.network.last = holder
         if left:
             held = next(p for p in self.placed.values() if p.holder is holder)
-            self.network.last = self._add("learned", {"parameters": left, "of": "parameters that nothing reads"}, [held], "")
+            self.network.last = self._add(
+                "learned", {"parameters": left, "of": "parameters that nothing reads"}, [held], ""
+            )
         self._without_idle_views()
 
     def _without_idle_views(self) -> None:
@@ -119,7 +121,9 @@ class Translator:
 
     # Entries.
 
-    def _add(self, kind: str, options: dict[str, Any], sources: Sequence[Placed], path: str, tie: Entry | None = None) -> Entry:
+    def _add(
+        self, kind: str, options: dict[str, Any], sources: Sequence[Placed], path: str, tie: Entry | None = None
+    ) -> Entry:
         """One more entry, expanded as the graph will do; Untranslatable where the layer refuses."""
         given = {key: value for key, value in options.items() if value is not None}
         name = f"n{len(self.network.entries)}"
@@ -165,14 +169,21 @@ class Translator:
         """The entries of a call must hold as many new parameters as the call is the first to read."""
         names = frozenset().union(*(v.sources for v in call.inputs if v is not None))
         new = sum(self.trace.parameters[name] for name in names if name not in before)
-        held = sum(t.elements for e in made for n, t in parameters_of(e.operations).items() if not n.startswith("tied") and e.share is None)
+        held = sum(
+            t.elements
+            for e in made
+            for n, t in parameters_of(e.operations).items()
+            if not n.startswith("tied") and e.share is None
+        )
         for name in names:
             self.owners.setdefault(name, made[-1] if made else self.network.entries[-1])
         if held > new:
             raise Untranslatable(f"{held:g} parameters, not {new}")
         if held < new and made:
             last = made[-1]
-            entry = self._add("learned", {"parameters": int(new - held), "of": call.label}, [Placed(last, last.out)], call.path)
+            entry = self._add(
+                "learned", {"parameters": int(new - held), "of": call.label}, [Placed(last, last.out)], call.path
+            )
             self._move(last, entry)
 
     def _move(self, old: Entry, new: Entry) -> None:
@@ -194,7 +205,9 @@ class Translator:
             raise Untranslatable("an input is missing")
         if value.static and value not in self.placed:
             first = next(iter(self.network.inputs.items()))
-            entry = self._add("view", {"dims": dict(zip(self.names(value.shape), value.shape, strict=True))}, [Placed(*first)], "")
+            entry = self._add(
+                "view", {"dims": dict(zip(self.names(value.shape), value.shape, strict=True))}, [Placed(*first)], ""
+            )
             self.placed[value] = Placed(entry, entry.out)
         if value not in self.placed and value.root is not None:
             root = self.placed[value.root]
@@ -214,7 +227,9 @@ class Translator:
         while origin.holder in self.bases and math.prod(sizes.values()) == self.bases[origin.holder].tensor.elements:
             origin = self.bases[origin.holder]
         for one in (source, origin):
-            if one.tensor.sizes == tuple(sizes.values()) and (one.tensor.dims[0] == "batch") == (next(iter(sizes)) == "batch"):
+            if one.tensor.sizes == tuple(sizes.values()) and (one.tensor.dims[0] == "batch") == (
+                next(iter(sizes)) == "batch"
+            ):
                 return one
         entry = self._add("view", {"dims": dict(sizes)}, [origin], path)
         self.bases[entry] = origin
@@ -241,7 +256,11 @@ class Translator:
         return sum(self.trace.parameters[name] for name in names if name not in self.owners)
 
     def _moving(self, call: Call) -> list[Placed]:
-        return [self.at(v) for v in dict.fromkeys(call.inputs) if v is not None and not v.static and (not v.index or v.origin == "input")]
+        return [
+            self.at(v)
+            for v in dict.fromkeys(call.inputs)
+            if v is not None and not v.static and (not v.index or v.origin == "input")
+        ]
 
     def _opaque(self, call: Call) -> None:
         """A call that no layer says: its bytes, its FLOP, its parameters."""
@@ -253,7 +272,10 @@ class Translator:
                 continue
             dims = self.names(value.shape, first.tensor)
             options: dict[str, Any] = {"of": call.label, "dims": dict(zip(dims, value.shape, strict=True))}
-            options |= {"flops_per_element": call.flops / value.elements if call.flops else None, "parameters": self.parameters(call.inputs) or None}
+            options |= {
+                "flops_per_element": call.flops / value.elements if call.flops else None,
+                "parameters": self.parameters(call.inputs) or None,
+            }
             entry = self._add("opaque", options, sources, call.path)
             self._put(value, entry)
             for name in frozenset().union(*(v.sources for v in call.inputs if v is not None)):
@@ -284,7 +306,9 @@ def _weight(t: Translator, value: Value | None) -> tuple[Value, Entry | None]:
 
 
 def _bias(call: Call, place: int) -> bool:
-    return len(call.inputs) > place and call.inputs[place] is not None
+    """Whether a learned tensor stands at that place."""
+    value = call.inputs[place] if len(call.inputs) > place else None
+    return value is not None and bool(value.sources)
 
 
 @handles("linear")
@@ -363,7 +387,11 @@ def _conv_options(call: Call, weight: Value, x: Tensor) -> dict[str, Any]:
     extra = _each(options.get("output_padding"), rank, 0)
     made["output_padding"] = _short(extra) if transposed and any(extra) else None
     made["bias"] = _bias(call, 2)
-    return {key: value for key, value in made.items() if not (key in ("stride",) and value == 1) and not (key == "padding" and value == 0)}
+    return {
+        key: value
+        for key, value in made.items()
+        if not (key in ("stride",) and value == 1) and not (key == "padding" and value == 0)
+    }
 
 
 def _each(value: Any, rank: int, default: int) -> list[int]:
@@ -399,7 +427,9 @@ def _normed(t: Translator, kind: str, options: dict[str, Any], x: Placed, call: 
 def _layer_norm(t: Translator, call: Call) -> None:
     x = t.at(call.inputs[0])
     weight = next((v for v in call.inputs[1:3] if v is not None), None)
-    width = math.prod(call.options.get("normalized_shape") or (weight.shape if weight is not None else x.tensor.sizes[-1:]))
+    width = math.prod(
+        call.options.get("normalized_shape") or (weight.shape if weight is not None else x.tensor.sizes[-1:])
+    )
     if width != x.tensor.sizes[-1]:
         raise Untranslatable("statistics over several dims")
     options = {} if _bias(call, 2) else {"bias": False} if _bias(call, 1) else {"affine": False}
@@ -470,7 +500,13 @@ def _join(t: Translator, call: Call) -> None:
 def _positions(t: Translator, call: Call, moving: Sequence[Placed], values: Sequence[Value]) -> bool:
     """Whether a learned table of positions is added to a sequence."""
     table = next((v for v in values if v.static and len(v.sources) == 1), None)
-    if call.kind != "add" or len(moving) != 1 or table is None or len(moving[0].tensor.dims) != 3 or not t.parameters([table]):
+    if (
+        call.kind != "add"
+        or len(moving) != 1
+        or table is None
+        or len(moving[0].tensor.dims) != 3
+        or not t.parameters([table])
+    ):
         return False
     x = moving[0].tensor
     rows, left = divmod(t.parameters([table]), int(x.sizes[2]))
@@ -551,7 +587,9 @@ def _slice(t: Translator, call: Call) -> None:
         if value.index:
             continue
         same = value.shape == x.tensor.sizes
-        t.placed[value] = x if same else t.view(x, dict(zip(t.names(value.shape, x.tensor), value.shape, strict=True)), call.path)
+        t.placed[value] = (
+            x if same else t.view(x, dict(zip(t.names(value.shape, x.tensor), value.shape, strict=True)), call.path)
+        )
 
 
 @handles("embedding")
@@ -570,7 +608,9 @@ def _bag(t: Translator, call: Call) -> None:
         raise Untranslatable("bags by offsets")
     options = {"entries": [table.shape[0]], "features": table.shape[1], "bag": x.tensor.sizes[1]}
     entry = t._add("embedding_bag", options, [x], call.path)
-    t.placed[call.out] = t.view(Placed(entry, entry.out), dict(zip(("batch", "features"), call.out.shape, strict=True)), call.path)
+    t.placed[call.out] = t.view(
+        Placed(entry, entry.out), dict(zip(("batch", "features"), call.out.shape, strict=True)), call.path
+    )
 
 
 @handles("max_pool", "avg_pool")
@@ -666,12 +706,16 @@ def _sdpa(t: Translator, call: Call) -> None:
     rows, columns = q.shape[-2], k.shape[-1 if turned else -2]
     if len(q.shape) == 4 and k.shape[1] != q.shape[1]:
         heads = {one.tensor.dims[1]: q.shape[1] for one in (key, value)}
-        key, value = (t.view(one, _same(one) | {one.tensor.dims[1]: heads[one.tensor.dims[1]]}, call.path) for one in (key, value))
+        key, value = (
+            t.view(one, _same(one) | {one.tensor.dims[1]: heads[one.tensor.dims[1]]}, call.path) for one in (key, value)
+        )
     batch = ["b", "h"][: len(q.shape) - 2]
     lead = t.names((*q.shape[:-1],), None)[:-1]
     letters = [" ".join([*batch, *ends]) for ends in (("q", "d"), ("d", "k") if turned else ("k", "d"), ("q", "k"))]
     names = [*lead, *(_free(one, lead) for one in ("seq", "keys"))]
-    scores = t._add("einsum", {"equation": f"{letters[0]}, {letters[1]} -> {letters[2]}", "dims": names}, [query, key], call.path)
+    scores = t._add(
+        "einsum", {"equation": f"{letters[0]}, {letters[1]} -> {letters[2]}", "dims": names}, [query, key], call.path
+    )
     soft = t._add("softmax", {}, [Placed(scores, scores.out)], call.path)
     last = soft
     rate = _rate(call)
@@ -741,19 +785,34 @@ def _mha(t: Translator, call: Call) -> None:
     """``nn.MultiheadAttention``: query, key and value as (seq, batch, hidden)."""
     query, key, value = call.inputs[:3]
     packed, in_bias, out, out_bias = call.inputs[3:7]
-    if query is None or key is None or value is None or out is None or len(query.shape) != 3 or call.inputs[10] is not None:
+    if (
+        query is None
+        or key is None
+        or value is None
+        or out is None
+        or len(query.shape) != 3
+        or call.inputs[10] is not None
+    ):
         raise Untranslatable("attention without a batch, or with a bias token")
     x, memory = t.at(query), t.at(key)
     if packed is None and any(v is None or v.shape[1] != query.shape[2] for v in call.inputs[7:10]):
         raise Untranslatable("keys of another width")
     self_attention = _origin(query) is _origin(key)
-    turned = [_turned(t, x, "seq", call)] if self_attention else [_turned(t, one, n, call) for one, n in ((x, "seq"), (memory, "keys"))]
+    turned = (
+        [_turned(t, x, "seq", call)]
+        if self_attention
+        else [_turned(t, one, n, call) for one, n in ((x, "seq"), (memory, "keys"))]
+    )
     bias = in_bias is not None
     made: dict[str, Any] = {"heads": call.options["heads"], "causal": call.options["causal"] or None}
     made |= {"dropout": _number(call.options["dropout"]) or None, "bias": None if bias else False}
     made["out_bias"] = (out_bias is not None) if (out_bias is not None) != bias else None
     entry = _shared(t, t._add("attention", made, turned, call.path), call)
-    back = t.view(Placed(entry, entry.out), {d: entry.out.size(d) for d in (entry.out.dims[1], "batch", entry.out.dims[2])}, call.path)
+    back = t.view(
+        Placed(entry, entry.out),
+        {d: entry.out.size(d) for d in (entry.out.dims[1], "batch", entry.out.dims[2])},
+        call.path,
+    )
     if back.tensor.sizes != call.out.shape:
         raise Untranslatable("another shape")
     t.placed[call.out] = back
@@ -783,7 +842,11 @@ def _sequence_rnn(t: Translator, call: Call) -> None:
     rows, batch, width = x.tensor.sizes
     x = t.view(x, {"batch": batch, "seq": rows, "features": width}, call.path)
     options = call.options
-    made = {"hidden": options["hidden"], "bidirectional": options["both"] or None, "biases": None if options["bias"] else 0}
+    made = {
+        "hidden": options["hidden"],
+        "bidirectional": options["both"] or None,
+        "biases": None if options["bias"] else 0,
+    }
     entry = t._add(options["cell"], made, [x], call.path)
     for value in call.outputs:
         if value.elements:
@@ -801,7 +864,11 @@ def _rnn(t: Translator, call: Call) -> None:
     sizes = x.tensor.sizes if options["batch_first"] else (x.tensor.sizes[1], x.tensor.sizes[0], x.tensor.sizes[2])
     x = t.view(x, dict(zip(("batch", "seq", "features"), sizes, strict=True)), call.path)
     width = call.out.shape[-1] // (1 + options["both"])
-    made: dict[str, Any] = {"hidden": width, "bidirectional": options["both"] or None, "biases": None if options["bias"] else 0}
+    made: dict[str, Any] = {
+        "hidden": width,
+        "bidirectional": options["both"] or None,
+        "biases": None if options["bias"] else 0,
+    }
     entry = None
     rate = _number(options.get("dropout"))
     for layer in range(options["layers"]):

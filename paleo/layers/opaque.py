@@ -183,7 +183,17 @@ class Unmodelled:
         read, written = (sum(t.bytes(precision) for t in tensors) for tensors in (reads, writes))
         shape = {"rows": float(max((t.elements for t in reads), default=0)), "columns": 1.0}
         flops = factor * self.flops_per_element * self.out.elements
-        return Kernel(self.name, "memory", "opaque", phase, flops, float(self.out.elements), read, written, shape)
+        return Kernel(
+            f"{self.name} ({self.label})",
+            "memory",
+            "opaque",
+            phase,
+            flops,
+            float(self.out.elements),
+            read,
+            written,
+            shape,
+        )
 
 
 @LAYERS.register("learned")

@@ -68,6 +68,13 @@ def propagate(graph: Graph, placement: Placement, mesh: Mesh) -> tuple[PlacedNod
     return tuple(_place(node, _active(placement.of(node), mesh), mesh, layouts) for node in graph.nodes)
 
 
+def check_divisions(graph: Graph, placement: Placement, mesh: Mesh) -> None:
+    """PlanError where a dim cannot be divided as a placement asks; `propagate` checks the same on its way."""
+    for node in graph.nodes:
+        split = _active(placement.of(node), mesh)
+        _check_division(node, {dim: mesh.ways(axes) for dim, axes in split.items()})
+
+
 def _batch_axes(dim: str, mesh: Mesh) -> Axes:
     axes = {"batch": ("ep", "dp"), "seq": ("cp",)}.get(dim, ())
     return tuple(axis for axis in axes if mesh.degree(axis) > 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -14,6 +15,7 @@ from paleo.parallel.mesh import Axes, Mesh
 from paleo.pricing.alpha_beta import LevelCost, best, candidates, span_costs
 from paleo.pricing.calibration import Rates
 from paleo.pricing.collective import (
+    EXCHANGES,
     ExchangeParameters,
     NcclParameters,
     collective_time,
@@ -22,6 +24,7 @@ from paleo.pricing.collective import (
     network,
     stack_networks,
 )
+from paleo.pricing.collective import Network as Links
 from paleo.pricing.store import lookup
 from paleo.specs.calibration import Calibration
 from paleo.specs.hardware import System
@@ -117,14 +120,19 @@ class Fabric:
         if self.rates is not None or self.algorithm is not None:
             fan_outs, costs = _rows([self.group(*group) for group in groups], index)
             return best(operation, payload_bytes, fan_outs, costs, self._forced(operation, costs)).time
+        networks = [network(self.system, stride=stride, size=size) for stride, size in groups]
         seconds = collective_time(
             operation=operation,
             payload_bytes=payload_bytes,
-            network=stack_networks([network(self.system, stride=stride, size=size) for stride, size in groups], index),
+            network=stack_networks(networks, index),
             inside=self._parameters(NcclParameters, "collective.nccl"),
             exchange=self._parameters(ExchangeParameters, "collective.exchange"),
             between=fabric_defaults(self.system),
         )
+        inside = np.array([_members_of_a_node(one) for one in networks])[index]
+        if operation not in EXCHANGES and np.any(inside > 1):  # what a node's own ranks need is part of it
+            strides = np.array([stride for stride, _ in groups])[index]
+            seconds = np.maximum(seconds, self.times(operation, strides, inside, payload_bytes))
         return np.asarray(np.maximum(seconds, self.host))
 
     def _parameters(self, kind: type[P], family: str) -> P:
@@ -154,6 +162,13 @@ class Fabric:
             return None
         candidates(operation, costs, [self.algorithm])
         return [self.algorithm]
+
+
+def _members_of_a_node(group: Links) -> int:
+    """Ranks of the group that share a node, where it spans several; else 1."""
+    fan_outs = [int(one) for one in np.ravel(group.fan_outs)]
+    inner = fan_outs[: len(fan_outs) - group.fabric_levels]
+    return math.prod(inner) if math.prod(fan_outs) > math.prod(inner) else 1
 
 
 def _distinct(pairs: Count) -> tuple[list[tuple[int, int]], Count]:

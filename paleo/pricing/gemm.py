@@ -68,7 +68,7 @@ class GemmParameters:
         meaning="extra latency of a split reduction: a second kernel or semaphores",
     )  # fmt: skip
     l2_rate: float = parameter(
-        0.006, low=0.001, high=0.2, unit="element/FLOP", meaning="operand elements the L2 delivers per peak FLOP"
+        0.006, low=1.0 / KILO, high=0.2, unit="element/FLOP", meaning="operand elements the L2 delivers per peak FLOP"
     )
     l2_share: float = parameter(
         0.5, low=0.05, high=1.0, unit="1", meaning="share of the L2 in which data survive from launch to launch"

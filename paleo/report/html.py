@@ -17,7 +17,7 @@ from paleo.report.assets import SCRIPT, STYLE
 from paleo.report.charts import COLOURS, Bar, Curve, bars, curves, deviations, legend, stacks
 from paleo.report.tables import PARTS, energy, money, percent, rate
 from paleo.studies.comparison import Objective
-from paleo.studies.purchase import CHANGE, Offer, Purchase, origins
+from paleo.studies.purchase import CHANGE, Offer, Purchase
 from paleo.studies.scaling import verdict
 from paleo.studies.training import Training
 from paleo.units import GIB, HOUR, duration, engineering, gibibytes
@@ -354,7 +354,7 @@ def _plan_row(offer: Offer) -> list[Cell]:
     assert made is not None
     plan, name = made.plan, offer.candidate.system.name
     second = NONE if other is None else f"{_plan_words(other)}: {percent(other.step_time / made.step_time - 1)} slower"
-    tried = f"{offer.tried}, {offer.fitting} fit"
+    tried = f"{offer.tried:,}, {offer.fitting:,} fit"
     return [
         (name, name),
         (plan.strategy or "dp", plan.strategy or "dp"),
@@ -489,15 +489,9 @@ def _items(texts: Iterable[str]) -> str:
 
 
 def _calibrations(study: Purchase) -> str:
-    """For each device, what its parameters come from, kinds of kernels with the same origin together."""
-    found = {}
-    for one in study.offers:
-        if one.made is not None:
-            kinds: dict[str, list[str]] = {}
-            for words, origin in origins(one.made).items():
-                kinds.setdefault(origin, []).append(words)
-            text = ", ".join(f"{' and '.join(words)} {origin}" for origin, words in kinds.items())
-            found[one.made.system.device.name] = f"{one.made.system.device.name}: {text}"
+    """For each device, what the parameters of its formulas come from."""
+    offers = [one.made for one in study.offers if one.made is not None]
+    found = {made.system.device.name: f"{made.system.device.name}: {made.calibration}" for made in offers}
     note = "Inherited parameters come from other devices of the architecture, with wider intervals."
     return f"{'; '.join(found.values())}. {note}"
 

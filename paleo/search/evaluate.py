@@ -92,14 +92,20 @@ def _groups(points: Points, layouts: Sequence[Layout], space: Space) -> Iterator
         for index, layout in enumerate(layouts):
             if layout.mesh.degree("pp") == stages:
                 found = [(size, points.point(layout, size)) for size in microbatches(layout.local_batch, space)]
-                here = [(len(members), point, size, layout.local_batch // size) for size, point in found if point is not None]
+                here = [
+                    (len(members), point, size, layout.local_batch // size)
+                    for size, point in found
+                    if point is not None
+                ]
                 members += [index] if here else []
                 rows += here
         if rows:
             table = np.array(rows, dtype=np.int64)
             sizes, counts = table[:, 2].astype(np.float64), table[:, 3].astype(np.float64)
             first = np.unique(table[:, 0], return_index=True)[1]
-            yield _Group(stages, tuple(members), first, table[:, 0].astype(np.intp), table[:, 1].astype(np.intp), sizes, counts)
+            yield _Group(
+                stages, tuple(members), first, table[:, 0].astype(np.intp), table[:, 1].astype(np.intp), sizes, counts
+            )
 
 
 class _Search:
@@ -153,7 +159,9 @@ class _Search:
         parameters, formats = self._parameters(group, held), self.made.formats
         total = self._update(parameters / (self._ranks(group) if zero else 1.0))
         if zero in (1, 2) and self.training:
-            total = total + self._collective("all_gather", group.layouts, self._replicas(group), parameters * formats.parameter)
+            total = total + self._collective(
+                "all_gather", group.layouts, self._replicas(group), parameters * formats.parameter
+            )
         return total + self._exchange(group, held, zero) if exchange else total
 
     def _replicas(self, group: _Group) -> list[Axes]:
@@ -266,7 +274,9 @@ class _Search:
         )
         tails = {zero: self._tails(group, held, zero) for zero in {_kind(z) for z in self.space.zero if z < 3}}
         for name in (name for name in self.space.schedules if SCHEDULES[name].chunked == (chunks > 1)):
-            whole = group.count[pairs] % group.stages == 0 if SCHEDULES[name].multiple else np.ones(len(pairs), dtype=bool)
+            whole = (
+                group.count[pairs] % group.stages == 0 if SCHEDULES[name].multiple else np.ones(len(pairs), dtype=bool)
+            )
             living = alive(name, group.stages, group.count[pairs], chunks)
             for zero in (zero for zero in self.space.zero if zero < 3):
                 inside = np.flatnonzero(whole & np.isin(pairs, self._shareable(group, pairs, zero)))
@@ -307,7 +317,9 @@ class _Search:
         after = {zero: self._after(group, held, zero, exchange=False)[0][group.member] for zero in self.space.zero}
         living = np.ones((1, 1))
         for overlapped in self._modes():
-            ends = {kind: self._ends(group, times, overlapped, kind) for kind in {_kind(zero) for zero in self.space.zero}}
+            ends = {
+                kind: self._ends(group, times, overlapped, kind) for kind in {_kind(zero) for zero in self.space.zero}
+            }
             for zero in self.space.zero:
                 pairs = self._shareable(group, np.arange(len(group.point)), zero)
                 for place, (recompute, turn) in enumerate(times.items()):
@@ -330,7 +342,9 @@ class _Search:
             if kind == 3 and self.layouts[index].mesh.replicas == 1:
                 continue
             order = turns(self.points.programs[self._program(group, place)], buckets, last=True)
-            orders.setdefault(tuple((t.section, t.direction, t.count, t.gathers) for t in order), []).append((place, order))
+            orders.setdefault(tuple((t.section, t.direction, t.count, t.gathers) for t in order), []).append(
+                (place, order)
+            )
         found = np.zeros((len(times), len(group.point)))
         for members in orders.values():
             pairs = np.flatnonzero(np.isin(group.member, [place for place, _ in members]))

@@ -74,10 +74,15 @@ def search(
     started = time.perf_counter()
     chosen = space or Space()
     global_batch = batch(model, run)
-    parts = [_searched(model, system, _sized(run, gpus, global_batch), chosen) for gpus in dict.fromkeys(counts or (run.gpus,))]
+    parts = [
+        _searched(model, system, _sized(run, gpus, global_batch), chosen)
+        for gpus in dict.fromkeys(counts or (run.gpus,))
+    ]
     found = _Found([part for part in parts if len(part.results)], system, objective)
     if not found.parts:
-        raise PlanError(f"no configuration of {', '.join(map(str, counts or (run.gpus,)))} gpus shares {global_batch} samples evenly")
+        raise PlanError(
+            f"no configuration of {', '.join(map(str, counts or (run.gpus,)))} gpus shares {global_batch} samples evenly"
+        )
     plans, front = found.best(top), found.front()
     configurations = sum(len(part.results) for part in parts)
     fitting = int(found.fits.sum())
@@ -85,7 +90,9 @@ def search(
 
 
 def _sized(run: Run, gpus: int, global_batch: int) -> Run:
-    return run.model_copy(update={"gpus": gpus, "global_batch": global_batch, "batch": None, "microbatch": None, "strategy": "dp"})
+    return run.model_copy(
+        update={"gpus": gpus, "global_batch": global_batch, "batch": None, "microbatch": None, "strategy": "dp"}
+    )
 
 
 @dataclass(frozen=True, slots=True)

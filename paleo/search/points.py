@@ -1,13 +1,14 @@
 """Unique blocks priced once: for every layout of layers and every microbatch, the seconds and bytes of each section.
 
-Counts of a rank's layers are affine in its microbatch, but for sparse ones that a small batch does not fill (rows of an embedding): so
-each count is the lower or the upper of two lines, and four lowerings of a layout give all of its microbatches (a fifth checks it on
-the first layout). Where that fails, each microbatch is lowered by itself. Equal kernels of all points are priced once, in one call.
+Counts of a rank's layers are affine in its microbatch and in 1/cp (each number of a shape is a product of sizes, each count of bytes a
+sum of those), but for sparse ones that a small batch does not fill (rows of an embedding): those are the lower of two such surfaces.
+So a few lowerings at the corners give a whole family of layouts, and one more in the middle checks them. Where that fails (rounding, a
+mixture of experts), each microbatch or each point is lowered by itself. Equal kernels of all points are priced once, in one call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -18,7 +19,8 @@ from paleo.errors import PlanError
 from paleo.graph import Graph, build
 from paleo.lower import Program
 from paleo.parallel.mesh import Mesh
-from paleo.parallel.placement import STRATEGIES
+from paleo.parallel.placement import STRATEGIES, Strategy
+from paleo.parallel.propagation import check_divisions
 from paleo.predict import Setting
 from paleo.search.space import Layout
 from paleo.specs.model import ModelSpec
@@ -29,22 +31,33 @@ Array = npt.NDArray[np.float64]
 SIZES = (*BYTES, "output_bytes")
 #: Numbers of a kernel before those of its shape.
 _COUNTS = 4
-#: Relative difference up to which a count lies on a line.
-_SAME = 2.0**-44
-#: Microbatches that are lowered where there are more: two at either end.
-_ENDS = 4
+#: Relative difference up to which a count lies on a surface.
+_SAME = 2.0**-36
+#: Microbatches that are all lowered where there are no more.
+_FEW = 3
+#: Microbatches that fill up every sparse count.
+_FULL = (2**16, 2**17)
 
+#: tp, cp, ep, dp, sequence parallelism: what the layers of a rank depend on.
 Key = tuple[int, int, int, int, bool]
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """The layers of one layout at several microbatches. ``values``: (microbatches, numbers of the program, one after another)."""
+    """The layers of one layout at several microbatches. ``values``: (microbatches, numbers of the program, one after another).
 
+    ``program`` has the structure and the parameters of the layout; its counts may be those of another one.
+    """
+
+    key: Key
     program: Program
-    mesh: Mesh
     microbatches: tuple[int, ...]
     values: Array
+
+    @property
+    def mesh(self) -> Mesh:
+        """Degrees of the layout, but for pp (and dp, which may be a smaller one)."""
+        return _mesh(self.key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,86 +76,135 @@ class Points:
         return self.where.get((self.key(layout), microbatch))
 
 
-def priced(model: ModelSpec, made: Setting, layouts: Sequence[Layout], sizes: Callable[[Layout], Sequence[int]]) -> Points:
+def priced(
+    model: ModelSpec, made: Setting, layouts: Sequence[Layout], sizes: Callable[[Layout], Sequence[int]]
+) -> Points:
     """Every point of the layouts, each at the microbatches of ``sizes``."""
     blocks = _Blocks(model, made)
-    key = blocks.key(layouts)
+    key = blocks.key()
     wanted: dict[Key, set[int]] = {}
     for layout in layouts:
         wanted.setdefault(key(layout), set()).update(sizes(layout))
-    keyed = [(one, block) for one, counts in wanted.items() for block in blocks.of(one, sorted(counts))]
-    if not keyed:
+    families: dict[tuple[int, int, int, bool], dict[Key, list[int]]] = {}
+    for one, counts in wanted.items():
+        tp, cp, ep, dp, sequence_parallel = one
+        family = (tp, ep, dp if cp > 1 else 0, sequence_parallel)
+        families.setdefault(family, {})[one] = sorted(counts)
+    found = [block for family in families.values() for block in blocks.of(family)]
+    if not found:
         raise PlanError(f"{blocks.problem or 'no way to lay the network over these gpus'}")
     where: dict[tuple[Key, int], int] = {}
-    for one, block in keyed:
-        where.update({(one, size): len(where) + i for i, size in enumerate(block.microbatches)})
-    table, output = _columns([block for _, block in keyed], made)
-    lengths = [len(block.microbatches) for _, block in keyed]
-    return Points(table, output, tuple(b.program for _, b in keyed), np.repeat(np.arange(len(keyed)), lengths), where, key)
+    for block in found:
+        where.update({(block.key, size): len(where) + i for i, size in enumerate(block.microbatches)})
+    table, output = _columns(found, made)
+    lengths = [len(block.microbatches) for block in found]
+    return Points(table, output, tuple(b.program for b in found), np.repeat(np.arange(len(found)), lengths), where, key)
 
 
 class _Blocks:
-    """Lowers layouts; remembers graphs, whether counts lie on lines, and why the last layout could not be lowered."""
+    """Lowers layouts; remembers graphs, and why the last layout could not be lowered."""
 
     def __init__(self, model: ModelSpec, made: Setting) -> None:
         self.model, self.made = model, made
         self.problem = ""
         self._graphs: dict[int, Graph] = {}
-        self._lined: bool | None = None
-
-    def key(self, layouts: Sequence[Layout]) -> Callable[[Layout], Key]:
-        """What a layout's layers depend on: tp, cp, ep, sequence parallelism, and dp only where some layer looks at it."""
-        exact = any(
+        self._known: dict[tuple[Key, int], Program] = {}
+        self.exact = any(
             "capacity" in tensor.dims
             for node in self.graph(1).nodes
             for operation in node.operations
             for tensor in (*operation.reads, operation.out)
         )
 
+    def key(self) -> Callable[[Layout], Key]:
+        """What a layout's layers depend on: tp, cp, ep, sequence parallelism, and dp only where some layer looks at it."""
+
         def found(layout: Layout) -> Key:
             tp, cp, ep, dp = (layout.mesh.degree(axis) for axis in ("tp", "cp", "ep", "dp"))
-            return tp, cp, ep, dp if exact else min(dp, 2), layout.sequence_parallel
+            return tp, cp, ep, dp if self.exact else min(dp, 2), layout.sequence_parallel
 
         return found
 
     def graph(self, batch: int) -> Graph:
         """The network at a batch, built once."""
         if batch not in self._graphs:
-            self._graphs[batch] = build(self.model, batch=batch, choices=self.made.choices, overrides=self.made.run.model)
+            self._graphs[batch] = build(
+                self.model, batch=batch, choices=self.made.choices, overrides=self.made.run.model
+            )
         return self._graphs[batch]
 
-    def of(self, key: Key, microbatches: Sequence[int]) -> list[Block]:
-        """The block of a layout, or one for each microbatch; none where its layers cannot be divided so."""
+    def of(self, family: Mapping[Key, Sequence[int]]) -> list[Block]:
+        """Blocks of layouts that differ in cp alone, those left out whose layers cannot be divided."""
+        able = {key: sizes for key, sizes in family.items() if self._divides(key)}
+        if not self.exact and len(able) > 2:
+            found = self._surface(able)
+            if found is not None:
+                return found
+        return [block for key, sizes in able.items() for block in self._line(key, sizes)]
+
+    def _divides(self, key: Key) -> bool:
+        graph = self.graph(_mesh(key).replicas)
         try:
-            if len(microbatches) <= _ENDS:
-                return self._each(key, microbatches)
-            ends = [self._lower(key, size) for size in (*microbatches[:2], *microbatches[-2:])]
-            rows = [_values(program) for program in ends]
-            if len({len(row) for row in rows}) > 1 or self._lined is False:
-                return self._each(key, microbatches)
-            values = _lines(np.array(microbatches, dtype=np.float64), np.stack(rows))
-            if self._lined is None:
-                self._lined = self._is_lined(key, microbatches, values)
-            return [Block(ends[0], _mesh(key), tuple(microbatches), values)] if self._lined else self._each(key, microbatches)
+            check_divisions(graph, STRATEGIES["dp"](graph, Strategy(sequence_parallel=key[-1])), _mesh(key))
         except PlanError as error:
             self.problem = str(error)
-            return []
+            return False
+        return True
 
-    def _each(self, key: Key, microbatches: Sequence[int]) -> list[Block]:
-        programs = [(size, self._lower(key, size)) for size in microbatches]
-        return [Block(program, _mesh(key), (size,), _values(program)[None]) for size, program in programs]
+    def _surface(self, family: Mapping[Key, Sequence[int]]) -> list[Block] | None:
+        """All layouts from four: small microbatches on the most cp ranks, large ones on the fewest, so that a sparse count which fills up
+        does so in between. None where the counts do not lie on such surfaces."""
+        keys = sorted(family)
+        sizes = sorted({size for counts in family.values() for size in counts})
+        if len(sizes) < 2:
+            return None
+        few, many = (keys[0], keys[1]), (keys[-1], keys[-2])
+        rows = [[_values(self._lower(key, size)) for size in sizes[:2]] for key in many]
+        last = [[_values(self._lower(key, size)) for size in _FULL] for key in few]
+        if len({len(row) for pair in (*rows, *last) for row in pair}) > 1:
+            return None
 
-    def _is_lined(self, key: Key, microbatches: Sequence[int], values: Array) -> bool:
-        """Whether the lines hold in the middle, too."""
-        middle = len(microbatches) // 2
-        exact = _values(self._lower(key, microbatches[middle]))
-        return bool(np.all(np.abs(values[middle] - exact) <= _SAME * np.abs(exact)))
+        def between(pair: tuple[Key, Key], at: Sequence[Array], key: Key) -> Array:
+            here, first, second = (1.0 / one[1] for one in (key, *pair))
+            return np.asarray(at[0] + (at[1] - at[0]) * ((here - first) / (second - first)))
+
+        stacked, stacked_last = [np.stack(pair) for pair in rows], [np.stack(pair) for pair in last]
+        ends = {key: np.concatenate([between(many, stacked, key), between(few, stacked_last, key)]) for key in keys}
+        lower = _concave(sizes, ends[few[0]])
+        values = {key: _lines(family[key], sizes, ends[key], lower) for key in keys}
+        if not self._holds(few[0], family[few[0]], values[few[0]], 0) or not self._holds(
+            many[0], family[many[0]], values[many[0]], -1
+        ):
+            return None
+        program = self._lower(few[0], _FULL[0])
+        return [Block(key, program, tuple(family[key]), values[key]) for key in keys]
+
+    def _line(self, key: Key, sizes: Sequence[int]) -> list[Block]:
+        """One layout from its smallest microbatches and full ones, or each of them by itself."""
+        if len(sizes) > _FEW:
+            rows = self._ends(key, sizes)
+            values = _lines(sizes, sizes, rows, _concave(sizes, rows)) if rows.ndim == 2 else rows
+            if rows.ndim == 2 and self._holds(key, sizes, values, len(sizes) // 2):
+                return [Block(key, self._lower(key, sizes[0]), tuple(sizes), values)]
+        return [Block(key, self._lower(key, size), (size,), _values(self._lower(key, size))[None]) for size in sizes]
+
+    def _ends(self, key: Key, sizes: Sequence[int]) -> Array:
+        """Numbers at the first two and two full microbatches: (4, numbers); a flat array where they have no common shape."""
+        rows = [_values(self._lower(key, size)) for size in (*sizes[:2], *_FULL)]
+        return np.stack(rows) if len({len(row) for row in rows}) == 1 else np.zeros(0)
+
+    def _holds(self, key: Key, sizes: Sequence[int], values: Array, at: int) -> bool:
+        """Whether a lowering agrees."""
+        exact = _values(self._lower(key, sizes[at]))
+        return len(exact) == values.shape[1] and bool(np.all(np.abs(values[at] - exact) <= _SAME * np.abs(exact)))
 
     def _lower(self, key: Key, microbatch: int) -> Program:
-        mesh = _mesh(key)
-        graph = self.graph(microbatch * mesh.replicas)
-        placement = STRATEGIES["dp"](graph, Layout(mesh, key[-1], microbatch).strategy)
-        return self.made.lowered(graph, placement, mesh)
+        if (key, microbatch) not in self._known:
+            mesh = _mesh(key)
+            graph = self.graph(microbatch * mesh.replicas)
+            placement = STRATEGIES["dp"](graph, Strategy(sequence_parallel=key[-1]))
+            self._known[key, microbatch] = self.made.lowered(graph, placement, mesh)
+        return self._known[key, microbatch]
 
 
 def _mesh(key: Key) -> Mesh:
@@ -150,16 +212,23 @@ def _mesh(key: Key) -> Mesh:
     return Mesh.of({"tp": tp, "cp": cp, "ep": ep, "dp": dp})
 
 
-def _lines(sizes: Array, rows: Array) -> Array:
-    """Numbers at all sizes from those at the first two and the last two: the lower of both lines where the first lies too high at the
-    end, else the upper one."""
+def _concave(sizes: Sequence[int], rows: Array) -> npt.NDArray[np.bool_]:
+    """Numbers whose line through the first two sizes lies too high at full ones."""
+    slope = (rows[1] - rows[0]) / (sizes[1] - sizes[0])
+    return np.asarray(rows[0] + slope * (_FULL[1] - sizes[0]) > rows[3])
 
-    def line(near: int, far: int, at: tuple[Array, Array]) -> Array:
-        slope = (at[1] - at[0]) / (sizes[far] - sizes[near])
-        return np.asarray(at[0] + slope * (sizes[:, None] - sizes[near]))
 
-    first, last = line(0, 1, (rows[0], rows[1])), line(-2, -1, (rows[2], rows[3]))
-    return np.where(first[-1] > rows[3], np.minimum(first, last), np.maximum(first, last))
+def _lines(wanted: Sequence[int], sizes: Sequence[int], rows: Array, lower: npt.NDArray[np.bool_]) -> Array:
+    """Numbers at the sizes wanted from those at the first two of all sizes and at two full ones: the ``lower`` of both lines, or the
+    upper one. Whole numbers stay whole."""
+    at, ends = np.array(wanted, dtype=np.float64)[:, None], np.array([*sizes[:2], *_FULL], dtype=np.float64)
+
+    def line(near: int, far: int) -> Array:
+        return np.asarray(rows[near] + (rows[far] - rows[near]) / (ends[far] - ends[near]) * (at - ends[near]))
+
+    found = np.where(lower, np.minimum(line(0, 1), line(2, 3)), np.maximum(line(0, 1), line(2, 3)))
+    whole = np.rint(found)
+    return np.where(np.abs(found - whole) <= _SAME * np.abs(whole), whole, found)
 
 
 def _values(program: Program) -> Array:
@@ -226,7 +295,9 @@ def _kernel_seconds(blocks: Sequence[Block], made: Setting) -> list[Array]:
     return [seconds[place] for place in places]
 
 
-def _numbered(kernel: Kernel, values: Array, known: dict[object, dict[bytes, int]], unique: list[Kernel]) -> Iterable[int]:
+def _numbered(
+    kernel: Kernel, values: Array, known: dict[object, dict[bytes, int]], unique: list[Kernel]
+) -> Iterable[int]:
     """The position of each row of a kernel among the unique ones; new ones are added."""
     kind = (kernel.family, kernel.operation, kernel.phase, kernel.calls, tuple(kernel.shape))
     met = known.setdefault(kind, {})
@@ -240,7 +311,9 @@ def _numbered(kernel: Kernel, values: Array, known: dict[object, dict[bytes, int
             numbers = values[row].tolist()
             shape = dict(zip(kernel.shape, numbers[_COUNTS:], strict=True))
             flops, vector, read, written = numbers[:_COUNTS]
-            unique.append(replace(kernel, flops=flops, vector_flops=vector, bytes_read=read, bytes_written=written, shape=shape))
+            unique.append(
+                replace(kernel, flops=flops, vector_flops=vector, bytes_read=read, bytes_written=written, shape=shape)
+            )
         found.append(place)
     return found
 
@@ -256,7 +329,10 @@ def _transfer_seconds(blocks: Sequence[Block], made: Setting) -> list[Array]:
         strides, ranks, payloads = [], [], []
         for index, row in members:
             block = blocks[index]
-            axis, first = list(waits(block.program))[row][1].axis, len(block.program.sections) * len(SIZES) + len(found[index])
+            axis, first = (
+                list(waits(block.program))[row][1].axis,
+                len(block.program.sections) * len(SIZES) + len(found[index]),
+            )
             payloads.append(block.values[:, block.values.shape[1] - first + row])
             strides.append(np.full(len(block.microbatches), block.mesh.stride((axis,))))
             ranks.append(np.full(len(block.microbatches), block.mesh.degree(axis)))

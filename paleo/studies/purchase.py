@@ -3,19 +3,13 @@ another."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from paleo.errors import PaleoError, PlanError, SpecError
 from paleo.plan import plan
 from paleo.predict import Prediction, predict
-from paleo.pricing.attention import PrefillParameters, default_kernel
-from paleo.pricing.convolution import ConvolutionParameters
-from paleo.pricing.gemm import GemmParameters
-from paleo.pricing.memory import MemoryParameters
-from paleo.pricing.rnn import RnnParameters
-from paleo.pricing.store import lookup
 from paleo.specs.hardware import Device, System
 from paleo.specs.model import ModelSpec
 from paleo.specs.run import Run
@@ -34,6 +28,16 @@ HEADROOM = 0.05
 #: A strategy that means: find one.
 AUTO = "auto"
 
+#: Best plans first, how many were compared, how many of them fit.
+Found = tuple[Sequence[Prediction], int, int]
+Planner = Callable[[ModelSpec, System, Run], Found]
+
+
+def few(model: ModelSpec, system: System, run: Run) -> Found:
+    """The plans of `recommend`."""
+    made = recommend(model, system, run)
+    return made, len(made), sum(one.memory.fits for one in made)
+
 
 @dataclass(frozen=True, slots=True)
 class Asked:
@@ -48,6 +52,7 @@ class Asked:
     objective: Objective = "cost"
     counts: tuple[int, ...] = ()
     scaling: Scaling = "strong"
+    planner: Planner = few
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,14 +156,18 @@ def _stated(run: Run) -> str:
 
 def _offer(asked: Asked, system: System, gpus: int, batch: int) -> Offer:
     run = asked.run.model_copy(update={"gpus": gpus, "global_batch": batch, "batch": None})
-    made = [predict(asked.model, system, run)] if run.strategy != AUTO else recommend(asked.model, system, run)
+    if run.strategy == AUTO:
+        made, tried, fit = asked.planner(asked.model, system, run.model_copy(update={"strategy": "dp"}))
+    else:
+        made = [predict(asked.model, system, run)]
+        tried, fit = 1, int(made[0].memory.fits)
     best, fitting = made[0], [one for one in made if one.memory.fits]
     trained = training(best, asked.amount, asked.tariff, critical_batch=asked.critical_batch)
     return Offer(
         Candidate(system, best, trained),
         gpus,
-        len(made),
-        len(fitting),
+        tried,
+        fit,
         fitting[1] if len(fitting) > 1 else None,
         power(best),
         sensitivity(best),
@@ -241,37 +250,6 @@ def _curve(asked: Asked, best: Prediction) -> ScaleCurve | None:
         return scale(asked.model, best.system, run, counts, asked.scaling)
     except PlanError:
         return None
-
-
-def origins(made: Prediction) -> dict[str, str]:
-    """For each kind of kernel in the step: the device that its parameters were measured on, or what they are inherited
-    from. One entry for all where the run names a calibration of its own."""
-    device, dtype = made.system.device, made.plan.dtype
-    if made.run.calibration != "auto":
-        return {"all kernels": made.calibration}
-    unit = "tensor" if dtype in device.tensor_dtypes and dtype != "fp32" else "vector"
-    products = "gemm.fp8" if dtype == "fp8" else "gemm.tensor" if unit == "tensor" else "gemm.simt"
-    kinds: dict[str, tuple[str, type[Any], str]] = {
-        "gemm": ("products", GemmParameters, products),
-        "conv": ("convolutions", ConvolutionParameters, f"conv.{unit}"),
-        "attention": ("attention", PrefillParameters, f"attention.{default_kernel(device.architecture)}.prefill"),
-        "rnn": ("recurrent layers", RnnParameters, f"rnn.{unit}"),
-        "memory": ("element-wise passes", MemoryParameters, "memory.elementwise"),
-    }
-    used = {one.kernel.family for section in made.program.sections for one in section.kernels}
-    found = {}
-    for family, (words, parameters, key) in kinds.items():
-        if family in used:
-            entry = lookup(
-                parameters,
-                subject=device.name,
-                architecture=device.architecture,
-                memory_kind=device.memory.kind,
-                family=key,
-            )
-            measured = entry.origin == "measured"
-            found[words] = f"measured on {entry.subject}" if measured else f"{entry.origin} ({entry.subject})"
-    return found
 
 
 # what if the hardware were another

@@ -8,7 +8,10 @@ stopped; the table is the same whoever computed which point, byte for byte.
 
 from __future__ import annotations
 
+import csv
+import gzip
 import hashlib
+import io
 import itertools
 import json
 import math
@@ -484,22 +487,28 @@ def _writer(output: Path) -> Writer:
 
 
 def _write_csv(output: Path, made: Iterator[dict[str, Any]]) -> int:
-    import gzip
-    import io
-
-    import pandas as pd
-
     new, rows = output.with_name(f".{output.name}.new"), 0
     with new.open("wb") as raw:
-        packed = gzip.GzipFile("", "wb", mtime=0, fileobj=raw) if output.suffix == ".gz" else raw
+        packed: Any = gzip.GzipFile("", "wb", mtime=0, fileobj=raw) if output.suffix == ".gz" else raw
         with io.TextIOWrapper(packed, "utf-8", newline="") as file:
+            table = csv.writer(file, lineterminator="\n")
             for columns in made:
-                frame = pd.DataFrame(columns)
-                whole = {name: "Int64" for name in _WHOLE if name in columns}
-                frame.astype(whole).to_csv(file, index=False, header=rows == 0, lineterminator="\n")
+                if not rows:
+                    table.writerow(columns)
+                table.writerows(zip(*(_texts(name, values) for name, values in columns.items()), strict=True))
                 rows += len(columns["model"])
     new.replace(output)
     return rows
+
+
+def _texts(name: str, values: np.ndarray[Any, Any]) -> list[Any]:
+    """A column as text: each value that repeats is written once; what is not there is empty."""
+    if values.dtype == object:
+        return ["" if value is None else value for value in values.tolist()]
+    unique, inverse = np.unique(values, return_inverse=True)
+    write = (lambda value: str(int(value))) if name in _WHOLE else repr
+    texts = ["" if value != value else write(value) for value in unique.tolist()]
+    return list(np.array(texts, dtype=object)[inverse])
 
 
 def _write_parquet(output: Path, made: Iterator[dict[str, Any]]) -> int:

@@ -17,6 +17,8 @@ from paleo.specs.calibration import Calibration
 from paleo.validate.kinds.base import KINDS, Array, Group, TableKind, best_match, groups, text
 
 Words = npt.NDArray[np.object_]
+#: Sizes above this one are slips.
+LARGEST = 2.0**53
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +138,8 @@ class KernelTable:
         rows = group.frame.index
         figures = self.kind.figures(group.subject, group.dtype, group.compute)
         found = self.found(group, figures)
-        seconds = self.kind.time(group.frame, figures, found.parameters)
+        with np.errstate(all="ignore"):
+            seconds = self.kind.time(group.frame, figures, found.parameters)
         wrong = ~(np.isfinite(seconds) & (seconds > 0))
         out.reasons[rows[wrong]] = "the formula gives no finite time"
         seconds = np.where(wrong, np.nan, seconds)
@@ -181,4 +184,5 @@ def _malformed(kind: TableKind[Any], frame: pd.DataFrame) -> Words:
     for column in kind.sizes:
         values = pd.to_numeric(frame[column], errors="coerce").to_numpy(dtype=np.float64)
         reasons[~(np.isfinite(values) & (values > 0))] = f"{column} is missing or not a number above zero"
+        reasons[values > LARGEST] = f"{column} is larger than any tensor"
     return reasons

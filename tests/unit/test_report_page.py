@@ -90,6 +90,8 @@ def test_the_page_states_what_fools_the_masses(page: str) -> None:
     text = html.unescape(page)
     for words in (
         "Predicted, not measured",
+        "h100-sxm5-80gb: auto: measured (h100-sxm5-80gb)",
+        "wider intervals",
         "Whole training steps, not kernels",
         "1 multiply-add is 2 FLOP",
         "dense, without sparsity",

@@ -1,0 +1,143 @@
+"""Whatever a network comes from, as the text of a model file; in Python as a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paleo.errors import SpecError, near
+from paleo.graph import Graph, build
+from paleo.importers.emit import checked
+from paleo.importers.huggingface import from_config
+from paleo.importers.onnx import LARGEST, from_onnx
+from paleo.importers.torch import InputSpec, build_module, from_module, load_module, parse_input, torch_module
+from paleo.layers.opaque import Unmodelled
+from paleo.precision import precision
+from paleo.specs.loading import parse_yaml
+from paleo.specs.model import ModelSpec, model_from
+from paleo.units import engineering
+
+
+@dataclass(frozen=True, slots=True)
+class Import:
+    """An imported model: the text of its file, the model that it says, and its graph for one sample."""
+
+    text: str
+    model: ModelSpec
+    graph: Graph
+
+    @property
+    def unknown(self) -> tuple[str, ...]:
+        """Functions of the source that no layer stands for."""
+        found = {op.label for node in self.graph.nodes for op in node.operations if isinstance(op, Unmodelled)}
+        return tuple(sorted(found))
+
+    @property
+    def flops(self) -> float:
+        """FLOP of one forward pass over one sample."""
+        formats = precision("fp32")
+        kernels = ((node.repeat, k) for node in self.graph.nodes for op in node.operations for k in op.forward(formats))
+        return sum(repeat * kernel.flops for repeat, kernel in kernels)
+
+    @property
+    def line(self) -> str:
+        """The counts, for people."""
+        return f"{engineering(self.graph.parameters, '')} parameters, {engineering(self.flops, 'FLOP')} forward for one sample"
+
+    def document(self, path: str | None) -> dict[str, Any]:
+        """The counts, for programs."""
+        counts = {"parameters": self.graph.parameters, "flops_forward": self.flops, "layers": len(self.graph.nodes)}
+        return {"file": path, **counts, "unknown": list(self.unknown), "notes": self.model.notes}
+
+
+def imported(
+    kind: str, source: str, *, inputs: Sequence[str] = (), sizes: Mapping[str, int] | None = None, loss: str = "auto"
+) -> Import:
+    """The network that ``kind`` (torch, onnx, hf) reads from ``source``; SpecError or GraphError for what it cannot be.
+
+    ``inputs`` are shapes such as ``32x3x224x224`` (torch), ``sizes`` numbers for named dims (``seq`` and those of an ONNX file).
+    """
+    if loss not in ("auto", "none"):
+        raise SpecError(f"--loss {loss!r}: expected auto or none")
+    if kind not in _READERS:
+        raise SpecError(f"cannot import {kind!r}; {near(kind, _READERS)}")
+    return _made(_READERS[kind](source, inputs, dict(sizes or {}), loss))
+
+
+def _made(mapping: Mapping[str, Any], name: str = "imported.yaml") -> Import:
+    text = checked(mapping)
+    model = model_from(parse_yaml(text, where=name), name)
+    return Import(text, model, build(model, batch=1))
+
+
+def _torch(source: str, inputs: Sequence[str], sizes: dict[str, int], loss: str) -> dict[str, Any]:
+    if not inputs:
+        raise SpecError("import torch: needs --input, such as 32x3x224x224 or 8x512:int64")
+    specs = [parse_input(text) for text in inputs]
+    return from_module(load_module(source), specs, title=source, source=f"torch module {source}", loss=loss)
+
+
+def _onnx(source: str, inputs: Sequence[str], sizes: dict[str, int], loss: str) -> dict[str, Any]:
+    return from_onnx(source, sizes=sizes, loss=loss)
+
+
+def _hf(source: str, inputs: Sequence[str], sizes: dict[str, int], loss: str) -> dict[str, Any]:
+    return from_config(source, seq=sizes.get("seq"))
+
+
+_READERS: dict[str, Callable[[str, Sequence[str], dict[str, int], str], dict[str, Any]]] = {
+    "torch": _torch,
+    "onnx": _onnx,
+    "hf": _hf,
+}
+
+
+def from_torch(module: Any, inputs: Sequence[Any], *, loss: str = "auto") -> ModelSpec:
+    """A torch module as a model that ``paleo.predict`` takes; neither weights nor data are needed.
+
+    ``module`` is a module, or a function that makes one (then no weight is allocated); ``inputs`` are example tensors, shapes, or texts
+    such as ``8x512:int64``.
+    """
+    torch = torch_module()
+    made = (
+        module if isinstance(module, torch.nn.Module) else build_module(module, getattr(module, "__name__", "factory"))
+    )
+    return _made(
+        from_module(made, [_spec(torch, one) for one in inputs], loss=loss), f"{type(made).__name__}.yaml"
+    ).model
+
+
+def _spec(torch: Any, given: Any) -> InputSpec:
+    if isinstance(given, str):
+        return parse_input(given)
+    if isinstance(given, torch.Tensor):
+        return InputSpec(tuple(given.shape), str(given.dtype).removeprefix("torch."))
+    return InputSpec(tuple(int(size) for size in given))
+
+
+def sizes_of(texts: Sequence[str]) -> dict[str, int]:
+    """``["seq=2048"]`` as a mapping.
+
+    >>> sizes_of(["seq=2048"])
+    {'seq': 2048}
+    """
+    found = {}
+    for text in texts:
+        name, equals, number = text.partition("=")
+        if not equals or not number.strip().isdecimal() or not 0 < int(number) < LARGEST:
+            raise SpecError(f"--size {text!r}: expected a named dim and its size, such as seq=2048")
+        found[name.strip()] = int(number)
+    return found
+
+
+def write(text: str, path: str | Path) -> None:
+    """The text into a file that a model can be loaded from."""
+    target = Path(path)
+    if target.suffix.lower() not in (".yaml", ".yml"):
+        raise SpecError(f"-o {path}: the name of a model file ends in .yaml")
+    try:
+        target.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise SpecError(f"-o {path}: cannot be written ({error.strerror})") from None
