@@ -67,6 +67,16 @@ SystemName = Annotated[
         autocompletion=_named("systems", "devices"),
     ),
 ]
+Shapes = Annotated[
+    list[str] | None,
+    typer.Option("--input", metavar="SHAPE", help="torch: 32x3x224x224, or name=8x512:int64; once for each."),
+]
+Sizes = Annotated[
+    list[str] | None, typer.Option("--size", metavar="DIM=N", help="onnx, hf: a named dim, such as seq=2048.")
+]
+ModelFile = Annotated[
+    str | None, typer.Option("-o", "--output", metavar="FILE", help="The model file to write. [stdout]")
+]
 Roofline = Annotated[str | None, typer.Option("--system", metavar="S", help="Whose roofline --plot draws.")]
 Systems = Annotated[
     str,
@@ -653,12 +663,10 @@ def calibrate(
 def import_(
     kind: Annotated[str, typer.Argument(metavar="torch|onnx|hf", help="What the network comes from.")],
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="module:factory, a file.onnx, or a config.json.")],
-    inputs: Annotated[
-        list[str] | None, typer.Option("--input", metavar="SHAPE", help="torch: 32x3x224x224, or name=8x512:int64; once for each.")
-    ] = None,
-    sizes: Annotated[list[str] | None, typer.Option("--size", metavar="DIM=N", help="A named dim, such as seq=2048.")] = None,
+    inputs: Shapes = None,
+    sizes: Sizes = None,
     loss: Annotated[str, typer.Option(help="auto ends a classifier with its loss, none does not.")] = "auto",
-    output: Annotated[str | None, typer.Option("-o", "--output", metavar="FILE", help="The model file to write. [stdout]")] = None,
+    output: ModelFile = None,
     as_json: AsJson = False,
 ) -> None:
     """A network from elsewhere as a model file: a torch module, an ONNX file, a configuration of transformers."""

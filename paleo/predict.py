@@ -459,9 +459,10 @@ def _interval(priced: _Priced, breakdown: Breakdown) -> tuple[float, float]:
     if not len(kernels.total):
         return breakdown.step, breakdown.step
     weight = float(kernels.total.sum()) or 1.0
-    opaque = np.array([one.kernel.operation == OPAQUE for section in priced.program.sections for one in section.kernels])
-    spread = np.where(opaque, OPAQUE_SPREAD, 1.0)
-    low, high = (float((kernels.total * factor).sum()) / weight for factor in (kernels.low / spread, kernels.high * spread))
+    operations = [one.kernel.operation for section in priced.program.sections for one in section.kernels]
+    spread = np.array([OPAQUE_SPREAD if operation == OPAQUE else 1.0 for operation in operations])
+    factors = (kernels.low / spread, kernels.high * spread)
+    low, high = (float((kernels.total * factor).sum()) / weight for factor in factors)
     return breakdown.step * low, breakdown.step * high
 
 
@@ -482,8 +483,8 @@ def _unmodelled(program: Program) -> tuple[str, ...]:
         for count in ("flops", "bytes")
     ]
     names = ", ".join(dict.fromkeys(kernel.name for kernel, _ in guessed if kernel.phase == "forward"))
-    text = f"functions that the importer did not know: {shares[0]:.1%} of FLOP, {shares[1]:.1%} of bytes ({names[:200]})"
-    return (*always, text)
+    text = f"functions that the importer did not know: {shares[0]:.1%} of FLOP, {shares[1]:.1%} of bytes"
+    return (*always, f"{text} ({names[:200]})")
 
 
 def _warnings(chosen: Plan, idle: Sequence[str]) -> tuple[str, ...]:

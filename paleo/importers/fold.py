@@ -1,4 +1,5 @@
-"""Repeated parts of a chain of entries, found by comparing it with itself shifted, and folded into loops of one carried tensor."""
+"""Repeated parts of a chain of entries, found by comparing it with itself shifted, and folded into loops of one
+carried tensor."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ MOST_TRIALS, LONGEST_BODY = 4000, 3000
 
 @dataclass(eq=False)
 class Loop:
-    """``times`` turns of ``body``; ``carry`` enters the first, ``last`` is what the final turn would make without folding."""
+    """``times`` turns of ``body``; ``carry`` enters the first, ``last`` is what the final turn would make without
+    folding."""
 
     times: int
     body: list[Item]
@@ -92,7 +94,8 @@ def _candidates(marks: np.ndarray) -> Iterator[tuple[int, int, int]]:
 def _carried(
     entries: list[Entry], start: int, length: int, times: int, consumers: dict[Entry, list[Entry]]
 ) -> Entry | str | None:
-    """What the first turn takes from outside as the others take it from the turn before; None if the turns are no loop."""
+    """What the first turn takes from outside as the others take it from the turn before; None if the turns are no
+    loop."""
     places = {entry: place for place, entry in enumerate(entries[start : start + length * times])}
     carry: Entry | str | None = None
     for place in range(length):

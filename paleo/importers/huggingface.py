@@ -75,7 +75,7 @@ class Config(Mapping[str, Any]):
         function = ACTIVATIONS.get(name) if isinstance(name, str) else None
         if function is None or (gated and function not in GATED):
             raise SpecError(
-                f"{self.path}: {keys[0]}: {name!r:.60} is not a function that Paleo knows; {near(str(name), ACTIVATIONS)}"
+                f"{self.path}: {keys[0]}: {name!r:.60} is no function that is known; {near(str(name), ACTIVATIONS)}"
             )
         return GATED[function] if gated else function
 
@@ -135,8 +135,8 @@ def from_config(path: str | Path, *, seq: int | None = None) -> Model:
 class Decoder:
     """What tells one decoder from another; values are entries of a model file.
 
-    ``residual``: "pre" norms before each half; "post" after the sum; "parallel" one norm for both halves, "twin" one for each
-    half, side by side; "sandwich" before and after each half.
+    ``residual``: "pre" norms before each half; "post" after the sum; "parallel" one norm for both halves, "twin" one
+    for each half, side by side; "sandwich" before and after each half.
     """
 
     params: Mapping[str, Any]
@@ -413,7 +413,8 @@ def _gelu_gates(config: Config, params: dict[str, Any]) -> list[Entry]:
 
 @FAMILIES.register("gemma2")
 def gemma2(config: Config) -> Model:
-    """Gemma 2, 2024: norms before and after each half, windows on every other layer; the soft caps of scores are not counted."""
+    """Gemma 2, 2024: norms before and after each half, windows on every other layer; the soft caps of scores are
+    not counted."""
     alternate = [index % 2 == 0 for index in range(config.integer("num_hidden_layers"))]
     notes = "The soft cap of scores and logits is left out."
     return _llama_like(
@@ -447,9 +448,15 @@ def phi(config: Config) -> Model:
     feed = _plain_feed(config, "gelu_new")
     attention = _attention(params, rotary=True)
     decoder = Decoder(
-        _vocab_last(params), "layer_norm", attention, feed, "parallel", final=("layer_norm",), head_bias=True,
+        _vocab_last(params),
+        "layer_norm",
+        attention,
+        feed,
+        "parallel",
+        final=("layer_norm",),
+        head_bias=True,
         tied=config.flag("tie_word_embeddings"),
-    )  # fmt: skip
+    )
     return language_model(config, decoder, [({}, feed)] * params["layers"])
 
 
@@ -468,10 +475,15 @@ def gpt2(config: Config) -> Model:
     positions = {"position_embedding": {"positions": "=max(positions, seq)"}}
     attention = _attention(params, dropout=config.share("attn_pdrop", default=0.1))
     decoder = Decoder(
-        _vocab_last(params), "layer_norm", attention, feed, dropout=True, final=("layer_norm",),
+        _vocab_last(params),
+        "layer_norm",
+        attention,
+        feed,
+        dropout=True,
+        final=("layer_norm",),
         before=(positions, {"dropout": {"rate": config.share("embd_pdrop", default=0.1)}}),
         tied=config.flag("tie_word_embeddings", True),
-    )  # fmt: skip
+    )
     return language_model(config, decoder, [({}, feed)] * params["layers"])
 
 
@@ -487,15 +499,22 @@ def gpt_neox(config: Config) -> Model:
     )
     residual = "twin" if config.flag("use_parallel_residual", True) else "pre"
     decoder = Decoder(
-        _vocab_last(params), "layer_norm", attention, feed, residual, final=("layer_norm",), dropout=bool(dropout),
+        _vocab_last(params),
+        "layer_norm",
+        attention,
+        feed,
+        residual,
+        final=("layer_norm",),
+        dropout=bool(dropout),
         tied=config.flag("tie_word_embeddings"),
-    )  # fmt: skip
+    )
     return language_model(config, decoder, [({}, feed)] * params["layers"])
 
 
 @FAMILIES.register("opt")
 def opt(config: Config) -> Model:
-    """Zhang et al., OPT, 2022: two rows more than positions; the 350M model embeds narrower than it is and norms after each half."""
+    """Zhang et al., OPT, 2022: two rows more than positions; the 350M model embeds narrower than it is and norms
+    after each half."""
     params = _shape(config, positions=config.integer("max_position_embeddings", default=2048))
     params |= {
         "ffn": config.integer("ffn_dim", default=4 * params["hidden"]),
@@ -513,11 +532,20 @@ def opt(config: Config) -> Model:
     widen, shrink = ({"linear": {"features": one, "dim": "hidden", "bias": False}} for one in ("=hidden", "=embedded"))
     params |= {"embedded": embedded} if narrow else {}
     decoder = Decoder(
-        _vocab_last(params), norm, _attention(params, bias=bias, dropout=config.share("attention_dropout")), feed,
-        "pre" if first else "post", dropout=True, before=(*([widen] if narrow else []), positions),
-        final=(*([norm] if first and not config.flag("_remove_final_layer_norm") else []), *([shrink] if narrow else [])),
-        tied=config.flag("tie_word_embeddings", True), embedding="=embedded" if narrow else "=hidden",
-    )  # fmt: skip
+        _vocab_last(params),
+        norm,
+        _attention(params, bias=bias, dropout=config.share("attention_dropout")),
+        feed,
+        "pre" if first else "post",
+        dropout=True,
+        before=(*([widen] if narrow else []), positions),
+        final=(
+            *([norm] if first and not config.flag("_remove_final_layer_norm") else []),
+            *([shrink] if narrow else []),
+        ),
+        tied=config.flag("tie_word_embeddings", True),
+        embedding="=embedded" if narrow else "=hidden",
+    )
     return language_model(config, decoder, [({}, feed)] * params["layers"])
 
 
@@ -529,10 +557,16 @@ def bloom(config: Config) -> Model:
     params |= {"dropout": dropout} if dropout else {}
     feed: Entry = {"mlp": {"ffn": "=ffn", "activation": "gelu"}}
     decoder = Decoder(
-        _vocab_last(params), "layer_norm", _attention(params, dropout=config.share("attention_dropout")), feed,
-        before=("layer_norm",), final=("layer_norm",), dropout=bool(dropout), tied=config.flag("tie_word_embeddings", True),
+        _vocab_last(params),
+        "layer_norm",
+        _attention(params, dropout=config.share("attention_dropout")),
+        feed,
+        before=("layer_norm",),
+        final=("layer_norm",),
+        dropout=bool(dropout),
+        tied=config.flag("tie_word_embeddings", True),
         notes="The linear biases of ALiBi ride on the scores.",
-    )  # fmt: skip
+    )
     return language_model(config, decoder, [({}, feed)] * params["layers"])
 
 
@@ -553,9 +587,14 @@ def falcon(config: Config) -> Model:
     residual = "pre" if not parallel and not new else "twin" if new and norms == 2 else "parallel"
     attention = _attention(params, rotary=rotary, bias=bias, dropout=config.share("attention_dropout"))
     decoder = Decoder(
-        _vocab_last(params), "layer_norm", attention, feed, residual, final=("layer_norm",),
+        _vocab_last(params),
+        "layer_norm",
+        attention,
+        feed,
+        residual,
+        final=("layer_norm",),
         tied=config.flag("tie_word_embeddings", True),
-    )  # fmt: skip
+    )
     return language_model(config, decoder, [({}, feed)] * params["layers"])
 
 
@@ -576,11 +615,17 @@ def deepseek_v2(config: Config) -> Model:
     mla |= {ours: config.integer(theirs) for ours, theirs in keys.items()}
     more: dict[str, Any] = {"shared": config.integer("n_shared_experts")} if shared else {}
     feeds = _experts(config, params, **more)
-    notes = "Modules for multi-token prediction and the load-balancing bias of the router, which no gradient trains, are left out."
+    notes = "Modules for multi-token prediction and the load-balancing bias of the router (not trained) are left out."
     decoder = Decoder(
-        _vocab_last(params), "rms_norm", mla, None, final=("rms_norm",), tied=config.flag("tie_word_embeddings"),
-        attention_kind="latent_attention", notes=notes,
-    )  # fmt: skip
+        _vocab_last(params),
+        "rms_norm",
+        mla,
+        None,
+        final=("rms_norm",),
+        tied=config.flag("tie_word_embeddings"),
+        attention_kind="latent_attention",
+        notes=notes,
+    )
     return language_model(config, decoder, [({}, feed) for feed in feeds])
 
 
@@ -614,13 +659,17 @@ def _bert_head(config: Config, kind: str) -> list[Entry]:
     rest: dict[str, list[Entry]] = {
         "ForMaskedLM": masked,
         "ForPreTraining": [
-            {"name": "encoded", "identity": {}}, *pooler, {"name": "next_sentence", "linear": {"features": 2}}, "cross_entropy",
-            {"name": "masked", "inputs": ["encoded"], "identity": {}}, *masked,
+            {"name": "encoded", "identity": {}},
+            *pooler,
+            {"name": "next_sentence", "linear": {"features": 2}},
+            "cross_entropy",
+            {"name": "masked", "inputs": ["encoded"], "identity": {}},
+            *masked,
         ],
         "ForSequenceClassification": [*pooler, {"dropout": {"rate": "=dropout"}}, labels, "cross_entropy"],
         "ForTokenClassification": [{"dropout": {"rate": "=dropout"}}, labels, "cross_entropy"],
         "Model": pooler,
-    }  # fmt: skip
+    }
     if kind not in rest or (roberta and kind == "ForPreTraining"):
         raise SpecError(
             f"{config.path}: architectures: {kind!r:.60} is not supported; expected one of {', '.join(rest)}"
@@ -696,7 +745,7 @@ def vit(config: Config) -> Model:
     kind = _architecture(config, ("ViT",), "ForImageClassification")
     if kind not in ("ForImageClassification", "Model"):
         raise SpecError(
-            f"{config.path}: architectures: {kind!r:.60} is not supported; expected ViTForImageClassification or ViTModel"
+            f"{config.path}: architectures: {kind!r:.60} is not supported; expected ViTForImageClassification, ViTModel"
         )
     keys = {"image": "image_size", "patch": "patch_size", "colours": "num_channels", "hidden": "hidden_size"}
     keys |= {"heads": "num_attention_heads", "layers": "num_hidden_layers", "ffn": "intermediate_size"}
@@ -732,17 +781,25 @@ def vit(config: Config) -> Model:
 
 @FAMILIES.register("t5")
 def t5(config: Config) -> Model:
-    """Raffel et al., T5, 2020: encoder and decoder, learned biases of the scores by distance, shared by the layers of each."""
+    """Raffel et al., T5, 2020: encoder and decoder, learned biases of the scores by distance, shared by the layers
+    of each."""
     names = ("T5", "MT5", "UMT5")
     if _architecture(config, names, "ForConditionalGeneration") not in ("ForConditionalGeneration", "WithLMHeadModel"):
         raise SpecError(f"{config.path}: architectures: only T5ForConditionalGeneration is supported")
     count = config.integer("num_layers", default=6)
     params: dict[str, Any] = {
-        "seq": 512, "target_seq": "=seq", "hidden": config.integer("d_model"), "heads": config.integer("num_heads"),
-        "head_dim": config.integer("d_kv"), "layers": count, "decoder_layers": config.integer("num_decoder_layers", default=count),
-        "ffn": config.integer("d_ff"), "buckets": config.integer("relative_attention_num_buckets", default=32),
-        "vocab": config.integer("vocab_size"), "dropout": config.share("dropout_rate", default=0.1),
-    }  # fmt: skip
+        "seq": 512,
+        "target_seq": "=seq",
+        "hidden": config.integer("d_model"),
+        "heads": config.integer("num_heads"),
+        "head_dim": config.integer("d_kv"),
+        "layers": count,
+        "decoder_layers": config.integer("num_decoder_layers", default=count),
+        "ffn": config.integer("d_ff"),
+        "buckets": config.integer("relative_attention_num_buckets", default=32),
+        "vocab": config.integer("vocab_size"),
+        "dropout": config.share("dropout_rate", default=0.1),
+    }
     drop = {"dropout": {"rate": "=dropout"}}
     project = str(config.get("feed_forward_proj") or "relu")
     function = Config({"feed_forward_proj": project.removeprefix("gated-")}, config.path).activation(
@@ -770,15 +827,26 @@ def t5(config: Config) -> Model:
             "target": {"dims": {"batch": "=batch", "seq": "=target_seq"}, "role": "index"},
         },
         "layers": [
-            {"name": "embed", "inputs": ["source"], "embedding": {"entries": "=vocab", "features": "=hidden"}}, drop, bias,
-            {"repeat": "=layers", "name": "encoder", "layers": [seen, *feed]}, "rms_norm",
+            {"name": "embed", "inputs": ["source"], "embedding": {"entries": "=vocab", "features": "=hidden"}},
+            drop,
+            bias,
+            {"repeat": "=layers", "name": "encoder", "layers": [seen, *feed]},
+            "rms_norm",
             {"name": "memory", **drop},
-            {"name": "target_embed", "inputs": ["target"], "embedding": {"entries": "=vocab", "features": "=hidden", "tie": "embed"}},
-            drop, bias,
-            {"repeat": "=decoder_layers", "name": "decoder", "layers": [own, other, *feed]}, "rms_norm", drop,
-            {"name": "head", "linear": {"features": "=vocab", "dim": "vocab", "bias": False} | tie}, "cross_entropy",
+            {
+                "name": "target_embed",
+                "inputs": ["target"],
+                "embedding": {"entries": "=vocab", "features": "=hidden", "tie": "embed"},
+            },
+            drop,
+            bias,
+            {"repeat": "=decoder_layers", "name": "decoder", "layers": [own, other, *feed]},
+            "rms_norm",
+            drop,
+            {"name": "head", "linear": {"features": "=vocab", "dim": "vocab", "bias": False} | tie},
+            "cross_entropy",
         ],
-    }  # fmt: skip
+    }
 
 
 FAMILIES.register("mt5")(t5)

@@ -1,4 +1,5 @@
-"""Entries as a model file: names where they are needed, sizes as expressions of batch and seq, loops, a loss at the end."""
+"""Entries as a model file: names where they are needed, sizes as expressions of batch and seq, loops, a loss at
+the end."""
 
 from __future__ import annotations
 

@@ -37,8 +37,8 @@ def from_onnx(
 ) -> dict[str, Any]:
     """An ONNX file as the mapping of a model file.
 
-    ``sizes`` gives numbers to the symbolic dims of its inputs (seq: 128), the batch apart. SpecError, with the file and the node, for
-    what cannot be read.
+    ``sizes`` gives numbers to the symbolic dims of its inputs (seq: 128), the batch apart. SpecError, with the file
+    and the node, for what cannot be read.
     """
     from paleo.importers.model import model_of
 
@@ -221,9 +221,8 @@ class _Reader:
         if stated is None:
             symbol = dim.dim_param or f"dim {place}"
             hint = f"; state it with --size {symbol}=128" if dim.dim_param else ""
-            raise SpecError(
-                f"{self.path}: input {name[:60]!r} has no size for {symbol!r}{hint}. {near(symbol, self.sizes) if self.sizes else ''}"
-            )
+            known = f"; {near(symbol, self.sizes)}" if self.sizes else ""
+            raise SpecError(f"{self.path}: input {name[:60]!r} has no size for {symbol!r}{hint}{known}")
         if not 1 <= stated < LARGEST:
             raise SpecError(f"{self.path}: input {name[:60]!r} has the size {stated}; expected 1 or more")
         return int(stated)
@@ -255,7 +254,8 @@ class _Reader:
         return found
 
     def _fold_shapes(self, shapes: Mapping[str, tuple[Shape, bool]]) -> bool:
-        """Works out arithmetic on shapes and makes its results initializers; whether there was any for the first time."""
+        """Works out arithmetic on shapes and makes its results initializers; whether there was any for the first
+        time."""
         folded = False
         ranks = {name: len(shape) for name, (shape, _) in shapes.items()}
         sizes = {name: shape for name, (shape, _) in shapes.items()}
@@ -325,7 +325,8 @@ class _Reader:
             self.values[name] = Value((1,), "constant", name, False, static=True)
 
     def _own(self, value: Value | None, node: Any) -> Value | None:
-        """Vectors that several nodes read count for each: exporters merge those that happen to be equal (biases of zeros)."""
+        """Vectors that several nodes read count for each: exporters merge those that happen to be equal (biases of
+        zeros)."""
         if value is None or value.origin != "parameter" or len(value.shape) != 1:
             return value
         used = self._readers.setdefault(value.name, node)
@@ -338,7 +339,7 @@ class _Reader:
     def _known(self, name: str, node: Any) -> Value | None:
         if name not in self.values:
             raise SpecError(
-                f"{self.path}: node {node.name[:60] or node.op_type!r} reads {name[:60]!r}, which nothing before it makes"
+                f"{self.path}: node {node.name[:60] or node.op_type!r} reads {name[:60]!r}, which nothing makes"
             )
         return self.values[name]
 
@@ -355,7 +356,7 @@ class _Reader:
 
 def _flops(call: Call) -> float | None:
     """FLOP of the products whose sizes say them; recurrent layers and the rest are left to their layers."""
-    left, right = (call.inputs + [None, None])[:2]
+    left, right = [*call.inputs, None, None][:2]
     if left is None or right is None or call.out.index:
         return None
     if call.kind == "conv" and len(right.shape) > 2:
@@ -443,20 +444,30 @@ def _path(name: str) -> str:
 
 Kind = tuple[str, list[Value | None], dict[str, Any]]
 _UNARY = {
-    "Relu": "relu", "Sigmoid": "sigmoid", "Tanh": "tanh", "LeakyRelu": "leaky_relu", "Elu": "elu", "Selu": "elu", "Celu": "elu",
-    "Softplus": "softplus", "HardSwish": "hard_swish", "HardSigmoid": "sigmoid", "Gelu": "gelu", "Mish": "silu", "Swish": "silu",
+    "Relu": "relu", "Sigmoid": "sigmoid", "Tanh": "tanh", "LeakyRelu": "leaky_relu", "Elu": "elu",
+    "Selu": "elu", "Celu": "elu",
+    "Softplus": "softplus", "HardSwish": "hard_swish", "HardSigmoid": "sigmoid", "Gelu": "gelu",
+    "Mish": "silu", "Swish": "silu",
     "ThresholdedRelu": "relu", "QuickGelu": "silu", "FastGelu": "gelu", "BiasGelu": "gelu",
 }  # fmt: skip
-_SIMPLE = (
-    dict.fromkeys(["Identity", "Cast", "CastLike", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Expand", "Shrink"], "view")
-    | dict.fromkeys(["Slice", "Split"], "slice")
-    | dict.fromkeys(
-        ["Sub", "Div", "Pow", "Sqrt", "Exp", "Log", "Erf", "Neg", "Abs", "Reciprocal", "Where", "Max", "Min", "Clip", "Sin", "Cos", "Sign", "Floor", "Ceil", "Round", "Equal", "Less", "Greater", "Not", "And", "Or", "PRelu", "Mean", "Sum", "CumSum", "Mod", "IsNaN", "Softsign", "LessOrEqual", "GreaterOrEqual", "Trilu", "Atan", "Tan"], "elementwise")
-    | dict.fromkeys(
-        ["ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceL2", "ReduceL1", "ReduceProd", "ReduceLogSumExp", "ReduceSumSquare", "ArgMax", "ArgMin", "TopK", "LpNormalization", "MeanVarianceNormalization"], "reduce")
-    | dict.fromkeys(
-        ["Pad", "Resize", "Upsample", "Tile", "DepthToSpace", "SpaceToDepth", "GatherElements", "GatherND", "ScatterND", "ScatterElements", "OneHot", "ReverseSequence", "GridSample", "Compress", "Col2Im", "CenterCropPad"], "copy")
-)  # fmt: skip
+_NAMES = {
+    "view": ("Identity Cast CastLike Reshape Flatten Squeeze Unsqueeze Transpose Expand Shrink"),
+    "slice": ("Slice Split"),
+    "elementwise": (
+        "Sub Div Pow Sqrt Exp Log Erf Neg Abs Reciprocal Where Max Min Clip Sin Cos Sign Floor Ceil Round Equal "
+        "Less Greater Not And Or PRelu Mean Sum CumSum Mod IsNaN Softsign LessOrEqual GreaterOrEqual Trilu Atan "
+        "Tan"
+    ),
+    "reduce": (
+        "ReduceMean ReduceSum ReduceMax ReduceMin ReduceL2 ReduceL1 ReduceProd ReduceLogSumExp ReduceSumSquare "
+        "ArgMax ArgMin TopK LpNormalization MeanVarianceNormalization"
+    ),
+    "copy": (
+        "Pad Resize Upsample Tile DepthToSpace SpaceToDepth GatherElements GatherND ScatterND ScatterElements "
+        "OneHot ReverseSequence GridSample Compress Col2Im CenterCropPad"
+    ),
+}
+_SIMPLE = {name: kind for kind, names in _NAMES.items() for name in names.split()}
 _TRANSLATED: dict[str, Callable[[list[Value | None], Mapping[str, Any], Sequence[list[int] | None]], Kind]] = {}
 
 

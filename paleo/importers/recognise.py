@@ -150,8 +150,7 @@ def _kind_of(scope: Scope) -> str | None:
     if (
         "rmsnorm" in name
         or ("layernorm" in name and len(scope.parameters) == 1)
-        or (name.endswith("norm")
-        and len(scope.parameters) == 1)
+        or (name.endswith("norm") and len(scope.parameters) == 1)
     ):
         return "rms_norm"
     if scope.parameters:
@@ -327,9 +326,14 @@ def _scores_around(softmax: Call, consumers: dict[Value, list[Call]], outputs: s
     options = {"is_causal": causal, "dropout_p": dropout, "transposed_key": True}
     flops = (scores.flops or 0.0) + (context.flops or 0.0)
     made = record(
-        "sdpa", "attention written out", [query, key, value, None, *dict.fromkeys(masks)], [(context.out.shape, False)], options=options, flops=flops,
+        "sdpa",
+        "attention written out",
+        [query, key, value, None, *dict.fromkeys(masks)],
+        [(context.out.shape, False)],
+        options=options,
+        flops=flops,
         path=softmax.path,
-    )  # fmt: skip
+    )
     return Group(calls, made, context.out)
 
 

@@ -44,7 +44,8 @@ class Import:
     @property
     def line(self) -> str:
         """The counts, for people."""
-        return f"{engineering(self.graph.parameters, '')} parameters, {engineering(self.flops, 'FLOP')} forward for one sample"
+        parameters, flops = engineering(self.graph.parameters, ""), engineering(self.flops, "FLOP")
+        return f"{parameters} parameters, {flops} forward for one sample"
 
     def document(self, path: str | None) -> dict[str, Any]:
         """The counts, for programs."""
@@ -57,7 +58,8 @@ def imported(
 ) -> Import:
     """The network that ``kind`` (torch, onnx, hf) reads from ``source``; SpecError or GraphError for what it cannot be.
 
-    ``inputs`` are shapes such as ``32x3x224x224`` (torch), ``sizes`` numbers for named dims (``seq`` and those of an ONNX file).
+    ``inputs`` are shapes such as ``32x3x224x224`` (torch), ``sizes`` numbers for named dims (``seq`` and those of an
+    ONNX file).
     """
     if loss not in ("auto", "none"):
         raise SpecError(f"--loss {loss!r}: expected auto or none")
@@ -97,8 +99,8 @@ _READERS: dict[str, Callable[[str, Sequence[str], dict[str, int], str], dict[str
 def from_torch(module: Any, inputs: Sequence[Any], *, loss: str = "auto") -> ModelSpec:
     """A torch module as a model that ``paleo.predict`` takes; neither weights nor data are needed.
 
-    ``module`` is a module, or a function that makes one (then no weight is allocated); ``inputs`` are example tensors, shapes, or texts
-    such as ``8x512:int64``.
+    ``module`` is a module, or a function that makes one (then no weight is allocated); ``inputs`` are example
+    tensors, shapes, or texts such as ``8x512:int64``.
     """
     torch = torch_module()
     made = (

@@ -1,8 +1,8 @@
 """torch modules: run once on the meta device, where tensors have shapes and no data, and every function call is noted.
 
-The calls are those of torch's own functions (linear, conv2d, scaled_dot_product_attention, …), as the module makes them, so
-nothing has to be compiled or exported first, and a module of 70 billion parameters takes seconds. torch's flop counter
-listens inside every call, so what is not recognised still brings its FLOP.
+The calls are those of torch's own functions (linear, conv2d, scaled_dot_product_attention, …), as the module makes
+them, so nothing has to be compiled or exported first, and a module of 70 billion parameters takes seconds. torch's
+flop counter listens inside every call, so what is not recognised still brings its FLOP.
 """
 
 from __future__ import annotations
@@ -105,7 +105,8 @@ def build_module(factory: Callable[[], Any], where: str) -> Any:
 
 
 def _built_beside(factory: Callable[[], Any], where: str) -> Any:
-    """For constructors that read values (schedules of drop rates): ranges and literals are real, all else has no data."""
+    """For constructors that read values (schedules of drop rates): ranges and literals are real, all else has no
+    data."""
     torch = torch_module()
     from torch.overrides import TorchFunctionMode
     from torch.utils._device import _device_constructors
@@ -499,26 +500,46 @@ SIGNATURES: dict[str, tuple[str, Signature, tuple[str, ...]]] = {
 }
 ELEMENTWISE: dict[str, str] = {
     "relu": "relu", "relu6": "relu6", "leaky_relu": "leaky_relu", "sigmoid": "sigmoid", "tanh": "tanh", "gelu": "gelu",
-    "silu": "silu", "hardswish": "hard_swish", "elu": "elu", "softplus": "softplus", "hardsigmoid": "sigmoid", "mish": "silu",
+    "silu": "silu", "hardswish": "hard_swish", "elu": "elu", "softplus": "softplus",
+    "hardsigmoid": "sigmoid", "mish": "silu",
     "hardtanh": "relu6", "selu": "elu", "celu": "elu", "logsigmoid": "softplus",
 }  # fmt: skip
-_VIEWS = ["view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "expand", "expand_as", "transpose", "swapaxes", "movedim", "contiguous", "view_as", "reshape_as", "T", "mT", "t", "swapdims", "ravel", "detach", "alias", "data", "to", "float", "type_as", "half", "bfloat16", "clone", "moveaxis", "positive", "view_as_real", "view_as_complex", "real", "imag", "atleast_1d", "atleast_2d", "type", "requires_grad_", "broadcast_to", "diagonal", "as_strided", "unfold_view"]
-_SLICES = ["__getitem__", "chunk", "split", "tensor_split", "unbind", "narrow", "select", "split_with_sizes", "hsplit", "tensor_split"]
-_POINTWISE = ["mul", "sub", "div", "add", "rsub", "rmul", "radd", "rtruediv", "truediv", "imul", "iadd", "isub", "itruediv", "pow", "rpow", "sqrt", "rsqrt", "exp", "log", "neg", "abs", "square", "clamp", "clip", "where", "masked_fill", "addcmul", "addcdiv", "lerp", "sin", "cos", "erf", "reciprocal", "maximum", "minimum", "sign", "floor", "ceil", "round", "eq", "ne", "lt", "gt", "le", "ge", "log1p", "expm1", "prelu", "glu", "softsign", "true_divide", "subtract", "multiply", "divide", "fmod", "remainder", "rrelu", "hardshrink", "atan2", "float_power", "log2", "atan", "cumsum", "cumprod", "logical_and", "logical_not", "logical_or", "bitwise_and", "nan_to_num", "tril", "triu", "polar", "threshold", "xlogy", "logaddexp", "sinc", "tanhshrink", "softshrink", "complex", "clamp_min", "clamp_max"]
-_REDUCTIONS = ["mean", "sum", "amax", "amin", "max", "min", "norm", "var", "std", "argmax", "argmin", "logsumexp", "prod", "any", "all", "var_mean", "std_mean", "vector_norm", "linalg_vector_norm", "linalg_norm", "normalize", "cosine_similarity"]
-_COPIES = ["stack", "pad", "roll", "repeat", "repeat_interleave", "flip", "index_select", "gather", "take_along_dim", "pixel_shuffle", "pixel_unshuffle", "interpolate", "upsample", "unfold", "fold", "scatter", "scatter_add", "index_add", "copy", "tile", "channel_shuffle", "setitem", "meshgrid", "hstack", "vstack", "rot90", "index_put", "rot", "affine_grid", "new_tensor", "index", "grid_sample", "one_hot", "masked_select", "topk", "sort", "argsort"]
 #: Functions that take the shape of a tensor and none of its numbers.
 _LIKE = frozenset(
-    ["zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like", "new_zeros", "new_ones", "new_full", "new_empty"]
+    [
+        *("zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like"),
+        *("new_zeros", "new_ones", "new_full", "new_empty"),
+    ]
 )
-#: Functions without arguments that matter -> what kind of pass over memory they are.
-PASSES = (
-    dict.fromkeys(_VIEWS, "view")
-    | dict.fromkeys(_SLICES, "slice")
-    | dict.fromkeys(_POINTWISE, "elementwise")
-    | dict.fromkeys(_REDUCTIONS, "reduce")
-    | dict.fromkeys(_COPIES, "copy")
-)
+#: What kind of pass over memory functions are whose arguments do not matter.
+_NAMES = {
+    "view": (
+        "view reshape flatten unflatten squeeze unsqueeze expand expand_as transpose swapaxes movedim contiguous "
+        "view_as reshape_as T mT t swapdims ravel detach alias data to float type_as half bfloat16 clone moveaxis "
+        "positive view_as_real view_as_complex real imag atleast_1d atleast_2d type requires_grad_ broadcast_to "
+        "diagonal as_strided unfold_view"
+    ),
+    "slice": ("__getitem__ chunk split tensor_split unbind narrow select split_with_sizes hsplit"),
+    "elementwise": (
+        "mul sub div add rsub rmul radd rtruediv truediv imul iadd isub itruediv pow rpow sqrt rsqrt exp log neg "
+        "abs square clamp clip where masked_fill addcmul addcdiv lerp sin cos erf reciprocal maximum minimum sign "
+        "floor ceil round eq ne lt gt le ge log1p expm1 prelu glu softsign true_divide subtract multiply divide "
+        "fmod remainder rrelu hardshrink atan2 float_power log2 atan cumsum cumprod logical_and logical_not "
+        "logical_or bitwise_and nan_to_num tril triu polar threshold xlogy logaddexp sinc tanhshrink softshrink "
+        "complex clamp_min clamp_max"
+    ),
+    "reduce": (
+        "mean sum amax amin max min norm var std argmax argmin logsumexp prod any all var_mean std_mean "
+        "vector_norm linalg_vector_norm linalg_norm normalize cosine_similarity"
+    ),
+    "copy": (
+        "stack pad roll repeat repeat_interleave flip index_select gather take_along_dim pixel_shuffle "
+        "pixel_unshuffle interpolate upsample unfold fold scatter scatter_add index_add copy tile channel_shuffle "
+        "setitem meshgrid hstack vstack rot90 index_put rot affine_grid new_tensor index grid_sample one_hot "
+        "masked_select topk sort argsort"
+    ),
+}
+PASSES = {name: kind for kind, names in reversed(_NAMES.items()) for name in names.split()}
 
 
 def classify(
@@ -590,7 +611,8 @@ def _heads(
 ) -> tuple[str, list[Value | None] | None, dict[str, Any]]:
     names = list(inspect.signature(tape.torch.nn.functional.multi_head_attention_forward).parameters)
     given = dict(zip(names, args, strict=False)) | dict(kwargs)
-    keys = ("query", "key", "value", "in_proj_weight", "in_proj_bias", "out_proj_weight", "out_proj_bias", "q_proj_weight",
+    keys = (
+        "query", "key", "value", "in_proj_weight", "in_proj_bias", "out_proj_weight", "out_proj_bias", "q_proj_weight",
             "k_proj_weight", "v_proj_weight", "bias_k", "bias_v")  # fmt: skip
     tensors = [tape.value(given[key]) if isinstance(given.get(key), tape.torch.Tensor) else None for key in keys]
     options = {
@@ -602,7 +624,8 @@ def _heads(
 
 
 def _recurrent(name: str, args: Sequence[Any], tape: _Tape) -> tuple[str, list[Value | None] | None, dict[str, Any]]:
-    """Arguments of ``torch.lstm`` and its kin: input, states, weights, biases, layers, dropout, train, both ways, batch first."""
+    """Arguments of ``torch.lstm`` and its kin: input, states, weights, biases, layers, dropout, train, both ways,
+    batch first."""
     torch = tape.torch
     if isinstance(args[1], torch.Tensor) and not isinstance(args[2], list | tuple | torch.Tensor):
         return "unknown", None, {}

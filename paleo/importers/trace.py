@@ -1,4 +1,5 @@
-"""What every importer makes of a network first: values with shapes, and the calls between them, in order of execution."""
+"""What every importer makes of a network first: values with shapes, and the calls between them, in order of
+execution."""
 
 from __future__ import annotations
 
@@ -12,9 +13,11 @@ Shape = tuple[int, ...]
 
 @dataclass(eq=False)
 class Value:
-    """A tensor of the network. ``static`` means that it depends on no input: parameters, constants and what is made of them alone.
+    """A tensor of the network. ``static`` means that it depends on no input: parameters, constants and what is made
+    of them alone.
 
-    ``index`` marks whole numbers and truth values. ``sources`` are the parameters that a static value is made of, by name.
+    ``index`` marks whole numbers and truth values. ``sources`` are the parameters that a static value is made of, by
+    name.
     """
 
     shape: Shape
@@ -35,9 +38,11 @@ class Value:
 
 @dataclass(eq=False)
 class Call:
-    """One operation of the source: ``kind`` in our words ("linear", "view", …; "unknown" when there is none), ``label`` in its own.
+    """One operation of the source: ``kind`` in our words ("linear", "view", …; "unknown" when there is none),
+    ``label`` in its own.
 
-    ``flops`` are those of contractions that the source's own counter saw inside, None where it has none. ``path`` is the module.
+    ``flops`` are those of contractions that the source's own counter saw inside, None where it has none. ``path`` is
+    the module.
     """
 
     kind: str
@@ -58,7 +63,8 @@ class Call:
 
 @dataclass(frozen=True)
 class Scope:
-    """One call of a module: the calls within it (from, to), what it took and gave, and the names of its own parameters."""
+    """One call of a module: the calls within it (from, to), what it took and gave, and the names of its own
+    parameters."""
 
     path: str
     type: str
@@ -104,8 +110,8 @@ def record(
 ) -> Call:
     """A call whose outputs (shape, whether whole numbers) know what they depend on.
 
-    What is made of constants alone is static, unless products with parameters make it: those cost time in every step. What
-    is made of whole numbers alone (a mask) counts as one.
+    What is made of constants alone is static, unless products with parameters make it: those cost time in every step.
+    What is made of whole numbers alone (a mask) counts as one.
     """
     inputs = list(inputs)
     given = [value for value in inputs if value is not None]
@@ -122,7 +128,8 @@ def record(
 
 
 def probe_sizes(taken: Iterable[int], count: int, *, least: int, most: int | None = None) -> list[int]:
-    """Prime sizes that divide nothing in ``taken``, so that every multiple of them in a trace betrays where it comes from.
+    """Prime sizes that divide nothing in ``taken``, so that every multiple of them in a trace betrays where it comes
+    from.
 
     >>> probe_sizes([101, 4], 2, least=100)
     [103, 107]

@@ -1,7 +1,8 @@
-"""A trace as entries of a model file: every call becomes a layer, its dims named, its FLOP held to those that the source counted.
+"""A trace as entries of a model file: every call becomes a layer, its dims named, its FLOP held to those that the
+source counted.
 
-A layer that does not reproduce the shape and the FLOP of its call is not used; the call becomes an opaque pass instead, with its bytes
-and FLOP, so that nothing is dropped.
+A layer that does not reproduce the shape and the FLOP of its call is not used; the call becomes an opaque pass
+instead, with its bytes and FLOP, so that nothing is dropped.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ TOLERANCE = 1e-3
 
 @dataclass(eq=False)
 class Entry:
-    """One line of a model file. ``inputs`` are entries or names of inputs; ``share`` and ``tie`` lend another one's weights."""
+    """One line of a model file. ``inputs`` are entries or names of inputs; ``share`` and ``tie`` lend another
+    one's weights."""
 
     kind: str
     options: dict[str, Any]
@@ -57,7 +59,7 @@ class Network:
     last: Entry | str = ""
 
 
-class Untranslatable(Exception):
+class UntranslatableError(Exception):
     """A call does not fit the layer that was tried."""
 
 
@@ -124,14 +126,14 @@ class Translator:
     def _add(
         self, kind: str, options: dict[str, Any], sources: Sequence[Placed], path: str, tie: Entry | None = None
     ) -> Entry:
-        """One more entry, expanded as the graph will do; Untranslatable where the layer refuses."""
+        """One more entry, expanded as the graph will do; UntranslatableError where the layer refuses."""
         given = {key: value for key, value in options.items() if value is not None}
         name = f"n{len(self.network.entries)}"
         try:
             layer = LAYERS[kind].model_validate(given | ({"tie": f"tied{id(tie)}"} if tie is not None else {}))
             made = layer.expand(name, tuple(one.tensor for one in sources), _UNFUSED)
         except (PaleoError, ValidationError, ValueError, KeyError) as error:
-            raise Untranslatable(str(error)) from None
+            raise UntranslatableError(str(error)) from None
         entry = Entry(kind, given, [one.holder for one in sources], made.out, path, None, tie, made.operations)
         self.network.entries.append(entry)
         return entry
@@ -143,7 +145,7 @@ class Translator:
         known = dict(self.placed), dict(self.owners)
         try:
             self._translated(call)
-        except Untranslatable:
+        except UntranslatableError:
             del self.network.entries[mark:]
             self.placed, self.owners = known
             for part in call.parts:
@@ -154,7 +156,7 @@ class Translator:
     def _translated(self, call: Call) -> None:
         handler = _HANDLERS.get(call.kind)
         if handler is None:
-            raise Untranslatable(call.kind)
+            raise UntranslatableError(call.kind)
         mark = len(self.network.entries)
         before = set(self.owners)
         handler(self, call)
@@ -162,7 +164,7 @@ class Translator:
         if call.flops is not None and call.kind not in ("cat", "view", "slice"):
             counted = sum(k.flops for e in made for op in e.operations for k in op.forward(_FP32))
             if abs(counted - call.flops) > TOLERANCE * max(counted, call.flops):
-                raise Untranslatable(f"{counted} FLOP, not {call.flops}")
+                raise UntranslatableError(f"{counted} FLOP, not {call.flops}")
         self._settle(call, made, before)
 
     def _settle(self, call: Call, made: Sequence[Entry], before: set[str]) -> None:
@@ -178,7 +180,7 @@ class Translator:
         for name in names:
             self.owners.setdefault(name, made[-1] if made else self.network.entries[-1])
         if held > new:
-            raise Untranslatable(f"{held:g} parameters, not {new}")
+            raise UntranslatableError(f"{held:g} parameters, not {new}")
         if held < new and made:
             last = made[-1]
             entry = self._add(
@@ -194,7 +196,7 @@ class Translator:
     def _put(self, value: Value, entry: Entry) -> None:
         """The value is what the entry makes; its sizes must agree."""
         if tuple(entry.out.sizes) != value.shape:
-            raise Untranslatable(f"{entry.out.sizes} is not {value.shape}")
+            raise UntranslatableError(f"{entry.out.sizes} is not {value.shape}")
         self.placed[value] = Placed(entry, entry.out)
 
     # Where values stand.
@@ -202,7 +204,7 @@ class Translator:
     def at(self, value: Value | None) -> Placed:
         """The place of a value that moves; whole numbers are those of the input that they come from."""
         if value is None:
-            raise Untranslatable("an input is missing")
+            raise UntranslatableError("an input is missing")
         if value.static and value not in self.placed:
             first = next(iter(self.network.inputs.items()))
             entry = self._add(
@@ -218,7 +220,7 @@ class Translator:
                 entry = self._add("view", {"dims": dict(zip(dims, value.shape, strict=True))}, [root], "")
                 self.placed[value] = Placed(entry, entry.out)
         if value not in self.placed:
-            raise Untranslatable("a tensor from nowhere")
+            raise UntranslatableError("a tensor from nowhere")
         return self.placed[value]
 
     def view(self, source: Placed, sizes: Mapping[str, Size], path: str) -> Placed:
@@ -300,7 +302,7 @@ def handles(*kinds: str) -> Callable[[Handler], Handler]:
 def _weight(t: Translator, value: Value | None) -> tuple[Value, Entry | None]:
     """A weight, and the entry that holds it already."""
     if value is None or not value.static or not value.sources:
-        raise Untranslatable("expected a weight made of parameters")
+        raise UntranslatableError("expected a weight made of parameters")
     held = {t.owners.get(name) for name in value.sources}
     return value, next(iter(held)) if len(held) == 1 else None
 
@@ -315,7 +317,7 @@ def _bias(call: Call, place: int) -> bool:
 def _linear(t: Translator, call: Call) -> None:
     x, (weight, owner) = t.at(call.inputs[0]), _weight(t, call.inputs[1])
     if len(weight.shape) != 2:
-        raise Untranslatable("a weight that is no matrix")
+        raise UntranslatableError("a weight that is no matrix")
     features = call.out.shape[-1]
     dim = _feature_name(t, call, x.tensor, features)
     options: dict[str, Any] = {"features": features, "dim": dim, "bias": _bias(call, 2)}
@@ -332,7 +334,8 @@ def _linear(t: Translator, call: Call) -> None:
 
 
 def _feature_name(t: Translator, call: Call, x: Tensor, features: int) -> str:
-    """A name for what a linear layer makes: hidden for the model's own width, vocab for a table's rows, ffn for what comes back."""
+    """A name for what a linear layer makes: hidden for the model's own width, vocab for a table's rows, ffn for
+    what comes back."""
     last = x.dims[-1]
     sources = next((v for v in call.inputs[1:2] if v is not None), None)
     tables = {e.options.get("entries") for e in t.network.entries if e.kind == "embedding"}
@@ -349,7 +352,7 @@ def _feature_name(t: Translator, call: Call, x: Tensor, features: int) -> str:
 def _conv(t: Translator, call: Call) -> None:
     x, (weight, owner) = t.at(call.inputs[0]), _weight(t, call.inputs[1])
     if len(x.tensor.dims) != len(weight.shape):
-        raise Untranslatable("an image without a batch")
+        raise UntranslatableError("an image without a batch")
     x = t.view(x, dict(zip(_image_dims(x.tensor), x.tensor.sizes, strict=True)), call.path)
     options = _conv_options(call, weight, x.tensor)
     entry = t._add(call.kind, options, [x], call.path)
@@ -378,7 +381,7 @@ def _conv_options(call: Call, weight: Value, x: Tensor) -> dict[str, Any]:
     elif isinstance(padding, Sequence) and len(padding) == 2 * rank:
         ends = [(padding[i], padding[i + rank]) for i in range(rank)]
         if any(a != b for a, b in ends):
-            raise Untranslatable("padding that differs from side to side")
+            raise UntranslatableError("padding that differs from side to side")
         made["padding"] = _short([a for a, _ in ends])
     else:
         made["padding"] = _short(_each(padding, rank, 0))
@@ -409,7 +412,7 @@ def _short(values: list[int]) -> int | list[int]:
 def _batch_norm(t: Translator, call: Call) -> None:
     x = t.at(call.inputs[0])
     if len(x.tensor.dims) < 2:
-        raise Untranslatable("no channels")
+        raise UntranslatableError("no channels")
     affine = _bias(call, 1)
     options = {} if affine else {"affine": False}
     t._put(call.out, _normed(t, "batch_norm", options, x, call))
@@ -431,7 +434,7 @@ def _layer_norm(t: Translator, call: Call) -> None:
         call.options.get("normalized_shape") or (weight.shape if weight is not None else x.tensor.sizes[-1:])
     )
     if width != x.tensor.sizes[-1]:
-        raise Untranslatable("statistics over several dims")
+        raise UntranslatableError("statistics over several dims")
     options = {} if _bias(call, 2) else {"bias": False} if _bias(call, 1) else {"affine": False}
     t._put(call.out, _normed(t, "layer_norm", options, x, call))
 
@@ -462,7 +465,7 @@ def _same(x: Placed) -> dict[str, Size]:
 def _activation(t: Translator, call: Call) -> None:
     (x,) = t._moving(call)[:1]
     if call.options["function"] not in LAYERS:
-        raise Untranslatable(call.options["function"])
+        raise UntranslatableError(call.options["function"])
     t._put(call.out, t._add(call.options["function"], {}, [x], call.path))
 
 
@@ -545,7 +548,7 @@ def _pass(t: Translator, call: Call, kind: str, *, keeps: str = "nothing", flops
     """A pass over memory that is known by its name."""
     sources = t._moving(call)
     if not sources:
-        raise Untranslatable("nothing moves")
+        raise UntranslatableError("nothing moves")
     largest = max(sources, key=lambda one: one.tensor.elements)
     for value in call.outputs:
         if value.index or value.static:
@@ -561,10 +564,10 @@ def _cat(t: Translator, call: Call) -> None:
     values = [v for v in call.inputs if v is not None and v.elements]
     moving = [t.at(v) for v in values if not v.static]
     token = t.parameters(values)
-    if len(moving) == 1 and token and len(call.out.shape) == 3 and call.out.shape[1] == moving[0].tensor.sizes[1] + 1:
-        if token == call.out.shape[2]:
-            t._put(call.out, t._add("class_token", {}, moving, call.path))
-            return
+    longer = len(moving) == 1 and len(call.out.shape) == 3 and call.out.shape[1] == moving[0].tensor.sizes[1] + 1
+    if longer and token == call.out.shape[2]:
+        t._put(call.out, t._add("class_token", {}, moving, call.path))
+        return
     _pass(t, call, "copy", flops=0.0)
 
 
@@ -605,7 +608,7 @@ def _bag(t: Translator, call: Call) -> None:
     """Sums of rows of one table."""
     x, (table, owner) = t.at(call.inputs[0]), _weight(t, call.inputs[1])
     if len(x.tensor.sizes) != 2 or owner is not None:
-        raise Untranslatable("bags by offsets")
+        raise UntranslatableError("bags by offsets")
     options = {"entries": [table.shape[0]], "features": table.shape[1], "bag": x.tensor.sizes[1]}
     entry = t._add("embedding_bag", options, [x], call.path)
     t.placed[call.out] = t.view(
@@ -623,7 +626,7 @@ def _pool(t: Translator, call: Call) -> None:
         t._put(call.out, t._add("global_pool", shape, [x], call.path))
         return
     if rank not in _SPACE or set(_each(options.get("dilation"), rank, 1)) != {1}:
-        raise Untranslatable("dilated pooling")
+        raise UntranslatableError("dilated pooling")
     kernel = _each(options["kernel_size"], rank, 1)
     stride = _each(options.get("stride"), rank, 0) if options.get("stride") else kernel
     made: dict[str, Any] = {"kernel": _short(kernel), "stride": None if stride == kernel else _short(stride)}
@@ -655,7 +658,7 @@ def _product(t: Translator, call: Call) -> None:
     """Products of two tensors, by letters; a static factor of parameters is a weight."""
     left, right = call.inputs[0], call.inputs[1] if len(call.inputs) > 1 else None
     if left is None or right is None:
-        raise Untranslatable("a product of one")
+        raise UntranslatableError("a product of one")
     if call.kind == "einsum":
         sides, letters = _equation(str(call.options["equation"]), left, right)
     else:
@@ -678,7 +681,7 @@ def _product(t: Translator, call: Call) -> None:
 def _matmul_letters(left: Shape, right: Shape) -> tuple[list[list[str]], list[str]]:
     """Letters of a matrix product with leading batch dims, as torch and ONNX broadcast them."""
     if len(left) < 2 or len(right) < 2:
-        raise Untranslatable("a product with a vector")
+        raise UntranslatableError("a product with a vector")
     rank = max(len(left), len(right))
     batch = [f"b{i}" for i in range(rank - 2)]
     sides = [[*batch[rank - len(left) :], "m", "k"], [*batch[rank - len(right) :], "k", "n"]]
@@ -689,9 +692,9 @@ def _equation(text: str, left: Value, right: Value) -> tuple[list[list[str]], li
     sides, _, result = text.replace(" ", "").partition("->")
     factors = sides.split(",")
     if len(factors) != 2 or not result or "..." in text:
-        raise Untranslatable(text)
+        raise UntranslatableError(text)
     if any(len(side) != len(value.shape) for side, value in zip(factors, (left, right), strict=True)):
-        raise Untranslatable(text)
+        raise UntranslatableError(text)
     return [list(side) for side in factors], list(result)
 
 
@@ -701,7 +704,7 @@ def _sdpa(t: Translator, call: Call) -> None:
     query, key, value = (t.at(v) for v in call.inputs[:3])
     q, k = call.inputs[0], call.inputs[1]
     if q is None or k is None or len(q.shape) not in (3, 4):
-        raise Untranslatable("attention over other than 3 or 4 dims")
+        raise UntranslatableError("attention over other than 3 or 4 dims")
     turned = bool(call.options.get("transposed_key"))
     rows, columns = q.shape[-2], k.shape[-1 if turned else -2]
     if len(q.shape) == 4 and k.shape[1] != q.shape[1]:
@@ -726,7 +729,7 @@ def _sdpa(t: Translator, call: Call) -> None:
     equation = f"{letters[2]}, {ends} -> {' '.join([*batch, 'q', 'd'])}"
     t._put(call.out, t._add("einsum", {"equation": equation, "dims": out}, [Placed(last, last.out), value], call.path))
     if rows < 1 or columns < 1:
-        raise Untranslatable("an empty sequence")
+        raise UntranslatableError("an empty sequence")
 
 
 def _free(name: str, taken: Sequence[str]) -> str:
@@ -793,10 +796,10 @@ def _mha(t: Translator, call: Call) -> None:
         or len(query.shape) != 3
         or call.inputs[10] is not None
     ):
-        raise Untranslatable("attention without a batch, or with a bias token")
+        raise UntranslatableError("attention without a batch, or with a bias token")
     x, memory = t.at(query), t.at(key)
     if packed is None and any(v is None or v.shape[1] != query.shape[2] for v in call.inputs[7:10]):
-        raise Untranslatable("keys of another width")
+        raise UntranslatableError("keys of another width")
     self_attention = _origin(query) is _origin(key)
     turned = (
         [_turned(t, x, "seq", call)]
@@ -814,7 +817,7 @@ def _mha(t: Translator, call: Call) -> None:
         call.path,
     )
     if back.tensor.sizes != call.out.shape:
-        raise Untranslatable("another shape")
+        raise UntranslatableError("another shape")
     t.placed[call.out] = back
 
 
@@ -860,7 +863,7 @@ def _rnn(t: Translator, call: Call) -> None:
     options = call.options
     x = t.at(call.inputs[0])
     if len(x.tensor.dims) != 3:
-        raise Untranslatable("a sequence without a batch")
+        raise UntranslatableError("a sequence without a batch")
     sizes = x.tensor.sizes if options["batch_first"] else (x.tensor.sizes[1], x.tensor.sizes[0], x.tensor.sizes[2])
     x = t.view(x, dict(zip(("batch", "seq", "features"), sizes, strict=True)), call.path)
     width = call.out.shape[-1] // (1 + options["both"])
@@ -880,7 +883,7 @@ def _rnn(t: Translator, call: Call) -> None:
     if not options["batch_first"]:
         x = t.view(x, {"seq": sizes[1], "batch": sizes[0], "features": x.tensor.sizes[2]}, call.path)
     if x.tensor.sizes != call.out.shape:
-        raise Untranslatable("another shape")
+        raise UntranslatableError("another shape")
     t.placed[call.out] = x
     for state in call.outputs[1:]:
         shape = dict(zip(t.names(state.shape, None), state.shape, strict=True))

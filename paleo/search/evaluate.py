@@ -24,6 +24,7 @@ from paleo.assemble import (
     walk,
     workspace,
 )
+from paleo.lower import Program
 from paleo.optimizers import optimizer
 from paleo.parallel.mesh import Axes
 from paleo.predict import Setting, gradient_operation
@@ -35,6 +36,8 @@ from paleo.timeline import Buckets, Turn, turns
 
 Array = npt.NDArray[np.float64]
 Index = npt.NDArray[np.intp]
+#: How turns follow one another: section, direction, count, whether they gather.
+Shape = tuple[tuple[int, str, int, bool], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +66,11 @@ class Results:
 @dataclass(frozen=True, slots=True)
 class _Group:
     """Layouts of one number of stages, and their pairs with microbatches: positions of layouts and points, one entry a pair;
-    ``first`` is a pair of each layout."""
+    ``first`` is a pair of each layout, ``ranks`` its data-parallel ones."""
 
     stages: int
     layouts: tuple[int, ...]
+    ranks: Array
     first: Index
     member: Index
     point: Index
@@ -91,7 +95,8 @@ def _groups(points: Points, layouts: Sequence[Layout], space: Space) -> Iterator
         rows: list[tuple[int, int, int, int]] = []
         for index, layout in enumerate(layouts):
             if layout.mesh.degree("pp") == stages:
-                found = [(size, points.point(layout, size)) for size in microbatches(layout.local_batch, space)]
+                key = points.key(layout)
+                found = [(size, points.where.get((key, size))) for size in microbatches(layout.local_batch, space)]
                 here = [
                     (len(members), point, size, layout.local_batch // size)
                     for size, point in found
@@ -103,9 +108,9 @@ def _groups(points: Points, layouts: Sequence[Layout], space: Space) -> Iterator
             table = np.array(rows, dtype=np.int64)
             sizes, counts = table[:, 2].astype(np.float64), table[:, 3].astype(np.float64)
             first = np.unique(table[:, 0], return_index=True)[1]
-            yield _Group(
-                stages, tuple(members), first, table[:, 0].astype(np.intp), table[:, 1].astype(np.intp), sizes, counts
-            )
+            member, point = table[:, 0].astype(np.intp), table[:, 1].astype(np.intp)
+            ranks = np.array([float(layouts[index].mesh.replicas) for index in members])
+            yield _Group(stages, tuple(members), ranks, first, member, point, sizes, counts)
 
 
 class _Search:
@@ -116,6 +121,7 @@ class _Search:
         self.sections = points.programs[0].sections
         self._places: dict[tuple[int, Axes], tuple[int, int]] = {}
         self._kept: dict[tuple[object, ...], Array] = {}
+        self._orders: dict[tuple[int, bool, bool], tuple[Shape, list[Turn]]] = {}
 
     # what every group needs
 
@@ -129,9 +135,6 @@ class _Search:
             }
         )
         return recomputed(table, recompute if self.training else "none")
-
-    def _ranks(self, group: _Group) -> Array:
-        return np.array([float(self.layouts[i].mesh.replicas) for i in group.layouts])
 
     def _program(self, group: _Group, place: int) -> int:
         """The block of a layout's points."""
@@ -157,7 +160,7 @@ class _Search:
     def _after(self, group: _Group, held: Array, zero: int, *, exchange: bool) -> Array:
         """Seconds of (stages, layouts) after the last backward pass: gradients where ``exchange`` asks for them, update, gathering."""
         parameters, formats = self._parameters(group, held), self.made.formats
-        total = self._update(parameters / (self._ranks(group) if zero else 1.0))
+        total = self._update(parameters / (group.ranks if zero else 1.0))
         if zero in (1, 2) and self.training:
             total = total + self._collective(
                 "all_gather", group.layouts, self._replicas(group), parameters * formats.parameter
@@ -203,7 +206,7 @@ class _Search:
 
     def _memory(self, group: _Group, held: Array, times: TurnTimes, living: Array, zero: int, pairs: Index) -> Array:
         """Bytes of the fullest stage, for the pairs chosen."""
-        member, ranks = group.member[pairs], self._ranks(group)
+        member, ranks = group.member[pairs], group.ranks
         largest = self.points.columns.parameters[:, group.point].max(axis=0)[pairs]
         whole = states(
             self._parameters(group, held), 0.0, ranks, zero, self.optimizer, self.made.formats, training=self.training
@@ -218,7 +221,7 @@ class _Search:
 
     def _shareable(self, group: _Group, pairs: Index, zero: int) -> Index:
         """Pairs whose ranks have somebody to share states with."""
-        return pairs[self._ranks(group)[group.member[pairs]] > 1] if zero else pairs
+        return pairs[group.ranks[group.member[pairs]] > 1] if zero else pairs
 
     def _results(
         self, group: _Group, pairs: Index, choice: tuple[str, str, int, int, bool], step: Array, size: Array
@@ -337,19 +340,23 @@ class _Search:
         """When gradients have travelled, before the update: (recompute, pairs)."""
         formats = self.made.formats
         buckets = Buckets(self.made.run.bucket, formats.gradient, overlapped, kind == 3)
-        orders: dict[tuple[tuple[int, str, int, bool], ...], list[tuple[int, list[Turn]]]] = {}
-        for place, index in enumerate(group.layouts):
-            if kind == 3 and self.layouts[index].mesh.replicas == 1:
-                continue
-            order = turns(self.points.programs[self._program(group, place)], buckets, last=True)
-            orders.setdefault(tuple((t.section, t.direction, t.count, t.gathers) for t in order), []).append(
-                (place, order)
-            )
+        orders: dict[Shape, list[tuple[int, list[Turn]]]] = {}
+        for place in np.flatnonzero(group.ranks > 1).tolist() if kind == 3 else range(len(group.layouts)):
+            shape, order = self._order(self.points.programs[self._program(group, place)], buckets)
+            orders.setdefault(shape, []).append((place, order))
         found = np.zeros((len(times), len(group.point)))
         for members in orders.values():
             pairs = np.flatnonzero(np.isin(group.member, [place for place, _ in members]))
             found[:, pairs] = self._walked(group, list(times.values()), buckets, members, pairs, kind)
         return found
+
+    def _order(self, program: Program, buckets: Buckets) -> tuple[Shape, list[Turn]]:
+        """The turns of a program, and in which way they follow one another; remembered, as many layouts share a program."""
+        key = id(program), buckets.overlapped, buckets.sharded
+        if key not in self._orders:
+            order = turns(program, buckets, last=True)
+            self._orders[key] = tuple((turn.section, turn.direction, turn.count, turn.gathers) for turn in order), order
+        return self._orders[key]
 
     def _walked(
         self,
