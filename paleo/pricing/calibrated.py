@@ -211,7 +211,9 @@ def _memory(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tupl
     if operation == "batch_norm":  # statistics first, then everything once more
         read = np.array([kernel.bytes_read for kernel in kernels])
         rowwise = {"reread_bytes": read, "reread_footprint": read}
-    times = memory_time(moved_bytes=moved, elements=elements, device=device, parameters=found.parameters, host_calls=0.0, **rowwise)
+    times = memory_time(
+        moved_bytes=moved, elements=elements, device=device, parameters=found.parameters, host_calls=0.0, **rowwise
+    )
     return found, times
 
 

@@ -166,7 +166,7 @@ class Fabric:
 
 def _members_of_a_node(group: Links) -> int:
     """Ranks of the group that share a node, where it spans several; else 1."""
-    fan_outs = [int(one) for one in np.ravel(group.fan_outs)]
+    fan_outs = [int(one) for one in group.fan_outs]
     inner = fan_outs[: len(fan_outs) - group.fabric_levels]
     return math.prod(inner) if math.prod(fan_outs) > math.prod(inner) else 1
 

@@ -268,7 +268,9 @@ def compare(comparison: Comparison) -> RenderableType:
     prices = {one.system.name: one.training.price for one in comparison.candidates if one.training is not None}
     notes = [f"Price of {name}: {price.date}, {price.source}" for name, price in prices.items() if price is not None]
     notes += [f"{one.system.name}: {one.problem}" for one in comparison.candidates if one.problem]
-    notes += ["* best of those that fit. Energy: modelled from the work of the GPUs; hosts and building as far as stated."]
+    notes += [
+        "* best of those that fit. Energy: modelled from the work of the GPUs; hosts and building as far as stated."
+    ]
     head = f"{comparison.amount.words}. {', '.join(found).capitalize() or 'It fits none of them'}.\n"
     return Group(prose(Text(head, style="bold")), table, Text(), prose(Text("\n".join(notes), style="dim")))
 

@@ -141,9 +141,7 @@ class GemmTable(TableKind[DeviceFigures]):
         start = dataclasses.replace(known, launch=teacher.launch, energy=teacher.energy, **teacher.known)
         tiles = TILES if family == "gemm.simt" else ()
         alternatives = tuple(dataclasses.replace(start, least_tile=1.01 * tile) for tile in tiles)
-        return FitPlan(
-            start, alternatives, ("launch",), ("energy", *teacher.known), starts=1, prior=teacher.prior
-        )
+        return FitPlan(start, alternatives, ("launch",), ("energy", *teacher.known), starts=1, prior=teacher.prior)
 
     def compute(self, frame: pd.DataFrame) -> pd.Series[str]:
         """As the row says; DeepBench fp16 that says nothing is half-precision arithmetic on ordinary cores."""

@@ -29,7 +29,14 @@ def llama_like(name: str) -> ModelSpec:
         raise SpecError(f"the sizes of {name!r} are not stated")
     layers, hidden, heads, ffn, tied = sizes
     path, data = read_entry("models", "llama2-7b")
-    data["params"] |= {"layers": layers, "hidden": hidden, "heads": heads, "kv_heads": heads, "ffn": ffn, "vocab": 131072}
+    data["params"] |= {
+        "layers": layers,
+        "hidden": hidden,
+        "heads": heads,
+        "kv_heads": heads,
+        "ffn": ffn,
+        "vocab": 131072,
+    }
     if tied:
         head = next(one for one in data["layers"] if isinstance(one, dict) and one.get("name") == "head")
         head["linear"] = {**head["linear"], "tie": "embed"}
@@ -55,7 +62,7 @@ class MemoryTable(StepTable):
             microbatch=whole(row, "micro_batch"),
             dtype=str(row["dtype"]),
             strategy=strategy_of(row),
-            recompute=recompute,  # type: ignore[arg-type]
+            recompute=recompute,
             software=software_of(row, "nanotron"),
             model={"seq": whole(row, "seq_len")},
         )

@@ -85,7 +85,7 @@ def run_of(row: Row) -> Run:
         microbatch=whole(row, "micro_batch") if filled(row, "micro_batch") else None,
         dtype=str(row["dtype"]),
         strategy=strategy_of(row),
-        recompute=recompute,  # type: ignore[arg-type]
+        recompute=recompute,
         software=software,
         model=sizes,
     )

@@ -8,10 +8,10 @@ import numpy as np
 import pandas as pd
 
 from paleo.errors import SpecError
-from paleo.specs.hardware import System, load_system
-from paleo.specs.run import Run
-from paleo.specs.model import load_model
 from paleo.predict import predict
+from paleo.specs.hardware import System, load_system
+from paleo.specs.model import load_model
+from paleo.specs.run import Run
 from paleo.units import MILLISECOND
 from paleo.validate.kinds.base import Array, number
 from paleo.validate.steps.base import Row, Step, StepTable, filled, of_prediction, software_of, whole, with_device
@@ -27,7 +27,9 @@ def system_of(row: Row) -> System:
     if filled(row, "system"):
         return with_device(load_system(str(row["system"])), row)
     device = str(row["device"])
-    return with_device(load_system(DEFAULT_SYSTEMS.get(device, "pcie3-8gpu") if whole(row, "n_gpus", 1) > 1 else device), row)
+    return with_device(
+        load_system(DEFAULT_SYSTEMS.get(device, "pcie3-8gpu") if whole(row, "n_gpus", 1) > 1 else device), row
+    )
 
 
 def cudnn_version(text: str) -> float | None:
