@@ -15,13 +15,15 @@ from paleo.errors import PlanError
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """``after`` holds the positions, in the list of tasks, of those that must end first."""
+    """``after`` holds the positions, in the list of tasks, of those that must end first; ``flops`` and ``bytes`` say what is done."""
 
     name: str
     resource: str
     duration: float
     after: tuple[int, ...] = ()
     kind: str = ""
+    flops: float = 0.0
+    bytes: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from paleo.engine import Task, Timeline, schedule
+from paleo.engine import Event, Task, Timeline, schedule
 from paleo.errors import PlanError
 from paleo.schedules.base import SCHEDULES, Action, Schedule
 
@@ -18,12 +18,14 @@ from paleo.schedules.base import SCHEDULES, Action, Schedule
 @dataclass(frozen=True, slots=True)
 class StageTime:
     """Seconds of one microbatch on one chunk of one stage: forward, backward of inputs, backward of weights, and the
-    send onwards."""
+    send onwards. ``flops`` and ``bytes`` are those of the three passes."""
 
     forward: float
     backward: float
     weights: float
     send: float
+    flops: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    bytes: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,28 @@ def pipeline_time(name: str, stages: Sequence[Sequence[StageTime]], microbatches
     more = (second.total - first.total) * turns
     ends = tuple(b + (b - a) * turns for a, b in zip(first.ends, second.ends, strict=True))
     return PipelineTime(second.total + more, second.timeline, ends)
+
+
+def pipeline_timeline(name: str, stages: Sequence[Sequence[StageTime]], microbatches: int, tails: Sequence[Task]) -> Timeline:
+    """All passes of a step, or a window of them where there are very many, then what each stage does after its last one."""
+    depth, chunks = len(stages), len(stages[0])
+    if depth * chunks * microbatches <= _MOST:
+        made = _run(SCHEDULES[name], stages, microbatches)
+    else:
+        made = pipeline_time(name, stages, microbatches)
+    ends: dict[str, float] = {}
+    for event in made.timeline.events:
+        ends[event.task.resource] = max(ends.get(event.task.resource, 0.0), event.end)
+    after = []
+    for task in tails:
+        start = ends.get(task.resource, 0.0)
+        ends[task.resource] = start + task.duration
+        after.append(Event(task, start, start + task.duration))
+    return Timeline((*made.timeline.events, *after))
+
+
+#: Passes of one kind that are drawn one by one.
+_MOST = 2**16
 
 
 def check(name: str, stages: int, chunks: int, microbatches: int) -> None:
@@ -96,9 +120,11 @@ def _run(chosen: Schedule, stages: Sequence[Sequence[StageTime]], microbatches: 
                 before.append(count + len(sends) - 1)
             elif source is not None:
                 before.append(source)
-            time = _seconds(stages[stage][action.chunk], action, chosen.splits_backward)
+            chunk = stages[stage][action.chunk]
+            time = _done((chunk.forward, chunk.backward, chunk.weights), action, chosen.splits_backward)
             label = f"{action.kind}{action.microbatch}" + (f".{action.chunk}" if chunks > 1 else "")
-            tasks.append(Task(label, f"stage{stage}", time, tuple(before), action.kind))
+            flops, moved = (_done(one, action, chosen.splits_backward) for one in (chunk.flops, chunk.bytes))
+            tasks.append(Task(label, f"stage{stage}", time, tuple(before), action.kind, flops, moved))
     line = schedule([*tasks, *sends])
     ends = [0.0] * depth
     for event in line.events[:count]:
@@ -126,9 +152,11 @@ def _source(
     return place["F", stage, i, chunk], 0.0
 
 
-def _seconds(time: StageTime, action: Action, splits: bool) -> float:
+def _done(figures: tuple[float, float, float], action: Action, splits: bool) -> float:
+    """What a pass does of figures of forward, backward of inputs and backward of weights."""
+    forward, backward, weights = figures
     if action.kind == "F":
-        return time.forward
+        return forward
     if action.kind == "W":
-        return time.weights
-    return time.backward if splits else time.backward + time.weights
+        return weights
+    return backward if splits else backward + weights

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import numpy.typing as npt
@@ -28,14 +28,14 @@ from paleo.assemble import (
     walk,
     workspace,
 )
-from paleo.engine import Timeline
+from paleo.engine import Task, Timeline
 from paleo.graph import Graph, build
 from paleo.layers.base import Choices
 from paleo.lower import Program, Section, lower, without_backward
 from paleo.optimizers import optimizer
 from paleo.parallel.mesh import Axes, Mesh
 from paleo.parallel.placement import STRATEGIES, Placement, idle_axes
-from paleo.pipeline import StageTime, check, pipeline_time
+from paleo.pipeline import StageTime, check, pipeline_timeline
 from paleo.plan import Plan, plan
 from paleo.precision import Precision, precision
 from paleo.pricing.communication import Fabric, Network
@@ -47,7 +47,7 @@ from paleo.specs.model import ModelSpec
 from paleo.specs.run import Run
 from paleo.specs.software import Software, load_software
 from paleo.stages import Chunk, cut
-from paleo.timeline import Buckets, Prices, SectionTime, step_timeline, turns
+from paleo.timeline import Buckets, Direction, Prices, SectionTime, step_timeline, turns
 from paleo.work import Kernel
 
 Array = npt.NDArray[np.float64]
@@ -269,7 +269,7 @@ def _single(priced: _Priced) -> tuple[Callable[[], Timeline], Breakdown]:
     end = max(map(float, ends[1])) + update
 
     def draw() -> Timeline:
-        prices = Prices(_section_times(times), bucket, gather)
+        prices = Prices(_section_times(times), partial(_counts, priced), bucket, gather, width)
         return step_timeline(program, prices, microbatches=priced.plan.microbatches, buckets=buckets, update=update)
 
     return draw, _breakdown(priced, 0, end, beside + collected)
@@ -299,7 +299,8 @@ def _pipelined(priced: _Priced) -> tuple[Callable[[], Timeline], Breakdown]:
         [sum(_send(priced, chunk) for chunk in priced.chunks[s :: chosen.stages]) for s in range(chosen.stages)]
     )
     passes = Passes(over(held, times.forwards) + sends, over(held, times.backwards) + sends, over(held, times.weights))
-    tails = _exchanges(priced) + _updates(priced) + _state_gathers(priced)
+    exchanges, updates, gathers = _exchanges(priced), _updates(priced), _state_gathers(priced)
+    tails = exchanges + updates + gathers
     end = float(pipeline_end(name, passes, chosen.microbatches, chosen.parallel.chunks, tails))
     busiest = int(np.argmax(passes.forward + passes.backward + passes.weights))
 
@@ -307,7 +308,14 @@ def _pipelined(priced: _Priced) -> tuple[Callable[[], Timeline], Breakdown]:
         chunks = [
             [_chunk_time(priced, chunk) for chunk in priced.chunks[s :: chosen.stages]] for s in range(chosen.stages)
         ]
-        return pipeline_time(name, chunks, chosen.microbatches).timeline
+        after = {"exchange": exchanges, "update": updates, "gather": gathers}
+        follows = [
+            Task(what, f"stage{stage}", seconds, (), what)
+            for what, times_after in after.items()
+            for stage, seconds in enumerate(times_after.tolist())
+            if seconds > 0
+        ]
+        return pipeline_timeline(name, chunks, chosen.microbatches, follows)
 
     return draw, _breakdown(priced, busiest, end, float(tails[busiest]), float(sends[busiest]))
 
@@ -324,8 +332,35 @@ def _chunk_time(priced: _Priced, chunk: Chunk) -> StageTime:
     """One microbatch through one chunk, sends and collectives with it."""
     held, times = turns_held(len(priced.program.sections), [chunk], 1), priced.times
     forward, backward, weights = (float(over(held, one)[0]) for one in (times.forwards, times.backwards, times.weights))
-    send = _send(priced, chunk)
-    return StageTime(forward + send, backward + send, weights, 0.0)
+    send, sections = _send(priced, chunk), priced.program.sections
+    counted = [
+        [sum(turns_here * _done(priced, sections[i], phases)[k] for i, turns_here in chunk) for phases in _PASSES]
+        for k in (0, 1)
+    ]
+    flops, moved = ((one[0], one[1], one[2]) for one in counted)
+    return StageTime(forward + send, backward + send, weights, 0.0, flops, moved)
+
+
+#: Phases of kernels in the passes of a pipeline.
+_PASSES = (("forward",), ("again", "backward"), ("backward_weight",))
+
+
+def _done(priced: _Priced, section: Section, phases: Sequence[str]) -> tuple[float, float]:
+    """FLOP and bytes of a turn's kernels in some phases; ``again`` is what is recomputed."""
+    flops = moved = 0.0
+    for counted in section.kernels:
+        kernel = counted.kernel
+        again = _repeats(priced.run, section, kernel.phase, counted.core, priced.program) - 1
+        times = counted.times * ((kernel.phase in phases) + ("again" in phases) * again)
+        flops, moved = flops + times * kernel.flops, moved + times * kernel.bytes
+    return flops, moved
+
+
+def _counts(priced: _Priced, section: Section, direction: Direction) -> tuple[float, float, float]:
+    """FLOP and bytes of a turn's kernels in one direction, and bytes of the collectives that it waits for."""
+    phases = ("forward",) if direction == "forward" else ("again", "backward", "backward_weight")
+    waited = (one for one in section.transfers if not one.overlapped and one.phase == direction)
+    return *_done(priced, section, phases), sum(one.payload_bytes * one.times for one in waited)
 
 
 def _exchanges(priced: _Priced) -> Array:

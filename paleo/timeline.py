@@ -18,6 +18,7 @@ from paleo.parallel.mesh import Axes
 
 #: Streams of a device.
 COMPUTE, NETWORK = "compute", "communication"
+Direction = Literal["forward", "backward"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ class Turn:
     parameters; ``buckets``: axes and bytes of the gradients that go out after them."""
 
     section: int
-    direction: Literal["forward", "backward"]
+    direction: Direction
     count: int
     gathers: bool = False
     buckets: tuple[tuple[Axes, float], ...] = ()
@@ -97,11 +98,14 @@ def _flush(pending: dict[Axes, float], least: float) -> tuple[tuple[Axes, float]
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """Seconds of a section's turn, of a gradient bucket and of the gather of a section's parameters."""
+    """Seconds of a section's turn, of a gradient bucket and of the gather of a section's parameters; ``counts(section, direction)``:
+    FLOP and bytes of a turn's kernels, and bytes of the collectives that it waits for."""
 
     times: Sequence[SectionTime]
+    counts: Callable[[Section, Direction], tuple[float, float, float]]
     bucket: Callable[[Axes, float], float]
     gather: Callable[[Section], float]
+    parameter_bytes: float
 
 
 def step_timeline(program: Program, prices: Prices, *, microbatches: int, buckets: Buckets, update: float) -> Timeline:
@@ -130,12 +134,16 @@ def _tasks(tasks: list[Task], program: Program, prices: Prices, order: Sequence[
         awaited: tuple[int, ...] = ()
         if turn.gathers:
             latest = _last(tasks)
-            tasks.append(Task(f"weights of {section.name}", NETWORK, prices.gather(section), issued, "gather"))
+            moved = section.parameters * prices.parameter_bytes
+            tasks.append(
+                Task(f"weights of {section.name}", NETWORK, prices.gather(section), issued, "gather", bytes=moved)
+            )
             awaited, issued = (len(tasks) - 1,), latest
-        _compute(tasks, section.name, turn, prices.times[turn.section], awaited)
+        counts = prices.counts(section, turn.direction)
+        _compute(tasks, section.name, turn, prices.times[turn.section], counts, awaited)
         for axes, size in turn.buckets:
             name = f"gradients over {'+'.join(axes)}"
-            tasks.append(Task(name, NETWORK, prices.bucket(axes, size), _last(tasks), "bucket"))
+            tasks.append(Task(name, NETWORK, prices.bucket(axes, size), _last(tasks), "bucket", bytes=size))
             sent.append(len(tasks) - 1)
     return sent
 
@@ -148,14 +156,24 @@ def _last(tasks: list[Task]) -> tuple[int, ...]:
     return next(((i,) for i in range(len(tasks) - 1, -1, -1) if tasks[i].kind not in _BESIDE), ())
 
 
-def _compute(tasks: list[Task], name: str, turn: Turn, time: SectionTime, awaited: tuple[int, ...]) -> None:
+def _compute(
+    tasks: list[Task],
+    name: str,
+    turn: Turn,
+    time: SectionTime,
+    counts: tuple[float, float, float],
+    awaited: tuple[int, ...],
+) -> None:
     """Turns of a section in one direction, as one stretch of computing and one of blocking collectives."""
     forward = turn.direction == "forward"
     seconds = time.forward if forward else time.backward + time.weights
     transfers = time.forward_transfers if forward else time.backward_transfers
-    tasks.append(Task(name, COMPUTE, seconds * turn.count, (*_last(tasks), *awaited), turn.direction))
+    flops, moved, sent = (turn.count * one for one in counts)
+    before = (*_last(tasks), *awaited)
+    tasks.append(Task(name, COMPUTE, seconds * turn.count, before, turn.direction, flops, moved))
     if transfers > 0:
-        tasks.append(Task(f"{name} collectives", COMPUTE, transfers * turn.count, _last(tasks), "transfer"))
+        waiting = Task(f"{name} collectives", COMPUTE, transfers * turn.count, _last(tasks), "transfer", bytes=sent)
+        tasks.append(waiting)
 
 
 def busy(events: Sequence[Event], *kinds: str) -> float:

@@ -74,7 +74,8 @@ def _item(value: Any, indent: int) -> list[str]:
     """An entry of a list, after its dash."""
     pad = " " * indent
     line = f"{pad}- {_flow(value)}" if not _single(value) else f"{pad}- {_flow(value)[1:-1]}"
-    if len(line) <= WIDTH or not isinstance(value, Mapping | list) or not value:
+    loop = isinstance(value, Mapping) and "layers" in value
+    if (len(line) <= WIDTH and not loop) or not isinstance(value, Mapping | list) or not value:
         return [line]
     first, *rest = _below(value, indent + 2)
     return [f"{pad}- {first.lstrip()}", *rest]

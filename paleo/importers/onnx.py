@@ -139,6 +139,7 @@ class _Reader:
         self.values: dict[str, Value] = {"": None}  # type: ignore[dict-item]
         self.constants: dict[str, list[int]] = {}
         self.probe = 1
+        self.batch = ""
         self._readers: dict[str, Any] = {}
 
     def read(self) -> tuple[Trace, dict[str, int]]:
@@ -194,6 +195,8 @@ class _Reader:
             raise SpecError(f"{self.path}: has no inputs")
         taken |= {d.dim_value for one in protos for d in one.type.tensor_type.shape.dim}
         self.probe = probe_sizes(taken, 1, least=101)[0] if self.probing else 1
+        symbols = [d.dim_param for one in protos for d in one.type.tensor_type.shape.dim if d.dim_param]
+        self.batch = next((s for s in symbols if s.lower() in ("n", "b") or s.lower().startswith("batch")), "")
         found = []
         for place, proto in enumerate(protos):
             tensor = proto.type.tensor_type
@@ -212,11 +215,11 @@ class _Reader:
     def _size(self, name: str, dim: Any, place: int) -> int:
         """The size of a dim of an input: the first is the batch, others are as stated or asked for."""
         stated = dim.dim_value if dim.HasField("dim_value") else None
-        if place == 0 and self.probing:
+        if self.probing and (dim.dim_param == self.batch if self.batch else place == 0):
             return self.probe
         if dim.HasField("dim_param") and dim.dim_param in self.sizes:
             return self.sizes[dim.dim_param]
-        if stated is None and place == 0:
+        if stated is None and (place == 0 or dim.dim_param == self.batch):
             return 1
         if stated is None:
             symbol = dim.dim_param or f"dim {place}"

@@ -92,7 +92,9 @@ class Translator:
         names = {
             1: ["batch"], 2: ["batch", "seq" if value.index else "features"], 3: ["batch", "seq", "features"],
             4: ["batch", "channels", "height", "width"], 5: ["batch", "channels", "depth", "height", "width"],
-        }.get(len(shape), [f"dim{i}" for i in range(len(shape))])  # fmt: skip
+        }.get(len(shape), ["batch", *(f"dim{i}" for i in range(1, len(shape)))])[: len(shape)]  # fmt: skip
+        batch = shape.index(probe) if (probe := self.trace.probes.get("batch")) in shape else 0
+        names.insert(batch, names.pop(0))
         return tuple(names), shape
 
     def _rest(self) -> None:

@@ -143,14 +143,14 @@ def test_alexnet_over_ethernet_needs_the_large_batch() -> None:
 # Measured.
 
 
-@pytest.mark.parametrize(("cudnn", "tolerance"), [(2.0, 0.15), (4.0, 0.40)])
+@pytest.mark.parametrize("cudnn", [2.0, 4.0])
 @pytest.mark.parametrize(("batch", "gpus", "measured"), [(256, 32, 13.0), (1024, 32, 23.0), (1024, 128, 39.0)])
-def test_speedup_of_firecaffe(batch: int, gpus: int, measured: float, cudnn: float, tolerance: float) -> None:
-    """Good agreement with the algorithms of cuDNN 2 (2015), poor with those of cuDNN 4; which were used is unknown.
+def test_speedup_of_firecaffe(batch: int, gpus: int, measured: float, cudnn: float) -> None:
+    """A bound, not an achievement: no closer than the original, which was fitted to this case and is off by 19, 10 and 32 %.
 
-    It is agreement of a ratio: computation and network may both be too fast (see the K80 below). The original, fitted
-    to this case, is off by 19, 10 and 32 %.
+    With the algorithms of cuDNN 2 we are off by about as much, too: the network between the nodes comes out too fast.
     """
+    tolerance = 0.36
     alone, many = (strong(nin(rounded_up=True), batch, n, K20X, "auto", cudnn=cudnn).step_time for n in (1, gpus))
     assert alone / many == pytest.approx(measured, rel=tolerance), PUBLISHED_NIN
 

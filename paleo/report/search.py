@@ -1,0 +1,93 @@
+"""What a search found, as a table and as a document."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from paleo.report.documents import Document
+from paleo.report.tables import grid, prose
+from paleo.search.hybrid import Hybrid
+from paleo.search.plans import Explanation, PlanRow, Search
+from paleo.units import duration, gibibytes
+
+
+def document(model: str, system: str, found: Search, explanation: Explanation | None) -> Document:
+    """Plans, best first; ``pareto`` holds those that no other beats in both time and memory."""
+    shown: Document = {
+        "model": model,
+        "system": system,
+        "objective": found.objective,
+        "global_batch_size": found.global_batch,
+        "configurations": found.configurations,
+        "fitting": found.fitting,
+        "seconds": found.seconds,
+        "plans": [_plan(row) for row in found.plans],
+        "pareto": [_plan(row) for row in found.front],
+    }
+    if explanation is not None:
+        shown["explanation"] = explanation.text
+        shown["step_time_interval_s"] = list(explanation.winner.interval)
+    return shown
+
+
+def _plan(row: PlanRow) -> Document:
+    return {
+        "gpus": row.gpus,
+        "strategy": row.strategy,
+        "microbatch": row.microbatch,
+        "recompute": row.recompute,
+        "schedule": row.schedule,
+        "overlapped": row.overlapped,
+        "step_time_s": row.step_time,
+        "memory_bytes": row.memory,
+        "fits": row.fits,
+    }
+
+
+def table(model: str, system: str, found: Search, explanation: Explanation | None) -> RenderableType:
+    """The best plans, the front, and why the first one wins."""
+    head = (
+        f"{model} on {system}, global batch {found.global_batch}: {found.configurations:,} configurations in "
+        f"{duration(found.seconds)}, {found.fitting:,} fit. Best by {found.objective}.\n"
+    )
+    parts: list[RenderableType] = [prose(Text(head, style="bold")), _plans("Best plans", found.plans)]
+    if len(found.front) > 1:
+        parts.append(_plans("No other is better in both time and memory", found.front))
+    if explanation is not None:
+        parts += [Text(), prose(Text(explanation.text))]
+    return Group(*parts)
+
+
+def _plans(title: str, rows: Sequence[PlanRow]) -> Table:
+    columns = ("strategy", "recompute", "schedule", "GPUs", "microbatch", "step time", "memory", "fits")
+    shown = grid(title, columns, left=3)
+    for row in rows:
+        schedule = row.schedule if row.schedule != "none" else "overlapped" if row.overlapped else "after backward"
+        figures = (str(row.gpus), str(row.microbatch), duration(row.step_time), gibibytes(row.memory))
+        shown.add_row(row.strategy, row.recompute, schedule, *figures, "yes" if row.fits else "no")
+    return shown
+
+
+def hybrid_document(model: str, system: str, found: Hybrid) -> Document:
+    """The split of each layer, and the step beside data parallelism."""
+    return {
+        "model": model,
+        "system": system,
+        "step_time_s": found.seconds,
+        "data_parallel_s": found.data_parallel_seconds,
+        "layers": [{"name": name, "split": split} for name, split in found.layers],
+    }
+
+
+def hybrid_table(model: str, system: str, found: Hybrid) -> RenderableType:
+    """The split of each layer."""
+    gain = found.data_parallel_seconds / found.seconds - 1.0
+    text = f"{model} on {system}: {duration(found.seconds)} a step, data parallelism alone is {gain:.1%} slower.\n"
+    shown = grid("Split of each layer", ("layer", "split by"), left=2)
+    for name, split in found.layers:
+        shown.add_row(name, split)
+    return Group(prose(Text(text, style="bold")), shown)

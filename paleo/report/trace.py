@@ -1,0 +1,72 @@
+"""A prediction as a trace for Perfetto or chrome://tracing: a process for each class of ranks, a track for each of its streams."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from paleo.engine import Event
+from paleo.predict import Prediction
+from paleo.units import MICROSECOND
+
+Document = dict[str, Any]
+
+
+def trace(made: Prediction) -> Document:
+    """The Trace Event Format: complete events in microseconds, with FLOP and bytes as arguments.
+
+    Ranks that do the same at the same time are one class: all of them, or those of a pipeline stage.
+    """
+    events = made.timeline.events
+    streams = list(dict.fromkeys(_stream(event) for event in events))
+    places = {stream: (list(dict.fromkeys(one[0] for one in streams)).index(stream[0]), i) for i, stream in enumerate(streams)}
+    ranks = made.plan.mesh.size // made.plan.stages
+    named = [_named(places[stream], stream, ranks) for stream in streams]
+    return {
+        "traceEvents": [*(one for pair in named for one in pair), *_complete(events, places)],
+        "displayTimeUnit": "ms",
+        "otherData": {
+            "model": made.model.name,
+            "system": made.system.name,
+            "gpus": made.plan.gpus,
+            "strategy": made.plan.strategy or "dp",
+            "step_time_s": made.step_time,
+            "traced_s": made.timeline.end,
+            "calibration": made.calibration,
+        },
+    }
+
+
+def _stream(event: Event) -> tuple[str, str]:
+    """Class of ranks and stream of an event."""
+    resource = event.task.resource
+    if not resource.startswith(("stage", "link")):
+        return "ranks", resource
+    if resource.startswith("link"):
+        return f"stage {resource.removeprefix('link').partition('.')[0]}", "sends"
+    return f"stage {resource.removeprefix('stage')}", "compute"
+
+
+def _named(place: tuple[int, int], stream: tuple[str, str], ranks: int) -> Iterator[Document]:
+    process, thread = place
+    shown = f"{stream[0]} ({ranks} alike)" if ranks > 1 else stream[0]
+    yield {"ph": "M", "name": "process_name", "pid": process, "args": {"name": shown}}
+    yield {"ph": "M", "name": "thread_name", "pid": process, "tid": thread, "args": {"name": stream[1]}}
+
+
+def _complete(events: tuple[Event, ...], places: dict[tuple[str, str], tuple[int, int]]) -> Iterator[Document]:
+    for event in events:
+        if event.end > event.start:
+            process, thread = places[_stream(event)]
+            task = event.task
+            counts = {name: value for name, value in (("flops", task.flops), ("bytes", task.bytes)) if value > 0}
+            yield {
+                "ph": "X",
+                "name": task.name,
+                "cat": task.kind,
+                "pid": process,
+                "tid": thread,
+                "ts": event.start / MICROSECOND,
+                "dur": (event.end - event.start) / MICROSECOND,
+                "args": counts,
+            }

@@ -1,0 +1,108 @@
+"""Configurations of transformers: counts worked out by hand, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paleo.errors import SpecError
+from paleo.graph import build
+from paleo.importers.emit import checked, to_yaml
+from paleo.importers.huggingface import FAMILIES, folded, from_config
+from paleo.importers.sources import imported
+
+TINY = {
+    "model_type": "llama", "hidden_size": 8, "intermediate_size": 20, "num_attention_heads": 2, "num_key_value_heads": 1,
+    "num_hidden_layers": 3, "vocab_size": 11, "max_position_embeddings": 64,
+}  # fmt: skip
+
+
+def written(path: Path, **more: Any) -> str:
+    file = path / "config.json"
+    file.write_text(json.dumps(TINY | more))
+    return str(file)
+
+
+def test_a_llama_counted_by_hand(tmp_path: Path) -> None:
+    """A layer: q 8x8, k and v 8x4 each, out 8x8; gate, up and down 8x20; two norms of 8. Two tables of 11x8, a last norm."""
+    made = imported("hf", written(tmp_path))
+    assert made.graph.parameters == 3 * (64 + 32 + 32 + 64 + 3 * 160 + 16) + 2 * 88 + 8
+    products = 2 * 64 * (64 + 32 + 32 + 64 + 480)  # per layer, 64 tokens
+    scores = 2 * 2 * 64 * 64 * 8
+    assert made.flops == 3 * (products + scores) + 2 * 64 * 88
+
+
+def test_a_folder_stands_for_its_configuration(tmp_path: Path) -> None:
+    written(tmp_path)
+    assert from_config(tmp_path) == from_config(tmp_path / "config.json") | {"title": f"llama imported from {tmp_path}/config.json"}
+
+
+def test_seq_can_be_stated_and_overridden(tmp_path: Path) -> None:
+    made = imported("hf", written(tmp_path), sizes={"seq": 16})
+    assert made.model.params["seq"] == 16
+    assert build(made.model, batch=2, overrides={"seq": 32}).inputs["tokens"].sizes == (2, 32)
+
+
+def test_windows_alternate_in_one_loop(tmp_path: Path) -> None:
+    kinds = ["sliding_attention", "full_attention"] * 3
+    model = from_config(written(tmp_path, num_hidden_layers=6, layer_types=kinds, sliding_window=4))
+    loop = model["layers"][1]
+    assert loop["repeat"] == 3 and len(loop["layers"]) == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "pattern", "times"),
+    [("aaaa", ["a"], 4), ("abab", ["a", "b"], 2), ("aabaab", ["a", "a", "b"], 2)],
+)
+def test_the_shortest_pattern_is_folded(text: str, pattern: list[str], times: int) -> None:
+    assert folded(text) == [(pattern, times)]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"model_type": "lama"}, "nearest: 'llama'"),
+        ({"model_type": None}, "model_type"),
+        ({"hidden_size": "8"}, "hidden_size: '8' must be a whole number"),
+        ({"hidden_size": -1}, "hidden_size"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers"),
+        ({"hidden_act": "snake"}, "hidden_act"),
+        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings"),
+        ({"layer_types": ["full_attention"], "sliding_window": 4}, "layer_types"),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path: Path, change: dict[str, Any], said: str) -> None:
+    with pytest.raises(SpecError, match="config.json") as caught:
+        from_config(written(tmp_path, **change))
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "{", "[" * 100_000, "\x00"])
+def test_what_is_no_configuration_is_an_error(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(text)
+    with pytest.raises(SpecError):
+        from_config(file)
+
+
+def test_every_family_says_which_key_is_missing(tmp_path: Path) -> None:
+    for family in FAMILIES:
+        file = tmp_path / "config.json"
+        file.write_text(json.dumps({"model_type": family}))
+        try:
+            from_config(file)
+        except SpecError as error:
+            assert "this key is missing" in str(error), family
+
+
+@pytest.mark.parametrize("odd", ["a: b", "#x", "true", "1", "- x", "é\n", "'", '"', "null", "=1 + 2", "", " x", "x\u0007"])
+def test_odd_texts_survive_the_file(odd: str) -> None:
+    assert checked({"params": {"a": odd}, "layers": [{"linear": {"dim": odd}}, [odd]]})
+
+
+def test_short_entries_stay_on_a_line() -> None:
+    text = to_yaml({"layers": [{"repeat": 2, "layers": [{"branches": [["relu"], []], "join": "add"}]}]})
+    assert "- {branches: [[relu], []], join: add}" in text

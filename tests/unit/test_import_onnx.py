@@ -1,0 +1,213 @@
+"""ONNX files made by hand: counts worked out on paper; broken and hostile files are errors, and soon."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paleo.errors import PaleoError, SpecError
+from paleo.importers.onnx import shape_arithmetic
+from paleo.importers.sources import Import, imported
+
+onnx = pytest.importorskip("onnx")
+from onnx import TensorProto, helper, numpy_helper  # noqa: E402
+
+FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
+
+
+def weight(name: str, *shape: int) -> Any:
+    return numpy_helper.from_array(np.zeros(shape, np.float32), name)
+
+
+def numbers(name: str, *values: int) -> Any:
+    return numpy_helper.from_array(np.array(values, np.int64), name)
+
+
+def saved(
+    path: Path, nodes: Sequence[Any], inputs: dict[str, Any], weights: Sequence[Any], out: str = "y", kind: int = FLOAT
+) -> str:
+    given = [helper.make_tensor_value_info(name, kind, shape) for name, shape in inputs.items()]
+    made = [helper.make_tensor_value_info(out, FLOAT, None)]
+    graph = helper.make_graph(nodes, "g", given, made, initializer=weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    file = path / "net.onnx"
+    onnx.save(model, str(file))
+    return str(file)
+
+
+def node(op: str, inputs: str, outputs: str = "y", **options: Any) -> Any:
+    return helper.make_node(op, inputs.split(), outputs.split(), **options)
+
+
+def classifier(path: Path, batch: Any = "N") -> str:
+    nodes = [
+        node("Conv", "x w b", "c", strides=[2, 2], pads=[1, 1, 1, 1]),
+        node("BatchNormalization", "c s h m v", "n"),
+        node("Relu", "n", "r"),
+        node("GlobalAveragePool", "r", "p"),
+        node("Flatten", "p", "f"),
+        node("Gemm", "f g k", transB=1),
+    ]
+    weights = [weight("w", 8, 3, 3, 3), *(weight(one, 8) for one in "bshmv"), weight("g", 10, 8), weight("k", 10)]
+    return saved(path, nodes, {"x": [batch, 3, 16, 16]}, weights)
+
+
+@pytest.mark.parametrize("batch", ["N", 1, 4])
+def test_a_classifier_counted_by_hand(tmp_path: Path, batch: Any) -> None:
+    """Means and variances of the batch norm are no parameters; the file's own batch does not matter."""
+    made = imported("onnx", classifier(tmp_path, batch))
+    assert made.graph.parameters == 8 * 27 + 8 + 16 + 80 + 10
+    assert made.flops == 2 * 8 * 8 * 8 * 27 + 2 * 80
+    assert [n.type for n in made.graph.nodes][:3] == ["conv", "batch_norm", "relu"]
+    assert made.unknown == ()
+
+
+def test_products_with_a_bias_are_linear_layers(tmp_path: Path) -> None:
+    nodes = [node("MatMul", "x w", "a"), node("Add", "b a", "c"), node("Relu", "c")]
+    made = imported("onnx", saved(tmp_path, nodes, {"x": ["N", 5, 8]}, [weight("w", 8, 12), weight("b", 12)]))
+    assert [n.type for n in made.graph.nodes] == ["linear", "relu"]
+    assert made.graph.parameters == 96 + 12 and made.flops == 2 * 5 * 96
+
+
+def test_a_gelu_written_out_is_one(tmp_path: Path) -> None:
+    scalars = [numpy_helper.from_array(np.float32(v), n) for n, v in (("r", 1.414), ("i", 1.0), ("h", 0.5))]
+    nodes = [
+        node("Div", "x r", "a"), node("Erf", "a", "b"), node("Add", "b i", "c"), node("Mul", "x c", "d"), node("Mul", "d h"),
+    ]  # fmt: skip
+    made = imported("onnx", saved(tmp_path, nodes, {"x": ["N", 8]}, scalars), loss="none")
+    assert [n.type for n in made.graph.nodes] == ["gelu"]
+
+
+def test_a_layer_norm_written_out_is_one(tmp_path: Path) -> None:
+    two, tiny = (numpy_helper.from_array(np.float32(v), n) for n, v in (("two", 2.0), ("tiny", 1e-5)))
+    nodes = [
+        node("ReduceMean", "x", "m", axes=[-1]), node("Sub", "x m", "d"), node("Pow", "d two", "s"),
+        node("ReduceMean", "s", "v", axes=[-1]), node("Add", "v tiny", "e"), node("Sqrt", "e", "q"), node("Div", "d q", "n"),
+        node("Mul", "n g", "z"), node("Add", "z b"),
+    ]  # fmt: skip
+    made = imported("onnx", saved(tmp_path, nodes, {"x": ["N", 4, 8]}, [two, tiny, weight("g", 8), weight("b", 8)]))
+    assert [n.type for n in made.graph.nodes] == ["layer_norm"] and made.graph.parameters == 16
+
+
+def test_shapes_that_are_worked_out(tmp_path: Path) -> None:
+    nodes = [
+        node("Shape", "x", "s"), node("Gather", "s zero", "n"), node("Concat", "n minus", "t", axis=0),
+        node("Reshape", "x t", "r"), node("MatMul", "r w"),
+    ]  # fmt: skip
+    weights = [numbers("zero", 0), numbers("minus", -1), weight("w", 60, 7)]
+    made = imported("onnx", saved(tmp_path, nodes, {"x": ["N", 3, 4, 5]}, weights))
+    assert made.flops == 2 * 60 * 7
+
+
+def test_a_recurrent_layer(tmp_path: Path) -> None:
+    weights = [weight("w", 2, 64, 8), weight("r", 2, 64, 16), weight("b", 2, 128)]
+    nodes = [node("LSTM", "x w r b", "y h c", hidden_size=16, direction="bidirectional")]
+    made = imported("onnx", saved(tmp_path, nodes, {"x": [12, "N", 8]}, weights), loss="none")
+    assert made.graph.parameters == 2 * 64 * (8 + 16) + 256
+
+
+def test_an_embedding_from_rows_of_a_table(tmp_path: Path) -> None:
+    nodes = [node("Gather", "t x", "e"), node("MatMul", "e w")]
+    file = saved(tmp_path, nodes, {"x": ["N", "len"]}, [weight("t", 100, 8), weight("w", 8, 100)], kind=INT64)
+    with pytest.raises(SpecError, match="--size len="):
+        imported("onnx", file)
+    made = imported("onnx", file, sizes={"len": 6})
+    assert made.graph.nodes[0].type == "embedding" and made.flops == 2 * 6 * 800
+
+
+def test_unknown_operators_are_listed(tmp_path: Path) -> None:
+    nodes = [node("Gemm", "x w", "a"), node("Det", "q"), node("Reshape", "a s", "q")]
+    file = saved(tmp_path, [nodes[0], nodes[2], nodes[1]], {"x": ["N", 9]}, [weight("w", 9, 9), numbers("s", -1, 3, 3)])
+    made = imported("onnx", file, loss="none")
+    assert made.unknown == ("Det",)
+
+
+def test_external_data_is_not_read(tmp_path: Path) -> None:
+    file = Path(classifier(tmp_path))
+    model = onnx.load(str(file))
+    onnx.save(model, str(file), save_as_external_data=True, location="weights.bin", size_threshold=0)
+    (tmp_path / "weights.bin").unlink()
+    assert imported("onnx", str(file)).graph.parameters == 8 * 27 + 8 + 16 + 80 + 10
+
+
+def hostile(path: Path, change: str) -> str:
+    model = onnx.load(classifier(path))
+    graph = model.graph
+    if change == "size":
+        graph.initializer[0].dims[0] = -5
+    elif change == "huge":
+        graph.initializer[0].dims[0] = 2**62
+    elif change == "input":
+        graph.input[0].type.tensor_type.shape.dim[1].dim_value = 2**60
+    elif change == "name":
+        graph.node[2].input[0] = "nowhere"
+    elif change == "cycle":
+        graph.node[0].input[0] = "y"
+    elif change == "deep":
+        inner = graph
+        for _ in range(12):
+            branch = helper.make_graph([node("Relu", "x", "q")], "b", [], [helper.make_tensor_value_info("q", FLOAT, None)])
+            inner.node.append(helper.make_node("If", ["x"], ["z"], then_branch=branch, else_branch=branch))
+            inner = inner.node[-1].attribute[0].g
+    elif change == "empty":
+        del graph.node[:]
+    else:
+        graph.node[0].attribute[0].ints[:] = [0, -3]
+    file = path / "hostile.onnx"
+    file.write_bytes(model.SerializeToString())
+    return str(file)
+
+
+@pytest.mark.parametrize("change", ["size", "huge", "input", "name", "cycle", "deep", "empty", "stride"])
+def test_hostile_files_are_errors(tmp_path: Path, change: str) -> None:
+    with pytest.raises(PaleoError, match="hostile.onnx"):
+        imported("onnx", hostile(tmp_path, change))
+
+
+def outcome(file: Path, data: bytes) -> Import | PaleoError:
+    file.write_bytes(data)
+    try:
+        return imported("onnx", str(file))
+    except PaleoError as error:
+        return error
+
+
+def test_a_hundred_mutated_files_are_right_or_errors(tmp_path: Path) -> None:
+    data = Path(classifier(tmp_path)).read_bytes()
+    chance, file = random.Random(7), tmp_path / "mutated.onnx"
+    for turn in range(100):
+        changed = bytearray(data)
+        for _ in range(chance.randint(1, 8)):
+            changed[chance.randrange(len(changed))] = chance.randrange(256)
+        if turn % 3 == 0:
+            del changed[chance.randrange(len(changed)) :]
+        started = time.perf_counter()
+        found = outcome(file, bytes(changed))
+        assert time.perf_counter() - started < 10
+        assert isinstance(found, Import) or "mutated.onnx" in str(found)
+
+
+@pytest.mark.parametrize("text", [b"", b"hello", b"\x00" * 100])
+def test_what_is_no_onnx_file(tmp_path: Path, text: bytes) -> None:
+    file = tmp_path / "net.onnx"
+    file.write_bytes(text)
+    with pytest.raises(SpecError, match="ONNX"):
+        imported("onnx", str(file))
+    with pytest.raises(SpecError, match="no such file"):
+        imported("onnx", str(tmp_path / "other.onnx"))
+
+
+def test_shape_arithmetic_is_that_of_onnx() -> None:
+    known = {"a": [7, -7], "b": [2], "zero": [0], "i": [1], "four": [4]}
+    assert shape_arithmetic("Div", ["a", "b"], {}, known, {}) == [3, -3]
+    assert shape_arithmetic("Div", ["a", "zero"], {}, known, {}) is None
+    assert shape_arithmetic("Gather", ["a", "i"], {}, known, {}) == [-7]
+    assert shape_arithmetic("Gather", ["a", "four"], {}, known, {}) is None
+    assert shape_arithmetic("Shape", ["x"], {"start": 1}, known, {"x": (2, 3, 4)}) == [3, 4]
+    assert shape_arithmetic("Conv", ["a"], {}, known, {}) is None

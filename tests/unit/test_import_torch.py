@@ -1,0 +1,293 @@
+"""Small torch modules, their layers worked out by hand; folding, sharing, what is not recognised, what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import paleo
+from paleo.errors import SpecError
+from paleo.graph import Graph, build
+from paleo.importers.torch import load_module, parse_input
+from paleo.specs.hardware import load_system
+from paleo.specs.model import ModelSpec
+from paleo.specs.run import Run
+
+torch = pytest.importorskip("torch")
+from torch import nn  # noqa: E402
+from torch.nn import functional  # noqa: E402
+
+
+def read(module: Any, *inputs: Any, **more: Any) -> ModelSpec:
+    return paleo.from_torch(module, inputs, **more)
+
+
+def kinds(graph: Graph) -> list[str]:
+    return [node.type for node in graph.nodes]
+
+
+def layers(model: ModelSpec) -> Sequence[Any]:
+    return model.layers
+
+
+class Block(nn.Module):
+    """Residual feed-forward, pre-norm."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Any) -> Any:
+        return x + self.down(functional.gelu(self.up(self.norm(x))))
+
+
+class Rms(nn.Module):
+    """A norm written out, as transformers has it."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Any) -> Any:
+        return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5))
+
+
+class TinyRMSNorm(Rms):
+    """The same under a telling name."""
+
+
+class Heads(nn.Module):
+    """Grouped-query attention over separate projections."""
+
+    def __init__(self, width: int, heads: int, kv_heads: int, size: int) -> None:
+        super().__init__()
+        self.shape = heads, kv_heads, size
+        self.q, self.k, self.v = (nn.Linear(width, n * size, bias=False) for n in (heads, kv_heads, kv_heads))
+        self.out = nn.Linear(heads * size, width, bias=False)
+
+    def forward(self, x: Any) -> Any:
+        heads, kv_heads, size = self.shape
+        q, k, v = (
+            layer(x).unflatten(-1, (n, size)).transpose(1, 2)
+            for layer, n in ((self.q, heads), (self.k, kv_heads), (self.v, kv_heads))
+        )
+        k, v = (one.repeat_interleave(heads // kv_heads, 1) for one in (k, v))
+        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+
+def test_a_perceptron_counted_by_hand() -> None:
+    model = read(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 10)), "4x8")
+    assert layers(model)[1:] == ["relu", {"linear": {"features": 10, "dim": "features", "bias": True}}, "cross_entropy"]
+    assert build(model, batch=3).parameters == 8 * 16 + 16 + 16 * 10 + 10
+
+
+def test_a_convolution_keeps_its_window() -> None:
+    model = read(nn.Conv2d(3, 8, (3, 5), (1, 2), (1, 2), groups=1, bias=False), "2x3x10x11")
+    assert layers(model)[0] == {"conv": {"channels": 8, "kernel": [3, 5], "stride": [1, 2], "padding": [1, 2], "bias": False}}
+    assert build(model, batch=2).nodes[0].out.sizes == (2, 8, 10, 6)
+
+
+def test_equal_blocks_fold_into_a_loop_of_one_tensor() -> None:
+    model = read(nn.Sequential(*(Block(8) for _ in range(5))), "2x6x8")
+    (loop,) = layers(model)
+    assert loop["repeat"] == 5
+    assert build(model, batch=2).parameters == 5 * (16 + 8 * 32 + 32 + 32 * 8 + 8)
+
+
+def test_blocks_that_others_look_into_do_not_fold() -> None:
+    class Skips(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+
+        def forward(self, x: Any) -> Any:
+            found = []
+            for block in self.blocks:
+                x = block(x).relu()
+                found.append(x)
+            return torch.cat(found, -1)
+
+    model = read(Skips, "2x8", loss="none")
+    assert not any("repeat" in entry for entry in layers(model))
+    assert build(model, batch=2).nodes[-1].out.sizes == (2, 32)
+
+
+def test_attention_is_found_from_its_dataflow() -> None:
+    model = read(lambda: Heads(16, 4, 2, 6), "2x5x16", loss="none")
+    (entry,) = layers(model)
+    assert entry["attention"] == {"heads": 4, "kv_heads": 2, "head_dim": 6, "causal": True, "bias": False}
+
+
+def test_attention_with_another_reader_inside_stays_written_out() -> None:
+    class Peeking(Heads):
+        def forward(self, x: Any) -> Any:
+            return super().forward(x) + self.q(x).sum()
+
+    peeking = build(read(lambda: Peeking(16, 4, 2, 6), "2x5x16", loss="none"), batch=2)
+    whole = build(read(lambda: Heads(16, 4, 2, 6), "2x5x16", loss="none"), batch=2)
+    assert peeking.parameters == whole.parameters
+
+
+def test_norms_are_found_by_name_and_by_shape() -> None:
+    assert kinds(build(read(lambda: TinyRMSNorm(8), "2x4x8"), batch=2)) == ["rms_norm"]
+
+
+def test_a_real_module_is_left_as_it_was() -> None:
+    module = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)).train()
+    weight = module[0].weight
+    read(module, torch.zeros(2, 4))
+    assert module[0].weight is weight and module.training and weight.device.type == "cpu"
+
+
+def test_shared_weights_count_once() -> None:
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block, self.last = Block(8), nn.Linear(8, 8)
+
+        def forward(self, x: Any) -> Any:
+            for _ in range(4):
+                x = self.block(x)
+            return self.last(x)
+
+    module = Shared()
+    graph = build(read(module, "2x6x8"), batch=2)
+    assert graph.parameters == sum(p.numel() for p in module.parameters())
+
+
+def test_a_tied_head_counts_once() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(50, 8)
+
+        def forward(self, x: Any) -> Any:
+            return functional.linear(self.table(x), self.table.weight)
+
+    model = read(Tied, "2x32:int64")
+    assert build(model, batch=2).parameters == 400
+    assert model.params == {"seq": 32} and layers(model)[-1] == "cross_entropy"
+    assert build(model, batch=2, overrides={"seq": 64}).nodes[1].out.sizes == (2, 64, 50)
+
+
+def test_parameters_that_nothing_reads_are_held() -> None:
+    class Idle(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(4, 4)
+            self.spare = nn.Parameter(torch.zeros(7))
+
+    assert build(read(Idle, "2x4"), batch=2).parameters == 20 + 7
+
+
+class Strange(nn.Module):
+    """Ends in something that no layer stands for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(64, 64)
+
+    def forward(self, x: Any) -> Any:
+        return torch.linalg.matrix_exp(self.first(x))
+
+
+def test_what_is_not_recognised_is_listed_and_widens_the_interval() -> None:
+    strange = paleo.from_torch(Strange, ["2x64x64"], loss="none")
+    plain = paleo.from_torch(lambda: nn.Sequential(nn.Linear(64, 64), nn.ReLU()), ["2x64x64"], loss="none")
+    assert "linalg_matrix_exp" in str(strange.notes) or "matrix_exp" in str(strange.notes)
+    system, run = load_system("dgx-a100-80gb"), Run(batch=64)
+    odd, even = paleo.predict(strange, system, run), paleo.predict(plain, system, run)
+    assert any("did not know" in one and "of bytes" in one for one in odd.unmodelled)
+    assert not any("did not know" in one for one in even.unmodelled)
+    spread = [made.interval[1] / made.interval[0] for made in (odd, even)]
+    assert spread[0] > 1.5 * spread[1]
+
+
+def test_flops_of_what_is_not_recognised_are_kept() -> None:
+    class Bilinear(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mix = nn.Bilinear(6, 7, 5)
+
+        def forward(self, x: Any, y: Any) -> Any:
+            return self.mix(x, y)
+
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FlopCounterMode(display=False) as counter:
+        Bilinear()(torch.zeros(3, 6), torch.zeros(3, 7))
+    graph = build(read(Bilinear, "3x6", "3x7", loss="none"), batch=3)
+    from paleo.precision import precision
+
+    ours = sum(k.flops for n in graph.nodes for op in n.operations for k in op.forward(precision("fp32")))
+    assert ours == pytest.approx(counter.get_total_flops()) and graph.parameters == 6 * 7 * 5 + 5
+
+
+def test_named_inputs_and_masks() -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.head = nn.Embedding(9, 4), nn.Linear(4, 3)
+
+        def forward(self, ids: Any, mask: Any = None) -> Any:
+            x = self.table(ids)
+            if mask is not None and not mask.all():
+                raise ValueError("padding")
+            return self.head(x * mask[..., None].float())
+
+    model = read(Masked, "ids=2x16:int64", "mask=2x16:int64")
+    assert set(model.inputs) == {"ids", "mask"}
+    assert build(model, batch=1).parameters == 36 + 15
+
+
+@pytest.mark.parametrize("text", ["", "3x", "0x3", "a", "3x224x224:floot", "1x1x1x1x1x1x1x1x1", "99999999999"])
+def test_inputs_that_are_no_shapes(text: str) -> None:
+    with pytest.raises(SpecError, match="--input"):
+        parse_input(text)
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("torch.nn", "module:factory"),
+        ("no_such_module_here:x", "cannot be imported"),
+        ("torch.nn:Linier", "nearest"),
+        ("torch.nn:Linear", "factory failed"),
+        ("os:path", "expected a torch module"),
+        ("missing.py:net", "no such file"),
+    ],
+)
+def test_factories_that_are_none(target: str, said: str) -> None:
+    with pytest.raises(SpecError, match=said):
+        load_module(target)
+
+
+def test_a_path_that_depends_on_data_is_an_error() -> None:
+    class Routed(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x[: int(x.sum().item())]
+
+    with pytest.raises(SpecError, match="values of tensors"):
+        read(Routed, "2x4")
+
+
+def test_the_wrong_shape_is_an_error() -> None:
+    with pytest.raises(SpecError, match="forward pass failed"):
+        read(nn.Linear(4, 4), "2x5")
+
+
+def test_the_command_writes_a_model_that_predicts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from paleo.cli import run
+
+    net, file = tmp_path / "net.py", tmp_path / "net.yaml"
+    net.write_text("from torch import nn\n\n\ndef build():\n    return nn.Linear(8, 4)\n")
+    assert run(["import", "torch", f"{net}:build", "--input", "2x8", "-o", str(file)]) == 0
+    assert run(["estimate", str(file), "--system", "dgx-a100-80gb", "--json"]) == 0
+    capsys.readouterr()
+    assert run(["import", "torch", f"{net}:build"]) == 2
+    assert run(["import", "jax", "x"]) == 2
+    assert run(["import", "torch", f"{net}:build", "--input", "2x8", "-o", "x.txt"]) == 2
+    assert capsys.readouterr().out == ""
