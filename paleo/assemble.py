@@ -1,9 +1,9 @@
-"""From prices to a step: recomputation, streams, pipeline stages and memory, as pure functions that broadcast over arrays.
+"""From prices to a step: recomputation, streams, pipeline stages and memory, as pure functions that broadcast over
+arrays.
 
-One configuration is an array without further axes, a search one with many: ``predict`` and ``search`` call the same functions, so that
-they cannot disagree. Figures of sections have the sections along their first axis, those of stages the stages; further axes are
-configurations. Seconds and bytes.
-"""
+One configuration is an array without further axes, a search one with many: ``predict`` and ``search`` call the same
+functions, so that they cannot disagree. Figures of sections have the sections along their first axis, those of stages
+the stages; further axes are configurations. Seconds and bytes."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ RECOMPUTE = ("none", "selective", "full")
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """One turn of each section, without recomputation: seconds by pass, seconds of the collectives that computation waits for, bytes.
+    """One turn of each section, without recomputation: seconds by pass, seconds of the collectives that computation
+    waits for, bytes.
 
-    ``core`` is the part of ``forward`` inside the core of attention. ``repeat`` has the sections alone; so has ``parameters`` in one
-    program.
-    """
+    ``core`` is the part of ``forward`` inside the core of attention. ``repeat`` has the sections alone; so has
+    ``parameters`` in one program."""
 
     repeat: Array
     parameters: Array
@@ -48,7 +48,8 @@ class Columns:
 
 @dataclass(frozen=True, slots=True)
 class TurnTimes:
-    """One turn of each section with what it recomputes; bytes ``kept`` for backward, and ``transient`` ones of one turn at a time."""
+    """One turn of each section with what it recomputes; bytes ``kept`` for backward, and ``transient`` ones of one turn
+    at a time."""
 
     forward: Array
     backward: Array
@@ -76,7 +77,8 @@ class TurnTimes:
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """How kernels and blocking collectives add up to sections: matrices of (sections, kernels) and (sections, collectives)."""
+    """How kernels and blocking collectives add up to sections: matrices of (sections, kernels) and (sections,
+    collectives)."""
 
     forward: Array
     backward: Array
@@ -122,7 +124,8 @@ BYTES = ("saved_bytes", "core_bytes", "input_bytes", "largest_output_bytes")
 def columns(
     program: Program, kernels: Array, transfers: Array, sizes: Sequence[Array], sums: Sums | None = None
 ) -> Columns:
-    """Columns from seconds of every kernel (kernels, …) and of every blocking collective (`waits`, …); ``sizes`` as in `BYTES`.
+    """Columns from seconds of every kernel (kernels, …) and of every blocking collective (`waits`, …); ``sizes`` as in
+    `BYTES`.
 
     ``sums``: those of a program of the same structure, where they are at hand.
     """
@@ -152,7 +155,8 @@ def wholly_recomputed(repeat: Array) -> npt.NDArray[np.bool_]:
 
 
 def recomputed(columns: Columns, recompute: str) -> TurnTimes:
-    """Turns under ``none``, ``selective`` (the core of attention) or ``full`` recomputation (from the input of each block).
+    """Turns under ``none``, ``selective`` (the core of attention) or ``full`` recomputation (from the input of each
+    block).
 
     Reference: Korthikanti et al., Reducing activation recomputation in large transformer models, MLSys 2023.
     """
@@ -174,7 +178,8 @@ def recomputed(columns: Columns, recompute: str) -> TurnTimes:
 
 
 def turns_held(program_sections: int, chunks: Sequence[Sequence[tuple[int, int]]], stages: int) -> Array:
-    """Turns of each section on each stage, (stages, sections): stage s holds every ``stages``-th chunk from the s-th on."""
+    """Turns of each section on each stage, (stages, sections): stage s holds every ``stages``-th chunk from the s-th
+    on."""
     held = np.zeros((stages, program_sections))
     for index, chunk in enumerate(chunks):
         for section, turns in chunk:
@@ -183,8 +188,8 @@ def turns_held(program_sections: int, chunks: Sequence[Sequence[tuple[int, int]]
 
 
 def crowded(times: TurnTimes, gathers: Array, gradients: Array, contention: float) -> TurnTimes:
-    """Turns slowed by the collectives that run beside them: ``contention`` seconds for each second of gathers (both directions) and
-    of gradient exchange (backward), no more than they would take one after the other."""
+    """Turns slowed by the collectives that run beside them: ``contention`` seconds for each second of gathers (both
+    directions) and of gradient exchange (backward), no more than they would take one after the other."""
     if contention == 0.0:
         return times
     return replace(
@@ -212,10 +217,9 @@ def walk(
 ) -> tuple[Numeric, Numeric]:
     """When the computing and the network stream have done one pass [s]; the computing one is free from ``start`` on.
 
-    Each stream is served in the order in which its work becomes ready. A gather starts once the turn before the last has ended, and
-    the turn waits for it; buckets go out after their turn. ``forward``, ``backward`` and ``gather`` are seconds by section,
-    ``buckets`` by turn.
-    """
+    Each stream is served in the order in which its work becomes ready. A gather starts once the turn before the last
+    has ended, and the turn waits for it; buckets go out after their turn. ``forward``, ``backward`` and ``gather`` are
+    seconds by section, ``buckets`` by turn."""
     compute, network, issued = start, 0.0 * np.asarray(start), 0.0 * np.asarray(start)
     sent: list[tuple[Numeric, Numeric]] = []
     for turn, bucket in zip(turns, buckets, strict=True):
@@ -248,7 +252,8 @@ def pipeline_end(name: str, passes: Passes, microbatches: Numeric, chunks: int, 
 
 
 def alive(name: str, stages: int, microbatches: Numeric, chunks: int) -> Array:
-    """Microbatches whose activations live at once on each stage, as a fraction where chunks are parts of it: (stages, …)."""
+    """Microbatches whose activations live at once on each stage, as a fraction where chunks are parts of it: (stages,
+    …)."""
     if stages == 1:
         return np.ones((1,) + np.ndim(microbatches) * (1,))
     stage = np.arange(float(stages)).reshape((-1,) + np.ndim(microbatches) * (1,))
@@ -267,7 +272,8 @@ def update_kernel(count: float, chosen: Optimizer, formats: Precision) -> Kernel
 
 @dataclass(frozen=True, slots=True)
 class States:
-    """Bytes of what training keeps for each parameter on a stage, (stages, …), and of what sharding gathers at a time."""
+    """Bytes of what training keeps for each parameter on a stage, (stages, …), and of what sharding gathers at a
+    time."""
 
     parameters: Array
     gradients: Array
@@ -285,7 +291,8 @@ def states(
     *,
     training: bool = True,
 ) -> States:
-    """States of ``parameters`` elements on each stage, sharded over ``ranks`` as ZeRO's stages say (Rajbhandari et al., SC 2020).
+    """States of ``parameters`` elements on each stage, sharded over ``ranks`` as ZeRO's stages say (Rajbhandari et al.,
+    SC 2020).
 
     ``largest``: elements of the largest section; with sharded parameters two of them are whole at once.
     """
@@ -299,7 +306,8 @@ def states(
 
 
 def workspace(largest_output_bytes: Array, transient: Array, bucket: Numeric) -> Array:
-    """Two of the largest activations (a gradient and its successor), two buckets, and what recomputation brings back."""
+    """Two of the largest activations (a gradient and its successor), two buckets, and what recomputation brings
+    back."""
     return np.asarray(2.0 * largest_output_bytes.max(axis=0) + 2.0 * bucket + transient)
 
 

@@ -10,7 +10,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast, get_args, get_type_hints
 
@@ -94,6 +94,11 @@ Offered = Annotated[
     ),
 ]
 Counts = Annotated[str, typer.Option("--gpus", metavar="1,2,4,…", help="GPU counts.")]
+Goal = Annotated[str, typer.Option(help="What is made small: time, cost, energy, or gpus.")]
+Top = Annotated[int, typer.Option(min=1, metavar="K", help="So many plans.")]
+Explain = Annotated[bool, typer.Option("--explain", help="Why the winner wins, and how near the next one is.")]
+PerLayer = Annotated[bool, typer.Option("--per-layer", help="Choose the split of each layer, for chains of layers.")]
+TraceFile = Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="The trace, .json.")]
 Mode = Annotated[
     str | None,
     typer.Argument(
@@ -430,6 +435,63 @@ def _counts(text: str) -> list[int]:
     if len(parts) > MOST_COUNTS:
         raise SpecError(f"--gpus: {len(parts)} counts; {MOST_COUNTS} are enough for a curve")
     return [int(part) for part in parts]
+
+
+@app.command("plan")
+@takes_run
+def plan_(
+    model: ModelName,
+    system: SystemName,
+    gpus: Counts,
+    options: RunOptions,
+    objective: Goal = "time",
+    top: Top = 10,
+    explain: Explain = False,
+    per_layer: PerLayer = False,
+    as_json: AsJson = False,
+) -> None:
+    """The fastest (or cheapest) strategies of all: degrees, microbatch, recomputation, ZeRO, schedule.
+
+    Options of a run that are given narrow the search: --strategy tp=8 tries tp=8 alone.
+    """
+    from paleo.report import search as shown
+    from paleo.search import hybrid, plans, space
+    from paleo.specs.hardware import load_system
+    from paleo.specs.model import load_model
+
+    counts, network, machine = _counts(gpus), load_model(model), load_system(system)
+    run = replace(options, strategy=None).run(gpus=counts[0])
+    if per_layer:
+        split = hybrid.hybrid(network, machine, run)
+        names = network.name, machine.name
+        _show(lambda: shown.hybrid_document(*names, split), lambda: shown.hybrid_table(*names, split), as_json)
+        return
+    narrowed = space.within(
+        options.strategy, microbatches=options.microbatch, recompute=options.recompute, schedules=options.schedule
+    )
+    found = plans.search(network, machine, run, counts=counts, space=narrowed, objective=objective, top=top)
+    best = plans.explain(network, machine, found) if explain else None
+    names = network.name, machine.name
+    _show(lambda: shown.document(*names, found, best), lambda: shown.table(*names, found, best), as_json)
+    if not found.fitting:
+        raise typer.Exit(NO)
+
+
+@app.command()
+@takes_run
+def trace(model: ModelName, system: SystemName, options: RunOptions, output: TraceFile) -> None:
+    """One step as a timeline for Perfetto or chrome://tracing: a track for each stream of each class of ranks."""
+    from paleo.predict import predict
+    from paleo.report.documents import dumped, write_whole
+    from paleo.report.trace import trace as traced
+    from paleo.specs.hardware import load_system
+    from paleo.specs.model import load_model
+
+    made = predict(load_model(model), load_system(system), options.run())
+    text = dumped(traced(made)) + "\n"
+    write_whole(output, lambda file: file.write(text.encode()))
+    sys.stderr.write(f"wrote {output}\n")
+    _warn(made.warnings)
 
 
 @app.command()

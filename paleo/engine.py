@@ -15,7 +15,8 @@ from paleo.errors import PlanError
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """``after`` holds the positions, in the list of tasks, of those that must end first; ``flops`` and ``bytes`` say what is done."""
+    """``after`` holds the positions, in the list of tasks, of those that must end first; ``flops`` and ``bytes`` say
+    what is done."""
 
     name: str
     resource: str

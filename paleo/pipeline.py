@@ -58,8 +58,11 @@ def pipeline_time(name: str, stages: Sequence[Sequence[StageTime]], microbatches
     return PipelineTime(second.total + more, second.timeline, ends)
 
 
-def pipeline_timeline(name: str, stages: Sequence[Sequence[StageTime]], microbatches: int, tails: Sequence[Task]) -> Timeline:
-    """All passes of a step, or a window of them where there are very many, then what each stage does after its last one."""
+def pipeline_timeline(
+    name: str, stages: Sequence[Sequence[StageTime]], microbatches: int, tails: Sequence[Task]
+) -> Timeline:
+    """All passes of a step, or a window of them where there are very many, then what each stage does after its last
+    one."""
     depth, chunks = len(stages), len(stages[0])
     if depth * chunks * microbatches <= _MOST:
         made = _run(SCHEDULES[name], stages, microbatches)

@@ -20,7 +20,7 @@ Entry = Any
 Model = dict[str, Any]
 FAMILIES: Registry[Callable[[Config], Model]] = Registry("model_type of a configuration")
 
-MAX_CONFIG_BYTES = 1_000_000
+MAX_CONFIG_BYTES = 2_000_000
 #: Sequences that nobody asked for stay this short; --seq says otherwise.
 LONGEST_SEQ = 4096
 #: Names of element-wise functions in configurations -> ours, and their gated form.

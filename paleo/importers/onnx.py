@@ -17,6 +17,8 @@ from paleo.importers.trace import Call, Shape, Trace, Value, probe_sizes, record
 MOST_FILE_BYTES, MOST_NODES, MOST_DEPTH, MOST_RANK = 700_000_000, 50_000, 4, 8
 #: Initializers up to so many elements keep their numbers: the shapes that reshapes ask for.
 SMALL = 64
+#: The same of floating point: the scales of a resize, but no weights.
+FEW = 8
 #: Rounds of inference and arithmetic on shapes.
 MOST_PASSES = 6
 #: Sizes beyond this are mistakes of the file.
@@ -137,7 +139,7 @@ class _Reader:
         self.model.CopyFrom(model)
         self.graph = self.model.graph
         self.values: dict[str, Value] = {"": None}  # type: ignore[dict-item]
-        self.constants: dict[str, list[int]] = {}
+        self.constants: dict[str, list[float]] = {}
         self.probe = 1
         self.batch = ""
         self._readers: dict[str, Any] = {}
@@ -181,12 +183,14 @@ class _Reader:
         return Value(shape, "parameter" if learned else "constant", name, index, static=True, sources=sources)
 
     def _remember(self, name: str, tensor: Any) -> None:
-        if tensor.data_type in _WHOLE and math.prod(tensor.dims) <= SMALL:
+        most = SMALL if tensor.data_type in _WHOLE else FEW if tensor.data_type in _SINGLE else -1
+        if math.prod(tensor.dims) <= most:
             try:
                 numbers = self.onnx.numpy_helper.to_array(tensor).reshape(-1).tolist()
             except Exception:  # whatever the bytes are, they are not needed
                 return
-            self.constants[name] = [int(number) for number in numbers]
+            if all(math.isfinite(number) and abs(number) < 2**63 for number in numbers):
+                self.constants[name] = numbers
 
     def _inputs(self) -> list[Value]:
         taken = {int(size) for tensor in self.graph.initializer for size in tensor.dims}
@@ -276,7 +280,10 @@ class _Reader:
             self.constants[name] = numbers
             if name in ranks and node.op_type != "Constant":
                 shape = sizes[name] if math.prod(sizes[name]) == len(numbers) else (len(numbers),)
-                made = self.onnx.helper.make_tensor(name, self.onnx.TensorProto.INT64, shape, numbers)
+                kind = self.onnx.TensorProto.INT64 if shapes[name][1] else self.onnx.TensorProto.FLOAT
+                made = self.onnx.helper.make_tensor(
+                    name, kind, shape, [int(n) if shapes[name][1] else n for n in numbers]
+                )
                 node.CopyFrom(self.onnx.helper.make_node("Constant", [], [name], value=made))
                 folded = True
         return folded
@@ -371,14 +378,17 @@ def _flops(call: Call) -> float | None:
     return None
 
 
+Numbers = list[float]
+
+
 def shape_arithmetic(
     op: str,
     inputs: Sequence[str],
     options: Mapping[str, Any],
-    known: Mapping[str, list[int]],
+    known: Mapping[str, Numbers],
     sizes: Mapping[str, Shape],
-) -> list[int] | None:
-    """The whole numbers that a node makes of shapes and other whole numbers, flat; None for what is no such arithmetic.
+) -> Numbers | None:
+    """The few numbers that a node makes of shapes and other known numbers, flat; None for what is no such arithmetic.
 
     >>> shape_arithmetic("Shape", ["x"], {}, {}, {"x": (2, 3)})
     [2, 3]
@@ -387,29 +397,31 @@ def shape_arithmetic(
     """
     if op == "Shape":
         shape = sizes.get(inputs[0]) if inputs else None
-        return None if shape is None else list(shape[options.get("start", 0) or 0 : options.get("end")])
+        return None if shape is None else list[float](shape[options.get("start", 0) or 0 : options.get("end")])
     values = [known.get(name) for name in inputs if name]
     if not values or any(value is None for value in values):
         return None
     first, *rest = [value for value in values if value is not None]
+    if op == "Cast" and options.get("to") in _WHOLE:
+        return [int(number) for number in first]
     if op in ("Identity", "Cast", "Unsqueeze", "Squeeze", "Reshape", "Flatten"):
         return first
     if op == "Concat":
         return [number for value in (first, *rest) for number in value]
     if op == "Gather" and len(rest) == 1 and first:
         inside = all(-len(first) <= place < len(first) for place in rest[0])
-        return [first[place] for place in rest[0]] if inside else None
+        return [first[int(place)] for place in rest[0]] if inside else None
     if op == "Slice" and len(rest) in (2, 3, 4) and all(len(one) == 1 for one in rest):
-        step = rest[3][0] if len(rest) == 4 else 1
-        return first[rest[0][0] : rest[1][0] : step] if step else None
+        start, stop, step = (int(one[0]) for one in (rest[0], rest[1], rest[3] if len(rest) == 4 else [1]))
+        return first[start:stop:step] if step else None
     if op == "ConstantOfShape" and all(number >= 0 for number in first) and math.prod(first) <= SMALL:
-        return [int(options.get("value") or 0)] * math.prod(first)
+        return [int(options.get("value") or 0)] * int(math.prod(first))
     if op == "Where" and len(rest) == 2 and len(first) == len(rest[0]) == len(rest[1]):
         return [a if yes else b for yes, a, b in zip(first, *rest, strict=True)]
     return _pairwise(op, first, rest[0]) if len(rest) == 1 else None
 
 
-def _pairwise(op: str, left: list[int], right: list[int]) -> list[int] | None:
+def _pairwise(op: str, left: Numbers, right: Numbers) -> Numbers | None:
     """Element-wise arithmetic, a single number against all of the other."""
     length = max(len(left), len(right))
     if {len(left), len(right)} - {1, length} or (op == "Div" and 0 in right):
@@ -422,17 +434,19 @@ def _pairwise(op: str, left: list[int], right: list[int]) -> list[int] | None:
             return [a - b for a, b in pairs]
         case "Mul":
             return [a * b for a, b in pairs]
+        case "Mod":
+            return [a % b for a, b in pairs] if 0 not in right else None
         case "Equal":
             return [int(a == b) for a, b in pairs]
         case "Div":
-            return [abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1) for a, b in pairs]
+            return [math.trunc(a / b) if isinstance(a, int) and isinstance(b, int) else a / b for a, b in pairs]
         case _:
             return None
 
 
 #: Numbers of element types: floating point, and whole numbers that shapes are made of.
 _FLOATS = frozenset({1, 10, 11, 16, 17, 18, 19, 20})
-_WHOLE = frozenset({6, 7})
+_WHOLE, _SINGLE = frozenset({6, 7}), frozenset({1})
 
 
 def _word(name: str, place: int) -> str:
@@ -471,10 +485,10 @@ _NAMES = {
     ),
 }
 _SIMPLE = {name: kind for kind, names in _NAMES.items() for name in names.split()}
-_TRANSLATED: dict[str, Callable[[list[Value | None], Mapping[str, Any], Sequence[list[int] | None]], Kind]] = {}
+_TRANSLATED: dict[str, Callable[[list[Value | None], Mapping[str, Any], Sequence[Numbers | None]], Kind]] = {}
 
 
-def _kind(op: str, inputs: list[Value | None], options: Mapping[str, Any], numbers: Sequence[list[int] | None]) -> Kind:
+def _kind(op: str, inputs: list[Value | None], options: Mapping[str, Any], numbers: Sequence[Numbers | None]) -> Kind:
     """What a node is in our words, what it reads, and its options."""
     if op in _TRANSLATED:
         return _TRANSLATED[op](inputs, options, numbers)

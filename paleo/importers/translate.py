@@ -22,7 +22,7 @@ from paleo.work import Operation, Size, Tensor, parameters_of
 
 _FP32, _UNFUSED = precision("fp32"), Choices(attention="unfused")
 #: How far the FLOP of a layer may be from those that were counted.
-TOLERANCE = 1e-3
+TOLERANCE = 0.002
 
 
 @dataclass(eq=False)

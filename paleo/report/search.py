@@ -56,10 +56,22 @@ def table(model: str, system: str, found: Search, explanation: Explanation | Non
     )
     parts: list[RenderableType] = [prose(Text(head, style="bold")), _plans("Best plans", found.plans)]
     if len(found.front) > 1:
-        parts.append(_plans("No other is better in both time and memory", found.front))
+        shown = _spread(found.front)
+        some = "" if len(shown) == len(found.front) else f" ({len(shown)} of {len(found.front)})"
+        parts.append(_plans(f"No other is better in both time and memory{some}", shown))
     if explanation is not None:
         parts += [Text(), prose(Text(explanation.text))]
     return Group(*parts)
+
+
+def _spread(rows: Sequence[PlanRow]) -> Sequence[PlanRow]:
+    """At most `_SHOWN` of them, both ends and evenly between."""
+    if len(rows) <= _SHOWN:
+        return rows
+    return [rows[round(i * (len(rows) - 1) / (_SHOWN - 1))] for i in range(_SHOWN)]
+
+
+_SHOWN = 10
 
 
 def _plans(title: str, rows: Sequence[PlanRow]) -> Table:

@@ -1,4 +1,5 @@
-"""A prediction as a trace for Perfetto or chrome://tracing: a process for each class of ranks, a track for each of its streams."""
+"""A prediction as a trace for Perfetto or chrome://tracing: a process for each class of ranks, a track for each of its
+streams."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ def trace(made: Prediction) -> Document:
     """
     events = made.timeline.events
     streams = list(dict.fromkeys(_stream(event) for event in events))
-    places = {stream: (list(dict.fromkeys(one[0] for one in streams)).index(stream[0]), i) for i, stream in enumerate(streams)}
+    places = {
+        stream: (list(dict.fromkeys(one[0] for one in streams)).index(stream[0]), i) for i, stream in enumerate(streams)
+    }
     ranks = made.plan.mesh.size // made.plan.stages
     named = [_named(places[stream], stream, ranks) for stream in streams]
     return {

@@ -42,7 +42,8 @@ Shape = tuple[tuple[int, str, int, bool], ...]
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """One entry for each configuration: positions of its layout and of its choices, seconds of a step, bytes of the fullest stage."""
+    """One entry for each configuration: positions of its layout and of its choices, seconds of a step, bytes of the
+    fullest stage."""
 
     layout: Index
     microbatch: Index
@@ -65,8 +66,8 @@ class Results:
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Layouts of one number of stages, and their pairs with microbatches: positions of layouts and points, one entry a pair;
-    ``first`` is a pair of each layout, ``ranks`` its data-parallel ones."""
+    """Layouts of one number of stages, and their pairs with microbatches: positions of layouts and points, one entry a
+    pair; ``first`` is a pair of each layout, ``ranks`` its data-parallel ones."""
 
     stages: int
     layouts: tuple[int, ...]
@@ -158,7 +159,8 @@ class _Search:
         return over(held, self.points.columns.parameters[:, group.point[group.first]])
 
     def _after(self, group: _Group, held: Array, zero: int, *, exchange: bool) -> Array:
-        """Seconds of (stages, layouts) after the last backward pass: gradients where ``exchange`` asks for them, update, gathering."""
+        """Seconds of (stages, layouts) after the last backward pass: gradients where ``exchange`` asks for them,
+        update, gathering."""
         parameters, formats = self._parameters(group, held), self.made.formats
         total = self._update(parameters / (group.ranks if zero else 1.0))
         if zero in (1, 2) and self.training:
@@ -252,7 +254,8 @@ class _Search:
         return tuple(sorted(known if self.space.chunks is None else known & set(self.space.chunks)))
 
     def _cuts(self, times: TurnTimes, heaviest: Index, pieces: int) -> Iterator[tuple[list[Chunk], Index]]:
-        """Ways to cut the network, each with the pairs that it serves: whole blocks dealt out evenly, or balanced where none repeats."""
+        """Ways to cut the network, each with the pairs that it serves: whole blocks dealt out evenly, or balanced where
+        none repeats."""
         program, turn = self.points.programs[0], times.turn
         folded = any(section.repeat > 1 for section in self.sections)
         for block in np.unique(heaviest).tolist():
@@ -351,7 +354,8 @@ class _Search:
         return found
 
     def _order(self, program: Program, buckets: Buckets) -> tuple[Shape, list[Turn]]:
-        """The turns of a program, and in which way they follow one another; remembered, as many layouts share a program."""
+        """The turns of a program, and in which way they follow one another; remembered, as many layouts share a
+        program."""
         key = id(program), buckets.overlapped, buckets.sharded
         if key not in self._orders:
             order = turns(program, buckets, last=True)
@@ -376,6 +380,14 @@ class _Search:
         seconds = self._buckets(group, members, kind)
         sent: list[Array | float] = [row[member] if row.any() else 0.0 for row in seconds]
         gather = self._gathers(group, pairs)[:, None] if buckets.sharded else None
+        contention = self.made.software.contention
+        if contention and (buckets.overlapped or buckets.sharded):
+            beside = np.zeros((1, 1, 1)) if gather is None else gather
+            sums = self._gradients(group, members, buckets, kind)[:, None, member]
+            plain_forward = np.stack([one.forward[:, pairs] for one in times], axis=1)
+            plain_backward = np.stack([(one.backward + one.weights)[:, pairs] for one in times], axis=1)
+            forward = forward + contention * np.minimum(plain_forward, beside)
+            backward = backward + contention * np.minimum(plain_backward, beside + sums)
         if buckets.sharded:
             once = np.maximum(*walk(order, forward, backward, gather, sent, 0.0))
         else:
@@ -396,6 +408,24 @@ class _Search:
             chosen = [group.layouts[place] for _, _, place, _, _ in cells]
             sizes = np.array([size for *_, size in cells])
             seconds = self._collective(gradient_operation(kind), chosen, [axes for _, _, _, axes, _ in cells], sizes)
+            np.add.at(found, ([cell[0] for cell in cells], [cell[1] for cell in cells]), seconds)
+        return found
+
+    def _gradients(
+        self, group: _Group, members: Sequence[tuple[int, list[Turn]]], buckets: Buckets, kind: int
+    ) -> Array:
+        """Seconds in which the gradients of one turn of each section travel: (sections, layouts)."""
+        cells = [
+            (section, column, place, one.axes, one.elements * buckets.gradient_bytes)
+            for column, (place, _) in enumerate(members)
+            for section, of in enumerate(self.points.programs[self._program(group, place)].sections)
+            for one in of.gradients
+            if one.axes
+        ]
+        found = np.zeros((len(self.sections), len(members)))
+        if cells:
+            chosen, sizes = [group.layouts[cell[2]] for cell in cells], np.array([cell[4] for cell in cells])
+            seconds = self._collective(gradient_operation(kind), chosen, [cell[3] for cell in cells], sizes)
             np.add.at(found, ([cell[0] for cell in cells], [cell[1] for cell in cells]), seconds)
         return found
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 
 import numpy as np
+import numpy.typing as npt
 
 from paleo.assemble import RECOMPUTE
 from paleo.errors import CapacityError, PlanError, SpecError, near
@@ -43,7 +45,8 @@ class PlanRow:
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """What was found: the best plans first, and the front of those that no other beats in both time and memory."""
+    """What was found: the best plans first, the front of those that no other beats in both time and memory, and the
+    first that fits with another strategy than the best."""
 
     configurations: int
     fitting: int
@@ -52,6 +55,7 @@ class Search:
     global_batch: int
     plans: tuple[PlanRow, ...]
     front: tuple[PlanRow, ...]
+    runner_up: PlanRow | None = None
 
 
 def search(
@@ -64,11 +68,12 @@ def search(
     objective: str = "time",
     top: int = 10,
 ) -> Search:
-    """Every configuration of ``space`` on each count of GPUs (those of the run by default), all with the same global batch.
+    """Every configuration of ``space`` on each count of GPUs (those of the run by default), all with the same global
+    batch.
 
-    The best plans come first by ``objective``: ``time`` of a step, ``cost`` and ``energy`` of one (rent of whole nodes, design power),
-    or ``gpus`` (the fewest that fit). What fits comes before what does not.
-    """
+    The best plans come first by ``objective``: ``time`` of a step, ``cost`` and ``energy`` of one (rent of whole nodes,
+    design power), or ``gpus`` (the fewest that fit). What fits comes before what does not, and of that the smallest
+    comes first."""
     if objective not in OBJECTIVES:
         raise SpecError(f"objective {objective!r}; {near(objective, OBJECTIVES)}")
     started = time.perf_counter()
@@ -80,13 +85,13 @@ def search(
     ]
     found = _Found([part for part in parts if len(part.results)], system, objective)
     if not found.parts:
-        raise PlanError(
-            f"no configuration of {', '.join(map(str, counts or (run.gpus,)))} gpus shares {global_batch} samples evenly"
-        )
+        tried = ", ".join(map(str, counts or (run.gpus,)))
+        raise PlanError(f"no configuration of {tried} gpus shares {global_batch} samples evenly")
     plans, front = found.best(top), found.front()
     configurations = sum(len(part.results) for part in parts)
     fitting = int(found.fits.sum())
-    return Search(configurations, fitting, time.perf_counter() - started, objective, global_batch, plans, front)
+    seconds = time.perf_counter() - started
+    return Search(configurations, fitting, seconds, objective, global_batch, plans, front, found.runner_up(plans[0]))
 
 
 def _sized(run: Run, gpus: int, global_batch: int) -> Run:
@@ -127,10 +132,19 @@ class _Found:
         rates = np.array([_rate(system, part.run.gpus, objective) for part in parts])
         self.score = rates[self.part] * (1.0 if objective == "gpus" else self.step)
 
+    @cached_property
+    def order(self) -> npt.NDArray[np.intp]:
+        """All of them, the best first; what does not fit comes last, the smallest first."""
+        return np.lexsort((self.memory, self.step, np.where(self.fits, self.score, self.memory), ~self.fits))
+
     def best(self, top: int) -> tuple[PlanRow, ...]:
-        """The first ``top`` ones; those with less memory first where times are equal."""
-        order = np.lexsort((self.memory, self.step, self.score, ~self.fits))
-        return tuple(self.row(int(index)) for index in order[:top])
+        """The first ``top`` ones."""
+        return tuple(self.row(int(index)) for index in self.order[:top])
+
+    def runner_up(self, best: PlanRow) -> PlanRow | None:
+        """The first that fits and has another strategy."""
+        others = (self.row(int(index)) for index in self.order if self.fits[index])
+        return next((row for row in others if (row.gpus, row.strategy) != (best.gpus, best.strategy)), None)
 
     def front(self) -> tuple[PlanRow, ...]:
         """Pareto-optimal in step time and memory among those that fit, fastest first."""
@@ -202,13 +216,13 @@ class Explanation:
 
 
 def explain(model: ModelSpec, system: System, found: Search) -> Explanation:
-    """The winner against the first plan with another strategy, part by part, and whether the interval can tell them apart."""
+    """The winner against the first plan with another strategy, part by part, and whether the interval can tell them
+    apart."""
     if not found.plans or not found.plans[0].fits:
         raise CapacityError(f"none of {found.configurations:,} configurations fits {system.device.name}'s memory")
     first = found.plans[0]
-    other = next((row for row in found.plans[1:] if row.fits and row.strategy != first.strategy), None)
     winner = predict(model, system, first.run)
-    second = None if other is None else predict(model, system, other.run)
+    second = None if found.runner_up is None else predict(model, system, found.runner_up.run)
     return Explanation(winner, second, _words(winner, second))
 
 
@@ -221,7 +235,8 @@ def _words(winner: Prediction, other: Prediction | None) -> str:
     losses = {name: getattr(other.breakdown, name) - getattr(winner.breakdown, name) for name in _PARTS}
     worst = max(losses, key=lambda name: losses[name])
     gap = other.step_time / winner.step_time - 1.0
-    text += f". Next is {other.plan.strategy or 'dp'}, {gap:.1%} slower: {losses[worst] / winner.step_time:.1%} more {_PARTS[worst]}"
+    more = f"{losses[worst] / winner.step_time:.1%} more {_PARTS[worst]}"
+    text += f". Next is {other.plan.strategy or 'dp'}, {gap:.1%} slower: {more}"
     low, high = winner.interval
     if low <= other.step_time <= high:
         return f"{text}. That is within the winner's 90 % interval, so either may be the faster one."

@@ -1,10 +1,10 @@
 """Unique blocks priced once: for every layout of layers and every microbatch, the seconds and bytes of each section.
 
-Counts of a rank's layers are affine in its microbatch and in 1/cp (each number of a shape is a product of sizes, each count of bytes a
-sum of those), but for sparse ones that a small batch does not fill (rows of an embedding): those are the lower of two such surfaces.
-So a few lowerings at the corners give a whole family of layouts, and one more in the middle checks them. Where that fails (rounding, a
-mixture of experts), each microbatch or each point is lowered by itself. Equal kernels of all points are priced once, in one call.
-"""
+Counts of a rank's layers are affine in its microbatch and in 1/cp (each number of a shape is a product of sizes, each
+count of bytes a sum of those), but for sparse ones that a small batch does not fill (rows of an embedding): those are
+the lower of two such surfaces. So a few lowerings at the corners give a whole family of layouts, and one more in the
+middle checks them. Where that fails (rounding, a mixture of experts), each microbatch or each point is lowered by
+itself. Equal kernels of all points are priced once, in one call."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ Key = tuple[int, int, int, int, bool]
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """The layers of one layout at several microbatches. ``values``: (microbatches, numbers of the program, one after another).
+    """The layers of one layout at several microbatches. ``values``: (microbatches, numbers of the program, one after
+    another).
 
     ``program`` has the structure and the parameters of the layout; its counts may be those of another one.
     """
@@ -62,7 +63,8 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Points:
-    """All points: columns of (sections, points), the program behind each block, and where to find a layout's microbatch."""
+    """All points: columns of (sections, points), the program behind each block, and where to find a layout's
+    microbatch."""
 
     columns: Columns
     output_bytes: Array
@@ -155,8 +157,8 @@ class _Blocks:
         return True
 
     def _surface(self, family: Mapping[Key, Sequence[int]]) -> list[Block] | None:
-        """All layouts from four: small microbatches on the most cp ranks, large ones on the fewest, so that a sparse count which fills up
-        does so in between. None where the counts do not lie on such surfaces."""
+        """All layouts from four: small microbatches on the most cp ranks, large ones on the fewest, so that a sparse
+        count which fills up does so in between. None where the counts do not lie on such surfaces."""
         keys = sorted(family)
         sizes = sorted({size for counts in family.values() for size in counts})
         if len(sizes) < 2:
@@ -192,7 +194,8 @@ class _Blocks:
         return [Block(key, self._lower(key, size), (size,), _values(self._lower(key, size))[None]) for size in sizes]
 
     def _ends(self, key: Key, sizes: Sequence[int]) -> Array:
-        """Numbers at the first two and two full microbatches: (4, numbers); a flat array where they have no common shape."""
+        """Numbers at the first two and two full microbatches: (4, numbers); a flat array where they have no common
+        shape."""
         rows = [_values(self._lower(key, size)) for size in (*sizes[:2], *_FULL)]
         return np.stack(rows) if len({len(row) for row in rows}) == 1 else np.zeros(0)
 
@@ -222,8 +225,8 @@ def _concave(sizes: Sequence[int], rows: Array) -> npt.NDArray[np.bool_]:
 
 
 def _lines(wanted: Sequence[int], sizes: Sequence[int], rows: Array, lower: npt.NDArray[np.bool_]) -> Array:
-    """Numbers at the sizes wanted from those at the first two of all sizes and at two full ones: the ``lower`` of both lines, or the
-    upper one. Whole numbers stay whole."""
+    """Numbers at the sizes wanted from those at the first two of all sizes and at two full ones: the ``lower`` of both
+    lines, or the upper one. Whole numbers stay whole."""
     at, ends = np.array(wanted, dtype=np.float64)[:, None], np.array([*sizes[:2], *_FULL], dtype=np.float64)
 
     def line(near: int, far: int) -> Array:

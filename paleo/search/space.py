@@ -24,8 +24,8 @@ SPLITS = ("tp", "cp", "ep", "pp")
 class Space:
     """Choices that a search tries; what is left out is tried in every way that there is.
 
-    ``degrees`` fixes axes, ``microbatches`` and ``chunks`` list what may be tried, ``sequence_parallel`` and ``overlapped`` fix a choice.
-    """
+    ``degrees`` fixes axes, ``microbatches`` and ``chunks`` list what may be tried, ``sequence_parallel`` and
+    ``overlapped`` fix a choice."""
 
     degrees: Mapping[str, int] = field(default_factory=dict)
     microbatches: tuple[int, ...] | None = None
@@ -53,8 +53,10 @@ def within(strategy: str | None, **stated: object) -> Space:
         fixed |= {"zero": (parsed.zero,)} if "zero" in words else {}
         fixed |= {"chunks": (parsed.chunks,)} if "vp" in words else {}
         fixed |= {"sequence_parallel": True} if "sp" in words else {}
-    for name in fixed.get("schedules", ()):  # type: ignore[attr-defined]
-        SCHEDULES[name]
+    if stated.get("schedules") is not None:
+        SCHEDULES[str(stated["schedules"])]
+    if fixed.get("schedules") == ("1f1b",):
+        fixed["schedules"] = ("1f1b", "interleaved")
     return Space(**fixed)  # type: ignore[arg-type]
 
 
@@ -92,7 +94,8 @@ def _degrees(axis: str, gpus: int, useful: frozenset[str], space: Space) -> Sequ
 
 
 def _useful(graph: Graph) -> frozenset[str]:
-    """Axes that divide a dim of some layer that dp does not divide; any network of several layers can be cut into stages."""
+    """Axes that divide a dim of some layer that dp does not divide; any network of several layers can be cut into
+    stages."""
     placement = STRATEGIES["dp"](graph, Strategy())
     used = {"pp"}
     for node in graph.nodes:

@@ -15,9 +15,15 @@ from paleo.importers.huggingface import FAMILIES, folded, from_config
 from paleo.importers.sources import imported
 
 TINY = {
-    "model_type": "llama", "hidden_size": 8, "intermediate_size": 20, "num_attention_heads": 2, "num_key_value_heads": 1,
-    "num_hidden_layers": 3, "vocab_size": 11, "max_position_embeddings": 64,
-}  # fmt: skip
+    "model_type": "llama",
+    "hidden_size": 8,
+    "intermediate_size": 20,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "num_hidden_layers": 3,
+    "vocab_size": 11,
+    "max_position_embeddings": 64,
+}
 
 
 def written(path: Path, **more: Any) -> str:
@@ -27,7 +33,7 @@ def written(path: Path, **more: Any) -> str:
 
 
 def test_a_llama_counted_by_hand(tmp_path: Path) -> None:
-    """A layer: q 8x8, k and v 8x4 each, out 8x8; gate, up and down 8x20; two norms of 8. Two tables of 11x8, a last norm."""
+    """A layer: q and out 8x8, k and v 8x4; gate, up and down 8x20; two norms of 8. Two tables of 11x8, a norm."""
     made = imported("hf", written(tmp_path))
     assert made.graph.parameters == 3 * (64 + 32 + 32 + 64 + 3 * 160 + 16) + 2 * 88 + 8
     products = 2 * 64 * (64 + 32 + 32 + 64 + 480)  # per layer, 64 tokens
@@ -37,7 +43,9 @@ def test_a_llama_counted_by_hand(tmp_path: Path) -> None:
 
 def test_a_folder_stands_for_its_configuration(tmp_path: Path) -> None:
     written(tmp_path)
-    assert from_config(tmp_path) == from_config(tmp_path / "config.json") | {"title": f"llama imported from {tmp_path}/config.json"}
+    assert from_config(tmp_path) == from_config(tmp_path / "config.json") | {
+        "title": f"llama imported from {tmp_path}/config.json"
+    }
 
 
 def test_seq_can_be_stated_and_overridden(tmp_path: Path) -> None:
@@ -75,7 +83,7 @@ def test_the_shortest_pattern_is_folded(text: str, pattern: list[str], times: in
     ],
 )
 def test_what_is_wrong_is_named(tmp_path: Path, change: dict[str, Any], said: str) -> None:
-    with pytest.raises(SpecError, match="config.json") as caught:
+    with pytest.raises(SpecError, match=r"config\.json") as caught:
         from_config(written(tmp_path, **change))
     assert said in str(caught.value)
 
@@ -88,17 +96,17 @@ def test_what_is_no_configuration_is_an_error(tmp_path: Path, text: str) -> None
         from_config(file)
 
 
-def test_every_family_says_which_key_is_missing(tmp_path: Path) -> None:
-    for family in FAMILIES:
-        file = tmp_path / "config.json"
-        file.write_text(json.dumps({"model_type": family}))
-        try:
-            from_config(file)
-        except SpecError as error:
-            assert "this key is missing" in str(error), family
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in ("t5", "mt5", "vit", "bert")])
+def test_every_family_says_which_key_is_missing(tmp_path: Path, family: str) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({"model_type": family}))
+    with pytest.raises(SpecError, match="this key is missing"):
+        from_config(file)
 
 
-@pytest.mark.parametrize("odd", ["a: b", "#x", "true", "1", "- x", "é\n", "'", '"', "null", "=1 + 2", "", " x", "x\u0007"])
+@pytest.mark.parametrize(
+    "odd", ["a: b", "#x", "true", "1", "- x", "é\n", "'", '"', "null", "=1 + 2", "", " x", "x\u0007"]
+)
 def test_odd_texts_survive_the_file(odd: str) -> None:
     assert checked({"params": {"a": odd}, "layers": [{"linear": {"dim": odd}}, [odd]]})
 

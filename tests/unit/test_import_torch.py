@@ -87,7 +87,9 @@ def test_a_perceptron_counted_by_hand() -> None:
 
 def test_a_convolution_keeps_its_window() -> None:
     model = read(nn.Conv2d(3, 8, (3, 5), (1, 2), (1, 2), groups=1, bias=False), "2x3x10x11")
-    assert layers(model)[0] == {"conv": {"channels": 8, "kernel": [3, 5], "stride": [1, 2], "padding": [1, 2], "bias": False}}
+    assert layers(model)[0] == {
+        "conv": {"channels": 8, "kernel": [3, 5], "stride": [1, 2], "padding": [1, 2], "bias": False}
+    }
     assert build(model, batch=2).nodes[0].out.sizes == (2, 8, 10, 6)
 
 

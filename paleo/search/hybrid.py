@@ -1,0 +1,173 @@
+"""The split of each layer by itself: the cheapest way through a chain of layers, changes of layout between them paid
+for.
+
+Data parallelism splits every layer by its batch; a layer with many weights and few activations is better split by its
+features (Krizhevsky, One weird trick, 2014). Layers are tried in every split that they allow; the communication of each
+follows from the rules of `paleo.parallel`, and dynamic programming finds the best combination (Jia, Lin, Qi and Aiken,
+Exploring hidden dimensions, 2018)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+
+from paleo.errors import PlanError
+from paleo.graph import Graph, Node, build
+from paleo.parallel.mesh import Mesh
+from paleo.parallel.placement import Placement, Rule, Split
+from paleo.parallel.propagation import PlacedNode, propagate
+from paleo.plan import plan
+from paleo.predict import Setting, setting
+from paleo.specs.hardware import System
+from paleo.specs.model import ModelSpec
+from paleo.specs.run import Run
+
+#: Dims whose split would need neighbours' borders or moves a sequence: not tried.
+_LOCAL = frozenset({"height", "width", "depth", "seq"})
+_BATCH: Split = {"batch": ("dp",)}
+
+
+@dataclass(frozen=True, slots=True)
+class Hybrid:
+    """The split of each layer; seconds of computation, gradients and changes of layout one after another, and of data
+    parallelism."""
+
+    layers: tuple[tuple[str, str], ...]
+    seconds: float
+    data_parallel_seconds: float
+
+    def split(self, layer: str) -> str:
+        """By what a layer is split."""
+        return dict(self.layers)[layer]
+
+
+@dataclass(frozen=True, slots=True)
+class _Option:
+    """A layer under one split: seconds of its kernels and of the exchange of its gradients."""
+
+    split: Split
+    seconds: float
+
+    @property
+    def words(self) -> str:
+        return "+".join(self.split) or "nothing (every rank does all of it)"
+
+
+def hybrid(model: ModelSpec, system: System, run: Run) -> Hybrid:
+    """The best split of every layer over all GPUs of the run, without a pipeline and without overlap.
+
+    Raises PlanError for a network whose layers are no chain.
+    """
+    chosen = plan(model, system, run)
+    made = setting(system, run, chosen.dtype)
+    graph = build(model, batch=chosen.microbatch * chosen.dp, choices=made.choices, overrides=run.model)
+    chain = _chain(graph)
+    mesh = Mesh.of({"dp": run.gpus})
+    search = _Chain(graph, chain, mesh, made)
+    options = search.options()
+    best = search.shortest(options)
+    plain = [next(index for index, one in enumerate(layer) if one.split == _BATCH) for layer in options]
+    layers = tuple((node.name, options[i][pick].words) for i, (node, pick) in enumerate(zip(chain, best, strict=True)))
+    return Hybrid(layers, search.total(options, best), search.total(options, plain))
+
+
+def _chain(graph: Graph) -> list[Node]:
+    """The layers that compute, if each reads the one before it alone."""
+    found = [node for node in graph.nodes if node.operations]
+    for before, node in pairwise(found):
+        read = {tensor.name for tensor in node.inputs} - set(graph.inputs)
+        if read != {before.out.name} or node.repeat > 1:
+            raise PlanError(
+                f"layer {node.name!r} does not follow {before.name!r} alone: a per-layer search takes chains of layers"
+            )
+    return found
+
+
+class _Chain:
+    def __init__(self, graph: Graph, chain: Sequence[Node], mesh: Mesh, made: Setting) -> None:
+        self.graph, self.chain, self.mesh, self.made = graph, chain, mesh, made
+        self._views = {tensor.name for node in graph.nodes if not node.operations for tensor in node.inputs}
+        self._known: dict[tuple[int, tuple[str, ...], tuple[str, ...]], float] = {}
+
+    def options(self) -> list[list[_Option]]:
+        """Every split that each layer allows, priced."""
+        return [
+            [option for split in self._splits(node) if (option := self._option(index, split))]
+            for index, node in enumerate(self.chain)
+        ]
+
+    def _splits(self, node: Node) -> list[Split]:
+        """By batch, by each other dim of the output, or not at all; what is only looked at in another shape next stays
+        whole."""
+        dims = (
+            []
+            if node.out.name in self._views
+            else [dim for dim in node.out.dims if dim != "batch" and dim not in _LOCAL]
+        )
+        return [_BATCH, *({dim: ("dp",)} for dim in dims), {}]
+
+    def _option(self, index: int, split: Split) -> _Option | None:
+        try:
+            placed = self._placed(index, _BATCH, split)
+        except PlanError:
+            return None
+        formats = self.made.formats
+        kernels = [kernel for one in placed.operations for kernel in (*one.forward(formats), *one.backward(formats))]
+        seconds = float(self.made.prices.times(kernels).total.sum())
+        sums = [float(tensor.elements) * formats.gradient for tensor, axes in placed.parameters if axes]
+        return _Option(split, seconds + self._collectives([("all_reduce", size) for size in sums]))
+
+    def change(self, index: int, before: Split, after: Split) -> float:
+        """Seconds of the collectives that a layer owes after one with another split, forward and backward."""
+        key = index, tuple(before), tuple(after)
+        if key not in self._known:
+            formats = self.made.formats
+            owed = [one for one in self._placed(index, before, after).communications if not one.overlapped]
+            self._known[key] = self._collectives([(one.operation, one.tensor.bytes(formats)) for one in owed])
+        return self._known[key]
+
+    def _placed(self, index: int, before: Split, after: Split) -> PlacedNode:
+        """A layer placed behind the one before it (the network's inputs are split by the batch)."""
+        node = self.chain[index]
+        nodes = list(self.graph.nodes)
+        first = nodes.index(self.chain[index - 1]) if index else nodes.index(node)
+        part = nodes[first : nodes.index(node) + 1]
+        outside = {tensor.name: tensor for one in part for tensor in one.inputs}
+        graph = replace(self.graph, nodes=tuple(part), inputs=outside)
+        rules = [Rule(_BATCH), *([Rule(before, name=part[0].name)] if index else []), Rule(after, name=node.name)]
+        return propagate(graph, Placement(tuple(rules)), self.mesh)[-1]
+
+    def _collectives(self, owed: Sequence[tuple[str, float]]) -> float:
+        ranks, seconds = np.array([self.mesh.size]), 0.0
+        for operation, size in owed:
+            seconds += float(self.made.fabric.times(operation, np.array([1]), ranks, np.array([size]))[0])
+        return seconds
+
+    def shortest(self, options: Sequence[Sequence[_Option]]) -> list[int]:
+        """Dynamic programming: the cheapest option of each layer, given the best way to each option of the one
+        before."""
+        costs = np.array([one.seconds + self.change(0, _BATCH, one.split) for one in options[0]])
+        came: list[np.ndarray] = []
+        for index in range(1, len(options)):
+            change = np.array(
+                [[self.change(index, a.split, b.split) for b in options[index]] for a in options[index - 1]]
+            )
+            through = costs[:, None] + change
+            came.append(through.argmin(axis=0))
+            costs = through.min(axis=0) + np.array([one.seconds for one in options[index]])
+        picks = [int(costs.argmin())]
+        for back in reversed(came):
+            picks.append(int(back[picks[-1]]))
+        return picks[::-1]
+
+    def total(self, options: Sequence[Sequence[_Option]], picks: Sequence[int]) -> float:
+        """Seconds of one choice."""
+        chosen = [layer[pick] for layer, pick in zip(options, picks, strict=True)]
+        before = [_BATCH, *(one.split for one in chosen[:-1])]
+        return sum(
+            one.seconds + self.change(i, split, one.split)
+            for i, (one, split) in enumerate(zip(chosen, before, strict=True))
+        )

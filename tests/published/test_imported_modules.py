@@ -1,0 +1,118 @@
+"""Imported torch modules: parameters exact, FLOP within 0.5 % of torch's counter; step times as the catalog's."""
+
+from __future__ import annotations
+
+import resource
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import paleo
+from paleo.graph import Graph, build
+from paleo.importers.sources import imported
+from paleo.importers.torch import build_module, parse_input
+from paleo.layers.base import Choices
+from paleo.precision import precision
+from paleo.specs.hardware import load_system
+from paleo.specs.model import ModelSpec, load_model
+from paleo.specs.run import Run
+
+torch = pytest.importorskip("torch")
+from networks import ZOO, hf  # noqa: E402
+from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+SYSTEM = "dgx-a100-80gb"
+
+
+def counted(module: Any, texts: list[str]) -> float:
+    """FLOP of one forward pass by torch's counter."""
+    specs = [parse_input(text) for text in texts]
+    tensors = [(s.name, torch.zeros(s.shape, dtype=getattr(torch, s.dtype), device="meta")) for s in specs]
+    with FlopCounterMode(display=False) as counter:
+        module.eval()(*(t for name, t in tensors if name is None), **{name: t for name, t in tensors if name})
+    return float(counter.get_total_flops())
+
+
+def flops(graph: Graph) -> float:
+    formats = precision("fp32")
+    return sum(n.repeat * k.flops for n in graph.nodes for op in n.operations for k in op.forward(formats))
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_parameters_exact_and_flop_within_half_a_percent(name: str) -> None:
+    factory, inputs = ZOO[name]
+    module = build_module(factory, name)
+    started = time.perf_counter()
+    model = paleo.from_torch(module, inputs)
+    graph = build(model, batch=parse_input(inputs[0]).shape[0], choices=Choices(attention="unfused"))
+    assert time.perf_counter() - started < 20
+    assert graph.parameters == sum(p.numel() for p in module.parameters())
+    assert flops(graph) == pytest.approx(counted(module, inputs), rel=5e-3)
+
+
+def test_the_zoo_is_wide_enough() -> None:
+    assert len(ZOO) >= 40
+
+
+PAIRS = {
+    "resnet50": (hf("ResNetForImageClassification", num_labels=1000), "2x3x224x224", {}, 32),
+    "vit_b16": (hf("ViTForImageClassification", num_labels=1000), "2x3x224x224", {}, 32),
+    "bert_base": (hf("BertForPreTraining"), "2x512:int64", {"predictions": 512}, 8),
+    "gpt2": (hf("GPT2LMHeadModel", "GPT2Config"), "2x1024:int64", {}, 4),
+    "llama2-7b": (hf("LlamaForCausalLM", max_position_embeddings=4096), "1x4096:int64", {}, 1),
+}
+
+
+def read(name: str) -> ModelSpec:
+    factory, text, _, _ = PAIRS[name]
+    return paleo.from_torch(factory, [text])
+
+
+@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize("strategy", ["dp", "tp=4,dp=2", "zero=3"])
+def test_the_step_time_is_that_of_the_catalog(name: str, strategy: str) -> None:
+    """Under tensor parallelism BERT differs by what its two heads do: 1.4 %."""
+    _, _, overrides, batch = PAIRS[name]
+    run = {"gpus": 8, "batch": batch, "strategy": strategy}
+    ours = paleo.predict(load_model(name), load_system(SYSTEM), Run(model=overrides, **run))
+    theirs = paleo.predict(read(name), load_system(SYSTEM), Run(**run))
+    tolerance = 0.02 if name == "bert_base" and "tp" in strategy else 0.01
+    assert theirs.step_time == pytest.approx(ours.step_time, rel=tolerance)
+    assert theirs.memory.total == pytest.approx(ours.memory.total, rel=tolerance)
+
+
+def test_seventy_billion_parameters_need_neither_memory_nor_patience() -> None:
+    factory = hf(
+        "LlamaForCausalLM", hidden_size=8192, num_attention_heads=64, num_key_value_heads=8, num_hidden_layers=80,
+        intermediate_size=28672, vocab_size=128256, max_position_embeddings=8192, head_dim=128,
+    )  # fmt: skip
+    started = time.perf_counter()
+    graph = build(paleo.from_torch(factory, ["1x4096:int64"]), batch=1)
+    assert graph.parameters == 70_553_706_496
+    assert time.perf_counter() - started < 20
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 2_000_000  # kibibytes on Linux
+
+
+@pytest.mark.filterwarnings("ignore::Warning")  # the exporter warns of every size that it fixes
+@pytest.mark.parametrize("name", ["convnext", "dit", "ddpm", "deep-speech"])
+def test_onnx_files_that_torch_exports_count_the_same(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("onnx")
+    small = {"convnext": (hf("ConvNextForImageClassification", hidden_sizes=[16, 32, 64, 128]), ["2x3x64x64"])}
+    factory, inputs = small.get(name, ZOO[name])
+    module = factory().eval()
+    for parameter in module.parameters():  # equal tensors would be merged in the file
+        torch.nn.init.uniform_(parameter, -0.1, 0.1)
+    tensors = tuple(torch.randn(parse_input(text).shape) for text in inputs)
+    names, file = [f"in{i}" for i in range(len(tensors))], tmp_path / "net.onnx"
+    axes = {one: {0: "batch"} for one in names}
+    options = {"input_names": names, "dynamic_axes": axes, "do_constant_folding": False}
+    torch.onnx.export(
+        module, tensors, str(file), dynamo=False, opset_version=17, training=torch.onnx.TrainingMode.PRESERVE, **options
+    )
+    theirs = imported("onnx", str(file))
+    ours = build(paleo.from_torch(module, inputs), batch=1)
+    assert theirs.graph.parameters == ours.parameters == sum(p.numel() for p in module.parameters())
+    assert theirs.flops == pytest.approx(flops(ours), rel=1e-3)

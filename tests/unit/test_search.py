@@ -1,0 +1,213 @@
+"""The array search against predictions one by one, its order, its space, and the per-layer search."""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from paleo.errors import CapacityError, PlanError, SpecError
+from paleo.predict import predict, setting
+from paleo.search.evaluate import evaluate
+from paleo.search.hybrid import hybrid
+from paleo.search.plans import Search, _Found, _Part, _searched, _sized, explain, search
+from paleo.search.points import priced
+from paleo.search.space import Space, batch, divisors, layouts, microbatches, within
+from paleo.specs.hardware import System, load_system
+from paleo.specs.model import ModelSpec, load_model
+from paleo.specs.run import Run
+from paleo.units import GIB
+
+CASES = {
+    "dense": ("gpt2", "dgx-h100", {"gpus": 16, "global_batch": 64}),
+    "large": ("gpt3-175b", "dgx-a100-80gb", {"gpus": 512, "global_batch": 1536}),
+    "experts": ("mixtral-8x7b", "dgx-h100", {"gpus": 16, "global_batch": 32}),
+    "convolutions": ("resnet50", "dgx-1-v100", {"gpus": 16, "global_batch": 256}),
+    "roofline": ("gpt2", "dgx-a100-80gb", {"gpus": 16, "global_batch": 64, "calibration": "ideal"}),
+    "forward": ("gpt2", "dgx-h100", {"gpus": 16, "global_batch": 64, "forward_only": True}),
+}
+
+
+@cache
+def everything(case: str) -> tuple[ModelSpec, System, _Part, _Found]:
+    model, system, options = CASES[case]
+    network, machine, run = load_model(model), load_system(system), Run(**options)
+    part = _searched(network, machine, _sized(run, run.gpus, run.global_batch or 0), Space())
+    return network, machine, part, _Found([part], machine, "time")
+
+
+@pytest.mark.parametrize("case", list(CASES))
+def test_arrays_equal_single_predictions(case: str) -> None:
+    model, system, _, found = everything(case)
+    for index in random.Random(7).sample(range(len(found.step)), 40):
+        row = found.row(index)
+        made = predict(model, system, row.run)
+        assert row.step_time == pytest.approx(made.step_time, rel=1e-9), row
+        assert row.memory == pytest.approx(made.memory.total, rel=1e-9), row
+
+
+def test_every_choice_occurs() -> None:
+    _, _, part, found = everything("large")
+    results = part.results
+    assert set(results.zero) == {0, 1, 2, 3}
+    assert set(results.recompute) == {0, 1, 2}
+    assert set(results.overlapped) == {False, True}
+    assert set(results.chunks) >= {1, 2, 3, 4, 6}
+    assert len(set(results.schedule)) == 4
+    assert len(results) > 100_000 and np.all(np.isfinite(found.step)) and np.all(found.memory > 0)
+
+
+def test_no_configuration_occurs_twice() -> None:
+    _, _, part, _ = everything("dense")
+    r = part.results
+    rows = np.stack([r.layout, r.microbatch, r.recompute, r.schedule, r.chunks, r.zero, r.overlapped])
+    assert np.unique(rows, axis=1).shape == rows.shape
+
+
+def test_layouts_use_all_gpus_and_share_the_batch_evenly() -> None:
+    _, _, part, _ = everything("dense")
+    for layout in part.layouts:
+        assert layout.mesh.size == 16
+        assert layout.local_batch * layout.mesh.replicas == 64
+        assert layout.mesh.degree("ep") == 1  # there are no experts to spread
+
+
+def test_a_network_without_tensor_parallel_layers_is_not_split_so() -> None:
+    _, _, part, _ = everything("convolutions")
+    assert {layout.mesh.degree("tp") for layout in part.layouts} == {1}
+
+
+@cache
+def small() -> Search:
+    return search(load_model("gpt2"), load_system("dgx-h100"), Run(gpus=8, global_batch=64), top=50)
+
+
+def test_best_first_and_the_front_falls() -> None:
+    found = small()
+    assert found.plans[0].fits
+    assert [row.step_time for row in found.plans] == sorted(row.step_time for row in found.plans)
+    assert found.front[0].step_time == found.plans[0].step_time
+    for faster, smaller in pairwise(found.front):
+        assert faster.step_time <= smaller.step_time and faster.memory > smaller.memory
+
+
+def test_no_plan_beats_the_best_by_a_brute_search() -> None:
+    """Every strategy that four GPUs allow, predicted one by one."""
+    model, system = load_model("gpt2"), load_system("dgx-h100")
+    best = search(model, system, Run(gpus=4, global_batch=8), space=Space(recompute=("none",), zero=(0,)), top=1)
+    times = []
+    for strategy in (
+        "dp=4",
+        "tp=4",
+        "tp=4,sp",
+        "tp=2,dp=2",
+        "tp=2,dp=2,sp",
+        "cp=2,dp=2",
+        "cp=4",
+        "pp=2,dp=2",
+        "tp=2,cp=2",
+    ):
+        for microbatch in (1, 2, 4, 8):
+            try:
+                run = Run(gpus=4, global_batch=8, strategy=strategy, microbatch=microbatch)
+                times.append(predict(model, system, run).step_time)
+            except PlanError:
+                continue
+    assert len(times) > 10
+    assert best.plans[0].step_time <= min(times) * (1 + 1e-12)
+
+
+def test_explanation_names_the_next_and_the_interval() -> None:
+    model, system = load_model("gpt2"), load_system("dgx-h100")
+    found = explain(model, system, small())
+    assert found.winner.step_time == pytest.approx(small().plans[0].step_time, rel=1e-9)
+    assert found.runner_up is not None and found.runner_up.step_time >= found.winner.step_time
+    assert "wins" in found.text and "90 % interval" in found.text
+
+
+def test_nothing_fits_is_said() -> None:
+    model, system = load_model("gpt3-175b"), load_system("dgx-1-v100")
+    found = search(model, system, Run(gpus=8, global_batch=8), top=3)
+    assert found.fitting == 0 and not any(row.fits for row in found.plans) and not found.front
+    assert [row.memory for row in found.plans] == sorted(row.memory for row in found.plans)
+    with pytest.raises(CapacityError, match="fits"):
+        explain(model, system, found)
+
+
+def test_fewest_gpus_and_least_cost_over_several_counts() -> None:
+    model, system = load_model("gpt2-xl"), load_system("aws-p4d.24xlarge")
+    run = Run(global_batch=32)
+    fewest = search(model, system, run, counts=(8, 4, 16), objective="gpus", top=1)
+    fastest = search(model, system, run, counts=(8, 4, 16), objective="time", top=1)
+    cheapest = search(model, system, run, counts=(8, 4, 16), objective="cost", top=1)
+    assert fewest.plans[0].gpus == 4 and fewest.plans[0].fits
+    assert fastest.plans[0].gpus == 16
+    assert cheapest.plans[0].gpus <= 16 and cheapest.plans[0].step_time >= fastest.plans[0].step_time
+
+
+def test_space_is_narrowed_by_what_is_stated() -> None:
+    space = within("tp=4,zero=1,vp=2,sp", recompute="full", microbatches=2, schedules="1f1b")
+    assert space.degrees == {"tp": 4} and space.zero == (1,) and space.chunks == (2,) and space.sequence_parallel
+    assert space.recompute == ("full",) and space.microbatches == (2,) and space.schedules == ("1f1b", "interleaved")
+    found = search(
+        load_model("gpt2"), load_system("dgx-h100"), Run(gpus=8, global_batch=32), space=within("tp=4,zero=1")
+    )
+    assert all("tp=4" in row.strategy and "zero=1" in row.strategy for row in found.plans)
+
+
+def test_bad_requests_are_errors() -> None:
+    model, system = load_model("gpt2"), load_system("dgx-h100")
+    with pytest.raises(PlanError, match="owt"):
+        within("owt")
+    with pytest.raises(SpecError, match="objective 'speed'"):
+        search(model, system, Run(gpus=8), objective="speed")
+    with pytest.raises(PlanError, match="7 gpus"):
+        search(model, system, Run(gpus=7, global_batch=3), space=Space(degrees={"tp": 1, "cp": 1, "pp": 1}))
+    with pytest.raises(SpecError, match="state one"):
+        batch(model, Run(batch=1, global_batch=8))
+
+
+def test_divisors_and_microbatches() -> None:
+    assert divisors(1) == (1,) and divisors(36) == (1, 2, 3, 4, 6, 9, 12, 18, 36)
+    assert microbatches(12, Space(microbatches=(2, 5, 6))) == (2, 6)
+
+
+def test_points_price_every_layout_and_share_programs() -> None:
+    model, system = load_model("gpt2"), load_system("dgx-h100")
+    run, space = Run(gpus=64, global_batch=256), Space()
+    made = setting(system, run, "bf16")
+    from paleo.graph import build
+
+    chosen = layouts(build(model, batch=1, choices=made.choices), 64, 256, space)
+    points = priced(model, made, chosen, lambda layout: microbatches(layout.local_batch, space))
+    assert points.columns.forward.shape == (len(points.programs[0].sections), len(points.where))
+    assert len({id(program) for program in points.programs}) < len(points.programs)
+    assert len(evaluate(points, chosen, space, made)) > 10_000
+
+
+def test_one_weird_trick_is_rediscovered() -> None:
+    """Krizhevsky 2014: AlexNet's convolutions by the batch, its fully connected layers by features; with a batch so
+    large that its activations outweigh the weights, everything by the batch."""
+    model, system = load_model("alexnet"), load_system("dgx-1-v100")
+    found = hybrid(model, system, Run(gpus=8, global_batch=1024, dtype="fp32"))
+    splits = dict(found.layers)
+    assert all(split == "batch" for name, split in splits.items() if name.startswith(("conv", "max_pool")))
+    assert all(split == "features" for name, split in splits.items() if name.startswith("linear"))
+    assert found.seconds < found.data_parallel_seconds
+    large = hybrid(model, system, Run(gpus=8, global_batch=65536, dtype="fp32"))
+    assert all(split == "batch" for name, split in large.layers if name.startswith(("conv", "linear")))
+    assert large.seconds <= large.data_parallel_seconds
+
+
+def test_per_layer_search_takes_chains_alone() -> None:
+    with pytest.raises(PlanError, match="chains of layers"):
+        hybrid(load_model("resnet50"), load_system("dgx-1-v100"), Run(gpus=8))
+
+
+def test_memory_of_the_search_is_small() -> None:
+    _, _, part, _ = everything("large")
+    held = sum(getattr(part.results, name).nbytes for name in ("layout", "microbatch", "step_time", "memory"))
+    assert held < 0.1 * GIB
