@@ -159,6 +159,7 @@ def setting(system: System, run: Run, dtype: str) -> Setting:
     software = load_software(run.software)
     software = software if run.cudnn is None else software.model_copy(update={"cudnn": run.cudnn})
     prices = pricer(system.device, dtype, run.calibration, software)
+    software = software if prices.rates is None else software.model_copy(update={"contention": 0.0})
     fabric = Fabric(system, run.algorithm_or_server, prices.rates, host=software.host_forward)
     formats = replace(precision(dtype), accumulator=software.gradient_accumulator)
     return Setting(run, system, formats, software, prices, fabric)
@@ -426,7 +427,9 @@ def _breakdown(priced: _Priced, stage: int, step: float, beside: float, sends: f
     waited = float(held @ (priced.times.forward_transfers + priced.times.backward_transfers)) * priced.plan.microbatches
     if priced.plan.stages == 1:
         exposed = max(0.0, step - computing)
-        return Breakdown(arithmetic, moving, launch, exposed, waited + beside, 0.0, update, 0.0)
+        total = waited + beside
+        total = max(total, exposed) if total else 0.0  # what computation loses to collectives beside it counts, too
+        return Breakdown(arithmetic, moving, launch, exposed, total, 0.0, update, 0.0)
     talking = waited + 2 * sends * priced.plan.microbatches + beside - update
     return Breakdown(arithmetic, moving, launch, talking, talking, max(0.0, step - computing - talking), update, 0.0)
 

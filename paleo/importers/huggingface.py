@@ -468,7 +468,9 @@ def _plain_feed(config: Config, default: str, *keys: str, bias: bool = True) -> 
 @FAMILIES.register("gpt2")
 def gpt2(config: Config) -> Model:
     """Radford et al., 2019."""
-    params = _shape(config, positions=config.integer("n_positions", "max_position_embeddings", default=1024))
+    params = _shape(
+        config, positions=config.integer("n_positions", "max_position_embeddings", default=LONGEST_SEQ // 4)
+    )
     params["ffn"] = config.integer("n_inner", default=4 * params["hidden"])
     params["dropout"] = config.share("resid_pdrop", default=0.1)
     feed = _plain_feed(config, "gelu_new", "activation_function")
@@ -781,72 +783,68 @@ def vit(config: Config) -> Model:
 
 @FAMILIES.register("t5")
 def t5(config: Config) -> Model:
-    """Raffel et al., T5, 2020: encoder and decoder, learned biases of the scores by distance, shared by the layers
-    of each."""
-    names = ("T5", "MT5", "UMT5")
-    if _architecture(config, names, "ForConditionalGeneration") not in ("ForConditionalGeneration", "WithLMHeadModel"):
+    """Raffel et al., T5, 2020: encoder and decoder; learned biases of the scores by distance, one table for each."""
+    if _architecture(config, ("T5", "MT5"), "ForConditionalGeneration") not in (
+        "ForConditionalGeneration",
+        "WithLMHeadModel",
+    ):
         raise SpecError(f"{config.path}: architectures: only T5ForConditionalGeneration is supported")
-    count = config.integer("num_layers", default=6)
-    params: dict[str, Any] = {
+    source = {"dims": {"batch": "=batch", "source_seq": "=seq"}, "role": "index"}
+    target = {"dims": {"batch": "=batch", "seq": "=target_seq"}, "role": "index"}
+    return {
+        "task": "translation",
+        "notes": "A sample is a source and a target of equal length; tokens are those of the target.",
+        "params": _t5_params(config),
+        "tokens": "=target_seq",
+        "inputs": {"source": source, "target": target},
+        "layers": _t5_layers(config),
+    }
+
+
+def _t5_params(config: Config) -> dict[str, Any]:
+    layers = config.integer("num_layers", default=6)
+    return {
         "seq": 512,
         "target_seq": "=seq",
         "hidden": config.integer("d_model"),
         "heads": config.integer("num_heads"),
         "head_dim": config.integer("d_kv"),
-        "layers": count,
-        "decoder_layers": config.integer("num_decoder_layers", default=count),
+        "layers": layers,
+        "decoder_layers": config.integer("num_decoder_layers", default=layers),
         "ffn": config.integer("d_ff"),
         "buckets": config.integer("relative_attention_num_buckets", default=32),
         "vocab": config.integer("vocab_size"),
         "dropout": config.share("dropout_rate", default=0.1),
     }
+
+
+def _t5_layers(config: Config) -> list[Entry]:
     drop = {"dropout": {"rate": "=dropout"}}
-    project = str(config.get("feed_forward_proj") or "relu")
-    function = Config({"feed_forward_proj": project.removeprefix("gated-")}, config.path).activation(
-        "feed_forward_proj", default="relu", gated=project.startswith("gated-")
-    )
-    feed = [
-        _residual(
-            "rms_norm", {"mlp": {"ffn": "=ffn", "activation": function, "bias": False, "dropout": "=dropout"}}, drop
-        )
-    ]
     attention = {"heads": "=heads", "head_dim": "=head_dim", "bias": False, "dropout": "=dropout"}
-    cross = {"inputs": ["query", "memory"], "attention": attention}
     bias = {"relative_bias": {"buckets": "=buckets", "heads": "=heads"}}
     seen = _residual("rms_norm", {"attention": attention}, drop)
     own = _residual("rms_norm", {"attention": attention | {"causal": True}}, drop)
+    cross = {"inputs": ["query", "memory"], "attention": attention}
     other = _residual({"name": "query", "rms_norm": {}}, cross, drop)
-    tie = {"tie": "embed"} if config.flag("tie_word_embeddings", True) else {}
-    return {
-        "task": "translation",
-        "notes": "A sample is a source and a target of equal length; tokens are those of the target.",
-        "params": params,
-        "tokens": "=target_seq",
-        "inputs": {
-            "source": {"dims": {"batch": "=batch", "source_seq": "=seq"}, "role": "index"},
-            "target": {"dims": {"batch": "=batch", "seq": "=target_seq"}, "role": "index"},
-        },
-        "layers": [
-            {"name": "embed", "inputs": ["source"], "embedding": {"entries": "=vocab", "features": "=hidden"}},
-            drop,
-            bias,
-            {"repeat": "=layers", "name": "encoder", "layers": [seen, *feed]},
-            "rms_norm",
-            {"name": "memory", **drop},
-            {
-                "name": "target_embed",
-                "inputs": ["target"],
-                "embedding": {"entries": "=vocab", "features": "=hidden", "tie": "embed"},
-            },
-            drop,
-            bias,
-            {"repeat": "=decoder_layers", "name": "decoder", "layers": [own, other, *feed]},
-            "rms_norm",
-            drop,
-            {"name": "head", "linear": {"features": "=vocab", "dim": "vocab", "bias": False} | tie},
-            "cross_entropy",
-        ],
-    }
+    feed = _residual("rms_norm", _t5_feed(config), drop)
+    table: dict[str, Any] = {"entries": "=vocab", "features": "=hidden"}
+    head: dict[str, Any] = {"features": "=vocab", "dim": "vocab", "bias": False}
+    head |= {"tie": "embed"} if config.flag("tie_word_embeddings", True) else {}
+    encoder = {"repeat": "=layers", "name": "encoder", "layers": [seen, feed]}
+    decoder = {"repeat": "=decoder_layers", "name": "decoder", "layers": [own, other, feed]}
+    first = {"name": "embed", "inputs": ["source"], "embedding": table}
+    second = {"name": "target_embed", "inputs": ["target"], "embedding": table | {"tie": "embed"}}
+    last = [{"name": "head", "linear": head}, "cross_entropy"]
+    memory = {"name": "memory", **drop}
+    return [first, drop, bias, encoder, "rms_norm", memory, second, drop, bias, decoder, "rms_norm", drop, *last]
+
+
+def _t5_feed(config: Config) -> Entry:
+    """Plain, or with a gate (T5 1.1)."""
+    stated = str(config.get("feed_forward_proj") or "relu")
+    words = Config({"feed_forward_proj": stated.removeprefix("gated-")}, config.path)
+    function = words.activation("feed_forward_proj", default="relu", gated=stated.startswith("gated-"))
+    return {"mlp": {"ffn": "=ffn", "activation": function, "bias": False, "dropout": "=dropout"}}
 
 
 FAMILIES.register("mt5")(t5)

@@ -17,8 +17,6 @@ from paleo.importers.trace import Call, Shape, Trace, Value, probe_sizes, record
 MOST_FILE_BYTES, MOST_NODES, MOST_DEPTH, MOST_RANK = 700_000_000, 50_000, 4, 8
 #: Initializers up to so many elements keep their numbers: the shapes that reshapes ask for.
 SMALL = 64
-#: The same of floating point: the scales of a resize, but no weights.
-FEW = 8
 #: Rounds of inference and arithmetic on shapes.
 MOST_PASSES = 6
 #: Sizes beyond this are mistakes of the file.
@@ -182,9 +180,10 @@ class _Reader:
         sources = frozenset({name}) if learned else frozenset[str]()
         return Value(shape, "parameter" if learned else "constant", name, index, static=True, sources=sources)
 
-    def _remember(self, name: str, tensor: Any) -> None:
-        most = SMALL if tensor.data_type in _WHOLE else FEW if tensor.data_type in _SINGLE else -1
-        if math.prod(tensor.dims) <= most:
+    def _remember(self, name: str, tensor: Any, *, constant: bool = False) -> None:
+        """Keeps a few numbers: whole ones, and those of constant nodes (the scales of a resize)."""
+        kinds = (*_WHOLE, *_SINGLE) if constant else _WHOLE
+        if tensor.data_type in kinds and math.prod(tensor.dims) <= SMALL:
             try:
                 numbers = self.onnx.numpy_helper.to_array(tensor).reshape(-1).tolist()
             except Exception:  # whatever the bytes are, they are not needed
@@ -329,7 +328,7 @@ class _Reader:
                 index = attribute.t.data_type not in _FLOATS
                 learned = not index and math.prod(shape) > SMALL and len(shape) > 1
                 self.values[node.output[0]] = self._constant(node.output[0], shape, index, learned)
-                self._remember(node.output[0], attribute.t)
+                self._remember(node.output[0], attribute.t, constant=True)
                 return
         for name in node.output:
             self.values[name] = Value((1,), "constant", name, False, static=True)

@@ -1,4 +1,5 @@
-"""Kernels priced by the calibrated families: each kernel goes to the formula of its family, all kernels of a family at once."""
+"""Kernels priced by the calibrated families: each kernel goes to the formula of its family, all kernels of a family at
+once."""
 
 from __future__ import annotations
 
@@ -52,7 +53,8 @@ class FamilyPrices:
 
     @property
     def name(self) -> str:
-        """Where the parameters of the families that were asked for come from: ``auto: measured (a100-sxm4-80gb) gemm.tensor; …``."""
+        """Where the parameters of the families that were asked for come from: ``auto: measured (a100-sxm4-80gb)
+        gemm.tensor; …``."""
         by_origin: dict[str, list[str]] = {}
         for family, origin in sorted(self.origins.items()):
             by_origin.setdefault(origin, []).append(family)

@@ -189,8 +189,8 @@ def test_one_gpu_talks_to_nobody(name: str) -> None:
 @pytest.mark.parametrize("calibration", CALIBRATIONS)
 @pytest.mark.parametrize("name", SMALL)
 def test_weak_scaling_never_beats_perfection(name: str, calibration: str) -> None:
-    """The same share of the batch on more GPUs takes at least as long as on fewer: exactly by the formulas, within 1 % with calibrated
-    collectives (two GPUs were measured to reach a smaller share of their links than four)."""
+    """The same share of the batch on more GPUs takes at least as long as on fewer: exactly by the formulas, within 1 %
+    with calibrated collectives (two GPUs were measured to reach a smaller share of their links than four)."""
     steps = [on(CLUSTER, name, "dp", calibration, gpus=gpus).step_time for gpus in (1, 2, 4, 8, 16, 64)]
     slack = 1e-9 if calibration == "ideal" else 0.01
     assert all(more >= less * (1 - slack) for less, more in pairwise(steps)), steps

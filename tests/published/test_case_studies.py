@@ -146,7 +146,8 @@ def test_alexnet_over_ethernet_needs_the_large_batch() -> None:
 @pytest.mark.parametrize("cudnn", [2.0, 4.0])
 @pytest.mark.parametrize(("batch", "gpus", "measured"), [(256, 32, 13.0), (1024, 32, 23.0), (1024, 128, 39.0)])
 def test_speedup_of_firecaffe(batch: int, gpus: int, measured: float, cudnn: float) -> None:
-    """A bound, not an achievement: no closer than the original, which was fitted to this case and is off by 19, 10 and 32 %.
+    """A bound, not an achievement: no closer than the original, which was fitted to this case and is off by 19, 10 and
+    32 %.
 
     With the algorithms of cuDNN 2 we are off by about as much, too: the network between the nodes comes out too fast.
     """

@@ -12,8 +12,9 @@ from paleo.validate.steps.base import Row, Step, StepTable, filled, software_of,
 from paleo.validate.steps.transformers import strategy_of, system_of
 from paleo.validate.tables import STEPS
 
-#: Llama-like networks that tables name by their size alone: layers, hidden, heads, ffn, tied embeddings, at a vocabulary of 131072.
-#: The sizes are those whose parameters come out as named: 12 or 14 · hidden² …, e.g. 16 · (4 · 2048² + 3 · 2048 · 8192) + 131072 · 2048.
+#: Llama-like networks that tables name by their size alone: layers, hidden, heads, ffn, tied embeddings, at a
+#: vocabulary of 131072. The sizes are those whose parameters come out as named: 12 or 14 · hidden² …, e.g. 16 · (4 ·
+#: 2048² + 3 · 2048 · 8192) + 131072 · 2048.
 LLAMA_LIKE = {
     "llama-like 1.34b": (16, 2048, 32, 8192, True),
     "llama-like 3.57b": (28, 3072, 24, 8192, True),

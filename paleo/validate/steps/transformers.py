@@ -1,4 +1,5 @@
-"""Rows of measured transformer training steps as runs: which catalog family a row belongs to, with its sizes, and how it was run."""
+"""Rows of measured transformer training steps as runs: which catalog family a row belongs to, with its sizes, and how
+it was run."""
 
 from __future__ import annotations
 
@@ -97,7 +98,8 @@ class TransformerSteps(StepTable):
     name = "llm_iterations"
     header = frozenset({"layers", "hidden", "heads", "seq_len", "device", "n_gpus", "tp", "pp", "dp", "iteration_ms"})
     configuration = (
-        "model", "system", "kv_heads", "ffn_hidden", "gated_mlp", "vocab", "n_experts", "top_k", "dtype", "cp", "ep", "vp",
+        "model", "system", "kv_heads", "ffn_hidden", "gated_mlp", "vocab", "n_experts", "top_k", "dtype",
+        "cp", "ep", "vp",
         "sharding", "sequence_parallel", "recompute", "micro_batch", "global_batch", "software", "framework",
     )  # fmt: skip
 
