@@ -83,7 +83,10 @@ class Translator:
             self.placed[value] = Placed(value.name, tensor)
         self.network = Network([], inputs, self.trace.probes)
         for call in self.trace.calls:
-            self._call(call)
+            try:
+                self._call(call)
+            except UntranslatableError as error:
+                raise SpecError(f"{call.path or 'the network'}: cannot place {call.label}: {error}") from None
         self._rest()
         return self.network
 
@@ -141,7 +144,7 @@ class Translator:
         return entry
 
     def _call(self, call: Call) -> None:
-        if call.out.static or call.out.index:
+        if all(value.static or value.index for value in call.outputs):
             return
         mark = len(self.network.entries)
         known = dict(self.placed), dict(self.owners)

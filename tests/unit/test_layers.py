@@ -222,6 +222,15 @@ CASES = [
     Case("binary_cross_entropy", (VECTOR,), (2, 8), saved=64, moved=128),
     # log-probabilities and the table of 10 x 7 positions
     Case("ctc", (SEQUENCE,), (2,), {"label_length": 3}, saved=320 + 280, moved=320 + 320 + 320 + 280 + 8),
+    # what importers add
+    Case("view", (VECTOR,), (2, 4, 2), {"dims": {"batch": 2, "rows": 4, "columns": 2}}),
+    Case("einsum", (SEQUENCE,), (2, 5, 3),
+         {"equation": "b s h, h o -> b s o", "dims": ["batch", "seq", "out"], "weight": [8, 3]},
+         24, 480, 960, saved=320, moved=320 + 96 + 120),
+    Case("pass", (VECTOR,), (2, 8), {"dims": {"batch": 2, "features": 8}}, moved=128),
+    Case("opaque", (VECTOR,), (2, 8), {"of": "unknown", "dims": {"batch": 2, "features": 8}}, saved=64, moved=128),
+    Case("learned", (VECTOR,), (2, 8), {"parameters": 7}, 7, moved=28 + 28),
+    Case("relative_bias", (SEQUENCE,), (2, 5, 8), {"buckets": 32, "heads": 4}, 128, moved=400 + 400),
 ]  # fmt: skip
 
 
