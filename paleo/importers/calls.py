@@ -272,7 +272,7 @@ def _copy(t: Translator, call: Call) -> None:
 
 def _pass(t: Translator, call: Call, kind: str, *, keeps: str = "nothing", flops: float | None = None) -> None:
     """A pass over memory that is known by its name."""
-    sources = t.moving(call)
+    sources = t.moving(call) or [t.at(v) for v in call.inputs if v is not None and not v.static][:1]
     if not sources:
         raise UntranslatableError("nothing moves")
     largest = max(sources, key=lambda one: one.tensor.elements)
@@ -308,10 +308,10 @@ def _view(t: Translator, call: Call) -> None:
 
 @handles("slice")
 def _slice(t: Translator, call: Call) -> None:
-    x = t.at(next(v for v in call.inputs if v is not None and not v.static))
     if any(v is not None and v.index and not v.static for v in call.inputs[1:]):
         _pass(t, call, "gather", flops=0.0)
         return
+    x = t.at(next(v for v in call.inputs if v is not None and not v.static))
     for value in call.outputs:
         if value.index:
             continue

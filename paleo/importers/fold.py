@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
+import numpy.typing as npt
 
 from paleo.importers.translate import Entry
 
-MOST_TRIALS, LONGEST_BODY = 4000, 3000
+#: How many places are tried for a repetition, in all and in one run, and how long a turn may be.
+MOST_TRIALS, MOST_STARTS, LONGEST_BODY = 4000, 16, 3000
 
 
 @dataclass(eq=False)
@@ -26,6 +28,7 @@ class Loop:
     last: Entry
 
 
+Marks = npt.NDArray[np.int64]
 Item = Entry | Loop
 Ref = Entry | str | None
 
@@ -53,7 +56,7 @@ def _signature(entry: Entry) -> str:
     )
 
 
-def _folded(entries: list[Entry], marks: np.ndarray, consumers: dict[Entry, list[Entry]]) -> list[Item]:
+def _folded(entries: list[Entry], marks: Marks, consumers: dict[Entry, list[Entry]]) -> list[Item]:
     found = _best(entries, marks, consumers)
     if found is None:
         return list(entries)
@@ -67,10 +70,11 @@ def _folded(entries: list[Entry], marks: np.ndarray, consumers: dict[Entry, list
 
 
 def _best(
-    entries: list[Entry], marks: np.ndarray, consumers: dict[Entry, list[Entry]]
+    entries: list[Entry], marks: Marks, consumers: dict[Entry, list[Entry]]
 ) -> tuple[int, int, int, Entry | str] | None:
     """The repetition that saves most entries: start, length, times, and what its first turn takes."""
-    candidates = sorted(_candidates(marks), key=lambda one: (-one[1] * (one[2] - 1), one[1], one[0]))
+    found = _candidates(marks, _reaching_over(entries, consumers))
+    candidates = sorted(found, key=lambda one: (-one[1] * (one[2] - 1), one[1], one[0]))
     for start, length, times in candidates[:MOST_TRIALS]:
         carry = _carried(entries, start, length, times, consumers)
         if carry is not None:
@@ -78,14 +82,25 @@ def _best(
     return None
 
 
-def _candidates(marks: np.ndarray) -> Iterator[tuple[int, int, int]]:
-    """(start, length, times) wherever the chain equals itself shifted by a length."""
+def _reaching_over(entries: list[Entry], consumers: dict[Entry, list[Entry]]) -> Marks:
+    """For each boundary, the last entry that is read behind it without being the one just before it."""
+    places = {entry: place for place, entry in enumerate(entries)}
+    over = np.full(len(entries) + 1, -1, dtype=np.int64)
+    for place, entry in enumerate(entries):
+        readers = [places.get(reader, len(entries)) for reader in consumers.get(entry, ())]
+        over[place + 2 : max(readers, default=0) + 1] = place
+    return over
+
+
+def _candidates(marks: Marks, over: Marks) -> Iterator[tuple[int, int, int]]:
+    """(start, length, times) where the chain equals itself shifted, and a turn hands on its last output alone."""
     count = len(marks)
     for length in range(1, min(count // 2, LONGEST_BODY) + 1):
         same = np.concatenate(([False], marks[:-length] == marks[length:], [False]))
         edges = np.flatnonzero(same[1:] != same[:-1])
         for begin, end in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
-            for start in range(begin, min(begin + length, end - length + 1)):
+            starts = np.arange(begin, min(begin + length, end - length + 1))
+            for start in starts[over[starts + length] < starts][:MOST_STARTS].tolist():
                 times = (end - start) // length + 1
                 if times >= 2 and length * (times - 1) >= 2:
                     yield start, length, times

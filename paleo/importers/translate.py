@@ -209,26 +209,22 @@ class Translator:
     # Where values stand.
 
     def at(self, value: Value | None) -> Placed:
-        """The place of a value that moves; whole numbers are those of the input that they come from."""
+        """The place of a value: constants and whole numbers have no layer, and stand on an input of the network."""
         if value is None:
             raise UntranslatableError("an input is missing")
-        if value.static and value not in self.placed:
-            first = next(iter(self.network.inputs.items()))
-            entry = self.add(
-                "view", {"dims": dict(zip(self.names(value.shape), value.shape, strict=True))}, [Placed(*first)], ""
-            )
-            self.placed[value] = Placed(entry, entry.out)
-        if value not in self.placed and value.root is not None:
-            root = self.placed[value.root]
-            if root.tensor.sizes == value.shape:
-                self.placed[value] = root
-            else:
-                dims = self.names(value.shape, root.tensor)
-                entry = self.add("view", {"dims": dict(zip(dims, value.shape, strict=True))}, [root], "")
-                self.placed[value] = Placed(entry, entry.out)
         if value not in self.placed:
-            raise UntranslatableError("a tensor from nowhere")
+            if not (value.static or value.index):
+                raise UntranslatableError("a tensor from nowhere")
+            first = Placed(*next(iter(self.network.inputs.items())))
+            root = first if value.root is None else self.placed[value.root]
+            self.placed[value] = root if root.tensor.sizes == value.shape else self._stand_in(value, root)
         return self.placed[value]
+
+    def _stand_in(self, value: Value, root: Placed) -> Placed:
+        like = None if value.static else root.tensor
+        dims = dict(zip(self.names(value.shape, like), value.shape, strict=True))
+        entry = self.add("view", {"dims": dims}, [root], "")
+        return Placed(entry, entry.out)
 
     def view(self, source: Placed, sizes: Mapping[str, Size], path: str) -> Placed:
         """The same numbers under other dims; a view of a view is one of what that one looks at."""
