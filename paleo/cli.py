@@ -449,6 +449,7 @@ def plan_(
     explain: Explain = False,
     per_layer: PerLayer = False,
     as_json: AsJson = False,
+    plot: Plot = None,
 ) -> None:
     """The fastest (or cheapest) strategies of all: degrees, microbatch, recomputation, ZeRO, schedule.
 
@@ -459,8 +460,11 @@ def plan_(
     from paleo.specs.hardware import load_system
     from paleo.specs.model import load_model
 
+    path = _checked_plot(plot)
     counts, network, machine = _counts(gpus), load_model(model), load_system(system)
     run = replace(options, strategy=None).run(gpus=counts[0])
+    if per_layer and path is not None:
+        raise SpecError("--plot draws plans of whole networks; leave out --per-layer")
     if per_layer:
         split = hybrid.hybrid(network, machine, run)
         names = network.name, machine.name
@@ -472,6 +476,10 @@ def plan_(
     found = plans.search(network, machine, run, counts=counts, space=narrowed, objective=objective, top=top)
     best = plans.explain(network, machine, found) if explain else None
     names = network.name, machine.name
+    if path is not None:
+        from paleo.report import plots
+
+        _draw(path, lambda: plots.plan(*names, found, machine.device.memory.capacity))
     _show(lambda: shown.document(*names, found, best), lambda: shown.table(*names, found, best), as_json)
     if not found.fitting:
         raise typer.Exit(NO)

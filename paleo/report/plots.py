@@ -18,11 +18,12 @@ from paleo.engine import Event
 from paleo.predict import Prediction
 from paleo.pricing.alpha_beta import times
 from paleo.report.documents import write_whole
+from paleo.search.plans import Search
 from paleo.specs.hardware import System
 from paleo.specs.run import Run
 from paleo.studies.collective import CollectiveStudy
 from paleo.studies.comparison import Comparison
-from paleo.studies.scaling import ScaleCurve
+from paleo.studies.scaling import ScaleCurve, ScalePoint
 from paleo.studies.summary import Summary, forward_times
 from paleo.timeline import COMPUTE
 from paleo.units import GIB, GIGA, KILO, MICROSECOND, MILLISECOND, TERA, duration, engineering
@@ -157,6 +158,9 @@ def _speedup(axes: Axes, curve: ScaleCurve, colour: str, mark: str) -> None:
     if not axes.lines:
         axes.plot(gpus, [count / curve.base.gpus for count in gpus], "--", color=GREY, label="ideal")
     axes.plot(gpus, [curve.speedup(point) for point in points], color=colour, label=f"{curve.scaling} scaling")
+    axes.fill_between(
+        gpus, *_reach(curve, points), color=colour, alpha=0.15, linewidth=0, label="90 % interval of each step"
+    )
     for fits, face in ((True, colour), (False, "white")):
         chosen = [point for point in points if point.runs == fits]
         style: dict[str, Any] = {"color": colour, "markerfacecolor": face, "linestyle": "none", "marker": mark}
@@ -175,6 +179,13 @@ def _speedup(axes: Axes, curve: ScaleCurve, colour: str, mark: str) -> None:
     axes.legend(loc="upper left")
 
 
+def _reach(curve: ScaleCurve, points: Sequence[ScalePoint]) -> tuple[list[float], list[float]]:
+    """Speed-ups at the slow and at the fast end of each step's interval, the base being as predicted."""
+    slow = [curve.speedup(point) * point.made.step_time / point.made.interval[1] for point in points]
+    fast = [curve.speedup(point) * point.made.step_time / point.made.interval[0] for point in points]
+    return slow, fast
+
+
 def _stacked(axes: Axes, curve: ScaleCurve) -> None:
     """Shares of a step, with its time above each bar: bars of seconds would shrink out of sight in strong scaling."""
     points = [point for point in curve.points if point.usable]
@@ -187,6 +198,36 @@ def _stacked(axes: Axes, curve: ScaleCurve) -> None:
     axes.set(xlabel="GPUs", ylabel="share of a step [%]; above: its time", ylim=(0, 125), yticks=range(0, 101, 20))
     kept = f"{curve.fixed_batch} samples {'in all' if curve.scaling == 'strong' else 'per rank'}"
     axes.set_title(f"{curve.scaling} scaling, {kept}", fontsize=9)
+
+
+def plan(model: str, system: str, found: Search, capacity: float) -> Figure:
+    """Plans by step time and memory: the best ones, and the front of those that no other beats in both."""
+    with matplotlib.rc_context(_STYLE):
+        figure, (axes,) = _figure(7.5, 4.6, columns=1)
+        front = sorted(found.front, key=lambda row: row.step_time)
+        times, sizes = [row.step_time for row in front], [row.memory / GIB for row in front]
+        axes.plot(times, sizes, "-o", color=CYCLE[0], label="no other is better in both", drawstyle="steps-post")
+        best = [row for row in found.plans if row.fits]
+        spots = [row.step_time for row in best], [row.memory / GIB for row in best]
+        axes.plot(
+            *spots, linestyle="none", marker="^", color=CYCLE[1], label=f"the {len(best)} best by {found.objective}"
+        )
+        axes.axhline(capacity / GIB, color=BLACK, linestyle="--", label="capacity")
+        for row, (side, right, up) in zip(
+            front[:1] + front[1:][-1:], (("left", 14, -4), ("right", 0, 8)), strict=False
+        ):
+            spot = row.step_time, row.memory / GIB
+            axes.annotate(row.strategy, spot, xytext=(right, up), textcoords="offset points", fontsize=8, ha=side)
+        axes.set(xlabel="step time [s]", ylabel="memory of the fullest GPU [GiB]", xscale="log")
+        axes.set_ylim(0, 1.15 * max([capacity / GIB, *sizes]))
+        axes.set_title(
+            f"{model} on {system}, global batch {found.global_batch}: {found.configurations:,} configurations"
+        )
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.xaxis.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in "235" else ""))
+        axes.tick_params(axis="x", which="both", length=4, pad=4)
+        axes.legend(loc="center right")
+    return figure
 
 
 def _stack(axes: Axes, names: Sequence[str], rows: Mapping[str, Sequence[float]]) -> None:
