@@ -185,6 +185,7 @@ def test_seq_and_set_change_the_model(document: Any) -> None:
         ([*ESTIMATE, "--epochs", "1", "--samples", "2"], "state one of them"),
         ([*ESTIMATE, "--plot", "timeline.jpg"], "ends in .png, .svg, .pdf"),
         ([*ESTIMATE, "--plot", "nowhere/at/all.png"], "there is no folder"),
+        (["plan", "lenet", "--system", "dgx-h100", "--gpus", "8", "--per-layer", "--plot", "a.png"], "--per-layer"),
         (["estimate", "resnet5", "--system", "dgx-a100-80gb"], "nearest: 'resnet50'"),
         (["estimate", "lenet", "--system", "dgx-a100"], "'dgx-a100-80gb'"),
         (["estimate", "lenet"], "--system"),
@@ -258,6 +259,7 @@ def test_internal_errors_are_not_swallowed(monkeypatch: pytest.MonkeyPatch) -> N
         ("scale.svg", [*SCALE, "both", "--gpus", "1,2,64", "--batch", "8"]),
         ("buy.pdf", ["compare", "lenet", "--systems", "aws-p4d.24xlarge,dgx-h100", "--gpus", "2"]),
         ("roof.svg", ["summary", "lenet", "--system", "t4"]),
+        ("plans.png", ["plan", "lenet", "--system", "dgx-h100", "--gpus", "8"]),
         ("curves.SVG", ["collective", "all_reduce", "--bytes", "1MB", "--ranks", "8", "--system", "dgx-1-v100"]),
     ],
 )
