@@ -323,7 +323,8 @@ def load_readme() -> Any:
     return module
 
 
-def test_readme_shows_commands_that_work(capsys: Any) -> None:
+def test_readme_shows_commands_that_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.chdir(tmp_path)
     readme = load_readme()
     shown = readme.commands(readme.README.read_text(encoding="utf-8"))
     assert len(shown) >= 7
