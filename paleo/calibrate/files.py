@@ -18,11 +18,12 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from paleo.calibrate.fit import FitResult, IntervalBin, Residual, Rows, fit, split
+from paleo.calibrate.fit import FitResult, IntervalBin, Rows, fit, split
 from paleo.errors import SpecError, near
 from paleo.specs.calibration import Calibration, Entry
 from paleo.specs.loading import parse_yaml, validate
 from paleo.validate.kinds.base import KINDS, FitPlan, TableKind, groups, measured_time, read_table, text
+from paleo.validate.residual import Residual
 from paleo.validate.tables import table_of
 
 #: Order of the fits: stacks with many rows first, since others set out from them.

@@ -19,6 +19,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from paleo.errors import SpecError, near
+from paleo.validate.residual import Residual, residual
 
 if TYPE_CHECKING:
     from scipy.optimize import OptimizeResult
@@ -61,18 +62,6 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True)
-class Residual:
-    """Errors of predictions, as fractions; bias is the mean of log(predicted / measured)."""
-
-    rows: int
-    median_ape: float
-    mape: float
-    p90_ape: float
-    bias: float
-    total_error: float
-
-
-@dataclass(frozen=True, slots=True)
 class IntervalBin:
     """90 % factors on the prediction for predicted times up to ``up_to_s`` seconds."""
 
@@ -93,26 +82,6 @@ class FitResult(Generic[P]):
     interval_by_stack: Mapping[str, tuple[IntervalBin, ...]]
     rows_fitted: int
     rows_held_out: int
-
-
-def residual(predicted: Array, measured: Array) -> Residual:
-    """Summary of the errors of predictions.
-
-    >>> r = residual(np.array([1.1, 1.8]), np.array([1.0, 2.0]))
-    >>> round(r.mape, 3), round(r.median_ape, 3), round(r.total_error, 3)
-    (0.1, 0.1, -0.033)
-    """
-    if not len(measured):
-        return Residual(0, math.nan, math.nan, math.nan, math.nan, math.nan)
-    ape = np.abs(predicted / measured - 1.0)
-    return Residual(
-        rows=len(measured),
-        median_ape=float(np.median(ape)),
-        mape=float(np.mean(ape)),
-        p90_ape=float(np.quantile(ape, 0.9)),
-        bias=float(np.mean(np.log(predicted / measured))),
-        total_error=float(np.sum(predicted) / np.sum(measured) - 1.0),
-    )
 
 
 def conformal_factors(ratio: Array, level: float = 0.9) -> tuple[float, float]:

@@ -303,7 +303,7 @@ class _Machine:
 def overlapped(*times: Array) -> Array:
     """Time of parts that overlap but for their edges, the cubic norm: max <= t <= sum.
 
-    >>> float(overlapped(np.array(3.0), np.array(4.0), np.array(5.0)))
+    >>> round(float(overlapped(np.array(3.0), np.array(4.0), np.array(5.0))), 9)
     6.0
     """
     return np.cbrt(sum((t**3 for t in times), start=np.zeros(())))

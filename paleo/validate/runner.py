@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ import pandas as pd
 
 from paleo.specs.calibration import Calibration
 from paleo.validate.kinds.base import Array, best_constant_efficiency, read_table, text
+from paleo.validate.residual import residual
 from paleo.validate.tables import MeasuredTable, Predictions, Words, table_of
 
 Flags = npt.NDArray[np.bool_]
@@ -163,14 +165,8 @@ def errors(predicted: Array, measured: Array, low: Array, high: Array, baseline:
     """
     if not len(measured):
         return Errors(0, *(None,) * 7)
-    ape = np.abs(predicted / measured - 1.0)
     return Errors(
-        rows=len(measured),
-        median_ape=float(np.median(ape)),
-        mape=float(np.mean(ape)),
-        p90_ape=float(np.quantile(ape, 0.9)),
-        bias=float(np.mean(np.log(predicted / measured))),
-        total_error=float(np.sum(predicted) / np.sum(measured) - 1.0),
+        **dataclasses.asdict(residual(predicted, measured)),
         coverage=float(np.mean((low <= measured) & (measured <= high))),
         baseline_mape=_mean_or_none(np.abs(baseline / measured - 1.0)),
     )

@@ -9,9 +9,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from paleo.calibrate.fit import Array, Residual, Rows, conformal_bins, conformal_factors, fit, residual, split
+from paleo.calibrate.fit import Array, Rows, conformal_bins, conformal_factors, fit, split
 from paleo.errors import SpecError
 from paleo.pricing.parameters import parameter
+from paleo.validate.residual import Residual, residual
 
 
 @dataclass(frozen=True, slots=True)

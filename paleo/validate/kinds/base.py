@@ -14,6 +14,7 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -269,6 +270,33 @@ def combined(
         index = places[which]
     picked = np.stack(np.unravel_index(present, shape), axis=1)
     return index, [tuple(words[code] for code, (_, words) in zip(row, each, strict=True)) for row in picked]
+
+
+def by_arithmetic(
+    frame: pd.DataFrame, compute: pd.Series[str], function: Callable[[str, str, str], str]
+) -> pd.Series[str]:
+    """``function`` of the device, dtype and arithmetic of each row; ``compute`` is the arithmetic."""
+    words = mapped(frame.assign(compute=compute), ("device", "dtype", "compute"), function)
+    return pd.Series(words, index=frame.index, dtype=object)
+
+
+def stated_compute(frame: pd.DataFrame) -> pd.Series[str]:
+    """As the row says; DeepBench fp16 that says nothing is half-precision arithmetic on ordinary cores."""
+    compute = text(frame, "compute")
+    half = (compute == "") & (text(frame, "source") == "deepbench") & (text(frame, "dtype") == "fp16")
+    return compute.where(~half, "vector")
+
+
+@cache
+def unpriced(device: str, dtype: str, compute: str, dtypes: frozenset[str]) -> str:
+    """Why a device has no figures for an arithmetic, empty where it has; ``dtypes`` are those that a kind knows."""
+    if dtype not in dtypes:
+        return f"dtype {dtype!r} is not modelled"
+    try:
+        figures(find_device(device), dtype, compute)
+    except SpecError as error:
+        return str(error)
+    return ""
 
 
 def as_timed(frame: pd.DataFrame, usual: pd.Series[str]) -> pd.Series[str]:

@@ -20,10 +20,20 @@ from paleo.pricing.convolution import (
     convolution_shape,
     fastest_time,
 )
-from paleo.pricing.figures import figures, unit_of
+from paleo.pricing.figures import unit_of
 from paleo.pricing.parameters import DeviceFigures
 from paleo.specs.hardware import find_device
-from paleo.validate.kinds.base import KINDS, Array, TableKind, as_timed, number, text
+from paleo.validate.kinds.base import (
+    KINDS,
+    Array,
+    TableKind,
+    as_timed,
+    by_arithmetic,
+    number,
+    stated_compute,
+    text,
+    unpriced,
+)
 
 ELEMENT_BYTES: Mapping[str, float] = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0}
 DIRECTIONS: Mapping[str, Direction] = {
@@ -60,9 +70,8 @@ class ConvolutionTable(TableKind[DeviceFigures]):
 
     def unsupported(self, frame: pd.DataFrame) -> pd.Series[str]:
         """An unknown dtype or direction, no peak on the device, an empty output, or a fallback kernel."""
-        rows = list(zip(text(frame, "device"), text(frame, "dtype"), self.compute(frame), strict=True))
-        reasons = {key: _reason(*key) for key in set(rows)}
-        out = pd.Series([reasons[key] for key in rows], index=frame.index, dtype=object)
+        dtypes = frozenset(ELEMENT_BYTES)
+        out = by_arithmetic(frame, self.compute(frame), lambda *told: unpriced(*told, dtypes))
         way = text(frame, "direction")
         out = out.mask((out == "") & ~way.isin(list(DIRECTIONS)), "direction is none of " + ", ".join(DIRECTIONS))
         strided = number(frame, "stride_h", 1.0) * number(frame, "stride_w", 1.0) > 1
@@ -77,15 +86,11 @@ class ConvolutionTable(TableKind[DeviceFigures]):
 
     def family(self, frame: pd.DataFrame) -> pd.Series[str]:
         """conv.tensor on tensor cores; conv.half for half-precision arithmetic on ordinary cores; else conv.vector."""
-        rows = list(zip(text(frame, "device"), text(frame, "dtype"), self.compute(frame), strict=True))
-        found = {key: _family(*key) for key in set(rows)}
-        return pd.Series([found[key] for key in rows], index=frame.index, dtype=object)
+        return by_arithmetic(frame, self.compute(frame), _family)
 
     def compute(self, frame: pd.DataFrame) -> pd.Series[str]:
         """As the row says; DeepBench fp16 that says nothing is half-precision arithmetic on ordinary cores."""
-        compute = text(frame, "compute")
-        half = (compute == "") & (text(frame, "source") == "deepbench") & (text(frame, "dtype") == "fp16")
-        return compute.where(~half, "vector")
+        return stated_compute(frame)
 
     def starts(self, family: str, figures: DeviceFigures) -> Sequence[ConvolutionParameters]:
         """The defaults, with the energy of the architecture."""
@@ -163,17 +168,6 @@ def _empty(frame: pd.DataFrame) -> Array:
         number(frame, size) + 2 * number(frame, pad, 0.0) < number(frame, taps) for size, (taps, pad) in extent.items()
     ]
     return np.asarray(gaps[0] | gaps[1])
-
-
-@cache
-def _reason(device: str, dtype: str, compute: str) -> str:
-    if dtype not in ELEMENT_BYTES:
-        return f"dtype {dtype!r} is not modelled"
-    try:
-        figures(find_device(device), dtype, compute)
-    except SpecError as error:
-        return str(error)
-    return ""
 
 
 @cache

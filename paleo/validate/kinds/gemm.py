@@ -12,12 +12,12 @@ import numpy as np
 import pandas as pd
 
 from paleo.errors import SpecError
-from paleo.pricing.figures import figures, unit_of
+from paleo.pricing.figures import unit_of
 from paleo.pricing.gemm import GemmParameters, gemm_time, quantisation_time
 from paleo.pricing.parameters import DeviceFigures
 from paleo.specs.hardware import find_device
 from paleo.units import MICROSECOND
-from paleo.validate.kinds.base import KINDS, Array, FitPlan, Fitted, TableKind, mapped, number
+from paleo.validate.kinds.base import KINDS, Array, FitPlan, Fitted, TableKind, mapped, number, unpriced
 
 #: Bytes per element of the operands and of the result.
 OPERAND_BYTES: Mapping[str, float] = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
@@ -106,7 +106,10 @@ class GemmTable(TableKind[DeviceFigures]):
 
     def unsupported(self, frame: pd.DataFrame) -> pd.Series[str]:
         """No formula for the dtype, or no peak of it on the device."""
-        return pd.Series(mapped(frame, _TOLD, lambda *told: _reason(*_keys(*told))), index=frame.index, dtype=object)
+        dtypes = frozenset(OPERAND_BYTES)
+        return pd.Series(
+            mapped(frame, _TOLD, lambda *told: unpriced(*_keys(*told), dtypes)), index=frame.index, dtype=object
+        )
 
     def stack(self, frame: pd.DataFrame) -> pd.Series[str]:
         """graph, kernel, eager, eager/linear or back-to-back, by source; a linear layer costs the host more."""
@@ -190,17 +193,6 @@ def _keys(device: str, dtype: str, compute: str, source: str) -> tuple[str, str,
 def _stack(source: str, timing: str, library: str, *, batched: bool) -> str:
     stack = timing or STACKS.get(source, "back-to-back")
     return "eager/linear" if stack == "eager" and not batched and "bmm" not in library else stack
-
-
-@cache
-def _reason(device: str, dtype: str, compute: str) -> str:
-    if dtype not in OPERAND_BYTES:
-        return f"dtype {dtype!r} is not modelled"
-    try:
-        figures(find_device(device), dtype, compute)
-    except SpecError as error:
-        return str(error)
-    return ""
 
 
 @cache

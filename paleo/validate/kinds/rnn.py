@@ -10,13 +10,23 @@ import numpy as np
 import pandas as pd
 
 from paleo.errors import SpecError
-from paleo.pricing.figures import figures, unit_of
+from paleo.pricing.figures import unit_of
 from paleo.pricing.parameters import DeviceFigures
 from paleo.pricing.rnn import GATES, RnnDirection, RnnParameters, rnn_time
 from paleo.specs.hardware import find_device
-from paleo.validate.kinds.base import KINDS, Array, TableKind, as_timed, number, text
+from paleo.validate.kinds.base import (
+    KINDS,
+    Array,
+    TableKind,
+    as_timed,
+    by_arithmetic,
+    number,
+    stated_compute,
+    text,
+    unpriced,
+)
+from paleo.validate.kinds.conv import ELEMENT_BYTES, element_bytes
 
-ELEMENT_BYTES: Mapping[str, float] = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0}
 DIRECTIONS: Mapping[str, RnnDirection] = {
     "fwd": RnnDirection.FORWARD,
     "bwd_data": RnnDirection.DATA,
@@ -43,9 +53,8 @@ class RnnTable(TableKind[DeviceFigures]):
 
     def unsupported(self, frame: pd.DataFrame) -> pd.Series[str]:
         """An unknown dtype, cell or direction, no peak on the device, or an extent below 1."""
-        rows = list(zip(text(frame, "device"), text(frame, "dtype"), self.compute(frame), strict=True))
-        reasons = {key: _reason(*key) for key in set(rows)}
-        out = pd.Series([reasons[key] for key in rows], index=frame.index, dtype=object)
+        dtypes = frozenset(ELEMENT_BYTES)
+        out = by_arithmetic(frame, self.compute(frame), lambda *told: unpriced(*told, dtypes))
         for column, known in (("cell", list(GATES)), ("direction", list(DIRECTIONS))):
             out = out.mask((out == "") & ~text(frame, column).isin(known), f"{column} is none of " + ", ".join(known))
         small = np.any([~(number(frame, name) >= 1) for name in ("hidden", "batch", "timesteps")], axis=0)
@@ -57,20 +66,16 @@ class RnnTable(TableKind[DeviceFigures]):
 
     def family(self, frame: pd.DataFrame) -> pd.Series[str]:
         """rnn.tensor on tensor cores; rnn.half for half-precision storage without them; else rnn.vector."""
-        rows = list(zip(text(frame, "device"), text(frame, "dtype"), self.compute(frame), strict=True))
-        found = {key: _family(*key) for key in set(rows)}
-        return pd.Series([found[key] for key in rows], index=frame.index, dtype=object)
+        return by_arithmetic(frame, self.compute(frame), _family)
 
     def compute(self, frame: pd.DataFrame) -> pd.Series[str]:
         """As the row says; DeepBench fp16 that says nothing is half-precision arithmetic on ordinary cores."""
-        compute = text(frame, "compute")
-        half = (compute == "") & (text(frame, "source") == "deepbench") & (text(frame, "dtype") == "fp16")
-        return compute.where(~half, "vector")
+        return stated_compute(frame)
 
     def work(self, frame: pd.DataFrame) -> tuple[Array, Array]:
         """FLOP of the products; bytes of the weights once a step (once for the filter gradient), and of the states."""
         hidden, batch, steps = (number(frame, name) for name in ("hidden", "batch", "timesteps"))
-        gate_count, element, way = _gates(frame), _element_bytes(frame), _ways(frame)
+        gate_count, element, way = _gates(frame), element_bytes(frame), _ways(frame)
         products = gate_count * hidden**2
         both = np.where(way == RnnDirection.BACKWARD, 2.0, 1.0)
         reads = np.where(way == RnnDirection.FILTER, 1.0, steps)
@@ -82,7 +87,7 @@ class RnnTable(TableKind[DeviceFigures]):
         hidden, batch, steps = (number(frame, name) for name in ("hidden", "batch", "timesteps"))
         return rnn_time(
             gate_count=_gates(frame), hidden=hidden, batch=batch, timesteps=steps, direction=_ways(frame),
-            element_bytes=_element_bytes(frame), device=figures, parameters=parameters,
+            element_bytes=element_bytes(frame), device=figures, parameters=parameters,
         )  # fmt: skip
 
 
@@ -92,21 +97,6 @@ def _gates(frame: pd.DataFrame) -> Array:
 
 def _ways(frame: pd.DataFrame) -> np.ndarray[Any, np.dtype[np.int64]]:
     return text(frame, "direction").map(lambda word: int(DIRECTIONS.get(word, 0))).to_numpy(dtype=np.int64)
-
-
-def _element_bytes(frame: pd.DataFrame) -> Array:
-    return text(frame, "dtype").map(lambda dtype: ELEMENT_BYTES.get(dtype, np.nan)).to_numpy(dtype=np.float64)
-
-
-@cache
-def _reason(device: str, dtype: str, compute: str) -> str:
-    if dtype not in ELEMENT_BYTES:
-        return f"dtype {dtype!r} is not modelled"
-    try:
-        figures(find_device(device), dtype, compute)
-    except SpecError as error:
-        return str(error)
-    return ""
 
 
 @cache
