@@ -38,6 +38,36 @@ def fuse(launches: Sequence[Launches], readers: dict[str, int], precision: Preci
     return merged
 
 
+def softmax_by_steps(launch: Launches, multiple: int, precision: Precision) -> Launches:
+    """Attention's softmax as the framework does it where its fused kernel cannot: cast to fp32, scale, mask, softmax,
+    cast back, and the same way back.
+
+    The fused kernel of Megatron-LM (2021) takes matrices of scores (batch times heads of a rank) by fours, one for each
+    warp of a block; other counts go through separate passes over all scores. What these keep beside the weights is not
+    counted as memory.
+    """
+    made = launch.operation
+    if multiple == 1 or not isinstance(made, MemoryPass) or made.operation != "softmax" or len(made.out.sizes) < 3:
+        return launch
+    scores = float(made.out.elements)
+    if scores / float(made.out.sizes[-1] * made.out.sizes[-2]) % multiple == 0:
+        return launch
+    narrow, wide = precision.activation, precision.bytes_of("statistic")
+    cast, passed, back = (narrow, wide), (wide, wide), (wide, narrow)
+    forward = _passes(launch.forward, scores, (cast, passed, passed, passed, back))
+    backward = _passes(launch.backward, scores, ((narrow, wide), (2 * wide, wide), passed, passed, back))
+    return replace(launch, forward=forward, backward=backward)
+
+
+def _passes(fused: tuple[Kernel, ...], elements: float, steps: Sequence[tuple[float, float]]) -> tuple[Kernel, ...]:
+    """The one kernel as passes that read and write so many bytes for each element."""
+    return tuple(
+        replace(kernel, bytes_read=elements * read, bytes_written=elements * written)
+        for kernel in fused
+        for read, written in steps
+    )
+
+
 def _fusable(first: Launches, second: Launches, readers: dict[str, int]) -> bool:
     a, b = first.operation, second.operation
     if not (isinstance(a, MemoryPass) and isinstance(b, MemoryPass)) or first.times != second.times:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from paleo.fusion import Launches, fuse
+from paleo.fusion import Launches, fuse, softmax_by_steps
 from paleo.graph import Graph, Node, Storage
 from paleo.parallel.mesh import Axes, Mesh
 from paleo.parallel.placement import Placement
@@ -106,11 +106,18 @@ class Program:
 
 
 def lower(
-    graph: Graph, placement: Placement, mesh: Mesh, precision: Precision, *, fused: bool = False, regather: bool = True
+    graph: Graph,
+    placement: Placement,
+    mesh: Mesh,
+    precision: Precision,
+    *,
+    fused: bool = False,
+    regather: bool = True,
+    softmax_multiple: int = 1,
 ) -> Program:
     """The program of the fullest rank; ``fused`` merges chains of element-wise passes; without ``regather`` inputs that
-    were gathered stay whole until backward."""
-    lowering = _Lowering(graph, precision, fused)
+    were gathered stay whole until backward; ``softmax_multiple`` as in `fusion.softmax_by_steps`."""
+    lowering = _Lowering(graph, precision, fused, softmax_multiple)
     placed = propagate(graph, placement, mesh)
     placed = placed if regather else tuple(kept_whole(one) for one in placed)
     return Program(tuple(lowering.section(list(members)) for _, members in groupby(placed, key=_section_key)))
@@ -125,8 +132,8 @@ class _Lowering:
     """Walks the placed layers once; remembers which tensors are kept and which parameters were met, so that each counts
     once."""
 
-    def __init__(self, graph: Graph, precision: Precision, fused: bool) -> None:
-        self.graph, self.precision, self.fused = graph, precision, fused
+    def __init__(self, graph: Graph, precision: Precision, fused: bool, softmax_multiple: int) -> None:
+        self.graph, self.precision, self.fused, self.softmax_multiple = graph, precision, fused, softmax_multiple
         self._readers = _readers(graph.nodes)
         self._reads = Counter(t.name for node in graph.nodes for op in node.operations for t in op.reads)
         self._storage = Storage(graph)
@@ -185,6 +192,7 @@ class _Lowering:
             for one in members
             for operation in one.operations
         ]
+        launches = [softmax_by_steps(one, self.softmax_multiple, self.precision) for one in launches]
         if self.fused:
             launches = fuse(launches, self._reads, self.precision)
         for launch in launches:

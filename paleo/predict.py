@@ -149,7 +149,13 @@ class Setting:
     def lowered(self, graph: Graph, placement: Placement, mesh: Mesh) -> Program:
         """One rank's program."""
         program = lower(
-            graph, placement, mesh, self.formats, fused=self.software.fused, regather=self.software.regather
+            graph,
+            placement,
+            mesh,
+            self.formats,
+            fused=self.software.fused,
+            regather=self.software.regather,
+            softmax_multiple=self.software.softmax_multiple,
         )
         return without_backward(program) if self.run.forward_only else program
 

@@ -104,13 +104,15 @@ def priced(
 
 
 class _Blocks:
-    """Lowers layouts; remembers graphs, and why the last layout could not be lowered."""
+    """Lowers layouts; remembers graphs, and why the last layout could not be lowered. ``uneven``: which kernels there
+    are depends on the microbatch, so that each is lowered by itself."""
 
     def __init__(self, model: ModelSpec, made: Setting) -> None:
         self.model, self.made = model, made
         self.problem = ""
         self._graphs: dict[int, Graph] = {}
         self._known: dict[tuple[Key, int], Program] = {}
+        self.uneven = made.software.softmax_multiple > 1
         self.exact = any(
             "capacity" in tensor.dims
             for node in self.graph(1).nodes
@@ -141,7 +143,7 @@ class _Blocks:
     def of(self, family: Mapping[Key, Sequence[int]]) -> list[Block]:
         """Blocks of layouts that differ in cp alone, those left out whose layers cannot be divided."""
         able = {key: sizes for key, sizes in family.items() if self._divides(key)}
-        if not self.exact and len(able) > 2:
+        if not (self.exact or self.uneven) and len(able) > 2:
             found = self._surface(able)
             if found is not None:
                 return found
@@ -186,7 +188,7 @@ class _Blocks:
 
     def _line(self, key: Key, sizes: Sequence[int]) -> list[Block]:
         """One layout from its smallest microbatches and full ones, or each of them by itself."""
-        if len(sizes) > _FEW:
+        if len(sizes) > _FEW and not self.uneven:
             rows = self._ends(key, sizes)
             values = _lines(sizes, sizes, rows, _concave(sizes, rows)) if rows.ndim == 2 else rows
             if rows.ndim == 2 and self._holds(key, sizes, values, len(sizes) // 2):

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from paleo.specs.catalog import read_entry
-from paleo.specs.loading import Spec, Text, validate
+from paleo.specs.loading import PositiveCount, Spec, Text, validate
 from paleo.units import Seconds
 
 
@@ -25,7 +25,8 @@ class Software(Spec):
     ``recompute`` is what it does unless a run says otherwise. ``overlap`` says whether gradients travel during
     backward. ``contention`` is what computation loses for each second that a collective runs beside it:
     multiprocessors, bandwidth, copies into and out of flat buffers. ``fused`` says whether chains of element-wise
-    passes are one kernel. ``cudnn`` limits which convolution algorithms there are.
+    passes are one kernel, ``softmax_multiple`` by how many matrices of scores a rank's fused softmax works (1: any
+    number). ``cudnn`` limits which convolution algorithms there are.
     """
 
     name: Text
@@ -43,6 +44,7 @@ class Software(Spec):
     overlap: Annotated[bool, Field(strict=True)] = True
     contention: Annotated[float, Field(ge=0)] = 0.0
     fused: Annotated[bool, Field(strict=True)] = False
+    softmax_multiple: PositiveCount = 1
     cudnn: Annotated[float, Field(gt=0)] = 9.0
     source: Text
     notes: str | None = None

@@ -28,6 +28,7 @@ CASES = {
     "convolutions": ("resnet50", "dgx-1-v100", {"gpus": 16, "global_batch": 256}),
     "roofline": ("gpt2", "dgx-a100-80gb", {"gpus": 16, "global_batch": 64, "calibration": "ideal"}),
     "forward": ("gpt2", "dgx-h100", {"gpus": 16, "global_batch": 64, "forward_only": True}),
+    "softmax": ("gpt2", "dgx-a100-80gb", {"gpus": 8, "global_batch": 48, "software": "megatron-2021"}),
 }
 
 
