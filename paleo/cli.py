@@ -704,7 +704,10 @@ def calibrate(
         str | None,
         typer.Option(metavar="DIR", help="Folder of one calibration file a device, and of measured tables."),
     ] = None,
-    only: Annotated[list[str] | None, typer.Option(help="With --fit: this device or system alone.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="With --fit: this device, system or profile alone.")] = None,
+    free: Annotated[
+        str | None, typer.Option(help="With --fit, on steps: host_forward,contention,attention_slowdown. [as stated]")
+    ] = None,
     budget: Annotated[float, typer.Option(help="Seconds to measure for; a later run goes on.")] = 300.0,
     suites: Annotated[str | None, typer.Option(help="What to measure: gemm,elementwise,attention,…,deepbench.")] = None,
     dtypes: Annotated[str | None, typer.Option(help="In which formats: fp32,tf32,fp16,bf16. [all it has]")] = None,
@@ -714,7 +717,7 @@ def calibrate(
     from paleo.calibrate import command
 
     if fit:
-        _finish(command.fit(files or [], output=output, output_dir=output_dir, only=only or []))
+        _finish(command.fit(files or [], output=output, output_dir=output_dir, only=only or [], free=_listed(free)))
         return
     if files:
         raise SpecError(f"{files[0]}: tables are for --fit; without it `paleo calibrate` measures --device {device}")

@@ -160,9 +160,9 @@ class Setting:
         return without_backward(program) if self.run.forward_only else program
 
 
-def setting(system: System, run: Run, dtype: str) -> Setting:
-    """Software, pricer and links of a run."""
-    software = load_software(run.software)
+def setting(system: System, run: Run, dtype: str, software: Software | None = None) -> Setting:
+    """Software, pricer and links of a run; ``software`` in place of the profile that it names."""
+    software = software or load_software(run.software)
     software = software if run.cudnn is None else software.model_copy(update={"cudnn": run.cudnn})
     prices = pricer(system.device, dtype, run.calibration, software)
     software = software if prices.rates is None else software.model_copy(update={"contention": 0.0})
@@ -209,10 +209,11 @@ def schedule_name(name: str, chunks: int) -> str:
     return "interleaved" if chunks > 1 and name == "1f1b" else name
 
 
-def predict(model: ModelSpec, system: System, run: Run) -> Prediction:
-    """Count, price, schedule. Pure: the same inputs give the same prediction, and nothing is kept."""
+def predict(model: ModelSpec, system: System, run: Run, software: Software | None = None) -> Prediction:
+    """Count, price, schedule. Pure: the same inputs give the same prediction, and nothing is kept. ``software`` stands
+    in for the profile that the run names."""
     chosen = plan(model, system, run)
-    made = setting(system, run, chosen.dtype)
+    made = setting(system, run, chosen.dtype, software)
     graph = build(model, batch=chosen.microbatch * chosen.dp, choices=made.choices, overrides=run.model)
     placement = STRATEGIES[chosen.parallel.preset](graph, chosen.parallel)
     priced = _priced(made.lowered(graph, placement, chosen.mesh), chosen, made)

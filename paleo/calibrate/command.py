@@ -12,6 +12,8 @@ from pathlib import Path
 from paleo.calibrate.files import Job, calibrations, fit_all, fits, jobs, yaml_text
 from paleo.calibrate.measure import Bench, Tables, bench, import_torch, measure_all, measure_collectives
 from paleo.calibrate.microbenchmarks import USUAL, Point, collective_points, points
+from paleo.calibrate.software import LEAST_ROWS as LEAST_STEPS
+from paleo.calibrate.software import SoftwareFitted, SoftwareJob, fit_software, software_jobs, software_text
 from paleo.errors import SpecError
 from paleo.specs.calibration import Calibration
 from paleo.specs.catalog import FOLDERS, catalog_root
@@ -28,17 +30,27 @@ def fit(
     output: str | None = None,
     output_dir: str | None = None,
     only: Sequence[str] = (),
+    free: Sequence[str] = (),
     today: str | None = None,
 ) -> int:
-    """Fit the tables and write one calibration file a device or system; the exit code.
+    """Fit the tables and write one calibration file a device or system, or from tables of steps one software profile
+    each; the exit code.
 
-    ``output`` is one file, for tables of one subject; ``output_dir`` a folder for one file a subject, where entries of
-    other families are kept. Errors in the input raise PaleoError.
+    ``only`` names devices, systems or profiles, ``free`` the numbers of profiles that are fitted. ``output`` is one
+    file, for tables of one subject; ``output_dir`` a folder for one file a subject, where entries of other families are
+    kept. Errors in the input raise PaleoError.
     """
     if not files:
         raise SpecError("--fit: no file is named; expected measured tables, such as measurements/gemm.csv.gz")
     if output is not None and output_dir is not None:
         raise SpecError("-o and --output-dir exclude each other: one file, or one file a device in a folder")
+    steps = [job for file in files for job in software_jobs(file, only)]
+    if steps:
+        if any(fits(file) for file in files):
+            raise SpecError("tables of steps and of kernels are fitted one after the other, not in one call")
+        return _fit_steps(steps, output, output_dir, free, today or datetime.date.today().isoformat())
+    if free:
+        raise SpecError(f"--free {free[0]}: names numbers of software profiles; the tables hold no steps to fit")
     for file in files:
         if not fits(file):
             sys.stderr.write(f"{file}: no family is fitted to such a table\n")
@@ -55,11 +67,58 @@ def fit(
     return 0
 
 
+def _fit_steps(
+    work: Sequence[SoftwareJob], output: str | None, output_dir: str | None, free: Sequence[str], date: str
+) -> int:
+    enough = [job for job in work if job.steps >= LEAST_STEPS]
+    for job in work:
+        if job.steps < LEAST_STEPS:
+            sys.stderr.write(
+                f"{job.profile.name}: {job.steps} steps, too few to fit and test; {LEAST_STEPS} are needed\n"
+            )
+    if not enough:
+        raise SpecError(f"no profile has the {LEAST_STEPS} steps that a fit needs")
+    places = _places([job.profile.name for job in enough], output, output_dir, "software")
+    made = []
+    with _progress(len(enough)) as report:
+        for job in enough:
+            report(job)
+            made.append(fit_software(job, date, free))
+    for job, one in zip(enough, made, strict=True):
+        written_whole(places[one.after.name], partial(_write, software_text(one.after)))
+        _print_profile(job, one, places[one.after.name])
+    return 0
+
+
+def _print_profile(job: SoftwareJob, made: SoftwareFitted, path: Path) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    found = made.after.fit
+    if found is None:
+        return
+    table = Table()
+    for heading in ("number", "before", "after"):
+        table.add_column(heading, justify="left" if heading == "number" else "right")
+    for name, value in made.numbers():
+        table.add_row(name, *value)
+    one = found.residual
+    console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
+    console.print(f"{made.after.name} -> {path}: {found.rows_fitted} steps fitted, {found.rows_held_out} held out")
+    console.print(table)
+    errors = f"median {one.median_ape:.1%}, MAPE {one.mape:.1%}, bias {one.bias:+.1%}, total {one.total_error:+.1%}"
+    console.print(f"on the {one.rows} steps held out: {errors}")
+    if job.skipped:
+        console.print(f"{job.skipped} rows could not be predicted; `paleo validate` says why")
+
+
 def _write(content: str, path: str) -> None:
     Path(path).write_text(content, encoding="utf-8")
 
 
-def _places(subjects: Sequence[str], output: str | None, output_dir: str | None) -> dict[str, Path]:
+def _places(
+    subjects: Sequence[str], output: str | None, output_dir: str | None, kind: str = "calibrations"
+) -> dict[str, Path]:
     """The file of each subject; SpecError when it cannot be written."""
     if output is not None:
         if len(subjects) > 1:
@@ -72,14 +131,14 @@ def _places(subjects: Sequence[str], output: str | None, output_dir: str | None)
             raise SpecError(f"-o {output}: expected a name that ends in .yaml")
         folder = path.parent
     else:
-        folder = Path(output_dir) if output_dir is not None else catalog_root() / FOLDERS["calibrations"]
+        folder = Path(output_dir) if output_dir is not None else catalog_root() / FOLDERS[kind]
     if not folder.is_dir():
         raise SpecError(f"{folder}: no such folder")
     return {name: Path(output) if output is not None else folder / f"{name}.yaml" for name in subjects}
 
 
 @contextmanager
-def _progress(count: int) -> Iterator[Callable[[Job], object]]:
+def _progress(count: int) -> Iterator[Callable[[Job | SoftwareJob], object]]:
     """A progress bar on stderr; called with each job as it starts."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -90,7 +149,7 @@ def _progress(count: int) -> Iterator[Callable[[Job], object]]:
         task = bar.add_task("", total=count)
         started = 0
 
-        def report(job: Job) -> None:
+        def report(job: Job | SoftwareJob) -> None:
             nonlocal started
             bar.update(task, completed=started, description=job.label)
             if not console.is_terminal:

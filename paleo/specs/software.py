@@ -8,9 +8,22 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from paleo.specs.calibration import Residual
 from paleo.specs.catalog import read_entry
 from paleo.specs.loading import PositiveCount, Spec, Text, validate
 from paleo.units import Seconds
+
+
+class SoftwareFit(Spec):
+    """Where fitted numbers of a profile come from: measured steps, one sigma of each number's logarithm, and the errors
+    on steps that were not fitted."""
+
+    source: Text
+    date: Text
+    rows_fitted: PositiveCount
+    rows_held_out: Annotated[int, Field(ge=0)]
+    uncertainty: dict[str, Annotated[float, Field(ge=0)]]
+    residual: Residual
 
 
 class Software(Spec):
@@ -26,7 +39,8 @@ class Software(Spec):
     backward. ``contention`` is what computation loses for each second that a collective runs beside it:
     multiprocessors, bandwidth, copies into and out of flat buffers. ``fused`` says whether chains of element-wise
     passes are one kernel, ``softmax_multiple`` by how many matrices of scores a rank's fused softmax works (1: any
-    number). ``cudnn`` limits which convolution algorithms there are.
+    number). ``cudnn`` limits which convolution algorithms there are. ``fit`` says where numbers come from that were
+    fitted.
     """
 
     name: Text
@@ -48,6 +62,7 @@ class Software(Spec):
     cudnn: Annotated[float, Field(gt=0)] = 9.0
     source: Text
     notes: str | None = None
+    fit: SoftwareFit | None = None
 
     def slowdown_on(self, architecture: str) -> float:
         """How much slower than the calibrated kernel attention runs on an architecture; the mean of those known for

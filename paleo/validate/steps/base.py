@@ -14,6 +14,7 @@ from paleo.errors import PaleoError, SpecError
 from paleo.predict import Prediction
 from paleo.specs.catalog import names
 from paleo.specs.hardware import System, find_device
+from paleo.specs.software import Software
 from paleo.units import MILLISECOND
 from paleo.validate.kinds.base import Array, number, text
 from paleo.validate.tables import Predictions
@@ -100,9 +101,13 @@ class StepTable(ABC):
     measured_column: ClassVar[str] = "iteration_ms"
     measured_unit: ClassVar[float] = MILLISECOND
 
+    #: Whether software profiles are fitted to such rows.
+    calibrates: ClassVar[bool] = True
+
     @abstractmethod
-    def step(self, row: Row) -> Step:
-        """The prediction of one row; PaleoError with the reason where it cannot be modelled."""
+    def step(self, row: Row, software: Software | None = None) -> Step:
+        """The prediction of one row, under another profile than its own where one is given; PaleoError with the reason
+        where it cannot be modelled."""
 
     def measured(self, frame: pd.DataFrame) -> Array:
         """What was measured, in SI; nan where the cell is empty."""

@@ -7,6 +7,7 @@ from paleo.predict import predict
 from paleo.specs.catalog import read_entry
 from paleo.specs.model import ModelSpec, model_from
 from paleo.specs.run import Run
+from paleo.specs.software import Software
 from paleo.units import GIGA
 from paleo.validate.steps.base import Row, Step, StepTable, filled, software_of, whole
 from paleo.validate.steps.transformers import strategy_of, system_of
@@ -53,8 +54,9 @@ class MemoryTable(StepTable):
     configuration = ("tp", "pp", "dp", "cp", "ep", "vp", "dtype", "sharding", "sequence_parallel", "recompute")
     measured_column = "memory_gb_per_gpu"
     measured_unit = GIGA
+    calibrates = False
 
-    def step(self, row: Row) -> Step:
+    def step(self, row: Row, software: Software | None = None) -> Step:
         """Bytes on the fullest GPU; the baseline is parameters, gradients and optimizer states alone."""
         recompute = str(row["recompute"]).strip().lower() if filled(row, "recompute") else "none"
         run = Run(
@@ -67,7 +69,7 @@ class MemoryTable(StepTable):
             software=software_of(row, "nanotron"),
             model={"seq": whole(row, "seq_len")},
         )
-        made = predict(llama_like(str(row["model"])), system_of(row), run)
+        made = predict(llama_like(str(row["model"])), system_of(row), run, software)
         held, states = made.memory.total, made.memory.parameters + made.memory.gradients + made.memory.optimizer
         return Step(held, 0.8 * held, 1.25 * held, states, made.system.device.name, made.run.software)
 

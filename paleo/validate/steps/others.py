@@ -6,6 +6,7 @@ from paleo.errors import SpecError
 from paleo.predict import predict
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
+from paleo.specs.software import Software
 from paleo.validate.steps.base import Row, Step, StepTable, filled, of_prediction, software_of, whole
 from paleo.validate.steps.vision import system_of
 from paleo.validate.tables import STEPS
@@ -21,14 +22,14 @@ class OtherSteps(StepTable):
     header = frozenset({"model", "task", "device", "n_gpus", "global_batch", "batch_unit", "iteration_ms"})
     configuration = ("system", "seq_len", "dtype", "grad_accum", "software", "framework", "notes")
 
-    def step(self, row: Row) -> Step:
+    def step(self, row: Row, software: Software | None = None) -> Step:
         """The step of the row's run; SpecError for models that the catalog lacks and batches counted in tokens."""
         name = str(row["model"]).strip().lower()
         if name not in MODELS:
             raise SpecError(f"model {row['model']!r} is not in the catalog")
         if not str(row["batch_unit"]).startswith("se"):
             raise SpecError(f"batches of {row['batch_unit']} do not say how many sequences there are")
-        return of_prediction(predict(load_model(MODELS[name]), system_of(row), self._run(row, name)))
+        return of_prediction(predict(load_model(MODELS[name]), system_of(row), self._run(row, name), software))
 
     def _run(self, row: Row, name: str) -> Run:
         gpus = whole(row, "n_gpus", 1)

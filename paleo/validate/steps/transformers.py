@@ -8,7 +8,7 @@ from paleo.predict import predict
 from paleo.specs.hardware import System, load_system
 from paleo.specs.model import ModelSpec, load_model
 from paleo.specs.run import Run
-from paleo.specs.software import load_software
+from paleo.specs.software import Software, load_software
 from paleo.validate.steps.base import Row, Step, StepTable, filled, of_prediction, software_of, whole, with_device
 from paleo.validate.tables import STEPS
 
@@ -103,10 +103,10 @@ class TransformerSteps(StepTable):
         "sharding", "sequence_parallel", "recompute", "micro_batch", "global_batch", "software", "framework",
     )  # fmt: skip
 
-    def step(self, row: Row) -> Step:
+    def step(self, row: Row, software: Software | None = None) -> Step:
         """The step of the row's run."""
         model, _ = model_of(row)
-        return of_prediction(predict(model, system_of(row), run_of(row)))
+        return of_prediction(predict(model, system_of(row), run_of(row), software))
 
 
 STEPS.register("llm_iterations")(TransformerSteps())

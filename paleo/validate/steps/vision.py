@@ -12,6 +12,7 @@ from paleo.predict import predict
 from paleo.specs.hardware import System, load_system
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
+from paleo.specs.software import Software
 from paleo.units import MILLISECOND
 from paleo.validate.kinds.base import Array, number
 from paleo.validate.steps.base import Row, Step, StepTable, filled, of_prediction, software_of, whole, with_device
@@ -83,9 +84,9 @@ class VisionSteps(StepTable):
         step = number(frame, "iteration_ms", float("nan"))
         return np.where(np.isfinite(step), step, number(frame, "forward_ms", float("nan"))) * MILLISECOND
 
-    def step(self, row: Row) -> Step:
+    def step(self, row: Row, software: Software | None = None) -> Step:
         """The step of the row's run, without the update where the harness left it out."""
-        made = predict(load_model(str(row["model_slug"])), system_of(row), run_of(row))
+        made = predict(load_model(str(row["model_slug"])), system_of(row), run_of(row), software)
         spared = made.breakdown.optimizer if without_update(row) else 0.0
         return of_prediction(made, made.step_time - spared)
 

@@ -1,0 +1,240 @@
+"""Software parameters from whole steps: ``paleo calibrate --fit`` on tables of training iterations.
+
+A profile has few numbers that no kernel table can tell: what an operation costs the host, what collectives beside
+computation cost, how much slower an old attention kernel is. They are fitted to the steps of one profile by the same
+robust log-error least squares as kernels, on the rows of half the configurations, and tested on rows of others.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import yaml
+
+from paleo.calibrate.fit import FitResult, Rows, fit
+from paleo.errors import SpecError, near
+from paleo.specs.calibration import Residual
+from paleo.specs.hardware import find_device
+from paleo.specs.software import Software, SoftwareFit, load_software
+from paleo.units import MICROSECOND
+from paleo.validate.kinds.base import read_table, text
+from paleo.validate.steps.base import StepTable, software_of
+from paleo.validate.tables import table_of
+
+Array = npt.NDArray[np.float64]
+#: Rows that a fit sees: host time and one more term are settled by about forty.
+TRAINING_ROWS = 60
+#: Columns that name a configuration; rows that differ in replicas or in the global batch alone are one.
+CONFIGURATION = (
+    "model", "model_slug", "system", "device", "layers", "hidden", "seq_len", "tp", "pp", "micro_batch",
+    "batch_per_gpu", "recompute",
+)  # fmt: skip
+#: Fewer rows than this are no fit of two parameters that can be tested.
+LEAST_ROWS = 12
+
+
+def _bounded(low: float, high: float, **more: Any) -> Any:
+    return field(default=1.0, metadata={"low": low, "high": high, **more})
+
+
+@dataclass(frozen=True, slots=True)
+class SoftwareParameters:
+    """What is fitted of a profile.
+
+    ``host_forward`` [s] is the host's time for one operation; ``ratio``, that of its backward pass over it, is not
+    fitted, as steps of training do not tell the two apart. ``contention`` and ``attention_slowdown`` as in `Software`.
+    """
+
+    host_forward: float = _bounded(1e-7, 1e-3)
+    ratio: float = _bounded(0.1, 10.0, fitted=False)
+    contention: float = _bounded(0.01, 4.0)
+    attention_slowdown: float = _bounded(1.0, 8.0)
+
+    @classmethod
+    def of(cls, profile: Software, architecture: str) -> SoftwareParameters:
+        """The numbers that a profile states."""
+        ratio = profile.host_backward / profile.host_forward if profile.host_forward else 1.0
+        return cls(profile.host_forward, ratio, profile.contention, profile.slowdown_on(architecture))
+
+    def applied(self, profile: Software) -> Software:
+        """The profile with these numbers."""
+        return profile.model_copy(
+            update={
+                "host_forward": self.host_forward,
+                "host_backward": self.host_forward * self.ratio,
+                "contention": self.contention,
+                "attention_slowdown": self.attention_slowdown,
+            }
+        )
+
+
+class Figures(NamedTuple):
+    """What predicts rows: the kind of table, and the profile before the fit."""
+
+    table: StepTable
+    profile: Software
+
+
+class _Steps:
+    """Step tables as what `fit` asks of a kind."""
+
+    def __init__(self, configuration: Sequence[str]) -> None:
+        self.configuration = tuple(configuration)
+
+    def time(self, frame: pd.DataFrame, figures: Figures, parameters: SoftwareParameters) -> Array:
+        """Predicted seconds of each row."""
+        profile = parameters.applied(figures.profile)
+        return np.array([figures.table.step(row, profile).value for row in _records(frame)])
+
+
+def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    return [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
+
+
+@dataclass(frozen=True, slots=True)
+class SoftwareJob:
+    """The rows of one profile in one table, by architecture."""
+
+    profile: Software
+    file: str
+    source: str
+    rows: tuple[Rows, ...]
+    skipped: int
+
+    @property
+    def steps(self) -> int:
+        """How many rows there are to fit and to test on."""
+        return sum(len(one.measured) for one in self.rows)
+
+    @property
+    def label(self) -> str:
+        """For people: profile and count of rows."""
+        return f"{self.profile.name} ({self.steps} steps)"
+
+
+@dataclass(frozen=True, slots=True)
+class SoftwareFitted:
+    """A profile with fitted numbers, and what it was before."""
+
+    before: Software
+    after: Software
+
+    def numbers(self) -> Iterator[tuple[str, tuple[str, str]]]:
+        """Name of each number that may have moved, before and after."""
+        for name in ("host_forward", "host_backward"):
+            values = [getattr(one, name) / MICROSECOND for one in (self.before, self.after)]
+            yield name, (f"{values[0]:.4g} us", f"{values[1]:.4g} us")
+        for name in ("contention", "attention_slowdown"):
+            yield name, (_shown(getattr(self.before, name)), _shown(getattr(self.after, name)))
+
+
+def software_jobs(file: str | Path, only: Sequence[str] = ()) -> list[SoftwareJob]:
+    """What there is to fit in a table of steps; ``only`` names profiles. Rows that cannot be predicted are counted."""
+    frame = read_table(file)
+    table = table_of(frame.columns)
+    if not isinstance(table, StepTable) or not table.calibrates:
+        return []
+    frame = frame.reset_index(drop=True)
+    profiles = pd.Series([software_of(row) for row in _records(frame)], index=frame.index)
+    for name in only:
+        if name not in set(profiles):
+            raise SpecError(f"{file}: no row of the profile {name!r}; {near(name, set(profiles))}")
+    chosen = [name for name in sorted(set(profiles)) if not only or name in only]
+    return [_job(table, Path(file).name, frame[profiles == name], load_software(name)) for name in chosen]
+
+
+def _job(table: StepTable, file: str, frame: pd.DataFrame, profile: Software) -> SoftwareJob:
+    predicted = table.predict(frame)
+    fine = frame[np.isfinite(predicted.seconds)]
+    architectures = [find_device(str(name)).architecture for name in fine["device"]]
+    measured = table.measured(fine)
+    groups = []
+    for one in sorted(set(architectures)):
+        mask = np.array([name == one for name in architectures])
+        groups.append(Rows(fine[mask], Figures(table, profile), one, measured[mask]))
+    sources = ", ".join(sorted(set(text(fine, "source")) - {""}))
+    return SoftwareJob(profile, file, sources, tuple(groups), len(frame) - len(fine))
+
+
+def fit_software(job: SoftwareJob, date: str, free: Sequence[str] = ()) -> SoftwareFitted:
+    """The fit of one profile: of ``free``, or of the numbers that it states and that are not neutral."""
+    profile, columns = job.profile, set(job.rows[0].frame.columns)
+    moving = tuple(free) or tuple(_stated(profile))
+    if not moving:
+        raise SpecError(f"{profile.name}: the profile states no host time, contention or slowdown to fit; name them")
+    known = {one.name: one for one in dataclasses.fields(SoftwareParameters)}
+    for name in moving:
+        if name not in known or name == "ratio":
+            raise SpecError(f"--free {name}: no such number of a profile; {near(name, set(known) - {'ratio'})}")
+    start = _inside(SoftwareParameters.of(profile, job.rows[0].stack), moving)
+    result = fit(
+        _Steps([name for name in CONFIGURATION if name in columns]), job.rows, start,
+        fixed=[name for name in known if name not in moving and name != "ratio"],
+        apart=[name for name in ("attention_slowdown",) if name in moving],
+        training_rows=TRAINING_ROWS, starts=1, emphasis=0.0, evaluations=15,
+    )  # fmt: skip
+    return SoftwareFitted(profile, _profile(job, result, moving, date))
+
+
+def _stated(profile: Software) -> Iterator[str]:
+    """Numbers of a profile that are at work in it."""
+    if profile.host_forward > 0:
+        yield "host_forward"
+    if profile.contention > 0:
+        yield "contention"
+    if profile.attention_slowdown not in (1.0, {}):
+        yield "attention_slowdown"
+
+
+def _inside(start: SoftwareParameters, moving: Sequence[str]) -> SoftwareParameters:
+    """The start, with what is fitted from nothing set off its bound."""
+    floor = {one.name: one.metadata["low"] for one in dataclasses.fields(SoftwareParameters)}
+    return dataclasses.replace(start, **{name: max(getattr(start, name), floor[name]) for name in moving})
+
+
+def _profile(job: SoftwareJob, result: FitResult[SoftwareParameters], moving: Sequence[str], date: str) -> Software:
+    some = next(iter(result.parameters.values()))
+    update: dict[str, Any] = {}
+    if "host_forward" in moving:
+        update |= {
+            "host_forward": _rounded(some.host_forward),
+            "host_backward": _rounded(some.host_forward * some.ratio),
+        }
+    if "contention" in moving:
+        update["contention"] = _rounded(some.contention)
+    if "attention_slowdown" in moving:
+        slow = {stack: _rounded(one.attention_slowdown) for stack, one in result.parameters.items()}
+        kept = job.profile.attention_slowdown
+        update["attention_slowdown"] = {**(kept if isinstance(kept, dict) else {}), **slow}
+    held = dataclasses.asdict(result.residual)
+    made = SoftwareFit(
+        source=f"{job.file} ({job.source})",
+        date=date,
+        rows_fitted=result.rows_fitted,
+        rows_held_out=result.rows_held_out,
+        uncertainty={name: _rounded(value, 2) for name, value in result.uncertainty.items()},
+        residual=Residual(**{name: value if name == "rows" else _rounded(value) for name, value in held.items()}),
+    )
+    return job.profile.model_copy(update={**update, "fit": made})
+
+
+def _rounded(value: float, digits: int = 3) -> float:
+    return float(f"{value:.{digits}g}")
+
+
+def _shown(value: float | Mapping[str, float]) -> str:
+    return f"{value:g}" if isinstance(value, float) else ", ".join(f"{name} {one:g}" for name, one in value.items())
+
+
+def software_text(profile: Software) -> str:
+    """A profile as the text of its file, times in microseconds."""
+    data: Mapping[str, Any] = profile.model_dump(exclude_defaults=True, exclude={"name"}, mode="json")
+    hosts = {key: f"{data[key] / MICROSECOND:.4g} us" for key in ("host_forward", "host_backward")}
+    return str(yaml.safe_dump({**data, **hosts}, sort_keys=False, width=118, allow_unicode=True))

@@ -1,0 +1,85 @@
+"""Software parameters fitted to whole steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from paleo.calibrate.software import fit_software, software_jobs
+from paleo.cli import run
+from paleo.specs.software import load_software
+from paleo.units import MILLISECOND
+from paleo.validate.steps.transformers import TransformerSteps
+
+#: Seconds of host time that the made-up steps have; small networks show it clearly.
+HOST = 40e-6
+
+
+def steps(host: float, noise: float = 0.02) -> pd.DataFrame:
+    """Steps of small networks as a framework of that host time would take them, with noise."""
+    rows = [
+        {
+            "source": "made up", "model": f"gpt-{layers}", "system": "dgx-a100-80gb", "device": "a100-sxm4-80gb",
+            "layers": layers, "hidden": hidden, "heads": 16, "vocab": 50304, "seq_len": 512, "n_gpus": tp, "tp": tp,
+            "pp": 1, "dp": 1, "dtype": "fp16", "micro_batch": micro, "global_batch": 4 * micro, "recompute": "none",
+            "software": "megatron-2021",
+        }
+        for layers in (4, 8) for hidden in (512, 1024) for tp in (1, 2) for micro in (1, 2, 4)
+    ]  # fmt: skip
+    profile = load_software("megatron-2021").model_copy(update={"host_forward": host, "host_backward": 1.5 * host})
+    table, generator = TransformerSteps(), np.random.default_rng(3)
+    for row in rows:
+        exact = table.step(row, profile).value / MILLISECOND
+        row["iteration_ms"] = float(exact * np.exp(generator.normal(0.0, noise)))
+    return pd.DataFrame(rows)
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("steps") / "steps.csv"
+    steps(HOST).to_csv(path, index=False)
+    return path
+
+
+def test_a_fit_finds_the_host_time_that_made_the_steps(table: Path) -> None:
+    (job,) = software_jobs(table)
+    made = fit_software(job, "2026-01-01")
+    assert made.after.host_forward == pytest.approx(HOST, rel=0.05)
+    assert made.after.host_backward / made.after.host_forward == pytest.approx(
+        made.before.host_backward / made.before.host_forward, rel=0.01
+    )
+    assert made.after.fit is not None
+    assert made.after.fit.rows_fitted + made.after.fit.rows_held_out <= 24
+    assert made.after.fit.residual.mape < 0.05
+
+
+def test_the_written_profile_is_one_that_runs(table: Path, tmp_path: Path) -> None:
+    out = tmp_path / "fitted.yaml"
+    assert run(["calibrate", "--fit", str(table), "-o", str(out)]) == 0
+    made = load_software(out)
+    assert made.host_forward == pytest.approx(HOST, rel=0.05) and made.attention == "unfused"
+    assert run(["estimate", "gpt2", "--system", "dgx-a100-80gb", "--software", str(out)]) == 0
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--free", "host"], "no such number of a profile; nearest: 'host_forward'"),
+        (["--only", "nanotron"], "no row of the profile 'nanotron'"),
+    ],
+)
+def test_bad_requests_say_what_is_expected(
+    table: Path, more: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["calibrate", "--fit", str(table), *more]) == 2
+    assert said in " ".join(capsys.readouterr().err.split())
+
+
+def test_too_few_steps_are_refused(table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    few = tmp_path / "few.csv"
+    pd.read_csv(table).head(5).to_csv(few, index=False)
+    assert run(["calibrate", "--fit", str(few), "--output-dir", str(tmp_path)]) == 2
+    assert "5 steps, too few" in capsys.readouterr().err and list(tmp_path.glob("*.yaml")) == []
