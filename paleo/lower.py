@@ -186,8 +186,8 @@ class _Lowering:
                 operation,
                 one.node.name,
                 one.node.repeat // repeat,
-                operation.forward(self.precision),
-                operation.backward(self.precision),
+                operation.forward(self._formats(one)),
+                operation.backward(self._formats(one)),
             )
             for one in members
             for operation in one.operations
@@ -203,6 +203,10 @@ class _Lowering:
                 times = self._additions(one.node, tensor) / repeat
                 if times:
                     yield Counted(self._accumulate(one, tensor), one.node.name, times)
+
+    def _formats(self, placed: PlacedNode) -> Precision:
+        """Formats below sixteen bits are for the products inside the repeated blocks."""
+        return self.precision if placed.node.repeats else self.precision.sixteen_bits
 
     def _additions(self, node: Node, tensor: Tensor) -> int:
         """How often the turns of this reader add their gradient of an input to one that is there: all but the first of

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from paleo.errors import SpecError, near
@@ -42,6 +42,16 @@ class Precision:
     state: float = 4.0
     accumulator: float = 0.0
 
+    @property
+    def narrow(self) -> bool:
+        """Whether matrix products read a narrower format than layers pass on, so that operands are quantised first."""
+        return self.operand < self.activation
+
+    @property
+    def sixteen_bits(self) -> Precision:
+        """The same for products that stay in the format that layers pass on."""
+        return replace(self, operand=self.activation) if self.narrow else self
+
     def bytes_of(self, role: Role) -> float:
         match role:
             case "activation":
@@ -61,7 +71,8 @@ class Precision:
 def precision(dtype: str) -> Precision:
     """How one trains in ``dtype`` by default: sixteen-bit formats keep fp32 masters (Micikevicius et al., ICLR 2018).
 
-    fp8 and fp4 narrow the operands of matrix products only; everything stored stays bf16.
+    fp8 and fp4 narrow the operands of matrix products with weights inside the repeated blocks; embedding, head,
+    attention and everything stored stay bf16 (as in NVIDIA's Transformer Engine and in DeepSeek-V3, 2024, section 3.3).
 
     >>> precision("bf16").master, precision("fp32").master
     (4.0, 0.0)

@@ -217,10 +217,15 @@ class Contraction:
         return replace(self, lhs=lhs, rhs=rhs, out=out, bias=bias)
 
     def forward(self, precision: Precision) -> tuple[Kernel, ...]:
-        return (self._kernel("forward", self.lhs, self.rhs, self.out, precision, extra=self.bias),)
+        precision = self._operands(precision)
+        kernels = [self._kernel("forward", self.lhs, self.rhs, self.out, precision, extra=self.bias)]
+        if precision.narrow:
+            kernels.append(self._quantised("forward", self.lhs, precision))
+        return tuple(replace(kernel, calls=1.0 / len(kernels)) for kernel in kernels)
 
     def backward(self, precision: Precision) -> tuple[Kernel, ...]:
-        kernels = []
+        precision = self._operands(precision)
+        kernels = [self._quantised("backward", self.out, precision)] if precision.narrow else []
         if self.lhs.grad:
             kernels.append(self._kernel("backward", self.out, self.rhs, self.lhs, precision))
         if self.rhs.grad:
@@ -231,6 +236,26 @@ class Contraction:
             kernels.append(replace(summed.forward(precision)[0], phase="backward_weight"))
         return tuple(replace(kernel, calls=1.0 / len(kernels)) for kernel in kernels)
 
+    def _operands(self, precision: Precision) -> Precision:
+        """Only products with weights are made in formats below sixteen bits, and no convolutions."""
+        return precision if self.rhs.role == "parameter" and not self.windows else precision.sixteen_bits
+
+    def _quantised(self, phase: Phase, source: Tensor, precision: Precision) -> Kernel:
+        """An operand brought to the narrow format, and its transpose beside it: the product of the weight gradient runs
+        along the other dim. Weights are brought there once a step, which is not counted."""
+        count = float(source.elements)
+        return Kernel(
+            f"{self.name}.quantise",
+            "memory",
+            "elementwise",
+            phase,
+            0.0,
+            count,
+            count * precision.activation,
+            2.0 * count * precision.operand,
+            {"rows": count, "columns": 1.0},
+        )
+
     def _kernel(
         self, phase: Phase, left: Tensor, right: Tensor, out: Tensor, precision: Precision, extra: Tensor | None = None
     ) -> Kernel:
@@ -240,7 +265,7 @@ class Contraction:
         if self.windows:
             operation, shape = self._direction(phase), self._conv_shape()
         else:
-            operation, shape = "gemm", _gemm_shape(left, right, out)
+            operation, shape = "narrow" if precision.narrow else "gemm", _gemm_shape(left, right, out)
         family: Family = "conv" if self.windows else "gemm"
         return Kernel(self.name, family, operation, phase, self.flops, 0.0, float(read), float(written), shape)
 

@@ -94,6 +94,11 @@ class FamilyPrices:
         self.origins[family] = f"{result.origin} ({result.subject})"
         return result
 
+    @property
+    def sixteen_bits(self) -> str:
+        """The format of what a run in fp8 or fp4 does not narrow: attention, the head; else the run's own."""
+        return "bf16" if precision(self.dtype).narrow else self.dtype
+
     def figures(self, dtype: str | None = None) -> DeviceFigures:
         """The device for the arithmetic of the run, or of another dtype."""
         return figures(self.device, dtype or self.dtype)
@@ -105,7 +110,7 @@ def _group(kernel: Kernel) -> str:
         return f"memory.{kernel.operation if known else 'elementwise'}"
     if kernel.family == "attention":
         return f"attention.{'forward' if kernel.phase == 'forward' else 'backward'}"
-    return kernel.family
+    return f"gemm.{kernel.operation}" if kernel.family == "gemm" else kernel.family
 
 
 def _column(kernels: Sequence[Kernel], name: str, default: float = 1.0) -> Array:
@@ -118,10 +123,11 @@ def _unit(prices: FamilyPrices) -> str:
 
 
 def _gemm(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[Found[Any], Array]:
-    tensor = prices.figures().tensor_cores
-    family = "gemm.fp8" if prices.dtype == "fp8" else "gemm.tensor" if tensor else "gemm.simt"
+    dtype = prices.dtype if group == "gemm.narrow" else prices.sixteen_bits
+    tensor = prices.figures(dtype).tensor_cores
+    family = "gemm.fp8" if dtype == "fp8" else "gemm.tensor" if tensor else "gemm.simt"
     found = prices.found(GemmParameters, family)
-    formats = precision(prices.dtype)
+    formats = precision(dtype)
     times = gemm_time(
         m=np.maximum(_column(kernels, "m"), 1.0),
         n=np.maximum(_column(kernels, "n"), 1.0),
@@ -131,7 +137,7 @@ def _gemm(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[
         result_bytes=formats.activation,
         weight_copies=np.inf,
         sustained=1.0,
-        device=prices.figures(),
+        device=prices.figures(dtype),
         parameters=found.parameters,
     )
     return found, times
@@ -183,8 +189,8 @@ def _attention(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> t
         causal=_column(kernels, "causal") > 0,
         window=np.where(attended < keys, attended, 0.0),
         kernel_name=kernel_name,
-        element_bytes=max(2.0, float(BYTES[prices.dtype])),
-        device=prices.figures(),
+        element_bytes=float(BYTES[prices.sixteen_bits]),
+        device=prices.figures(prices.sixteen_bits),
         parameters=found.parameters,
     )
     return found, times * prices.software.slowdown_on(prices.device.architecture)

@@ -7,6 +7,12 @@ import pytest
 from paleo.errors import SpecError
 from paleo.optimizers import OPTIMIZERS, optimizer
 from paleo.precision import BYTES, precision
+from paleo.predict import predict
+from paleo.pricing.kernels import pricer
+from paleo.specs.hardware import load_system
+from paleo.specs.model import load_model
+from paleo.specs.run import Run
+from paleo.specs.software import load_software
 
 
 @pytest.mark.parametrize(
@@ -46,3 +52,36 @@ def test_an_unknown_dtype_has_near_names() -> None:
         precision("bf61")
     with pytest.raises(SpecError, match="nearest: 'adam'"):
         optimizer("adm")
+
+
+def test_narrow_products_quantise_their_operands_inside_the_blocks_alone() -> None:
+    """Each product with a weight reads its input as 2 bytes and writes it twice as 1 (one transposed); so its gradient.
+    The head and attention stay in sixteen bits."""
+    run = Run(batch=1, dtype="fp8", software="megatron-core", model={"layers": 3, "seq": 128})
+    made = predict(load_model("llama2-7b"), load_system("h100-sxm5-80gb"), run)
+    kernels = {(c.kernel.name, c.kernel.phase): c.kernel for s in made.program.sections for c in s.kernels}
+    casts = [kernel for (name, _), kernel in kernels.items() if name.endswith(".quantise")]
+    assert len(casts) == 2 * 4  # qkv, out, up, down; forward and backward
+    tokens, hidden, ffn = 128, 4096, 11008
+    read = {kernel.name.removesuffix(".quantise").split(".")[-1]: kernel.bytes_read for kernel in casts
+            if kernel.phase == "forward"}  # fmt: skip
+    assert read == {"qkv": 2 * tokens * hidden, "out": 2 * tokens * hidden, "up": 2 * tokens * hidden,
+                    "down": 2 * tokens * ffn}  # fmt: skip
+    assert all(kernel.bytes_written == kernel.bytes_read for kernel in casts)
+    operations = {name.split(".")[-1]: kernel.operation for (name, phase), kernel in kernels.items()
+                  if kernel.family == "gemm" and phase == "forward"}  # fmt: skip
+    assert operations == {"qkv": "narrow", "out": "narrow", "up": "narrow", "down": "narrow", "head": "gemm"}
+
+
+def test_attention_and_head_cost_the_same_in_eight_bits_as_in_sixteen() -> None:
+    def seconds(dtype: str) -> dict[str, float]:
+        run = Run(batch=1, dtype=dtype, software="cuda-graph", model={"layers": 3, "seq": 2048})
+        made = predict(load_model("llama2-7b"), load_system("h100-sxm5-80gb"), run)
+        kernels = [c.kernel for s in made.program.sections for c in s.kernels]
+        prices = pricer(made.system.device, dtype, "auto", load_software("cuda-graph")).times(kernels).total
+        return {kernel.name + kernel.phase: float(time) for kernel, time in zip(kernels, prices, strict=True)}
+
+    eight, sixteen = seconds("fp8"), seconds("bf16")
+    same = [name for name in sixteen if ".core" in name or name.startswith("head")]
+    assert len(same) == 5 and all(eight[name] == sixteen[name] for name in same)
+    assert all(eight[name] < 0.75 * sixteen[name] for name in sixteen if ".up" in name and "bias" not in name)
