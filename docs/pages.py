@@ -226,7 +226,7 @@ def accuracy(files: Sequence[str]) -> str:
         "## All tables\n",
         table(_HEADS, [_errors(Path(r["file"]).name, r["overall"], r) for r in reports]),
     ]
-    parts.append(_reasons(reports))
+    parts += [_reasons(reports), _held_out()]
     for report in reports:
         parts.append(f"## {Path(report['file']).name}\n")
         for key, title in (("by_device", "device"), ("by_source", "source")):
@@ -253,16 +253,51 @@ _INTRO = """# How wrong is it?
 
 Errors of predictions against measured times. This page is made by `python docs/pages.py TABLE…`, which runs
 `paleo validate --json`; nothing on it is typed by hand. The same tables calibrate the devices that they hold, so that
-for those it shows how well the formulas *fit*, not how well they foretell; held-out residuals stand in the calibration
-files.
+for those it shows how well the formulas *fit*, not how well they foretell; "Rows that were not fitted" says that.
 
 - **median, mean, worst tenth**: relative error of a row, |predicted / measured - 1|; the worst tenth is its 90th
-percentile. - **bias**: mean of log(predicted / measured); below zero is too fast. - **total**: sum of predicted over
-sum of measured times, less 1: what long rows say. - **coverage**: share of rows inside the stated 90 % interval; 90 %
-is right, more is too careful, less is too bold. - **roofline**: mean error of one constant efficiency over all rows,
-for comparison. - **unsupported**: rows that cannot be modelled; they are counted, with the reason, never dropped in
-silence.
+  percentile.
+- **bias**: mean of log(predicted / measured); below zero is too fast.
+- **total**: sum of predicted over sum of measured times, less 1: what long rows say.
+- **coverage**: share of rows inside the stated 90 % interval; 90 % is right, more is too careful, less is too bold.
+- **roofline**: mean error of one constant efficiency over all rows, for comparison.
+- **unsupported**: rows that cannot be modelled; they are counted, with the reason, never dropped in silence.
 """
+
+
+def _held_out() -> str:
+    """What the calibration files and software profiles say of rows that were not fitted."""
+    from paleo.specs.calibration import ARCHITECTURES, load_calibration
+    from paleo.specs.catalog import names
+    from paleo.specs.software import load_software
+
+    rows: list[tuple[str, ...]] = []
+    for name in (name for name in names("calibrations") if name != ARCHITECTURES):
+        rows += [
+            (name, f"{entry.family}, {entry.stack}", *_held(entry.rows_fitted, entry.residual))
+            for entry in load_calibration(name).entries
+            if entry.residual is not None
+        ]
+    for name in names("software"):
+        found = load_software(name).fit
+        if found is not None:
+            rows.append((name, "whole steps", *_held(found.rows_fitted, found.residual)))
+    heads = (
+        "what",
+        "family, way of timing",
+        "fitted rows",
+        "rows held out",
+        "median error",
+        "mean error",
+        "bias",
+        "total",
+    )
+    return f"## Rows that were not fitted\n\n{table(heads, rows)}"
+
+
+def _held(fitted: int, residual: Any) -> tuple[str, ...]:
+    shares = (residual.median_ape, residual.mape, residual.bias, residual.total_error)
+    return (f"{fitted:,}", f"{residual.rows:,}", *(f"{100 * share:.1f} %" for share in shares))
 
 
 def _validated(files: Sequence[str]) -> Iterator[dict[str, Any]]:
