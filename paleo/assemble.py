@@ -16,7 +16,8 @@ import numpy.typing as npt
 from paleo.lower import Program, Transfer
 from paleo.optimizers import Optimizer
 from paleo.precision import Precision
-from paleo.schedules.base import SCHEDULES, Numeric, Passes
+from paleo.schedules.base import Numeric, Passes, Schedule
+from paleo.stages import Chunk
 from paleo.timeline import Turn
 from paleo.work import Kernel
 
@@ -177,14 +178,15 @@ def recomputed(columns: Columns, recompute: str) -> TurnTimes:
     )
 
 
-def turns_held(program_sections: int, chunks: Sequence[Sequence[tuple[int, int]]], stages: int) -> Array:
-    """Turns of each section on each stage, (stages, sections): stage s holds every ``stages``-th chunk from the s-th
-    on."""
-    held = np.zeros((stages, program_sections))
-    for index, chunk in enumerate(chunks):
-        for section, turns in chunk:
-            held[index % stages, section] += turns
-    return held
+def turns_placed(sections: int, pieces: Sequence[Chunk], places: Sequence[Sequence[int]]) -> Array:
+    """Turns of each section in each chunk of each stage, (stages, chunks, sections); ``places``: the pieces of the
+    network that a stage's chunks are."""
+    placed = np.zeros((len(places), len(places[0]), sections))
+    for stage, held in enumerate(places):
+        for chunk, piece in enumerate(held):
+            for section, turns in pieces[piece]:
+                placed[stage, chunk, section] += turns
+    return placed
 
 
 def crowded(times: TurnTimes, gathers: Array, gradients: Array, contention: float) -> TurnTimes:
@@ -244,20 +246,20 @@ def _served(free: Array, waiting: list[tuple[Numeric, Numeric]]) -> Array:
 # a pipeline
 
 
-def pipeline_end(name: str, passes: Passes, microbatches: Numeric, chunks: int, tails: Array) -> Array:
+def pipeline_end(schedule: Schedule, passes: Passes, microbatches: Numeric, chunks: int, tails: Array) -> Array:
     """When the last stage has done its passes and what follows them, ``tails`` (stages, …) [s]."""
-    schedule = SCHEDULES[name]
     span = schedule.span(passes, microbatches, chunks)
     return np.asarray((schedule.ends(span, passes, microbatches, chunks) + tails).max(axis=0))
 
 
-def alive(name: str, stages: int, microbatches: Numeric, chunks: int) -> Array:
-    """Microbatches whose activations live at once on each stage, as a fraction where chunks are parts of it: (stages,
-    …)."""
+def alive(schedule: Schedule, stages: int, microbatches: Numeric, chunks: int) -> Array:
+    """Microbatches whose activations live at once on each stage, as a fraction of all that it holds (chunks, copies):
+    (stages, …)."""
     if stages == 1:
         return np.ones((1,) + np.ndim(microbatches) * (1,))
     stage = np.arange(float(stages)).reshape((-1,) + np.ndim(microbatches) * (1,))
-    return np.asarray(0.0 * stage + SCHEDULES[name].alive(stage, stages, microbatches, chunks)) / chunks
+    living = schedule.alive(stage, stages, microbatches, chunks)
+    return np.asarray(0.0 * (stage + microbatches) + living) / (chunks * schedule.copies)
 
 
 # update and memory

@@ -59,6 +59,18 @@ class Gradient:
 
 
 @dataclass(frozen=True, slots=True)
+class Tie:
+    """A parameter of section ``owner`` that section ``reader`` reads too (tied embeddings): elements on this rank, and
+    the axes over which its gradient is summed."""
+
+    name: str
+    owner: int
+    reader: int
+    axes: Axes
+    elements: float
+
+
+@dataclass(frozen=True, slots=True)
 class Section:
     """A layer, or one turn of a repeated block; bytes and counts are of one turn on one rank.
 
@@ -84,6 +96,7 @@ class Program:
     """What one rank does in one pass over its share of the batch, section by section in forward order."""
 
     sections: tuple[Section, ...]
+    ties: tuple[Tie, ...] = ()
 
     @property
     def parameters(self) -> float:
@@ -120,7 +133,9 @@ def lower(
     lowering = _Lowering(graph, precision, fused, softmax_multiple)
     placed = propagate(graph, placement, mesh)
     placed = placed if regather else tuple(kept_whole(one) for one in placed)
-    return Program(tuple(lowering.section(list(members)) for _, members in groupby(placed, key=_section_key)))
+    grouped = enumerate(groupby(placed, key=_section_key))
+    sections = tuple(lowering.section(number, list(members)) for number, (_, members) in grouped)
+    return Program(sections, tuple(lowering.ties))
 
 
 def _section_key(placed: PlacedNode) -> str:
@@ -129,26 +144,33 @@ def _section_key(placed: PlacedNode) -> str:
 
 
 class _Lowering:
-    """Walks the placed layers once; remembers which tensors are kept and which parameters were met, so that each counts
-    once."""
+    """Walks the placed layers once; remembers which tensors are kept and which parameters were met in which section, so
+    that each counts once."""
 
     def __init__(self, graph: Graph, precision: Precision, fused: bool, softmax_multiple: int) -> None:
         self.graph, self.precision, self.fused, self.softmax_multiple = graph, precision, fused, softmax_multiple
         self._readers = _readers(graph.nodes)
         self._reads = Counter(t.name for node in graph.nodes for op in node.operations for t in op.reads)
         self._storage = Storage(graph)
-        self._known: set[str] = set()
+        self._known: dict[str, int] = {}
+        self.ties: list[Tie] = []
 
-    def section(self, members: list[PlacedNode]) -> Section:
+    def section(self, number: int, members: list[PlacedNode]) -> Section:
         first, last = members[0], members[-1]
         name, repeat = first.node.repeats[0] if first.node.repeats else (first.node.name, 1)
         gradients: dict[Axes, float] = {}
+        met: set[str] = set()
         saved = core = 0.0
         for one in members:
             for tensor, axes in one.parameters:
-                if tensor.name not in self._known:
-                    self._known.add(tensor.name)
-                    gradients[axes] = gradients.get(axes, 0.0) + float(tensor.elements) * (one.node.repeat // repeat)
+                if tensor.name in met:
+                    continue
+                met.add(tensor.name)
+                owner, elements = self._known.setdefault(tensor.name, number), float(tensor.elements)
+                if owner == number:
+                    gradients[axes] = gradients.get(axes, 0.0) + elements * (one.node.repeat // repeat)
+                else:
+                    self.ties.append(Tie(tensor.name, owner, number, axes, elements))
             kept, inside = self._saves(one)
             saved, core = saved + kept / repeat, core + inside / repeat
         outputs = [operation.out.bytes(self.precision) for one in members for operation in one.operations]
@@ -261,4 +283,4 @@ def without_backward(program: Program) -> Program:
         )
         for section in program.sections
     )
-    return Program(tuple(kept))
+    return Program(tuple(kept), program.ties)

@@ -6,13 +6,14 @@ window of them is run and the rest is added.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 from paleo.engine import Event, Task, Timeline, schedule
 from paleo.errors import PlanError
-from paleo.schedules.base import SCHEDULES, Action, Schedule
+from paleo.schedules.base import SCHEDULES, Action, Place, Schedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +39,15 @@ class PipelineTime:
 
 
 def pipeline_time(name: str, stages: Sequence[Sequence[StageTime]], microbatches: int) -> PipelineTime:
-    """Time of ``microbatches`` through ``stages`` (each a sequence of chunks) under the schedule of that name.
+    """Time of ``microbatches`` through ``stages`` (each a sequence of chunks, of all copies that it holds) under the
+    schedule of that name.
 
     >>> uniform = [[StageTime(1.0, 2.0, 0.0, 0.0)]] * 4
     >>> pipeline_time("1f1b", uniform, 8).total  # (m + p − 1) · (F + B)
     33.0
     """
     chosen = SCHEDULES[name]
-    depth, chunks = len(stages), len(stages[0])
+    depth, chunks = len(stages), len(stages[0]) // chosen.copies
     check(name, depth, chunks, microbatches)
     window = _window(depth, chunks)
     if microbatches <= window + depth:
@@ -86,10 +88,17 @@ _MOST = 2**16
 def check(name: str, stages: int, chunks: int, microbatches: int) -> None:
     """PlanError where a schedule cannot run so many stages, chunks and microbatches."""
     chosen = SCHEDULES[name]
+    if chosen.chunks not in (None, chunks):
+        held = "one chunk" if chosen.chunks == 1 else f"{chosen.chunks} chunks"
+        other = "; use interleaved" if chosen.chunks == 1 else ""
+        raise PlanError(f"schedule {name!r} holds {held} a stage, not {chunks}{other}")
+    if chosen.even and stages % 2:
+        raise PlanError(f"schedule {name!r} needs an even number of stages, not {stages}")
     if chosen.multiple and microbatches % stages:
         raise PlanError(f"schedule {name!r}: {microbatches} microbatches are not a multiple of the {stages} stages")
-    if chunks > 1 and not chosen.chunked:
-        raise PlanError(f"schedule {name!r} holds one chunk a stage, not {chunks}; use interleaved")
+    if microbatches < chosen.least * stages:
+        least = f"{chosen.least} for each of the {stages} stages"
+        raise PlanError(f"schedule {name!r}: {microbatches} microbatches are too few; it needs {least}")
 
 
 def _window(depth: int, chunks: int) -> int:
@@ -103,8 +112,9 @@ def _orders(name: str, depth: int, microbatches: int, chunks: int) -> tuple[tupl
 
 
 def _run(chosen: Schedule, stages: Sequence[Sequence[StageTime]], microbatches: int) -> PipelineTime:
-    depth, chunks = len(stages), len(stages[0])
-    orders = _orders(chosen.name, depth, microbatches, chunks)
+    depth, held = len(stages), len(stages[0])
+    orders = _orders(chosen.name, depth, microbatches, held // chosen.copies)
+    ways = _Ways.of(chosen, stages)
     place: dict[tuple[str, int, int, int], int] = {}
     count = 0
     for stage, order in enumerate(orders):
@@ -116,7 +126,7 @@ def _run(chosen: Schedule, stages: Sequence[Sequence[StageTime]], microbatches: 
     for stage, order in enumerate(orders):
         for position, action in enumerate(order):
             before = [len(tasks) - 1] if position else []
-            source, delay = _source(action, stage, stages, place)
+            source, delay = ways.source(action, stage, place)
             if source is not None and delay > 0:
                 link = f"link{stage}.{action.kind}"
                 sends.append(Task(f"send {action.kind}{action.microbatch}", link, delay, (source,), "send"))
@@ -125,7 +135,7 @@ def _run(chosen: Schedule, stages: Sequence[Sequence[StageTime]], microbatches: 
                 before.append(source)
             chunk = stages[stage][action.chunk]
             time = _done((chunk.forward, chunk.backward, chunk.weights), action, chosen.splits_backward)
-            label = f"{action.kind}{action.microbatch}" + (f".{action.chunk}" if chunks > 1 else "")
+            label = f"{action.kind}{action.microbatch}" + (f".{action.chunk}" if held > 1 else "")
             flops, moved = (_done(one, action, chosen.splits_backward) for one in (chunk.flops, chunk.bytes))
             tasks.append(Task(label, f"stage{stage}", time, tuple(before), action.kind, flops, moved))
     line = schedule([*tasks, *sends])
@@ -136,23 +146,36 @@ def _run(chosen: Schedule, stages: Sequence[Sequence[StageTime]], microbatches: 
     return PipelineTime(line.end, line, tuple(ends))
 
 
-def _source(
-    action: Action, stage: int, stages: Sequence[Sequence[StageTime]], place: dict[tuple[str, int, int, int], int]
-) -> tuple[int | None, float]:
-    """The pass that a pass waits for, and the seconds that its tensor travels."""
-    depth, chunks = len(stages), len(stages[0])
-    i, chunk = action.microbatch, action.chunk
-    if action.kind == "W":
-        return None, 0.0
-    if action.kind == "F":
-        if stage > 0:
-            return place["F", stage - 1, i, chunk], stages[stage - 1][chunk].send
-        return (None, 0.0) if chunk == 0 else (place["F", depth - 1, i, chunk - 1], stages[-1][chunk - 1].send)
-    if stage < depth - 1:
-        return place["B", stage + 1, i, chunk], stages[stage][chunk].send
-    if chunk < chunks - 1:
-        return place["B", 0, i, chunk + 1], stages[-1][chunk].send
-    return place["F", stage, i, chunk], 0.0
+@dataclass(frozen=True, slots=True)
+class _Ways:
+    """The neighbours of each place on the way of its copy, and the seconds from each place to the next."""
+
+    before: dict[Place, Place]
+    behind: dict[Place, Place]
+    seconds: dict[Place, float]
+
+    @classmethod
+    def of(cls, chosen: Schedule, stages: Sequence[Sequence[StageTime]]) -> _Ways:
+        steps = [
+            pair
+            for path in chosen.paths(len(stages), len(stages[0]) // chosen.copies)
+            for pair in itertools.pairwise(path)
+        ]
+        seconds = {one: 0.0 if one[0] == other[0] else stages[one[0]][one[1]].send for one, other in steps}
+        return cls({other: one for one, other in steps}, dict(steps), seconds)
+
+    def source(
+        self, action: Action, stage: int, place: dict[tuple[str, int, int, int], int]
+    ) -> tuple[int | None, float]:
+        """The pass that a pass waits for, and the seconds that its tensor travels; none where the tensor stays."""
+        here = (stage, action.chunk)
+        if action.kind == "F" and here in self.before:
+            other = self.before[here]
+            return place["F", other[0], action.microbatch, other[1]], self.seconds[other]
+        if action.kind == "B" and here in self.behind:
+            other = self.behind[here]
+            return place["B", other[0], action.microbatch, other[1]], self.seconds[here]
+        return (place["F", stage, action.microbatch, action.chunk], 0.0) if action.kind == "B" else (None, 0.0)
 
 
 def _done(figures: tuple[float, float, float], action: Action, splits: bool) -> float:

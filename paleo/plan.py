@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from paleo.collectives.base import ALGORITHMS, algorithms_for
 from paleo.errors import PlanError, SpecError, near
@@ -85,6 +85,7 @@ def plan(model: ModelSpec, system: System, run: Run) -> Plan:
         )
     mesh = Mesh.of({**strategy.degrees, "dp": busy // experts})
     stages = mesh.degree("pp")
+    strategy = _with_chunks(run, strategy) if stages > 1 else strategy
     microbatch = run.microbatch or (local if stages == 1 else 1)
     if microbatch > local:
         raise PlanError(f"microbatch: {microbatch} exceeds the {local} samples of a data-parallel rank")
@@ -96,6 +97,17 @@ def plan(model: ModelSpec, system: System, run: Run) -> Plan:
     if strategy.zero == 3 and stages > 1:
         raise PlanError(f"strategy {run.strategy!r}: zero=3 with a pipeline is not modelled; use zero=1 or pp=1")
     return Plan(mesh, strategy, _dtype(system.device, run.dtype), global_batch, local, microbatch, run.gpus - mesh.size)
+
+
+def _with_chunks(run: Run, strategy: Strategy) -> Strategy:
+    """Chunks of a schedule that knows how many a stage holds."""
+    known = SCHEDULES[run.schedule].chunks
+    if known is None or known == 1 or strategy.chunks == known:
+        return strategy
+    if strategy.chunks > 1:
+        stated = f"strategy {run.strategy!r}: vp={strategy.chunks}"
+        raise PlanError(f"{stated}, but a stage of schedule {run.schedule!r} holds {known} chunks")
+    return replace(strategy, chunks=known)
 
 
 def _check_names(run: Run) -> None:

@@ -22,13 +22,22 @@ from paleo.assemble import (
     recomputed,
     section_figures,
     states,
-    turns_held,
+    turns_placed,
     update_kernel,
     waits,
     walk,
     workspace,
 )
 from paleo.engine import Task, Timeline
+from paleo.exchange import (
+    copied,
+    exposed_exchange,
+    exposed_gather,
+    gradient_elements,
+    replica_groups,
+    sendings,
+    tied_pairs,
+)
 from paleo.graph import Graph, build
 from paleo.layers.base import Choices
 from paleo.lower import Program, Section, lower, without_backward
@@ -41,7 +50,7 @@ from paleo.precision import Precision, precision
 from paleo.pricing.communication import Fabric, Network
 from paleo.pricing.footprint import Footprint
 from paleo.pricing.kernels import KernelTimes, Pricer, pricer
-from paleo.schedules.base import Numeric, Passes
+from paleo.schedules.base import SCHEDULES, Numeric, Passes, Schedule
 from paleo.specs.hardware import System
 from paleo.specs.model import ModelSpec
 from paleo.specs.run import Run
@@ -142,6 +151,11 @@ class Setting:
         return Choices(self.run.attention or self.software.attention, self.software.loss)
 
     @property
+    def gathers_ahead(self) -> bool:
+        """Whether updated parameters are gathered during the next step's forward pass."""
+        return self.overlapped and self.software.overlap_gather
+
+    @property
     def overlapped(self) -> bool:
         """Whether gradients travel during backward."""
         return (self.run.exchange or ("overlapped" if self.software.overlap else "after")) == "overlapped"
@@ -180,6 +194,7 @@ class _Priced:
     times: TurnTimes
     columns: Columns
     chunks: list[Chunk]
+    placed: Array
     plan: Plan
     setting: Setting
     network: Network
@@ -189,19 +204,31 @@ class _Priced:
         return self.setting.run
 
     @property
-    def schedule(self) -> str:
-        """The schedule by name; 1F1B over several chunks a stage is the interleaved one."""
-        return schedule_name(self.run.schedule, self.plan.parallel.chunks)
+    def schedule(self) -> Schedule:
+        """The order of the pipeline's passes."""
+        return SCHEDULES[schedule_name(self.run.schedule, self.plan.parallel.chunks)]
+
+    @property
+    def copies(self) -> int:
+        """Copies of the network that the stages hold together."""
+        return self.schedule.copies if self.plan.stages > 1 else 1
 
     @property
     def held(self) -> Array:
-        """Turns of each section on each stage."""
-        return turns_held(len(self.program.sections), self.chunks, self.plan.stages)
+        """Turns of each section on each stage, in all copies."""
+        return np.asarray(self.placed.sum(axis=1))
+
+    @property
+    def made(self) -> Array:
+        """Turns of each section that a stage makes for a microbatch, on average over the copies."""
+        return self.held / self.copies
 
     @property
     def parameters(self) -> Array:
-        """Parameter elements of each stage."""
-        return over(self.held, self.columns.parameters)
+        """Parameter elements of each stage, copies of tied ones too."""
+        ties = self.program.ties
+        tied = copied(self.held, ties) @ np.array([tie.elements for tie in ties]) if ties else 0.0
+        return over(self.held, self.columns.parameters) + tied
 
 
 def schedule_name(name: str, chunks: int) -> str:
@@ -244,7 +271,10 @@ def _priced(program: Program, chosen: Plan, made: Setting) -> _Priced:
     table = columns(program, kernels.total, waited, [section_figures(program, name) for name in BYTES])
     times = recomputed(table, "none" if made.run.forward_only else made.run.recompute)
     chunks = cut(program, times.turn.tolist(), chosen.stages * chosen.parallel.chunks)
-    return _Priced(program, kernels, times, table, chunks, chosen, made, network)
+    name = schedule_name(made.run.schedule, chosen.parallel.chunks)
+    places = SCHEDULES[name].pieces(chosen.stages, chosen.parallel.chunks) if chosen.stages > 1 else ((0,),)
+    placed = turns_placed(len(program.sections), chunks, places)
+    return _Priced(program, kernels, times, table, chunks, placed, chosen, made, network)
 
 
 def _single(priced: _Priced) -> tuple[Callable[[], Timeline], Breakdown]:
@@ -264,7 +294,8 @@ def _single(priced: _Priced) -> tuple[Callable[[], Timeline], Breakdown]:
     gathers = np.array([gather(section) for section in program.sections])
     if buckets.overlapped or buckets.sharded:
         times = crowded(times, gathers, _gradient_seconds(program, bucket, buckets), priced.setting.software.contention)
-    collected = float(_state_gathers(priced)[0])
+    gathered = _state_gathers(priced, over(priced.held, times.forwards))
+    collected = float(gathered.exposed[0])
     update = float(_updates(priced)[0]) + collected
     ends: list[tuple[Numeric, Numeric]] = []
     beside = 0.0
@@ -280,7 +311,7 @@ def _single(priced: _Priced) -> tuple[Callable[[], Timeline], Breakdown]:
         prices = Prices(_section_times(times), partial(_counts, priced), bucket, gather, width)
         return step_timeline(program, prices, microbatches=priced.plan.microbatches, buckets=buckets, update=update)
 
-    return draw, _breakdown(priced, 0, end, beside + collected)
+    return draw, _breakdown(priced, 0, end, beside + collected + float(gathered.hidden[0]))
 
 
 def _gradient_seconds(program: Program, bucket: Callable[[Axes, float], float], buckets: Buckets) -> Array:
@@ -301,46 +332,56 @@ def _section_times(times: TurnTimes) -> list[SectionTime]:
 def _pipelined(priced: _Priced) -> tuple[Callable[[], Timeline], Breakdown]:
     """Stages under a schedule; each then exchanges its gradients and updates. The step ends when the last stage is
     done."""
-    chosen, name, times, held = priced.plan, priced.schedule, priced.times, priced.held
-    check(name, chosen.stages, chosen.parallel.chunks, chosen.microbatches)
-    sends = np.array(
-        [sum(_send(priced, chunk) for chunk in priced.chunks[s :: chosen.stages]) for s in range(chosen.stages)]
-    )
-    passes = Passes(over(held, times.forwards) + sends, over(held, times.backwards) + sends, over(held, times.weights))
-    exchanges, updates, gathers = _exchanges(priced), _updates(priced), _state_gathers(priced)
-    tails = exchanges + updates + gathers
-    end = float(pipeline_end(name, passes, chosen.microbatches, chosen.parallel.chunks, tails))
+    chosen, schedule, times, made = priced.plan, priced.schedule, priced.times, priced.made
+    pieces = chosen.parallel.chunks
+    check(schedule.name, chosen.stages, pieces, chosen.microbatches)
+    sent = _sends(priced)
+    sends = sent.sum(axis=1) / schedule.copies
+    passes = Passes(over(made, times.forwards) + sends, over(made, times.backwards) + sends, over(made, times.weights))
+    sums, gathers = _exchanges(priced, passes), _state_gathers(priced, passes.forward)
+    exchanges, updates = sums.exposed + _tied_sums(priced), _updates(priced)
+    tails = exchanges + updates + gathers.exposed
+    end = float(pipeline_end(schedule, passes, chosen.microbatches, pieces, tails))
     busiest = int(np.argmax(passes.forward + passes.backward + passes.weights))
 
     def draw() -> Timeline:
+        places = schedule.pieces(chosen.stages, pieces)
         chunks = [
-            [_chunk_time(priced, chunk) for chunk in priced.chunks[s :: chosen.stages]] for s in range(chosen.stages)
+            [_chunk_time(priced, priced.chunks[piece], send) for piece, send in zip(*stage, strict=True)]
+            for stage in zip(places, sent.tolist(), strict=True)
         ]
-        after = {"exchange": exchanges, "update": updates, "gather": gathers}
+        after = {"exchange": exchanges, "update": updates, "gather": gathers.exposed}
         follows = [
             Task(what, f"stage{stage}", seconds, (), what)
             for what, times_after in after.items()
             for stage, seconds in enumerate(times_after.tolist())
             if seconds > 0
         ]
-        return pipeline_timeline(name, chunks, chosen.microbatches, follows)
+        return pipeline_timeline(schedule.name, chunks, chosen.microbatches, follows)
 
-    return draw, _breakdown(priced, busiest, end, float(tails[busiest]), float(sends[busiest]))
+    exposed, hidden = float(tails[busiest]), float((sums.hidden + gathers.hidden)[busiest])
+    return draw, _breakdown(priced, busiest, end, exposed + hidden, float(sends[busiest]), hidden)
 
 
-def _send(priced: _Priced, chunk: Chunk) -> float:
-    """A chunk hands its output on; the stage waits for that, as Megatron's does. Ranks of tp send their shares and
-    gather."""
-    last = priced.program.sections[chunk[-1][0]]
+def _sends(priced: _Priced) -> Array:
+    """Seconds in which each chunk of each stage hands its output on; the stage waits for that, as Megatron's does:
+    (stages, chunks). Ranks of tp send their shares and gather."""
+    schedule, stages, chunks = priced.schedule, priced.plan.stages, priced.plan.parallel.chunks
     split = 1 if priced.plan.parallel.sequence_parallel else priced.plan.mesh.degree("tp")
-    return priced.network.time("send_recv", ("pp",), last.output_bytes / split)
+
+    def seconds(piece: int) -> float:
+        last = priced.program.sections[priced.chunks[piece][-1][0]]
+        return priced.network.time("send_recv", ("pp",), last.output_bytes / split)
+
+    pieces, sent = schedule.pieces(stages, chunks), np.array(schedule.hands_on(stages, chunks))
+    return np.where(sent, [[seconds(piece) for piece in held] for held in pieces], 0.0)
 
 
-def _chunk_time(priced: _Priced, chunk: Chunk) -> StageTime:
+def _chunk_time(priced: _Priced, chunk: Chunk, send: float) -> StageTime:
     """One microbatch through one chunk, sends and collectives with it."""
-    held, times = turns_held(len(priced.program.sections), [chunk], 1), priced.times
+    held, times = turns_placed(len(priced.program.sections), [chunk], ((0,),))[:, 0], priced.times
     forward, backward, weights = (float(over(held, one)[0]) for one in (times.forwards, times.backwards, times.weights))
-    send, sections = _send(priced, chunk), priced.program.sections
+    sections = priced.program.sections
     counted = [
         [sum(turns_here * _done(priced, sections[i], phases)[k] for i, turns_here in chunk) for phases in _PASSES]
         for k in (0, 1)
@@ -371,17 +412,51 @@ def _counts(priced: _Priced, section: Section, direction: Direction) -> tuple[fl
     return *_done(priced, section, phases), sum(one.payload_bytes * one.times for one in waited)
 
 
-def _exchanges(priced: _Priced) -> Array:
-    """Seconds in which each stage sums its gradients over their replicas."""
-    elements: dict[Axes, Array] = {}
-    for index, section in enumerate(priced.program.sections):
-        for one in section.gradients:
-            elements[one.axes] = elements.get(one.axes, 0.0) + priced.held[:, index] * one.elements
-    operation, width = gradient_operation(priced.plan.parallel.zero), priced.setting.formats.gradient
-    found = np.zeros(priced.plan.stages)
-    for axes, count in elements.items():
-        if axes:
-            found += [priced.network.time(operation, axes, size) for size in (count * width).tolist()]
+@dataclass(frozen=True, slots=True)
+class _Sums:
+    """Seconds of collectives that each stage waits for after its passes, and of those that its passes hide."""
+
+    exposed: Array
+    hidden: Array
+
+
+def _exchanges(priced: _Priced, passes: Passes) -> _Sums:
+    """The gradients of each stage, summed over their replicas: behind the last passes where the software overlaps."""
+    made = priced.setting
+    elements = gradient_elements(priced.program, priced.placed, priced.plan.mesh, priced.copies)
+    if not made.overlapped:
+        elements = {axes: count.sum(axis=1, keepdims=True) for axes, count in elements.items()}
+    sizes = {axes: count * made.formats.gradient for axes, count in elements.items()}
+    operation, none = gradient_operation(priced.plan.parallel.zero), np.zeros((priced.plan.stages, 1))
+    seconds = sum((_grouped(priced, operation, axes, size) for axes, size in sizes.items()), none)
+    if not made.overlapped:
+        return _Sums(seconds[:, 0], none[:, 0])
+    buckets = sendings(sum(sizes.values(), none), priced.run.bucket)
+    chunks, contention = priced.plan.parallel.chunks, made.software.contention
+    exposed = exposed_exchange(seconds, buckets, priced.schedule, passes, chunks, contention)
+    return _Sums(exposed, seconds.sum(axis=1) - exposed)
+
+
+def _grouped(priced: _Priced, operation: str, axes: Axes, sizes: Array) -> Array:
+    """Seconds of a collective of each stage over its replicas, those in other copies too: ``sizes`` (stages, …)."""
+    found, times = np.zeros(sizes.shape), priced.network.fabric.times
+    flat = sizes.reshape(len(sizes), -1)
+    for groups in replica_groups(priced.plan.mesh, axes, priced.copies):
+        strides, ranks = (np.repeat(one, flat.shape[1]) for one in groups)
+        found = np.maximum(found, times(operation, strides, ranks, flat.ravel()).reshape(sizes.shape))
+    return found
+
+
+def _tied_sums(priced: _Priced) -> Array:
+    """Seconds in which the two stages that hold a tied parameter sum its gradients, after all others."""
+    found, mesh = np.zeros(priced.plan.stages), priced.plan.mesh
+    if priced.run.forward_only:
+        return found
+    for owner, other, elements in tied_pairs(priced.program, priced.held):
+        stride, size = mesh.stride(("pp",)) * (other - owner), elements * priced.setting.formats.gradient
+        found[[owner, other]] += priced.network.fabric.times(
+            "all_reduce", np.array([stride]), np.array([2]), np.array([size])
+        )
     return found
 
 
@@ -394,31 +469,40 @@ def _replica_axes(chosen: Plan) -> Axes:
     return tuple(axis for axis in ("ep", "dp") if chosen.mesh.degree(axis) > 1)
 
 
-def _state_gathers(priced: _Priced) -> Array:
-    """With sharded states (ZeRO-1, ZeRO-2) every rank collects the parameters that the others updated; seconds by
-    stage."""
+def _state_gathers(priced: _Priced, forward: Array) -> _Sums:
+    """With sharded states (ZeRO-1, ZeRO-2) every rank collects the parameters that the others updated: behind the next
+    step's first pass, ``forward`` long on each stage, where the software overlaps that."""
+    none = np.zeros(priced.plan.stages)
     if priced.plan.parallel.zero not in (1, 2) or priced.run.forward_only:
-        return np.zeros(priced.plan.stages)
-    axes, sizes = _replica_axes(priced.plan), priced.parameters * priced.setting.formats.parameter
-    return np.array([priced.network.time("all_gather", axes, size) for size in sizes.tolist()])
+        return _Sums(none, none)
+    made = priced.setting
+    sizes = priced.parameters * made.formats.parameter
+    seconds = _grouped(priced, "all_gather", _replica_axes(priced.plan), sizes)
+    if not made.gathers_ahead:
+        return _Sums(seconds, none)
+    exposed = exposed_gather(seconds, sendings(sizes, priced.run.bucket), forward, made.software.contention)
+    return _Sums(exposed, seconds - exposed)
 
 
 def _updates(priced: _Priced) -> Array:
     """Seconds of the optimizer on each stage; sharded states divide its work."""
     if priced.run.forward_only:
         return np.zeros(priced.plan.stages)
-    counts = priced.parameters / (priced.plan.dp if priced.plan.parallel.zero else 1)
+    counts = priced.parameters / (priced.plan.dp * priced.copies if priced.plan.parallel.zero else 1)
     chosen = optimizer(priced.run.optimizer)
     kernels = [update_kernel(count, chosen, priced.setting.formats) for count in counts.tolist()]
     return np.where(counts > 0, priced.setting.prices.times(kernels).total, 0.0)
 
 
-def _breakdown(priced: _Priced, stage: int, step: float, beside: float, sends: float = 0.0) -> Breakdown:
+def _breakdown(
+    priced: _Priced, stage: int, step: float, beside: float, sends: float = 0.0, hidden: float = 0.0
+) -> Breakdown:
     """The seconds of one stage by what they went into; what is left of the step is exposed communication or bubble.
 
-    ``beside``: buckets and gathers of the step, or what follows a pipeline; ``sends``: of one microbatch, one way.
+    ``beside``: buckets and gathers of the step, or what follows a pipeline, ``hidden`` seconds of it behind its passes;
+    ``sends``: of one microbatch, one way.
     """
-    held = priced.held[stage]
+    held = priced.made[stage]
     turns_made = [
         counted.times * held[index] * _repeats(priced.run, section, counted.kernel.phase, counted.core, priced.program)
         for index, section in enumerate(priced.program.sections)
@@ -438,7 +522,8 @@ def _breakdown(priced: _Priced, stage: int, step: float, beside: float, sends: f
         total = max(total, exposed) if total else 0.0  # what computation loses to collectives beside it counts, too
         return Breakdown(arithmetic, moving, launch, exposed, total, 0.0, update, 0.0)
     talking = waited + 2 * sends * priced.plan.microbatches + beside - update
-    return Breakdown(arithmetic, moving, launch, talking, talking, max(0.0, step - computing - talking), update, 0.0)
+    exposed = talking - hidden
+    return Breakdown(arithmetic, moving, launch, exposed, talking, max(0.0, step - computing - exposed), update, 0.0)
 
 
 def _repeats(run: Run, section: Section, phase: str, core: bool, program: Program) -> int:
@@ -457,7 +542,7 @@ def _footprint(priced: _Priced) -> Footprint:
     kept = states(
         priced.parameters,
         priced.columns.parameters.max(initial=0.0),
-        max(chosen.dp, 1),
+        max(chosen.dp, 1) * priced.copies,
         chosen.parallel.zero,
         optimizer(run.optimizer),
         formats,
@@ -465,7 +550,7 @@ def _footprint(priced: _Priced) -> Footprint:
     )
     living = alive(priced.schedule, chosen.stages, chosen.microbatches, chosen.parallel.chunks)
     activations = over(priced.held, times.kept) * living * training
-    bucket = run.bucket if chosen.dp > 1 and training else 0.0
+    bucket = run.bucket if chosen.dp * priced.copies > 1 and training else 0.0
     work = workspace(priced.columns.largest_output_bytes, times.transient, bucket)
     fullest = int(np.argmax(memory(kept, activations, work)))
     return Footprint(

@@ -3,6 +3,7 @@ them all."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -29,6 +30,19 @@ class Action(NamedTuple):
 
 
 Order = Callable[[int, int, int, int], list[Action]]
+#: Where a piece of the network lies: (stage, chunk of that stage).
+Place = tuple[int, int]
+#: (stages, chunks) -> for each copy of the network the places of its pieces, from input to output.
+Paths = Callable[[int, int], tuple[tuple[Place, ...], ...]]
+
+
+def around(stages: int, chunks: int) -> tuple[tuple[Place, ...], ...]:
+    """One copy of the network, its pieces dealt out round the stages.
+
+    >>> around(2, 2)
+    (((0, 0), (1, 0), (0, 1), (1, 1)),)
+    """
+    return (tuple((stage, chunk) for chunk in range(chunks) for stage in range(stages)),)
 
 
 class Passes(NamedTuple):
@@ -44,6 +58,29 @@ class Passes(NamedTuple):
 Span = Callable[[Passes, Numeric, int], Array]
 #: Most chunk activations alive at once on a stage: (stage, stages, microbatches, chunks).
 Alive = Callable[[Numeric, int, Numeric, int], Numeric]
+
+
+#: Chunks' passes that a stage still makes after the last gradient of one of its chunks: (stage, stages, chunk, chunks)
+#: -> (backward passes of inputs, of weights).
+Behind = Callable[[Numeric, int, int, int], tuple[Numeric, Numeric]]
+#: When each stage ends its last pass [s]: (span, passes, microbatches, chunks).
+Ends = Callable[[Array, Passes, Numeric, int], Array]
+
+
+def nothing_behind(stage: Numeric, stages: int, chunk: int, chunks: int) -> tuple[Numeric, Numeric]:
+    """The last gradient pass of a stage's only chunk is its last pass."""
+    return 0.0, 0.0
+
+
+def drained(span: Array, passes: Passes, microbatches: Numeric, chunks: int) -> Array:
+    """The last backward pass hurries up to the first stage: each stage is done by as much earlier as it is above."""
+    back = passes.backward + passes.weights
+    return np.asarray(span - (np.cumsum(back, axis=0) - back) / chunks)
+
+
+def together(span: Array, passes: Passes, microbatches: Numeric, chunks: int) -> Array:
+    """No stage is done later than the slowest."""
+    return np.asarray(span + 0.0 * passes.forward)
 
 
 def fill_time(forward: Array, backward: Array, waiting: Array) -> Array:
@@ -68,10 +105,12 @@ def stage_numbers(passes: Passes) -> Array:
 class Schedule:
     """A pipeline order.
 
-    ``order(stage, stages, microbatches, chunks)`` lists a stage's passes. ``chunks`` says whether a stage may hold
-    several chunks, ``splits_backward`` whether weight gradients are passes of their own, ``multiple`` whether
-    microbatches must be a multiple of the stages. ``span`` is the closed form of its time and ``alive`` that of
-    ``in_flight``; both broadcast over arrays.
+    ``order(stage, stages, microbatches, chunks)`` lists a stage's passes. ``span`` is the closed form of its time,
+    ``alive`` that of ``in_flight``, ``ends`` that of each stage's last pass, ``behind`` what comes after a chunk's
+    gradients; all broadcast over arrays. ``paths`` says which stage holds which piece of the network, once for each
+    copy of it. ``chunks`` is how many of a copy's pieces a stage holds (None: as many as the strategy says);
+    ``splits_backward``: weight gradients are passes of their own. It runs with a ``multiple`` of the stages as
+    microbatches, ``least`` times the stages or more of them, on an ``even`` number of stages.
     """
 
     name: str
@@ -79,9 +118,45 @@ class Schedule:
     order: Order
     span: Span
     alive: Alive
-    chunked: bool = False
+    chunks: int | None = 1
     splits_backward: bool = False
     multiple: bool = False
+    least: int = 0
+    even: bool = False
+    paths: Paths = around
+    ends: Ends = drained
+    behind: Behind = nothing_behind
+
+    @property
+    def copies(self) -> int:
+        """Copies of the network that the stages hold together."""
+        return len(self.paths(2, 1))
+
+    def pieces(self, stages: int, chunks: int) -> tuple[tuple[int, ...], ...]:
+        """For each stage the pieces of the network that its chunks are.
+
+        >>> SCHEDULES["interleaved"].pieces(2, 2)
+        ((0, 2), (1, 3))
+        """
+        held = {place: piece for path in self.paths(stages, chunks) for piece, place in enumerate(path)}
+        return tuple(tuple(piece for (at, _), piece in sorted(held.items()) if at == stage) for stage in range(stages))
+
+    def hands_on(self, stages: int, chunks: int) -> tuple[tuple[bool, ...], ...]:
+        """For each chunk of each stage whether its output goes to another stage (or, behind the last piece, out)."""
+        paths = self.paths(stages, chunks)
+        stays = {one for path in paths for one, other in itertools.pairwise(path) if one[0] == other[0]}
+        places = sorted(place for path in paths for place in path)
+        return tuple(tuple(place not in stays for place in places if place[0] == stage) for stage in range(stages))
+
+    def takes(self, chunks: int) -> bool:
+        """Whether a stage may hold so many chunks of a copy."""
+        return chunks > 1 if self.chunks is None else chunks == self.chunks
+
+    def runs(self, stages: int, microbatches: Numeric) -> npt.NDArray[np.bool_]:
+        """Whether it can run so many microbatches on so many stages."""
+        count = np.asarray(microbatches)
+        fits = (count >= self.least * stages) & ((count % stages == 0) | (not self.multiple))
+        return np.asarray(fits & (stages % 2 == 0 or not self.even))
 
     def in_flight(self, stage: int, stages: int, microbatches: int, chunks: int) -> int:
         """The most forward passes of this stage whose activations live at once (until B, or W where that is apart), by
@@ -92,16 +167,6 @@ class Schedule:
             alive += (action.kind == "F") - (action.kind == ends)
             most = max(most, alive)
         return most
-
-    def ends(self, span: Array, passes: Passes, microbatches: Numeric, chunks: int) -> Array:
-        """When each stage ends its last pass [s], at the latest: the last backward pass hurries up to the first
-        stage."""
-        back = passes.backward if self.splits_backward else passes.backward + passes.weights
-        above = (np.cumsum(back, axis=0) - back) / chunks
-        if not self.splits_backward:
-            return np.asarray(span - above)
-        left = np.minimum(stage_numbers(passes), np.asarray(microbatches) - 1.0) + 1.0
-        return np.minimum(span, span - passes.weights[:1] - above + left * passes.weights)
 
 
 SCHEDULES: Registry[Schedule] = Registry("pipeline schedule", "paleo.schedules")

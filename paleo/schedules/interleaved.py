@@ -43,6 +43,11 @@ def alive(stage: Numeric, stages: int, microbatches: Numeric, chunks: int) -> Nu
     return np.minimum(fill + 1.0, np.asarray(microbatches) * float(chunks))
 
 
+def behind(stage: Numeric, stages: int, chunk: int, chunks: int) -> tuple[Numeric, Numeric]:
+    """The last round goes backward through the chunks, ``stages`` microbatches each."""
+    return float(chunk * stages), float(chunk * stages)
+
+
 INTERLEAVED = add_schedule(
-    Schedule("interleaved", "Narayanan et al., SC 2021", order, span, alive, chunked=True, multiple=True),
+    Schedule("interleaved", "Narayanan et al., SC 2021", order, span, alive, chunks=None, multiple=True, behind=behind),
 )

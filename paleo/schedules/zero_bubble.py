@@ -47,8 +47,12 @@ def alive(stage: Numeric, stages: int, microbatches: Numeric, chunks: int) -> Nu
     return np.minimum(stages + 0.0 * np.asarray(stage), microbatches)
 
 
-ZB_H1 = add_schedule(
-    Schedule(
-        "zb-h1", "Qi et al., Zero bubble pipeline parallelism, ICLR 2024", order, span, alive, splits_backward=True
-    ),
-)
+def ends(span: Array, passes: Passes, microbatches: Numeric, chunks: int) -> Array:
+    """After its last B each stage has the W's left that it put off."""
+    above = np.cumsum(passes.backward, axis=0) - passes.backward
+    left = np.minimum(stage_numbers(passes), np.asarray(microbatches) - 1.0) + 1.0
+    return np.minimum(span, span - passes.weights[:1] - above + left * passes.weights)
+
+
+_PAPER = "Qi et al., Zero bubble pipeline parallelism, ICLR 2024"
+ZB_H1 = add_schedule(Schedule("zb-h1", _PAPER, order, span, alive, splits_backward=True, ends=ends))

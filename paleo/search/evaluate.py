@@ -19,16 +19,25 @@ from paleo.assemble import (
     pipeline_end,
     recomputed,
     states,
-    turns_held,
+    turns_placed,
     update_kernel,
     walk,
     workspace,
+)
+from paleo.exchange import (
+    copied,
+    exposed_exchange,
+    exposed_gather,
+    gradient_elements,
+    replica_groups,
+    sendings,
+    tied_pairs,
 )
 from paleo.lower import Program
 from paleo.optimizers import optimizer
 from paleo.parallel.mesh import Axes
 from paleo.predict import Setting, gradient_operation
-from paleo.schedules.base import SCHEDULES, Passes
+from paleo.schedules.base import SCHEDULES, Passes, Schedule
 from paleo.search.points import Points
 from paleo.search.space import Layout, Space, divisors, microbatches
 from paleo.stages import Chunk, cut
@@ -79,6 +88,37 @@ class _Group:
     count: Array
 
 
+@dataclass(frozen=True, slots=True)
+class _Laid:
+    """Turns of each section in each chunk of each stage, (stages, chunks, sections), in all ``copies`` of the
+    network."""
+
+    placed: Array
+    copies: int = 1
+
+    @property
+    def held(self) -> Array:
+        """Turns on each stage: (stages, sections)."""
+        return np.asarray(self.placed.sum(axis=1))
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What tells it from others."""
+        return self.placed.shape, self.placed.tobytes(), self.copies
+
+
+@dataclass(frozen=True, slots=True)
+class _Tails:
+    """Seconds after the passes: those that nothing hides and gathers, (stages, layouts), sums of gradients, (stages,
+    chunks, layouts); with the buckets in which the latter two go out."""
+
+    fixed: Array
+    sums: Array
+    sum_buckets: Array
+    gathers: Array
+    gather_buckets: Array
+
+
 def evaluate(points: Points, layouts: Sequence[Layout], space: Space, made: Setting) -> Results:
     """Every configuration of the space over the layouts."""
     search = _Search(points, layouts, space, made)
@@ -122,6 +162,7 @@ class _Search:
         self.sections = points.programs[0].sections
         self._places: dict[tuple[int, Axes], tuple[int, int]] = {}
         self._kept: dict[tuple[object, ...], Array] = {}
+        self._tailed: dict[tuple[object, ...], _Tails] = {}
         self._orders: dict[tuple[int, bool, bool], tuple[Shape, list[Turn]]] = {}
 
     # what every group needs
@@ -154,48 +195,124 @@ class _Search:
             self._places[layout, axes] = mesh.stride(axes), mesh.ways(axes)
         return self._places[layout, axes]
 
-    def _parameters(self, group: _Group, held: Array) -> Array:
-        """Parameter elements of (stages, layouts)."""
-        return over(held, self.points.columns.parameters[:, group.point[group.first]])
-
-    def _after(self, group: _Group, held: Array, zero: int, *, exchange: bool) -> Array:
-        """Seconds of (stages, layouts) after the last backward pass: gradients where ``exchange`` asks for them,
-        update, gathering."""
-        parameters, formats = self._parameters(group, held), self.made.formats
-        total = self._update(parameters / (group.ranks if zero else 1.0))
-        if zero in (1, 2) and self.training:
-            total = total + self._collective(
-                "all_gather", group.layouts, self._replicas(group), parameters * formats.parameter
+    def _replicated(
+        self, operation: str, layouts: Sequence[int], axes: Sequence[Axes], sizes: Array, copies: int
+    ) -> Array:
+        """Seconds of one collective of each stage (first axis) over its replicas, those in other copies too, for each
+        layout (last axis)."""
+        if copies == 1:
+            return self._collective(operation, layouts, axes, sizes)
+        groups = [
+            replica_groups(self.layouts[index].mesh, one, copies) for index, one in zip(layouts, axes, strict=True)
+        ]
+        alone = (np.ones(len(sizes), dtype=np.int64),) * 2
+        found, shape = np.zeros(sizes.shape), (len(sizes),) + (1,) * (sizes.ndim - 2) + (len(layouts),)
+        for k in range(max(map(len, groups), default=0)):
+            pair = zip(*(one[k] if k < len(one) else alone for one in groups), strict=True)
+            strides, ranks = (
+                np.broadcast_to(np.stack(one, axis=1).reshape(shape), sizes.shape).ravel() for one in pair
             )
-        return total + self._exchange(group, held, zero) if exchange else total
+            seconds = self.made.fabric.times(operation, strides, ranks, sizes.ravel())
+            found = np.maximum(found, seconds.reshape(sizes.shape))
+        return found
+
+    def _parameters(self, group: _Group, laid: _Laid) -> Array:
+        """Parameter elements of (stages, layouts), copies of tied ones too."""
+        key = ("parameters", group.stages, laid.key)
+        if key not in self._kept:
+            found = over(laid.held, self.points.columns.parameters[:, group.point[group.first]])
+            ties = [self._of(group, place).ties for place in range(len(group.layouts))]
+            if ties and ties[0]:
+                elements = np.array([[tie.elements for tie in one] for one in ties]).T
+                found = found + copied(laid.held, ties[0]) @ elements
+            self._kept[key] = found
+        return self._kept[key]
+
+    def _of(self, group: _Group, place: int) -> Program:
+        """The program of a layout's points."""
+        return self.points.programs[self._program(group, place)]
+
+    def _tails(self, group: _Group, laid: _Laid, zero: int, *, exchange: bool) -> _Tails:
+        """What follows the last backward pass, remembered: gradients where ``exchange`` asks for them, update,
+        gathering."""
+        key = group.stages, laid.key, zero, exchange
+        if key not in self._tailed:
+            self._tailed[key] = self._made_tails(group, laid, zero, exchange=exchange)
+        return self._tailed[key]
+
+    def _made_tails(self, group: _Group, laid: _Laid, zero: int, *, exchange: bool) -> _Tails:
+        parameters, bucket = self._parameters(group, laid), self.made.run.bucket
+        fixed = self._update(parameters / (group.ranks * laid.copies if zero else 1.0))
+        gathers, sizes = np.zeros_like(fixed), parameters * self.made.formats.parameter
+        if zero in (1, 2) and self.training:
+            gathers = self._replicated("all_gather", group.layouts, self._replicas(group), sizes, laid.copies)
+        sums = np.zeros((len(fixed), 1, fixed.shape[1]))
+        sent = sums
+        if exchange:
+            fixed = fixed + self._tied_sums(group, laid)
+            sums, sent = self._exchange(group, laid, zero)
+            if not self.made.overlapped:
+                fixed, sums = fixed + sums.sum(axis=1), np.zeros_like(sums)
+        return _Tails(fixed, sums, sendings(sent, bucket), gathers, sendings(sizes, bucket))
+
+    def _tail(self, tails: _Tails, schedule: Schedule, passes: Passes, chunks: int, members: Index) -> Array:
+        """Seconds of (stages, pairs) after the last passes that these do not hide."""
+        contention, found = self.made.software.contention, tails.fixed[:, members]
+        if tails.sums.any():
+            sums, buckets = tails.sums[:, :, members], tails.sum_buckets[:, :, members]
+            found = found + exposed_exchange(sums, buckets, schedule, passes, chunks, contention)
+        return found + self._gathered(tails, passes.forward, members, self.made.overlapped)
+
+    def _gathered(self, tails: _Tails, forward: Array, members: Index, overlapped: bool) -> Array:
+        """Seconds of gathering that the next forward pass does not hide: (stages, pairs)."""
+        gathers, buckets = tails.gathers[:, members], tails.gather_buckets[:, members]
+        if not (overlapped and self.made.software.overlap_gather and gathers.any()):
+            return gathers
+        return exposed_gather(gathers, buckets, forward, self.made.software.contention)
 
     def _replicas(self, group: _Group) -> list[Axes]:
         """The axes over which each layout's states are replicas."""
         meshes = [self.layouts[i].mesh for i in group.layouts]
         return [tuple(axis for axis in ("ep", "dp") if mesh.degree(axis) > 1) or ("dp",) for mesh in meshes]
 
-    def _tails(self, group: _Group, held: Array, zero: int) -> Array:
-        """`_after` with the exchange, remembered."""
-        key = ("tails", group.stages, held.tobytes(), zero)
-        if key not in self._kept:
-            self._kept[key] = self._after(group, held, zero, exchange=True)
-        return self._kept[key]
-
-    def _exchange(self, group: _Group, held: Array, zero: int) -> Array:
-        """Seconds in which each stage of each layout sums its gradients."""
-        found = np.zeros((len(held), len(group.layouts)))
+    def _exchange(self, group: _Group, laid: _Laid, zero: int) -> tuple[Array, Array]:
+        """Seconds in which each chunk of each stage of each layout sums its gradients, and their bytes: (stages,
+        chunks, layouts). In one go for all chunks where nothing overlaps."""
+        placed = laid.placed if self.made.overlapped else laid.held[:, None]
+        found = np.zeros((*placed.shape[:2], len(group.layouts)))
+        sizes = np.zeros_like(found)
+        known: dict[tuple[object, ...], dict[Axes, Array]] = {}
         cells: list[tuple[int, Axes, Array]] = []
-        for place in range(len(group.layouts)):
-            elements: dict[Axes, Array] = {}
-            for number, section in enumerate(self.points.programs[self._program(group, place)].sections):
-                for one in section.gradients:
-                    elements[one.axes] = elements.get(one.axes, 0.0) + held[:, number] * one.elements
-            cells += [(place, axes, size) for axes, size in elements.items() if axes]
+        for place, index in enumerate(group.layouts):
+            program, mesh = self._of(group, place), self.layouts[index].mesh
+            key = id(program), tuple(axis for axis, degree in mesh.degrees if degree > 1)
+            if key not in known:
+                known[key] = gradient_elements(program, placed, mesh, laid.copies)
+            cells += [(place, *one) for one in known[key].items()]
         if cells:
-            sizes = np.stack([size for _, _, size in cells], axis=1) * self.made.formats.gradient
-            chosen = [group.layouts[place] for place, _, _ in cells]
-            seconds = self._collective(gradient_operation(zero), chosen, [axes for _, axes, _ in cells], sizes)
-            np.add.at(found.T, [place for place, _, _ in cells], seconds.T)
+            count = np.stack([elements for *_, elements in cells], axis=2) * self.made.formats.gradient
+            chosen, places = [group.layouts[place] for place, *_ in cells], [place for place, *_ in cells]
+            axes = [one for _, one, _ in cells]
+            seconds = self._replicated(gradient_operation(zero), chosen, axes, count, laid.copies)
+            np.add.at(found.T, places, seconds.T)
+            np.add.at(sizes.T, places, count.T)
+        return found, sizes
+
+    def _tied_sums(self, group: _Group, laid: _Laid) -> Array:
+        """Seconds in which the stages that hold a tied parameter sum its gradients: (stages, layouts)."""
+        found = np.zeros((group.stages, len(group.layouts)))
+        if not self.training or not copied(laid.held, self._of(group, 0).ties).any():
+            return found
+        cells = [
+            (place, owner, other, self.layouts[index].mesh.stride(("pp",)) * (other - owner), elements)
+            for place, index in enumerate(group.layouts)
+            for owner, other, elements in tied_pairs(self._of(group, place), laid.held)
+        ]
+        places, owners, others, strides = (np.array(one) for one in list(zip(*cells, strict=True))[:4])
+        sizes = np.array([elements for *_, elements in cells]) * self.made.formats.gradient
+        seconds = self.made.fabric.times("all_reduce", strides, np.full(len(cells), 2), sizes)
+        for stages in (owners, others):
+            np.add.at(found, (stages, places), seconds)
         return found
 
     def _update(self, counts: Array) -> Array:
@@ -206,19 +323,19 @@ class _Search:
         seconds = np.where(unique > 0, self.made.prices.times(kernels).total, 0.0)
         return seconds[place].reshape(counts.shape)
 
-    def _memory(self, group: _Group, held: Array, times: TurnTimes, living: Array, zero: int, pairs: Index) -> Array:
+    def _memory(self, group: _Group, laid: _Laid, times: TurnTimes, living: Array, zero: int, pairs: Index) -> Array:
         """Bytes of the fullest stage, for the pairs chosen."""
-        member, ranks = group.member[pairs], group.ranks
+        member, ranks = group.member[pairs], group.ranks * laid.copies
         largest = self.points.columns.parameters[:, group.point].max(axis=0)[pairs]
         whole = states(
-            self._parameters(group, held), 0.0, ranks, zero, self.optimizer, self.made.formats, training=self.training
+            self._parameters(group, laid), 0.0, ranks, zero, self.optimizer, self.made.formats, training=self.training
         )
         bucket = np.where(ranks > 1, self.made.run.bucket, 0.0)[member] if self.training else 0.0
         outputs = self.points.columns.largest_output_bytes[:, group.point[pairs]]
         work = workspace(outputs, times.transient[pairs], bucket)
         gathered = 2.0 * largest * self.made.formats.parameter if zero == 3 else 0.0
         each = States(whole.parameters[:, member], whole.gradients[:, member], whole.optimizer[:, member], gathered)
-        activations = over(held, times.kept[:, pairs]) * living * self.training
+        activations = over(laid.held, times.kept[:, pairs]) * living * self.training
         return np.asarray(memory(each, activations, work).max(axis=0))
 
     def _shareable(self, group: _Group, pairs: Index, zero: int) -> Index:
@@ -271,33 +388,54 @@ class _Search:
     def _staged(
         self, group: _Group, recompute: str, times: TurnTimes, chunks: int, pieces: list[Chunk], pairs: Index
     ) -> Iterator[Results]:
-        held = turns_held(len(self.sections), pieces, group.stages)
-        sends = self._sends(group, pieces)[:, pairs]
+        shared: dict[tuple[object, ...], list[Schedule]] = {}
+        for name in self.space.schedules:
+            schedule = SCHEDULES[name]
+            if schedule.takes(chunks) and schedule.runs(group.stages, group.count[pairs]).any():
+                places = schedule.pieces(group.stages, chunks), schedule.hands_on(group.stages, chunks)
+                shared.setdefault((*places, schedule.copies), []).append(schedule)
+        for schedules in shared.values():
+            yield from self._ordered(group, recompute, times, chunks, pieces, pairs, schedules)
+
+    def _ordered(
+        self,
+        group: _Group,
+        recompute: str,
+        times: TurnTimes,
+        chunks: int,
+        pieces: list[Chunk],
+        pairs: Index,
+        schedules: list[Schedule],
+    ) -> Iterator[Results]:
+        """Schedules that lay a cut over the stages in the same way."""
+        first = schedules[0]
+        laid = _Laid(turns_placed(len(self.sections), pieces, first.pieces(group.stages, chunks)), copies=first.copies)
+        sends, made = self._sends(group, pieces, first, chunks)[:, pairs], laid.held / first.copies
         passes = Passes(
-            over(held, times.forwards[:, pairs]) + sends,
-            over(held, times.backwards[:, pairs]) + sends,
-            over(held, times.weights[:, pairs]),
+            over(made, times.forwards[:, pairs]) + sends,
+            over(made, times.backwards[:, pairs]) + sends,
+            over(made, times.weights[:, pairs]),
         )
-        tails = {zero: self._tails(group, held, zero) for zero in {_kind(z) for z in self.space.zero if z < 3}}
-        for name in (name for name in self.space.schedules if SCHEDULES[name].chunked == (chunks > 1)):
-            whole = (
-                group.count[pairs] % group.stages == 0 if SCHEDULES[name].multiple else np.ones(len(pairs), dtype=bool)
-            )
-            living = alive(name, group.stages, group.count[pairs], chunks)
+        for schedule in schedules:
+            whole = schedule.runs(group.stages, group.count[pairs])
+            living = alive(schedule, group.stages, group.count[pairs], chunks)
             for zero in (zero for zero in self.space.zero if zero < 3):
                 inside = np.flatnonzero(whole & np.isin(pairs, self._shareable(group, pairs, zero)))
                 chosen = pairs[inside]
                 here = Passes(*(one[:, inside] for one in passes))
-                tail = tails[_kind(zero)][:, group.member[chosen]]
-                step = pipeline_end(name, here, group.count[chosen], chunks, tail)
-                size = self._memory(group, held, times, living[:, inside], zero, chosen)
-                yield self._results(group, chosen, (recompute, name, chunks, zero, self.made.overlapped), step, size)
+                tails = self._tails(group, laid, _kind(zero), exchange=True)
+                tail = self._tail(tails, schedule, here, chunks, group.member[chosen])
+                step = pipeline_end(schedule, here, group.count[chosen], chunks, tail)
+                size = self._memory(group, laid, times, living[:, inside], zero, chosen)
+                choice = (recompute, schedule.name, chunks, zero, self.made.overlapped)
+                yield self._results(group, chosen, choice, step, size)
 
-    def _sends(self, group: _Group, pieces: list[Chunk]) -> Array:
+    def _sends(self, group: _Group, pieces: list[Chunk], schedule: Schedule, chunks: int) -> Array:
         """Seconds in which each stage hands on the outputs of its chunks, one microbatch and way: (stages, pairs)."""
         ends = np.zeros((group.stages, len(self.sections)))
-        for index, chunk in enumerate(pieces):
-            ends[index % group.stages, chunk[-1][0]] += 1.0
+        for stage, held in enumerate(schedule.pieces(group.stages, chunks)):
+            for piece, sent in zip(held, schedule.hands_on(group.stages, chunks)[stage], strict=True):
+                ends[stage, pieces[piece][-1][0]] += sent / schedule.copies
         found = np.zeros((group.stages, len(group.point)))
         for section in np.flatnonzero(ends.any(axis=0)).tolist():
             found += ends[:, section, None] * self._send(group, section)
@@ -318,20 +456,26 @@ class _Search:
 
     def single(self, group: _Group) -> Iterator[Results]:
         """Configurations without a pipeline."""
-        held = np.array([[float(section.repeat) for section in self.sections]])
+        laid = _Laid(np.array([[[float(section.repeat) for section in self.sections]]]))
         times = {recompute: self._times(group, recompute) for recompute in self.space.recompute}
-        after = {zero: self._after(group, held, zero, exchange=False)[0][group.member] for zero in self.space.zero}
         living = np.ones((1, 1))
         for overlapped in self._modes():
             ends = {
                 kind: self._ends(group, times, overlapped, kind) for kind in {_kind(zero) for zero in self.space.zero}
             }
             for zero in self.space.zero:
+                after = self._after(group, laid, times, zero, overlapped)
                 pairs = self._shareable(group, np.arange(len(group.point)), zero)
                 for place, (recompute, turn) in enumerate(times.items()):
-                    size = self._memory(group, held, turn, living, zero, pairs)
-                    step = ends[_kind(zero)][place][pairs] + after[zero][pairs]
+                    size = self._memory(group, laid, turn, living, zero, pairs)
+                    step = ends[_kind(zero)][place][pairs] + after[pairs]
                     yield self._results(group, pairs, (recompute, "1f1b", 1, zero, overlapped), step, size)
+
+    def _after(self, group: _Group, laid: _Laid, times: dict[str, TurnTimes], zero: int, overlapped: bool) -> Array:
+        """Seconds after the exchange of gradients, for each pair."""
+        tails, forward = self._tails(group, laid, zero, exchange=False), next(iter(times.values())).forwards
+        gathers = self._gathered(tails, over(laid.held, forward), group.member, overlapped)
+        return np.asarray((tails.fixed[:, group.member] + gathers)[0])
 
     def _modes(self) -> tuple[bool, ...]:
         """Whether gradients travel during backward: as the run or the space says, else both ways."""

@@ -174,7 +174,7 @@ class _Found:
             microbatch,
             recompute,
             "none" if single else schedule,
-            overlapped and single,
+            overlapped,
             float(values["step_time"]),
             float(values["memory"]),
             bool(values["memory"] <= self.capacity),

@@ -36,7 +36,8 @@ class Software(Spec):
     gradient; ``regather`` says that inputs gathered over tp are kept as shards and gathered again for backward.
     ``transposes`` says whether tensors are turned to channels-last and back round each convolution on tensor cores.
     ``recompute`` is what it does unless a run says otherwise. ``overlap`` says whether gradients travel during
-    backward. ``contention`` is what computation loses for each second that a collective runs beside it:
+    backward, ``overlap_gather`` whether parameters updated in shards are gathered during the next forward pass.
+    ``contention`` is what computation loses for each second that a collective runs beside it:
     multiprocessors, bandwidth, copies into and out of flat buffers. ``fused`` says whether chains of element-wise
     passes are one kernel, ``softmax_multiple`` by how many matrices of scores a rank's fused softmax works (1: any
     number). ``cudnn`` limits which convolution algorithms there are. ``fit`` says where numbers come from that were
@@ -56,6 +57,7 @@ class Software(Spec):
     regather: Annotated[bool, Field(strict=True)] = True
     recompute: Literal["none", "selective", "full"] = "none"
     overlap: Annotated[bool, Field(strict=True)] = True
+    overlap_gather: Annotated[bool, Field(strict=True)] = False
     contention: Annotated[float, Field(ge=0)] = 0.0
     fused: Annotated[bool, Field(strict=True)] = False
     softmax_multiple: PositiveCount = 1

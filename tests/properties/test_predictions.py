@@ -235,7 +235,9 @@ def test_a_forward_pass_is_shorter_than_a_step(name: str) -> None:
 
 
 PIPELINES = [
-    (schedule, chunks) for schedule, entry in SCHEDULES.items() for chunks in ([1, 2] if entry.chunked else [1])
+    (schedule, chunks)
+    for schedule, entry in SCHEDULES.items()
+    for chunks in ([1, 2] if entry.chunks is None else [entry.chunks])
 ]
 
 

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paleo.assemble import alive, memory, states, turns_held, walk, workspace
+from paleo.assemble import alive, memory, states, turns_placed, walk, workspace
 from paleo.optimizers import optimizer
 from paleo.precision import precision
 from paleo.predict import predict
+from paleo.schedules.base import SCHEDULES
 from paleo.specs.hardware import load_system
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
@@ -71,11 +72,31 @@ def test_states_are_shared_as_zero_says() -> None:
 
 
 def test_turns_of_chunks_go_round_the_stages() -> None:
-    held = turns_held(3, [((0, 1), (1, 2)), ((1, 2),), ((1, 2),), ((1, 2), (2, 1))], 2)
-    assert held.tolist() == [[1, 4, 0], [0, 4, 1]]
+    pieces = [((0, 1), (1, 2)), ((1, 2),), ((1, 2),), ((1, 2), (2, 1))]
+    placed = turns_placed(3, pieces, SCHEDULES["interleaved"].pieces(2, 2))
+    assert placed.sum(axis=1).tolist() == [[1, 4, 0], [0, 4, 1]]
+
+
+def test_turns_of_a_v_come_back_to_the_first_stage() -> None:
+    pieces = [((0, 1), (1, 2)), ((1, 2),), ((1, 2),), ((1, 2), (2, 1))]
+    placed = turns_placed(3, pieces, SCHEDULES["zb-v"].pieces(2, 2))
+    assert placed.tolist() == [[[1, 2, 0], [0, 2, 1]], [[0, 2, 0], [0, 2, 0]]]
+
+
+def test_two_copies_hold_everything_twice() -> None:
+    pieces = [((0, 1), (1, 2)), ((1, 2), (2, 1))]
+    placed = turns_placed(3, pieces, SCHEDULES["chimera"].pieces(2, 1))
+    assert placed.sum(axis=1).tolist() == [[1, 4, 1], [1, 4, 1]]
 
 
 def test_one_stage_keeps_one_microbatch() -> None:
-    assert alive("1f1b", 1, 8, 1).tolist() == [1.0]
-    assert alive("1f1b", 4, 8, 1).tolist() == [4, 3, 2, 1]
-    assert alive("interleaved", 2, 8, 2).tolist() == [2.5, 1.5]
+    assert alive(SCHEDULES["1f1b"], 1, 8, 1).tolist() == [1.0]
+    assert alive(SCHEDULES["1f1b"], 4, 8, 1).tolist() == [4, 3, 2, 1]
+    assert alive(SCHEDULES["interleaved"], 2, 8, 2).tolist() == [2.5, 1.5]
+
+
+def test_a_v_keeps_what_the_first_stage_of_1f1b_keeps_and_chimera_up_to_that() -> None:
+    """Qi et al. 2024, section 6: p microbatches of a stage's activations; Li and Hoefler 2021, table 2: p / 2 + 1 to p,
+    here of the half of its turns that each copy is."""
+    assert alive(SCHEDULES["zb-v"], 4, 16, 2).tolist() == [4, 4, 4, 4]
+    assert (2 * alive(SCHEDULES["chimera"], 6, 12, 1)).tolist() == [4, 5, 6, 6, 5, 4]

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paleo.errors import PlanError
-from paleo.pipeline import StageTime, pipeline_time
+from paleo.pipeline import StageTime, check, pipeline_time
 from paleo.schedules.base import SCHEDULES, Passes
 
 
@@ -43,22 +43,136 @@ def test_zero_bubble_h1_keeps_a_third(depth: int, turns: int) -> None:
     assert total == pytest.approx(3.0 * depth * turns + (depth - 1), rel=1e-9)
 
 
+def chunks_of(name: str, asked: int = 2) -> int:
+    """Chunks of a copy on each stage: its own number, or what is asked for where it takes any."""
+    known = SCHEDULES[name].chunks
+    return asked if known is None else known
+
+
 @pytest.mark.parametrize("name", list(SCHEDULES))
-@pytest.mark.parametrize("depth", [1, 2, 5])
-@pytest.mark.parametrize("turns", [1, 3])
+@pytest.mark.parametrize("depth", [2, 5, 6])
+@pytest.mark.parametrize("turns", [2, 3])
 def test_every_pass_once_and_forward_before_backward(name: str, depth: int, turns: int) -> None:
-    schedule = SCHEDULES[name]
-    chunks = 2 if schedule.chunked else 1
+    schedule, chunks = SCHEDULES[name], chunks_of(name)
+    if not schedule.runs(depth, depth * turns):
+        return
     for stage in range(depth):
         actions = schedule.order(stage, depth, depth * turns, chunks)
         kinds = ("F", "B", "W") if schedule.splits_backward else ("F", "B")
         expected = {(kind, i, c) for kind in kinds for i in range(depth * turns) for c in range(chunks)}
+        if schedule.copies > 1:  # a microbatch goes through one copy
+            expected = {
+                (kind, i, c) for kind, i, c in expected | {(k, i, 1) for k, i, _ in expected} if c == i % depth % 2
+            }
         assert len(actions) == len(expected)
         assert set(actions) == expected
         position = {action: index for index, action in enumerate(actions)}
         for kind, i, c in expected:
             if kind != "F":
                 assert position["F", i, c] < position[kind, i, c]  # type: ignore[index]
+
+
+TIME = st.floats(0.1, 3.0)
+
+
+@given(depth=st.integers(2, 7), more=st.integers(0, 20), f=TIME, b=TIME, w=TIME)
+@settings(max_examples=100, deadline=None)
+def test_zero_bubble_v_closed_form_is_exact_on_equal_stages(
+    depth: int, more: int, f: float, b: float, w: float
+) -> None:
+    times = [[StageTime(f / 2, b / 2, w / 2, 0.0)] * 2] * depth
+    passes = Passes(*(np.full(depth, one) for one in (f, b, w)))
+    count = 2 * depth + more
+    played = pipeline_time("zb-v", times, count).total
+    assert float(SCHEDULES["zb-v"].span(passes, count, 2)) == pytest.approx(played, rel=1e-12)
+
+
+@given(depth=st.integers(2, 8), more=st.integers(0, 30))
+@settings(max_examples=40, deadline=None)
+def test_zero_bubble_v_has_no_bubble_where_passes_are_equal(depth: int, more: int) -> None:
+    """Every stage works without a pause from its first pass to its last (Qi et al. 2024, section 6)."""
+    played = pipeline_time("zb-v", uniform(depth, 2), 2 * depth + more)
+    for stage in range(depth):
+        events = [event for event in played.timeline.events if event.task.resource == f"stage{stage}"]
+        idle = max(event.end for event in events) - min(event.start for event in events)
+        assert idle - sum(event.task.duration for event in events) == pytest.approx(0.0, abs=1e-9)
+        assert min(event.start for event in events) == pytest.approx(stage / 2)
+
+
+@given(half=st.integers(1, 5), units=st.integers(1, 6), f=TIME, b=TIME)
+@settings(max_examples=100, deadline=None)
+def test_chimera_closed_form_is_exact_on_equal_stages(half: int, units: int, f: float, b: float) -> None:
+    times, depth = [[StageTime(f, b, 0.0, 0.0)] * 2] * (2 * half), 2 * half
+    passes = Passes(np.full(depth, f), np.full(depth, b), np.zeros(depth))
+    played = pipeline_time("chimera", times, depth * units).total
+    assert float(SCHEDULES["chimera"].span(passes, depth * units, 1)) == pytest.approx(played, rel=1e-12)
+
+
+@pytest.mark.parametrize("depth", [2, 4, 8, 16])
+def test_chimera_bubble_is_the_published_one(depth: int) -> None:
+    """(p − 2) / (3p / 2 + p − 2) of a unit where B = 2F, p − 2 pauses where B = F (Li and Hoefler 2021, table 2 and
+    section 3.1)."""
+    unit = pipeline_time("chimera", [[StageTime(1.0, 2.0, 0.0, 0.0)] * 2] * depth, depth).total
+    assert 1.0 - 3.0 * depth / unit == pytest.approx((depth - 2) / (1.5 * depth + depth - 2))
+    assert pipeline_time("chimera", [[StageTime(1.0, 1.0, 0.0, 0.0)] * 2] * depth, depth * 3).total == 7 * depth - 2
+
+
+@given(depth=st.integers(1, 4), units=st.integers(2, 6), last=st.floats(0.0, 0.5))
+@settings(max_examples=60, deadline=None)
+@pytest.mark.parametrize(("name", "low", "high"), [("zb-v", -0.005, 0.05), ("chimera", -0.045, 0.045)])
+def test_v_and_bidirectional_closed_forms_are_near_with_a_heavier_last_piece(
+    name: str, low: float, high: float, depth: int, units: int, last: float
+) -> None:
+    """A head of up to half a piece; ``depth`` pairs of stages."""
+    schedule, stages, chunks = SCHEDULES[name], 2 * depth, chunks_of(name)
+    pieces = [np.array([1.0, 1.1, 0.9])] * (stages * chunks - 1) + [np.array([1.0, 1.1, 0.9]) * (1.0 + last)]
+    held = schedule.pieces(stages, chunks)
+    times = [[StageTime(*pieces[piece], 0.0) for piece in stage] for stage in held]
+    passes = Passes(*np.array([sum(pieces[i] for i in stage) / schedule.copies for stage in held]).T)
+    played = pipeline_time(name, times, stages * units).total
+    assert low <= float(schedule.span(passes, stages * units, chunks)) / played - 1.0 <= high
+
+
+@pytest.mark.parametrize("name", list(SCHEDULES))
+@pytest.mark.parametrize("depth", [2, 3, 6])
+@pytest.mark.parametrize("turns", [2, 3])
+def test_what_follows_the_gradients_of_a_chunk_is_what_the_order_has(name: str, depth: int, turns: int) -> None:
+    schedule, chunks = SCHEDULES[name], chunks_of(name, 3)
+    if not schedule.runs(depth, depth * turns):
+        return
+    makes = "W" if schedule.splits_backward else "B"
+    for stage in range(depth):
+        order = schedule.order(stage, depth, depth * turns, chunks)
+        for chunk in range(chunks * schedule.copies):
+            last = max(i for i, action in enumerate(order) if (action.kind, action.chunk) == (makes, chunk))
+            left = [action.kind for action in order[last + 1 :]]
+            counts = left.count("B"), left.count("W") if schedule.splits_backward else left.count("B")
+            assert schedule.behind(stage, depth, chunk, chunks) == counts
+
+
+def test_a_tensor_does_not_travel_where_the_v_turns() -> None:
+    """Two stages: it goes from the first to the second and back, not from the second to itself."""
+    times = [[StageTime(1.0, 1.0, 1.0, 5.0)] * 2] * 2
+    sends = [e for e in pipeline_time("zb-v", times, 4).timeline.events if e.task.kind == "send"]
+    assert len(sends) == 4 * 2 * 2
+    assert SCHEDULES["zb-v"].hands_on(3, 2) == ((True, True), (True, True), (False, True))
+
+
+@pytest.mark.parametrize(
+    ("name", "stages", "chunks", "microbatches", "message"),
+    [
+        ("chimera", 3, 1, 6, "'chimera' needs an even number of stages, not 3"),
+        ("chimera", 4, 1, 6, "6 microbatches are not a multiple of the 4 stages"),
+        ("zb-v", 4, 2, 7, "7 microbatches are too few; it needs 2 for each of the 4 stages"),
+        ("zb-v", 4, 3, 8, "'zb-v' holds 2 chunks a stage, not 3"),
+        ("gpipe", 4, 2, 8, "'gpipe' holds one chunk a stage, not 2; use interleaved"),
+    ],
+)
+def test_what_a_schedule_cannot_run_is_said(
+    name: str, stages: int, chunks: int, microbatches: int, message: str
+) -> None:
+    with pytest.raises(PlanError, match=message):
+        check(name, stages, chunks, microbatches)
 
 
 def test_one_f_one_b_keeps_as_many_activations_as_stages_follow() -> None:
@@ -166,8 +280,9 @@ def test_no_stage_ends_later_than_stated(
 @given(depth=st.integers(1, 8), rounds=st.integers(1, 4), chunks=st.integers(2, 4))
 @settings(max_examples=30, deadline=None)
 def test_activations_alive_by_formula_and_by_order(name: str, depth: int, rounds: int, chunks: int) -> None:
-    schedule = SCHEDULES[name]
-    pieces = chunks if schedule.chunked else 1
+    schedule, pieces = SCHEDULES[name], chunks_of(name, chunks)
+    if not schedule.runs(depth, depth * rounds):
+        return
     for stage in range(depth):
         counted = schedule.in_flight(stage, depth, depth * rounds, pieces)
         assert schedule.alive(stage, depth, depth * rounds, pieces) == counted
@@ -178,7 +293,7 @@ def test_closed_forms_broadcast() -> None:
     columns = np.random.default_rng(3).uniform(0.5, 2.0, (3, 4, 5))
     counts = np.array([1.0, 4.0, 8.0, 12.0, 40.0])
     for name, schedule in SCHEDULES.items():
-        chunks = 2 if schedule.chunked else 1
+        chunks = chunks_of(name)
         together = schedule.span(Passes(*columns), counts, chunks)
         for i, count in enumerate(counts):
             alone = schedule.span(Passes(*columns[:, :, i]), float(count), chunks)

@@ -27,6 +27,8 @@ CASES = {
     "experts": ("mixtral-8x7b", "dgx-h100", {"gpus": 16, "global_batch": 32}),
     "convolutions": ("resnet50", "dgx-1-v100", {"gpus": 16, "global_batch": 256}),
     "roofline": ("gpt2", "dgx-a100-80gb", {"gpus": 16, "global_batch": 64, "calibration": "ideal"}),
+    "overlapped": ("gpt2", "dgx-h100", {"gpus": 16, "global_batch": 128, "software": "megatron-core"}),
+    "overlapped experts": ("mixtral-8x7b", "dgx-h100", {"gpus": 32, "global_batch": 64, "software": "megatron-core"}),
     "forward": ("gpt2", "dgx-h100", {"gpus": 16, "global_batch": 64, "forward_only": True}),
     "softmax": ("gpt2", "dgx-a100-80gb", {"gpus": 8, "global_batch": 48, "software": "megatron-2021"}),
 }
@@ -57,7 +59,7 @@ def test_every_choice_occurs() -> None:
     assert set(results.recompute) == {0, 1, 2}
     assert set(results.overlapped) == {False, True}
     assert set(results.chunks) >= {1, 2, 3, 4, 6}
-    assert len(set(results.schedule)) == 4
+    assert len(set(results.schedule)) == 6
     assert len(results) > 100_000 and np.all(np.isfinite(found.step)) and np.all(found.memory > 0)
 
 
