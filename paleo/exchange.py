@@ -50,19 +50,19 @@ def gradient_elements(program: Program, placed: Array, mesh: Mesh, copies: int) 
     for number, section in enumerate(program.sections):
         for one in section.gradients:
             add(one.axes, placed[:, :, number] * one.elements)
-    last = np.arange(placed.shape[1]) == placed.shape[1] - 1
-    for tie, here in zip(program.ties, copied(placed.sum(axis=1), program.ties).T, strict=True):
-        if here.any():
-            add(tie.axes, here[:, None] * last * tie.elements)
+    if program.ties:
+        last = np.arange(placed.shape[1]) == placed.shape[1] - 1
+        for tie, here in zip(program.ties, copied(placed.sum(axis=1), program.ties).T, strict=True):
+            if here.any():
+                add(tie.axes, here[:, None] * last * tie.elements)
     return found
 
 
-def tied_pairs(program: Program, held: Array) -> list[tuple[int, int, float]]:
-    """Stages of the owner and of a copy of each tied parameter, and its elements."""
+def tied_pairs(ties: Sequence[Tie], held: Array) -> list[tuple[int, int, int]]:
+    """Tie, stage of its owner and stage of a copy, for each copy."""
     return [
-        (int(np.flatnonzero(held[:, tie.owner])[0]), int(stage), tie.elements)
-        for tie, here in zip(program.ties, copied(held, program.ties).T, strict=True)
-        for stage in np.flatnonzero(here)
+        (number, int(np.flatnonzero(held[:, ties[number].owner])[0]), stage)
+        for stage, number in np.argwhere(copied(held, ties)).tolist()
     ]
 
 

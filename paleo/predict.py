@@ -452,8 +452,9 @@ def _tied_sums(priced: _Priced) -> Array:
     found, mesh = np.zeros(priced.plan.stages), priced.plan.mesh
     if priced.run.forward_only:
         return found
-    for owner, other, elements in tied_pairs(priced.program, priced.held):
-        stride, size = mesh.stride(("pp",)) * (other - owner), elements * priced.setting.formats.gradient
+    for tie, owner, other in tied_pairs(priced.program.ties, priced.held):
+        stride = mesh.stride(("pp",)) * abs(other - owner)
+        size = priced.program.ties[tie].elements * priced.setting.formats.gradient
         found[[owner, other]] += priced.network.fabric.times(
             "all_reduce", np.array([stride]), np.array([2]), np.array([size])
         )

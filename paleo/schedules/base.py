@@ -138,15 +138,19 @@ class Schedule:
         >>> SCHEDULES["interleaved"].pieces(2, 2)
         ((0, 2), (1, 3))
         """
-        held = {place: piece for path in self.paths(stages, chunks) for piece, place in enumerate(path)}
-        return tuple(tuple(piece for (at, _), piece in sorted(held.items()) if at == stage) for stage in range(stages))
+        held: list[dict[int, int]] = [{} for _ in range(stages)]
+        for path in self.paths(stages, chunks):
+            for piece, (stage, chunk) in enumerate(path):
+                held[stage][chunk] = piece
+        return tuple(tuple(one[chunk] for chunk in range(len(one))) for one in held)
 
     def hands_on(self, stages: int, chunks: int) -> tuple[tuple[bool, ...], ...]:
         """For each chunk of each stage whether its output goes to another stage (or, behind the last piece, out)."""
-        paths = self.paths(stages, chunks)
-        stays = {one for path in paths for one, other in itertools.pairwise(path) if one[0] == other[0]}
-        places = sorted(place for path in paths for place in path)
-        return tuple(tuple(place not in stays for place in places if place[0] == stage) for stage in range(stages))
+        sent = [[True] * (chunks * self.copies) for _ in range(stages)]
+        for path in self.paths(stages, chunks):
+            for (stage, chunk), (other, _) in itertools.pairwise(path):
+                sent[stage][chunk] = stage != other
+        return tuple(map(tuple, sent))
 
     def takes(self, chunks: int) -> bool:
         """Whether a stage may hold so many chunks of a copy."""

@@ -300,20 +300,20 @@ class _Search:
 
     def _tied_sums(self, group: _Group, laid: _Laid) -> Array:
         """Seconds in which the stages that hold a tied parameter sum its gradients: (stages, layouts)."""
-        found = np.zeros((group.stages, len(group.layouts)))
-        if not self.training or not copied(laid.held, self._of(group, 0).ties).any():
-            return found
-        cells = [
-            (place, owner, other, self.layouts[index].mesh.stride(("pp",)) * (other - owner), elements)
-            for place, index in enumerate(group.layouts)
-            for owner, other, elements in tied_pairs(self._of(group, place), laid.held)
-        ]
-        places, owners, others, strides = (np.array(one) for one in list(zip(*cells, strict=True))[:4])
-        sizes = np.array([elements for *_, elements in cells]) * self.made.formats.gradient
-        seconds = self.made.fabric.times("all_reduce", strides, np.full(len(cells), 2), sizes)
-        for stages in (owners, others):
-            np.add.at(found, (stages, places), seconds)
-        return found
+        key = ("tied", group.stages, laid.key)
+        if key not in self._kept:
+            found = np.zeros((group.stages, len(group.layouts)))
+            pairs = tied_pairs(self._of(group, 0).ties, laid.held) if self.training else []
+            strides = np.array([self.layouts[index].mesh.stride(("pp",)) for index in group.layouts])
+            for tie, owner, other in pairs:
+                ties = [self._of(group, place).ties[tie] for place in range(len(group.layouts))]
+                sizes = np.array([one.elements for one in ties]) * self.made.formats.gradient
+                ranks = np.full(len(sizes), 2)
+                found[[owner, other]] += self.made.fabric.times(
+                    "all_reduce", strides * abs(other - owner), ranks, sizes
+                )
+            self._kept[key] = found
+        return self._kept[key]
 
     def _update(self, counts: Array) -> Array:
         if not self.training:
