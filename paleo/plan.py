@@ -86,6 +86,7 @@ def plan(model: ModelSpec, system: System, run: Run) -> Plan:
     mesh = Mesh.of({**strategy.degrees, "dp": busy // experts})
     stages = mesh.degree("pp")
     strategy = _with_chunks(run, strategy) if stages > 1 else strategy
+    _check_cut(run, stages, strategy.chunks)
     microbatch = run.microbatch or (local if stages == 1 else 1)
     if microbatch > local:
         raise PlanError(f"microbatch: {microbatch} exceeds the {local} samples of a data-parallel rank")
@@ -108,6 +109,13 @@ def _with_chunks(run: Run, strategy: Strategy) -> Strategy:
         stated = f"strategy {run.strategy!r}: vp={strategy.chunks}"
         raise PlanError(f"{stated}, but a stage of schedule {run.schedule!r} holds {known} chunks")
     return replace(strategy, chunks=known)
+
+
+def _check_cut(run: Run, stages: int, chunks: int) -> None:
+    """A cut by hand states every piece of the pipeline."""
+    if isinstance(run.cut, tuple) and len(run.cut) != stages * chunks:
+        wanted = f"pp={stages} times {chunks} chunks a stage" if chunks > 1 else f"pp={stages}"
+        raise PlanError(f"cut: {list(run.cut)} states {len(run.cut)} pieces; {wanted} has {stages * chunks}")
 
 
 def _check_names(run: Run) -> None:

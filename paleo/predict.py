@@ -270,7 +270,7 @@ def _priced(program: Program, chosen: Plan, made: Setting) -> _Priced:
     waited = np.array([network.time(one.operation, (one.axis,), one.payload_bytes) for _, one in waits(program)])
     table = columns(program, kernels.total, waited, [section_figures(program, name) for name in BYTES])
     times = recomputed(table, "none" if made.run.forward_only else made.run.recompute)
-    chunks = cut(program, times.turn.tolist(), chosen.stages * chosen.parallel.chunks)
+    chunks = cut(program, times.turn.tolist(), chosen.stages * chosen.parallel.chunks, made.run.cut)
     name = schedule_name(made.run.schedule, chosen.parallel.chunks)
     places = SCHEDULES[name].pieces(chosen.stages, chosen.parallel.chunks) if chosen.stages > 1 else ((0,),)
     placed = turns_placed(len(program.sections), chunks, places)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from paleo.errors import PlanError
 from paleo.lower import Program
+from paleo.specs.run import Cut
 
 #: A run of layers on one stage: positions of sections, each with how many of its turns are here.
 Chunk = tuple[tuple[int, int], ...]
@@ -13,20 +14,49 @@ Chunk = tuple[tuple[int, int], ...]
 _SLACK = 1.0 + 2.0**-40
 
 
-def cut(program: Program, weights: Sequence[float], pieces: int) -> list[Chunk]:
-    """``pieces`` runs of layers. Where the heaviest block's turns divide evenly they are dealt out evenly, as Megatron
-    does, with what comes before on the first piece and what comes after on the last; else the slowest piece is made as
-    light as it can be.
+def cut(program: Program, weights: Sequence[float], pieces: int, how: Cut | None = None) -> list[Chunk]:
+    """``pieces`` runs of layers, cut ``how`` a run says. Left to itself: where the heaviest block's turns divide evenly
+    they are dealt out evenly, as Megatron does, with what comes before on the first piece and what comes after on the
+    last; else the slowest piece is made as light as it can be.
 
     ``weights``: seconds of one turn of each section, forward and backward.
     """
     sections = program.sections
     if pieces == 1:
         return [tuple((index, section.repeat) for index, section in enumerate(sections))]
+    if isinstance(how, tuple):
+        return _by_hand(program, how)
     heaviest = max(range(len(sections)), key=lambda i: weights[i] * sections[i].repeat)
-    if sections[heaviest].repeat % pieces == 0:
+    turns = sections[heaviest].repeat
+    if how != "time" and turns % pieces == 0:
         return _dealt(program, heaviest, pieces)
+    if how == "uniform":
+        problem = f"the {turns} layers of {sections[heaviest].name!r} cannot be dealt out over {pieces} pieces"
+        raise PlanError(f"cut 'uniform': {problem}; use cut=time, or state the layers of each piece")
     return _balanced(program, weights, pieces)
+
+
+def _by_hand(program: Program, layers: Sequence[int]) -> list[Chunk]:
+    """Pieces of stated numbers of layers: turns of repeated blocks where there are any, with the sections between them
+    beside the turn before (the first ones beside the first turn); else whole sections."""
+    folded = any(section.repeat > 1 for section in program.sections)
+    counts = [section.repeat if section.repeat > 1 or not folded else 0 for section in program.sections]
+    if sum(layers) != sum(counts):
+        stated = f"cut {list(layers)}: adds up to {sum(layers)} layers"
+        raise PlanError(f"{stated}; the network has {sum(counts)} to deal out")
+    pieces: list[list[tuple[int, int]]] = [[]]
+    left = list(layers)
+    for index, (section, count) in enumerate(zip(program.sections, counts, strict=True)):
+        if not count:
+            pieces[-1].append((index, section.repeat))
+        while count:
+            if not left[0]:
+                left.pop(0)
+                pieces.append([])
+            turns = min(count, left[0])
+            pieces[-1].append((index, turns))
+            count, left[0] = count - turns, left[0] - turns
+    return [tuple(piece) for piece in pieces]
 
 
 def _dealt(program: Program, block: int, pieces: int) -> list[Chunk]:

@@ -76,6 +76,8 @@ def search(
     comes first."""
     if objective not in OBJECTIVES:
         raise SpecError(f"objective {objective!r}; {near(objective, OBJECTIVES)}")
+    if run.cut is not None:
+        raise PlanError("cut: a search cuts the network itself, evenly; leave it out")
     started = time.perf_counter()
     chosen = space or Space()
     global_batch = batch(model, run)

@@ -13,12 +13,19 @@ from paleo.units import MEBIBYTE, Bytes
 Exchange = Literal["overlapped", "after", "parameter-server"]
 
 
+#: How a pipeline's pieces are made; numbers are the layers of each piece, in the order of the network.
+Cut = Literal["uniform", "time"] | tuple[PositiveCount, ...]
+
+
 class Run(Spec):
     """One training run. Sizes left out follow from the others; what was decided is in the prediction.
 
     ``batch`` is per data-parallel rank, ``global_batch`` over all of them. ``algorithm`` forces one collective
     algorithm. ``cudnn``, ``attention`` and ``exchange`` are what the ``software`` profile does unless they are given.
     ``bucket`` is how many bytes of gradients go out together (25 MiB in PyTorch's DDP).
+    ``cut`` is how a pipeline's pieces are made: ``uniform`` deals out the turns of the heaviest block evenly, ``time``
+    makes the slowest piece as light as it can be, numbers state the layers of each piece; left out it is uniform where
+    that is possible, else by time.
     """
 
     gpus: PositiveCount = 1
@@ -29,6 +36,7 @@ class Run(Spec):
     optimizer: Text = "adamw"
     strategy: Text = "dp"
     schedule: Text = "1f1b"
+    cut: Cut | None = None
     recompute: Literal["none", "selective", "full"] = "none"
     software: Text = "pytorch-eager"
     cudnn: Annotated[float, Field(gt=0)] | None = None

@@ -1,0 +1,215 @@
+"""What follows the passes of a pipeline: sums of gradients behind the last passes, tied tables, gathers, two copies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paleo.errors import PlanError
+from paleo.exchange import copied, exposed_exchange, exposed_gather, replica_groups, sendings
+from paleo.lower import Tie
+from paleo.parallel.mesh import Mesh
+from paleo.predict import Prediction, predict
+from paleo.schedules.base import SCHEDULES, Passes
+from paleo.specs.hardware import load_system
+from paleo.specs.model import load_model
+from paleo.specs.run import Run
+
+SYSTEM = load_system("dgx-h100")
+#: gpt2: elements of the table, 50257 words of 768.
+TABLE = 50257 * 768
+
+
+def made(model: str = "gpt2", **options: Any) -> Prediction:
+    return predict(load_model(model), SYSTEM, Run(**options))
+
+
+def equal(stages: int, forward: float, backward: float, weights: float) -> Passes:
+    return Passes(*(np.full(stages, one) for one in (forward, backward, weights)))
+
+
+def test_one_chunk_by_hand() -> None:
+    """Two buckets of 5 s; the first is ready after half of the last backward pass of 4 s: 10 − 2 s are left."""
+    sums, buckets = np.full((2, 1), 10.0), np.full((2, 1), 2.0)
+    passes = equal(2, 2.0, 3.0, 1.0)
+    assert exposed_exchange(sums, buckets, SCHEDULES["1f1b"], passes, 1, 0.0).tolist() == [8.0, 8.0]
+    assert exposed_exchange(sums, buckets, SCHEDULES["1f1b"], passes, 1, 0.5).tolist() == [9.0, 9.0]
+    assert exposed_exchange(sums, buckets, SCHEDULES["1f1b"], passes, 1, 1.0).tolist() == [10.0, 10.0]
+    # gradients of weights are a pass of 1 s by itself: half of that is won
+    assert exposed_exchange(sums, buckets, SCHEDULES["zb-h1"], passes, 1, 0.0).tolist() == [9.5, 9.5]
+
+
+def test_chunks_that_are_done_early_are_hidden_by_hand() -> None:
+    """Interleaved, two stages, chunks of 2 s backward: the second chunk's gradients are ready two passes (4 s) before
+    the end and take 3 s; those of the first go out in one bucket of 3 s at the end."""
+    sums, buckets = np.full((2, 2), 3.0), np.ones((2, 2))
+    passes = equal(2, 2.0, 3.0, 1.0)
+    assert exposed_exchange(sums, buckets, SCHEDULES["interleaved"], passes, 2, 0.0).tolist() == [3.0, 3.0]
+    slow = np.array([[3.0, 6.0], [3.0, 6.0]])  # done 2 s after the end, then the first chunk's 3 s
+    assert exposed_exchange(slow, buckets, SCHEDULES["interleaved"], passes, 2, 0.0).tolist() == [5.0, 5.0]
+
+
+@given(
+    name=st.sampled_from(list(SCHEDULES)),
+    times=st.lists(st.floats(0.0, 20.0), min_size=4, max_size=4),
+    buckets=st.integers(1, 5),
+    contention=st.floats(0.0, 1.5),
+)
+@settings(max_examples=100, deadline=None)
+def test_no_more_than_all_of_it_and_no_less_than_the_last_bucket(
+    name: str, times: list[float], buckets: int, contention: float
+) -> None:
+    schedule = SCHEDULES[name]
+    chunks = 2 if schedule.chunks is None else schedule.chunks
+    sums = np.array(times).reshape(4, 1) * np.ones((4, chunks * schedule.copies))
+    count = np.full(sums.shape, float(buckets))
+    found = exposed_exchange(sums, count, schedule, equal(4, 1.0, 1.2, 0.8), chunks, contention)
+    assert np.all(found <= sums.sum(axis=1) * (1 + 1e-12)) and np.all(found >= sums[:, 0] / buckets * (1 - 1e-12))
+    longer = exposed_exchange(2.0 * sums, count, schedule, equal(4, 1.0, 1.2, 0.8), chunks, contention)
+    assert np.all(longer >= found)
+
+
+def test_gathers_behind_the_first_pass_by_hand() -> None:
+    """Four buckets of 2 s; three of them fit behind three quarters of a pass of 4 s but for 5 s; a long pass leaves the
+    first."""
+    assert exposed_gather(np.array([8.0, 8.0]), np.array(4.0), np.array([4.0, 40.0]), 0.0).tolist() == [5.0, 2.0]
+    assert sendings(np.array([0.0, 50.0, 101.0]), 50.0).tolist() == [1.0, 1.0, 3.0]
+
+
+def test_a_table_that_two_sections_read_is_copied_once_to_each_stage() -> None:
+    """Sections 0 and 2 on the first stage, 1 on the second, 3 on the third, all reading one table, and 1 another of its
+    own that 3 reads."""
+    held = np.array([[1.0, 0.0, 1.0, 0.0], [0.0, 1.0, 0.0, 0.0], [0.0, 0.0, 0.0, 1.0]])
+    ties = [Tie("a", 0, 1, (), 1.0), Tie("a", 0, 2, (), 1.0), Tie("a", 0, 3, (), 1.0), Tie("b", 1, 3, (), 1.0)]
+    assert copied(held, ties).T.tolist() == [[0, 1, 0], [0, 0, 0], [0, 0, 1], [0, 0, 1]]
+
+
+def test_tied_embeddings_are_summed_over_the_first_and_last_stage() -> None:
+    """2 (n − 1) / n of the table's gradient with n = 2: the all-reduce of two ranks, four stages of two ranks apart."""
+    step = made(gpus=8, strategy="tp=2,pp=4", batch=8, microbatch=1)
+    tie = step.program.ties[0]
+    assert (tie.name, tie.elements) == ("embed.weight", (50257 + 1) // 2 * 768)
+    names = [event.task for event in step.timeline.events if event.task.kind == "exchange"]
+    assert {task.resource for task in names} == {"stage0", "stage3"}
+    from paleo.predict import setting
+
+    fabric = setting(SYSTEM, Run(gpus=8), "bf16").fabric
+    alone = fabric.times("all_reduce", np.array([6]), np.array([2]), np.array([tie.elements * 2.0]))
+    assert [task.duration for task in names] == pytest.approx([float(alone[0])] * 2)
+
+
+def test_a_stage_that_reads_the_table_holds_it() -> None:
+    """Two stages, whose last one is fuller by a copy of the table: parameter, gradient and Adam's 12 bytes of each
+    element."""
+    last = made(gpus=2, strategy="pp=2", batch=8, microbatch=1)
+    both = made(gpus=1, batch=8, microbatch=1).memory.parameters
+    assert last.memory.parameters > both / 2
+    block = (both / 2 - TABLE - 1024 * 768 - 2 * 768) / 12  # parameters of a block: all but table, positions, last norm
+    assert last.memory.parameters / 2 == pytest.approx(6 * block + TABLE + 2 * 768)
+    assert last.memory.optimizer == pytest.approx(last.memory.parameters / 2 * 12)
+
+
+@pytest.mark.parametrize("schedule", ["zb-v", "chimera"])
+def test_where_both_readers_are_on_one_stage_there_is_no_copy(schedule: str) -> None:
+    """The V holds input and output on one stage; of two copies each outer stage holds both ends."""
+    step = made(gpus=2, strategy="pp=2", batch=8, microbatch=1, schedule=schedule)
+    alone = made(gpus=1, batch=8, microbatch=1)
+    exchanges = [event.task for event in step.timeline.events if event.task.kind == "exchange"]
+    assert bool(exchanges) == (schedule == "chimera")  # the copies' gradients, not the table's
+    most = alone.memory.parameters
+    assert step.memory.parameters == pytest.approx(most) if schedule == "chimera" else step.memory.parameters < most
+
+
+def test_untied_and_forward_runs_sum_nothing() -> None:
+    for options in ({"model": "llama2-7b"}, {"forward_only": True}):
+        step = made(gpus=2, strategy="pp=2", batch=4, microbatch=1, **options)
+        assert not [event for event in step.timeline.events if event.task.kind == "exchange"]
+
+
+PLANS: list[dict[str, Any]] = [
+    {"strategy": "pp=4"},
+    {"strategy": "pp=4,vp=3"},
+    {"strategy": "pp=2", "schedule": "zb-v"},
+    {"strategy": "pp=4", "schedule": "chimera"},
+    {"strategy": "pp=4,zero=1"},
+]
+
+
+@pytest.mark.parametrize("options", PLANS)
+def test_overlap_hides_some_of_the_exchange_and_no_more(options: dict[str, Any]) -> None:
+    """Not below the pipeline without replicas, whose tails are the update and the sum of the tied table alone."""
+    options = options | {"gpus": 32, "batch": 8, "microbatch": 1, "software": "megatron-core"}
+    after, beside = made(**options, exchange="after"), made(**options)
+    hidden = beside.breakdown.communication_total - beside.breakdown.communication_exposed
+    assert beside.step_time < after.step_time and hidden > 0
+    assert after.breakdown.communication_total == pytest.approx(after.breakdown.communication_exposed)
+    if "zero" not in options["strategy"]:  # which shares the update among the replicas, too
+        alone = made(**(options | {"gpus": beside.plan.stages}), exchange="after")
+        exchanged = 0.0 if beside.run.schedule != "chimera" else alone.breakdown.communication_exposed
+        assert beside.step_time >= alone.step_time - exchanged
+
+
+def test_software_that_wins_nothing_by_overlap_is_as_before() -> None:
+    """PyTorch's profile: computation loses a second for each second of exchange beside it."""
+    options = {"gpus": 32, "batch": 8, "microbatch": 1, "strategy": "pp=4"}
+    assert made(**options).step_time == pytest.approx(made(**options, exchange="after").step_time, rel=1e-12)
+
+
+def test_two_copies_make_a_group_twice_as_large_that_crosses_the_stages() -> None:
+    """Four stages of four ranks, two by dp and two by tp: piece 0 lies on stages 0 and 3, 12 ranks apart."""
+    mesh = Mesh.of({"tp": 2, "dp": 2, "pp": 4})
+    (stride, ranks), (apart, pair) = replica_groups(mesh, ("dp",), 2)
+    assert (stride.tolist(), ranks.tolist()) == ([2] * 4, [4] * 4)
+    assert (apart.tolist(), pair.tolist()) == ([12, 4, 4, 12], [2] * 4)
+    assert len(replica_groups(mesh, ("dp",), 1)) == 1 and replica_groups(mesh, (), 1) == []
+
+
+@pytest.mark.parametrize(("schedule", "strategy"), [("zb-v", "pp=4"), ("chimera", "pp=4,dp=2")])
+def test_traces_of_v_and_bidirectional_pipelines_end_near_the_step(schedule: str, strategy: str) -> None:
+    gpus = 8 if "dp" in strategy else 4
+    step = made(gpus=gpus, strategy=strategy, batch=32, microbatch=1, schedule=schedule)
+    assert step.timeline.end == pytest.approx(step.step_time, rel=0.06)
+
+
+def test_a_cut_by_hand_is_what_it_says() -> None:
+    """gpt2's twelve blocks, two on the first stage and four on the last one; uniform is three each."""
+    options = {"gpus": 4, "strategy": "pp=4", "batch": 16, "microbatch": 1}
+    by_hand, even = made(**options, cut=(3, 3, 3, 3)), made(**options)
+    assert by_hand.step_time == even.step_time == made(**options, cut="uniform").step_time
+    assert made(**options, cut=(3, 4, 4, 1)).step_time < even.step_time  # the head weighs some blocks
+    assert made(**options, cut="time").step_time < even.step_time
+    slow = made(**options, cut=(2, 3, 3, 4))
+    busiest = [sum(e.task.duration for e in slow.timeline.events if e.task.resource == f"stage{s}") for s in (0, 1, 3)]
+    assert busiest[0] < busiest[1] < busiest[2]
+
+
+@pytest.mark.parametrize(
+    ("cut", "message"),
+    [
+        ((3, 3, 6), "states 3 pieces; pp=4 has 4"),
+        ((3, 3, 3, 4), "adds up to 13 layers; the network has 12"),
+    ],
+)
+def test_a_cut_that_does_not_fit_is_said(cut: tuple[int, ...], message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        made(gpus=4, strategy="pp=4", cut=cut)
+
+
+def test_a_cut_of_chunks_states_all_of_them() -> None:
+    options = {"gpus": 2, "strategy": "pp=2,vp=2", "batch": 4, "microbatch": 1}
+    assert made(**options, cut=(3, 3, 3, 3)).step_time == made(**options).step_time
+    with pytest.raises(PlanError, match="states 2 pieces; pp=2 times 2 chunks a stage has 4"):
+        made(**options, cut=(6, 6))
+
+
+def test_layers_without_blocks_are_cut_one_by_one() -> None:
+    step = made("alexnet", gpus=2, strategy="pp=2", batch=8, microbatch=1, cut=(10, 12))
+    assert len(step.program.sections) == 22
+    parameters = [
+        sum(section.parameters for section in half) for half in (step.program.sections[:10], step.program.sections[10:])
+    ]
+    assert step.memory.parameters == max(parameters) * 2
