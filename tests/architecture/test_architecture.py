@@ -21,7 +21,7 @@ LEVELS: list[set[str]] = [
     {"parallel", "schedules"},
     {"pricing", "plan", "engine", "fusion"},
     {"lower"},
-    {"timeline", "pipeline", "stages"},
+    {"timeline", "pipeline", "stages", "exchange"},
     {"assemble"},
     {"predict"},
     {"studies", "search", "importers", "validate"},
