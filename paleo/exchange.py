@@ -121,5 +121,5 @@ def exposed_gather(seconds: Array, buckets: Array, forward: Array, contention: f
 
 
 def sendings(size: Numeric, bucket: float) -> Array:
-    """In how many buckets so many bytes go out."""
-    return np.maximum(1.0, np.ceil(np.asarray(size) / bucket))
+    """In how many buckets so many bytes go out; a bucket holds one byte at least."""
+    return np.maximum(1.0, np.ceil(np.asarray(size) / max(bucket, 1.0)))

@@ -22,10 +22,10 @@ def cut(program: Program, weights: Sequence[float], pieces: int, how: Cut | None
     ``weights``: seconds of one turn of each section, forward and backward.
     """
     sections = program.sections
-    if pieces == 1:
-        return [tuple((index, section.repeat) for index, section in enumerate(sections))]
     if isinstance(how, tuple):
         return _by_hand(program, how)
+    if pieces == 1:
+        return [tuple((index, section.repeat) for index, section in enumerate(sections))]
     heaviest = max(range(len(sections)), key=lambda i: weights[i] * sections[i].repeat)
     turns = sections[heaviest].repeat
     if how != "time" and turns % pieces == 0:

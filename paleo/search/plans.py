@@ -88,7 +88,10 @@ def search(
     found = _Found([part for part in parts if len(part.results)], system, objective)
     if not found.parts:
         tried = ", ".join(map(str, counts or (run.gpus,)))
-        raise PlanError(f"no configuration of {tried} gpus shares {global_batch} samples evenly")
+        ordered = "" if chosen.schedules == tuple(SCHEDULES) else f" under schedule {chosen.schedules[0]}"
+        raise PlanError(
+            f"no configuration of {tried} gpus shares {global_batch} samples and the layers evenly{ordered}"
+        )
     plans, front = found.best(top), found.front()
     configurations = sum(len(part.results) for part in parts)
     fitting = int(found.fits.sum())

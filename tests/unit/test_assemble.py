@@ -95,6 +95,20 @@ def test_one_stage_keeps_one_microbatch() -> None:
     assert alive(SCHEDULES["interleaved"], 2, 8, 2).tolist() == [2.5, 1.5]
 
 
+@pytest.mark.parametrize(("stages", "chunks"), [(4, 2), (8, 3), (12, 8)])
+def test_first_stage_keeps_what_is_published(stages: int, chunks: int) -> None:
+    """In activations of a whole network's layers (p stages of L / p): L for 1F1B whatever the microbatches, L (1 + (p −
+    1) / (p m)) for m interleaved chunks (Korthikanti et al. 2022, section 4.2.3), all n for GPipe (Huang et al. 2019),
+    and as 1F1B for ZB-H1 (Qi et al. 2024, table 2)."""
+    count = 4 * stages
+    first = {
+        name: alive(SCHEDULES[name], stages, count, chunks if name == "interleaved" else 1)[0] / stages
+        for name in ("1f1b", "interleaved", "gpipe", "zb-h1")
+    }
+    assert first["1f1b"] == first["zb-h1"] == 1.0 and first["gpipe"] == 4.0
+    assert first["interleaved"] == pytest.approx(1.0 + (stages - 1) / (stages * chunks))
+
+
 def test_a_v_keeps_what_the_first_stage_of_1f1b_keeps_and_chimera_up_to_that() -> None:
     """Qi et al. 2024, section 6: p microbatches of a stage's activations; Li and Hoefler 2021, table 2: p / 2 + 1 to p,
     here of the half of its turns that each copy is."""

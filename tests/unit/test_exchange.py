@@ -78,6 +78,7 @@ def test_gathers_behind_the_first_pass_by_hand() -> None:
     first."""
     assert exposed_gather(np.array([8.0, 8.0]), np.array(4.0), np.array([4.0, 40.0]), 0.0).tolist() == [5.0, 2.0]
     assert sendings(np.array([0.0, 50.0, 101.0]), 50.0).tolist() == [1.0, 1.0, 3.0]
+    assert sendings(np.array([0.0, 50.0]), 0.0).tolist() == [1.0, 50.0]
 
 
 def test_a_table_that_two_sections_read_is_copied_once_to_each_stage() -> None:
@@ -204,6 +205,8 @@ def test_a_cut_of_chunks_states_all_of_them() -> None:
     assert made(**options, cut=(3, 3, 3, 3)).step_time == made(**options).step_time
     with pytest.raises(PlanError, match="states 2 pieces; pp=2 times 2 chunks a stage has 4"):
         made(**options, cut=(6, 6))
+    with pytest.raises(PlanError, match="adds up to 5 layers"):
+        made(cut=(5,))
 
 
 def test_layers_without_blocks_are_cut_one_by_one() -> None:

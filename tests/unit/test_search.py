@@ -169,6 +169,10 @@ def test_bad_requests_are_errors() -> None:
         search(model, system, Run(gpus=8), objective="speed")
     with pytest.raises(PlanError, match="7 gpus"):
         search(model, system, Run(gpus=7, global_batch=3), space=Space(degrees={"tp": 1, "cp": 1, "pp": 1}))
+    with pytest.raises(PlanError, match="leave it out"):
+        search(model, system, Run(gpus=8, cut="time"))
+    with pytest.raises(PlanError, match="under schedule chimera"):
+        search(model, system, Run(gpus=6, global_batch=48), space=within("pp=3", schedules="chimera"))
     with pytest.raises(SpecError, match="state one"):
         batch(model, Run(batch=1, global_batch=8))
 
