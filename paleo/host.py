@@ -82,26 +82,48 @@ def offload_of(text: str, system: System) -> Offload:
     return Offload(parts, link_rate(system), rate)
 
 
-def streamed(times: TurnTimes, columns: Columns, offload: Offload, formats: Precision, share: float) -> TurnTimes:
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """A rank's part of the weights that it fetches for a turn, and of the gradients that leave it after one; whether
+    the host adds those up over several microbatches."""
+
+    weights: float = 1.0
+    gradients: float = 1.0
+    accumulates: bool = False
+
+    @classmethod
+    def of(cls, zero: int, ranks: int, microbatches: int) -> Shares:
+        """Weights are whole unless ZeRO-3 divides them; gradients unless they are summed over ranks before they go:
+        with every microbatch in ZeRO-3, else with the last one."""
+        summed = zero == 3 or (zero > 0 and microbatches == 1)
+        return cls(1.0 / ranks if zero == 3 else 1.0, 1.0 / ranks if summed else 1.0, microbatches > 1)
+
+
+def streamed(times: TurnTimes, columns: Columns, offload: Offload, formats: Precision, shares: Shares) -> TurnTimes:
     """Turns whose activations, weights or gradients travel beside them; what a turn waits for them counts as transfer.
 
-    forward: kept activations go out while weights come in; backward: both come in while gradients go out. Of what was
-    kept two turns are on the device at once. ``share`` is a rank's part of sharded weights and gradients.
+    forward: kept activations go out while weights come in; backward: both come in while gradients go out, and the host
+    adds them to an fp32 sum. Of what was kept two turns are on the device at once.
     """
-    each = share * columns.parameters.reshape((-1,) + (1,) * (times.forward.ndim - columns.parameters.ndim))
+    each = columns.parameters.reshape((-1,) + (1,) * (times.forward.ndim - columns.parameters.ndim))
     kept = times.kept * offload.holds("activations")
-    weights = formats.parameter * each * offload.holds("parameters")
-    gradients = formats.gradient * each * offload.holds("gradients")
-    computing = times.backward + times.weights
+    weights = shares.weights * formats.parameter * each * offload.holds("parameters")
+    sent = shares.gradients * each * offload.holds("gradients")
+    added = sent * shares.accumulates * (formats.gradient + 2.0 * SUM_BYTES) / offload.memory
+    out = np.maximum(kept, weights) / offload.link
+    back = np.maximum(np.maximum(kept + weights, sent * formats.gradient) / offload.link, added)
     return replace(
         times,
-        forward_transfers=times.forward_transfers + _beyond(np.maximum(kept, weights) / offload.link, times.forward),
-        backward_transfers=times.backward_transfers
-        + _beyond(np.maximum(kept + weights, gradients) / offload.link, computing),
+        forward_transfers=times.forward_transfers + _beyond(out, times.forward),
+        backward_transfers=times.backward_transfers + _beyond(back, times.backward + times.weights),
         kept=times.kept - kept,
         away=times.away + kept,
         transient=times.transient + 2.0 * kept,
     )
+
+
+#: The host sums gradients in fp32: read and written.
+SUM_BYTES = 4.0
 
 
 def _beyond(seconds: Numeric, hidden_by: Numeric) -> Array:

@@ -33,7 +33,7 @@ from paleo.assemble import (
 )
 from paleo.engine import Event, Task, Timeline
 from paleo.graph import Graph, build
-from paleo.host import Feeding, Offload, divided, feeding, host_update, offload_of, sample_bytes, streamed
+from paleo.host import Feeding, Offload, Shares, divided, feeding, host_update, offload_of, sample_bytes, streamed
 from paleo.layers.base import Choices
 from paleo.lower import Program, Section, lower, without_backward
 from paleo.optimizers import optimizer
@@ -308,7 +308,8 @@ def _priced(program: Program, chosen: Plan, made: Setting) -> _Priced:
     table = columns(program, kernels.total, waited, [section_figures(program, name) for name in BYTES])
     times = recomputed(table, "none" if made.run.forward_only else made.run.recompute)
     if made.offload.parts and not made.run.forward_only:
-        times = streamed(times, table, made.offload, formats, 1.0 / chosen.dp if chosen.parallel.zero else 1.0)
+        shares = Shares.of(chosen.parallel.zero, chosen.dp, chosen.microbatches)
+        times = streamed(times, table, made.offload, formats, shares)
     chunks = made.cut(program, times.turn, chosen.stages * chosen.parallel.chunks)
     return _Priced(program, kernels, times, table, chunks, chosen, made, network)
 

@@ -9,7 +9,7 @@ import pytest
 
 from paleo.assemble import Columns, clip_axes, clip_kernels, recomputed
 from paleo.errors import PaleoError, PlanError, SpecError
-from paleo.host import Offload, feeding, host_update, link_rate, offload_of, streamed
+from paleo.host import Offload, Shares, feeding, host_update, link_rate, offload_of, streamed
 from paleo.optimizers import optimizer
 from paleo.precision import precision
 from paleo.predict import Prediction, predict
@@ -43,7 +43,7 @@ def turn(**more: float) -> Columns:
 def test_activations_stream_beside_their_turns() -> None:
     """400 bytes at 100 B/s: 4 s, of which 2 s hide behind forward and all behind 4 s of backward."""
     times = recomputed(turn(), "none")
-    moved = streamed(times, turn(), Offload(frozenset({"activations"}), 100.0, np.inf), BF16, 1.0)
+    moved = streamed(times, turn(), Offload(frozenset({"activations"}), 100.0, np.inf), BF16, Shares())
     assert (moved.forward_transfers[0], moved.backward_transfers[0]) == (2.0, 0.0)
     assert (moved.kept[0], moved.away[0], moved.transient[0]) == (0.0, 400.0, 800.0)
 
@@ -53,8 +53,21 @@ def test_parameters_and_gradients_stream_both_ways_at_once() -> None:
     where two ranks share them."""
     parts = Offload(frozenset({"optimizer", "parameters", "gradients"}), 20.0, 1.0)
     for share, waits in ((1.0, (8.0, 6.0)), (0.5, (3.0, 1.0))):
-        moved = streamed(recomputed(turn(), "none"), turn(), parts, BF16, share)
+        moved = streamed(recomputed(turn(), "none"), turn(), parts, BF16, Shares(share, share))
         assert (moved.forward_transfers[0], moved.backward_transfers[0]) == waits
+
+
+def test_the_host_adds_up_gradients_of_several_microbatches() -> None:
+    """100 gradients of 2 bytes and their fp32 sums, read and written: 1000 bytes at 50 B/s, less 4 s of backward."""
+    parts = Offload(frozenset({"optimizer", "gradients"}), 1e9, 50.0)
+    moved = streamed(recomputed(turn(), "none"), turn(), parts, BF16, Shares(accumulates=True))
+    assert moved.backward_transfers[0] == 16.0
+
+
+def test_shares_follow_zero() -> None:
+    """ZeRO-3 fetches and sends a rank's shards; ZeRO-1 sends shards where there is one microbatch, whole weights."""
+    assert Shares.of(0, 8, 1) == Shares(1.0, 1.0) and Shares.of(3, 8, 2) == Shares(1 / 8, 1 / 8, accumulates=True)
+    assert Shares.of(1, 8, 1) == Shares(1.0, 1 / 8) and Shares.of(2, 8, 4) == Shares(accumulates=True)
 
 
 def test_update_on_the_host_by_hand() -> None:
