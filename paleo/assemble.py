@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from paleo.lower import Program, Transfer
 from paleo.optimizers import Optimizer
+from paleo.parallel.mesh import Axes
 from paleo.precision import Precision
 from paleo.schedules.base import Numeric, Passes, Schedule
 from paleo.stages import Chunk
@@ -49,8 +50,8 @@ class Columns:
 
 @dataclass(frozen=True, slots=True)
 class TurnTimes:
-    """One turn of each section with what it recomputes; bytes ``kept`` for backward, and ``transient`` ones of one turn
-    at a time."""
+    """One turn of each section with what it recomputes; bytes ``kept`` for backward on the device or ``away`` from it,
+    and ``transient`` ones, which live while that turn is made (again)."""
 
     forward: Array
     backward: Array
@@ -58,6 +59,7 @@ class TurnTimes:
     forward_transfers: Array
     backward_transfers: Array
     kept: Array
+    away: Array
     transient: Array
 
     @property
@@ -174,7 +176,8 @@ def recomputed(columns: Columns, recompute: str) -> TurnTimes:
         c.forward_transfers,
         c.backward_transfers + np.where(whole, c.forward_transfers, 0.0),
         kept,
-        np.where(whole, c.saved_bytes, 0.0).max(axis=0),
+        np.zeros_like(kept),
+        np.where(whole, c.saved_bytes, 0.0),
     )
 
 
@@ -272,6 +275,22 @@ def update_kernel(count: float, chosen: Optimizer, formats: Precision) -> Kernel
     return Kernel("update", "memory", "optimizer", "update", 0.0, count * chosen.flops, read, written, shape)
 
 
+def clip_kernels(count: float, clip: str, formats: Precision) -> list[Kernel]:
+    """Passes over ``count`` gradients before an update that is clipped to a global norm: they are read once for the
+    norm and, where they are ``scaled`` apart from the update, read and written once more (Pascanu et al., ICML
+    2013)."""
+    size, shape = count * (formats.accumulator or formats.gradient), {"rows": count, "columns": 1.0}
+    norm = Kernel("norm of gradients", "memory", "reduce", "update", 0.0, 2.0 * count, size, 0.0, shape)
+    scale = Kernel("scaled gradients", "memory", "elementwise", "update", 0.0, count, size, size, shape)
+    return {"none": [], "norm": [norm], "scaled": [norm, scale]}[clip]
+
+
+def clip_axes(zero: int) -> Axes:
+    """The axes over which parts of the norm are summed: whatever parameters, or shards of their gradients, are divided
+    over."""
+    return ("tp", "ep", "dp", "pp") if zero else ("tp", "pp")
+
+
 @dataclass(frozen=True, slots=True)
 class States:
     """Bytes of what training keeps for each parameter on a stage, (stages, …), and of what sharding gathers at a
@@ -307,10 +326,15 @@ def states(
     )
 
 
-def workspace(largest_output_bytes: Array, transient: Array, bucket: Numeric) -> Array:
-    """Two of the largest activations (a gradient and its successor), two buckets, and what recomputation brings
-    back."""
-    return np.asarray(2.0 * largest_output_bytes.max(axis=0) + 2.0 * bucket + transient)
+def workspace(held: Array, largest_output_bytes: Array, transient: Array, bucket: Numeric) -> Array:
+    """What a stage needs for a moment, (stages, …): two of its largest activations (a gradient and its successor), two
+    buckets, and what recomputation brings back. Only sections that a stage holds count."""
+    return np.stack(
+        [
+            2.0 * largest_output_bytes[here].max(axis=0, initial=0.0) + transient[here].max(axis=0, initial=0.0)
+            for here in held > 0
+        ]
+    ) + 2.0 * np.asarray(bucket)
 
 
 def memory(held: States, activations: Array, work: Numeric) -> Array:

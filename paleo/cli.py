@@ -186,8 +186,9 @@ class RunOptions:
 
 
 def _put(data: dict[str, Any], key: str, value: Any) -> None:
-    if key.startswith("model."):
-        data["model"] = {**data.get("model", {}), key.removeprefix("model."): value}
+    part, _, name = key.partition(".")
+    if name and part in ("model", "input"):
+        data[part] = {**data.get(part, {}), name: value}
     elif key in data:
         raise SpecError(f"--set {key}: stands beside --{key.replace('_', '-')}; keep one")
     else:
@@ -374,6 +375,7 @@ def estimate(
     from paleo.report import documents, tables
     from paleo.specs.hardware import load_system
     from paleo.specs.model import load_model
+    from paleo.studies.advice import advise
     from paleo.studies.training import amount, training
 
     path = _checked_plot(plot)
@@ -387,7 +389,12 @@ def estimate(
         from paleo.report import plots
 
         _draw(path, lambda: plots.estimate(made))
-    _show(lambda: documents.estimate(made, cost), lambda: tables.estimate(made, cost, verbose=verbose), as_json)
+    changes = advise(made)
+    _show(
+        lambda: documents.estimate(made, cost, changes),
+        lambda: tables.estimate(made, cost, changes, verbose=verbose),
+        as_json,
+    )
     _warn(made.warnings if as_json else ())
     if not made.memory.fits:
         raise typer.Exit(NO)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,8 @@ from paleo.assemble import (
     Columns,
     TurnTimes,
     alive,
+    clip_axes,
+    clip_kernels,
     columns,
     crowded,
     memory,
@@ -28,7 +31,7 @@ from paleo.assemble import (
     walk,
     workspace,
 )
-from paleo.engine import Task, Timeline
+from paleo.engine import Event, Task, Timeline
 from paleo.exchange import (
     copied,
     exposed_exchange,
@@ -39,6 +42,7 @@ from paleo.exchange import (
     tied_pairs,
 )
 from paleo.graph import Graph, build
+from paleo.host import Feeding, Offload, Shares, divided, feeding, host_update, offload_of, sample_bytes, streamed
 from paleo.layers.base import Choices
 from paleo.lower import Program, Section, lower, without_backward
 from paleo.optimizers import optimizer
@@ -55,8 +59,9 @@ from paleo.specs.hardware import System
 from paleo.specs.model import ModelSpec
 from paleo.specs.run import Run
 from paleo.specs.software import Software, load_software
-from paleo.stages import Chunk, cut
+from paleo.stages import Chunk, cut, cut_by_work
 from paleo.timeline import Buckets, Direction, Prices, SectionTime, step_timeline, turns
+from paleo.units import GIB
 from paleo.work import Kernel
 
 Array = npt.NDArray[np.float64]
@@ -104,6 +109,8 @@ class Prediction:
     calibration: str
     unmodelled: tuple[str, ...]
     warnings: tuple[str, ...]
+    host_memory: float = 0.0
+    fed: Feeding | None = None
 
     @cached_property
     def timeline(self) -> Timeline:
@@ -144,11 +151,13 @@ class Setting:
     software: Software
     prices: Pricer
     fabric: Fabric
+    offload: Offload
 
     @property
     def choices(self) -> Choices:
         """How layers are carried out."""
-        return Choices(self.run.attention or self.software.attention, self.software.loss)
+        gates: Literal["fused", "separate"] = "fused" if self.software.fused else "separate"
+        return Choices(self.run.attention or self.software.attention, self.software.loss, gates)
 
     @property
     def gathers_ahead(self) -> bool:
@@ -159,6 +168,47 @@ class Setting:
     def overlapped(self) -> bool:
         """Whether gradients travel during backward."""
         return (self.run.exchange or ("overlapped" if self.software.overlap else "after")) == "overlapped"
+
+    def cut(self, program: Program, turn: Array, pieces: int) -> list[Chunk]:
+        """Pieces of a pipeline, as the software cuts them; ``turn``: seconds of one turn of each section."""
+        by_work = self.run.cut is None and self.software.stages == "work" and pieces > 1
+        return cut_by_work(program, pieces) if by_work else cut(program, turn.tolist(), pieces, self.run.cut)
+
+    @property
+    def clip(self) -> str:
+        """What is done with the norm of the gradients."""
+        return self.run.clip or self.software.clip
+
+    def updated(self, counts: Array) -> Array:
+        """Seconds in which a device updates so many parameters."""
+        chosen = optimizer(self.run.optimizer)
+        return self._passes(counts, lambda count: [update_kernel(count, chosen, self.formats)])
+
+    def clipped(self, counts: Array) -> Array:
+        """Seconds of the passes that clipping adds to that."""
+        return self._passes(counts, lambda count: clip_kernels(count, self.clip, self.formats))
+
+    def _passes(self, counts: Array, kernels: Callable[[float], Sequence[Kernel]]) -> Array:
+        unique, place = np.unique(counts, return_inverse=True)
+        listed = [kernels(count) for count in unique.tolist()]
+        if not listed or not listed[0]:
+            return np.zeros_like(counts)
+        seconds = self.prices.times([one for each in listed for one in each]).total.reshape(len(listed), -1)
+        return np.where(unique > 0, seconds.sum(axis=1), 0.0)[place].reshape(counts.shape)
+
+    def fed(self, graph: Graph, plan_gpus: int, replica: Numeric, local_batch: Numeric) -> Feeding | None:
+        """How long a step's batch takes to arrive; None for synthetic data."""
+        wanted = self.run.input
+        if wanted is None:
+            return None
+        size = sample_bytes(graph)
+        return feeding(wanted, self.system, size, gpus=plan_gpus, replica=replica, local_batch=local_batch)
+
+    def reserved(self, mesh: Mesh) -> float:
+        """Bytes that no tensor gets: the process's context on a GPU, and buffers for each axis over which it talks."""
+        talks = sum(degree > 1 for _, degree in mesh.degrees)
+        own = self.software.context + talks * self.software.communicator
+        return own if self.system.device.kind == "gpu" else 0.0
 
     def lowered(self, graph: Graph, placement: Placement, mesh: Mesh) -> Program:
         """One rank's program."""
@@ -182,7 +232,7 @@ def setting(system: System, run: Run, dtype: str, software: Software | None = No
     software = software if prices.rates is None else software.model_copy(update={"contention": 0.0})
     fabric = Fabric(system, run.algorithm_or_server, prices.rates, host=software.host_forward)
     formats = replace(precision(dtype), accumulator=software.gradient_accumulator)
-    return Setting(run, system, formats, software, prices, fabric)
+    return Setting(run, system, formats, software, prices, fabric, offload_of(run.offload, system))
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +295,11 @@ def predict(model: ModelSpec, system: System, run: Run, software: Software | Non
     placement = STRATEGIES[chosen.parallel.preset](graph, chosen.parallel)
     priced = _priced(made.lowered(graph, placement, chosen.mesh), chosen, made)
     draw, breakdown = _single(priced) if chosen.stages == 1 else _pipelined(priced)
+    fed = made.fed(graph, chosen.gpus, chosen.mesh.size / chosen.dp, chosen.local_batch)
+    if fed is not None:
+        breakdown = replace(breakdown, input=max(0.0, float(fed.total) - breakdown.step))
+        draw = partial(_beside_input, draw, fed)
+    memory_held, away = _footprint(priced)
     return Prediction(
         model,
         system,
@@ -254,23 +309,35 @@ def predict(model: ModelSpec, system: System, run: Run, software: Software | Non
         priced.program,
         draw,
         breakdown,
-        _footprint(priced),
+        memory_held,
         _model_flops(graph, made.formats, chosen, run),
         _interval(priced, breakdown),
         made.prices.name,
-        _unmodelled(priced.program),
-        _warnings(chosen, idle_axes(graph, placement, chosen.mesh)),
+        _unmodelled(priced.program, made),
+        (*_warnings(chosen, idle_axes(graph, placement, chosen.mesh)), *_host_warnings(system, chosen, away)),
+        away,
+        fed,
     )
 
 
+def _beside_input(draw: Callable[[], Timeline], fed: Feeding) -> Timeline:
+    """The step, and beside it the next batch as it arrives."""
+    seconds = float(fed.total)
+    task = Task(f"next batch ({fed.slowest})", "input", seconds, (), "input")
+    return Timeline((*draw().events, Event(task, 0.0, seconds)))
+
+
 def _priced(program: Program, chosen: Plan, made: Setting) -> _Priced:
-    fabric = made.fabric
+    fabric, formats = made.fabric, made.formats
     network = Network(made.system, chosen.mesh, fabric.algorithm, fabric.rates, fabric.own, fabric.host)
     kernels = made.prices.times([counted.kernel for section in program.sections for counted in section.kernels])
     waited = np.array([network.time(one.operation, (one.axis,), one.payload_bytes) for _, one in waits(program)])
     table = columns(program, kernels.total, waited, [section_figures(program, name) for name in BYTES])
     times = recomputed(table, "none" if made.run.forward_only else made.run.recompute)
-    chunks = cut(program, times.turn.tolist(), chosen.stages * chosen.parallel.chunks, made.run.cut)
+    if made.offload.parts and not made.run.forward_only:
+        shares = Shares.of(chosen.parallel.zero, chosen.dp, chosen.microbatches)
+        times = streamed(times, table, made.offload, formats, shares)
+    chunks = made.cut(program, times.turn, chosen.stages * chosen.parallel.chunks)
     name = schedule_name(made.run.schedule, chosen.parallel.chunks)
     places = SCHEDULES[name].pieces(chosen.stages, chosen.parallel.chunks) if chosen.stages > 1 else ((0,),)
     placed = turns_placed(len(program.sections), chunks, places)
@@ -390,6 +457,8 @@ def _chunk_time(priced: _Priced, chunk: Chunk, send: float) -> StageTime:
     return StageTime(forward + send, backward + send, weights, 0.0, flops, moved)
 
 
+#: The squared norm of the gradients is exchanged as one fp32 number.
+NORM_BYTES = 4.0
 #: Phases of kernels in the passes of a pipeline.
 _PASSES = (("forward",), ("again", "backward"), ("backward_weight",))
 
@@ -489,10 +558,20 @@ def _updates(priced: _Priced) -> Array:
     """Seconds of the optimizer on each stage; sharded states divide its work."""
     if priced.run.forward_only:
         return np.zeros(priced.plan.stages)
-    counts = priced.parameters / (priced.plan.dp * priced.copies if priced.plan.parallel.zero else 1)
-    chosen = optimizer(priced.run.optimizer)
-    kernels = [update_kernel(count, chosen, priced.setting.formats) for count in counts.tolist()]
-    return np.where(counts > 0, priced.setting.prices.times(kernels).total, 0.0)
+    made, zero = priced.setting, priced.plan.parallel.zero
+    counts = priced.parameters / (priced.plan.dp * priced.copies if zero else 1)
+    if made.offload.holds("optimizer"):
+        behind = over(priced.made, priced.times.backwards + priced.times.weights)
+        own = host_update(counts, behind, optimizer(made.run.optimizer), made.formats, made.offload)
+        return own + made.clipped(counts) + _norm_exchange(priced)
+    return made.updated(counts) + made.clipped(counts) + _norm_exchange(priced)
+
+
+def _norm_exchange(priced: _Priced) -> float:
+    """Seconds in which ranks sum up the norm of all gradients: one number."""
+    if priced.setting.clip == "none":
+        return 0.0
+    return priced.network.time("all_reduce", clip_axes(priced.plan.parallel.zero), NORM_BYTES)
 
 
 def _breakdown(
@@ -536,8 +615,8 @@ def _repeats(run: Run, section: Section, phase: str, core: bool, program: Progra
     return 2 if section.repeat > 1 or all(one.repeat == 1 for one in program.sections) else 1
 
 
-def _footprint(priced: _Priced) -> Footprint:
-    """What the fullest stage holds."""
+def _footprint(priced: _Priced) -> tuple[Footprint, float]:
+    """What the fullest stage holds, and what a device holds in its host's memory, the mean of all stages."""
     chosen, run, formats = priced.plan, priced.run, priced.setting.formats
     times, training = priced.times, not run.forward_only
     kept = states(
@@ -549,19 +628,22 @@ def _footprint(priced: _Priced) -> Footprint:
         formats,
         training=training,
     )
-    living = alive(priced.schedule, chosen.stages, chosen.microbatches, chosen.parallel.chunks)
-    activations = over(priced.held, times.kept) * living * training
+    kept, away = divided(kept, priced.setting.offload, priced.columns.parameters.max(initial=0.0), formats)
+    living = alive(priced.schedule, chosen.stages, chosen.microbatches, chosen.parallel.chunks) * training
+    activations = over(priced.held, times.kept) * living
     bucket = run.bucket if chosen.dp * priced.copies > 1 and training else 0.0
-    work = workspace(priced.columns.largest_output_bytes, times.transient, bucket)
+    work = workspace(priced.held, priced.columns.largest_output_bytes, times.transient, bucket)
+    reserved = priced.setting.reserved(chosen.mesh)
     fullest = int(np.argmax(memory(kept, activations, work)))
     return Footprint(
         parameters=float(kept.parameters[fullest]),
         gradients=float(kept.gradients[fullest]),
         optimizer=float(kept.optimizer[fullest]),
         activations=float(activations[fullest]),
-        workspace=float(work + kept.gathered),
+        workspace=float(work[fullest] + kept.gathered) + reserved,
+        reserved=reserved,
         capacity=priced.setting.system.device.memory.capacity,
-    )
+    ), float((away + over(priced.held, times.away) * living).mean())
 
 
 def _model_flops(graph: Graph, formats: Precision, chosen: Plan, run: Run) -> float:
@@ -601,9 +683,10 @@ def _interval(priced: _Priced, breakdown: Breakdown) -> tuple[float, float]:
 OPAQUE, OPAQUE_SPREAD = "opaque", 3.0
 
 
-def _unmodelled(program: Program) -> tuple[str, ...]:
+def _unmodelled(program: Program, made: Setting) -> tuple[str, ...]:
     """What a real step has and this one leaves out, or knows by its bytes alone: silence is never a number."""
-    always = ("input pipeline (storage, decoding, host-to-device copies)", "CUDA context and memory fragmentation")
+    loading = "input pipeline (storage, decoding, host-to-device copies)"
+    always = (*([loading] if made.run.input is None else []), "memory fragmentation")
     turns = [(one.kernel, one.times * section.repeat) for section in program.sections for one in section.kernels]
     guessed = [(kernel, times) for kernel, times in turns if kernel.operation == OPAQUE]
     if not guessed:
@@ -616,6 +699,23 @@ def _unmodelled(program: Program) -> tuple[str, ...]:
     names = ", ".join(dict.fromkeys(kernel.name for kernel, _ in guessed if kernel.phase == "forward"))
     text = f"functions that the importer did not know: {shares[0]:.1%} of FLOP, {shares[1]:.1%} of bytes"
     return (*always, f"{text} ({names[:200]})")
+
+
+def _host_warnings(system: System, chosen: Plan, away: float) -> list[str]:
+    """Whether a node's memory holds what its devices have in it."""
+    stated = None if system.host is None else system.host.memory
+    wanted = away * min(chosen.gpus, system.devices_per_node)
+    if not wanted:
+        return []
+    if stated is None:
+        return [
+            f"offload takes {wanted / GIB:.0f} GiB of a node's memory; system {system.name} does not state its size"
+        ]
+    if wanted <= stated:
+        return []
+    return [
+        f"offload takes {wanted / GIB:.0f} GiB of a node's memory, which has {stated / GIB:.0f} GiB: it will not run"
+    ]
 
 
 def _warnings(chosen: Plan, idle: Sequence[str]) -> tuple[str, ...]:

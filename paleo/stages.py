@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paleo.errors import PlanError
-from paleo.lower import Program
+from paleo.lower import Program, Section
 from paleo.specs.run import Cut
 
 #: A run of layers on one stage: positions of sections, each with how many of its turns are here.
@@ -57,6 +57,29 @@ def _by_hand(program: Program, layers: Sequence[int]) -> list[Chunk]:
             pieces[-1].append((index, turns))
             count, left[0] = count - turns, left[0] - turns
     return [tuple(piece) for piece in pieces]
+
+
+def cut_by_work(program: Program, pieces: int) -> list[Chunk]:
+    """``pieces`` runs of layers by the work of their products of weights, as nanotron cuts: a piece takes layers until
+    the sum from the first one on has passed its share of the whole, so early pieces are the fuller ones and the output
+    layer counts. Where that leaves a piece empty, as ``cut`` does it."""
+    work = [product_flops(section) for section in program.sections]
+    total = sum(one * section.repeat for one, section in zip(work, program.sections, strict=True))
+    found: list[list[int]] = [[]]
+    done = 0.0
+    for index, section in enumerate(program.sections):
+        for _ in range(section.repeat):
+            found[-1].append(index)
+            done += work[index]
+            if len(found) < pieces and done > total * len(found) / pieces * _SLACK:
+                found.append([])
+    return [_counted(piece) for piece in found] if len(found) == pieces and found[-1] else cut(program, work, pieces)
+
+
+def product_flops(section: Section) -> float:
+    """FLOP of the forward products of one turn that have weights in them: those of attention's core count for none."""
+    counted = [one for one in section.kernels if one.kernel.family == "gemm" and not one.core]
+    return sum(one.times * one.kernel.flops for one in counted if one.kernel.phase == "forward")
 
 
 def _dealt(program: Program, block: int, pieces: int) -> list[Chunk]:

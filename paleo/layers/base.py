@@ -18,12 +18,15 @@ LAYERS: Registry[type[Layer]] = Registry("layer type", "paleo.layers")
 class Choices:
     """How a framework carries layers out where it has a choice; a software profile sets it.
 
-    ``loss``: ``fused`` reads the logits and writes log-probabilities; ``upcast`` first writes them in fp32, as
-    PyTorch's autocast does; ``stepwise`` makes a pass for each step of the vocabulary-parallel loss (Megatron-LM).
+    ``loss``: ``fused`` reads the logits and writes log-probabilities; ``recomputed`` keeps the logits and a number a
+    row instead, as the kernels of Apex and FlashAttention do; ``upcast`` first writes them in fp32, as PyTorch's
+    autocast does; ``stepwise`` makes a pass for each step of the vocabulary-parallel loss (Megatron-LM).
+    ``gates``: ``separate`` makes a pass for the function of a gate and one for the product, as eager frameworks do.
     """
 
     attention: Literal["fused", "unfused"] = "fused"
-    loss: Literal["fused", "upcast", "stepwise"] = "fused"
+    loss: Literal["fused", "recomputed", "upcast", "stepwise"] = "fused"
+    gates: Literal["fused", "separate"] = "fused"
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +128,20 @@ def activate(function: str, name: str, x: Tensor) -> tuple[MemoryPass, Tensor]:
     return MemoryPass(name, "elementwise", (x,), out, keeps=(kept,), flops_per_element=flops), out
 
 
-def gate(name: str, function: str, x: Tensor, gates_dim: str) -> tuple[MemoryPass, Tensor]:
-    """A gated linear unit over the two halves along ``gates_dim``: f(gate) · up (Shazeer, GLU variants, 2020)."""
+def gate(
+    name: str, function: str, x: Tensor, gates_dim: str, *, separate: bool = False
+) -> tuple[tuple[MemoryPass, ...], Tensor]:
+    """A gated linear unit over the two halves along ``gates_dim``: f(gate) · up (Shazeer, GLU variants, 2020).
+
+    One pass keeps the two halves; ``separate`` ones keep f(gate), too, as autograd's product needs it.
+    """
     out = x.without(gates_dim, name=name)
-    flops = ACTIVATIONS[function][0] + 1.0
-    return MemoryPass(name, "elementwise", (x,), out, keeps=(x,), flops_per_element=flops), out
+    flops = ACTIVATIONS[function][0]
+    if not separate:
+        return (MemoryPass(name, "elementwise", (x,), out, keeps=(x,), flops_per_element=flops + 1.0),), out
+    opened, partner, made = (out.like(f"{name}.{part}") for part in ("gate", "partner", "opened"))
+    first = MemoryPass(made.name, "elementwise", (opened,), made, keeps=(opened,), flops_per_element=flops)
+    return (first, MemoryPass(name, "elementwise", (made, partner), out, keeps=(made, partner))), out
 
 
 def option(value: Any, length: int, *, what: str, name: str) -> tuple[int, ...]:

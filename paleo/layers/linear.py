@@ -42,7 +42,7 @@ class Mlp(Layer):
 
     def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
         (x,) = inputs
-        operations, inner = feed_forward(name, x, self.ffn, self.activation, bias=self.bias)
+        operations, inner = feed_forward(name, x, self.ffn, self.activation, choices, bias=self.bias)
         if self.dropout:
             mask = inner.like(f"{name}.mask", role="mask")
             dropped = inner.like(f"{name}.dropped")
@@ -53,13 +53,14 @@ class Mlp(Layer):
 
 
 def feed_forward(
-    name: str, x: Tensor, ffn: int, activation: str, *, bias: bool, shared: tuple[str, ...] = ()
+    name: str, x: Tensor, ffn: int, activation: str, choices: Choices, *, bias: bool, shared: tuple[str, ...] = ()
 ) -> tuple[tuple[Operation, ...], Tensor]:
     """The up projection and its activation; a gate and its partner come from one product of twice the width."""
     if activation in GATED:
         up, wide = project(f"{name}.up", x, {"gates": 2, "ffn": ffn}, bias=bias, shared=shared)
-        act, inner = gate(f"{name}.act", GATED[activation], wide, "gates")
-    else:
-        up, wide = project(f"{name}.up", x, {"ffn": ffn}, bias=bias, shared=shared)
-        act, inner = activate(activation, f"{name}.act", wide)
+        separate = choices.gates == "separate"
+        passes, inner = gate(f"{name}.act", GATED[activation], wide, "gates", separate=separate)
+        return (up, *passes), inner
+    up, wide = project(f"{name}.up", x, {"ffn": ffn}, bias=bias, shared=shared)
+    act, inner = activate(activation, f"{name}.act", wide)
     return (up, act), inner

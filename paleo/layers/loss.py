@@ -34,9 +34,11 @@ class CrossEntropy(Layer):
         out = x.without(last, name=name, role="statistic")
         kept = x.like(f"{name}.log_probabilities", role="statistic")
         wide = x.like(f"{name}.fp32", role="statistic")
-        source = x if choices.loss == "fused" else wide
-        final = MemoryPass(name, "softmax", (source,), out, keeps=(kept,), flops_per_element=5.0, reduces=(last,))
-        if choices.loss == "fused":
+        within = choices.loss in ("fused", "recomputed")
+        source = x if within else wide
+        keeps = (x, out.like(f"{name}.log_sum", role="statistic")) if choices.loss == "recomputed" else (kept,)
+        final = MemoryPass(name, "softmax", (source,), out, keeps=keeps, flops_per_element=5.0, reduces=(last,))
+        if within:
             return Expansion((final,), out)
         cast = MemoryPass(f"{name}.cast", "elementwise", (x,), wide)
         steps = _steps(name, wide, last) if choices.loss == "stepwise" else ()

@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from paleo.errors import SpecError
+from paleo.host import Feeding
 from paleo.predict import Prediction
 from paleo.pricing.footprint import Footprint
+from paleo.studies.advice import Advice
 from paleo.studies.collective import CollectiveStudy
 from paleo.studies.comparison import Candidate, Comparison
 from paleo.studies.scaling import ScaleCurve, ScalePoint, verdict
@@ -55,7 +57,7 @@ def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
             Path(name).unlink()
 
 
-def estimate(prediction: Prediction, training: Training | None = None) -> Document:
+def estimate(prediction: Prediction, training: Training | None = None, advice: Sequence[Advice] = ()) -> Document:
     """One configuration; seconds, bytes, FLOP."""
     plan = prediction.plan
     return {
@@ -79,16 +81,32 @@ def estimate(prediction: Prediction, training: Training | None = None) -> Docume
         "memory_bytes": _memory(prediction.memory),
         "fits": prediction.memory.fits,
         "calibration": prediction.calibration,
+        "host_memory_bytes": prediction.host_memory,
+        "input_s": None if prediction.fed is None else _input(prediction.fed),
+        "advice": [_advice(one) for one in advice],
         "training": None if training is None else _training(training),
         "unmodelled": list(prediction.unmodelled),
         "warnings": list(prediction.warnings),
     }
 
 
+def _input(fed: Feeding) -> Document:
+    parts = {name: float(seconds) for name, seconds in asdict(fed).items()}
+    return {**parts, "total": float(fed.total), "slowest": fed.slowest}
+
+
+def _advice(advice: Advice) -> Document:
+    made = advice.made
+    return {
+        "change": advice.change,
+        "step_time_s": made.step_time,
+        "memory_bytes": made.memory.total,
+        "fits": advice.fits,
+    }
+
+
 def _memory(memory: Footprint) -> Document:
-    parts = asdict(memory)
-    capacity = parts.pop("capacity")
-    return {**parts, "total": memory.total, "capacity": capacity}
+    return {**memory.parts, "total": memory.total, "capacity": memory.capacity, "reserved": memory.reserved}
 
 
 def _training(training: Training) -> Document:

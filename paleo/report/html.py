@@ -272,7 +272,7 @@ def _memory_stacks(offers: Sequence[Offer]) -> str:
     rows, limits = [], []
     for one in offers:
         assert one.made is not None
-        parts = {name: size / GIB for name, size in asdict(one.made.memory).items() if name != "capacity"}
+        parts = {name: size / GIB for name, size in one.made.memory.parts.items()}
         rows.append((_name(one), parts, gibibytes(one.made.memory.total)))
         limits.append(one.made.memory.capacity / GIB)
     return stacks(rows, "memory", limits)

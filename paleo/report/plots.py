@@ -124,7 +124,7 @@ def _timeline(axes: Axes, events: Sequence[Event]) -> None:
 
 def _memory(axes: Axes, made: Prediction) -> None:
     """Stacked parts up to the total, or up to the capacity where that is not far away."""
-    parts = {name: size / GIB for name, size in asdict(made.memory).items() if name != "capacity" and size > 0}
+    parts = {name: size / GIB for name, size in made.memory.parts.items() if size > 0}
     left = 0.0
     for (name, size), colour in zip(parts.items(), _MEMORY, strict=False):
         axes.barh(0, size, left=left, color=colour, label=name, height=0.6)

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from paleo.predict import Prediction
 from paleo.report.facts import Fact
+from paleo.studies.advice import Advice
 from paleo.studies.collective import CollectiveStudy
 from paleo.studies.comparison import Candidate, Comparison
 from paleo.studies.scaling import ScaleCurve, ScalePoint, verdict
@@ -33,7 +34,7 @@ PARTS = {
     "communication_exposed": "communication, waited for",
     "bubble": "pipeline bubble",
     "optimizer": "optimizer",
-    "input": "input",
+    "input": "input, waited for",
 }
 
 
@@ -109,9 +110,17 @@ def energy(kilowatt_hours: float | None) -> str:
 # estimate
 
 
-def estimate(prediction: Prediction, training: Training | None = None, *, verbose: bool = False) -> RenderableType:
-    """The answer, where the time goes, what is in memory, and what was left out."""
+def estimate(
+    prediction: Prediction,
+    training: Training | None = None,
+    advice: Sequence[Advice] = (),
+    *,
+    verbose: bool = False,
+) -> RenderableType:
+    """The answer, where the time goes, what is in memory and what would make it fit, and what was left out."""
     parts: list[RenderableType] = [_headline(prediction), _breakdown(prediction), Text(), _memory(prediction), Text()]
+    if advice:
+        parts += [_advice(advice), Text()]
     if training is not None:
         parts += [_training(training), Text()]
     if verbose:
@@ -149,20 +158,35 @@ def _breakdown(made: Prediction) -> Table:
     hidden = max(0.0, made.breakdown.communication_total - made.breakdown.communication_exposed)
     if hidden > 0:
         table.add_row("(communication hidden behind computation)", duration(hidden), "", style="dim")
+    if made.fed is not None:
+        table.add_row(f"(a batch arrives, by {made.fed.slowest}, in)", duration(float(made.fed.total)), "", style="dim")
     return table
 
 
 def _memory(made: Prediction) -> Table:
     table = grid("Memory of the fullest GPU", ("part", "size", "share of capacity"))
-    parts = asdict(made.memory)
-    capacity = parts.pop("capacity")
-    for name, size in parts.items():
+    capacity = made.memory.capacity
+    for name, size in made.memory.parts.items():
         table.add_row(name, gibibytes(size), percent(size / capacity))
+    if made.host_memory > 0:
+        table.add_row("(in host memory, for each GPU)", gibibytes(made.host_memory), "", style="dim")
     table.add_section()
     fits = "fits" if made.memory.fits else "does not fit"
     table.add_row(
         f"total, {fits} into {gibibytes(capacity)}", gibibytes(made.memory.total), percent(made.memory.total / capacity)
     )
+    return table
+
+
+#: Changes that are shown where a run does not fit.
+SHOWN_ADVICE = 8
+
+
+def _advice(advice: Sequence[Advice]) -> Table:
+    table = grid("What would make it fit (or nearly)", ("change", "step time", "memory", "fits"))
+    for one in advice[:SHOWN_ADVICE]:
+        figures = duration(one.made.step_time), gibibytes(one.made.memory.total), "yes" if one.fits else "no"
+        table.add_row(one.change, *figures)
     return table
 
 

@@ -14,13 +14,13 @@ from paleo.assemble import (
     States,
     TurnTimes,
     alive,
+    clip_axes,
     memory,
     over,
     pipeline_end,
     recomputed,
     states,
     turns_placed,
-    update_kernel,
     walk,
     workspace,
 )
@@ -36,11 +36,11 @@ from paleo.exchange import (
 from paleo.lower import Program
 from paleo.optimizers import optimizer
 from paleo.parallel.mesh import Axes
-from paleo.predict import Setting, gradient_operation
+from paleo.predict import NORM_BYTES, Setting, gradient_operation
 from paleo.schedules.base import SCHEDULES, Passes, Schedule
 from paleo.search.points import Points
 from paleo.search.space import Layout, Space, divisors, microbatches
-from paleo.stages import Chunk, cut
+from paleo.stages import Chunk
 from paleo.timeline import Buckets, Turn, turns
 
 Array = npt.NDArray[np.float64]
@@ -163,6 +163,7 @@ class _Search:
         self._places: dict[tuple[int, Axes], tuple[int, int]] = {}
         self._kept: dict[tuple[object, ...], Array] = {}
         self._tailed: dict[tuple[object, ...], _Tails] = {}
+        self._pieces: dict[tuple[int, int], tuple[Chunk, ...]] = {}
         self._orders: dict[tuple[int, bool, bool], tuple[Shape, list[Turn]]] = {}
 
     # what every group needs
@@ -243,6 +244,9 @@ class _Search:
     def _made_tails(self, group: _Group, laid: _Laid, zero: int, *, exchange: bool) -> _Tails:
         parameters, bucket = self._parameters(group, laid), self.made.run.bucket
         fixed = self._update(parameters / (group.ranks * laid.copies if zero else 1.0))
+        if self.training and self.made.clip != "none":
+            axes = [clip_axes(zero)] * len(group.layouts)
+            fixed = fixed + self._collective("all_reduce", group.layouts, axes, np.full(len(axes), NORM_BYTES))
         gathers, sizes = np.zeros_like(fixed), parameters * self.made.formats.parameter
         if zero in (1, 2) and self.training:
             gathers = self._replicated("all_gather", group.layouts, self._replicas(group), sizes, laid.copies)
@@ -316,12 +320,7 @@ class _Search:
         return self._kept[key]
 
     def _update(self, counts: Array) -> Array:
-        if not self.training:
-            return np.zeros_like(counts)
-        unique, place = np.unique(counts, return_inverse=True)
-        kernels = [update_kernel(count, self.optimizer, self.made.formats) for count in unique.tolist()]
-        seconds = np.where(unique > 0, self.made.prices.times(kernels).total, 0.0)
-        return seconds[place].reshape(counts.shape)
+        return self.made.updated(counts) + self.made.clipped(counts) if self.training else np.zeros_like(counts)
 
     def _memory(self, group: _Group, laid: _Laid, times: TurnTimes, living: Array, zero: int, pairs: Index) -> Array:
         """Bytes of the fullest stage, for the pairs chosen."""
@@ -332,11 +331,12 @@ class _Search:
         )
         bucket = np.where(ranks > 1, self.made.run.bucket, 0.0)[member] if self.training else 0.0
         outputs = self.points.columns.largest_output_bytes[:, group.point[pairs]]
-        work = workspace(outputs, times.transient[pairs], bucket)
+        work = workspace(laid.held, outputs, times.transient[:, pairs], bucket)
         gathered = 2.0 * largest * self.made.formats.parameter if zero == 3 else 0.0
         each = States(whole.parameters[:, member], whole.gradients[:, member], whole.optimizer[:, member], gathered)
         activations = over(laid.held, times.kept[:, pairs]) * living * self.training
-        return np.asarray(memory(each, activations, work).max(axis=0))
+        own = np.array([self.made.reserved(self.layouts[index].mesh) for index in group.layouts])
+        return np.asarray(memory(each, activations, work).max(axis=0) + own[member])
 
     def _shareable(self, group: _Group, pairs: Index, zero: int) -> Index:
         """Pairs whose ranks have somebody to share states with."""
@@ -347,11 +347,22 @@ class _Search:
     ) -> Results:
         """``choice``: recompute, schedule, chunks, zero, overlapped."""
         recompute, schedule, chunks, zero, overlapped = choice
+        step = np.maximum(step, self._fed(group)[group.member[pairs]])
         codes = (RECOMPUTE.index(recompute), list(SCHEDULES).index(schedule), chunks, zero)
         first, second, third, fourth = (np.full(len(pairs), code, dtype=np.intp) for code in codes)
         layout = np.array(group.layouts, dtype=np.intp)[group.member[pairs]]
         kept = np.full(len(pairs), overlapped)
         return Results(layout, group.microbatch[pairs].astype(np.intp), first, second, third, fourth, kept, step, size)
+
+    def _fed(self, group: _Group) -> Array:
+        """Seconds in which the batch of each layout arrives; 0 for synthetic data."""
+        chosen = [self.layouts[index] for index in group.layouts]
+        replica, local = (
+            np.array(one, dtype=np.float64)
+            for one in ([c.mesh.size / c.mesh.replicas for c in chosen], [c.local_batch for c in chosen])
+        )
+        fed = self.made.fed(self.points.graph, self.made.run.gpus, replica, local)
+        return np.zeros(len(chosen)) if fed is None else fed.total
 
     # pipelines
 
@@ -362,7 +373,7 @@ class _Search:
             weight = times.turn * self.points.columns.repeat[:, None]
             heaviest = weight.argmax(axis=0)
             for chunks in self._chunks(group.stages):
-                for pieces, pairs in self._cuts(times, heaviest, group.stages * chunks):
+                for pieces, pairs in self._cuts(group, times, heaviest, group.stages * chunks):
                     yield from self._staged(group, recompute, times, chunks, pieces, pairs)
 
     def _chunks(self, stages: int) -> tuple[int, ...]:
@@ -370,20 +381,32 @@ class _Search:
         known = {chunks for repeat in repeats if repeat % stages == 0 for chunks in divisors(repeat // stages)} | {1}
         return tuple(sorted(known if self.space.chunks is None else known & set(self.space.chunks)))
 
-    def _cuts(self, times: TurnTimes, heaviest: Index, pieces: int) -> Iterator[tuple[list[Chunk], Index]]:
-        """Ways to cut the network, each with the pairs that it serves: whole blocks dealt out evenly, or balanced where
-        none repeats."""
-        program, turn = self.points.programs[0], times.turn
+    def _cuts(
+        self, group: _Group, times: TurnTimes, heaviest: Index, pieces: int
+    ) -> Iterator[tuple[list[Chunk], Index]]:
+        """Ways to cut the network, each with the pairs that it serves: the blocks of a folded network in numbers that
+        divide evenly, or any cut where none repeats."""
         folded = any(section.repeat > 1 for section in self.sections)
+        known: dict[tuple[Chunk, ...], list[int]] = {}
         for block in np.unique(heaviest).tolist():
-            pairs = np.flatnonzero(heaviest == block)
-            if self.sections[block].repeat % pieces == 0:
-                yield cut(program, turn[:, pairs[0]].tolist(), pieces), pairs
-            elif not folded and pieces <= len(self.sections):
-                known: dict[tuple[Chunk, ...], list[int]] = {}
-                for pair in pairs.tolist():
-                    known.setdefault(tuple(cut(program, turn[:, pair].tolist(), pieces)), []).append(pair)
-                yield from ((list(chunks), np.array(found, dtype=np.intp)) for chunks, found in known.items())
+            pairs = np.flatnonzero(heaviest == block).tolist()
+            if self.sections[block].repeat % pieces == 0 or (not folded and pieces <= len(self.sections)):
+                # whole blocks dealt out evenly are cut alike for all pairs
+                alike = folded and self.made.software.stages == "even"
+                for pair in pairs[:1] if alike else pairs:
+                    found = self._cut(group, times, pair, pieces)
+                    known.setdefault(found, []).extend(pairs if alike else [pair])
+        yield from ((list(chunks), np.array(found, dtype=np.intp)) for chunks, found in known.items())
+
+    def _cut(self, group: _Group, times: TurnTimes, pair: int, pieces: int) -> tuple[Chunk, ...]:
+        """The pieces of one pair; by work, those of its layout do for every microbatch."""
+        block = int(self.points.block_of[group.point[pair]])
+        program, turn = self.points.programs[block], times.turn[:, pair]
+        if self.made.software.stages == "even":
+            return tuple(self.made.cut(program, turn, pieces))
+        if (block, pieces) not in self._pieces:
+            self._pieces[block, pieces] = tuple(self.made.cut(program, turn, pieces))
+        return self._pieces[block, pieces]
 
     def _staged(
         self, group: _Group, recompute: str, times: TurnTimes, chunks: int, pieces: list[Chunk], pairs: Index

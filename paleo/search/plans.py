@@ -18,7 +18,7 @@ from paleo.predict import Prediction, predict, setting
 from paleo.schedules.base import SCHEDULES
 from paleo.search.evaluate import Results, evaluate
 from paleo.search.points import priced
-from paleo.search.space import Layout, Space, batch, layouts, microbatches
+from paleo.search.space import Layout, Space, batch, check_searched, layouts, microbatches
 from paleo.specs.hardware import System
 from paleo.specs.model import ModelSpec
 from paleo.specs.run import Run
@@ -76,8 +76,7 @@ def search(
     comes first."""
     if objective not in OBJECTIVES:
         raise SpecError(f"objective {objective!r}; {near(objective, OBJECTIVES)}")
-    if run.cut is not None:
-        raise PlanError("cut: a search cuts the network itself, evenly; leave it out")
+    check_searched(run)
     started = time.perf_counter()
     chosen = space or Space()
     global_batch = batch(model, run)

@@ -72,6 +72,7 @@ class Points:
     block_of: npt.NDArray[np.intp]
     where: dict[tuple[Key, int], int]
     key: Callable[[Layout], Key]
+    graph: Graph
 
     def point(self, layout: Layout, microbatch: int) -> int | None:
         """The point of a layout at a microbatch; None where its layers cannot be divided so."""
@@ -100,7 +101,8 @@ def priced(
         where.update({(block.key, size): len(where) + i for i, size in enumerate(block.microbatches)})
     table, output = _columns(found, made)
     lengths = [len(block.microbatches) for block in found]
-    return Points(table, output, tuple(b.program for b in found), np.repeat(np.arange(len(found)), lengths), where, key)
+    block_of = np.repeat(np.arange(len(found)), lengths)
+    return Points(table, output, tuple(b.program for b in found), block_of, where, key, blocks.graph(1))
 
 
 class _Blocks:

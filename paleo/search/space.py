@@ -60,6 +60,14 @@ def within(strategy: str | None, **stated: object) -> Space:
     return Space(**fixed)  # type: ignore[arg-type]
 
 
+def check_searched(run: Run) -> None:
+    """PlanError for what a search does not range over."""
+    if run.offload != "none":
+        raise PlanError(f"offload {run.offload!r}: a search does not range over it; leave it out, or estimate one run")
+    if run.cut is not None:
+        raise PlanError("cut: a search cuts the network itself, evenly; leave it out")
+
+
 @dataclass(frozen=True, slots=True)
 class Layout:
     """A mesh, whether sequences are split over tp between layers, and the samples of each data-parallel rank."""

@@ -190,11 +190,13 @@ class Level(Spec):
 
 
 class Host(Spec):
-    """The computer round the devices, one node."""
+    """The computer round the devices, one node: all sockets together. Bandwidths are those of the datasheets."""
 
     cpu: Text | None = None
     sockets: PositiveCount | None = None
+    cores: PositiveCount | None = None
     memory: Bytes | None = None
+    memory_bandwidth: BytesPerSecond | None = None
     storage_bandwidth: BytesPerSecond | None = None
     source: Text
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from paleo.specs.loading import PositiveCount, Spec, Text
-from paleo.units import MEBIBYTE, Bytes
+from paleo.units import MEBIBYTE, Bytes, BytesPerSecond, Seconds
 
 #: When gradients are exchanged: in buckets while backward still runs, all after it, or through parameter servers.
 Exchange = Literal["overlapped", "after", "parameter-server"]
@@ -17,15 +17,31 @@ Exchange = Literal["overlapped", "after", "parameter-server"]
 Cut = Literal["uniform", "time"] | tuple[PositiveCount, ...]
 
 
+class Input(Spec):
+    """How samples reach the devices; what is left out costs nothing, or is what the system's host states.
+
+    ``sample``: stored bytes of one, read at ``storage`` (of a node); ``decode``: seconds of one core for each of them,
+    on ``cores`` for each GPU; ``copied``: bytes of one that go to the device [those of the network's inputs].
+    """
+
+    sample: Bytes | None = None
+    storage: BytesPerSecond | None = None
+    decode: Seconds = 0.0
+    cores: Annotated[float, Field(gt=0)] | None = None
+    copied: Bytes | None = None
+
+
 class Run(Spec):
     """One training run. Sizes left out follow from the others; what was decided is in the prediction.
 
     ``batch`` is per data-parallel rank, ``global_batch`` over all of them. ``algorithm`` forces one collective
     algorithm. ``cudnn``, ``attention`` and ``exchange`` are what the ``software`` profile does unless they are given.
-    ``bucket`` is how many bytes of gradients go out together (25 MiB in PyTorch's DDP).
+    ``bucket`` is how many bytes of gradients go out together (25 MiB in PyTorch's DDP). ``offload`` names what lives in
+    host memory: optimizer, gradients, parameters, activations. ``input`` is data loading; None is synthetic data, which
+    costs nothing. ``clip`` is what the software does with the norm of the gradients, unless it is given.
     ``cut`` is how a pipeline's pieces are made: ``uniform`` deals out the turns of the heaviest block evenly, ``time``
-    makes the slowest piece as light as it can be, numbers state the layers of each piece; left out it is uniform where
-    that is possible, else by time.
+    makes the slowest piece as light as it can be, numbers state the layers of each piece; left out it is as the
+    software does it, uniform where that is possible.
     """
 
     gpus: PositiveCount = 1
@@ -45,6 +61,9 @@ class Run(Spec):
     bucket: Bytes = 25 * MEBIBYTE
     algorithm: Text | None = None
     calibration: Text = "auto"
+    offload: Text = "none"
+    clip: Literal["none", "norm", "scaled"] | None = None
+    input: Input | None = None
     forward_only: Annotated[bool, Field(strict=True)] = False
     #: parameters of the model file to replace (seq, hidden, …)
     model: dict[str, int | float | str] = Field(default_factory=dict)

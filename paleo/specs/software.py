@@ -11,7 +11,13 @@ from pydantic import Field
 from paleo.specs.calibration import Residual
 from paleo.specs.catalog import read_entry
 from paleo.specs.loading import PositiveCount, Spec, Text, validate
-from paleo.units import Seconds
+from paleo.units import MEBIBYTE, Bytes, Seconds
+
+#: An empty PyTorch process as nvidia-smi shows it, kernels loaded lazily (CUDA 11.7 and later): about half a GiB.
+CONTEXT = 512.0 * MEBIBYTE
+#: NCCL's buffers of a ring, by its own sizes: 24 channels of 4 MiB (NCCL_BUFFSIZE, its documentation), 4.7 MiB for the
+#: LL128 and 0.5 MiB for the LL protocol. Trees and more channels would add to that.
+COMMUNICATOR = 221.0 * MEBIBYTE
 
 
 class SoftwareFit(Spec):
@@ -35,13 +41,16 @@ class Software(Spec):
     is (an older generation). ``gradient_accumulator`` is the bytes that it holds for each parameter beside the
     gradient; ``regather`` says that inputs gathered over tp are kept as shards and gathered again for backward.
     ``transposes`` says whether tensors are turned to channels-last and back round each convolution on tensor cores.
-    ``recompute`` is what it does unless a run says otherwise. ``overlap`` says whether gradients travel during
-    backward, ``overlap_gather`` whether parameters updated in shards are gathered during the next forward pass.
-    ``contention`` is what computation loses for each second that a collective runs beside it:
-    multiprocessors, bandwidth, copies into and out of flat buffers. ``fused`` says whether chains of element-wise
-    passes are one kernel, ``softmax_multiple`` by how many matrices of scores a rank's fused softmax works (1: any
-    number). ``cudnn`` limits which convolution algorithms there are. ``fit`` says where numbers come from that were
-    fitted.
+    ``recompute`` and ``zero`` are what its users do unless they say otherwise. ``stages`` says how a pipeline is cut:
+    ``even`` deals out blocks, ``work`` goes by the work of layers, the output layer too. ``overlap`` says whether
+    gradients travel during backward, ``overlap_gather`` whether parameters updated in shards are gathered during the
+    next forward pass. ``contention`` is what computation loses for each second that a collective runs beside it:
+    multiprocessors, bandwidth, copies into and out of flat buffers. ``context`` is what a process holds of a GPU before
+    its first tensor, ``communicator`` what each group of ranks that it talks to adds. ``clip`` says whether the norm of
+    all gradients is taken before the update, and whether they are then ``scaled`` in a pass of their own. ``fused``
+    says whether chains of element-wise passes are one kernel, ``softmax_multiple`` by how many matrices of scores a
+    rank's fused softmax works (1: any number). ``cudnn`` limits which convolution algorithms there are. ``fit`` says
+    where numbers come from that were fitted.
     """
 
     name: Text
@@ -51,14 +60,19 @@ class Software(Spec):
     attention: Literal["fused", "unfused"] = "fused"
     attention_kernel: Text | None = None
     attention_slowdown: Annotated[float, Field(ge=1)] | dict[str, Annotated[float, Field(ge=1)]] = 1.0
-    loss: Literal["fused", "upcast", "stepwise"] = "fused"
+    loss: Literal["fused", "recomputed", "upcast", "stepwise"] = "fused"
     transposes: Annotated[bool, Field(strict=True)] = False
     gradient_accumulator: Annotated[float, Field(ge=0)] = 0.0
     regather: Annotated[bool, Field(strict=True)] = True
     recompute: Literal["none", "selective", "full"] = "none"
+    zero: Annotated[int, Field(strict=True, ge=0, le=3)] = 0
+    stages: Literal["even", "work"] = "even"
     overlap: Annotated[bool, Field(strict=True)] = True
     overlap_gather: Annotated[bool, Field(strict=True)] = False
+    clip: Literal["none", "norm", "scaled"] = "none"
     contention: Annotated[float, Field(ge=0)] = 0.0
+    context: Bytes = CONTEXT
+    communicator: Bytes = COMMUNICATOR
     fused: Annotated[bool, Field(strict=True)] = False
     softmax_multiple: PositiveCount = 1
     cudnn: Annotated[float, Field(gt=0)] = 9.0

@@ -23,7 +23,7 @@ CHANGE = 0.2
 #: Degrees of tensor and pipeline parallelism that are tried, and the ways to save activations, cheapest first.
 DEGREES = (1, 2, 4, 8, 16)
 RECOMPUTE = ("none", "selective", "full")
-#: Share of the memory that a recommended plan leaves free: fragmentation and the CUDA context are not modelled.
+#: Share of the memory that a recommended plan leaves free: fragmentation is not modelled.
 HEADROOM = 0.05
 #: A strategy that means: find one.
 AUTO = "auto"

@@ -158,11 +158,12 @@ def _account(account: Point) -> Tariff:
 def _run(study: Study, point: Point) -> Run:
     data = dict(study.run)
     for key, value in point.items():
-        if key.startswith("model."):
-            data["model"] = {**data.get("model", {}), key.removeprefix("model."): value}
+        part, _, name = key.partition(".")
+        if name and part in ("model", "input"):
+            data[part] = {**data.get(part, {}), name: value}
         elif key not in ("model", "system") and not key.startswith("system."):
             if key not in Run.model_fields:
-                known = [*Run.model_fields, *ACCOUNTS, "model.NAME", "system.PATH"]
+                known = [*Run.model_fields, *ACCOUNTS, "model.NAME", "input.NAME", "system.PATH"]
                 raise SpecError(f"axes.{key}: unknown axis; {near(key, known)}")
             data[key] = value
     return validate(Run, data, "run")

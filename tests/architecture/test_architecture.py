@@ -23,6 +23,7 @@ LEVELS: list[set[str]] = [
     {"lower"},
     {"timeline", "pipeline", "stages", "exchange"},
     {"assemble"},
+    {"host"},
     {"predict"},
     {"studies", "search", "importers", "validate"},
     {"calibrate"},

@@ -17,6 +17,7 @@ from paleo.search.plans import Search, _Found, _Part, _searched, _sized, explain
 from paleo.search.points import priced
 from paleo.search.space import Space, batch, divisors, layouts, microbatches, within
 from paleo.specs.hardware import System, load_system
+from paleo.specs.loading import validate
 from paleo.specs.model import ModelSpec, load_model
 from paleo.specs.run import Run
 from paleo.units import GIB
@@ -29,6 +30,9 @@ CASES = {
     "roofline": ("gpt2", "dgx-a100-80gb", {"gpus": 16, "global_batch": 64, "calibration": "ideal"}),
     "overlapped": ("gpt2", "dgx-h100", {"gpus": 16, "global_batch": 128, "software": "megatron-core"}),
     "overlapped experts": ("mixtral-8x7b", "dgx-h100", {"gpus": 32, "global_batch": 64, "software": "megatron-core"}),
+    "clipped": ("gpt2", "dgx-h100", {"gpus": 16, "global_batch": 64, "software": "megatron-2021"}),
+    "fed": ("resnet50", "dgx-h100", {"gpus": 16, "global_batch": 512, "input": {"decode": "10 ms", "copied": "2 MB"}}),
+    "by work": ("llama2-7b", "dgx-h100", {"gpus": 16, "global_batch": 64, "software": "nanotron"}),
     "forward": ("gpt2", "dgx-h100", {"gpus": 16, "global_batch": 64, "forward_only": True}),
     "softmax": ("gpt2", "dgx-a100-80gb", {"gpus": 8, "global_batch": 48, "software": "megatron-2021"}),
 }
@@ -37,7 +41,7 @@ CASES = {
 @cache
 def everything(case: str) -> tuple[ModelSpec, System, _Part, _Found]:
     model, system, options = CASES[case]
-    network, machine, run = load_model(model), load_system(system), Run(**options)
+    network, machine, run = load_model(model), load_system(system), validate(Run, options, "test")
     part = _searched(network, machine, _sized(run, run.gpus, run.global_batch or 0), Space())
     return network, machine, part, _Found([part], machine, "time")
 

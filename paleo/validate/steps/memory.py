@@ -7,10 +7,10 @@ from paleo.predict import predict
 from paleo.specs.catalog import read_entry
 from paleo.specs.model import ModelSpec, model_from
 from paleo.specs.run import Run
-from paleo.specs.software import Software
-from paleo.units import GIGA
+from paleo.specs.software import Software, load_software
+from paleo.units import GIB
 from paleo.validate.steps.base import Row, Step, StepTable, filled, software_of, whole
-from paleo.validate.steps.transformers import strategy_of, system_of
+from paleo.validate.steps.transformers import offload, strategy_of, system_of
 from paleo.validate.tables import STEPS
 
 #: Llama-like networks that tables name by their size alone: layers, hidden, heads, ffn, tied embeddings, at a
@@ -53,24 +53,28 @@ class MemoryTable(StepTable):
     header = frozenset({"model", "device", "n_gpus", "seq_len", "micro_batch", "global_batch", "memory_gb_per_gpu"})
     configuration = ("tp", "pp", "dp", "cp", "ep", "vp", "dtype", "sharding", "sequence_parallel", "recompute")
     measured_column = "memory_gb_per_gpu"
-    measured_unit = GIGA
+    #: What frameworks label GB is 2^30 bytes: they print ``torch.cuda.max_memory_*() / 1024**3``, nanotron among them.
+    measured_unit = GIB
     calibrates = False
 
     def step(self, row: Row, software: Software | None = None) -> Step:
-        """Bytes on the fullest GPU; the baseline is parameters, gradients and optimizer states alone."""
+        """Bytes of tensors on the fullest GPU, as a framework's allocator counts them; the baseline is parameters,
+        gradients and optimizer states alone."""
         recompute = str(row["recompute"]).strip().lower() if filled(row, "recompute") else "none"
+        profile = software_of(row, "nanotron")
         run = Run(
             gpus=whole(row, "n_gpus"),
             global_batch=whole(row, "global_batch"),
             microbatch=whole(row, "micro_batch"),
             dtype=str(row["dtype"]),
-            strategy=strategy_of(row),
+            strategy=strategy_of(row, software or load_software(profile)),
             recompute=recompute,
-            software=software_of(row, "nanotron"),
+            software=profile,
+            offload=offload(row),
             model={"seq": whole(row, "seq_len")},
         )
         made = predict(llama_like(str(row["model"])), system_of(row), run, software)
-        held, states = made.memory.total, made.memory.parameters + made.memory.gradients + made.memory.optimizer
+        held, states = made.memory.tensors, made.memory.parameters + made.memory.gradients + made.memory.optimizer
         return Step(held, 0.8 * held, 1.25 * held, states, made.system.device.name, made.run.software)
 
 

@@ -23,7 +23,9 @@ DEFAULT_SYSTEMS = {
     "v100-sxm2-16gb": "dgx-1-v100",
     "v100-sxm2-32gb": "dgx-1-v100",
 }
-SHARDING = {"": 0, "none": 0, "zero1": 1, "zero2": 2, "zero3": 3}
+SHARDING = {"": 0, "none": 0, "zero1": 1, "zero2": 2, "zero3": 3, "zero3-offload": 3}
+#: What goes to host memory: FSDP with offloaded parameters keeps gradients and states there, too, as DeepSpeed may.
+OFFLOAD = {"zero3-offload": "optimizer,gradients,parameters"}
 
 
 def model_of(row: Row) -> tuple[ModelSpec, dict[str, int | float | str]]:
@@ -50,18 +52,30 @@ def system_of(row: Row) -> System:
     """The row's system: by its own name, else the usual one of its device, else the device alone."""
     if filled(row, "system"):
         return with_device(load_system(str(row["system"])), row)
-    device = str(row["device"])
-    return load_system(DEFAULT_SYSTEMS.get(device, device) if whole(row, "n_gpus", 1) > 1 else device)
+    device, needs_host = str(row["device"]), offload(row) != "none"
+    wanted = whole(row, "n_gpus", 1) > 1 or needs_host
+    return load_system(DEFAULT_SYSTEMS.get(device, device) if wanted else device)
 
 
-def strategy_of(row: Row) -> str:
-    """Degrees, sharding and sequence parallelism in the spelling of the command line."""
+def offload(row: Row) -> str:
+    """What of a row's run lives in host memory."""
+    return OFFLOAD.get(_sharding(row), "none")
+
+
+def _sharding(row: Row) -> str:
+    return str(row["sharding"]).strip().lower() if filled(row, "sharding") else ""
+
+
+def strategy_of(row: Row, software: Software) -> str:
+    """Degrees, sharding and sequence parallelism in the spelling of the command line; sharding that is not stated is
+    the software's habit."""
     parts = [f"{axis}={whole(row, axis, 1)}" for axis in ("tp", "pp", "dp", "cp", "ep") if whole(row, axis, 1) > 1]
-    sharding = str(row.get("sharding") or "").strip().lower() if filled(row, "sharding") else ""
+    sharding = _sharding(row)
     if sharding not in SHARDING:
         raise SpecError(f"sharding {sharding!r} is not modelled")
     stages = whole(row, "pp", 1)
-    zero = SHARDING[sharding] if whole(row, "dp", 1) > 1 else 0
+    zero = SHARDING[sharding] if filled(row, "sharding") else software.zero
+    zero = zero if whole(row, "dp", 1) > 1 else 0
     zero = min(zero, 2) if stages > 1 else zero
     if zero:
         parts.append(f"zero={zero}")
@@ -85,9 +99,10 @@ def run_of(row: Row) -> Run:
         global_batch=whole(row, "global_batch"),
         microbatch=whole(row, "micro_batch") if filled(row, "micro_batch") else None,
         dtype=str(row["dtype"]),
-        strategy=strategy_of(row),
+        strategy=strategy_of(row, load_software(software)),
         recompute=recompute,
         software=software,
+        offload=offload(row),
         model=sizes,
     )
 

@@ -1,0 +1,128 @@
+"""What to change when a run does not fit: every change that there is, each one predicted before it is suggested."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from paleo.errors import PaleoError
+from paleo.predict import Prediction, predict
+from paleo.specs.run import Run
+
+#: How much deeper a pipeline is tried than it is.
+DEEPER = 8
+OFFLOADS = ("optimizer", "activations", "optimizer,gradients,parameters")
+RECOMPUTE = ("none", "selective", "full")
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """A change in the spelling of the command line, and what it comes to."""
+
+    change: str
+    made: Prediction
+
+    @property
+    def fits(self) -> bool:
+        return self.made.memory.fits
+
+
+def advise(made: Prediction) -> tuple[Advice, ...]:
+    """Changes of a run that does not fit, the fastest that fits first, then by memory; nothing for one that does.
+
+    Each keeps GPUs and global batch. Single changes and cheap pairs are tried; where none of them fits, the strongest
+    of ever more kinds together.
+    """
+    if made.memory.fits:
+        return ()
+    stated = {"global_batch": made.plan.global_batch, "batch": None, "microbatch": made.plan.microbatch}
+    base = made.run.model_copy(update=stated)
+    kinds = [list(kind) for kind in _kinds(made)]
+    found = _tried(made, base, [[change] for kind in kinds for change in kind] + _pairs(kinds))
+    if not any(one.fits for one in found):
+        found += _tried(made, base, _together(kinds))
+    return tuple(sorted(found, key=_order))
+
+
+def _order(one: Advice) -> tuple[bool, float]:
+    return not one.fits, one.made.step_time if one.fits else one.made.memory.total
+
+
+#: Fields of a run that change.
+Change = dict[str, object]
+
+
+def _kinds(made: Prediction) -> Iterator[Iterator[Change]]:
+    """Changes by kind, each from the weakest to the strongest: microbatch, sharding, recomputation, tensor parallelism,
+    offload, pipeline."""
+    yield _microbatches(made)
+    yield _strategies(made, "zero")
+    training = not made.run.forward_only
+    yield ({"recompute": one} for one in RECOMPUTE[RECOMPUTE.index(made.run.recompute) + 1 :] if training)
+    yield _strategies(made, "tp")
+    yield ({"offload": one} for one in OFFLOADS if training and made.run.offload == "none")
+    yield _strategies(made, "pp")
+
+
+def _microbatches(made: Prediction) -> Iterator[Change]:
+    size = made.plan.microbatch // 2
+    while size >= 1:
+        yield {"microbatch": size}
+        size //= 2
+
+
+def _strategies(made: Prediction, axis: str) -> Iterator[Change]:
+    """More of one axis, or of ZeRO's stages, beside what the run has."""
+    plan = made.plan
+    if plan.parallel.preset != "dp":
+        return
+    if axis == "zero":
+        stages = range(plan.parallel.zero + 1, 3 if plan.stages > 1 else 4) if plan.dp > 1 else range(0)
+        for stage in stages:
+            yield {"zero": stage}
+        return
+    own = plan.mesh.degree(axis)
+    degree, most = 2 * own, made.system.devices_per_node if axis == "tp" else DEEPER * own
+    while degree <= most and plan.dp * own % degree == 0:
+        yield {axis: degree}
+        degree *= 2
+
+
+def _pairs(kinds: list[list[Change]]) -> list[list[Change]]:
+    """Each ZeRO stage with the smallest microbatch, and with each recomputation."""
+    microbatches, stages, recompute = kinds[:3]
+    return [[stage, other] for stage in stages for other in (*microbatches[-1:], *recompute)]
+
+
+def _together(kinds: list[list[Change]]) -> list[list[Change]]:
+    """The strongest change of ever more kinds, the cheap kinds first; a pipeline does not go with every ZeRO stage."""
+    strongest = [kind[-1] for kind in kinds[:-1] if kind]
+    return [strongest[:count] for count in range(2, len(strongest) + 1)]
+
+
+def _tried(made: Prediction, base: Run, tries: list[list[Change]]) -> list[Advice]:
+    found = []
+    for changes in tries:
+        merged = {key: value for change in changes for key, value in change.items()}
+        try:
+            found.append(_predicted(made, base, merged))
+        except PaleoError:
+            continue
+    return found
+
+
+def _predicted(made: Prediction, base: Run, merged: Change) -> Advice:
+    """SpecError or PlanError where the run cannot be changed so."""
+    plan = made.plan
+    degrees: Change = {key: merged[key] for key in ("tp", "pp", "zero") if key in merged}
+    fields = {key: value for key, value in merged.items() if key not in degrees}
+    words = [f"--{key} {value}" if key != "offload" else f"--set offload={value}" for key, value in fields.items()]
+    if degrees:
+        has: Change = {axis: degree for axis, degree in plan.mesh.degrees if axis != "dp" and degree > 1}
+        has |= {"zero": plan.parallel.zero} if plan.parallel.zero else {}
+        parts = [f"{axis}={degree}" for axis, degree in {**has, **degrees}.items()]
+        parts += [f"vp={plan.parallel.chunks}"] if plan.parallel.chunks > 1 else []
+        parts += ["sp"] if plan.parallel.sequence_parallel or "tp" in degrees else []
+        fields["strategy"] = ",".join(parts)
+        words.insert(0, f"--strategy {fields['strategy']}")
+    return Advice(" ".join(words), predict(made.model, made.system, base.model_copy(update=fields)))

@@ -1,0 +1,240 @@
+"""Offload, data loading, clipping and the advice for runs that do not fit, worked by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paleo.assemble import Columns, clip_axes, clip_kernels, recomputed
+from paleo.errors import PaleoError, PlanError, SpecError
+from paleo.host import Offload, Shares, feeding, host_update, link_rate, offload_of, streamed
+from paleo.optimizers import optimizer
+from paleo.precision import precision
+from paleo.predict import Prediction, predict
+from paleo.specs.hardware import load_system
+from paleo.specs.loading import validate
+from paleo.specs.model import load_model
+from paleo.specs.run import Input, Run
+from paleo.studies.advice import advise
+
+H100 = load_system("dgx-h100")
+BF16 = precision("bf16")
+
+
+def run(**options: Any) -> Prediction:
+    stated = {"gpus": 8, "batch": 1, "dtype": "bf16"} | options
+    return predict(load_model("llama2-7b"), H100, validate(Run, stated, "test"))
+
+
+def test_link_is_that_of_the_slot() -> None:
+    """PCIe 5 x16: 63.015 GB/s each way, of which copies reach the share of the link's file."""
+    assert link_rate(H100) == pytest.approx(63.015e9 * 0.879)
+
+
+def turn(**more: float) -> Columns:
+    """One section: forward 2 s, backward 3 s, weights 1 s, 100 parameters."""
+    figures = {"repeat": 1, "parameters": 100, "forward": 2, "backward": 3, "weights": 1, "saved_bytes": 400} | more
+    zeros = ("core", "forward_transfers", "backward_transfers", "core_bytes", "input_bytes", "largest_output_bytes")
+    return Columns(**{name: np.array([float(figures.get(name, 0))]) for name in (*figures, *zeros)})
+
+
+def test_activations_stream_beside_their_turns() -> None:
+    """400 bytes at 100 B/s: 4 s, of which 2 s hide behind forward and all behind 4 s of backward."""
+    times = recomputed(turn(), "none")
+    moved = streamed(times, turn(), Offload(frozenset({"activations"}), 100.0, np.inf), BF16, Shares())
+    assert (moved.forward_transfers[0], moved.backward_transfers[0]) == (2.0, 0.0)
+    assert (moved.kept[0], moved.away[0], moved.transient[0]) == (0.0, 400.0, 800.0)
+
+
+def test_parameters_and_gradients_stream_both_ways_at_once() -> None:
+    """200 bytes of weights in, 200 of gradients out at 20 B/s: 10 s each; forward waits 8 s, backward 6 s. Half of it
+    where two ranks share them."""
+    parts = Offload(frozenset({"optimizer", "parameters", "gradients"}), 20.0, 1.0)
+    for share, waits in ((1.0, (8.0, 6.0)), (0.5, (3.0, 1.0))):
+        moved = streamed(recomputed(turn(), "none"), turn(), parts, BF16, Shares(share, share))
+        assert (moved.forward_transfers[0], moved.backward_transfers[0]) == waits
+
+
+def test_the_host_adds_up_gradients_of_several_microbatches() -> None:
+    """100 gradients of 2 bytes and their fp32 sums, read and written: 1000 bytes at 50 B/s, less 4 s of backward."""
+    parts = Offload(frozenset({"optimizer", "gradients"}), 1e9, 50.0)
+    moved = streamed(recomputed(turn(), "none"), turn(), parts, BF16, Shares(accumulates=True))
+    assert moved.backward_transfers[0] == 16.0
+
+
+def test_shares_follow_zero() -> None:
+    """ZeRO-3 fetches and sends a rank's shards; ZeRO-1 sends shards where there is one microbatch, whole weights."""
+    assert Shares.of(0, 8, 1) == Shares(1.0, 1.0) and Shares.of(3, 8, 2) == Shares(1 / 8, 1 / 8, accumulates=True)
+    assert Shares.of(1, 8, 1) == Shares(1.0, 1 / 8) and Shares.of(2, 8, 4) == Shares(accumulates=True)
+
+
+def test_update_on_the_host_by_hand() -> None:
+    """1e9 parameters: 2 GB of gradients out (0.1 s, 0.06 s hidden), 28 GB through memory (2 s) beside 2 GB back."""
+    adam, one = optimizer("adam"), Offload(frozenset({"optimizer"}), 20e9, 14e9)
+    assert float(host_update(np.array(1e9), np.array(0.06), adam, BF16, one)) == pytest.approx(0.04 + 2.0)
+    slow = Offload(frozenset({"optimizer"}), 0.5e9, 14e9)
+    assert float(host_update(np.array(1e9), np.array(9.0), adam, BF16, slow)) == pytest.approx(4.0)
+    both = Offload(frozenset({"optimizer", "gradients", "parameters"}), 20e9, 14e9)
+    assert float(host_update(np.array(1e9), np.array(0.0), adam, BF16, both)) == pytest.approx(2.0)
+
+
+def test_offload_moves_memory_and_loses_none() -> None:
+    plain, away = run(), run(offload="optimizer")
+    assert away.memory.optimizer == 0.0
+    assert away.host_memory == pytest.approx(plain.memory.optimizer)
+    assert plain.memory.total - away.memory.total == pytest.approx(plain.memory.optimizer)
+    everything = run(offload="optimizer,gradients,parameters,activations", strategy="zero=3")
+    assert everything.host_memory == pytest.approx(sum(run(strategy="zero=3").memory.parts.values()), rel=0.1)
+    assert everything.memory.parameters == everything.memory.gradients == everything.memory.activations == 0.0
+
+
+@pytest.mark.parametrize("strategy", ["dp", "zero=1", "zero=3", "pp=2,dp=4", "tp=2,dp=4"])
+@pytest.mark.parametrize("parts", ["optimizer", "activations", "optimizer,gradients,parameters"])
+def test_offload_is_never_faster_nor_larger(strategy: str, parts: str) -> None:
+    plain, away = run(strategy=strategy, batch=2), run(strategy=strategy, batch=2, offload=parts)
+    if parts == "activations":
+        assert away.step_time >= plain.step_time
+    assert away.memory.total <= plain.memory.total * 1.001
+    spent = away.breakdown
+    assert spent.step == pytest.approx(away.step_time)
+    assert min(spent.bubble, spent.optimizer, spent.communication_exposed) >= 0
+
+
+def test_update_takes_no_less_than_the_memory_of_the_host() -> None:
+    """28 bytes for each of 6.74e9 parameters, on eight ranks, over the node's memory bandwidth."""
+    assert H100.host is not None and H100.host.memory_bandwidth is not None
+    least = 28 * 6738415616 * 8 / H100.host.memory_bandwidth
+    assert run(offload="optimizer").breakdown.optimizer >= least
+    assert run(offload="optimizer", strategy="zero=1").breakdown.optimizer >= least / 8
+
+
+def test_offload_that_cannot_be_is_said() -> None:
+    with pytest.raises(SpecError, match="nearest: 'optimizer'"):
+        offload_of("optimiser", H100)
+    with pytest.raises(PlanError, match="cannot go without optimizer"):
+        offload_of("gradients", H100)
+    with pytest.raises(SpecError, match=r"pcie4-8gpu: host\.memory_bandwidth is not stated"):
+        offload_of("optimizer", load_system("pcie4-8gpu"))
+    with pytest.raises(SpecError, match="tpu-v5e: pcie is not stated"):
+        offload_of("activations", load_system("tpu-v5e"))
+    assert any("does not run" in one or "will not run" in one for one in _too_much().warnings)
+
+
+def _too_much() -> Prediction:
+    return predict(
+        load_model("gpt3-175b"), H100, validate(Run, {"gpus": 8, "batch": 1, "offload": "optimizer"}, "test")
+    )
+
+
+def test_a_batch_arrives_by_hand() -> None:
+    """16 samples for each of 8 ranks. Storage: 128 · 100 kB at 1 GB/s; 64 cores, 10 ms each; 4 MB each at the link."""
+    wanted = validate(Input, {"sample": "100 kB", "storage": "1 GB/s", "decode": "10 ms", "cores": 8}, "test")
+    fed = feeding(wanted, H100, 4e6, gpus=8, replica=1, local_batch=16)
+    assert float(fed.storage) == pytest.approx(0.0128)
+    assert float(fed.decode) == pytest.approx(128 * 0.01 / 64)
+    assert float(fed.copy) == pytest.approx(64e6 / link_rate(H100))
+    assert (float(fed.total), fed.slowest) == (float(fed.decode), "decoding")
+
+
+def test_replicas_share_a_node() -> None:
+    """Replicas of 2 GPUs: 4 of them on the node; of 16: the node feeds its one replica whole."""
+    wanted = validate(Input, {"decode": "10 ms", "cores": 1}, "test")
+    for replica, samples in ((1, 8), (2, 4), (16, 1)):
+        fed = feeding(wanted, H100, 0.0, gpus=32, replica=replica, local_batch=1)
+        assert float(fed.decode) == pytest.approx(samples * 0.01 / 8)
+
+
+def test_a_step_waits_for_the_slower_of_work_and_input() -> None:
+    plain = run()
+    for decode in (1e-4, 100.0):
+        fed = run(input={"decode": f"{decode} s"})
+        arrives = 8 * decode / 112
+        assert fed.step_time == pytest.approx(max(plain.step_time, arrives))
+        assert fed.breakdown.input == pytest.approx(max(0.0, arrives - plain.step_time))
+        assert fed.timeline.end == pytest.approx(fed.step_time)
+    assert plain.breakdown.input == 0.0 and plain.fed is None
+    assert any("input pipeline" in one for one in plain.unmodelled)
+    assert not any("input pipeline" in one for one in fed.unmodelled)
+
+
+def test_tokens_are_copied_as_int64() -> None:
+    """4096 tokens of 8 bytes a sample."""
+    fed = run(input={}).fed
+    assert fed is not None and float(fed.copy) == pytest.approx(4096 * 8 / link_rate(H100))
+
+
+def test_input_that_is_not_known_is_said() -> None:
+    with pytest.raises(SpecError, match=r"host\.storage_bandwidth is not stated; .* or input\.storage"):
+        run(input={"sample": "100 kB"})
+
+
+def test_clipping_reads_gradients_once_and_scales_them_once() -> None:
+    """1000 gradients of 2 bytes; of 4 where the framework sums them in fp32."""
+    assert clip_kernels(1000.0, "none", BF16) == []
+    (norm,) = clip_kernels(1000.0, "norm", BF16)
+    assert (norm.bytes_read, norm.bytes_written) == (2000.0, 0.0)
+    norm, scale = clip_kernels(1000.0, "scaled", precision("fp32"))
+    assert (norm.bytes, scale.bytes_read, scale.bytes_written) == (4000.0, 4000.0, 4000.0)
+    assert clip_axes(0) == ("tp", "pp") and "dp" in clip_axes(1)
+
+
+def test_clipping_is_part_of_the_optimizer() -> None:
+    none, norm, scaled = (run(clip=one).breakdown.optimizer for one in ("none", "norm", "scaled"))
+    least = 2 * 6738415616 / H100.device.memory.bandwidth
+    assert norm - none >= least and scaled - norm >= 2 * least
+    together, alone = (run(strategy="tp=8", clip="norm", gpus=8), run(strategy="tp=8", clip="none", gpus=8))
+    passes = together.breakdown.optimizer - alone.breakdown.optimizer
+    assert passes > least / 8  # its share of the gradients, and one number over tp
+
+
+def test_software_clips() -> None:
+    plain = run(software="megatron-core", clip="none").breakdown.optimizer
+    assert run(software="megatron-core").breakdown.optimizer > plain
+    assert run().breakdown.optimizer == run(clip="none").breakdown.optimizer
+
+
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        ("llama2-7b", {"gpus": 8, "batch": 4}),
+        ("gpt3-175b", {"gpus": 64, "global_batch": 64, "strategy": "tp=8"}),
+        ("llama2-7b", {"gpus": 16, "global_batch": 64, "strategy": "pp=2", "microbatch": 8}),
+    ],
+)
+def test_advice_is_predicted(model: str, options: dict[str, Any]) -> None:
+    """Every suggestion, run as it is written, is what the advice says."""
+    made = predict(load_model(model), H100, validate(Run, options, "test"))
+    found = advise(made)
+    assert not made.memory.fits and found[0].fits
+    assert [one.fits for one in found] == sorted((one.fits for one in found), reverse=True)
+    words = " ".join(one.change for one in found)
+    assert all(word in words for word in ("zero=", "--recompute full", "offload=optimizer", "tp=", "pp="))
+    for one in found[:6]:
+        again = predict(load_model(model), H100, one.made.run)
+        assert again.memory.total == one.made.memory.total and again.plan.global_batch == made.plan.global_batch
+        assert again.plan.gpus == made.plan.gpus
+
+
+def test_advice_as_written_on_the_command_line() -> None:
+    """The words of a change, as options, give its run."""
+    made = run(batch=4)
+    for one in advise(made)[:4]:
+        words = one.change.split()
+        stated = {flag.removeprefix("--"): value for flag, value in zip(words[::2], words[1::2], strict=True)}
+        more = {key: int(value) if value.isdigit() else value for key, value in stated.items()}
+        more = {"microbatch": made.plan.microbatch} | more
+        again = run(global_batch=32, batch=None, **more)
+        assert again.memory.total == pytest.approx(one.made.memory.total)
+
+
+def test_no_advice_where_it_fits() -> None:
+    assert advise(predict(load_model("lenet"), H100, Run(gpus=8))) == ()
+
+
+def test_search_refuses_offload() -> None:
+    from paleo.search.plans import search
+
+    with pytest.raises(PaleoError, match="a search does not range over it"):
+        search(load_model("gpt2"), H100, Run(gpus=8, offload="optimizer"))

@@ -1,0 +1,110 @@
+"""What a rank holds: layers by hand, stages as software cuts them, and published footprints."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from paleo.graph import build
+from paleo.layers.base import LAYERS, Choices
+from paleo.lower import Counted, Program, Section
+from paleo.precision import precision
+from paleo.predict import Prediction, predict
+from paleo.specs.hardware import load_system
+from paleo.specs.model import load_model
+from paleo.specs.run import Run
+from paleo.stages import cut_by_work
+from paleo.work import Kernel, Tensor
+
+
+def kept(choices: Choices, layer: str, x: Tensor, **options: Any) -> dict[str, float]:
+    """Bytes that a layer keeps for backward in bf16, by tensor."""
+    made = LAYERS[layer].model_validate(options).expand("layer", (x,), choices)
+    saved = [one for operation in made.operations for one in operation.saves if one.role != "parameter"]
+    return {one.name: one.bytes(precision("bf16")) for one in saved}
+
+
+def test_an_eager_gate_keeps_its_function_too() -> None:
+    """10 rows, 16 gates: 2 halves of 320 bytes and their product of 320; apart, silu(gate), another 320."""
+    x = Tensor("x", ("batch", "seq", "hidden"), (2, 5, 8))
+    options = {"ffn": 16, "activation": "swiglu", "bias": False}
+    fused, eager = (kept(Choices(gates=one), "mlp", x, **options) for one in ("fused", "separate"))  # type: ignore[arg-type]
+    assert sum(fused.values()) == 160 + 640 + 320
+    assert sum(eager.values()) == 160 + 640 + 320 + 320
+
+
+def test_a_gate_in_two_passes_has_the_flops_of_one() -> None:
+    counts = []
+    for gates in ("fused", "separate"):
+        graph = build(load_model("llama2-7b"), batch=1, choices=Choices(gates=gates), overrides={"layers": 1})  # type: ignore[arg-type]
+        kernels = [k for n in graph.nodes for op in n.operations for k in op.forward(precision("bf16"))]
+        counts.append((sum(k.flops for k in kernels), len(kernels)))
+    assert counts[1] == (counts[0][0], counts[0][1] + 1)
+
+
+def test_what_losses_keep() -> None:
+    """6 rows of 100 logits: log-probabilities in fp32, or the bf16 logits and a number a row."""
+    x = Tensor("logits", ("batch", "seq", "vocab"), (2, 3, 100))
+    assert sum(kept(Choices(loss="fused"), "cross_entropy", x).values()) == 6 * 100 * 4
+    assert sum(kept(Choices(loss="recomputed"), "cross_entropy", x).values()) == 6 * 100 * 2 + 6 * 4
+
+
+def program(*layers: tuple[int, float]) -> Program:
+    """Sections by repeat and forward FLOP of their products."""
+
+    def section(index: int, repeat: int, flops: float) -> Section:
+        kernel = Kernel("product", "gemm", "gemm", "forward", flops, 0.0, 0.0, 0.0, {})
+        counted = (Counted(kernel, "layer", 1.0),) if flops else ()
+        return Section(f"s{index}", repeat, counted, (), (), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+
+    return Program(tuple(section(i, *one) for i, one in enumerate(layers)))
+
+
+def test_pieces_by_work_by_hand() -> None:
+    """An embedding, 16 blocks of 1, a head of 4: the first piece passes half of 20 with its eleventh block."""
+    assert cut_by_work(program((1, 0.0), (16, 1.0), (1, 4.0)), 2) == [((0, 1), (1, 11)), ((1, 5), (2, 1))]
+    blocks = [sum(n for i, n in piece if i == 1) for piece in cut_by_work(program((1, 0.0), (80, 1.0), (1, 1.1)), 16)]
+    assert blocks[:2] == [6, 5] and sum(blocks) == 80
+
+
+def test_pieces_by_work_leave_none_empty() -> None:
+    pieces = cut_by_work(program((3, 1.0), (1, 100.0)), 4)
+    assert len(pieces) == 4 and all(pieces)
+
+
+def llama(strategy: str, **options: Any) -> Prediction:
+    run = Run(gpus=8, dtype="bf16", strategy=strategy, software="nanotron", **options)
+    return predict(load_model("llama2-7b"), load_system("dgx-h100"), run)
+
+
+def test_software_cuts_the_pipeline() -> None:
+    """nanotron counts the head of 4096 · 32000 as 0.65 blocks: 17 of 32 blocks are first; others deal them out."""
+    held = llama("pp=2,dp=4", global_batch=8).memory.parameters
+    even = predict(load_model("llama2-7b"), load_system("dgx-h100"), Run(gpus=8, dtype="bf16", strategy="pp=2,dp=4"))
+    block, table = 4 * 4096**2 + 3 * 4096 * 11008, 4096 * 32000
+    assert held == pytest.approx(2 * (17 * (block + 2 * 4096) + table), rel=1e-9)
+    assert even.memory.parameters == pytest.approx(2 * (16 * (block + 2 * 4096) + table), rel=1e-3)
+
+
+def test_offloaded_rows_are_mapped() -> None:
+    from paleo.validate.steps.transformers import run_of
+
+    row = {
+        "layers": 2, "hidden": 64, "heads": 4, "ffn_hidden": 128, "gated_mlp": 1, "vocab": 100, "seq_len": 16,
+        "n_gpus": 8, "dp": 8, "tp": 1, "pp": 1, "global_batch": 8, "dtype": "bf16", "sharding": "zero3-offload",
+        "software": "pytorch-eager",
+    }  # fmt: skip
+    made = run_of(row)
+    assert (made.strategy, made.offload) == ("dp=8,zero=3", "optimizer,gradients,parameters")
+    assert run_of(row | {"sharding": "zero3"}).offload == "none"
+
+
+def test_sharding_that_a_row_leaves_out_is_the_habit_of_the_software() -> None:
+    from paleo.specs.software import load_software
+    from paleo.validate.steps.transformers import strategy_of
+
+    row = {"dp": 8, "sharding": float("nan")}
+    assert strategy_of(row, load_software("megatron-core")) == "dp=8,zero=1"
+    assert strategy_of(row, load_software("pytorch-eager")) == "dp=8"
+    assert strategy_of(row | {"sharding": "none"}, load_software("megatron-core")) == "dp=8"
