@@ -16,10 +16,7 @@ from paleo.parallel.mesh import Axes, Mesh
 from paleo.parallel.placement import Placement
 from paleo.parallel.propagation import PlacedNode, kept_whole, propagate
 from paleo.precision import Precision
-from paleo.work import Kernel, Phase, Tensor
-
-#: Marks the operations of attention that selective recomputation runs again (Korthikanti et al., 2022).
-ATTENTION_CORE = ".core"
+from paleo.work import ATTENTION_CORE, Kernel, Phase, Tensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,8 @@ from paleo.layers.base import Choices
 from paleo.lower import Program, Section, lower, without_backward
 from paleo.optimizers import optimizer
 from paleo.parallel.mesh import Axes, Mesh
-from paleo.parallel.placement import STRATEGIES, Placement, idle_axes
+from paleo.parallel.overrides import placement
+from paleo.parallel.placement import Placement, idle_axes
 from paleo.pipeline import StageTime, check, pipeline_timeline
 from paleo.plan import Plan, plan
 from paleo.precision import Precision, precision
@@ -215,8 +216,8 @@ def predict(model: ModelSpec, system: System, run: Run, software: Software | Non
     chosen = plan(model, system, run)
     made = setting(system, run, chosen.dtype, software)
     graph = build(model, batch=chosen.microbatch * chosen.dp, choices=made.choices, overrides=run.model)
-    placement = STRATEGIES[chosen.parallel.preset](graph, chosen.parallel)
-    priced = _priced(made.lowered(graph, placement, chosen.mesh), chosen, made)
+    placed = placement(graph, chosen.parallel, run.placement, run.expert_imbalance)
+    priced = _priced(made.lowered(graph, placed, chosen.mesh), chosen, made)
     draw, breakdown = _single(priced) if chosen.stages == 1 else _pipelined(priced)
     return Prediction(
         model,
@@ -232,7 +233,7 @@ def predict(model: ModelSpec, system: System, run: Run, software: Software | Non
         _interval(priced, breakdown),
         made.prices.name,
         _unmodelled(priced.program),
-        _warnings(chosen, idle_axes(graph, placement, chosen.mesh)),
+        _warnings(chosen, idle_axes(graph, placed, chosen.mesh)),
     )
 
 
@@ -249,14 +250,14 @@ def _priced(program: Program, chosen: Plan, made: Setting) -> _Priced:
 
 def _single(priced: _Priced) -> tuple[Callable[[], Timeline], Breakdown]:
     """No pipeline: gradient buckets travel beside the backward pass."""
-    zero, ranks, program, times = priced.plan.parallel.zero, priced.plan.dp, priced.program, priced.times
+    zero, ranks, program, times = priced.plan.parallel.zero, priced.plan.shards, priced.program, priced.times
     buckets = Buckets(
         priced.run.bucket, priced.setting.formats.gradient, priced.setting.overlapped, zero == 3 and ranks > 1
     )
-    width, axes = priced.setting.formats.parameter, _replica_axes(priced.plan)
+    width, axes = priced.setting.formats.parameter, priced.plan.mesh.state_axes
 
     def bucket(over_axes: Axes, size: float) -> float:
-        return priced.network.time(gradient_operation(zero), over_axes, size)
+        return _gradient_time(priced, over_axes, size)
 
     def gather(section: Section) -> float:
         return priced.network.time("all_gather", axes, section.parameters * width) if buckets.sharded else 0.0
@@ -377,12 +378,30 @@ def _exchanges(priced: _Priced) -> Array:
     for index, section in enumerate(priced.program.sections):
         for one in section.gradients:
             elements[one.axes] = elements.get(one.axes, 0.0) + priced.held[:, index] * one.elements
-    operation, width = gradient_operation(priced.plan.parallel.zero), priced.setting.formats.gradient
+    width = priced.setting.formats.gradient
     found = np.zeros(priced.plan.stages)
     for axes, count in elements.items():
         if axes:
-            found += [priced.network.time(operation, axes, size) for size in (count * width).tolist()]
+            found += [_gradient_time(priced, axes, size) for size in (count * width).tolist()]
     return found
+
+
+def _gradient_time(priced: _Priced, axes: Axes, size: float) -> float:
+    """Seconds in which a rank's gradients are summed over ``axes``."""
+    owed = gradient_exchange(priced.plan.parallel.zero, axes, size, priced.plan.mesh)
+    return sum(priced.network.time(operation, over_axes, payload) for operation, over_axes, payload in owed)
+
+
+def gradient_exchange(zero: int, axes: Axes, size: float, mesh: Mesh) -> tuple[tuple[str, Axes, float], ...]:
+    """The collectives that sum gradients of ``size`` bytes, with their axes and payloads.
+
+    Where a shard group is smaller than the replicas its ranks first scatter the sum, and each shard is then summed over
+    the groups (HSDP: Zhao et al., PyTorch FSDP, VLDB 2023, section 3.2.2).
+    """
+    if not zero or mesh.degree("shard") == 1 or "shard" not in axes:
+        return ((gradient_operation(zero), axes, size),)
+    others = tuple(axis for axis in axes if axis != "shard")
+    return ("reduce_scatter", ("shard",), size), ("all_reduce", others, size / mesh.degree("shard"))
 
 
 def gradient_operation(zero: int) -> str:
@@ -390,16 +409,12 @@ def gradient_operation(zero: int) -> str:
     return "reduce_scatter" if zero else "all_reduce"
 
 
-def _replica_axes(chosen: Plan) -> Axes:
-    return tuple(axis for axis in ("ep", "dp") if chosen.mesh.degree(axis) > 1)
-
-
 def _state_gathers(priced: _Priced) -> Array:
     """With sharded states (ZeRO-1, ZeRO-2) every rank collects the parameters that the others updated; seconds by
     stage."""
     if priced.plan.parallel.zero not in (1, 2) or priced.run.forward_only:
         return np.zeros(priced.plan.stages)
-    axes, sizes = _replica_axes(priced.plan), priced.parameters * priced.setting.formats.parameter
+    axes, sizes = priced.plan.mesh.state_axes, priced.parameters * priced.setting.formats.parameter
     return np.array([priced.network.time("all_gather", axes, size) for size in sizes.tolist()])
 
 
@@ -407,7 +422,7 @@ def _updates(priced: _Priced) -> Array:
     """Seconds of the optimizer on each stage; sharded states divide its work."""
     if priced.run.forward_only:
         return np.zeros(priced.plan.stages)
-    counts = priced.parameters / (priced.plan.dp if priced.plan.parallel.zero else 1)
+    counts = priced.parameters / (priced.plan.shards if priced.plan.parallel.zero else 1)
     chosen = optimizer(priced.run.optimizer)
     kernels = [update_kernel(count, chosen, priced.setting.formats) for count in counts.tolist()]
     return np.where(counts > 0, priced.setting.prices.times(kernels).total, 0.0)
@@ -457,7 +472,7 @@ def _footprint(priced: _Priced) -> Footprint:
     kept = states(
         priced.parameters,
         priced.columns.parameters.max(initial=0.0),
-        max(chosen.dp, 1),
+        chosen.shards,
         chosen.parallel.zero,
         optimizer(run.optimizer),
         formats,

@@ -21,6 +21,7 @@ from paleo.parallel.placement import Placement, Rule, Split
 from paleo.parallel.propagation import PlacedNode, propagate
 from paleo.plan import plan
 from paleo.predict import Setting, setting
+from paleo.search.space import refuse_placement
 from paleo.specs.hardware import System
 from paleo.specs.model import ModelSpec
 from paleo.specs.run import Run
@@ -61,6 +62,7 @@ def hybrid(model: ModelSpec, system: System, run: Run) -> Hybrid:
 
     Raises PlanError for a network whose layers are no chain.
     """
+    refuse_placement(run)
     chosen = plan(model, system, run)
     made = setting(system, run, chosen.dtype)
     graph = build(model, batch=chosen.microbatch * chosen.dp, choices=made.choices, overrides=run.model)

@@ -18,7 +18,7 @@ from paleo.predict import Prediction, predict, setting
 from paleo.schedules.base import SCHEDULES
 from paleo.search.evaluate import Results, evaluate
 from paleo.search.points import priced
-from paleo.search.space import Layout, Space, batch, layouts, microbatches
+from paleo.search.space import Layout, Space, batch, layouts, microbatches, refuse_placement
 from paleo.specs.hardware import System
 from paleo.specs.model import ModelSpec
 from paleo.specs.run import Run
@@ -76,6 +76,7 @@ def search(
     comes first."""
     if objective not in OBJECTIVES:
         raise SpecError(f"objective {objective!r}; {near(objective, OBJECTIVES)}")
+    refuse_placement(run)
     started = time.perf_counter()
     chosen = space or Space()
     global_batch = batch(model, run)

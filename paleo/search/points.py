@@ -19,7 +19,8 @@ from paleo.errors import PlanError
 from paleo.graph import Graph, build
 from paleo.lower import Program
 from paleo.parallel.mesh import Mesh
-from paleo.parallel.placement import STRATEGIES, Strategy
+from paleo.parallel.overrides import placement
+from paleo.parallel.placement import Placement, Strategy
 from paleo.parallel.propagation import check_divisions
 from paleo.predict import Setting
 from paleo.search.space import Layout
@@ -152,7 +153,7 @@ class _Blocks:
     def _divides(self, key: Key) -> bool:
         graph = self.graph(_mesh(key).replicas)
         try:
-            check_divisions(graph, STRATEGIES["dp"](graph, Strategy(sequence_parallel=key[-1])), _mesh(key))
+            check_divisions(graph, self._placement(graph, key), _mesh(key))
         except PlanError as error:
             self.problem = str(error)
             return False
@@ -210,9 +211,11 @@ class _Blocks:
         if (key, microbatch) not in self._known:
             mesh = _mesh(key)
             graph = self.graph(microbatch * mesh.replicas)
-            placement = STRATEGIES["dp"](graph, Strategy(sequence_parallel=key[-1]))
-            self._known[key, microbatch] = self.made.lowered(graph, placement, mesh)
+            self._known[key, microbatch] = self.made.lowered(graph, self._placement(graph, key), mesh)
         return self._known[key, microbatch]
+
+    def _placement(self, graph: Graph, key: Key) -> Placement:
+        return placement(graph, Strategy(sequence_parallel=key[-1]), {}, self.made.run.expert_imbalance)
 
 
 def _mesh(key: Key) -> Mesh:

@@ -48,6 +48,11 @@ def within(strategy: str | None, **stated: object) -> Space:
         parsed = parse_strategy(strategy)
         if parsed.preset != "dp":
             raise PlanError(f"strategy {strategy!r}: a search ranges over degrees, not over {parsed.preset!r}")
+        other = next((name for name in parsed.degrees if name not in (*SPLITS, "dp")), None) or next(
+            (flag for flag in parsed.flags if flag != "sp"), None
+        )
+        if other is not None:
+            raise PlanError(f"strategy {strategy!r}: a search does not range over {other!r}; use estimate for it")
         words = {part.partition("=")[0].strip() for part in strategy.split(",")}
         fixed["degrees"] = dict(parsed.degrees)
         fixed |= {"zero": (parsed.zero,)} if "zero" in words else {}
@@ -131,3 +136,9 @@ def batch(model: ModelSpec, run: Run) -> int:
     if run.batch is not None and run.global_batch is not None:
         raise SpecError("batch and global_batch: a search keeps the global batch; state one of them")
     return run.global_batch or (run.batch or (DEFAULT_BATCH if model.tokens is None else DEFAULT_SEQUENCES)) * run.gpus
+
+
+def refuse_placement(run: Run) -> None:
+    """PlanError where layers are placed by hand: a search places them itself."""
+    if run.placement:
+        raise PlanError(f"placement: {', '.join(run.placement)}: a search places layers itself; leave it out")

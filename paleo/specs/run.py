@@ -18,7 +18,9 @@ class Run(Spec):
 
     ``batch`` is per data-parallel rank, ``global_batch`` over all of them. ``algorithm`` forces one collective
     algorithm. ``cudnn``, ``attention`` and ``exchange`` are what the ``software`` profile does unless they are given.
-    ``bucket`` is how many bytes of gradients go out together (25 MiB in PyTorch's DDP).
+    ``bucket`` is how many bytes of gradients go out together (25 MiB in PyTorch's DDP). ``placement`` lays splits of
+    single layers over those of the strategy: ``{block.*.mlp1: {ffn: tp}}``, see `paleo.parallel.overrides`.
+    ``expert_imbalance`` is how many tokens the busiest rank of experts has over their mean.
     """
 
     gpus: PositiveCount = 1
@@ -28,6 +30,8 @@ class Run(Spec):
     dtype: Text | None = None
     optimizer: Text = "adamw"
     strategy: Text = "dp"
+    placement: dict[Text, dict[Text, Text | list[Text] | None]] = Field(default_factory=dict)
+    expert_imbalance: Annotated[float, Field(ge=1)] = 1.0
     schedule: Text = "1f1b"
     recompute: Literal["none", "selective", "full"] = "none"
     software: Text = "pytorch-eager"
