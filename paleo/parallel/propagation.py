@@ -186,7 +186,8 @@ def _gradient_sums(
         for tensor in operation.reads:
             if tensor.grad and tensor.role != "parameter":
                 sums = partial.get(tensor.name, frozenset()) | leaving | _summed(tensor, operation, split)
-                partial[tensor.name] = sums
+                scattered = split.get("seq", ()) if is_core(operation) else ()  # by the exchange of keys
+                partial[tensor.name] = sums - set(scattered)
     return partial
 
 

@@ -47,6 +47,11 @@ STRATEGY = [
     "pp=2,vp=2",
     "tp=2,pp=2",
     "ep=2",
+    "batch",
+    "spatial=2",
+    "cp=2,ulysses",
+    "zero=1,shard=2",
+    "zero=3,shard=4",
 ]
 CALIBRATIONS = ["ideal", "auto"]
 GPUS = 8
@@ -85,7 +90,7 @@ CASES = [
 
 
 def test_every_strategy_and_every_network_is_among_the_cases() -> None:
-    assert set(STRATEGIES) == {"dp", "owt"}, "a new preset belongs into STRATEGY"
+    assert set(STRATEGIES) == {"batch", "dp", "owt"}, "a new preset belongs into STRATEGY"
     laid = {(name, strategy) for name, strategy, _ in (case.values for case in CASES) if predicted(name, strategy)}
     assert all(any(pair[1] == strategy for pair in laid) for strategy in STRATEGY)
     assert all(any(pair[0] == name for pair in laid) for name in SMALL)
@@ -165,11 +170,24 @@ def test_faster_hardware_never_slows_a_step(name: str, strategy: str, calibratio
         assert after.memory == before.memory
 
 
+#: Ways to say that nothing is divided.
+PLAIN = (
+    "tp=1",
+    "tp=1,cp=1,ep=1,pp=1,dp=1",
+    "tp=1,sp",
+    "pp=1,vp=1",
+    "owt",
+    "batch",
+    "spatial=1,shard=1",
+    "cp=1,ulysses",
+)
+
+
 @pytest.mark.parametrize("calibration", CALIBRATIONS)
 @pytest.mark.parametrize("name", SMALL)
 def test_degrees_of_one_change_nothing(name: str, calibration: str) -> None:
     plain = on(CLUSTER, name, "dp", calibration, gpus=1)
-    for strategy in ("tp=1", "tp=1,cp=1,ep=1,pp=1,dp=1", "tp=1,sp", "pp=1,vp=1", "zero=1", "zero=2", "zero=3", "owt"):
+    for strategy in (*PLAIN, "zero=1", "zero=2", "zero=3"):
         same = on(CLUSTER, name, strategy, calibration, gpus=1, microbatch=None)
         assert same.breakdown == plain.breakdown, strategy
         assert same.flops == plain.flops

@@ -1,4 +1,4 @@
-"""Placements that a user states: laid over a preset, layer by layer, with what they owe; and what is wrong with them."""
+"""Placements that a user states: laid over a preset, with what they owe, and what is wrong with them."""
 
 from __future__ import annotations
 
