@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
+from typing import Literal
 
 from paleo.fusion import Launches, fuse, softmax_by_steps
 from paleo.graph import Graph, Node, Storage
@@ -45,6 +46,11 @@ class Transfer:
     phase: Phase
     times: int
     overlapped: bool = False
+
+    @property
+    def beside(self) -> Literal["nothing", "section", "core"]:
+        """The computation that it may hide behind: that of its section, or the core of attention (a ring of keys)."""
+        return "nothing" if not self.overlapped else "core" if ATTENTION_CORE in self.name else "section"
 
 
 @dataclass(frozen=True, slots=True)

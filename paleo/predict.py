@@ -14,6 +14,7 @@ from paleo.assemble import (
     Columns,
     TurnTimes,
     alive,
+    collectives,
     columns,
     crowded,
     memory,
@@ -24,7 +25,6 @@ from paleo.assemble import (
     states,
     turns_held,
     update_kernel,
-    waits,
     walk,
     workspace,
 )
@@ -241,7 +241,7 @@ def _priced(program: Program, chosen: Plan, made: Setting) -> _Priced:
     fabric = made.fabric
     network = Network(made.system, chosen.mesh, fabric.algorithm, fabric.rates, fabric.own, fabric.host)
     kernels = made.prices.times([counted.kernel for section in program.sections for counted in section.kernels])
-    waited = np.array([network.time(one.operation, (one.axis,), one.payload_bytes) for _, one in waits(program)])
+    waited = np.array([network.time(one.operation, (one.axis,), one.payload_bytes) for _, one in collectives(program)])
     table = columns(program, kernels.total, waited, [section_figures(program, name) for name in BYTES])
     times = recomputed(table, "none" if made.run.forward_only else made.run.recompute)
     chunks = cut(program, times.turn.tolist(), chosen.stages * chosen.parallel.chunks)
@@ -447,13 +447,15 @@ def _breakdown(priced: _Priced, stage: int, step: float, beside: float, sends: f
     update = float(_updates(priced)[stage])
     computing = arithmetic + moving + launch + update
     waited = float(held @ (priced.times.forward_transfers + priced.times.backward_transfers)) * priced.plan.microbatches
+    hidden = float(held @ priced.columns.hidden) * priced.plan.microbatches
     if priced.plan.stages == 1:
         exposed = max(0.0, step - computing)
-        total = waited + beside
+        total = waited + hidden + beside
         total = max(total, exposed) if total else 0.0  # what computation loses to collectives beside it counts, too
         return Breakdown(arithmetic, moving, launch, exposed, total, 0.0, update, 0.0)
     talking = waited + 2 * sends * priced.plan.microbatches + beside - update
-    return Breakdown(arithmetic, moving, launch, talking, talking, max(0.0, step - computing - talking), update, 0.0)
+    bubble = max(0.0, step - computing - talking)
+    return Breakdown(arithmetic, moving, launch, talking, talking + hidden, bubble, update, 0.0)
 
 
 def _repeats(run: Run, section: Section, phase: str, core: bool, program: Program) -> int:

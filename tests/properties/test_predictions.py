@@ -15,9 +15,12 @@ from typing import Any
 import pytest
 
 from paleo.errors import PlanError
+from paleo.lower import Program
 from paleo.optimizers import OPTIMIZERS
 from paleo.parallel.placement import STRATEGIES
-from paleo.predict import Prediction, predict
+from paleo.predict import Prediction, predict, setting
+from paleo.pricing.alpha_beta import lower_bound
+from paleo.pricing.communication import Network
 from paleo.schedules.base import SCHEDULES
 from paleo.specs.hardware import System, load_system
 from paleo.specs.model import ModelSpec, load_model
@@ -126,6 +129,60 @@ def test_no_step_is_shorter_than_a_resource_needs(name: str, strategy: str, cali
     states = made.graph.parameters * optimizer.states * 4.0 * 2.0 / GPUS  # each read and written by someone
     assert made.step_time >= states / device.memory.bandwidth * (0.99 if made.plan.parallel.preset == "dp" else 0.0)
     assert made.breakdown.communication_total >= made.breakdown.communication_exposed * (1 - 1e-9) - 1e-15
+
+
+@pytest.mark.parametrize(("name", "strategy"), dict.fromkeys(case.values[:2] for case in CASES))
+def test_no_step_is_shorter_than_its_messages(name: str, strategy: str) -> None:
+    """What a rank must send, by the lower bounds of its collectives, those included that hide beside computation."""
+    made = predicted(name, strategy, "ideal")
+    if made is None:
+        pytest.skip("cannot be laid over this network")
+    network = Network(CLUSTER, made.plan.mesh, rates=setting(CLUSTER, made.run, made.plan.dtype).fabric.rates)
+    needed = 0.0
+    for section in made.program.sections:
+        for one in section.transfers:
+            if made.plan.mesh.degree(one.axis) > 1:
+                fan_outs, costs = network.group((one.axis,))
+                bound = float(lower_bound(one.operation, one.payload_bytes, fan_outs, costs))
+                needed += bound * one.times * section.repeat * made.plan.microbatches / made.plan.stages
+    assert made.step_time >= needed * (1 - 1e-9)
+    assert made.breakdown.communication_total >= needed * (1 - 1e-9) or made.plan.stages > 1
+
+
+#: Work that several ranks do alike, as a share of all, and why; everything else is shared out exactly.
+REPLICATED = {
+    ("resnet18", "spatial=2"): 0.034,  # 7 rows over 2 ranks: the fullest has 4
+    ("lstm_lm", "tp=2"): 0.71,  # tp divides its vocabulary alone
+    ("lstm_lm", "tp=2,pp=2"): 0.71,
+    ("bert_base", "cp=2"): 0.001,  # the class token's head
+    ("bert_base", "cp=2,ulysses"): 0.001,
+    ("mixtral-8x7b", "tp=2,pp=2"): 0.001,  # routers
+    ("gpt2", "owt"): 0.5,  # its head has no features to divide
+}
+
+
+@pytest.mark.parametrize(("name", "strategy"), dict.fromkeys(case.values[:2] for case in CASES))
+def test_flop_and_bytes_are_conserved_over_ranks(name: str, strategy: str) -> None:
+    """All ranks together compute what one would, and move and keep no less."""
+    made = predicted(name, strategy, "ideal")
+    if made is None or idle(made):
+        pytest.skip("cannot be laid over this network, or has idle ranks")
+    alone = on(CLUSTER, name, "dp", gpus=1, batch=made.plan.microbatch * made.plan.dp, microbatch=None).program
+    ranks = made.plan.mesh.size // made.plan.stages
+    split = made.program
+    more = split.flops() * ranks / alone.flops() - 1
+    assert -1e-9 <= more <= REPLICATED.get((name, strategy), 1e-9)
+    assert split.saved_bytes * ranks >= alone.saved_bytes * (1 - 1e-9)
+    assert moved(split) * ranks >= moved(alone) * (1 - 1e-9)
+
+
+def idle(made: Prediction) -> bool:
+    return any("splits nothing" in warning for warning in made.warnings)
+
+
+def moved(program: Program) -> float:
+    """Bytes of all kernels of a pass."""
+    return sum(one.kernel.bytes * one.times * s.repeat for s in program.sections for one in s.kernels)
 
 
 FASTER: dict[str, Callable[[System], System]] = {
