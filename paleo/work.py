@@ -463,6 +463,9 @@ class FusedAttention:
     query (batch, q sequence, kv_heads, group, head_dim), key and value (batch, kv sequence, kv_heads, dim). FLOP count
     the whole rectangle of scores even where a causal mask skips half of it (the convention of MFU and of torch); the
     kernel's price uses ``causal`` and ``attended``, the keys that a query sees at most (its sliding window).
+
+    A split sequence is dealt out so that each rank has early and late queries, and with them the same share of a causal
+    mask's work (Brandon et al., Striped attention, 2023): a kernel over the mean of all keys and its own.
     """
 
     name: str
@@ -515,15 +518,18 @@ class FusedAttention:
 
     def _kernel(self, phase: Phase, flops: float, read: float, written: float) -> Kernel:
         batch, q, kv_heads, group, head_dim = self.query.sizes
+        keys, attended = float(self.key.sizes[1]), float(self.attended)
+        if self.causal and attended == keys:
+            keys = attended = (keys + float(q)) / 2
         shape = {
             "batch": float(batch),
             "q_heads": float(kv_heads * group),
             "kv_heads": float(kv_heads),
             "q_len": float(q),
-            "kv_len": float(self.key.sizes[1]),
+            "kv_len": keys,
             "head_dim": float(head_dim),
             "causal": float(self.causal),
-            "attended": float(self.attended),
+            "attended": attended,
         }
         return Kernel(self.name, "attention", "fused", phase, flops, 5.0 * self._scores, read, written, shape)
 

@@ -156,6 +156,8 @@ REPLICATED = {
     ("lstm_lm", "tp=2,pp=2"): 0.71,
     ("bert_base", "cp=2"): 0.001,  # the class token's head
     ("bert_base", "cp=2,ulysses"): 0.001,
+    # the heads of chosen tokens
+    **dict.fromkeys((("bert_base", "tp=2"), ("bert_base", "tp=2,sp"), ("bert_base", "tp=2,pp=2")), 0.003),
     ("mixtral-8x7b", "tp=2,pp=2"): 0.001,  # routers
     ("gpt2", "owt"): 0.5,  # its head has no features to divide
 }

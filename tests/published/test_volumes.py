@@ -10,7 +10,7 @@ import pytest
 from paleo.errors import PlanError
 from paleo.graph import build
 from paleo.layers.base import Choices
-from paleo.lower import Program, Transfer, lower
+from paleo.lower import Counted, Program, Transfer, lower
 from paleo.parallel.mesh import Mesh
 from paleo.parallel.overrides import placement
 from paleo.parallel.placement import parse_strategy
@@ -38,6 +38,10 @@ def program(model: str, strategy: str, batch: int = 8, imbalance: float = 1.0, *
 
 def block(of: Program) -> tuple[Transfer, ...]:
     return max(of.sections, key=lambda section: section.repeat).transfers
+
+
+def block_kernels(of: Program) -> tuple[Counted, ...]:
+    return max(of.sections, key=lambda section: section.repeat).kernels
 
 
 def volumes(transfers: tuple[Transfer, ...], axis: str) -> Volumes:
@@ -185,6 +189,18 @@ def test_a_ring_keeps_its_own_keys_alone() -> None:
     """What is saved for backward is each rank's share of the sequence, to the byte."""
     alone, split = program("llama3-8b", "dp"), program("llama3-8b", "cp=4")
     assert split.saved_bytes * 4 == alone.saved_bytes
+
+
+def test_a_causal_mask_is_shared_out_evenly() -> None:
+    """Striped attention (Brandon et al., 2023): each of P ranks computes 1/P of the scores below the diagonal."""
+
+    def below(of: Program) -> float:
+        shapes = [c.kernel.shape for c in block_kernels(of) if c.kernel.family == "attention"]
+        return float(sum(s["q_heads"] * s["q_len"] * (s["kv_len"] - s["q_len"] / 2) for s in shapes))
+
+    alone = below(program("llama3-8b", "dp"))
+    for strategy in ("cp=2", "cp=8", "cp=8,ulysses"):
+        assert below(program("llama3-8b", strategy)) * Mesh.of(parse_strategy(strategy).degrees).size == alone
 
 
 def test_unfused_attention_gathers_its_keys_first() -> None:
