@@ -34,7 +34,10 @@ class Mesh:
         return math.prod(degree for _, degree in self.degrees)
 
     def degree(self, axis: str) -> int:
-        return dict(self.degrees)[axis]
+        for name, degree in self.degrees:
+            if name == axis:
+                return degree
+        raise KeyError(axis)
 
     def stride(self, axes: Axes) -> int:
         """How far apart neighbours of a group along the axes are numbered: the stride of the innermost one in use."""

@@ -42,7 +42,10 @@ class Layout:
 
     def place(self, axis: str) -> int | None:
         """The position of the dim that an axis divides; _MERGED where a view hides it, None where the axis has all."""
-        return next((i for i, axes in enumerate(self.dims) if axis in axes), _MERGED if axis in self.merged else None)
+        for index, axes in enumerate(self.dims):
+            if axis in axes:
+                return index
+        return _MERGED if axis in self.merged else None
 
 
 #: Stands for a dim that a view has merged with others.
@@ -135,11 +138,17 @@ def _summed(target: Tensor, operation: Operation, split: Split) -> frozenset[str
     all along a dim has a summed gradient, too); moving data sums nothing."""
     if isinstance(operation, MemoryPass) and operation.operation in MOVES and not operation.sparse_rows:
         return frozenset()
-    sizes: dict[str, float] = {}
-    for tensor in (*operation.reads, operation.out):
-        sizes |= {dim: max(n, sizes.get(dim, n)) for dim, n in zip(tensor.dims, tensor.sizes, strict=True)}
-    kept = {dim for dim, n in zip(target.dims, target.sizes, strict=True) if n == sizes.get(dim, n) or n > 1}
-    return frozenset(axis for dim in set(sizes) - kept - operation.private_dims for axis in split.get(dim, ()))
+    gone = [dim for dim in split if dim not in target.dims or target.size(dim) == 1]
+    if not gone:
+        return frozenset()
+    tensors, private = (*operation.reads, operation.out), operation.private_dims
+    summed = (dim for dim in gone if dim not in private and any(_varies(t, dim, dim in target.dims) for t in tensors))
+    return frozenset(axis for dim in summed for axis in split[dim])
+
+
+def _varies(tensor: Tensor, dim: str, beyond_one: bool) -> bool:
+    """Whether a tensor has the dim, with more than one entry if that is asked."""
+    return dim in tensor.dims and (not beyond_one or tensor.size(dim) > 1)
 
 
 #: Passes that only move elements.
@@ -233,8 +242,10 @@ def _transition(
 ) -> Iterator[Communication]:
     """The collectives from one layout to another, axis by axis; a slice of something whole is free."""
     for axis, degree in mesh.degrees:
+        if degree == 1:
+            continue
         before, after = have.place(axis), want.place(axis)
-        if degree == 1 or (axis not in have.partial and (before is None or before == after)):
+        if axis not in have.partial and (before is None or before == after):
             continue
         if axis in have.partial:
             operation = "all_reduce" if after is None else "reduce_scatter"
