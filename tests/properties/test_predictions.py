@@ -338,6 +338,22 @@ def test_a_pipeline_is_bounded_by_its_slowest_stage_and_by_perfection(
         assert gpipe.memory.activations >= piped.memory.activations
 
 
+@pytest.mark.parametrize(("schedule", "chunks"), PIPELINES)
+def test_gradients_that_travel_early_save_no_more_than_they_take(schedule: str, chunks: int) -> None:
+    """A pipeline's last pass hides part of its exchange; where computation loses as much, nothing is gained."""
+    strategy = "pp=2,zero=1" + (f",vp={chunks}" if chunks > 1 else "")
+    late, early = (
+        on(CLUSTER, "gpt2", strategy, "ideal", schedule, exchange=how, gpus=32, bucket="64 KiB")
+        for how in ("after", "overlapped")
+    )
+    assert early.step_time < late.step_time
+    assert late.step_time - early.step_time <= late.breakdown.communication_total
+    assert early.breakdown.communication_total >= early.breakdown.communication_exposed
+    assert early.memory == late.memory
+    eager = [on(CLUSTER, "gpt2", strategy, "auto", schedule, exchange=how, gpus=32) for how in ("after", "overlapped")]
+    assert eager[1].step_time <= eager[0].step_time * (1 + 1e-12)
+
+
 def test_a_schedule_of_one_stage_changes_nothing() -> None:
     plain = on(CLUSTER, "gpt2", "dp", gpus=1)
     assert all(on(CLUSTER, "gpt2", "dp", "ideal", name, gpus=1).breakdown == plain.breakdown for name in SCHEDULES)

@@ -7,7 +7,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paleo.assemble import alive, memory, states, turns_held, walk, workspace
+from paleo.assemble import (
+    BYTES,
+    alive,
+    bucket_count,
+    columns,
+    exchange_left,
+    memory,
+    states,
+    turns_held,
+    walk,
+    workspace,
+)
+from paleo.lower import Counted, Program, Section, Transfer
 from paleo.optimizers import optimizer
 from paleo.precision import precision
 from paleo.predict import predict
@@ -15,6 +27,7 @@ from paleo.specs.hardware import load_system
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.timeline import Turn, busy
+from paleo.work import Kernel
 
 RUNS: list[tuple[str, dict[str, Any]]] = [
     ("gpt2", {"gpus": 8}),
@@ -25,7 +38,9 @@ RUNS: list[tuple[str, dict[str, Any]]] = [
     ("resnet50", {"gpus": 16, "strategy": "zero=3", "batch": 4}),
     ("vgg16", {"gpus": 64, "batch": 2}),
     ("alexnet", {"gpus": 8, "strategy": "owt"}),
-    ("mixtral-8x7b", {"gpus": 16, "strategy": "ep=8"}),
+    ("mixtral-8x7b", {"gpus": 16, "strategy": "ep=8", "expert_imbalance": 1.2}),
+    ("gpt2", {"gpus": 32, "strategy": "zero=3,shard=8,cp=2,ulysses"}),
+    ("resnet50", {"gpus": 16, "strategy": "spatial=4,zero=2", "batch": 16}),
 ]
 
 
@@ -79,3 +94,29 @@ def test_one_stage_keeps_one_microbatch() -> None:
     assert alive("1f1b", 1, 8, 1).tolist() == [1.0]
     assert alive("1f1b", 4, 8, 1).tolist() == [4, 3, 2, 1]
     assert alive("interleaved", 2, 8, 2).tolist() == [2.5, 1.5]
+
+
+def test_an_exchange_hides_behind_the_pass_that_makes_its_gradients() -> None:
+    """Never less than its last bucket, never more than all of it; nothing hides from one bucket, nor where computation
+    loses what the exchange gains."""
+    behind = np.array([0.0, 1.0, 4.0, 100.0])
+    left = exchange_left(np.full(4, 4.0), behind, np.full(4, 8.0), 0.0)
+    assert left.tolist() == [4.0, 4.0 - 7 / 8, 0.5, 0.5]
+    assert exchange_left(np.full(4, 4.0), behind, np.ones(4), 0.0).tolist() == [4.0] * 4
+    assert exchange_left(np.full(4, 4.0), behind, np.full(4, 8.0), 1.0).tolist() == [4.0] * 4
+    assert bucket_count(np.array([0.0, 99.0, 250.0]), 100.0).tolist() == [1.0, 1.0, 2.0]
+
+
+def test_collectives_beside_computation_cost_what_it_does_not_cover() -> None:
+    """A ring hides behind the core of attention alone, other collectives behind their section."""
+    kernels = np.array([3.0, 5.0])
+    for name, forward, hidden in (("attention.core", 7.0, 3.0), ("gather.again", 2.0, 8.0)):
+        one = Transfer(name, "all_gather", "cp", 1.0, "forward", 1, overlapped=True)
+        core, rest = (Counted(_kernel(called), "layer", 1.0) for called in ("attention.core", "mlp"))
+        section = Section("block", 1, (core, rest), (one,), (), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+        table = columns(Program((section,)), kernels, np.array([10.0]), [np.zeros(1)] * len(BYTES))
+        assert (float(table.forward_transfers[0]), float(table.hidden[0])) == (forward, hidden)
+
+
+def _kernel(name: str) -> Kernel:
+    return Kernel(name, "memory", "elementwise", "forward", 0.0, 0.0, 1.0, 1.0, {"rows": 1.0, "columns": 1.0})
