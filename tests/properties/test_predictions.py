@@ -338,6 +338,24 @@ def test_a_pipeline_is_bounded_by_its_slowest_stage_and_by_perfection(
         assert gpipe.memory.activations >= piped.memory.activations
 
 
+@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize(("schedule", "chunks"), PIPELINES)
+def test_every_schedule_holds_for_every_family(schedule: str, chunks: int, name: str) -> None:
+    """The parts are the step, no resource is overdrawn, faster links and devices do not slow it, in every kind of
+    network."""
+    strategy = "pp=2" + (f",vp={chunks}" if chunks > 1 else "")
+    made = on(CLUSTER, name, strategy, "ideal", schedule)
+    if made is None:
+        pytest.skip("cannot be laid over this network")
+    parts = {field.name: getattr(made.breakdown, field.name) for field in fields(made.breakdown)}
+    assert all(part >= 0 for part in parts.values()), parts
+    assert made.step_time == pytest.approx(sum(parts.values()) - parts["communication_total"], rel=1e-12)
+    assert made.step_time >= made.flops / (GPUS * made.system.device.peak_flops_per_s(made.plan.dtype))
+    assert made.flops == pytest.approx(on(CLUSTER, name, "dp", "ideal").flops * made.plan.global_batch / (16 * GPUS))
+    for faster in FASTER.values():
+        assert on(faster(CLUSTER), name, strategy, "ideal", schedule).step_time <= made.step_time * 1.01
+
+
 @pytest.mark.parametrize(("schedule", "chunks"), PIPELINES)
 def test_gradients_that_travel_early_save_no_more_than_they_take(schedule: str, chunks: int) -> None:
     """A pipeline's last pass hides part of its exchange; where computation loses as much, nothing is gained."""

@@ -180,6 +180,9 @@ def test_bad_requests_are_errors() -> None:
     model, system = load_model("gpt2"), load_system("dgx-h100")
     with pytest.raises(PlanError, match="owt"):
         within("owt")
+    for strategy, word in (("spatial=2,dp=4", "spatial"), ("cp=2,ulysses", "ulysses"), ("zero=3,shard=8", "shard")):
+        with pytest.raises(PlanError, match=f"does not range over '{word}'; use estimate for it"):
+            within(strategy)
     with pytest.raises(SpecError, match="objective 'speed'"):
         search(model, system, Run(gpus=8), objective="speed")
     with pytest.raises(PlanError, match="7 gpus"):
