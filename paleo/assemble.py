@@ -270,36 +270,11 @@ def _served(free: Array, waiting: list[tuple[Numeric, Numeric]]) -> Array:
 # a pipeline
 
 
-def stage_ends(name: str, passes: Passes, microbatches: Numeric, chunks: int) -> Array:
-    """When each stage has done its passes: (stages, …) [s]."""
+def pipeline_end(name: str, passes: Passes, microbatches: Numeric, chunks: int, tails: Array) -> Array:
+    """When the last stage has done its passes and what follows them, ``tails`` (stages, …) [s]."""
     schedule = SCHEDULES[name]
-    return schedule.ends(schedule.span(passes, microbatches, chunks), passes, microbatches, chunks)
-
-
-def last_pass(name: str, passes: Passes) -> Array:
-    """Seconds in which the last microbatch makes a stage's gradients final, (stages, …): its backward pass, or its
-    weight gradients where they are apart."""
-    return passes.weights if SCHEDULES[name].splits_backward else passes.backward + passes.weights
-
-
-def exchange_left(seconds: Array, behind: Array, buckets: Array, contention: float) -> Array:
-    """What of an exchange of gradients in so many equal buckets is left after the pass that makes them [s].
-
-    Bucket i of k is ready at i/k of the pass: the last one goes out after it, and the others take what the pass does
-    not cover. Beside them computation loses ``contention`` seconds for each second.
-
-    >>> float(exchange_left(np.array(4.0), np.array(8.0), np.array(4.0), 0.0))
-    1.0
-    >>> float(exchange_left(np.array(12.0), np.array(8.0), np.array(4.0), 0.0))
-    6.0
-    """
-    left = np.maximum(seconds / buckets, seconds - behind * (1.0 - 1.0 / buckets))
-    return np.asarray(left + contention * (seconds - left))
-
-
-def bucket_count(size: Array, bucket: float) -> Array:
-    """Whole buckets in ``size`` bytes, at least one."""
-    return np.maximum(np.floor(size / bucket), 1.0) if bucket > 0 else np.ones_like(size)
+    span = schedule.span(passes, microbatches, chunks)
+    return np.asarray((schedule.ends(span, passes, microbatches, chunks) + tails).max(axis=0))
 
 
 def alive(name: str, stages: int, microbatches: Numeric, chunks: int) -> Array:

@@ -14,17 +14,14 @@ from paleo.assemble import (
     Columns,
     TurnTimes,
     alive,
-    bucket_count,
     collectives,
     columns,
     crowded,
-    exchange_left,
-    last_pass,
     memory,
     over,
+    pipeline_end,
     recomputed,
     section_figures,
-    stage_ends,
     states,
     turns_held,
     update_kernel,
@@ -149,11 +146,6 @@ class Setting:
     def overlapped(self) -> bool:
         """Whether gradients travel during backward."""
         return (self.run.exchange or ("overlapped" if self.software.overlap else "after")) == "overlapped"
-
-    @property
-    def early(self) -> bool:
-        """Whether a pipeline's gradients travel during its last backward pass: only where the run says so."""
-        return self.run.exchange == "overlapped"
 
     def lowered(self, graph: Graph, placement: Placement, mesh: Mesh) -> Program:
         """One rank's program."""
@@ -308,20 +300,18 @@ def _section_times(times: TurnTimes) -> list[SectionTime]:
 
 
 def _pipelined(priced: _Priced) -> tuple[Callable[[], Timeline], Breakdown]:
-    """Stages under a schedule; each then exchanges its gradients (or what of them its last pass has not hidden) and
-    updates. The step ends when the last stage is done."""
+    """Stages under a schedule; each then exchanges its gradients and updates. The step ends when the last stage is
+    done."""
     chosen, name, times, held = priced.plan, priced.schedule, priced.times, priced.held
     check(name, chosen.stages, chosen.parallel.chunks, chosen.microbatches)
     sends = np.array(
         [sum(_send(priced, chunk) for chunk in priced.chunks[s :: chosen.stages]) for s in range(chosen.stages)]
     )
     passes = Passes(over(held, times.forwards) + sends, over(held, times.backwards) + sends, over(held, times.weights))
-    whole, updates, gathers = _exchanges(priced), _updates(priced), _state_gathers(priced)
-    exchanges = _left(priced, whole, last_pass(name, passes)) if priced.setting.early else whole
+    exchanges, updates, gathers = _exchanges(priced), _updates(priced), _state_gathers(priced)
     tails = exchanges + updates + gathers
-    end = float((stage_ends(name, passes, chosen.microbatches, chosen.parallel.chunks) + tails).max(axis=0))
+    end = float(pipeline_end(name, passes, chosen.microbatches, chosen.parallel.chunks, tails))
     busiest = int(np.argmax(passes.forward + passes.backward + passes.weights))
-    covered = float((whole - exchanges)[busiest])
 
     def draw() -> Timeline:
         chunks = [
@@ -336,14 +326,7 @@ def _pipelined(priced: _Priced) -> tuple[Callable[[], Timeline], Breakdown]:
         ]
         return pipeline_timeline(name, chunks, chosen.microbatches, follows)
 
-    return draw, _breakdown(priced, busiest, end, float(tails[busiest]), float(sends[busiest]), covered)
-
-
-def _left(priced: _Priced, exchanges: Array, behind: Array) -> Array:
-    """Seconds of each stage's exchange after its last pass, where gradients go out as that pass makes them."""
-    elements = [sum(one.elements for one in section.gradients if one.axes) for section in priced.program.sections]
-    sizes = over(priced.held, np.array(elements)) * priced.setting.formats.gradient
-    return exchange_left(exchanges, behind, bucket_count(sizes, priced.run.bucket), priced.setting.software.contention)
+    return draw, _breakdown(priced, busiest, end, float(tails[busiest]), float(sends[busiest]))
 
 
 def _send(priced: _Priced, chunk: Chunk) -> float:
@@ -445,13 +428,10 @@ def _updates(priced: _Priced) -> Array:
     return np.where(counts > 0, priced.setting.prices.times(kernels).total, 0.0)
 
 
-def _breakdown(
-    priced: _Priced, stage: int, step: float, beside: float, sends: float = 0.0, covered: float = 0.0
-) -> Breakdown:
+def _breakdown(priced: _Priced, stage: int, step: float, beside: float, sends: float = 0.0) -> Breakdown:
     """The seconds of one stage by what they went into; what is left of the step is exposed communication or bubble.
 
-    ``beside``: buckets and gathers of the step, or what follows a pipeline; ``sends``: of one microbatch, one way;
-    ``covered``: of gradients, behind the last pass.
+    ``beside``: buckets and gathers of the step, or what follows a pipeline; ``sends``: of one microbatch, one way.
     """
     held = priced.held[stage]
     turns_made = [
@@ -475,7 +455,7 @@ def _breakdown(
         return Breakdown(arithmetic, moving, launch, exposed, total, 0.0, update, 0.0)
     talking = waited + 2 * sends * priced.plan.microbatches + beside - update
     bubble = max(0.0, step - computing - talking)
-    return Breakdown(arithmetic, moving, launch, talking, talking + hidden + covered, bubble, update, 0.0)
+    return Breakdown(arithmetic, moving, launch, talking, talking + hidden, bubble, update, 0.0)
 
 
 def _repeats(run: Run, section: Section, phase: str, core: bool, program: Program) -> int:

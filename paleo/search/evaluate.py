@@ -14,13 +14,10 @@ from paleo.assemble import (
     States,
     TurnTimes,
     alive,
-    bucket_count,
-    exchange_left,
-    last_pass,
     memory,
     over,
+    pipeline_end,
     recomputed,
-    stage_ends,
     states,
     turns_held,
     update_kernel,
@@ -80,17 +77,6 @@ class _Group:
     point: Index
     microbatch: Array
     count: Array
-
-
-@dataclass(frozen=True, slots=True)
-class _Staged:
-    """One schedule of one cut of the network: turns held by each stage, and the passes of the pairs that it takes."""
-
-    name: str
-    chunks: int
-    held: Array
-    pairs: Index
-    passes: Passes
 
 
 def evaluate(points: Points, layouts: Sequence[Layout], space: Space, made: Setting) -> Results:
@@ -172,33 +158,32 @@ class _Search:
         """Parameter elements of (stages, layouts)."""
         return over(held, self.points.columns.parameters[:, group.point[group.first]])
 
-    def _updates(self, group: _Group, held: Array, zero: int) -> Array:
-        """Seconds of (stages, layouts) after gradients are exchanged: update and gathering; remembered."""
-        key = ("updates", group.stages, held.tobytes(), zero)
-        if key not in self._kept:
-            parameters = self._parameters(group, held)
-            total = self._update(parameters / (group.ranks if zero else 1.0))
-            if zero in (1, 2) and self.training:
-                sizes = parameters * self.made.formats.parameter
-                total = total + self._collective("all_gather", group.layouts, self._replicas(group), sizes)
-            self._kept[key] = total
-        return self._kept[key]
+    def _after(self, group: _Group, held: Array, zero: int, *, exchange: bool) -> Array:
+        """Seconds of (stages, layouts) after the last backward pass: gradients where ``exchange`` asks for them,
+        update, gathering."""
+        parameters, formats = self._parameters(group, held), self.made.formats
+        total = self._update(parameters / (group.ranks if zero else 1.0))
+        if zero in (1, 2) and self.training:
+            total = total + self._collective(
+                "all_gather", group.layouts, self._replicas(group), parameters * formats.parameter
+            )
+        return total + self._exchange(group, held, zero) if exchange else total
 
     def _replicas(self, group: _Group) -> list[Axes]:
         """The axes over which each layout's states are replicas."""
         meshes = [self.layouts[i].mesh for i in group.layouts]
         return [tuple(axis for axis in ("ep", "dp") if mesh.degree(axis) > 1) or ("dp",) for mesh in meshes]
 
-    def _exchange(self, group: _Group, held: Array, zero: int) -> Array:
-        """Seconds in which each stage of each layout sums its gradients, and in how many buckets: (2, stages, layouts);
-        remembered."""
-        key = ("exchange", group.stages, held.tobytes(), bool(zero))
+    def _tails(self, group: _Group, held: Array, zero: int) -> Array:
+        """`_after` with the exchange, remembered."""
+        key = ("tails", group.stages, held.tobytes(), zero)
         if key not in self._kept:
-            self._kept[key] = self._exchanged(group, held, zero)
+            self._kept[key] = self._after(group, held, zero, exchange=True)
         return self._kept[key]
 
-    def _exchanged(self, group: _Group, held: Array, zero: int) -> Array:
-        found = np.zeros((2, len(held), len(group.layouts)))
+    def _exchange(self, group: _Group, held: Array, zero: int) -> Array:
+        """Seconds in which each stage of each layout sums its gradients."""
+        found = np.zeros((len(held), len(group.layouts)))
         cells: list[tuple[int, Axes, Array]] = []
         for place in range(len(group.layouts)):
             elements: dict[Axes, Array] = {}
@@ -208,12 +193,9 @@ class _Search:
             cells += [(place, axes, size) for axes, size in elements.items() if axes]
         if cells:
             sizes = np.stack([size for _, _, size in cells], axis=1) * self.made.formats.gradient
-            places = [place for place, _, _ in cells]
-            chosen = [group.layouts[place] for place in places]
+            chosen = [group.layouts[place] for place, _, _ in cells]
             seconds = self._collective(gradient_operation(zero), chosen, [axes for _, axes, _ in cells], sizes)
-            np.add.at(found[0].T, places, seconds.T)
-            np.add.at(found[1].T, places, sizes.T)
-        found[1] = bucket_count(found[1], self.made.run.bucket)
+            np.add.at(found.T, [place for place, _, _ in cells], seconds.T)
         return found
 
     def _update(self, counts: Array) -> Array:
@@ -296,43 +278,20 @@ class _Search:
             over(held, times.backwards[:, pairs]) + sends,
             over(held, times.weights[:, pairs]),
         )
+        tails = {zero: self._tails(group, held, zero) for zero in {_kind(z) for z in self.space.zero if z < 3}}
         for name in (name for name in self.space.schedules if SCHEDULES[name].chunked == (chunks > 1)):
-            multiple = SCHEDULES[name].multiple
-            kept = np.flatnonzero(group.count[pairs] % group.stages == 0) if multiple else np.arange(len(pairs))
-            if len(kept):
-                here = _Staged(name, chunks, held, pairs[kept], Passes(*(one[:, kept] for one in passes)))
-                yield from self._scheduled(group, recompute, times, here)
-
-    def _scheduled(self, group: _Group, recompute: str, times: TurnTimes, here: _Staged) -> Iterator[Results]:
-        """One schedule of one cut, with every way to share states and to exchange gradients."""
-        ends = stage_ends(here.name, here.passes, group.count[here.pairs], here.chunks)
-        living = alive(here.name, group.stages, group.count[here.pairs], here.chunks)
-        for zero in (zero for zero in self.space.zero if zero < 3):
-            inside = np.flatnonzero(np.isin(here.pairs, self._shareable(group, here.pairs, zero)))
-            chosen = here.pairs[inside]
-            member = group.member[chosen]
-            size = self._memory(group, here.held, times, living[:, inside], zero, chosen)
-            update = self._updates(group, here.held, _kind(zero))[:, member]
-            for early in self._early():
-                exchange = self._tail(group, here, inside, zero, early=early)
-                step = (ends[:, inside] + (exchange + update)).max(axis=0)
-                talks = exchange.any(axis=0) if early else np.ones(len(chosen), dtype=bool)
-                choice = (recompute, here.name, here.chunks, zero, early)
-                yield self._results(group, chosen[talks], choice, step[talks], size[talks])
-
-    def _early(self) -> tuple[bool, ...]:
-        """Whether a pipeline's gradients travel during its last pass: as the run or the space says, else both ways."""
-        if self.space.overlapped is not None:
-            return (self.space.overlapped,)
-        return (False, True) if self.made.run.exchange is None else (self.made.early,)
-
-    def _tail(self, group: _Group, here: _Staged, inside: Index, zero: int, *, early: bool) -> Array:
-        """Seconds of the exchange after the last pass: (stages, pairs)."""
-        seconds, buckets = self._exchange(group, here.held, zero)[:, :, group.member[here.pairs[inside]]]
-        if not early:
-            return np.asarray(seconds)
-        behind: Array = last_pass(here.name, here.passes)[:, inside]
-        return exchange_left(seconds, behind, buckets, self.made.software.contention)
+            whole = (
+                group.count[pairs] % group.stages == 0 if SCHEDULES[name].multiple else np.ones(len(pairs), dtype=bool)
+            )
+            living = alive(name, group.stages, group.count[pairs], chunks)
+            for zero in (zero for zero in self.space.zero if zero < 3):
+                inside = np.flatnonzero(whole & np.isin(pairs, self._shareable(group, pairs, zero)))
+                chosen = pairs[inside]
+                here = Passes(*(one[:, inside] for one in passes))
+                tail = tails[_kind(zero)][:, group.member[chosen]]
+                step = pipeline_end(name, here, group.count[chosen], chunks, tail)
+                size = self._memory(group, held, times, living[:, inside], zero, chosen)
+                yield self._results(group, chosen, (recompute, name, chunks, zero, self.made.overlapped), step, size)
 
     def _sends(self, group: _Group, pieces: list[Chunk]) -> Array:
         """Seconds in which each stage hands on the outputs of its chunks, one microbatch and way: (stages, pairs)."""
@@ -361,7 +320,7 @@ class _Search:
         """Configurations without a pipeline."""
         held = np.array([[float(section.repeat) for section in self.sections]])
         times = {recompute: self._times(group, recompute) for recompute in self.space.recompute}
-        after = {zero: self._updates(group, held, zero)[0][group.member] for zero in self.space.zero}
+        after = {zero: self._after(group, held, zero, exchange=False)[0][group.member] for zero in self.space.zero}
         living = np.ones((1, 1))
         for overlapped in self._modes():
             ends = {

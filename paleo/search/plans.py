@@ -182,7 +182,7 @@ class _Found:
         recompute, single = RECOMPUTE[int(values["recompute"])], layout.mesh.degree("pp") == 1
         changed: dict[str, object] = {"strategy": strategy, "microbatch": microbatch, "recompute": recompute}
         changed["schedule"] = "1f1b" if schedule == "interleaved" else schedule
-        if part.run.exchange is None:
+        if single and part.run.exchange is None:
             changed["exchange"] = "overlapped" if overlapped else "after"
         return PlanRow(
             part.run.gpus,
@@ -190,7 +190,7 @@ class _Found:
             microbatch,
             recompute,
             "none" if single else schedule,
-            overlapped,
+            overlapped and single,
             float(values["step_time"]),
             float(values["memory"]),
             bool(values["memory"] <= self.capacity),
