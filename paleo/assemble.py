@@ -31,8 +31,9 @@ class Columns:
     """One turn of each section, without recomputation: seconds by pass, seconds of the collectives that computation
     waits for, bytes.
 
-    ``core`` is the part of ``forward`` inside the core of attention. ``repeat`` has the sections alone; so has
-    ``parameters`` in one program."""
+    ``core`` is the part of ``forward`` inside the core of attention. ``hidden`` are seconds of collectives that run
+    beside computation which takes as long; what is left of them is waited for. ``repeat`` has the sections alone; so
+    has ``parameters`` in one program."""
 
     repeat: Array
     parameters: Array
@@ -42,6 +43,7 @@ class Columns:
     core: Array
     forward_transfers: Array
     backward_transfers: Array
+    hidden: Array
     saved_bytes: Array
     core_bytes: Array
     input_bytes: Array
@@ -80,22 +82,30 @@ class TurnTimes:
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """How kernels and blocking collectives add up to sections: matrices of (sections, kernels) and (sections,
-    collectives)."""
+    """How kernels and collectives add up to sections: matrices of (sections, kernels) and (sections, collectives).
+
+    ``forward_beside`` and ``backward_beside`` are collectives that run beside the section's computation, those of
+    ``…_ring`` beside the core of attention alone.
+    """
 
     forward: Array
     backward: Array
     weights: Array
     core: Array
+    backward_core: Array
     forward_transfers: Array
     backward_transfers: Array
+    forward_beside: Array
+    backward_beside: Array
+    forward_ring: Array
+    backward_ring: Array
 
     @classmethod
     def of(cls, program: Program) -> Sums:
-        """Kernels and `waits` in the order of the program."""
+        """Kernels and `collectives` in the order of the program."""
         sections = program.sections
         kernels = [(i, counted) for i, section in enumerate(sections) for counted in section.kernels]
-        waiting = list(waits(program))
+        owed = list(collectives(program))
 
         def matrix(cells: Sequence[tuple[int, float, bool]]) -> Array:
             found = np.zeros((len(sections), len(cells)))
@@ -107,17 +117,23 @@ class Sums:
             matrix([(i, one.times, one.kernel.phase == phase) for i, one in kernels])
             for phase in ("forward", "backward", "backward_weight")
         )
-        core = matrix([(i, one.times, one.core and one.kernel.phase == "forward") for i, one in kernels])
-        ways = (matrix([(i, one.times, one.phase == phase) for i, one in waiting]) for phase in ("forward", "backward"))
-        return cls(forward, backward, weights, core, *ways)
+        cores = (
+            matrix([(i, one.times, one.core and one.kernel.phase == phase) for i, one in kernels])
+            for phase in ("forward", "backward")
+        )
+        ways = (
+            matrix([(i, one.times, (one.phase, one.beside) == (phase, beside)) for i, one in owed])
+            for beside in ("nothing", "section", "core")
+            for phase in ("forward", "backward")
+        )
+        return cls(forward, backward, weights, *cores, *ways)
 
 
-def waits(program: Program) -> Iterator[tuple[int, Transfer]]:
-    """The collectives that computation waits for, each with the position of its section."""
+def collectives(program: Program) -> Iterator[tuple[int, Transfer]]:
+    """The collectives of layers, each with the position of its section."""
     for index, section in enumerate(program.sections):
         for one in section.transfers:
-            if not one.overlapped:
-                yield index, one
+            yield index, one
 
 
 #: Byte figures of a section that `Columns` holds.
@@ -127,21 +143,31 @@ BYTES = ("saved_bytes", "core_bytes", "input_bytes", "largest_output_bytes")
 def columns(
     program: Program, kernels: Array, transfers: Array, sizes: Sequence[Array], sums: Sums | None = None
 ) -> Columns:
-    """Columns from seconds of every kernel (kernels, …) and of every blocking collective (`waits`, …); ``sizes`` as in
+    """Columns from seconds of every kernel (kernels, …) and of every collective (`collectives`, …); ``sizes`` as in
     `BYTES`.
 
     ``sums``: those of a program of the same structure, where they are at hand.
     """
     sums = sums or Sums.of(program)
+    forward, backward, weights, core = (one @ kernels for one in (sums.forward, sums.backward, sums.weights, sums.core))
+    beside = (
+        (sums.forward_beside, forward),
+        (sums.forward_ring, core),
+        (sums.backward_beside, backward + weights),
+        (sums.backward_ring, sums.backward_core @ kernels),
+    )
+    hidden = [np.minimum(which @ transfers, covering) for which, covering in beside]
+    left = [which @ transfers - covered for (which, _), covered in zip(beside, hidden, strict=True)]
     return Columns(
         section_figures(program, "repeat"),
         section_figures(program, "parameters"),
-        sums.forward @ kernels,
-        sums.backward @ kernels,
-        sums.weights @ kernels,
-        sums.core @ kernels,
-        sums.forward_transfers @ transfers,
-        sums.backward_transfers @ transfers,
+        forward,
+        backward,
+        weights,
+        core,
+        sums.forward_transfers @ transfers + left[0] + left[1],
+        sums.backward_transfers @ transfers + left[2] + left[3],
+        hidden[0] + hidden[1] + hidden[2] + hidden[3],
         *sizes,
     )
 

@@ -10,7 +10,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast, get_args, get_type_hints
 
@@ -154,6 +154,9 @@ class RunOptions:
     recompute: Annotated[str | None, _option("none, selective or full recomputation of activations.")] = None
     software: Annotated[str | None, _option("Profile of a framework: host time, overlap. [pytorch-eager]")] = None
     calibration: Annotated[str | None, _option("auto, ideal, ppp=0.6 or a calibration. [auto]")] = None
+    run_file: Annotated[str | None, _option("A run as a YAML file; options win over it.", "--run", metavar="FILE")] = (
+        None
+    )
     set_: Annotated[
         list[str] | None, _option("Any other field of a run, or model.PARAMETER.", "--set", metavar="KEY=VALUE")
     ] = None
@@ -163,11 +166,31 @@ class RunOptions:
         from paleo.specs.loading import validate
         from paleo.specs.run import Run
 
-        stated = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in ("set_", "seq")}
-        data = {key: value for key, value in stated.items() if value is not None} | more
+        data = {**self._given(), **more}
         for key, value in self._settings().items():
             _put(data, key, value)
-        return validate(Run, data, "options")
+        file = self._file()
+        model = {**file.get("model", {}), **data.get("model", {})}
+        return validate(Run, {**file, **data, "model": model}, "options")
+
+    def stated(self, name: str) -> Any:
+        """A field of the run as an option or the run's file states it; None where neither does."""
+        return {**self._file(), **self._given()}.get(name)
+
+    def _given(self) -> dict[str, Any]:
+        names = [field.name for field in fields(self) if field.name not in ("set_", "seq", "run_file")]
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+    def _file(self) -> dict[str, Any]:
+        """What --run states, checked by itself so that a message names the file."""
+        from paleo.specs.loading import read_yaml, validate
+        from paleo.specs.run import Run
+
+        if self.run_file is None:
+            return {}
+        data = read_yaml(self.run_file)
+        validate(Run, data, self.run_file)
+        return data
 
     def _settings(self) -> dict[str, Any]:
         """What --seq and --set state, key by key."""
@@ -469,7 +492,7 @@ def plan_(
 
     path = _checked_plot(plot)
     counts, network, machine = _counts(gpus), load_model(model), load_system(system)
-    run = replace(options, strategy=None).run(gpus=counts[0])
+    run = options.run(gpus=counts[0], strategy="dp")
     if per_layer and path is not None:
         raise SpecError("--plot draws plans of whole networks; leave out --per-layer")
     if per_layer:
@@ -477,9 +500,9 @@ def plan_(
         names = network.name, machine.name
         _show(lambda: shown.hybrid_document(*names, split), lambda: shown.hybrid_table(*names, split), as_json)
         return
-    narrowed = space.within(
-        options.strategy, microbatches=options.microbatch, recompute=options.recompute, schedules=options.schedule
-    )
+    fields_of = {"microbatches": "microbatch", "recompute": "recompute", "schedules": "schedule"}
+    fixed = {listed: options.stated(name) for listed, name in fields_of.items()}
+    narrowed = space.within(options.stated("strategy"), **fixed)
     found = plans.search(network, machine, run, counts=counts, space=narrowed, objective=objective, top=top)
     best = plans.explain(network, machine, found) if explain else None
     names = network.name, machine.name
@@ -589,7 +612,7 @@ def report(
     if not path.parent.is_dir():
         raise SpecError(f"--output {output}: there is no folder {str(path.parent)!r}")
     network, run = load_model(model), options.run()
-    run = run if options.strategy is not None else run.model_copy(update={"strategy": purchase.AUTO})
+    run = run if options.stated("strategy") is not None else run.model_copy(update={"strategy": purchase.AUTO})
     each = None if tokens is None else build(network, batch=1, overrides=run.model).tokens_per_sample
     wanted = amount(network, epochs=epochs, samples=samples, tokens=tokens, tokens_per_sample=each)
     study = purchase.purchase(

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
+from typing import Literal
 
 from paleo.fusion import Launches, fuse, softmax_by_steps
 from paleo.graph import Graph, Node, Storage
@@ -16,10 +17,7 @@ from paleo.parallel.mesh import Axes, Mesh
 from paleo.parallel.placement import Placement
 from paleo.parallel.propagation import PlacedNode, kept_whole, propagate
 from paleo.precision import Precision
-from paleo.work import Kernel, Phase, Tensor
-
-#: Marks the operations of attention that selective recomputation runs again (Korthikanti et al., 2022).
-ATTENTION_CORE = ".core"
+from paleo.work import ATTENTION_CORE, Kernel, Phase, Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +46,11 @@ class Transfer:
     phase: Phase
     times: int
     overlapped: bool = False
+
+    @property
+    def beside(self) -> Literal["nothing", "section", "core"]:
+        """The computation that it may hide behind: that of its section, or the core of attention (a ring of keys)."""
+        return "nothing" if not self.overlapped else "core" if ATTENTION_CORE in self.name else "section"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from paleo.collectives.base import ALGORITHMS, algorithms_for
 from paleo.errors import PlanError, SpecError, near
 from paleo.optimizers import optimizer
-from paleo.parallel.mesh import Mesh
+from paleo.parallel.mesh import AXES, BATCH_AXES, Mesh
 from paleo.parallel.placement import Strategy, parse_strategy
 from paleo.precision import BYTES
 from paleo.schedules.base import SCHEDULES
@@ -41,6 +41,11 @@ class Plan:
         return self.mesh.replicas
 
     @property
+    def shards(self) -> int:
+        """Ranks over which ZeRO shares out states."""
+        return self.mesh.ways(self.mesh.state_axes)
+
+    @property
     def stages(self) -> int:
         """Pipeline stages."""
         return self.mesh.degree("pp")
@@ -64,7 +69,7 @@ class Plan:
         parts += [f"{axis}={degree}" for axis, degree in shown.items()]
         parts += [f"vp={self.parallel.chunks}"] if self.parallel.chunks > 1 else []
         parts += [f"zero={self.parallel.zero}"] if self.parallel.zero else []
-        return ",".join(parts + (["sp"] if self.parallel.sequence_parallel else []))
+        return ",".join(parts + self.parallel.flags)
 
 
 def plan(model: ModelSpec, system: System, run: Run) -> Plan:
@@ -83,7 +88,7 @@ def plan(model: ModelSpec, system: System, run: Run) -> Plan:
         raise PlanError(
             f"strategy {run.strategy!r}: {busy} data-parallel ranks with work cannot be divided over ep={experts}"
         )
-    mesh = Mesh.of({**strategy.degrees, "dp": busy // experts})
+    mesh = Mesh.of({**strategy.degrees, "dp": busy // (experts * _shards(run, strategy, busy))})
     stages = mesh.degree("pp")
     strategy = _with_chunks(run, strategy) if stages > 1 else strategy
     _check_cut(run, stages, strategy.chunks)
@@ -130,7 +135,7 @@ def _check_names(run: Run) -> None:
 def _replicas(run: Run, strategy: Strategy) -> int:
     """Ranks that share out the batch: what is left of the gpus after tp, cp and pp, and what the strategy says if it
     says it."""
-    others = math.prod(strategy.degrees.get(axis, 1) for axis in ("tp", "cp", "pp"))
+    others = math.prod(strategy.degrees.get(axis, 1) for axis in AXES if axis not in BATCH_AXES)
     if run.gpus % others:
         raise PlanError(f"strategy {run.strategy!r}: {run.gpus} gpus cannot be divided by its {others} ranks")
     replicas = run.gpus // others
@@ -141,6 +146,21 @@ def _replicas(run: Run, strategy: Strategy) -> int:
     if replicas % experts:
         raise PlanError(f"strategy {run.strategy!r}: ep={experts} does not divide the {replicas} data-parallel ranks")
     return replicas
+
+
+def _shards(run: Run, strategy: Strategy, replicas: int) -> int:
+    """Ranks of a shard group, where one is stated."""
+    ranks = strategy.degrees.get("shard", 1)
+    if ranks == 1:
+        return 1
+    stated = f"strategy {run.strategy!r}: shard={ranks}"
+    if strategy.zero == 0:
+        raise PlanError(f"{stated} shards nothing without zero=1, 2 or 3")
+    if strategy.degrees.get("ep", 1) > 1:
+        raise PlanError(f"{stated} beside ep={strategy.degrees['ep']} is not modelled; leave one out")
+    if replicas % ranks:
+        raise PlanError(f"{stated} does not divide the {replicas} data-parallel ranks with work")
+    return ranks
 
 
 def _batches(model: ModelSpec, run: Run, replicas: int) -> tuple[int, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,7 @@ from paleo.assemble import (
     alive,
     clip_axes,
     clip_kernels,
+    collectives,
     columns,
     crowded,
     memory,
@@ -27,7 +28,6 @@ from paleo.assemble import (
     states,
     turns_placed,
     update_kernel,
-    waits,
     walk,
     workspace,
 )
@@ -47,7 +47,8 @@ from paleo.layers.base import Choices
 from paleo.lower import Program, Section, lower, without_backward
 from paleo.optimizers import optimizer
 from paleo.parallel.mesh import Axes, Mesh
-from paleo.parallel.placement import STRATEGIES, Placement, idle_axes
+from paleo.parallel.overrides import placement
+from paleo.parallel.placement import Placement, idle_axes
 from paleo.pipeline import StageTime, check, pipeline_timeline
 from paleo.plan import Plan, plan
 from paleo.precision import Precision, precision
@@ -65,6 +66,7 @@ from paleo.units import GIB
 from paleo.work import Kernel
 
 Array = npt.NDArray[np.float64]
+Numbers = TypeVar("Numbers", float, Array)
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,8 +294,8 @@ def predict(model: ModelSpec, system: System, run: Run, software: Software | Non
     chosen = plan(model, system, run)
     made = setting(system, run, chosen.dtype, software)
     graph = build(model, batch=chosen.microbatch * chosen.dp, choices=made.choices, overrides=run.model)
-    placement = STRATEGIES[chosen.parallel.preset](graph, chosen.parallel)
-    priced = _priced(made.lowered(graph, placement, chosen.mesh), chosen, made)
+    placed = placement(graph, chosen.parallel, run.placement, run.expert_imbalance)
+    priced = _priced(made.lowered(graph, placed, chosen.mesh), chosen, made)
     draw, breakdown = _single(priced) if chosen.stages == 1 else _pipelined(priced)
     fed = made.fed(graph, chosen.gpus, chosen.mesh.size / chosen.dp, chosen.local_batch)
     if fed is not None:
@@ -314,7 +316,7 @@ def predict(model: ModelSpec, system: System, run: Run, software: Software | Non
         _interval(priced, breakdown),
         made.prices.name,
         _unmodelled(priced.program, made),
-        (*_warnings(chosen, idle_axes(graph, placement, chosen.mesh)), *_host_warnings(system, chosen, away)),
+        (*_warnings(chosen, idle_axes(graph, placed, chosen.mesh)), *_host_warnings(system, chosen, away)),
         away,
         fed,
     )
@@ -331,11 +333,11 @@ def _priced(program: Program, chosen: Plan, made: Setting) -> _Priced:
     fabric, formats = made.fabric, made.formats
     network = Network(made.system, chosen.mesh, fabric.algorithm, fabric.rates, fabric.own, fabric.host)
     kernels = made.prices.times([counted.kernel for section in program.sections for counted in section.kernels])
-    waited = np.array([network.time(one.operation, (one.axis,), one.payload_bytes) for _, one in waits(program)])
+    waited = np.array([network.time(one.operation, (one.axis,), one.payload_bytes) for _, one in collectives(program)])
     table = columns(program, kernels.total, waited, [section_figures(program, name) for name in BYTES])
     times = recomputed(table, "none" if made.run.forward_only else made.run.recompute)
     if made.offload.parts and not made.run.forward_only:
-        shares = Shares.of(chosen.parallel.zero, chosen.dp, chosen.microbatches)
+        shares = Shares.of(chosen.parallel.zero, chosen.shards, chosen.microbatches)
         times = streamed(times, table, made.offload, formats, shares)
     chunks = made.cut(program, times.turn, chosen.stages * chosen.parallel.chunks)
     name = schedule_name(made.run.schedule, chosen.parallel.chunks)
@@ -346,14 +348,14 @@ def _priced(program: Program, chosen: Plan, made: Setting) -> _Priced:
 
 def _single(priced: _Priced) -> tuple[Callable[[], Timeline], Breakdown]:
     """No pipeline: gradient buckets travel beside the backward pass."""
-    zero, ranks, program, times = priced.plan.parallel.zero, priced.plan.dp, priced.program, priced.times
+    zero, ranks, program, times = priced.plan.parallel.zero, priced.plan.shards, priced.program, priced.times
     buckets = Buckets(
         priced.run.bucket, priced.setting.formats.gradient, priced.setting.overlapped, zero == 3 and ranks > 1
     )
-    width, axes = priced.setting.formats.parameter, _replica_axes(priced.plan)
+    width, axes = priced.setting.formats.parameter, priced.plan.mesh.state_axes
 
     def bucket(over_axes: Axes, size: float) -> float:
-        return priced.network.time(gradient_operation(zero), over_axes, size)
+        return _gradient_time(priced, over_axes, size)
 
     def gather(section: Section) -> float:
         return priced.network.time("all_gather", axes, section.parameters * width) if buckets.sharded else 0.0
@@ -491,13 +493,14 @@ class _Sums:
 
 def _exchanges(priced: _Priced, passes: Passes) -> _Sums:
     """The gradients of each stage, summed over their replicas: behind the last passes where the software overlaps."""
-    made = priced.setting
-    elements = gradient_elements(priced.program, priced.placed, priced.plan.mesh, priced.copies)
+    made, mesh, zero = priced.setting, priced.plan.mesh, priced.plan.parallel.zero
+    elements = gradient_elements(priced.program, priced.placed, mesh, priced.copies)
     if not made.overlapped:
         elements = {axes: count.sum(axis=1, keepdims=True) for axes, count in elements.items()}
     sizes = {axes: count * made.formats.gradient for axes, count in elements.items()}
-    operation, none = gradient_operation(priced.plan.parallel.zero), np.zeros((priced.plan.stages, 1))
-    seconds = sum((_grouped(priced, operation, axes, size) for axes, size in sizes.items()), none)
+    none = np.zeros((priced.plan.stages, 1))
+    owed = (one for axes, size in sizes.items() for one in gradient_exchange(zero, axes, size, mesh))
+    seconds = sum((_grouped(priced, *one) for one in owed), none)
     if not made.overlapped:
         return _Sums(seconds[:, 0], none[:, 0])
     buckets = sendings(sum(sizes.values(), none), priced.run.bucket)
@@ -530,13 +533,27 @@ def _tied_sums(priced: _Priced) -> Array:
     return found
 
 
+def _gradient_time(priced: _Priced, axes: Axes, size: float) -> float:
+    """Seconds in which a rank's gradients are summed over ``axes``."""
+    owed = gradient_exchange(priced.plan.parallel.zero, axes, size, priced.plan.mesh)
+    return sum(priced.network.time(operation, over_axes, payload) for operation, over_axes, payload in owed)
+
+
+def gradient_exchange(zero: int, axes: Axes, size: Numbers, mesh: Mesh) -> tuple[tuple[str, Axes, Numbers], ...]:
+    """The collectives that sum gradients of ``size`` bytes, with their axes and payloads.
+
+    Where a shard group is smaller than the replicas its ranks first scatter the sum, and each shard is then summed over
+    the groups (HSDP: Zhao et al., PyTorch FSDP, VLDB 2023, section 3.2.2).
+    """
+    if not zero or mesh.degree("shard") == 1 or "shard" not in axes:
+        return ((gradient_operation(zero), axes, size),)
+    others = tuple(axis for axis in axes if axis != "shard")
+    return ("reduce_scatter", ("shard",), size), ("all_reduce", others, size / mesh.degree("shard"))
+
+
 def gradient_operation(zero: int) -> str:
     """Sharded states need only each rank's shard of the sum."""
     return "reduce_scatter" if zero else "all_reduce"
-
-
-def _replica_axes(chosen: Plan) -> Axes:
-    return tuple(axis for axis in ("ep", "dp") if chosen.mesh.degree(axis) > 1)
 
 
 def _state_gathers(priced: _Priced, forward: Array) -> _Sums:
@@ -547,7 +564,7 @@ def _state_gathers(priced: _Priced, forward: Array) -> _Sums:
         return _Sums(none, none)
     made = priced.setting
     sizes = priced.parameters * made.formats.parameter
-    seconds = _grouped(priced, "all_gather", _replica_axes(priced.plan), sizes)
+    seconds = _grouped(priced, "all_gather", priced.plan.mesh.state_axes, sizes)
     if not made.gathers_ahead:
         return _Sums(seconds, none)
     exposed = exposed_gather(seconds, sendings(sizes, priced.run.bucket), forward, made.software.contention)
@@ -559,7 +576,7 @@ def _updates(priced: _Priced) -> Array:
     if priced.run.forward_only:
         return np.zeros(priced.plan.stages)
     made, zero = priced.setting, priced.plan.parallel.zero
-    counts = priced.parameters / (priced.plan.dp * priced.copies if zero else 1)
+    counts = priced.parameters / (priced.plan.shards * priced.copies if zero else 1)
     if made.offload.holds("optimizer"):
         behind = over(priced.made, priced.times.backwards + priced.times.weights)
         own = host_update(counts, behind, optimizer(made.run.optimizer), made.formats, made.offload)
@@ -575,11 +592,11 @@ def _norm_exchange(priced: _Priced) -> float:
 
 
 def _breakdown(
-    priced: _Priced, stage: int, step: float, beside: float, sends: float = 0.0, hidden: float = 0.0
+    priced: _Priced, stage: int, step: float, beside: float, sends: float = 0.0, behind: float = 0.0
 ) -> Breakdown:
     """The seconds of one stage by what they went into; what is left of the step is exposed communication or bubble.
 
-    ``beside``: buckets and gathers of the step, or what follows a pipeline, ``hidden`` seconds of it behind its passes;
+    ``beside``: buckets and gathers of the step, or what follows a pipeline, ``behind`` seconds of it behind its passes;
     ``sends``: of one microbatch, one way.
     """
     held = priced.made[stage]
@@ -596,14 +613,16 @@ def _breakdown(
     update = float(_updates(priced)[stage])
     computing = arithmetic + moving + launch + update
     waited = float(held @ (priced.times.forward_transfers + priced.times.backward_transfers)) * priced.plan.microbatches
+    hidden = float(held @ priced.columns.hidden) * priced.plan.microbatches
     if priced.plan.stages == 1:
         exposed = max(0.0, step - computing)
-        total = waited + beside
+        total = waited + hidden + beside
         total = max(total, exposed) if total else 0.0  # what computation loses to collectives beside it counts, too
         return Breakdown(arithmetic, moving, launch, exposed, total, 0.0, update, 0.0)
     talking = waited + 2 * sends * priced.plan.microbatches + beside - update
-    exposed = talking - hidden
-    return Breakdown(arithmetic, moving, launch, exposed, talking, max(0.0, step - computing - exposed), update, 0.0)
+    exposed = talking - behind
+    bubble = max(0.0, step - computing - exposed)
+    return Breakdown(arithmetic, moving, launch, exposed, talking + hidden, bubble, update, 0.0)
 
 
 def _repeats(run: Run, section: Section, phase: str, core: bool, program: Program) -> int:
@@ -622,7 +641,7 @@ def _footprint(priced: _Priced) -> tuple[Footprint, float]:
     kept = states(
         priced.parameters,
         priced.columns.parameters.max(initial=0.0),
-        max(chosen.dp, 1) * priced.copies,
+        chosen.shards * priced.copies,
         chosen.parallel.zero,
         optimizer(run.optimizer),
         formats,

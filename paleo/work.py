@@ -46,9 +46,9 @@ class Tensor:
     def size(self, dim: str) -> Size:
         return self.sizes[self.dims.index(dim)]
 
-    def split(self, ways: Mapping[str, int]) -> Tensor:
+    def split(self, ways: Mapping[str, float]) -> Tensor:
         """The largest local shard when each dim of ``ways`` is divided; whole sizes stay whole numbers."""
-        if not any(ways.get(dim, 1) > 1 for dim in self.dims):
+        if not any(ways.get(dim, 1) != 1 for dim in self.dims):
             return self
         return replace(
             self, sizes=tuple(_share(n, ways.get(dim, 1)) for dim, n in zip(self.dims, self.sizes, strict=True))
@@ -73,8 +73,8 @@ class Tensor:
         return float(self.elements * precision.bytes_of(self.role))
 
 
-def _share(size: Size, ways: int) -> Size:
-    if ways <= 1:
+def _share(size: Size, ways: float) -> Size:
+    if ways == 1:
         return size
     return math.ceil(size / ways) if isinstance(size, int) else size / ways
 
@@ -107,8 +107,12 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """How one windowed dim of a convolution slides: out[i] reads in[i·stride + j·dilation − padding], j <
-    size(kernel)."""
+    """How one windowed dim of a convolution or a pool slides: out[i] reads in[i·stride + j·dilation − padding], j <
+    taps. ``kernel`` is the dim of a convolution's taps.
+
+    >>> Window("height", "in_height", "kernel_height", stride=2, padding=3, taps=7).halo
+    (3, 2)
+    """
 
     out: str
     source: str
@@ -116,6 +120,26 @@ class Window:
     stride: int = 1
     dilation: int = 1
     padding: int = 0
+    taps: int = 1
+
+    @property
+    def _reach(self) -> int:
+        return self.dilation * (self.taps - 1)
+
+    @property
+    def halo(self) -> tuple[int, int]:
+        """Rows of the source below and above a rank's share that its own outputs read, where both are cut evenly."""
+        return self.padding, max(0, self._reach - self.padding - self.stride + 1)
+
+    @property
+    def gradient_halo(self) -> tuple[int, int]:
+        """Outputs of the neighbours below and above that read the rank's own rows: their gradients are needed."""
+        return max(0, (self._reach - self.padding) // self.stride), -(-self.padding // self.stride)
+
+
+#: Marks the operations of attention between its projections, those that selective recomputation runs again (Korthikanti
+#: et al., 2022).
+ATTENTION_CORE = ".core"
 
 
 class Operation(Protocol):
@@ -138,12 +162,36 @@ class Operation(Protocol):
     def private_dims(self) -> frozenset[str]:
         """Dims whose split is no partial sum: windowed dims, and those whose statistics stay local by choice."""
 
-    def split(self, ways: Mapping[str, int]) -> Operation:
+    def split(self, ways: Mapping[str, float]) -> Operation:
         """The same operation on one rank when dims are divided."""
 
     def forward(self, precision: Precision) -> tuple[Kernel, ...]: ...
 
     def backward(self, precision: Precision) -> tuple[Kernel, ...]: ...
+
+
+def is_core(operation: Operation) -> bool:
+    """Whether an operation belongs to the core of attention: scores, softmax, dropout, weighted sum."""
+    return ATTENTION_CORE in operation.name
+
+
+#: Rows of neighbours that a rank reads beside its own share, for each window: of the source, and of the output's
+#: gradient.
+Halos = tuple[tuple[int, int], ...]
+
+
+def halos(windows: tuple[Window, ...], ways: Mapping[str, float]) -> Halos:
+    """What comes from both neighbours; of two ranks each has one."""
+
+    def received(rows: tuple[int, int], ranks: float) -> int:
+        return 0 if ranks <= 1 else sum(rows) if ranks > 2 else max(rows)
+
+    return tuple((received(w.halo, ways.get(w.out, 1)), received(w.gradient_halo, ways.get(w.out, 1))) for w in windows)
+
+
+def _with_rows(tensor: Tensor, rows: Iterable[tuple[str, int]]) -> float:
+    """Elements of a tensor with so many more rows along its dims, over its own."""
+    return math.prod((tensor.size(dim) + more) / tensor.size(dim) for dim, more in rows)
 
 
 def parameters_of(operations: Iterable[Operation]) -> dict[str, Tensor]:
@@ -163,7 +211,7 @@ def with_parameters_of(operation: Operation, own: str, other: str) -> Operation:
     return made
 
 
-def _split_all(tensors: tuple[Tensor, ...], ways: Mapping[str, int]) -> tuple[Tensor, ...]:
+def _split_all(tensors: tuple[Tensor, ...], ways: Mapping[str, float]) -> tuple[Tensor, ...]:
     return tuple(t.split(ways) for t in tensors)
 
 
@@ -186,6 +234,7 @@ class Contraction:
     bias: Tensor | None = None
     windows: tuple[Window, ...] = ()
     transposed: bool = False
+    halos: Halos = ()
 
     @property
     def reads(self) -> tuple[Tensor, ...]:
@@ -211,10 +260,10 @@ class Contraction:
         }
         return 2.0 * math.prod(sizes.values())
 
-    def split(self, ways: Mapping[str, int]) -> Contraction:
+    def split(self, ways: Mapping[str, float]) -> Contraction:
         bias = None if self.bias is None else self.bias.split(ways)
         lhs, rhs, out = _split_all((self.lhs, self.rhs, self.out), ways)
-        return replace(self, lhs=lhs, rhs=rhs, out=out, bias=bias)
+        return replace(self, lhs=lhs, rhs=rhs, out=out, bias=bias, halos=halos(self.windows, ways))
 
     def forward(self, precision: Precision) -> tuple[Kernel, ...]:
         precision = self._operands(precision)
@@ -259,7 +308,8 @@ class Contraction:
     def _kernel(
         self, phase: Phase, left: Tensor, right: Tensor, out: Tensor, precision: Precision, extra: Tensor | None = None
     ) -> Kernel:
-        read = (left.elements + right.elements) * precision.operand + (0.0 if extra is None else extra.bytes(precision))
+        moved = left.elements * self._border(left, phase) + right.elements
+        read = moved * precision.operand + (0.0 if extra is None else extra.bytes(precision))
         gradient = phase == "backward_weight"
         written = out.elements * (precision.gradient if gradient else precision.activation)
         if self.windows:
@@ -268,6 +318,12 @@ class Contraction:
             operation, shape = "narrow" if precision.narrow else "gemm", _gemm_shape(left, right, out)
         family: Family = "conv" if self.windows else "gemm"
         return Kernel(self.name, family, operation, phase, self.flops, 0.0, float(read), float(written), shape)
+
+    def _border(self, tensor: Tensor, phase: Phase) -> float:
+        """A windowed operand with the rows of its neighbours, over its own rows."""
+        turned = int((phase == "backward") != self.transposed)
+        pairs = zip(self.windows, self.halos, strict=False)
+        return _with_rows(tensor, ((w.out if phase == "backward" else w.source, rows[turned]) for w, rows in pairs))
 
     def _direction(self, phase: Phase) -> str:
         if phase == "backward_weight":
@@ -319,7 +375,8 @@ class MemoryPass:
     ``backward_pass`` None derives the gradient pass: read the gradient of ``out`` and what was kept, write the gradient
     of each input that needs one; "free" says that the gradient is a view (add, slices). ``reduces`` names dims whose
     statistics are shared by a row (softmax, norms): split over ranks they owe a small all-reduce. ``sparse_rows`` says
-    that of a table only the rows that make up ``out`` move (embedding), so many for each row of ``out``.
+    that of a table only the rows that make up ``out`` move (embedding), so many for each row of ``out``. ``windows``
+    slide over the dims of a pool.
     """
 
     name: str
@@ -333,6 +390,8 @@ class MemoryPass:
     reduces: tuple[str, ...] = ()
     local_statistics: bool = False
     sparse_rows: int = 0
+    windows: tuple[Window, ...] = ()
+    halos: Halos = ()
 
     @property
     def reads(self) -> tuple[Tensor, ...]:
@@ -344,15 +403,16 @@ class MemoryPass:
 
     @property
     def private_dims(self) -> frozenset[str]:
-        return frozenset(self.reduces)
+        return frozenset(self.reduces) | {window.out for window in self.windows}
 
-    def split(self, ways: Mapping[str, int]) -> MemoryPass:
+    def split(self, ways: Mapping[str, float]) -> MemoryPass:
         return replace(
             self,
             inputs=_split_all(self.inputs, ways),
             out=self.out.split(ways),
             parameters=_split_all(self.parameters, ways),
             keeps=_split_all(self.keeps, ways),
+            halos=halos(self.windows, ways),
         )
 
     def forward(self, precision: Precision) -> tuple[Kernel, ...]:
@@ -381,10 +441,15 @@ class MemoryPass:
             phase,
             0.0,
             float(self.flops_per_element * largest),
-            sum(t.bytes(precision) for t in reads) + table,
+            sum(t.bytes(precision) * self._border(t, phase) for t in reads) + table,
             sum(t.bytes(precision) for t in writes),
             {"rows": float(largest / max(row, 1)), "columns": float(row)},
         )
+
+    def _border(self, tensor: Tensor, phase: Phase) -> float:
+        """What a pool reads with the rows of its neighbours, over its own rows."""
+        pairs = zip(self.windows, self.halos, strict=False)
+        return _with_rows(tensor, ((w.out, rows[phase == "backward"]) for w, rows in pairs))
 
     def _table_elements(self, table: Tensor) -> float:
         return float(min(table.elements, self.sparse_rows * self.out.elements) if self.sparse_rows else table.elements)
@@ -398,6 +463,9 @@ class FusedAttention:
     query (batch, q sequence, kv_heads, group, head_dim), key and value (batch, kv sequence, kv_heads, dim). FLOP count
     the whole rectangle of scores even where a causal mask skips half of it (the convention of MFU and of torch); the
     kernel's price uses ``causal`` and ``attended``, the keys that a query sees at most (its sliding window).
+
+    A split sequence is dealt out so that each rank has early and late queries, and with them the same share of a causal
+    mask's work (Brandon et al., Striped attention, 2023): a kernel over the mean of all keys and its own.
     """
 
     name: str
@@ -421,7 +489,7 @@ class FusedAttention:
     def private_dims(self) -> frozenset[str]:
         return frozenset({self.key.dims[1], self.query.dims[1]})
 
-    def split(self, ways: Mapping[str, int]) -> FusedAttention:
+    def split(self, ways: Mapping[str, float]) -> FusedAttention:
         query, key, value, out = _split_all((self.query, self.key, self.value, self.out), ways)
         return replace(self, query=query, key=key, value=value, out=out)
 
@@ -450,15 +518,18 @@ class FusedAttention:
 
     def _kernel(self, phase: Phase, flops: float, read: float, written: float) -> Kernel:
         batch, q, kv_heads, group, head_dim = self.query.sizes
+        keys, attended = float(self.key.sizes[1]), float(self.attended)
+        if self.causal and attended == keys:
+            keys = attended = (keys + float(q)) / 2
         shape = {
             "batch": float(batch),
             "q_heads": float(kv_heads * group),
             "kv_heads": float(kv_heads),
             "q_len": float(q),
-            "kv_len": float(self.key.sizes[1]),
+            "kv_len": keys,
             "head_dim": float(head_dim),
             "causal": float(self.causal),
-            "attended": float(self.attended),
+            "attended": attended,
         }
         return Kernel(self.name, "attention", "fused", phase, flops, 5.0 * self._scores, read, written, shape)
 
@@ -495,7 +566,7 @@ class Recurrence:
     def private_dims(self) -> frozenset[str]:
         return frozenset({self.steps_dim})
 
-    def split(self, ways: Mapping[str, int]) -> Recurrence:
+    def split(self, ways: Mapping[str, float]) -> Recurrence:
         gates, weight, out = _split_all((self.gates, self.weight, self.out), ways)
         return replace(self, gates=gates, weight=weight, out=out)
 

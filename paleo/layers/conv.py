@@ -145,7 +145,7 @@ def contract(
         tuple((grouped | {"channels": c_out}).values()),
         "parameter",
     )
-    pieces = zip(dims, stride, dilation, padding, strict=True)
-    windows = tuple(Window(d, f"in_{d}", f"kernel_{d}", s, e, int(p)) for d, s, e, p in pieces)
+    pieces = zip(dims, stride, dilation, padding, kernel, strict=True)
+    windows = tuple(Window(d, f"in_{d}", f"kernel_{d}", s, e, int(p), k) for d, s, e, p, k in pieces)
     operation = Contraction(name, lhs, rhs, out, shift if bias else None, windows, transposed)
     return Expansion((operation,), out.reshaped(batch | {"channels": channels} | target))

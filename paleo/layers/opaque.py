@@ -166,7 +166,7 @@ class Unmodelled:
     def private_dims(self) -> frozenset[str]:
         return frozenset(d for t in self.inputs for d in t.dims) - frozenset(self.out.dims)
 
-    def split(self, ways: Mapping[str, int]) -> Unmodelled:
+    def split(self, ways: Mapping[str, float]) -> Unmodelled:
         inputs, parameters = (tuple(t.split(ways) for t in group) for group in (self.inputs, self.parameters))
         return replace(self, inputs=inputs, out=self.out.split(ways), parameters=parameters)
 

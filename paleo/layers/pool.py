@@ -10,7 +10,7 @@ from pydantic import PositiveInt
 from paleo.errors import GraphError
 from paleo.layers.base import LAYERS, Choices, Expansion, Layer, describe, option
 from paleo.layers.conv import Extent, Padding, padded, window_count
-from paleo.work import MemoryPass, Size, Tensor
+from paleo.work import MemoryPass, Size, Tensor, Window
 
 
 class Pool(Layer):
@@ -21,8 +21,8 @@ class Pool(Layer):
     padding: Padding = 0
     ceil: bool = False
 
-    def pooled(self, name: str, x: Tensor) -> tuple[Tensor, int]:
-        """The output tensor and the elements of a window."""
+    def pooled(self, name: str, x: Tensor) -> tuple[Tensor, tuple[Window, ...]]:
+        """The output tensor and the windows that slide over space."""
         self.check_rank(name, x, (3, 4, 5))
         rank = len(x.dims) - 2
         kernel = option(self.kernel, rank, what="kernel", name=name)
@@ -35,7 +35,12 @@ class Pool(Layer):
         if min(space) < 1:
             raise GraphError(f"{name}: pooling window {list(kernel)} does not fit the input {describe(x)}")
         sizes: dict[str, Size] = dict(zip(x.dims, (*x.sizes[:2], *space), strict=True))
-        return x.reshaped(sizes).like(name), math.prod(kernel)
+        slides = zip(x.dims[2:], kernel, stride, padding, strict=True)
+        return x.reshaped(sizes).like(name), tuple(Window(d, d, "", s, 1, int(p), k) for d, k, s, p in slides)
+
+
+def _elements(windows: tuple[Window, ...]) -> int:
+    return math.prod(window.taps for window in windows)
 
 
 @LAYERS.register("max_pool")
@@ -44,10 +49,11 @@ class MaxPool(Pool):
 
     def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
         (x,) = inputs
-        out, window = self.pooled(name, x)
+        out, windows = self.pooled(name, x)
         found = out.like(f"{name}.indices", role="index")
+        flops = float(_elements(windows) - 1)
         return Expansion(
-            (MemoryPass(name, "pool", (x,), out, keeps=(found,), flops_per_element=float(window - 1)),), out
+            (MemoryPass(name, "pool", (x,), out, keeps=(found,), flops_per_element=flops, windows=windows),), out
         )
 
 
@@ -57,8 +63,9 @@ class AvgPool(Pool):
 
     def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
         (x,) = inputs
-        out, window = self.pooled(name, x)
-        return Expansion((MemoryPass(name, "pool", (x,), out, flops_per_element=float(window)),), out)
+        out, windows = self.pooled(name, x)
+        flops = float(_elements(windows))
+        return Expansion((MemoryPass(name, "pool", (x,), out, flops_per_element=flops, windows=windows),), out)
 
 
 @LAYERS.register("global_pool")
@@ -72,9 +79,10 @@ class GlobalPool(Layer):
         (x,) = inputs
         self.check_rank(name, x, (3, 4, 5))
         sizes: dict[str, Size] = dict(zip(x.dims[:2], x.sizes[:2], strict=True))
-        out = x.reshaped(sizes | (dict.fromkeys(x.dims[2:], 1) if self.keep_space else {})).like(name)
+        out = x.reshaped(sizes).like(name)
         keeps = (out.like(f"{name}.indices", role="index"),) if self.operation == "max" else ()
-        return Expansion((MemoryPass(name, "reduce", (x,), out, keeps=keeps),), out)
+        shape = sizes | (dict.fromkeys(x.dims[2:], 1) if self.keep_space else {})
+        return Expansion((MemoryPass(name, "reduce", (x,), out, keeps=keeps),), out.reshaped(shape))
 
 
 @LAYERS.register("adaptive_avg_pool")

@@ -6,10 +6,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-#: Axes from the innermost (neighbouring ranks) to the outermost, the order of Megatron and of torchtitan. Experts are
-#: spread over ``ep`` of the data-parallel ranks: the batch is divided over ``ep`` and ``dp`` together.
-AXES = ("tp", "cp", "ep", "dp", "pp")
+#: Axes from the innermost (neighbouring ranks) to the outermost, the order of Megatron and of torchtitan; ``spatial``
+#: divides images. Experts are spread over ``ep`` of the data-parallel ranks, and states over ``shard`` of them where
+#: that is stated: the batch is divided over ``BATCH_AXES`` together.
+AXES = ("spatial", "tp", "cp", "ep", "shard", "dp", "pp")
 Axes = tuple[str, ...]
+BATCH_AXES: Axes = ("ep", "shard", "dp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,10 @@ class Mesh:
         return math.prod(degree for _, degree in self.degrees)
 
     def degree(self, axis: str) -> int:
-        return dict(self.degrees)[axis]
+        for name, degree in self.degrees:
+            if name == axis:
+                return degree
+        raise KeyError(axis)
 
     def stride(self, axes: Axes) -> int:
         """How far apart neighbours of a group along the axes are numbered: the stride of the innermost one in use."""
@@ -44,7 +49,13 @@ class Mesh:
     @property
     def replicas(self) -> int:
         """Ranks that share out the batch."""
-        return self.degree("ep") * self.degree("dp")
+        return self.ways(BATCH_AXES)
+
+    @property
+    def state_axes(self) -> Axes:
+        """Axes over which ZeRO shares out states: those of the shard group, or of all replicas."""
+        axes = ("shard",) if self.degree("shard") > 1 else ("ep", "dp")
+        return tuple(axis for axis in axes if self.degree(axis) > 1)
 
     def ways(self, axes: Axes) -> int:
         """Ranks over which several axes together divide."""

@@ -14,6 +14,9 @@ from paleo.registry import Registry
 
 #: dim -> mesh axes that divide it.
 Split = Mapping[str, Axes]
+#: Keys and values go round (Liu et al., Ring attention, 2023), or heads are dealt out for the sequence by all-to-alls
+#: (Jacobs et al., DeepSpeed-Ulysses, 2023).
+Context = Literal["ring", "all_to_all"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +37,15 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """An ordered set of rules: for each layer the last rule that matches it decides."""
+    """An ordered set of rules: for each layer the last rule that matches it decides.
+
+    ``context`` says how attention over a split sequence sees all keys, ``imbalance`` how many tokens the busiest rank
+    of experts has over their mean.
+    """
 
     rules: tuple[Rule, ...]
+    context: Context = "ring"
+    imbalance: float = 1.0
 
     def of(self, node: Node) -> Split:
         """How this layer's dims are split."""
@@ -60,8 +69,9 @@ class Strategy:
     """A strategy as people write it: a preset, degrees, and how states and sequences are shared.
 
     ``zero`` shards over the data-parallel ranks: 1 the optimizer's states, 2 the gradients too, 3 the parameters too
-    (FSDP). ``sequence_parallel`` splits the sequence over tp outside the tensor-parallel layers. ``chunks`` is the
-    number of pieces that each pipeline stage holds (virtual stages).
+    (FSDP); a degree ``shard`` limits that to groups of so many of them (HSDP). ``sequence_parallel`` splits the
+    sequence over tp outside the tensor-parallel layers. ``chunks`` is the number of pieces that each pipeline stage
+    holds (virtual stages). ``context`` is how attention works over cp.
     """
 
     preset: str = "dp"
@@ -69,14 +79,24 @@ class Strategy:
     zero: Zero = 0
     sequence_parallel: bool = False
     chunks: int = 1
+    context: Context = "ring"
+
+    @property
+    def flags(self) -> list[str]:
+        """The words beside preset and degrees, as they are written."""
+        return ["sp"] * self.sequence_parallel + ["ulysses"] * (self.context == "all_to_all")
 
 
+#: Words of a strategy that are no presets.
+FLAGS = ("sp", "ulysses")
 Preset = Callable[[Graph, Strategy], Placement]
 STRATEGIES: Registry[Preset] = Registry("strategy", "paleo.parallel")
 
 
 def parse_strategy(text: str) -> Strategy:
     """A strategy from the command line: ``dp``, ``owt``, or degrees such as ``tp=8,pp=4,dp=16,zero=1,vp=2,sp``.
+
+    ``ulysses`` exchanges heads for the sequence where cp splits it, ``shard=8`` shards states over groups of 8 ranks.
 
     >>> parse_strategy("tp=8,dp=4,sp").degrees
     {'tp': 8, 'dp': 4}
@@ -95,10 +115,10 @@ def parse_strategy(text: str) -> Strategy:
             numbers[key] = int(value)
     known = [*AXES, "zero", "vp"]
     unknown = [key for key in numbers if key not in known] + [
-        word for word in words if word != "sp" and word not in STRATEGIES
+        word for word in words if word not in FLAGS and word not in STRATEGIES
     ]
     if unknown:
-        raise PlanError(f"strategy {text!r}: unknown {unknown[0]!r}; {near(unknown[0], [*known, 'sp', *STRATEGIES])}")
+        raise PlanError(f"strategy {text!r}: unknown {unknown[0]!r}; {near(unknown[0], [*known, *FLAGS, *STRATEGIES])}")
     return _strategy(text, words, numbers)
 
 
@@ -106,7 +126,7 @@ _MOST = 9_999_999
 
 
 def _strategy(text: str, words: list[str], numbers: dict[str, int]) -> Strategy:
-    presets = [word for word in words if word != "sp"]
+    presets = [word for word in words if word not in FLAGS]
     zero, chunks = numbers.pop("zero", 0), numbers.pop("vp", 1)
     if len(presets) > 1 or len(words) != len(set(words)):
         raise PlanError(f"strategy {text!r}: names more than one preset; known: {', '.join(STRATEGIES)}")
@@ -115,4 +135,5 @@ def _strategy(text: str, words: list[str], numbers: dict[str, int]) -> Strategy:
     for key, value in (numbers | {"vp": chunks}).items():
         if value < 1:
             raise PlanError(f"strategy {text!r}: {key}={value} must be 1 or more")
-    return Strategy((presets or ["dp"])[0], numbers, zero, "sp" in words, chunks)  # type: ignore[arg-type]
+    context: Context = "all_to_all" if "ulysses" in words else "ring"
+    return Strategy((presets or ["dp"])[0], numbers, zero, "sp" in words, chunks, context)  # type: ignore[arg-type]

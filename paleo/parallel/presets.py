@@ -3,12 +3,16 @@
 
 from __future__ import annotations
 
-from paleo.graph import Graph
-from paleo.layers.base import ACTIVATIONS
-from paleo.parallel.mesh import Axes
-from paleo.parallel.placement import STRATEGIES, Placement, Rule, Split, Strategy
+from collections.abc import Iterator
+from dataclasses import replace
 
-_BATCH: dict[str, Axes] = {"batch": ("ep", "dp")}
+from paleo.graph import Graph, Node
+from paleo.layers.base import ACTIVATIONS
+from paleo.parallel.mesh import BATCH_AXES, Axes
+from paleo.parallel.placement import STRATEGIES, Placement, Rule, Split, Strategy
+from paleo.work import MemoryPass
+
+_BATCH: dict[str, Axes] = {"batch": BATCH_AXES}
 #: Layers that change no dim: they may keep whatever split their input has.
 ELEMENTWISE = frozenset({*ACTIVATIONS, "dropout", "identity"})
 
@@ -17,20 +21,36 @@ ELEMENTWISE = frozenset({*ACTIVATIONS, "dropout", "identity"})
 def data_tensor_expert(graph: Graph, strategy: Strategy) -> Placement:
     """The batch over the data-parallel ranks, heads, feed-forward width and vocabulary over tp (Shoeybi et al.,
     Megatron-LM, 2019), experts over ep, the sequence over cp, and over tp too between those layers where sequence
-    parallelism is on (Korthikanti et al., 2022)."""
+    parallelism is on (Korthikanti et al., 2022); images over spatial by their height (Dryden et al., IPDPS 2019)."""
     inside = _BATCH | {"seq": ("cp",)}
-    between = _BATCH | {"seq": ("tp", "cp") if strategy.sequence_parallel else ("cp",)}
-    experts = {"experts": ("ep",), "capacity": ("dp", "cp"), "ffn": ("tp",)}
-    return Placement(
-        (
-            Rule(between),
-            Rule(inside | {"kv_heads": ("tp",)}, layer="attention"),
-            Rule(inside | {"kv_heads": ("tp",)}, layer="latent_attention"),
-            Rule(inside | {"ffn": ("tp",)}, layer="mlp"),
-            Rule(inside | experts, layer="moe"),
-            *(Rule(inside | {"vocab": ("tp",)}, layer=layer) for layer in ("embedding", "linear", "cross_entropy")),
-        )
+    between = _BATCH | {"seq": ("tp", "cp") if strategy.sequence_parallel else ("cp",), "height": ("spatial",)}
+    experts = {"experts": ("ep",), "capacity": ("shard", "dp", "cp"), "ffn": ("tp",)}
+    rules = (
+        Rule(between),
+        Rule(inside | {"kv_heads": ("tp",)}, layer="attention"),
+        Rule(inside | {"kv_heads": ("tp",)}, layer="latent_attention"),
+        Rule(inside | {"ffn": ("tp",)}, layer="mlp"),
+        Rule(inside | experts, layer="moe"),
+        *(Rule(inside | {"vocab": ("tp",)}, layer=layer) for layer in ("embedding", "linear", "cross_entropy")),
     )
+    placement = Placement(rules, strategy.context)
+    return replace(placement, rules=(*rules, *_without_space(graph, placement, strategy.degrees.get("spatial", 1))))
+
+
+def _without_space(graph: Graph, placement: Placement, ranks: int) -> Iterator[Rule]:
+    """Behind the last image its ranks share out the samples instead."""
+    if ranks > 1 and any(_has_space(node) for node in graph.nodes):
+        for node in graph.nodes:
+            if not _has_space(node):
+                yield Rule({**placement.of(node), "batch": ("spatial", *BATCH_AXES), "height": ()}, name=node.name)
+
+
+def _has_space(node: Node) -> bool:
+    """Whether a layer makes an image with a height, or sums one up."""
+    inputs = [t.size("height") for t in node.inputs if "height" in t.dims]
+    if any(isinstance(op, MemoryPass) and op.operation == "reduce" for op in node.operations):
+        return max(inputs, default=1) > 1
+    return max(inputs, default=1) > 1 and "height" in node.out.dims and node.out.size("height") > 1
 
 
 @STRATEGIES.register("owt")
@@ -47,4 +67,10 @@ def one_weird_trick(graph: Graph, strategy: Strategy) -> Placement:
             split.add(node.out.name)
         if follows:
             followers.append(Rule(by_feature, name=node.name))
-    return Placement((Rule({"batch": ("dp",)}), Rule(by_feature, layer="linear"), *followers))
+    return Placement((Rule(_BATCH), Rule(by_feature, layer="linear"), *followers))
+
+
+@STRATEGIES.register("batch")
+def batch_alone(graph: Graph, strategy: Strategy) -> Placement:
+    """The batch over the data-parallel ranks, everything else whole: what a placement of one's own starts from."""
+    return Placement((Rule(_BATCH),))

@@ -3,47 +3,53 @@ parallelism.
 
 Rule A: an operation that sums over a split dim leaves a partial sum; a partial sum owes an all-reduce, or a
 reduce-scatter where the consumer is split over the same axis. Rule B: a producer and a consumer that are split
-differently owe an all-gather, an all-to-all, or a free slice. Rule C: attention over a split sequence exchanges keys
-and values round the ring. All hold for activations forward, for their gradients backward, and for parameter gradients:
-the gradient all-reduce of data parallelism is rule A on the weight gradient, which sums over the batch.
+differently owe an all-gather, an all-to-all, or a free slice. Rule C: windows over a split dim exchange their borders
+with the neighbours, attention over a split sequence its keys and values round the ring (both in ``exchanges``). All
+hold for activations forward, for their gradients backward, and for parameter gradients: the gradient all-reduce of data
+parallelism is rule A on the weight gradient, which sums over the batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
 
-from paleo.errors import PlanError
 from paleo.graph import Graph, Node
-from paleo.parallel.mesh import Axes, Mesh
+from paleo.parallel.divisions import check_division
+from paleo.parallel.exchanges import (
+    Communication,
+    When,
+    core_split,
+    expert_exchange,
+    halo_exchange,
+    key_exchange,
+    ring_kept,
+    statistics,
+)
+from paleo.parallel.mesh import BATCH_AXES, Axes, Mesh
 from paleo.parallel.placement import Placement, Split
-from paleo.work import Contraction, FusedAttention, MemoryPass, Operation, Tensor
-
-When = Literal["forward", "backward"]
-
-
-@dataclass(frozen=True, slots=True)
-class Communication:
-    """One collective that a layer owes. ``tensor`` is its payload as nccl-tests counts it: the full buffer of the
-    group, for an all-to-all the buffer of one rank. ``overlapped`` ones run beside computation that does not wait for
-    them."""
-
-    name: str
-    operation: str
-    axis: str
-    tensor: Tensor
-    when: When
-    overlapped: bool = False
+from paleo.work import Contraction, FusedAttention, MemoryPass, Operation, Tensor, is_core
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How a tensor lies over the mesh: axes of each dim, in order of its dims, and axes over which it is a partial
-    sum."""
+    """How a tensor lies over the mesh: axes of each dim, in order of its dims, axes over which it is a partial sum, and
+    axes that divide dims which a view has merged with others."""
 
     dims: tuple[Axes, ...]
     partial: frozenset[str] = frozenset()
+    merged: frozenset[str] = frozenset()
+
+    def place(self, axis: str) -> int | None:
+        """The position of the dim that an axis divides; _MERGED where a view hides it, None where the axis has all."""
+        for index, axes in enumerate(self.dims):
+            if axis in axes:
+                return index
+        return _MERGED if axis in self.merged else None
+
+
+#: Stands for a dim that a view has merged with others.
+_MERGED = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,29 +71,41 @@ class PlacedNode:
 def propagate(graph: Graph, placement: Placement, mesh: Mesh) -> tuple[PlacedNode, ...]:
     """Every layer's share and what it must communicate, in topological order."""
     layouts = {name: Layout(tuple(_batch_axes(dim, mesh) for dim in t.dims)) for name, t in graph.inputs.items()}
-    return tuple(_place(node, _active(placement.of(node), mesh), mesh, layouts) for node in graph.nodes)
+    return tuple(_place(node, placement, mesh, layouts) for node in graph.nodes)
 
 
 def check_divisions(graph: Graph, placement: Placement, mesh: Mesh) -> None:
     """PlanError where a dim cannot be divided as a placement asks; `propagate` checks the same on its way."""
     for node in graph.nodes:
-        split = _active(placement.of(node), mesh)
-        _check_division(node, {dim: mesh.ways(axes) for dim, axes in split.items()})
+        split = _active(node, placement.of(node), mesh)
+        core = core_split(node, split, placement.context)
+        check_division(node, _ways(split, mesh), _ways(core, mesh))
 
 
 def _batch_axes(dim: str, mesh: Mesh) -> Axes:
-    axes = {"batch": ("ep", "dp"), "seq": ("cp",)}.get(dim, ())
+    axes = {"batch": BATCH_AXES, "seq": ("cp",), "height": ("spatial",)}.get(dim, ())
     return tuple(axis for axis in axes if mesh.degree(axis) > 1)
 
 
-def _active(split: Split, mesh: Mesh) -> Split:
+def _active(node: Node, split: Split, mesh: Mesh) -> Split:
+    """The axes in use; the source of a window is split as its output is."""
     used = {dim: tuple(axis for axis in axes if mesh.degree(axis) > 1) for dim, axes in split.items()}
+    windows = (w for op in node.operations if isinstance(op, Contraction | MemoryPass) for w in op.windows)
+    used |= {window.source: used.get(window.out, ()) for window in windows}
     return {dim: axes for dim, axes in used.items() if axes}
 
 
-def _place(node: Node, split: Split, mesh: Mesh, layouts: dict[str, Layout]) -> PlacedNode:
-    ways = {dim: mesh.ways(axes) for dim, axes in split.items()}
-    _check_division(node, ways)
+def _ways(split: Split, mesh: Mesh) -> dict[str, float]:
+    return {dim: mesh.ways(axes) for dim, axes in split.items() if axes}
+
+
+def _place(node: Node, placement: Placement, mesh: Mesh, layouts: dict[str, Layout]) -> PlacedNode:
+    split = _active(node, placement.of(node), mesh)
+    core = core_split(node, split, placement.context)
+    ways, core_ways = _ways(split, mesh), _ways(core, mesh)
+    check_division(node, ways, core_ways)
+    if split.get("experts"):
+        ways["capacity"] = ways.get("capacity", 1) / placement.imbalance
     owed: list[Communication] = []
     sums = _gradient_sums(node, split, ways, owed)
     for tensor in dict.fromkeys(node.inputs):
@@ -96,35 +114,41 @@ def _place(node: Node, split: Split, mesh: Mesh, layouts: dict[str, Layout]) -> 
     owed += _regather(node, owed)
     partial = _inner_sums(node, split, ways, owed)
     owed += (
-        *_statistics(node, split, ways),
-        *_key_exchange(node, split, ways),
-        *_expert_exchange(node, split, ways, mesh),
+        *statistics(node, split, ways),
+        *key_exchange(node, split, core, ways, mesh),
+        *expert_exchange(node, split, ways),
+        *halo_exchange(node, split, ways, mesh),
     )
-    if node.operations or node.out.name not in layouts:
-        layouts[node.out.name] = Layout(tuple(split.get(dim, ()) for dim in node.out.dims), partial)
-    local = tuple(operation.split(ways) for operation in node.operations)
+    _leave(node, split, partial, layouts)
+    local = tuple(operation.split(core_ways if is_core(operation) else ways) for operation in node.operations)
+    gathered |= ring_kept(node, split, core, mesh)
     return PlacedNode(node, local, tuple(owed), tuple(_parameters(node, split, ways)), gathered)
 
 
-def _check_division(node: Node, ways: Mapping[str, int]) -> None:
-    tensors = [t for op in node.operations for t in (*op.reads, op.out)]
-    for dim, n in ways.items():
-        sizes = [t.size(dim) for t in tensors if dim in t.dims]
-        if n > 1 and sizes and isinstance(sizes[0], int) and sizes[0] % n and dim not in PADDED:
-            raise PlanError(f"layer {node.name!r}: {dim} {sizes[0]:g} cannot be divided over {n} ranks")
-
-
-#: Dims that need not divide evenly: the fullest rank sets the pace (a short batch, a vocabulary padded to the ranks).
-PADDED = frozenset({"batch", "vocab"})
+def _leave(node: Node, split: Split, partial: frozenset[str], layouts: dict[str, Layout]) -> None:
+    """How the output lies; a view, or a layer that hands its input on, leaves that as it is."""
+    made = next((op.out for op in reversed(node.operations) if op.out.name == node.out.name), None)
+    if made is not None or node.out.name not in layouts:
+        dims = node.out.dims if made is None else made.dims
+        layouts[node.out.name] = Layout(tuple(split.get(d, ()) if d in dims else () for d in node.out.dims), partial)
 
 
 def _summed(target: Tensor, operation: Operation, split: Split) -> frozenset[str]:
-    """Rule A: the axes of every split dim that the operation sums over on its way to ``target``; moving data sums
-    nothing."""
+    """Rule A: the axes of every split dim that the operation sums over on its way to ``target`` (one entry that is used
+    all along a dim has a summed gradient, too); moving data sums nothing."""
     if isinstance(operation, MemoryPass) and operation.operation in MOVES and not operation.sparse_rows:
         return frozenset()
-    dims = {dim for tensor in (*operation.reads, operation.out) for dim in tensor.dims}
-    return frozenset(axis for dim in dims - set(target.dims) - operation.private_dims for axis in split.get(dim, ()))
+    gone = [dim for dim in split if dim not in target.dims or target.size(dim) == 1]
+    if not gone:
+        return frozenset()
+    tensors, private = (*operation.reads, operation.out), operation.private_dims
+    summed = (dim for dim in gone if dim not in private and any(_varies(t, dim, dim in target.dims) for t in tensors))
+    return frozenset(axis for dim in summed for axis in split[dim])
+
+
+def _varies(tensor: Tensor, dim: str, beyond_one: bool) -> bool:
+    """Whether a tensor has the dim, with more than one entry if that is asked."""
+    return dim in tensor.dims and (not beyond_one or tensor.size(dim) > 1)
 
 
 #: Passes that only move elements.
@@ -138,7 +162,7 @@ def _linear(operation: Operation) -> bool:
     return not isinstance(operation, FusedAttention)
 
 
-def _inner_sums(node: Node, split: Split, ways: Mapping[str, int], owed: list[Communication]) -> frozenset[str]:
+def _inner_sums(node: Node, split: Split, ways: Mapping[str, float], owed: list[Communication]) -> frozenset[str]:
     """Partial sums inside a layer: settled before whatever does not commute with them; returns those that its output
     still owes."""
     partial: dict[str, frozenset[str]] = {}
@@ -156,7 +180,7 @@ def _inner_sums(node: Node, split: Split, ways: Mapping[str, int], owed: list[Co
 
 
 def _gradient_sums(
-    node: Node, split: Split, ways: Mapping[str, int], owed: list[Communication]
+    node: Node, split: Split, ways: Mapping[str, float], owed: list[Communication]
 ) -> dict[str, frozenset[str]]:
     """The same backward: over which axes the gradient of each tensor is a partial sum when it leaves the layer."""
     partial: dict[str, frozenset[str]] = {}
@@ -171,7 +195,8 @@ def _gradient_sums(
         for tensor in operation.reads:
             if tensor.grad and tensor.role != "parameter":
                 sums = partial.get(tensor.name, frozenset()) | leaving | _summed(tensor, operation, split)
-                partial[tensor.name] = sums
+                scattered = split.get("seq", ()) if is_core(operation) else ()  # by the exchange of keys
+                partial[tensor.name] = sums - set(scattered)
     return partial
 
 
@@ -180,15 +205,26 @@ def _arrive(
 ) -> Iterator[Communication]:
     """Rule B on one input, forward; then the way back of its gradient."""
     have = layouts[tensor.name]
-    if len(have.dims) != len(tensor.dims):  # a view: the batch stays first, the rest is whole
-        have = Layout((have.dims[0],) + ((),) * (len(tensor.dims) - 1), have.partial)
-    want = Layout(tuple(split.get(_inside(node, tensor, dim), ()) for dim in tensor.dims))
+    if len(have.dims) != len(tensor.dims):  # a view: the batch stays first, other dims are merged
+        hidden = frozenset(axis for axes in have.dims[1:] for axis in axes)
+        have = Layout((have.dims[0],) + ((),) * (len(tensor.dims) - 1), have.partial, hidden)
+    names = [_inside(node, tensor, dim) for dim in tensor.dims]
+    spread = _spread(node, names)
+    pairs = zip(names, tensor.sizes, strict=True)
+    want = Layout(tuple(split.get(dim, ()) if size > 1 or dim not in spread else () for dim, size in pairs))
     yield from _transition(f"{node.name}<{tensor.name}", tensor, have, want, mesh, "forward")
     if have.partial:
         layouts[tensor.name] = want
     if tensor.grad:
         back = Layout(want.dims, sums.get(tensor.name, frozenset()))
-        yield from _transition(f"{node.name}>{tensor.name}", tensor, back, Layout(have.dims), mesh, "backward")
+        target = Layout(have.dims, merged=have.merged)
+        yield from _transition(f"{node.name}>{tensor.name}", tensor, back, target, mesh, "backward")
+
+
+def _spread(node: Node, dims: Iterable[str]) -> frozenset[str]:
+    """Dims of more than one entry in the layer: an input of size 1 there is used all along them."""
+    tensors = [tensor for op in node.operations for tensor in (*op.reads, op.out)]
+    return frozenset(dim for dim in dims if any(dim in t.dims and t.size(dim) > 1 for t in tensors))
 
 
 def _inside(node: Node, tensor: Tensor, dim: str) -> str:
@@ -206,9 +242,10 @@ def _transition(
 ) -> Iterator[Communication]:
     """The collectives from one layout to another, axis by axis; a slice of something whole is free."""
     for axis, degree in mesh.degrees:
-        before = next((i for i, axes in enumerate(have.dims) if axis in axes), None)
-        after = next((i for i, axes in enumerate(want.dims) if axis in axes), None)
-        if degree == 1 or (axis not in have.partial and (before is None or before == after)):
+        if degree == 1:
+            continue
+        before, after = have.place(axis), want.place(axis)
+        if axis not in have.partial and (before is None or before == after):
             continue
         if axis in have.partial:
             operation = "all_reduce" if after is None else "reduce_scatter"
@@ -217,8 +254,9 @@ def _transition(
         shares = {
             d: mesh.ways(tuple(a for a in axes if a != axis)) for d, axes in zip(tensor.dims, want.dims, strict=True)
         }
-        if operation == "all_to_all" and after is not None:
-            shares[tensor.dims[after]] = mesh.ways(want.dims[after])
+        if operation == "all_to_all" and before is not None and after is not None:
+            place, lies = (after, want) if after != _MERGED else (before, have)
+            shares[tensor.dims[place]] = mesh.ways(lies.dims[place])
         yield Communication(name, operation, axis, tensor.split(shares), when)
 
 
@@ -236,51 +274,16 @@ def _regather(node: Node, owed: list[Communication]) -> list[Communication]:
 def kept_whole(placed: PlacedNode) -> PlacedNode:
     """The same share when gathered inputs stay whole until the backward pass instead of being gathered again."""
     owed = tuple(one for one in placed.communications if not one.name.endswith(AGAIN))
-    return replace(placed, communications=owed, gathered={})
+    arrived = {tensor.name for tensor in placed.node.inputs}
+    inside = {name: ranks for name, ranks in placed.gathered.items() if name not in arrived}
+    return replace(placed, communications=owed, gathered=inside)
 
 
 #: Ends the name of a gather that is made again for the backward pass.
 AGAIN = ".again"
 
 
-def _statistics(node: Node, split: Split, ways: Mapping[str, int]) -> Iterator[Communication]:
-    """Softmax, losses and norms over a split dim exchange a few numbers a row (maximum, sum, target; or mean,
-    variance)."""
-    for operation in node.operations:
-        if isinstance(operation, MemoryPass) and operation.reduces and not operation.local_statistics:
-            axes = {axis for dim in operation.reduces for axis in split.get(dim, ())}
-            source = operation.inputs[0]
-            row = source.without(*operation.reduces, name=f"{operation.name}.row", role="statistic").split(ways)
-            count = 3 if operation.operation == "softmax" else 2
-            stacked = Tensor(row.name, ("numbers", *row.dims), (count, *row.sizes), "statistic")
-            for axis in sorted(axes):
-                yield Communication(operation.name, "all_reduce", axis, stacked, "forward")
-
-
-def _key_exchange(node: Node, split: Split, ways: Mapping[str, int]) -> Iterator[Communication]:
-    """Rule C: queries of a split sequence need all keys and values; the ring hides behind the scores (Liu et al., Ring
-    attention, 2023)."""
-    for operation in node.operations:
-        if isinstance(operation, FusedAttention):
-            for axis in split.get("seq", ()):
-                for tensor in (operation.key.split(ways), operation.value.split(ways)):
-                    yield Communication(operation.name, "all_gather", axis, tensor, "forward", overlapped=True)
-                    yield Communication(operation.name, "all_gather", axis, tensor, "backward", overlapped=True)
-                    yield Communication(operation.name, "reduce_scatter", axis, tensor, "backward", overlapped=True)
-
-
-def _expert_exchange(node: Node, split: Split, ways: Mapping[str, int], mesh: Mesh) -> Iterator[Communication]:
-    """Rule B inside a mixture of experts: tokens are split by the batch before dispatch and by experts after it, and
-    back."""
-    for operation in node.operations:
-        moved = [t for t in (*operation.reads, operation.out) if "capacity" in t.dims and t.role == "activation"]
-        if moved and isinstance(operation, MemoryPass) and operation.operation in ("gather", "scatter"):
-            for axis in split.get("experts", ()):
-                for when in ("forward", "backward"):
-                    yield Communication(operation.name, "all_to_all", axis, moved[0].split(ways), when)
-
-
-def _parameters(node: Node, split: Split, ways: Mapping[str, int]) -> Iterable[tuple[Tensor, Axes]]:
+def _parameters(node: Node, split: Split, ways: Mapping[str, float]) -> Iterable[tuple[Tensor, Axes]]:
     """Rule A on parameters: a gradient is summed over every split dim of its operation that the parameter lacks."""
     axes_of: dict[str, set[str]] = {}
     tensors: dict[str, Tensor] = {}

@@ -23,6 +23,8 @@ from paleo.specs.hardware import System
 from paleo.specs.model import ModelSpec
 from paleo.specs.run import Run
 
+#: Among so many of the best plans the second strategy is looked for first.
+_NEAR = 1000
 #: What a search makes as small as it can.
 OBJECTIVES = ("time", "cost", "energy", "gpus")
 
@@ -137,25 +139,38 @@ class _Found:
         self.score = rates[self.part] * (1.0 if objective == "gpus" else self.step)
 
     @cached_property
-    def order(self) -> npt.NDArray[np.intp]:
-        """All of them, the best first; what does not fit comes last, the smallest first."""
-        return np.lexsort((self.memory, self.step, np.where(self.fits, self.score, self.memory), ~self.fits))
+    def score_of_all(self) -> npt.NDArray[np.float64]:
+        """What is made small: the score of those that fit; what does not fit comes behind, the smallest first."""
+        behind = self.score[self.fits].max(initial=0.0) + self.memory
+        return np.where(self.fits, self.score, behind)
+
+    def leading(self, count: int) -> npt.NDArray[np.intp]:
+        """The best ``count`` of them (and their equals), the best first; ties go to the faster, then the smaller."""
+        score = self.score_of_all
+        some = np.arange(len(score))
+        if count < len(score):
+            some = np.flatnonzero(score <= np.partition(score, count - 1)[count - 1])
+        return some[np.lexsort((self.memory[some], self.step[some], score[some], ~self.fits[some]))]
 
     def best(self, top: int) -> tuple[PlanRow, ...]:
         """The first ``top`` ones."""
-        return tuple(self.row(int(index)) for index in self.order[:top])
+        return tuple(self.row(int(index)) for index in self.leading(top)[:top])
 
     def runner_up(self, best: PlanRow) -> PlanRow | None:
         """The first that fits and has another strategy."""
-        others = (self.row(int(index)) for index in self.order if self.fits[index])
-        return next((row for row in others if (row.gpus, row.strategy) != (best.gpus, best.strategy)), None)
+        for count in (_NEAR, len(self.step)):
+            for index in self.leading(count):
+                row = self.row(int(index))
+                if row.fits and (row.gpus, row.strategy) != (best.gpus, best.strategy):
+                    return row
+        return None
 
     def front(self) -> tuple[PlanRow, ...]:
         """Pareto-optimal in step time and memory among those that fit, fastest first."""
-        order = np.lexsort((self.memory, self.step))
-        order = order[self.fits[order]]
-        if not len(order):
+        fitting = np.flatnonzero(self.fits)
+        if not len(fitting):
             return ()
+        order = fitting[np.lexsort((self.memory[fitting], self.step[fitting]))]
         least = np.minimum.accumulate(self.memory[order])
         better = np.concatenate([[True], self.memory[order][1:] < least[:-1]])
         return tuple(self.row(int(index)) for index in order[better])

@@ -14,12 +14,13 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 import numpy.typing as npt
 
-from paleo.assemble import BYTES, Columns, Sums, columns, waits
+from paleo.assemble import BYTES, Columns, Sums, collectives, columns
 from paleo.errors import PlanError
 from paleo.graph import Graph, build
 from paleo.lower import Program
 from paleo.parallel.mesh import Mesh
-from paleo.parallel.placement import STRATEGIES, Strategy
+from paleo.parallel.overrides import placement
+from paleo.parallel.placement import Placement, Strategy
 from paleo.parallel.propagation import check_divisions
 from paleo.predict import Setting
 from paleo.search.space import Layout
@@ -154,7 +155,7 @@ class _Blocks:
     def _divides(self, key: Key) -> bool:
         graph = self.graph(_mesh(key).replicas)
         try:
-            check_divisions(graph, STRATEGIES["dp"](graph, Strategy(sequence_parallel=key[-1])), _mesh(key))
+            check_divisions(graph, self._placement(graph, key), _mesh(key))
         except PlanError as error:
             self.problem = str(error)
             return False
@@ -212,9 +213,11 @@ class _Blocks:
         if (key, microbatch) not in self._known:
             mesh = _mesh(key)
             graph = self.graph(microbatch * mesh.replicas)
-            placement = STRATEGIES["dp"](graph, Strategy(sequence_parallel=key[-1]))
-            self._known[key, microbatch] = self.made.lowered(graph, placement, mesh)
+            self._known[key, microbatch] = self.made.lowered(graph, self._placement(graph, key), mesh)
         return self._known[key, microbatch]
+
+    def _placement(self, graph: Graph, key: Key) -> Placement:
+        return placement(graph, Strategy(sequence_parallel=key[-1]), {}, self.made.run.expert_imbalance)
 
 
 def _mesh(key: Key) -> Mesh:
@@ -242,13 +245,13 @@ def _lines(wanted: Sequence[int], sizes: Sequence[int], rows: Array, lower: npt.
 
 
 def _values(program: Program) -> Array:
-    """The numbers of a program that depend on its batch: kernels, blocking collectives, sizes of sections."""
+    """The numbers of a program that depend on its batch: kernels, collectives, sizes of sections."""
     found: list[float] = []
     for section in program.sections:
         for counted in section.kernels:
             one = counted.kernel
             found += (one.flops, one.vector_flops, one.bytes_read, one.bytes_written, *one.shape.values())
-    found += [one.payload_bytes for _, one in waits(program)]
+    found += [one.payload_bytes for _, one in collectives(program)]
     found += [getattr(section, name) for name in SIZES for section in program.sections]
     return np.array(found, dtype=np.float64)
 
@@ -270,8 +273,8 @@ def _columns(blocks: Sequence[Block], made: Setting) -> tuple[Columns, Array]:
 def _structure(program: Program) -> tuple[object, ...]:
     """What `Sums` depend on."""
     kernels = tuple((c.times, c.kernel.phase, c.core) for section in program.sections for c in section.kernels)
-    waiting = tuple((i, one.times, one.phase) for i, one in waits(program))
-    return kernels, waiting, tuple(len(section.kernels) for section in program.sections)
+    owed = tuple((i, one.times, one.phase, one.beside) for i, one in collectives(program))
+    return kernels, owed, tuple(len(section.kernels) for section in program.sections)
 
 
 def _side_by_side(tables: Sequence[Columns], counts: Sequence[int]) -> Columns:
@@ -329,26 +332,23 @@ def _numbered(
 
 
 def _transfer_seconds(blocks: Sequence[Block], made: Setting) -> list[Array]:
-    """Seconds of (blocking collectives, microbatches) for each block; one call for each operation."""
-    found = [np.zeros((sum(1 for _ in waits(block.program)), len(block.microbatches))) for block in blocks]
-    cells: dict[str, list[tuple[int, int]]] = {}
+    """Seconds of (collectives, microbatches) for each block; one call for each operation."""
+    found = [np.zeros((sum(1 for _ in collectives(block.program)), len(block.microbatches))) for block in blocks]
+    cells: dict[str, list[tuple[int, int, str]]] = {}
     for index, block in enumerate(blocks):
-        for row, (_, one) in enumerate(waits(block.program)):
-            cells.setdefault(one.operation, []).append((index, row))
+        for row, (_, one) in enumerate(collectives(block.program)):
+            cells.setdefault(one.operation, []).append((index, row, one.axis))
     for operation, members in cells.items():
         strides, ranks, payloads = [], [], []
-        for index, row in members:
+        for index, row, axis in members:
             block = blocks[index]
-            axis, first = (
-                list(waits(block.program))[row][1].axis,
-                len(block.program.sections) * len(SIZES) + len(found[index]),
-            )
+            first = len(block.program.sections) * len(SIZES) + len(found[index])
             payloads.append(block.values[:, block.values.shape[1] - first + row])
             strides.append(np.full(len(block.microbatches), block.mesh.stride((axis,))))
             ranks.append(np.full(len(block.microbatches), block.mesh.degree(axis)))
         seconds = made.fabric.times(operation, *(np.concatenate(one) for one in (strides, ranks, payloads)))
         first = 0
-        for index, row in members:
+        for index, row, _ in members:
             found[index][row] = seconds[first : first + found[index].shape[1]]
             first += found[index].shape[1]
     return found

@@ -48,6 +48,11 @@ def within(strategy: str | None, **stated: object) -> Space:
         parsed = parse_strategy(strategy)
         if parsed.preset != "dp":
             raise PlanError(f"strategy {strategy!r}: a search ranges over degrees, not over {parsed.preset!r}")
+        other = next((name for name in parsed.degrees if name not in (*SPLITS, "dp")), None) or next(
+            (flag for flag in parsed.flags if flag != "sp"), None
+        )
+        if other is not None:
+            raise PlanError(f"strategy {strategy!r}: a search does not range over {other!r}; use estimate for it")
         words = {part.partition("=")[0].strip() for part in strategy.split(",")}
         fixed["degrees"] = dict(parsed.degrees)
         fixed |= {"zero": (parsed.zero,)} if "zero" in words else {}
@@ -64,6 +69,8 @@ def check_searched(run: Run) -> None:
     """PlanError for what a search does not range over."""
     if run.offload != "none":
         raise PlanError(f"offload {run.offload!r}: a search does not range over it; leave it out, or estimate one run")
+    if run.placement:
+        raise PlanError(f"placement: {', '.join(run.placement)}: a search places layers itself; leave it out")
     if run.cut is not None:
         raise PlanError("cut: a search cuts the network itself, evenly; leave it out")
 

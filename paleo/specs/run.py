@@ -41,7 +41,9 @@ class Run(Spec):
     costs nothing. ``clip`` is what the software does with the norm of the gradients, unless it is given.
     ``cut`` is how a pipeline's pieces are made: ``uniform`` deals out the turns of the heaviest block evenly, ``time``
     makes the slowest piece as light as it can be, numbers state the layers of each piece; left out it is as the
-    software does it, uniform where that is possible.
+    software does it, uniform where that is possible. ``placement`` lays splits of single layers over those of the
+    strategy: ``{block.*.mlp1: {ffn: tp}}``, see `paleo.parallel.overrides`. ``expert_imbalance`` is how many tokens the
+    busiest rank of experts has over their mean.
     """
 
     gpus: PositiveCount = 1
@@ -51,6 +53,8 @@ class Run(Spec):
     dtype: Text | None = None
     optimizer: Text = "adamw"
     strategy: Text = "dp"
+    placement: dict[Text, dict[Text, Text | list[Text] | None]] = Field(default_factory=dict)
+    expert_imbalance: Annotated[float, Field(ge=1)] = 1.0
     schedule: Text = "1f1b"
     cut: Cut | None = None
     recompute: Literal["none", "selective", "full"] = "none"

@@ -237,7 +237,7 @@ def _sizes(local: int, strategy: str) -> list[int]:
 
 def _curve(asked: Asked, best: Prediction) -> ScaleCurve | None:
     """How the recommended plan scales on this system, over the counts asked for that its degrees can use."""
-    held = best.plan.mesh.degree("tp") * best.plan.mesh.degree("pp") * best.plan.mesh.degree("cp")
+    held = best.plan.mesh.size // best.plan.mesh.degree("dp")
     capacity = best.system.capacity
     counts = [one for one in asked.counts if one % held == 0 and (capacity is None or one <= capacity)]
     if not counts:

@@ -15,9 +15,12 @@ from typing import Any
 import pytest
 
 from paleo.errors import PlanError
+from paleo.lower import Program
 from paleo.optimizers import OPTIMIZERS
 from paleo.parallel.placement import STRATEGIES
-from paleo.predict import Prediction, predict
+from paleo.predict import Prediction, predict, setting
+from paleo.pricing.alpha_beta import lower_bound
+from paleo.pricing.communication import Network
 from paleo.schedules.base import SCHEDULES
 from paleo.specs.hardware import System, load_system
 from paleo.specs.model import ModelSpec, load_model
@@ -47,6 +50,11 @@ STRATEGY = [
     "pp=2,vp=2",
     "tp=2,pp=2",
     "ep=2",
+    "batch",
+    "spatial=2",
+    "cp=2,ulysses",
+    "zero=1,shard=2",
+    "zero=3,shard=4",
 ]
 CALIBRATIONS = ["ideal", "auto"]
 GPUS = 8
@@ -85,7 +93,7 @@ CASES = [
 
 
 def test_every_strategy_and_every_network_is_among_the_cases() -> None:
-    assert set(STRATEGIES) == {"dp", "owt"}, "a new preset belongs into STRATEGY"
+    assert set(STRATEGIES) == {"batch", "dp", "owt"}, "a new preset belongs into STRATEGY"
     laid = {(name, strategy) for name, strategy, _ in (case.values for case in CASES) if predicted(name, strategy)}
     assert all(any(pair[1] == strategy for pair in laid) for strategy in STRATEGY)
     assert all(any(pair[0] == name for pair in laid) for name in SMALL)
@@ -121,6 +129,62 @@ def test_no_step_is_shorter_than_a_resource_needs(name: str, strategy: str, cali
     states = made.graph.parameters * optimizer.states * 4.0 * 2.0 / GPUS  # each read and written by someone
     assert made.step_time >= states / device.memory.bandwidth * (0.99 if made.plan.parallel.preset == "dp" else 0.0)
     assert made.breakdown.communication_total >= made.breakdown.communication_exposed * (1 - 1e-9) - 1e-15
+
+
+@pytest.mark.parametrize(("name", "strategy"), dict.fromkeys(case.values[:2] for case in CASES))
+def test_no_step_is_shorter_than_its_messages(name: str, strategy: str) -> None:
+    """What a rank must send, by the lower bounds of its collectives, those included that hide beside computation."""
+    made = predicted(name, strategy, "ideal")
+    if made is None:
+        pytest.skip("cannot be laid over this network")
+    network = Network(CLUSTER, made.plan.mesh, rates=setting(CLUSTER, made.run, made.plan.dtype).fabric.rates)
+    needed = 0.0
+    for section in made.program.sections:
+        for one in section.transfers:
+            if made.plan.mesh.degree(one.axis) > 1:
+                fan_outs, costs = network.group((one.axis,))
+                bound = float(lower_bound(one.operation, one.payload_bytes, fan_outs, costs))
+                needed += bound * one.times * section.repeat * made.plan.microbatches / made.plan.stages
+    assert made.step_time >= needed * (1 - 1e-9)
+    assert made.breakdown.communication_total >= needed * (1 - 1e-9) or made.plan.stages > 1
+
+
+#: Work that several ranks do alike, as a share of all, and why; everything else is shared out exactly.
+REPLICATED = {
+    ("resnet18", "spatial=2"): 0.034,  # 7 rows over 2 ranks: the fullest has 4
+    ("lstm_lm", "tp=2"): 0.71,  # tp divides its vocabulary alone
+    ("lstm_lm", "tp=2,pp=2"): 0.71,
+    ("bert_base", "cp=2"): 0.001,  # the class token's head
+    ("bert_base", "cp=2,ulysses"): 0.001,
+    # the heads of chosen tokens
+    **dict.fromkeys((("bert_base", "tp=2"), ("bert_base", "tp=2,sp"), ("bert_base", "tp=2,pp=2")), 0.003),
+    ("mixtral-8x7b", "tp=2,pp=2"): 0.001,  # routers
+    ("gpt2", "owt"): 0.5,  # its head has no features to divide
+}
+
+
+@pytest.mark.parametrize(("name", "strategy"), dict.fromkeys(case.values[:2] for case in CASES))
+def test_flop_and_bytes_are_conserved_over_ranks(name: str, strategy: str) -> None:
+    """All ranks together compute what one would, and move and keep no less."""
+    made = predicted(name, strategy, "ideal")
+    if made is None or idle(made):
+        pytest.skip("cannot be laid over this network, or has idle ranks")
+    alone = on(CLUSTER, name, "dp", gpus=1, batch=made.plan.microbatch * made.plan.dp, microbatch=None).program
+    ranks = made.plan.mesh.size // made.plan.stages
+    split = made.program
+    more = split.flops() * ranks / alone.flops() - 1
+    assert -1e-9 <= more <= REPLICATED.get((name, strategy), 1e-9)
+    assert split.saved_bytes * ranks >= alone.saved_bytes * (1 - 1e-9)
+    assert moved(split) * ranks >= moved(alone) * (1 - 1e-9)
+
+
+def idle(made: Prediction) -> bool:
+    return any("splits nothing" in warning for warning in made.warnings)
+
+
+def moved(program: Program) -> float:
+    """Bytes of all kernels of a pass."""
+    return sum(one.kernel.bytes * one.times * s.repeat for s in program.sections for one in s.kernels)
 
 
 FASTER: dict[str, Callable[[System], System]] = {
@@ -165,11 +229,24 @@ def test_faster_hardware_never_slows_a_step(name: str, strategy: str, calibratio
         assert after.memory == before.memory
 
 
+#: Ways to say that nothing is divided.
+PLAIN = (
+    "tp=1",
+    "tp=1,cp=1,ep=1,pp=1,dp=1",
+    "tp=1,sp",
+    "pp=1,vp=1",
+    "owt",
+    "batch",
+    "spatial=1,shard=1",
+    "cp=1,ulysses",
+)
+
+
 @pytest.mark.parametrize("calibration", CALIBRATIONS)
 @pytest.mark.parametrize("name", SMALL)
 def test_degrees_of_one_change_nothing(name: str, calibration: str) -> None:
     plain = on(CLUSTER, name, "dp", calibration, gpus=1)
-    for strategy in ("tp=1", "tp=1,cp=1,ep=1,pp=1,dp=1", "tp=1,sp", "pp=1,vp=1", "zero=1", "zero=2", "zero=3", "owt"):
+    for strategy in (*PLAIN, "zero=1", "zero=2", "zero=3"):
         same = on(CLUSTER, name, strategy, calibration, gpus=1, microbatch=None)
         assert same.breakdown == plain.breakdown, strategy
         assert same.flops == plain.flops
@@ -261,6 +338,40 @@ def test_a_pipeline_is_bounded_by_its_slowest_stage_and_by_perfection(
     if schedule == "1f1b":
         gpipe = on(CLUSTER, "gpt2", strategy, calibration, "gpipe", **options)
         assert gpipe.memory.activations >= piped.memory.activations
+
+
+@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize(("schedule", "chunks"), PIPELINES)
+def test_every_schedule_holds_for_every_family(schedule: str, chunks: int, name: str) -> None:
+    """The parts are the step, no resource is overdrawn, faster links and devices do not slow it, in every kind of
+    network."""
+    strategy = "pp=2" + (f",vp={chunks}" if chunks > 1 else "")
+    made = on(CLUSTER, name, strategy, "ideal", schedule)
+    if made is None:
+        pytest.skip("cannot be laid over this network")
+    parts = {field.name: getattr(made.breakdown, field.name) for field in fields(made.breakdown)}
+    assert all(part >= 0 for part in parts.values()), parts
+    assert made.step_time == pytest.approx(sum(parts.values()) - parts["communication_total"], rel=1e-12)
+    assert made.step_time >= made.flops / (GPUS * made.system.device.peak_flops_per_s(made.plan.dtype))
+    assert made.flops == pytest.approx(on(CLUSTER, name, "dp", "ideal").flops * made.plan.global_batch / (16 * GPUS))
+    for faster in FASTER.values():
+        assert on(faster(CLUSTER), name, strategy, "ideal", schedule).step_time <= made.step_time * 1.01
+
+
+@pytest.mark.parametrize(("schedule", "chunks"), PIPELINES)
+def test_gradients_that_travel_early_save_no_more_than_they_take(schedule: str, chunks: int) -> None:
+    """A pipeline's last pass hides part of its exchange; where computation loses as much, nothing is gained."""
+    strategy = "pp=2,zero=1" + (f",vp={chunks}" if chunks > 1 else "")
+    late, early = (
+        on(CLUSTER, "gpt2", strategy, "ideal", schedule, exchange=how, gpus=32, bucket="64 KiB")
+        for how in ("after", "overlapped")
+    )
+    assert early.step_time < late.step_time
+    assert late.step_time - early.step_time <= late.breakdown.communication_total
+    assert early.breakdown.communication_total >= early.breakdown.communication_exposed
+    assert early.memory == late.memory
+    eager = [on(CLUSTER, "gpt2", strategy, "auto", schedule, exchange=how, gpus=32) for how in ("after", "overlapped")]
+    assert eager[1].step_time <= eager[0].step_time * (1 + 1e-12)
 
 
 def test_a_schedule_of_one_stage_changes_nothing() -> None:

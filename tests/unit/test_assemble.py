@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paleo.assemble import alive, memory, states, turns_placed, walk, workspace
+from paleo.assemble import BYTES, alive, columns, memory, states, turns_placed, walk, workspace
+from paleo.lower import Counted, Program, Section, Transfer
 from paleo.optimizers import optimizer
 from paleo.precision import precision
 from paleo.predict import predict
@@ -16,6 +17,7 @@ from paleo.specs.hardware import load_system
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.timeline import Turn, busy
+from paleo.work import Kernel
 
 RUNS: list[tuple[str, dict[str, Any]]] = [
     ("gpt2", {"gpus": 8}),
@@ -26,7 +28,9 @@ RUNS: list[tuple[str, dict[str, Any]]] = [
     ("resnet50", {"gpus": 16, "strategy": "zero=3", "batch": 4}),
     ("vgg16", {"gpus": 64, "batch": 2}),
     ("alexnet", {"gpus": 8, "strategy": "owt"}),
-    ("mixtral-8x7b", {"gpus": 16, "strategy": "ep=8"}),
+    ("mixtral-8x7b", {"gpus": 16, "strategy": "ep=8", "expert_imbalance": 1.2}),
+    ("gpt2", {"gpus": 32, "strategy": "zero=3,shard=8,cp=2,ulysses"}),
+    ("resnet50", {"gpus": 16, "strategy": "spatial=4,zero=2", "batch": 16}),
 ]
 
 
@@ -120,3 +124,18 @@ def test_a_v_keeps_what_the_first_stage_of_1f1b_keeps_and_chimera_up_to_that() -
     here of the half of its turns that each copy is."""
     assert alive(SCHEDULES["zb-v"], 4, 16, 2).tolist() == [4, 4, 4, 4]
     assert (2 * alive(SCHEDULES["chimera"], 6, 12, 1)).tolist() == [4, 5, 6, 6, 5, 4]
+
+
+def test_collectives_beside_computation_cost_what_it_does_not_cover() -> None:
+    """A ring hides behind the core of attention alone, other collectives behind their section."""
+    kernels = np.array([3.0, 5.0])
+    for name, forward, hidden in (("attention.core", 7.0, 3.0), ("gather.again", 2.0, 8.0)):
+        one = Transfer(name, "all_gather", "cp", 1.0, "forward", 1, overlapped=True)
+        core, rest = (Counted(_kernel(called), "layer", 1.0) for called in ("attention.core", "mlp"))
+        section = Section("block", 1, (core, rest), (one,), (), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+        table = columns(Program((section,)), kernels, np.array([10.0]), [np.zeros(1)] * len(BYTES))
+        assert (float(table.forward_transfers[0]), float(table.hidden[0])) == (forward, hidden)
+
+
+def _kernel(name: str) -> Kernel:
+    return Kernel(name, "memory", "elementwise", "forward", 0.0, 0.0, 1.0, 1.0, {"rows": 1.0, "columns": 1.0})

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,7 +51,19 @@ def test_python_runs(page: Path, code: str) -> None:
     exec(compile(code, str(page), "exec"), {})
 
 
-def test_files_shown_are_right(tmp_path: Path) -> None:
+@pytest.fixture
+def printed(capsys: pytest.CaptureFixture[str]) -> Callable[..., dict[str, Any]]:
+    """The document that a command prints."""
+
+    def call(*arguments: str) -> dict[str, Any]:
+        assert paleo(arguments) == 0
+        found: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return found
+
+    return call
+
+
+def test_files_shown_are_right(tmp_path: Path, printed: Callable[..., dict[str, Any]]) -> None:
     texts = [text for _, text in shown("yaml")]
     assert len(texts) >= 3
     for text in texts:
@@ -57,6 +72,10 @@ def test_files_shown_are_right(tmp_path: Path) -> None:
         path.write_text(text)
         if "axes" in data:
             assert Study.model_validate(data).rows > 1
+        elif "placement" in data:
+            written = ["estimate", "gpt2", "--system", "dgx-a100-80gb", "--run", str(path), "--json"]
+            asked = ["--gpus", "16", "--batch", "8", "--strategy", "tp=4,sp", "--json"]
+            assert printed(*written) == printed(*written[:4], *asked) | {"strategy": "batch,tp=4,dp=4"}
         elif "levels" in data:
             assert load_system(path).levels
         else:

@@ -33,6 +33,8 @@ CASES = {
     "clipped": ("gpt2", "dgx-h100", {"gpus": 16, "global_batch": 64, "software": "megatron-2021"}),
     "fed": ("resnet50", "dgx-h100", {"gpus": 16, "global_batch": 512, "input": {"decode": "10 ms", "copied": "2 MB"}}),
     "by work": ("llama2-7b", "dgx-h100", {"gpus": 16, "global_batch": 64, "software": "nanotron"}),
+    "uneven experts": ("mixtral-8x7b", "dgx-h100", {"gpus": 16, "global_batch": 32, "expert_imbalance": 1.25}),
+    "compiled": ("gpt2", "dgx-a100-80gb", {"gpus": 32, "global_batch": 64, "software": "cuda-graph"}),
     "forward": ("gpt2", "dgx-h100", {"gpus": 16, "global_batch": 64, "forward_only": True}),
     "softmax": ("gpt2", "dgx-a100-80gb", {"gpus": 8, "global_batch": 48, "software": "megatron-2021"}),
 }
@@ -65,6 +67,21 @@ def test_every_choice_occurs() -> None:
     assert set(results.chunks) >= {1, 2, 3, 4, 6}
     assert len(set(results.schedule)) == 6
     assert len(results) > 100_000 and np.all(np.isfinite(found.step)) and np.all(found.memory > 0)
+
+
+def test_pipelines_exchange_gradients_after_their_last_pass_or_beside_it() -> None:
+    """Both ways of the same plan, where the exchange is not free; early ones are never slower, and no larger."""
+    _, _, part, _ = everything("compiled")
+    r, stages = part.results, np.array([layout.mesh.degree("pp") for layout in part.layouts])
+    piped = stages[r.layout] > 1
+    rows = np.stack([r.layout, r.microbatch, r.recompute, r.schedule, r.chunks, r.zero], axis=1)
+    late = {tuple(row): i for i, row in enumerate(rows.tolist()) if piped[i] and not r.overlapped[i]}
+    early = {tuple(row): i for i, row in enumerate(rows.tolist()) if piped[i] and r.overlapped[i]}
+    assert early and set(early) <= set(late)
+    pairs = np.array([(early[row], late[row]) for row in early])
+    assert np.all(r.step_time[pairs[:, 0]] <= r.step_time[pairs[:, 1]] * (1 + 1e-12))
+    assert np.any(r.step_time[pairs[:, 0]] < r.step_time[pairs[:, 1]] * 0.99)
+    assert np.array_equal(r.memory[pairs[:, 0]], r.memory[pairs[:, 1]])
 
 
 def test_no_configuration_occurs_twice() -> None:
@@ -169,6 +186,9 @@ def test_bad_requests_are_errors() -> None:
     model, system = load_model("gpt2"), load_system("dgx-h100")
     with pytest.raises(PlanError, match="owt"):
         within("owt")
+    for strategy, word in (("spatial=2,dp=4", "spatial"), ("cp=2,ulysses", "ulysses"), ("zero=3,shard=8", "shard")):
+        with pytest.raises(PlanError, match=f"does not range over '{word}'; use estimate for it"):
+            within(strategy)
     with pytest.raises(SpecError, match="objective 'speed'"):
         search(model, system, Run(gpus=8), objective="speed")
     with pytest.raises(PlanError, match="7 gpus"):

@@ -79,11 +79,18 @@ def strategy_of(row: Row, software: Software) -> str:
     zero = min(zero, 2) if stages > 1 else zero
     if zero:
         parts.append(f"zero={zero}")
+        parts += _shard_group(row)
     if whole(row, "vp", 1) > 1 and stages > 1:
         parts.append(f"vp={whole(row, 'vp', 1)}")
     if filled(row, "sequence_parallel") and whole(row, "sequence_parallel") and whole(row, "tp", 1) > 1:
         parts.append("sp")
     return ",".join(parts) or "dp"
+
+
+def _shard_group(row: Row) -> list[str]:
+    """HSDP: ranks that share states, where they are fewer than the data-parallel ones."""
+    group, ranks = whole(row, "shard_group", 0), whole(row, "dp", 1)
+    return [f"shard={group}"] if 1 < group < ranks else []
 
 
 def run_of(row: Row) -> Run:
@@ -115,7 +122,8 @@ class TransformerSteps(StepTable):
     configuration = (
         "model", "system", "kv_heads", "ffn_hidden", "gated_mlp", "vocab", "n_experts", "top_k", "dtype",
         "cp", "ep", "vp",
-        "sharding", "sequence_parallel", "recompute", "micro_batch", "global_batch", "software", "framework",
+        "sharding", "shard_group", "sequence_parallel", "recompute", "micro_batch", "global_batch", "software",
+        "framework",
     )  # fmt: skip
 
     def step(self, row: Row, software: Software | None = None) -> Step:

@@ -1,0 +1,190 @@
+"""What a layer owes inside itself when its dims are split: statistics of split rows, keys and values of a split
+sequence, tokens of spread experts, and the borders of windows that slide over a split dim."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from paleo.graph import Node
+from paleo.parallel.mesh import Mesh
+from paleo.parallel.placement import Context, Split
+from paleo.work import Contraction, FusedAttention, MemoryPass, Operation, Tensor, Window, is_core
+
+When = Literal["forward", "backward"]
+WAYS: tuple[When, When] = ("forward", "backward")
+
+
+@dataclass(frozen=True, slots=True)
+class Communication:
+    """One collective that a layer owes. ``tensor`` is its payload as nccl-tests counts it: the full buffer of the
+    group, for an all-to-all the buffer of one rank, for a send what goes to one neighbour. ``overlapped`` ones run
+    beside computation that does not wait for them."""
+
+    name: str
+    operation: str
+    axis: str
+    tensor: Tensor
+    when: When
+    overlapped: bool = False
+
+
+# norms, softmax, losses
+
+
+def statistics(node: Node, split: Split, ways: Mapping[str, float]) -> Iterator[Communication]:
+    """Rows over a split dim exchange a few numbers: a softmax or loss its maximum, sum and target, a norm its mean and
+    variance, and backward the two sums of its gradient.
+
+    A batch norm of one's own replica still sums over the ranks that share its samples.
+    """
+    for operation in node.operations:
+        if not isinstance(operation, MemoryPass) or not operation.reduces:
+            continue
+        own = {"batch"} if operation.local_statistics else set()
+        axes = {axis for dim in operation.reduces if dim not in own for axis in split.get(dim, ())}
+        norm = operation.operation in NORMS
+        for axis in sorted(axes):
+            stacked = _row(operation, 2 if norm or operation.operation != "softmax" else 3).split(ways)
+            yield Communication(operation.name, "all_reduce", axis, stacked, "forward")
+            if norm:
+                yield Communication(operation.name, "all_reduce", axis, stacked, "backward")
+
+
+#: Passes that subtract a mean and divide by a deviation.
+NORMS = frozenset({"norm", "batch_norm"})
+
+
+def _row(operation: MemoryPass, count: int) -> Tensor:
+    """``count`` numbers for each row: one for each statistic that a norm keeps, else for what is left of its input."""
+    kept = [tensor for tensor in operation.keeps if tensor.role == "statistic" and operation.operation in NORMS]
+    row = kept[0] if kept else operation.inputs[0].without(*operation.reduces, name="row", role="statistic")
+    return Tensor(f"{operation.name}.row", ("numbers", *row.dims), (count, *row.sizes), "statistic")
+
+
+# attention over a split sequence
+
+
+def core_split(node: Node, split: Split, context: Context) -> Split:
+    """How the core of attention is split: by the all-to-all form heads take the place of the sequence."""
+    if context == "ring" or not split.get("seq") or not any(is_core(one) for one in node.operations):
+        return split
+    return {**split, "seq": (), "kv_heads": (*split.get("kv_heads", ()), *split["seq"])}
+
+
+def key_exchange(
+    node: Node, split: Split, core: Split, ways: Mapping[str, float], mesh: Mesh
+) -> Iterator[Communication]:
+    """Queries of a split sequence need all keys and values.
+
+    Ring: they pass round, hidden behind the scores of a fused kernel, and again with their gradients backward (Liu et
+    al., Ring attention, 2023); unfused attention gathers them first. All-to-all: query, key, value and the output
+    change from a split sequence to split heads and back (Jacobs et al., DeepSpeed-Ulysses, 2023).
+    """
+    axes = split.get("seq", ())
+    if not axes:
+        return
+    keys, others = _keys_and_values(node), _queries_and_outputs(node)
+    own = {**ways, "keys": mesh.ways(axes)}
+    for axis in axes:
+        if core is not split:
+            for tensor in (*keys, *others):
+                for when in WAYS:
+                    yield Communication(f"{node.name}.core", "all_to_all", axis, tensor.split(own), when)
+            continue
+        for tensor in keys:
+            name, whole, hidden = f"{node.name}.core", tensor.split(ways), _hides(node)
+            yield Communication(name, "all_gather", axis, whole, "forward", overlapped=hidden)
+            if hidden:
+                yield Communication(name, "all_gather", axis, whole, "backward", overlapped=True)
+            yield Communication(name, "reduce_scatter", axis, whole, "backward", overlapped=hidden)
+
+
+def ring_kept(node: Node, split: Split, core: Split, mesh: Mesh) -> dict[str, int]:
+    """Keys and values of which a ring keeps each rank's own share alone, with the ranks that share them."""
+    axes = split.get("seq", ())
+    if not axes or core is not split or not _hides(node):
+        return {}
+    return {tensor.name: mesh.ways(axes) for tensor in _keys_and_values(node)}
+
+
+def _hides(node: Node) -> bool:
+    return any(isinstance(operation, FusedAttention) for operation in node.operations)
+
+
+def _core_tensors(node: Node) -> Iterator[tuple[Operation, Tensor]]:
+    """What enters the core of attention from outside it."""
+    core = [operation for operation in node.operations if is_core(operation)]
+    made = {operation.out.name for operation in core}
+    for operation in core:
+        yield from ((operation, one) for one in operation.reads if one.role == "activation" and one.name not in made)
+
+
+def _keys_and_values(node: Node) -> list[Tensor]:
+    found = {one.name: one for _, one in _core_tensors(node) if "keys" in one.dims and "seq" not in one.dims}
+    return list(found.values())
+
+
+def _queries_and_outputs(node: Node) -> list[Tensor]:
+    core = [operation for operation in node.operations if is_core(operation)]
+    queries = {one.name: one for _, one in _core_tensors(node) if "seq" in one.dims}
+    return [*queries.values(), *(operation.out for operation in core[-1:])]
+
+
+# experts
+
+
+def expert_exchange(node: Node, split: Split, ways: Mapping[str, float]) -> Iterator[Communication]:
+    """Rule B inside a mixture of experts: tokens are split by the batch before dispatch and by experts after it, and
+    back (GShard, Lepikhin et al., 2020)."""
+    for operation in node.operations:
+        moved = [t for t in (*operation.reads, operation.out) if "capacity" in t.dims and t.role == "activation"]
+        if moved and isinstance(operation, MemoryPass) and operation.operation in ("gather", "scatter"):
+            for axis in split.get("experts", ()):
+                for when in WAYS:
+                    yield Communication(operation.name, "all_to_all", axis, moved[0].split(ways), when)
+
+
+# windows over a split dim
+
+
+def halo_exchange(node: Node, split: Split, ways: Mapping[str, float], mesh: Mesh) -> Iterator[Communication]:
+    """Rule C: a window at the border of a rank's share reads rows of its neighbours: those of the input forward, those
+    of the output's gradient backward.
+
+    For an odd kernel of K taps at stride 1 that is (K − 1)/2 rows from either side. Dims are exchanged one after
+    another, so that corners travel with the second one (Dryden et al., IPDPS 2019).
+    """
+    for operation in node.operations:
+        if isinstance(operation, Contraction | MemoryPass):
+            source = operation.lhs if isinstance(operation, Contraction) else (*operation.inputs, operation.out)[0]
+            for when, tensor in zip(WAYS, (source, operation.out), strict=True):
+                if operation.windows and (when == "forward" or source.grad):
+                    yield from _borders(operation, tensor, when, split, ways, mesh)
+
+
+def _borders(
+    operation: Contraction | MemoryPass, tensor: Tensor, when: When, split: Split, ways: Mapping[str, float], mesh: Mesh
+) -> Iterator[Communication]:
+    local = tensor.split(ways)
+    for window in operation.windows:
+        dim = window.source if when == "forward" else window.out
+        below, above = halo_of(operation, window, when)
+        for axis in split.get(window.out, ()):
+            ranks = mesh.degree(axis)
+            rows = (below, above) if ranks > 2 else (max(below, above),)
+            for count in filter(None, rows):
+                yield Communication(operation.name, "send_recv", axis, _resized(local, dim, count), when)
+            local = _resized(local, dim, local.size(dim) + sum(rows))
+
+
+def halo_of(operation: Contraction | MemoryPass, window: Window, when: When) -> tuple[int, int]:
+    """Rows of the neighbours below and above; a transposed convolution is the gradient of one."""
+    turned = isinstance(operation, Contraction) and operation.transposed
+    return window.halo if (when == "forward") != turned else window.gradient_halo
+
+
+def _resized(tensor: Tensor, dim: str, size: float) -> Tensor:
+    sizes = tuple(size if d == dim else n for d, n in zip(tensor.dims, tensor.sizes, strict=True))
+    return replace(tensor, sizes=sizes)
