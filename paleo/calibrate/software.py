@@ -23,7 +23,7 @@ from paleo.errors import SpecError, near
 from paleo.specs.calibration import Residual
 from paleo.specs.hardware import find_device
 from paleo.specs.software import Software, SoftwareFit, load_software
-from paleo.units import MICROSECOND
+from paleo.units import MICROSECOND, MILLISECOND
 from paleo.validate.kinds.base import read_table, text
 from paleo.validate.steps.base import StepTable, software_of
 from paleo.validate.tables import table_of
@@ -52,7 +52,7 @@ class SoftwareParameters:
     fitted, as steps of training do not tell the two apart. ``contention`` and ``attention_slowdown`` as in `Software`.
     """
 
-    host_forward: float = _bounded(1e-7, 1e-3)
+    host_forward: float = _bounded(0.1 * MICROSECOND, MILLISECOND)
     ratio: float = _bounded(0.1, 10.0, fitted=False)
     contention: float = _bounded(0.01, 4.0)
     attention_slowdown: float = _bounded(1.0, 8.0)

@@ -78,10 +78,17 @@ def _plans(title: str, rows: Sequence[PlanRow]) -> Table:
     columns = ("strategy", "recompute", "schedule", "GPUs", "microbatch", "step time", "memory", "fits")
     shown = grid(title, columns, left=3)
     for row in rows:
-        schedule = row.schedule if row.schedule != "none" else "overlapped" if row.overlapped else "after backward"
+        schedule = _schedule(row)
         figures = (str(row.gpus), str(row.microbatch), duration(row.step_time), gibibytes(row.memory))
         shown.add_row(row.strategy, row.recompute, schedule, *figures, "yes" if row.fits else "no")
     return shown
+
+
+def _schedule(row: PlanRow) -> str:
+    """The order of a pipeline, and when gradients travel."""
+    if row.schedule == "none":
+        return "overlapped" if row.overlapped else "after backward"
+    return f"{row.schedule}, overlapped" if row.overlapped else row.schedule
 
 
 def hybrid_document(model: str, system: str, found: Hybrid) -> Document:

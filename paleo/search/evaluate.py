@@ -233,15 +233,15 @@ class _Search:
         """The program of a layout's points."""
         return self.points.programs[self._program(group, place)]
 
-    def _tails(self, group: _Group, laid: _Laid, zero: int, *, exchange: bool) -> _Tails:
-        """What follows the last backward pass, remembered: gradients where ``exchange`` asks for them, update,
+    def _tails(self, group: _Group, laid: _Laid, zero: int, overlapped: bool | None) -> _Tails:
+        """What follows the last backward pass, remembered: gradients, beside it or after it (None: not these), update,
         gathering."""
-        key = group.stages, laid.key, zero, exchange
+        key = group.stages, laid.key, zero, overlapped
         if key not in self._tailed:
-            self._tailed[key] = self._made_tails(group, laid, zero, exchange=exchange)
+            self._tailed[key] = self._made_tails(group, laid, zero, overlapped)
         return self._tailed[key]
 
-    def _made_tails(self, group: _Group, laid: _Laid, zero: int, *, exchange: bool) -> _Tails:
+    def _made_tails(self, group: _Group, laid: _Laid, zero: int, overlapped: bool | None) -> _Tails:
         parameters, bucket = self._parameters(group, laid), self.made.run.bucket
         fixed = self._update(parameters / (group.ranks * laid.copies if zero else 1.0))
         if self.training and self.made.clip != "none":
@@ -252,20 +252,22 @@ class _Search:
             gathers = self._replicated("all_gather", group.layouts, self._replicas(group), sizes, laid.copies)
         sums = np.zeros((len(fixed), 1, fixed.shape[1]))
         sent = sums
-        if exchange:
+        if overlapped is not None:
             fixed = fixed + self._tied_sums(group, laid)
-            sums, sent = self._exchange(group, laid, zero)
-            if not self.made.overlapped:
+            sums, sent = self._exchange(group, laid, zero, overlapped)
+            if not overlapped:
                 fixed, sums = fixed + sums.sum(axis=1), np.zeros_like(sums)
         return _Tails(fixed, sums, sendings(sent, bucket), gathers, sendings(sizes, bucket))
 
-    def _tail(self, tails: _Tails, schedule: Schedule, passes: Passes, chunks: int, members: Index) -> Array:
+    def _tail(
+        self, tails: _Tails, schedule: Schedule, passes: Passes, chunks: int, members: Index, overlapped: bool
+    ) -> Array:
         """Seconds of (stages, pairs) after the last passes that these do not hide."""
         contention, found = self.made.software.contention, tails.fixed[:, members]
         if tails.sums.any():
             sums, buckets = tails.sums[:, :, members], tails.sum_buckets[:, :, members]
             found = found + exposed_exchange(sums, buckets, schedule, passes, chunks, contention)
-        return found + self._gathered(tails, passes.forward, members, self.made.overlapped)
+        return found + self._gathered(tails, passes.forward, members, overlapped)
 
     def _gathered(self, tails: _Tails, forward: Array, members: Index, overlapped: bool) -> Array:
         """Seconds of gathering that the next forward pass does not hide: (stages, pairs)."""
@@ -279,10 +281,10 @@ class _Search:
         meshes = [self.layouts[i].mesh for i in group.layouts]
         return [tuple(axis for axis in ("ep", "dp") if mesh.degree(axis) > 1) or ("dp",) for mesh in meshes]
 
-    def _exchange(self, group: _Group, laid: _Laid, zero: int) -> tuple[Array, Array]:
+    def _exchange(self, group: _Group, laid: _Laid, zero: int, overlapped: bool) -> tuple[Array, Array]:
         """Seconds in which each chunk of each stage of each layout sums its gradients, and their bytes: (stages,
         chunks, layouts). In one go for all chunks where nothing overlaps."""
-        placed = laid.placed if self.made.overlapped else laid.held[:, None]
+        placed = laid.placed if overlapped else laid.held[:, None]
         found = np.zeros((*placed.shape[:2], len(group.layouts)))
         sizes = np.zeros_like(found)
         known: dict[tuple[object, ...], dict[Axes, Array]] = {}
@@ -446,12 +448,20 @@ class _Search:
                 inside = np.flatnonzero(whole & np.isin(pairs, self._shareable(group, pairs, zero)))
                 chosen = pairs[inside]
                 here = Passes(*(one[:, inside] for one in passes))
-                tails = self._tails(group, laid, _kind(zero), exchange=True)
-                tail = self._tail(tails, schedule, here, chunks, group.member[chosen])
-                step = pipeline_end(schedule, here, group.count[chosen], chunks, tail)
                 size = self._memory(group, laid, times, living[:, inside], zero, chosen)
-                choice = (recompute, schedule.name, chunks, zero, self.made.overlapped)
-                yield self._results(group, chosen, choice, step, size)
+                for overlapped in self._modes():
+                    tails = self._tails(group, laid, _kind(zero), overlapped)
+                    tail = self._tail(tails, schedule, here, chunks, group.member[chosen], overlapped)
+                    step = pipeline_end(schedule, here, group.count[chosen], chunks, tail)
+                    talks = self._distinct(tails, group.member[chosen], overlapped)
+                    choice = (recompute, schedule.name, chunks, zero, overlapped)
+                    yield self._results(group, chosen[talks], choice, step[talks], size[talks])
+
+    def _distinct(self, tails: _Tails, members: Index, overlapped: bool) -> npt.NDArray[np.bool_]:
+        """Pairs of which a mode is a choice of its own: where both are tried, overlapping needs something to send."""
+        if not overlapped or len(self._modes()) == 1:
+            return np.ones(len(members), dtype=bool)
+        return np.asarray((tails.sums.sum(axis=1) + tails.gathers).any(axis=0)[members])
 
     def _sends(self, group: _Group, pieces: list[Chunk], schedule: Schedule, chunks: int) -> Array:
         """Seconds in which each stage hands on the outputs of its chunks, one microbatch and way: (stages, pairs)."""
@@ -496,7 +506,7 @@ class _Search:
 
     def _after(self, group: _Group, laid: _Laid, times: dict[str, TurnTimes], zero: int, overlapped: bool) -> Array:
         """Seconds after the exchange of gradients, for each pair."""
-        tails, forward = self._tails(group, laid, zero, exchange=False), next(iter(times.values())).forwards
+        tails, forward = self._tails(group, laid, zero, None), next(iter(times.values())).forwards
         gathers = self._gathered(tails, over(laid.held, forward), group.member, overlapped)
         return np.asarray((tails.fixed[:, group.member] + gathers)[0])
 

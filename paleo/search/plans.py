@@ -185,7 +185,7 @@ class _Found:
         recompute, single = RECOMPUTE[int(values["recompute"])], layout.mesh.degree("pp") == 1
         changed: dict[str, object] = {"strategy": strategy, "microbatch": microbatch, "recompute": recompute}
         changed["schedule"] = "1f1b" if schedule == "interleaved" else schedule
-        if single and part.run.exchange is None:
+        if part.run.exchange is None:
             changed["exchange"] = "overlapped" if overlapped else "after"
         return PlanRow(
             part.run.gpus,
