@@ -11,7 +11,10 @@ from pydantic import Field
 from paleo.specs.calibration import Residual
 from paleo.specs.catalog import read_entry
 from paleo.specs.loading import PositiveCount, Spec, Text, validate
-from paleo.units import Seconds
+from paleo.units import Bytes, Seconds
+
+#: Algorithms of convolution that a profile may name.
+Algorithm = Literal["implicit", "explicit", "winograd", "nonfused", "fft", "direct"]
 
 
 class SoftwareFit(Spec):
@@ -34,13 +37,18 @@ class Software(Spec):
     one of the architecture), ``attention_slowdown`` how much slower than the calibrated ones the framework's attention
     is (an older generation). ``gradient_accumulator`` is the bytes that it holds for each parameter beside the
     gradient; ``regather`` says that inputs gathered over tp are kept as shards and gathered again for backward.
-    ``transposes`` says whether tensors are turned to channels-last and back round each convolution on tensor cores.
+    ``transposes`` names the dtypes in which tensors are turned to channels-last and back round each convolution on
+    tensor cores.
     ``recompute`` is what it does unless a run says otherwise. ``overlap`` says whether gradients travel during
     backward. ``contention`` is what computation loses for each second that a collective runs beside it:
     multiprocessors, bandwidth, copies into and out of flat buffers. ``fused`` says whether chains of element-wise
     passes are one kernel, ``softmax_multiple`` by how many matrices of scores a rank's fused softmax works (1: any
-    number). ``cudnn`` limits which convolution algorithms there are. ``fit`` says where numbers come from that were
-    fitted.
+    number). ``fit`` says where numbers come from that were fitted.
+
+    Convolutions: ``cudnn`` is the library's version, which limits the algorithms there are; ``searches`` says that the
+    framework times them all and keeps the fastest, where others ask the library's heuristics; ``workspace`` is what one
+    call may use beside its tensors. A framework with kernels of its own names their algorithms in ``convolutions``
+    (those of `paleo.pricing.convolution`); with ``image_by_image`` it calls them once for each image of the batch.
     """
 
     name: Text
@@ -51,7 +59,7 @@ class Software(Spec):
     attention_kernel: Text | None = None
     attention_slowdown: Annotated[float, Field(ge=1)] | dict[str, Annotated[float, Field(ge=1)]] = 1.0
     loss: Literal["fused", "upcast", "stepwise"] = "fused"
-    transposes: Annotated[bool, Field(strict=True)] = False
+    transposes: tuple[Literal["tf32", "fp16", "bf16"], ...] = ()
     gradient_accumulator: Annotated[float, Field(ge=0)] = 0.0
     regather: Annotated[bool, Field(strict=True)] = True
     recompute: Literal["none", "selective", "full"] = "none"
@@ -60,6 +68,10 @@ class Software(Spec):
     fused: Annotated[bool, Field(strict=True)] = False
     softmax_multiple: PositiveCount = 1
     cudnn: Annotated[float, Field(gt=0)] = 9.0
+    searches: Annotated[bool, Field(strict=True)] = False
+    workspace: Bytes | None = None
+    convolutions: tuple[Algorithm, ...] | None = None
+    image_by_image: Annotated[bool, Field(strict=True)] = False
     source: Text
     notes: str | None = None
     fit: SoftwareFit | None = None

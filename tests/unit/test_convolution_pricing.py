@@ -239,7 +239,7 @@ def test_layers_of_networks() -> None:
     )
     frame = layers()
     assert kind_of(frame.columns) is kind
-    assert framework_of(frame).tolist() == ["cudnn4"]
+    assert framework_of(frame).tolist() == ["caffe4"]
     assert kind.measured(frame)[0] == pytest.approx(0.01626573)  # type: ignore[attr-defined]
     assert kind.unsupported(frame).tolist() == [""]
     assert float(kind.time(frame, titan, PARAMETERS)[0]) == pytest.approx(0.0163, rel=0.35)
