@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from paleo.errors import SpecError
 from paleo.precision import BYTES, precision
 from paleo.pricing.attention import PrefillParameters, attention_backward_time, attention_prefill_time, default_kernel
 from paleo.pricing.calibration import Rates
@@ -191,6 +192,13 @@ def _conv(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[
         device=prices.figures(),
         parameters=found.parameters,
     )
+    if not np.all(np.isfinite(times)):
+        lacking = kernels[int(np.argmin(np.isfinite(times)))].name
+        has, what = ", ".join(software.convolutions or AVAILABLE_FROM), f"{prices.dtype} on {prices.device.name}"
+        raise SpecError(
+            f"software {software.name}: none of its algorithms ({has}) computes convolution {lacking} in {what}; "
+            "expected fp32, or another profile"
+        )
     if prices.dtype in software.transposes and prices.figures().tensor_cores:
         moved = np.array([kernel.bytes for kernel in kernels])
         times = times + 2.0 * moved / prices.device.memory.bandwidth

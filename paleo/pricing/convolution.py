@@ -232,7 +232,7 @@ TENSOR_STEP = 32.0
 #: Operand bytes that a multiprocessor's tensor cores ask for in a clock, as FLOP times bytes of an element: a V100's in
 #: fp16, for which ``tile_penalty`` was measured, and the most above it. Shared memory gives 128 bytes a clock on all of
 #: them; from Hopper on, instructions that four warps share take no more from it than an A100's.
-TENSOR_DEMAND, LARGEST_DEMAND = 1024.0 * 2.0, 2.0
+TENSOR_DEMAND, LARGEST_DEMAND = 2048.0, 2.0
 #: Positions that the filter gradient sums at a time; it starts each image anew.
 IMAGE_STEP = 32.0
 #: Outputs (rows, columns) of one image and filters that one block of the fused Winograd kernel owns (cuDNN's tile148).
@@ -254,9 +254,10 @@ AVAILABLE_FROM: Mapping[str, tuple[float, float, float]] = {
 }
 #: The same where a framework times all that the library has and keeps the fastest: by the release notes.
 SEARCHED_FROM: Mapping[str, tuple[float, float, float]] = {**AVAILABLE_FROM, "nonfused": (5.1, 5.1, 5.1)}
-#: Time of the implicit products of cuDNN before release 3, which brought kernels in Maxwell's own assembly, over later
-#: ones: geometric mean over the five layers of convnet-benchmarks on a Titan X (Maxwell), which lie within 9 % of it.
-EARLY_RELEASE, EARLY_SLOWDOWN = 3.0, 1.28
+#: Time of the implicit products of cuDNN before release 3, which brought kernels for Maxwell, over later ones: geometric
+#: mean over the five layers of convnet-benchmarks on a Titan X (Maxwell), which lie within 9 % of it. Earlier kernels were
+#: written for Kepler, where they are taken to be as good.
+EARLY_RELEASE, EARLY_SLOWDOWN, EARLY_ARCHITECTURE = 3.0, 1.28, "Kepler"
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,8 +385,8 @@ def _padded(channels: Array, machine: _Machine) -> Array:
 def _joined(shape: ConvolutionShape, machine: _Machine) -> Array:
     """Groups that one product takes together on tensor cores, as blocks on the diagonal of a wider filter matrix.
 
-    A step of a tensor-core kernel sums over 32 channels; where a group has fewer, its neighbours fill the step and their
-    products with the zeros beside the diagonal are thrown away.
+    A step of a tensor-core kernel sums over 32 channels; where a group has fewer, its neighbours fill the step, and
+    their products with the zeros beside the diagonal are thrown away.
     """
     if not machine.device.tensor_cores:
         return np.ones_like(shape.groups)
@@ -423,7 +424,7 @@ def implicit_cost(shape: ConvolutionShape, machine: _Machine) -> Cost:
 def explicit_cost(shape: ConvolutionShape, machine: _Machine) -> Cost:
     """im2col to memory, then a plain product; the data gradient writes the columns and adds them up (col2im).
 
-    A library does the last atomically into the gradient itself (cuDNN's data algorithm 0), so that it needs no workspace.
+    A library adds them up in the gradient itself (cuDNN's data algorithm 0), so that it needs no workspace.
     """
     columns = shape.channels * shape.taps
     m = _by_direction(shape, shape.positions, shape.positions, shape.filters)
@@ -560,7 +561,10 @@ def algorithm_costs(
         cost = ALGORITHMS[name](shape, machine)
         since = np.asarray(available[name])[shape.direction]
         absent = (np.asarray(library) < since) | (device.tensor_cores and name in VECTOR_ONLY)
-        slower = np.where((name == "implicit") & (np.asarray(library) < EARLY_RELEASE), EARLY_SLOWDOWN, 1.0)
+        early = (
+            (np.asarray(library) < EARLY_RELEASE) & (name == "implicit") & (device.architecture != EARLY_ARCHITECTURE)
+        )
+        slower = np.where(early, EARLY_SLOWDOWN, 1.0)
         costs[name] = Cost(np.where(absent, np.inf, cost.seconds * slower + parameters.launch), cost.workspace)
     return costs
 

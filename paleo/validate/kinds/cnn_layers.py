@@ -25,7 +25,6 @@ from paleo.pricing.convolution import (
 from paleo.pricing.figures import figures
 from paleo.pricing.parameters import DeviceFigures
 from paleo.specs.hardware import find_device
-from paleo.specs.software import load_software
 from paleo.units import MILLISECOND
 from paleo.validate.kinds.base import KINDS, Array, TableKind, number, text
 from paleo.validate.kinds.conv import element_bytes
@@ -39,13 +38,11 @@ STREAM_SHARE: Mapping[str, float] = {"GDDR": 0.76, "HBM": 0.88}
 
 @dataclass(frozen=True, slots=True)
 class Framework:
-    """What a framework computes convolutions with: algorithms, library version, calls of one image each, and the bytes
-    that one may use beside its tensors."""
+    """What a framework computes convolutions with: algorithms, library version, and calls of one image each."""
 
     algorithms: Collection[str]
     library: float = OWN_KERNELS
     image_by_image: bool = False
-    workspace: float = np.inf
 
 
 _IM2COL = Framework(("explicit",), image_by_image=True)
@@ -53,7 +50,6 @@ FRAMEWORKS: Mapping[str, Framework] = {
     "im2col": _IM2COL,
     "cudnn2": Framework(("implicit", "explicit"), 2.0),
     "cudnn4": Framework(("implicit", "explicit", "fft"), 4.0),
-    "caffe4": Framework(("implicit", "explicit", "fft"), 4.0, workspace=load_software("caffe").workspace or np.inf),
     "fbfft": Framework(("fft",)),
     "cuda-convnet": Framework(("implicit",)),
 }
@@ -134,7 +130,6 @@ def framework_of(frame: pd.DataFrame) -> pd.Series[str]:
     out = out.mask(framework.isin(["caffe", "torch-7", "theano"]) | framework.str.contains("convolutionmm"), "im2col")
     out = out.mask(framework.str.startswith("cuda-convnet"), "cuda-convnet").mask(framework == "fbfft", "fbfft")
     out = out.mask(cudnn.str.contains("r4"), "cudnn4").mask(cudnn == "r2", "cudnn2")
-    out = out.mask((out == "cudnn4") & framework.str.startswith("caffe"), "caffe4")
     return out.mask(cudnn.str.startswith("none"), "im2col")
 
 
@@ -150,7 +145,7 @@ def convolution_layer_time(
             layer_shape(frame, direction, calls), device=figures, parameters=parameters,
             library=framework.library, algorithms=framework.algorithms,
         )  # fmt: skip
-        total += calls * fastest_time(costs, np.where(dense, np.inf, framework.workspace))
+        total += calls * fastest_time(costs)
     return total
 
 

@@ -14,7 +14,7 @@ from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.software import Software
 from paleo.units import MILLISECOND
-from paleo.validate.kinds.base import Array, number
+from paleo.validate.kinds.base import Array, number, text
 from paleo.validate.steps.base import Row, Step, StepTable, filled, of_prediction, software_of, whole, with_device
 from paleo.validate.steps.transformers import DEFAULT_SYSTEMS
 from paleo.validate.tables import STEPS
@@ -27,6 +27,8 @@ WITHOUT_UPDATE = "no weight update"
 OWN_KERNELS = (("convnet2", "cuda-convnet2"), ("fbfft", "fbfft"), ("torch-7", "torch7-native"), ("neon", "neon"))
 #: Frameworks by a word of their name whose convolutions are OpenCL programs.
 OPENCL = ("cl-nn", "greentea", "deepcl")
+#: Columns in which the rows of one scaling curve agree.
+CURVE = ("source", "device", "framework", "cudnn", "model", "dtype", "batch_per_gpu")
 #: What tf_cnn_benchmarks calls ResNet is the paper's own, with the stride in the first 1 x 1 of a block.
 FIRST_RESNETS = {f"resnet{depth}": f"resnet{depth}-v1" for depth in (50, 101, 152)}
 #: cuDNN of the sources that name none, by what they begin with: their pages are older than the next release.
@@ -130,6 +132,15 @@ class VisionSteps(StepTable):
         """Seconds of the step; of the forward pass where the row has no step."""
         step = number(frame, "iteration_ms", float("nan"))
         return np.where(np.isfinite(step), step, number(frame, "forward_ms", float("nan"))) * MILLISECOND
+
+    def curves(self, frame: pd.DataFrame) -> pd.DataFrame | None:
+        """Whole steps by the devices of a run; how weights are exchanged and where images come from is in the notes."""
+        gpus = number(frame, "n_gpus", float("nan"))
+        alone = ~np.isfinite(number(frame, "iteration_ms", float("nan")))
+        told = {"data": r"^(synthetic|real)", "exchange": r"variable_update[:=] ?([^;,]*)"}
+        words = {name: text(frame, "notes").str.extract(found)[0].fillna("") for name, found in told.items()}
+        same = {name: text(frame, name) for name in CURVE}
+        return pd.DataFrame({"gpus": np.where(alone, np.nan, gpus), **same, **words})
 
     def step(self, row: Row, software: Software | None = None) -> Step:
         """The step of the row's run, without the update where the harness left it out."""
