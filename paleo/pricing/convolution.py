@@ -254,9 +254,9 @@ AVAILABLE_FROM: Mapping[str, tuple[float, float, float]] = {
 }
 #: The same where a framework times all that the library has and keeps the fastest: by the release notes.
 SEARCHED_FROM: Mapping[str, tuple[float, float, float]] = {**AVAILABLE_FROM, "nonfused": (5.1, 5.1, 5.1)}
-#: Time of the implicit products of cuDNN before release 3, which brought kernels for Maxwell, over later ones: geometric
-#: mean over the five layers of convnet-benchmarks on a Titan X (Maxwell), which lie within 9 % of it. Earlier kernels were
-#: written for Kepler, where they are taken to be as good.
+#: Time of the implicit products of cuDNN before release 3, which brought kernels for Maxwell, over later ones:
+#: geometric mean over the five layers of convnet-benchmarks on a Titan X (Maxwell), which lie within 12 % of it.
+#: Earlier kernels were written for Kepler, where they are taken to be as good.
 EARLY_RELEASE, EARLY_SLOWDOWN, EARLY_ARCHITECTURE = 3.0, 1.28, "Kepler"
 
 
@@ -561,10 +561,8 @@ def algorithm_costs(
         cost = ALGORITHMS[name](shape, machine)
         since = np.asarray(available[name])[shape.direction]
         absent = (np.asarray(library) < since) | (device.tensor_cores and name in VECTOR_ONLY)
-        early = (
-            (np.asarray(library) < EARLY_RELEASE) & (name == "implicit") & (device.architecture != EARLY_ARCHITECTURE)
-        )
-        slower = np.where(early, EARLY_SLOWDOWN, 1.0)
+        early = name == "implicit" and device.architecture != EARLY_ARCHITECTURE
+        slower = np.where(early & (np.asarray(library) < EARLY_RELEASE), EARLY_SLOWDOWN, 1.0)
         costs[name] = Cost(np.where(absent, np.inf, cost.seconds * slower + parameters.launch), cost.workspace)
     return costs
 

@@ -133,6 +133,13 @@ class VisionSteps(StepTable):
         step = number(frame, "iteration_ms", float("nan"))
         return np.where(np.isfinite(step), step, number(frame, "forward_ms", float("nan"))) * MILLISECOND
 
+    def profile(self, row: Row) -> str:
+        """As `profile_of`; of a row that has none, what it names."""
+        try:
+            return profile_of(row)
+        except SpecError:
+            return software_of(row)
+
     def curves(self, frame: pd.DataFrame) -> pd.DataFrame | None:
         """Whole steps by the devices of a run; how weights are exchanged and where images come from is in the notes."""
         gpus = number(frame, "n_gpus", float("nan"))
