@@ -1,7 +1,8 @@
 """Fusion of element-wise passes: what a compiler, or a framework's hand-written kernels, merge into one launch.
 
 A pass that reads what the pass before it wrote, and alone reads it, need not meet memory in between: the tensor is
-neither written nor read again (nor is its gradient on the way back), unless it is kept for the backward pass.
+neither written nor read again (nor is its gradient on the way back), unless it is kept for the backward pass. Batch
+normalisation takes the passes after it into its second sweep; the first, over its input, stays.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from paleo.work import Kernel, MemoryPass, Operation
 
 #: Passes that touch each element on its own.
 POINTWISE = frozenset({"elementwise", "dropout"})
+#: The pass whose second sweep may be the head of a chain.
+NORMALISED = "batch_norm"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +75,7 @@ def _fusable(first: Launches, second: Launches, readers: dict[str, int]) -> bool
     a, b = first.operation, second.operation
     if not (isinstance(a, MemoryPass) and isinstance(b, MemoryPass)) or first.times != second.times:
         return False
-    alike = a.operation in POINTWISE and b.operation in POINTWISE and a.out.elements == b.out.elements
+    alike = a.operation in (*POINTWISE, NORMALISED) and b.operation in POINTWISE and a.out.elements == b.out.elements
     return alike and any(t.name == a.out.name for t in b.inputs) and readers.get(a.out.name, 0) == 1
 
 
@@ -92,8 +95,11 @@ def _one(first: tuple[Kernel, ...], second: tuple[Kernel, ...], written: float, 
     if not (first and second):
         return first or second
     a, b = first[0], second[0]
+    normalised = a.operation == NORMALISED
     joined = replace(
         b,
+        operation=a.operation if normalised else b.operation,
+        shape={**b.shape, "swept": a.shape.get("swept", a.bytes_read)} if normalised else b.shape,
         vector_flops=a.vector_flops + b.vector_flops,
         bytes_read=max(0.0, a.bytes_read + b.bytes_read - read),
         bytes_written=max(0.0, a.bytes_written + b.bytes_written - written),

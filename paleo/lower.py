@@ -274,11 +274,11 @@ def _local_bytes(placed: PlacedNode, tensor: Tensor, precision: Precision) -> fl
 
 
 def without_backward(program: Program) -> Program:
-    """The forward pass alone."""
+    """The forward pass alone, as inference runs it."""
     kept = (
         replace(
             section,
-            kernels=tuple(c for c in section.kernels if c.kernel.phase == "forward"),
+            kernels=tuple(_inferred(c) for c in section.kernels if c.kernel.phase == "forward"),
             transfers=tuple(t for t in section.transfers if t.phase == "forward"),
             gradients=(),
             saved_bytes=0.0,
@@ -287,3 +287,10 @@ def without_backward(program: Program) -> Program:
         for section in program.sections
     )
     return Program(tuple(kept), program.ties)
+
+
+def _inferred(counted: Counted) -> Counted:
+    """Batch normalisation in inference: the averages of training stand in for statistics, so one pass is all."""
+    if counted.kernel.operation != "batch_norm":
+        return counted
+    return replace(counted, kernel=replace(counted.kernel, operation="elementwise"))

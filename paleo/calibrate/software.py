@@ -25,7 +25,7 @@ from paleo.specs.hardware import find_device
 from paleo.specs.software import Software, SoftwareFit, load_software
 from paleo.units import MICROSECOND, MILLISECOND
 from paleo.validate.kinds.base import read_table, text
-from paleo.validate.steps.base import StepTable, software_of
+from paleo.validate.steps.base import StepTable
 from paleo.validate.tables import table_of
 
 Array = npt.NDArray[np.float64]
@@ -142,7 +142,7 @@ def software_jobs(file: str | Path, only: Sequence[str] = ()) -> list[SoftwareJo
     if not isinstance(table, StepTable) or not table.calibrates:
         return []
     frame = frame.reset_index(drop=True)
-    profiles = pd.Series([software_of(row) for row in _records(frame)], index=frame.index)
+    profiles = pd.Series([table.profile(row) for row in _records(frame)], index=frame.index)
     for name in only:
         if name not in set(profiles):
             raise SpecError(f"{file}: no row of the profile {name!r}; {near(name, set(profiles))}")

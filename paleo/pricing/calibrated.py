@@ -10,10 +10,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from paleo.errors import SpecError
 from paleo.precision import BYTES, precision
 from paleo.pricing.attention import PrefillParameters, attention_backward_time, attention_prefill_time, default_kernel
 from paleo.pricing.calibration import Rates
-from paleo.pricing.convolution import ConvolutionParameters, Direction, convolution_time
+from paleo.pricing.convolution import (
+    AVAILABLE_FROM,
+    OWN_KERNELS,
+    SEARCHED_FROM,
+    ConvolutionParameters,
+    Direction,
+    convolution_time,
+)
 from paleo.pricing.figures import figures
 from paleo.pricing.gemm import GemmParameters, gemm_time
 from paleo.pricing.memory import MemoryParameters, layer_norm_passes, memory_time, softmax_passes
@@ -28,6 +36,9 @@ from paleo.work import Kernel
 Array = npt.NDArray[np.float64]
 #: Memory passes that sweep rows, by the calibration family that prices them; everything else is element-wise.
 ROW_FAMILIES = {"softmax": "memory.softmax", "norm": "memory.layernorm", "rope": "memory.rope"}
+#: The cuDNN release before which convolutions are those that the family conv.vector-cudnn5 describes, and architectures
+#: whose conv.vector was itself measured with such a release.
+OLD_LIBRARY, OLD_ARCHITECTURES = 6.0, frozenset({"Kepler", "Maxwell"})
 _DIRECTIONS = {"fwd": Direction.FORWARD, "bwd_data": Direction.DATA, "bwd_filter": Direction.FILTER}
 _RNN_DIRECTIONS = {"fwd": RnnDirection.FORWARD, "bwd_data": RnnDirection.DATA, "bwd_filter": RnnDirection.FILTER}
 
@@ -143,12 +154,22 @@ def _gemm(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[
     return found, times
 
 
+def _convolution_family(prices: FamilyPrices) -> str:
+    """The calibration family: tensor cores or ordinary ones, and of the latter the kernels of old libraries apart."""
+    old = prices.software.cudnn < OLD_LIBRARY and prices.device.architecture not in OLD_ARCHITECTURES
+    old = old and prices.own is None and not prices.figures().tensor_cores
+    return f"conv.{_unit(prices)}{'-cudnn5' if old else ''}"
+
+
 def _conv(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[Found[Any], Array]:
     """A third spatial dim is folded: its positions into the batch, its taps into the channels."""
-    found = prices.found(ConvolutionParameters, f"conv.{_unit(prices)}")
+    found = prices.found(ConvolutionParameters, _convolution_family(prices))
+    software = prices.software
     directions = np.array([_DIRECTIONS[kernel.operation] for kernel in kernels])
-    times = convolution_time(
-        batch=_column(kernels, "n") * _column(kernels, "out_d"),
+    images = _column(kernels, "n") * _column(kernels, "out_d")
+    calls = images if software.image_by_image else np.ones_like(images)
+    times = calls * convolution_time(
+        batch=images / calls,
         channels=_column(kernels, "c") * _column(kernels, "kernel_d"),
         height=_column(kernels, "h"),
         width=_column(kernels, "w"),
@@ -164,11 +185,21 @@ def _conv(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[
         groups=_column(kernels, "groups"),
         direction=directions,
         element_bytes=precision(prices.dtype).operand,
-        library=prices.software.cudnn,
+        library=software.cudnn if software.convolutions is None else OWN_KERNELS,
+        algorithms=software.convolutions or tuple(AVAILABLE_FROM),
+        available=SEARCHED_FROM if software.searches else AVAILABLE_FROM,
+        workspace_limit=np.inf if software.workspace is None else software.workspace,
         device=prices.figures(),
         parameters=found.parameters,
     )
-    if prices.software.transposes and prices.figures().tensor_cores:
+    if not np.all(np.isfinite(times)):
+        lacking = kernels[int(np.argmin(np.isfinite(times)))].name
+        has, what = ", ".join(software.convolutions or AVAILABLE_FROM), f"{prices.dtype} on {prices.device.name}"
+        raise SpecError(
+            f"software {software.name}: none of its algorithms ({has}) computes convolution {lacking} in {what}; "
+            "expected fp32, or another profile"
+        )
+    if prices.dtype in software.transposes and prices.figures().tensor_cores:
         moved = np.array([kernel.bytes for kernel in kernels])
         times = times + 2.0 * moved / prices.device.memory.bandwidth
     return found, times
@@ -216,8 +247,8 @@ def _memory(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tupl
             "threads_per_row": made.threads_per_row,
             "steps_per_row": made.steps_per_row,
         }
-    if operation == "batch_norm":  # statistics first, then everything once more
-        read = np.array([kernel.bytes_read for kernel in kernels])
+    if operation == "batch_norm":  # statistics first, then everything once more; what was fused to it only then
+        read = np.array([kernel.shape.get("swept", kernel.bytes_read) for kernel in kernels])
         rowwise = {"reread_bytes": read, "reread_footprint": read}
     times = memory_time(
         moved_bytes=moved, elements=elements, device=device, parameters=found.parameters, host_calls=0.0, **rowwise

@@ -227,6 +227,12 @@ TENSOR_KERNELS: Kernels = (
 L2_SHARE, L2_OVER_MEMORY = 0.6, 3.0
 #: Share of the vector peak of the direct kernel, whose threads load two operands for each product.
 DIRECT_SHARE = 0.25
+#: Elements that a tensor-core kernel sums over at a time.
+TENSOR_STEP = 32.0
+#: Operand bytes that a multiprocessor's tensor cores ask for in a clock, as FLOP times bytes of an element: a V100's in
+#: fp16, for which ``tile_penalty`` was measured, and the most above it. Shared memory gives 128 bytes a clock on all of
+#: them; from Hopper on, instructions that four warps share take no more from it than an A100's.
+TENSOR_DEMAND, LARGEST_DEMAND = 2048.0, 2.0
 #: Positions that the filter gradient sums at a time; it starts each image anew.
 IMAGE_STEP = 32.0
 #: Outputs (rows, columns) of one image and filters that one block of the fused Winograd kernel owns (cuDNN's tile148).
@@ -237,7 +243,7 @@ VECTOR_ONLY = frozenset({"explicit", "winograd", "nonfused", "fft"})
 PRESENT, OWN_KERNELS = 9.0, np.inf
 #: Library version (cuDNN) from which an algorithm is chosen, in each direction (forward, data, filter); inf = never.
 #: Versions 5.1 and 6 have the unfused Winograd kernels, but measured rows say that their heuristics do not take them
-#: forward or for the data gradient; so 7.0 is an observation of what is chosen, not a release note.
+#: forward or for the data gradient; so 7.0 is an observation of what is chosen, not a release note: see SEARCHED_FROM.
 AVAILABLE_FROM: Mapping[str, tuple[float, float, float]] = {
     "implicit": (1.0, 1.0, 1.0),
     "explicit": (2.0, 2.0, np.inf),
@@ -246,6 +252,12 @@ AVAILABLE_FROM: Mapping[str, tuple[float, float, float]] = {
     "fft": (3.0, 3.0, 3.0),
     "direct": (1.0, 1.0, 1.0),
 }
+#: The same where a framework times all that the library has and keeps the fastest: by the release notes.
+SEARCHED_FROM: Mapping[str, tuple[float, float, float]] = {**AVAILABLE_FROM, "nonfused": (5.1, 5.1, 5.1)}
+#: Time of the implicit products of cuDNN before release 3, which brought kernels for Maxwell, over later ones:
+#: geometric mean over the five layers of convnet-benchmarks on a Titan X (Maxwell), which lie within 12 % of it.
+#: Earlier kernels were written for Kepler, where they are taken to be as good.
+EARLY_RELEASE, EARLY_SLOWDOWN, EARLY_ARCHITECTURE = 3.0, 1.28, "Kepler"
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,6 +296,12 @@ class _Machine:
     def block_rate(self) -> float:
         """Peak FLOP/s of one multiprocessor at the sustained clock."""
         return self.device.flops_per_clock * self.clock
+
+    @property
+    def tile_penalty(self) -> Array:
+        """Tile width at which operand loads cost as much as arithmetic: faster tensor cores need wider tiles."""
+        demand = self.device.flops_per_clock * self.element_bytes / TENSOR_DEMAND if self.device.tensor_cores else 1.0
+        return np.asarray(self.parameters.tile_penalty * np.minimum(demand, LARGEST_DEMAND))
 
     def memory_time(self, elements: Array, fraction: float) -> Array:
         return elements * self.element_bytes / (fraction * self.device.memory_bandwidth)
@@ -337,10 +355,10 @@ def product_time(
     """
     device, p = machine.device, machine.parameters
     rate = p.gemm_efficiency * machine.block_rate
-    step = 32.0 if device.tensor_cores else 8.0
+    step = TENSOR_STEP if device.tensor_cores else 8.0
     best = np.full(np.broadcast_shapes(m.shape, n.shape, k.shape), np.inf)
     for a, b in tiles:
-        flops = 2.0 * a * b * (1.0 + (p.tile_penalty * (1.0 / a + 1.0 / b)) ** 2)
+        flops = 2.0 * a * b * (1.0 + (machine.tile_penalty * (1.0 / a + 1.0 / b)) ** 2)
         blocks = np.ceil(m / a) * np.ceil(n / b) * count
         for parts in splits:
             depth = np.ceil(k / (parts * step)) * step
@@ -361,7 +379,18 @@ def _by_direction(shape: ConvolutionShape, forward: Array, data: Array, filters:
 
 def _padded(channels: Array, machine: _Machine) -> Array:
     """Channels that a kernel sums over at each tap: tensor cores take them in steps of 32."""
-    return np.ceil(channels / 32.0) * 32.0 if machine.device.tensor_cores else channels
+    return np.ceil(channels / TENSOR_STEP) * TENSOR_STEP if machine.device.tensor_cores else channels
+
+
+def _joined(shape: ConvolutionShape, machine: _Machine) -> Array:
+    """Groups that one product takes together on tensor cores, as blocks on the diagonal of a wider filter matrix.
+
+    A step of a tensor-core kernel sums over 32 channels; where a group has fewer, its neighbours fill the step, and
+    their products with the zeros beside the diagonal are thrown away.
+    """
+    if not machine.device.tensor_cores:
+        return np.ones_like(shape.groups)
+    return np.minimum(shape.groups, np.maximum(1.0, np.floor(TENSOR_STEP / shape.channels)))
 
 
 def implicit_cost(shape: ConvolutionShape, machine: _Machine) -> Cost:
@@ -371,17 +400,19 @@ def implicit_cost(shape: ConvolutionShape, machine: _Machine) -> Cost:
     k x (n p q) x (c r s).
     """
     p, tensor = machine.parameters, machine.device.tensor_cores
-    columns = _padded(shape.channels, machine) * shape.taps
+    joined = _joined(shape, machine)
+    channels, made = shape.channels * joined, shape.filters * joined
+    columns = _padded(channels, machine) * shape.taps
     classes = np.minimum(shape.stride_h, shape.kernel_h) * np.minimum(shape.stride_w, shape.kernel_w)
     classes = classes if tensor else np.ones_like(columns)
     stride = shape.stride_h * shape.stride_w if tensor else np.ones_like(columns)
     pixels = np.ceil(shape.batch * shape.height * shape.width / stride)
     image = shape.out_h * shape.out_w
     image = image if tensor else np.ceil(image / IMAGE_STEP) * IMAGE_STEP
-    m = _by_direction(shape, shape.positions, pixels, shape.filters)
-    n = _by_direction(shape, shape.filters, shape.channels, columns)
-    k = _by_direction(shape, columns, _padded(shape.filters, machine) * shape.taps / classes, shape.batch * image)
-    count = shape.groups * np.where(shape.direction == Direction.DATA, classes, 1.0)
+    m = _by_direction(shape, shape.positions, pixels, made)
+    n = _by_direction(shape, made, channels, columns)
+    k = _by_direction(shape, columns, _padded(made, machine) * shape.taps / classes, shape.batch * image)
+    count = shape.groups / joined * np.where(shape.direction == Direction.DATA, classes, 1.0)
     one = np.ones_like(m)
     factor = _by_direction(shape, one, p.data_gradient_factor * one, p.filter_gradient_factor * one)
     kernels = TENSOR_KERNELS if tensor else VECTOR_KERNELS
@@ -391,7 +422,10 @@ def implicit_cost(shape: ConvolutionShape, machine: _Machine) -> Cost:
 
 
 def explicit_cost(shape: ConvolutionShape, machine: _Machine) -> Cost:
-    """im2col to memory, then a plain product; the data gradient writes the columns and adds them up (col2im)."""
+    """im2col to memory, then a plain product; the data gradient writes the columns and adds them up (col2im).
+
+    A library adds them up in the gradient itself (cuDNN's data algorithm 0), so that it needs no workspace.
+    """
     columns = shape.channels * shape.taps
     m = _by_direction(shape, shape.positions, shape.positions, shape.filters)
     n = _by_direction(shape, shape.filters, columns, columns)
@@ -401,7 +435,8 @@ def explicit_cost(shape: ConvolutionShape, machine: _Machine) -> Cost:
     kept = machine.kept(stored)
     product = overlapped(arithmetic, machine.streamed(kept * stored + shape.output_elements + shape.filter_elements))
     columned = machine.transformed(kept * stored + shape.input_elements)
-    return Cost(product + columned, stored * machine.element_bytes)
+    needed = np.where(shape.direction == Direction.DATA, 0.0, stored * machine.element_bytes)
+    return Cost(product + columned, needed)
 
 
 def _square_unit(shape: ConvolutionShape, side: float) -> Mask:
@@ -484,9 +519,15 @@ def fft_cost(shape: ConvolutionShape, machine: _Machine) -> Cost:
 
 
 def direct_cost(shape: ConvolutionShape, machine: _Machine) -> Cost:
-    """No product form: each output sums its taps alone, at a small share of peak or at the speed of memory."""
+    """No product form: each result sums its taps alone, at a small share of peak or at the speed of memory.
+
+    Of the filter gradient each tap is a result of its own: its block reads the whole of its channel in both tensors,
+    and all but the first such reading find it in L2.
+    """
     arithmetic = shape.flops / (DIRECT_SHARE * machine.block_rate * machine.device.multiprocessors)
-    seconds = overlapped(arithmetic, machine.streamed(shape.elements))
+    again = np.where(shape.direction == Direction.FILTER, shape.taps - 1.0, 0.0)
+    reread = again * (shape.input_elements + shape.output_elements) / L2_OVER_MEMORY
+    seconds = overlapped(arithmetic, machine.streamed(shape.elements + reread))
     return Cost(np.where((shape.channels == 1) & (shape.groups > 1), seconds, np.inf), np.zeros_like(arithmetic))
 
 
@@ -508,15 +549,21 @@ def algorithm_costs(
     element_bytes: Number = 4.0,
     library: Number = PRESENT,
     algorithms: Collection[str] = tuple(AVAILABLE_FROM),
+    available: Mapping[str, tuple[float, float, float]] = AVAILABLE_FROM,
 ) -> dict[str, Cost]:
-    """Seconds (launch included) and workspace [bytes] of each algorithm; inf seconds where the library has it not."""
+    """Seconds (launch included) and workspace [bytes] of each algorithm; inf seconds where the library has it not.
+
+    ``available``: the versions that have it, `AVAILABLE_FROM` or `SEARCHED_FROM`.
+    """
     machine = _Machine(device, parameters, np.asarray(element_bytes, dtype=np.float64))
     costs = {}
     for name in algorithms:
         cost = ALGORITHMS[name](shape, machine)
-        since = np.asarray(AVAILABLE_FROM[name])[shape.direction]
+        since = np.asarray(available[name])[shape.direction]
         absent = (np.asarray(library) < since) | (device.tensor_cores and name in VECTOR_ONLY)
-        costs[name] = Cost(np.where(absent, np.inf, cost.seconds + parameters.launch), cost.workspace)
+        early = name == "implicit" and device.architecture != EARLY_ARCHITECTURE
+        slower = np.where(early & (np.asarray(library) < EARLY_RELEASE), EARLY_SLOWDOWN, 1.0)
+        costs[name] = Cost(np.where(absent, np.inf, cost.seconds * slower + parameters.launch), cost.workspace)
     return costs
 
 
@@ -541,6 +588,7 @@ def convolution_time(
     library: Number = PRESENT,
     workspace_limit: Number = np.inf,
     algorithms: Collection[str] = tuple(AVAILABLE_FROM),
+    available: Mapping[str, tuple[float, float, float]] = AVAILABLE_FROM,
     device: DeviceFigures,
     parameters: ConvolutionParameters,
 ) -> Array:
@@ -549,7 +597,7 @@ def convolution_time(
     Extents are those of the whole layer (NCHW, channels and filters over all groups) and broadcast; ``element_bytes``
     of storage; ``library`` is the cuDNN version, e.g. 7.6; ``workspace_limit`` in bytes. Infinite
     where no algorithm applies. Holds for 2-D convolutions of 1 to 10^5 positions and more; library heuristics that
-    pick a slower kernel than they have (cuDNN 4 to 6 did) are not modelled.
+    pick a slower kernel than they have (cuDNN 4 to 6 did) are modelled by ``available`` alone.
     """
     shape = convolution_shape(
         batch=batch, channels=channels, height=height, width=width, filters=filters,
@@ -557,8 +605,9 @@ def convolution_time(
         dilation_h=dilation_h, dilation_w=dilation_w, groups=groups, direction=direction,
     )  # fmt: skip
     costs = algorithm_costs(
-        shape, device=device, parameters=parameters, element_bytes=element_bytes, library=library, algorithms=algorithms
-    )
+        shape, device=device, parameters=parameters, element_bytes=element_bytes, library=library,
+        algorithms=algorithms, available=available,
+    )  # fmt: skip
     return fastest_time(costs, workspace_limit)
 
 

@@ -248,10 +248,20 @@ def _software(software: Software) -> list[Fact]:
         ("host time of an operation", "{} forward, {} backward".format(*map(duration, host))),
         ("attention", software.attention),
         ("gradients", "travel during backward" if software.overlap else "travel after backward"),
-        ("cuDNN", software.cudnn),
+        ("convolutions", _convolutions(software)),
         ("notes", software.notes),
         ("source", software.source),
     )
+
+
+def _convolutions(software: Software) -> str:
+    """Kernels, how they are chosen, and what they may use."""
+    made = f"cuDNN {software.cudnn:g}, {'each algorithm timed' if software.searches else 'by its heuristics'}"
+    if software.convolutions is not None:
+        made = f"own kernels ({', '.join(software.convolutions)})"
+    image = ", image by image" if software.image_by_image else ""
+    limit = "" if software.workspace is None else f", workspace up to {gibibytes(software.workspace)}"
+    return made + image + limit
 
 
 def _registered(entry: object) -> list[Fact]:

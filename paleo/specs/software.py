@@ -18,6 +18,8 @@ CONTEXT = 512.0 * MEBIBYTE
 #: NCCL's buffers of a ring, by its own sizes: 24 channels of 4 MiB (NCCL_BUFFSIZE, its documentation), 4.7 MiB for the
 #: LL128 and 0.5 MiB for the LL protocol. Trees and more channels would add to that.
 COMMUNICATOR = 221.0 * MEBIBYTE
+#: Algorithms of convolution that a profile may name.
+Algorithm = Literal["implicit", "explicit", "winograd", "nonfused", "fft", "direct"]
 
 
 class SoftwareFit(Spec):
@@ -40,7 +42,8 @@ class Software(Spec):
     one of the architecture), ``attention_slowdown`` how much slower than the calibrated ones the framework's attention
     is (an older generation). ``gradient_accumulator`` is the bytes that it holds for each parameter beside the
     gradient; ``regather`` says that inputs gathered over tp are kept as shards and gathered again for backward.
-    ``transposes`` says whether tensors are turned to channels-last and back round each convolution on tensor cores.
+    ``transposes`` names the dtypes in which tensors are turned to channels-last and back round each convolution on
+    tensor cores.
     ``recompute`` and ``zero`` are what its users do unless they say otherwise. ``stages`` says how a pipeline is cut:
     ``even`` deals out blocks, ``work`` goes by the work of layers, the output layer too. ``overlap`` says whether
     gradients travel during backward, ``overlap_gather`` whether parameters updated in shards are gathered during the
@@ -49,8 +52,12 @@ class Software(Spec):
     its first tensor, ``communicator`` what each group of ranks that it talks to adds. ``clip`` says whether the norm of
     all gradients is taken before the update, and whether they are then ``scaled`` in a pass of their own. ``fused``
     says whether chains of element-wise passes are one kernel, ``softmax_multiple`` by how many matrices of scores a
-    rank's fused softmax works (1: any number). ``cudnn`` limits which convolution algorithms there are. ``fit`` says
-    where numbers come from that were fitted.
+    rank's fused softmax works (1: any number). ``fit`` says where numbers come from that were fitted.
+
+    Convolutions: ``cudnn`` is the library's version, which limits the algorithms there are; ``searches`` says that the
+    framework times them all and keeps the fastest, where others ask the library's heuristics; ``workspace`` is what one
+    call may use beside its tensors. A framework with kernels of its own names their algorithms in ``convolutions``
+    (those of `paleo.pricing.convolution`); with ``image_by_image`` it calls them once for each image of the batch.
     """
 
     name: Text
@@ -61,7 +68,7 @@ class Software(Spec):
     attention_kernel: Text | None = None
     attention_slowdown: Annotated[float, Field(ge=1)] | dict[str, Annotated[float, Field(ge=1)]] = 1.0
     loss: Literal["fused", "recomputed", "upcast", "stepwise"] = "fused"
-    transposes: Annotated[bool, Field(strict=True)] = False
+    transposes: tuple[Literal["tf32", "fp16", "bf16"], ...] = ()
     gradient_accumulator: Annotated[float, Field(ge=0)] = 0.0
     regather: Annotated[bool, Field(strict=True)] = True
     recompute: Literal["none", "selective", "full"] = "none"
@@ -76,6 +83,10 @@ class Software(Spec):
     fused: Annotated[bool, Field(strict=True)] = False
     softmax_multiple: PositiveCount = 1
     cudnn: Annotated[float, Field(gt=0)] = 9.0
+    searches: Annotated[bool, Field(strict=True)] = False
+    workspace: Bytes | None = None
+    convolutions: tuple[Algorithm, ...] | None = None
+    image_by_image: Annotated[bool, Field(strict=True)] = False
     source: Text
     notes: str | None = None
     fit: SoftwareFit | None = None

@@ -13,6 +13,7 @@ import pandas as pd
 from paleo.errors import SpecError
 from paleo.units import duration, gibibytes
 from paleo.validate.runner import Errors, FileReport, with_predictions
+from paleo.validate.scaling import GOAL, IMPOSSIBLE, Scaling, summary
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,7 +45,13 @@ def _file(report: FileReport) -> dict[str, Any]:
         "by_device": {name: dataclasses.asdict(one) for name, one in report.by(report.predictions.subjects).items()},
         "by_source": {name: dataclasses.asdict(one) for name, one in report.by(report.sources).items()},
         "worst": [dataclasses.asdict(one) for one in report.worst()],
+        **_scaling(report),
     }
+
+
+def _scaling(report: FileReport) -> dict[str, Any]:
+    found = report.scaling
+    return {"scaling": dataclasses.asdict(summary(found))} if found else {}
 
 
 def renderables(report: FileReport, *, worst: int = 5) -> list[RenderableType]:
@@ -58,9 +65,22 @@ def renderables(report: FileReport, *, worst: int = 5) -> list[RenderableType]:
         if len(left_out) > 8:
             lines.append(f"  … and {len(left_out) - 8} more reasons (--json has all)")
         shown.append(Text("\n".join([f"not predicted: {sum(left_out.values())} rows", *lines])))
+    found = report.scaling
+    if found:
+        shown.append(Text(_scaling_line(summary(found))))
     if worst:
         shown.append(_worst_table(report, worst))
     return shown
+
+
+def _scaling_line(of: Scaling) -> str:
+    """Efficiency on several devices in one line."""
+    left = f"; {of.impossible} more contradict each other (efficiency above {IMPOSSIBLE})" if of.impossible else ""
+    if of.mean_error is None or of.bias is None or of.worst is None or of.within_goal is None:
+        return f"scaling: no points{left}"
+    sizes = f"{of.mean_error:.1f} points of 100 off on average (bias {of.bias:+.1f}, worst {of.worst:.1f})"
+    near = f"{of.within_goal:.0%} within {GOAL:g}"
+    return f"scaling: efficiency on several devices, {of.points} times: {sizes}, {near}{left}"
 
 
 def _errors_table(report: FileReport) -> RenderableType:

@@ -14,6 +14,7 @@ import pandas as pd
 from paleo.specs.calibration import Calibration
 from paleo.validate.kinds.base import Array, best_constant_efficiency, read_table, text
 from paleo.validate.residual import residual
+from paleo.validate.scaling import Point, points
 from paleo.validate.tables import MeasuredTable, Predictions, Words, table_of
 
 Flags = npt.NDArray[np.bool_]
@@ -111,6 +112,13 @@ class FileReport:
             if len(found) == most:
                 break
         return list(found.values())
+
+    @property
+    def scaling(self) -> list[Point]:
+        """Efficiency on several devices, where the table has such curves."""
+        curves = self.table.curves(self.frame)
+        predicted = np.where(self.predicted, self.predictions.seconds, np.nan)
+        return [] if curves is None else points(curves, measured=self.measured, predicted=predicted)
 
     def _explained(self, row: int, what: str, spread: float) -> Worst:
         of, measured = self.predictions, float(self.measured[row])

@@ -76,6 +76,9 @@ class MeasuredTable(Protocol):
     def predict(self, frame: pd.DataFrame) -> Predictions:
         """Predictions of all rows of a table."""
 
+    def curves(self, frame: pd.DataFrame) -> pd.DataFrame | None:
+        """For each row the number of devices, ``gpus`` (nan: not part of a curve), and what else makes it one curve."""
+
 
 #: Tables of whole steps; a module of ``paleo/validate/steps`` registers an instance under its kind's name.
 STEPS: Registry[MeasuredTable] = Registry("step table", "paleo.validate.steps")
@@ -148,6 +151,10 @@ class KernelTable:
         out.baseline[rows] = self.kind.ideal_time(group.frame, figures)
         out.subjects[rows] = self.kind.traits(figures)[0]
         out.origins[rows] = f"{found.origin} ({found.subject}: {group.family}, {group.stack})"
+
+    def curves(self, frame: pd.DataFrame) -> pd.DataFrame | None:
+        """Kernels do not scale."""
+        return None
 
     def found(self, group: Group, figures: Any) -> Found[Any]:
         """The parameters that price a group."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
@@ -13,6 +14,7 @@ from paleo.pricing.convolution import (
     ALGORITHMS,
     AVAILABLE_FROM,
     OWN_KERNELS,
+    SEARCHED_FROM,
     Array,
     ConvolutionParameters,
     ConvolutionShape,
@@ -89,6 +91,69 @@ def test_fused_winograd_charges_whole_blocks_of_8_by_16_outputs() -> None:
     )
     assert small["winograd"] == pytest.approx(full["winograd"], rel=0.03)
     assert small["implicit"] < 0.6 * full["implicit"]
+
+
+def test_frameworks_that_search_find_kernels_that_heuristics_leave() -> None:
+    """cuDNN 5.1 has the unfused Winograd forward, but its heuristics take it for the filter gradient alone."""
+    shape, known = square(batch=64.0, channels=512.0, size=28.0, filters=512.0), ("implicit", "winograd", "nonfused")
+
+    def fastest(library: float, available: Mapping[str, tuple[float, float, float]]) -> str:
+        costs = algorithm_costs(
+            shape, device=V100, parameters=PARAMETERS, library=library, algorithms=known, available=available
+        )
+        return str(fastest_algorithm(costs))
+
+    assert (fastest(5.1, AVAILABLE_FROM), fastest(5.1, SEARCHED_FROM)) == ("winograd", "nonfused")
+    assert fastest(5.0, SEARCHED_FROM) == "winograd"
+
+
+def test_implicit_products_before_cudnn_3_are_slower_by_what_was_measured() -> None:
+    old, new = (seconds(square(), library=library)["implicit"] - PARAMETERS.launch for library in (2.0, 3.0))
+    assert old / new == pytest.approx(1.28)
+
+
+def test_groups_share_the_steps_of_tensor_cores() -> None:
+    """32 groups of 4 channels are priced as 4 products of 32 channels and filters, no less than one dense quarter."""
+    grouped = square(channels=128.0, filters=128.0, groups=32.0)
+    joined = square(channels=128.0, filters=128.0, groups=4.0)
+    one, other = (seconds(shape, V100_TENSOR)["implicit"] for shape in (grouped, joined))
+    assert one == pytest.approx(other, rel=0.02)  # the filters themselves are fewer bytes
+    on_vectors = [seconds(shape, V100)["implicit"] for shape in (grouped, joined)]
+    assert on_vectors[0] > 1.1 * on_vectors[1]
+
+
+def test_depthwise_filter_gradients_read_their_channel_for_each_tap() -> None:
+    """Memory-bound: (elements + (taps - 1)(input + output) / 3) over elements, 1 + 8 / 3 where filters are nothing."""
+    calm = dataclasses.replace(V100, peak_flops_per_s=1e4 * TERA)
+    times = [
+        seconds(square(64.0, 96.0, 56.0, 96.0, groups=96.0, direction=way), calm)["direct"] - PARAMETERS.launch
+        for way in (Direction.FORWARD, Direction.DATA, Direction.FILTER)
+    ]
+    assert times[1] == pytest.approx(times[0])
+    assert times[2] / times[0] == pytest.approx(1 + 8 / 3, rel=1e-3)
+
+
+def test_faster_tensor_cores_need_wider_tiles() -> None:
+    """Twice the FLOP a clock over the same shared memory: the large product gains less than twice, the small least."""
+    double = dataclasses.replace(V100_TENSOR, peak_flops_per_s=2 * V100_TENSOR.peak_flops_per_s)
+    wide, narrow = square(256.0, 512.0, 28.0, 512.0), square(256.0, 512.0, 28.0, 64.0)
+
+    def gain(shape: ConvolutionShape) -> float:
+        one, two = (
+            algorithm_costs(shape, device=d, parameters=PARAMETERS, element_bytes=2.0) for d in (V100_TENSOR, double)
+        )
+        return float(one["implicit"].seconds / two["implicit"].seconds)
+
+    assert 1.0 < gain(narrow) < gain(wide) < 2.0
+
+
+def test_the_data_gradient_adds_columns_up_without_a_workspace() -> None:
+    forward, data = (
+        algorithm_costs(square(direction=way), device=V100, parameters=PARAMETERS)["explicit"]
+        for way in (Direction.FORWARD, Direction.DATA)
+    )
+    assert float(forward.workspace) == 32 * 56 * 56 * 64 * 9 * 4
+    assert float(data.workspace) == 0.0
 
 
 def test_winograd_beats_the_direct_peak_on_wide_layers() -> None:

@@ -137,7 +137,7 @@ def test_every_rule_resolves_and_fits_its_family() -> None:
             for architecture in rule.architectures:
                 for stack in rule.stacks:
                     entry = resolved(rule, family, stack, architecture, (rule.memory_kinds or ("HBM2",))[0])
-                    from_mapping(families[family], entry.parameters, where=family)
+                    from_mapping(families[rule.family_there or family], entry.parameters, where=family)
 
 
 def test_host_parameters_are_those_of_the_kinds() -> None:

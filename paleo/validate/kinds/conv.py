@@ -46,7 +46,7 @@ STACKS: Mapping[str, str] = {"neusight": "eager", "deepbench": "back-to-back"}
 SIZES = ("n", "c", "h", "w", "k", "r", "s", "stride_h", "stride_w")
 #: Energy per FLOP [pJ], by which power throttles: about TDP over the fp32 peak of cards that keep their clock.
 ENERGY: Mapping[str, float] = {
-    "Kepler": 43.0, "Maxwell": 37.0, "Pascal": 15.0, "Volta": 17.0, "Turing": 17.0, "Ampere": 13.0,
+    "Kepler": 60.0, "Maxwell": 37.0, "Pascal": 15.0, "Volta": 17.0, "Turing": 17.0, "Ampere": 13.0,
     "Ada Lovelace": 5.0, "Hopper": 9.0, "Blackwell": 7.0, "Blackwell Ultra": 7.0,
 }  # fmt: skip
 SCATTER = "fp16 data gradient with stride on ordinary cores: the library falls back to a generic kernel, not modelled"

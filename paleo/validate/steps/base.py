@@ -133,6 +133,14 @@ class StepTable(ABC):
             out.baseline[index], out.subjects[index], out.origins[index] = found.roofline, found.subject, found.origin
         return out
 
+    def profile(self, row: Row) -> str:
+        """The software profile of a row."""
+        return software_of(row)
+
+    def curves(self, frame: pd.DataFrame) -> pd.DataFrame | None:
+        """None, unless a subclass knows what its rows have in common."""
+        return None
+
     def _step_or_reason(self, row: Mapping[Any, Any]) -> Step | str:
         try:
             found = self.step(row)

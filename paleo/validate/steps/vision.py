@@ -14,13 +14,25 @@ from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.software import Software
 from paleo.units import MILLISECOND
-from paleo.validate.kinds.base import Array, number
+from paleo.validate.kinds.base import Array, number, text
 from paleo.validate.steps.base import Row, Step, StepTable, filled, of_prediction, software_of, whole, with_device
 from paleo.validate.steps.transformers import DEFAULT_SYSTEMS
 from paleo.validate.tables import STEPS
 
 #: What the measured harnesses did without: only forward and backward were timed.
 WITHOUT_UPDATE = "no weight update"
+
+
+#: Profiles of kernels that a row names beside its framework, by a word of the latter; the first that fits.
+OWN_KERNELS = (("convnet2", "cuda-convnet2"), ("fbfft", "fbfft"), ("torch-7", "torch7-native"), ("neon", "neon"))
+#: Frameworks by a word of their name whose convolutions are OpenCL programs.
+OPENCL = ("cl-nn", "greentea", "deepcl")
+#: Columns in which the rows of one scaling curve agree.
+CURVE = ("source", "device", "framework", "cudnn", "model", "dtype", "batch_per_gpu")
+#: What tf_cnn_benchmarks calls ResNet is the paper's own, with the stride in the first 1 x 1 of a block.
+FIRST_RESNETS = {f"resnet{depth}": f"resnet{depth}-v1" for depth in (50, 101, 152)}
+#: cuDNN of the sources that name none, by what they begin with: their pages are older than the next release.
+LIBRARY_OF_SOURCE = (("convnet-benchmarks Dec-2014", 1.0), ("convnet-benchmarks", 4.0))
 
 
 def system_of(row: Row) -> System:
@@ -33,11 +45,46 @@ def system_of(row: Row) -> System:
     )
 
 
-def cudnn_version(text: str) -> float | None:
-    """The cuDNN release that a cell names: 4007, R4, v3, ``5.1 (CUDA 8.0)``; 1 for none; None where nothing is said.
+def model_of(row: Row) -> str:
+    """The model of a row, in the variant that its harness or its own words say."""
+    slug = str(row["model_slug"])
+    if "tf_cnn_benchmarks" in f"{row.get('framework', '')} {row.get('notes', '')}":
+        return FIRST_RESNETS.get(slug, slug)
+    return f"se-{slug}" if str(row.get("model", "")).lower().startswith("se-") else slug
 
-    >>> cudnn_version("4007"), cudnn_version("R4"), cudnn_version("5.1 (CUDA 8.0)"), cudnn_version("")
-    (4.0, 4.0, 5.1, None)
+
+def library_of(row: Row) -> float | None:
+    """The cuDNN release of a row: what it states, what its framework is called by, what its source's date admits."""
+    stated = cudnn_version(str(row.get("cudnn", "")))
+    if stated is not None:
+        return stated
+    called = re.search(r"(?i)cudnn\W*[rv](\d)", str(row.get("framework", "")))
+    if called:
+        return float(called.group(1))
+    source = str(row.get("source", ""))
+    return next((release for word, release in LIBRARY_OF_SOURCE if source.startswith(word)), None)
+
+
+def profile_of(row: Row) -> str:
+    """The software profile of a row. Caffe that names no cuDNN ran its own kernels; SpecError for OpenCL ones."""
+    framework, cudnn = str(row.get("framework", "")).lower(), str(row.get("cudnn", "")).lower()
+    if any(word in framework for word in OPENCL):
+        raise SpecError(f"OpenCL kernels of {row['framework']} are not modelled")
+    own = next((profile for word, profile in OWN_KERNELS if word in framework), None)
+    if own is not None:
+        return own
+    found = software_of(row, "cudnn-library")
+    native = found == "caffe" and cudnn_version(cudnn) in (None, 1.0)
+    return "caffe-native" if native else found
+
+
+def cudnn_version(text: str) -> float | None:
+    """The cuDNN release that a cell names: 5105, R4, v3, ``5.1 (CUDA 8.0)``; 1 for none; None where nothing is said.
+
+    A number as cudnnGetVersion gives it has the minor release in its hundreds.
+
+    >>> cudnn_version("5105"), cudnn_version("R4"), cudnn_version("5.1 (CUDA 8.0)"), cudnn_version("")
+    (5.1, 4.0, 5.1, None)
     """
     text = text.strip()
     if not text or text.lower() == "nan":
@@ -48,7 +95,9 @@ def cudnn_version(text: str) -> float | None:
     if not match:
         return None
     number = float(match.group(1))
-    return float(str(int(number))[0]) if number >= 100 else number
+    if number < 1000:
+        return number
+    return number // 1000 + number // 100 % 10 / 10 if number < 10000 else number // 10000 + number // 100 % 100 / 10
 
 
 def without_update(row: Row) -> bool:
@@ -66,8 +115,8 @@ def run_of(row: Row) -> Run:
         batch=int(batch),
         dtype=str(row["dtype"]),
         optimizer="momentum",
-        software=software_of(row, "cudnn-library"),
-        cudnn=cudnn_version(str(row.get("cudnn", ""))),
+        software=profile_of(row),
+        cudnn=library_of(row),
         forward_only=not filled(row, "iteration_ms"),
     )
 
@@ -77,16 +126,32 @@ class VisionSteps(StepTable):
 
     name = "cnn_iterations"
     header = frozenset({"model_slug", "device", "n_gpus", "batch_per_gpu", "framework", "iteration_ms"})
-    configuration = ("system", "dtype", "cudnn", "software", "forward_ms", "notes")
+    configuration = ("system", "dtype", "cudnn", "software", "source", "model", "forward_ms", "notes")
 
     def measured(self, frame: pd.DataFrame) -> Array:
         """Seconds of the step; of the forward pass where the row has no step."""
         step = number(frame, "iteration_ms", float("nan"))
         return np.where(np.isfinite(step), step, number(frame, "forward_ms", float("nan"))) * MILLISECOND
 
+    def profile(self, row: Row) -> str:
+        """As `profile_of`; of a row that has none, what it names."""
+        try:
+            return profile_of(row)
+        except SpecError:
+            return software_of(row)
+
+    def curves(self, frame: pd.DataFrame) -> pd.DataFrame | None:
+        """Whole steps by the devices of a run; how weights are exchanged and where images come from is in the notes."""
+        gpus = number(frame, "n_gpus", float("nan"))
+        alone = ~np.isfinite(number(frame, "iteration_ms", float("nan")))
+        told = {"data": r"^(synthetic|real)", "exchange": r"variable_update[:=] ?([^;,]*)"}
+        words = {name: text(frame, "notes").str.extract(found)[0].fillna("") for name, found in told.items()}
+        same = {name: text(frame, name) for name in CURVE}
+        return pd.DataFrame({"gpus": np.where(alone, np.nan, gpus), **same, **words})
+
     def step(self, row: Row, software: Software | None = None) -> Step:
         """The step of the row's run, without the update where the harness left it out."""
-        made = predict(load_model(str(row["model_slug"])), system_of(row), run_of(row), software)
+        made = predict(load_model(model_of(row)), system_of(row), run_of(row), software)
         spared = made.breakdown.optimizer if without_update(row) else 0.0
         return of_prediction(made, made.step_time - spared)
 

@@ -1,0 +1,217 @@
+"""Training steps of convolutional networks: what rows mean, what frameworks do, scaling, the real table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from paleo.errors import SpecError
+from paleo.lower import Program, without_backward
+from paleo.predict import Prediction, predict
+from paleo.specs.hardware import load_system
+from paleo.specs.model import load_model
+from paleo.specs.run import Run
+from paleo.validate.report import document, renderables
+from paleo.validate.runner import FileReport, validate_file, validate_frame
+from paleo.validate.scaling import points, summary
+from paleo.validate.steps.vision import cudnn_version, library_of, model_of, profile_of
+from paleo.validate.tables import table_of
+from paleo.work import Kernel
+
+
+def step(model: str, system: str = "v100-sxm2-16gb", **more: object) -> Prediction:
+    run = {"batch": 32, "dtype": "fp32", "optimizer": "momentum", **more}
+    return predict(load_model(model), load_system(system), Run.model_validate(run))
+
+
+# --- rows ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "release"),
+    [("5105", 5.1), ("4007", 4.0), ("7605", 7.6), ("8005", 8.0), ("90100", 9.1), ("R2", 2.0), ("v4", 4.0),
+     ("none (native im2col+GEMM)", 1.0), ("", None), ("nan", None), ("yes", None)],
+)  # fmt: skip
+def test_releases_of_cudnn(text: str, release: float | None) -> None:
+    assert cudnn_version(text) == release
+
+
+@pytest.mark.parametrize(
+    ("row", "release"),
+    [({"cudnn": "R4", "framework": "CuDNN[R2] *"}, 4.0), ({"framework": "CuDNN (R1) *"}, 1.0),
+     ({"framework": "TensorFlow", "source": "convnet-benchmarks"}, 4.0),
+     ({"framework": "Torch-7", "source": "convnet-benchmarks Dec-2014"}, 1.0),
+     ({"framework": "TensorFlow 2.3.0", "source": "elsewhere"}, None)],
+)  # fmt: skip
+def test_a_library_is_stated_named_or_dated(row: dict[str, str], release: float | None) -> None:
+    assert library_of(row) == release
+
+
+@pytest.mark.parametrize(
+    ("row", "profile"),
+    [({"framework": "Caffe", "software": "caffe"}, "caffe-native"),
+     ({"framework": "Caffe (caffe time)", "software": "caffe", "cudnn": "none (native)"}, "caffe-native"),
+     ({"framework": "Caffe (caffe time)", "software": "caffe", "cudnn": "R4 (inferred)"}, "caffe"),
+     ({"framework": "Caffe2 (cudnn_exhaustive_search)", "software": "caffe2", "cudnn": "v4"}, "caffe2"),
+     ({"framework": "cudaconvnet2*"}, "cuda-convnet2"), ({"framework": "fbfft (Torch)"}, "fbfft"),
+     ({"framework": "Torch-7 (native)"}, "torch7-native"), ({"framework": "CuDNN[R2] *"}, "cudnn-library"),
+     ({"framework": "Torch7 (cudnn)", "software": "torch7-cudnn"}, "torch7-cudnn")],
+)  # fmt: skip
+def test_profiles_of_rows(row: dict[str, str], profile: str) -> None:
+    assert profile_of(row) == profile
+
+
+def test_opencl_kernels_are_refused_by_name() -> None:
+    with pytest.raises(SpecError, match="OpenCL kernels of CL-nn"):
+        profile_of({"framework": "CL-nn (Torch)", "software": "caffe"})
+
+
+def test_variants_of_networks() -> None:
+    harness = {"model_slug": "resnet50", "notes": "tf_cnn_benchmarks synthetic ImageNet"}
+    assert model_of(harness) == "resnet50-v1"
+    assert model_of({"model_slug": "resnet50", "notes": ""}) == "resnet50"
+    assert model_of({"model_slug": "vgg16", "framework": "tf_cnn_benchmarks"}) == "vgg16"
+    assert model_of({"model_slug": "resnext101-32x4d", "model": "SE-ResNeXt-101 32x4d"}) == "se-resnext101-32x4d"
+
+
+# --- what frameworks do --------------------------------------------------------------------------------------------
+
+
+def test_one_image_at_a_time_scales_with_the_batch() -> None:
+    """im2col and one product for each image: no batch makes an image cheaper, and each takes a launch more."""
+    small, large = (step("vgg16", software="caffe-native", batch=b).breakdown for b in (8, 64))
+    assert (large.compute + large.memory_bound) / (small.compute + small.memory_bound) == pytest.approx(8, rel=0.06)
+    assert step("vgg16", software="caffe-native").step_time > 1.5 * step("vgg16", software="caffe").step_time
+
+
+def test_own_kernels_on_tensor_cores_are_refused_with_the_cure() -> None:
+    with pytest.raises(SpecError, match=r"caffe-native.*explicit.*fp16.*expected fp32"):
+        step("vgg16", software="caffe-native", dtype="fp16")
+
+
+def test_channels_first_costs_copies_in_the_dtypes_that_stay_so() -> None:
+    ampere = {"system": "a100-pcie-40gb", "batch": 64}
+    for dtype, more in (("tf32", True), ("fp16", False), ("fp32", False)):
+        turned = step("resnet50", software="tensorflow1", dtype=dtype, **ampere).step_time
+        plain = step("resnet50", software="mxnet", dtype=dtype, **ampere).step_time
+        assert (turned > 1.1 * plain) == more
+
+
+def passes(program: Program, operation: str) -> list[tuple[Kernel, float]]:
+    """Forward memory passes of a program with the turns that each is taken."""
+    return [
+        (counted.kernel, counted.times * section.repeat)
+        for section in program.sections
+        for counted in section.kernels
+        if (counted.kernel.operation, counted.kernel.phase) == (operation, "forward")
+    ]
+
+
+def test_inference_needs_no_statistics() -> None:
+    made = step("resnet50")
+    alone = without_backward(made.program)
+    assert sum(turns for _, turns in passes(made.program, "batch_norm")) == 53
+    assert passes(alone, "batch_norm") == []
+    passed = sum(turns for _, turns in passes(made.program, "elementwise"))
+    assert sum(turns for _, turns in passes(alone, "elementwise")) == passed + 53
+    assert step("resnet50", forward_only=True).step_time < 0.4 * made.step_time
+
+
+def test_a_compiler_fuses_what_follows_batch_norm() -> None:
+    """32 ReLUs and 16 additions go into the batch norms before them (17 ReLUs open a section of their own), and the
+    tensor between is spared both ways: 2 bytes for each that a pass of its own writes. The sweep for statistics stays
+    what it was."""
+    plain, fused = (step("resnet50", software=name).program for name in ("tensorflow1", "tensorflow-xla"))
+    alone = passes(plain, "elementwise")
+    left = passes(fused, "elementwise")
+    assert sum(turns for _, turns in alone) == 49 + 16 and sum(turns for _, turns in left) == 17
+
+    def moved(program: Program) -> float:
+        both = [*passes(program, "batch_norm"), *passes(program, "elementwise")]
+        return sum(kernel.bytes * turns for kernel, turns in both)
+
+    spared = 2.0 * sum(kernel.bytes_written * turns for kernel, turns in alone)
+    spared -= 2.0 * sum(kernel.bytes_written * turns for kernel, turns in left)
+    assert moved(plain) - moved(fused) == pytest.approx(spared)
+    swept = [kernel.shape.get("swept", kernel.bytes_read) * turns for kernel, turns in passes(fused, "batch_norm")]
+    assert sum(swept) == sum(kernel.bytes_read * turns for kernel, turns in passes(plain, "batch_norm"))
+
+
+def test_kernels_of_old_libraries_are_those_of_their_time() -> None:
+    """Pascal with cuDNN 5 inherits from what was measured with it; an own calibration is asked first all the same."""
+    old, new = (step("resnet50", "p100-sxm2", software="torch7-cudnn", cudnn=release) for release in (5.1, 7.0))
+    assert "conv.vector-cudnn5" in old.calibration and "conv.vector-cudnn5" not in new.calibration
+    assert old.step_time > new.step_time
+    own = step("resnet50", "p100-sxm2", software="torch7-cudnn", cudnn=5.1, calibration="p100-pcie-16gb")
+    assert "conv.vector-cudnn5" not in own.calibration
+    assert "cudnn5" not in step("resnet50", "titan-x-maxwell", software="torch7-cudnn", cudnn=5.1).calibration
+
+
+# --- scaling -------------------------------------------------------------------------------------------------------
+
+
+def curves(**columns: list[object]) -> list[object]:
+    frame = pd.DataFrame(columns)
+    times = np.array([1.0, 1.25, 2.0])[: len(frame)]
+    return list(points(frame, measured=times, predicted=np.ones(len(frame))))
+
+
+def test_points_are_against_the_fewest_devices_of_the_same_configuration() -> None:
+    one, two = curves(gpus=[2, 4, 8], model=["a"] * 3)
+    assert (one.base, one.gpus, one.measured, one.predicted) == (2, 4, 0.8, 1.0)  # type: ignore[attr-defined]
+    assert two.measured == 0.5 and two.error == 50.0  # type: ignore[attr-defined]
+    assert curves(gpus=[1, 2, 2], model=["a", "b", "b"]) == []
+    assert curves(gpus=[1, np.nan, 2], model=["a"] * 3)[0].measured == 0.5  # type: ignore[attr-defined]
+
+
+def test_nothing_to_summarise() -> None:
+    assert summary([]).mean_error is None and summary([]).points == 0
+
+
+def test_a_table_of_steps_reports_its_scaling() -> None:
+    row = {"source": "x", "model_slug": "alexnet", "model": "AlexNet", "device": "v100-sxm2-16gb", "dtype": "fp32"}
+    row |= {"system": "dgx-1-v100", "batch_per_gpu": "32", "framework": "MXNet", "software": "mxnet", "notes": ""}
+    frame = pd.DataFrame([{**row, "n_gpus": n, "iteration_ms": t} for n, t in ((1, 30.0), (4, 40.0))])
+    report: FileReport = validate_frame("steps", frame, table_of(frame.columns))
+    (point,) = report.scaling
+    assert point.measured == 0.75 and 0.3 < point.predicted < 1.0
+    told = document([report])["files"][0]["scaling"]
+    assert told["points"] == 1 and told["mean_error"] == pytest.approx(abs(point.error))
+    assert any("points of 100 off" in str(one) for one in renderables(report))
+
+
+# --- the shared table ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.shared
+def test_visible_steps_stay_within_their_bars(shared: Path) -> None:
+    """Mean errors by source; none of these rows was fitted."""
+    report = validate_file(shared / "measurements" / "cnn_iterations.csv")
+    by_source = report.by(report.sources)
+    bars = {
+        "cnn-benchmarks": 0.08,
+        "TensorFlow benchmarks page (May 2017)": 0.09,
+        "convnet-benchmarks Dec-2014": 0.18,
+        "convnet-benchmarks caffe log Apr-2015 (native)": 0.09,
+    }
+    for source, bar in bars.items():
+        assert by_source[source].mape is not None and by_source[source].mape < bar, source
+    plain = report.frame["dtype"].eq("fp32").to_numpy() & (report.sources == "lambda-tensorflow-benchmark")
+    found = report.errors(plain)
+    assert found.rows == 48 and found.mape is not None and found.mape < 0.08
+    whole = report.errors()
+    assert whole.rows == 372 and whole.mape is not None and whole.mape < 0.19
+
+
+@pytest.mark.shared
+def test_visible_scaling(shared: Path) -> None:
+    """Points of frameworks without mixed-precision EfficientNets lie within the goal of 8 on average."""
+    report = validate_file(shared / "measurements" / "cnn_iterations.csv")
+    told = summary(report.scaling)
+    assert told.points == 68 and told.impossible == 6
+    assert told.mean_error is not None and told.mean_error < 9.5
+    plain = summary([one for one in report.scaling if "fficient" not in one.what])
+    assert plain.points == 48 and plain.mean_error is not None and plain.mean_error < 4.5
