@@ -60,7 +60,8 @@ class Gradient:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A layer, or one turn of a repeated block; bytes and counts are of one turn on one rank.
+    """A layer, or one turn of a repeated block; bytes and counts are of one turn on one rank. ``tensors`` is how many
+    parameters there are by name, ``parameters`` how many numbers they hold.
 
     ``saved_bytes`` live until backward, ``core_bytes`` of them inside the core of attention. ``input_bytes`` is what
     full recomputation keeps instead, ``output_bytes`` what goes on to the next section.
@@ -72,6 +73,7 @@ class Section:
     transfers: tuple[Transfer, ...]
     gradients: tuple[Gradient, ...]
     parameters: float
+    tensors: float
     saved_bytes: float
     core_bytes: float
     input_bytes: float
@@ -143,11 +145,12 @@ class _Lowering:
         first, last = members[0], members[-1]
         name, repeat = first.node.repeats[0] if first.node.repeats else (first.node.name, 1)
         gradients: dict[Axes, float] = {}
-        saved = core = 0.0
+        saved = core = tensors = 0.0
         for one in members:
             for tensor, axes in one.parameters:
                 if tensor.name not in self._known:
                     self._known.add(tensor.name)
+                    tensors += one.node.repeat // repeat
                     gradients[axes] = gradients.get(axes, 0.0) + float(tensor.elements) * (one.node.repeat // repeat)
             kept, inside = self._saves(one)
             saved, core = saved + kept / repeat, core + inside / repeat
@@ -155,10 +158,11 @@ class _Lowering:
         return Section(
             name,
             repeat,
-            tuple(self._kernels(members, repeat)),
+            (*self._kernels(members, repeat), *self._passes(name, sum(gradients.values()), tensors)),
             tuple(transfer for one in members for transfer in self._transfers(one, repeat)),
             tuple(Gradient(axes, elements) for axes, elements in gradients.items()),
             sum(gradients.values()),
+            tensors,
             saved,
             core,
             _local_bytes(first, first.node.inputs[0], self.precision),
@@ -207,6 +211,19 @@ class _Lowering:
     def _formats(self, placed: PlacedNode) -> Precision:
         """Formats below sixteen bits are for the products inside the repeated blocks."""
         return self.precision if placed.node.repeats else self.precision.sixteen_bits
+
+    def _passes(self, section: str, elements: float, tensors: float) -> Iterable[Counted]:
+        """What the framework does to each gradient once backward has made it: a launch for each tensor and two
+        accesses."""
+        accesses = self.precision.gradient_accesses
+        if accesses and elements:
+            moved = elements * accesses * self.precision.gradient / 2.0
+            shape = {"rows": elements, "columns": 1.0}
+            flops = elements * accesses / 2.0
+            name = f"{section}.gradients"
+            calls = tensors * accesses / 2.0
+            kernel = Kernel(name, "memory", "elementwise", "backward_weight", 0.0, flops, moved, moved, shape, calls)
+            yield Counted(kernel, section, 1)
 
     def _additions(self, node: Node, tensor: Tensor) -> int:
         """How often the turns of this reader add their gradient of an input to one that is there: all but the first of

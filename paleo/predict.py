@@ -32,12 +32,12 @@ from paleo.engine import Task, Timeline
 from paleo.graph import Graph, build
 from paleo.layers.base import Choices
 from paleo.lower import Program, Section, lower, without_backward
-from paleo.optimizers import optimizer
+from paleo.optimizers import Optimizer, optimizer
 from paleo.parallel.mesh import Axes, Mesh
 from paleo.parallel.placement import STRATEGIES, Placement, idle_axes
 from paleo.pipeline import StageTime, check, pipeline_timeline
 from paleo.plan import Plan, plan
-from paleo.precision import Precision, precision
+from paleo.precision import Precision, autocast, precision
 from paleo.pricing.communication import Fabric, Network
 from paleo.pricing.footprint import Footprint
 from paleo.pricing.kernels import KernelTimes, Pricer, pricer
@@ -139,7 +139,15 @@ class Setting:
     @property
     def choices(self) -> Choices:
         """How layers are carried out."""
-        return Choices(self.run.attention or self.software.attention, self.software.loss)
+        software = self.software
+        attention = self.run.attention or software.attention
+        wide = frozenset(software.wide if self.formats.casts else ())
+        return Choices(attention, software.loss, software.gelu, wide)
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The run's optimizer as the software carries it out."""
+        return optimizer(self.run.optimizer, self.software.update)
 
     @property
     def overlapped(self) -> bool:
@@ -167,7 +175,9 @@ def setting(system: System, run: Run, dtype: str, software: Software | None = No
     prices = pricer(system.device, dtype, run.calibration, software)
     software = software if prices.rates is None else software.model_copy(update={"contention": 0.0})
     fabric = Fabric(system, run.algorithm_or_server, prices.rates, host=software.host_forward)
-    formats = replace(precision(dtype), accumulator=software.gradient_accumulator)
+    formats = autocast(precision(dtype)) if software.mixed == "autocast" else precision(dtype)
+    held, accesses = software.gradient_accumulator, software.gradient_accesses
+    formats = replace(formats, accumulator=held, gradient_accesses=accesses)
     return Setting(run, system, formats, software, prices, fabric)
 
 
@@ -408,8 +418,10 @@ def _updates(priced: _Priced) -> Array:
     if priced.run.forward_only:
         return np.zeros(priced.plan.stages)
     counts = priced.parameters / (priced.plan.dp if priced.plan.parallel.zero else 1)
-    chosen = optimizer(priced.run.optimizer)
-    kernels = [update_kernel(count, chosen, priced.setting.formats) for count in counts.tolist()]
+    chosen = priced.setting.optimizer
+    tensors = over(priced.held, section_figures(priced.program, "tensors"))
+    pairs = zip(counts.tolist(), tensors.tolist(), strict=True)
+    kernels = [update_kernel(count, number, chosen, priced.setting.formats) for count, number in pairs]
     return np.where(counts > 0, priced.setting.prices.times(kernels).total, 0.0)
 
 
@@ -459,7 +471,7 @@ def _footprint(priced: _Priced) -> Footprint:
         priced.columns.parameters.max(initial=0.0),
         max(chosen.dp, 1),
         chosen.parallel.zero,
-        optimizer(run.optimizer),
+        priced.setting.optimizer,
         formats,
         training=training,
     )

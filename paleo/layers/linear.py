@@ -36,13 +36,13 @@ class Mlp(Layer):
     hidden."""
 
     ffn: PositiveInt
-    activation: Literal["gelu", "relu", "silu", "tanh", "swiglu", "geglu", "reglu"] = "gelu"
+    activation: Literal["gelu", "gelu_tanh", "relu", "silu", "tanh", "swiglu", "geglu", "reglu"] = "gelu"
     bias: bool = True
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
     def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
         (x,) = inputs
-        operations, inner = feed_forward(name, x, self.ffn, self.activation, bias=self.bias)
+        operations, inner = feed_forward(name, x, self.ffn, self.activation, choices, bias=self.bias)
         if self.dropout:
             mask = inner.like(f"{name}.mask", role="mask")
             dropped = inner.like(f"{name}.dropped")
@@ -53,13 +53,14 @@ class Mlp(Layer):
 
 
 def feed_forward(
-    name: str, x: Tensor, ffn: int, activation: str, *, bias: bool, shared: tuple[str, ...] = ()
+    name: str, x: Tensor, ffn: int, activation: str, choices: Choices, *, bias: bool, shared: tuple[str, ...] = ()
 ) -> tuple[tuple[Operation, ...], Tensor]:
     """The up projection and its activation; a gate and its partner come from one product of twice the width."""
     if activation in GATED:
         up, wide = project(f"{name}.up", x, {"gates": 2, "ffn": ffn}, bias=bias, shared=shared)
         act, inner = gate(f"{name}.act", GATED[activation], wide, "gates")
+        acts: tuple[Operation, ...] = (act,)
     else:
         up, wide = project(f"{name}.up", x, {"ffn": ffn}, bias=bias, shared=shared)
-        act, inner = activate(activation, f"{name}.act", wide)
-    return (up, act), inner
+        acts, inner = activate(activation, f"{name}.act", wide, choices)
+    return (up, *acts), inner

@@ -25,7 +25,7 @@ class MixtureOfExperts(Layer):
     experts: PositiveInt
     top_k: PositiveInt
     ffn: PositiveInt
-    activation: Literal["gelu", "relu", "silu", "tanh", "swiglu", "geglu", "reglu"] = "swiglu"
+    activation: Literal["gelu", "gelu_tanh", "relu", "silu", "tanh", "swiglu", "geglu", "reglu"] = "swiglu"
     bias: bool = False
     shared: NonNegativeInt = 0
     shared_ffn: PositiveInt | None = None
@@ -45,12 +45,12 @@ class MixtureOfExperts(Layer):
         sent = Tensor(f"{name}.dispatched", ("experts", "capacity", hidden), (self.experts, capacity, x.sizes[-1]))
         dispatch = MemoryPass(f"{name}.dispatch", "gather", (x,), sent, flops_per_element=0.0)
         inner_ops, inner = feed_forward(
-            f"{name}.expert", sent, self.ffn, self.activation, bias=self.bias, shared=("experts",)
+            f"{name}.expert", sent, self.ffn, self.activation, choices, bias=self.bias, shared=("experts",)
         )
         down, back = project(f"{name}.expert.down", inner, {hidden: x.sizes[-1]}, bias=self.bias, shared=("experts",))
         out = x.like(name)
         combine = MemoryPass(f"{name}.combine", "scatter", (back, scores), out, keeps=(back,), flops_per_element=2.0)
-        return Expansion((*route, dispatch, *inner_ops, down, combine, *self._shared(name, x, out)), out)
+        return Expansion((*route, dispatch, *inner_ops, down, combine, *self._shared(name, x, out, choices)), out)
 
     def _route(self, name: str, x: Tensor) -> tuple[tuple[Operation, ...], Tensor]:
         """Scores of every expert for every token, their softmax and the top k."""
@@ -62,11 +62,11 @@ class MixtureOfExperts(Layer):
         )
         return (router, soft), scores
 
-    def _shared(self, name: str, x: Tensor, out: Tensor) -> tuple[Operation, ...]:
+    def _shared(self, name: str, x: Tensor, out: Tensor, choices: Choices) -> tuple[Operation, ...]:
         if not self.shared:
             return ()
         width = self.shared * (self.shared_ffn or self.ffn)
-        up, inner = feed_forward(f"{name}.shared", x, width, self.activation, bias=self.bias)
+        up, inner = feed_forward(f"{name}.shared", x, width, self.activation, choices, bias=self.bias)
         down, summed = project(f"{name}.shared.down", inner, {x.dims[-1]: x.sizes[-1]}, bias=self.bias)
         operations: tuple[Operation, ...] = (*up, down)
         if self.shared_gate:

@@ -18,6 +18,7 @@ from paleo.assemble import (
     over,
     pipeline_end,
     recomputed,
+    section_figures,
     states,
     turns_held,
     update_kernel,
@@ -25,7 +26,6 @@ from paleo.assemble import (
     workspace,
 )
 from paleo.lower import Program
-from paleo.optimizers import optimizer
 from paleo.parallel.mesh import Axes
 from paleo.predict import Setting, gradient_operation
 from paleo.schedules.base import SCHEDULES, Passes
@@ -118,7 +118,7 @@ class _Search:
     def __init__(self, points: Points, layouts: Sequence[Layout], space: Space, made: Setting) -> None:
         self.points, self.layouts, self.space, self.made = points, layouts, space, made
         self.training = not made.run.forward_only
-        self.optimizer = optimizer(made.run.optimizer)
+        self.optimizer = made.optimizer
         self.sections = points.programs[0].sections
         self._places: dict[tuple[int, Axes], tuple[int, int]] = {}
         self._kept: dict[tuple[object, ...], Array] = {}
@@ -162,7 +162,7 @@ class _Search:
         """Seconds of (stages, layouts) after the last backward pass: gradients where ``exchange`` asks for them,
         update, gathering."""
         parameters, formats = self._parameters(group, held), self.made.formats
-        total = self._update(parameters / (group.ranks if zero else 1.0))
+        total = self._update(parameters / (group.ranks if zero else 1.0), held)
         if zero in (1, 2) and self.training:
             total = total + self._collective(
                 "all_gather", group.layouts, self._replicas(group), parameters * formats.parameter
@@ -198,13 +198,19 @@ class _Search:
             np.add.at(found.T, [place for place, _, _ in cells], seconds.T)
         return found
 
-    def _update(self, counts: Array) -> Array:
+    def _update(self, counts: Array, held: Array) -> Array:
+        """Seconds of the update of ``counts`` parameters, (stages, layouts)."""
         if not self.training:
             return np.zeros_like(counts)
-        unique, place = np.unique(counts, return_inverse=True)
-        kernels = [update_kernel(count, self.optimizer, self.made.formats) for count in unique.tolist()]
-        seconds = np.where(unique > 0, self.made.prices.times(kernels).total, 0.0)
-        return seconds[place].reshape(counts.shape)
+        tensors = np.broadcast_to(
+            over(held, section_figures(self.points.programs[0], "tensors"))[:, None], counts.shape
+        )
+        unique, place = np.unique(np.stack([counts.ravel(), tensors.ravel()]), axis=1, return_inverse=True)
+        kernels = [
+            update_kernel(count, number, self.optimizer, self.made.formats) for count, number in unique.T.tolist()
+        ]
+        seconds = np.where(unique[0] > 0, self.made.prices.times(kernels).total, 0.0)
+        return seconds[place.ravel()].reshape(counts.shape)
 
     def _memory(self, group: _Group, held: Array, times: TurnTimes, living: Array, zero: int, pairs: Index) -> Array:
         """Bytes of the fullest stage, for the pairs chosen."""

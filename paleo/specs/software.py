@@ -39,18 +39,26 @@ class Software(Spec):
     backward. ``contention`` is what computation loses for each second that a collective runs beside it:
     multiprocessors, bandwidth, copies into and out of flat buffers. ``fused`` says whether chains of element-wise
     passes are one kernel, ``softmax_multiple`` by how many matrices of scores a rank's fused softmax works (1: any
-    number). ``cudnn`` limits which convolution algorithms there are. ``fit`` says where numbers come from that were
-    fitted.
+    number). ``cudnn`` limits which convolution algorithms there are. ``attention``, ``gelu``, ``loss`` and ``wide`` are
+    those of `Choices`. ``mixed`` says how it trains in sixteen bits: fp32 ``masters`` beside narrow weights, or
+    ``autocast`` of fp32 weights. ``gradient_accesses`` are reads and writes of each gradient after every backward pass.
+    A ``stepwise`` update makes a pass for each term of the optimizer's formula. ``fit`` says where numbers come from
+    that were fitted.
     """
 
     name: Text
     title: Text
     host_forward: Seconds
     host_backward: Seconds
-    attention: Literal["fused", "unfused"] = "fused"
+    attention: Literal["fused", "unfused", "stepwise"] = "fused"
     attention_kernel: Text | None = None
     attention_slowdown: Annotated[float, Field(ge=1)] | dict[str, Annotated[float, Field(ge=1)]] = 1.0
     loss: Literal["fused", "upcast", "stepwise"] = "fused"
+    gelu: Literal["fused", "tanh-stepwise", "stepwise"] = "fused"
+    wide: tuple[Literal["embedding", "norm", "softmax", "gelu"], ...] = ()
+    mixed: Literal["masters", "autocast"] = "masters"
+    gradient_accesses: Annotated[float, Field(ge=0)] = 0.0
+    update: Literal["fused", "stepwise"] = "fused"
     transposes: Annotated[bool, Field(strict=True)] = False
     gradient_accumulator: Annotated[float, Field(ge=0)] = 0.0
     regather: Annotated[bool, Field(strict=True)] = True
