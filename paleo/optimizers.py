@@ -7,7 +7,6 @@ states, and writes weight, states and, in mixed precision, the narrow copy.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from paleo.errors import SpecError, near
 from paleo.precision import Precision
@@ -42,7 +41,7 @@ class Optimizer:
         >>> from paleo.precision import precision
         >>> OPTIMIZERS["adam"].update_bytes(precision("fp32"))
         (16.0, 12.0)
-        >>> optimizer("adam", "stepwise").update_bytes(precision("fp32"))
+        >>> optimizer("adam", stepwise=True).update_bytes(precision("fp32"))
         (64.0, 48.0)
         """
         if self.stepwise:
@@ -56,7 +55,7 @@ class Optimizer:
     def launches(self, tensors: float) -> float:
         """Calls of the host for an update of so many tensors: one, or one for each term of each.
 
-        >>> optimizer("adam").launches(400.0), optimizer("adam", "stepwise").launches(400.0)
+        >>> optimizer("adam").launches(400.0), optimizer("adam", stepwise=True).launches(400.0)
         (1.0, 4800.0)
         """
         return self.accesses[1] * tensors if self.stepwise else 1.0
@@ -80,8 +79,8 @@ _ALL = (
 OPTIMIZERS: dict[str, Optimizer] = {one.name: one for one in _ALL}
 
 
-def optimizer(name: str, update: Literal["fused", "stepwise"] = "fused") -> Optimizer:
+def optimizer(name: str, *, stepwise: bool = False) -> Optimizer:
     """The optimizer of that name; ``stepwise`` where a framework makes a pass for each term of its formula."""
     if name not in OPTIMIZERS:
         raise SpecError(f"unknown optimizer {name!r}; {near(name, OPTIMIZERS)}")
-    return replace(OPTIMIZERS[name], stepwise=update == "stepwise")
+    return replace(OPTIMIZERS[name], stepwise=stepwise)

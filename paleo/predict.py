@@ -147,7 +147,8 @@ class Setting:
     @property
     def optimizer(self) -> Optimizer:
         """The run's optimizer as the software carries it out."""
-        return optimizer(self.run.optimizer, self.software.update)
+        plain = [optimizer(name).name for name in self.software.stepwise_updates]
+        return optimizer(self.run.optimizer, stepwise=self.run.optimizer in plain)
 
     @property
     def overlapped(self) -> bool:

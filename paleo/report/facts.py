@@ -250,7 +250,7 @@ def _software(software: Software) -> list[Fact]:
         ("gelu", software.gelu),
         ("mixed precision", software.mixed),
         ("fp32 there", ", ".join(software.wide)),
-        ("update", software.update),
+        ("updates term by term", ", ".join(software.stepwise_updates)),
         ("gradients", "travel during backward" if software.overlap else "travel after backward"),
         ("cuDNN", software.cudnn),
         ("notes", software.notes),

@@ -42,8 +42,8 @@ class Software(Spec):
     number). ``cudnn`` limits which convolution algorithms there are. ``attention``, ``gelu``, ``loss`` and ``wide`` are
     those of `Choices`. ``mixed`` says how it trains in sixteen bits: fp32 ``masters`` beside narrow weights, or
     ``autocast`` of fp32 weights. ``gradient_accesses`` are reads and writes of each gradient after every backward pass.
-    A ``stepwise`` update makes a pass for each term of the optimizer's formula. ``fit`` says where numbers come from
-    that were fitted.
+    ``stepwise_updates`` names optimizers that it has no kernel for, so that each term is a pass. ``fit`` says where
+    numbers come from that were fitted.
     """
 
     name: Text
@@ -58,7 +58,7 @@ class Software(Spec):
     wide: tuple[Literal["embedding", "norm", "softmax", "gelu"], ...] = ()
     mixed: Literal["masters", "autocast"] = "masters"
     gradient_accesses: Annotated[float, Field(ge=0)] = 0.0
-    update: Literal["fused", "stepwise"] = "fused"
+    stepwise_updates: tuple[Text, ...] = ()
     transposes: Annotated[bool, Field(strict=True)] = False
     gradient_accumulator: Annotated[float, Field(ge=0)] = 0.0
     regather: Annotated[bool, Field(strict=True)] = True

@@ -35,7 +35,7 @@ STEPWISE = {"sgd": (3, 2), "momentum": (6, 4), "adam": (16, 12), "adamw": (19, 1
 @pytest.mark.parametrize("name", STEPWISE)
 def test_bytes_step_by_step(name: str) -> None:
     read, written = STEPWISE[name]
-    one = optimizer(name, "stepwise")
+    one = optimizer(name, stepwise=True)
     assert (
         one.update_bytes(precision("fp32")) == one.update_bytes(autocast(precision("fp16"))) == (4 * read, 4 * written)
     )

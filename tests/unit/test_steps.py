@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from paleo.errors import SpecError
 from paleo.predict import Prediction, predict
 from paleo.specs.catalog import names
 from paleo.specs.hardware import load_system
@@ -149,12 +150,22 @@ def test_gradients_are_passed_over_in_every_microbatch() -> None:
 
 
 def test_many_small_tensors_keep_the_host_busy() -> None:
-    """LeNet has 10 of them, whose Adam takes twelve launches each where every term is one: 12 us a launch."""
-    steps = [made("lenet", gpus=1, batch=1, dtype="fp32", optimizer="adam", software=f"tensorflow{n}") for n in (1, 2)]
+    """LeNet has 10 of them, whose AdamW takes fourteen launches each where every term is one: 12 us a launch."""
+    steps = [made("lenet", gpus=1, batch=1, dtype="fp32", optimizer="adamw", software=f"tensorflow{n}") for n in (1, 2)]
     assert [sum(s.tensors * s.repeat for s in step.program.sections) for step in steps] == [10, 10]
-    assert [step.breakdown.optimizer for step in steps] == pytest.approx([10 * 12 * 12e-6, 12e-6], rel=1e-9)
+    assert [step.breakdown.optimizer for step in steps] == pytest.approx([10 * 14 * 12e-6, 12e-6], rel=1e-9)
+    native = made("lenet", gpus=1, batch=1, dtype="fp32", optimizer="momentum", software="tensorflow1")
+    assert native.breakdown.optimizer == pytest.approx(12e-6, rel=1e-9)
     kernels = [c.kernel for s in steps[0].program.sections for c in s.kernels if c.kernel.name.endswith(".gradients")]
     assert sum(kernel.calls for kernel in kernels) == 10 * 9 / 2
+
+
+def test_a_profile_names_optimizers_that_there_are(tmp_path: Path) -> None:
+    profile = tmp_path / "mine.yaml"
+    text = "title: mine\nsource: none\nhost_forward: 1 us\nhost_backward: 1 us\nstepwise_updates: [adm]\n"
+    profile.write_text(text, encoding="utf-8")
+    with pytest.raises(SpecError, match="unknown optimizer 'adm'; nearest: 'adam'"):
+        made("lenet", gpus=1, batch=1, software=str(profile))
 
 
 def test_autocast_sums_gradients_in_fp32() -> None:
