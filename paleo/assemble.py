@@ -294,11 +294,12 @@ def alive(schedule: Schedule, stages: int, microbatches: Numeric, chunks: int) -
 # update and memory
 
 
-def update_kernel(count: float, chosen: Optimizer, formats: Precision) -> Kernel:
-    """The optimizer as one pass over all that it reads and writes of ``count`` parameters."""
+def update_kernel(count: float, tensors: float, chosen: Optimizer, formats: Precision) -> Kernel:
+    """The optimizer as one pass over all that it reads and writes of ``count`` parameters in ``tensors``."""
     read, written = (count * per_parameter for per_parameter in chosen.update_bytes(formats))
     shape = {"rows": count, "columns": 1.0}
-    return Kernel("update", "memory", "optimizer", "update", 0.0, count * chosen.flops, read, written, shape)
+    calls, flops = chosen.launches(tensors), count * chosen.flops
+    return Kernel("update", "memory", "optimizer", "update", 0.0, flops, read, written, shape, calls)
 
 
 def clip_kernels(count: float, clip: str, formats: Precision) -> list[Kernel]:

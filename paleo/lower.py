@@ -75,7 +75,8 @@ class Tie:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A layer, or one turn of a repeated block; bytes and counts are of one turn on one rank.
+    """A layer, or one turn of a repeated block; bytes and counts are of one turn on one rank. ``tensors`` is how many
+    parameters there are by name, ``parameters`` how many numbers they hold.
 
     ``saved_bytes`` live until backward, ``core_bytes`` of them inside the core of attention. ``input_bytes`` is what
     full recomputation keeps instead, ``output_bytes`` what goes on to the next section.
@@ -87,6 +88,7 @@ class Section:
     transfers: tuple[Transfer, ...]
     gradients: tuple[Gradient, ...]
     parameters: float
+    tensors: float
     saved_bytes: float
     core_bytes: float
     input_bytes: float
@@ -163,7 +165,7 @@ class _Lowering:
         name, repeat = first.node.repeats[0] if first.node.repeats else (first.node.name, 1)
         gradients: dict[Axes, float] = {}
         met: set[str] = set()
-        saved = core = 0.0
+        saved = core = tensors = 0.0
         for one in members:
             for tensor, axes in one.parameters:
                 if tensor.name in met:
@@ -171,6 +173,7 @@ class _Lowering:
                 met.add(tensor.name)
                 owner, elements = self._known.setdefault(tensor.name, number), float(tensor.elements)
                 if owner == number:
+                    tensors += one.node.repeat // repeat
                     gradients[axes] = gradients.get(axes, 0.0) + elements * (one.node.repeat // repeat)
                 else:
                     self.ties.append(Tie(tensor.name, owner, number, axes, elements))
@@ -180,10 +183,11 @@ class _Lowering:
         return Section(
             name,
             repeat,
-            tuple(self._kernels(members, repeat)),
+            (*self._kernels(members, repeat), *self._passes(name, sum(gradients.values()), tensors)),
             tuple(transfer for one in members for transfer in self._transfers(one, repeat)),
             tuple(Gradient(axes, elements) for axes, elements in gradients.items()),
             sum(gradients.values()),
+            tensors,
             saved,
             core,
             _local_bytes(first, first.node.inputs[0], self.precision),
@@ -232,6 +236,19 @@ class _Lowering:
     def _formats(self, placed: PlacedNode) -> Precision:
         """Formats below sixteen bits are for the products inside the repeated blocks."""
         return self.precision if placed.node.repeats else self.precision.sixteen_bits
+
+    def _passes(self, section: str, elements: float, tensors: float) -> Iterable[Counted]:
+        """What the framework does to each gradient once backward has made it: a launch for each tensor and two
+        accesses."""
+        accesses = self.precision.gradient_accesses
+        if accesses and elements:
+            moved = elements * accesses * self.precision.gradient / 2.0
+            shape = {"rows": elements, "columns": 1.0}
+            flops = elements * accesses / 2.0
+            name = f"{section}.gradients"
+            calls = tensors * accesses / 2.0
+            kernel = Kernel(name, "memory", "elementwise", "backward_weight", 0.0, flops, moved, moved, shape, calls)
+            yield Counted(kernel, section, 1)
 
     def _additions(self, node: Node, tensor: Tensor) -> int:
         """How often the turns of this reader add their gradient of an input to one that is there: all but the first of

@@ -6,7 +6,7 @@ states, and writes weight, states and, in mixed precision, the narrow copy.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from paleo.errors import SpecError, near
 from paleo.precision import Precision
@@ -15,13 +15,16 @@ from paleo.precision import Precision
 @dataclass(frozen=True, slots=True)
 class Optimizer:
     """``states`` tensors as large as the parameters, ``flops`` per parameter, ``norms``: whether each layer's norms are
-    needed first."""
+    needed first. ``accesses``: numbers read and written for one parameter where each term of the formula is a pass of
+    its own; ``stepwise`` says that it is."""
 
     name: str
     states: int
     flops: float
     reference: str
+    accesses: tuple[int, int]
     norms: bool = False
+    stepwise: bool = False
 
     def state_bytes(self, precision: Precision) -> float:
         """Bytes kept per parameter beside the parameter and its gradient: states and the fp32 master.
@@ -38,27 +41,46 @@ class Optimizer:
         >>> from paleo.precision import precision
         >>> OPTIMIZERS["adam"].update_bytes(precision("fp32"))
         (16.0, 12.0)
+        >>> optimizer("adam", stepwise=True).update_bytes(precision("fp32"))
+        (64.0, 48.0)
         """
+        if self.stepwise:
+            return self._stepwise_bytes(precision)
         own = precision.master or precision.parameter
         read = precision.gradient + own + self.states * precision.state
         narrow = precision.parameter if precision.master else 0.0
         written = own + self.states * precision.state + narrow
         return read * (2.0 if self.norms else 1.0), written
 
+    def launches(self, tensors: float) -> float:
+        """Calls of the host for an update of so many tensors: one, or one for each term of each.
+
+        >>> optimizer("adam").launches(400.0), optimizer("adam", stepwise=True).launches(400.0)
+        (1.0, 4800.0)
+        """
+        return self.accesses[1] * tensors if self.stepwise else 1.0
+
+    def _stepwise_bytes(self, precision: Precision) -> tuple[float, float]:
+        """All in the format of the states; narrow gradients and weights are converted on the way in and out."""
+        read, written = (count * precision.state for count in self.accesses)
+        if not precision.master:
+            return read, written
+        return read + precision.gradient + precision.master, written + precision.state + precision.parameter
+
 
 _ALL = (
-    Optimizer("sgd", 0, 2.0, "w − η·g"),
-    Optimizer("momentum", 1, 4.0, "Sutskever et al., ICML 2013"),
-    Optimizer("adam", 2, 12.0, "Kingma and Ba, ICLR 2015"),
-    Optimizer("adamw", 2, 14.0, "Loshchilov and Hutter, ICLR 2019"),
-    Optimizer("lars", 1, 8.0, "You et al., 2017", norms=True),
-    Optimizer("lamb", 2, 18.0, "You et al., ICLR 2020", norms=True),
+    Optimizer("sgd", 0, 2.0, "w − η·g", (3, 2)),
+    Optimizer("momentum", 1, 4.0, "Sutskever et al., ICML 2013", (6, 4)),
+    Optimizer("adam", 2, 12.0, "Kingma and Ba, ICLR 2015", (16, 12)),
+    Optimizer("adamw", 2, 14.0, "Loshchilov and Hutter, ICLR 2019", (19, 14)),
+    Optimizer("lars", 1, 8.0, "You et al., 2017", (11, 6), norms=True),
+    Optimizer("lamb", 2, 18.0, "You et al., ICLR 2020", (22, 15), norms=True),
 )
 OPTIMIZERS: dict[str, Optimizer] = {one.name: one for one in _ALL}
 
 
-def optimizer(name: str) -> Optimizer:
-    """The optimizer of that name."""
+def optimizer(name: str, *, stepwise: bool = False) -> Optimizer:
+    """The optimizer of that name; ``stepwise`` where a framework makes a pass for each term of its formula."""
     if name not in OPTIMIZERS:
         raise SpecError(f"unknown optimizer {name!r}; {near(name, OPTIMIZERS)}")
-    return OPTIMIZERS[name]
+    return replace(OPTIMIZERS[name], stepwise=stepwise)

@@ -30,7 +30,9 @@ class Precision:
     and backward use, ``gradient`` the parameter gradients, ``master`` the optimizer's own fp32 copy (0 where the
     parameter is already fp32), ``state`` each optimizer state, ``accumulator`` a second copy of the gradients in which
     a framework sums them (kept, not exchanged). Statistics (means, variances, log-sum-exp) are fp32,
-    dropout masks one byte, indices int64.
+    dropout masks one byte, indices int64. With ``casts`` weights stay fp32, and products read narrow copies that are
+    made for each pass; their gradients are widened again. ``gradient_accesses`` are reads and writes of each gradient
+    after every backward pass: unscaling, norms, clipping, accumulation.
     """
 
     dtype: str
@@ -41,6 +43,13 @@ class Precision:
     master: float
     state: float = 4.0
     accumulator: float = 0.0
+    casts: bool = False
+    gradient_accesses: float = 0.0
+
+    @property
+    def wide(self) -> float:
+        """Bytes of an activation that stays at least fp32 whatever the products read."""
+        return max(4.0, self.activation)
 
     @property
     def narrow(self) -> bool:
@@ -85,3 +94,18 @@ def precision(dtype: str) -> Precision:
     if dtype in ("fp16", "bf16"):
         return Precision(dtype, 2.0, 2.0, 2.0, 2.0, 4.0)
     return Precision(dtype, 2.0, float(BYTES[dtype]), 2.0, 2.0, 4.0)
+
+
+def autocast(formats: Precision) -> Precision:
+    """The same with fp32 weights that are cast for each pass, instead of narrow weights with fp32 masters.
+
+    So do the automatic mixed precision of TensorFlow (a rewrite of the graph) and of PyTorch (``autocast``): 16 bytes a
+    parameter with Adam either way, but gradients are summed, and exchanged, in fp32.
+
+    >>> both = precision("fp16"), autocast(precision("fp16"))
+    >>> [one.parameter + one.gradient + one.master + 2 * one.state for one in both]
+    [16.0, 16.0]
+    """
+    if not formats.master:
+        return formats
+    return replace(formats, parameter=4.0, gradient=4.0, master=0.0, casts=True)

@@ -45,13 +45,13 @@ from paleo.graph import Graph, build
 from paleo.host import Feeding, Offload, Shares, divided, feeding, host_update, offload_of, sample_bytes, streamed
 from paleo.layers.base import Choices
 from paleo.lower import Program, Section, lower, without_backward
-from paleo.optimizers import optimizer
+from paleo.optimizers import Optimizer, optimizer
 from paleo.parallel.mesh import Axes, Mesh
 from paleo.parallel.overrides import placement
 from paleo.parallel.placement import Placement, idle_axes
 from paleo.pipeline import StageTime, check, pipeline_timeline
 from paleo.plan import Plan, plan
-from paleo.precision import Precision, precision
+from paleo.precision import Precision, autocast, precision
 from paleo.pricing.communication import Fabric, Network
 from paleo.pricing.footprint import Footprint
 from paleo.pricing.kernels import KernelTimes, Pricer, pricer
@@ -158,8 +158,16 @@ class Setting:
     @property
     def choices(self) -> Choices:
         """How layers are carried out."""
-        gates: Literal["fused", "separate"] = "fused" if self.software.fused else "separate"
-        return Choices(self.run.attention or self.software.attention, self.software.loss, gates)
+        software = self.software
+        gates: Literal["fused", "separate"] = "fused" if software.fused else "separate"
+        wide = frozenset(software.wide if self.formats.casts else ())
+        return Choices(self.run.attention or software.attention, software.loss, gates, software.gelu, wide)
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The run's optimizer as the software carries it out."""
+        plain = [optimizer(name).name for name in self.software.stepwise_updates]
+        return optimizer(self.run.optimizer, stepwise=self.run.optimizer in plain)
 
     @property
     def gathers_ahead(self) -> bool:
@@ -181,22 +189,23 @@ class Setting:
         """What is done with the norm of the gradients."""
         return self.run.clip or self.software.clip
 
-    def updated(self, counts: Array) -> Array:
-        """Seconds in which a device updates so many parameters."""
-        chosen = optimizer(self.run.optimizer)
-        return self._passes(counts, lambda count: [update_kernel(count, chosen, self.formats)])
+    def updated(self, counts: Array, tensors: Array) -> Array:
+        """Seconds in which a device updates so many parameters, in so many tensors; both broadcast."""
+        chosen, formats = self.optimizer, self.formats
+        return self._passes(counts, tensors, lambda count, number: [update_kernel(count, number, chosen, formats)])
 
     def clipped(self, counts: Array) -> Array:
         """Seconds of the passes that clipping adds to that."""
-        return self._passes(counts, lambda count: clip_kernels(count, self.clip, self.formats))
+        return self._passes(counts, 0.0, lambda count, _: clip_kernels(count, self.clip, self.formats))
 
-    def _passes(self, counts: Array, kernels: Callable[[float], Sequence[Kernel]]) -> Array:
-        unique, place = np.unique(counts, return_inverse=True)
-        listed = [kernels(count) for count in unique.tolist()]
+    def _passes(self, counts: Array, tensors: Numeric, made: Callable[[float, float], Sequence[Kernel]]) -> Array:
+        pairs = np.stack([counts.ravel(), np.broadcast_to(tensors, counts.shape).ravel()])
+        unique, place = np.unique(pairs, axis=1, return_inverse=True)
+        listed = [made(*pair) for pair in unique.T.tolist()]
         if not listed or not listed[0]:
             return np.zeros_like(counts)
         seconds = self.prices.times([one for each in listed for one in each]).total.reshape(len(listed), -1)
-        return np.where(unique > 0, seconds.sum(axis=1), 0.0)[place].reshape(counts.shape)
+        return np.where(unique[0] > 0, seconds.sum(axis=1), 0.0)[place.ravel()].reshape(counts.shape)
 
     def fed(self, graph: Graph, plan_gpus: int, replica: Numeric, local_batch: Numeric) -> Feeding | None:
         """How long a step's batch takes to arrive; None for synthetic data."""
@@ -233,7 +242,9 @@ def setting(system: System, run: Run, dtype: str, software: Software | None = No
     prices = pricer(system.device, dtype, run.calibration, software)
     software = software if prices.rates is None else software.model_copy(update={"contention": 0.0})
     fabric = Fabric(system, run.algorithm_or_server, prices.rates, host=software.host_forward)
-    formats = replace(precision(dtype), accumulator=software.gradient_accumulator)
+    formats = autocast(precision(dtype)) if software.mixed == "autocast" else precision(dtype)
+    held, accesses = software.gradient_accumulator, software.gradient_accesses
+    formats = replace(formats, accumulator=held, gradient_accesses=accesses)
     return Setting(run, system, formats, software, prices, fabric, offload_of(run.offload, system))
 
 
@@ -579,9 +590,10 @@ def _updates(priced: _Priced) -> Array:
     counts = priced.parameters / (priced.plan.shards * priced.copies if zero else 1)
     if made.offload.holds("optimizer"):
         behind = over(priced.made, priced.times.backwards + priced.times.weights)
-        own = host_update(counts, behind, optimizer(made.run.optimizer), made.formats, made.offload)
+        own = host_update(counts, behind, made.optimizer, made.formats, made.offload)
         return own + made.clipped(counts) + _norm_exchange(priced)
-    return made.updated(counts) + made.clipped(counts) + _norm_exchange(priced)
+    tensors = over(priced.held, section_figures(priced.program, "tensors"))
+    return made.updated(counts, tensors) + made.clipped(counts) + _norm_exchange(priced)
 
 
 def _norm_exchange(priced: _Priced) -> float:
@@ -643,7 +655,7 @@ def _footprint(priced: _Priced) -> tuple[Footprint, float]:
         priced.columns.parameters.max(initial=0.0),
         chosen.shards * priced.copies,
         chosen.parallel.zero,
-        optimizer(run.optimizer),
+        priced.setting.optimizer,
         formats,
         training=training,
     )

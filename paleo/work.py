@@ -26,7 +26,8 @@ Family = Literal["gemm", "conv", "attention", "memory", "rnn"]
 class Tensor:
     """A tensor by name (the identity of its storage: views share it), dims and sizes.
 
-    ``grad`` is False for what needs no gradient: graph inputs, masks, indices.
+    ``grad`` is False for what needs no gradient: graph inputs, masks, indices. ``wide`` activations stay fp32 under
+    mixed precision, and so does what element-wise passes make of them.
 
     >>> x = Tensor("x", ("batch", "features"), (4, 8))
     >>> x.elements, x.size("features"), x.split({"batch": 2}).sizes
@@ -38,6 +39,7 @@ class Tensor:
     sizes: tuple[Size, ...]
     role: Role = "activation"
     grad: bool = True
+    wide: bool = False
 
     @property
     def elements(self) -> Size:
@@ -70,7 +72,8 @@ class Tensor:
         return Tensor(name, tuple(kept), tuple(kept.values()), role)
 
     def bytes(self, precision: Precision) -> float:
-        return float(self.elements * precision.bytes_of(self.role))
+        each = precision.wide if self.wide and self.role == "activation" else precision.bytes_of(self.role)
+        return float(self.elements * each)
 
 
 def _share(size: Size, ways: float) -> Size:
@@ -97,7 +100,8 @@ class Kernel:
     bytes_read: float
     bytes_written: float
     shape: Mapping[str, float] = field(default_factory=dict)
-    #: Share of a host call: the kernels of one operation's backward pass come out of one call of the framework.
+    #: Calls of the host: below 1 for the kernels of one operation's backward pass, which come out of one call of the
+    #: framework; above 1 where many small launches, one a tensor, are counted as one kernel.
     calls: float = 1.0
 
     @property
@@ -266,11 +270,26 @@ class Contraction:
         return replace(self, lhs=lhs, rhs=rhs, out=out, bias=bias, halos=halos(self.windows, ways))
 
     def forward(self, precision: Precision) -> tuple[Kernel, ...]:
-        precision = self._operands(precision)
-        kernels = [self._kernel("forward", self.lhs, self.rhs, self.out, precision, extra=self.bias)]
-        if precision.narrow:
-            kernels.append(self._quantised("forward", self.lhs, precision))
-        return tuple(replace(kernel, calls=1.0 / len(kernels)) for kernel in kernels)
+        formats = self._operands(precision)
+        kernels = [self._kernel("forward", self.lhs, self.rhs, self.out, formats, extra=self.bias)]
+        if formats.narrow:
+            kernels.append(self._quantised("forward", self.lhs, formats))
+        products = tuple(replace(kernel, calls=1.0 / len(kernels)) for kernel in kernels)
+        return (*products, *self._casts("forward", precision))
+
+    def _casts(self, phase: Phase, precision: Precision) -> tuple[Kernel, ...]:
+        """Mixed precision: what is stored wide is narrowed for the product, and its gradient widened after it."""
+        if not precision.casts:
+            return ()
+        wide = [t for t in (self.lhs, self.rhs) if t.wide or t.role == "parameter"]
+        if phase == "forward":
+            return tuple(_cast(self.name, phase, t, t.bytes(precision), precision.activation) for t in wide)
+        phases: list[Phase] = ["backward_weight" if t.role == "parameter" else "backward" for t in wide]
+        return tuple(
+            _cast(self.name, phase, t, float(t.elements * precision.activation), precision.gradient)
+            for t, phase in zip(wide, phases, strict=True)
+            if t.grad
+        )
 
     def backward(self, precision: Precision) -> tuple[Kernel, ...]:
         precision = self._operands(precision)
@@ -283,7 +302,8 @@ class Contraction:
         if self.bias is not None:
             summed = MemoryPass(f"{self.name}.bias", "reduce", (self.out,), self.bias, flops_per_element=1.0)
             kernels.append(replace(summed.forward(precision)[0], phase="backward_weight"))
-        return tuple(replace(kernel, calls=1.0 / len(kernels)) for kernel in kernels)
+        products = tuple(replace(kernel, calls=1.0 / len(kernels)) for kernel in kernels)
+        return (*products, *self._casts("backward", precision))
 
     def _operands(self, precision: Precision) -> Precision:
         """Only products with weights are made in formats below sixteen bits, and no convolutions."""
@@ -310,7 +330,7 @@ class Contraction:
     ) -> Kernel:
         moved = left.elements * self._border(left, phase) + right.elements
         read = moved * precision.operand + (0.0 if extra is None else extra.bytes(precision))
-        gradient = phase == "backward_weight"
+        gradient = phase == "backward_weight" and not precision.casts
         written = out.elements * (precision.gradient if gradient else precision.activation)
         if self.windows:
             operation, shape = self._direction(phase), self._conv_shape()
@@ -350,6 +370,13 @@ class Contraction:
             shape |= {f"kernel_{axis}": self.rhs.size(window.kernel), f"stride_{axis}": window.stride}
             shape |= {f"dilation_{axis}": window.dilation, f"pad_{axis}": window.padding}
         return shape
+
+
+def _cast(name: str, phase: Phase, tensor: Tensor, read: float, width: float) -> Kernel:
+    """One pass from one format to another of ``width`` bytes."""
+    count = float(tensor.elements)
+    shape = {"rows": count, "columns": 1.0}
+    return Kernel(f"{name}.cast", "memory", "elementwise", phase, 0.0, count, read, count * width, shape)
 
 
 def _channel(tensor: Tensor) -> str:

@@ -25,6 +25,7 @@ def attend(
     choices: Choices,
 ) -> tuple[tuple[Operation, ...], Tensor]:
     """Softmax(q·kᵀ)·v: one fused kernel, or the chain of scores, softmax, dropout and sum that keeps every score.
+    Plain code (``stepwise``) also lays the heads out side by side and back, scales the scores and adds the mask.
 
     query (batch, seq, kv_heads, group, head_dim); key (batch, keys, kv_heads, head_dim); value (batch, keys, kv_heads,
     value_dim).
@@ -38,9 +39,14 @@ def attend(
         return (FusedAttention(f"{name}.core", query, key, value, out, causal, attended),), out
     of: dict[str, Size] = {d: query.size(d) for d in (batch, kv_heads, group, seq)} | {keys: key.sizes[1]}
     scores = Tensor(f"{name}.core.scores", tuple(of), tuple(of.values()))
-    weights = scores.like(f"{name}.core.softmax")
-    chain: list[Operation] = [
-        Contraction(f"{name}.core.scores", query, key, scores),
+    plain = choices.attention == "stepwise"
+    copies, (query, key, value) = _copied(f"{name}.core", query, key, value) if plain else ((), (query, key, value))
+    chain: list[Operation] = [*copies, Contraction(scores.name, query, key, scores)]
+    if plain:
+        passes, scores = _masked(f"{name}.core", scores)
+        chain += passes
+    weights = choices.made(scores.like(f"{name}.core.softmax"), "softmax")
+    chain += [
         MemoryPass(
             f"{name}.core.softmax",
             "softmax",
@@ -57,8 +63,24 @@ def attend(
             MemoryPass(f"{name}.core.dropout", "dropout", (weights,), dropped, keeps=(mask,), flops_per_element=2.0)
         )
         weights = dropped
-    chain.append(Contraction(f"{name}.core.context", weights, value.renamed({value.dims[-1]: "value_dim"}), out))
-    return tuple(chain), out
+    product = out.like(f"{name}.core.context") if plain else out
+    summed = Contraction(f"{name}.core.context", weights, value.renamed({value.dims[-1]: "value_dim"}), product)
+    back = (MemoryPass(out.name, "copy", (product,), out, flops_per_element=0.0),) if plain else ()
+    return (*chain, summed, *back), out
+
+
+def _masked(name: str, scores: Tensor) -> tuple[tuple[Operation, ...], Tensor]:
+    """Scores divided by √head_dim, and the mask added (its gradient is that of the sum)."""
+    scaled, masked = scores.like(f"{name}.scaled"), scores.like(f"{name}.masked")
+    scale = MemoryPass(scaled.name, "elementwise", (scores,), scaled)
+    return (scale, MemoryPass(masked.name, "elementwise", (scaled,), masked, backward_pass="free")), masked
+
+
+def _copied(name: str, *tensors: Tensor) -> tuple[tuple[Operation, ...], tuple[Tensor, ...]]:
+    """Query, key and value turned so that each head's rows lie together, as batched products want them."""
+    turned = tuple(t.like(f"{t.name}.heads") for t in tensors)
+    pairs = zip(tensors, turned, strict=True)
+    return tuple(MemoryPass(u.name, "copy", (t,), u, flops_per_element=0.0) for t, u in pairs), turned
 
 
 def rotate(*tensors: Tensor) -> tuple[tuple[Operation, ...], tuple[Tensor, ...]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -11,6 +11,7 @@ from paleo.errors import GraphError
 from paleo.registry import Registry
 from paleo.work import Contraction, MemoryPass, Operation, Size, Tensor
 
+Attending = Literal["fused", "unfused", "stepwise"]
 LAYERS: Registry[type[Layer]] = Registry("layer type", "paleo.layers")
 
 
@@ -18,15 +19,30 @@ LAYERS: Registry[type[Layer]] = Registry("layer type", "paleo.layers")
 class Choices:
     """How a framework carries layers out where it has a choice; a software profile sets it.
 
-    ``loss``: ``fused`` reads the logits and writes log-probabilities; ``recomputed`` keeps the logits and a number a
-    row instead, as the kernels of Apex and FlashAttention do; ``upcast`` first writes them in fp32, as PyTorch's
-    autocast does; ``stepwise`` makes a pass for each step of the vocabulary-parallel loss (Megatron-LM).
-    ``gates``: ``separate`` makes a pass for the function of a gate and one for the product, as eager frameworks do.
+    ``attention``: ``fused`` is one kernel; ``unfused`` keeps the scores and has one kernel for scale, mask and softmax;
+    ``stepwise`` makes a pass for each of those and copies heads next to each other, as plain framework code does.
+    ``gelu``: ``tanh-stepwise`` makes a pass for each term of the tanh formula (``gelu_tanh``), ``stepwise`` computes
+    every gelu so. ``wide`` names what mixed precision computes and hands on in fp32. ``loss``: ``fused`` reads the
+    logits and writes log-probabilities; ``recomputed`` keeps the logits and a number a row instead, as the kernels of
+    Apex and FlashAttention do; ``upcast`` first writes them in fp32, as PyTorch's autocast does; ``stepwise`` makes a
+    pass for each step of the vocabulary-parallel loss (Megatron-LM). ``gates``: ``separate`` makes a pass for the
+    function of a gate and one for the product, as eager frameworks do.
     """
 
-    attention: Literal["fused", "unfused"] = "fused"
+    attention: Attending = "fused"
     loss: Literal["fused", "recomputed", "upcast", "stepwise"] = "fused"
     gates: Literal["fused", "separate"] = "fused"
+    gelu: Literal["fused", "tanh-stepwise", "stepwise"] = "fused"
+    wide: frozenset[str] = frozenset()
+
+    @property
+    def stepwise(self) -> tuple[str, ...]:
+        """Activations that are computed term by term."""
+        return {"fused": (), "tanh-stepwise": ("gelu_tanh",), "stepwise": ("gelu", "gelu_tanh")}[self.gelu]
+
+    def made(self, out: Tensor, by: str) -> Tensor:
+        """``out`` as a pass of that kind hands it on: in fp32 where mixed precision computes those wide."""
+        return replace(out, wide=True) if by in self.wide else out
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +129,7 @@ ACTIVATIONS: dict[str, tuple[float, Literal["input", "output"]]] = {
     "sigmoid": (4.0, "output"),
     "tanh": (5.0, "output"),
     "gelu": (8.0, "input"),
+    "gelu_tanh": (8.0, "input"),
     "silu": (5.0, "input"),
     "hard_swish": (5.0, "input"),
     "elu": (4.0, "output"),
@@ -120,12 +137,35 @@ ACTIVATIONS: dict[str, tuple[float, Literal["input", "output"]]] = {
 }
 
 
-def activate(function: str, name: str, x: Tensor) -> tuple[MemoryPass, Tensor]:
+def activate(function: str, name: str, x: Tensor, choices: Choices) -> tuple[tuple[MemoryPass, ...], Tensor]:
     """An element-wise function over ``x``."""
+    if function in choices.stepwise:
+        return _gelu_steps(name, x, choices)
     flops, needed = ACTIVATIONS[function]
-    out = x.like(name)
+    out = choices.made(x.like(name), function)
     kept = x if needed == "input" else out
-    return MemoryPass(name, "elementwise", (x,), out, keeps=(kept,), flops_per_element=flops), out
+    return (MemoryPass(name, "elementwise", (x,), out, keeps=(kept,), flops_per_element=flops),), out
+
+
+def _gelu_steps(name: str, x: Tensor, choices: Choices) -> tuple[tuple[MemoryPass, ...], Tensor]:
+    """x/2 · (1 + tanh(√(2/π) · (x + 0.044715 · x³))) term by term (Hendrycks and Gimpel, 2016), as BERT's and GPT-2's
+    own code has it; sums hand their gradient on."""
+    cube = choices.made(x.like(f"{name}.cube"), "gelu")
+    scaled, summed, inner, tanh, shifted, out = (
+        cube.like(f"{name}{part}") for part in (".scaled", ".sum", ".inner", ".tanh", ".shifted", "")
+    )
+    half = x.like(f"{name}.half")
+    steps = (
+        MemoryPass(cube.name, "elementwise", (x,), cube, keeps=(x,), flops_per_element=2.0),
+        MemoryPass(scaled.name, "elementwise", (cube,), scaled),
+        MemoryPass(summed.name, "elementwise", (x, scaled), summed),
+        MemoryPass(inner.name, "elementwise", (summed,), inner),
+        MemoryPass(tanh.name, "elementwise", (inner,), tanh, keeps=(tanh,), flops_per_element=5.0),
+        MemoryPass(shifted.name, "elementwise", (tanh,), shifted, backward_pass="free"),
+        MemoryPass(half.name, "elementwise", (x,), half),
+        MemoryPass(name, "elementwise", (half, shifted), out, keeps=(half, shifted)),
+    )
+    return steps, out
 
 
 def gate(

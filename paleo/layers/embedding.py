@@ -24,7 +24,7 @@ class Embedding(Layer):
     def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
         (x,) = inputs
         table = Tensor(f"{self.tie or name}.weight", ("vocab", self.dim), (self.entries, self.features), "parameter")
-        out = Tensor(name, (*x.dims, self.dim), (*x.sizes, self.features))
+        out = choices.made(Tensor(name, (*x.dims, self.dim), (*x.sizes, self.features)), "embedding")
         keeps = (x,)
         gather = MemoryPass(name, "gather", (x,), out, (table,), keeps, flops_per_element=0.0, sparse_rows=True)
         return Expansion((gather,), out)

@@ -36,7 +36,7 @@ class Mlp(Layer):
     hidden."""
 
     ffn: PositiveInt
-    activation: Literal["gelu", "relu", "silu", "tanh", "swiglu", "geglu", "reglu"] = "gelu"
+    activation: Literal["gelu", "gelu_tanh", "relu", "silu", "tanh", "swiglu", "geglu", "reglu"] = "gelu"
     bias: bool = True
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
@@ -60,7 +60,7 @@ def feed_forward(
         up, wide = project(f"{name}.up", x, {"gates": 2, "ffn": ffn}, bias=bias, shared=shared)
         separate = choices.gates == "separate"
         passes, inner = gate(f"{name}.act", GATED[activation], wide, "gates", separate=separate)
-        return (up, *passes), inner
-    up, wide = project(f"{name}.up", x, {"ffn": ffn}, bias=bias, shared=shared)
-    act, inner = activate(activation, f"{name}.act", wide)
-    return (up, act), inner
+    else:
+        up, wide = project(f"{name}.up", x, {"ffn": ffn}, bias=bias, shared=shared)
+        passes, inner = activate(activation, f"{name}.act", wide, choices)
+    return (up, *passes), inner

@@ -25,7 +25,7 @@ class MixtureOfExperts(Layer):
     experts: PositiveInt
     top_k: PositiveInt
     ffn: PositiveInt
-    activation: Literal["gelu", "relu", "silu", "tanh", "swiglu", "geglu", "reglu"] = "swiglu"
+    activation: Literal["gelu", "gelu_tanh", "relu", "silu", "tanh", "swiglu", "geglu", "reglu"] = "swiglu"
     bias: bool = False
     shared: NonNegativeInt = 0
     shared_ffn: PositiveInt | None = None

@@ -15,10 +15,11 @@ def _normalise(
     weights: tuple[Tensor, ...],
     reduces: tuple[str, ...],
     statistic: Tensor,
+    choices: Choices,
     *,
     local: bool = False,
 ) -> Expansion:
-    out = x.like(name)
+    out = x.like(name) if local else choices.made(x.like(name), "norm")
     pass_ = MemoryPass(
         name,
         "batch_norm" if local else "norm",
@@ -55,7 +56,7 @@ class BatchNorm(Layer):
         weights = tuple(vector(f"{name}.{part}", x, channel) for part in names)
         reduced = tuple(d for d in x.dims if d != channel)
         statistic = x.without(*reduced, name=f"{name}.statistics", role="statistic")
-        return _normalise(name, x, weights, reduced, statistic, local=True)
+        return _normalise(name, x, weights, reduced, statistic, choices, local=True)
 
 
 @LAYERS.register("layer_norm")
@@ -71,7 +72,7 @@ class LayerNorm(Layer):
         names = (["weight"] + (["bias"] if self.bias else [])) if self.affine else []
         weights = tuple(vector(f"{name}.{part}", x, last) for part in names)
         statistic = x.without(last, name=f"{name}.statistics", role="statistic")
-        return _normalise(name, x, weights, (last,), statistic)
+        return _normalise(name, x, weights, (last,), statistic, choices)
 
 
 @LAYERS.register("rms_norm")
@@ -82,7 +83,7 @@ class RmsNorm(Layer):
         (x,) = inputs
         last = x.dims[-1]
         statistic = x.without(last, name=f"{name}.statistics", role="statistic")
-        return _normalise(name, x, (vector(f"{name}.weight", x, last),), (last,), statistic)
+        return _normalise(name, x, (vector(f"{name}.weight", x, last),), (last,), statistic, choices)
 
 
 @LAYERS.register("group_norm")
@@ -99,7 +100,7 @@ class GroupNorm(Layer):
             raise GraphError(f"{name}: {channels:g} channels cannot be cut into {self.groups} groups")
         statistic = Tensor(f"{name}.statistics", (x.dims[0], "groups"), (x.sizes[0], self.groups), "statistic")
         weights = tuple(vector(f"{name}.{part}", x, x.dims[1]) for part in ("weight", "bias"))
-        return _normalise(name, x, weights, x.dims[2:], statistic)
+        return _normalise(name, x, weights, x.dims[2:], statistic, choices)
 
 
 @LAYERS.register("local_response_norm")

@@ -19,8 +19,7 @@ class Activation(Layer):
     function: ClassVar[str]
 
     def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
-        operation, out = activate(self.function, name, inputs[0])
-        return Expansion((operation,), out)
+        return Expansion(*activate(self.function, name, inputs[0], choices))
 
 
 for _function in ACTIVATIONS:
@@ -62,7 +61,8 @@ class Add(Join):
     """Sum; its gradient is passed through, so backward costs nothing here."""
 
     def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
-        out = self.same_shapes(name, inputs, broadcast=True).like(name)
+        largest = self.same_shapes(name, inputs, broadcast=True)
+        out = replace(largest.like(name), wide=any(x.wide for x in inputs))
         flops = float(len(inputs) - 1)
         return Expansion(
             (MemoryPass(name, "elementwise", inputs, out, flops_per_element=flops, backward_pass="free"),), out

@@ -19,6 +19,7 @@ from paleo.assemble import (
     over,
     pipeline_end,
     recomputed,
+    section_figures,
     states,
     turns_placed,
     walk,
@@ -34,7 +35,6 @@ from paleo.exchange import (
     tied_pairs,
 )
 from paleo.lower import Program
-from paleo.optimizers import optimizer
 from paleo.parallel.mesh import Axes
 from paleo.predict import NORM_BYTES, Setting, gradient_operation
 from paleo.schedules.base import SCHEDULES, Passes, Schedule
@@ -158,7 +158,7 @@ class _Search:
     def __init__(self, points: Points, layouts: Sequence[Layout], space: Space, made: Setting) -> None:
         self.points, self.layouts, self.space, self.made = points, layouts, space, made
         self.training = not made.run.forward_only
-        self.optimizer = optimizer(made.run.optimizer)
+        self.optimizer = made.optimizer
         self.sections = points.programs[0].sections
         self._places: dict[tuple[int, Axes], tuple[int, int]] = {}
         self._kept: dict[tuple[object, ...], Array] = {}
@@ -243,7 +243,7 @@ class _Search:
 
     def _made_tails(self, group: _Group, laid: _Laid, zero: int, overlapped: bool | None) -> _Tails:
         parameters, bucket = self._parameters(group, laid), self.made.run.bucket
-        fixed = self._update(parameters / (group.ranks * laid.copies if zero else 1.0))
+        fixed = self._update(parameters / (group.ranks * laid.copies if zero else 1.0), laid.held)
         if self.training and self.made.clip != "none":
             axes = [clip_axes(zero)] * len(group.layouts)
             fixed = fixed + self._collective("all_reduce", group.layouts, axes, np.full(len(axes), NORM_BYTES))
@@ -321,8 +321,12 @@ class _Search:
             self._kept[key] = found
         return self._kept[key]
 
-    def _update(self, counts: Array) -> Array:
-        return self.made.updated(counts) + self.made.clipped(counts) if self.training else np.zeros_like(counts)
+    def _update(self, counts: Array, held: Array) -> Array:
+        """Seconds of the update of ``counts`` parameters, (stages, layouts)."""
+        if not self.training:
+            return np.zeros_like(counts)
+        tensors = over(held, section_figures(self.points.programs[0], "tensors"))[:, None]
+        return self.made.updated(counts, tensors) + self.made.clipped(counts)
 
     def _memory(self, group: _Group, laid: _Laid, times: TurnTimes, living: Array, zero: int, pairs: Index) -> Array:
         """Bytes of the fullest stage, for the pairs chosen."""

@@ -60,7 +60,7 @@ class Run(Spec):
     recompute: Literal["none", "selective", "full"] = "none"
     software: Text = "pytorch-eager"
     cudnn: Annotated[float, Field(gt=0)] | None = None
-    attention: Literal["fused", "unfused"] | None = None
+    attention: Literal["fused", "unfused", "stepwise"] | None = None
     exchange: Exchange | None = None
     bucket: Bytes = 25 * MEBIBYTE
     algorithm: Text | None = None

@@ -52,7 +52,12 @@ class Software(Spec):
     its first tensor, ``communicator`` what each group of ranks that it talks to adds. ``clip`` says whether the norm of
     all gradients is taken before the update, and whether they are then ``scaled`` in a pass of their own. ``fused``
     says whether chains of element-wise passes are one kernel, ``softmax_multiple`` by how many matrices of scores a
-    rank's fused softmax works (1: any number). ``fit`` says where numbers come from that were fitted.
+    rank's fused softmax works (1: any number).
+
+    ``attention``, ``gelu``, ``loss`` and ``wide`` are those of `Choices`. ``mixed`` says how it trains in sixteen bits:
+    fp32 ``masters`` beside narrow weights, or ``autocast`` of fp32 weights. ``gradient_accesses`` are reads and writes
+    of each gradient after every backward pass. ``stepwise_updates`` names optimizers that it has no kernel for, so that
+    each term is a pass. ``fit`` says where numbers come from that were fitted.
 
     Convolutions: ``cudnn`` is the library's version, which limits the algorithms there are; ``searches`` says that the
     framework times them all and keeps the fastest, where others ask the library's heuristics; ``workspace`` is what one
@@ -64,10 +69,15 @@ class Software(Spec):
     title: Text
     host_forward: Seconds
     host_backward: Seconds
-    attention: Literal["fused", "unfused"] = "fused"
+    attention: Literal["fused", "unfused", "stepwise"] = "fused"
     attention_kernel: Text | None = None
     attention_slowdown: Annotated[float, Field(ge=1)] | dict[str, Annotated[float, Field(ge=1)]] = 1.0
     loss: Literal["fused", "recomputed", "upcast", "stepwise"] = "fused"
+    gelu: Literal["fused", "tanh-stepwise", "stepwise"] = "fused"
+    wide: tuple[Literal["embedding", "norm", "softmax", "gelu"], ...] = ()
+    mixed: Literal["masters", "autocast"] = "masters"
+    gradient_accesses: Annotated[float, Field(ge=0)] = 0.0
+    stepwise_updates: tuple[Text, ...] = ()
     transposes: tuple[Literal["tf32", "fp16", "bf16"], ...] = ()
     gradient_accumulator: Annotated[float, Field(ge=0)] = 0.0
     regather: Annotated[bool, Field(strict=True)] = True

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from paleo.errors import GraphError, SpecError
 from paleo.graph import build
 from paleo.layers.base import ACTIVATIONS, LAYERS, Choices, Expansion
-from paleo.precision import precision
+from paleo.precision import autocast, precision
 from paleo.specs.model import model_from
 from paleo.work import Contraction, Kernel, Operation, Tensor, parameters_of
 
@@ -60,6 +60,10 @@ def forward(operations: Iterable[Operation], dtype: str = "fp32") -> list[Kernel
 
 def backward(operations: Iterable[Operation], dtype: str = "fp32") -> list[Kernel]:
     return [kernel for op in operations for kernel in op.backward(precision(dtype))]
+
+
+def moved(kernels: Iterable[Kernel]) -> float:
+    return sum(kernel.bytes for kernel in kernels)
 
 
 def saved_bytes(operations: Iterable[Operation], dtype: str = "fp32") -> float:
@@ -307,6 +311,55 @@ def test_unfused_attention_keeps_every_score() -> None:
     assert sum(k.flops for k in backward(fused)) - sum(k.flops for k in backward(chain)) == 800
     # x, q, k, v, softmax and what dropout left of it (100 each), the mask, the context
     assert saved_bytes(chain) == 320 + 3 * 320 + 400 + 400 + 100 + 320
+
+
+def test_plain_attention_copies_heads_scales_and_masks() -> None:
+    options = {"heads": 2, "bias": False, "dropout": 0.1}
+    unfused = expand("attention", (SEQUENCE,), options, Choices(attention="unfused")).operations
+    plain = expand("attention", (SEQUENCE,), options, Choices(attention="stepwise")).operations
+    names = [k.operation for k in forward(plain)]
+    assert names[:4] == ["gemm", "copy", "copy", "copy"]
+    assert names[4:] == ["gemm", "elementwise", "elementwise", "softmax", "dropout", "gemm", "copy", "gemm"]
+    # four copies of 80 numbers and two passes over 100 scores, read and written; the mask's gradient is free
+    assert moved(forward(plain)) - moved(forward(unfused)) == 4 * 640 + 2 * 800
+    assert moved(backward(plain)) - moved(backward(unfused)) == 4 * 640 + 800
+    assert sum(k.flops for k in forward(plain)) == sum(k.flops for k in forward(unfused))
+    assert saved_bytes(plain) == saved_bytes(unfused)
+
+
+@pytest.mark.parametrize(
+    ("kind", "gelu", "launches"),
+    [("gelu", "fused", 1), ("gelu", "tanh-stepwise", 1), ("gelu_tanh", "tanh-stepwise", 8), ("gelu", "stepwise", 8),
+     ("gelu_tanh", "fused", 1), ("relu", "stepwise", 1)],
+)  # fmt: skip
+def test_gelu_term_by_term(kind: str, gelu: Any, launches: int) -> None:
+    made = expand(kind, (SEQUENCE,), {}, Choices(gelu=gelu)).operations
+    assert len(forward(made)) == launches
+    if launches == 8:
+        # x³, ·0.04, x +, ·√(2/π), tanh, 1 +, x/2, · : 2+2+3+2+2+2+2+3 numbers an element; back 3+2+3+2+3+0+2+5
+        assert moved(forward(made)) == 18 * 320
+        assert moved(backward(made)) == 20 * 320
+        assert saved_bytes(made) == 4 * 320  # x, tanh, x/2 and 1 + tanh
+
+
+def test_mixed_precision_hands_on_fp32_until_the_next_product() -> None:
+    half = autocast(precision("fp16"))
+    choices = Choices(wide=frozenset({"norm"}))
+    norm = expand("layer_norm", (SEQUENCE,), {"affine": False}, choices)
+    assert norm.out.wide and moved(norm.operations[0].forward(half)) == 80 * (2 + 4) + 10 * 4
+    dropped = expand("dropout", (norm.out,), {"rate": 0.1}, choices).out
+    added = expand("add", (SEQUENCE, dropped), {}, choices).out
+    assert dropped.wide and added.wide
+    linear = expand("linear", (added,), {"features": 4, "bias": False}, choices)
+    assert not linear.out.wide
+    product, *casts = linear.operations[0].forward(half)
+    assert product.operation == "gemm" and [k.bytes for k in casts] == [80 * 6, 32 * 6]  # input and weight, 4 in, 2 out
+    *products, widened, weight = linear.operations[0].backward(half)
+    assert len(products) == 2 and (widened.phase, weight.phase) == ("backward", "backward_weight")
+    assert (widened.bytes, weight.bytes) == (80 * 6, 32 * 6)
+    for formats in (FP32, precision("fp16")):  # narrow weights with masters: nothing to cast
+        assert len(linear.operations[0].forward(formats)) == 1
+    assert not expand("batch_norm", (IMAGE,), {}, choices).out.wide
 
 
 def test_rotary_and_normed_queries() -> None:

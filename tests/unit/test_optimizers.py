@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paleo.optimizers import OPTIMIZERS, optimizer
-from paleo.precision import precision
+from paleo.precision import autocast, precision
 
 #: Bytes kept, read and written per parameter in fp32 and in bf16. fp32: read gradient, weight, states; write weight,
 #: states. bf16: the gradient is 2, the master 4, and 2 more are written.
@@ -27,8 +27,24 @@ def test_bytes(name: str) -> None:
         assert optimizer(name).update_bytes(formats) == (read, written)
 
 
+#: Numbers read and written where each term is a pass. Adam: β·m, (1−β)·g and their sum 4 + 3; with g² 5 + 4 for v;
+#: √v, + ε and m / that 4 + 3; times η and off the weight 3 + 2. Weight decay 3 + 2 more; LAMB two norms and a product.
+STEPWISE = {"sgd": (3, 2), "momentum": (6, 4), "adam": (16, 12), "adamw": (19, 14), "lars": (11, 6), "lamb": (22, 15)}
+
+
+@pytest.mark.parametrize("name", STEPWISE)
+def test_bytes_step_by_step(name: str) -> None:
+    read, written = STEPWISE[name]
+    one = optimizer(name, stepwise=True)
+    assert (
+        one.update_bytes(precision("fp32")) == one.update_bytes(autocast(precision("fp16"))) == (4 * read, 4 * written)
+    )
+    assert one.update_bytes(precision("bf16")) == (4 * read + 2 + 4, 4 * written + 4 + 2)  # gradient up, weight down
+    assert one.state_bytes(precision("fp32")) == optimizer(name).state_bytes(precision("fp32"))
+
+
 def test_every_optimizer_is_counted_by_hand() -> None:
-    assert set(BY_HAND) == set(OPTIMIZERS)
+    assert set(BY_HAND) == set(STEPWISE) == set(OPTIMIZERS)
     for one in OPTIMIZERS.values():
         assert one.flops >= 2
         assert one.reference

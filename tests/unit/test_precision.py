@@ -6,7 +6,7 @@ import pytest
 
 from paleo.errors import SpecError
 from paleo.optimizers import OPTIMIZERS, optimizer
-from paleo.precision import BYTES, precision
+from paleo.precision import BYTES, autocast, precision
 from paleo.predict import predict
 from paleo.pricing.kernels import pricer
 from paleo.specs.hardware import load_system
@@ -45,6 +45,15 @@ def test_mixed_precision_adam_takes_sixteen_bytes_a_parameter(dtype: str) -> Non
     made = precision(dtype)
     total = made.parameter + made.gradient + OPTIMIZERS["adam"].state_bytes(made)
     assert total == (32 if dtype == "fp64" else 16)
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp8", "fp32"])
+def test_autocast_keeps_wide_weights_and_the_same_sixteen_bytes(dtype: str) -> None:
+    made = autocast(precision(dtype))
+    assert (made.parameter, made.gradient, made.master, made.wide) == (4, 4, 0, 4)
+    assert made.parameter + made.gradient + OPTIMIZERS["adam"].state_bytes(made) == 16
+    assert made.operand == precision(dtype).operand
+    assert made.casts == (dtype != "fp32")
 
 
 def test_an_unknown_dtype_has_near_names() -> None:

@@ -27,6 +27,7 @@ CASES = {
     "large": ("gpt3-175b", "dgx-a100-80gb", {"gpus": 512, "global_batch": 1536}),
     "experts": ("mixtral-8x7b", "dgx-h100", {"gpus": 16, "global_batch": 32}),
     "convolutions": ("resnet50", "dgx-1-v100", {"gpus": 16, "global_batch": 256}),
+    "plain": ("bert_base", "dgx-1-v100", {"gpus": 8, "global_batch": 64, "dtype": "fp16", "software": "tensorflow1"}),
     "roofline": ("gpt2", "dgx-a100-80gb", {"gpus": 16, "global_batch": 64, "calibration": "ideal"}),
     "overlapped": ("gpt2", "dgx-h100", {"gpus": 16, "global_batch": 128, "software": "megatron-core"}),
     "overlapped experts": ("mixtral-8x7b", "dgx-h100", {"gpus": 32, "global_batch": 64, "software": "megatron-core"}),

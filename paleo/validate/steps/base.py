@@ -38,11 +38,16 @@ LIKENESS = (
 )
 
 
+#: Finer profiles than the one that a row names, by a word of its framework.
+FINER = {("pytorch-eager", "huggingface"): "huggingface-eager"}
+
+
 def software_of(row: Row, default: str = "pytorch-eager") -> str:
-    """The profile that a row names; where the catalog lacks it, the nearest by its framework."""
+    """The profile that a row names, or a finer one of its framework; where the catalog lacks it, the nearest."""
     stated = str(row.get("software") or "").strip()
     if stated in names("software"):
-        return stated
+        framework = str(row.get("framework", "")).lower()
+        return next((finer for (of, word), finer in FINER.items() if of == stated and word in framework), stated)
     words = f"{stated} {row.get('framework', '')}".lower()
     return next((profile for word, profile in LIKENESS if word in words), default)
 
@@ -113,6 +118,10 @@ class StepTable(ABC):
         """What was measured, in SI; nan where the cell is empty."""
         return number(frame, self.measured_column, float("nan")) * self.measured_unit
 
+    def unmeasured(self, row: Mapping[Any, Any]) -> str:
+        """Why there is nothing to compare a row with."""
+        return f"{self.measured_column} is empty: nothing to compare with"
+
     def predict(self, frame: pd.DataFrame) -> Predictions:
         """Predictions row by row; a row that was predicted before is not predicted again."""
         frame = frame.reset_index(drop=True)
@@ -122,7 +131,7 @@ class StepTable(ABC):
         known: dict[tuple[str, ...], Step | str] = {}
         for index, row in enumerate(frame.to_dict("records")):
             if not measured[index] > 0:
-                out.reasons[index] = f"{self.measured_column} is empty: nothing to compare with"
+                out.reasons[index] = self.unmeasured(row)
                 continue
             key = tuple(str(row.get(name)) for name in (*self.header, *self.configuration))
             found = known.setdefault(key, self._step_or_reason(row)) if key not in known else known[key]

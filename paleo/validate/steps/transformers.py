@@ -3,6 +3,8 @@ it was run."""
 
 from __future__ import annotations
 
+import re
+
 from paleo.errors import SpecError
 from paleo.predict import predict
 from paleo.specs.hardware import System, load_system
@@ -44,8 +46,16 @@ def model_of(row: Row) -> tuple[ModelSpec, dict[str, int | float | str]]:
         return load_model("llama2-7b"), {**sizes, "kv_heads": whole(row, "kv_heads", sizes["heads"])}
     if whole(row, "kv_heads", sizes["heads"]) != sizes["heads"]:
         raise SpecError("grouped-query attention without a gated feed-forward block has no catalog family")
-    sizes["positions"] = sizes["seq"]
-    return load_model("gpt2"), {**sizes, "dropout": 0.0 if "mpt" in str(row.get("model", "")).lower() else 0.1}
+    return _plain_model(str(row.get("model", "")).lower(), sizes | {"positions": sizes["seq"]})
+
+
+def _plain_model(name: str, sizes: dict[str, int]) -> tuple[ModelSpec, dict[str, int | float | str]]:
+    """Networks without gates: BERT asked for every word, OPT with its ReLU, else GPT."""
+    if "bert" in name:
+        return load_model("bert_large"), {**sizes, "predictions": sizes["seq"]}
+    if name.startswith("opt"):
+        return load_model("opt-125m"), {**sizes}
+    return load_model("gpt2"), {**sizes, "dropout": 0.0 if "mpt" in name else 0.1}
 
 
 def system_of(row: Row) -> System:
@@ -93,6 +103,12 @@ def _shard_group(row: Row) -> list[str]:
     return [f"shard={group}"] if 1 < group < ranks else []
 
 
+def without_update(row: Row) -> bool:
+    """Whether the iteration is the sum of the forward and the backward time that the notes state."""
+    stated = re.search(r"fw ([\d.]+) ms, bw ([\d.]+) ms", str(row.get("notes", "")))
+    return stated is not None and abs(sum(map(float, stated.groups())) - float(row["iteration_ms"])) < 0.1
+
+
 def run_of(row: Row) -> Run:
     """The run that a row of ``llm_iterations`` describes; recomputation that is not stated is the software's habit."""
     software = software_of(row)
@@ -123,13 +139,14 @@ class TransformerSteps(StepTable):
         "model", "system", "kv_heads", "ffn_hidden", "gated_mlp", "vocab", "n_experts", "top_k", "dtype",
         "cp", "ep", "vp",
         "sharding", "shard_group", "sequence_parallel", "recompute", "micro_batch", "global_batch", "software",
-        "framework",
+        "framework", "notes",
     )  # fmt: skip
 
     def step(self, row: Row, software: Software | None = None) -> Step:
-        """The step of the row's run."""
+        """The step of the row's run, without the update where forward and backward are all that was timed."""
         model, _ = model_of(row)
-        return of_prediction(predict(model, system_of(row), run_of(row), software))
+        made = predict(model, system_of(row), run_of(row), software)
+        return of_prediction(made, made.step_time - (made.breakdown.optimizer if without_update(row) else 0.0))
 
 
 STEPS.register("llm_iterations")(TransformerSteps())
