@@ -81,6 +81,7 @@ def estimate(prediction: Prediction, training: Training | None = None, advice: S
         "memory_bytes": _memory(prediction.memory),
         "fits": prediction.memory.fits,
         "calibration": prediction.calibration,
+        "reserved_memory_bytes": prediction.memory.reserved,
         "host_memory_bytes": prediction.host_memory,
         "input_s": None if prediction.fed is None else _input(prediction.fed),
         "advice": [_advice(one) for one in advice],
@@ -106,7 +107,7 @@ def _advice(advice: Advice) -> Document:
 
 
 def _memory(memory: Footprint) -> Document:
-    return {**memory.parts, "total": memory.total, "capacity": memory.capacity, "reserved": memory.reserved}
+    return {**memory.parts, "total": memory.total, "capacity": memory.capacity}
 
 
 def _training(training: Training) -> Document:
