@@ -360,18 +360,22 @@ def test_every_schedule_holds_for_every_family(schedule: str, chunks: int, name:
 
 @pytest.mark.parametrize(("schedule", "chunks"), PIPELINES)
 def test_gradients_that_travel_early_save_no_more_than_they_take(schedule: str, chunks: int) -> None:
-    """A pipeline's last pass hides part of its exchange; where computation loses as much, nothing is gained."""
+    """A pipeline's last pass hides part of its exchange; where computation loses as much, nothing is gained. Chunks
+    that send by themselves cost more start-ups than all at once."""
     strategy = "pp=2,zero=1" + (f",vp={chunks}" if chunks > 1 else "")
     late, early = (
         on(CLUSTER, "gpt2", strategy, "ideal", schedule, exchange=how, gpus=32, bucket="64 KiB")
         for how in ("after", "overlapped")
     )
-    assert early.step_time < late.step_time
+    more = early.breakdown.communication_total - late.breakdown.communication_total
+    assert early.step_time < late.step_time + more
+    assert more >= -1e-12
     assert late.step_time - early.step_time <= late.breakdown.communication_total
     assert early.breakdown.communication_total >= early.breakdown.communication_exposed
     assert early.memory == late.memory
     eager = [on(CLUSTER, "gpt2", strategy, "auto", schedule, exchange=how, gpus=32) for how in ("after", "overlapped")]
-    assert eager[1].step_time <= eager[0].step_time * (1 + 1e-12)
+    more = eager[1].breakdown.communication_total - eager[0].breakdown.communication_total
+    assert eager[1].step_time <= (eager[0].step_time + max(0.0, more)) * (1 + 1e-12)
 
 
 def test_a_schedule_of_one_stage_changes_nothing() -> None:

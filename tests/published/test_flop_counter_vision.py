@@ -170,12 +170,23 @@ def basic(cin: int, planes: int, stride: int) -> tuple[nn.Module, int]:
     return chain(Sum(chain(cbr(cin, planes, 3, stride), cb(planes, planes, 3)), shortcut), nn.ReLU()), planes
 
 
+def excited(wide: int, narrow: int, act: type[nn.Module]) -> nn.Module:
+    """Squeeze and excitation (Hu et al., 2018)."""
+    weights = chain(
+        nn.AdaptiveAvgPool2d(1), nn.Conv2d(wide, narrow, 1), act(), nn.Conv2d(narrow, wide, 1), nn.Sigmoid()
+    )
+    return Product(nn.Identity(), weights)
+
+
 def bottleneck(
-    cin: int, planes: int, stride: int, *, groups: int = 1, wide: int = 1, first: bool = False
+    cin: int, planes: int, stride: int, *, groups: int = 1, wide: int = 1, first: bool = False, excite: int = 0
 ) -> tuple[nn.Module, int]:
-    """``first`` puts the stride in the first convolution, as the paper does (v1)."""
+    """``first`` puts the stride in the first convolution, as the paper does (v1); ``excite`` weights the channels by
+    way of so many times fewer (squeeze and excitation)."""
     mid, out, strides = planes * wide, 4 * planes, (stride, 1) if first else (1, stride)
     path = chain(cbr(cin, mid, 1, strides[0]), cbr(mid, mid, 3, strides[1], groups=groups), cb(mid, out))
+    if excite:
+        path = chain(path, excited(out, out // excite, nn.ReLU))
     return chain(Sum(path, nn.Identity() if cin == out else cb(cin, out, 1, stride)), nn.ReLU()), out
 
 
@@ -218,10 +229,7 @@ def inverted(
     layers = [] if expand == 1 else [cbr(cin, wide, act=act())]
     layers.append(cbr(wide, wide, kernel, stride, act=act(), groups=wide))
     if squeeze:
-        gate = chain(
-            nn.AdaptiveAvgPool2d(1), nn.Conv2d(wide, narrow, 1), act(), nn.Conv2d(narrow, wide, 1), nn.Sigmoid()
-        )
-        layers.append(Product(nn.Identity(), gate))
+        layers.append(excited(wide, narrow, act))
     path = chain(*layers, cb(wide, cout))
     return Sum(path, nn.Identity()) if stride == 1 and cin == cout else path
 
@@ -467,6 +475,10 @@ REFERENCES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     **{f"resnet{d}-v1.5": (lambda n=n: resnet(*n, block=bottleneck), (3, 224, 224)) for d, n in DEEP.items()},
     **{f"resnet{d}-v1": (lambda n=n: resnet(*n, block=bottleneck, first=True), (3, 224, 224)) for d, n in DEEP.items()},
     "resnet200": (lambda: preact_resnet(3, 24, 36, 3), (3, 224, 224)),
+    "se-resnext101-32x4d": (
+        lambda: resnet(3, 4, 23, 3, block=bottleneck, groups=32, wide=2, excite=16),
+        (3, 224, 224),
+    ),
     "resnext101-32x4d": (lambda: resnet(3, 4, 23, 3, block=bottleneck, groups=32, wide=2), (3, 224, 224)),
     "densenet121": (lambda: densenet(64, 32, 6, 12, 24, 16), (3, 224, 224)),
     "densenet161": (lambda: densenet(96, 48, 6, 12, 36, 24), (3, 224, 224)),
@@ -476,7 +488,14 @@ REFERENCES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "unet": (UNet, (1, 572, 572)),
     "dcgan": (Dcgan, (3, 64, 64)),
 }
-GROUPED = {"alexnet-grouped", "resnext101-32x4d", "mobilenet_v2", "efficientnet_b0", "efficientnet_b4"}
+GROUPED = {
+    "alexnet-grouped",
+    "resnext101-32x4d",
+    "se-resnext101-32x4d",
+    "mobilenet_v2",
+    "efficientnet_b0",
+    "efficientnet_b4",
+}
 
 
 def torch_counts(module: Callable[[], nn.Module], shape: tuple[int, ...], batch: int) -> tuple[int, int, int]:

@@ -132,7 +132,7 @@ def test_collectives_beside_computation_cost_what_it_does_not_cover() -> None:
     for name, forward, hidden in (("attention.core", 7.0, 3.0), ("gather.again", 2.0, 8.0)):
         one = Transfer(name, "all_gather", "cp", 1.0, "forward", 1, overlapped=True)
         core, rest = (Counted(_kernel(called), "layer", 1.0) for called in ("attention.core", "mlp"))
-        section = Section("block", 1, (core, rest), (one,), (), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+        section = Section("block", 1, (core, rest), (one,), (), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
         table = columns(Program((section,)), kernels, np.array([10.0]), [np.zeros(1)] * len(BYTES))
         assert (float(table.forward_transfers[0]), float(table.hidden[0])) == (forward, hidden)
 
