@@ -85,7 +85,7 @@ class Sums:
     """How kernels and collectives add up to sections: matrices of (sections, kernels) and (sections, collectives).
 
     ``forward_beside`` and ``backward_beside`` are collectives that run beside the section's computation, those of
-    ``…_ring`` beside the core of attention alone.
+    ``…_ring`` beside the core of attention alone, ``…_dealt`` in ``pieces`` beside the products with weights.
     """
 
     forward: Array
@@ -99,6 +99,11 @@ class Sums:
     backward_beside: Array
     forward_ring: Array
     backward_ring: Array
+    forward_dealt: Array
+    backward_dealt: Array
+    forward_products: Array
+    backward_products: Array
+    pieces: Array
 
     @classmethod
     def of(cls, program: Program) -> Sums:
@@ -123,10 +128,13 @@ class Sums:
         )
         ways = (
             matrix([(i, one.times, (one.phase, one.beside) == (phase, beside)) for i, one in owed])
-            for beside in ("nothing", "section", "core")
+            for beside in ("nothing", "section", "core", "products")
             for phase in ("forward", "backward")
         )
-        return cls(forward, backward, weights, *cores, *ways)
+        made = np.array([one.kernel.family == "gemm" and not one.core for _, one in kernels], dtype=np.float64)
+        products = (forward * made, (backward + weights) * made)
+        pieces = np.asarray(max((float(one.pieces) for _, one in owed), default=1.0))
+        return cls(*(forward, backward, weights, *cores, *ways, *products, pieces))
 
 
 def collectives(program: Program) -> Iterator[tuple[int, Transfer]]:
@@ -144,7 +152,8 @@ def columns(
     program: Program, kernels: Array, transfers: Array, sizes: Sequence[Array], sums: Sums | None = None
 ) -> Columns:
     """Columns from seconds of every kernel (kernels, …) and of every collective (`collectives`, …); ``sizes`` as in
-    `BYTES`.
+    `BYTES`. What is dealt out in n pieces leaves the first of them uncovered, so hides 1 - 1/n of the shorter of the
+    collective and its products.
 
     ``sums``: those of a program of the same structure, where they are at hand.
     """
@@ -155,8 +164,14 @@ def columns(
         (sums.forward_ring, core),
         (sums.backward_beside, backward + weights),
         (sums.backward_ring, sums.backward_core @ kernels),
+        (sums.forward_dealt, sums.forward_products @ kernels),
+        (sums.backward_dealt, sums.backward_products @ kernels),
     )
-    hidden = [np.minimum(which @ transfers, covering) for which, covering in beside]
+    dealt = 1.0 - 1.0 / sums.pieces
+    hidden = [
+        np.minimum(which @ transfers, covering) * share
+        for (which, covering), share in zip(beside, (1.0, 1.0, 1.0, 1.0, dealt, dealt), strict=True)
+    ]
     left = [which @ transfers - covered for (which, _), covered in zip(beside, hidden, strict=True)]
     return Columns(
         section_figures(program, "repeat"),
@@ -165,9 +180,9 @@ def columns(
         backward,
         weights,
         core,
-        sums.forward_transfers @ transfers + left[0] + left[1],
-        sums.backward_transfers @ transfers + left[2] + left[3],
-        hidden[0] + hidden[1] + hidden[2] + hidden[3],
+        sums.forward_transfers @ transfers + left[0] + left[1] + left[4],
+        sums.backward_transfers @ transfers + left[2] + left[3] + left[5],
+        sum(hidden, np.zeros(())),
         *sizes,
     )
 

@@ -13,6 +13,7 @@ from typing import Literal
 
 from paleo.fusion import Launches, fuse, softmax_by_steps
 from paleo.graph import Graph, Node, Storage
+from paleo.parallel.exchanges import Communication
 from paleo.parallel.mesh import Axes, Mesh
 from paleo.parallel.placement import Placement
 from paleo.parallel.propagation import PlacedNode, kept_whole, propagate
@@ -37,7 +38,8 @@ class Counted:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """A collective of one turn: ``payload_bytes`` follows nccl-tests (the full buffer of the group)."""
+    """A collective of one turn: ``payload_bytes`` follows nccl-tests (the full buffer of the group). In so many
+    ``pieces`` it is dealt out beside the product that feeds it or waits for it."""
 
     name: str
     operation: str
@@ -46,10 +48,14 @@ class Transfer:
     phase: Phase
     times: int
     overlapped: bool = False
+    pieces: int = 1
 
     @property
-    def beside(self) -> Literal["nothing", "section", "core"]:
-        """The computation that it may hide behind: that of its section, or the core of attention (a ring of keys)."""
+    def beside(self) -> Literal["nothing", "section", "core", "products"]:
+        """The computation that it may hide behind: that of its section, the core of attention (a ring of keys), or
+        products with weights."""
+        if self.pieces > 1:
+            return "products"
         return "nothing" if not self.overlapped else "core" if ATTENTION_CORE in self.name else "section"
 
 
@@ -132,10 +138,12 @@ def lower(
     fused: bool = False,
     regather: bool = True,
     softmax_multiple: int = 1,
+    pieces: int = 1,
 ) -> Program:
     """The program of the fullest rank; ``fused`` merges chains of element-wise passes; without ``regather`` inputs that
-    were gathered stay whole until backward; ``softmax_multiple`` as in `fusion.softmax_by_steps`."""
-    lowering = _Lowering(graph, precision, fused, softmax_multiple)
+    were gathered stay whole until backward; ``softmax_multiple`` as in `fusion.softmax_by_steps`; ``pieces`` in which
+    gathers and scatters over tp go beside products."""
+    lowering = _Lowering(graph, precision, fused, softmax_multiple, pieces)
     placed = propagate(graph, placement, mesh)
     placed = placed if regather else tuple(kept_whole(one) for one in placed)
     grouped = enumerate(groupby(placed, key=_section_key))
@@ -152,8 +160,9 @@ class _Lowering:
     """Walks the placed layers once; remembers which tensors are kept and which parameters were met in which section, so
     that each counts once."""
 
-    def __init__(self, graph: Graph, precision: Precision, fused: bool, softmax_multiple: int) -> None:
-        self.graph, self.precision, self.fused, self.softmax_multiple = graph, precision, fused, softmax_multiple
+    def __init__(self, graph: Graph, precision: Precision, fused: bool, softmax_multiple: int, pieces: int) -> None:
+        self.graph, self.precision, self.fused = graph, precision, fused
+        self.softmax_multiple, self.pieces = softmax_multiple, pieces
         self._readers = _readers(graph.nodes)
         self._reads = Counter(t.name for node in graph.nodes for op in node.operations for t in op.reads)
         self._storage = Storage(graph)
@@ -271,7 +280,14 @@ class _Lowering:
         for one in placed.communications:
             phase: Phase = "forward" if one.when == "forward" else "backward"
             payload, times = one.tensor.bytes(self.precision), placed.node.repeat // repeat
-            yield Transfer(one.name, one.operation, one.axis, payload, phase, times, one.overlapped)
+            pieces = self.pieces if placed.node.repeats and not one.overlapped and _divisible(one) else 1
+            yield Transfer(one.name, one.operation, one.axis, payload, phase, times, one.overlapped, pieces)
+
+
+def _divisible(one: Communication) -> bool:
+    """Whether a collective can be made piece by piece while a product works on other pieces: no rank needs the sum of
+    all before it goes on."""
+    return one.axis == "tp" and one.operation in ("all_gather", "reduce_scatter")
 
 
 def _readers(nodes: Sequence[Node]) -> dict[str, list[str]]:

@@ -231,6 +231,7 @@ class Setting:
             fused=self.software.fused,
             regather=self.software.regather,
             softmax_multiple=self.software.softmax_multiple,
+            pieces=mesh.degree("tp") if self.software.tensor_overlap else 1,
         )
         return without_backward(program) if self.run.forward_only else program
 

@@ -147,6 +147,7 @@ def _gemm(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[
         element_bytes=formats.operand,
         result_bytes=formats.activation,
         weight_copies=np.inf,
+        activity=found.parameters.training_activity if tensor else 1.0,
         sustained=1.0,
         device=prices.figures(dtype),
         parameters=found.parameters,

@@ -96,6 +96,11 @@ class GemmParameters:
         3 * MILLISECOND, low=0.1 * MILLISECOND, high=30 * MILLISECOND, unit="s", fitted=False,
         meaning="kernel time at which half of the power limit's slow-down is felt in a short test run",
     )  # fmt: skip
+    training_activity: float = parameter(
+        1.5, low=0.5, high=3.0, unit="1", fitted=False,
+        meaning="switching activity of training's data in matrix units against that of the calibration's rows; from "
+        "steps of FSDP on A100 and H100, where it is 1.3 to 1.7 (NeMo's in eight bits: 1.9)",
+    )  # fmt: skip
 
 
 def cache_miss(footprint: Array, capacity: float) -> Array:

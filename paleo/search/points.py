@@ -272,8 +272,10 @@ def _columns(blocks: Sequence[Block], made: Setting) -> tuple[Columns, Array]:
 
 def _structure(program: Program) -> tuple[object, ...]:
     """What `Sums` depend on."""
-    kernels = tuple((c.times, c.kernel.phase, c.core) for section in program.sections for c in section.kernels)
-    owed = tuple((i, one.times, one.phase, one.beside) for i, one in collectives(program))
+    kernels = tuple(
+        (c.times, c.kernel.family, c.kernel.phase, c.core) for section in program.sections for c in section.kernels
+    )
+    owed = tuple((i, one.times, one.phase, one.beside, one.pieces) for i, one in collectives(program))
     return kernels, owed, tuple(len(section.kernels) for section in program.sections)
 
 

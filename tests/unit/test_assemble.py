@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,12 @@ from paleo.assemble import BYTES, alive, columns, memory, states, turns_placed, 
 from paleo.lower import Counted, Program, Section, Transfer
 from paleo.optimizers import optimizer
 from paleo.precision import precision
-from paleo.predict import predict
+from paleo.predict import Prediction, predict
 from paleo.schedules.base import SCHEDULES
 from paleo.specs.hardware import load_system
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
+from paleo.specs.software import load_software
 from paleo.timeline import Turn, busy
 from paleo.work import Kernel
 
@@ -139,3 +141,28 @@ def test_collectives_beside_computation_cost_what_it_does_not_cover() -> None:
 
 def _kernel(name: str) -> Kernel:
     return Kernel(name, "memory", "elementwise", "forward", 0.0, 0.0, 1.0, 1.0, {"rows": 1.0, "columns": 1.0})
+
+
+def test_collectives_dealt_out_beside_products_leave_their_first_piece() -> None:
+    """4 s of collectives in 4 pieces beside 3 s of products: three quarters of 3 s are hidden; attention's own products
+    and what has no weights cover nothing."""
+    product = replace(_kernel("up"), family="gemm", operation="gemm")
+    kernels = [Counted(one, "layer", 1.0) for one in (product, replace(product, name="attention.core"), _kernel("act"))]
+    one = Transfer("up<x", "all_gather", "tp", 1.0, "forward", 1, pieces=4)
+    section = Section("block", 1, tuple(kernels), (one,), (), *(0.0,) * 7)
+    table = columns(Program((section,)), np.array([3.0, 9.0, 9.0]), np.array([4.0]), [np.zeros(1)] * len(BYTES))
+    assert (float(table.forward_transfers[0]), float(table.hidden[0])) == (4.0 - 2.25, 2.25)
+
+
+def test_tensor_overlap_hides_gathers_and_scatters_but_no_sums() -> None:
+    """Sequence parallelism turns sums into gathers and scatters, which alone can be made piece by piece."""
+
+    def made(strategy: str, overlap: bool) -> Prediction:
+        profile = load_software("megatron-core").model_copy(update={"tensor_overlap": overlap})
+        run = Run(gpus=8, batch=1, strategy=strategy, software="megatron-core", model={"layers": 4})
+        return predict(load_model("llama2-7b"), load_system("dgx-h100"), run, profile)
+
+    plain, dealt = made("tp=8,sp", False).breakdown, made("tp=8,sp", True).breakdown
+    assert dealt.communication_exposed < 0.6 * plain.communication_exposed
+    assert dealt.communication_total == pytest.approx(plain.communication_total)
+    assert made("tp=8", True).breakdown == made("tp=8", False).breakdown

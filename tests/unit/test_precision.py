@@ -8,8 +8,11 @@ from paleo.errors import SpecError
 from paleo.optimizers import OPTIMIZERS, optimizer
 from paleo.precision import BYTES, autocast, precision
 from paleo.predict import predict
+from paleo.pricing.figures import figures
+from paleo.pricing.gemm import GemmParameters, gemm_time
 from paleo.pricing.kernels import pricer
-from paleo.specs.hardware import load_system
+from paleo.pricing.store import lookup
+from paleo.specs.hardware import Device, load_system
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.software import load_software
@@ -94,3 +97,31 @@ def test_attention_and_head_cost_the_same_in_eight_bits_as_in_sixteen() -> None:
     same = [name for name in sixteen if ".core" in name or name.startswith("head")]
     assert len(same) == 5 and all(eight[name] == sixteen[name] for name in same)
     assert all(eight[name] < 0.75 * sixteen[name] for name in sixteen if ".up" in name and "bias" not in name)
+
+
+def test_training_draws_more_power_than_the_calibrating_rows() -> None:
+    """The power of random training data slows large products in matrix units, and no others."""
+
+    def seconds(system: str, dtype: str, activity: float) -> float:
+        device = load_system(system).device
+        known = found(device, dtype)
+        return float(gemm_time(
+            m=8192, n=8192, k=8192, element_bytes=2, result_bytes=2, activity=activity, sustained=1.0,
+            device=figures(device, dtype), parameters=known,
+        ))  # fmt: skip
+
+    def found(device: Device, dtype: str) -> GemmParameters:
+        return lookup(
+            GemmParameters, subject=device.name, architecture=device.architecture, memory_kind=device.memory.kind,
+            family="gemm.tensor",
+        ).parameters  # fmt: skip
+
+    known = found(load_system("h100-sxm5-80gb").device, "bf16").training_activity
+    assert known == GemmParameters().training_activity == 1.5
+    slower = {name: seconds(name, "bf16", known) / seconds(name, "bf16", 1.0) for name in POWER_OVER_LIMIT}
+    assert slower == pytest.approx(POWER_OVER_LIMIT, abs=0.02)
+
+
+#: (1 + (1.5 r)⁴)^(1/8) over (1 + r⁴)^(1/8) for r, the power at full clock over what the board leaves for
+#: arithmetic; memory and the edges of tiles take a little of both.
+POWER_OVER_LIMIT = {"h100-sxm5-80gb": 1.19, "a100-sxm4-80gb": 1.09}

@@ -77,8 +77,8 @@ def _sharding(row: Row) -> str:
 
 
 def strategy_of(row: Row, software: Software) -> str:
-    """Degrees, sharding and sequence parallelism in the spelling of the command line; sharding that is not stated is
-    the software's habit."""
+    """Degrees, sharding and sequence parallelism in the spelling of the command line; what is not stated of sharding
+    and sequences is the software's habit."""
     parts = [f"{axis}={whole(row, axis, 1)}" for axis in ("tp", "pp", "dp", "cp", "ep") if whole(row, axis, 1) > 1]
     sharding = _sharding(row)
     if sharding not in SHARDING:
@@ -92,7 +92,7 @@ def strategy_of(row: Row, software: Software) -> str:
         parts += _shard_group(row)
     if whole(row, "vp", 1) > 1 and stages > 1:
         parts.append(f"vp={whole(row, 'vp', 1)}")
-    if filled(row, "sequence_parallel") and whole(row, "sequence_parallel") and whole(row, "tp", 1) > 1:
+    if whole(row, "sequence_parallel", int(software.sequence_parallel)) and whole(row, "tp", 1) > 1:
         parts.append("sp")
     return ",".join(parts) or "dp"
 
