@@ -85,7 +85,8 @@ class Sums:
     """How kernels and collectives add up to sections: matrices of (sections, kernels) and (sections, collectives).
 
     ``forward_beside`` and ``backward_beside`` are collectives that run beside the section's computation, those of
-    ``…_ring`` beside the core of attention alone, ``…_dealt`` in ``pieces`` beside the products with weights.
+    ``…_ring`` beside the core of attention alone, ``…_dealt`` in ``pieces`` beside the products with weights. ``calls``
+    counts the collectives of each section, forward and backward.
     """
 
     forward: Array
@@ -104,6 +105,7 @@ class Sums:
     forward_products: Array
     backward_products: Array
     pieces: Array
+    calls: Array
 
     @classmethod
     def of(cls, program: Program) -> Sums:
@@ -126,15 +128,16 @@ class Sums:
             matrix([(i, one.times, one.core and one.kernel.phase == phase) for i, one in kernels])
             for phase in ("forward", "backward")
         )
-        ways = (
+        ways = [
             matrix([(i, one.times, (one.phase, one.beside) == (phase, beside)) for i, one in owed])
             for beside in ("nothing", "section", "core", "products")
             for phase in ("forward", "backward")
-        )
+        ]
         made = np.array([one.kernel.family == "gemm" and not one.core for _, one in kernels], dtype=np.float64)
         products = (forward * made, (backward + weights) * made)
         pieces = np.asarray(max((float(one.pieces) for _, one in owed), default=1.0))
-        return cls(*(forward, backward, weights, *cores, *ways, *products, pieces))
+        calls = np.stack([sum(one.sum(axis=1) for one in ways[phase::2]) for phase in (0, 1)])
+        return cls(*(forward, backward, weights, *cores, *ways, *products, pieces, calls))
 
 
 def collectives(program: Program) -> Iterator[tuple[int, Transfer]]:
@@ -149,11 +152,21 @@ BYTES = ("saved_bytes", "core_bytes", "input_bytes", "largest_output_bytes")
 
 
 def columns(
-    program: Program, kernels: Array, transfers: Array, sizes: Sequence[Array], sums: Sums | None = None
+    program: Program,
+    kernels: Array,
+    host: Array,
+    transfers: Array,
+    sizes: Sequence[Array],
+    sums: Sums | None = None,
+    *,
+    call: float = 0.0,
 ) -> Columns:
-    """Columns from seconds of every kernel (kernels, …) and of every collective (`collectives`, …); ``sizes`` as in
-    `BYTES`. What is dealt out in n pieces leaves the first of them uncovered, so hides 1 - 1/n of the shorter of the
-    collective and its products.
+    """Columns from seconds of every kernel on the device and on the host (kernels, …) and of every collective
+    (`collectives`, …), which costs the host a ``call``; ``sizes`` as in `BYTES`.
+
+    A pass of a section takes as long as `paced` says of all its kernels and collectives together; what it waits for the
+    host counts to its kernels. What is dealt out in n pieces leaves the first of them uncovered, so hides 1 - 1/n of
+    the shorter of the collective and its products.
 
     ``sums``: those of a program of the same structure, where they are at hand.
     """
@@ -173,18 +186,36 @@ def columns(
         for (which, covering), share in zip(beside, (1.0, 1.0, 1.0, 1.0, dealt, dealt), strict=True)
     ]
     left = [which @ transfers - covered for (which, _), covered in zip(beside, hidden, strict=True)]
+    there = sums.forward_transfers @ transfers + left[0] + left[1] + left[4]
+    back = sums.backward_transfers @ transfers + left[2] + left[3] + left[5]
+    calls = (sums.calls * call).reshape((2, -1) + (1,) * (forward.ndim - 1))
+    gradients = backward + weights
+    slower = paced(gradients + back, (sums.backward + sums.weights) @ host + calls[1]) - back
+    share = np.divide(slower, gradients, out=np.ones_like(gradients), where=gradients > 0)
     return Columns(
         section_figures(program, "repeat"),
         section_figures(program, "parameters"),
-        forward,
-        backward,
-        weights,
-        core,
-        sums.forward_transfers @ transfers + left[0] + left[1] + left[4],
-        sums.backward_transfers @ transfers + left[2] + left[3] + left[5],
+        paced(forward + there, sums.forward @ host + calls[0]) - there,
+        backward * share,
+        weights * share,
+        paced(core, sums.core @ host),
+        there,
+        back,
         sum(hidden, np.zeros(())),
         *sizes,
     )
+
+
+def paced(device: Array, host: Array) -> Array:
+    """Seconds of work that the host issues ahead of the device: (device⁴ + host⁴)^¼.
+
+    A host that runs ahead freely would make it the longer of the two; calls of uneven length and waiting for other
+    ranks cost most where both are alike. The power is that of a study of whole steps (FINDINGS_STEPS.md, CNNs).
+
+    >>> paced(np.array([3.0, 1.0]), np.array([0.0, 1.0])).round(3)
+    array([3.   , 1.189])
+    """
+    return np.where(host > 0, np.sqrt(np.sqrt(np.square(np.square(device)) + np.square(np.square(host)))), device)
 
 
 def section_figures(program: Program, name: str) -> Array:

@@ -170,6 +170,11 @@ class Setting:
         return optimizer(self.run.optimizer, stepwise=self.run.optimizer in plain)
 
     @property
+    def call(self) -> float:
+        """Seconds of the host for issuing a collective."""
+        return self.software.host_forward if self.prices.rates is None else 0.0
+
+    @property
     def gathers_ahead(self) -> bool:
         """Whether updated parameters are gathered during the next step's forward pass."""
         return self.overlapped and self.software.overlap_gather
@@ -204,7 +209,7 @@ class Setting:
         listed = [made(*pair) for pair in unique.T.tolist()]
         if not listed or not listed[0]:
             return np.zeros_like(counts)
-        seconds = self.prices.times([one for each in listed for one in each]).total.reshape(len(listed), -1)
+        seconds = self.prices.times([one for each in listed for one in each]).alone.reshape(len(listed), -1)
         return np.where(unique[0] > 0, seconds.sum(axis=1), 0.0)[place.ravel()].reshape(counts.shape)
 
     def fed(self, graph: Graph, plan_gpus: int, replica: Numeric, local_batch: Numeric) -> Feeding | None:
@@ -345,8 +350,10 @@ def _priced(program: Program, chosen: Plan, made: Setting) -> _Priced:
     fabric, formats = made.fabric, made.formats
     network = Network(made.system, chosen.mesh, fabric.algorithm, fabric.rates, fabric.own, fabric.host)
     kernels = made.prices.times([counted.kernel for section in program.sections for counted in section.kernels])
-    waited = np.array([network.time(one.operation, (one.axis,), one.payload_bytes) for _, one in collectives(program)])
-    table = columns(program, kernels.total, waited, [section_figures(program, name) for name in BYTES])
+    bare = replace(network, host=0.0)
+    waited = np.array([bare.time(one.operation, (one.axis,), one.payload_bytes) for _, one in collectives(program)])
+    sizes = [section_figures(program, name) for name in BYTES]
+    table = columns(program, kernels.total, kernels.host, waited, sizes, call=made.call)
     times = recomputed(table, "none" if made.run.forward_only else made.run.recompute)
     if made.offload.parts and not made.run.forward_only:
         shares = Shares.of(chosen.parallel.zero, chosen.shards, chosen.microbatches)
@@ -620,7 +627,9 @@ def _breakdown(
     ]
     times = np.array(turns_made, dtype=float) * priced.plan.microbatches
     kernels = priced.kernels
-    launch = float((kernels.launch * times).sum())
+    turn = priced.times.forward + priced.times.backward + priced.times.weights
+    waiting = float(held @ turn) * priced.plan.microbatches - float((kernels.total * times).sum())
+    launch = float((kernels.launch * times).sum()) + max(0.0, waiting)
     work = (kernels.total - kernels.launch) * times
     arithmetic, moving = float(work[kernels.arithmetic].sum()), float(work[~kernels.arithmetic].sum())
     update = float(_updates(priced)[stage])

@@ -22,15 +22,24 @@ Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class KernelTimes:
-    """Seconds of each kernel, in the order given. ``launch`` is the part of ``total`` that a launch floor makes up;
-    ``arithmetic`` says which kernels are limited by arithmetic rather than memory. ``low`` and ``high`` are factors on
-    each time: where nine of ten measurements of such kernels lay."""
+    """Seconds of each kernel on the device, in the order given.
+
+    ``launch`` is the part of ``total`` that a constant launch makes up; ``host`` is what its call costs the host, which
+    works ahead of the device. ``arithmetic`` says which kernels are limited by arithmetic rather than memory. ``low``
+    and ``high`` are factors on each time: where nine of ten measurements of such kernels lay.
+    """
 
     total: Array
     launch: Array
+    host: Array
     arithmetic: npt.NDArray[np.bool_]
     low: Array
     high: Array
+
+    @property
+    def alone(self) -> Array:
+        """Seconds of each kernel when the host does not work ahead of it."""
+        return np.maximum(self.total, self.host)
 
 
 class Pricer(Protocol):
@@ -91,13 +100,12 @@ class ConstantRates:
             combine=self.rates.combine,
         )
         low, high = (np.full(len(kernels), factor) for factor in (self.rates.low, self.rates.high))
-        return KernelTimes(total, launch, work / compute >= moved / bandwidth, low, high)
+        return KernelTimes(total, launch, np.zeros(len(kernels)), work / compute >= moved / bandwidth, low, high)
 
 
 @dataclass(frozen=True, slots=True)
 class Calibrated:
-    """The calibrated families behind a host that issues one operation at a time: the longer of the two is what
-    passes."""
+    """The calibrated families behind a host that issues one operation at a time."""
 
     families: FamilyPrices
 
@@ -112,19 +120,19 @@ class Calibrated:
         return None
 
     def times(self, kernels: Sequence[Kernel]) -> KernelTimes:
-        """Device time or host time of each kernel, whichever is longer."""
+        """Device time and host time of each kernel."""
         if not kernels:
-            return KernelTimes(*(np.zeros(0),) * 2, np.zeros(0, dtype=bool), np.zeros(0), np.zeros(0))
+            return KernelTimes(*(np.zeros(0),) * 3, np.zeros(0, dtype=bool), np.zeros(0), np.zeros(0))
         prices = self.families.prices(kernels)
         forward = np.array([kernel.phase == "forward" for kernel in kernels])
         software = self.families.software
         calls = np.array([kernel.calls for kernel in kernels])
         host = calls * np.where(forward, software.host_forward, software.host_backward)
-        total = np.maximum(prices.seconds, host)
         device = self.families.device
         work = np.array([kernel.flops for kernel in kernels]) / device.peak_flops_per_s(self.families.dtype)
         moved = np.array([kernel.bytes for kernel in kernels]) / device.memory.bandwidth
-        return KernelTimes(total, total - prices.seconds, work >= moved, prices.low, prices.high)
+        none = np.zeros(len(kernels))
+        return KernelTimes(prices.seconds, none, host, work >= moved, prices.low, prices.high)
 
 
 def pricer(device: Device, dtype: str, calibration: str, software: Software) -> Pricer:

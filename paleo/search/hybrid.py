@@ -118,7 +118,7 @@ class _Chain:
             return None
         formats = self.made.formats
         kernels = [kernel for one in placed.operations for kernel in (*one.forward(formats), *one.backward(formats))]
-        seconds = float(self.made.prices.times(kernels).total.sum())
+        seconds = float(self.made.prices.times(kernels).alone.sum())
         sums = [float(tensor.elements) * formats.gradient for tensor, axes in placed.parameters if axes]
         return _Option(split, seconds + self._collectives([("all_reduce", size) for size in sums]))
 

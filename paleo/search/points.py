@@ -261,11 +261,11 @@ def _columns(blocks: Sequence[Block], made: Setting) -> tuple[Columns, Array]:
     kernels, transfers = _kernel_seconds(blocks, made), _transfer_seconds(blocks, made)
     known: dict[tuple[object, ...], Sums] = {}
     tables, outputs = [], []
-    for block, kernel, transfer in zip(blocks, kernels, transfers, strict=True):
+    for block, (device, host), transfer in zip(blocks, kernels, transfers, strict=True):
         count = len(block.program.sections)
         sizes = block.values[:, -count * len(SIZES) :].T.reshape(len(SIZES), count, -1)
         sums = known.setdefault(_structure(block.program), Sums.of(block.program))
-        tables.append(columns(block.program, kernel, transfer, list(sizes[:-1]), sums=sums))
+        tables.append(columns(block.program, device, host, transfer, list(sizes[:-1]), sums, call=made.call))
         outputs.append(sizes[-1])
     return _side_by_side(tables, [len(block.microbatches) for block in blocks]), np.concatenate(outputs, axis=1)
 
@@ -293,8 +293,9 @@ def _side_by_side(tables: Sequence[Columns], counts: Sequence[int]) -> Columns:
     return Columns(**{field.name: joined(field.name) for field in fields(Columns)})
 
 
-def _kernel_seconds(blocks: Sequence[Block], made: Setting) -> list[Array]:
-    """Seconds of (kernels, microbatches) for each block; a kernel that occurs twice is priced once."""
+def _kernel_seconds(blocks: Sequence[Block], made: Setting) -> list[tuple[Array, Array]]:
+    """Seconds of (kernels, microbatches) for each block, on the device and on the host; a kernel that occurs twice is
+    priced once."""
     known: dict[object, dict[bytes, int]] = {}
     unique: list[Kernel] = []
     places = []
@@ -306,8 +307,8 @@ def _kernel_seconds(blocks: Sequence[Block], made: Setting) -> list[Array]:
                 rows.append(_numbered(counted.kernel, block.values[:, first : first + width], known, unique))
                 first += width
         places.append(np.array(rows, dtype=np.intp).reshape(len(rows), len(block.microbatches)))
-    seconds = made.prices.times(unique).total
-    return [seconds[place] for place in places]
+    times = made.prices.times(unique)
+    return [(times.total[place], times.host[place]) for place in places]
 
 
 def _numbered(
@@ -348,7 +349,9 @@ def _transfer_seconds(blocks: Sequence[Block], made: Setting) -> list[Array]:
             payloads.append(block.values[:, block.values.shape[1] - first + row])
             strides.append(np.full(len(block.microbatches), block.mesh.stride((axis,))))
             ranks.append(np.full(len(block.microbatches), block.mesh.degree(axis)))
-        seconds = made.fabric.times(operation, *(np.concatenate(one) for one in (strides, ranks, payloads)))
+        seconds = replace(made.fabric, host=0.0).times(
+            operation, *(np.concatenate(one) for one in (strides, ranks, payloads))
+        )
         first = 0
         for index, row, _ in members:
             found[index][row] = seconds[first : first + found[index].shape[1]]

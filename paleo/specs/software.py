@@ -37,8 +37,7 @@ class SoftwareFit(Spec):
 class Software(Spec):
     """A framework's behaviour.
 
-    ``host_forward`` and ``host_backward`` are the host's time for one operation: an operation takes the longer of that
-    and its device time, as the device waits for the host. ``attention_kernel`` names its fused kernel (None: the usual
+    ``host_forward`` and ``host_backward`` are the host's time for one operation (those of `assemble.paced`). ``attention_kernel`` names its fused kernel (None: the usual
     one of the architecture), ``attention_slowdown`` how much slower than the calibrated ones the framework's attention
     is (an older generation). ``gradient_accumulator`` is the bytes that it holds for each parameter beside the
     gradient; ``regather`` says that inputs gathered over tp are kept as shards and gathered again for backward.
