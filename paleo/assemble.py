@@ -321,10 +321,10 @@ def _served(free: Array, waiting: list[tuple[Numeric, Numeric]]) -> Array:
 # a pipeline
 
 
-def pipeline_end(schedule: Schedule, passes: Passes, microbatches: Numeric, chunks: int, tails: Array) -> Array:
-    """When the last stage has done its passes and what follows them, ``tails`` (stages, …) [s]."""
+def stage_ends(schedule: Schedule, passes: Passes, microbatches: Numeric, chunks: int) -> Array:
+    """When each stage has done its passes: (stages, …) [s]."""
     span = schedule.span(passes, microbatches, chunks)
-    return np.asarray((schedule.ends(span, passes, microbatches, chunks) + tails).max(axis=0))
+    return schedule.ends(span, passes, microbatches, chunks)
 
 
 def alive(schedule: Schedule, stages: int, microbatches: Numeric, chunks: int) -> Array:
@@ -333,8 +333,8 @@ def alive(schedule: Schedule, stages: int, microbatches: Numeric, chunks: int) -
     if stages == 1:
         return np.ones((1,) + np.ndim(microbatches) * (1,))
     stage = np.arange(float(stages)).reshape((-1,) + np.ndim(microbatches) * (1,))
-    living = schedule.alive(stage, stages, microbatches, chunks)
-    return np.asarray(0.0 * (stage + microbatches) + living) / (chunks * schedule.copies)
+    living = np.asarray(schedule.alive(stage, stages, microbatches, chunks)) / (chunks * schedule.copies)
+    return np.broadcast_to(living, np.broadcast_shapes(stage.shape, np.shape(microbatches)))
 
 
 # update and memory
@@ -402,12 +402,12 @@ def states(
 def workspace(held: Array, largest_output_bytes: Array, transient: Array, bucket: Numeric) -> Array:
     """What a stage needs for a moment, (stages, …): two of its largest activations (a gradient and its successor), two
     buckets, and what recomputation brings back. Only sections that a stage holds count."""
-    return np.stack(
-        [
-            2.0 * largest_output_bytes[here].max(axis=0, initial=0.0) + transient[here].max(axis=0, initial=0.0)
-            for here in held > 0
-        ]
-    ) + 2.0 * np.asarray(bucket)
+    kinds, kind_of = np.unique(held > 0, axis=0, return_inverse=True)
+    most = [
+        2.0 * largest_output_bytes[here].max(axis=0, initial=0.0) + transient[here].max(axis=0, initial=0.0)
+        for here in kinds
+    ]
+    return np.asarray((np.stack(most) + 2.0 * np.asarray(bucket))[kind_of.ravel()])
 
 
 def memory(held: States, activations: Array, work: Numeric) -> Array:

@@ -8,6 +8,7 @@ passes of its other chunks; only what is left when its last pass ends is exposed
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,7 @@ from paleo.schedules.base import Numeric, Passes, Schedule
 
 Array = npt.NDArray[np.float64]
 Count = npt.NDArray[np.int64]
+Index = npt.NDArray[np.intp]
 
 
 def copied(held: Array, ties: Sequence[Tie]) -> Array:
@@ -40,21 +42,29 @@ def gradient_elements(program: Program, placed: Array, mesh: Mesh, copies: int) 
 
     ``placed``: turns of each section in each chunk of each stage.
     """
-    found: dict[Axes, Array] = {}
+    turns = gradient_turns(placed, program.ties)
+    return {axes: turns @ elements for axes, elements in gradient_shares(program, mesh, copies).items()}
 
-    def add(axes: Axes, elements: Array) -> None:
+
+def gradient_turns(placed: Array, ties: Sequence[Tie]) -> Array:
+    """What makes gradients in each chunk of each stage: turns of each section, then copies of each tied parameter,
+    which are with the last chunk: (stages, chunks, sections and ties)."""
+    tied = np.zeros((*placed.shape[:2], len(ties)))
+    tied[:, -1] = copied(placed.sum(axis=1), ties)
+    return np.concatenate([placed, tied], axis=2)
+
+
+def gradient_shares(program: Program, mesh: Mesh, copies: int) -> dict[Axes, Array]:
+    """Gradient elements that one of `gradient_turns` makes, by the axes over which they are summed: (sections and
+    ties,)."""
+    found: dict[Axes, Array] = {}
+    first = len(program.sections)
+    made = [(i, one.axes, one.elements) for i, section in enumerate(program.sections) for one in section.gradients]
+    made += [(first + i, one.axes, one.elements) for i, one in enumerate(program.ties)]
+    for number, axes, elements in made:
         used = tuple(axis for axis in axes if mesh.degree(axis) > 1)
         if used or copies > 1:
-            found[used] = found.get(used, 0.0) + elements
-
-    for number, section in enumerate(program.sections):
-        for one in section.gradients:
-            add(one.axes, placed[:, :, number] * one.elements)
-    if program.ties:
-        last = np.arange(placed.shape[1]) == placed.shape[1] - 1
-        for tie, here in zip(program.ties, copied(placed.sum(axis=1), program.ties).T, strict=True):
-            if here.any():
-                add(tie.axes, here[:, None] * last * tie.elements)
+            found.setdefault(used, np.zeros(first + len(program.ties)))[number] += elements
     return found
 
 
@@ -90,19 +100,71 @@ def exposed_exchange(
     once its share of the chunk's last gradient pass is done. ``contention``: what the passes lose for each second of
     sending beside them; at 1 nothing is won.
     """
+    return sent_behind(in_turn(seconds, buckets, schedule, chunks), schedule, passes, chunks, contention)
+
+
+@dataclass(frozen=True, slots=True)
+class Sends:
+    """The sendings of chunks, one after another, by which a stage's end is told; each field (stages, sends, …).
+
+    ``inputs`` and ``weights`` passes follow a chunk's last gradient, the first ``share`` of whose pass lies behind its
+    first bucket. From that bucket on sending lasts ``from_first`` seconds, all later chunks in it, from the last one on
+    ``from_last``. ``total``: seconds of all sendings, (stages, …)."""
+
+    inputs: Array
+    weights: Array
+    share: Array
+    from_first: Array
+    from_last: Array
+    total: Array
+
+    def of(self, members: Index) -> Sends:
+        """Those of positions along the last axis."""
+        parts = (np.take(one, members, axis=-1) for one in (self.share, self.from_first, self.from_last, self.total))
+        return Sends(self.inputs, self.weights, *parts)
+
+
+def in_turn(seconds: Array, buckets: Array, schedule: Schedule, chunks: int) -> Sends:
+    """The sendings of each stage in the order in which its chunks are done; arguments as in `exposed_exchange`.
+
+    Between two chunks the time to the end is linear where all of them are alike; then neither the inner ones nor their
+    buckets can be the last to be waited for, and they are left out.
+    """
+    follow = _behind(schedule, seconds.shape[0], seconds.shape[1], chunks)
+    order = np.argsort(-follow.sum(axis=2), axis=1, kind="stable")
+    rows = np.arange(len(seconds))[:, None]
+    follow, one, count = follow[rows, order], seconds[rows, order], buckets[rows, order]
+    kept = _corners(follow, one, count)
     total = seconds.sum(axis=1)
-    if contention >= 1.0 or not total.any():
-        return np.asarray(total)
+    later = np.zeros_like(one)
+    later[:, :-1] = np.cumsum(one[:, :0:-1], axis=1)[:, ::-1]
+    one, count, left, later = one[:, kept], count[:, kept], follow[:, kept], later[:, kept]
+    inputs, weights = (left[..., kind].reshape(left.shape[:2] + (1,) * (seconds.ndim - 2)) for kind in range(2))
+    return Sends(inputs, weights, 1.0 - 1.0 / count, one + later, one / count + later, total)
+
+
+def _corners(follow: Array, seconds: Array, buckets: Array) -> list[int]:
+    """Chunks that are first, last or, on some stage, unlike a neighbour: all others lie on a line between two of
+    these."""
+    figures = np.concatenate([one.reshape(*one.shape[:2], -1) for one in (seconds, buckets)], axis=2)
+    alike = (figures[:, 1:] == figures[:, :-1]).all(axis=(0, 2))
+    even = (np.diff(follow, 2, axis=1) == 0.0).all(axis=(0, 2))
+    inner = {place + 1 for place in np.flatnonzero(alike[1:] & alike[:-1] & even).tolist()}
+    return [place for place in range(seconds.shape[1]) if place not in inner]
+
+
+def sent_behind(sends: Sends, schedule: Schedule, passes: Passes, chunks: int, contention: float) -> Array:
+    """`exposed_exchange` of sendings in turn."""
+    if contention >= 1.0 or not sends.total.any():
+        return sends.total
     back, weights = passes.backward / chunks, passes.weights / chunks
     making = weights if schedule.splits_backward else back + weights
-    follow = _behind(schedule, seconds.shape[0], seconds.shape[1], chunks)
-    rows, finish = np.arange(len(seconds)), np.full_like(total, -np.inf)
-    for chunk in np.argsort(-follow.sum(axis=2), axis=1, kind="stable").T:
-        left = follow[rows, chunk].T.reshape((2, -1) + (1,) * (back.ndim - 1))
-        ready, one, count = -left[0] * back - left[1] * weights, seconds[rows, chunk], buckets[rows, chunk]
-        finish = np.maximum(np.maximum(finish, ready - making * (1.0 - 1.0 / count)) + one, ready + one / count)
-    exposed = np.maximum(finish, 0.0)
-    return np.asarray(np.minimum(total, exposed + contention * np.maximum(total - exposed, 0.0)))
+    exposed = np.zeros(np.broadcast_shapes(back.shape, sends.total.shape))
+    for k in range(sends.share.shape[1]):
+        after = sends.inputs[:, k] * back + sends.weights[:, k] * weights
+        finish = np.maximum(sends.from_first[:, k] - making * sends.share[:, k], sends.from_last[:, k]) - after
+        np.maximum(exposed, finish, out=exposed)
+    return np.asarray(np.minimum(sends.total, exposed + contention * np.maximum(sends.total - exposed, 0.0)))
 
 
 def _behind(schedule: Schedule, stages: int, held: int, chunks: int) -> Array:

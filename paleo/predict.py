@@ -22,9 +22,9 @@ from paleo.assemble import (
     crowded,
     memory,
     over,
-    pipeline_end,
     recomputed,
     section_figures,
+    stage_ends,
     states,
     turns_placed,
     update_kernel,
@@ -429,7 +429,7 @@ def _pipelined(priced: _Priced) -> tuple[Callable[[], Timeline], Breakdown]:
     sums, gathers = _exchanges(priced, passes), _state_gathers(priced, passes.forward)
     exchanges, updates = sums.exposed + _tied_sums(priced), _updates(priced)
     tails = exchanges + updates + gathers.exposed
-    end = float(pipeline_end(schedule, passes, chosen.microbatches, pieces, tails))
+    end = float((stage_ends(schedule, passes, chosen.microbatches, pieces) + tails).max())
     busiest = int(np.argmax(passes.forward + passes.backward + passes.weights))
 
     def draw() -> Timeline:

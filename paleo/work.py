@@ -52,9 +52,8 @@ class Tensor:
         """The largest local shard when each dim of ``ways`` is divided; whole sizes stay whole numbers."""
         if not any(ways.get(dim, 1) != 1 for dim in self.dims):
             return self
-        return replace(
-            self, sizes=tuple(_share(n, ways.get(dim, 1)) for dim, n in zip(self.dims, self.sizes, strict=True))
-        )
+        sizes = tuple(_share(n, ways.get(dim, 1)) for dim, n in zip(self.dims, self.sizes, strict=True))
+        return Tensor(self.name, self.dims, sizes, self.role, self.grad, self.wide)
 
     def renamed(self, names: Mapping[str, str]) -> Tensor:
         return replace(self, dims=tuple(names.get(dim, dim) for dim in self.dims))

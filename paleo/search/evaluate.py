@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -11,27 +12,29 @@ import numpy.typing as npt
 from paleo.assemble import (
     RECOMPUTE,
     Columns,
-    States,
     TurnTimes,
     alive,
     clip_axes,
     memory,
     over,
-    pipeline_end,
     recomputed,
     section_figures,
+    stage_ends,
     states,
     turns_placed,
     walk,
     workspace,
 )
 from paleo.exchange import (
+    Sends,
     copied,
-    exposed_exchange,
     exposed_gather,
-    gradient_elements,
+    gradient_shares,
+    gradient_turns,
+    in_turn,
     replica_groups,
     sendings,
+    sent_behind,
     tied_pairs,
 )
 from paleo.lower import Program
@@ -45,6 +48,8 @@ from paleo.timeline import Buckets, Turn, turns
 
 Array = npt.NDArray[np.float64]
 Index = npt.NDArray[np.intp]
+Count = npt.NDArray[np.int64]
+Codes = npt.NDArray[np.integer]
 #: How turns follow one another: section, direction, count, whether they gather.
 Shape = tuple[tuple[int, str, int, bool], ...]
 
@@ -54,12 +59,12 @@ class Results:
     """One entry for each configuration: positions of its layout and of its choices, seconds of a step, bytes of the
     fullest stage."""
 
-    layout: Index
-    microbatch: Index
-    recompute: Index
-    schedule: Index
-    chunks: Index
-    zero: Index
+    layout: Codes
+    microbatch: Codes
+    recompute: Codes
+    schedule: Codes
+    chunks: Codes
+    zero: Codes
     overlapped: npt.NDArray[np.bool_]
     step_time: Array
     memory: Array
@@ -90,33 +95,56 @@ class _Group:
 
 @dataclass(frozen=True, slots=True)
 class _Laid:
-    """Turns of each section in each chunk of each stage, (stages, chunks, sections), in all ``copies`` of the
-    network."""
+    """Turns of each section in each chunk of each stage, (stages, chunks, sections), and on each stage, (stages,
+    sections), in all ``copies`` of the network; ``key`` and ``stages_key`` tell them from others."""
 
     placed: Array
-    copies: int = 1
+    held: Array
+    copies: int
+    key: tuple[object, ...]
+    stages_key: tuple[object, ...]
 
-    @property
-    def held(self) -> Array:
-        """Turns on each stage: (stages, sections)."""
-        return np.asarray(self.placed.sum(axis=1))
+    @classmethod
+    def of(cls, placed: Array, copies: int = 1) -> _Laid:
+        """From the turns in each chunk."""
+        held = np.asarray(placed.sum(axis=1))
+        return cls(placed, held, copies, (placed.shape, placed.tobytes(), copies), (len(held), held.tobytes(), copies))
 
-    @property
-    def key(self) -> tuple[object, ...]:
-        """What tells it from others."""
-        return self.placed.shape, self.placed.tobytes(), self.copies
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """The network in ``pieces`` for the stages of some pairs, ``chunks`` on each, under one recomputation: seconds and
+    bytes of those pairs' sections."""
+
+    recompute: str
+    chunks: int
+    pieces: tuple[Chunk, ...]
+    pairs: Index
+    times: TurnTimes
+    largest_outputs: Array
+
+
+@dataclass(frozen=True, slots=True)
+class _Cells:
+    """Places of layouts, the groups in which they sum gradients, and elements of each of `gradient_turns`: (sections
+    and ties, cells)."""
+
+    places: list[int]
+    groups: list[Count]
+    elements: Array
 
 
 @dataclass(frozen=True, slots=True)
 class _Tails:
-    """Seconds after the passes: those that nothing hides and gathers, (stages, layouts), sums of gradients, (stages,
-    chunks, layouts); with the buckets in which the latter two go out."""
+    """Seconds after the passes: those that nothing hides and gathers that the next pass hides, (stages, layouts), with
+    the buckets in which they go out; sums of gradients by chunk. ``sends``: layouts that have anything to send."""
 
     fixed: Array
     sums: Array
     sum_buckets: Array
     gathers: Array
     gather_buckets: Array
+    sends: npt.NDArray[np.bool_]
 
 
 def evaluate(points: Points, layouts: Sequence[Layout], space: Space, made: Setting) -> Results:
@@ -163,21 +191,26 @@ class _Search:
         self._places: dict[tuple[int, Axes], tuple[int, int]] = {}
         self._kept: dict[tuple[object, ...], Array] = {}
         self._tailed: dict[tuple[object, ...], _Tails] = {}
+        self._cells: dict[tuple[int, int], _Cells] = {}
+        self._in_turn: dict[tuple[object, ...], Sends] = {}
+        self._laid: dict[tuple[object, ...], tuple[_Laid, Array]] = {}
         self._pieces: dict[tuple[int, int], tuple[Chunk, ...]] = {}
         self._orders: dict[tuple[int, bool, bool], tuple[Shape, list[Turn]]] = {}
 
     # what every group needs
 
-    def _times(self, group: _Group, recompute: str) -> TurnTimes:
-        table = Columns(
-            **{
-                field.name: getattr(self.points.columns, field.name)
-                if field.name == "repeat"
-                else getattr(self.points.columns, field.name)[:, group.point]
-                for field in fields(Columns)
-            }
-        )
-        return recomputed(table, recompute if self.training else "none")
+    def _times(self, group: _Group) -> dict[str, TurnTimes]:
+        """Turns of all pairs under each recomputation."""
+        of = self.points.columns
+        figures = {one.name: getattr(of, one.name)[:, group.point] for one in fields(Columns) if one.name != "repeat"}
+        table = Columns(repeat=of.repeat, **figures)
+        return {name: recomputed(table, name if self.training else "none") for name in self.space.recompute}
+
+    def _once(self, key: tuple[object, ...], made: Callable[[], Array]) -> Array:
+        """An array that is made once for its key."""
+        if key not in self._kept:
+            self._kept[key] = made()
+        return self._kept[key]
 
     def _program(self, group: _Group, place: int) -> int:
         """The block of a layout's points."""
@@ -185,9 +218,31 @@ class _Search:
 
     def _collective(self, operation: str, layouts: Sequence[int], axes: Sequence[Axes], sizes: Array) -> Array:
         """Seconds of one collective for each layout (last axis) and size (axes before it)."""
-        places = np.array([self._place(index, one) for index, one in zip(layouts, axes, strict=True)], dtype=np.intp)
-        strides, ranks = (np.broadcast_to(one, sizes.shape).ravel() for one in places.T)
-        return self.made.fabric.times(operation, strides, ranks, sizes.ravel()).reshape(sizes.shape)
+        return self._slowest(operation, self._ranks(layouts, axes, 1), sizes)
+
+    def _slowest(self, operation: str, groups: Sequence[Count], sizes: Array) -> Array:
+        """Seconds of one collective of ``sizes`` bytes, (…, layouts) or (stages, …, layouts), in the slowest of its
+        ``groups``."""
+        found = np.zeros(sizes.shape)
+        for group in groups:
+            shape = (group.shape[1],) + (1,) * (sizes.ndim - 2) + (group.shape[2],) if sizes.ndim > 1 else (-1,)
+            strides, ranks = (np.broadcast_to(one.reshape(shape), sizes.shape).ravel() for one in group)
+            seconds = self.made.fabric.times(operation, strides, ranks, sizes.ravel()).reshape(sizes.shape)
+            found = np.maximum(found, seconds)
+        return found
+
+    def _ranks(self, layouts: Sequence[int], axes: Sequence[Axes], copies: int) -> list[Count]:
+        """Stride and ranks of the groups over which layouts sum something, with ``copies`` of the network: (2, stages,
+        layouts) each; one stage stands for all where they are alike."""
+        if copies == 1:
+            places = [self._place(index, one) for index, one in zip(layouts, axes, strict=True)]
+            return [np.array(places, dtype=np.int64).T[:, None]]
+        groups = [
+            replica_groups(self.layouts[index].mesh, one, copies) for index, one in zip(layouts, axes, strict=True)
+        ]
+        alone = (np.ones(self.layouts[layouts[0]].mesh.degree("pp"), dtype=np.int64),) * 2
+        found = [[one[k] if k < len(one) else alone for one in groups] for k in range(max(map(len, groups)))]
+        return [np.array(one).transpose(1, 2, 0) for one in found]
 
     def _place(self, layout: int, axes: Axes) -> tuple[int, int]:
         """Stride and ranks of a layout's groups over some axes."""
@@ -196,157 +251,166 @@ class _Search:
             self._places[layout, axes] = mesh.stride(axes), mesh.ways(axes)
         return self._places[layout, axes]
 
-    def _replicated(
-        self, operation: str, layouts: Sequence[int], axes: Sequence[Axes], sizes: Array, copies: int
-    ) -> Array:
-        """Seconds of one collective of each stage (first axis) over its replicas, those in other copies too, for each
-        layout (last axis)."""
-        if copies == 1:
-            return self._collective(operation, layouts, axes, sizes)
-        groups = [
-            replica_groups(self.layouts[index].mesh, one, copies) for index, one in zip(layouts, axes, strict=True)
-        ]
-        alone = (np.ones(len(sizes), dtype=np.int64),) * 2
-        found, shape = np.zeros(sizes.shape), (len(sizes),) + (1,) * (sizes.ndim - 2) + (len(layouts),)
-        for k in range(max(map(len, groups), default=0)):
-            pair = zip(*(one[k] if k < len(one) else alone for one in groups), strict=True)
-            strides, ranks = (
-                np.broadcast_to(np.stack(one, axis=1).reshape(shape), sizes.shape).ravel() for one in pair
-            )
-            seconds = self.made.fabric.times(operation, strides, ranks, sizes.ravel())
-            found = np.maximum(found, seconds.reshape(sizes.shape))
-        return found
-
     def _parameters(self, group: _Group, laid: _Laid) -> Array:
         """Parameter elements of (stages, layouts), copies of tied ones too."""
-        key = ("parameters", group.stages, laid.key)
-        if key not in self._kept:
-            found = over(laid.held, self.points.columns.parameters[:, group.point[group.first]])
-            ties = [self._of(group, place).ties for place in range(len(group.layouts))]
-            if ties and ties[0]:
-                elements = np.array([[tie.elements for tie in one] for one in ties]).T
-                found = found + copied(laid.held, ties[0]) @ elements
-            self._kept[key] = found
-        return self._kept[key]
+        return self._once(("parameters", *laid.stages_key), lambda: self._counted(group, laid))
+
+    def _counted(self, group: _Group, laid: _Laid) -> Array:
+        found = over(laid.held, self.points.columns.parameters[:, group.point[group.first]])
+        ties = [self._of(group, place).ties for place in range(len(group.layouts))]
+        if not (ties and ties[0]):
+            return found
+        elements = np.array([[tie.elements for tie in one] for one in ties]).T
+        return np.asarray(found + copied(laid.held, ties[0]) @ elements)
 
     def _of(self, group: _Group, place: int) -> Program:
         """The program of a layout's points."""
         return self.points.programs[self._program(group, place)]
 
-    def _tails(self, group: _Group, laid: _Laid, zero: int, overlapped: bool | None) -> _Tails:
-        """What follows the last backward pass, remembered: gradients, beside it or after it (None: not these), update,
-        gathering."""
-        key = group.stages, laid.key, zero, overlapped
+    def _tails(self, group: _Group, laid: _Laid, zero: int, overlapped: bool) -> _Tails:
+        """What follows the last backward pass, remembered: gradients, beside it or after it, update, gathering."""
+        key = *(laid.key if overlapped else laid.stages_key), zero, overlapped
         if key not in self._tailed:
             self._tailed[key] = self._made_tails(group, laid, zero, overlapped)
         return self._tailed[key]
 
-    def _made_tails(self, group: _Group, laid: _Laid, zero: int, overlapped: bool | None) -> _Tails:
-        parameters, bucket = self._parameters(group, laid), self.made.run.bucket
-        fixed = self._update(parameters / (group.ranks * laid.copies if zero else 1.0), laid.held)
-        if self.training and self.made.clip != "none":
-            axes = [clip_axes(zero)] * len(group.layouts)
-            fixed = fixed + self._collective("all_reduce", group.layouts, axes, np.full(len(axes), NORM_BYTES))
-        gathers, sizes = np.zeros_like(fixed), parameters * self.made.formats.parameter
+    def _made_tails(self, group: _Group, laid: _Laid, zero: int, overlapped: bool, *, summed: bool = True) -> _Tails:
+        """``summed``: with the sums of gradients."""
+        key, bucket = (*laid.stages_key, bool(zero)), self.made.run.bucket
+        sizes = self._parameters(group, laid) * self.made.formats.parameter
+        fixed = self._once(("update", *key), lambda: self._update(group, laid, zero))
+        gathers = np.zeros_like(fixed)
         if zero in (1, 2) and self.training:
-            gathers = self._replicated("all_gather", group.layouts, self._replicas(group), sizes, laid.copies)
+            gathers = self._once(
+                ("gathers", *key),
+                lambda: self._slowest("all_gather", self._replicas(group, laid.copies), sizes),
+            )
         sums = np.zeros((len(fixed), 1, fixed.shape[1]))
         sent = sums
-        if overlapped is not None:
+        if summed:
             fixed = fixed + self._tied_sums(group, laid)
             sums, sent = self._exchange(group, laid, zero, overlapped)
-            if not overlapped:
-                fixed, sums = fixed + sums.sum(axis=1), np.zeros_like(sums)
-        return _Tails(fixed, sums, sendings(sent, bucket), gathers, sendings(sizes, bucket))
+        sends = (sums.sum(axis=1) + gathers).any(axis=0)
+        if not overlapped:
+            fixed, sums = fixed + sums.sum(axis=1), np.zeros_like(sums)
+        if not (overlapped and self.made.software.overlap_gather):
+            fixed, gathers = fixed + gathers, np.zeros_like(gathers)
+        return _Tails(fixed, sums, sendings(sent, bucket), gathers, sendings(sizes, bucket), sends)
 
     def _tail(
-        self, tails: _Tails, schedule: Schedule, passes: Passes, chunks: int, members: Index, overlapped: bool
+        self, tails: _Tails, schedule: Schedule, passes: Passes, chunks: int, members: Index, key: tuple[object, ...]
     ) -> Array:
-        """Seconds of (stages, pairs) after the last passes that these do not hide."""
-        contention, found = self.made.software.contention, tails.fixed[:, members]
+        """Seconds of (stages, pairs) after the last passes that these do not hide; ``key`` tells the tails from
+        others."""
+        found = self._gathered(tails, passes.forward, members)
         if tails.sums.any():
-            sums, buckets = tails.sums[:, :, members], tails.sum_buckets[:, :, members]
-            found = found + exposed_exchange(sums, buckets, schedule, passes, chunks, contention)
-        return found + self._gathered(tails, passes.forward, members, overlapped)
+            sends = self._sendings(tails, schedule, chunks, key).of(members)
+            found += sent_behind(sends, schedule, passes, chunks, self.made.software.contention)
+        return found
 
-    def _gathered(self, tails: _Tails, forward: Array, members: Index, overlapped: bool) -> Array:
-        """Seconds of gathering that the next forward pass does not hide: (stages, pairs)."""
-        gathers, buckets = tails.gathers[:, members], tails.gather_buckets[:, members]
-        if not (overlapped and self.made.software.overlap_gather and gathers.any()):
-            return gathers
-        return exposed_gather(gathers, buckets, forward, self.made.software.contention)
+    def _sendings(self, tails: _Tails, schedule: Schedule, chunks: int, key: tuple[object, ...]) -> Sends:
+        """The sums of gradients in the order of a schedule, remembered."""
+        key = *key, schedule.name
+        if key not in self._in_turn:
+            self._in_turn[key] = in_turn(tails.sums, tails.sum_buckets, schedule, chunks)
+        return self._in_turn[key]
 
-    def _replicas(self, group: _Group) -> list[Axes]:
-        """The axes over which each layout's states are replicas."""
-        meshes = [self.layouts[i].mesh for i in group.layouts]
-        return [tuple(axis for axis in ("ep", "dp") if mesh.degree(axis) > 1) or ("dp",) for mesh in meshes]
+    def _gathered(self, tails: _Tails, forward: Array, members: Index) -> Array:
+        """Seconds that nothing hides, and of gathering that the next forward pass does not hide: (stages, pairs)."""
+        found = np.take(tails.fixed, members, axis=1)
+        if tails.gathers.any():
+            gathers, buckets = (np.take(one, members, axis=1) for one in (tails.gathers, tails.gather_buckets))
+            found += exposed_gather(gathers, buckets, forward, self.made.software.contention)
+        return found
+
+    def _replicas(self, group: _Group, copies: int = 1) -> list[Count]:
+        """The groups in which each layout's states are replicas."""
+        axes = [self.layouts[i].mesh.state_axes or ("dp",) for i in group.layouts]
+        return self._ranks(group.layouts, axes, copies)
 
     def _exchange(self, group: _Group, laid: _Laid, zero: int, overlapped: bool) -> tuple[Array, Array]:
         """Seconds in which each chunk of each stage of each layout sums its gradients, and their bytes: (stages,
         chunks, layouts). In one go for all chunks where nothing overlaps."""
-        placed = laid.placed if overlapped else laid.held[:, None]
-        found = np.zeros((*placed.shape[:2], len(group.layouts)))
-        sizes = np.zeros_like(found)
-        known: dict[tuple[object, ...], dict[Axes, Array]] = {}
-        cells: list[tuple[int, Axes, Array]] = []
-        for place, index in enumerate(group.layouts):
-            program, mesh = self._of(group, place), self.layouts[index].mesh
-            key = id(program), tuple(axis for axis, degree in mesh.degrees if degree > 1)
-            if key not in known:
-                known[key] = gradient_elements(program, placed, mesh, laid.copies)
-            cells += [(place, *one) for one in known[key].items()]
-        if cells:
-            count = np.stack([elements for *_, elements in cells], axis=2) * self.made.formats.gradient
-            chosen, places = [group.layouts[place] for place, *_ in cells], [place for place, *_ in cells]
-            axes = [one for _, one, _ in cells]
-            seconds = self._replicated(gradient_operation(zero), chosen, axes, count, laid.copies)
-            np.add.at(found.T, places, seconds.T)
-            np.add.at(sizes.T, places, count.T)
-        return found, sizes
+        turns = gradient_turns(laid.placed if overlapped else laid.held[:, None], self._of(group, 0).ties)
+        if laid.copies > 1:
+            seconds, sizes = self._summed(group, turns, laid.copies, zero)
+            return seconds, sizes
+        # chunks that make the same gradients send them in the same time
+        kinds, kind_of = np.unique(turns.reshape(-1, turns.shape[2]), axis=0, return_inverse=True)
+        seconds, sizes = (
+            one[kind_of.reshape(turns.shape[:2]), 0] for one in self._summed(group, kinds[:, None], 1, zero)
+        )
+        return seconds, sizes
+
+    def _summed(self, group: _Group, turns: Array, copies: int, zero: int) -> Array:
+        """Seconds and bytes of the gradients of some turns, (stages, chunks, ties and sections), for each layout: (2,
+        stages, chunks, layouts)."""
+        found = np.zeros((2, *turns.shape[:2], len(group.layouts)))
+        cells = self._gradient_cells(group, copies)
+        if cells.places:
+            sizes = turns @ cells.elements * self.made.formats.gradient
+            seconds = self._slowest(gradient_operation(zero), cells.groups, sizes)
+            np.add.at(found.T, cells.places, np.stack([seconds, sizes]).T)
+        return found
+
+    def _gradient_cells(self, group: _Group, copies: int) -> _Cells:
+        """What each layout of a group sums its gradients over, remembered."""
+        if (group.stages, copies) not in self._cells:
+            known: dict[tuple[object, ...], dict[Axes, Array]] = {}
+            cells: list[tuple[int, Axes, Array]] = []
+            for place, index in enumerate(group.layouts):
+                program, mesh = self._of(group, place), self.layouts[index].mesh
+                key = id(program), tuple(axis for axis, degree in mesh.degrees if degree > 1)
+                if key not in known:
+                    known[key] = gradient_shares(program, mesh, copies)
+                cells += [(place, *one) for one in known[key].items()]
+            places, axes, elements = zip(*cells, strict=True) if cells else ((), (), ())
+            groups = self._ranks([group.layouts[place] for place in places], axes, copies) if cells else []
+            self._cells[group.stages, copies] = _Cells(list(places), groups, np.array(elements).T)
+        return self._cells[group.stages, copies]
 
     def _tied_sums(self, group: _Group, laid: _Laid) -> Array:
         """Seconds in which the stages that hold a tied parameter sum its gradients: (stages, layouts)."""
-        key = ("tied", group.stages, laid.key)
-        if key not in self._kept:
-            found = np.zeros((group.stages, len(group.layouts)))
-            pairs = tied_pairs(self._of(group, 0).ties, laid.held) if self.training else []
-            strides = np.array([self.layouts[index].mesh.stride(("pp",)) for index in group.layouts])
-            for tie, owner, other in pairs:
-                ties = [self._of(group, place).ties[tie] for place in range(len(group.layouts))]
-                sizes = np.array([one.elements for one in ties]) * self.made.formats.gradient
-                ranks = np.full(len(sizes), 2)
-                found[[owner, other]] += self.made.fabric.times(
-                    "all_reduce", strides * abs(other - owner), ranks, sizes
-                )
-            self._kept[key] = found
-        return self._kept[key]
+        return self._once(("tied", *laid.stages_key), lambda: self._summed_ties(group, laid))
 
-    def _update(self, counts: Array, held: Array) -> Array:
-        """Seconds of the update of ``counts`` parameters, (stages, layouts)."""
+    def _summed_ties(self, group: _Group, laid: _Laid) -> Array:
+        found = np.zeros((group.stages, len(group.layouts)))
+        pairs = tied_pairs(self._of(group, 0).ties, laid.held) if self.training else []
+        strides = np.array([self.layouts[index].mesh.stride(("pp",)) for index in group.layouts])
+        for tie, owner, other in pairs:
+            ties = [self._of(group, place).ties[tie] for place in range(len(group.layouts))]
+            sizes = np.array([one.elements for one in ties]) * self.made.formats.gradient
+            ranks = np.full(len(sizes), 2)
+            found[[owner, other]] += self.made.fabric.times("all_reduce", strides * abs(other - owner), ranks, sizes)
+        return found
+
+    def _update(self, group: _Group, laid: _Laid, zero: int) -> Array:
+        """Seconds of the update of the parameters that a rank owns, clipping too: (stages, layouts)."""
+        counts = self._parameters(group, laid) / (group.ranks * laid.copies if zero else 1.0)
         if not self.training:
             return np.zeros_like(counts)
-        tensors = over(held, section_figures(self.points.programs[0], "tensors"))[:, None]
-        return self.made.updated(counts, tensors) + self.made.clipped(counts)
+        tensors = over(laid.held, section_figures(self.points.programs[0], "tensors"))[:, None]
+        found = self.made.updated(counts, tensors) + self.made.clipped(counts)
+        if self.made.clip != "none":
+            axes = [clip_axes(zero)] * len(group.layouts)
+            found = found + self._collective("all_reduce", group.layouts, axes, np.full(len(axes), NORM_BYTES))
+        return found
 
-    def _memory(self, group: _Group, laid: _Laid, times: TurnTimes, living: Array, zero: int, pairs: Index) -> Array:
-        """Bytes of the fullest stage, for the pairs chosen."""
-        member, ranks = group.member[pairs], group.ranks * laid.copies
-        largest = self.points.columns.parameters[:, group.point].max(axis=0)[pairs]
-        whole = states(
-            self._parameters(group, laid), 0.0, ranks, zero, self.optimizer, self.made.formats, training=self.training
-        )
-        bucket = np.where(ranks > 1, self.made.run.bucket, 0.0)[member] if self.training else 0.0
-        outputs = self.points.columns.largest_output_bytes[:, group.point[pairs]]
-        work = workspace(laid.held, outputs, times.transient[:, pairs], bucket)
-        gathered = 2.0 * largest * self.made.formats.parameter if zero == 3 else 0.0
-        each = States(whole.parameters[:, member], whole.gradients[:, member], whole.optimizer[:, member], gathered)
-        activations = over(laid.held, times.kept[:, pairs]) * living * self.training
+    def _owned(self, group: _Group, laid: _Laid, zero: int) -> Array:
+        """Bytes of the states of each stage and of what the process itself takes: (stages, layouts)."""
+        parameters, ranks = self._parameters(group, laid), group.ranks * laid.copies
+        whole = states(parameters, 0.0, ranks, zero, self.optimizer, self.made.formats, training=self.training)
         own = np.array([self.made.reserved(self.layouts[index].mesh) for index in group.layouts])
-        return np.asarray(memory(each, activations, work).max(axis=0) + own[member])
+        return memory(whole, np.zeros_like(parameters), own)
 
-    def _shareable(self, group: _Group, pairs: Index, zero: int) -> Index:
-        """Pairs whose ranks have somebody to share states with."""
-        return pairs[group.ranks[group.member[pairs]] > 1] if zero else pairs
+    def _passing(self, group: _Group, laid: _Laid, cut: _Cut) -> tuple[Array, Array]:
+        """Bytes of all activations of a microbatch, and of what is needed for a moment: (stages, pairs)."""
+        if not self.training:
+            work = workspace(laid.held, cut.largest_outputs, cut.times.transient, 0.0)
+            return np.zeros_like(work), work
+        bucket = np.where(group.ranks * laid.copies > 1, self.made.run.bucket, 0.0)[group.member[cut.pairs]]
+        work = workspace(laid.held, cut.largest_outputs, cut.times.transient, bucket)
+        return over(laid.held, cut.times.kept), work
 
     def _results(
         self, group: _Group, pairs: Index, choice: tuple[str, str, int, int, bool], step: Array, size: Array
@@ -355,13 +419,16 @@ class _Search:
         recompute, schedule, chunks, zero, overlapped = choice
         step = np.maximum(step, self._fed(group)[group.member[pairs]])
         codes = (RECOMPUTE.index(recompute), list(SCHEDULES).index(schedule), chunks, zero)
-        first, second, third, fourth = (np.full(len(pairs), code, dtype=np.intp) for code in codes)
-        layout = np.array(group.layouts, dtype=np.intp)[group.member[pairs]]
+        first, second, third, fourth = (np.full(len(pairs), code, dtype=np.int16) for code in codes)
+        layout = np.array(group.layouts, dtype=np.int32)[group.member[pairs]]
         kept = np.full(len(pairs), overlapped)
-        return Results(layout, group.microbatch[pairs].astype(np.intp), first, second, third, fourth, kept, step, size)
+        return Results(layout, group.microbatch[pairs].astype(np.int32), first, second, third, fourth, kept, step, size)
 
     def _fed(self, group: _Group) -> Array:
         """Seconds in which the batch of each layout arrives; 0 for synthetic data."""
+        return self._once(("fed", group.stages), lambda: self._arriving(group))
+
+    def _arriving(self, group: _Group) -> Array:
         chosen = [self.layouts[index] for index in group.layouts]
         replica, local = (
             np.array(one, dtype=np.float64)
@@ -374,13 +441,16 @@ class _Search:
 
     def pipelined(self, group: _Group) -> Iterator[Results]:
         """Configurations of two stages or more."""
-        for recompute in self.space.recompute:
-            times = self._times(group, recompute)
+        outputs = self.points.columns.largest_output_bytes[:, group.point]
+        for recompute, times in self._times(group).items():
             weight = times.turn * self.points.columns.repeat[:, None]
             heaviest = weight.argmax(axis=0)
             for chunks in self._chunks(group.stages):
                 for pieces, pairs in self._cuts(group, times, heaviest, group.stages * chunks):
-                    yield from self._staged(group, recompute, times, chunks, pieces, pairs)
+                    taken = TurnTimes(*(getattr(times, one.name)[:, pairs] for one in fields(TurnTimes)))
+                    cut = _Cut(recompute, chunks, pieces, pairs, taken, outputs[:, pairs])
+                    for schedules in self._alike(group.stages, chunks):
+                        yield from self._ordered(group, cut, schedules)
 
     def _chunks(self, stages: int) -> tuple[int, ...]:
         repeats = {section.repeat for section in self.sections if section.repeat > 1}
@@ -389,7 +459,7 @@ class _Search:
 
     def _cuts(
         self, group: _Group, times: TurnTimes, heaviest: Index, pieces: int
-    ) -> Iterator[tuple[list[Chunk], Index]]:
+    ) -> Iterator[tuple[tuple[Chunk, ...], Index]]:
         """Ways to cut the network, each with the pairs that it serves: the blocks of a folded network in numbers that
         divide evenly, or any cut where none repeats."""
         folded = any(section.repeat > 1 for section in self.sections)
@@ -402,7 +472,7 @@ class _Search:
                 for pair in pairs[:1] if alike else pairs:
                     found = self._cut(group, times, pair, pieces)
                     known.setdefault(found, []).extend(pairs if alike else [pair])
-        yield from ((list(chunks), np.array(found, dtype=np.intp)) for chunks, found in known.items())
+        yield from ((pieces, np.array(found, dtype=np.intp)) for pieces, found in known.items())
 
     def _cut(self, group: _Group, times: TurnTimes, pair: int, pieces: int) -> tuple[Chunk, ...]:
         """The pieces of one pair; by work, those of its layout do for every microbatch."""
@@ -414,64 +484,86 @@ class _Search:
             self._pieces[block, pieces] = tuple(self.made.cut(program, turn, pieces))
         return self._pieces[block, pieces]
 
-    def _staged(
-        self, group: _Group, recompute: str, times: TurnTimes, chunks: int, pieces: list[Chunk], pairs: Index
-    ) -> Iterator[Results]:
+    def _alike(self, stages: int, chunks: int) -> list[list[Schedule]]:
+        """Schedules that lay a cut over the stages in the same way."""
         shared: dict[tuple[object, ...], list[Schedule]] = {}
-        for name in self.space.schedules:
-            schedule = SCHEDULES[name]
-            if schedule.takes(chunks) and schedule.runs(group.stages, group.count[pairs]).any():
-                places = schedule.pieces(group.stages, chunks), schedule.hands_on(group.stages, chunks)
+        for schedule in (SCHEDULES[name] for name in self.space.schedules):
+            if schedule.takes(chunks):
+                places = schedule.pieces(stages, chunks), schedule.hands_on(stages, chunks)
                 shared.setdefault((*places, schedule.copies), []).append(schedule)
-        for schedules in shared.values():
-            yield from self._ordered(group, recompute, times, chunks, pieces, pairs, schedules)
+        return list(shared.values())
 
-    def _ordered(
+    def _ordered(self, group: _Group, cut: _Cut, schedules: list[Schedule]) -> Iterator[Results]:
+        """Schedules that lay a cut over the stages in the same way."""
+        able = [np.flatnonzero(one.runs(group.stages, group.count[cut.pairs])) for one in schedules]
+        if not any(map(len, able)):
+            return
+        laid, sends = self._dealt(group, cut, schedules[0])
+        sends, made = sends[:, cut.pairs], laid.held / laid.copies
+        passes = Passes(
+            over(made, cut.times.forwards) + sends,
+            over(made, cut.times.backwards) + sends,
+            over(made, cut.times.weights),
+        )
+        passing = self._passing(group, laid, cut)
+        for schedule, inside in zip(schedules, able, strict=True):
+            if len(inside) == len(cut.pairs):
+                yield from self._scheduled(group, cut, laid, schedule, cut.pairs, passes, passing)
+            elif len(inside):
+                here, held = (tuple(np.take(one, inside, axis=1) for one in of) for of in (passes, passing))
+                yield from self._scheduled(group, cut, laid, schedule, cut.pairs[inside], Passes(*here), held)
+
+    def _scheduled(
         self,
         group: _Group,
-        recompute: str,
-        times: TurnTimes,
-        chunks: int,
-        pieces: list[Chunk],
+        cut: _Cut,
+        laid: _Laid,
+        schedule: Schedule,
         pairs: Index,
-        schedules: list[Schedule],
+        passes: Passes,
+        passing: Sequence[Array],
     ) -> Iterator[Results]:
-        """Schedules that lay a cut over the stages in the same way."""
-        first = schedules[0]
-        laid = _Laid(turns_placed(len(self.sections), pieces, first.pieces(group.stages, chunks)), copies=first.copies)
-        sends, made = self._sends(group, pieces, first, chunks)[:, pairs], laid.held / first.copies
-        passes = Passes(
-            over(made, times.forwards[:, pairs]) + sends,
-            over(made, times.backwards[:, pairs]) + sends,
-            over(made, times.weights[:, pairs]),
-        )
-        for schedule in schedules:
-            whole = schedule.runs(group.stages, group.count[pairs])
-            living = alive(schedule, group.stages, group.count[pairs], chunks)
-            for zero in (zero for zero in self.space.zero if zero < 3):
-                inside = np.flatnonzero(whole & np.isin(pairs, self._shareable(group, pairs, zero)))
-                chosen = pairs[inside]
-                here = Passes(*(one[:, inside] for one in passes))
-                size = self._memory(group, laid, times, living[:, inside], zero, chosen)
-                for overlapped in self._modes():
-                    tails = self._tails(group, laid, _kind(zero), overlapped)
-                    tail = self._tail(tails, schedule, here, chunks, group.member[chosen], overlapped)
-                    step = pipeline_end(schedule, here, group.count[chosen], chunks, tail)
-                    talks = self._distinct(tails, group.member[chosen], overlapped)
-                    choice = (recompute, schedule.name, chunks, zero, overlapped)
-                    yield self._results(group, chosen[talks], choice, step[talks], size[talks])
+        """One schedule of the pairs that it can run: its passes once, then what each ZeRO and exchange mode adds."""
+        count, member, chunks = group.count[pairs], group.member[pairs], cut.chunks
+        ends = stage_ends(schedule, passes, count, chunks)
+        held = passing[0] * alive(schedule, group.stages, count, chunks) + passing[1]
+        several = np.take(group.ranks > 1, member)
+        known: dict[tuple[int, bool], tuple[Array, npt.NDArray[np.bool_]]] = {}
+        for zero in (zero for zero in self.space.zero if zero < 3):
+            owned = self._once(("owned", *laid.stages_key, zero), partial(self._owned, group, laid, zero))
+            size = (held + np.take(owned, member, axis=1)).max(axis=0)
+            for overlapped in self._modes():
+                mode = _kind(zero), overlapped
+                if mode not in known:
+                    tails = self._tails(group, laid, *mode)
+                    tail = self._tail(tails, schedule, passes, chunks, member, (*laid.key, *mode))
+                    tail += ends
+                    known[mode] = tail.max(axis=0), np.take(self._distinct(tails, overlapped), member)
+                step, own = known[mode]
+                chosen = np.flatnonzero(own & several if zero else own)
+                choice = (cut.recompute, schedule.name, chunks, zero, overlapped)
+                yield self._results(group, pairs[chosen], choice, step[chosen], size[chosen])
 
-    def _distinct(self, tails: _Tails, members: Index, overlapped: bool) -> npt.NDArray[np.bool_]:
-        """Pairs of which a mode is a choice of its own: where both are tried, overlapping needs something to send."""
-        if not overlapped or len(self._modes()) == 1:
-            return np.ones(len(members), dtype=bool)
-        return np.asarray((tails.sums.sum(axis=1) + tails.gathers).any(axis=0)[members])
+    def _distinct(self, tails: _Tails, overlapped: bool) -> npt.NDArray[np.bool_]:
+        """Layouts of which a mode is a choice of its own: where both are tried, overlapping needs something to send."""
+        return tails.sends if overlapped and len(self._modes()) > 1 else np.ones_like(tails.sends)
 
-    def _sends(self, group: _Group, pieces: list[Chunk], schedule: Schedule, chunks: int) -> Array:
+    def _dealt(self, group: _Group, cut: _Cut, schedule: Schedule) -> tuple[_Laid, Array]:
+        """A cut over the stages, and the seconds in which each hands on the outputs of its chunks for one microbatch
+        and way, (stages, all pairs); remembered."""
+        key = group.stages, cut.chunks, cut.pieces, schedule.name
+        if key not in self._laid:
+            placed = turns_placed(len(self.sections), cut.pieces, schedule.pieces(group.stages, cut.chunks))
+            sends = self._sends(group, cut.pieces, schedule, cut.chunks)
+            self._laid[key] = _Laid.of(placed, schedule.copies), sends
+        return self._laid[key]
+
+    def _sends(self, group: _Group, pieces: Sequence[Chunk], schedule: Schedule, chunks: int) -> Array:
         """Seconds in which each stage hands on the outputs of its chunks, one microbatch and way: (stages, pairs)."""
         ends = np.zeros((group.stages, len(self.sections)))
+        handed = schedule.hands_on(group.stages, chunks)
         for stage, held in enumerate(schedule.pieces(group.stages, chunks)):
-            for piece, sent in zip(held, schedule.hands_on(group.stages, chunks)[stage], strict=True):
+            for piece, sent in zip(held, handed[stage], strict=True):
                 ends[stage, pieces[piece][-1][0]] += sent / schedule.copies
         found = np.zeros((group.stages, len(group.point)))
         for section in np.flatnonzero(ends.any(axis=0)).tolist():
@@ -493,26 +585,38 @@ class _Search:
 
     def single(self, group: _Group) -> Iterator[Results]:
         """Configurations without a pipeline."""
-        laid = _Laid(np.array([[[float(section.repeat) for section in self.sections]]]))
-        times = {recompute: self._times(group, recompute) for recompute in self.space.recompute}
-        living = np.ones((1, 1))
+        laid = _Laid.of(np.array([[[float(section.repeat) for section in self.sections]]]))
+        times, whole = self._times(group), tuple((i, section.repeat) for i, section in enumerate(self.sections))
+        every, outputs = np.arange(len(group.point)), self.points.columns.largest_output_bytes[:, group.point]
+        cuts = [_Cut(recompute, 1, (whole,), every, turn, outputs) for recompute, turn in times.items()]
+        held = [np.sum(self._passing(group, laid, cut), axis=0)[0] for cut in cuts]
+        several = group.ranks[group.member] > 1
         for overlapped in self._modes():
             ends = {
                 kind: self._ends(group, times, overlapped, kind) for kind in {_kind(zero) for zero in self.space.zero}
             }
             for zero in self.space.zero:
                 after = self._after(group, laid, times, zero, overlapped)
-                pairs = self._shareable(group, np.arange(len(group.point)), zero)
-                for place, (recompute, turn) in enumerate(times.items()):
-                    size = self._memory(group, laid, turn, living, zero, pairs)
-                    step = ends[_kind(zero)][place][pairs] + after[pairs]
-                    yield self._results(group, pairs, (recompute, "1f1b", 1, zero, overlapped), step, size)
+                owned = self._owned(group, laid, zero)[0, group.member] + self._whole(group) * (zero == 3)
+                pairs = np.flatnonzero(several) if zero else every
+                for place, recompute in enumerate(times):
+                    step, size = ends[_kind(zero)][place] + after, held[place] + owned
+                    yield self._results(
+                        group, pairs, (recompute, "1f1b", 1, zero, overlapped), step[pairs], size[pairs]
+                    )
+
+    def _whole(self, group: _Group) -> Array:
+        """Bytes of parameters that are whole at once where they are sharded, for each pair."""
+        largest = self.points.columns.parameters[:, group.point].max(axis=0)
+        return np.asarray(2.0 * largest * self.made.formats.parameter)
 
     def _after(self, group: _Group, laid: _Laid, times: dict[str, TurnTimes], zero: int, overlapped: bool) -> Array:
         """Seconds after the exchange of gradients, for each pair."""
-        tails, forward = self._tails(group, laid, zero, None), next(iter(times.values())).forwards
-        gathers = self._gathered(tails, over(laid.held, forward), group.member, overlapped)
-        return np.asarray((tails.fixed[:, group.member] + gathers)[0])
+        tails, forward = (
+            self._made_tails(group, laid, zero, overlapped, summed=False),
+            next(iter(times.values())).forwards,
+        )
+        return np.asarray(self._gathered(tails, over(laid.held, forward), group.member)[0])
 
     def _modes(self) -> tuple[bool, ...]:
         """Whether gradients travel during backward: as the run or the space says, else both ways."""
@@ -613,7 +717,7 @@ class _Search:
     def _gathers(self, group: _Group, pairs: Index) -> Array:
         """Seconds in which a section's parameters are gathered: (sections, pairs)."""
         sizes = self.points.columns.parameters[:, group.point[group.first]] * self.made.formats.parameter
-        seconds = self._collective("all_gather", group.layouts, self._replicas(group), sizes)
+        seconds = self._slowest("all_gather", self._replicas(group), sizes)
         return seconds[:, group.member[pairs]]
 
 

@@ -167,13 +167,14 @@ class _Found:
 
     def front(self) -> tuple[PlanRow, ...]:
         """Pareto-optimal in step time and memory among those that fit, fastest first."""
-        fitting = np.flatnonzero(self.fits)
-        if not len(fitting):
-            return ()
-        order = fitting[np.lexsort((self.memory[fitting], self.step[fitting]))]
-        least = np.minimum.accumulate(self.memory[order])
-        better = np.concatenate([[True], self.memory[order][1:] < least[:-1]])
-        return tuple(self.row(int(index)) for index in order[better])
+        left, found = np.flatnonzero(self.fits), []
+        while len(left):
+            steps = self.step[left]
+            fastest = left[steps == steps.min()]
+            best = int(fastest[self.memory[fastest].argmin()])
+            found.append(best)
+            left = left[self.memory[left] < self.memory[best]]
+        return tuple(self.row(index) for index in found)
 
     def row(self, index: int) -> PlanRow:
         part = self.parts[int(self.part[index])]
