@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 #: Axes from the innermost (neighbouring ranks) to the outermost, the order of Megatron and of torchtitan; ``spatial``
 #: divides images. Experts are spread over ``ep`` of the data-parallel ranks, and states over ``shard`` of them where
@@ -24,6 +24,10 @@ class Mesh:
     """
 
     degrees: tuple[tuple[str, int], ...]
+    _by_axis: dict[str, int] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_by_axis", dict(self.degrees))
 
     @classmethod
     def of(cls, degrees: Mapping[str, int]) -> Mesh:
@@ -34,10 +38,7 @@ class Mesh:
         return math.prod(degree for _, degree in self.degrees)
 
     def degree(self, axis: str) -> int:
-        for name, degree in self.degrees:
-            if name == axis:
-                return degree
-        raise KeyError(axis)
+        return self._by_axis[axis]
 
     def stride(self, axes: Axes) -> int:
         """How far apart neighbours of a group along the axes are numbered: the stride of the innermost one in use."""
@@ -59,4 +60,4 @@ class Mesh:
 
     def ways(self, axes: Axes) -> int:
         """Ranks over which several axes together divide."""
-        return math.prod(self.degree(axis) for axis in axes)
+        return math.prod([self._by_axis[axis] for axis in axes])

@@ -10,18 +10,20 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from paleo.errors import SpecError
-from paleo.host import Feeding
-from paleo.predict import Prediction
-from paleo.pricing.footprint import Footprint
-from paleo.studies.advice import Advice
-from paleo.studies.collective import CollectiveStudy
-from paleo.studies.comparison import Candidate, Comparison
-from paleo.studies.scaling import ScaleCurve, ScalePoint, verdict
-from paleo.studies.summary import Summary
-from paleo.studies.training import Training
+
+if TYPE_CHECKING:
+    from paleo.host import Feeding
+    from paleo.predict import Prediction
+    from paleo.pricing.footprint import Footprint
+    from paleo.studies.advice import Advice
+    from paleo.studies.collective import CollectiveStudy
+    from paleo.studies.comparison import Candidate, Comparison
+    from paleo.studies.scaling import ScaleCurve, ScalePoint
+    from paleo.studies.summary import Summary
+    from paleo.studies.training import Training
 
 Document = dict[str, Any]
 
@@ -163,6 +165,8 @@ def summary(study: Summary) -> Document:
 
 def scale(model: str, system: str, curves: Sequence[ScaleCurve]) -> Document:
     """Scaling curves one after another in ``points``; each point says which curve (``scaling``) it belongs to."""
+    from paleo.studies.scaling import verdict
+
     verdicts = {curve.scaling: verdict(curve) for curve in curves}
     return {
         "model": model,

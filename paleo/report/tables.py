@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
@@ -13,14 +14,16 @@ from rich.text import Text
 
 from paleo.predict import Prediction
 from paleo.report.facts import Fact
-from paleo.studies.advice import Advice
-from paleo.studies.collective import CollectiveStudy
-from paleo.studies.comparison import Candidate, Comparison
-from paleo.studies.scaling import ScaleCurve, ScalePoint, verdict
-from paleo.studies.summary import LayerCount, Summary
-from paleo.studies.training import Training
 from paleo.timeline import COMPUTE
 from paleo.units import GIGA, duration, engineering, gibibytes
+
+if TYPE_CHECKING:
+    from paleo.studies.advice import Advice
+    from paleo.studies.collective import CollectiveStudy
+    from paleo.studies.comparison import Candidate, Comparison
+    from paleo.studies.scaling import ScaleCurve, ScalePoint
+    from paleo.studies.summary import LayerCount, Summary
+    from paleo.studies.training import Training
 
 #: Columns where the output is no terminal: of the widest table, and of text.
 PLAIN_WIDTH, TEXT_WIDTH = 150, 118
@@ -236,6 +239,8 @@ def _provenance(made: Prediction) -> RenderableType:
 
 def scale(model: str, system: str, curves: Sequence[ScaleCurve]) -> RenderableType:
     """For each curve its verdict, then its table."""
+    from paleo.studies.scaling import verdict
+
     parts: list[RenderableType] = []
     for curve in curves:
         kept = f"{curve.fixed_batch} samples " + (

@@ -327,9 +327,8 @@ def _numbered(
             numbers = values[row].tolist()
             shape = dict(zip(kernel.shape, numbers[_COUNTS:], strict=True))
             flops, vector, read, written = numbers[:_COUNTS]
-            unique.append(
-                replace(kernel, flops=flops, vector_flops=vector, bytes_read=read, bytes_written=written, shape=shape)
-            )
+            kept = kernel.name, kernel.family, kernel.operation, kernel.phase
+            unique.append(Kernel(*kept, flops, vector, read, written, shape, kernel.calls))
         found.append(place)
     return found
 
@@ -338,17 +337,18 @@ def _transfer_seconds(blocks: Sequence[Block], made: Setting) -> list[Array]:
     """Seconds of (collectives, microbatches) for each block; one call for each operation."""
     found = [np.zeros((sum(1 for _ in collectives(block.program)), len(block.microbatches))) for block in blocks]
     cells: dict[str, list[tuple[int, int, str]]] = {}
+    meshes = [block.mesh for block in blocks]
     for index, block in enumerate(blocks):
         for row, (_, one) in enumerate(collectives(block.program)):
             cells.setdefault(one.operation, []).append((index, row, one.axis))
     for operation, members in cells.items():
         strides, ranks, payloads = [], [], []
         for index, row, axis in members:
-            block = blocks[index]
+            block, mesh = blocks[index], meshes[index]
             first = len(block.program.sections) * len(SIZES) + len(found[index])
             payloads.append(block.values[:, block.values.shape[1] - first + row])
-            strides.append(np.full(len(block.microbatches), block.mesh.stride((axis,))))
-            ranks.append(np.full(len(block.microbatches), block.mesh.degree(axis)))
+            strides.append(np.full(len(block.microbatches), mesh.stride((axis,))))
+            ranks.append(np.full(len(block.microbatches), mesh.degree(axis)))
         seconds = replace(made.fabric, host=0.0).times(
             operation, *(np.concatenate(one) for one in (strides, ranks, payloads))
         )
