@@ -50,7 +50,7 @@ class Tensor:
 
     def split(self, ways: Mapping[str, float]) -> Tensor:
         """The largest local shard when each dim of ``ways`` is divided; whole sizes stay whole numbers."""
-        if not any(ways.get(dim, 1) != 1 for dim in self.dims):
+        if ways.keys().isdisjoint(self.dims):
             return self
         sizes = tuple(_share(n, ways.get(dim, 1)) for dim, n in zip(self.dims, self.sizes, strict=True))
         return Tensor(self.name, self.dims, sizes, self.role, self.grad, self.wide)

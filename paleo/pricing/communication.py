@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -93,7 +93,7 @@ class Fabric:
     """The links of a system, for groups given by the stride between neighbours and their number of ranks: arrays of
     both at once.
 
-    Fields as in `Network`.
+    Fields as in `Network`; links of groups and parameters are looked up once.
     """
 
     system: System
@@ -101,6 +101,8 @@ class Fabric:
     rates: Rates | None = None
     own: Calibration | None = None
     host: float = 0.0
+    _links: dict[tuple[int, int], Links] = field(default_factory=dict, repr=False, compare=False)
+    _fitted: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def times(self, operation: str, strides: Count, ranks: Count, payload_bytes: Array) -> Array:
         """Seconds of one collective each; groups of one rank and empty payloads take none. All arguments have one shape
@@ -120,7 +122,7 @@ class Fabric:
         if self.rates is not None or self.algorithm is not None:
             fan_outs, costs = _rows([self.group(*group) for group in groups], index)
             return best(operation, payload_bytes, fan_outs, costs, self._forced(operation, costs)).time
-        networks = [network(self.system, stride=stride, size=size) for stride, size in groups]
+        networks = [self._linked(*group) for group in groups]
         seconds = collective_time(
             operation=operation,
             payload_bytes=payload_bytes,
@@ -135,17 +137,24 @@ class Fabric:
             seconds = np.maximum(seconds, self.times(operation, strides, inside, payload_bytes))
         return np.asarray(np.maximum(seconds, self.host))
 
+    def _linked(self, stride: int, ranks: int) -> Links:
+        """The links of one group."""
+        if (stride, ranks) not in self._links:
+            self._links[stride, ranks] = network(self.system, stride=stride, size=ranks)
+        return self._links[stride, ranks]
+
     def _parameters(self, kind: type[P], family: str) -> P:
-        found = lookup(
-            kind,
-            subject=self.system.name,
-            architecture=self.system.device.architecture,
-            memory_kind=link_kind(self.system),
-            family=family,
-            stacks=NCCL_STACKS,
-            own=self.own,
-        )
-        return found.parameters
+        if family not in self._fitted:
+            self._fitted[family] = lookup(
+                kind,
+                subject=self.system.name,
+                architecture=self.system.device.architecture,
+                memory_kind=link_kind(self.system),
+                family=family,
+                stacks=NCCL_STACKS,
+                own=self.own,
+            ).parameters
+        return cast(P, self._fitted[family])
 
     def group(self, stride: int, ranks: int) -> tuple[tuple[float, ...], tuple[LevelCost, ...]]:
         """Fan-outs and level costs of one group, inner level first."""
