@@ -5,6 +5,7 @@ python benchmarks/plan_speed.py [GPUS [GLOBAL_BATCH]]
 
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
 import time
@@ -19,15 +20,18 @@ def main(gpus: int = 4096, batch: int = 3072) -> None:
     from paleo.specs.run import Run
 
     started = time.perf_counter()
+    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
     arguments = COMMAND.format(gpus=gpus, batch=batch).split()
     subprocess.run([sys.executable, "-m", "paleo", *arguments], check=True, stdout=subprocess.DEVNULL)
     cold = time.perf_counter() - started
+    user = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before
     model, system, run = load_model("gpt3-175b"), load_system("dgx-a100-80gb"), Run(gpus=gpus, global_batch=batch)
     warm = min(search(model, system, run).seconds for _ in range(3))
     found = search(model, system, run)
     sys.stdout.write(
         f"{found.configurations:,} configurations, {found.fitting:,} fit\n"
-        f"cold process {cold:.2f} s, warm search {warm:.2f} s ({found.configurations / warm:,.0f} configurations/s)\n"
+        f"cold process {cold:.2f} s ({user:.2f} s of user CPU)\n"
+        f"warm search {warm:.2f} s ({found.configurations / warm:,.0f} configurations/s)\n"
         f"best: {found.plans[0].strategy}, microbatch {found.plans[0].microbatch}, {found.plans[0].step_time:.2f} s\n"
     )
 

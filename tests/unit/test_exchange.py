@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paleo.errors import PlanError
-from paleo.exchange import copied, exposed_exchange, exposed_gather, replica_groups, sendings
+from paleo.exchange import copied, exposed_exchange, exposed_gather, in_turn, replica_groups, sendings
 from paleo.lower import Tie
 from paleo.parallel.mesh import Mesh
 from paleo.predict import Prediction, predict
@@ -71,6 +71,32 @@ def test_no_more_than_all_of_it_and_no_less_than_the_last_bucket(
     assert np.all(found <= sums.sum(axis=1) * (1 + 1e-12)) and np.all(found >= sums[:, 0] / buckets * (1 - 1e-12))
     longer = exposed_exchange(2.0 * sums, count, schedule, equal(4, 1.0, 1.2, 0.8), chunks, contention)
     assert np.all(longer >= found)
+
+
+@given(
+    first=st.floats(0.01, 9.0),
+    inner=st.floats(0.01, 9.0),
+    last=st.floats(0.01, 9.0),
+    chunks=st.integers(2, 9),
+    buckets=st.integers(1, 5),
+)
+@settings(max_examples=100, deadline=None)
+def test_chunks_between_equal_ones_change_nothing(
+    first: float, inner: float, last: float, chunks: int, buckets: int
+) -> None:
+    """A chunk after the other, every one of them, against the few that are looked at."""
+    schedule, passes = SCHEDULES["interleaved"], equal(4, 1.0, 1.2, 0.8)
+    sums = np.full((4, chunks), inner)
+    sums[0, 0], sums[3, -1] = first, last
+    count = np.full(sums.shape, float(buckets))
+    end = np.full(4, -np.inf)
+    for chunk in reversed(range(chunks)):
+        one, ready = sums[:, chunk], -chunk * 4 * 2.0 / chunks
+        start = np.maximum(end, ready - 2.0 / chunks * (1.0 - 1.0 / buckets))
+        end = np.maximum(start + one, ready + one / buckets)
+    assert in_turn(sums, count, schedule, chunks).share.shape[1] <= 4
+    found = exposed_exchange(sums, count, schedule, passes, chunks, 0.0)
+    assert found == pytest.approx(np.minimum(np.maximum(end, 0.0), sums.sum(axis=1)), rel=1e-12, abs=1e-12)
 
 
 def test_gathers_behind_the_first_pass_by_hand() -> None:
