@@ -101,8 +101,8 @@ class Fabric:
     rates: Rates | None = None
     own: Calibration | None = None
     host: float = 0.0
-    _links: dict[tuple[int, int], Links] = field(default_factory=dict, repr=False, compare=False)
-    _fitted: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    _links: dict[tuple[int, int], Links] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _fitted: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def times(self, operation: str, strides: Count, ranks: Count, payload_bytes: Array) -> Array:
         """Seconds of one collective each; groups of one rank and empty payloads take none. All arguments have one shape
