@@ -37,23 +37,23 @@ class SoftwareFit(Spec):
 class Software(Spec):
     """A framework's behaviour.
 
-    ``host_forward`` and ``host_backward`` are the host's time for one operation (those of `assemble.paced`). ``attention_kernel`` names its fused kernel (None: the usual
-    one of the architecture), ``attention_slowdown`` how much slower than the calibrated ones the framework's attention
-    is (an older generation). ``gradient_accumulator`` is the bytes that it holds for each parameter beside the
-    gradient; ``regather`` says that inputs gathered over tp are kept as shards and gathered again for backward.
-    ``transposes`` names the dtypes in which tensors are turned to channels-last and back round each convolution on
-    tensor cores.
-    ``recompute``, ``zero`` and ``sequence_parallel`` are what its users do unless they say otherwise. ``stages`` says
-    how a pipeline is cut: ``even`` deals out blocks, ``work`` goes by the work of layers, the output layer too.
-    ``overlap`` says whether gradients travel during backward, ``overlap_gather`` whether parameters updated in shards
-    are gathered during the next forward pass, ``tensor_overlap`` whether gathers and scatters over tp are made piece by
-    piece beside the products that feed them or wait for them (Wang et al., Overlap communication with dependent
-    computation via decomposition, ASPLOS 2023). ``contention`` is what computation loses for each second that a
-    collective runs beside it: multiprocessors, bandwidth, copies into and out of flat buffers. ``context`` is what a
-    process holds of a GPU before its first tensor, ``communicator`` what each group of ranks that it talks to adds.
-    ``clip`` says whether the norm of all gradients is taken before the update, and whether they are then ``scaled`` in
-    a pass of their own. ``fused`` says whether chains of element-wise passes are one kernel, ``softmax_multiple`` by
-    how many matrices of scores a rank's fused softmax works (1: any number).
+    ``host_forward`` and ``host_backward`` are the host's time for one operation (those of `assemble.paced`).
+    ``attention_kernel`` names its fused kernel (None: the usual one of the architecture), ``attention_slowdown`` how
+    much slower than the calibrated ones the framework's attention is (an older generation). ``gradient_accumulator`` is
+    the bytes that it holds for each parameter beside the gradient; ``regather`` says that inputs gathered over tp are
+    kept as shards and gathered again for backward. ``transposes`` names the dtypes in which tensors are turned to
+    channels-last and back round each convolution on tensor cores. ``recompute``, ``zero`` and ``sequence_parallel`` are
+    what its users do unless they say otherwise. ``stages`` says how a pipeline is cut: ``even`` deals out blocks,
+    ``work`` goes by the work of layers, the output layer too. ``overlap`` says whether gradients travel during
+    backward, ``overlap_gather`` whether parameters updated in shards are gathered during the next forward pass,
+    ``tensor_overlap`` whether gathers and scatters over tp are made piece by piece beside the products that feed them
+    or wait for them (Wang et al., Overlap communication with dependent computation via decomposition, ASPLOS 2023).
+    ``contention`` is what computation loses for each second that a collective runs beside it: multiprocessors,
+    bandwidth, copies into and out of flat buffers. ``context`` is what a process holds of a GPU before its first
+    tensor, ``communicator`` what each group of ranks that it talks to adds. ``clip`` says whether the norm of all
+    gradients is taken before the update, and whether they are then ``scaled`` in a pass of their own. ``fused`` says
+    whether chains of element-wise passes are one kernel, ``softmax_multiple`` by how many matrices of scores a rank's
+    fused softmax works (1: any number).
 
     ``attention``, ``gelu``, ``loss`` and ``wide`` are those of `Choices`. ``mixed`` says how it trains in sixteen bits:
     fp32 ``masters`` beside narrow weights, or ``autocast`` of fp32 weights. ``gradient_accesses`` are reads and writes

@@ -29,7 +29,9 @@ def steps(host: float, noise: float = 0.02) -> pd.DataFrame:
         }
         for layers in (4, 8) for hidden in (512, 1024) for tp in (1, 2) for micro in (1, 2, 4)
     ]  # fmt: skip
-    profile = load_software("megatron-2021").model_copy(update={"host_forward": host, "host_backward": 1.5 * host})
+    profile = load_software("megatron-2021")
+    ratio = profile.host_backward / profile.host_forward
+    profile = profile.model_copy(update={"host_forward": host, "host_backward": ratio * host})
     table, generator = TransformerSteps(), np.random.default_rng(3)
     for row in rows:
         exact = table.step(row, profile).value / MILLISECOND
