@@ -53,16 +53,17 @@ def gradient_elements(program: Program, placed: Array, mesh: Mesh, copies: int) 
     if program.ties:
         last = np.arange(placed.shape[1]) == placed.shape[1] - 1
         for tie, here in zip(program.ties, copied(placed.sum(axis=1), program.ties).T, strict=True):
-            if here.any():
+            if tie.trained and here.any():
                 add(tie.axes, here[:, None] * last * tie.elements)
     return found
 
 
 def tied_pairs(ties: Sequence[Tie], held: Array) -> list[tuple[int, int, int]]:
-    """Tie, stage of its owner and stage of a copy, for each copy."""
+    """Tie, stage of its owner and stage of a copy, for each copy of a trained parameter."""
     return [
         (number, int(np.flatnonzero(held[:, ties[number].owner])[0]), stage)
         for stage, number in np.argwhere(copied(held, ties)).tolist()
+        if ties[number].trained
     ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -219,13 +220,20 @@ class _Search:
 
     def _parameters(self, group: _Group, laid: _Laid) -> Array:
         """Parameter elements of (stages, layouts), copies of tied ones too."""
-        key = ("parameters", group.stages, laid.key)
+        return self._held(group, laid, "parameters")
+
+    def _trained(self, group: _Group, laid: _Laid) -> Array:
+        """Those of them that have gradients."""
+        return self._held(group, laid, "trained")
+
+    def _held(self, group: _Group, laid: _Laid, which: Literal["parameters", "trained"]) -> Array:
+        key = (which, group.stages, laid.key)
         if key not in self._kept:
-            found = over(laid.held, self.points.columns.parameters[:, group.point[group.first]])
+            found = over(laid.held, getattr(self.points.columns, which)[:, group.point[group.first]])
             ties = [self._of(group, place).ties for place in range(len(group.layouts))]
             if ties and ties[0]:
-                elements = np.array([[tie.elements for tie in one] for one in ties]).T
-                found = found + copied(laid.held, ties[0]) @ elements
+                counted = [[tie.elements * (tie.trained or which == "parameters") for tie in one] for one in ties]
+                found = found + copied(laid.held, ties[0]) @ np.array(counted).T
             self._kept[key] = found
         return self._kept[key]
 
@@ -242,12 +250,12 @@ class _Search:
         return self._tailed[key]
 
     def _made_tails(self, group: _Group, laid: _Laid, zero: int, overlapped: bool | None) -> _Tails:
-        parameters, bucket = self._parameters(group, laid), self.made.run.bucket
-        fixed = self._update(parameters / (group.ranks * laid.copies if zero else 1.0), laid.held)
+        trained, bucket = self._trained(group, laid), self.made.run.bucket
+        fixed = self._update(trained / (group.ranks * laid.copies if zero else 1.0), laid.held)
         if self.training and self.made.clip != "none":
             axes = [clip_axes(zero)] * len(group.layouts)
             fixed = fixed + self._collective("all_reduce", group.layouts, axes, np.full(len(axes), NORM_BYTES))
-        gathers, sizes = np.zeros_like(fixed), parameters * self.made.formats.parameter
+        gathers, sizes = np.zeros_like(fixed), trained * self.made.formats.parameter
         if zero in (1, 2) and self.training:
             gathers = self._replicated("all_gather", group.layouts, self._replicas(group), sizes, laid.copies)
         sums = np.zeros((len(fixed), 1, fixed.shape[1]))
@@ -332,9 +340,8 @@ class _Search:
         """Bytes of the fullest stage, for the pairs chosen."""
         member, ranks = group.member[pairs], group.ranks * laid.copies
         largest = self.points.columns.parameters[:, group.point].max(axis=0)[pairs]
-        whole = states(
-            self._parameters(group, laid), 0.0, ranks, zero, self.optimizer, self.made.formats, training=self.training
-        )
+        held, learned = self._parameters(group, laid), self._trained(group, laid)
+        whole = states(held, learned, 0.0, ranks, zero, self.optimizer, self.made.formats, training=self.training)
         bucket = np.where(ranks > 1, self.made.run.bucket, 0.0)[member] if self.training else 0.0
         outputs = self.points.columns.largest_output_bytes[:, group.point[pairs]]
         work = workspace(laid.held, outputs, times.transient[:, pairs], bucket)
