@@ -103,6 +103,11 @@ class Section:
     largest_output_bytes: float
 
     @property
+    def goes_back(self) -> bool:
+        """Whether there is a backward pass: not in inference, nor before the first of few weights that are trained."""
+        return any(one.kernel.phase != "forward" for one in self.kernels)
+
+    @property
     def trained(self) -> float:
         """Parameter elements that have gradients; 0 in a forward pass alone."""
         return sum(one.elements for one in self.gradients)

@@ -46,8 +46,8 @@ from paleo.timeline import Buckets, Turn, turns
 
 Array = npt.NDArray[np.float64]
 Index = npt.NDArray[np.intp]
-#: How turns follow one another: section, direction, count, whether they gather.
-Shape = tuple[tuple[int, str, int, bool], ...]
+#: How turns follow one another: section, direction, count, whether they gather, whether gradients go out after them.
+Shape = tuple[tuple[int, str, int, bool, bool], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -547,7 +547,8 @@ class _Search:
         key = id(program), buckets.overlapped, buckets.sharded
         if key not in self._orders:
             order = turns(program, buckets, last=True)
-            self._orders[key] = tuple((turn.section, turn.direction, turn.count, turn.gathers) for turn in order), order
+            shape = ((one.section, one.direction, one.count, one.gathers, bool(one.buckets)) for one in order)
+            self._orders[key] = tuple(shape), order
         return self._orders[key]
 
     def _walked(
