@@ -33,10 +33,11 @@ class Columns:
 
     ``core`` is the part of ``forward`` inside the core of attention. ``hidden`` are seconds of collectives that run
     beside computation which takes as long; what is left of them is waited for. ``repeat`` has the sections alone; so
-    has ``parameters`` in one program."""
+    have ``parameters`` and those of them that are ``trained`` in one program."""
 
     repeat: Array
     parameters: Array
+    trained: Array
     forward: Array
     backward: Array
     weights: Array
@@ -195,6 +196,7 @@ def columns(
     return Columns(
         section_figures(program, "repeat"),
         section_figures(program, "parameters"),
+        section_figures(program, "trained"),
         paced(forward + there, sums.forward @ host + calls[0]) - there,
         backward * share,
         weights * share,
@@ -377,6 +379,7 @@ class States:
 
 def states(
     parameters: Array,
+    trained: Array,
     largest: Numeric,
     ranks: Numeric,
     zero: int,
@@ -385,16 +388,16 @@ def states(
     *,
     training: bool = True,
 ) -> States:
-    """States of ``parameters`` elements on each stage, sharded over ``ranks`` as ZeRO's stages say (Rajbhandari et al.,
-    SC 2020).
+    """States of ``parameters`` elements on each stage, ``trained`` of them with gradients and optimizer states, sharded
+    over ``ranks`` as ZeRO's stages say (Rajbhandari et al., SC 2020).
 
     ``largest``: elements of the largest section; with sharded parameters two of them are whole at once.
     """
     share = [1.0 / np.asarray(ranks) if zero >= stage else 1.0 for stage in (3, 2, 1)]
     return States(
         parameters * formats.parameter * share[0],
-        parameters * ((formats.gradient + formats.accumulator) * training) * share[1],
-        parameters * (chosen.state_bytes(formats) * training) * share[2],
+        trained * ((formats.gradient + formats.accumulator) * training) * share[1],
+        trained * (chosen.state_bytes(formats) * training) * share[2],
         2.0 * largest * formats.parameter if zero == 3 else 0.0 * np.asarray(largest),
     )
 

@@ -60,7 +60,7 @@ def gradient_shares(program: Program, mesh: Mesh, copies: int) -> dict[Axes, Arr
     found: dict[Axes, Array] = {}
     first = len(program.sections)
     made = [(i, one.axes, one.elements) for i, section in enumerate(program.sections) for one in section.gradients]
-    made += [(first + i, one.axes, one.elements) for i, one in enumerate(program.ties)]
+    made += [(first + i, one.axes, one.elements) for i, one in enumerate(program.ties) if one.trained]
     for number, axes, elements in made:
         used = tuple(axis for axis in axes if mesh.degree(axis) > 1)
         if used or copies > 1:
@@ -69,10 +69,11 @@ def gradient_shares(program: Program, mesh: Mesh, copies: int) -> dict[Axes, Arr
 
 
 def tied_pairs(ties: Sequence[Tie], held: Array) -> list[tuple[int, int, int]]:
-    """Tie, stage of its owner and stage of a copy, for each copy."""
+    """Tie, stage of its owner and stage of a copy, for each copy of a trained parameter."""
     return [
         (number, int(np.flatnonzero(held[:, ties[number].owner])[0]), stage)
         for stage, number in np.argwhere(copied(held, ties)).tolist()
+        if ties[number].trained
     ]
 
 

@@ -105,10 +105,11 @@ def streamed(times: TurnTimes, columns: Columns, offload: Offload, formats: Prec
     forward: kept activations go out while weights come in; backward: both come in while gradients go out, and the host
     adds them to an fp32 sum. Of what was kept two turns are on the device at once.
     """
-    each = columns.parameters.reshape((-1,) + (1,) * (times.forward.ndim - columns.parameters.ndim))
+    shape = (-1,) + (1,) * (times.forward.ndim - columns.parameters.ndim)
+    each, learned = columns.parameters.reshape(shape), columns.trained.reshape(shape)
     kept = times.kept * offload.holds("activations")
     weights = shares.weights * formats.parameter * each * offload.holds("parameters")
-    sent = shares.gradients * each * offload.holds("gradients")
+    sent = shares.gradients * learned * offload.holds("gradients")
     added = sent * shares.accumulates * (formats.gradient + 2.0 * SUM_BYTES) / offload.memory
     out = np.maximum(kept, weights) / offload.link
     back = np.maximum(np.maximum(kept + weights, sent * formats.gradient) / offload.link, added)

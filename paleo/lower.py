@@ -70,19 +70,20 @@ class Gradient:
 @dataclass(frozen=True, slots=True)
 class Tie:
     """A parameter of section ``owner`` that section ``reader`` reads too (tied embeddings): elements on this rank, and
-    the axes over which its gradient is summed."""
+    the axes over which its gradient is summed, where it is ``trained``."""
 
     name: str
     owner: int
     reader: int
     axes: Axes
     elements: float
+    trained: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A layer, or one turn of a repeated block; bytes and counts are of one turn on one rank. ``tensors`` is how many
-    parameters there are by name, ``parameters`` how many numbers they hold.
+    """A layer, or one turn of a repeated block; bytes and counts are of one turn on one rank. ``parameters`` are all
+    numbers that its weights hold, frozen ones too; ``tensors`` is how many weights are trained, by name.
 
     ``saved_bytes`` live until backward, ``core_bytes`` of them inside the core of attention. ``input_bytes`` is what
     full recomputation keeps instead, ``output_bytes`` what goes on to the next section.
@@ -100,6 +101,16 @@ class Section:
     input_bytes: float
     output_bytes: float
     largest_output_bytes: float
+
+    @property
+    def goes_back(self) -> bool:
+        """Whether there is a backward pass: not in inference, nor before the first of few weights that are trained."""
+        return any(one.kernel.phase != "forward" for one in self.kernels)
+
+    @property
+    def trained(self) -> float:
+        """Parameter elements that have gradients; 0 in a forward pass alone."""
+        return sum(one.elements for one in self.gradients)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,18 +185,21 @@ class _Lowering:
         name, repeat = first.node.repeats[0] if first.node.repeats else (first.node.name, 1)
         gradients: dict[Axes, float] = {}
         met: set[str] = set()
-        saved = core = tensors = 0.0
+        saved = core = tensors = held = 0.0
         for one in members:
             for tensor, axes in one.parameters:
                 if tensor.name in met:
                     continue
                 met.add(tensor.name)
                 owner, elements = self._known.setdefault(tensor.name, number), float(tensor.elements)
-                if owner == number:
-                    tensors += one.node.repeat // repeat
-                    gradients[axes] = gradients.get(axes, 0.0) + elements * (one.node.repeat // repeat)
-                else:
-                    self.ties.append(Tie(tensor.name, owner, number, axes, elements))
+                turns = one.node.repeat // repeat
+                if owner != number:
+                    self.ties.append(Tie(tensor.name, owner, number, axes, elements, tensor.grad))
+                    continue
+                held += elements * turns
+                if tensor.grad:
+                    tensors += turns
+                    gradients[axes] = gradients.get(axes, 0.0) + elements * turns
             kept, inside = self._saves(one)
             saved, core = saved + kept / repeat, core + inside / repeat
         outputs = [operation.out.bytes(self.precision) for one in members for operation in one.operations]
@@ -195,7 +209,7 @@ class _Lowering:
             (*self._kernels(members, repeat), *self._passes(name, sum(gradients.values()), tensors)),
             tuple(transfer for one in members for transfer in self._transfers(one, repeat)),
             tuple(Gradient(axes, elements) for axes, elements in gradients.items()),
-            sum(gradients.values()),
+            held,
             tensors,
             saved,
             core,

@@ -10,6 +10,7 @@ from typing import Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from paleo.adapters import adapted
 from paleo.assemble import (
     BYTES,
     Columns,
@@ -226,6 +227,11 @@ class Setting:
         own = self.software.context + talks * self.software.communicator
         return own if self.system.device.kind == "gpu" else 0.0
 
+    def graph(self, model: ModelSpec, batch: int) -> Graph:
+        """The network at a batch, with the run's adapters."""
+        graph = build(model, batch=batch, choices=self.choices, overrides=self.run.model)
+        return adapted(graph, self.run.adapters, self.run.adapted)
+
     def lowered(self, graph: Graph, placement: Placement, mesh: Mesh) -> Program:
         """One rank's program."""
         program = lower(
@@ -295,9 +301,16 @@ class _Priced:
     @property
     def parameters(self) -> Array:
         """Parameter elements of each stage, copies of tied ones too."""
+        return over(self.held, self.columns.parameters) + self._tied([tie.elements for tie in self.program.ties])
+
+    @property
+    def trained(self) -> Array:
+        """Those of them that have gradients."""
         ties = self.program.ties
-        tied = copied(self.held, ties) @ np.array([tie.elements for tie in ties]) if ties else 0.0
-        return over(self.held, self.columns.parameters) + tied
+        return over(self.held, self.columns.trained) + self._tied([tie.elements * tie.trained for tie in ties])
+
+    def _tied(self, elements: Sequence[float]) -> Array | float:
+        return copied(self.held, self.program.ties) @ np.array(elements) if elements else 0.0
 
 
 def schedule_name(name: str, chunks: int) -> str:
@@ -310,7 +323,7 @@ def predict(model: ModelSpec, system: System, run: Run, software: Software | Non
     in for the profile that the run names."""
     chosen = plan(model, system, run)
     made = setting(system, run, chosen.dtype, software)
-    graph = build(model, batch=chosen.microbatch * chosen.dp, choices=made.choices, overrides=run.model)
+    graph = made.graph(model, chosen.microbatch * chosen.dp)
     placed = placement(graph, chosen.parallel, run.placement, run.expert_imbalance)
     priced = _priced(made.lowered(graph, placed, chosen.mesh), chosen, made)
     draw, breakdown = _single(priced) if chosen.stages == 1 else _pipelined(priced)
@@ -582,7 +595,7 @@ def _state_gathers(priced: _Priced, forward: Array) -> _Sums:
     if priced.plan.parallel.zero not in (1, 2) or priced.run.forward_only:
         return _Sums(none, none)
     made = priced.setting
-    sizes = priced.parameters * made.formats.parameter
+    sizes = priced.trained * made.formats.parameter
     seconds = _grouped(priced, "all_gather", priced.plan.mesh.state_axes, sizes)
     if not made.gathers_ahead:
         return _Sums(seconds, none)
@@ -595,7 +608,7 @@ def _updates(priced: _Priced) -> Array:
     if priced.run.forward_only:
         return np.zeros(priced.plan.stages)
     made, zero = priced.setting, priced.plan.parallel.zero
-    counts = priced.parameters / (priced.plan.shards * priced.copies if zero else 1)
+    counts = priced.trained / (priced.plan.shards * priced.copies if zero else 1)
     if made.offload.holds("optimizer"):
         behind = over(priced.made, priced.times.backwards + priced.times.weights)
         own = host_update(counts, behind, made.optimizer, made.formats, made.offload)
@@ -662,6 +675,7 @@ def _footprint(priced: _Priced) -> tuple[Footprint, float]:
     times, training = priced.times, not run.forward_only
     kept = states(
         priced.parameters,
+        priced.trained,
         priced.columns.parameters.max(initial=0.0),
         chosen.shards * priced.copies,
         chosen.parallel.zero,

@@ -71,8 +71,9 @@ def turns(program: Program, buckets: Buckets, *, last: bool) -> list[Turn]:
         found += [Turn(index, "forward", section.repeat // times, gathers)] * times
     pending: dict[Axes, float] = {}
     for index, section in reversed(list(enumerate(program.sections))):
-        gathers = bool(buckets.sharded and section.parameters)
-        times = section.repeat if (buckets.overlapped or buckets.sharded) and section.gradients and sends else 1
+        gathers = bool(buckets.sharded and section.parameters and section.goes_back)
+        sent_apart = (buckets.overlapped or buckets.sharded) and section.gradients and sends
+        times = section.repeat if sent_apart or gathers else 1
         for _ in range(times):
             _collect(pending, section, section.repeat // times, buckets.gradient_bytes)
             sent = _flush(pending, buckets.least) if buckets.overlapped and sends else ()

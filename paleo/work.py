@@ -11,7 +11,7 @@ arithmetic of element-wise passes is kept apart as ``vector_flops``.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, Protocol
 
@@ -26,8 +26,8 @@ Family = Literal["gemm", "conv", "attention", "memory", "rnn"]
 class Tensor:
     """A tensor by name (the identity of its storage: views share it), dims and sizes.
 
-    ``grad`` is False for what needs no gradient: graph inputs, masks, indices. ``wide`` activations stay fp32 under
-    mixed precision, and so does what element-wise passes make of them.
+    ``grad`` is False for what needs no gradient: graph inputs, masks, indices, frozen weights. ``wide`` activations
+    stay fp32 under mixed precision, and so does what element-wise passes make of them.
 
     >>> x = Tensor("x", ("batch", "features"), (4, 8))
     >>> x.elements, x.size("features"), x.split({"batch": 2}).sizes
@@ -205,12 +205,23 @@ def parameters_of(operations: Iterable[Operation]) -> dict[str, Tensor]:
 def with_parameters_of(operation: Operation, own: str, other: str) -> Operation:
     """The operation with the parameters whose names start with ``own`` replaced by those that start with ``other``."""
 
-    def shared(value: Any) -> Any:
-        if isinstance(value, Tensor) and value.role == "parameter" and value.name.startswith(own):
-            return replace(value, name=other + value.name.removeprefix(own))
-        return tuple(map(shared, value)) if isinstance(value, tuple) else value
+    def shared(tensor: Tensor) -> Tensor:
+        if tensor.role != "parameter" or not tensor.name.startswith(own):
+            return tensor
+        return replace(tensor, name=other + tensor.name.removeprefix(own))
 
-    made: Operation = replace(operation, **{f.name: shared(getattr(operation, f.name)) for f in fields(operation)})  # type: ignore
+    return with_tensors(operation, shared)
+
+
+def with_tensors(operation: Operation, change: Callable[[Tensor], Tensor]) -> Operation:
+    """The operation with each of its tensors changed."""
+
+    def changed(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return change(value)
+        return tuple(map(changed, value)) if isinstance(value, tuple) else value
+
+    made: Operation = replace(operation, **{f.name: changed(getattr(operation, f.name)) for f in fields(operation)})  # type: ignore
     return made
 
 
@@ -298,7 +309,7 @@ class Contraction:
         if self.rhs.grad:
             phase: Phase = "backward_weight" if self.rhs.role == "parameter" else "backward"
             kernels.append(self._kernel(phase, self.lhs, self.out, self.rhs, precision))
-        if self.bias is not None:
+        if self.bias is not None and self.bias.grad:
             summed = MemoryPass(f"{self.name}.bias", "reduce", (self.out,), self.bias, flops_per_element=1.0)
             kernels.append(replace(summed.forward(precision)[0], phase="backward_weight"))
         products = tuple(replace(kernel, calls=1.0 / len(kernels)) for kernel in kernels)
@@ -309,9 +320,9 @@ class Contraction:
         return precision if self.rhs.role == "parameter" and not self.windows else precision.sixteen_bits
 
     def _quantised(self, phase: Phase, source: Tensor, precision: Precision) -> Kernel:
-        """An operand brought to the narrow format, and its transpose beside it: the product of the weight gradient runs
-        along the other dim. Weights are brought there once a step, which is not counted."""
-        count = float(source.elements)
+        """An operand brought to the narrow format, and its transpose beside it: the product of the weight gradient,
+        where there is one, runs along the other dim. Weights are brought there once a step, which is not counted."""
+        count, copies = float(source.elements), 2.0 if self.rhs.grad else 1.0
         return Kernel(
             f"{self.name}.quantise",
             "memory",
@@ -320,7 +331,7 @@ class Contraction:
             0.0,
             count,
             count * precision.activation,
-            2.0 * count * precision.operand,
+            copies * count * precision.operand,
             {"rows": count, "columns": 1.0},
         )
 
@@ -402,7 +413,7 @@ class MemoryPass:
     of each input that needs one; "free" says that the gradient is a view (add, slices). ``reduces`` names dims whose
     statistics are shared by a row (softmax, norms): split over ranks they owe a small all-reduce. ``sparse_rows`` says
     that of a table only the rows that make up ``out`` move (embedding), so many for each row of ``out``. ``windows``
-    slide over the dims of a pool.
+    slide over the dims of a pool. ``linear`` ones commute with addition, so that partial sums go through.
     """
 
     name: str
@@ -418,6 +429,7 @@ class MemoryPass:
     sparse_rows: int = 0
     windows: tuple[Window, ...] = ()
     halos: Halos = ()
+    linear: bool = False
 
     @property
     def reads(self) -> tuple[Tensor, ...]:
@@ -447,11 +459,12 @@ class MemoryPass:
 
     def backward(self, precision: Precision) -> tuple[Kernel, ...]:
         targets = tuple(t for t in self.inputs if t.grad)
-        if self.backward_pass == "free" or not (targets or self.parameters):
+        learned = tuple(t for t in self.parameters if t.grad)
+        if self.backward_pass == "free" or not (targets or learned):
             return ()
         kept = tuple(t for t in self.keeps if t.name != self.out.name or t.role == "activation")
         kernel = self._kernel("backward", (self.out, *kept), targets, precision)
-        gradients = sum(self._table_elements(t) for t in self.parameters) * precision.gradient
+        gradients = sum(self._table_elements(t) for t in learned) * precision.gradient
         return (replace(kernel, bytes_written=kernel.bytes_written + gradients),)
 
     def _kernel(
@@ -607,7 +620,7 @@ class Recurrence:
     def backward(self, precision: Precision) -> tuple[Kernel, ...]:
         data = self._kernel("backward", "bwd_data", (self.out, self.weight, *self.saves), (self.gates,), precision)
         weight = self._kernel("backward_weight", "bwd_filter", (self.out, self.gates), (self.weight,), precision)
-        return (data, weight)
+        return (data, weight) if self.weight.grad else (data,)
 
     def _kernel(
         self, phase: Phase, operation: str, reads: tuple[Tensor, ...], writes: tuple[Tensor, ...], precision: Precision

@@ -174,7 +174,7 @@ class Unmodelled:
         return (self._kernel("forward", self.reads, (self.out,), 1.0, precision),)
 
     def backward(self, precision: Precision) -> tuple[Kernel, ...]:
-        written = (*(t for t in self.inputs if t.grad), *self.parameters)
+        written = tuple(t for t in self.reads if t.grad)
         return (self._kernel("backward", (*self.reads, self.out), written, 2.0, precision),) if written else ()
 
     def _kernel(

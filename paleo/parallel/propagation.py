@@ -158,7 +158,7 @@ MOVES = frozenset({"copy", "gather", "scatter"})
 def _linear(operation: Operation) -> bool:
     """Whether a partial sum may go through: the operation commutes with addition."""
     if isinstance(operation, MemoryPass):
-        return operation.operation in MOVES or operation.backward_pass == "free"
+        return operation.linear or operation.operation in MOVES or operation.backward_pass == "free"
     return not isinstance(operation, FusedAttention)
 
 

@@ -73,6 +73,7 @@ def estimate(prediction: Prediction, training: Training | None = None, advice: S
         "microbatch": plan.microbatch,
         "num_microbatches": plan.microbatches,
         "idle_gpus": plan.idle,
+        "adapters": prediction.run.adapters,
         "step_time_s": prediction.step_time,
         "step_time_interval_s": list(prediction.interval),
         "samples_per_s": prediction.samples_per_s,

@@ -141,7 +141,8 @@ def _headline(made: Prediction) -> Text:
     batch += f", microbatches of {plan.microbatch})" if plan.microbatches > 1 else ")"
     text = Text()
     text.append(f"{made.model.name} on {devices(plan.gpus)} of {made.system.name}\n", style="bold")
-    text.append(f"{plan.strategy or 'dp'}, {plan.dtype}, {batch}\n\n")
+    adapters = "" if made.run.adapters is None else f", adapters of rank {made.run.adapters} ({made.run.adapted})"
+    text.append(f"{plan.strategy or 'dp'}, {plan.dtype}, {batch}{adapters}\n\n")
     text.append(f"step time {duration(made.step_time)}", style="bold green" if made.memory.fits else "bold red")
     text.append(f"  (90 % interval {duration(low)} to {duration(high)}),  {rates},  MFU {percent(made.mfu)}\n")
     if not made.memory.fits:

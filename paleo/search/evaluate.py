@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -50,8 +51,8 @@ Array = npt.NDArray[np.float64]
 Index = npt.NDArray[np.intp]
 Count = npt.NDArray[np.int64]
 Codes = npt.NDArray[np.integer]
-#: How turns follow one another: section, direction, count, whether they gather.
-Shape = tuple[tuple[int, str, int, bool], ...]
+#: How turns follow one another: section, direction, count, whether they gather, whether gradients go out after them.
+Shape = tuple[tuple[int, str, int, bool, bool], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,15 +254,22 @@ class _Search:
 
     def _parameters(self, group: _Group, laid: _Laid) -> Array:
         """Parameter elements of (stages, layouts), copies of tied ones too."""
-        return self._once(("parameters", *laid.stages_key), lambda: self._counted(group, laid))
+        return self._counted(group, laid, "parameters")
 
-    def _counted(self, group: _Group, laid: _Laid) -> Array:
-        found = over(laid.held, self.points.columns.parameters[:, group.point[group.first]])
+    def _trained(self, group: _Group, laid: _Laid) -> Array:
+        """Those of them that have gradients."""
+        return self._counted(group, laid, "trained")
+
+    def _counted(self, group: _Group, laid: _Laid, which: Literal["parameters", "trained"]) -> Array:
+        return self._once((which, *laid.stages_key), lambda: self._elements(group, laid, which))
+
+    def _elements(self, group: _Group, laid: _Laid, which: Literal["parameters", "trained"]) -> Array:
+        found = over(laid.held, getattr(self.points.columns, which)[:, group.point[group.first]])
         ties = [self._of(group, place).ties for place in range(len(group.layouts))]
         if not (ties and ties[0]):
             return found
-        elements = np.array([[tie.elements for tie in one] for one in ties]).T
-        return np.asarray(found + copied(laid.held, ties[0]) @ elements)
+        elements = [[tie.elements * (tie.trained or which == "parameters") for tie in one] for one in ties]
+        return np.asarray(found + copied(laid.held, ties[0]) @ np.array(elements).T)
 
     def _of(self, group: _Group, place: int) -> Program:
         """The program of a layout's points."""
@@ -277,7 +285,7 @@ class _Search:
     def _made_tails(self, group: _Group, laid: _Laid, zero: int, overlapped: bool, *, summed: bool = True) -> _Tails:
         """``summed``: with the sums of gradients."""
         key, bucket = (*laid.stages_key, bool(zero)), self.made.run.bucket
-        sizes = self._parameters(group, laid) * self.made.formats.parameter
+        sizes = self._trained(group, laid) * self.made.formats.parameter
         fixed = self._once(("update", *key), lambda: self._update(group, laid, zero))
         gathers = np.zeros_like(fixed)
         if zero in (1, 2) and self.training:
@@ -386,7 +394,7 @@ class _Search:
 
     def _update(self, group: _Group, laid: _Laid, zero: int) -> Array:
         """Seconds of the update of the parameters that a rank owns, clipping too: (stages, layouts)."""
-        counts = self._parameters(group, laid) / (group.ranks * laid.copies if zero else 1.0)
+        counts = self._trained(group, laid) / (group.ranks * laid.copies if zero else 1.0)
         if not self.training:
             return np.zeros_like(counts)
         tensors = over(laid.held, section_figures(self.points.programs[0], "tensors"))[:, None]
@@ -398,10 +406,10 @@ class _Search:
 
     def _owned(self, group: _Group, laid: _Laid, zero: int) -> Array:
         """Bytes of the states of each stage and of what the process itself takes: (stages, layouts)."""
-        parameters, ranks = self._parameters(group, laid), group.ranks * laid.copies
-        whole = states(parameters, 0.0, ranks, zero, self.optimizer, self.made.formats, training=self.training)
+        held, learned, ranks = self._parameters(group, laid), self._trained(group, laid), group.ranks * laid.copies
+        whole = states(held, learned, 0.0, ranks, zero, self.optimizer, self.made.formats, training=self.training)
         own = np.array([self.made.reserved(self.layouts[index].mesh) for index in group.layouts])
-        return memory(whole, np.zeros_like(parameters), own)
+        return memory(whole, np.zeros_like(held), own)
 
     def _passing(self, group: _Group, laid: _Laid, cut: _Cut) -> tuple[Array, Array]:
         """Bytes of all activations of a microbatch, and of what is needed for a moment: (stages, pairs)."""
@@ -644,7 +652,8 @@ class _Search:
         key = id(program), buckets.overlapped, buckets.sharded
         if key not in self._orders:
             order = turns(program, buckets, last=True)
-            self._orders[key] = tuple((turn.section, turn.direction, turn.count, turn.gathers) for turn in order), order
+            shape = ((one.section, one.direction, one.count, one.gathers, bool(one.buckets)) for one in order)
+            self._orders[key] = tuple(shape), order
         return self._orders[key]
 
     def _walked(

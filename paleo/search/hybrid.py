@@ -15,7 +15,7 @@ from itertools import pairwise
 import numpy as np
 
 from paleo.errors import PlanError
-from paleo.graph import Graph, Node, build
+from paleo.graph import Graph, Node
 from paleo.parallel.mesh import Mesh
 from paleo.parallel.placement import Placement, Rule, Split
 from paleo.parallel.propagation import PlacedNode, propagate
@@ -65,7 +65,7 @@ def hybrid(model: ModelSpec, system: System, run: Run) -> Hybrid:
     check_searched(run)
     chosen = plan(model, system, run)
     made = setting(system, run, chosen.dtype)
-    graph = build(model, batch=chosen.microbatch * chosen.dp, choices=made.choices, overrides=run.model)
+    graph = made.graph(model, chosen.microbatch * chosen.dp)
     chain = _chain(graph)
     mesh = Mesh.of({"dp": run.gpus})
     search = _Chain(graph, chain, mesh, made)
@@ -119,7 +119,7 @@ class _Chain:
         formats = self.made.formats
         kernels = [kernel for one in placed.operations for kernel in (*one.forward(formats), *one.backward(formats))]
         seconds = float(self.made.prices.times(kernels).alone.sum())
-        sums = [float(tensor.elements) * formats.gradient for tensor, axes in placed.parameters if axes]
+        sums = [float(tensor.elements) * formats.gradient for tensor, axes in placed.parameters if axes and tensor.grad]
         return _Option(split, seconds + self._collectives([("all_reduce", size) for size in sums]))
 
     def change(self, index: int, before: Split, after: Split) -> float:

@@ -12,7 +12,6 @@ import numpy.typing as npt
 
 from paleo.assemble import RECOMPUTE
 from paleo.errors import CapacityError, PlanError, SpecError, near
-from paleo.graph import build
 from paleo.plan import plan
 from paleo.predict import Prediction, predict, setting
 from paleo.schedules.base import SCHEDULES
@@ -117,7 +116,7 @@ class _Part:
 
 def _searched(model: ModelSpec, system: System, run: Run, space: Space) -> _Part:
     made = setting(system, run, plan(model, system, run.model_copy(update={"global_batch": None})).dtype)
-    graph = build(model, batch=1, choices=made.choices, overrides=run.model)
+    graph = made.graph(model, 1)
     chosen = layouts(graph, run.gpus, run.global_batch or 1, space)
     if not chosen:
         raise PlanError(f"{run.gpus} gpus: no degrees share {run.global_batch} samples evenly")

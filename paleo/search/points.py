@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from paleo.assemble import BYTES, Columns, Sums, collectives, columns
 from paleo.errors import PlanError
-from paleo.graph import Graph, build
+from paleo.graph import Graph
 from paleo.lower import Program
 from paleo.parallel.mesh import Mesh
 from paleo.parallel.overrides import placement
@@ -138,9 +138,7 @@ class _Blocks:
     def graph(self, batch: int) -> Graph:
         """The network at a batch, built once."""
         if batch not in self._graphs:
-            self._graphs[batch] = build(
-                self.model, batch=batch, choices=self.made.choices, overrides=self.made.run.model
-            )
+            self._graphs[batch] = self.made.graph(self.model, batch)
         return self._graphs[batch]
 
     def of(self, family: Mapping[Key, Sequence[int]]) -> list[Block]:
@@ -286,7 +284,7 @@ def _side_by_side(tables: Sequence[Columns], counts: Sequence[int]) -> Columns:
         if name == "repeat":
             return tables[0].repeat
         parts = [getattr(table, name) for table in tables]
-        if name == "parameters":
+        if name in ("parameters", "trained"):
             parts = [np.repeat(part[:, None], count, axis=1) for part, count in zip(parts, counts, strict=True)]
         return np.concatenate(parts, axis=1)
 

@@ -43,7 +43,9 @@ class Run(Spec):
     makes the slowest piece as light as it can be, numbers state the layers of each piece; left out it is as the
     software does it, uniform where that is possible. ``placement`` lays splits of single layers over those of the
     strategy: ``{block.*.mlp1: {ffn: tp}}``, see `paleo.parallel.overrides`. ``expert_imbalance`` is how many tokens the
-    busiest rank of experts has over their mean.
+    busiest rank of experts has over their mean. ``adapters`` is the rank of low-rank adapters that are trained while
+    all other weights are frozen (LoRA), and ``adapted`` says which products of the repeated blocks have one: those of
+    attention, as in the paper (Hu et al., ICLR 2022), or all.
     """
 
     gpus: PositiveCount = 1
@@ -68,6 +70,8 @@ class Run(Spec):
     offload: Text = "none"
     clip: Literal["none", "norm", "scaled"] | None = None
     input: Input | None = None
+    adapters: PositiveCount | None = None
+    adapted: Literal["attention", "all"] = "attention"
     forward_only: Annotated[bool, Field(strict=True)] = False
     #: parameters of the model file to replace (seq, hidden, …)
     model: dict[str, int | float | str] = Field(default_factory=dict)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from paleo.adapters import adapted
 from paleo.graph import Graph, Node, Storage, build
 from paleo.layers.base import Choices
 from paleo.precision import Precision, precision
@@ -56,7 +57,7 @@ def summarise(model: ModelSpec, run: Run) -> Summary:
     dtype = run.dtype or "fp32"
     formats = precision(dtype)
     choices = Choices(run.attention or load_software(run.software).attention)
-    graph = build(model, batch=run.batch or 1, choices=choices, overrides=run.model)
+    graph = adapted(build(model, batch=run.batch or 1, choices=choices, overrides=run.model), run.adapters, run.adapted)
     storage, known = Storage(graph), set[str]()
     return Summary(graph, dtype, tuple(_counted(node, formats, storage, known) for node in graph.nodes))
 

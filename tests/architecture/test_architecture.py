@@ -18,7 +18,7 @@ LEVELS: list[set[str]] = [
     {"layers", "collectives"},
     {"specs"},
     {"graph"},
-    {"parallel", "schedules"},
+    {"parallel", "schedules", "adapters"},
     {"pricing", "plan", "engine", "fusion"},
     {"lower"},
     {"timeline", "pipeline", "stages", "exchange"},

@@ -69,10 +69,10 @@ def test_states_are_shared_as_zero_says() -> None:
     ranks."""
     parts = {}
     for zero in range(4):
-        held = states(np.array([100.0]), 10.0, 4, zero, optimizer("adam"), precision("bf16"))
+        held = states(np.array([100.0]), np.array([100.0]), 10.0, 4, zero, optimizer("adam"), precision("bf16"))
         parts[zero] = [float(one[0]) for one in (held.parameters, held.gradients, held.optimizer)]
     assert parts == {0: [200, 200, 1200], 1: [200, 200, 300], 2: [200, 50, 300], 3: [50, 50, 300]}
-    held = states(np.array([100.0]), 10.0, 4, 3, optimizer("adam"), precision("bf16"))
+    held = states(np.array([100.0]), np.array([100.0]), 10.0, 4, 3, optimizer("adam"), precision("bf16"))
     total = memory(held, np.array([7.0]), workspace(np.ones((1, 2)), np.array([3.0, 1.0]), np.array([0.0, 2.0]), 4.0))
     assert float(total[0]) == 50 + 50 + 300 + 7 + (2 * 3 + 2 * 4 + 2) + 2 * 10 * 2
 

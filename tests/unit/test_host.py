@@ -35,7 +35,15 @@ def test_link_is_that_of_the_slot() -> None:
 
 def turn(**more: float) -> Columns:
     """One section: forward 2 s, backward 3 s, weights 1 s, 100 parameters."""
-    figures = {"repeat": 1, "parameters": 100, "forward": 2, "backward": 3, "weights": 1, "saved_bytes": 400} | more
+    figures = {
+        "repeat": 1,
+        "parameters": 100,
+        "trained": 100,
+        "forward": 2,
+        "backward": 3,
+        "weights": 1,
+        "saved_bytes": 400,
+    } | more
     zeros = (
         "core",
         "forward_transfers",

@@ -132,6 +132,40 @@ def test_forward_and_backward_alone_leave_the_update_out() -> None:
     assert table.step(GPT | {"notes": "4 GPUs; fw 0.00 ms; bw 0.00 ms"}).value == whole.value
 
 
+LONG = GPT | {"layers": 8, "hidden": 1024, "heads": 16, "seq_len": 2048, "dtype": "fp16", "recompute": ""}
+WIDE = LONG | {
+    "hidden": 4096, "heads": 32, "device": "h100-sxm5-80gb", "tp": 4, "n_gpus": 4, "software": "megatron-core",
+    "framework": "", "micro_batch": 96, "global_batch": 96, "sequence_parallel": float("nan"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("samples", "recompute"), [(8, "none"), (12, "selective"), (32, "full"), (64, "full")])
+def test_a_measured_run_recomputed_what_it_had_to(samples: int, recompute: str) -> None:
+    """32 GB hold 8 samples with their scores, 24 without, 32 with the inputs of blocks; nothing makes room for 64."""
+    row = LONG | {"micro_batch": samples, "global_batch": samples}
+    found = transformers.prediction_of(row)
+    assert found.run.recompute == recompute and found.memory.fits == (samples < 64)
+    assert transformers.TransformerSteps().step(row).value == found.step_time
+    stated = transformers.prediction_of(row | {"recompute": "none"})
+    assert stated.run.recompute == "none" and stated.memory.fits == (samples == 8)
+
+
+def test_experts_lie_where_a_row_says_or_nowhere() -> None:
+    row = LONG | {"gated_mlp": 1, "n_experts": 8, "top_k": 2, "micro_batch": 1, "global_batch": 2, "ep": ""}
+    many = row | {"n_gpus": 2, "dp": 2, "device": "h100-sxm5-80gb"}
+    with pytest.raises(SpecError, match="ep is not stated: where the experts lie is unknown"):
+        transformers.prediction_of(many)
+    assert transformers.prediction_of(many | {"ep": 2}).plan.strategy == "ep=2,dp=2"
+    assert transformers.prediction_of(row | {"device": "h100-sxm5-80gb"}).step_time > 0
+
+
+def test_fine_tuning_with_adapters_is_run_so() -> None:
+    row = WIDE | {"model": "LLAMA2-7B [LoRA]", "gated_mlp": 1, "micro_batch": 1, "global_batch": 1}
+    tuned, whole = (transformers.prediction_of(row | {"model": name}) for name in ("LLAMA2-7B [LoRA]", "LLAMA2-7B"))
+    assert (tuned.run.adapters, tuned.run.adapted) == (transformers.ADAPTER_RANK, "attention")
+    assert whole.run.adapters is None and tuned.step_time < 0.8 * whole.step_time
+
+
 # --- what profiles do ----------------------------------------------------------------------------------------------
 
 

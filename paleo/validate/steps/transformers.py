@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import re
 
+from paleo.assemble import RECOMPUTE
 from paleo.errors import SpecError
-from paleo.predict import predict
+from paleo.predict import Prediction, predict
 from paleo.specs.hardware import System, load_system
 from paleo.specs.model import ModelSpec, load_model
 from paleo.specs.run import Run
@@ -79,6 +80,8 @@ def _sharding(row: Row) -> str:
 def strategy_of(row: Row, software: Software) -> str:
     """Degrees, sharding and sequence parallelism in the spelling of the command line; what is not stated of sharding
     and sequences is the software's habit."""
+    if whole(row, "n_experts", 0) > 1 and whole(row, "n_gpus", 1) > 1 and not filled(row, "ep"):
+        raise SpecError("ep is not stated: where the experts lie is unknown")
     parts = [f"{axis}={whole(row, axis, 1)}" for axis in ("tp", "pp", "dp", "cp", "ep") if whole(row, axis, 1) > 1]
     sharding = _sharding(row)
     if sharding not in SHARDING:
@@ -109,8 +112,13 @@ def without_update(row: Row) -> bool:
     return stated is not None and abs(sum(map(float, stated.groups())) - float(row["iteration_ms"])) < 0.1
 
 
+#: Rank of adapters where a row says no more than that it was fine-tuning with LoRA: 8 to 32 are usual.
+ADAPTER_RANK = 16
+
+
 def run_of(row: Row) -> Run:
-    """The run that a row of ``llm_iterations`` describes; recomputation that is not stated is the software's habit."""
+    """The run that a row of ``llm_iterations`` describes; recomputation that is not stated is the software's habit.
+    Models marked ``[LoRA]`` are tuned by adapters of attention's products, as in its paper, with all else frozen."""
     software = software_of(row)
     stated = filled(row, "recompute")
     recompute = str(row["recompute"]).strip().lower() if stated else load_software(software).recompute
@@ -126,8 +134,23 @@ def run_of(row: Row) -> Run:
         recompute=recompute,
         software=software,
         offload=offload(row),
+        adapters=ADAPTER_RANK if "[lora]" in str(row.get("model", "")).lower() else None,
         model=sizes,
     )
+
+
+def prediction_of(row: Row, software: Software | None = None) -> Prediction:
+    """The row's run, predicted. A run that was measured has fitted its devices: where recomputation is not stated and
+    the software's habit does not fit, it is the next that does, selective before full; full where none fits."""
+    model, _ = model_of(row)
+    system, run = system_of(row), run_of(row)
+    made = predict(model, system, run, software)
+    open_ways = () if filled(row, "recompute") else RECOMPUTE[RECOMPUTE.index(run.recompute) + 1 :]
+    for more in open_ways:
+        if made.memory.fits:
+            break
+        made = predict(model, system, run.model_copy(update={"recompute": more}), software)
+    return made
 
 
 class TransformerSteps(StepTable):
@@ -144,8 +167,7 @@ class TransformerSteps(StepTable):
 
     def step(self, row: Row, software: Software | None = None) -> Step:
         """The step of the row's run, without the update where forward and backward are all that was timed."""
-        model, _ = model_of(row)
-        made = predict(model, system_of(row), run_of(row), software)
+        made = prediction_of(row, software)
         return of_prediction(made, made.step_time - (made.breakdown.optimizer if without_update(row) else 0.0))
 
 
