@@ -334,7 +334,7 @@ def test_a_pipeline_is_bounded_by_its_slowest_stage_and_by_perfection(
     assert piped.step_time >= work / stages * (1 - 1e-9)
     assert piped.flops == pytest.approx(alone.flops, rel=1e-12)
     more = on(CLUSTER, "gpt2", strategy, calibration, schedule, **(options | {"batch": 256}))
-    assert more.breakdown.bubble / more.step_time <= piped.breakdown.bubble / piped.step_time
+    assert more.breakdown.bubble / more.step_time <= piped.breakdown.bubble / piped.step_time + 1e-12
     if schedule == "1f1b":
         gpipe = on(CLUSTER, "gpt2", strategy, calibration, "gpipe", **options)
         assert gpipe.memory.activations >= piped.memory.activations
