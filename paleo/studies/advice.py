@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from paleo.assemble import RECOMPUTE
 from paleo.errors import PaleoError
 from paleo.predict import Prediction, predict
 from paleo.specs.run import Run
@@ -12,7 +13,6 @@ from paleo.specs.run import Run
 #: How much deeper a pipeline is tried than it is.
 DEEPER = 8
 OFFLOADS = ("optimizer", "activations", "optimizer,gradients,parameters")
-RECOMPUTE = ("none", "selective", "full")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,8 @@ def advise(made: Prediction) -> tuple[Advice, ...]:
     found = _tried(made, base, [[change] for kind in kinds for change in kind] + _pairs(kinds))
     if not any(one.fits for one in found):
         found += _tried(made, base, _together(kinds))
-    return tuple(sorted(found, key=_order))
+    distinct = {one.change: one for one in found}  # the strongest together may be a pair that was tried
+    return tuple(sorted(distinct.values(), key=_order))
 
 
 def _order(one: Advice) -> tuple[bool, float]:

@@ -225,6 +225,7 @@ def test_advice_is_predicted(model: str, options: dict[str, Any]) -> None:
     found = advise(made)
     assert not made.memory.fits and found[0].fits
     assert [one.fits for one in found] == sorted((one.fits for one in found), reverse=True)
+    assert len({one.change for one in found}) == len(found)
     words = " ".join(one.change for one in found)
     assert all(word in words for word in ("zero=", "--recompute full", "offload=optimizer", "tp=", "pp="))
     for one in found[:6]:
