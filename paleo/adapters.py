@@ -15,7 +15,7 @@ from typing import Literal
 from paleo.errors import PlanError
 from paleo.graph import Graph, Node
 from paleo.precision import Precision
-from paleo.work import Contraction, Kernel, MemoryPass, Operation, Size, Tensor, with_tensors
+from paleo.work import Contraction, Kernel, MemoryPass, Operation, Size, Tensor, accumulation, with_tensors
 
 #: Which products get an adapter: those of attention layers, or all.
 Adapted = Literal["attention", "all"]
@@ -30,16 +30,12 @@ class AdapterProduct(Contraction):
 
     def backward(self, precision: Precision) -> tuple[Kernel, ...]:
         kernels = Contraction.backward(self, precision)
-        return (*kernels, self._added(precision)) if self.joins and self.lhs.grad else kernels
+        if not (self.joins and self.lhs.grad):
+            return kernels
+        return (*kernels, accumulation(self.name, float(self.lhs.elements), self.lhs.bytes(precision)))
 
     def _operands(self, precision: Precision) -> Precision:
         return precision.sixteen_bits
-
-    def _added(self, precision: Precision) -> Kernel:
-        size, count = self.lhs.bytes(precision), float(self.lhs.elements)
-        shape = {"rows": count, "columns": 1.0}
-        name = f"{self.name}.accumulate"
-        return Kernel(name, "memory", "elementwise", "backward", 0.0, count, 2.0 * size, size, shape)
 
 
 def adapted(graph: Graph, rank: int | None, where: Adapted) -> Graph:

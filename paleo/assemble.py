@@ -20,7 +20,7 @@ from paleo.precision import Precision
 from paleo.schedules.base import Numeric, Passes, Schedule
 from paleo.stages import Chunk
 from paleo.timeline import Turn
-from paleo.work import Kernel
+from paleo.work import Kernel, flat_pass
 
 Array = npt.NDArray[np.float64]
 RECOMPUTE = ("none", "selective", "full")
@@ -345,18 +345,17 @@ def alive(schedule: Schedule, stages: int, microbatches: Numeric, chunks: int) -
 def update_kernel(count: float, tensors: float, chosen: Optimizer, formats: Precision) -> Kernel:
     """The optimizer as one pass over all that it reads and writes of ``count`` parameters in ``tensors``."""
     read, written = (count * per_parameter for per_parameter in chosen.update_bytes(formats))
-    shape = {"rows": count, "columns": 1.0}
     calls, flops = chosen.launches(tensors), count * chosen.flops
-    return Kernel("update", "memory", "optimizer", "update", 0.0, flops, read, written, shape, calls)
+    return flat_pass("update", "optimizer", "update", count, read, written, flops=flops, calls=calls)
 
 
 def clip_kernels(count: float, clip: str, formats: Precision) -> list[Kernel]:
     """Passes over ``count`` gradients before an update that is clipped to a global norm: they are read once for the
     norm and, where they are ``scaled`` apart from the update, read and written once more (Pascanu et al., ICML
     2013)."""
-    size, shape = count * (formats.accumulator or formats.gradient), {"rows": count, "columns": 1.0}
-    norm = Kernel("norm of gradients", "memory", "reduce", "update", 0.0, 2.0 * count, size, 0.0, shape)
-    scale = Kernel("scaled gradients", "memory", "elementwise", "update", 0.0, count, size, size, shape)
+    size = count * (formats.accumulator or formats.gradient)
+    norm = flat_pass("norm of gradients", "reduce", "update", count, size, 0.0, flops=2.0 * count)
+    scale = flat_pass("scaled gradients", "elementwise", "update", count, size, size)
     return {"none": [], "norm": [norm], "scaled": [norm, scale]}[clip]
 
 

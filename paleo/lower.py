@@ -18,7 +18,7 @@ from paleo.parallel.mesh import Axes, Mesh
 from paleo.parallel.placement import Placement
 from paleo.parallel.propagation import PlacedNode, kept_whole, propagate
 from paleo.precision import Precision
-from paleo.work import ATTENTION_CORE, Kernel, Phase, Tensor
+from paleo.work import ATTENTION_CORE, Kernel, Phase, Tensor, accumulation, flat_pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,11 +266,9 @@ class _Lowering:
         accesses = self.precision.gradient_accesses
         if accesses and elements:
             moved = elements * accesses * self.precision.gradient / 2.0
-            shape = {"rows": elements, "columns": 1.0}
-            flops = elements * accesses / 2.0
+            flops, calls = elements * accesses / 2.0, tensors * accesses / 2.0
             name = f"{section}.gradients"
-            calls = tensors * accesses / 2.0
-            kernel = Kernel(name, "memory", "elementwise", "backward_weight", 0.0, flops, moved, moved, shape, calls)
+            kernel = flat_pass(name, "elementwise", "backward_weight", elements, moved, moved, flops=flops, calls=calls)
             yield Counted(kernel, section, 1)
 
     def _additions(self, node: Node, tensor: Tensor) -> int:
@@ -284,11 +282,7 @@ class _Lowering:
     def _accumulate(self, placed: PlacedNode, tensor: Tensor) -> Kernel:
         """Add this reader's gradient to the one that a later reader left: read two, write one."""
         size = _local_bytes(placed, tensor, self.precision)
-        count = size / self.precision.activation
-        shape = {"rows": count, "columns": 1.0}
-        return Kernel(
-            f"{placed.node.name}.accumulate", "memory", "elementwise", "backward", 0.0, count, 2 * size, size, shape
-        )
+        return accumulation(placed.node.name, size / self.precision.activation, size)
 
     def _transfers(self, placed: PlacedNode, repeat: int) -> Iterable[Transfer]:
         for one in placed.communications:

@@ -108,6 +108,28 @@ class Kernel:
         return self.bytes_read + self.bytes_written
 
 
+def flat_pass(
+    name: str,
+    operation: str,
+    phase: Phase,
+    count: float,
+    read: float,
+    written: float,
+    *,
+    flops: float | None = None,
+    calls: float = 1.0,
+) -> Kernel:
+    """One pass over ``count`` elements in no rows, of ``read`` and ``written`` bytes; ``flops`` of ordinary cores, one
+    an element where nothing else is said."""
+    work = count if flops is None else flops
+    return Kernel(name, "memory", operation, phase, 0.0, work, read, written, {"rows": count, "columns": 1.0}, calls)
+
+
+def accumulation(name: str, count: float, size: float) -> Kernel:
+    """A gradient of ``count`` elements, ``size`` bytes, added to one that is there: two are read, one is written."""
+    return flat_pass(f"{name}.accumulate", "elementwise", "backward", count, 2.0 * size, size)
+
+
 @dataclass(frozen=True, slots=True)
 class Window:
     """How one windowed dim of a convolution or a pool slides: out[i] reads in[i·stride + j·dilation − padding], j <
@@ -323,17 +345,8 @@ class Contraction:
         """An operand brought to the narrow format, and its transpose beside it: the product of the weight gradient,
         where there is one, runs along the other dim. Weights are brought there once a step, which is not counted."""
         count, copies = float(source.elements), 2.0 if self.rhs.grad else 1.0
-        return Kernel(
-            f"{self.name}.quantise",
-            "memory",
-            "elementwise",
-            phase,
-            0.0,
-            count,
-            count * precision.activation,
-            copies * count * precision.operand,
-            {"rows": count, "columns": 1.0},
-        )
+        read, written = count * precision.activation, copies * count * precision.operand
+        return flat_pass(f"{self.name}.quantise", "elementwise", phase, count, read, written)
 
     def _kernel(
         self, phase: Phase, left: Tensor, right: Tensor, out: Tensor, precision: Precision, extra: Tensor | None = None
@@ -385,8 +398,7 @@ class Contraction:
 def _cast(name: str, phase: Phase, tensor: Tensor, read: float, width: float) -> Kernel:
     """One pass from one format to another of ``width`` bytes."""
     count = float(tensor.elements)
-    shape = {"rows": count, "columns": 1.0}
-    return Kernel(f"{name}.cast", "memory", "elementwise", phase, 0.0, count, read, count * width, shape)
+    return flat_pass(f"{name}.cast", "elementwise", phase, count, read, count * width)
 
 
 def _channel(tensor: Tensor) -> str:

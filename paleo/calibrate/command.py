@@ -12,8 +12,14 @@ from pathlib import Path
 from paleo.calibrate.files import Job, calibrations, fit_all, fits, jobs, yaml_text
 from paleo.calibrate.measure import Bench, Tables, bench, import_torch, measure_all, measure_collectives
 from paleo.calibrate.microbenchmarks import USUAL, Point, collective_points, points
-from paleo.calibrate.software import LEAST_ROWS as LEAST_STEPS
-from paleo.calibrate.software import SoftwareFitted, SoftwareJob, fit_software, software_jobs, software_text
+from paleo.calibrate.software import (
+    LEAST_STEPS,
+    SoftwareFitted,
+    SoftwareJob,
+    fit_software,
+    software_jobs,
+    software_text,
+)
 from paleo.errors import SpecError
 from paleo.specs.calibration import Calibration
 from paleo.specs.catalog import FOLDERS, catalog_root

@@ -139,9 +139,9 @@ def _entries(job: Job, result: FitResult[Any], date: str) -> Iterator[Entry]:
             library=_library(frame),
             rows_fitted=result.rows_fitted,
             rows_held_out=residual.rows if tested else 0,
-            parameters={name: _rounded(value) for name, value in dataclasses.asdict(parameters).items()},
+            parameters={name: rounded(value) for name, value in dataclasses.asdict(parameters).items()},
             uncertainty=_uncertainty(result.uncertainty, stack),
-            residual=_residual(residual) if tested and residual.rows else None,
+            residual=rounded_residual(residual) if tested and residual.rows else None,
             interval=_interval(result.interval_by_stack[stack]),
             notes=None
             if tested
@@ -157,12 +157,13 @@ def _library(frame: pd.DataFrame) -> str | None:
 
 def _uncertainty(sigma: Mapping[str, float], stack: str) -> dict[str, float]:
     mine = {name: value for name, value in sigma.items() if "[" not in name or name.endswith(f"[{stack}]")}
-    return {name.partition("[")[0]: _rounded(value, ERROR_DIGITS) for name, value in mine.items()}
+    return {name.partition("[")[0]: rounded(value, ERROR_DIGITS) for name, value in mine.items()}
 
 
-def _residual(one: Residual) -> dict[str, float]:
+def rounded_residual(one: Residual) -> dict[str, float]:
+    """A residual as it is written."""
     return {
-        name: value if name == "rows" else _rounded(value, ERROR_DIGITS)
+        name: value if name == "rows" else rounded(value, ERROR_DIGITS)
         for name, value in dataclasses.asdict(one).items()
     }
 
@@ -171,15 +172,16 @@ def _interval(bins: Sequence[IntervalBin]) -> tuple[dict[str, float], ...]:
     """Bins as data, the last without an end; each is stretched to hold the prediction itself."""
     return tuple(
         {
-            **({} if math.isinf(one.up_to_s) else {"up_to_s": _rounded(one.up_to_s, 4)}),
-            "low": _rounded(min(one.low, 1.0), 4),
-            "high": _rounded(max(one.high, 1.0), 4),
+            **({} if math.isinf(one.up_to_s) else {"up_to_s": rounded(one.up_to_s, 4)}),
+            "low": rounded(min(one.low, 1.0), 4),
+            "high": rounded(max(one.high, 1.0), 4),
         }
         for one in bins
     )
 
 
-def _rounded(value: float, digits: int = DIGITS) -> float:
+def rounded(value: float, digits: int = DIGITS) -> float:
+    """A number to so many significant digits."""
     return float(f"{value:.{digits}g}")
 
 

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import pandas as pd
 import yaml
 
+from paleo.calibrate.files import ERROR_DIGITS, rounded, rounded_residual
 from paleo.calibrate.fit import FitResult, Rows, fit
 from paleo.errors import SpecError, near
 from paleo.specs.calibration import Residual
@@ -37,7 +38,7 @@ CONFIGURATION = (
     "batch_per_gpu", "recompute",
 )  # fmt: skip
 #: Fewer rows than this are no fit of two parameters that can be tested.
-LEAST_ROWS = 12
+LEAST_STEPS = 12
 
 
 def _bounded(low: float, high: float, **more: Any) -> Any:
@@ -204,29 +205,24 @@ def _profile(job: SoftwareJob, result: FitResult[SoftwareParameters], moving: Se
     update: dict[str, Any] = {}
     if "host_forward" in moving:
         update |= {
-            "host_forward": _rounded(some.host_forward),
-            "host_backward": _rounded(some.host_forward * some.ratio),
+            "host_forward": rounded(some.host_forward, ERROR_DIGITS),
+            "host_backward": rounded(some.host_forward * some.ratio, ERROR_DIGITS),
         }
     if "contention" in moving:
-        update["contention"] = _rounded(some.contention)
+        update["contention"] = rounded(some.contention, ERROR_DIGITS)
     if "attention_slowdown" in moving:
-        slow = {stack: _rounded(one.attention_slowdown) for stack, one in result.parameters.items()}
+        slow = {stack: rounded(one.attention_slowdown, ERROR_DIGITS) for stack, one in result.parameters.items()}
         kept = job.profile.attention_slowdown
         update["attention_slowdown"] = {**(kept if isinstance(kept, dict) else {}), **slow}
-    held = dataclasses.asdict(result.residual)
     made = SoftwareFit(
         source=f"{job.file} ({job.source})",
         date=date,
         rows_fitted=result.rows_fitted,
         rows_held_out=result.rows_held_out,
-        uncertainty={name: _rounded(value, 2) for name, value in result.uncertainty.items()},
-        residual=Residual(**{name: value if name == "rows" else _rounded(value) for name, value in held.items()}),
+        uncertainty={name: rounded(value, 2) for name, value in result.uncertainty.items()},
+        residual=Residual(**rounded_residual(result.residual)),
     )
     return job.profile.model_copy(update={**update, "fit": made})
-
-
-def _rounded(value: float, digits: int = 3) -> float:
-    return float(f"{value:.{digits}g}")
 
 
 def _shown(value: float | Mapping[str, float]) -> str:

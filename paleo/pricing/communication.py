@@ -51,7 +51,7 @@ class Network:
     rates: Rates | None = None
     own: Calibration | None = None
     host: float = 0.0
-    _known: dict[tuple[str, Axes, float], float] = field(default_factory=dict, repr=False, compare=False)
+    _known: dict[tuple[str, Axes, float], float] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def time(self, operation: str, axes: Axes, payload_bytes: float) -> float:
         """Seconds of one collective over one group of ``axes`` together."""

@@ -262,7 +262,10 @@ def _columns(blocks: Sequence[Block], made: Setting) -> tuple[Columns, Array]:
     for block, (device, host), transfer in zip(blocks, kernels, transfers, strict=True):
         count = len(block.program.sections)
         sizes = block.values[:, -count * len(SIZES) :].T.reshape(len(SIZES), count, -1)
-        sums = known.setdefault(_structure(block.program), Sums.of(block.program))
+        structure = _structure(block.program)
+        if structure not in known:
+            known[structure] = Sums.of(block.program)
+        sums = known[structure]
         tables.append(columns(block.program, device, host, transfer, list(sizes[:-1]), sums, call=made.call))
         outputs.append(sizes[-1])
     return _side_by_side(tables, [len(block.microbatches) for block in blocks]), np.concatenate(outputs, axis=1)
@@ -335,7 +338,7 @@ def _transfer_seconds(blocks: Sequence[Block], made: Setting) -> list[Array]:
     """Seconds of (collectives, microbatches) for each block; one call for each operation."""
     found = [np.zeros((sum(1 for _ in collectives(block.program)), len(block.microbatches))) for block in blocks]
     cells: dict[str, list[tuple[int, int, str]]] = {}
-    meshes = [block.mesh for block in blocks]
+    meshes, bare = [block.mesh for block in blocks], replace(made.fabric, host=0.0)
     for index, block in enumerate(blocks):
         for row, (_, one) in enumerate(collectives(block.program)):
             cells.setdefault(one.operation, []).append((index, row, one.axis))
@@ -347,9 +350,7 @@ def _transfer_seconds(blocks: Sequence[Block], made: Setting) -> list[Array]:
             payloads.append(block.values[:, block.values.shape[1] - first + row])
             strides.append(np.full(len(block.microbatches), mesh.stride((axis,))))
             ranks.append(np.full(len(block.microbatches), mesh.degree(axis)))
-        seconds = replace(made.fabric, host=0.0).times(
-            operation, *(np.concatenate(one) for one in (strides, ranks, payloads))
-        )
+        seconds = bare.times(operation, *(np.concatenate(one) for one in (strides, ranks, payloads)))
         first = 0
         for index, row, _ in members:
             found[index][row] = seconds[first : first + found[index].shape[1]]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from paleo.assemble import RECOMPUTE
 from paleo.errors import PaleoError, PlanError, SpecError
 from paleo.plan import plan
 from paleo.predict import Prediction, predict
@@ -22,7 +23,6 @@ from paleo.studies.training import Amount, training
 CHANGE = 0.2
 #: Degrees of tensor and pipeline parallelism that are tried, and the ways to save activations, cheapest first.
 DEGREES = (1, 2, 4, 8, 16)
-RECOMPUTE = ("none", "selective", "full")
 #: Share of the memory that a recommended plan leaves free: fragmentation is not modelled.
 HEADROOM = 0.05
 #: A strategy that means: find one.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from paleo.exchange import copied, exposed_exchange, exposed_gather, in_turn, re
 from paleo.lower import Tie
 from paleo.parallel.mesh import Mesh
 from paleo.predict import Prediction, predict
+from paleo.pricing.communication import Network
 from paleo.schedules.base import SCHEDULES, Passes
 from paleo.specs.hardware import load_system
 from paleo.specs.model import load_model
@@ -242,3 +244,10 @@ def test_layers_without_blocks_are_cut_one_by_one() -> None:
         sum(section.parameters for section in half) for half in (step.program.sections[:10], step.program.sections[10:])
     ]
     assert step.memory.parameters == max(parameters) * 2
+
+
+def test_a_network_without_the_hosts_floor_answers_for_itself() -> None:
+    """What one has priced is not handed to a copy that differs in the least that a call takes."""
+    network = Network(load_system("dgx-a100-80gb"), Mesh.of({"dp": 8}), host=0.001)
+    assert network.time("all_reduce", ("dp",), 8.0) == 0.001
+    assert replace(network, host=0.0).time("all_reduce", ("dp",), 8.0) < 0.0001

@@ -122,7 +122,7 @@ def run_of(row: Row) -> Run:
     software = software_of(row)
     stated = filled(row, "recompute")
     recompute = str(row["recompute"]).strip().lower() if stated else load_software(software).recompute
-    if recompute not in ("none", "selective", "full"):
+    if recompute not in RECOMPUTE:
         raise SpecError(f"recompute {recompute!r} is none of none, selective, full")
     _, sizes = model_of(row)
     return Run(
