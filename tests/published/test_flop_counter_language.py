@@ -108,6 +108,25 @@ def qwen3_moe(hidden: int, heads: int, layers: int, ffn: int) -> tuple[str, dict
     return llama(hidden, heads, 4, layers, 1, 151936, "Qwen3Moe", **experts)
 
 
+def deepseek(
+    hidden: int, heads: int, layers: int, ffn: int, vocab: int, experts: int, family: str, **more: Any
+) -> tuple[str, dict[str, Any]]:
+    latent = {
+        "q_lora_rank": 1536,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+    }
+    mixed = {"n_routed_experts": experts, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1}
+    return llama(hidden, heads, heads, layers, ffn, vocab, family, **latent | mixed | more)
+
+
+def gpt_oss(layers: int, experts: int) -> tuple[str, dict[str, Any]]:
+    mixed = {"head_dim": 64, "num_local_experts": experts, "num_experts_per_tok": 4, "attention_bias": True}
+    return llama(2880, 64, 8, layers, 2880, 201088, "GptOss", **mixed)
+
+
 #: Catalog name -> family and configuration of the transformers library, figures as published with the weights.
 CAUSAL: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": gpt(768, 12, 12),
@@ -142,7 +161,37 @@ CAUSAL: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-235b-a22b": qwen3_moe(4096, 64, 94, 1536),
     "mixtral-8x7b": llama(4096, 32, 8, 32, 14336, 32000, "Mixtral"),
     "mixtral-8x22b": llama(6144, 48, 8, 56, 16384, 32000, "Mixtral"),
+    "qwen2.5-7b": llama(3584, 28, 4, 28, 18944, 152064, "Qwen2"),
+    "nemotron-340b": llama(18432, 96, 8, 96, 73728, 256000, "Nemotron", head_dim=192),
     "deepseek_v3": llama(7168, 128, 128, 61, 18432, 129280, "DeepseekV3"),
+    "deepseek_v2": deepseek(
+        5120,
+        128,
+        60,
+        12288,
+        102400,
+        160,
+        "DeepseekV2",
+        moe_intermediate_size=1536,
+        num_experts_per_tok=6,
+        n_shared_experts=2,
+    ),
+    "deepseek_v2-lite": deepseek(
+        2048,
+        16,
+        27,
+        10944,
+        102400,
+        64,
+        "DeepseekV2",
+        moe_intermediate_size=1408,
+        num_experts_per_tok=6,
+        n_shared_experts=2,
+        q_lora_rank=None,
+    ),
+    "kimi_k2": deepseek(7168, 64, 61, 18432, 163840, 384, "DeepseekV3", num_experts_per_tok=8, n_shared_experts=1),
+    "gpt-oss-20b": gpt_oss(24, 32),
+    "gpt-oss-120b": gpt_oss(36, 128),
 }
 BACKWARD = {"gpt2", "opt-350m", "llama2-7b", "llama3-8b", "qwen3-0.6b", "qwen3-30b-a3b", "mixtral-8x7b", "deepseek_v3"}
 HEADS = {"GPT2": "GPT2LMHeadModel"}
@@ -171,15 +220,16 @@ def causal_counts(transformers: Any, family: str, options: dict[str, Any], *, ba
 
 @pytest.mark.parametrize("name", CAUSAL)
 def test_causal_language_models_count_as_transformers_does(transformers: Any, name: str) -> None:
-    """Layers are alike after the first (DeepSeek: the third): two shallow modules give the counts of the deep one."""
+    """Layers are alike after the first (DeepSeek: the third; gpt-oss: by pairs): two shallow modules give the counts
+    of the deep one."""
     family, options = CAUSAL[name]
     key = "n_layer" if family == "GPT2" else "num_hidden_layers"
-    few = 4 if family == "DeepseekV3" else 1
+    few, period = {"DeepseekV3": (4, 1), "DeepseekV2": (2, 1), "GptOss": (2, 2)}.get(family, (1, 1))
     less, more = (
         causal_counts(transformers, family, options | {key: layers}, backward=name in BACKWARD)
-        for layers in (few, few + 1)
+        for layers in (few, few + period)
     )
-    full = tuple(a + (options[key] - few) * (b - a) for a, b in zip(less, more, strict=True))
+    full = tuple(a + (options[key] - few) * (b - a) / period for a, b in zip(less, more, strict=True))
     compare(counted(name, seq=SEQ), (full[0], full[1], full[2]))
 
 

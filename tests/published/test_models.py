@@ -41,7 +41,8 @@ def test_the_catalog_holds_what_it_should() -> None:
         resnet50-v1.5 resnet101-v1.5 resnet152-v1.5 resnext101-32x4d densenet121 densenet161 mobilenet_v2
         efficientnet_b0 efficientnet_b4 unet dcgan"""
     language = """
-        vit_b16 vit_l16 deepspeech2 gnmt transformer_big bert_base bert_large gpt2 gpt3-175b deepseek_v3 dlrm"""
+        vit_b16 vit_l16 deepspeech2 gnmt transformer_big bert_base bert_large gpt2 gpt3-175b deepseek_v2 deepseek_v3
+        kimi_k2 gpt-oss-20b gpt-oss-120b nemotron-340b qwen2.5-7b dlrm"""
     assert set((vision + " " + language).split()) <= set(MODELS)
 
 

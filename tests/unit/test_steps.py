@@ -117,7 +117,7 @@ def test_a_framework_may_name_a_finer_profile(software: str, framework: str, pro
     ("name", "family"), [("BERT-Large", "bert_large"), ("OPT-1.3B", "opt-125m"), ("GPT3-XL", "gpt2")]
 )
 def test_plain_networks_go_to_their_families(name: str, family: str) -> None:
-    model, sizes = transformers.model_of(GPT | {"model": name})
+    model, sizes = transformers.network_of(GPT | {"model": name})
     assert model.name == family and sizes["hidden"] == 256
     assert sizes.get("predictions") == (128 if family == "bert_large" else None)
 
@@ -126,7 +126,7 @@ def test_forward_and_backward_alone_leave_the_update_out() -> None:
     table = transformers.TransformerSteps()
     whole, parts = table.step(GPT), table.step(GPT | {"notes": "fw 10.00 ms, bw 20.00 ms"})
     run = transformers.run_of(GPT)
-    expected = predict(transformers.model_of(GPT)[0], load_system("v100-pcie-32gb"), run)
+    expected = predict(transformers.network_of(GPT)[0], load_system("v100-pcie-32gb"), run)
     assert whole.value == pytest.approx(expected.step_time, rel=1e-12)
     assert parts.value == pytest.approx(expected.step_time - expected.breakdown.optimizer, rel=1e-12)
     assert table.step(GPT | {"notes": "4 GPUs; fw 0.00 ms; bw 0.00 ms"}).value == whole.value
@@ -151,7 +151,15 @@ def test_a_measured_run_recomputed_what_it_had_to(samples: int, recompute: str) 
 
 
 def test_experts_lie_where_a_row_says_or_nowhere() -> None:
-    row = LONG | {"gated_mlp": 1, "n_experts": 8, "top_k": 2, "micro_batch": 1, "global_batch": 2, "ep": ""}
+    row = LONG | {
+        "gated_mlp": 1,
+        "ffn_hidden": 4096,
+        "n_experts": 8,
+        "top_k": 2,
+        "micro_batch": 1,
+        "global_batch": 2,
+        "ep": "",
+    }
     many = row | {"n_gpus": 2, "dp": 2, "device": "h100-sxm5-80gb"}
     with pytest.raises(SpecError, match="ep is not stated: where the experts lie is unknown"):
         transformers.prediction_of(many)

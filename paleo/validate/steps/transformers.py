@@ -1,5 +1,4 @@
-"""Rows of measured transformer training steps as runs: which catalog family a row belongs to, with its sizes, and how
-it was run."""
+"""Rows of measured transformer training steps as runs: how the row's network was run, and on what."""
 
 from __future__ import annotations
 
@@ -9,10 +8,10 @@ from paleo.assemble import RECOMPUTE
 from paleo.errors import SpecError
 from paleo.predict import Prediction, predict
 from paleo.specs.hardware import System, load_system
-from paleo.specs.model import ModelSpec, load_model
 from paleo.specs.run import Run
 from paleo.specs.software import Software, load_software
 from paleo.validate.steps.base import Row, Step, StepTable, filled, of_prediction, software_of, whole, with_device
+from paleo.validate.steps.networks import network_of
 from paleo.validate.tables import STEPS
 
 #: Systems for rows that name a device alone.
@@ -29,34 +28,6 @@ DEFAULT_SYSTEMS = {
 SHARDING = {"": 0, "none": 0, "zero1": 1, "zero2": 2, "zero3": 3, "zero3-offload": 3}
 #: What goes to host memory: FSDP with offloaded parameters keeps gradients and states there, too, as DeepSpeed may.
 OFFLOAD = {"zero3-offload": "optimizer,gradients,parameters"}
-
-
-def model_of(row: Row) -> tuple[ModelSpec, dict[str, int | float | str]]:
-    """The catalog family and the parameters that make it the row's network."""
-    sizes = {key: whole(row, key) for key in ("layers", "hidden", "heads", "vocab")}
-    sizes["seq"] = whole(row, "seq_len")
-    if filled(row, "ffn_hidden"):
-        sizes["ffn"] = whole(row, "ffn_hidden")
-    gated, experts = whole(row, "gated_mlp", 0) > 0, whole(row, "n_experts", 0)
-    if "deepseek" in str(row.get("model", "")).lower():
-        return load_model("deepseek_v3"), {"seq": sizes["seq"]}
-    if experts > 1:
-        more = {"kv_heads": whole(row, "kv_heads", sizes["heads"]), "experts": experts, "top_k": whole(row, "top_k")}
-        return load_model("mixtral-8x7b"), {**sizes, **more}
-    if gated:
-        return load_model("llama2-7b"), {**sizes, "kv_heads": whole(row, "kv_heads", sizes["heads"])}
-    if whole(row, "kv_heads", sizes["heads"]) != sizes["heads"]:
-        raise SpecError("grouped-query attention without a gated feed-forward block has no catalog family")
-    return _plain_model(str(row.get("model", "")).lower(), sizes | {"positions": sizes["seq"]})
-
-
-def _plain_model(name: str, sizes: dict[str, int]) -> tuple[ModelSpec, dict[str, int | float | str]]:
-    """Networks without gates: BERT asked for every word, OPT with its ReLU, else GPT."""
-    if "bert" in name:
-        return load_model("bert_large"), {**sizes, "predictions": sizes["seq"]}
-    if name.startswith("opt"):
-        return load_model("opt-125m"), {**sizes}
-    return load_model("gpt2"), {**sizes, "dropout": 0.0 if "mpt" in name else 0.1}
 
 
 def system_of(row: Row) -> System:
@@ -124,7 +95,7 @@ def run_of(row: Row) -> Run:
     recompute = str(row["recompute"]).strip().lower() if stated else load_software(software).recompute
     if recompute not in RECOMPUTE:
         raise SpecError(f"recompute {recompute!r} is none of none, selective, full")
-    _, sizes = model_of(row)
+    _, sizes = network_of(row)
     return Run(
         gpus=whole(row, "n_gpus"),
         global_batch=whole(row, "global_batch"),
@@ -142,7 +113,7 @@ def run_of(row: Row) -> Run:
 def prediction_of(row: Row, software: Software | None = None) -> Prediction:
     """The row's run, predicted. A run that was measured has fitted its devices: where recomputation is not stated and
     the software's habit does not fit, it is the next that does, selective before full; full where none fits."""
-    model, _ = model_of(row)
+    model, _ = network_of(row)
     system, run = system_of(row), run_of(row)
     made = predict(model, system, run, software)
     open_ways = () if filled(row, "recompute") else RECOMPUTE[RECOMPUTE.index(run.recompute) + 1 :]

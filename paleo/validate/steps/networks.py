@@ -1,0 +1,115 @@
+"""Which network of the catalog a row of transformer steps ran: by the name that the row gives it where columns cannot
+tell the architecture, else by what the columns say; its sizes are those of the row."""
+
+from __future__ import annotations
+
+import re
+
+from paleo.errors import SpecError
+from paleo.specs.model import ModelSpec, load_model
+from paleo.validate.steps.base import Row, filled, whole
+
+Sizes = dict[str, int | float | str]
+
+#: Networks whose architecture no column tells (latent attention, shared experts, windows, norms of heads), by a
+#: pattern of their names without spaces and signs; the first that fits.
+NAMED = (
+    (r"deepseek.*(lite|16b)|moonlight", "deepseek_v2-lite"),
+    (r"deepseek.*v2", "deepseek_v2"),
+    (r"deepseek", "deepseek_v3"),
+    (r"kimi", "kimi_k2"),
+    (r"gptoss", "gpt-oss-20b"),
+    (r"qwen3.*(moe|a\d+b)", "qwen3-30b-a3b"),
+    (r"qwen3", "qwen3-8b"),
+    (r"qwen2", "qwen2.5-7b"),
+    (r"nemotron.*340b", "nemotron-340b"),
+    (r"bert", "bert_large"),
+    (r"^opt", "opt-125m"),
+)
+#: Columns of sizes, and what families call them; a family with none of the names has that size fixed.
+COLUMNS = {
+    "layers": ("layers",),
+    "hidden": ("hidden",),
+    "heads": ("heads",),
+    "kv_heads": ("kv_heads",),
+    "vocab": ("vocab",),
+    "n_experts": ("experts",),
+    "top_k": ("top_k",),
+    "ffn_hidden": ("expert_ffn", "ffn"),
+    "seq_len": ("seq",),
+}
+#: What the notes of a row say of its architecture, and the parameter that it is.
+NOTED = (
+    (r"first (\d+) layers? dense|(\d+) dense layers?|dense_layers?[ =](\d+)", "dense_layers"),
+    (r"dense ffn (\d+)", "ffn"),
+    (r"(\d+) shared expert", "shared"),
+    (r"head_dim (\d+)", "head_dim"),
+)
+
+
+def network_of(row: Row) -> tuple[ModelSpec, Sizes]:
+    """The catalog family of a row and the parameters that make it the row's network.
+
+    A row states its sizes, but where its name is that of a network in the catalog, whose sizes then fill the gaps."""
+    name = _plain(row.get("model", ""))
+    family = next((family for pattern, family in NAMED if re.search(pattern, name)), None) or _by_columns(row)
+    model = load_model(family)
+    known = name.startswith(_plain(model.title))
+    sizes: Sizes = {}
+    for column, names in COLUMNS.items():
+        parameter = next((one for one in names if one in model.params), None)
+        if parameter is not None and not (known and not filled(row, column)):
+            sizes |= _size(row, column, parameter, model)
+    return model, _checked(sizes | _noted(row, model) | _habits(name, family, sizes), model, row)
+
+
+def _plain(name: object) -> str:
+    return re.sub(r"[\s_.\-]", "", str(name).lower())
+
+
+def _by_columns(row: Row) -> str:
+    """A family for a name that says nothing."""
+    if whole(row, "n_experts", 0) > 1:
+        return "mixtral-8x7b"
+    if whole(row, "gated_mlp", 0) > 0:
+        return "llama2-7b"
+    heads = whole(row, "heads", 0)
+    return "gpt2" if whole(row, "kv_heads", heads) == heads else "nemotron-340b"
+
+
+def _size(row: Row, column: str, parameter: str, model: ModelSpec) -> Sizes:
+    """One size of the row; where it is not stated, key heads are as many as heads, and what the family computes from
+    other sizes stays so. The width of dense layers, where it is stated for a mixture, is not that of its experts."""
+    if column == "kv_heads":
+        return {parameter: whole(row, column, whole(row, "heads"))}
+    if not filled(row, column) and str(model.params[parameter]).startswith("="):
+        return {}
+    size = whole(row, column)
+    dense = parameter == "expert_ffn" and size == model.params["ffn"]
+    return {} if dense else {parameter: size}
+
+
+def _noted(row: Row, model: ModelSpec) -> Sizes:
+    notes = str(row.get("notes", ""))
+    found = {parameter: re.search(pattern, notes) for pattern, parameter in NOTED if parameter in model.params}
+    return {name: int(next(filter(None, one.groups()))) for name, one in found.items() if one is not None}
+
+
+def _habits(name: str, family: str, sizes: Sizes) -> Sizes:
+    """Parameters that a family's training fixes: BERT is asked for every word, positions reach as far as sequences,
+    MPT drops nothing out."""
+    found: Sizes = {"positions": sizes["seq"]} if family in ("gpt2", "bert_large") else {}
+    found |= {"predictions": sizes["seq"]} if family == "bert_large" else {}
+    return found | ({"dropout": 0.0 if "mpt" in name else 0.1} if family == "gpt2" else {})
+
+
+def _checked(sizes: Sizes, model: ModelSpec, row: Row) -> Sizes:
+    """A stack cut short keeps its dense layers, the last one but is a mixture; SpecError for grouped heads that the
+    family does not have."""
+    heads = whole(row, "heads", 0)
+    if "kv_heads" not in model.params and whole(row, "kv_heads", heads) != heads and "kv_rank" not in model.params:
+        raise SpecError(f"grouped-query attention in {model.name} is not modelled")
+    if "dense_layers" in model.params and "layers" in sizes:
+        dense = int(sizes.get("dense_layers", model.params["dense_layers"]))
+        sizes["dense_layers"] = min(dense, int(sizes["layers"]) - 1)
+    return sizes
