@@ -1,13 +1,20 @@
-"""Which network a row of measured steps ran: names where columns cannot tell, sizes of the row."""
+"""Which network a row of measured steps ran: names where columns cannot tell, sizes of the row; rows of memory; runs
+that ran out of it."""
 
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from paleo.errors import SpecError
 from paleo.graph import build
+from paleo.predict import predict
+from paleo.specs.hardware import load_system
 from paleo.specs.model import load_model
-from paleo.validate.steps.networks import COLUMNS, NAMED, network_of
+from paleo.specs.run import Run
+from paleo.validate.steps.memory import MemoryTable
+from paleo.validate.steps.networks import COLUMNS, NAMED, catalog_network, network_of
+from paleo.validate.steps.transformers import TransformerSteps
 
 DENSE = {"model": "?", "layers": 2, "hidden": 256, "heads": 4, "vocab": 1024, "seq_len": 128, "gated_mlp": 1}
 DENSE |= {"ffn_hidden": 512, "kv_heads": 2, "notes": ""}
@@ -102,3 +109,66 @@ def test_what_a_row_does_not_state() -> None:
         network_of(DENSE | {"ffn_hidden": float("nan")})
     _, sizes = network_of(DENSE | {"ffn_hidden": float("nan"), "gated_mlp": 0, "kv_heads": float("nan")})
     assert "ffn" not in sizes, "GPT's is four times the hidden size"
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("Llama 3.1 8B", "llama3-8b"),
+        ("LLAMA2-70B [SFT]", "llama2-70b"),
+        ("GPT-3 175B", "gpt3-175b"),
+        ("OPT 1.3B", "opt-1.3b"),
+        ("OPT-13B", "opt-13b"),
+        ("Mixtral 8x7B", "mixtral-8x7b"),
+        ("DeepSeek V2", "deepseek_v2"),
+        ("Qwen3-4B", "qwen3-4b"),
+    ],
+)
+def test_networks_known_by_their_names_alone(name: str, found: str) -> None:
+    assert catalog_network(name).name == found
+
+
+def test_a_name_that_the_catalog_does_not_have() -> None:
+    with pytest.raises(SpecError, match="'Foo 8B' are not stated, and no network of the catalog"):
+        catalog_network("Foo 8B")
+
+
+MEMORY = {
+    "model": "Llama 3.1 8B", "device": "h100-sxm5-80gb", "n_gpus": 8, "tp": 1, "pp": 1, "dp": 8, "seq_len": 8192,
+    "micro_batch": 1, "global_batch": 8, "dtype": "bf16", "sharding": "zero3", "recompute": "full", "notes": "",
+    "source": "torchtitan performance", "memory_gb_per_gpu": 40.0,
+}  # fmt: skip
+
+
+def test_memory_of_networks_of_the_catalog() -> None:
+    table = MemoryTable()
+    assert table.profile(MEMORY) == "torchtitan" and table.profile(MEMORY | {"source": ""}) == "nanotron"
+    run = Run(
+        gpus=8, global_batch=8, microbatch=1, dtype="bf16", strategy="dp=8,zero=3", recompute="full",
+        software="torchtitan", model={"seq": 8192},
+    )  # fmt: skip
+    made = predict(load_model("llama3-8b"), load_system("dgx-h100"), run)
+    assert table.step(MEMORY).value == made.memory.tensors
+    many = MEMORY | {"device": "h100-sxm5-96gb-500w"}
+    assert table.step(many).subject == "h100-sxm5-96gb-500w", "a system of the catalog that has such devices"
+
+
+def test_runs_that_ran_out_of_memory() -> None:
+    dead = MEMORY | {"memory_gb_per_gpu": float("nan"), "kind": "OOM", "sharding": "none", "recompute": "none"}
+    frame = pd.DataFrame([dead, dead | {"sharding": "zero3"}, dead | {"kind": ""}, dead | {"model": "Foo"}])
+    reasons = MemoryTable().predict(frame).reasons.tolist()
+    assert reasons[:2] == ["ran out of memory; predicted: does not fit", "ran out of memory; predicted: fits, WRONGLY"]
+    assert reasons[2] == "memory_gb_per_gpu is empty: nothing to compare with"
+    assert reasons[3].startswith("ran out of memory; predicted: is not modelled (the sizes of 'Foo'")
+
+
+def test_steps_of_runs_that_ran_out_of_memory() -> None:
+    row = DENSE | {
+        "model": "Llama 2 7B", "layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 32, "ffn_hidden": 11008,
+        "vocab": 32000, "seq_len": 4096, "device": "h100-sxm5-80gb", "n_gpus": 8, "tp": 1, "pp": 1, "dp": 8, "dtype": "bf16",
+        "micro_batch": 1, "global_batch": 8, "recompute": "", "software": "megatron-core", "sharding": "none",
+        "iteration_ms": float("nan"), "notes": "CUDA out of memory",
+    }  # fmt: skip
+    frame = pd.DataFrame([row, row | {"tp": 8, "dp": 1}])
+    reasons = TransformerSteps().predict(frame).reasons.tolist()
+    assert reasons == ["ran out of memory; predicted: does not fit", "ran out of memory; predicted: fits, WRONGLY"]

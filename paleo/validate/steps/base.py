@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import pandas as pd
 
 from paleo.errors import PaleoError, SpecError
 from paleo.predict import Prediction
+from paleo.pricing.footprint import Footprint
 from paleo.specs.catalog import names
 from paleo.specs.hardware import System, find_device
 from paleo.specs.software import Software
@@ -20,6 +22,8 @@ from paleo.validate.kinds.base import Array, number, text
 from paleo.validate.tables import Predictions
 
 Row = Mapping[str, Any]
+#: What a report says of a run that ran out of memory.
+DEAD = "ran out of memory; predicted: {}"
 #: Profiles for rows whose own is not in the catalog, by a word of the framework that they name; the first that fits.
 LIKENESS = (
     ("megatron-core", "megatron-core"),
@@ -73,6 +77,16 @@ def whole(row: Row, key: str, default: int | None = None) -> int:
     return int(value)
 
 
+def died(row: Row) -> bool:
+    """Whether the row says that its run ran out of memory.
+
+    >>> died({"notes": "OOM at this batch"}), died({"notes": "zoom 2"})
+    (True, False)
+    """
+    said = " ".join(str(row.get(key, "")) for key in ("kind", "what", "notes"))
+    return re.search(r"\boom\b|out of memory|outofmemory", said.lower()) is not None
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """A predicted value with its interval, the bare roofline beside it, and what it was predicted on."""
@@ -119,8 +133,18 @@ class StepTable(ABC):
         return number(frame, self.measured_column, float("nan")) * self.measured_unit
 
     def unmeasured(self, row: Mapping[Any, Any]) -> str:
-        """Why there is nothing to compare a row with."""
-        return f"{self.measured_column} is empty: nothing to compare with"
+        """Why there is nothing to compare a row with; of a run that ran out of memory, whether that was to be
+        expected."""
+        if not died(row):
+            return f"{self.measured_column} is empty: nothing to compare with"
+        try:
+            return DEAD.format("fits, WRONGLY" if self.memory_of(row).fits else "does not fit")
+        except PaleoError as error:
+            return DEAD.format(f"is not modelled ({error})")
+
+    def memory_of(self, row: Row) -> Footprint:
+        """The memory of a row's run; PaleoError where the kind of table does not say enough."""
+        raise SpecError(f"rows of {self.name} do not say enough of memory")
 
     def predict(self, frame: pd.DataFrame) -> Predictions:
         """Predictions row by row; a row that was predicted before is not predicted again."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from paleo.errors import SpecError
-from paleo.predict import predict
+from paleo.predict import Prediction
+from paleo.pricing.footprint import Footprint
 from paleo.specs.catalog import read_entry
 from paleo.specs.model import ModelSpec, model_from
 from paleo.specs.run import Run
 from paleo.specs.software import Software, load_software
 from paleo.units import GIB
 from paleo.validate.steps.base import Row, Step, StepTable, filled, software_of, whole
-from paleo.validate.steps.transformers import offload, strategy_of, system_of
+from paleo.validate.steps.networks import catalog_network, network_of
+from paleo.validate.steps.transformers import offload, recompute_of, strategy_of, that_ran
 from paleo.validate.tables import STEPS
 
 #: Llama-like networks that tables name by their size alone: layers, hidden, heads, ffn, tied embeddings, at a
@@ -60,22 +62,43 @@ class MemoryTable(StepTable):
     def step(self, row: Row, software: Software | None = None) -> Step:
         """Bytes of tensors on the fullest GPU, as a framework's allocator counts them; the baseline is parameters,
         gradients and optimizer states alone."""
-        recompute = str(row["recompute"]).strip().lower() if filled(row, "recompute") else "none"
-        profile = software_of(row, "nanotron")
+        made = self._prediction(row, software)
+        held, states = made.memory.tensors, made.memory.parameters + made.memory.gradients + made.memory.optimizer
+        return Step(held, 0.8 * held, 1.25 * held, states, made.system.device.name, made.run.software)
+
+    def memory_of(self, row: Row) -> Footprint:
+        """The memory of a row's run."""
+        return self._prediction(row, None).memory
+
+    def profile(self, row: Row) -> str:
+        """The software profile of a row; rows that name none are known by their source."""
+        return software_of({"framework": row.get("source", ""), **row}, "nanotron")
+
+    def _prediction(self, row: Row, software: Software | None) -> Prediction:
+        profile = software or load_software(self.profile(row))
+        model, sizes = _network(row)
         run = Run(
             gpus=whole(row, "n_gpus"),
             global_batch=whole(row, "global_batch"),
-            microbatch=whole(row, "micro_batch"),
+            microbatch=whole(row, "micro_batch") if filled(row, "micro_batch") else None,
             dtype=str(row["dtype"]),
-            strategy=strategy_of(row, software or load_software(profile)),
-            recompute=recompute,
-            software=profile,
+            strategy=strategy_of(row, profile),
+            recompute=recompute_of(row, profile),
+            software=profile.name,
             offload=offload(row),
-            model={"seq": whole(row, "seq_len")},
+            model=sizes,
         )
-        made = predict(llama_like(str(row["model"])), system_of(row), run, software)
-        held, states = made.memory.tensors, made.memory.parameters + made.memory.gradients + made.memory.optimizer
-        return Step(held, 0.8 * held, 1.25 * held, states, made.system.device.name, made.run.software)
+        return that_ran(row, model, run, software)
+
+
+def _network(row: Row) -> tuple[ModelSpec, dict[str, int | float | str]]:
+    """The network of a row: from its columns where it has those of sizes, else by its name."""
+    if filled(row, "layers") and filled(row, "hidden"):
+        return network_of(row)
+    name = str(row["model"])
+    model = llama_like(name) if name.strip().lower().startswith("llama-like") else catalog_network(name)
+    lengths = (one for one in ("seq", "positions") if one in model.params)
+    return model, dict.fromkeys(lengths, whole(row, "seq_len"))
 
 
 STEPS.register("memory")(MemoryTable())

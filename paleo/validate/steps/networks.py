@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 
 from paleo.errors import SpecError
+from paleo.specs.catalog import names
 from paleo.specs.model import ModelSpec, load_model
 from paleo.validate.steps.base import Row, filled, whole
 
@@ -56,11 +57,25 @@ def network_of(row: Row) -> tuple[ModelSpec, Sizes]:
     model = load_model(family)
     known = name.startswith(_plain(model.title))
     sizes: Sizes = {}
-    for column, names in COLUMNS.items():
-        parameter = next((one for one in names if one in model.params), None)
+    for column, called in COLUMNS.items():
+        parameter = next((one for one in called if one in model.params), None)
         if parameter is not None and not (known and not filled(row, column)):
             sizes |= _size(row, column, parameter, model)
     return model, _checked(sizes | _noted(row, model) | _habits(name, family, sizes), model, row)
+
+
+def catalog_network(name: str) -> ModelSpec:
+    """The catalog's network of that name; point releases of Llama 3 are alike.
+
+    >>> catalog_network("Llama 3.1 8B").name, catalog_network("GPT3-175B").name
+    ('llama3-8b', 'gpt3-175b')
+    """
+    wanted = re.sub(r"llama3\.\d", "llama3", re.sub(r"[\s_\-]", "", name.lower()))
+    known = {re.sub(r"[_\-]", "", one): one for one in names("models")}
+    found = max((one for one in known if wanted.startswith(one)), key=len, default=None)
+    if found is None:
+        raise SpecError(f"the sizes of {name!r} are not stated, and no network of the catalog has that name")
+    return load_model(known[found])
 
 
 def _plain(name: object) -> str:

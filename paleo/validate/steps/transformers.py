@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 
 from paleo.assemble import RECOMPUTE
 from paleo.errors import SpecError
 from paleo.predict import Prediction, predict
+from paleo.pricing.footprint import Footprint
+from paleo.specs.catalog import names
 from paleo.specs.hardware import System, load_system
+from paleo.specs.model import ModelSpec
 from paleo.specs.run import Run
 from paleo.specs.software import Software, load_software
-from paleo.validate.steps.base import Row, Step, StepTable, filled, of_prediction, software_of, whole, with_device
+from paleo.validate.steps.base import Row, Step, StepTable, died, filled, of_prediction, software_of, whole, with_device
 from paleo.validate.steps.networks import network_of
 from paleo.validate.tables import STEPS
 
@@ -36,7 +40,17 @@ def system_of(row: Row) -> System:
         return with_device(load_system(str(row["system"])), row)
     device, needs_host = str(row["device"]), offload(row) != "none"
     wanted = whole(row, "n_gpus", 1) > 1 or needs_host
-    return load_system(DEFAULT_SYSTEMS.get(device, device) if wanted else device)
+    return load_system(_usual(device) if wanted else device)
+
+
+@cache
+def _usual(device: str) -> str:
+    """The system that rows of many such devices most likely mean: the usual one, else the first of the catalog that
+    has them, else the device alone."""
+    if device in DEFAULT_SYSTEMS:
+        return DEFAULT_SYSTEMS[device]
+    found = (name for name in names("systems") if load_system(name).device.name == device)
+    return next(found, device)
 
 
 def offload(row: Row) -> str:
@@ -91,10 +105,6 @@ def run_of(row: Row) -> Run:
     """The run that a row of ``llm_iterations`` describes; recomputation that is not stated is the software's habit.
     Models marked ``[LoRA]`` are tuned by adapters of attention's products, as in its paper, with all else frozen."""
     software = software_of(row)
-    stated = filled(row, "recompute")
-    recompute = str(row["recompute"]).strip().lower() if stated else load_software(software).recompute
-    if recompute not in RECOMPUTE:
-        raise SpecError(f"recompute {recompute!r} is none of none, selective, full")
     _, sizes = network_of(row)
     return Run(
         gpus=whole(row, "n_gpus"),
@@ -102,7 +112,7 @@ def run_of(row: Row) -> Run:
         microbatch=whole(row, "micro_batch") if filled(row, "micro_batch") else None,
         dtype=str(row["dtype"]),
         strategy=strategy_of(row, load_software(software)),
-        recompute=recompute,
+        recompute=recompute_of(row, load_software(software)),
         software=software,
         offload=offload(row),
         adapters=ADAPTER_RANK if "[lora]" in str(row.get("model", "")).lower() else None,
@@ -110,13 +120,26 @@ def run_of(row: Row) -> Run:
     )
 
 
+def recompute_of(row: Row, software: Software) -> str:
+    """Recomputation that a row states, else the software's habit."""
+    recompute = str(row["recompute"]).strip().lower() if filled(row, "recompute") else software.recompute
+    if recompute not in RECOMPUTE:
+        raise SpecError(f"recompute {recompute!r} is none of none, selective, full")
+    return recompute
+
+
 def prediction_of(row: Row, software: Software | None = None) -> Prediction:
-    """The row's run, predicted. A run that was measured has fitted its devices: where recomputation is not stated and
-    the software's habit does not fit, it is the next that does, selective before full; full where none fits."""
+    """The row's run, predicted."""
     model, _ = network_of(row)
-    system, run = system_of(row), run_of(row)
+    return that_ran(row, model, run_of(row), software)
+
+
+def that_ran(row: Row, model: ModelSpec, run: Run, software: Software | None = None) -> Prediction:
+    """The prediction of a run. One that was measured has fitted its devices: where recomputation is not stated and the
+    software's habit does not fit, it is the next that does, selective before full; full where none fits."""
+    system = system_of(row)
     made = predict(model, system, run, software)
-    open_ways = () if filled(row, "recompute") else RECOMPUTE[RECOMPUTE.index(run.recompute) + 1 :]
+    open_ways = () if filled(row, "recompute") or died(row) else RECOMPUTE[RECOMPUTE.index(run.recompute) + 1 :]
     for more in open_ways:
         if made.memory.fits:
             break
@@ -140,6 +163,10 @@ class TransformerSteps(StepTable):
         """The step of the row's run, without the update where forward and backward are all that was timed."""
         made = prediction_of(row, software)
         return of_prediction(made, made.step_time - (made.breakdown.optimizer if without_update(row) else 0.0))
+
+    def memory_of(self, row: Row) -> Footprint:
+        """The memory of a row's run."""
+        return prediction_of(row).memory
 
 
 STEPS.register("llm_iterations")(TransformerSteps())
