@@ -165,9 +165,9 @@ def test_runs_that_ran_out_of_memory() -> None:
 def test_steps_of_runs_that_ran_out_of_memory() -> None:
     row = DENSE | {
         "model": "Llama 2 7B", "layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 32, "ffn_hidden": 11008,
-        "vocab": 32000, "seq_len": 4096, "device": "h100-sxm5-80gb", "n_gpus": 8, "tp": 1, "pp": 1, "dp": 8, "dtype": "bf16",
-        "micro_batch": 1, "global_batch": 8, "recompute": "", "software": "megatron-core", "sharding": "none",
-        "iteration_ms": float("nan"), "notes": "CUDA out of memory",
+        "vocab": 32000, "seq_len": 4096, "device": "h100-sxm5-80gb", "n_gpus": 8, "tp": 1, "pp": 1, "dp": 8,
+        "dtype": "bf16", "micro_batch": 1, "global_batch": 8, "recompute": "",
+        "software": "megatron-core", "sharding": "none", "iteration_ms": float("nan"), "notes": "CUDA out of memory",
     }  # fmt: skip
     frame = pd.DataFrame([row, row | {"tp": 8, "dp": 1}])
     reasons = TransformerSteps().predict(frame).reasons.tolist()
