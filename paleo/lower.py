@@ -13,7 +13,7 @@ from typing import Literal
 
 from paleo.fusion import Launches, fuse, softmax_by_steps
 from paleo.graph import Graph, Node, Storage
-from paleo.parallel.exchanges import Communication
+from paleo.parallel.exchanges import Communication, sent_once
 from paleo.parallel.mesh import Axes, Mesh
 from paleo.parallel.placement import Placement
 from paleo.parallel.propagation import PlacedNode, kept_whole, propagate
@@ -150,11 +150,13 @@ def lower(
     regather: bool = True,
     softmax_multiple: int = 1,
     pieces: int = 1,
+    targets: int | None = None,
 ) -> Program:
     """The program of the fullest rank; ``fused`` merges chains of element-wise passes; without ``regather`` inputs that
     were gathered stay whole until backward; ``softmax_multiple`` as in `fusion.softmax_by_steps`; ``pieces`` in which
-    gathers and scatters over tp go beside products."""
-    lowering = _Lowering(graph, precision, fused, softmax_multiple, pieces)
+    gathers and scatters over tp go beside products; ``targets`` to each of which a token goes once however many of its
+    experts are there (None: once for each expert)."""
+    lowering = _Lowering(graph, precision, fused, softmax_multiple, pieces, targets)
     placed = propagate(graph, placement, mesh)
     placed = placed if regather else tuple(kept_whole(one) for one in placed)
     grouped = enumerate(groupby(placed, key=_section_key))
@@ -171,9 +173,17 @@ class _Lowering:
     """Walks the placed layers once; remembers which tensors are kept and which parameters were met in which section, so
     that each counts once."""
 
-    def __init__(self, graph: Graph, precision: Precision, fused: bool, softmax_multiple: int, pieces: int) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        precision: Precision,
+        fused: bool,
+        softmax_multiple: int,
+        pieces: int,
+        targets: int | None,
+    ) -> None:
         self.graph, self.precision, self.fused = graph, precision, fused
-        self.softmax_multiple, self.pieces = softmax_multiple, pieces
+        self.softmax_multiple, self.pieces, self.targets = softmax_multiple, pieces, targets
         self._readers = _readers(graph.nodes)
         self._reads = Counter(t.name for node in graph.nodes for op in node.operations for t in op.reads)
         self._storage = Storage(graph)
@@ -288,6 +298,8 @@ class _Lowering:
         for one in placed.communications:
             phase: Phase = "forward" if one.when == "forward" else "backward"
             payload, times = one.tensor.bytes(self.precision), placed.node.repeat // repeat
+            if one.chosen is not None and self.targets is not None:
+                payload *= sent_once(*one.chosen, self.targets)
             pieces = self.pieces if placed.node.repeats and not one.overlapped and _divisible(one) else 1
             yield Transfer(one.name, one.operation, one.axis, payload, phase, times, one.overlapped, pieces)
 

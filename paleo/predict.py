@@ -243,8 +243,14 @@ class Setting:
             regather=self.software.regather,
             softmax_multiple=self.software.softmax_multiple,
             pieces=mesh.degree("tp") if self.software.tensor_overlap else 1,
+            targets=self._targets(mesh),
         )
         return without_backward(program) if self.run.forward_only else program
+
+    def _targets(self, mesh: Mesh) -> int | None:
+        """Nodes (within one: devices) to which a token goes once."""
+        once = self.software.expert_dispatch == "once"
+        return self.fabric.targets(mesh.stride(("ep",)), mesh.degree("ep")) if once else None
 
 
 def setting(system: System, run: Run, dtype: str, software: Software | None = None) -> Setting:

@@ -3,6 +3,7 @@ sequence, tokens of spread experts, and the borders of windows that slide over a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -20,7 +21,8 @@ WAYS: tuple[When, When] = ("forward", "backward")
 class Communication:
     """One collective that a layer owes. ``tensor`` is its payload as nccl-tests counts it: the full buffer of the
     group, for an all-to-all the buffer of one rank, for a send what goes to one neighbour. ``overlapped`` ones run
-    beside computation that does not wait for them."""
+    beside computation that does not wait for them. What a mixture of experts deals out states how many of how many
+    experts a token visits, ``chosen``."""
 
     name: str
     operation: str
@@ -28,6 +30,7 @@ class Communication:
     tensor: Tensor
     when: When
     overlapped: bool = False
+    chosen: tuple[int, int] | None = None
 
 
 # norms, softmax, losses
@@ -138,12 +141,33 @@ def _queries_and_outputs(node: Node) -> list[Tensor]:
 def expert_exchange(node: Node, split: Split, ways: Mapping[str, float]) -> Iterator[Communication]:
     """Rule B inside a mixture of experts: tokens are split by the batch before dispatch and by experts after it, and
     back (GShard, Lepikhin et al., 2020)."""
+    chosen = _chosen(node)
     for operation in node.operations:
         moved = [t for t in (*operation.reads, operation.out) if "capacity" in t.dims and t.role == "activation"]
         if moved and isinstance(operation, MemoryPass) and operation.operation in ("gather", "scatter"):
             for axis in split.get("experts", ()):
                 for when in WAYS:
-                    yield Communication(operation.name, "all_to_all", axis, moved[0].split(ways), when)
+                    yield Communication(operation.name, "all_to_all", axis, moved[0].split(ways), when, chosen=chosen)
+
+
+def _chosen(node: Node) -> tuple[int, int] | None:
+    """How many experts a token visits, and how many there are."""
+    for operation in node.operations:
+        if isinstance(operation, MemoryPass) and operation.operation == "gather" and "capacity" in operation.out.dims:
+            tokens, experts = math.prod(operation.inputs[0].sizes[:-1]), operation.out.size("experts")
+            return max(1, round(experts * operation.out.size("capacity") / tokens)), int(experts)
+    return None
+
+
+def sent_once(chosen: int, experts: int, targets: int) -> float:
+    """Share of its copies that a token sends where it goes once to each of ``targets`` (nodes or devices), which hold
+    equal parts of the experts: the targets that ``chosen`` experts lie on, drawn without replacement, over them.
+
+    >>> sent_once(2, 8, 8), round(sent_once(8, 256, 8), 3), sent_once(8, 256, 1)
+    (1.0, 0.662, 0.125)
+    """
+    missed = math.prod((experts - experts / targets - one) / (experts - one) for one in range(min(chosen, experts)))
+    return targets * (1.0 - max(missed, 0.0)) / chosen
 
 
 # windows over a split dim

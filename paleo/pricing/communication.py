@@ -137,6 +137,14 @@ class Fabric:
             seconds = np.maximum(seconds, self.times(operation, strides, inside, payload_bytes))
         return np.asarray(np.maximum(seconds, self.host))
 
+    def targets(self, stride: int, ranks: int) -> int:
+        """The nodes that a group spans; its ranks where that is one."""
+        if ranks == 1 or not self.system.levels:
+            return ranks
+        group = self._linked(stride, ranks)
+        nodes = math.prod(int(one) for one in group.fan_outs[len(group.fan_outs) - group.fabric_levels :])
+        return nodes if nodes > 1 else ranks
+
     def _linked(self, stride: int, ranks: int) -> Links:
         """The links of one group."""
         if (stride, ranks) not in self._links:

@@ -48,6 +48,8 @@ class Software(Spec):
     backward, ``overlap_gather`` whether parameters updated in shards are gathered during the next forward pass,
     ``tensor_overlap`` whether gathers and scatters over tp are made piece by piece beside the products that feed them
     or wait for them (Wang et al., Overlap communication with dependent computation via decomposition, ASPLOS 2023).
+    ``expert_dispatch`` says whether a token travels to ``each`` of its experts, or ``once`` to each node (within
+    one: to each device) that has some of them, as DeepEP does (DeepSeek-V3 technical report, 2024, section 3.2.2).
     ``contention`` is what computation loses for each second that a collective runs beside it: multiprocessors,
     bandwidth, copies into and out of flat buffers. ``context`` is what a process holds of a GPU before its first
     tensor, ``communicator`` what each group of ranks that it talks to adds. ``clip`` says whether the norm of all
@@ -89,6 +91,7 @@ class Software(Spec):
     overlap: Annotated[bool, Field(strict=True)] = True
     overlap_gather: Annotated[bool, Field(strict=True)] = False
     tensor_overlap: Annotated[bool, Field(strict=True)] = False
+    expert_dispatch: Literal["each", "once"] = "each"
     clip: Literal["none", "norm", "scaled"] = "none"
     contention: Annotated[float, Field(ge=0)] = 0.0
     context: Bytes = CONTEXT

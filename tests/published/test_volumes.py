@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections import Counter
 from typing import Any
 
@@ -11,14 +13,16 @@ from paleo.errors import PlanError
 from paleo.graph import build
 from paleo.layers.base import Choices
 from paleo.lower import Counted, Program, Transfer, lower
+from paleo.parallel.exchanges import sent_once
 from paleo.parallel.mesh import Mesh
 from paleo.parallel.overrides import placement
 from paleo.parallel.placement import parse_strategy
 from paleo.precision import precision
-from paleo.predict import Prediction, gradient_exchange, predict
+from paleo.predict import Prediction, gradient_exchange, predict, setting
 from paleo.specs.hardware import load_system
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
+from paleo.specs.software import Software, load_software
 
 SYSTEM = load_system("dgx-a100-80gb")
 SMALL = {"hidden": 256, "heads": 8, "layers": 4, "seq": 128, "vocab": 1024}
@@ -224,6 +228,48 @@ def test_experts_exchange_tokens_of_the_busiest_rank(imbalance: float) -> None:
     found = volumes(block(program("mixtral-8x7b", "ep=4", imbalance=imbalance)), "ep")
     size = 2 * int(imbalance * 8 * seq / 4 * 2 * 4096 * 2)
     assert found == {("all_to_all", phase, "blocking"): size for phase in ("forward", "backward")}
+
+
+def distinct(chosen: int, experts: int, targets: int) -> float:
+    """Targets that a token's experts lie on, on average over every choice of them."""
+    each = experts // targets
+    choices = list(itertools.combinations(range(experts), chosen))
+    return sum(len({one // each for one in choice}) for choice in choices) / len(choices)
+
+
+@pytest.mark.parametrize(("chosen", "experts", "targets"), [(2, 8, 8), (2, 8, 4), (2, 8, 2), (3, 12, 4), (6, 12, 2)])
+def test_a_token_goes_once_to_each_node_that_has_some_of_its_experts(chosen: int, experts: int, targets: int) -> None:
+    """DeepSeek-V3 technical report, 2024, section 3.2.2; counted over all choices of experts."""
+    assert sent_once(chosen, experts, targets) * chosen == pytest.approx(distinct(chosen, experts, targets))
+
+
+def test_dispatch_once_sends_to_nodes_and_within_one_to_devices() -> None:
+    once = load_software("nemo-automodel")
+    each = once.model_copy(update={"expert_dispatch": "each"})
+    model, system = load_model("qwen3-30b-a3b"), load_system("dgx-h100")
+
+    def sent(software: Software, gpus: int) -> float:
+        run = Run(gpus=gpus, batch=1, dtype="bf16", strategy=f"dp={gpus},ep={gpus}", model={"layers": 2})
+        made = setting(system, run, "bf16", software)
+        mesh = Mesh.of({"ep": gpus})
+        graph = made.graph(model, gpus)
+        of = made.lowered(graph, placement(graph, parse_strategy(f"ep={gpus}"), {}), mesh)
+        return sum(one.payload_bytes for section in of.sections for one in section.transfers if one.axis == "ep")
+
+    for gpus, targets in ((8, 8), (64, 8), (16, 2)):
+        share = distinct_share(8, 128, targets)
+        assert sent(once, gpus) == pytest.approx(share * sent(each, gpus))
+    slow, quick = (
+        predict(model, system, Run(gpus=64, batch=1, strategy="ep=64"), one).breakdown.communication_total
+        for one in (each, once)
+    )
+    assert quick < slow
+
+
+def distinct_share(chosen: int, experts: int, targets: int) -> float:
+    """By the hypergeometric law: a target is missed by all of a token's experts."""
+    each = experts // targets
+    return targets * (1.0 - math.comb(experts - each, chosen) / math.comb(experts, chosen)) / chosen
 
 
 def test_imbalance_slows_the_experts_and_nothing_else() -> None:
