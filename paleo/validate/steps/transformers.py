@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import cache
+from typing import Literal
 
 from paleo.assemble import RECOMPUTE
 from paleo.errors import SpecError
@@ -97,15 +98,18 @@ def without_update(row: Row) -> bool:
     return stated is not None and abs(sum(map(float, stated.groups())) - float(row["iteration_ms"])) < 0.1
 
 
-#: Rank of adapters where a row says no more than that it was fine-tuning with LoRA: 8 to 32 are usual.
-ADAPTER_RANK = 16
+#: Rank of adapters, and what they stand beside, where a row says no more than that it was fine-tuning with LoRA: 8 to
+#: 32 are usual, of attention's products as in its paper; recipes of AutoModel state rank 8 and all products.
+ADAPTERS: dict[str, tuple[int, Literal["attention", "all"]]] = {"nemo-automodel": (8, "all")}
+USUAL_ADAPTERS: tuple[int, Literal["attention", "all"]] = (16, "attention")
 
 
 def run_of(row: Row) -> Run:
     """The run that a row of ``llm_iterations`` describes; recomputation that is not stated is the software's habit.
-    Models marked ``[LoRA]`` are tuned by adapters of attention's products, as in its paper, with all else frozen."""
+    Models marked ``[LoRA]`` are tuned by adapters (`ADAPTERS`), with all else frozen."""
     software = software_of(row)
     _, sizes = network_of(row)
+    rank, adapted = ADAPTERS.get(software, USUAL_ADAPTERS)
     return Run(
         gpus=whole(row, "n_gpus"),
         global_batch=whole(row, "global_batch"),
@@ -115,7 +119,8 @@ def run_of(row: Row) -> Run:
         recompute=recompute_of(row, load_software(software)),
         software=software,
         offload=offload(row),
-        adapters=ADAPTER_RANK if "[lora]" in str(row.get("model", "")).lower() else None,
+        adapters=rank if "[lora]" in str(row.get("model", "")).lower() else None,
+        adapted=adapted,
         model=sizes,
     )
 
