@@ -399,8 +399,11 @@ def _single(priced: _Priced) -> tuple[Callable[[], Timeline], Breakdown]:
         return priced.network.time("all_gather", axes, section.parameters * width) if buckets.sharded else 0.0
 
     gathers = np.array([gather(section) for section in program.sections])
+    earlier = times
     if buckets.overlapped or buckets.sharded:
         times = crowded(times, gathers, _gradient_seconds(program, bucket, buckets), priced.setting.software.contention)
+    if buckets.sharded:
+        earlier = times
     gathered = _state_gathers(priced, over(priced.held, times.forwards))
     collected = float(gathered.exposed[0])
     update = float(_updates(priced)[0]) + collected
@@ -410,12 +413,14 @@ def _single(priced: _Priced) -> tuple[Callable[[], Timeline], Breakdown]:
         order = turns(program, buckets, last=last)
         sent = [sum(bucket(*one) for one in turn.buckets) for turn in order]
         start = 0.0 if not last else (priced.plan.microbatches - 1) * max(map(float, ends[0]))
-        ends.append(walk(order, times.forwards, times.backwards + times.weights, gathers, sent, start))
+        used = times if last else earlier
+        ends.append(walk(order, used.forwards, used.backwards + used.weights, gathers, sent, start))
         beside = float(sum(sent) + sum(gathers[turn.section] for turn in order if turn.gathers))
     end = max(map(float, ends[1])) + update
 
     def draw() -> Timeline:
-        prices = Prices(_section_times(times), partial(_counts, priced), bucket, gather, width)
+        each = _section_times(times), _section_times(earlier)
+        prices = Prices(*each, partial(_counts, priced), bucket, gather, width)
         return step_timeline(program, prices, microbatches=priced.plan.microbatches, buckets=buckets, update=update)
 
     return draw, _breakdown(priced, 0, end, beside + collected + float(gathered.hidden[0]))

@@ -9,7 +9,7 @@ one are one task: nothing is unrolled that repeats.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from paleo.engine import Event, Task, Timeline, schedule
@@ -99,10 +99,12 @@ def _flush(pending: dict[Axes, float], least: float) -> tuple[tuple[Axes, float]
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """Seconds of a section's turn, of a gradient bucket and of the gather of a section's parameters; ``counts(section,
-    direction)``: FLOP and bytes of a turn's kernels, and bytes of the collectives that it waits for."""
+    """Seconds of a section's turn in the last microbatch and in ``earlier`` ones, of a gradient bucket and of the
+    gather of a section's parameters; ``counts(section, direction)``: FLOP and bytes of a turn's kernels, and bytes of the
+    collectives that it waits for."""
 
     times: Sequence[SectionTime]
+    earlier: Sequence[SectionTime]
     counts: Callable[[Section, Direction], tuple[float, float, float]]
     bucket: Callable[[Axes, float], float]
     gather: Callable[[Section], float]
@@ -114,7 +116,7 @@ def step_timeline(program: Program, prices: Prices, *, microbatches: int, bucket
     tasks: list[Task] = []
     if microbatches > 1:
         earlier: list[Task] = []
-        _tasks(earlier, program, prices, turns(program, buckets, last=False))
+        _tasks(earlier, program, replace(prices, times=prices.earlier), turns(program, buckets, last=False))
         once = schedule(earlier).end
         tasks.append(
             Task(f"{microbatches - 1} earlier microbatches", COMPUTE, once * (microbatches - 1), (), "accumulate")

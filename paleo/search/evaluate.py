@@ -674,7 +674,7 @@ class _Search:
         seconds = self._buckets(group, members, kind)
         sent: list[Array | float] = [row[member] if row.any() else 0.0 for row in seconds]
         gather = self._gathers(group, pairs)[:, None] if buckets.sharded else None
-        contention = self.made.software.contention
+        contention, alone = self.made.software.contention, (forward, backward)
         if contention and (buckets.overlapped or buckets.sharded):
             beside = np.zeros((1, 1, 1)) if gather is None else gather
             sums = self._gradients(group, members, buckets, kind)[:, None, member]
@@ -686,7 +686,7 @@ class _Search:
             once = np.maximum(*walk(order, forward, backward, gather, sent, 0.0))
         else:
             plain = turns(self.points.programs[self._program(group, members[0][0])], buckets, last=False)
-            once = np.maximum(*walk(plain, forward, backward, None, [0.0] * len(plain), 0.0))
+            once = np.maximum(*walk(plain, *alone, None, [0.0] * len(plain), 0.0))
         return np.maximum(*walk(order, forward, backward, gather, sent, (group.count[pairs] - 1.0) * once))
 
     def _buckets(self, group: _Group, members: Sequence[tuple[int, list[Turn]]], kind: int) -> Array:

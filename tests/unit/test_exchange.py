@@ -20,6 +20,7 @@ from paleo.schedules.base import SCHEDULES, Passes
 from paleo.specs.hardware import load_system
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
+from paleo.specs.software import load_software
 
 SYSTEM = load_system("dgx-h100")
 #: gpt2: elements of the table, 50257 words of 768.
@@ -251,3 +252,24 @@ def test_a_network_without_the_hosts_floor_answers_for_itself() -> None:
     network = Network(load_system("dgx-a100-80gb"), Mesh.of({"dp": 8}), host=0.001)
     assert network.time("all_reduce", ("dp",), 8.0) == 0.001
     assert replace(network, host=0.0).time("all_reduce", ("dp",), 8.0) < 0.0001
+
+
+@pytest.mark.parametrize("strategy", ["dp=8", "dp=8,zero=1", "dp=8,zero=3"])
+def test_only_microbatches_that_send_are_slowed(strategy: str) -> None:
+    """Gradients travel with the last microbatch, so the others take as long as without contention; sharded parameters
+    are gathered, and their gradients sent, with each of them."""
+    profile = load_software("pytorch-eager")
+
+    def seconds(microbatches: int, contention: float) -> float:
+        run = Run(gpus=8, global_batch=8 * microbatches, microbatch=1, dtype="bf16", strategy=strategy)
+        software = profile.model_copy(update={"contention": contention})
+        made = predict(load_model("gpt2-xl"), load_system("dgx-a100-80gb"), run, software)
+        assert made.timeline.end == pytest.approx(made.step_time, rel=1e-9)
+        return made.step_time
+
+    assert seconds(1, 1.0) > seconds(1, 0.0)
+    more = [seconds(4, contention) - seconds(1, contention) for contention in (0.0, 1.0)]
+    if strategy == "dp=8,zero=3":
+        assert more[1] > more[0]
+    else:
+        assert more[1] == pytest.approx(more[0], rel=1e-9)
