@@ -100,8 +100,8 @@ def _flush(pending: dict[Axes, float], least: float) -> tuple[tuple[Axes, float]
 @dataclass(frozen=True, slots=True)
 class Prices:
     """Seconds of a section's turn in the last microbatch and in ``earlier`` ones, of a gradient bucket and of the
-    gather of a section's parameters; ``counts(section, direction)``: FLOP and bytes of a turn's kernels, and bytes of the
-    collectives that it waits for."""
+    gather of a section's parameters; ``counts(section, direction)``: FLOP and bytes of a turn's kernels, and bytes of
+    the collectives that it waits for."""
 
     times: Sequence[SectionTime]
     earlier: Sequence[SectionTime]
