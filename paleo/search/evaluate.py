@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +28,6 @@ from paleo.assemble import (
 )
 from paleo.exchange import (
     Sends,
-    copied,
     exposed_gather,
     gradient_shares,
     gradient_turns,
@@ -55,18 +54,41 @@ Codes = npt.NDArray[np.integer]
 Shape = tuple[tuple[int, str, int, bool, bool], ...]
 
 
+class Choice(NamedTuple):
+    """What configurations of many layouts have in common: positions in `RECOMPUTE` and in `SCHEDULES`, chunks of a
+    stage, ZeRO's stage, whether gradients travel during backward."""
+
+    recompute: int
+    schedule: int
+    chunks: int
+    zero: int
+    overlapped: bool
+
+    @classmethod
+    def named(cls, recompute: str, schedule: str, chunks: int, zero: int, *, overlapped: bool) -> Choice:
+        """From the names of recomputation and schedule."""
+        return cls(RECOMPUTE.index(recompute), list(SCHEDULES).index(schedule), chunks, zero, overlapped)
+
+
+class _Solved(NamedTuple):
+    """Configurations of one choice: positions of their pairs, seconds of a step, bytes of the fullest stage."""
+
+    choice: Choice
+    pair: Codes
+    step_time: Array
+    memory: Array
+
+
 @dataclass(frozen=True, slots=True)
 class Results:
-    """One entry for each configuration: positions of its layout and of its choices, seconds of a step, bytes of the
-    fullest stage."""
+    """One entry for each configuration: position of its pair and of its choice, seconds of a step, bytes of the fullest
+    stage. A pair is a layout (its position) at a microbatch."""
 
-    layout: Codes
-    microbatch: Codes
-    recompute: Codes
-    schedule: Codes
-    chunks: Codes
-    zero: Codes
-    overlapped: npt.NDArray[np.bool_]
+    layouts: Codes
+    microbatches: Codes
+    choices: tuple[Choice, ...]
+    pair: Codes
+    choice: Codes
     step_time: Array
     memory: Array
 
@@ -74,17 +96,45 @@ class Results:
         return len(self.step_time)
 
     @classmethod
-    def joined(cls, parts: Sequence[Results]) -> Results:
-        """Several results one after another."""
-        return cls(*(np.concatenate([getattr(part, one.name) for part in parts]) for one in fields(cls)))
+    def of(cls, groups: Sequence[_Group], solved: Sequence[_Solved]) -> Results:
+        """All that was solved, one part after another."""
+        layouts, sizes = ([np.zeros(0, dtype=np.int32)] for _ in range(2))
+        layouts += [np.array(group.layouts, dtype=np.int32)[group.member] for group in groups]
+        sizes += [group.microbatch.astype(np.int32) for group in groups]
+        empty = _Solved(Choice(0, 0, 1, 0, False), np.zeros(0, dtype=np.int32), np.zeros(0), np.zeros(0))
+        choices, *columns = zip(empty, *solved, strict=True)
+        pair, step, memory = (np.concatenate(column) for column in columns)
+        choice = np.repeat(np.arange(len(choices), dtype=np.int32), [len(pairs) for pairs in columns[0]])
+        return cls(np.concatenate(layouts), np.concatenate(sizes), choices, pair, choice, step, memory)
+
+    def at(self, index: int) -> tuple[int, int, Choice]:
+        """The position of the layout, the microbatch and the choice of one configuration."""
+        pair = self.pair[index]
+        return int(self.layouts[pair]), int(self.microbatches[pair]), self.choices[self.choice[index]]
+
+    @property
+    def layout(self) -> Codes:
+        """Positions of layouts."""
+        return self.layouts[self.pair]
+
+    @property
+    def microbatch(self) -> Codes:
+        """Samples of a microbatch."""
+        return self.microbatches[self.pair]
+
+    def chosen(self, name: str) -> Codes:
+        """A field of `Choice`."""
+        return np.array([getattr(one, name) for one in self.choices])[self.choice]
 
 
 @dataclass(frozen=True, slots=True)
 class _Group:
     """Layouts of one number of stages, and their pairs with microbatches: positions of layouts and points, one entry a
-    pair; ``first`` is a pair of each layout, ``ranks`` its data-parallel ones."""
+    pair; ``before`` are pairs of groups before it, ``first`` is a pair of each layout, ``ranks`` its data-parallel
+    ones."""
 
     stages: int
+    before: int
     layouts: tuple[int, ...]
     ranks: Array
     first: Index
@@ -94,22 +144,57 @@ class _Group:
     count: Array
 
 
+class _Kinds:
+    """Different turns that the stages of a group's cuts hold, or their chunks: turns of each section, copies of each
+    tied parameter, copies of the network. They are few: what they take is found once for each, not for each stage."""
+
+    def __init__(self) -> None:
+        self._place: dict[bytes, int] = {}
+        self._rows: list[Array] = []
+
+    def places(self, turns: Array, copies: int) -> Index:
+        """Positions of turns, (…, sections and ties), among the kinds; new ones are added."""
+        rows = np.concatenate([turns, np.full((*turns.shape[:-1], 1), float(copies))], axis=-1)
+        found = [self._of(row) for row in rows.reshape(-1, rows.shape[-1])]
+        return np.array(found, dtype=np.intp).reshape(turns.shape[:-1])
+
+    def _of(self, row: Array) -> int:
+        place = self._place.setdefault(row.tobytes(), len(self._rows))
+        if place == len(self._rows):
+            self._rows.append(row)
+        return place
+
+    @property
+    def turns(self) -> Array:
+        """(kinds, sections and ties)."""
+        return np.array(self._rows)[:, :-1]
+
+    @property
+    def copies(self) -> Array:
+        """Copies of the network of which these are turns: (kinds, 1)."""
+        return np.array(self._rows)[:, -1:]
+
+
 @dataclass(frozen=True, slots=True)
 class _Laid:
-    """Turns of each section in each chunk of each stage, (stages, chunks, sections), and on each stage, (stages,
-    sections), in all ``copies`` of the network; ``key`` and ``stages_key`` tell them from others."""
+    """Turns of each section on each stage, (stages, sections), in all ``copies`` of the network, and how they are
+    placed in its chunks, (stages, chunks, sections); kinds of both, (stages,) and (stages, chunks)."""
 
     placed: Array
     held: Array
     copies: int
-    key: tuple[object, ...]
-    stages_key: tuple[object, ...]
+    kind: Index
+    chunk_kind: Index
 
-    @classmethod
-    def of(cls, placed: Array, copies: int = 1) -> _Laid:
-        """From the turns in each chunk."""
-        held = np.asarray(placed.sum(axis=1))
-        return cls(placed, held, copies, (placed.shape, placed.tobytes(), copies), (len(held), held.tobytes(), copies))
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Tells them from others of as many stages."""
+        return self.chunk_kind.shape, self.chunk_kind.tobytes()
+
+    @property
+    def stages_key(self) -> tuple[object, ...]:
+        """The same, whatever lies in which chunk."""
+        return len(self.kind), self.kind.tobytes()
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,36 +236,35 @@ class _Tails:
 def evaluate(points: Points, layouts: Sequence[Layout], space: Space, made: Setting) -> Results:
     """Every configuration of the space over the layouts."""
     search = _Search(points, layouts, space, made)
-    parts: list[Results] = []
-    for group in _groups(points, layouts, space):
-        parts += search.single(group) if group.stages == 1 else search.pipelined(group)
-    empty = np.zeros(0, dtype=np.intp)
-    none = Results(empty, empty, empty, empty, empty, empty, np.zeros(0, dtype=bool), np.zeros(0), np.zeros(0))
-    return Results.joined(parts or [none])
+    groups = list(_groups(points, layouts, space))
+    solved: list[_Solved] = []
+    for group in groups:
+        solved += search.single(group) if group.stages == 1 else search.pipelined(group)
+    return Results.of(groups, solved)
 
 
 def _groups(points: Points, layouts: Sequence[Layout], space: Space) -> Iterator[_Group]:
-    for stages in sorted({layout.mesh.degree("pp") for layout in layouts}):
+    of_stages: dict[int, list[int]] = {}
+    for index, layout in enumerate(layouts):
+        of_stages.setdefault(layout.mesh.degree("pp"), []).append(index)
+    sizes = {layout.local_batch: microbatches(layout.local_batch, space) for layout in layouts}
+    before = 0
+    for stages, indices in sorted(of_stages.items()):
         members: list[int] = []
         rows: list[tuple[int, int, int, int]] = []
-        for index, layout in enumerate(layouts):
-            if layout.mesh.degree("pp") == stages:
-                key = points.key(layout)
-                found = [(size, points.where.get((key, size))) for size in microbatches(layout.local_batch, space)]
-                here = [
-                    (len(members), point, size, layout.local_batch // size)
-                    for size, point in found
-                    if point is not None
-                ]
-                members += [index] if here else []
-                rows += here
+        for index in indices:
+            local, key = layouts[index].local_batch, points.key(layouts[index])
+            found = [(points.where.get((key, size)), size) for size in sizes[local]]
+            here = [(len(members), point, size, local // size) for point, size in found if point is not None]
+            members += [index] if here else []
+            rows += here
         if rows:
-            table = np.array(rows, dtype=np.int64)
-            sizes, counts = table[:, 2].astype(np.float64), table[:, 3].astype(np.float64)
-            first = np.unique(table[:, 0], return_index=True)[1]
-            member, point = table[:, 0].astype(np.intp), table[:, 1].astype(np.intp)
+            member, point, size, count = np.array(rows, dtype=np.intp).T
+            first = np.flatnonzero(np.diff(member, prepend=-1))
             ranks = np.array([float(layouts[index].mesh.replicas) for index in members])
-            yield _Group(stages, tuple(members), ranks, first, member, point, sizes, counts)
+            both = size.astype(np.float64), count.astype(np.float64)
+            yield _Group(stages, before, tuple(members), ranks, first, member, point, *both)
+            before += len(rows)
 
 
 class _Search:
@@ -194,6 +278,7 @@ class _Search:
         self._tailed: dict[tuple[object, ...], _Tails] = {}
         self._cells: dict[tuple[int, int], _Cells] = {}
         self._in_turn: dict[tuple[object, ...], Sends] = {}
+        self._kinds: dict[int, tuple[_Kinds, _Kinds]] = {}
         self._laid: dict[tuple[object, ...], tuple[_Laid, Array]] = {}
         self._pieces: dict[tuple[int, int], tuple[Chunk, ...]] = {}
         self._orders: dict[tuple[int, bool, bool], tuple[Shape, list[Turn]]] = {}
@@ -252,24 +337,17 @@ class _Search:
             self._places[layout, axes] = mesh.stride(axes), mesh.ways(axes)
         return self._places[layout, axes]
 
-    def _parameters(self, group: _Group, laid: _Laid) -> Array:
-        """Parameter elements of (stages, layouts), copies of tied ones too."""
-        return self._counted(group, laid, "parameters")
+    def _elements(self, group: _Group, which: Literal["parameters", "trained"]) -> Array:
+        """Parameter elements of each kind of turns, copies of tied ones too, or those of them that have gradients:
+        (kinds, layouts)."""
+        return self._once((which, group.stages), lambda: self._counted(group, which))
 
-    def _trained(self, group: _Group, laid: _Laid) -> Array:
-        """Those of them that have gradients."""
-        return self._counted(group, laid, "trained")
-
-    def _counted(self, group: _Group, laid: _Laid, which: Literal["parameters", "trained"]) -> Array:
-        return self._once((which, *laid.stages_key), lambda: self._elements(group, laid, which))
-
-    def _elements(self, group: _Group, laid: _Laid, which: Literal["parameters", "trained"]) -> Array:
-        found = over(laid.held, getattr(self.points.columns, which)[:, group.point[group.first]])
+    def _counted(self, group: _Group, which: Literal["parameters", "trained"]) -> Array:
+        figures = getattr(self.points.columns, which)[:, group.point[group.first]]
         ties = [self._of(group, place).ties for place in range(len(group.layouts))]
-        if not (ties and ties[0]):
-            return found
-        elements = [[tie.elements * (tie.trained or which == "parameters") for tie in one] for one in ties]
-        return np.asarray(found + copied(laid.held, ties[0]) @ np.array(elements).T)
+        tied = [[tie.elements * (tie.trained or which == "parameters") for tie in one] for one in ties]
+        each = np.concatenate([figures, np.array(tied, dtype=np.float64).T.reshape(-1, figures.shape[1])])
+        return np.asarray(self._kinds[group.stages][0].turns @ each)
 
     def _of(self, group: _Group, place: int) -> Program:
         """The program of a layout's points."""
@@ -284,15 +362,12 @@ class _Search:
 
     def _made_tails(self, group: _Group, laid: _Laid, zero: int, overlapped: bool, *, summed: bool = True) -> _Tails:
         """``summed``: with the sums of gradients."""
-        key, bucket = (*laid.stages_key, bool(zero)), self.made.run.bucket
-        sizes = self._trained(group, laid) * self.made.formats.parameter
-        fixed = self._once(("update", *key), lambda: self._update(group, laid, zero))
+        bucket = self.made.run.bucket
+        sizes = self._elements(group, "trained")[laid.kind] * self.made.formats.parameter
+        fixed = self._update(group, zero > 0)[laid.kind]
         gathers = np.zeros_like(fixed)
         if zero in (1, 2) and self.training:
-            gathers = self._once(
-                ("gathers", *key),
-                lambda: self._slowest("all_gather", self._replicas(group, laid.copies), sizes),
-            )
+            gathers = self._gathering(group, laid)
         sums = np.zeros((len(fixed), 1, fixed.shape[1]))
         sent = sums
         if summed:
@@ -304,6 +379,17 @@ class _Search:
         if not (overlapped and self.made.software.overlap_gather):
             fixed, gathers = fixed + gathers, np.zeros_like(gathers)
         return _Tails(fixed, sums, sendings(sent, bucket), gathers, sendings(sizes, bucket), sends)
+
+    def _gathering(self, group: _Group, laid: _Laid) -> Array:
+        """Seconds in which each stage of each layout gathers its parameters: (stages, layouts)."""
+
+        def gathered(places: Index | slice) -> Array:
+            sizes = self._elements(group, "trained")[places] * self.made.formats.parameter
+            return self._slowest("all_gather", self._replicas(group, laid.copies), sizes)
+
+        if laid.copies > 1:  # how far apart the copies of a stage are is a matter of its place
+            return self._once(("gathering", *laid.stages_key), lambda: gathered(laid.kind))
+        return self._once(("gathering", group.stages), lambda: gathered(slice(None)))[laid.kind]
 
     def _tail(
         self, tails: _Tails, schedule: Schedule, passes: Passes, chunks: int, members: Index, key: tuple[object, ...]
@@ -339,16 +425,13 @@ class _Search:
     def _exchange(self, group: _Group, laid: _Laid, zero: int, overlapped: bool) -> tuple[Array, Array]:
         """Seconds in which each chunk of each stage of each layout sums its gradients, and their bytes: (stages,
         chunks, layouts). In one go for all chunks where nothing overlaps."""
-        turns = gradient_turns(laid.placed if overlapped else laid.held[:, None], self._of(group, 0).ties)
+        which = 1 if overlapped else 0
+        kinds, kind_of = self._kinds[group.stages][which], laid.chunk_kind if overlapped else laid.kind[:, None]
         if laid.copies > 1:
-            seconds, sizes = self._summed(group, turns, laid.copies, zero)
-            return seconds, sizes
-        # chunks that make the same gradients send them in the same time
-        kinds, kind_of = np.unique(turns.reshape(-1, turns.shape[2]), axis=0, return_inverse=True)
-        seconds, sizes = (
-            one[kind_of.reshape(turns.shape[:2]), 0] for one in self._summed(group, kinds[:, None], 1, zero)
-        )
-        return seconds, sizes
+            return tuple(self._summed(group, kinds.turns[kind_of], laid.copies, zero))
+        key = "exchange", group.stages, which, zero
+        seconds, sizes = self._once(key, lambda: self._summed(group, kinds.turns[:, None], 1, zero))[:, :, 0]
+        return seconds[kind_of], sizes[kind_of]
 
     def _summed(self, group: _Group, turns: Array, copies: int, zero: int) -> Array:
         """Seconds and bytes of the gradients of some turns, (stages, chunks, ties and sections), for each layout: (2,
@@ -384,29 +467,42 @@ class _Search:
     def _summed_ties(self, group: _Group, laid: _Laid) -> Array:
         found = np.zeros((group.stages, len(group.layouts)))
         pairs = tied_pairs(self._of(group, 0).ties, laid.held) if self.training else []
-        strides = np.array([self.layouts[index].mesh.stride(("pp",)) for index in group.layouts])
         for tie, owner, other in pairs:
-            ties = [self._of(group, place).ties[tie] for place in range(len(group.layouts))]
-            sizes = np.array([one.elements for one in ties]) * self.made.formats.gradient
-            ranks = np.full(len(sizes), 2)
-            found[[owner, other]] += self.made.fabric.times("all_reduce", strides * abs(other - owner), ranks, sizes)
+            key = "tie", group.stages, tie, abs(other - owner)
+            found[[owner, other]] += self._once(key, partial(self._summed_tie, group, tie, abs(other - owner)))
         return found
 
-    def _update(self, group: _Group, laid: _Laid, zero: int) -> Array:
-        """Seconds of the update of the parameters that a rank owns, clipping too: (stages, layouts)."""
-        counts = self._trained(group, laid) / (group.ranks * laid.copies if zero else 1.0)
+    def _summed_tie(self, group: _Group, tie: int, apart: int) -> Array:
+        """Seconds in which two stages so far ``apart`` sum a tied parameter's gradients: (layouts,)."""
+        strides = np.array([self.layouts[index].mesh.stride(("pp",)) for index in group.layouts])
+        ties = [self._of(group, place).ties[tie] for place in range(len(group.layouts))]
+        sizes = np.array([one.elements for one in ties]) * self.made.formats.gradient
+        return self.made.fabric.times("all_reduce", strides * apart, np.full(len(sizes), 2), sizes)
+
+    def _update(self, group: _Group, sharded: bool) -> Array:
+        """Seconds of the update of the parameters that a rank owns, clipping too: (kinds, layouts)."""
+        return self._once(("update", group.stages, sharded), lambda: self._updated(group, sharded))
+
+    def _updated(self, group: _Group, sharded: bool) -> Array:
+        kinds = self._kinds[group.stages][0]
+        counts = self._elements(group, "trained") / (group.ranks * kinds.copies if sharded else 1.0)
         if not self.training:
             return np.zeros_like(counts)
-        tensors = over(laid.held, section_figures(self.points.programs[0], "tensors"))[:, None]
+        each = section_figures(self.points.programs[0], "tensors")
+        tensors = over(kinds.turns[:, : len(each)], each)[:, None]
         found = self.made.updated(counts, tensors) + self.made.clipped(counts)
         if self.made.clip != "none":
-            axes = [clip_axes(zero)] * len(group.layouts)
+            axes = [clip_axes(int(sharded))] * len(group.layouts)
             found = found + self._collective("all_reduce", group.layouts, axes, np.full(len(axes), NORM_BYTES))
         return found
 
     def _owned(self, group: _Group, laid: _Laid, zero: int) -> Array:
         """Bytes of the states of each stage and of what the process itself takes: (stages, layouts)."""
-        held, learned, ranks = self._parameters(group, laid), self._trained(group, laid), group.ranks * laid.copies
+        return self._once(("owned", group.stages, zero), lambda: self._owning(group, zero))[laid.kind]
+
+    def _owning(self, group: _Group, zero: int) -> Array:
+        held, learned = (self._elements(group, which) for which in ("parameters", "trained"))
+        ranks = group.ranks * self._kinds[group.stages][0].copies
         whole = states(held, learned, 0.0, ranks, zero, self.optimizer, self.made.formats, training=self.training)
         own = np.array([self.made.reserved(self.layouts[index].mesh) for index in group.layouts])
         return memory(whole, np.zeros_like(held), own)
@@ -420,17 +516,11 @@ class _Search:
         work = workspace(laid.held, cut.largest_outputs, cut.times.transient, bucket)
         return over(laid.held, cut.times.kept), work
 
-    def _results(
-        self, group: _Group, pairs: Index, choice: tuple[str, str, int, int, bool], step: Array, size: Array
-    ) -> Results:
-        """``choice``: recompute, schedule, chunks, zero, overlapped."""
-        recompute, schedule, chunks, zero, overlapped = choice
-        step = np.maximum(step, self._fed(group)[group.member[pairs]])
-        codes = (RECOMPUTE.index(recompute), list(SCHEDULES).index(schedule), chunks, zero)
-        first, second, third, fourth = (np.full(len(pairs), code, dtype=np.int16) for code in codes)
-        layout = np.array(group.layouts, dtype=np.int32)[group.member[pairs]]
-        kept = np.full(len(pairs), overlapped)
-        return Results(layout, group.microbatch[pairs].astype(np.int32), first, second, third, fourth, kept, step, size)
+    def _solved(self, group: _Group, pairs: Index, choice: Choice, step: Array, size: Array) -> _Solved:
+        fed = self._fed(group)
+        if fed.any():
+            step = np.maximum(step, fed[group.member[pairs]])
+        return _Solved(choice, (pairs + group.before).astype(np.int32), step, size)
 
     def _fed(self, group: _Group) -> Array:
         """Seconds in which the batch of each layout arrives; 0 for synthetic data."""
@@ -447,18 +537,24 @@ class _Search:
 
     # pipelines
 
-    def pipelined(self, group: _Group) -> Iterator[Results]:
+    def pipelined(self, group: _Group) -> Iterator[_Solved]:
         """Configurations of two stages or more."""
+        cuts = [(cut, self._alike(group.stages, cut.chunks)) for cut in self._all_cuts(group)]
+        for cut, ways in cuts:  # all of them first: what they have in common is priced once
+            for schedules in ways:
+                self._dealt(group, cut, schedules[0])
+        for cut, ways in cuts:
+            for schedules in ways:
+                yield from self._ordered(group, cut, schedules)
+
+    def _all_cuts(self, group: _Group) -> Iterator[_Cut]:
         outputs = self.points.columns.largest_output_bytes[:, group.point]
         for recompute, times in self._times(group).items():
-            weight = times.turn * self.points.columns.repeat[:, None]
-            heaviest = weight.argmax(axis=0)
+            heaviest = (times.turn * self.points.columns.repeat[:, None]).argmax(axis=0)
             for chunks in self._chunks(group.stages):
                 for pieces, pairs in self._cuts(group, times, heaviest, group.stages * chunks):
                     taken = TurnTimes(*(getattr(times, one.name)[:, pairs] for one in fields(TurnTimes)))
-                    cut = _Cut(recompute, chunks, pieces, pairs, taken, outputs[:, pairs])
-                    for schedules in self._alike(group.stages, chunks):
-                        yield from self._ordered(group, cut, schedules)
+                    yield _Cut(recompute, chunks, pieces, pairs, taken, outputs[:, pairs])
 
     def _chunks(self, stages: int) -> tuple[int, ...]:
         repeats = {section.repeat for section in self.sections if section.repeat > 1}
@@ -501,7 +597,7 @@ class _Search:
                 shared.setdefault((*places, schedule.copies), []).append(schedule)
         return list(shared.values())
 
-    def _ordered(self, group: _Group, cut: _Cut, schedules: list[Schedule]) -> Iterator[Results]:
+    def _ordered(self, group: _Group, cut: _Cut, schedules: list[Schedule]) -> Iterator[_Solved]:
         """Schedules that lay a cut over the stages in the same way."""
         able = [np.flatnonzero(one.runs(group.stages, group.count[cut.pairs])) for one in schedules]
         if not any(map(len, able)):
@@ -530,7 +626,7 @@ class _Search:
         pairs: Index,
         passes: Passes,
         passing: Sequence[Array],
-    ) -> Iterator[Results]:
+    ) -> Iterator[_Solved]:
         """One schedule of the pairs that it can run: its passes once, then what each ZeRO and exchange mode adds."""
         count, member, chunks = group.count[pairs], group.member[pairs], cut.chunks
         ends = stage_ends(schedule, passes, count, chunks)
@@ -538,8 +634,7 @@ class _Search:
         several = np.take(group.ranks > 1, member)
         known: dict[tuple[int, bool], tuple[Array, npt.NDArray[np.bool_]]] = {}
         for zero in (zero for zero in self.space.zero if zero < 3):
-            owned = self._once(("owned", *laid.stages_key, zero), partial(self._owned, group, laid, zero))
-            size = (held + np.take(owned, member, axis=1)).max(axis=0)
+            size = (held + np.take(self._owned(group, laid, zero), member, axis=1)).max(axis=0)
             for overlapped in self._modes():
                 mode = _kind(zero), overlapped
                 if mode not in known:
@@ -549,8 +644,8 @@ class _Search:
                     known[mode] = tail.max(axis=0), np.take(self._distinct(tails, overlapped), member)
                 step, own = known[mode]
                 chosen = np.flatnonzero(own & several if zero else own)
-                choice = (cut.recompute, schedule.name, chunks, zero, overlapped)
-                yield self._results(group, pairs[chosen], choice, step[chosen], size[chosen])
+                choice = Choice.named(cut.recompute, schedule.name, chunks, zero, overlapped=overlapped)
+                yield self._solved(group, pairs[chosen], choice, step[chosen], size[chosen])
 
     def _distinct(self, tails: _Tails, overlapped: bool) -> npt.NDArray[np.bool_]:
         """Layouts of which a mode is a choice of its own: where both are tried, overlapping needs something to send."""
@@ -563,8 +658,15 @@ class _Search:
         if key not in self._laid:
             placed = turns_placed(len(self.sections), cut.pieces, schedule.pieces(group.stages, cut.chunks))
             sends = self._sends(group, cut.pieces, schedule, cut.chunks)
-            self._laid[key] = _Laid.of(placed, schedule.copies), sends
+            self._laid[key] = self._laying(group, placed, schedule.copies), sends
         return self._laid[key]
+
+    def _laying(self, group: _Group, placed: Array, copies: int = 1) -> _Laid:
+        """Turns in each chunk of each stage, (stages, chunks, sections), with their kinds."""
+        kinds, chunk_kinds = self._kinds.setdefault(group.stages, (_Kinds(), _Kinds()))
+        held, ties = np.asarray(placed.sum(axis=1)), self._of(group, 0).ties
+        kind = kinds.places(gradient_turns(held[:, None], ties)[:, 0], copies)
+        return _Laid(placed, held, copies, kind, chunk_kinds.places(gradient_turns(placed, ties), copies))
 
     def _sends(self, group: _Group, pieces: Sequence[Chunk], schedule: Schedule, chunks: int) -> Array:
         """Seconds in which each stage hands on the outputs of its chunks, one microbatch and way: (stages, pairs)."""
@@ -585,15 +687,15 @@ class _Search:
             chosen = [self.layouts[i] for i in group.layouts]
             split = np.array([1.0 if one.sequence_parallel else float(one.mesh.degree("tp")) for one in chosen])
             sizes = self.points.output_bytes[section, group.point] / split[group.member]
-            members = np.array(group.layouts)[group.member].tolist()
-            self._kept[key] = self._collective("send_recv", members, [("pp",)] * len(members), sizes)
+            (places,) = self._ranks(group.layouts, [("pp",)] * len(chosen), 1)
+            self._kept[key] = self._slowest("send_recv", [places[..., group.member]], sizes)
         return self._kept[key]
 
     # one stage
 
-    def single(self, group: _Group) -> Iterator[Results]:
+    def single(self, group: _Group) -> Iterator[_Solved]:
         """Configurations without a pipeline."""
-        laid = _Laid.of(np.array([[[float(section.repeat) for section in self.sections]]]))
+        laid = self._laying(group, np.array([[[float(section.repeat) for section in self.sections]]]))
         times, whole = self._times(group), tuple((i, section.repeat) for i, section in enumerate(self.sections))
         every, outputs = np.arange(len(group.point)), self.points.columns.largest_output_bytes[:, group.point]
         cuts = [_Cut(recompute, 1, (whole,), every, turn, outputs) for recompute, turn in times.items()]
@@ -609,9 +711,8 @@ class _Search:
                 pairs = np.flatnonzero(several) if zero else every
                 for place, recompute in enumerate(times):
                     step, size = ends[_kind(zero)][place] + after, held[place] + owned
-                    yield self._results(
-                        group, pairs, (recompute, "1f1b", 1, zero, overlapped), step[pairs], size[pairs]
-                    )
+                    choice = Choice.named(recompute, "1f1b", 1, zero, overlapped=overlapped)
+                    yield self._solved(group, pairs, choice, step[pairs], size[pairs])
 
     def _whole(self, group: _Group) -> Array:
         """Bytes of parameters that are whole at once where they are sharded, for each pair."""

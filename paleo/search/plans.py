@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -178,11 +178,10 @@ class _Found:
     def row(self, index: int) -> PlanRow:
         part = self.parts[int(self.part[index])]
         place = index - int(self.first[self.part[index]])
-        values = {one.name: getattr(part.results, one.name)[place] for one in fields(Results)}
-        layout, zero, chunks = part.layouts[int(values["layout"])], int(values["zero"]), int(values["chunks"])
-        strategy, schedule = _strategy(layout, zero, chunks), list(SCHEDULES)[int(values["schedule"])]
-        overlapped, microbatch = bool(values["overlapped"]), int(values["microbatch"])
-        recompute, single = RECOMPUTE[int(values["recompute"])], layout.mesh.degree("pp") == 1
+        laid, microbatch, choice = part.results.at(place)
+        layout, overlapped = part.layouts[laid], choice.overlapped
+        strategy, schedule = _strategy(layout, choice.zero, choice.chunks), list(SCHEDULES)[choice.schedule]
+        recompute, single = RECOMPUTE[choice.recompute], layout.mesh.degree("pp") == 1
         changed: dict[str, object] = {"strategy": strategy, "microbatch": microbatch, "recompute": recompute}
         changed["schedule"] = "1f1b" if schedule == "interleaved" else schedule
         if part.run.exchange is None:
@@ -194,9 +193,9 @@ class _Found:
             recompute,
             "none" if single else schedule,
             overlapped,
-            float(values["step_time"]),
-            float(values["memory"]),
-            bool(values["memory"] <= self.capacity),
+            float(self.step[index]),
+            float(self.memory[index]),
+            bool(self.fits[index]),
             part.run.model_copy(update=changed),
         )
 

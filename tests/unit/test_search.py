@@ -11,7 +11,7 @@ import pytest
 
 from paleo.errors import CapacityError, PlanError, SpecError
 from paleo.predict import predict, setting
-from paleo.search.evaluate import evaluate
+from paleo.search.evaluate import Choice, evaluate
 from paleo.search.hybrid import hybrid
 from paleo.search.plans import Search, _Found, _Part, _searched, _sized, explain, search
 from paleo.search.points import priced
@@ -73,11 +73,11 @@ def test_arrays_equal_single_predictions(case: str) -> None:
 def test_every_choice_occurs() -> None:
     _, _, part, found = everything("large")
     results = part.results
-    assert set(results.zero) == {0, 1, 2, 3}
-    assert set(results.recompute) == {0, 1, 2}
-    assert set(results.overlapped) == {False, True}
-    assert set(results.chunks) >= {1, 2, 3, 4, 6}
-    assert len(set(results.schedule)) == 6
+    assert set(results.chosen("zero")) == {0, 1, 2, 3}
+    assert set(results.chosen("recompute")) == {0, 1, 2}
+    assert set(results.chosen("overlapped")) == {False, True}
+    assert set(results.chosen("chunks")) >= {1, 2, 3, 4, 6}
+    assert len(set(results.chosen("schedule"))) == 6
     assert len(results) > 100_000 and np.all(np.isfinite(found.step)) and np.all(found.memory > 0)
 
 
@@ -86,9 +86,10 @@ def test_pipelines_exchange_gradients_after_their_last_pass_or_beside_it() -> No
     _, _, part, _ = everything("compiled")
     r, stages = part.results, np.array([layout.mesh.degree("pp") for layout in part.layouts])
     piped = stages[r.layout] > 1
-    rows = np.stack([r.layout, r.microbatch, r.recompute, r.schedule, r.chunks, r.zero], axis=1)
-    late = {tuple(row): i for i, row in enumerate(rows.tolist()) if piped[i] and not r.overlapped[i]}
-    early = {tuple(row): i for i, row in enumerate(rows.tolist()) if piped[i] and r.overlapped[i]}
+    overlapped = r.chosen("overlapped")
+    rows = np.stack([r.layout, r.microbatch, *map(r.chosen, ("recompute", "schedule", "chunks", "zero"))], axis=1)
+    late = {tuple(row): i for i, row in enumerate(rows.tolist()) if piped[i] and not overlapped[i]}
+    early = {tuple(row): i for i, row in enumerate(rows.tolist()) if piped[i] and overlapped[i]}
     assert early and set(early) <= set(late)
     pairs = np.array([(early[row], late[row]) for row in early])
     assert np.all(r.step_time[pairs[:, 0]] <= r.step_time[pairs[:, 1]] * (1 + 1e-12))
@@ -99,7 +100,7 @@ def test_pipelines_exchange_gradients_after_their_last_pass_or_beside_it() -> No
 def test_no_configuration_occurs_twice() -> None:
     _, _, part, _ = everything("dense")
     r = part.results
-    rows = np.stack([r.layout, r.microbatch, r.recompute, r.schedule, r.chunks, r.zero, r.overlapped])
+    rows = np.stack([r.layout, r.microbatch, *map(r.chosen, Choice._fields)])
     assert np.unique(rows, axis=1).shape == rows.shape
 
 
@@ -252,5 +253,5 @@ def test_per_layer_search_takes_chains_alone() -> None:
 
 def test_memory_of_the_search_is_small() -> None:
     _, _, part, _ = everything("large")
-    held = sum(getattr(part.results, name).nbytes for name in ("layout", "microbatch", "step_time", "memory"))
+    held = sum(getattr(part.results, name).nbytes for name in ("pair", "choice", "step_time", "memory"))
     assert held < 0.1 * GIB
