@@ -55,39 +55,37 @@ Shape = tuple[tuple[int, str, int, bool, bool], ...]
 
 
 class Choice(NamedTuple):
-    """What configurations of many layouts have in common: positions in `RECOMPUTE` and in `SCHEDULES`, chunks of a
-    stage, ZeRO's stage, whether gradients travel during backward."""
+    """What configurations of many layouts have in common: position in `SCHEDULES`, chunks of a stage, ZeRO's stage,
+    whether gradients travel during backward."""
 
-    recompute: int
     schedule: int
     chunks: int
     zero: int
     overlapped: bool
 
     @classmethod
-    def named(cls, recompute: str, schedule: str, chunks: int, zero: int, *, overlapped: bool) -> Choice:
-        """From the names of recomputation and schedule."""
-        return cls(RECOMPUTE.index(recompute), list(SCHEDULES).index(schedule), chunks, zero, overlapped)
+    def named(cls, schedule: str, chunks: int, zero: int, *, overlapped: bool) -> Choice:
+        """From the name of a schedule."""
+        return cls(list(SCHEDULES).index(schedule), chunks, zero, overlapped)
 
 
 class _Solved(NamedTuple):
-    """Configurations of one choice: positions of their pairs, seconds of a step, bytes of the fullest stage."""
+    """Configurations of one choice: positions of their cases, seconds of a step, bytes of the fullest stage."""
 
     choice: Choice
-    pair: Codes
+    case: Codes
     step_time: Array
     memory: Array
 
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """One entry for each configuration: position of its pair and of its choice, seconds of a step, bytes of the fullest
-    stage. A pair is a layout (its position) at a microbatch."""
+    """One entry for each configuration: position of its case and of its choice, seconds of a step, bytes of the fullest
+    stage. A case is a layout (its position) at a microbatch under a recomputation (its position in `RECOMPUTE`)."""
 
-    layouts: Codes
-    microbatches: Codes
+    cases: tuple[Codes, Codes, Codes]
     choices: tuple[Choice, ...]
-    pair: Codes
+    case: Codes
     choice: Codes
     step_time: Array
     memory: Array
@@ -98,29 +96,33 @@ class Results:
     @classmethod
     def of(cls, groups: Sequence[_Group], solved: Sequence[_Solved]) -> Results:
         """All that was solved, one part after another."""
-        layouts, sizes = ([np.zeros(0, dtype=np.int32)] for _ in range(2))
-        layouts += [np.array(group.layouts, dtype=np.int32)[group.member] for group in groups]
-        sizes += [group.microbatch.astype(np.int32) for group in groups]
-        empty = _Solved(Choice(0, 0, 1, 0, False), np.zeros(0, dtype=np.int32), np.zeros(0), np.zeros(0))
-        choices, *columns = zip(empty, *solved, strict=True)
-        pair, step, memory = (np.concatenate(column) for column in columns)
-        choice = np.repeat(np.arange(len(choices), dtype=np.int32), [len(pairs) for pairs in columns[0]])
-        return cls(np.concatenate(layouts), np.concatenate(sizes), choices, pair, choice, step, memory)
+        cases = [(np.array(one.layouts)[one.member], one.microbatch, one.recompute) for one in groups] or [((),) * 3]
+        layouts, sizes, recomputes = (np.concatenate(column).astype(np.int32) for column in zip(*cases, strict=True))
+        none = _Solved(Choice(0, 1, 0, overlapped=False), np.zeros(0, dtype=np.int32), np.zeros(0), np.zeros(0))
+        choices, *columns = zip(none, *solved, strict=True)
+        case, step, memory = (np.concatenate(column) for column in columns)
+        choice = np.repeat(np.arange(len(choices), dtype=np.int32), [len(part) for part in columns[0]])
+        return cls((layouts, sizes, recomputes), choices, case, choice, step, memory)
 
-    def at(self, index: int) -> tuple[int, int, Choice]:
-        """The position of the layout, the microbatch and the choice of one configuration."""
-        pair = self.pair[index]
-        return int(self.layouts[pair]), int(self.microbatches[pair]), self.choices[self.choice[index]]
+    def at(self, index: int) -> tuple[int, int, int, Choice]:
+        """Layout, microbatch, recomputation and choice of one configuration."""
+        layout, microbatch, recompute = (int(one[self.case[index]]) for one in self.cases)
+        return layout, microbatch, recompute, self.choices[self.choice[index]]
 
     @property
     def layout(self) -> Codes:
         """Positions of layouts."""
-        return self.layouts[self.pair]
+        return self.cases[0][self.case]
 
     @property
     def microbatch(self) -> Codes:
         """Samples of a microbatch."""
-        return self.microbatches[self.pair]
+        return self.cases[1][self.case]
+
+    @property
+    def recompute(self) -> Codes:
+        """Positions in `RECOMPUTE`."""
+        return self.cases[2][self.case]
 
     def chosen(self, name: str) -> Codes:
         """A field of `Choice`."""
@@ -129,12 +131,13 @@ class Results:
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Layouts of one number of stages, and their pairs with microbatches: positions of layouts and points, one entry a
-    pair; ``before`` are pairs of groups before it, ``first`` is a pair of each layout, ``ranks`` its data-parallel
-    ones."""
+    """Layouts of one number of stages, and their cases: positions of layouts, points and recomputations, one entry a
+    case; all cases under one recomputation, the ``pairs``, come before those under the next. ``before`` are cases of
+    groups before it, ``first`` is a case of each layout, ``ranks`` its data-parallel ones."""
 
     stages: int
     before: int
+    pairs: int
     layouts: tuple[int, ...]
     ranks: Array
     first: Index
@@ -142,6 +145,7 @@ class _Group:
     point: Index
     microbatch: Array
     count: Array
+    recompute: Index
 
 
 class _Kinds:
@@ -199,13 +203,12 @@ class _Laid:
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """The network in ``pieces`` for the stages of some pairs, ``chunks`` on each, under one recomputation: seconds and
-    bytes of those pairs' sections."""
+    """The network in ``pieces`` for the stages of some cases, ``chunks`` on each: seconds and bytes of those cases'
+    sections."""
 
-    recompute: str
     chunks: int
     pieces: tuple[Chunk, ...]
-    pairs: Index
+    cases: Index
     times: TurnTimes
     largest_outputs: Array
 
@@ -259,12 +262,14 @@ def _groups(points: Points, layouts: Sequence[Layout], space: Space) -> Iterator
             members += [index] if here else []
             rows += here
         if rows:
-            member, point, size, count = np.array(rows, dtype=np.intp).T
-            first = np.flatnonzero(np.diff(member, prepend=-1))
+            ways = [RECOMPUTE.index(name) for name in space.recompute]
+            member, point, size, count = (np.tile(column, len(ways)) for column in np.array(rows, dtype=np.intp).T)
+            first = np.flatnonzero(np.diff(member[: len(rows)], prepend=-1))
             ranks = np.array([float(layouts[index].mesh.replicas) for index in members])
-            both = size.astype(np.float64), count.astype(np.float64)
-            yield _Group(stages, before, tuple(members), ranks, first, member, point, *both)
-            before += len(rows)
+            both, recompute = (size.astype(np.float64), count.astype(np.float64)), np.repeat(ways, len(rows))
+            group = before, len(rows), tuple(members), ranks, first, member, point, *both, recompute
+            yield _Group(stages, *group)
+            before += len(member)
 
 
 class _Search:
@@ -285,12 +290,14 @@ class _Search:
 
     # what every group needs
 
-    def _times(self, group: _Group) -> dict[str, TurnTimes]:
-        """Turns of all pairs under each recomputation."""
-        of = self.points.columns
-        figures = {one.name: getattr(of, one.name)[:, group.point] for one in fields(Columns) if one.name != "repeat"}
+    def _times(self, group: _Group) -> TurnTimes:
+        """Turns of all cases."""
+        of, pairs = self.points.columns, group.point[: group.pairs]
+        figures = {one.name: getattr(of, one.name)[:, pairs] for one in fields(Columns) if one.name != "repeat"}
         table = Columns(repeat=of.repeat, **figures)
-        return {name: recomputed(table, name if self.training else "none") for name in self.space.recompute}
+        each = [recomputed(table, name if self.training else "none") for name in self.space.recompute]
+        joined = (np.concatenate([getattr(one, name.name) for one in each], axis=1) for name in fields(TurnTimes))
+        return TurnTimes(*joined)
 
     def _once(self, key: tuple[object, ...], made: Callable[[], Array]) -> Array:
         """An array that is made once for its key."""
@@ -512,15 +519,14 @@ class _Search:
         if not self.training:
             work = workspace(laid.held, cut.largest_outputs, cut.times.transient, 0.0)
             return np.zeros_like(work), work
-        bucket = np.where(group.ranks * laid.copies > 1, self.made.run.bucket, 0.0)[group.member[cut.pairs]]
+        bucket = np.where(group.ranks * laid.copies > 1, self.made.run.bucket, 0.0)[group.member[cut.cases]]
         work = workspace(laid.held, cut.largest_outputs, cut.times.transient, bucket)
         return over(laid.held, cut.times.kept), work
 
-    def _solved(self, group: _Group, pairs: Index, choice: Choice, step: Array, size: Array) -> _Solved:
-        fed = self._fed(group)
-        if fed.any():
-            step = np.maximum(step, fed[group.member[pairs]])
-        return _Solved(choice, (pairs + group.before).astype(np.int32), step, size)
+    def _solved(self, group: _Group, cases: Index, choice: Choice, step: Array, size: Array) -> _Solved:
+        if self.made.run.input is not None:
+            step = np.maximum(step, self._fed(group)[group.member[cases]])
+        return _Solved(choice, (cases + group.before).astype(np.int32), step, size)
 
     def _fed(self, group: _Group) -> Array:
         """Seconds in which the batch of each layout arrives; 0 for synthetic data."""
@@ -548,13 +554,19 @@ class _Search:
                 yield from self._ordered(group, cut, schedules)
 
     def _all_cuts(self, group: _Group) -> Iterator[_Cut]:
+        chunks = self._chunks(group.stages)
+        if not chunks:
+            return
         outputs = self.points.columns.largest_output_bytes[:, group.point]
-        for recompute, times in self._times(group).items():
-            heaviest = (times.turn * self.points.columns.repeat[:, None]).argmax(axis=0)
-            for chunks in self._chunks(group.stages):
-                for pieces, pairs in self._cuts(group, times, heaviest, group.stages * chunks):
-                    taken = TurnTimes(*(getattr(times, one.name)[:, pairs] for one in fields(TurnTimes)))
-                    yield _Cut(recompute, chunks, pieces, pairs, taken, outputs[:, pairs])
+        times = self._times(group)
+        heaviest = (times.turn * self.points.columns.repeat[:, None]).argmax(axis=0)
+        for count in chunks:
+            for pieces, cases in self._cuts(group, times, heaviest, group.stages * count):
+                every = len(cases) == len(group.point)
+                taken = (
+                    times if every else TurnTimes(*(getattr(times, one.name)[:, cases] for one in fields(TurnTimes)))
+                )
+                yield _Cut(count, pieces, cases, taken, outputs if every else outputs[:, cases])
 
     def _chunks(self, stages: int) -> tuple[int, ...]:
         repeats = {section.repeat for section in self.sections if section.repeat > 1}
@@ -599,11 +611,11 @@ class _Search:
 
     def _ordered(self, group: _Group, cut: _Cut, schedules: list[Schedule]) -> Iterator[_Solved]:
         """Schedules that lay a cut over the stages in the same way."""
-        able = [np.flatnonzero(one.runs(group.stages, group.count[cut.pairs])) for one in schedules]
+        able = [np.flatnonzero(one.runs(group.stages, group.count[cut.cases])) for one in schedules]
         if not any(map(len, able)):
             return
         laid, sends = self._dealt(group, cut, schedules[0])
-        sends, made = sends[:, cut.pairs], laid.held / laid.copies
+        sends, made = sends[:, cut.cases], laid.held / laid.copies
         passes = Passes(
             over(made, cut.times.forwards) + sends,
             over(made, cut.times.backwards) + sends,
@@ -611,11 +623,11 @@ class _Search:
         )
         passing = self._passing(group, laid, cut)
         for schedule, inside in zip(schedules, able, strict=True):
-            if len(inside) == len(cut.pairs):
-                yield from self._scheduled(group, cut, laid, schedule, cut.pairs, passes, passing)
+            if len(inside) == len(cut.cases):
+                yield from self._scheduled(group, cut, laid, schedule, cut.cases, passes, passing)
             elif len(inside):
                 here, held = (tuple(np.take(one, inside, axis=1) for one in of) for of in (passes, passing))
-                yield from self._scheduled(group, cut, laid, schedule, cut.pairs[inside], Passes(*here), held)
+                yield from self._scheduled(group, cut, laid, schedule, cut.cases[inside], Passes(*here), held)
 
     def _scheduled(
         self,
@@ -644,7 +656,7 @@ class _Search:
                     known[mode] = tail.max(axis=0), np.take(self._distinct(tails, overlapped), member)
                 step, own = known[mode]
                 chosen = np.flatnonzero(own & several if zero else own)
-                choice = Choice.named(cut.recompute, schedule.name, chunks, zero, overlapped=overlapped)
+                choice = Choice.named(schedule.name, chunks, zero, overlapped=overlapped)
                 yield self._solved(group, pairs[chosen], choice, step[chosen], size[chosen])
 
     def _distinct(self, tails: _Tails, overlapped: bool) -> npt.NDArray[np.bool_]:
@@ -684,11 +696,12 @@ class _Search:
         """Seconds in which a stage that ends with a section hands its output on, for each pair."""
         key = ("send", group.stages, section)
         if key not in self._kept:
-            chosen = [self.layouts[i] for i in group.layouts]
+            chosen, pairs = [self.layouts[i] for i in group.layouts], slice(group.pairs)
             split = np.array([1.0 if one.sequence_parallel else float(one.mesh.degree("tp")) for one in chosen])
-            sizes = self.points.output_bytes[section, group.point] / split[group.member]
+            sizes = self.points.output_bytes[section, group.point[pairs]] / split[group.member[pairs]]
             (places,) = self._ranks(group.layouts, [("pp",)] * len(chosen), 1)
-            self._kept[key] = self._slowest("send_recv", [places[..., group.member]], sizes)
+            seconds = self._slowest("send_recv", [places[..., group.member[pairs]]], sizes)
+            self._kept[key] = np.tile(seconds, len(group.point) // group.pairs)
         return self._kept[key]
 
     # one stage
@@ -698,34 +711,28 @@ class _Search:
         laid = self._laying(group, np.array([[[float(section.repeat) for section in self.sections]]]))
         times, whole = self._times(group), tuple((i, section.repeat) for i, section in enumerate(self.sections))
         every, outputs = np.arange(len(group.point)), self.points.columns.largest_output_bytes[:, group.point]
-        cuts = [_Cut(recompute, 1, (whole,), every, turn, outputs) for recompute, turn in times.items()]
-        held = [np.sum(self._passing(group, laid, cut), axis=0)[0] for cut in cuts]
-        several = group.ranks[group.member] > 1
+        held = np.sum(self._passing(group, laid, _Cut(1, (whole,), every, times, outputs)), axis=0)[0]
+        several = np.flatnonzero(group.ranks[group.member] > 1)
         for overlapped in self._modes():
             ends = {
                 kind: self._ends(group, times, overlapped, kind) for kind in {_kind(zero) for zero in self.space.zero}
             }
             for zero in self.space.zero:
-                after = self._after(group, laid, times, zero, overlapped)
+                step = ends[_kind(zero)] + self._after(group, laid, times, zero, overlapped)
                 owned = self._owned(group, laid, zero)[0, group.member] + self._whole(group) * (zero == 3)
-                pairs = np.flatnonzero(several) if zero else every
-                for place, recompute in enumerate(times):
-                    step, size = ends[_kind(zero)][place] + after, held[place] + owned
-                    choice = Choice.named(recompute, "1f1b", 1, zero, overlapped=overlapped)
-                    yield self._solved(group, pairs, choice, step[pairs], size[pairs])
+                cases = several if zero else every
+                choice = Choice.named("1f1b", 1, zero, overlapped=overlapped)
+                yield self._solved(group, cases, choice, step[cases], (held + owned)[cases])
 
     def _whole(self, group: _Group) -> Array:
         """Bytes of parameters that are whole at once where they are sharded, for each pair."""
         largest = self.points.columns.parameters[:, group.point].max(axis=0)
         return np.asarray(2.0 * largest * self.made.formats.parameter)
 
-    def _after(self, group: _Group, laid: _Laid, times: dict[str, TurnTimes], zero: int, overlapped: bool) -> Array:
-        """Seconds after the exchange of gradients, for each pair."""
-        tails, forward = (
-            self._made_tails(group, laid, zero, overlapped, summed=False),
-            next(iter(times.values())).forwards,
-        )
-        return np.asarray(self._gathered(tails, over(laid.held, forward), group.member)[0])
+    def _after(self, group: _Group, laid: _Laid, times: TurnTimes, zero: int, overlapped: bool) -> Array:
+        """Seconds after the exchange of gradients, for each case."""
+        tails = self._made_tails(group, laid, zero, overlapped, summed=False)
+        return np.asarray(self._gathered(tails, over(laid.held, times.forwards), group.member)[0])
 
     def _modes(self) -> tuple[bool, ...]:
         """Whether gradients travel during backward: as the run or the space says, else both ways."""
@@ -733,18 +740,18 @@ class _Search:
             return (self.space.overlapped,)
         return (False, True) if self.made.run.exchange is None else (self.made.overlapped,)
 
-    def _ends(self, group: _Group, times: dict[str, TurnTimes], overlapped: bool, kind: int) -> Array:
-        """When gradients have travelled, before the update: (recompute, pairs)."""
+    def _ends(self, group: _Group, times: TurnTimes, overlapped: bool, kind: int) -> Array:
+        """When gradients have travelled, before the update, for each case."""
         formats = self.made.formats
         buckets = Buckets(self.made.run.bucket, formats.gradient, overlapped, kind == 3)
         orders: dict[Shape, list[tuple[int, list[Turn]]]] = {}
         for place in np.flatnonzero(group.ranks > 1).tolist() if kind == 3 else range(len(group.layouts)):
             shape, order = self._order(self.points.programs[self._program(group, place)], buckets)
             orders.setdefault(shape, []).append((place, order))
-        found = np.zeros((len(times), len(group.point)))
+        found = np.zeros(len(group.point))
         for members in orders.values():
-            pairs = np.flatnonzero(np.isin(group.member, [place for place, _ in members]))
-            found[:, pairs] = self._walked(group, list(times.values()), buckets, members, pairs, kind)
+            cases = np.flatnonzero(np.isin(group.member, [place for place, _ in members]))
+            found[cases] = self._walked(group, times, buckets, members, cases, kind)
         return found
 
     def _order(self, program: Program, buckets: Buckets) -> tuple[Shape, list[Turn]]:
@@ -760,50 +767,50 @@ class _Search:
     def _walked(
         self,
         group: _Group,
-        times: Sequence[TurnTimes],
+        times: TurnTimes,
         buckets: Buckets,
         members: Sequence[tuple[int, list[Turn]]],
-        pairs: Index,
+        cases: Index,
         kind: int,
     ) -> Array:
         """The streams of layouts whose turns follow one another in the same way."""
-        forward = np.stack([one.forwards[:, pairs] for one in times], axis=1)
-        backward = np.stack([(one.backwards + one.weights)[:, pairs] for one in times], axis=1)
-        column = {place: i for i, (place, _) in enumerate(members)}
-        member = np.array([column[place] for place in group.member[pairs].tolist()], dtype=np.intp)
-        order = members[0][1]
+        forward, backward = times.forwards[:, cases], (times.backwards + times.weights)[:, cases]
+        column = np.zeros(len(group.layouts), dtype=np.intp)
+        column[[place for place, _ in members]] = np.arange(len(members))
+        member, order = column[group.member[cases]], members[0][1]
         seconds = self._buckets(group, members, kind)
         sent: list[Array | float] = [row[member] if row.any() else 0.0 for row in seconds]
-        gather = self._gathers(group, pairs)[:, None] if buckets.sharded else None
+        gather = self._gathers(group, cases) if buckets.sharded else None
         contention = self.made.software.contention
         if contention and (buckets.overlapped or buckets.sharded):
-            beside = np.zeros((1, 1, 1)) if gather is None else gather
-            sums = self._gradients(group, members, buckets, kind)[:, None, member]
-            plain_forward = np.stack([one.forward[:, pairs] for one in times], axis=1)
-            plain_backward = np.stack([(one.backward + one.weights)[:, pairs] for one in times], axis=1)
-            forward = forward + contention * np.minimum(plain_forward, beside)
+            beside = np.zeros((1, 1)) if gather is None else gather
+            sums = self._gradients(group, members, buckets, kind)[:, member]
+            plain_backward = (times.backward + times.weights)[:, cases]
+            forward = forward + contention * np.minimum(times.forward[:, cases], beside)
             backward = backward + contention * np.minimum(plain_backward, beside + sums)
         if buckets.sharded:
             once = np.maximum(*walk(order, forward, backward, gather, sent, 0.0))
         else:
             plain = turns(self.points.programs[self._program(group, members[0][0])], buckets, last=False)
             once = np.maximum(*walk(plain, forward, backward, None, [0.0] * len(plain), 0.0))
-        return np.maximum(*walk(order, forward, backward, gather, sent, (group.count[pairs] - 1.0) * once))
+        return np.maximum(*walk(order, forward, backward, gather, sent, (group.count[cases] - 1.0) * once))
 
     def _buckets(self, group: _Group, members: Sequence[tuple[int, list[Turn]]], kind: int) -> Array:
         """Seconds of what goes out after each turn: (turns, layouts)."""
         cells = [
-            (number, column, place, axes, size)
+            (number, column, (place, axes, size))
             for column, (place, order) in enumerate(members)
             for number, turn in enumerate(order)
             for axes, size in turn.buckets
         ]
         found = np.zeros((len(members[0][1]), len(members)))
         if cells:
-            chosen = [group.layouts[place] for _, _, place, _, _ in cells]
-            sizes = np.array([size for *_, size in cells])
-            seconds = self._collective(gradient_operation(kind), chosen, [axes for _, _, _, axes, _ in cells], sizes)
-            np.add.at(found, ([cell[0] for cell in cells], [cell[1] for cell in cells]), seconds)
+            turn_of, column_of, sent = zip(*cells, strict=True)
+            known = {one: i for i, one in enumerate(dict.fromkeys(sent))}  # turns of a block send alike
+            places, axes, sizes = zip(*known, strict=True)
+            chosen = [group.layouts[place] for place in places]
+            seconds = self._collective(gradient_operation(kind), chosen, axes, np.array(sizes))
+            np.add.at(found, (turn_of, column_of), seconds[[known[one] for one in sent]])
         return found
 
     def _gradients(
@@ -824,11 +831,11 @@ class _Search:
             np.add.at(found, ([cell[0] for cell in cells], [cell[1] for cell in cells]), seconds)
         return found
 
-    def _gathers(self, group: _Group, pairs: Index) -> Array:
-        """Seconds in which a section's parameters are gathered: (sections, pairs)."""
+    def _gathers(self, group: _Group, cases: Index) -> Array:
+        """Seconds in which a section's parameters are gathered: (sections, cases)."""
         sizes = self.points.columns.parameters[:, group.point[group.first]] * self.made.formats.parameter
         seconds = self._slowest("all_gather", self._replicas(group), sizes)
-        return seconds[:, group.member[pairs]]
+        return seconds[:, group.member[cases]]
 
 
 def _kind(zero: int) -> int:

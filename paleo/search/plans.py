@@ -178,10 +178,10 @@ class _Found:
     def row(self, index: int) -> PlanRow:
         part = self.parts[int(self.part[index])]
         place = index - int(self.first[self.part[index]])
-        laid, microbatch, choice = part.results.at(place)
+        laid, microbatch, again, choice = part.results.at(place)
         layout, overlapped = part.layouts[laid], choice.overlapped
         strategy, schedule = _strategy(layout, choice.zero, choice.chunks), list(SCHEDULES)[choice.schedule]
-        recompute, single = RECOMPUTE[choice.recompute], layout.mesh.degree("pp") == 1
+        recompute, single = RECOMPUTE[again], layout.mesh.degree("pp") == 1
         changed: dict[str, object] = {"strategy": strategy, "microbatch": microbatch, "recompute": recompute}
         changed["schedule"] = "1f1b" if schedule == "interleaved" else schedule
         if part.run.exchange is None:

@@ -74,7 +74,7 @@ def test_every_choice_occurs() -> None:
     _, _, part, found = everything("large")
     results = part.results
     assert set(results.chosen("zero")) == {0, 1, 2, 3}
-    assert set(results.chosen("recompute")) == {0, 1, 2}
+    assert set(results.recompute) == {0, 1, 2}
     assert set(results.chosen("overlapped")) == {False, True}
     assert set(results.chosen("chunks")) >= {1, 2, 3, 4, 6}
     assert len(set(results.chosen("schedule"))) == 6
@@ -87,7 +87,7 @@ def test_pipelines_exchange_gradients_after_their_last_pass_or_beside_it() -> No
     r, stages = part.results, np.array([layout.mesh.degree("pp") for layout in part.layouts])
     piped = stages[r.layout] > 1
     overlapped = r.chosen("overlapped")
-    rows = np.stack([r.layout, r.microbatch, *map(r.chosen, ("recompute", "schedule", "chunks", "zero"))], axis=1)
+    rows = np.stack([r.layout, r.microbatch, r.recompute, *map(r.chosen, ("schedule", "chunks", "zero"))], axis=1)
     late = {tuple(row): i for i, row in enumerate(rows.tolist()) if piped[i] and not overlapped[i]}
     early = {tuple(row): i for i, row in enumerate(rows.tolist()) if piped[i] and overlapped[i]}
     assert early and set(early) <= set(late)
@@ -100,7 +100,7 @@ def test_pipelines_exchange_gradients_after_their_last_pass_or_beside_it() -> No
 def test_no_configuration_occurs_twice() -> None:
     _, _, part, _ = everything("dense")
     r = part.results
-    rows = np.stack([r.layout, r.microbatch, *map(r.chosen, Choice._fields)])
+    rows = np.stack([r.layout, r.microbatch, r.recompute, *map(r.chosen, Choice._fields)])
     assert np.unique(rows, axis=1).shape == rows.shape
 
 
@@ -253,5 +253,5 @@ def test_per_layer_search_takes_chains_alone() -> None:
 
 def test_memory_of_the_search_is_small() -> None:
     _, _, part, _ = everything("large")
-    held = sum(getattr(part.results, name).nbytes for name in ("pair", "choice", "step_time", "memory"))
+    held = sum(getattr(part.results, name).nbytes for name in ("case", "choice", "step_time", "memory"))
     assert held < 0.1 * GIB
