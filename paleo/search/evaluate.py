@@ -96,8 +96,14 @@ class Results:
     @classmethod
     def of(cls, groups: Sequence[_Group], solved: Sequence[_Solved]) -> Results:
         """All that was solved, one part after another."""
-        cases = [(np.array(one.layouts)[one.member], one.microbatch, one.recompute) for one in groups] or [((),) * 3]
-        layouts, sizes, recomputes = (np.concatenate(column).astype(np.int32) for column in zip(*cases, strict=True))
+        layouts, sizes, recomputes = (
+            np.concatenate([np.zeros(0), *column]).astype(np.int32)
+            for column in (
+                [np.array(one.layouts)[one.member] for one in groups],
+                [one.microbatch for one in groups],
+                [one.recompute for one in groups],
+            )
+        )
         none = _Solved(Choice(0, 1, 0, overlapped=False), np.zeros(0, dtype=np.int32), np.zeros(0), np.zeros(0))
         choices, *columns = zip(none, *solved, strict=True)
         case, step, memory = (np.concatenate(column) for column in columns)
@@ -167,6 +173,9 @@ class _Kinds:
         if place == len(self._rows):
             self._rows.append(row)
         return place
+
+    def __len__(self) -> int:
+        return len(self._rows)
 
     @property
     def turns(self) -> Array:
@@ -403,10 +412,12 @@ class _Search:
     ) -> Array:
         """Seconds of (stages, pairs) after the last passes that these do not hide; ``key`` tells the tails from
         others."""
-        found = self._gathered(tails, passes.forward, members)
-        if tails.sums.any():
+        found, contention = self._gathered(tails, passes.forward, members), self.made.software.contention
+        if contention >= 1.0:  # as `sent_behind` has it: nothing is won
+            found += np.take(tails.sums.sum(axis=1), members, axis=1)
+        elif tails.sums.any():
             sends = self._sendings(tails, schedule, chunks, key).of(members)
-            found += sent_behind(sends, schedule, passes, chunks, self.made.software.contention)
+            found += sent_behind(sends, schedule, passes, chunks, contention)
         return found
 
     def _sendings(self, tails: _Tails, schedule: Schedule, chunks: int, key: tuple[object, ...]) -> Sends:
@@ -432,13 +443,14 @@ class _Search:
     def _exchange(self, group: _Group, laid: _Laid, zero: int, overlapped: bool) -> tuple[Array, Array]:
         """Seconds in which each chunk of each stage of each layout sums its gradients, and their bytes: (stages,
         chunks, layouts). In one go for all chunks where nothing overlaps."""
-        which = 1 if overlapped else 0
-        kinds, kind_of = self._kinds[group.stages][which], laid.chunk_kind if overlapped else laid.kind[:, None]
-        if laid.copies > 1:
-            return tuple(self._summed(group, kinds.turns[kind_of], laid.copies, zero))
-        key = "exchange", group.stages, which, zero
-        seconds, sizes = self._once(key, lambda: self._summed(group, kinds.turns[:, None], 1, zero))[:, :, 0]
-        return seconds[kind_of], sizes[kind_of]
+        kinds, chunk_kinds = self._kinds[group.stages]
+        if laid.copies > 1:  # where a stage is decides how far it is from its copies
+            turns = np.concatenate([kinds.turns[laid.kind][:, None], chunk_kinds.turns[laid.chunk_kind]], axis=1)
+            found = self._once(("exchange", *laid.key, zero), lambda: self._summed(group, turns, laid.copies, zero))
+            return tuple(found[:, :, 1:] if overlapped else found[:, :, :1])
+        turns = np.concatenate([kinds.turns, chunk_kinds.turns])[:, None]
+        found = self._once(("exchange", group.stages, zero), lambda: self._summed(group, turns, 1, zero))[:, :, 0]
+        return tuple(found[:, laid.chunk_kind + len(kinds) if overlapped else laid.kind[:, None]])
 
     def _summed(self, group: _Group, turns: Array, copies: int, zero: int) -> Array:
         """Seconds and bytes of the gradients of some turns, (stages, chunks, ties and sections), for each layout: (2,
