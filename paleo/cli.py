@@ -486,7 +486,7 @@ def plan_(
     Options of a run that are given narrow the search: --strategy tp=8 tries tp=8 alone.
     """
     from paleo.report import search as shown
-    from paleo.search import hybrid, plans, space
+    from paleo.search import plans, space
     from paleo.specs.hardware import load_system
     from paleo.specs.model import load_model
 
@@ -496,6 +496,8 @@ def plan_(
     if per_layer and path is not None:
         raise SpecError("--plot draws plans of whole networks; leave out --per-layer")
     if per_layer:
+        from paleo.search import hybrid
+
         split = hybrid.hybrid(network, machine, run)
         names = network.name, machine.name
         _show(lambda: shown.hybrid_document(*names, split), lambda: shown.hybrid_table(*names, split), as_json)

@@ -809,20 +809,23 @@ class _Search:
 
     def _buckets(self, group: _Group, members: Sequence[tuple[int, list[Turn]]], kind: int) -> Array:
         """Seconds of what goes out after each turn: (turns, layouts)."""
-        cells = [
-            (number, column, (place, axes, size))
-            for column, (place, order) in enumerate(members)
-            for number, turn in enumerate(order)
-            for axes, size in turn.buckets
-        ]
+        columns: dict[int, list[int]] = {}
+        for column, (_, order) in enumerate(members):
+            columns.setdefault(id(order), []).append(column)
+        cells: list[tuple[int, Axes, float, list[int]]] = []
+        for own in columns.values():
+            sent: dict[tuple[Axes, float], list[int]] = {}
+            for number, turn in enumerate(members[own[0]][1]):
+                for bucket in turn.buckets:
+                    sent.setdefault(bucket, []).append(number)
+            cells += [(column, *bucket, after) for column in own for bucket, after in sent.items()]
         found = np.zeros((len(members[0][1]), len(members)))
         if cells:
-            turn_of, column_of, sent = zip(*cells, strict=True)
-            known = {one: i for i, one in enumerate(dict.fromkeys(sent))}  # turns of a block send alike
-            places, axes, sizes = zip(*known, strict=True)
-            chosen = [group.layouts[place] for place in places]
-            seconds = self._collective(gradient_operation(kind), chosen, axes, np.array(sizes))
-            np.add.at(found, (turn_of, column_of), seconds[[known[one] for one in sent]])
+            chosen = [group.layouts[members[column][0]] for column, *_ in cells]
+            axes, sizes = [cell[1] for cell in cells], np.array([cell[2] for cell in cells])
+            seconds = self._collective(gradient_operation(kind), chosen, axes, sizes)
+            for (column, _, _, after), each in zip(cells, seconds.tolist(), strict=True):
+                np.add.at(found[:, column], after, each)
         return found
 
     def _gradients(
