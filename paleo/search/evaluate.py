@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from paleo.assemble import (
-    RECOMPUTE,
     Columns,
     TurnTimes,
     alive,
@@ -41,8 +40,9 @@ from paleo.lower import Program
 from paleo.parallel.mesh import Axes
 from paleo.predict import NORM_BYTES, Setting, gradient_operation
 from paleo.schedules.base import SCHEDULES, Passes, Schedule
+from paleo.search.cases import Choice, Group, Results, Solved, groups
 from paleo.search.points import Points
-from paleo.search.space import Layout, Space, divisors, microbatches
+from paleo.search.space import Layout, Space, divisors
 from paleo.stages import Chunk
 from paleo.timeline import Buckets, Turn, turns
 
@@ -52,106 +52,6 @@ Count = npt.NDArray[np.int64]
 Codes = npt.NDArray[np.integer]
 #: How turns follow one another: section, direction, count, whether they gather, whether gradients go out after them.
 Shape = tuple[tuple[int, str, int, bool, bool], ...]
-
-
-class Choice(NamedTuple):
-    """What configurations of many layouts have in common: position in `SCHEDULES`, chunks of a stage, ZeRO's stage,
-    whether gradients travel during backward."""
-
-    schedule: int
-    chunks: int
-    zero: int
-    overlapped: bool
-
-    @classmethod
-    def named(cls, schedule: str, chunks: int, zero: int, *, overlapped: bool) -> Choice:
-        """From the name of a schedule."""
-        return cls(list(SCHEDULES).index(schedule), chunks, zero, overlapped)
-
-
-class _Solved(NamedTuple):
-    """Configurations of one choice: positions of their cases, seconds of a step, bytes of the fullest stage."""
-
-    choice: Choice
-    case: Codes
-    step_time: Array
-    memory: Array
-
-
-@dataclass(frozen=True, slots=True)
-class Results:
-    """One entry for each configuration: position of its case and of its choice, seconds of a step, bytes of the fullest
-    stage. A case is a layout (its position) at a microbatch under a recomputation (its position in `RECOMPUTE`)."""
-
-    cases: tuple[Codes, Codes, Codes]
-    choices: tuple[Choice, ...]
-    case: Codes
-    choice: Codes
-    step_time: Array
-    memory: Array
-
-    def __len__(self) -> int:
-        return len(self.step_time)
-
-    @classmethod
-    def of(cls, groups: Sequence[_Group], solved: Sequence[_Solved]) -> Results:
-        """All that was solved, one part after another."""
-        layouts, sizes, recomputes = (
-            np.concatenate([np.zeros(0), *column]).astype(np.int32)
-            for column in (
-                [np.array(one.layouts)[one.member] for one in groups],
-                [one.microbatch for one in groups],
-                [one.recompute for one in groups],
-            )
-        )
-        none = _Solved(Choice(0, 1, 0, overlapped=False), np.zeros(0, dtype=np.int32), np.zeros(0), np.zeros(0))
-        choices, *columns = zip(none, *solved, strict=True)
-        case, step, memory = (np.concatenate(column) for column in columns)
-        choice = np.repeat(np.arange(len(choices), dtype=np.int32), [len(part) for part in columns[0]])
-        return cls((layouts, sizes, recomputes), choices, case, choice, step, memory)
-
-    def at(self, index: int) -> tuple[int, int, int, Choice]:
-        """Layout, microbatch, recomputation and choice of one configuration."""
-        layout, microbatch, recompute = (int(one[self.case[index]]) for one in self.cases)
-        return layout, microbatch, recompute, self.choices[self.choice[index]]
-
-    @property
-    def layout(self) -> Codes:
-        """Positions of layouts."""
-        return self.cases[0][self.case]
-
-    @property
-    def microbatch(self) -> Codes:
-        """Samples of a microbatch."""
-        return self.cases[1][self.case]
-
-    @property
-    def recompute(self) -> Codes:
-        """Positions in `RECOMPUTE`."""
-        return self.cases[2][self.case]
-
-    def chosen(self, name: str) -> Codes:
-        """A field of `Choice`."""
-        return np.array([getattr(one, name) for one in self.choices])[self.choice]
-
-
-@dataclass(frozen=True, slots=True)
-class _Group:
-    """Layouts of one number of stages, and their cases: positions of layouts, points and recomputations, one entry a
-    case; all cases under one recomputation, the ``pairs``, come before those under the next. ``before`` are cases of
-    groups before it, ``first`` is a case of each layout, ``ranks`` its data-parallel ones."""
-
-    stages: int
-    before: int
-    pairs: int
-    layouts: tuple[int, ...]
-    ranks: Array
-    first: Index
-    member: Index
-    point: Index
-    microbatch: Array
-    count: Array
-    recompute: Index
 
 
 class _Kinds:
@@ -248,37 +148,11 @@ class _Tails:
 def evaluate(points: Points, layouts: Sequence[Layout], space: Space, made: Setting) -> Results:
     """Every configuration of the space over the layouts."""
     search = _Search(points, layouts, space, made)
-    groups = list(_groups(points, layouts, space))
-    solved: list[_Solved] = []
-    for group in groups:
+    every = list(groups(points, layouts, space))
+    solved: list[Solved] = []
+    for group in every:
         solved += search.single(group) if group.stages == 1 else search.pipelined(group)
-    return Results.of(groups, solved)
-
-
-def _groups(points: Points, layouts: Sequence[Layout], space: Space) -> Iterator[_Group]:
-    of_stages: dict[int, list[int]] = {}
-    for index, layout in enumerate(layouts):
-        of_stages.setdefault(layout.mesh.degree("pp"), []).append(index)
-    sizes = {layout.local_batch: microbatches(layout.local_batch, space) for layout in layouts}
-    before = 0
-    for stages, indices in sorted(of_stages.items()):
-        members: list[int] = []
-        rows: list[tuple[int, int, int, int]] = []
-        for index in indices:
-            local, key = layouts[index].local_batch, points.key(layouts[index])
-            found = [(points.where.get((key, size)), size) for size in sizes[local]]
-            here = [(len(members), point, size, local // size) for point, size in found if point is not None]
-            members += [index] if here else []
-            rows += here
-        if rows:
-            ways = [RECOMPUTE.index(name) for name in space.recompute]
-            member, point, size, count = (np.tile(column, len(ways)) for column in np.array(rows, dtype=np.intp).T)
-            first = np.flatnonzero(np.diff(member[: len(rows)], prepend=-1))
-            ranks = np.array([float(layouts[index].mesh.replicas) for index in members])
-            both, recompute = (size.astype(np.float64), count.astype(np.float64)), np.repeat(ways, len(rows))
-            group = before, len(rows), tuple(members), ranks, first, member, point, *both, recompute
-            yield _Group(stages, *group)
-            before += len(member)
+    return Results.of(every, solved)
 
 
 class _Search:
@@ -299,7 +173,7 @@ class _Search:
 
     # what every group needs
 
-    def _times(self, group: _Group) -> TurnTimes:
+    def _times(self, group: Group) -> TurnTimes:
         """Turns of all cases."""
         of, pairs = self.points.columns, group.point[: group.pairs]
         figures = {one.name: getattr(of, one.name)[:, pairs] for one in fields(Columns) if one.name != "repeat"}
@@ -314,7 +188,7 @@ class _Search:
             self._kept[key] = made()
         return self._kept[key]
 
-    def _program(self, group: _Group, place: int) -> int:
+    def _program(self, group: Group, place: int) -> int:
         """The block of a layout's points."""
         return int(self.points.block_of[group.point[group.first[place]]])
 
@@ -353,30 +227,30 @@ class _Search:
             self._places[layout, axes] = mesh.stride(axes), mesh.ways(axes)
         return self._places[layout, axes]
 
-    def _elements(self, group: _Group, which: Literal["parameters", "trained"]) -> Array:
+    def _elements(self, group: Group, which: Literal["parameters", "trained"]) -> Array:
         """Parameter elements of each kind of turns, copies of tied ones too, or those of them that have gradients:
         (kinds, layouts)."""
         return self._once((which, group.stages), lambda: self._counted(group, which))
 
-    def _counted(self, group: _Group, which: Literal["parameters", "trained"]) -> Array:
+    def _counted(self, group: Group, which: Literal["parameters", "trained"]) -> Array:
         figures = getattr(self.points.columns, which)[:, group.point[group.first]]
         ties = [self._of(group, place).ties for place in range(len(group.layouts))]
         tied = [[tie.elements * (tie.trained or which == "parameters") for tie in one] for one in ties]
         each = np.concatenate([figures, np.array(tied, dtype=np.float64).T.reshape(-1, figures.shape[1])])
         return np.asarray(self._kinds[group.stages][0].turns @ each)
 
-    def _of(self, group: _Group, place: int) -> Program:
+    def _of(self, group: Group, place: int) -> Program:
         """The program of a layout's points."""
         return self.points.programs[self._program(group, place)]
 
-    def _tails(self, group: _Group, laid: _Laid, zero: int, overlapped: bool) -> _Tails:
+    def _tails(self, group: Group, laid: _Laid, zero: int, overlapped: bool) -> _Tails:
         """What follows the last backward pass, remembered: gradients, beside it or after it, update, gathering."""
         key = *(laid.key if overlapped else laid.stages_key), zero, overlapped
         if key not in self._tailed:
             self._tailed[key] = self._made_tails(group, laid, zero, overlapped)
         return self._tailed[key]
 
-    def _made_tails(self, group: _Group, laid: _Laid, zero: int, overlapped: bool, *, summed: bool = True) -> _Tails:
+    def _made_tails(self, group: Group, laid: _Laid, zero: int, overlapped: bool, *, summed: bool = True) -> _Tails:
         """``summed``: with the sums of gradients."""
         bucket = self.made.run.bucket
         sizes = self._elements(group, "trained")[laid.kind] * self.made.formats.parameter
@@ -396,7 +270,7 @@ class _Search:
             fixed, gathers = fixed + gathers, np.zeros_like(gathers)
         return _Tails(fixed, sums, sendings(sent, bucket), gathers, sendings(sizes, bucket), sends)
 
-    def _gathering(self, group: _Group, laid: _Laid) -> Array:
+    def _gathering(self, group: Group, laid: _Laid) -> Array:
         """Seconds in which each stage of each layout gathers its parameters: (stages, layouts)."""
 
         def gathered(places: Index | slice) -> Array:
@@ -410,7 +284,7 @@ class _Search:
     def _tail(
         self, tails: _Tails, schedule: Schedule, passes: Passes, chunks: int, members: Index, key: tuple[object, ...]
     ) -> Array:
-        """Seconds of (stages, pairs) after the last passes that these do not hide; ``key`` tells the tails from
+        """Seconds of (stages, cases) after the last passes that these do not hide; ``key`` tells the tails from
         others."""
         found, contention = self._gathered(tails, passes.forward, members), self.made.software.contention
         if contention >= 1.0:  # as `sent_behind` has it: nothing is won
@@ -428,19 +302,19 @@ class _Search:
         return self._in_turn[key]
 
     def _gathered(self, tails: _Tails, forward: Array, members: Index) -> Array:
-        """Seconds that nothing hides, and of gathering that the next forward pass does not hide: (stages, pairs)."""
+        """Seconds that nothing hides, and of gathering that the next forward pass does not hide: (stages, cases)."""
         found = np.take(tails.fixed, members, axis=1)
         if tails.gathers.any():
             gathers, buckets = (np.take(one, members, axis=1) for one in (tails.gathers, tails.gather_buckets))
             found += exposed_gather(gathers, buckets, forward, self.made.software.contention)
         return found
 
-    def _replicas(self, group: _Group, copies: int = 1) -> list[Count]:
+    def _replicas(self, group: Group, copies: int = 1) -> list[Count]:
         """The groups in which each layout's states are replicas."""
         axes = [self.layouts[i].mesh.state_axes or ("dp",) for i in group.layouts]
         return self._ranks(group.layouts, axes, copies)
 
-    def _exchange(self, group: _Group, laid: _Laid, zero: int, overlapped: bool) -> tuple[Array, Array]:
+    def _exchange(self, group: Group, laid: _Laid, zero: int, overlapped: bool) -> tuple[Array, Array]:
         """Seconds in which each chunk of each stage of each layout sums its gradients, and their bytes: (stages,
         chunks, layouts). In one go for all chunks where nothing overlaps."""
         kinds, chunk_kinds = self._kinds[group.stages]
@@ -452,7 +326,7 @@ class _Search:
         found = self._once(("exchange", group.stages, zero), lambda: self._summed(group, turns, 1, zero))[:, :, 0]
         return tuple(found[:, laid.chunk_kind + len(kinds) if overlapped else laid.kind[:, None]])
 
-    def _summed(self, group: _Group, turns: Array, copies: int, zero: int) -> Array:
+    def _summed(self, group: Group, turns: Array, copies: int, zero: int) -> Array:
         """Seconds and bytes of the gradients of some turns, (stages, chunks, ties and sections), for each layout: (2,
         stages, chunks, layouts)."""
         found = np.zeros((2, *turns.shape[:2], len(group.layouts)))
@@ -463,7 +337,7 @@ class _Search:
             np.add.at(found.T, cells.places, np.stack([seconds, sizes]).T)
         return found
 
-    def _gradient_cells(self, group: _Group, copies: int) -> _Cells:
+    def _gradient_cells(self, group: Group, copies: int) -> _Cells:
         """What each layout of a group sums its gradients over, remembered."""
         if (group.stages, copies) not in self._cells:
             known: dict[tuple[object, ...], dict[Axes, Array]] = {}
@@ -479,11 +353,11 @@ class _Search:
             self._cells[group.stages, copies] = _Cells(list(places), groups, np.array(elements).T)
         return self._cells[group.stages, copies]
 
-    def _tied_sums(self, group: _Group, laid: _Laid) -> Array:
+    def _tied_sums(self, group: Group, laid: _Laid) -> Array:
         """Seconds in which the stages that hold a tied parameter sum its gradients: (stages, layouts)."""
         return self._once(("tied", *laid.stages_key), lambda: self._summed_ties(group, laid))
 
-    def _summed_ties(self, group: _Group, laid: _Laid) -> Array:
+    def _summed_ties(self, group: Group, laid: _Laid) -> Array:
         found = np.zeros((group.stages, len(group.layouts)))
         pairs = tied_pairs(self._of(group, 0).ties, laid.held) if self.training else []
         for tie, owner, other in pairs:
@@ -491,18 +365,18 @@ class _Search:
             found[[owner, other]] += self._once(key, partial(self._summed_tie, group, tie, abs(other - owner)))
         return found
 
-    def _summed_tie(self, group: _Group, tie: int, apart: int) -> Array:
+    def _summed_tie(self, group: Group, tie: int, apart: int) -> Array:
         """Seconds in which two stages so far ``apart`` sum a tied parameter's gradients: (layouts,)."""
         strides = np.array([self.layouts[index].mesh.stride(("pp",)) for index in group.layouts])
         ties = [self._of(group, place).ties[tie] for place in range(len(group.layouts))]
         sizes = np.array([one.elements for one in ties]) * self.made.formats.gradient
         return self.made.fabric.times("all_reduce", strides * apart, np.full(len(sizes), 2), sizes)
 
-    def _update(self, group: _Group, sharded: bool) -> Array:
+    def _update(self, group: Group, sharded: bool) -> Array:
         """Seconds of the update of the parameters that a rank owns, clipping too: (kinds, layouts)."""
         return self._once(("update", group.stages, sharded), lambda: self._updated(group, sharded))
 
-    def _updated(self, group: _Group, sharded: bool) -> Array:
+    def _updated(self, group: Group, sharded: bool) -> Array:
         kinds = self._kinds[group.stages][0]
         counts = self._elements(group, "trained") / (group.ranks * kinds.copies if sharded else 1.0)
         if not self.training:
@@ -515,19 +389,19 @@ class _Search:
             found = found + self._collective("all_reduce", group.layouts, axes, np.full(len(axes), NORM_BYTES))
         return found
 
-    def _owned(self, group: _Group, laid: _Laid, zero: int) -> Array:
+    def _owned(self, group: Group, laid: _Laid, zero: int) -> Array:
         """Bytes of the states of each stage and of what the process itself takes: (stages, layouts)."""
         return self._once(("owned", group.stages, zero), lambda: self._owning(group, zero))[laid.kind]
 
-    def _owning(self, group: _Group, zero: int) -> Array:
+    def _owning(self, group: Group, zero: int) -> Array:
         held, learned = (self._elements(group, which) for which in ("parameters", "trained"))
         ranks = group.ranks * self._kinds[group.stages][0].copies
         whole = states(held, learned, 0.0, ranks, zero, self.optimizer, self.made.formats, training=self.training)
         own = np.array([self.made.reserved(self.layouts[index].mesh) for index in group.layouts])
         return memory(whole, np.zeros_like(held), own)
 
-    def _passing(self, group: _Group, laid: _Laid, cut: _Cut) -> tuple[Array, Array]:
-        """Bytes of all activations of a microbatch, and of what is needed for a moment: (stages, pairs)."""
+    def _passing(self, group: Group, laid: _Laid, cut: _Cut) -> tuple[Array, Array]:
+        """Bytes of all activations of a microbatch, and of what is needed for a moment: (stages, cases)."""
         if not self.training:
             work = workspace(laid.held, cut.largest_outputs, cut.times.transient, 0.0)
             return np.zeros_like(work), work
@@ -535,16 +409,16 @@ class _Search:
         work = workspace(laid.held, cut.largest_outputs, cut.times.transient, bucket)
         return over(laid.held, cut.times.kept), work
 
-    def _solved(self, group: _Group, cases: Index, choice: Choice, step: Array, size: Array) -> _Solved:
+    def _solved(self, group: Group, cases: Index, choice: Choice, step: Array, size: Array) -> Solved:
         if self.made.run.input is not None:
             step = np.maximum(step, self._fed(group)[group.member[cases]])
-        return _Solved(choice, (cases + group.before).astype(np.int32), step, size)
+        return Solved(choice, (cases + group.before).astype(np.int32), step, size)
 
-    def _fed(self, group: _Group) -> Array:
+    def _fed(self, group: Group) -> Array:
         """Seconds in which the batch of each layout arrives; 0 for synthetic data."""
         return self._once(("fed", group.stages), lambda: self._arriving(group))
 
-    def _arriving(self, group: _Group) -> Array:
+    def _arriving(self, group: Group) -> Array:
         chosen = [self.layouts[index] for index in group.layouts]
         replica, local = (
             np.array(one, dtype=np.float64)
@@ -555,7 +429,7 @@ class _Search:
 
     # pipelines
 
-    def pipelined(self, group: _Group) -> Iterator[_Solved]:
+    def pipelined(self, group: Group) -> Iterator[Solved]:
         """Configurations of two stages or more."""
         cuts = [(cut, self._alike(group.stages, cut.chunks)) for cut in self._all_cuts(group)]
         for cut, ways in cuts:  # all of them first: what they have in common is priced once
@@ -565,7 +439,7 @@ class _Search:
             for schedules in ways:
                 yield from self._ordered(group, cut, schedules)
 
-    def _all_cuts(self, group: _Group) -> Iterator[_Cut]:
+    def _all_cuts(self, group: Group) -> Iterator[_Cut]:
         chunks = self._chunks(group.stages)
         if not chunks:
             return
@@ -586,26 +460,26 @@ class _Search:
         return tuple(sorted(known if self.space.chunks is None else known & set(self.space.chunks)))
 
     def _cuts(
-        self, group: _Group, times: TurnTimes, heaviest: Index, pieces: int
+        self, group: Group, times: TurnTimes, heaviest: Index, pieces: int
     ) -> Iterator[tuple[tuple[Chunk, ...], Index]]:
-        """Ways to cut the network, each with the pairs that it serves: the blocks of a folded network in numbers that
+        """Ways to cut the network, each with the cases that it serves: the blocks of a folded network in numbers that
         divide evenly, or any cut where none repeats."""
         folded = any(section.repeat > 1 for section in self.sections)
         known: dict[tuple[Chunk, ...], list[int]] = {}
         for block in np.unique(heaviest).tolist():
-            pairs = np.flatnonzero(heaviest == block).tolist()
+            cases = np.flatnonzero(heaviest == block).tolist()
             if self.sections[block].repeat % pieces == 0 or (not folded and pieces <= len(self.sections)):
-                # whole blocks dealt out evenly are cut alike for all pairs
+                # whole blocks dealt out evenly are cut alike for all cases
                 alike = folded and self.made.software.stages == "even"
-                for pair in pairs[:1] if alike else pairs:
-                    found = self._cut(group, times, pair, pieces)
-                    known.setdefault(found, []).extend(pairs if alike else [pair])
+                for case in cases[:1] if alike else cases:
+                    found = self._cut(group, times, case, pieces)
+                    known.setdefault(found, []).extend(cases if alike else [case])
         yield from ((pieces, np.array(found, dtype=np.intp)) for pieces, found in known.items())
 
-    def _cut(self, group: _Group, times: TurnTimes, pair: int, pieces: int) -> tuple[Chunk, ...]:
-        """The pieces of one pair; by work, those of its layout do for every microbatch."""
-        block = int(self.points.block_of[group.point[pair]])
-        program, turn = self.points.programs[block], times.turn[:, pair]
+    def _cut(self, group: Group, times: TurnTimes, case: int, pieces: int) -> tuple[Chunk, ...]:
+        """The pieces of one case; by work, those of its layout do for every microbatch."""
+        block = int(self.points.block_of[group.point[case]])
+        program, turn = self.points.programs[block], times.turn[:, case]
         if self.made.software.stages == "even":
             return tuple(self.made.cut(program, turn, pieces))
         if (block, pieces) not in self._pieces:
@@ -621,7 +495,7 @@ class _Search:
                 shared.setdefault((*places, schedule.copies), []).append(schedule)
         return list(shared.values())
 
-    def _ordered(self, group: _Group, cut: _Cut, schedules: list[Schedule]) -> Iterator[_Solved]:
+    def _ordered(self, group: Group, cut: _Cut, schedules: list[Schedule]) -> Iterator[Solved]:
         """Schedules that lay a cut over the stages in the same way."""
         able = [np.flatnonzero(one.runs(group.stages, group.count[cut.cases])) for one in schedules]
         if not any(map(len, able)):
@@ -643,16 +517,16 @@ class _Search:
 
     def _scheduled(
         self,
-        group: _Group,
+        group: Group,
         cut: _Cut,
         laid: _Laid,
         schedule: Schedule,
-        pairs: Index,
+        cases: Index,
         passes: Passes,
         passing: Sequence[Array],
-    ) -> Iterator[_Solved]:
-        """One schedule of the pairs that it can run: its passes once, then what each ZeRO and exchange mode adds."""
-        count, member, chunks = group.count[pairs], group.member[pairs], cut.chunks
+    ) -> Iterator[Solved]:
+        """One schedule of the cases that it can run: its passes once, then what each ZeRO and exchange mode adds."""
+        count, member, chunks = group.count[cases], group.member[cases], cut.chunks
         ends = stage_ends(schedule, passes, count, chunks)
         held = passing[0] * alive(schedule, group.stages, count, chunks) + passing[1]
         several = np.take(group.ranks > 1, member)
@@ -669,15 +543,15 @@ class _Search:
                 step, own = known[mode]
                 chosen = np.flatnonzero(own & several if zero else own)
                 choice = Choice.named(schedule.name, chunks, zero, overlapped=overlapped)
-                yield self._solved(group, pairs[chosen], choice, step[chosen], size[chosen])
+                yield self._solved(group, cases[chosen], choice, step[chosen], size[chosen])
 
     def _distinct(self, tails: _Tails, overlapped: bool) -> npt.NDArray[np.bool_]:
         """Layouts of which a mode is a choice of its own: where both are tried, overlapping needs something to send."""
         return tails.sends if overlapped and len(self._modes()) > 1 else np.ones_like(tails.sends)
 
-    def _dealt(self, group: _Group, cut: _Cut, schedule: Schedule) -> tuple[_Laid, Array]:
+    def _dealt(self, group: Group, cut: _Cut, schedule: Schedule) -> tuple[_Laid, Array]:
         """A cut over the stages, and the seconds in which each hands on the outputs of its chunks for one microbatch
-        and way, (stages, all pairs); remembered."""
+        and way, (stages, all cases); remembered."""
         key = group.stages, cut.chunks, cut.pieces, schedule.name
         if key not in self._laid:
             placed = turns_placed(len(self.sections), cut.pieces, schedule.pieces(group.stages, cut.chunks))
@@ -685,15 +559,15 @@ class _Search:
             self._laid[key] = self._laying(group, placed, schedule.copies), sends
         return self._laid[key]
 
-    def _laying(self, group: _Group, placed: Array, copies: int = 1) -> _Laid:
+    def _laying(self, group: Group, placed: Array, copies: int = 1) -> _Laid:
         """Turns in each chunk of each stage, (stages, chunks, sections), with their kinds."""
         kinds, chunk_kinds = self._kinds.setdefault(group.stages, (_Kinds(), _Kinds()))
         held, ties = np.asarray(placed.sum(axis=1)), self._of(group, 0).ties
         kind = kinds.places(gradient_turns(held[:, None], ties)[:, 0], copies)
         return _Laid(placed, held, copies, kind, chunk_kinds.places(gradient_turns(placed, ties), copies))
 
-    def _sends(self, group: _Group, pieces: Sequence[Chunk], schedule: Schedule, chunks: int) -> Array:
-        """Seconds in which each stage hands on the outputs of its chunks, one microbatch and way: (stages, pairs)."""
+    def _sends(self, group: Group, pieces: Sequence[Chunk], schedule: Schedule, chunks: int) -> Array:
+        """Seconds in which each stage hands on the outputs of its chunks, one microbatch and way: (stages, cases)."""
         ends = np.zeros((group.stages, len(self.sections)))
         handed = schedule.hands_on(group.stages, chunks)
         for stage, held in enumerate(schedule.pieces(group.stages, chunks)):
@@ -704,8 +578,8 @@ class _Search:
             found += ends[:, section, None] * self._send(group, section)
         return found
 
-    def _send(self, group: _Group, section: int) -> Array:
-        """Seconds in which a stage that ends with a section hands its output on, for each pair."""
+    def _send(self, group: Group, section: int) -> Array:
+        """Seconds in which a stage that ends with a section hands its output on, for each case."""
         key = ("send", group.stages, section)
         if key not in self._kept:
             chosen, pairs = [self.layouts[i] for i in group.layouts], slice(group.pairs)
@@ -718,7 +592,7 @@ class _Search:
 
     # one stage
 
-    def single(self, group: _Group) -> Iterator[_Solved]:
+    def single(self, group: Group) -> Iterator[Solved]:
         """Configurations without a pipeline."""
         laid = self._laying(group, np.array([[[float(section.repeat) for section in self.sections]]]))
         times, whole = self._times(group), tuple((i, section.repeat) for i, section in enumerate(self.sections))
@@ -736,12 +610,12 @@ class _Search:
                 choice = Choice.named("1f1b", 1, zero, overlapped=overlapped)
                 yield self._solved(group, cases, choice, step[cases], (held + owned)[cases])
 
-    def _whole(self, group: _Group) -> Array:
-        """Bytes of parameters that are whole at once where they are sharded, for each pair."""
+    def _whole(self, group: Group) -> Array:
+        """Bytes of parameters that are whole at once where they are sharded, for each case."""
         largest = self.points.columns.parameters[:, group.point].max(axis=0)
         return np.asarray(2.0 * largest * self.made.formats.parameter)
 
-    def _after(self, group: _Group, laid: _Laid, times: TurnTimes, zero: int, overlapped: bool) -> Array:
+    def _after(self, group: Group, laid: _Laid, times: TurnTimes, zero: int, overlapped: bool) -> Array:
         """Seconds after the exchange of gradients, for each case."""
         tails = self._made_tails(group, laid, zero, overlapped, summed=False)
         return np.asarray(self._gathered(tails, over(laid.held, times.forwards), group.member)[0])
@@ -752,7 +626,7 @@ class _Search:
             return (self.space.overlapped,)
         return (False, True) if self.made.run.exchange is None else (self.made.overlapped,)
 
-    def _ends(self, group: _Group, times: TurnTimes, overlapped: bool, kind: int) -> Array:
+    def _ends(self, group: Group, times: TurnTimes, overlapped: bool, kind: int) -> Array:
         """When gradients have travelled, before the update, for each case."""
         formats = self.made.formats
         buckets = Buckets(self.made.run.bucket, formats.gradient, overlapped, kind == 3)
@@ -778,7 +652,7 @@ class _Search:
 
     def _walked(
         self,
-        group: _Group,
+        group: Group,
         times: TurnTimes,
         buckets: Buckets,
         members: Sequence[tuple[int, list[Turn]]],
@@ -807,7 +681,7 @@ class _Search:
             once = np.maximum(*walk(plain, forward, backward, None, [0.0] * len(plain), 0.0))
         return np.maximum(*walk(order, forward, backward, gather, sent, (group.count[cases] - 1.0) * once))
 
-    def _buckets(self, group: _Group, members: Sequence[tuple[int, list[Turn]]], kind: int) -> Array:
+    def _buckets(self, group: Group, members: Sequence[tuple[int, list[Turn]]], kind: int) -> Array:
         """Seconds of what goes out after each turn: (turns, layouts)."""
         columns: dict[int, list[int]] = {}
         for column, (_, order) in enumerate(members):
@@ -828,9 +702,7 @@ class _Search:
                 np.add.at(found[:, column], after, each)
         return found
 
-    def _gradients(
-        self, group: _Group, members: Sequence[tuple[int, list[Turn]]], buckets: Buckets, kind: int
-    ) -> Array:
+    def _gradients(self, group: Group, members: Sequence[tuple[int, list[Turn]]], buckets: Buckets, kind: int) -> Array:
         """Seconds in which the gradients of one turn of each section travel: (sections, layouts)."""
         cells = [
             (section, column, place, one.axes, one.elements * buckets.gradient_bytes)
@@ -846,7 +718,7 @@ class _Search:
             np.add.at(found, ([cell[0] for cell in cells], [cell[1] for cell in cells]), seconds)
         return found
 
-    def _gathers(self, group: _Group, cases: Index) -> Array:
+    def _gathers(self, group: Group, cases: Index) -> Array:
         """Seconds in which a section's parameters are gathered: (sections, cases)."""
         sizes = self.points.columns.parameters[:, group.point[group.first]] * self.made.formats.parameter
         seconds = self._slowest("all_gather", self._replicas(group), sizes)

@@ -15,7 +15,8 @@ from paleo.errors import CapacityError, PlanError, SpecError, near
 from paleo.plan import plan
 from paleo.predict import Prediction, predict, setting
 from paleo.schedules.base import SCHEDULES
-from paleo.search.evaluate import Results, evaluate
+from paleo.search.cases import Results
+from paleo.search.evaluate import evaluate
 from paleo.search.points import priced
 from paleo.search.space import Layout, Space, batch, check_searched, layouts, microbatches
 from paleo.specs.hardware import System

@@ -11,7 +11,8 @@ import pytest
 
 from paleo.errors import CapacityError, PlanError, SpecError
 from paleo.predict import predict, setting
-from paleo.search.evaluate import Choice, evaluate
+from paleo.search.cases import Choice
+from paleo.search.evaluate import evaluate
 from paleo.search.hybrid import hybrid
 from paleo.search.plans import Search, _Found, _Part, _searched, _sized, explain, search
 from paleo.search.points import priced
