@@ -126,6 +126,7 @@ class _Blocks:
         self.problem = ""
         self._graphs: dict[int, Graph] = {}
         self._known: dict[tuple[Key, int], Program] = {}
+        self._placements: dict[tuple[int, bool], Placement] = {}
         self.uneven = made.software.softmax_multiple > 1
         self.exact = any(
             "capacity" in tensor.dims
@@ -181,22 +182,24 @@ class _Blocks:
         return True
 
     def _surface(self, family: Mapping[Key, Sequence[int]]) -> list[Block] | None:
-        """All layouts from a few; one point of each tp gives its parameters and checks its counts, two more check the
-        far ends. None where the counts do not lie on such surfaces, or where it takes as many lowerings as there are
-        points."""
+        """All layouts from a few: those at the corners, one of each other tp (for its parameters, and as a check) and a
+        few more as checks. None where the counts do not lie on such surfaces, or where it takes as many lowerings as
+        there are points."""
         sizes = sorted({size for counts in family.values() for size in counts})
         corners = self._corners(family, most_cp=True), self._corners(family, most_cp=False)
         if (self.exact and len(family) > 1) or self.uneven or len(sizes) < 2 or not all(corners):
             return None
-        least = {tp: min(key for key in family if key[0] == tp) for tp in {key[0] for key in family}}
         ends = list(product(corners[0], sizes[:2])), list(product(corners[1], _FULL))
-        checks = [(key, -1) for key in least.values()] + [(min(family), 0), (max(family), 0)]
-        if len({*ends[0], *ends[1], *((key, family[key][at]) for key, at in checks)}) >= sum(map(len, family.values())):
+        met = {key[0] for points in corners for key in points}
+        others = {key[0]: key for key in sorted(family, reverse=True) if key[0] not in met}
+        checks = [(key, -1) for key in (min(family), *others.values())] + [(min(family), 0), (max(family), 0)]
+        lowered = [*ends[0], *ends[1], *((key, family[key][at]) for key, at in checks)]
+        if len(set(lowered)) >= sum(map(len, family.values())):
             return None
         values = self._interpolated(family, sizes, ends, checks)
         if values is None:
             return None
-        programs = {tp: self._lower(key, family[key][-1]) for tp, key in least.items()}
+        programs = {key[0]: self._lower(key, size) for key, size in lowered}
         return [Block(key, programs[key[0]], tuple(family[key]), values[key]) for key in family]
 
     def _corners(self, family: Mapping[Key, Sequence[int]], *, most_cp: bool) -> list[Key]:
@@ -265,7 +268,11 @@ class _Blocks:
         return self._known[key, microbatch]
 
     def _placement(self, graph: Graph, key: Key) -> Placement:
-        return placement(graph, Strategy(sequence_parallel=key[-1]), {}, self.made.run.expert_imbalance)
+        known, chosen = self._placements, (graph.batch, key[-1])
+        if chosen not in known:
+            strategy = Strategy(sequence_parallel=key[-1])
+            known[chosen] = placement(graph, strategy, {}, self.made.run.expert_imbalance)
+        return known[chosen]
 
 
 def _mesh(key: Key) -> Mesh:
