@@ -128,7 +128,7 @@ class _Cells:
     and ties, cells)."""
 
     places: list[int]
-    groups: list[Count]
+    groups: Count
     elements: Array
 
 
@@ -196,29 +196,28 @@ class _Search:
         """Seconds of one collective for each layout (last axis) and size (axes before it)."""
         return self._slowest(operation, self._ranks(layouts, axes, 1), sizes)
 
-    def _slowest(self, operation: str, groups: Sequence[Count], sizes: Array) -> Array:
+    def _slowest(self, operation: str, groups: Count, sizes: Array) -> Array:
         """Seconds of one collective of ``sizes`` bytes, (…, layouts) or (stages, …, layouts), in the slowest of its
-        ``groups``."""
-        found = np.zeros(sizes.shape)
-        for group in groups:
-            shape = (group.shape[1],) + (1,) * (sizes.ndim - 2) + (group.shape[2],) if sizes.ndim > 1 else (-1,)
-            strides, ranks = (np.broadcast_to(one.reshape(shape), sizes.shape).ravel() for one in group)
-            seconds = self.made.fabric.times(operation, strides, ranks, sizes.ravel()).reshape(sizes.shape)
-            found = np.maximum(found, seconds)
-        return found
+        ``groups``, as `_ranks` gives them."""
+        stages = groups.shape[2:3] if sizes.ndim > 1 else ()
+        shape = (*groups.shape[:2], *stages, *(1,) * (sizes.ndim - 2), groups.shape[-1])
+        whole = (groups.shape[1], *sizes.shape)
+        strides, ranks = np.broadcast_to(groups.reshape(shape), (2, *whole)).reshape(2, -1)
+        seconds = self.made.fabric.times(operation, strides, ranks, np.broadcast_to(sizes, whole).ravel())
+        return np.asarray(seconds.reshape(whole).max(axis=0))
 
-    def _ranks(self, layouts: Sequence[int], axes: Sequence[Axes], copies: int) -> list[Count]:
-        """Stride and ranks of the groups over which layouts sum something, with ``copies`` of the network: (2, stages,
-        layouts) each; one stage stands for all where they are alike."""
+    def _ranks(self, layouts: Sequence[int], axes: Sequence[Axes], copies: int) -> Count:
+        """Stride and ranks of the groups over which layouts sum something, with ``copies`` of the network: (2, groups,
+        stages, layouts); one stage stands for all where they are alike."""
         if copies == 1:
             places = [self._place(index, one) for index, one in zip(layouts, axes, strict=True)]
-            return [np.array(places, dtype=np.int64).T[:, None]]
-        groups = [
+            return np.array(places, dtype=np.int64).T[:, None, None]
+        found = [
             replica_groups(self.layouts[index].mesh, one, copies) for index, one in zip(layouts, axes, strict=True)
         ]
         alone = (np.ones(self.layouts[layouts[0]].mesh.degree("pp"), dtype=np.int64),) * 2
-        found = [[one[k] if k < len(one) else alone for one in groups] for k in range(max(map(len, groups)))]
-        return [np.array(one).transpose(1, 2, 0) for one in found]
+        most = max(map(len, found))
+        return np.array([[*one, *[alone] * (most - len(one))] for one in found]).transpose(2, 1, 3, 0)
 
     def _place(self, layout: int, axes: Axes) -> tuple[int, int]:
         """Stride and ranks of a layout's groups over some axes."""
@@ -309,7 +308,7 @@ class _Search:
             found += exposed_gather(gathers, buckets, forward, self.made.software.contention)
         return found
 
-    def _replicas(self, group: Group, copies: int = 1) -> list[Count]:
+    def _replicas(self, group: Group, copies: int = 1) -> Count:
         """The groups in which each layout's states are replicas."""
         axes = [self.layouts[i].mesh.state_axes or ("dp",) for i in group.layouts]
         return self._ranks(group.layouts, axes, copies)
@@ -349,7 +348,8 @@ class _Search:
                     known[key] = gradient_shares(program, mesh, copies)
                 cells += [(place, *one) for one in known[key].items()]
             places, axes, elements = zip(*cells, strict=True) if cells else ((), (), ())
-            groups = self._ranks([group.layouts[place] for place in places], axes, copies) if cells else []
+            chosen = [group.layouts[place] for place in places]
+            groups = self._ranks(chosen, axes, copies) if cells else np.zeros((2, 1, 1, 0), dtype=np.int64)
             self._cells[group.stages, copies] = _Cells(list(places), groups, np.array(elements).T)
         return self._cells[group.stages, copies]
 
@@ -585,8 +585,8 @@ class _Search:
             chosen, pairs = [self.layouts[i] for i in group.layouts], slice(group.pairs)
             split = np.array([1.0 if one.sequence_parallel else float(one.mesh.degree("tp")) for one in chosen])
             sizes = self.points.output_bytes[section, group.point[pairs]] / split[group.member[pairs]]
-            (places,) = self._ranks(group.layouts, [("pp",)] * len(chosen), 1)
-            seconds = self._slowest("send_recv", [places[..., group.member[pairs]]], sizes)
+            places = self._ranks(group.layouts, [("pp",)] * len(chosen), 1)
+            seconds = self._slowest("send_recv", places[..., group.member[pairs]], sizes)
             self._kept[key] = np.tile(seconds, len(group.point) // group.pairs)
         return self._kept[key]
 
