@@ -47,8 +47,8 @@ class PlanRow:
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """What was found: the best plans first, the front of those that no other beats in both time and memory, and the
-    first that fits with another strategy than the best."""
+    """What was found: the best plans first, each with gradients travelling when it is better, the front of those that
+    no other beats in both time and memory, and the first that fits with another strategy than the best."""
 
     configurations: int
     fitting: int
@@ -153,8 +153,12 @@ class _Found:
         return some[np.lexsort((self.memory[some], self.step[some], score[some], ~self.fits[some]))]
 
     def best(self, top: int) -> tuple[PlanRow, ...]:
-        """The first ``top`` ones."""
-        return tuple(self.row(int(index)) for index in self.leading(top)[:top])
+        """The first ``top`` ones; of two that differ in when gradients travel alone, the better."""
+        found: dict[tuple[object, ...], PlanRow] = {}
+        for index in self.leading(2 * top):
+            row = self.row(int(index))
+            found.setdefault((row.gpus, row.strategy, row.microbatch, row.recompute, row.schedule), row)
+        return tuple(found.values())[:top]
 
     def runner_up(self, best: PlanRow) -> PlanRow | None:
         """The first that fits and has another strategy."""
