@@ -95,7 +95,7 @@ def search(
         )
     plans, front = found.best(top), found.front()
     configurations = sum(len(part.results) for part in parts)
-    fitting = int(found.fits.sum())
+    fitting = len(found.fitting)
     seconds = time.perf_counter() - started
     return Search(configurations, fitting, seconds, objective, global_batch, plans, front, found.runner_up(plans[0]))
 
@@ -130,13 +130,16 @@ class _Found:
 
     def __init__(self, parts: Sequence[_Part], system: System, objective: str) -> None:
         self.parts, self.capacity = parts, system.device.memory.capacity
-        self.step = np.concatenate([part.results.step_time for part in parts] or [np.zeros(0)])
-        self.memory = np.concatenate([part.results.memory for part in parts] or [np.zeros(0)])
-        self.part = np.repeat(np.arange(len(parts)), [len(part.results) for part in parts])
+        self.step, self.memory = (
+            np.concatenate([getattr(part.results, name) for part in parts] or [np.zeros(0)])
+            for name in ("step_time", "memory")
+        )
         self.first = np.concatenate([[0], np.cumsum([len(part.results) for part in parts])])
         self.fits = self.memory <= self.capacity
-        rates = np.array([_rate(system, part.run.gpus, objective) for part in parts])
-        self.score = rates[self.part] * (1.0 if objective == "gpus" else self.step)
+        self.fitting = np.flatnonzero(self.fits)
+        rates = [_rate(system, part.run.gpus, objective) for part in parts]
+        of = [np.ones(len(part.results)) if objective == "gpus" else part.results.step_time for part in parts]
+        self.score = np.concatenate([rate * one for rate, one in zip(rates, of, strict=True)] or [np.zeros(0)])
 
     @cached_property
     def score_of_all(self) -> npt.NDArray[np.float64]:
@@ -146,11 +149,13 @@ class _Found:
 
     def leading(self, count: int) -> npt.NDArray[np.intp]:
         """The best ``count`` of them (and their equals), the best first; ties go to the faster, then the smaller."""
-        score = self.score_of_all
-        some = np.arange(len(score))
-        if count < len(score):
-            some = np.flatnonzero(score <= np.partition(score, count - 1)[count - 1])
-        return some[np.lexsort((self.memory[some], self.step[some], score[some], ~self.fits[some]))]
+        some, score = self.fitting, self.score[self.fitting]
+        if len(some) < count:
+            some, score = np.arange(len(self.step)), self.score_of_all
+        if count < len(some):
+            near = np.flatnonzero(score <= np.partition(score, count - 1)[count - 1])
+            some, score = some[near], score[near]
+        return some[np.lexsort((self.memory[some], self.step[some], score, ~self.fits[some]))]
 
     def best(self, top: int) -> tuple[PlanRow, ...]:
         """The first ``top`` ones; of two that differ in when gradients travel alone, the better."""
@@ -171,7 +176,7 @@ class _Found:
 
     def front(self) -> tuple[PlanRow, ...]:
         """Pareto-optimal in step time and memory among those that fit, fastest first."""
-        left, found = np.flatnonzero(self.fits), []
+        left, found = self.fitting, []
         while len(left):
             steps = self.step[left]
             fastest = left[steps == steps.min()]
@@ -181,8 +186,8 @@ class _Found:
         return tuple(self.row(index) for index in found)
 
     def row(self, index: int) -> PlanRow:
-        part = self.parts[int(self.part[index])]
-        place = index - int(self.first[self.part[index]])
+        which = int(np.searchsorted(self.first, index, side="right")) - 1
+        part, place = self.parts[which], index - int(self.first[which])
         laid, microbatch, again, choice = part.results.at(place)
         layout, overlapped = part.layouts[laid], choice.overlapped
         strategy, schedule = _strategy(layout, choice.zero, choice.chunks), list(SCHEDULES)[choice.schedule]

@@ -392,27 +392,37 @@ def _side_by_side(tables: Sequence[Columns], counts: Sequence[int]) -> Columns:
 def _kernel_seconds(blocks: Sequence[Block], made: Setting) -> list[tuple[Array, Array]]:
     """Seconds of (kernels, microbatches) for each block, on the device and on the host; a kernel that occurs twice is
     priced once."""
+    alike: dict[object, list[int]] = {}
+    for index, block in enumerate(blocks):
+        kernels = [counted.kernel for section in block.program.sections for counted in section.kernels]
+        alike.setdefault(tuple(map(_kind, kernels)), []).append(index)
     known: dict[object, dict[bytes, int]] = {}
     unique: list[Kernel] = []
-    places = []
-    for block in blocks:
-        rows, first, numbers = [], 0, block.parts[0].T
-        for section in block.program.sections:
+    places: dict[int, npt.NDArray[np.intp]] = {}
+    for members in alike.values():
+        numbers, rows, first = np.concatenate([blocks[index].parts[0] for index in members], axis=1), [], 0
+        for section in blocks[members[0]].program.sections:
             for counted in section.kernels:
                 width = _COUNTS + len(counted.kernel.shape)
-                rows.append(_numbered(counted.kernel, numbers[:, first : first + width], known, unique))
+                rows.append(_numbered(counted.kernel, numbers[first : first + width].T, known, unique))
                 first += width
-        places.append(np.array(rows, dtype=np.intp).reshape(len(rows), len(block.microbatches)))
+        found = np.array(rows, dtype=np.intp).reshape(len(rows), -1)
+        ends = np.cumsum([len(blocks[index].microbatches) for index in members])
+        places.update(zip(members, np.split(found, ends[:-1], axis=1), strict=True))
     times = made.prices.times(unique)
-    return [(times.total[place], times.host[place]) for place in places]
+    return [(times.total[places[index]], times.host[places[index]]) for index in range(len(blocks))]
+
+
+def _kind(kernel: Kernel) -> tuple[object, ...]:
+    """Kernels of a kind differ in numbers alone."""
+    return kernel.family, kernel.operation, kernel.phase, kernel.calls, tuple(kernel.shape)
 
 
 def _numbered(
     kernel: Kernel, values: Array, known: dict[object, dict[bytes, int]], unique: list[Kernel]
 ) -> Iterable[int]:
     """The position of each row of a kernel among the unique ones; new ones are added."""
-    kind = (kernel.family, kernel.operation, kernel.phase, kernel.calls, tuple(kernel.shape))
-    met = known.setdefault(kind, {})
+    met = known.setdefault(_kind(kernel), {})
     keys = np.ascontiguousarray(values).view(f"V{values.shape[1] * values.itemsize}").ravel().tolist()
     for row, key in enumerate(keys):
         if key not in met:
