@@ -1,5 +1,5 @@
-"""How fast the search is: GPT-3 on 4,096 A100 with a global batch of 3,072, in fresh processes and in a warm one, all on
-one thread. The bytecode of the package is there (a first run that does not count writes it).
+"""How fast the search is: GPT-3 on 4,096 A100 with a global batch of 3,072, in fresh processes and in a warm one, all
+on one thread. The bytecode of the package is there (a first run that does not count writes it).
 
 python benchmarks/plan_speed.py [GPUS [GLOBAL_BATCH]]
 """

@@ -182,9 +182,9 @@ class _Blocks:
         return True
 
     def _surface(self, family: Mapping[Key, Sequence[int]]) -> list[Block] | None:
-        """All layouts from a few: those at the corners, one of each other tp (for its parameters, and as a check) and a
-        few more as checks. None where the counts do not lie on such surfaces, or where it takes as many lowerings as
-        there are points."""
+        """All layouts from a few: those at the corners, one of each other tp (whose parameters it has) and a few between
+        them; all that is lowered checks the surfaces. None where counts do not lie on such, or where it takes as many
+        lowerings as there are points."""
         sizes = sorted({size for counts in family.values() for size in counts})
         corners = self._corners(family, most_cp=True), self._corners(family, most_cp=False)
         if (self.exact and len(family) > 1) or self.uneven or len(sizes) < 2 or not all(corners):
@@ -192,11 +192,11 @@ class _Blocks:
         ends = list(product(corners[0], sizes[:2])), list(product(corners[1], _FULL))
         met = {key[0] for points in corners for key in points}
         others = {key[0]: key for key in sorted(family, reverse=True) if key[0] not in met}
-        checks = [(key, -1) for key in (min(family), *others.values())] + [(min(family), 0), (max(family), 0)]
-        lowered = [*ends[0], *ends[1], *((key, family[key][at]) for key, at in checks)]
-        if len(set(lowered)) >= sum(map(len, family.values())):
+        between = [(key, -1) for key in (min(family), *others.values())] + [(min(family), 0), (max(family), 0)]
+        lowered = dict.fromkeys([*ends[0], *ends[1], *((key, family[key][at]) for key, at in between)])
+        if len(lowered) >= sum(map(len, family.values())):
             return None
-        values = self._interpolated(family, sizes, ends, checks)
+        values = self._interpolated(family, sizes, ends, lowered)
         if values is None:
             return None
         programs = {key[0]: self._lower(key, size) for key, size in lowered}
@@ -221,13 +221,12 @@ class _Blocks:
         family: Mapping[Key, Sequence[int]],
         sizes: Sequence[int],
         ends: Sequence[Sequence[tuple[Key, int]]],
-        checks: Sequence[tuple[Key, int]],
+        lowered: Iterable[tuple[Key, int]],
     ) -> dict[Key, Array] | None:
-        """Numbers of each layout at its microbatches, from those of a few at small and at full ones; None where these
-        have no common shape, or ``checks`` (a layout, a place among its microbatches) find no way to do it."""
-        rows = {point: _values(self._lower(*point)) for points in ends for point in points}
-        exact = {(key, at): _values(self._lower(key, family[key][at])) for key, at in checks}
-        if len({len(row) for row in (*rows.values(), *exact.values())}) > 1:
+        """Numbers of each layout at its microbatches, from those of the ``ends``: layouts at small microbatches and at
+        full ones. None where what is ``lowered`` has no common shape, or is found wrong in every way to do it."""
+        rows = {point: _values(self._lower(*point)) for point in lowered}
+        if len({len(row) for row in rows.values()}) > 1:
             return None
         columns = [(points, size) for points, own in zip(ends, (sizes[:2], _FULL), strict=True) for size in own]
         count = len(next(iter(rows.values())))
@@ -235,11 +234,13 @@ class _Blocks:
         wrong = np.ones(count, dtype=bool)
         for share in self._shares({key[0] for key in family}):
             corners = [{key: rows[key, size][wrong] for key, met in points if met == size} for points, size in columns]
-            found = {key: np.stack([_between(key, one, share) for one in corners]) for key in family}
+            keys = {*family, *(key for key, _ in rows)}
+            found = {key: np.stack([_between(key, one, share) for one in corners]) for key in keys}
             lower = _concave(sizes, found[min(family)])
-            for key, rows_of in found.items():
-                values[key][:, wrong] = _lines(family[key], sizes, rows_of, lower)
-            wrong = np.any([_apart(values[key][at], row) for (key, at), row in exact.items()], axis=0)
+            for key in family:
+                values[key][:, wrong] = _lines(family[key], sizes, found[key], lower)
+            apart = [_apart(_lines((size,), sizes, found[key], lower)[0], rows[key, size][wrong]) for key, size in rows]
+            wrong[wrong] = np.any(apart, axis=0)
             if not wrong.any():
                 return values
         return None
