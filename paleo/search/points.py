@@ -183,8 +183,8 @@ class _Blocks:
 
     def _surface(self, family: Mapping[Key, Sequence[int]]) -> list[Block] | None:
         """All layouts from a few: those at the corners, one of each other tp (whose parameters it has) and a few
-        between them; all that is lowered checks the surfaces. None where counts do not lie on such, or where it takes as
-        many lowerings as there are points."""
+        between them; all that is lowered checks the surfaces. None where counts do not lie on such, or where it takes
+        as many lowerings as there are points."""
         sizes = sorted({size for counts in family.values() for size in counts})
         corners = self._corners(family, most_cp=True), self._corners(family, most_cp=False)
         if (self.exact and len(family) > 1) or self.uneven or len(sizes) < 2 or not all(corners):

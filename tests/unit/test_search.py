@@ -15,7 +15,7 @@ from paleo.search.cases import Choice
 from paleo.search.evaluate import evaluate
 from paleo.search.hybrid import hybrid
 from paleo.search.plans import Search, _Found, _Part, _searched, _sized, explain, search
-from paleo.search.points import priced
+from paleo.search.points import _Blocks, _values, priced
 from paleo.search.space import Space, batch, divisors, layouts, microbatches, within
 from paleo.specs.hardware import System, load_system
 from paleo.specs.loading import validate
@@ -243,6 +243,21 @@ def test_points_price_every_layout_and_share_programs() -> None:
     assert points.columns.forward.shape == (len(points.programs[0].sections), len(points.where))
     assert len({id(program) for program in points.programs}) < len(points.programs)
     assert len(evaluate(points, chosen, space, made)) > 10_000
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_counts_between_lowerings_are_those_of_lowerings(sequence_parallel: bool) -> None:
+    """GPT-2's vocabulary of 50257 is padded on every tp but 1, and rows of its table fill up with the microbatch."""
+    blocks = _Blocks(load_model("gpt2"), setting(load_system("dgx-h100"), Run(gpus=96, global_batch=96), "bf16"))
+    sizes = (1, 2, 3, 8, 48, 96, 1024, 4096)
+    family = {(tp, cp, 1, 2, sequence_parallel): sizes for tp in (2, 3, 4, 6, 12) for cp in (2, 4, 8)}
+    found = blocks.of(family)
+    lowered = len(blocks._known)
+    assert {block.key for block in found} == {key for key in family if blocks._divides(key)} and lowered < 30
+    for block in found:
+        exact = np.stack([_values(blocks._lower(block.key, size)) for size in sizes])
+        assert np.allclose(block.values, exact, rtol=1e-12, atol=0.0), block.key
+        assert block.program.parameters == blocks._lower(block.key, 1).parameters
 
 
 def test_one_weird_trick_is_rediscovered() -> None:
