@@ -404,12 +404,15 @@ def states(
 def workspace(held: Array, largest_output_bytes: Array, transient: Array, bucket: Numeric) -> Array:
     """What a stage needs for a moment, (stages, …): two of its largest activations (a gradient and its successor), two
     buckets, and what recomputation brings back. Only sections that a stage holds count."""
-    kinds, kind_of = np.unique(held > 0, axis=0, return_inverse=True)
-    most = [
-        2.0 * largest_output_bytes[here].max(axis=0, initial=0.0) + transient[here].max(axis=0, initial=0.0)
-        for here in kinds
-    ]
-    return np.asarray((np.stack(most) + 2.0 * np.asarray(bucket))[kind_of.ravel()])
+    known: dict[bytes, Array] = {}
+    found = []
+    for here in held > 0:  # few stages differ in what they hold
+        kind = here.tobytes()
+        if kind not in known:
+            most = (one[here].max(axis=0, initial=0.0) for one in (largest_output_bytes, transient))
+            known[kind] = 2.0 * next(most) + next(most) + 2.0 * np.asarray(bucket)
+        found.append(known[kind])
+    return np.stack(found)
 
 
 def memory(held: States, activations: Array, work: Numeric) -> Array:

@@ -6,6 +6,7 @@ Commands import what they need when they run, so that ``paleo --help`` stays qui
 from __future__ import annotations
 
 import functools
+import gc
 import inspect
 import os
 import sys
@@ -38,6 +39,8 @@ _UsageError: type[Exception] = typer.BadParameter.__mro__[2]
 #: Exit codes: the answer is no; the input is wrong; stopped from the keyboard; nobody reads the output any more.
 NO, WRONG, INTERRUPTED, UNREAD = 1, 2, 130, 141
 
+#: Objects made between two searches for garbage: a command makes many that it keeps, and little garbage.
+ALLOCATED = 100_000
 #: The largest GPU count that --gpus of ``scale`` takes, and the most counts.
 MOST_GPUS, MOST_COUNTS = 10**7, 200
 
@@ -486,7 +489,7 @@ def plan_(
     Options of a run that are given narrow the search: --strategy tp=8 tries tp=8 alone.
     """
     from paleo.report import search as shown
-    from paleo.search import hybrid, plans, space
+    from paleo.search import plans, space
     from paleo.specs.hardware import load_system
     from paleo.specs.model import load_model
 
@@ -496,6 +499,8 @@ def plan_(
     if per_layer and path is not None:
         raise SpecError("--plot draws plans of whole networks; leave out --per-layer")
     if per_layer:
+        from paleo.search import hybrid
+
         split = hybrid.hybrid(network, machine, run)
         names = network.name, machine.name
         _show(lambda: shown.hybrid_document(*names, split), lambda: shown.hybrid_table(*names, split), as_json)
@@ -801,6 +806,7 @@ def _finish(code: int) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command and exit with its code."""
+    gc.set_threshold(ALLOCATED)
     try:
         code = run(sys.argv[1:] if arguments is None else arguments)
         sys.stdout.flush()

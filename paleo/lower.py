@@ -86,7 +86,8 @@ class Section:
     numbers that its weights hold, frozen ones too; ``tensors`` is how many weights are trained, by name.
 
     ``saved_bytes`` live until backward, ``core_bytes`` of them inside the core of attention. ``input_bytes`` is what
-    full recomputation keeps instead, ``output_bytes`` what goes on to the next section.
+    full recomputation keeps instead, ``output_bytes`` what goes on to the next section, ``made_bytes`` what each
+    operation makes.
     """
 
     name: str
@@ -100,7 +101,12 @@ class Section:
     core_bytes: float
     input_bytes: float
     output_bytes: float
-    largest_output_bytes: float
+    made_bytes: tuple[float, ...]
+
+    @property
+    def largest_output_bytes(self) -> float:
+        """Bytes of the largest tensor that it makes."""
+        return max(self.made_bytes, default=0.0)
 
     @property
     def goes_back(self) -> bool:
@@ -212,7 +218,6 @@ class _Lowering:
                     gradients[axes] = gradients.get(axes, 0.0) + elements * turns
             kept, inside = self._saves(one)
             saved, core = saved + kept / repeat, core + inside / repeat
-        outputs = [operation.out.bytes(self.precision) for one in members for operation in one.operations]
         return Section(
             name,
             repeat,
@@ -225,7 +230,7 @@ class _Lowering:
             core,
             _local_bytes(first, first.node.inputs[0], self.precision),
             last.operations[-1].out.bytes(self.precision) if last.operations else 0.0,
-            max(outputs, default=0.0),
+            tuple(operation.out.bytes(self.precision) for one in members for operation in one.operations),
         )
 
     def _saves(self, placed: PlacedNode) -> tuple[float, float]:

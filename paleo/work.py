@@ -52,7 +52,8 @@ class Tensor:
         """The largest local shard when each dim of ``ways`` is divided; whole sizes stay whole numbers."""
         if ways.keys().isdisjoint(self.dims):
             return self
-        sizes = tuple(_share(n, ways.get(dim, 1)) for dim, n in zip(self.dims, self.sizes, strict=True))
+        pairs = zip(self.dims, self.sizes, strict=True)
+        sizes = tuple([_share(n, ways[dim]) if dim in ways else n for dim, n in pairs])
         return Tensor(self.name, self.dims, sizes, self.role, self.grad, self.wide)
 
     def renamed(self, names: Mapping[str, str]) -> Tensor:
@@ -248,7 +249,7 @@ def with_tensors(operation: Operation, change: Callable[[Tensor], Tensor]) -> Op
 
 
 def _split_all(tensors: tuple[Tensor, ...], ways: Mapping[str, float]) -> tuple[Tensor, ...]:
-    return tuple(t.split(ways) for t in tensors)
+    return tuple([t.split(ways) for t in tensors])
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,7 +300,8 @@ class Contraction:
     def split(self, ways: Mapping[str, float]) -> Contraction:
         bias = None if self.bias is None else self.bias.split(ways)
         lhs, rhs, out = _split_all((self.lhs, self.rhs, self.out), ways)
-        return replace(self, lhs=lhs, rhs=rhs, out=out, bias=bias, halos=halos(self.windows, ways))
+        received = halos(self.windows, ways)
+        return Contraction(self.name, lhs, rhs, out, bias, self.windows, self.transposed, received)
 
     def forward(self, precision: Precision) -> tuple[Kernel, ...]:
         formats = self._operands(precision)

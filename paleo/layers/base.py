@@ -60,7 +60,7 @@ class Layer(BaseModel):
     more).
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, defer_build=True)
     arity: ClassVar[int | None] = 1
     #: Names of the inputs after the first that a layer may take, e.g. the memory of a cross attention.
     optional_inputs: ClassVar[int] = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -10,9 +11,11 @@ from rich.text import Text
 
 from paleo.report.documents import Document
 from paleo.report.tables import grid, prose
-from paleo.search.hybrid import Hybrid
-from paleo.search.plans import Explanation, PlanRow, Search
 from paleo.units import duration, gibibytes
+
+if TYPE_CHECKING:
+    from paleo.search.hybrid import Hybrid
+    from paleo.search.plans import Explanation, PlanRow, Search
 
 
 def document(model: str, system: str, found: Search, explanation: Explanation | None) -> Document:

@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from paleo.assemble import (
-    RECOMPUTE,
     Columns,
     TurnTimes,
     alive,
@@ -28,7 +27,6 @@ from paleo.assemble import (
 )
 from paleo.exchange import (
     Sends,
-    copied,
     exposed_gather,
     gradient_shares,
     gradient_turns,
@@ -42,8 +40,9 @@ from paleo.lower import Program
 from paleo.parallel.mesh import Axes
 from paleo.predict import NORM_BYTES, Setting, gradient_operation
 from paleo.schedules.base import SCHEDULES, Passes, Schedule
+from paleo.search.cases import Choice, Group, Results, Solved, groups
 from paleo.search.points import Points
-from paleo.search.space import Layout, Space, divisors, microbatches
+from paleo.search.space import Layout, Space, divisors
 from paleo.stages import Chunk
 from paleo.timeline import Buckets, Turn, turns
 
@@ -55,72 +54,70 @@ Codes = npt.NDArray[np.integer]
 Shape = tuple[tuple[int, str, int, bool, bool], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Results:
-    """One entry for each configuration: positions of its layout and of its choices, seconds of a step, bytes of the
-    fullest stage."""
+class _Kinds:
+    """Different turns that the stages of a group's cuts hold, or their chunks: turns of each section, copies of each
+    tied parameter, copies of the network. They are few: what they take is found once for each, not for each stage."""
 
-    layout: Codes
-    microbatch: Codes
-    recompute: Codes
-    schedule: Codes
-    chunks: Codes
-    zero: Codes
-    overlapped: npt.NDArray[np.bool_]
-    step_time: Array
-    memory: Array
+    def __init__(self) -> None:
+        self._place: dict[bytes, int] = {}
+        self._rows: list[Array] = []
+
+    def places(self, turns: Array, copies: int) -> Index:
+        """Positions of turns, (…, sections and ties), among the kinds; new ones are added."""
+        rows = np.concatenate([turns, np.full((*turns.shape[:-1], 1), float(copies))], axis=-1)
+        found = [self._of(row) for row in rows.reshape(-1, rows.shape[-1])]
+        return np.array(found, dtype=np.intp).reshape(turns.shape[:-1])
+
+    def _of(self, row: Array) -> int:
+        place = self._place.setdefault(row.tobytes(), len(self._rows))
+        if place == len(self._rows):
+            self._rows.append(row)
+        return place
 
     def __len__(self) -> int:
-        return len(self.step_time)
+        return len(self._rows)
 
-    @classmethod
-    def joined(cls, parts: Sequence[Results]) -> Results:
-        """Several results one after another."""
-        return cls(*(np.concatenate([getattr(part, one.name) for part in parts]) for one in fields(cls)))
+    @property
+    def turns(self) -> Array:
+        """(kinds, sections and ties)."""
+        return np.array(self._rows)[:, :-1]
 
-
-@dataclass(frozen=True, slots=True)
-class _Group:
-    """Layouts of one number of stages, and their pairs with microbatches: positions of layouts and points, one entry a
-    pair; ``first`` is a pair of each layout, ``ranks`` its data-parallel ones."""
-
-    stages: int
-    layouts: tuple[int, ...]
-    ranks: Array
-    first: Index
-    member: Index
-    point: Index
-    microbatch: Array
-    count: Array
+    @property
+    def copies(self) -> Array:
+        """Copies of the network of which these are turns: (kinds, 1)."""
+        return np.array(self._rows)[:, -1:]
 
 
 @dataclass(frozen=True, slots=True)
 class _Laid:
-    """Turns of each section in each chunk of each stage, (stages, chunks, sections), and on each stage, (stages,
-    sections), in all ``copies`` of the network; ``key`` and ``stages_key`` tell them from others."""
+    """Turns of each section on each stage, (stages, sections), in all ``copies`` of the network, and how they are
+    placed in its chunks, (stages, chunks, sections); kinds of both, (stages,) and (stages, chunks)."""
 
     placed: Array
     held: Array
     copies: int
-    key: tuple[object, ...]
-    stages_key: tuple[object, ...]
+    kind: Index
+    chunk_kind: Index
 
-    @classmethod
-    def of(cls, placed: Array, copies: int = 1) -> _Laid:
-        """From the turns in each chunk."""
-        held = np.asarray(placed.sum(axis=1))
-        return cls(placed, held, copies, (placed.shape, placed.tobytes(), copies), (len(held), held.tobytes(), copies))
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Tells them from others of as many stages."""
+        return self.chunk_kind.shape, self.chunk_kind.tobytes()
+
+    @property
+    def stages_key(self) -> tuple[object, ...]:
+        """The same, whatever lies in which chunk."""
+        return len(self.kind), self.kind.tobytes()
 
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """The network in ``pieces`` for the stages of some pairs, ``chunks`` on each, under one recomputation: seconds and
-    bytes of those pairs' sections."""
+    """The network in ``pieces`` for the stages of some cases, ``chunks`` on each: seconds and bytes of those cases'
+    sections."""
 
-    recompute: str
     chunks: int
     pieces: tuple[Chunk, ...]
-    pairs: Index
+    cases: Index
     times: TurnTimes
     largest_outputs: Array
 
@@ -131,7 +128,7 @@ class _Cells:
     and ties, cells)."""
 
     places: list[int]
-    groups: list[Count]
+    groups: Count
     elements: Array
 
 
@@ -151,36 +148,11 @@ class _Tails:
 def evaluate(points: Points, layouts: Sequence[Layout], space: Space, made: Setting) -> Results:
     """Every configuration of the space over the layouts."""
     search = _Search(points, layouts, space, made)
-    parts: list[Results] = []
-    for group in _groups(points, layouts, space):
-        parts += search.single(group) if group.stages == 1 else search.pipelined(group)
-    empty = np.zeros(0, dtype=np.intp)
-    none = Results(empty, empty, empty, empty, empty, empty, np.zeros(0, dtype=bool), np.zeros(0), np.zeros(0))
-    return Results.joined(parts or [none])
-
-
-def _groups(points: Points, layouts: Sequence[Layout], space: Space) -> Iterator[_Group]:
-    for stages in sorted({layout.mesh.degree("pp") for layout in layouts}):
-        members: list[int] = []
-        rows: list[tuple[int, int, int, int]] = []
-        for index, layout in enumerate(layouts):
-            if layout.mesh.degree("pp") == stages:
-                key = points.key(layout)
-                found = [(size, points.where.get((key, size))) for size in microbatches(layout.local_batch, space)]
-                here = [
-                    (len(members), point, size, layout.local_batch // size)
-                    for size, point in found
-                    if point is not None
-                ]
-                members += [index] if here else []
-                rows += here
-        if rows:
-            table = np.array(rows, dtype=np.int64)
-            sizes, counts = table[:, 2].astype(np.float64), table[:, 3].astype(np.float64)
-            first = np.unique(table[:, 0], return_index=True)[1]
-            member, point = table[:, 0].astype(np.intp), table[:, 1].astype(np.intp)
-            ranks = np.array([float(layouts[index].mesh.replicas) for index in members])
-            yield _Group(stages, tuple(members), ranks, first, member, point, sizes, counts)
+    every = list(groups(points, layouts, space))
+    solved: list[Solved] = []
+    for group in every:
+        solved += search.single(group) if group.stages == 1 else search.pipelined(group)
+    return Results.of(every, solved)
 
 
 class _Search:
@@ -194,18 +166,21 @@ class _Search:
         self._tailed: dict[tuple[object, ...], _Tails] = {}
         self._cells: dict[tuple[int, int], _Cells] = {}
         self._in_turn: dict[tuple[object, ...], Sends] = {}
+        self._kinds: dict[int, tuple[_Kinds, _Kinds]] = {}
         self._laid: dict[tuple[object, ...], tuple[_Laid, Array]] = {}
         self._pieces: dict[tuple[int, int], tuple[Chunk, ...]] = {}
         self._orders: dict[tuple[int, bool, bool], tuple[Shape, list[Turn]]] = {}
 
     # what every group needs
 
-    def _times(self, group: _Group) -> dict[str, TurnTimes]:
-        """Turns of all pairs under each recomputation."""
-        of = self.points.columns
-        figures = {one.name: getattr(of, one.name)[:, group.point] for one in fields(Columns) if one.name != "repeat"}
+    def _times(self, group: Group) -> TurnTimes:
+        """Turns of all cases."""
+        of, pairs = self.points.columns, group.point[: group.pairs]
+        figures = {one.name: getattr(of, one.name)[:, pairs] for one in fields(Columns) if one.name != "repeat"}
         table = Columns(repeat=of.repeat, **figures)
-        return {name: recomputed(table, name if self.training else "none") for name in self.space.recompute}
+        each = [recomputed(table, name if self.training else "none") for name in self.space.recompute]
+        joined = (np.concatenate([getattr(one, name.name) for one in each], axis=1) for name in fields(TurnTimes))
+        return TurnTimes(*joined)
 
     def _once(self, key: tuple[object, ...], made: Callable[[], Array]) -> Array:
         """An array that is made once for its key."""
@@ -213,7 +188,7 @@ class _Search:
             self._kept[key] = made()
         return self._kept[key]
 
-    def _program(self, group: _Group, place: int) -> int:
+    def _program(self, group: Group, place: int) -> int:
         """The block of a layout's points."""
         return int(self.points.block_of[group.point[group.first[place]]])
 
@@ -221,29 +196,28 @@ class _Search:
         """Seconds of one collective for each layout (last axis) and size (axes before it)."""
         return self._slowest(operation, self._ranks(layouts, axes, 1), sizes)
 
-    def _slowest(self, operation: str, groups: Sequence[Count], sizes: Array) -> Array:
+    def _slowest(self, operation: str, groups: Count, sizes: Array) -> Array:
         """Seconds of one collective of ``sizes`` bytes, (…, layouts) or (stages, …, layouts), in the slowest of its
-        ``groups``."""
-        found = np.zeros(sizes.shape)
-        for group in groups:
-            shape = (group.shape[1],) + (1,) * (sizes.ndim - 2) + (group.shape[2],) if sizes.ndim > 1 else (-1,)
-            strides, ranks = (np.broadcast_to(one.reshape(shape), sizes.shape).ravel() for one in group)
-            seconds = self.made.fabric.times(operation, strides, ranks, sizes.ravel()).reshape(sizes.shape)
-            found = np.maximum(found, seconds)
-        return found
+        ``groups``, as `_ranks` gives them."""
+        stages = groups.shape[2:3] if sizes.ndim > 1 else ()
+        shape = (*groups.shape[:2], *stages, *(1,) * (sizes.ndim - 2), groups.shape[-1])
+        whole = (groups.shape[1], *sizes.shape)
+        strides, ranks = np.broadcast_to(groups.reshape(shape), (2, *whole)).reshape(2, -1)
+        seconds = self.made.fabric.times(operation, strides, ranks, np.broadcast_to(sizes, whole).ravel())
+        return np.asarray(seconds.reshape(whole).max(axis=0))
 
-    def _ranks(self, layouts: Sequence[int], axes: Sequence[Axes], copies: int) -> list[Count]:
-        """Stride and ranks of the groups over which layouts sum something, with ``copies`` of the network: (2, stages,
-        layouts) each; one stage stands for all where they are alike."""
+    def _ranks(self, layouts: Sequence[int], axes: Sequence[Axes], copies: int) -> Count:
+        """Stride and ranks of the groups over which layouts sum something, with ``copies`` of the network: (2, groups,
+        stages, layouts); one stage stands for all where they are alike."""
         if copies == 1:
             places = [self._place(index, one) for index, one in zip(layouts, axes, strict=True)]
-            return [np.array(places, dtype=np.int64).T[:, None]]
-        groups = [
+            return np.array(places, dtype=np.int64).T[:, None, None]
+        found = [
             replica_groups(self.layouts[index].mesh, one, copies) for index, one in zip(layouts, axes, strict=True)
         ]
         alone = (np.ones(self.layouts[layouts[0]].mesh.degree("pp"), dtype=np.int64),) * 2
-        found = [[one[k] if k < len(one) else alone for one in groups] for k in range(max(map(len, groups)))]
-        return [np.array(one).transpose(1, 2, 0) for one in found]
+        most = max(map(len, found))
+        return np.array([[*one, *[alone] * (most - len(one))] for one in found]).transpose(2, 1, 3, 0)
 
     def _place(self, layout: int, axes: Axes) -> tuple[int, int]:
         """Stride and ranks of a layout's groups over some axes."""
@@ -252,47 +226,37 @@ class _Search:
             self._places[layout, axes] = mesh.stride(axes), mesh.ways(axes)
         return self._places[layout, axes]
 
-    def _parameters(self, group: _Group, laid: _Laid) -> Array:
-        """Parameter elements of (stages, layouts), copies of tied ones too."""
-        return self._counted(group, laid, "parameters")
+    def _elements(self, group: Group, which: Literal["parameters", "trained"]) -> Array:
+        """Parameter elements of each kind of turns, copies of tied ones too, or those of them that have gradients:
+        (kinds, layouts)."""
+        return self._once((which, group.stages), lambda: self._counted(group, which))
 
-    def _trained(self, group: _Group, laid: _Laid) -> Array:
-        """Those of them that have gradients."""
-        return self._counted(group, laid, "trained")
-
-    def _counted(self, group: _Group, laid: _Laid, which: Literal["parameters", "trained"]) -> Array:
-        return self._once((which, *laid.stages_key), lambda: self._elements(group, laid, which))
-
-    def _elements(self, group: _Group, laid: _Laid, which: Literal["parameters", "trained"]) -> Array:
-        found = over(laid.held, getattr(self.points.columns, which)[:, group.point[group.first]])
+    def _counted(self, group: Group, which: Literal["parameters", "trained"]) -> Array:
+        figures = getattr(self.points.columns, which)[:, group.point[group.first]]
         ties = [self._of(group, place).ties for place in range(len(group.layouts))]
-        if not (ties and ties[0]):
-            return found
-        elements = [[tie.elements * (tie.trained or which == "parameters") for tie in one] for one in ties]
-        return np.asarray(found + copied(laid.held, ties[0]) @ np.array(elements).T)
+        tied = [[tie.elements * (tie.trained or which == "parameters") for tie in one] for one in ties]
+        each = np.concatenate([figures, np.array(tied, dtype=np.float64).T.reshape(-1, figures.shape[1])])
+        return np.asarray(self._kinds[group.stages][0].turns @ each)
 
-    def _of(self, group: _Group, place: int) -> Program:
+    def _of(self, group: Group, place: int) -> Program:
         """The program of a layout's points."""
         return self.points.programs[self._program(group, place)]
 
-    def _tails(self, group: _Group, laid: _Laid, zero: int, overlapped: bool) -> _Tails:
+    def _tails(self, group: Group, laid: _Laid, zero: int, overlapped: bool) -> _Tails:
         """What follows the last backward pass, remembered: gradients, beside it or after it, update, gathering."""
         key = *(laid.key if overlapped else laid.stages_key), zero, overlapped
         if key not in self._tailed:
             self._tailed[key] = self._made_tails(group, laid, zero, overlapped)
         return self._tailed[key]
 
-    def _made_tails(self, group: _Group, laid: _Laid, zero: int, overlapped: bool, *, summed: bool = True) -> _Tails:
+    def _made_tails(self, group: Group, laid: _Laid, zero: int, overlapped: bool, *, summed: bool = True) -> _Tails:
         """``summed``: with the sums of gradients."""
-        key, bucket = (*laid.stages_key, bool(zero)), self.made.run.bucket
-        sizes = self._trained(group, laid) * self.made.formats.parameter
-        fixed = self._once(("update", *key), lambda: self._update(group, laid, zero))
+        bucket = self.made.run.bucket
+        sizes = self._elements(group, "trained")[laid.kind] * self.made.formats.parameter
+        fixed = self._update(group, zero > 0)[laid.kind]
         gathers = np.zeros_like(fixed)
         if zero in (1, 2) and self.training:
-            gathers = self._once(
-                ("gathers", *key),
-                lambda: self._slowest("all_gather", self._replicas(group, laid.copies), sizes),
-            )
+            gathers = self._gathering(group, laid)
         sums = np.zeros((len(fixed), 1, fixed.shape[1]))
         sent = sums
         if summed:
@@ -305,15 +269,28 @@ class _Search:
             fixed, gathers = fixed + gathers, np.zeros_like(gathers)
         return _Tails(fixed, sums, sendings(sent, bucket), gathers, sendings(sizes, bucket), sends)
 
+    def _gathering(self, group: Group, laid: _Laid) -> Array:
+        """Seconds in which each stage of each layout gathers its parameters: (stages, layouts)."""
+
+        def gathered(places: Index | slice) -> Array:
+            sizes = self._elements(group, "trained")[places] * self.made.formats.parameter
+            return self._slowest("all_gather", self._replicas(group, laid.copies), sizes)
+
+        if laid.copies > 1:  # how far apart the copies of a stage are is a matter of its place
+            return self._once(("gathering", *laid.stages_key), lambda: gathered(laid.kind))
+        return self._once(("gathering", group.stages), lambda: gathered(slice(None)))[laid.kind]
+
     def _tail(
         self, tails: _Tails, schedule: Schedule, passes: Passes, chunks: int, members: Index, key: tuple[object, ...]
     ) -> Array:
-        """Seconds of (stages, pairs) after the last passes that these do not hide; ``key`` tells the tails from
+        """Seconds of (stages, cases) after the last passes that these do not hide; ``key`` tells the tails from
         others."""
-        found = self._gathered(tails, passes.forward, members)
-        if tails.sums.any():
+        found, contention = self._gathered(tails, passes.forward, members), self.made.software.contention
+        if contention >= 1.0:  # as `sent_behind` has it: nothing is won
+            found += np.take(tails.sums.sum(axis=1), members, axis=1)
+        elif tails.sums.any():
             sends = self._sendings(tails, schedule, chunks, key).of(members)
-            found += sent_behind(sends, schedule, passes, chunks, self.made.software.contention)
+            found += sent_behind(sends, schedule, passes, chunks, contention)
         return found
 
     def _sendings(self, tails: _Tails, schedule: Schedule, chunks: int, key: tuple[object, ...]) -> Sends:
@@ -324,33 +301,31 @@ class _Search:
         return self._in_turn[key]
 
     def _gathered(self, tails: _Tails, forward: Array, members: Index) -> Array:
-        """Seconds that nothing hides, and of gathering that the next forward pass does not hide: (stages, pairs)."""
+        """Seconds that nothing hides, and of gathering that the next forward pass does not hide: (stages, cases)."""
         found = np.take(tails.fixed, members, axis=1)
         if tails.gathers.any():
             gathers, buckets = (np.take(one, members, axis=1) for one in (tails.gathers, tails.gather_buckets))
             found += exposed_gather(gathers, buckets, forward, self.made.software.contention)
         return found
 
-    def _replicas(self, group: _Group, copies: int = 1) -> list[Count]:
+    def _replicas(self, group: Group, copies: int = 1) -> Count:
         """The groups in which each layout's states are replicas."""
         axes = [self.layouts[i].mesh.state_axes or ("dp",) for i in group.layouts]
         return self._ranks(group.layouts, axes, copies)
 
-    def _exchange(self, group: _Group, laid: _Laid, zero: int, overlapped: bool) -> tuple[Array, Array]:
+    def _exchange(self, group: Group, laid: _Laid, zero: int, overlapped: bool) -> tuple[Array, Array]:
         """Seconds in which each chunk of each stage of each layout sums its gradients, and their bytes: (stages,
         chunks, layouts). In one go for all chunks where nothing overlaps."""
-        turns = gradient_turns(laid.placed if overlapped else laid.held[:, None], self._of(group, 0).ties)
-        if laid.copies > 1:
-            seconds, sizes = self._summed(group, turns, laid.copies, zero)
-            return seconds, sizes
-        # chunks that make the same gradients send them in the same time
-        kinds, kind_of = np.unique(turns.reshape(-1, turns.shape[2]), axis=0, return_inverse=True)
-        seconds, sizes = (
-            one[kind_of.reshape(turns.shape[:2]), 0] for one in self._summed(group, kinds[:, None], 1, zero)
-        )
-        return seconds, sizes
+        kinds, chunk_kinds = self._kinds[group.stages]
+        if laid.copies > 1:  # where a stage is decides how far it is from its copies
+            turns = np.concatenate([kinds.turns[laid.kind][:, None], chunk_kinds.turns[laid.chunk_kind]], axis=1)
+            found = self._once(("exchange", *laid.key, zero), lambda: self._summed(group, turns, laid.copies, zero))
+            return tuple(found[:, :, 1:] if overlapped else found[:, :, :1])
+        turns = np.concatenate([kinds.turns, chunk_kinds.turns])[:, None]
+        found = self._once(("exchange", group.stages, zero), lambda: self._summed(group, turns, 1, zero))[:, :, 0]
+        return tuple(found[:, laid.chunk_kind + len(kinds) if overlapped else laid.kind[:, None]])
 
-    def _summed(self, group: _Group, turns: Array, copies: int, zero: int) -> Array:
+    def _summed(self, group: Group, turns: Array, copies: int, zero: int) -> Array:
         """Seconds and bytes of the gradients of some turns, (stages, chunks, ties and sections), for each layout: (2,
         stages, chunks, layouts)."""
         found = np.zeros((2, *turns.shape[:2], len(group.layouts)))
@@ -361,7 +336,7 @@ class _Search:
             np.add.at(found.T, cells.places, np.stack([seconds, sizes]).T)
         return found
 
-    def _gradient_cells(self, group: _Group, copies: int) -> _Cells:
+    def _gradient_cells(self, group: Group, copies: int) -> _Cells:
         """What each layout of a group sums its gradients over, remembered."""
         if (group.stages, copies) not in self._cells:
             known: dict[tuple[object, ...], dict[Axes, Array]] = {}
@@ -373,70 +348,77 @@ class _Search:
                     known[key] = gradient_shares(program, mesh, copies)
                 cells += [(place, *one) for one in known[key].items()]
             places, axes, elements = zip(*cells, strict=True) if cells else ((), (), ())
-            groups = self._ranks([group.layouts[place] for place in places], axes, copies) if cells else []
+            chosen = [group.layouts[place] for place in places]
+            groups = self._ranks(chosen, axes, copies) if cells else np.zeros((2, 1, 1, 0), dtype=np.int64)
             self._cells[group.stages, copies] = _Cells(list(places), groups, np.array(elements).T)
         return self._cells[group.stages, copies]
 
-    def _tied_sums(self, group: _Group, laid: _Laid) -> Array:
+    def _tied_sums(self, group: Group, laid: _Laid) -> Array:
         """Seconds in which the stages that hold a tied parameter sum its gradients: (stages, layouts)."""
         return self._once(("tied", *laid.stages_key), lambda: self._summed_ties(group, laid))
 
-    def _summed_ties(self, group: _Group, laid: _Laid) -> Array:
+    def _summed_ties(self, group: Group, laid: _Laid) -> Array:
         found = np.zeros((group.stages, len(group.layouts)))
         pairs = tied_pairs(self._of(group, 0).ties, laid.held) if self.training else []
-        strides = np.array([self.layouts[index].mesh.stride(("pp",)) for index in group.layouts])
         for tie, owner, other in pairs:
-            ties = [self._of(group, place).ties[tie] for place in range(len(group.layouts))]
-            sizes = np.array([one.elements for one in ties]) * self.made.formats.gradient
-            ranks = np.full(len(sizes), 2)
-            found[[owner, other]] += self.made.fabric.times("all_reduce", strides * abs(other - owner), ranks, sizes)
+            key = "tie", group.stages, tie, abs(other - owner)
+            found[[owner, other]] += self._once(key, partial(self._summed_tie, group, tie, abs(other - owner)))
         return found
 
-    def _update(self, group: _Group, laid: _Laid, zero: int) -> Array:
-        """Seconds of the update of the parameters that a rank owns, clipping too: (stages, layouts)."""
-        counts = self._trained(group, laid) / (group.ranks * laid.copies if zero else 1.0)
+    def _summed_tie(self, group: Group, tie: int, apart: int) -> Array:
+        """Seconds in which two stages so far ``apart`` sum a tied parameter's gradients: (layouts,)."""
+        strides = np.array([self.layouts[index].mesh.stride(("pp",)) for index in group.layouts])
+        ties = [self._of(group, place).ties[tie] for place in range(len(group.layouts))]
+        sizes = np.array([one.elements for one in ties]) * self.made.formats.gradient
+        return self.made.fabric.times("all_reduce", strides * apart, np.full(len(sizes), 2), sizes)
+
+    def _update(self, group: Group, sharded: bool) -> Array:
+        """Seconds of the update of the parameters that a rank owns, clipping too: (kinds, layouts)."""
+        return self._once(("update", group.stages, sharded), lambda: self._updated(group, sharded))
+
+    def _updated(self, group: Group, sharded: bool) -> Array:
+        kinds = self._kinds[group.stages][0]
+        counts = self._elements(group, "trained") / (group.ranks * kinds.copies if sharded else 1.0)
         if not self.training:
             return np.zeros_like(counts)
-        tensors = over(laid.held, section_figures(self.points.programs[0], "tensors"))[:, None]
+        each = section_figures(self.points.programs[0], "tensors")
+        tensors = over(kinds.turns[:, : len(each)], each)[:, None]
         found = self.made.updated(counts, tensors) + self.made.clipped(counts)
         if self.made.clip != "none":
-            axes = [clip_axes(zero)] * len(group.layouts)
+            axes = [clip_axes(int(sharded))] * len(group.layouts)
             found = found + self._collective("all_reduce", group.layouts, axes, np.full(len(axes), NORM_BYTES))
         return found
 
-    def _owned(self, group: _Group, laid: _Laid, zero: int) -> Array:
+    def _owned(self, group: Group, laid: _Laid, zero: int) -> Array:
         """Bytes of the states of each stage and of what the process itself takes: (stages, layouts)."""
-        held, learned, ranks = self._parameters(group, laid), self._trained(group, laid), group.ranks * laid.copies
+        return self._once(("owned", group.stages, zero), lambda: self._owning(group, zero))[laid.kind]
+
+    def _owning(self, group: Group, zero: int) -> Array:
+        held, learned = (self._elements(group, which) for which in ("parameters", "trained"))
+        ranks = group.ranks * self._kinds[group.stages][0].copies
         whole = states(held, learned, 0.0, ranks, zero, self.optimizer, self.made.formats, training=self.training)
         own = np.array([self.made.reserved(self.layouts[index].mesh) for index in group.layouts])
         return memory(whole, np.zeros_like(held), own)
 
-    def _passing(self, group: _Group, laid: _Laid, cut: _Cut) -> tuple[Array, Array]:
-        """Bytes of all activations of a microbatch, and of what is needed for a moment: (stages, pairs)."""
+    def _passing(self, group: Group, laid: _Laid, cut: _Cut) -> tuple[Array, Array]:
+        """Bytes of all activations of a microbatch, and of what is needed for a moment: (stages, cases)."""
         if not self.training:
             work = workspace(laid.held, cut.largest_outputs, cut.times.transient, 0.0)
             return np.zeros_like(work), work
-        bucket = np.where(group.ranks * laid.copies > 1, self.made.run.bucket, 0.0)[group.member[cut.pairs]]
+        bucket = np.where(group.ranks * laid.copies > 1, self.made.run.bucket, 0.0)[group.member[cut.cases]]
         work = workspace(laid.held, cut.largest_outputs, cut.times.transient, bucket)
         return over(laid.held, cut.times.kept), work
 
-    def _results(
-        self, group: _Group, pairs: Index, choice: tuple[str, str, int, int, bool], step: Array, size: Array
-    ) -> Results:
-        """``choice``: recompute, schedule, chunks, zero, overlapped."""
-        recompute, schedule, chunks, zero, overlapped = choice
-        step = np.maximum(step, self._fed(group)[group.member[pairs]])
-        codes = (RECOMPUTE.index(recompute), list(SCHEDULES).index(schedule), chunks, zero)
-        first, second, third, fourth = (np.full(len(pairs), code, dtype=np.int16) for code in codes)
-        layout = np.array(group.layouts, dtype=np.int32)[group.member[pairs]]
-        kept = np.full(len(pairs), overlapped)
-        return Results(layout, group.microbatch[pairs].astype(np.int32), first, second, third, fourth, kept, step, size)
+    def _solved(self, group: Group, cases: Index, choice: Choice, step: Array, size: Array) -> Solved:
+        if self.made.run.input is not None:
+            step = np.maximum(step, self._fed(group)[group.member[cases]])
+        return Solved(choice, (cases + group.before).astype(np.int32), step, size)
 
-    def _fed(self, group: _Group) -> Array:
+    def _fed(self, group: Group) -> Array:
         """Seconds in which the batch of each layout arrives; 0 for synthetic data."""
         return self._once(("fed", group.stages), lambda: self._arriving(group))
 
-    def _arriving(self, group: _Group) -> Array:
+    def _arriving(self, group: Group) -> Array:
         chosen = [self.layouts[index] for index in group.layouts]
         replica, local = (
             np.array(one, dtype=np.float64)
@@ -447,18 +429,30 @@ class _Search:
 
     # pipelines
 
-    def pipelined(self, group: _Group) -> Iterator[Results]:
+    def pipelined(self, group: Group) -> Iterator[Solved]:
         """Configurations of two stages or more."""
+        cuts = [(cut, self._alike(group.stages, cut.chunks)) for cut in self._all_cuts(group)]
+        for cut, ways in cuts:  # all of them first: what they have in common is priced once
+            for schedules in ways:
+                self._dealt(group, cut, schedules[0])
+        for cut, ways in cuts:
+            for schedules in ways:
+                yield from self._ordered(group, cut, schedules)
+
+    def _all_cuts(self, group: Group) -> Iterator[_Cut]:
+        chunks = self._chunks(group.stages)
+        if not chunks:
+            return
         outputs = self.points.columns.largest_output_bytes[:, group.point]
-        for recompute, times in self._times(group).items():
-            weight = times.turn * self.points.columns.repeat[:, None]
-            heaviest = weight.argmax(axis=0)
-            for chunks in self._chunks(group.stages):
-                for pieces, pairs in self._cuts(group, times, heaviest, group.stages * chunks):
-                    taken = TurnTimes(*(getattr(times, one.name)[:, pairs] for one in fields(TurnTimes)))
-                    cut = _Cut(recompute, chunks, pieces, pairs, taken, outputs[:, pairs])
-                    for schedules in self._alike(group.stages, chunks):
-                        yield from self._ordered(group, cut, schedules)
+        times = self._times(group)
+        heaviest = (times.turn * self.points.columns.repeat[:, None]).argmax(axis=0)
+        for count in chunks:
+            for pieces, cases in self._cuts(group, times, heaviest, group.stages * count):
+                every = len(cases) == len(group.point)
+                taken = (
+                    times if every else TurnTimes(*(getattr(times, one.name)[:, cases] for one in fields(TurnTimes)))
+                )
+                yield _Cut(count, pieces, cases, taken, outputs if every else outputs[:, cases])
 
     def _chunks(self, stages: int) -> tuple[int, ...]:
         repeats = {section.repeat for section in self.sections if section.repeat > 1}
@@ -466,26 +460,26 @@ class _Search:
         return tuple(sorted(known if self.space.chunks is None else known & set(self.space.chunks)))
 
     def _cuts(
-        self, group: _Group, times: TurnTimes, heaviest: Index, pieces: int
+        self, group: Group, times: TurnTimes, heaviest: Index, pieces: int
     ) -> Iterator[tuple[tuple[Chunk, ...], Index]]:
-        """Ways to cut the network, each with the pairs that it serves: the blocks of a folded network in numbers that
+        """Ways to cut the network, each with the cases that it serves: the blocks of a folded network in numbers that
         divide evenly, or any cut where none repeats."""
         folded = any(section.repeat > 1 for section in self.sections)
         known: dict[tuple[Chunk, ...], list[int]] = {}
         for block in np.unique(heaviest).tolist():
-            pairs = np.flatnonzero(heaviest == block).tolist()
+            cases = np.flatnonzero(heaviest == block).tolist()
             if self.sections[block].repeat % pieces == 0 or (not folded and pieces <= len(self.sections)):
-                # whole blocks dealt out evenly are cut alike for all pairs
+                # whole blocks dealt out evenly are cut alike for all cases
                 alike = folded and self.made.software.stages == "even"
-                for pair in pairs[:1] if alike else pairs:
-                    found = self._cut(group, times, pair, pieces)
-                    known.setdefault(found, []).extend(pairs if alike else [pair])
+                for case in cases[:1] if alike else cases:
+                    found = self._cut(group, times, case, pieces)
+                    known.setdefault(found, []).extend(cases if alike else [case])
         yield from ((pieces, np.array(found, dtype=np.intp)) for pieces, found in known.items())
 
-    def _cut(self, group: _Group, times: TurnTimes, pair: int, pieces: int) -> tuple[Chunk, ...]:
-        """The pieces of one pair; by work, those of its layout do for every microbatch."""
-        block = int(self.points.block_of[group.point[pair]])
-        program, turn = self.points.programs[block], times.turn[:, pair]
+    def _cut(self, group: Group, times: TurnTimes, case: int, pieces: int) -> tuple[Chunk, ...]:
+        """The pieces of one case; by work, those of its layout do for every microbatch."""
+        block = int(self.points.block_of[group.point[case]])
+        program, turn = self.points.programs[block], times.turn[:, case]
         if self.made.software.stages == "even":
             return tuple(self.made.cut(program, turn, pieces))
         if (block, pieces) not in self._pieces:
@@ -501,13 +495,13 @@ class _Search:
                 shared.setdefault((*places, schedule.copies), []).append(schedule)
         return list(shared.values())
 
-    def _ordered(self, group: _Group, cut: _Cut, schedules: list[Schedule]) -> Iterator[Results]:
+    def _ordered(self, group: Group, cut: _Cut, schedules: list[Schedule]) -> Iterator[Solved]:
         """Schedules that lay a cut over the stages in the same way."""
-        able = [np.flatnonzero(one.runs(group.stages, group.count[cut.pairs])) for one in schedules]
+        able = [np.flatnonzero(one.runs(group.stages, group.count[cut.cases])) for one in schedules]
         if not any(map(len, able)):
             return
         laid, sends = self._dealt(group, cut, schedules[0])
-        sends, made = sends[:, cut.pairs], laid.held / laid.copies
+        sends, made = sends[:, cut.cases], laid.held / laid.copies
         passes = Passes(
             over(made, cut.times.forwards) + sends,
             over(made, cut.times.backwards) + sends,
@@ -515,31 +509,30 @@ class _Search:
         )
         passing = self._passing(group, laid, cut)
         for schedule, inside in zip(schedules, able, strict=True):
-            if len(inside) == len(cut.pairs):
-                yield from self._scheduled(group, cut, laid, schedule, cut.pairs, passes, passing)
+            if len(inside) == len(cut.cases):
+                yield from self._scheduled(group, cut, laid, schedule, cut.cases, passes, passing)
             elif len(inside):
                 here, held = (tuple(np.take(one, inside, axis=1) for one in of) for of in (passes, passing))
-                yield from self._scheduled(group, cut, laid, schedule, cut.pairs[inside], Passes(*here), held)
+                yield from self._scheduled(group, cut, laid, schedule, cut.cases[inside], Passes(*here), held)
 
     def _scheduled(
         self,
-        group: _Group,
+        group: Group,
         cut: _Cut,
         laid: _Laid,
         schedule: Schedule,
-        pairs: Index,
+        cases: Index,
         passes: Passes,
         passing: Sequence[Array],
-    ) -> Iterator[Results]:
-        """One schedule of the pairs that it can run: its passes once, then what each ZeRO and exchange mode adds."""
-        count, member, chunks = group.count[pairs], group.member[pairs], cut.chunks
+    ) -> Iterator[Solved]:
+        """One schedule of the cases that it can run: its passes once, then what each ZeRO and exchange mode adds."""
+        count, member, chunks = group.count[cases], group.member[cases], cut.chunks
         ends = stage_ends(schedule, passes, count, chunks)
         held = passing[0] * alive(schedule, group.stages, count, chunks) + passing[1]
         several = np.take(group.ranks > 1, member)
         known: dict[tuple[int, bool], tuple[Array, npt.NDArray[np.bool_]]] = {}
         for zero in (zero for zero in self.space.zero if zero < 3):
-            owned = self._once(("owned", *laid.stages_key, zero), partial(self._owned, group, laid, zero))
-            size = (held + np.take(owned, member, axis=1)).max(axis=0)
+            size = (held + np.take(self._owned(group, laid, zero), member, axis=1)).max(axis=0)
             for overlapped in self._modes():
                 mode = _kind(zero), overlapped
                 if mode not in known:
@@ -549,25 +542,32 @@ class _Search:
                     known[mode] = tail.max(axis=0), np.take(self._distinct(tails, overlapped), member)
                 step, own = known[mode]
                 chosen = np.flatnonzero(own & several if zero else own)
-                choice = (cut.recompute, schedule.name, chunks, zero, overlapped)
-                yield self._results(group, pairs[chosen], choice, step[chosen], size[chosen])
+                choice = Choice.named(schedule.name, chunks, zero, overlapped=overlapped)
+                yield self._solved(group, cases[chosen], choice, step[chosen], size[chosen])
 
     def _distinct(self, tails: _Tails, overlapped: bool) -> npt.NDArray[np.bool_]:
         """Layouts of which a mode is a choice of its own: where both are tried, overlapping needs something to send."""
         return tails.sends if overlapped and len(self._modes()) > 1 else np.ones_like(tails.sends)
 
-    def _dealt(self, group: _Group, cut: _Cut, schedule: Schedule) -> tuple[_Laid, Array]:
+    def _dealt(self, group: Group, cut: _Cut, schedule: Schedule) -> tuple[_Laid, Array]:
         """A cut over the stages, and the seconds in which each hands on the outputs of its chunks for one microbatch
-        and way, (stages, all pairs); remembered."""
+        and way, (stages, all cases); remembered."""
         key = group.stages, cut.chunks, cut.pieces, schedule.name
         if key not in self._laid:
             placed = turns_placed(len(self.sections), cut.pieces, schedule.pieces(group.stages, cut.chunks))
             sends = self._sends(group, cut.pieces, schedule, cut.chunks)
-            self._laid[key] = _Laid.of(placed, schedule.copies), sends
+            self._laid[key] = self._laying(group, placed, schedule.copies), sends
         return self._laid[key]
 
-    def _sends(self, group: _Group, pieces: Sequence[Chunk], schedule: Schedule, chunks: int) -> Array:
-        """Seconds in which each stage hands on the outputs of its chunks, one microbatch and way: (stages, pairs)."""
+    def _laying(self, group: Group, placed: Array, copies: int = 1) -> _Laid:
+        """Turns in each chunk of each stage, (stages, chunks, sections), with their kinds."""
+        kinds, chunk_kinds = self._kinds.setdefault(group.stages, (_Kinds(), _Kinds()))
+        held, ties = np.asarray(placed.sum(axis=1)), self._of(group, 0).ties
+        kind = kinds.places(gradient_turns(held[:, None], ties)[:, 0], copies)
+        return _Laid(placed, held, copies, kind, chunk_kinds.places(gradient_turns(placed, ties), copies))
+
+    def _sends(self, group: Group, pieces: Sequence[Chunk], schedule: Schedule, chunks: int) -> Array:
+        """Seconds in which each stage hands on the outputs of its chunks, one microbatch and way: (stages, cases)."""
         ends = np.zeros((group.stages, len(self.sections)))
         handed = schedule.hands_on(group.stages, chunks)
         for stage, held in enumerate(schedule.pieces(group.stages, chunks)):
@@ -578,53 +578,47 @@ class _Search:
             found += ends[:, section, None] * self._send(group, section)
         return found
 
-    def _send(self, group: _Group, section: int) -> Array:
-        """Seconds in which a stage that ends with a section hands its output on, for each pair."""
+    def _send(self, group: Group, section: int) -> Array:
+        """Seconds in which a stage that ends with a section hands its output on, for each case."""
         key = ("send", group.stages, section)
         if key not in self._kept:
-            chosen = [self.layouts[i] for i in group.layouts]
+            chosen, pairs = [self.layouts[i] for i in group.layouts], slice(group.pairs)
             split = np.array([1.0 if one.sequence_parallel else float(one.mesh.degree("tp")) for one in chosen])
-            sizes = self.points.output_bytes[section, group.point] / split[group.member]
-            members = np.array(group.layouts)[group.member].tolist()
-            self._kept[key] = self._collective("send_recv", members, [("pp",)] * len(members), sizes)
+            sizes = self.points.output_bytes[section, group.point[pairs]] / split[group.member[pairs]]
+            places = self._ranks(group.layouts, [("pp",)] * len(chosen), 1)
+            seconds = self._slowest("send_recv", places[..., group.member[pairs]], sizes)
+            self._kept[key] = np.tile(seconds, len(group.point) // group.pairs)
         return self._kept[key]
 
     # one stage
 
-    def single(self, group: _Group) -> Iterator[Results]:
+    def single(self, group: Group) -> Iterator[Solved]:
         """Configurations without a pipeline."""
-        laid = _Laid.of(np.array([[[float(section.repeat) for section in self.sections]]]))
+        laid = self._laying(group, np.array([[[float(section.repeat) for section in self.sections]]]))
         times, whole = self._times(group), tuple((i, section.repeat) for i, section in enumerate(self.sections))
         every, outputs = np.arange(len(group.point)), self.points.columns.largest_output_bytes[:, group.point]
-        cuts = [_Cut(recompute, 1, (whole,), every, turn, outputs) for recompute, turn in times.items()]
-        held = [np.sum(self._passing(group, laid, cut), axis=0)[0] for cut in cuts]
-        several = group.ranks[group.member] > 1
+        held = np.sum(self._passing(group, laid, _Cut(1, (whole,), every, times, outputs)), axis=0)[0]
+        several = np.flatnonzero(group.ranks[group.member] > 1)
         for overlapped in self._modes():
             ends = {
                 kind: self._ends(group, times, overlapped, kind) for kind in {_kind(zero) for zero in self.space.zero}
             }
             for zero in self.space.zero:
-                after = self._after(group, laid, times, zero, overlapped)
+                step = ends[_kind(zero)] + self._after(group, laid, times, zero, overlapped)
                 owned = self._owned(group, laid, zero)[0, group.member] + self._whole(group) * (zero == 3)
-                pairs = np.flatnonzero(several) if zero else every
-                for place, recompute in enumerate(times):
-                    step, size = ends[_kind(zero)][place] + after, held[place] + owned
-                    yield self._results(
-                        group, pairs, (recompute, "1f1b", 1, zero, overlapped), step[pairs], size[pairs]
-                    )
+                cases = several if zero else every
+                choice = Choice.named("1f1b", 1, zero, overlapped=overlapped)
+                yield self._solved(group, cases, choice, step[cases], (held + owned)[cases])
 
-    def _whole(self, group: _Group) -> Array:
-        """Bytes of parameters that are whole at once where they are sharded, for each pair."""
+    def _whole(self, group: Group) -> Array:
+        """Bytes of parameters that are whole at once where they are sharded, for each case."""
         largest = self.points.columns.parameters[:, group.point].max(axis=0)
         return np.asarray(2.0 * largest * self.made.formats.parameter)
 
-    def _after(self, group: _Group, laid: _Laid, times: dict[str, TurnTimes], zero: int, overlapped: bool) -> Array:
-        """Seconds after the exchange of gradients, for each pair."""
-        tails, forward = (
-            self._made_tails(group, laid, zero, overlapped, summed=False),
-            next(iter(times.values())).forwards,
-        )
-        return np.asarray(self._gathered(tails, over(laid.held, forward), group.member)[0])
+    def _after(self, group: Group, laid: _Laid, times: TurnTimes, zero: int, overlapped: bool) -> Array:
+        """Seconds after the exchange of gradients, for each case."""
+        tails = self._made_tails(group, laid, zero, overlapped, summed=False)
+        return np.asarray(self._gathered(tails, over(laid.held, times.forwards), group.member)[0])
 
     def _modes(self) -> tuple[bool, ...]:
         """Whether gradients travel during backward: as the run or the space says, else both ways."""
@@ -632,18 +626,18 @@ class _Search:
             return (self.space.overlapped,)
         return (False, True) if self.made.run.exchange is None else (self.made.overlapped,)
 
-    def _ends(self, group: _Group, times: dict[str, TurnTimes], overlapped: bool, kind: int) -> Array:
-        """When gradients have travelled, before the update: (recompute, pairs)."""
+    def _ends(self, group: Group, times: TurnTimes, overlapped: bool, kind: int) -> Array:
+        """When gradients have travelled, before the update, for each case."""
         formats = self.made.formats
         buckets = Buckets(self.made.run.bucket, formats.gradient, overlapped, kind == 3)
         orders: dict[Shape, list[tuple[int, list[Turn]]]] = {}
         for place in np.flatnonzero(group.ranks > 1).tolist() if kind == 3 else range(len(group.layouts)):
             shape, order = self._order(self.points.programs[self._program(group, place)], buckets)
             orders.setdefault(shape, []).append((place, order))
-        found = np.zeros((len(times), len(group.point)))
+        found = np.zeros(len(group.point))
         for members in orders.values():
-            pairs = np.flatnonzero(np.isin(group.member, [place for place, _ in members]))
-            found[:, pairs] = self._walked(group, list(times.values()), buckets, members, pairs, kind)
+            cases = np.flatnonzero(np.isin(group.member, [place for place, _ in members]))
+            found[cases] = self._walked(group, times, buckets, members, cases, kind)
         return found
 
     def _order(self, program: Program, buckets: Buckets) -> tuple[Shape, list[Turn]]:
@@ -658,56 +652,57 @@ class _Search:
 
     def _walked(
         self,
-        group: _Group,
-        times: Sequence[TurnTimes],
+        group: Group,
+        times: TurnTimes,
         buckets: Buckets,
         members: Sequence[tuple[int, list[Turn]]],
-        pairs: Index,
+        cases: Index,
         kind: int,
     ) -> Array:
         """The streams of layouts whose turns follow one another in the same way."""
-        forward = np.stack([one.forwards[:, pairs] for one in times], axis=1)
-        backward = np.stack([(one.backwards + one.weights)[:, pairs] for one in times], axis=1)
-        column = {place: i for i, (place, _) in enumerate(members)}
-        member = np.array([column[place] for place in group.member[pairs].tolist()], dtype=np.intp)
-        order = members[0][1]
+        forward, backward = times.forwards[:, cases], (times.backwards + times.weights)[:, cases]
+        column = np.zeros(len(group.layouts), dtype=np.intp)
+        column[[place for place, _ in members]] = np.arange(len(members))
+        member, order = column[group.member[cases]], members[0][1]
         seconds = self._buckets(group, members, kind)
         sent: list[Array | float] = [row[member] if row.any() else 0.0 for row in seconds]
-        gather = self._gathers(group, pairs)[:, None] if buckets.sharded else None
+        gather = self._gathers(group, cases) if buckets.sharded else None
         contention, alone = self.made.software.contention, (forward, backward)
         if contention and (buckets.overlapped or buckets.sharded):
-            beside = np.zeros((1, 1, 1)) if gather is None else gather
-            sums = self._gradients(group, members, buckets, kind)[:, None, member]
-            plain_forward = np.stack([one.forward[:, pairs] for one in times], axis=1)
-            plain_backward = np.stack([(one.backward + one.weights)[:, pairs] for one in times], axis=1)
-            forward = forward + contention * np.minimum(plain_forward, beside)
+            beside = np.zeros((1, 1)) if gather is None else gather
+            sums = self._gradients(group, members, buckets, kind)[:, member]
+            plain_backward = (times.backward + times.weights)[:, cases]
+            forward = forward + contention * np.minimum(times.forward[:, cases], beside)
             backward = backward + contention * np.minimum(plain_backward, beside + sums)
         if buckets.sharded:
             once = np.maximum(*walk(order, forward, backward, gather, sent, 0.0))
         else:
             plain = turns(self.points.programs[self._program(group, members[0][0])], buckets, last=False)
             once = np.maximum(*walk(plain, *alone, None, [0.0] * len(plain), 0.0))
-        return np.maximum(*walk(order, forward, backward, gather, sent, (group.count[pairs] - 1.0) * once))
+        return np.maximum(*walk(order, forward, backward, gather, sent, (group.count[cases] - 1.0) * once))
 
-    def _buckets(self, group: _Group, members: Sequence[tuple[int, list[Turn]]], kind: int) -> Array:
+    def _buckets(self, group: Group, members: Sequence[tuple[int, list[Turn]]], kind: int) -> Array:
         """Seconds of what goes out after each turn: (turns, layouts)."""
-        cells = [
-            (number, column, place, axes, size)
-            for column, (place, order) in enumerate(members)
-            for number, turn in enumerate(order)
-            for axes, size in turn.buckets
-        ]
+        columns: dict[int, list[int]] = {}
+        for column, (_, order) in enumerate(members):
+            columns.setdefault(id(order), []).append(column)
+        cells: list[tuple[int, Axes, float, list[int]]] = []
+        for own in columns.values():
+            sent: dict[tuple[Axes, float], list[int]] = {}
+            for number, turn in enumerate(members[own[0]][1]):
+                for bucket in turn.buckets:
+                    sent.setdefault(bucket, []).append(number)
+            cells += [(column, *bucket, after) for column in own for bucket, after in sent.items()]
         found = np.zeros((len(members[0][1]), len(members)))
         if cells:
-            chosen = [group.layouts[place] for _, _, place, _, _ in cells]
-            sizes = np.array([size for *_, size in cells])
-            seconds = self._collective(gradient_operation(kind), chosen, [axes for _, _, _, axes, _ in cells], sizes)
-            np.add.at(found, ([cell[0] for cell in cells], [cell[1] for cell in cells]), seconds)
+            chosen = [group.layouts[members[column][0]] for column, *_ in cells]
+            axes, sizes = [cell[1] for cell in cells], np.array([cell[2] for cell in cells])
+            seconds = self._collective(gradient_operation(kind), chosen, axes, sizes)
+            for (column, _, _, after), each in zip(cells, seconds.tolist(), strict=True):
+                np.add.at(found[:, column], after, each)
         return found
 
-    def _gradients(
-        self, group: _Group, members: Sequence[tuple[int, list[Turn]]], buckets: Buckets, kind: int
-    ) -> Array:
+    def _gradients(self, group: Group, members: Sequence[tuple[int, list[Turn]]], buckets: Buckets, kind: int) -> Array:
         """Seconds in which the gradients of one turn of each section travel: (sections, layouts)."""
         cells = [
             (section, column, place, one.axes, one.elements * buckets.gradient_bytes)
@@ -723,11 +718,11 @@ class _Search:
             np.add.at(found, ([cell[0] for cell in cells], [cell[1] for cell in cells]), seconds)
         return found
 
-    def _gathers(self, group: _Group, pairs: Index) -> Array:
-        """Seconds in which a section's parameters are gathered: (sections, pairs)."""
+    def _gathers(self, group: Group, cases: Index) -> Array:
+        """Seconds in which a section's parameters are gathered: (sections, cases)."""
         sizes = self.points.columns.parameters[:, group.point[group.first]] * self.made.formats.parameter
         seconds = self._slowest("all_gather", self._replicas(group), sizes)
-        return seconds[:, group.member[pairs]]
+        return seconds[:, group.member[cases]]
 
 
 def _kind(zero: int) -> int:

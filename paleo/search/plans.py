@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -15,7 +15,8 @@ from paleo.errors import CapacityError, PlanError, SpecError, near
 from paleo.plan import plan
 from paleo.predict import Prediction, predict, setting
 from paleo.schedules.base import SCHEDULES
-from paleo.search.evaluate import Results, evaluate
+from paleo.search.cases import Results
+from paleo.search.evaluate import evaluate
 from paleo.search.points import priced
 from paleo.search.space import Layout, Space, batch, check_searched, layouts, microbatches
 from paleo.specs.hardware import System
@@ -46,8 +47,8 @@ class PlanRow:
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """What was found: the best plans first, the front of those that no other beats in both time and memory, and the
-    first that fits with another strategy than the best."""
+    """What was found: the best plans first, each with gradients travelling when it is better, the front of those that
+    no other beats in both time and memory, and the first that fits with another strategy than the best."""
 
     configurations: int
     fitting: int
@@ -94,7 +95,7 @@ def search(
         )
     plans, front = found.best(top), found.front()
     configurations = sum(len(part.results) for part in parts)
-    fitting = int(found.fits.sum())
+    fitting = len(found.fitting)
     seconds = time.perf_counter() - started
     return Search(configurations, fitting, seconds, objective, global_batch, plans, front, found.runner_up(plans[0]))
 
@@ -129,13 +130,16 @@ class _Found:
 
     def __init__(self, parts: Sequence[_Part], system: System, objective: str) -> None:
         self.parts, self.capacity = parts, system.device.memory.capacity
-        self.step = np.concatenate([part.results.step_time for part in parts] or [np.zeros(0)])
-        self.memory = np.concatenate([part.results.memory for part in parts] or [np.zeros(0)])
-        self.part = np.repeat(np.arange(len(parts)), [len(part.results) for part in parts])
+        self.step, self.memory = (
+            np.concatenate([getattr(part.results, name) for part in parts] or [np.zeros(0)])
+            for name in ("step_time", "memory")
+        )
         self.first = np.concatenate([[0], np.cumsum([len(part.results) for part in parts])])
         self.fits = self.memory <= self.capacity
-        rates = np.array([_rate(system, part.run.gpus, objective) for part in parts])
-        self.score = rates[self.part] * (1.0 if objective == "gpus" else self.step)
+        self.fitting = np.flatnonzero(self.fits)
+        rates = [_rate(system, part.run.gpus, objective) for part in parts]
+        of = [np.ones(len(part.results)) if objective == "gpus" else part.results.step_time for part in parts]
+        self.score = np.concatenate([rate * one for rate, one in zip(rates, of, strict=True)] or [np.zeros(0)])
 
     @cached_property
     def score_of_all(self) -> npt.NDArray[np.float64]:
@@ -145,15 +149,21 @@ class _Found:
 
     def leading(self, count: int) -> npt.NDArray[np.intp]:
         """The best ``count`` of them (and their equals), the best first; ties go to the faster, then the smaller."""
-        score = self.score_of_all
-        some = np.arange(len(score))
-        if count < len(score):
-            some = np.flatnonzero(score <= np.partition(score, count - 1)[count - 1])
-        return some[np.lexsort((self.memory[some], self.step[some], score[some], ~self.fits[some]))]
+        some, score = self.fitting, self.score[self.fitting]
+        if len(some) < count:
+            some, score = np.arange(len(self.step)), self.score_of_all
+        if count < len(some):
+            near = np.flatnonzero(score <= np.partition(score, count - 1)[count - 1])
+            some, score = some[near], score[near]
+        return some[np.lexsort((self.memory[some], self.step[some], score, ~self.fits[some]))]
 
     def best(self, top: int) -> tuple[PlanRow, ...]:
-        """The first ``top`` ones."""
-        return tuple(self.row(int(index)) for index in self.leading(top)[:top])
+        """The first ``top`` ones; of two that differ in when gradients travel alone, the better."""
+        found: dict[tuple[object, ...], PlanRow] = {}
+        for index in self.leading(2 * top):
+            row = self.row(int(index))
+            found.setdefault((row.gpus, row.strategy, row.microbatch, row.recompute, row.schedule), row)
+        return tuple(found.values())[:top]
 
     def runner_up(self, best: PlanRow) -> PlanRow | None:
         """The first that fits and has another strategy."""
@@ -166,7 +176,7 @@ class _Found:
 
     def front(self) -> tuple[PlanRow, ...]:
         """Pareto-optimal in step time and memory among those that fit, fastest first."""
-        left, found = np.flatnonzero(self.fits), []
+        left, found = self.fitting, []
         while len(left):
             steps = self.step[left]
             fastest = left[steps == steps.min()]
@@ -176,13 +186,12 @@ class _Found:
         return tuple(self.row(index) for index in found)
 
     def row(self, index: int) -> PlanRow:
-        part = self.parts[int(self.part[index])]
-        place = index - int(self.first[self.part[index]])
-        values = {one.name: getattr(part.results, one.name)[place] for one in fields(Results)}
-        layout, zero, chunks = part.layouts[int(values["layout"])], int(values["zero"]), int(values["chunks"])
-        strategy, schedule = _strategy(layout, zero, chunks), list(SCHEDULES)[int(values["schedule"])]
-        overlapped, microbatch = bool(values["overlapped"]), int(values["microbatch"])
-        recompute, single = RECOMPUTE[int(values["recompute"])], layout.mesh.degree("pp") == 1
+        which = int(np.searchsorted(self.first, index, side="right")) - 1
+        part, place = self.parts[which], index - int(self.first[which])
+        laid, microbatch, again, choice = part.results.at(place)
+        layout, overlapped = part.layouts[laid], choice.overlapped
+        strategy, schedule = _strategy(layout, choice.zero, choice.chunks), list(SCHEDULES)[choice.schedule]
+        recompute, single = RECOMPUTE[again], layout.mesh.degree("pp") == 1
         changed: dict[str, object] = {"strategy": strategy, "microbatch": microbatch, "recompute": recompute}
         changed["schedule"] = "1f1b" if schedule == "interleaved" else schedule
         if part.run.exchange is None:
@@ -194,9 +203,9 @@ class _Found:
             recompute,
             "none" if single else schedule,
             overlapped,
-            float(values["step_time"]),
-            float(values["memory"]),
-            bool(values["memory"] <= self.capacity),
+            float(self.step[index]),
+            float(self.memory[index]),
+            bool(self.fits[index]),
             part.run.model_copy(update=changed),
         )
 

@@ -1,15 +1,17 @@
 """Unique blocks priced once: for every layout of layers and every microbatch, the seconds and bytes of each section.
 
-Counts of a rank's layers are affine in its microbatch and in 1/cp (each number of a shape is a product of sizes, each
-count of bytes a sum of those), but for sparse ones that a small batch does not fill (rows of an embedding): those are
-the lower of two such surfaces. So a few lowerings at the corners give a whole family of layouts, and one more in the
-middle checks them. Where that fails (rounding, a mixture of experts), each microbatch or each point is lowered by
-itself. Equal kernels of all points are priced once, in one call."""
+Counts of a rank's layers are affine in its microbatch, in 1/tp and in 1/cp (each number of a shape is a product of
+sizes, each count of bytes a sum of those), but for sparse ones that a small batch does not fill (rows of an embedding):
+those are the lower of two such surfaces. So a few lowerings at the corners give a whole family of layouts, and some
+between them check it. Where that fails (rounding, a mixture of experts), each tp, each layout or each point is lowered
+by itself. Equal kernels of all points are priced once, in one call."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
+from itertools import product
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +20,7 @@ from paleo.assemble import BYTES, Columns, Sums, collectives, columns
 from paleo.errors import PlanError
 from paleo.graph import Graph
 from paleo.lower import Program
+from paleo.parallel.divisions import PADDED
 from paleo.parallel.mesh import Mesh
 from paleo.parallel.overrides import placement
 from paleo.parallel.placement import Placement, Strategy
@@ -25,17 +28,15 @@ from paleo.parallel.propagation import check_divisions
 from paleo.predict import Setting
 from paleo.search.space import Layout
 from paleo.specs.model import ModelSpec
-from paleo.work import Kernel
+from paleo.work import Kernel, Size
 
 Array = npt.NDArray[np.float64]
-#: Figures of sections beside kernels: those of `Columns`, and what a pipeline stage hands on.
-SIZES = (*BYTES, "output_bytes")
+#: Figures of sections beside kernels: those of `Columns` but for a largest output, and what a stage hands on.
+SIZES = (*(name for name in BYTES if name != "largest_output_bytes"), "output_bytes")
 #: Numbers of a kernel before those of its shape.
 _COUNTS = 4
 #: Relative difference up to which a count lies on a surface.
 _SAME = 2.0**-36
-#: Microbatches that are all lowered where there are no more.
-_FEW = 3
 #: Microbatches that fill up every sparse count.
 _FULL = (2**16, 2**17)
 
@@ -55,6 +56,16 @@ class Block:
     program: Program
     microbatches: tuple[int, ...]
     values: Array
+
+    @property
+    def parts(self) -> tuple[Array, Array, Array, Array]:
+        """``values`` in parts, (numbers, microbatches) each: of kernels, payloads of collectives, what operations make,
+        `SIZES` of sections."""
+        sections = self.program.sections
+        numbers = sum(_COUNTS + len(one.kernel.shape) for section in sections for one in section.kernels)
+        lengths = numbers, sum(len(one.transfers) for one in sections), sum(len(one.made_bytes) for one in sections)
+        kernels, payloads, made, sizes = np.split(self.values.T, np.cumsum(lengths))
+        return kernels, payloads, made, sizes
 
     @property
     def mesh(self) -> Mesh:
@@ -89,10 +100,10 @@ def priced(
     wanted: dict[Key, set[int]] = {}
     for layout in layouts:
         wanted.setdefault(key(layout), set()).update(sizes(layout))
-    families: dict[tuple[int, int, int, bool], dict[Key, list[int]]] = {}
+    families: dict[tuple[object, ...], dict[Key, list[int]]] = {}
     for one, counts in wanted.items():
-        tp, cp, ep, dp, sequence_parallel = one
-        family = (tp, ep, dp if cp > 1 else 0, sequence_parallel)
+        tp, cp, ep, _, sequence_parallel = one
+        family = (tp > 1, cp > 1, ep, sequence_parallel)
         families.setdefault(family, {})[one] = sorted(counts)
     found = [block for family in families.values() for block in blocks.of(family)]
     if not found:
@@ -115,6 +126,7 @@ class _Blocks:
         self.problem = ""
         self._graphs: dict[int, Graph] = {}
         self._known: dict[tuple[Key, int], Program] = {}
+        self._placements: dict[tuple[int, bool], Placement] = {}
         self.uneven = made.software.softmax_multiple > 1
         self.exact = any(
             "capacity" in tensor.dims
@@ -142,13 +154,23 @@ class _Blocks:
         return self._graphs[batch]
 
     def of(self, family: Mapping[Key, Sequence[int]]) -> list[Block]:
-        """Blocks of layouts that differ in cp alone, those left out whose layers cannot be divided."""
+        """Blocks of layouts that differ in tp and cp alone, those left out whose layers cannot be divided."""
         able = {key: sizes for key, sizes in family.items() if self._divides(key)}
-        if not (self.exact or self.uneven) and len(able) > 2:
-            found = self._surface(able)
-            if found is not None:
-                return found
-        return [block for key, sizes in able.items() for block in self._line(key, sizes)]
+        return self._blocks(able, (lambda key: key[0], lambda key: key)) if able else []
+
+    def _blocks(self, family: Mapping[Key, Sequence[int]], apart: Sequence[Callable[[Key], object]]) -> list[Block]:
+        """All layouts on one surface, else those that are alike in the first of ``apart``, and so on, else each point
+        by itself."""
+        found = self._surface(family)
+        if found is not None:
+            return found
+        if not apart:
+            points = [(key, size, self._lower(key, size)) for key, sizes in family.items() for size in sizes]
+            return [Block(key, program, (size,), _values(program)[None]) for key, size, program in points]
+        parts: dict[object, dict[Key, Sequence[int]]] = {}
+        for key, sizes in family.items():
+            parts.setdefault(apart[0](key), {})[key] = sizes
+        return [block for part in parts.values() for block in self._blocks(part, apart[1:])]
 
     def _divides(self, key: Key) -> bool:
         graph = self.graph(_mesh(key).replicas)
@@ -160,52 +182,84 @@ class _Blocks:
         return True
 
     def _surface(self, family: Mapping[Key, Sequence[int]]) -> list[Block] | None:
-        """All layouts from four: small microbatches on the most cp ranks, large ones on the fewest, so that a sparse
-        count which fills up does so in between. None where the counts do not lie on such surfaces."""
-        keys = sorted(family)
+        """All layouts from a few: those at the corners, one of each other tp (whose parameters it has) and a few
+        between them; all that is lowered checks the surfaces. None where counts do not lie on such, or where it takes
+        as many lowerings as there are points."""
         sizes = sorted({size for counts in family.values() for size in counts})
-        if len(sizes) < 2:
+        corners = self._corners(family, most_cp=True), self._corners(family, most_cp=False)
+        if (self.exact and len(family) > 1) or self.uneven or len(sizes) < 2 or not all(corners):
             return None
-        few, many = (keys[0], keys[1]), (keys[-1], keys[-2])
-        rows = [[_values(self._lower(key, size)) for size in sizes[:2]] for key in many]
-        last = [[_values(self._lower(key, size)) for size in _FULL] for key in few]
-        if len({len(row) for pair in (*rows, *last) for row in pair}) > 1:
+        ends = list(product(corners[0], sizes[:2])), list(product(corners[1], _FULL))
+        met = {key[0] for points in corners for key in points}
+        others = {key[0]: key for key in sorted(family, reverse=True) if key[0] not in met}
+        between = [(key, -1) for key in (min(family), *others.values())] + [(min(family), 0), (max(family), 0)]
+        lowered = dict.fromkeys([*ends[0], *ends[1], *((key, family[key][at]) for key, at in between)])
+        if len(lowered) >= sum(map(len, family.values())):
             return None
-
-        def between(pair: tuple[Key, Key], at: Sequence[Array], key: Key) -> Array:
-            here, first, second = (1.0 / one[1] for one in (key, *pair))
-            return np.asarray(at[0] + (at[1] - at[0]) * ((here - first) / (second - first)))
-
-        stacked, stacked_last = [np.stack(pair) for pair in rows], [np.stack(pair) for pair in last]
-        ends = {key: np.concatenate([between(many, stacked, key), between(few, stacked_last, key)]) for key in keys}
-        lower = _concave(sizes, ends[few[0]])
-        values = {key: _lines(family[key], sizes, ends[key], lower) for key in keys}
-        if not self._holds(few[0], family[few[0]], values[few[0]], 0) or not self._holds(
-            many[0], family[many[0]], values[many[0]], -1
-        ):
+        values = self._interpolated(family, sizes, ends, lowered)
+        if values is None:
             return None
-        program = self._lower(few[0], _FULL[0])
-        return [Block(key, program, tuple(family[key]), values[key]) for key in keys]
+        programs = {key[0]: self._lower(key, size) for key, size in lowered}
+        return [Block(key, programs[key[0]], tuple(family[key]), values[key]) for key in family]
 
-    def _line(self, key: Key, sizes: Sequence[int]) -> list[Block]:
-        """One layout from its smallest microbatches and full ones, or each of them by itself."""
-        if len(sizes) > _FEW and not self.uneven:
-            rows = self._ends(key, sizes)
-            values = _lines(sizes, sizes, rows, _concave(sizes, rows)) if rows.ndim == 2 else rows
-            if rows.ndim == 2 and self._holds(key, sizes, values, len(sizes) // 2):
-                return [Block(key, self._lower(key, sizes[0]), tuple(sizes), values)]
-        return [Block(key, self._lower(key, size), (size,), _values(self._lower(key, size))[None]) for size in sizes]
+    def _corners(self, family: Mapping[Key, Sequence[int]], *, most_cp: bool) -> list[Key]:
+        """Layouts on two values of tp and two of cp (one, where there are no more), of the family or like it: the
+        fewest tp and the most cp ranks, on which a small microbatch fills no sparse count, or the most tp and the
+        fewest cp ranks. Empty where there are none."""
+        rest = next(iter(family))[2:]
+        tps, cps = (sorted({key[axis] for key in family}) for axis in (0, 1))
+        tps, least = tps[:2] if most_cp else tps[-2:], min(len(cps), 2)
+        whole: list[list[Key]] = []
+        for cp in reversed(cps) if most_cp else cps:
+            keys = [(tp, cp, *rest) for tp in tps]
+            if len(whole) < least and all(key in family or self._divides(key) for key in keys):
+                whole.append(keys)
+        return [key for keys in whole for key in keys] if len(whole) == least else []
 
-    def _ends(self, key: Key, sizes: Sequence[int]) -> Array:
-        """Numbers at the first two and two full microbatches: (4, numbers); a flat array where they have no common
-        shape."""
-        rows = [_values(self._lower(key, size)) for size in (*sizes[:2], *_FULL)]
-        return np.stack(rows) if len({len(row) for row in rows}) == 1 else np.zeros(0)
+    def _interpolated(
+        self,
+        family: Mapping[Key, Sequence[int]],
+        sizes: Sequence[int],
+        ends: Sequence[Sequence[tuple[Key, int]]],
+        lowered: Iterable[tuple[Key, int]],
+    ) -> dict[Key, Array] | None:
+        """Numbers of each layout at its microbatches, from those of the ``ends``: layouts at small microbatches and at
+        full ones. None where what is ``lowered`` has no common shape, or is found wrong in every way to do it."""
+        rows = {point: _values(self._lower(*point)) for point in lowered}
+        if len({len(row) for row in rows.values()}) > 1:
+            return None
+        columns = [(points, size) for points, own in zip(ends, (sizes[:2], _FULL), strict=True) for size in own]
+        count = len(next(iter(rows.values())))
+        values = {key: np.empty((len(family[key]), count)) for key in family}
+        wrong = np.ones(count, dtype=bool)
+        for share in self._shares({key[0] for key in family}):
+            corners = [{key: rows[key, size][wrong] for key, met in points if met == size} for points, size in columns]
+            keys = {*family, *(key for key, _ in rows)}
+            found = {key: np.stack([_between(key, one, share) for one in corners]) for key in keys}
+            lower = _concave(sizes, found[min(family)])
+            for key in family:
+                values[key][:, wrong] = _lines(family[key], sizes, found[key], lower)
+            apart = [_apart(_lines((size,), sizes, found[key], lower)[0], rows[key, size][wrong]) for key, size in rows]
+            wrong[wrong] = np.any(apart, axis=0)
+            if not wrong.any():
+                return values
+        return None
 
-    def _holds(self, key: Key, sizes: Sequence[int], values: Array, at: int) -> bool:
-        """Whether a lowering agrees."""
-        exact = _values(self._lower(key, sizes[at]))
-        return len(exact) == values.shape[1] and bool(np.all(np.abs(values[at] - exact) <= _SAME * np.abs(exact)))
+    def _shares(self, tps: Collection[int]) -> list[Callable[[int], float]]:
+        """What a count over tp may be affine in: 1/tp, or the share of a dim that does not divide evenly."""
+        graph = self.graph(1)
+        laid = self._placement(graph, (1, 1, 1, 1, False))
+        padded = {
+            tensor.size(dim)
+            for node in graph.nodes
+            for dim, axes in laid.of(node).items()
+            if dim in PADDED and "tp" in axes
+            for operation in node.operations
+            for tensor in (*operation.reads, operation.out)
+            if dim in tensor.dims
+        }
+        shares: list[Callable[[int], float]] = [_even_share, *(partial(_padded_share, size) for size in sorted(padded))]
+        return [share for share in shares if len({share(tp) for tp in tps}) == len(tps)]
 
     def _lower(self, key: Key, microbatch: int) -> Program:
         if (key, microbatch) not in self._known:
@@ -215,12 +269,43 @@ class _Blocks:
         return self._known[key, microbatch]
 
     def _placement(self, graph: Graph, key: Key) -> Placement:
-        return placement(graph, Strategy(sequence_parallel=key[-1]), {}, self.made.run.expert_imbalance)
+        known, chosen = self._placements, (graph.batch, key[-1])
+        if chosen not in known:
+            strategy = Strategy(sequence_parallel=key[-1])
+            known[chosen] = placement(graph, strategy, {}, self.made.run.expert_imbalance)
+        return known[chosen]
 
 
 def _mesh(key: Key) -> Mesh:
     tp, cp, ep, dp, _ = key
     return Mesh.of({"tp": tp, "cp": cp, "ep": ep, "dp": dp})
+
+
+def _between(key: Key, corners: Mapping[Key, Array], share: Callable[[int], float]) -> Array:
+    """Numbers of a layout from those at the corners of a surface that is affine in a ``share`` of tp and in 1/cp."""
+    found = np.zeros(())
+    for corner, numbers in corners.items():
+        weight = 1.0
+        for axis, of in enumerate((share, _even_share)):
+            for other in {one[axis] for one in corners} - {corner[axis]}:
+                weight *= (of(key[axis]) - of(other)) / (of(corner[axis]) - of(other))
+        found = found + weight * numbers
+    return np.asarray(found)
+
+
+def _even_share(ways: int) -> float:
+    """The share of a dim that divides evenly, of the whole."""
+    return 1.0 / ways
+
+
+def _padded_share(size: Size, ways: int) -> float:
+    """The largest share of a dim that does not."""
+    return float(-(-size // ways))
+
+
+def _apart(values: Array, exact: Array) -> npt.NDArray[np.bool_]:
+    """Numbers that are not the same."""
+    return np.asarray(np.abs(values - exact) > _SAME * np.abs(exact))
 
 
 def _concave(sizes: Sequence[int], rows: Array) -> npt.NDArray[np.bool_]:
@@ -250,6 +335,7 @@ def _values(program: Program) -> Array:
             one = counted.kernel
             found += (one.flops, one.vector_flops, one.bytes_read, one.bytes_written, *one.shape.values())
     found += [one.payload_bytes for _, one in collectives(program)]
+    found += [size for section in program.sections for size in section.made_bytes]
     found += [getattr(section, name) for name in SIZES for section in program.sections]
     return np.array(found, dtype=np.float64)
 
@@ -260,15 +346,25 @@ def _columns(blocks: Sequence[Block], made: Setting) -> tuple[Columns, Array]:
     known: dict[tuple[object, ...], Sums] = {}
     tables, outputs = [], []
     for block, (device, host), transfer in zip(blocks, kernels, transfers, strict=True):
-        count = len(block.program.sections)
-        sizes = block.values[:, -count * len(SIZES) :].T.reshape(len(SIZES), count, -1)
+        sizes = _sizes(block)
         structure = _structure(block.program)
         if structure not in known:
             known[structure] = Sums.of(block.program)
         sums = known[structure]
-        tables.append(columns(block.program, device, host, transfer, list(sizes[:-1]), sums, call=made.call))
-        outputs.append(sizes[-1])
+        held = [sizes[name] for name in BYTES]
+        tables.append(columns(block.program, device, host, transfer, held, sums, call=made.call))
+        outputs.append(sizes["output_bytes"])
     return _side_by_side(tables, [len(block.microbatches) for block in blocks]), np.concatenate(outputs, axis=1)
+
+
+def _sizes(block: Block) -> dict[str, Array]:
+    """Bytes by name: (sections, microbatches)."""
+    *_, made, sizes = block.parts
+    sections = block.program.sections
+    found = dict(zip(SIZES, np.split(sizes, len(SIZES)), strict=True))
+    each = np.split(made, np.cumsum([len(one.made_bytes) for one in sections])[:-1])
+    found["largest_output_bytes"] = np.stack([one.max(axis=0, initial=0.0) for one in each])
+    return found
 
 
 def _structure(program: Program) -> tuple[object, ...]:
@@ -297,62 +393,64 @@ def _side_by_side(tables: Sequence[Columns], counts: Sequence[int]) -> Columns:
 def _kernel_seconds(blocks: Sequence[Block], made: Setting) -> list[tuple[Array, Array]]:
     """Seconds of (kernels, microbatches) for each block, on the device and on the host; a kernel that occurs twice is
     priced once."""
+    alike: dict[object, list[int]] = {}
+    for index, block in enumerate(blocks):
+        kernels = [counted.kernel for section in block.program.sections for counted in section.kernels]
+        alike.setdefault(tuple(map(_kind, kernels)), []).append(index)
     known: dict[object, dict[bytes, int]] = {}
     unique: list[Kernel] = []
-    places = []
-    for block in blocks:
-        rows, first = [], 0
-        for section in block.program.sections:
+    places: dict[int, npt.NDArray[np.intp]] = {}
+    for members in alike.values():
+        numbers, rows, first = np.concatenate([blocks[index].parts[0] for index in members], axis=1), [], 0
+        for section in blocks[members[0]].program.sections:
             for counted in section.kernels:
                 width = _COUNTS + len(counted.kernel.shape)
-                rows.append(_numbered(counted.kernel, block.values[:, first : first + width], known, unique))
+                rows.append(_numbered(counted.kernel, numbers[first : first + width].T, known, unique))
                 first += width
-        places.append(np.array(rows, dtype=np.intp).reshape(len(rows), len(block.microbatches)))
+        found = np.array(rows, dtype=np.intp).reshape(len(rows), -1)
+        ends = np.cumsum([len(blocks[index].microbatches) for index in members])
+        places.update(zip(members, np.split(found, ends[:-1], axis=1), strict=True))
     times = made.prices.times(unique)
-    return [(times.total[place], times.host[place]) for place in places]
+    return [(times.total[places[index]], times.host[places[index]]) for index in range(len(blocks))]
+
+
+def _kind(kernel: Kernel) -> tuple[object, ...]:
+    """Kernels of a kind differ in numbers alone."""
+    return kernel.family, kernel.operation, kernel.phase, kernel.calls, tuple(kernel.shape)
 
 
 def _numbered(
     kernel: Kernel, values: Array, known: dict[object, dict[bytes, int]], unique: list[Kernel]
 ) -> Iterable[int]:
     """The position of each row of a kernel among the unique ones; new ones are added."""
-    kind = (kernel.family, kernel.operation, kernel.phase, kernel.calls, tuple(kernel.shape))
-    met = known.setdefault(kind, {})
-    raw, width = np.ascontiguousarray(values).tobytes(), values.shape[1] * values.itemsize
-    found = []
-    for row in range(len(values)):
-        key = raw[row * width : (row + 1) * width]
-        place = met.get(key)
-        if place is None:
-            place = met[key] = len(unique)
-            numbers = values[row].tolist()
-            shape = dict(zip(kernel.shape, numbers[_COUNTS:], strict=True))
-            flops, vector, read, written = numbers[:_COUNTS]
+    met = known.setdefault(_kind(kernel), {})
+    keys = np.ascontiguousarray(values).view(f"V{values.shape[1] * values.itemsize}").ravel().tolist()
+    for row, key in enumerate(keys):
+        if key not in met:
+            met[key] = len(unique)
+            flops, vector, read, written, *shape = values[row].tolist()
             kept = kernel.name, kernel.family, kernel.operation, kernel.phase
-            unique.append(Kernel(*kept, flops, vector, read, written, shape, kernel.calls))
-        found.append(place)
-    return found
+            shaped = dict(zip(kernel.shape, shape, strict=True))
+            unique.append(Kernel(*kept, flops, vector, read, written, shaped, kernel.calls))
+    return [met[key] for key in keys]
 
 
 def _transfer_seconds(blocks: Sequence[Block], made: Setting) -> list[Array]:
     """Seconds of (collectives, microbatches) for each block; one call for each operation."""
-    found = [np.zeros((sum(1 for _ in collectives(block.program)), len(block.microbatches))) for block in blocks]
-    cells: dict[str, list[tuple[int, int, str]]] = {}
-    meshes, bare = [block.mesh for block in blocks], replace(made.fabric, host=0.0)
+    payloads = [block.parts[1] for block in blocks]
+    found = [np.zeros(one.shape) for one in payloads]
+    cells: dict[str, list[tuple[int, int, int, int]]] = {}
+    bare = replace(made.fabric, host=0.0)
     for index, block in enumerate(blocks):
+        mesh = block.mesh
         for row, (_, one) in enumerate(collectives(block.program)):
-            cells.setdefault(one.operation, []).append((index, row, one.axis))
+            place = index, row, mesh.stride((one.axis,)), mesh.degree(one.axis)
+            cells.setdefault(one.operation, []).append(place)
     for operation, members in cells.items():
-        strides, ranks, payloads = [], [], []
-        for index, row, axis in members:
-            block, mesh = blocks[index], meshes[index]
-            first = len(block.program.sections) * len(SIZES) + len(found[index])
-            payloads.append(block.values[:, block.values.shape[1] - first + row])
-            strides.append(np.full(len(block.microbatches), mesh.stride((axis,))))
-            ranks.append(np.full(len(block.microbatches), mesh.degree(axis)))
-        seconds = bare.times(operation, *(np.concatenate(one) for one in (strides, ranks, payloads)))
-        first = 0
-        for index, row, _ in members:
-            found[index][row] = seconds[first : first + found[index].shape[1]]
-            first += found[index].shape[1]
+        counts = [payloads[index].shape[1] for index, *_ in members]
+        strides, ranks = (np.repeat([cell[part] for cell in members], counts) for part in (2, 3))
+        sizes = np.concatenate([payloads[index][row] for index, row, *_ in members])
+        seconds = np.split(bare.times(operation, strides, ranks, sizes), np.cumsum(counts)[:-1])
+        for (index, row, *_), each in zip(members, seconds, strict=True):
+            found[index][row] = each
     return found

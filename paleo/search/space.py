@@ -93,7 +93,7 @@ def layouts(graph: Graph, gpus: int, global_batch: int, space: Space) -> list[La
     """Every mesh of ``gpus`` whose axes all divide something and whose data-parallel ranks share the batch evenly."""
     useful = _useful(graph)
     found = []
-    for tp, cp, ep, pp in product(*(_degrees(axis, gpus, useful, space) for axis in SPLITS)):
+    for tp, cp, ep, pp in product(*(_degrees(axis, gpus, graph, useful, space) for axis in SPLITS)):
         ranks, replicas = tp * cp * ep * pp, gpus // (tp * cp * pp)
         if gpus % ranks or global_batch % replicas or space.degrees.get("dp", replicas) != replicas:
             continue
@@ -102,17 +102,25 @@ def layouts(graph: Graph, gpus: int, global_batch: int, space: Space) -> list[La
     return found
 
 
-def _degrees(axis: str, gpus: int, useful: frozenset[str], space: Space) -> Sequence[int]:
+def _degrees(axis: str, gpus: int, graph: Graph, useful: frozenset[str], space: Space) -> Sequence[int]:
     if axis in space.degrees:
         return (space.degrees[axis],)
+    if axis == "pp":
+        return tuple(pp for pp in divisors(gpus) if pp == 1 or _cuts(graph, pp))
     return divisors(gpus) if axis in useful else (1,)
 
 
+def _cuts(graph: Graph, stages: int) -> bool:
+    """Whether some cut into so many stages may be even: by the turns of a repeated block, or layer by layer where none
+    repeats."""
+    repeats = {node.repeats[0][1] for node in graph.nodes if node.repeat > 1}
+    return any(repeat % stages == 0 for repeat in repeats) if repeats else stages <= len(graph.nodes)
+
+
 def _useful(graph: Graph) -> frozenset[str]:
-    """Axes that divide a dim of some layer that dp does not divide; any network of several layers can be cut into
-    stages."""
+    """Axes that divide a dim of some layer that dp does not divide."""
     placement = STRATEGIES["dp"](graph, Strategy())
-    used = {"pp"}
+    used: set[str] = set()
     for node in graph.nodes:
         dims = {dim for op in node.operations for tensor in (*op.reads, op.out) for dim in tensor.dims} - {"batch"}
         used.update(axis for dim, axes in placement.of(node).items() if dim in dims for axis in axes)

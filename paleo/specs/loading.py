@@ -49,7 +49,7 @@ _WORDING = {
 class Spec(BaseModel):
     """Base of everything that is read from YAML: frozen, and a key that it does not know is an error."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
 
 Model = TypeVar("Model", bound=BaseModel)

@@ -134,7 +134,7 @@ def test_collectives_beside_computation_cost_what_it_does_not_cover() -> None:
     for name, forward, hidden in (("attention.core", 7.0, 3.0), ("gather.again", 2.0, 8.0)):
         one = Transfer(name, "all_gather", "cp", 1.0, "forward", 1, overlapped=True)
         core, rest = (Counted(_kernel(called), "layer", 1.0) for called in ("attention.core", "mlp"))
-        section = Section("block", 1, (core, rest), (one,), (), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+        section = Section("block", 1, (core, rest), (one,), (), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, ())
         table = columns(Program((section,)), kernels, np.zeros(2), np.array([10.0]), [np.zeros(1)] * len(BYTES))
         assert (float(table.forward_transfers[0]), float(table.hidden[0])) == (forward, hidden)
 
@@ -149,7 +149,7 @@ def test_collectives_dealt_out_beside_products_leave_their_first_piece() -> None
     product = replace(_kernel("up"), family="gemm", operation="gemm")
     kernels = [Counted(one, "layer", 1.0) for one in (product, replace(product, name="attention.core"), _kernel("act"))]
     one = Transfer("up<x", "all_gather", "tp", 1.0, "forward", 1, pieces=4)
-    section = Section("block", 1, tuple(kernels), (one,), (), *(0.0,) * 7)
+    section = Section("block", 1, tuple(kernels), (one,), (), *(0.0,) * 6, ())
     table = columns(
         Program((section,)), np.array([3.0, 9.0, 9.0]), np.zeros(3), np.array([4.0]), [np.zeros(1)] * len(BYTES)
     )

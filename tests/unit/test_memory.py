@@ -56,7 +56,7 @@ def program(*layers: tuple[int, float]) -> Program:
     def section(index: int, repeat: int, flops: float) -> Section:
         kernel = Kernel("product", "gemm", "gemm", "forward", flops, 0.0, 0.0, 0.0, {})
         counted = (Counted(kernel, "layer", 1.0),) if flops else ()
-        return Section(f"s{index}", repeat, counted, (), (), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+        return Section(f"s{index}", repeat, counted, (), (), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, ())
 
     return Program(tuple(section(i, *one) for i, one in enumerate(layers)))
 

@@ -11,10 +11,11 @@ import pytest
 
 from paleo.errors import CapacityError, PlanError, SpecError
 from paleo.predict import predict, setting
+from paleo.search.cases import Choice
 from paleo.search.evaluate import evaluate
 from paleo.search.hybrid import hybrid
 from paleo.search.plans import Search, _Found, _Part, _searched, _sized, explain, search
-from paleo.search.points import priced
+from paleo.search.points import _Blocks, _values, priced
 from paleo.search.space import Space, batch, divisors, layouts, microbatches, within
 from paleo.specs.hardware import System, load_system
 from paleo.specs.loading import validate
@@ -73,11 +74,11 @@ def test_arrays_equal_single_predictions(case: str) -> None:
 def test_every_choice_occurs() -> None:
     _, _, part, found = everything("large")
     results = part.results
-    assert set(results.zero) == {0, 1, 2, 3}
+    assert set(results.chosen("zero")) == {0, 1, 2, 3}
     assert set(results.recompute) == {0, 1, 2}
-    assert set(results.overlapped) == {False, True}
-    assert set(results.chunks) >= {1, 2, 3, 4, 6}
-    assert len(set(results.schedule)) == 6
+    assert set(results.chosen("overlapped")) == {False, True}
+    assert set(results.chosen("chunks")) >= {1, 2, 3, 4, 6}
+    assert len(set(results.chosen("schedule"))) == 6
     assert len(results) > 100_000 and np.all(np.isfinite(found.step)) and np.all(found.memory > 0)
 
 
@@ -86,9 +87,10 @@ def test_pipelines_exchange_gradients_after_their_last_pass_or_beside_it() -> No
     _, _, part, _ = everything("compiled")
     r, stages = part.results, np.array([layout.mesh.degree("pp") for layout in part.layouts])
     piped = stages[r.layout] > 1
-    rows = np.stack([r.layout, r.microbatch, r.recompute, r.schedule, r.chunks, r.zero], axis=1)
-    late = {tuple(row): i for i, row in enumerate(rows.tolist()) if piped[i] and not r.overlapped[i]}
-    early = {tuple(row): i for i, row in enumerate(rows.tolist()) if piped[i] and r.overlapped[i]}
+    overlapped = r.chosen("overlapped")
+    rows = np.stack([r.layout, r.microbatch, r.recompute, *map(r.chosen, ("schedule", "chunks", "zero"))], axis=1)
+    late = {tuple(row): i for i, row in enumerate(rows.tolist()) if piped[i] and not overlapped[i]}
+    early = {tuple(row): i for i, row in enumerate(rows.tolist()) if piped[i] and overlapped[i]}
     assert early and set(early) <= set(late)
     pairs = np.array([(early[row], late[row]) for row in early])
     assert np.all(r.step_time[pairs[:, 0]] <= r.step_time[pairs[:, 1]] * (1 + 1e-12))
@@ -99,7 +101,7 @@ def test_pipelines_exchange_gradients_after_their_last_pass_or_beside_it() -> No
 def test_no_configuration_occurs_twice() -> None:
     _, _, part, _ = everything("dense")
     r = part.results
-    rows = np.stack([r.layout, r.microbatch, r.recompute, r.schedule, r.chunks, r.zero, r.overlapped])
+    rows = np.stack([r.layout, r.microbatch, r.recompute, *map(r.chosen, Choice._fields)])
     assert np.unique(rows, axis=1).shape == rows.shape
 
 
@@ -128,6 +130,18 @@ def test_best_first_and_the_front_falls() -> None:
     assert found.front[0].step_time == found.plans[0].step_time
     for faster, smaller in pairwise(found.front):
         assert faster.step_time <= smaller.step_time and faster.memory > smaller.memory
+
+
+def test_each_plan_is_listed_with_the_better_exchange() -> None:
+    """Overlap that wins nothing is counted, not listed; where it wins, the overlapped row stands for both."""
+    _, _, _, found = everything("large")
+    every, best = [found.row(int(index)) for index in found.leading(80)], found.best(40)
+    plans = [(row.strategy, row.microbatch, row.recompute, row.schedule) for row in best]
+    assert len(set(plans)) == len(plans) == 40
+    for row, plan in zip(best, plans, strict=True):
+        alike = [r for r in every if (r.strategy, r.microbatch, r.recompute, r.schedule) == plan]
+        assert row.step_time == min(one.step_time for one in alike)
+    assert any(row.overlapped for row in everything("compiled")[3].best(40))
 
 
 def test_no_plan_beats_the_best_by_a_brute_search() -> None:
@@ -231,6 +245,21 @@ def test_points_price_every_layout_and_share_programs() -> None:
     assert len(evaluate(points, chosen, space, made)) > 10_000
 
 
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_counts_between_lowerings_are_those_of_lowerings(sequence_parallel: bool) -> None:
+    """GPT-2's vocabulary of 50257 is padded on every tp but 1, and rows of its table fill up with the microbatch."""
+    blocks = _Blocks(load_model("gpt2"), setting(load_system("dgx-h100"), Run(gpus=96, global_batch=96), "bf16"))
+    sizes = (1, 2, 3, 8, 48, 96, 1024, 4096)
+    family = {(tp, cp, 1, 2, sequence_parallel): sizes for tp in (2, 3, 4, 6, 12) for cp in (2, 4, 8)}
+    found = blocks.of(family)
+    lowered = len(blocks._known)
+    assert {block.key for block in found} == {key for key in family if blocks._divides(key)} and lowered < 30
+    for block in found:
+        exact = np.stack([_values(blocks._lower(block.key, size)) for size in sizes])
+        assert np.allclose(block.values, exact, rtol=1e-12, atol=0.0), block.key
+        assert block.program.parameters == blocks._lower(block.key, 1).parameters
+
+
 def test_one_weird_trick_is_rediscovered() -> None:
     """Krizhevsky 2014: AlexNet's convolutions by the batch, its fully connected layers by features; with a batch so
     large that its activations outweigh the weights, everything by the batch."""
@@ -252,5 +281,5 @@ def test_per_layer_search_takes_chains_alone() -> None:
 
 def test_memory_of_the_search_is_small() -> None:
     _, _, part, _ = everything("large")
-    held = sum(getattr(part.results, name).nbytes for name in ("layout", "microbatch", "step_time", "memory"))
+    held = sum(getattr(part.results, name).nbytes for name in ("case", "choice", "step_time", "memory"))
     assert held < 0.1 * GIB

@@ -1,0 +1,142 @@
+"""The configurations of a search: layouts at a microbatch under a recomputation, what else is chosen for them, and what
+came of it, as arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from paleo.assemble import RECOMPUTE
+from paleo.schedules.base import SCHEDULES
+from paleo.search.points import Points
+from paleo.search.space import Layout, Space, microbatches
+
+Array = npt.NDArray[np.float64]
+Index = npt.NDArray[np.intp]
+Codes = npt.NDArray[np.integer]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Layouts of one number of stages, and their cases: positions of layouts, points and recomputations, one entry a
+    case; all cases under one recomputation, the ``pairs``, come before those under the next. ``before`` are cases of
+    groups before it, ``first`` is a case of each layout, ``ranks`` its data-parallel ones."""
+
+    stages: int
+    before: int
+    pairs: int
+    layouts: tuple[int, ...]
+    ranks: Array
+    first: Index
+    member: Index
+    point: Index
+    microbatch: Array
+    count: Array
+    recompute: Index
+
+
+def groups(points: Points, layouts: Sequence[Layout], space: Space) -> Iterator[Group]:
+    """The cases of a search, those of one stage first."""
+    of_stages: dict[int, list[int]] = {}
+    for index, layout in enumerate(layouts):
+        of_stages.setdefault(layout.mesh.degree("pp"), []).append(index)
+    sizes = {layout.local_batch: microbatches(layout.local_batch, space) for layout in layouts}
+    before = 0
+    for stages, indices in sorted(of_stages.items()):
+        members: list[int] = []
+        rows: list[tuple[int, int, int, int]] = []
+        for index in indices:
+            local, key = layouts[index].local_batch, points.key(layouts[index])
+            found = [(points.where.get((key, size)), size) for size in sizes[local]]
+            here = [(len(members), point, size, local // size) for point, size in found if point is not None]
+            members += [index] if here else []
+            rows += here
+        if rows:
+            ways = [RECOMPUTE.index(name) for name in space.recompute]
+            member, point, size, count = (np.tile(column, len(ways)) for column in np.array(rows, dtype=np.intp).T)
+            first = np.flatnonzero(np.diff(member[: len(rows)], prepend=-1))
+            ranks = np.array([float(layouts[index].mesh.replicas) for index in members])
+            both, recompute = (size.astype(np.float64), count.astype(np.float64)), np.repeat(ways, len(rows))
+            group = before, len(rows), tuple(members), ranks, first, member, point, *both, recompute
+            yield Group(stages, *group)
+            before += len(member)
+
+
+class Choice(NamedTuple):
+    """What configurations of many layouts have in common: position in `SCHEDULES`, chunks of a stage, ZeRO's stage,
+    whether gradients travel during backward."""
+
+    schedule: int
+    chunks: int
+    zero: int
+    overlapped: bool
+
+    @classmethod
+    def named(cls, schedule: str, chunks: int, zero: int, *, overlapped: bool) -> Choice:
+        """From the name of a schedule."""
+        return cls(list(SCHEDULES).index(schedule), chunks, zero, overlapped)
+
+
+class Solved(NamedTuple):
+    """Configurations of one choice: positions of their cases, seconds of a step, bytes of the fullest stage."""
+
+    choice: Choice
+    case: Codes
+    step_time: Array
+    memory: Array
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """One entry for each configuration: position of its case and of its choice, seconds of a step, bytes of the fullest
+    stage. A case is a layout (its position) at a microbatch under a recomputation (its position in `RECOMPUTE`)."""
+
+    cases: tuple[Codes, Codes, Codes]
+    choices: tuple[Choice, ...]
+    case: Codes
+    choice: Codes
+    step_time: Array
+    memory: Array
+
+    def __len__(self) -> int:
+        return len(self.step_time)
+
+    @classmethod
+    def of(cls, every: Sequence[Group], solved: Sequence[Solved]) -> Results:
+        """All that was solved, one part after another."""
+        layouts = [np.array(group.layouts)[group.member] for group in every]
+        figures = layouts, [group.microbatch for group in every], [group.recompute for group in every]
+        laid, sizes, again = (np.concatenate([np.zeros(0), *column]).astype(np.int32) for column in figures)
+        none = Solved(Choice(0, 1, 0, overlapped=False), np.zeros(0, dtype=np.int32), np.zeros(0), np.zeros(0))
+        choices, *columns = zip(none, *solved, strict=True)
+        case, step, memory = (np.concatenate(column) for column in columns)
+        choice = np.repeat(np.arange(len(choices), dtype=np.int32), [len(part) for part in columns[0]])
+        return cls((laid, sizes, again), choices, case, choice, step, memory)
+
+    def at(self, index: int) -> tuple[int, int, int, Choice]:
+        """Layout, microbatch, recomputation and choice of one configuration."""
+        layout, microbatch, recompute = (int(one[self.case[index]]) for one in self.cases)
+        return layout, microbatch, recompute, self.choices[self.choice[index]]
+
+    @property
+    def layout(self) -> Codes:
+        """Positions of layouts."""
+        return self.cases[0][self.case]
+
+    @property
+    def microbatch(self) -> Codes:
+        """Samples of a microbatch."""
+        return self.cases[1][self.case]
+
+    @property
+    def recompute(self) -> Codes:
+        """Positions in `RECOMPUTE`."""
+        return self.cases[2][self.case]
+
+    def chosen(self, name: str) -> Codes:
+        """A field of `Choice`."""
+        return np.array([getattr(one, name) for one in self.choices])[self.choice]
