@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from paleo.precision import Precision
 from paleo.work import Kernel, MemoryPass, Operation
@@ -30,15 +31,24 @@ class Launches:
     backward: tuple[Kernel, ...]
 
 
-def fuse(launches: Sequence[Launches], readers: dict[str, int], precision: Precision) -> list[Launches]:
+#: Chains that are one kernel: none; a sum, a rectifier or both after a batch normalisation, which libraries have
+#: kernels for, in the forward pass alone or both ways; or whatever touches each element on its own.
+Chains = Literal["none", "norms forward", "norms", "all"]
+
+
+def fuse(
+    launches: Sequence[Launches], readers: dict[str, int], precision: Precision, chains: Chains = "all"
+) -> list[Launches]:
     """Chains of element-wise passes merged into their last one. ``readers`` counts who reads each tensor."""
     merged: list[Launches] = []
-    for one in launches:
-        if merged and _fusable(merged[-1], one, readers):
-            merged[-1] = _join(merged[-1], one, precision)
+    for one in launches if chains != "none" else ():
+        if merged and _fusable(merged[-1], one, readers) and (chains == "all" or _follows_norm(merged[-1], one)):
+            joined = _join(merged[-1], one, precision)
+            apart = replace(joined, backward=merged[-1].backward + one.backward)
+            merged[-1] = apart if chains == "norms forward" else joined
         else:
             merged.append(one)
-    return merged
+    return merged or list(launches)
 
 
 def softmax_by_steps(launch: Launches, multiple: int, precision: Precision) -> Launches:
@@ -77,6 +87,12 @@ def _fusable(first: Launches, second: Launches, readers: dict[str, int]) -> bool
         return False
     alike = a.operation in (*POINTWISE, NORMALISED) and b.operation in POINTWISE and a.out.elements == b.out.elements
     return alike and any(t.name == a.out.name for t in b.inputs) and readers.get(a.out.name, 0) == 1
+
+
+def _follows_norm(first: Launches, second: Launches) -> bool:
+    """Whether the chain starts with a normalisation and goes on with one operation an element: a sum, a rectifier."""
+    starts = first.forward[0].operation == NORMALISED if first.forward else False
+    return starts and isinstance(second.operation, MemoryPass) and second.operation.flops_per_element <= 1.0
 
 
 def _join(first: Launches, second: Launches, precision: Precision) -> Launches:

@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Literal
 
-from paleo.fusion import Launches, fuse, softmax_by_steps
+from paleo.fusion import POINTWISE, Chains, Launches, fuse, softmax_by_steps
 from paleo.graph import Graph, Node, Storage
 from paleo.parallel.exchanges import Communication, sent_once
 from paleo.parallel.mesh import Axes, Mesh
 from paleo.parallel.placement import Placement
 from paleo.parallel.propagation import PlacedNode, kept_whole, propagate
 from paleo.precision import Precision
-from paleo.work import ATTENTION_CORE, Kernel, Phase, Tensor, accumulation, flat_pass
+from paleo.work import ATTENTION_CORE, Kernel, MemoryPass, Phase, Tensor, accumulation, flat_pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,27 +152,40 @@ def lower(
     mesh: Mesh,
     precision: Precision,
     *,
-    fused: bool = False,
+    chains: Chains = "none",
     regather: bool = True,
     softmax_multiple: int = 1,
     pieces: int = 1,
     targets: int | None = None,
 ) -> Program:
-    """The program of the fullest rank; ``fused`` merges chains of element-wise passes; without ``regather`` inputs that
+    """The program of the fullest rank; ``chains`` of element-wise passes are merged; without ``regather`` inputs that
     were gathered stay whole until backward; ``softmax_multiple`` as in `fusion.softmax_by_steps`; ``pieces`` in which
     gathers and scatters over tp go beside products; ``targets`` to each of which a token goes once however many of its
     experts are there (None: once for each expert)."""
-    lowering = _Lowering(graph, precision, fused, softmax_multiple, pieces, targets)
+    lowering = _Lowering(graph, precision, chains, softmax_multiple, pieces, targets)
     placed = propagate(graph, placement, mesh)
     placed = placed if regather else tuple(kept_whole(one) for one in placed)
-    grouped = enumerate(groupby(placed, key=_section_key))
-    sections = tuple(lowering.section(number, list(members)) for number, (_, members) in grouped)
+    grouped = enumerate(groupby(zip(_section_names(placed, chains), placed, strict=True), key=lambda one: one[0]))
+    sections = tuple(lowering.section(number, [one for _, one in members]) for number, (_, members) in grouped)
     return Program(sections, tuple(lowering.ties))
 
 
-def _section_key(placed: PlacedNode) -> str:
-    node = placed.node
-    return node.repeats[0][0] if node.repeats else node.name
+def _section_names(placed: Sequence[PlacedNode], chains: Chains) -> Iterable[str]:
+    """The section of each layer: the repeated block that it is in, or one of its own; where chains of passes are merged
+    a layer that passes over what the layer before it made stays with that."""
+    name, before = "", None
+    for one in placed:
+        joins = chains != "none" and before is not None and not before.repeats and _passes_over(one.node, before)
+        name = name if joins else one.node.repeats[0][0] if one.node.repeats else one.node.name
+        before = one.node
+        yield name
+
+
+def _passes_over(node: Node, before: Node) -> bool:
+    """Whether a layer outside repeated blocks touches each element of the other's result on its own."""
+    made = {operation.out.name for operation in before.operations}
+    pointwise = all(isinstance(one, MemoryPass) and one.operation in POINTWISE for one in node.operations)
+    return not node.repeats and bool(node.operations) and pointwise and any(t.name in made for t in node.inputs)
 
 
 class _Lowering:
@@ -183,12 +196,12 @@ class _Lowering:
         self,
         graph: Graph,
         precision: Precision,
-        fused: bool,
+        chains: Chains,
         softmax_multiple: int,
         pieces: int,
         targets: int | None,
     ) -> None:
-        self.graph, self.precision, self.fused = graph, precision, fused
+        self.graph, self.precision, self.chains = graph, precision, chains
         self.softmax_multiple, self.pieces, self.targets = softmax_multiple, pieces, targets
         self._readers = _readers(graph.nodes)
         self._reads = Counter(t.name for node in graph.nodes for op in node.operations for t in op.reads)
@@ -260,9 +273,7 @@ class _Lowering:
             for operation in one.operations
         ]
         launches = [softmax_by_steps(one, self.softmax_multiple, self.precision) for one in launches]
-        if self.fused:
-            launches = fuse(launches, self._reads, self.precision)
-        for launch in launches:
+        for launch in fuse(launches, self._reads, self.precision, self.chains):
             for kernel in (*launch.forward, *launch.backward):
                 yield Counted(kernel, launch.layer, launch.times)
         for one in members:

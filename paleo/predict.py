@@ -42,6 +42,7 @@ from paleo.exchange import (
     sendings,
     tied_pairs,
 )
+from paleo.fusion import Chains
 from paleo.graph import Graph, build
 from paleo.host import Feeding, Offload, Shares, divided, feeding, host_update, offload_of, sample_bytes, streamed
 from paleo.layers.base import Choices
@@ -171,6 +172,17 @@ class Setting:
         return optimizer(self.run.optimizer, stepwise=self.run.optimizer in plain)
 
     @property
+    def chains(self) -> Chains:
+        """Which chains of element-wise passes are one kernel."""
+        software = self.software
+        if software.fused:
+            return "all"
+        if self.run.forward_only:
+            return "none" if software.norm_chains == "never" else "norms"
+        trained: dict[str, Chains] = {"forward": "norms forward", "both": "norms"}
+        return trained.get(software.norm_chains, "none") if self.formats.activation < self.formats.wide else "none"
+
+    @property
     def call(self) -> float:
         """Seconds of the host for issuing a collective."""
         return self.software.host_forward if self.prices.rates is None else 0.0
@@ -239,7 +251,7 @@ class Setting:
             placement,
             mesh,
             self.formats,
-            fused=self.software.fused,
+            chains=self.chains,
             regather=self.software.regather,
             softmax_multiple=self.software.softmax_multiple,
             pieces=mesh.degree("tp") if self.software.tensor_overlap else 1,

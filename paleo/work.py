@@ -424,7 +424,9 @@ class MemoryPass:
     """A pass over memory: element-wise work, norms, softmax, pooling, gathers. Its time is that of its bytes.
 
     ``backward_pass`` None derives the gradient pass: read the gradient of ``out`` and what was kept, write the gradient
-    of each input that needs one; "free" says that the gradient is a view (add, slices). ``reduces`` names dims whose
+    of each input that needs one; "free" says that the gradient is a view (add, slices); "by input" that each input's is
+    a pass of its own over what was kept of the others, as large as ``out``, and summed up where the input is smaller
+    (products). ``reduces`` names dims whose
     statistics are shared by a row (softmax, norms): split over ranks they owe a small all-reduce. ``sparse_rows`` says
     that of a table only the rows that make up ``out`` move (embedding), so many for each row of ``out``. ``windows``
     slide over the dims of a pool. ``linear`` ones commute with addition, so that partial sums go through.
@@ -437,7 +439,7 @@ class MemoryPass:
     parameters: tuple[Tensor, ...] = ()
     keeps: tuple[Tensor, ...] = ()
     flops_per_element: float = 1.0
-    backward_pass: Literal["derived", "free"] = "derived"
+    backward_pass: Literal["derived", "free", "by input"] = "derived"
     reduces: tuple[str, ...] = ()
     local_statistics: bool = False
     sparse_rows: int = 0
@@ -476,10 +478,21 @@ class MemoryPass:
         learned = tuple(t for t in self.parameters if t.grad)
         if self.backward_pass == "free" or not (targets or learned):
             return ()
+        if self.backward_pass == "by input":
+            return tuple(kernel for one in targets for kernel in self._gradient(one, precision))
         kept = tuple(t for t in self.keeps if t.name != self.out.name or t.role == "activation")
         kernel = self._kernel("backward", (self.out, *kept), targets, precision)
         gradients = sum(self._table_elements(t) for t in learned) * precision.gradient
         return (replace(kernel, bytes_written=kernel.bytes_written + gradients),)
+
+    def _gradient(self, target: Tensor, precision: Precision) -> tuple[Kernel, ...]:
+        """The gradient of one input of a product, and the sum over what it was broadcast over."""
+        others = tuple(t for t in self.keeps if t.name != target.name)
+        made = self._kernel("backward", (self.out, *others), (self.out,), precision)
+        if target.elements == self.out.elements:
+            return (made,)
+        summed = self._kernel("backward", (self.out,), (target,), precision)
+        return made, replace(summed, operation="reduce")
 
     def _kernel(
         self, phase: Phase, reads: tuple[Tensor, ...], writes: tuple[Tensor, ...], precision: Precision

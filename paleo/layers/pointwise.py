@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, PositiveInt
 
@@ -71,11 +71,16 @@ class Add(Join):
 
 @LAYERS.register("multiply")
 class Multiply(Join):
-    """Product element by element, with broadcast over dims of size 1 (squeeze-and-excitation)."""
+    """Product element by element, with broadcast over dims of size 1 (squeeze-and-excitation).
+
+    Without a compiler the gradient of what was broadcast is first made as large as the product, then summed up.
+    """
 
     def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
         out = self.same_shapes(name, inputs, broadcast=True).like(name)
-        return Expansion((MemoryPass(name, "elementwise", inputs, out, keeps=inputs),), out)
+        spread = choices.gates == "separate" and any(x.elements < out.elements for x in inputs)
+        backward: Literal["derived", "by input"] = "by input" if spread else "derived"
+        return Expansion((MemoryPass(name, "elementwise", inputs, out, keeps=inputs, backward_pass=backward),), out)
 
 
 @LAYERS.register("concat")

@@ -23,7 +23,7 @@ from paleo.pricing.convolution import (
     convolution_time,
 )
 from paleo.pricing.figures import figures
-from paleo.pricing.gemm import GemmParameters, gemm_time
+from paleo.pricing.gemm import GemmParameters, gemm_time, hot
 from paleo.pricing.memory import MemoryParameters, layer_norm_passes, memory_time, softmax_passes
 from paleo.pricing.parameters import DeviceFigures
 from paleo.pricing.rnn import RnnDirection, RnnParameters, rnn_time
@@ -162,14 +162,70 @@ def _convolution_family(prices: FamilyPrices) -> str:
     return f"conv.{_unit(prices)}{'-cudnn5' if old else ''}"
 
 
+#: What ordinary cores do for tensor cores: algorithms without a product form, which only they compute, and those that
+#: a library has on them for narrow storage, laid out channels-last.
+NO_PRODUCT, NARROW = ("direct",), ("implicit", "direct")
+
+
 def _conv(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[Found[Any], Array]:
-    """A third spatial dim is folded: its positions into the batch, its taps into the channels."""
-    found = prices.found(ConvolutionParameters, _convolution_family(prices))
+    """The fastest algorithm that the software has, or where none applies a SpecError."""
+    found, software = prices.found(ConvolutionParameters, _convolution_family(prices)), prices.software
+    algorithms: tuple[str, ...] = software.convolutions or tuple(AVAILABLE_FROM)
+    both = software.convolutions is None and prices.figures().tensor_cores and "fp32" in prices.device.peak
+    if both:
+        times = _convolved_by_either(prices, kernels, found.parameters, algorithms)
+    else:
+        times = _convolved(prices, kernels, prices.figures(), found.parameters, algorithms)
+    if not np.all(np.isfinite(times)):
+        lacking = kernels[int(np.argmin(np.isfinite(times)))].name
+        has, what = ", ".join(algorithms), f"{prices.dtype} on {prices.device.name}"
+        raise SpecError(
+            f"software {software.name}: none of its algorithms ({has}) computes convolution {lacking} in {what}; "
+            "expected fp32, or another profile"
+        )
+    return found, times
+
+
+def _convolved_by_either(
+    prices: FamilyPrices, kernels: Sequence[Kernel], parameters: ConvolutionParameters, algorithms: tuple[str, ...]
+) -> Array:
+    """Seconds on tensor cores or, where they are faster, on ordinary ones: few channels do not fill a step of the
+    former, and depthwise convolutions are no products. A library offers both units for any dtype (cudnnFind…
+    "attempts both the provided mathType and CUDNN_DEFAULT_MATH", its documentation). Ordinary cores compute in fp32,
+    so that tf32 has all their algorithms there, and tensors need not be turned to channels-last for them."""
+    products = tuple(name for name in algorithms if name not in NO_PRODUCT)
+    moved = np.array([kernel.bytes for kernel in kernels])
+    tensor = _heated(prices, kernels, _convolved(prices, kernels, prices.figures(), parameters, products), moved)
+    if prices.dtype in prices.software.transposes:
+        tensor = tensor + 2.0 * moved / prices.device.memory.bandwidth
+    vector = prices.found(ConvolutionParameters, "conv.vector").parameters
+    names = algorithms if prices.dtype == "tf32" else NARROW
+    return np.minimum(tensor, _convolved(prices, kernels, prices.figures("fp32"), vector, names))
+
+
+def _heated(prices: FamilyPrices, kernels: Sequence[Kernel], seconds: Array, moved: Array) -> Array:
+    """Tensor cores under the power limit of a device at work for long: convolutions draw what products of as many FLOP
+    draw. Their own calibration is from short runs over numbers near zero."""
+    device, p = prices.figures(), prices.found(GemmParameters, "gemm.tensor").parameters
+    flops = np.array([kernel.flops for kernel in kernels])
+    slowed = hot(seconds, flops, moved, p.training_activity, device, p)
+    share = np.maximum(0.0, 1.0 - moved / (device.memory_bandwidth * seconds))
+    return np.asarray(seconds * (1.0 + share * (slowed - 1.0)))
+
+
+def _convolved(
+    prices: FamilyPrices,
+    kernels: Sequence[Kernel],
+    device: DeviceFigures,
+    parameters: ConvolutionParameters,
+    algorithms: Sequence[str],
+) -> Array:
+    """Seconds by the fastest of some algorithms on one arithmetic unit. A third spatial dim is folded: its positions
+    into the batch, its taps into the channels."""
     software = prices.software
-    directions = np.array([_DIRECTIONS[kernel.operation] for kernel in kernels])
     images = _column(kernels, "n") * _column(kernels, "out_d")
     calls = images if software.image_by_image else np.ones_like(images)
-    times = calls * convolution_time(
+    return calls * convolution_time(
         batch=images / calls,
         channels=_column(kernels, "c") * _column(kernels, "kernel_d"),
         height=_column(kernels, "h"),
@@ -184,26 +240,15 @@ def _conv(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[
         dilation_h=_column(kernels, "dilation_h"),
         dilation_w=_column(kernels, "dilation_w"),
         groups=_column(kernels, "groups"),
-        direction=directions,
+        direction=np.array([_DIRECTIONS[kernel.operation] for kernel in kernels]),
         element_bytes=precision(prices.dtype).operand,
         library=software.cudnn if software.convolutions is None else OWN_KERNELS,
-        algorithms=software.convolutions or tuple(AVAILABLE_FROM),
+        algorithms=algorithms,
         available=SEARCHED_FROM if software.searches else AVAILABLE_FROM,
         workspace_limit=np.inf if software.workspace is None else software.workspace,
-        device=prices.figures(),
-        parameters=found.parameters,
+        device=device,
+        parameters=parameters,
     )
-    if not np.all(np.isfinite(times)):
-        lacking = kernels[int(np.argmin(np.isfinite(times)))].name
-        has, what = ", ".join(software.convolutions or AVAILABLE_FROM), f"{prices.dtype} on {prices.device.name}"
-        raise SpecError(
-            f"software {software.name}: none of its algorithms ({has}) computes convolution {lacking} in {what}; "
-            "expected fp32, or another profile"
-        )
-    if prices.dtype in software.transposes and prices.figures().tensor_cores:
-        moved = np.array([kernel.bytes for kernel in kernels])
-        times = times + 2.0 * moved / prices.device.memory.bandwidth
-    return found, times
 
 
 def _attention(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[Found[Any], Array]:

@@ -137,6 +137,14 @@ def throttle(power_at_full_clock: Array, power_limit: Array) -> Array:
     return np.asarray(np.sqrt(np.sqrt(np.sqrt(1.0 + ratio))))
 
 
+def hot(busy: Array, flops: Array, dram: Array, activity: Numbers, device: DeviceFigures, p: GemmParameters) -> Array:
+    """Factor by which kernels slow that take ``busy`` seconds at full clock: the power of their arithmetic against what
+    idling and ``dram`` bytes leave of the limit."""
+    power = np.asarray(activity) * p.energy * PICO * flops / busy
+    limit = device.power_watts * (1.0 - IDLE_SHARE) - np.asarray(activity) * DRAM_ENERGY * dram / busy
+    return throttle(power, np.maximum(limit, 0.05 * device.power_watts))
+
+
 def _fourth_power(x: Array) -> Array:
     return np.asarray(np.square(np.square(x)))
 
@@ -196,9 +204,7 @@ def _chunk_time(columns: tuple[Array, ...], device: DeviceFigures, p: GemmParame
     dram = dram + right * cache_miss(footprint + (copies - 1.0) * right, capacity)
     stall = 1.0 + p.page_stall * contiguous * np.minimum(k * element / PAGE_BYTES, 1.0)
     busy, share = _busy_time((m, n, k, batch), element, result, dram, stall, device, p)
-    power = activity * p.energy * PICO * 2.0 * m * n * k * batch / busy
-    limit = device.power_watts * (1.0 - IDLE_SHARE) - activity * DRAM_ENERGY * dram / busy
-    slowed = throttle(power, np.maximum(limit, 0.05 * device.power_watts))
+    slowed = hot(busy, 2.0 * m * n * k * batch, dram, activity, device, p)
     sustained = np.maximum(busy / (busy + p.ramp), heated)
     return np.asarray(p.launch + busy * (1.0 + share * (slowed - 1.0) * sustained))
 

@@ -251,11 +251,21 @@ def _software(software: Software) -> list[Fact]:
         ("mixed precision", software.mixed),
         ("fp32 there", ", ".join(software.wide)),
         ("updates term by term", ", ".join(software.stepwise_updates)),
+        ("batch norm takes in", NORM_CHAINS[software.norm_chains]),
         ("gradients", "travel during backward" if software.overlap else "travel after backward"),
         ("convolutions", _convolutions(software)),
         ("notes", software.notes),
         ("source", software.source),
     )
+
+
+#: What a software's ``norm_chains`` says.
+NORM_CHAINS = {
+    "never": None,
+    "inference": "a sum and a rectifier, in inference",
+    "forward": "a sum and a rectifier, in inference and in forward passes of sixteen bits",
+    "both": "a sum and a rectifier, in inference and both ways in sixteen bits",
+}
 
 
 def _convolutions(software: Software) -> str:

@@ -54,8 +54,9 @@ class Software(Spec):
     bandwidth, copies into and out of flat buffers. ``context`` is what a process holds of a GPU before its first
     tensor, ``communicator`` what each group of ranks that it talks to adds. ``clip`` says whether the norm of all
     gradients is taken before the update, and whether they are then ``scaled`` in a pass of their own. ``fused`` says
-    whether chains of element-wise passes are one kernel, ``softmax_multiple`` by how many matrices of scores a rank's
-    fused softmax works (1: any number).
+    whether chains of element-wise passes are one kernel, ``norm_chains`` where a sum and a rectifier after a batch
+    normalisation are part of its kernel: in inference; in training in sixteen bits, too, ``forward`` alone or ``both``
+    ways. ``softmax_multiple`` is by how many matrices of scores a rank's fused softmax works (1: any number).
 
     ``attention``, ``gelu``, ``loss`` and ``wide`` are those of `Choices`. ``mixed`` says how it trains in sixteen bits:
     fp32 ``masters`` beside narrow weights, or ``autocast`` of fp32 weights. ``gradient_accesses`` are reads and writes
@@ -97,6 +98,7 @@ class Software(Spec):
     context: Bytes = CONTEXT
     communicator: Bytes = COMMUNICATOR
     fused: Annotated[bool, Field(strict=True)] = False
+    norm_chains: Literal["never", "inference", "forward", "both"] = "never"
     softmax_multiple: PositiveCount = 1
     cudnn: Annotated[float, Field(gt=0)] = 9.0
     searches: Annotated[bool, Field(strict=True)] = False

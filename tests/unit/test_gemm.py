@@ -12,7 +12,7 @@ import pytest
 
 from paleo.errors import SpecError
 from paleo.pricing.figures import clock_of, figures, unit_of
-from paleo.pricing.gemm import GemmParameters, cache_miss, gemm_time, quantisation_time, throttle, waves
+from paleo.pricing.gemm import GemmParameters, cache_miss, gemm_time, hot, quantisation_time, throttle, waves
 from paleo.pricing.parameters import DeviceFigures
 from paleo.specs.hardware import load_device
 from paleo.units import GIGA, MEGA, MICROSECOND, MILLISECOND, TERA
@@ -110,6 +110,16 @@ def test_sub_functions() -> None:
         elements=GIGA, source_bytes=2.0, target_bytes=1.0, device=DEVICE, bandwidth_efficiency=1.0, capacity=MEGA
     )
     assert float(quantise) == pytest.approx(2.5 * MILLISECOND)
+
+
+def test_heat_by_hand() -> None:
+    """200 W: 30 W idle and 20 W for 0.5 GB of memory traffic a millisecond leave 150 W; 600 W of arithmetic halve the
+    clock (but for the soft knee), 37.5 W leave it."""
+    device = dataclasses.replace(DEVICE, power_watts=200.0)
+    p = dataclasses.replace(BARE, energy=1.0)
+    seconds, flops = np.full(2, MILLISECOND), np.array([0.6, 0.0375]) * TERA
+    assert hot(seconds, flops, np.full(2, 0.5 * GIGA), 1.0, device, p) == pytest.approx([2.0, 1.0], rel=0.002)
+    assert hot(seconds, flops / 2, np.full(2, 0.25 * GIGA), 2.0, device, p) == pytest.approx([2.0, 1.0], rel=0.002)
 
 
 def test_figures_of_a_device() -> None:

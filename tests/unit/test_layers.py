@@ -254,6 +254,17 @@ def test_worked_by_hand(case: Case) -> None:
     assert sum(k.bytes for k in kernels) == case.moved
 
 
+def test_a_product_without_a_compiler_spreads_the_gradient_of_what_was_broadcast() -> None:
+    """384 B of gradient and 24 B of factors make 384 B for x; gradient and x make 384 B, which are summed to 24 B."""
+    compiled = backward(expand("multiply", (IMAGE, SMALL), {}).operations)
+    apart = backward(expand("multiply", (IMAGE, SMALL), {}, Choices(gates="separate")).operations)
+    assert [k.bytes for k in compiled] == [384 + 384 + 24 + 384 + 24]
+    assert [k.bytes for k in apart] == [384 + 24 + 384, 384 + 384 + 384, 384 + 24]
+    assert [k.operation for k in apart] == ["elementwise", "elementwise", "reduce"]
+    alike = replace(IMAGE, name="y")
+    assert len(backward(expand("multiply", (IMAGE, alike), {}, Choices(gates="separate")).operations)) == 1
+
+
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_counts_hold_together(case: Case) -> None:
     made = expand(case.kind, case.inputs, case.options)

@@ -11,14 +11,15 @@ import pytest
 from paleo.errors import SpecError
 from paleo.lower import Program, without_backward
 from paleo.predict import Prediction, predict
-from paleo.specs.hardware import load_system
+from paleo.pricing.calibrated import FamilyPrices
+from paleo.specs.hardware import Device, load_device, load_system
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.software import load_software
 from paleo.validate.report import document, renderables
 from paleo.validate.runner import FileReport, validate_file, validate_frame
 from paleo.validate.scaling import points, summary
-from paleo.validate.steps.vision import cudnn_version, library_of, model_of, profile_of
+from paleo.validate.steps.vision import cudnn_version, library_of, model_of, profile_of, sizes_of, system_of
 from paleo.validate.tables import table_of
 from paleo.work import Kernel
 
@@ -59,7 +60,10 @@ def test_a_library_is_stated_named_or_dated(row: dict[str, str], release: float 
      ({"framework": "Caffe2 (cudnn_exhaustive_search)", "software": "caffe2", "cudnn": "v4"}, "caffe2"),
      ({"framework": "cudaconvnet2*"}, "cuda-convnet2"), ({"framework": "fbfft (Torch)"}, "fbfft"),
      ({"framework": "Torch-7 (native)"}, "torch7-native"), ({"framework": "CuDNN[R2] *"}, "cudnn-library"),
-     ({"framework": "Torch7 (cudnn)", "software": "torch7-cudnn"}, "torch7-cudnn")],
+     ({"framework": "Torch7 (cudnn)", "software": "torch7-cudnn"}, "torch7-cudnn"),
+     ({"framework": "TensorFlow 1.15.4", "software": "tensorflow1"}, "tensorflow1.15"),
+     ({"framework": "TensorFlow (20.06-tf1-py3)", "software": "tensorflow1"}, "tensorflow1.15"),
+     ({"framework": "MxNet (mxnet-20.12-py3)", "software": "mxnet"}, "mxnet-nvidia")],
 )  # fmt: skip
 def test_profiles_of_rows(row: dict[str, str], profile: str) -> None:
     assert profile_of(row) == profile
@@ -76,6 +80,23 @@ def test_variants_of_networks() -> None:
     assert model_of({"model_slug": "resnet50", "notes": ""}) == "resnet50"
     assert model_of({"model_slug": "vgg16", "framework": "tf_cnn_benchmarks"}) == "vgg16"
     assert model_of({"model_slug": "resnext101-32x4d", "model": "SE-ResNeXt-101 32x4d"}) == "se-resnext101-32x4d"
+
+
+def test_nodes_networks_and_images_are_those_of_the_row() -> None:
+    row = {"device": "k80-die", "system": "aws-p2.16xlarge", "n_gpus": 64, "nodes": 8, "model_slug": "vgg11"}
+    whole, half = system_of(row | {"nodes": 4}), system_of(row)
+    assert whole == load_system("aws-p2.16xlarge")
+    assert half.devices_per_node == 8 and [level.ranks for level in half.levels] == [2, 8, None]
+    assert [level.ranks for level in system_of(row | {"n_gpus": 24}).levels] == [2, 3, None]
+    assert [level.ranks for level in system_of(row | {"n_gpus": 8}).levels] == [None]
+    assert system_of(row | {"n_gpus": 8, "nodes": 1}) == whole
+    slow = system_of(row | {"interconnect": "PCIe + 10 Gb/s Ethernet (AWS p2.8xlarge)"}).levels[-1]
+    assert slow.link.bandwidth == 1.25e9 and slow.ports == 1
+    assert system_of(row | {"interconnect": "20 GbE"}).levels[-1].link.bandwidth == 2.5e9
+    assert system_of(row | {"interconnect": "InfiniBand FDR 56 Gb/s"}).levels[-1] == half.levels[-1]
+    assert system_of(row | {"interconnect": "RoCE 50 Gb/s"}).levels[-1].link.name == "ethernet-100g-roce"
+    assert sizes_of(row | {"input_shape": "64x3x231x231"}) == {"resolution": 231}
+    assert sizes_of(row | {"input_shape": "3x224x224"}) == sizes_of(row | {"input_shape": float("nan")}) == {}
 
 
 # --- what frameworks do --------------------------------------------------------------------------------------------
@@ -126,13 +147,13 @@ def test_inference_needs_no_statistics() -> None:
 
 
 def test_a_compiler_fuses_what_follows_batch_norm() -> None:
-    """32 ReLUs and 16 additions go into the batch norms before them (17 ReLUs open a section of their own), and the
-    tensor between is spared both ways: 2 bytes for each that a pass of its own writes. The sweep for statistics stays
-    what it was."""
+    """All 49 ReLUs and 16 additions go into the batch norms before them, in repeated blocks or not, and the tensor
+    between is spared both ways: 2 bytes for each that a pass of its own writes. The sweep for statistics stays what it
+    was."""
     plain, fused = (step("resnet50", software=name).program for name in ("tensorflow1", "tensorflow-xla"))
     alone = passes(plain, "elementwise")
     left = passes(fused, "elementwise")
-    assert sum(turns for _, turns in alone) == 49 + 16 and sum(turns for _, turns in left) == 17
+    assert sum(turns for _, turns in alone) == 49 + 16 and not left
 
     def moved(program: Program) -> float:
         both = [*passes(program, "batch_norm"), *passes(program, "elementwise")]
@@ -143,6 +164,83 @@ def test_a_compiler_fuses_what_follows_batch_norm() -> None:
     assert moved(plain) - moved(fused) == pytest.approx(spared)
     swept = [kernel.shape.get("swept", kernel.bytes_read) * turns for kernel, turns in passes(fused, "batch_norm")]
     assert sum(swept) == sum(kernel.bytes_read * turns for kernel, turns in passes(plain, "batch_norm"))
+
+
+def bytes_of(made: Prediction, phase: str, *operations: str) -> float:
+    return sum(
+        one.kernel.bytes * one.times * section.repeat
+        for section in made.program.sections
+        for one in section.kernels
+        if one.kernel.phase == phase and one.kernel.operation in operations
+    )
+
+
+def test_libraries_fuse_sums_and_rectifiers_with_batch_norm() -> None:
+    """In sixteen bits or in inference; both ways, or forward with gradients of their own; never other functions."""
+    passes = ("batch_norm", "elementwise")
+
+    def moved(model: str, software: str, phase: str = "forward", **more: object) -> float:
+        return bytes_of(step(model, software=software, **more), phase, *passes)
+
+    plain = {"dtype": "fp16"}
+    for model, less in (("resnet50", True), ("efficientnet_b0", False)):
+        both, none = moved(model, "mxnet-nvidia", **plain), moved(model, "mxnet", **plain)
+        assert both < 0.85 * none if less else both > 0.95 * none
+    assert moved("resnet50", "mxnet-nvidia", "backward", **plain) < moved("resnet50", "mxnet", "backward", **plain)
+    first, old = (moved("resnet50", name, **plain) for name in ("tensorflow1.15", "tensorflow1"))
+    assert first < old
+    assert moved("resnet50", "tensorflow1.15", "backward", **plain) == moved(
+        "resnet50", "tensorflow1", "backward", **plain
+    )
+    assert moved("resnet50", "tensorflow1.15") == moved("resnet50", "tensorflow1")
+    alone = {"forward_only": True}
+    assert moved("resnet50", "tensorflow1.15", **alone) < moved("resnet50", "tensorflow1", **alone)
+
+
+def convolutions(device: str | Device, dtype: str, **shape: float) -> float:
+    """Seconds of one forward convolution of 64 images."""
+    chosen = load_device(device) if isinstance(device, str) else device
+    sizes = {"n": 64, "c": 64, "h": 56, "w": 56, "k": 64, "kernel_h": 3, "kernel_w": 3, "pad_h": 1, "pad_w": 1}
+    sizes |= {"out_d": 1, "kernel_d": 1, "stride_h": 1, "stride_w": 1, "dilation_h": 1, "dilation_w": 1, "groups": 1}
+    sizes |= shape
+    out = (sizes["h"] // sizes["stride_h"]) * (sizes["w"] // sizes["stride_w"]) * sizes["n"]
+    work = 2 * out * sizes["k"] * sizes["c"] / sizes["groups"] * sizes["kernel_h"] * sizes["kernel_w"]
+    width = 4 if dtype in ("fp32", "tf32") else 2
+    read, written = width * sizes["n"] * sizes["c"] * sizes["h"] * sizes["w"], width * out * sizes["k"]
+    kernel = Kernel("c", "conv", "fwd", "forward", work, 0.0, read, written, sizes)
+    prices = FamilyPrices(chosen, dtype, load_software("pytorch-eager"))
+    return float(prices.prices([kernel]).seconds[0])
+
+
+def test_few_channels_run_on_ordinary_cores() -> None:
+    """Three channels fill a tenth of a tensor core's step; fp32 kernels are there for tf32 data, too."""
+    image = {"c": 3, "h": 224, "w": 224, "kernel_h": 7, "kernel_w": 7, "pad_h": 3, "pad_w": 3, "stride_h": 2}
+    image |= {"stride_w": 2}
+    tf32, fp32 = (convolutions("a100-sxm4-40gb", dtype, **image) for dtype in ("tf32", "fp32"))
+    assert tf32 == fp32
+    tf32, fp32 = (convolutions("a100-sxm4-40gb", dtype, c=256, k=256) for dtype in ("tf32", "fp32"))
+    assert tf32 < 0.7 * fp32
+
+
+def test_depthwise_convolutions_are_no_faster_than_ordinary_cores() -> None:
+    """A quarter of V100's 15.7 TFLOP/s at most (two operands loaded for each product), whatever the dtype."""
+    least = 2 * 64 * 56 * 56 * 512 * 49 / (0.25 * 15.7e12)
+    for dtype in ("fp32", "fp16"):
+        found = convolutions(
+            "v100-sxm2-16gb", dtype, c=512, k=512, kernel_h=7, kernel_w=7, pad_h=3, pad_w=3, groups=512
+        )
+        assert found > 0.95 * least
+
+
+def test_tensor_cores_at_their_power_limit_are_slower() -> None:
+    """A V100 whose limit is out of reach is faster, most where arithmetic is densest."""
+    cool = load_device("v100-sxm2-16gb").model_copy(update={"tdp": 3000.0})
+    gained = [
+        convolutions("v100-sxm2-16gb", "fp16", c=channels, k=channels)
+        / convolutions(cool, "fp16", c=channels, k=channels)
+        for channels in (64, 512)
+    ]
+    assert 1.0 < gained[0] < gained[1] < 1.5
 
 
 def test_kernels_of_old_libraries_are_those_of_their_time() -> None:
@@ -207,8 +305,12 @@ def test_visible_steps_stay_within_their_bars(shared: Path) -> None:
     plain = report.frame["dtype"].eq("fp32").to_numpy() & (report.sources == "lambda-tensorflow-benchmark")
     found = report.errors(plain)
     assert found.rows == 48 and found.mape is not None and found.mape < 0.08
+    narrow = report.errors(report.frame["dtype"].eq("tf32").to_numpy())
+    assert narrow.rows == 12 and narrow.mape is not None and narrow.mape < 0.12
+    nvidia = report.errors(report.frame["framework"].str.contains("mxnet-").fillna(False).to_numpy())
+    assert nvidia.rows == 8 and nvidia.mape is not None and nvidia.mape < 0.05
     whole = report.errors()
-    assert whole.rows == 372 and whole.mape is not None and whole.mape < 0.19
+    assert whole.rows == 372 and whole.mape is not None and whole.mape < 0.18
 
 
 @pytest.mark.shared
@@ -219,4 +321,4 @@ def test_visible_scaling(shared: Path) -> None:
     assert told.points == 68 and told.impossible == 6
     assert told.mean_error is not None and told.mean_error < 9.5
     plain = summary([one for one in report.scaling if "fficient" not in one.what])
-    assert plain.points == 48 and plain.mean_error is not None and plain.mean_error < 4.5
+    assert plain.points == 48 and plain.mean_error is not None and plain.mean_error < 4.0

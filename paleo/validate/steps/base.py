@@ -43,7 +43,12 @@ LIKENESS = (
 
 
 #: Finer profiles than the one that a row names, by a word of its framework.
-FINER = {("pytorch-eager", "huggingface"): "huggingface-eager"}
+FINER = {
+    ("pytorch-eager", "huggingface"): "huggingface-eager",
+    ("tensorflow1", "1.15"): "tensorflow1.15",
+    ("tensorflow1", "-tf1-"): "tensorflow1.15",
+    ("mxnet", "-py3"): "mxnet-nvidia",
+}
 
 
 def software_of(row: Row, default: str = "pytorch-eager") -> str:

@@ -9,7 +9,7 @@ import pandas as pd
 
 from paleo.errors import SpecError
 from paleo.predict import predict
-from paleo.specs.hardware import System, load_system
+from paleo.specs.hardware import System, load_link, load_system
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.software import Software
@@ -35,14 +35,45 @@ FIRST_RESNETS = {f"resnet{depth}": f"resnet{depth}-v1" for depth in (50, 101, 15
 LIBRARY_OF_SOURCE = (("convnet-benchmarks Dec-2014", 1.0), ("convnet-benchmarks", 4.0))
 
 
+#: Ethernet links, with their Gb/s, that stand for those of the same kind at other speeds.
+TCP, ROCE = ("ethernet-10g-tcp", 10.0), ("ethernet-100g-roce", 100.0)
+
+
 def system_of(row: Row) -> System:
-    """The row's system by name, else a server of its device, else the device alone."""
-    if filled(row, "system"):
-        return with_device(load_system(str(row["system"])), row)
-    device = str(row["device"])
-    return with_device(
-        load_system(DEFAULT_SYSTEMS.get(device, "pcie3-8gpu") if whole(row, "n_gpus", 1) > 1 else device), row
-    )
+    """The row's system by name, else a server of its device, else the device alone; with the nodes and the network
+    that the row states."""
+    device, gpus = str(row["device"]), whole(row, "n_gpus", 1)
+    usual = DEFAULT_SYSTEMS.get(device, "pcie3-8gpu") if gpus > 1 else device
+    system = with_device(load_system(str(row["system"]) if filled(row, "system") else usual), row)
+    nodes = whole(row, "nodes", 1)
+    return with_network(with_nodes_of(system, -(-gpus // nodes)), row) if nodes > 1 else system
+
+
+def with_nodes_of(system: System, devices: int) -> System:
+    """The system with so many devices in a node, where its own nodes have more (half a server rented)."""
+    if not system.levels or devices >= system.devices_per_node:
+        return system
+    inside = [level for level in system.levels if level.ranks is not None and level.ranks < devices]
+    bounded = [
+        level for level in system.levels[len(inside) :] if level.ranks and level.ranks <= system.devices_per_node
+    ]
+    cut = [bounded[0].model_copy(update={"ranks": devices})] if bounded and devices > 1 else []
+    beyond = system.levels[len(inside) + len(bounded) :]
+    return system.model_copy(update={"levels": (*inside, *cut, *beyond), "devices_per_node": devices})
+
+
+def with_network(system: System, row: Row) -> System:
+    """The system with the Ethernet between its nodes whose speed the row states, one port a node; InfiniBand as it
+    is."""
+    told = str(row.get("interconnect", ""))
+    speed = re.search(r"(\d+) ?Gb(?:/s|ps|it/s|E)", told)
+    if not speed or "infiniband" in told.lower() or not system.levels:
+        return system
+    name, usual = ROCE if re.search(r"(?i)roce|rdma", told) else TCP
+    link = load_link(name)
+    stated = link.model_copy(update={"bandwidth": link.bandwidth * float(speed.group(1)) / usual})
+    outer = system.levels[-1].model_copy(update={"link": stated, "ports": 1})
+    return system.model_copy(update={"levels": (*system.levels[:-1], outer)})
 
 
 def model_of(row: Row) -> str:
@@ -51,6 +82,13 @@ def model_of(row: Row) -> str:
     if "tf_cnn_benchmarks" in f"{row.get('framework', '')} {row.get('notes', '')}":
         return FIRST_RESNETS.get(slug, slug)
     return f"se-{slug}" if str(row.get("model", "")).lower().startswith("se-") else slug
+
+
+def sizes_of(row: Row) -> dict[str, int | float | str]:
+    """Parameters of the model that a row states: the side of its images, where it is not the network's own."""
+    side = re.search(r"(\d+)x\1$", str(row.get("input_shape", "")).strip())
+    own = load_model(model_of(row)).params.get("resolution")
+    return {"resolution": int(side.group(1))} if side and own not in (None, int(side.group(1))) else {}
 
 
 def library_of(row: Row) -> float | None:
@@ -118,6 +156,7 @@ def run_of(row: Row) -> Run:
         software=profile_of(row),
         cudnn=library_of(row),
         forward_only=not filled(row, "iteration_ms"),
+        model=sizes_of(row),
     )
 
 
@@ -126,7 +165,10 @@ class VisionSteps(StepTable):
 
     name = "cnn_iterations"
     header = frozenset({"model_slug", "device", "n_gpus", "batch_per_gpu", "framework", "iteration_ms"})
-    configuration = ("system", "dtype", "cudnn", "software", "source", "model", "forward_ms", "notes")
+    configuration = (
+        *("system", "nodes", "interconnect", "dtype", "cudnn", "software"),
+        *("source", "model", "input_shape", "forward_ms", "notes"),
+    )
 
     def measured(self, frame: pd.DataFrame) -> Array:
         """Seconds of the step; of the forward pass where the row has no step."""
