@@ -86,7 +86,8 @@ class Section:
     numbers that its weights hold, frozen ones too; ``tensors`` is how many weights are trained, by name.
 
     ``saved_bytes`` live until backward, ``core_bytes`` of them inside the core of attention. ``input_bytes`` is what
-    full recomputation keeps instead, ``output_bytes`` what goes on to the next section.
+    full recomputation keeps instead, ``output_bytes`` what goes on to the next section. ``recompute`` and
+    ``recompute_group`` say how its activations are made again, see `paleo.recompute`.
     """
 
     name: str
@@ -101,6 +102,8 @@ class Section:
     input_bytes: float
     output_bytes: float
     largest_output_bytes: float
+    recompute: str = "none"
+    recompute_group: int = 1
 
     @property
     def goes_back(self) -> bool:

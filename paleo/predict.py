@@ -56,6 +56,7 @@ from paleo.precision import Precision, autocast, precision
 from paleo.pricing.communication import Fabric, Network
 from paleo.pricing.footprint import Footprint
 from paleo.pricing.kernels import KernelTimes, Pricer, pricer
+from paleo.recompute import Ways, dealt, marked, runs, turn_shares, uneven
 from paleo.schedules.base import SCHEDULES, Numeric, Passes, Schedule
 from paleo.specs.hardware import System
 from paleo.specs.model import ModelSpec
@@ -96,7 +97,7 @@ class Breakdown:
 @dataclass(frozen=True)
 class Prediction:
     """One training step (or forward pass) of ``model`` under ``plan`` on ``system``, in SI; ``draw`` makes the
-    timeline."""
+    timeline, ``pieces`` are those of a pipeline."""
 
     model: ModelSpec
     system: System
@@ -114,6 +115,7 @@ class Prediction:
     warnings: tuple[str, ...]
     host_memory: float = 0.0
     fed: Feeding | None = None
+    pieces: tuple[Chunk, ...] = ()
 
     @cached_property
     def timeline(self) -> Timeline:
@@ -355,6 +357,7 @@ def predict(model: ModelSpec, system: System, run: Run, software: Software | Non
         (*_warnings(chosen, idle_axes(graph, placed, chosen.mesh)), *_host_warnings(system, chosen, away)),
         away,
         fed,
+        tuple(priced.chunks),
     )
 
 
@@ -366,22 +369,44 @@ def _beside_input(draw: Callable[[], Timeline], fed: Feeding) -> Timeline:
 
 
 def _priced(program: Program, chosen: Plan, made: Setting) -> _Priced:
-    fabric, formats = made.fabric, made.formats
+    run, pieces, fabric = made.run, chosen.stages * chosen.parallel.chunks, made.fabric
     network = Network(made.system, chosen.mesh, fabric.algorithm, fabric.rates, fabric.own, fabric.host)
+    program = program if run.forward_only else marked(program, run.recompute)
+    kernels, table = _tabled(program, network, made)
+    times = _turn_times(table, Ways.of(program), chosen, made)
+    if uneven(run):
+        parts = turn_shares(program, run, pieces).items()
+        every = (
+            (_turn_times(table, Ways.each(len(table.repeat), how), chosen, made).turn, share) for how, share in parts
+        )
+        chunks = made.cut(program, np.asarray(sum(turn * share for turn, share in every)), pieces)
+        program, chunks = dealt(program, chunks, run)
+        kernels, table = _tabled(program, network, made)
+        times = _turn_times(table, Ways.of(program), chosen, made)
+    else:
+        chunks = made.cut(program, times.turn, pieces)
+    name = schedule_name(run.schedule, chosen.parallel.chunks)
+    places = SCHEDULES[name].pieces(chosen.stages, chosen.parallel.chunks) if chosen.stages > 1 else ((0,),)
+    placed = turns_placed(len(program.sections), chunks, places)
+    return _Priced(program, kernels, times, table, chunks, placed, chosen, made, network)
+
+
+def _tabled(program: Program, network: Network, made: Setting) -> tuple[KernelTimes, Columns]:
+    """Kernels and collectives priced, and added up by section."""
     kernels = made.prices.times([counted.kernel for section in program.sections for counted in section.kernels])
     bare = replace(network, host=0.0)
     waited = np.array([bare.time(one.operation, (one.axis,), one.payload_bytes) for _, one in collectives(program)])
     sizes = [section_figures(program, name) for name in BYTES]
-    table = columns(program, kernels.total, kernels.host, waited, sizes, call=made.call)
-    times = recomputed(table, "none" if made.run.forward_only else made.run.recompute)
-    if made.offload.parts and not made.run.forward_only:
-        shares = Shares.of(chosen.parallel.zero, chosen.shards, chosen.microbatches)
-        times = streamed(times, table, made.offload, formats, shares)
-    chunks = made.cut(program, times.turn, chosen.stages * chosen.parallel.chunks)
-    name = schedule_name(made.run.schedule, chosen.parallel.chunks)
-    places = SCHEDULES[name].pieces(chosen.stages, chosen.parallel.chunks) if chosen.stages > 1 else ((0,),)
-    placed = turns_placed(len(program.sections), chunks, places)
-    return _Priced(program, kernels, times, table, chunks, placed, chosen, made, network)
+    return kernels, columns(program, kernels.total, kernels.host, waited, sizes, call=made.call)
+
+
+def _turn_times(table: Columns, ways: Ways, chosen: Plan, made: Setting) -> TurnTimes:
+    """Turns with what they recompute and what travels to the host beside them."""
+    times = recomputed(table, ways)
+    if not made.offload.parts or made.run.forward_only:
+        return times
+    shares = Shares.of(chosen.parallel.zero, chosen.shards, chosen.microbatches)
+    return streamed(times, table, made.offload, made.formats, shares)
 
 
 def _single(priced: _Priced) -> tuple[Callable[[], Timeline], Breakdown]:
@@ -513,8 +538,7 @@ def _done(priced: _Priced, section: Section, phases: Sequence[str]) -> tuple[flo
     flops = moved = 0.0
     for counted in section.kernels:
         kernel = counted.kernel
-        again = _repeats(priced.run, section, kernel.phase, counted.core, priced.program) - 1
-        times = counted.times * ((kernel.phase in phases) + ("again" in phases) * again)
+        times = counted.times * ((kernel.phase in phases) + ("again" in phases) * (runs(section, counted) - 1))
         flops, moved = flops + times * kernel.flops, moved + times * kernel.bytes
     return flops, moved
 
@@ -645,7 +669,7 @@ def _breakdown(
     """
     held = priced.made[stage]
     turns_made = [
-        counted.times * held[index] * _repeats(priced.run, section, counted.kernel.phase, counted.core, priced.program)
+        counted.times * held[index] * runs(section, counted)
         for index, section in enumerate(priced.program.sections)
         for counted in section.kernels
     ]
@@ -669,15 +693,6 @@ def _breakdown(
     exposed = talking - behind
     bubble = max(0.0, step - computing - exposed)
     return Breakdown(arithmetic, moving, launch, exposed, talking + hidden, bubble, update, 0.0)
-
-
-def _repeats(run: Run, section: Section, phase: str, core: bool, program: Program) -> int:
-    """How often a kernel runs in a microbatch: forward kernels run again where they are recomputed."""
-    if phase != "forward" or run.recompute == "none" or run.forward_only:
-        return 1
-    if run.recompute == "selective":
-        return 2 if core else 1
-    return 2 if section.repeat > 1 or all(one.repeat == 1 for one in program.sections) else 1
 
 
 def _footprint(priced: _Priced) -> tuple[Footprint, float]:

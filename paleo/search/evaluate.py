@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from paleo.assemble import (
-    RECOMPUTE,
     Columns,
     TurnTimes,
     alive,
@@ -41,6 +40,7 @@ from paleo.exchange import (
 from paleo.lower import Program
 from paleo.parallel.mesh import Axes
 from paleo.predict import NORM_BYTES, Setting, gradient_operation
+from paleo.recompute import RECOMPUTE, Ways
 from paleo.schedules.base import SCHEDULES, Passes, Schedule
 from paleo.search.points import Points
 from paleo.search.space import Layout, Space, divisors, microbatches
@@ -205,7 +205,8 @@ class _Search:
         of = self.points.columns
         figures = {one.name: getattr(of, one.name)[:, group.point] for one in fields(Columns) if one.name != "repeat"}
         table = Columns(repeat=of.repeat, **figures)
-        return {name: recomputed(table, name if self.training else "none") for name in self.space.recompute}
+        ways = {name: Ways.alike(of.repeat, name if self.training else "none") for name in self.space.recompute}
+        return {name: recomputed(table, one) for name, one in ways.items()}
 
     def _once(self, key: tuple[object, ...], made: Callable[[], Array]) -> Array:
         """An array that is made once for its key."""

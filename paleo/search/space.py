@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 
-from paleo.assemble import RECOMPUTE
 from paleo.errors import PlanError, SpecError
 from paleo.graph import Graph
 from paleo.parallel.mesh import Mesh
 from paleo.parallel.placement import STRATEGIES, Strategy, parse_strategy
 from paleo.plan import DEFAULT_BATCH, DEFAULT_SEQUENCES
+from paleo.recompute import RECOMPUTE, uneven
 from paleo.schedules.base import SCHEDULES
 from paleo.specs.model import ModelSpec
 from paleo.specs.run import Run
@@ -71,6 +71,8 @@ def check_searched(run: Run) -> None:
         raise PlanError(f"offload {run.offload!r}: a search does not range over it; leave it out, or estimate one run")
     if run.placement:
         raise PlanError(f"placement: {', '.join(run.placement)}: a search places layers itself; leave it out")
+    if uneven(run):
+        raise PlanError("recompute_layers and the like: a search recomputes all layers alike; leave them out")
     if run.cut is not None:
         raise PlanError("cut: a search cuts the network itself, evenly; leave it out")
 

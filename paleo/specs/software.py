@@ -43,7 +43,8 @@ class Software(Spec):
     the bytes that it holds for each parameter beside the gradient; ``regather`` says that inputs gathered over tp are
     kept as shards and gathered again for backward. ``transposes`` names the dtypes in which tensors are turned to
     channels-last and back round each convolution on tensor cores. ``recompute``, ``zero`` and ``sequence_parallel`` are
-    what its users do unless they say otherwise. ``stages`` says how a pipeline is cut: ``even`` deals out blocks,
+    what its users do unless they say otherwise; ``recomputes_some`` says whether full recomputation may be limited to
+    some layers of a stage. ``stages`` says how a pipeline is cut: ``even`` deals out blocks,
     ``work`` goes by the work of layers, the output layer too. ``overlap`` says whether gradients travel during
     backward, ``overlap_gather`` whether parameters updated in shards are gathered during the next forward pass,
     ``tensor_overlap`` whether gathers and scatters over tp are made piece by piece beside the products that feed them
@@ -85,6 +86,7 @@ class Software(Spec):
     gradient_accumulator: Annotated[float, Field(ge=0)] = 0.0
     regather: Annotated[bool, Field(strict=True)] = True
     recompute: Literal["none", "selective", "full"] = "none"
+    recomputes_some: Annotated[bool, Field(strict=True)] = False
     zero: Annotated[int, Field(strict=True, ge=0, le=3)] = 0
     sequence_parallel: Annotated[bool, Field(strict=True)] = False
     stages: Literal["even", "work"] = "even"
