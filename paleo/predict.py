@@ -57,14 +57,15 @@ from paleo.pricing.communication import Fabric, Network
 from paleo.pricing.footprint import Footprint
 from paleo.pricing.kernels import KernelTimes, Pricer, pricer
 from paleo.recompute import Ways, dealt, marked, runs, turn_shares, uneven
+from paleo.remarks import OPAQUE, OPAQUE_SPREAD, host_warnings, unmodelled, warnings
 from paleo.schedules.base import SCHEDULES, Numeric, Passes, Schedule
+from paleo.sharded import Figures, gathered_elements, sharded_passes, turn_gradients
 from paleo.specs.hardware import System
 from paleo.specs.model import ModelSpec
 from paleo.specs.run import Run
 from paleo.specs.software import Software, load_software
 from paleo.stages import Chunk, cut, cut_by_work
 from paleo.timeline import Buckets, Direction, Prices, SectionTime, step_timeline, turns
-from paleo.units import GIB
 from paleo.work import Kernel
 
 Array = npt.NDArray[np.float64]
@@ -297,6 +298,11 @@ class _Priced:
         return self.schedule.copies if self.plan.stages > 1 else 1
 
     @property
+    def sharded(self) -> bool:
+        """Whether parameters are gathered for every pass."""
+        return self.plan.parallel.zero == 3 and self.plan.shards * self.copies > 1
+
+    @property
     def held(self) -> Array:
         """Turns of each section on each stage, in all copies."""
         return np.asarray(self.placed.sum(axis=1))
@@ -353,8 +359,8 @@ def predict(model: ModelSpec, system: System, run: Run, software: Software | Non
         _model_flops(graph, made.formats, chosen, run),
         _interval(priced, breakdown),
         made.prices.name,
-        _unmodelled(priced.program, made),
-        (*_warnings(chosen, idle_axes(graph, placed, chosen.mesh)), *_host_warnings(system, chosen, away)),
+        unmodelled(priced.program, run),
+        (*warnings(chosen, idle_axes(graph, placed, chosen.mesh)), *host_warnings(system, chosen, away)),
         away,
         fed,
         tuple(priced.chunks),
@@ -469,12 +475,13 @@ def _section_times(times: TurnTimes) -> list[SectionTime]:
 def _pipelined(priced: _Priced) -> tuple[Callable[[], Timeline], Breakdown]:
     """Stages under a schedule; each then exchanges its gradients and updates. The step ends when the last stage is
     done."""
-    chosen, schedule, times, made = priced.plan, priced.schedule, priced.times, priced.made
+    chosen, schedule = priced.plan, priced.schedule
     pieces = chosen.parallel.chunks
     check(schedule.name, chosen.stages, pieces, chosen.microbatches)
-    sent = _sends(priced)
+    sent, chunk_times = _sends(priced), _chunk_times(priced)
     sends = sent.sum(axis=1) / schedule.copies
-    passes = Passes(over(made, times.forwards) + sends, over(made, times.backwards) + sends, over(made, times.weights))
+    forward, backward, weights = chunk_times.seconds.sum(axis=2) / schedule.copies
+    passes = Passes(forward + sends, backward + sends, weights)
     sums, gathers = _exchanges(priced, passes), _state_gathers(priced, passes.forward)
     exchanges, updates = sums.exposed + _tied_sums(priced), _updates(priced)
     tails = exchanges + updates + gathers.exposed
@@ -484,8 +491,8 @@ def _pipelined(priced: _Priced) -> tuple[Callable[[], Timeline], Breakdown]:
     def draw() -> Timeline:
         places = schedule.pieces(chosen.stages, pieces)
         chunks = [
-            [_chunk_time(priced, priced.chunks[piece], send) for piece, send in zip(*stage, strict=True)]
-            for stage in zip(places, sent.tolist(), strict=True)
+            [_chunk_time(priced, priced.chunks[piece], *one) for piece, *one in zip(*stage, strict=True)]
+            for stage in zip(places, sent.tolist(), *chunk_times.seconds.tolist(), strict=True)
         ]
         after = {"exchange": exchanges, "update": updates, "gather": gathers.exposed}
         follows = [
@@ -496,7 +503,9 @@ def _pipelined(priced: _Priced) -> tuple[Callable[[], Timeline], Breakdown]:
         ]
         return pipeline_timeline(schedule.name, chunks, chosen.microbatches, follows)
 
-    exposed, hidden = float(tails[busiest]), float((sums.hidden + gathers.hidden)[busiest])
+    waits, beside = (float(one[busiest]) * chosen.microbatches for one in (chunk_times.waits, chunk_times.beside))
+    exposed = float(tails[busiest]) + waits
+    hidden = float((sums.hidden + gathers.hidden)[busiest]) + max(0.0, beside - waits)
     return draw, _breakdown(priced, busiest, end, exposed + hidden, float(sends[busiest]), hidden)
 
 
@@ -514,10 +523,59 @@ def _sends(priced: _Priced) -> Array:
     return np.where(sent, [[seconds(piece) for piece in held] for held in pieces], 0.0)
 
 
-def _chunk_time(priced: _Priced, chunk: Chunk, send: float) -> StageTime:
+@dataclass(frozen=True, slots=True)
+class _ChunkTimes:
+    """Seconds of the three passes of each chunk with their collectives, (3, stages, chunks); of a microbatch's gathers
+    and scatters of sharded parameters, (stages,), and how much longer they make its passes."""
+
+    seconds: Array
+    beside: Array
+    waits: Array
+
+
+def _chunk_times(priced: _Priced) -> _ChunkTimes:
+    """Passes of one microbatch, sends left out."""
+    times, none = priced.times, np.zeros(priced.plan.stages)
+    plain = np.stack([priced.placed @ one for one in (times.forwards, times.backwards, times.weights)])
+    if not priced.sharded:
+        return _ChunkTimes(plain, none, none)
+    made, mesh, program, copies = priced.setting, priced.plan.mesh, priced.program, priced.copies
+    elements = gathered_elements(program, priced.held)
+    gather = _grouped(priced, "all_gather", mesh.state_axes, elements * made.formats.parameter)
+    sent = _gradient_sums(priced, turn_gradients(program, priced.held, mesh, copies), elements)
+    late = np.zeros(priced.placed.shape[:2])
+    if not made.overlapped:
+        late, sent = _gradient_sums(priced, gradient_elements(program, priced.placed, mesh, copies), late), 0.0 * sent
+    slow = crowded(times, gather, sent, made.software.contention)
+    figures = [np.broadcast_to(one, gather.shape) for one in (slow.forwards, slow.backwards, slow.weights)]
+    goes_back = np.array([section.goes_back for section in program.sections])
+    seconds = np.zeros_like(plain)
+    for stage, pieces in enumerate(priced.schedule.pieces(priced.plan.stages, priced.plan.parallel.chunks)):
+        here = Figures(*(one[stage] for one in (*figures, gather, sent)))
+        for chunk, piece in enumerate(pieces):
+            seconds[:, stage, chunk] = sharded_passes(
+                priced.chunks[piece],
+                here,
+                elements[stage] > 0,
+                goes_back,
+                splits=priced.schedule.splits_backward,
+                late=late[stage, chunk],
+            )
+    beside = (priced.made * (gather * (1.0 + goes_back) + sent)).sum(axis=1) + late.sum(axis=1) / copies
+    return _ChunkTimes(seconds, beside, (seconds - plain).sum(axis=(0, 2)) / copies)
+
+
+def _gradient_sums(priced: _Priced, elements: dict[Axes, Array], none: Array) -> Array:
+    """Seconds in which gradients are summed over their replicas: like ``elements`` by axes, (stages, …)."""
+    width, plan = priced.setting.formats.gradient, priced.plan
+    exchanges = (gradient_exchange(plan.parallel.zero, axes, n * width, plan.mesh) for axes, n in elements.items())
+    return np.asarray(sum((_grouped(priced, *one) for owed in exchanges for one in owed), np.zeros_like(none)))
+
+
+def _chunk_time(
+    priced: _Priced, chunk: Chunk, send: float, forward: float, backward: float, weights: float
+) -> StageTime:
     """One microbatch through one chunk, sends and collectives with it."""
-    held, times = turns_placed(len(priced.program.sections), [chunk], ((0,),))[:, 0], priced.times
-    forward, backward, weights = (float(over(held, one)[0]) for one in (times.forwards, times.backwards, times.weights))
     sections = priced.program.sections
     counted = [
         [sum(turns_here * _done(priced, sections[i], phases)[k] for i, turns_here in chunk) for phases in _PASSES]
@@ -559,18 +617,18 @@ class _Sums:
 
 
 def _exchanges(priced: _Priced, passes: Passes) -> _Sums:
-    """The gradients of each stage, summed over their replicas: behind the last passes where the software overlaps."""
-    made, mesh, zero = priced.setting, priced.plan.mesh, priced.plan.parallel.zero
-    elements = gradient_elements(priced.program, priced.placed, mesh, priced.copies)
+    """The gradients of each stage, summed over their replicas: behind the last passes where the software overlaps.
+    Those of sharded parameters have gone out with every microbatch."""
+    made, none = priced.setting, np.zeros((priced.plan.stages, 1))
+    if priced.sharded:
+        return _Sums(none[:, 0], none[:, 0])
+    elements = gradient_elements(priced.program, priced.placed, priced.plan.mesh, priced.copies)
     if not made.overlapped:
         elements = {axes: count.sum(axis=1, keepdims=True) for axes, count in elements.items()}
-    sizes = {axes: count * made.formats.gradient for axes, count in elements.items()}
-    none = np.zeros((priced.plan.stages, 1))
-    owed = (one for axes, size in sizes.items() for one in gradient_exchange(zero, axes, size, mesh))
-    seconds = sum((_grouped(priced, *one) for one in owed), none)
+    seconds = none + _gradient_sums(priced, elements, sum(elements.values(), none))
     if not made.overlapped:
         return _Sums(seconds[:, 0], none[:, 0])
-    buckets = sendings(sum(sizes.values(), none), priced.run.bucket)
+    buckets = sendings(sum(elements.values(), none) * made.formats.gradient, priced.run.bucket)
     chunks, contention = priced.plan.parallel.chunks, made.software.contention
     exposed = exposed_exchange(seconds, buckets, priced.schedule, passes, chunks, contention)
     return _Sums(exposed, seconds.sum(axis=1) - exposed)
@@ -699,17 +757,18 @@ def _footprint(priced: _Priced) -> tuple[Footprint, float]:
     """What the fullest stage holds, and what a device holds in its host's memory, the mean of all stages."""
     chosen, run, formats = priced.plan, priced.run, priced.setting.formats
     times, training = priced.times, not run.forward_only
+    largest = (gathered_elements(priced.program, priced.held) * (priced.held > 0)).max(axis=1)
     kept = states(
         priced.parameters,
         priced.trained,
-        priced.columns.parameters.max(initial=0.0),
+        largest,
         chosen.shards * priced.copies,
         chosen.parallel.zero,
         priced.setting.optimizer,
         formats,
         training=training,
     )
-    kept, away = divided(kept, priced.setting.offload, priced.columns.parameters.max(initial=0.0), formats)
+    kept, away = divided(kept, priced.setting.offload, largest, formats)
     living = alive(priced.schedule, chosen.stages, chosen.microbatches, chosen.parallel.chunks) * training
     activations = over(priced.held, times.kept) * living
     bucket = run.bucket if chosen.dp * priced.copies > 1 and training else 0.0
@@ -721,7 +780,7 @@ def _footprint(priced: _Priced) -> tuple[Footprint, float]:
         gradients=float(kept.gradients[fullest]),
         optimizer=float(kept.optimizer[fullest]),
         activations=float(activations[fullest]),
-        workspace=float(work[fullest] + kept.gathered) + reserved,
+        workspace=float((work + kept.gathered)[fullest]) + reserved,
         reserved=reserved,
         capacity=priced.setting.system.device.memory.capacity,
     ), float((away + over(priced.held, times.away) * living).mean())
@@ -758,58 +817,3 @@ def _interval(priced: _Priced, breakdown: Breakdown) -> tuple[float, float]:
     factors = (kernels.low / spread, kernels.high * spread)
     low, high = (float((kernels.total * factor).sum()) / weight for factor in factors)
     return breakdown.step * low, breakdown.step * high
-
-
-#: The kernels of functions that an importer did not know, and by which factor their times are guessed, either way.
-OPAQUE, OPAQUE_SPREAD = "opaque", 3.0
-
-
-def _unmodelled(program: Program, made: Setting) -> tuple[str, ...]:
-    """What a real step has and this one leaves out, or knows by its bytes alone: silence is never a number."""
-    loading = "input pipeline (storage, decoding, host-to-device copies)"
-    always = (*([loading] if made.run.input is None else []), "memory fragmentation")
-    turns = [(one.kernel, one.times * section.repeat) for section in program.sections for one in section.kernels]
-    guessed = [(kernel, times) for kernel, times in turns if kernel.operation == OPAQUE]
-    if not guessed:
-        return always
-    shares = [
-        sum(getattr(kernel, count) * times for kernel, times in guessed)
-        / (sum(getattr(kernel, count) * times for kernel, times in turns) or 1.0)
-        for count in ("flops", "bytes")
-    ]
-    names = ", ".join(dict.fromkeys(kernel.name for kernel, _ in guessed if kernel.phase == "forward"))
-    text = f"functions that the importer did not know: {shares[0]:.1%} of FLOP, {shares[1]:.1%} of bytes"
-    return (*always, f"{text} ({names[:200]})")
-
-
-def _host_warnings(system: System, chosen: Plan, away: float) -> list[str]:
-    """Whether a node's memory holds what its devices have in it."""
-    stated = None if system.host is None else system.host.memory
-    wanted = away * min(chosen.gpus, system.devices_per_node)
-    if not wanted:
-        return []
-    if stated is None:
-        return [
-            f"offload takes {wanted / GIB:.0f} GiB of a node's memory; system {system.name} does not state its size"
-        ]
-    if wanted <= stated:
-        return []
-    return [
-        f"offload takes {wanted / GIB:.0f} GiB of a node's memory, which has {stated / GIB:.0f} GiB: it will not run"
-    ]
-
-
-def _warnings(chosen: Plan, idle: Sequence[str]) -> tuple[str, ...]:
-    found = [
-        f"{axis}={chosen.mesh.degree(axis)} splits nothing in this network: its ranks all do the same work"
-        for axis in idle
-    ]
-    if chosen.idle:
-        found.append(
-            f"{chosen.idle} of {chosen.gpus} gpus are idle: the global batch has only {chosen.global_batch} samples"
-        )
-    elif chosen.local_batch * chosen.dp > chosen.global_batch:
-        spare = chosen.local_batch * chosen.dp - chosen.global_batch
-        uneven = f"the global batch does not divide evenly: the step waits for ranks with {chosen.local_batch} samples"
-        found.append(f"{uneven} ({spare} slots idle)")
-    return tuple(found)

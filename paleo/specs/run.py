@@ -49,10 +49,10 @@ class Run(Spec):
     strategy: ``{block.*.mlp1: {ffn: tp}}``, see `paleo.parallel.overrides`. ``recompute_layers`` limits full
     recomputation to so many first layers of each piece of the pipeline, the others keep all activations;
     ``recompute_every`` keeps one input for so many layers, which are then brought back together;
-    ``recompute_by_layer`` names layers that differ from ``recompute``: ``{"block.[0-3]": full}``. ``expert_imbalance`` is
-    how many tokens the busiest rank of experts has over their mean. ``adapters`` is the rank of low-rank adapters that
-    are trained while all other weights are frozen (LoRA), and ``adapted`` says which products of the repeated blocks
-    have one: those of attention, as in the paper (Hu et al., ICLR 2022), or all.
+    ``recompute_by_layer`` names layers that differ from ``recompute``: ``{"block.[0-3]": full}``. ``expert_imbalance``
+    is how many tokens the busiest rank of experts has over their mean. ``adapters`` is the rank of low-rank adapters
+    that are trained while all other weights are frozen (LoRA), and ``adapted`` says which products of the repeated
+    blocks have one: those of attention, as in the paper (Hu et al., ICLR 2022), or all.
     """
 
     gpus: PositiveCount = 1

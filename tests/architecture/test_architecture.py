@@ -22,7 +22,7 @@ LEVELS: list[set[str]] = [
     {"pricing", "plan", "engine", "fusion"},
     {"lower"},
     {"timeline", "pipeline", "stages", "exchange"},
-    {"recompute"},
+    {"recompute", "sharded", "remarks"},
     {"assemble"},
     {"host"},
     {"predict"},

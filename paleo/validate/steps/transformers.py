@@ -76,7 +76,6 @@ def strategy_of(row: Row, software: Software) -> str:
     stages = whole(row, "pp", 1)
     zero = SHARDING[sharding] if filled(row, "sharding") else software.zero
     zero = zero if whole(row, "dp", 1) > 1 else 0
-    zero = min(zero, 2) if stages > 1 else zero
     if zero:
         parts.append(f"zero={zero}")
         parts += _shard_group(row)
