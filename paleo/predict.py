@@ -38,6 +38,7 @@ from paleo.exchange import (
     exposed_exchange,
     exposed_gather,
     gradient_elements,
+    gradient_shares,
     replica_groups,
     sendings,
     tied_pairs,
@@ -59,7 +60,7 @@ from paleo.pricing.kernels import KernelTimes, Pricer, pricer
 from paleo.recompute import Ways, dealt, marked, runs, turn_shares, uneven
 from paleo.remarks import OPAQUE, OPAQUE_SPREAD, host_warnings, unmodelled, warnings
 from paleo.schedules.base import SCHEDULES, Numeric, Passes, Schedule
-from paleo.sharded import Figures, gathered_elements, sharded_passes, turn_gradients
+from paleo.sharded import Figures, gathered_elements, sharded_passes, turn_of_each, waited_turns
 from paleo.specs.hardware import System
 from paleo.specs.model import ModelSpec
 from paleo.specs.run import Run
@@ -379,18 +380,18 @@ def _priced(program: Program, chosen: Plan, made: Setting) -> _Priced:
     network = Network(made.system, chosen.mesh, fabric.algorithm, fabric.rates, fabric.own, fabric.host)
     program = program if run.forward_only else marked(program, run.recompute)
     kernels, table = _tabled(program, network, made)
-    times = _turn_times(table, Ways.of(program), chosen, made)
+
+    def weights(ways: Ways) -> Array:
+        return _cut_weights(_turn_times(table, ways, chosen, made), program, chosen, network, made)
+
     if uneven(run):
-        parts = turn_shares(program, run, pieces).items()
-        every = (
-            (_turn_times(table, Ways.each(len(table.repeat), how), chosen, made).turn, share) for how, share in parts
-        )
-        chunks = made.cut(program, np.asarray(sum(turn * share for turn, share in every)), pieces)
-        program, chunks = dealt(program, chunks, run)
+        shares = turn_shares(program, run, pieces).items()
+        mean = np.sum([weights(Ways.each(len(table.repeat), how)) * share for how, share in shares], axis=0)
+        program, chunks = dealt(program, made.cut(program, mean, pieces), run)
         kernels, table = _tabled(program, network, made)
-        times = _turn_times(table, Ways.of(program), chosen, made)
     else:
-        chunks = made.cut(program, times.turn, pieces)
+        chunks = made.cut(program, weights(Ways.of(program)), pieces)
+    times = _turn_times(table, Ways.of(program), chosen, made)
     name = schedule_name(run.schedule, chosen.parallel.chunks)
     places = SCHEDULES[name].pieces(chosen.stages, chosen.parallel.chunks) if chosen.stages > 1 else ((0,),)
     placed = turns_placed(len(program.sections), chunks, places)
@@ -413,6 +414,25 @@ def _turn_times(table: Columns, ways: Ways, chosen: Plan, made: Setting) -> Turn
         return times
     shares = Shares.of(chosen.parallel.zero, chosen.shards, chosen.microbatches)
     return streamed(times, table, made.offload, made.formats, shares)
+
+
+def _cut_weights(times: TurnTimes, program: Program, chosen: Plan, network: Network, made: Setting) -> Array:
+    """Seconds of one turn of each section, by which a network is cut: with its gathers where they are waited for."""
+    zero, mesh, sections = chosen.parallel.zero, chosen.mesh, program.sections
+    if zero < 3 or chosen.stages == 1 or chosen.shards == 1:
+        return times.turn
+    width, learned = made.formats.parameter, made.formats.gradient
+    gather = [network.time("all_gather", mesh.state_axes, one.parameters * width) for one in sections]
+    sent = [
+        sum(
+            network.time(*owed)
+            for g in one.gradients
+            for owed in gradient_exchange(zero, g.axes, g.elements * learned, mesh)
+        )
+        for one in sections
+    ]
+    goes_back = np.array([one.goes_back for one in sections])
+    return waited_turns(times, np.array(gather), np.array(sent), goes_back)
 
 
 def _single(priced: _Priced) -> tuple[Callable[[], Timeline], Breakdown]:
@@ -540,9 +560,11 @@ def _chunk_times(priced: _Priced) -> _ChunkTimes:
     if not priced.sharded:
         return _ChunkTimes(plain, none, none)
     made, mesh, program, copies = priced.setting, priced.plan.mesh, priced.program, priced.copies
-    elements = gathered_elements(program, priced.held)
+    turn = turn_of_each(priced.held, program.ties)
+    elements = turn @ gathered_elements(program)
     gather = _grouped(priced, "all_gather", mesh.state_axes, elements * made.formats.parameter)
-    sent = _gradient_sums(priced, turn_gradients(program, priced.held, mesh, copies), elements)
+    shares = gradient_shares(program, mesh, copies)
+    sent = _gradient_sums(priced, {axes: turn @ one for axes, one in shares.items()}, elements)
     late = np.zeros(priced.placed.shape[:2])
     if not made.overlapped:
         late, sent = _gradient_sums(priced, gradient_elements(program, priced.placed, mesh, copies), late), 0.0 * sent
@@ -757,7 +779,8 @@ def _footprint(priced: _Priced) -> tuple[Footprint, float]:
     """What the fullest stage holds, and what a device holds in its host's memory, the mean of all stages."""
     chosen, run, formats = priced.plan, priced.run, priced.setting.formats
     times, training = priced.times, not run.forward_only
-    largest = (gathered_elements(priced.program, priced.held) * (priced.held > 0)).max(axis=1)
+    turn = turn_of_each(priced.held, priced.program.ties)
+    largest = (turn @ gathered_elements(priced.program) * (priced.held > 0)).max(axis=1)
     kept = states(
         priced.parameters,
         priced.trained,

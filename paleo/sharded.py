@@ -7,6 +7,8 @@ for. What lies between is a closed form. A layer i starts at
 
     start[i + 1] = start[i] + max(compute[i], gradients[i - 1] + gather[i + 1])
 
+to which layers without parameters add where they stand between.
+
 Reference: Zhao et al., PyTorch FSDP, VLDB 2023, sections 3.2 and 3.3. All functions broadcast over arrays.
 """
 
@@ -14,14 +16,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from paleo.exchange import copied, gradient_shares
-from paleo.lower import Program
-from paleo.parallel.mesh import Axes, Mesh
+from paleo.assemble import TurnTimes
+from paleo.exchange import copied
+from paleo.lower import Program, Tie
 from paleo.schedules.base import Numeric, Passes
 from paleo.stages import Chunk
 
@@ -42,13 +45,14 @@ class Figures(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Unit:
-    """A turn of a section that is gathered, and what computes behind it until the next one."""
+    """A turn of a section that is gathered, and turns without parameters that follow it."""
 
     gathered: int
-    computed: tuple[tuple[int, int], ...]
+    following: tuple[tuple[int, int], ...] = ()
 
-    def seconds(self, figures: Array) -> Array:
-        return np.asarray(sum(turns * figures[section] for section, turns in self.computed))
+    def rest(self, figures: Array) -> Array:
+        """Seconds of what follows the gathered turn."""
+        return np.asarray(sum(turns * figures[section] for section, turns in self.following))
 
 
 #: Units in a row: a turn of a block between two of its kind occurs so many times.
@@ -64,16 +68,22 @@ def sharded_passes(
     there, lead = _units(chunk, gathered)
     back, back_lead = _units(chunk[::-1], gathered & goes_back)
     f, zero = figures, np.zeros(np.broadcast_shapes(figures.gather[0].shape, figures.forward[0].shape))
-    forward = _row(there, f.forward, f.gather, 0.0 * f.gradients, lead.seconds(f.forward) + zero)
-    behind = there[-1][0].seconds(f.forward) if there else zero
+    forward = _row(there, f.forward, f.gather, 0.0 * f.gradients, lead.rest(f.forward) + zero)
+    behind = f.forward[there[-1][0].gathered] + there[-1][0].rest(f.forward) if there else zero
     last = np.asarray(sum(turns * f.weights[section] for section, turns in chunk)) + zero
     if not splits:
         both = f.backward + f.weights
-        backward = _row(back, both, f.gather, f.gradients, back_lead.seconds(both) + zero, behind)
+        backward = _row(back, both, f.gather, f.gradients, back_lead.rest(both) + zero, behind)
         return Passes(forward, backward - last + late, last)
-    backward = _row(back, f.backward, f.gather, 0.0 * f.gradients, back_lead.seconds(f.backward) + zero, behind)
-    weights = _row(back, f.weights, 0.0 * f.gather, f.gradients, back_lead.seconds(f.weights) + zero)
+    backward = _row(back, f.backward, f.gather, 0.0 * f.gradients, back_lead.rest(f.backward) + zero, behind)
+    weights = _row(back, f.weights, 0.0 * f.gather, f.gradients, back_lead.rest(f.weights) + zero)
     return Passes(forward, backward, weights + late)
+
+
+def waited_turns(times: TurnTimes, gather: Array, gradients: Array, goes_back: Mask) -> Array:
+    """Seconds of one turn of each section in a row of its kind, (sections, …): by these a network is cut."""
+    back = gather * goes_back.reshape((-1,) + (1,) * (gather.ndim - 1)) + gradients
+    return np.maximum(times.forwards, gather) + np.maximum(times.backwards + times.weights, back)
 
 
 def _units(order: Sequence[tuple[int, int]], gathers: Mask) -> tuple[_Row, _Unit]:
@@ -85,24 +95,31 @@ def _units(order: Sequence[tuple[int, int]], gathers: Mask) -> tuple[_Row, _Unit
             found += [(section, turns - 1, [])] * (turns > 1) + [(section, 1, [])]
         else:
             (found[-1][2] if found else lead).append((section, turns))
-    row = [(_Unit(section, ((section, 1), *behind)), turns) for section, turns, behind in found]
+    row = [(_Unit(section, tuple(following)), turns) for section, turns, following in found]
     return row, _Unit(-1, tuple(lead))
 
 
 def _row(row: _Row, compute: Array, gather: Array, gradients: Array, lead: Array, behind: Array | float = 0.0) -> Array:
     """Seconds of units one after another, behind a ``lead`` that has no parameters and ``behind`` seconds of a pass
-    before, during both of which the first gather runs; the last gradients are waited for."""
+    before, during both of which the first gather runs; the last gradients are waited for.
+
+    Gradients go out once their turn and the gather after it are done: ``early`` is by how much that is before the next
+    unit starts, where turns without parameters lie between."""
     if not row:
         return lead
     turns = _expanded(row)
     seconds = np.maximum(lead, gather[turns[0][0].gathered] - behind)
-    nothing = np.zeros_like(seconds)
-    before = nothing
-    for (unit, times), (following, _) in zip(turns, [*turns[1:], (None, 0)], strict=True):
-        awaited = before + (nothing if following is None else gather[following.gathered])
-        seconds = seconds + times * np.maximum(unit.seconds(compute), awaited)
-        before = gradients[unit.gathered] + nothing
-    return np.asarray(seconds + before)
+    sent, early = np.zeros_like(seconds), np.zeros_like(seconds)
+    for (unit, times), (following, _) in pairwise(turns):
+        own = compute[unit.gathered] + unit.rest(compute)
+        awaited = np.maximum(sent - early, 0.0) + gather[following.gathered]
+        seconds = seconds + times * np.maximum(own, awaited)
+        early = np.minimum(unit.rest(compute), np.maximum(own - awaited, 0.0))
+        sent = gradients[unit.gathered]
+    last = turns[-1][0]
+    own = compute[last.gathered]
+    done = np.maximum(own, sent - early) + gradients[last.gathered]
+    return np.asarray(seconds + np.maximum(own + last.rest(compute), done))
 
 
 def _expanded(row: _Row) -> _Row:
@@ -117,24 +134,17 @@ def _expanded(row: _Row) -> _Row:
 # what travels
 
 
-def gathered_elements(program: Program, held: Array) -> Array:
-    """Parameter elements that a stage gathers for a turn of each section, its copies of tied ones with the section that
-    reads them: (stages, sections). ``held``: turns of each section on each stage."""
-    own = np.array([section.parameters for section in program.sections])
-    return own + copied(held, program.ties) @ _at_readers(program, np.array([tie.elements for tie in program.ties]))
-
-
-def turn_gradients(program: Program, held: Array, mesh: Mesh, copies: int) -> dict[Axes, Array]:
-    """Gradient elements of a turn of each section by the axes over which they are summed, those of copied tied
-    parameters with their reader: (stages, sections)."""
-    tied, count = copied(held, program.ties), len(program.sections)
-    shares = gradient_shares(program, mesh, copies)
-    return {axes: one[:count] + tied @ _at_readers(program, one[count:]) for axes, one in shares.items()}
-
-
-def _at_readers(program: Program, elements: Array) -> Array:
-    """Elements of each tie at the section that reads it: (ties, sections)."""
-    found = np.zeros((len(program.ties), len(program.sections)))
-    for number, tie in enumerate(program.ties):
-        found[number, tie.reader] = elements[number]
+def turn_of_each(held: Array, ties: Sequence[Tie]) -> Array:
+    """What a stage gathers, and makes gradients of, in a turn of each section: the section, and copies of tied
+    parameters where it reads them: (stages, sections, sections and ties). ``held``: turns of each section on each
+    stage."""
+    stages, sections = held.shape
+    found = np.zeros((stages, sections, sections + len(ties)))
+    found[:, range(sections), range(sections)] = 1.0
+    found[:, [tie.reader for tie in ties], range(sections, sections + len(ties))] = copied(held, ties)
     return found
+
+
+def gathered_elements(program: Program) -> Array:
+    """Parameter elements of each section and of each tie: (sections and ties,)."""
+    return np.array([one.parameters for one in program.sections] + [one.elements for one in program.ties])

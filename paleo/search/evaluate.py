@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Literal
 
@@ -15,6 +15,7 @@ from paleo.assemble import (
     TurnTimes,
     alive,
     clip_axes,
+    crowded,
     memory,
     over,
     recomputed,
@@ -44,6 +45,7 @@ from paleo.recompute import RECOMPUTE, Ways
 from paleo.schedules.base import SCHEDULES, Passes, Schedule
 from paleo.search.points import Points
 from paleo.search.space import Layout, Space, divisors, microbatches
+from paleo.sharded import Figures, gathered_elements, sharded_passes, turn_of_each, waited_turns
 from paleo.stages import Chunk
 from paleo.timeline import Buckets, Turn, turns
 
@@ -452,14 +454,23 @@ class _Search:
         """Configurations of two stages or more."""
         outputs = self.points.columns.largest_output_bytes[:, group.point]
         for recompute, times in self._times(group).items():
-            weight = times.turn * self.points.columns.repeat[:, None]
-            heaviest = weight.argmax(axis=0)
-            for chunks in self._chunks(group.stages):
-                for pieces, pairs in self._cuts(group, times, heaviest, group.stages * chunks):
-                    taken = TurnTimes(*(getattr(times, one.name)[:, pairs] for one in fields(TurnTimes)))
-                    cut = _Cut(recompute, chunks, pieces, pairs, taken, outputs[:, pairs])
-                    for schedules in self._alike(group.stages, chunks):
-                        yield from self._ordered(group, cut, schedules)
+            for sharded in (False, True) if self.space.sharded_pipelines else (False,):
+                turn = self._waited(group, times) if sharded else times.turn
+                heaviest = (turn * self.points.columns.repeat[:, None]).argmax(axis=0)
+                for chunks in self._chunks(group.stages):
+                    for pieces, pairs in self._cuts(group, turn, heaviest, group.stages * chunks):
+                        taken = TurnTimes(*(getattr(times, one.name)[:, pairs] for one in fields(TurnTimes)))
+                        cut = _Cut(recompute, chunks, pieces, pairs, taken, outputs[:, pairs])
+                        for schedules in self._alike(group.stages, chunks):
+                            yield from self._ordered(group, cut, schedules, sharded)
+
+    def _waited(self, group: _Group, times: TurnTimes) -> Array:
+        """Turns with the gathers and scatters of sharded parameters that they wait for: (sections, pairs)."""
+        count, ties = len(self.sections), len(self._of(group, 0).ties)
+        sent = self._summed(group, np.eye(count, count + ties)[None], 1, 3)[0, 0]
+        goes_back = np.array([section.goes_back for section in self.sections])
+        every = np.arange(len(group.point))
+        return waited_turns(times, self._gathers(group, every), sent[:, group.member], goes_back)
 
     def _chunks(self, stages: int) -> tuple[int, ...]:
         repeats = {section.repeat for section in self.sections if section.repeat > 1}
@@ -467,7 +478,7 @@ class _Search:
         return tuple(sorted(known if self.space.chunks is None else known & set(self.space.chunks)))
 
     def _cuts(
-        self, group: _Group, times: TurnTimes, heaviest: Index, pieces: int
+        self, group: _Group, turn: Array, heaviest: Index, pieces: int
     ) -> Iterator[tuple[tuple[Chunk, ...], Index]]:
         """Ways to cut the network, each with the pairs that it serves: the blocks of a folded network in numbers that
         divide evenly, or any cut where none repeats."""
@@ -479,14 +490,14 @@ class _Search:
                 # whole blocks dealt out evenly are cut alike for all pairs
                 alike = folded and self.made.software.stages == "even"
                 for pair in pairs[:1] if alike else pairs:
-                    found = self._cut(group, times, pair, pieces)
+                    found = self._cut(group, turn[:, pair], pair, pieces)
                     known.setdefault(found, []).extend(pairs if alike else [pair])
         yield from ((pieces, np.array(found, dtype=np.intp)) for pieces, found in known.items())
 
-    def _cut(self, group: _Group, times: TurnTimes, pair: int, pieces: int) -> tuple[Chunk, ...]:
+    def _cut(self, group: _Group, turn: Array, pair: int, pieces: int) -> tuple[Chunk, ...]:
         """The pieces of one pair; by work, those of its layout do for every microbatch."""
         block = int(self.points.block_of[group.point[pair]])
-        program, turn = self.points.programs[block], times.turn[:, pair]
+        program = self.points.programs[block]
         if self.made.software.stages == "even":
             return tuple(self.made.cut(program, turn, pieces))
         if (block, pieces) not in self._pieces:
@@ -502,25 +513,95 @@ class _Search:
                 shared.setdefault((*places, schedule.copies), []).append(schedule)
         return list(shared.values())
 
-    def _ordered(self, group: _Group, cut: _Cut, schedules: list[Schedule]) -> Iterator[Results]:
+    def _ordered(self, group: _Group, cut: _Cut, schedules: list[Schedule], sharded: bool) -> Iterator[Results]:
         """Schedules that lay a cut over the stages in the same way."""
         able = [np.flatnonzero(one.runs(group.stages, group.count[cut.pairs])) for one in schedules]
         if not any(map(len, able)):
             return
         laid, sends = self._dealt(group, cut, schedules[0])
         sends, made = sends[:, cut.pairs], laid.held / laid.copies
+        passing = self._passing(group, laid, cut)
+        if sharded:
+            for schedule, inside in zip(schedules, able, strict=True):
+                yield from self._sharded(group, cut, laid, schedule, inside, sends, passing)
+            return
         passes = Passes(
             over(made, cut.times.forwards) + sends,
             over(made, cut.times.backwards) + sends,
             over(made, cut.times.weights),
         )
-        passing = self._passing(group, laid, cut)
         for schedule, inside in zip(schedules, able, strict=True):
             if len(inside) == len(cut.pairs):
                 yield from self._scheduled(group, cut, laid, schedule, cut.pairs, passes, passing)
             elif len(inside):
                 here, held = (tuple(np.take(one, inside, axis=1) for one in of) for of in (passes, passing))
                 yield from self._scheduled(group, cut, laid, schedule, cut.pairs[inside], Passes(*here), held)
+
+    def _sharded(
+        self,
+        group: _Group,
+        cut: _Cut,
+        laid: _Laid,
+        schedule: Schedule,
+        inside: Index,
+        sends: Array,
+        passing: Sequence[Array],
+    ) -> Iterator[Results]:
+        """Those of a cut's pairs, ``inside`` by position, that shard parameters under one schedule."""
+        inside = inside[group.ranks[group.member[cut.pairs[inside]]] > 1]
+        pairs = cut.pairs[inside]
+        count, member = group.count[pairs], group.member[pairs]
+        if not len(pairs):
+            return
+        turn = turn_of_each(laid.held, self._of(group, 0).ties)
+        programs = [self._of(group, place) for place in range(len(group.layouts))]
+        elements = turn @ np.stack([gathered_elements(one) for one in programs], axis=1)
+        width = self.made.formats.parameter
+        whole = 2.0 * width * (elements * (laid.held > 0)[..., None]).max(axis=1)
+        held, work = (one[:, inside] for one in passing)
+        size = held * alive(schedule, group.stages, count, cut.chunks) + work
+        size = (size + np.take(self._owned(group, laid, 3) + whole, member, axis=1)).max(axis=0)
+        gather = self._slowest("all_gather", self._replicas(group, laid.copies), elements * width)
+        after = self._update(group, laid, 3) + self._tied_sums(group, laid)
+        times = TurnTimes(*(getattr(cut.times, one.name)[:, inside] for one in fields(TurnTimes)))
+        taken = replace(cut, pairs=pairs, times=times)
+        for overlapped in self._modes():
+            sent, late = self._sent(group, laid, turn, overlapped)
+            made = self._sharded_passes(taken, schedule, elements, *(one[..., member] for one in (gather, sent, late)))
+            forward, backward, weights = made / laid.copies
+            passes = Passes(forward + sends[:, inside], backward + sends[:, inside], weights)
+            step = stage_ends(schedule, passes, count, cut.chunks) + after[:, member]
+            choice = (cut.recompute, schedule.name, cut.chunks, 3, overlapped)
+            yield self._results(group, pairs, choice, step.max(axis=0), size)
+
+    def _sent(self, group: _Group, laid: _Laid, turn: Array, overlapped: bool) -> tuple[Array, Array]:
+        """Seconds in which the gradients of a turn of each section are scattered beside the passes, (stages, sections,
+        layouts), and those of a chunk behind them, (stages, chunks, layouts)."""
+        sent, _ = self._summed(group, turn, laid.copies, 3)
+        late = np.zeros((*laid.placed.shape[:2], len(group.layouts)))
+        return (sent, late) if overlapped else (0.0 * sent, self._exchange(group, laid, 3, True)[0])
+
+    def _sharded_passes(
+        self, cut: _Cut, schedule: Schedule, elements: Array, gather: Array, sent: Array, late: Array
+    ) -> Array:
+        """Seconds of the passes of stages that gather their layers, (3, stages, pairs); stages alike are made once."""
+        known: dict[tuple[object, ...], Array] = {}
+        found = []
+        goes_back = np.array([section.goes_back for section in self.sections])
+        for stage, pieces in enumerate(schedule.pieces(len(gather), cut.chunks)):
+            held = tuple(cut.pieces[piece] for piece in pieces)
+            key = (held, elements[stage].tobytes(), stage if schedule.copies > 1 else 0)
+            if key not in known:
+                slow = crowded(cut.times, gather[stage], sent[stage], self.made.software.contention)
+                figures = Figures(slow.forwards, slow.backwards, slow.weights, gather[stage], sent[stage])
+                gathered, splits = elements[stage].any(axis=1), schedule.splits_backward
+                chunks = [
+                    sharded_passes(one, figures, gathered, goes_back, splits=splits, late=behind)
+                    for one, behind in zip(held, late[stage], strict=True)
+                ]
+                known[key] = np.sum(chunks, axis=0)
+            found.append(known[key])
+        return np.stack(found, axis=1)
 
     def _scheduled(
         self,

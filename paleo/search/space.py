@@ -25,7 +25,8 @@ class Space:
     """Choices that a search tries; what is left out is tried in every way that there is.
 
     ``degrees`` fixes axes, ``microbatches`` and ``chunks`` list what may be tried, ``sequence_parallel`` and
-    ``overlapped`` fix a choice."""
+    ``overlapped`` fix a choice. Pipelines with sharded parameters (ZeRO-3) are tried with ``sharded_pipelines``
+    alone."""
 
     degrees: Mapping[str, int] = field(default_factory=dict)
     microbatches: tuple[int, ...] | None = None
@@ -35,6 +36,7 @@ class Space:
     schedules: tuple[str, ...] = tuple(SCHEDULES)
     sequence_parallel: bool | None = None
     overlapped: bool | None = None
+    sharded_pipelines: bool = False
 
 
 def within(strategy: str | None, **stated: object) -> Space:
@@ -55,7 +57,7 @@ def within(strategy: str | None, **stated: object) -> Space:
             raise PlanError(f"strategy {strategy!r}: a search does not range over {other!r}; use estimate for it")
         words = {part.partition("=")[0].strip() for part in strategy.split(",")}
         fixed["degrees"] = dict(parsed.degrees)
-        fixed |= {"zero": (parsed.zero,)} if "zero" in words else {}
+        fixed |= {"zero": (parsed.zero,), "sharded_pipelines": parsed.zero == 3} if "zero" in words else {}
         fixed |= {"chunks": (parsed.chunks,)} if "vp" in words else {}
         fixed |= {"sequence_parallel": True} if "sp" in words else {}
     if stated.get("schedules") is not None:

@@ -91,7 +91,7 @@ def _strategies(made: Prediction, axis: str) -> Iterator[Change]:
     if plan.parallel.preset != "dp":
         return
     if axis == "zero":
-        stages = range(plan.parallel.zero + 1, 3 if plan.stages > 1 else 4) if plan.dp > 1 else range(0)
+        stages = range(plan.parallel.zero + 1, 4) if plan.dp > 1 else range(0)
         for stage in stages:
             yield {"zero": stage}
         return
@@ -110,7 +110,7 @@ def _pairs(kinds: list[list[Change]]) -> list[list[Change]]:
 
 
 def _together(kinds: list[list[Change]]) -> list[list[Change]]:
-    """The strongest change of ever more kinds, the cheap kinds first; a pipeline does not go with every ZeRO stage."""
+    """The strongest change of ever more kinds, the cheap kinds first; a pipeline comes last and stays out."""
     strongest = [kind[-1] for kind in kinds[:-1] if kind]
     return [strongest[:count] for count in range(2, len(strongest) + 1)]
 

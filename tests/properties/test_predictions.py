@@ -55,6 +55,8 @@ STRATEGY = [
     "cp=2,ulysses",
     "zero=1,shard=2",
     "zero=3,shard=4",
+    "zero=3,pp=2",
+    "zero=3,pp=2,vp=2",
 ]
 CALIBRATIONS = ["ideal", "auto"]
 GPUS = 8
@@ -340,12 +342,13 @@ def test_a_pipeline_is_bounded_by_its_slowest_stage_and_by_perfection(
         assert gpipe.memory.activations >= piped.memory.activations
 
 
+@pytest.mark.parametrize("zero", [0, 3])
 @pytest.mark.parametrize("name", SMALL)
 @pytest.mark.parametrize(("schedule", "chunks"), PIPELINES)
-def test_every_schedule_holds_for_every_family(schedule: str, chunks: int, name: str) -> None:
+def test_every_schedule_holds_for_every_family(schedule: str, chunks: int, name: str, zero: int) -> None:
     """The parts are the step, no resource is overdrawn, faster links and devices do not slow it, in every kind of
-    network."""
-    strategy = "pp=2" + (f",vp={chunks}" if chunks > 1 else "")
+    network, with whole and with sharded parameters."""
+    strategy = f"zero={zero},pp=2" + (f",vp={chunks}" if chunks > 1 else "")
     made = on(CLUSTER, name, strategy, "ideal", schedule)
     if made is None:
         pytest.skip("cannot be laid over this network")
