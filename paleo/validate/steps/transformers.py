@@ -76,6 +76,8 @@ def strategy_of(row: Row, software: Software) -> str:
     stages = whole(row, "pp", 1)
     zero = SHARDING[sharding] if filled(row, "sharding") else software.zero
     zero = zero if whole(row, "dp", 1) > 1 else 0
+    if zero == 3 and stages > 1 and software.pipeline_gathers == "step":
+        zero = 1
     if zero:
         parts.append(f"zero={zero}")
         parts += _shard_group(row)
@@ -141,8 +143,8 @@ def prediction_of(row: Row, software: Software | None = None) -> Prediction:
 
 def that_ran(row: Row, model: ModelSpec, run: Run, software: Software | None = None) -> Prediction:
     """The prediction of a run. One that was measured has fitted its devices: where recomputation is not stated and the
-    software's habit does not fit, it is the next that does, selective before full; of full no more
-    layers than needed where the software can recompute some of them, and all where nothing fits."""
+    software's habit does not fit, it is the next that does, selective before full; of full no more layers than
+    needed where the software can recompute some of them, and all where nothing fits."""
     system = system_of(row)
     made = predict(model, system, run, software)
     open_ways = () if filled(row, "recompute") or died(row) else RECOMPUTE[RECOMPUTE.index(run.recompute) + 1 :]
