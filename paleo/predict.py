@@ -39,8 +39,11 @@ from paleo.exchange import (
     exposed_gather,
     gradient_elements,
     gradient_shares,
+    gradient_turns,
+    owned_elements,
     replica_groups,
     sendings,
+    sharers,
     tied_pairs,
 )
 from paleo.graph import Graph, build
@@ -323,6 +326,14 @@ class _Priced:
         """Those of them that have gradients."""
         ties = self.program.ties
         return over(self.held, self.columns.trained) + self._tied([tie.elements * tie.trained for tie in ties])
+
+    @property
+    def sharers(self) -> Array:
+        """Ranks over which ZeRO shares out the states of each stage, its mean parameter's."""
+        plan, ties = self.plan, self.program.ties
+        turns_made = gradient_turns(self.placed, ties).sum(axis=1)
+        owned = turns_made @ owned_elements(self.program, plan.mesh, self.copies)
+        return sharers(self.trained, owned, float(plan.shards * self.copies))
 
     def _tied(self, elements: Sequence[float]) -> Array | float:
         return copied(self.held, self.program.ties) @ np.array(elements) if elements else 0.0
@@ -723,7 +734,7 @@ def _updates(priced: _Priced) -> Array:
     if priced.run.forward_only:
         return np.zeros(priced.plan.stages)
     made, zero = priced.setting, priced.plan.parallel.zero
-    counts = priced.trained / (priced.plan.shards * priced.copies if zero else 1)
+    counts = priced.trained / (priced.sharers if zero else 1.0)
     if made.offload.holds("optimizer"):
         behind = over(priced.made, priced.times.backwards + priced.times.weights)
         own = host_update(counts, behind, made.optimizer, made.formats, made.offload)
@@ -785,7 +796,7 @@ def _footprint(priced: _Priced) -> tuple[Footprint, float]:
         priced.parameters,
         priced.trained,
         largest,
-        chosen.shards * priced.copies,
+        priced.sharers,
         chosen.parallel.zero,
         priced.setting.optimizer,
         formats,

@@ -33,13 +33,15 @@ from paleo.exchange import (
     gradient_shares,
     gradient_turns,
     in_turn,
+    owned_elements,
     replica_groups,
     sendings,
     sent_behind,
+    sharers,
     tied_pairs,
 )
 from paleo.lower import Program
-from paleo.parallel.mesh import Axes
+from paleo.parallel.mesh import BATCH_AXES, Axes
 from paleo.predict import NORM_BYTES, Setting, gradient_operation
 from paleo.recompute import RECOMPUTE, Ways
 from paleo.schedules.base import SCHEDULES, Passes, Schedule
@@ -397,7 +399,7 @@ class _Search:
 
     def _update(self, group: _Group, laid: _Laid, zero: int) -> Array:
         """Seconds of the update of the parameters that a rank owns, clipping too: (stages, layouts)."""
-        counts = self._trained(group, laid) / (group.ranks * laid.copies if zero else 1.0)
+        counts = self._trained(group, laid) / (self._sharers(group, laid) if zero else 1.0)
         if not self.training:
             return np.zeros_like(counts)
         tensors = over(laid.held, section_figures(self.points.programs[0], "tensors"))[:, None]
@@ -407,9 +409,33 @@ class _Search:
             found = found + self._collective("all_reduce", group.layouts, axes, np.full(len(axes), NORM_BYTES))
         return found
 
+    def _sharers(self, group: _Group, laid: _Laid) -> Array:
+        """Ranks over which ZeRO shares out the states of (stages, layouts)."""
+
+        def made() -> Array:
+            turns_made = gradient_turns(laid.placed, self._of(group, 0).ties).sum(axis=1)
+            owned = turns_made @ self._once(
+                ("mine", group.stages, laid.copies), partial(self._mine, group, laid.copies)
+            )
+            return sharers(self._trained(group, laid), owned, group.ranks * laid.copies)
+
+        return self._once(("sharers", *laid.stages_key), made)
+
+    def _mine(self, group: _Group, copies: int) -> Array:
+        """`owned_elements` of each layout: (sections and ties, layouts)."""
+        known: dict[tuple[object, ...], Array] = {}
+        found = []
+        for place, index in enumerate(group.layouts):
+            program, mesh = self._of(group, place), self.layouts[index].mesh
+            key = id(program), *(mesh.degree(axis) for axis in BATCH_AXES)
+            if key not in known:
+                known[key] = owned_elements(program, mesh, copies)
+            found.append(known[key])
+        return np.array(found).T
+
     def _owned(self, group: _Group, laid: _Laid, zero: int) -> Array:
         """Bytes of the states of each stage and of what the process itself takes: (stages, layouts)."""
-        held, learned, ranks = self._parameters(group, laid), self._trained(group, laid), group.ranks * laid.copies
+        held, learned, ranks = self._parameters(group, laid), self._trained(group, laid), self._sharers(group, laid)
         whole = states(held, learned, 0.0, ranks, zero, self.optimizer, self.made.formats, training=self.training)
         own = np.array([self.made.reserved(self.layouts[index].mesh) for index in group.layouts])
         return memory(whole, np.zeros_like(held), own)
