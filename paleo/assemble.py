@@ -17,13 +17,13 @@ from paleo.lower import Program, Transfer
 from paleo.optimizers import Optimizer
 from paleo.parallel.mesh import Axes
 from paleo.precision import Precision
+from paleo.recompute import Ways
 from paleo.schedules.base import Numeric, Passes, Schedule
 from paleo.stages import Chunk
 from paleo.timeline import Turn
 from paleo.work import Kernel, flat_pass
 
 Array = npt.NDArray[np.float64]
-RECOMPUTE = ("none", "selective", "full")
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,24 +225,19 @@ def section_figures(program: Program, name: str) -> Array:
     return np.array([getattr(section, name) for section in program.sections], dtype=np.float64)
 
 
-def wholly_recomputed(repeat: Array) -> npt.NDArray[np.bool_]:
-    """Sections that full recomputation runs again: the repeated blocks, or all where nothing repeats."""
-    blocks = repeat > 1
-    return blocks if blocks.any() else np.ones_like(blocks)
+def recomputed(columns: Columns, ways: Ways) -> TurnTimes:
+    """Turns with what their sections recompute: nothing, the core of attention, or all from the input of each turn or
+    group of turns.
 
-
-def recomputed(columns: Columns, recompute: str) -> TurnTimes:
-    """Turns under ``none``, ``selective`` (the core of attention) or ``full`` recomputation (from the input of each
-    block).
-
-    Reference: Korthikanti et al., Reducing activation recomputation in large transformer models, MLSys 2023.
+    A group keeps one input, and all its activations live at once when they have been brought back. References:
+    Korthikanti et al., Reducing activation recomputation in large transformer models, MLSys 2023; Chen et al., Training
+    deep nets with sublinear memory cost, arXiv:1604.06174 (groups).
     """
     c = columns
     shape = (-1,) + (1,) * (c.forward.ndim - 1)
-    whole = (wholly_recomputed(c.repeat) & (recompute == "full")).reshape(shape)
-    core = float(recompute == "selective")
+    whole, core, group = (one.reshape(shape) for one in ways)
     again = np.where(whole, c.forward, core * c.core)
-    kept = np.where(whole, np.minimum(c.input_bytes, c.saved_bytes), c.saved_bytes) - core * c.core_bytes
+    kept = np.where(whole, np.minimum(c.input_bytes, c.saved_bytes) / group, c.saved_bytes) - core * c.core_bytes
     return TurnTimes(
         c.forward,
         c.backward + again,
@@ -251,7 +246,7 @@ def recomputed(columns: Columns, recompute: str) -> TurnTimes:
         c.backward_transfers + np.where(whole, c.forward_transfers, 0.0),
         kept,
         np.zeros_like(kept),
-        np.where(whole, c.saved_bytes, 0.0),
+        np.where(whole, c.saved_bytes * group, 0.0),
     )
 
 

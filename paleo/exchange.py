@@ -68,6 +68,23 @@ def gradient_shares(program: Program, mesh: Mesh, copies: int) -> dict[Axes, Arr
     return found
 
 
+def owned_elements(program: Program, mesh: Mesh, copies: int) -> Array:
+    """Trained elements that a rank owns of one of `gradient_turns` where states are shared out over their replicas,
+    which experts have fewer of: (sections and ties,)."""
+    first = len(program.sections)
+    found = np.zeros(first + len(program.ties))
+    made = [(i, one.axes, one.elements) for i, section in enumerate(program.sections) for one in section.gradients]
+    made += [(first + i, one.axes, one.elements) for i, one in enumerate(program.ties) if one.trained]
+    for number, axes, elements in made:
+        found[number] += elements / (mesh.ways(tuple(axis for axis in axes if axis in mesh.state_axes)) * copies)
+    return found
+
+
+def sharers(trained: Array, owned: Array, ranks: Numeric) -> Array:
+    """Ranks that share out ``trained`` elements, of which each ``owned`` some; ``ranks`` where there are none."""
+    return np.divide(trained, owned, out=np.zeros_like(owned) + ranks, where=owned > 0)
+
+
 def tied_pairs(ties: Sequence[Tie], held: Array) -> list[tuple[int, int, int]]:
     """Tie, stage of its owner and stage of a copy, for each copy of a trained parameter."""
     return [

@@ -131,7 +131,7 @@ def _beyond(seconds: Numeric, hidden_by: Numeric) -> Array:
     return np.maximum(0.0, np.asarray(seconds) - hidden_by)
 
 
-def divided(held: States, offload: Offload, largest: float, formats: Precision) -> tuple[States, Array]:
+def divided(held: States, offload: Offload, largest: Numeric, formats: Precision) -> tuple[States, Array]:
     """States that stay on the device, and bytes of those in host memory, (stages, …). Of offloaded parameters two
     sections, of ``largest`` elements at most, are on the device at once."""
     away = [held.parameters * offload.holds("parameters"), held.gradients * offload.holds("gradients")]

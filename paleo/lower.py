@@ -87,7 +87,8 @@ class Section:
 
     ``saved_bytes`` live until backward, ``core_bytes`` of them inside the core of attention. ``input_bytes`` is what
     full recomputation keeps instead, ``output_bytes`` what goes on to the next section, ``made_bytes`` what each
-    operation makes.
+    operation makes. ``recompute`` and ``recompute_group`` say how its activations are made again, see
+    `paleo.recompute`.
     """
 
     name: str
@@ -102,6 +103,8 @@ class Section:
     input_bytes: float
     output_bytes: float
     made_bytes: tuple[float, ...]
+    recompute: str = "none"
+    recompute_group: int = 1
 
     @property
     def largest_output_bytes(self) -> float:

@@ -100,8 +100,6 @@ def plan(model: ModelSpec, system: System, run: Run) -> Plan:
         raise PlanError(f"strategy {run.strategy!r}: {pieces} pieces of a pipeline; expected at most {MAX_PIECES}")
     if strategy.chunks > 1 and stages == 1:
         raise PlanError(f"strategy {run.strategy!r}: vp={strategy.chunks} needs a pipeline (pp of 2 or more)")
-    if strategy.zero == 3 and stages > 1:
-        raise PlanError(f"strategy {run.strategy!r}: zero=3 with a pipeline is not modelled; use zero=1 or pp=1")
     return Plan(mesh, strategy, _dtype(system.device, run.dtype), global_batch, local, microbatch, run.gpus - mesh.size)
 
 

@@ -38,8 +38,12 @@ from paleo.exchange import (
     exposed_exchange,
     exposed_gather,
     gradient_elements,
+    gradient_shares,
+    gradient_turns,
+    owned_elements,
     replica_groups,
     sendings,
+    sharers,
     tied_pairs,
 )
 from paleo.fusion import Chains
@@ -57,14 +61,16 @@ from paleo.precision import Precision, autocast, precision
 from paleo.pricing.communication import Fabric, Network
 from paleo.pricing.footprint import Footprint
 from paleo.pricing.kernels import KernelTimes, Pricer, pricer
+from paleo.recompute import Ways, dealt, marked, runs, turn_shares, uneven
+from paleo.remarks import OPAQUE, OPAQUE_SPREAD, host_warnings, unmodelled, warnings
 from paleo.schedules.base import SCHEDULES, Numeric, Passes, Schedule
+from paleo.sharded import Figures, gathered_elements, sharded_passes, turn_of_each, waited_turns
 from paleo.specs.hardware import System
 from paleo.specs.model import ModelSpec
 from paleo.specs.run import Run
 from paleo.specs.software import Software, load_software
 from paleo.stages import Chunk, cut, cut_by_work
 from paleo.timeline import Buckets, Direction, Prices, SectionTime, step_timeline, turns
-from paleo.units import GIB
 from paleo.work import Kernel
 
 Array = npt.NDArray[np.float64]
@@ -97,7 +103,7 @@ class Breakdown:
 @dataclass(frozen=True)
 class Prediction:
     """One training step (or forward pass) of ``model`` under ``plan`` on ``system``, in SI; ``draw`` makes the
-    timeline."""
+    timeline, ``pieces`` are those of a pipeline."""
 
     model: ModelSpec
     system: System
@@ -115,6 +121,7 @@ class Prediction:
     warnings: tuple[str, ...]
     host_memory: float = 0.0
     fed: Feeding | None = None
+    pieces: tuple[Chunk, ...] = ()
 
     @cached_property
     def timeline(self) -> Timeline:
@@ -307,6 +314,11 @@ class _Priced:
         return self.schedule.copies if self.plan.stages > 1 else 1
 
     @property
+    def sharded(self) -> bool:
+        """Whether parameters are gathered for every pass."""
+        return self.plan.parallel.zero == 3 and self.plan.shards * self.copies > 1
+
+    @property
     def held(self) -> Array:
         """Turns of each section on each stage, in all copies."""
         return np.asarray(self.placed.sum(axis=1))
@@ -326,6 +338,14 @@ class _Priced:
         """Those of them that have gradients."""
         ties = self.program.ties
         return over(self.held, self.columns.trained) + self._tied([tie.elements * tie.trained for tie in ties])
+
+    @property
+    def sharers(self) -> Array:
+        """Ranks over which ZeRO shares out the states of each stage, its mean parameter's."""
+        plan, ties = self.plan, self.program.ties
+        turns_made = gradient_turns(self.placed, ties).sum(axis=1)
+        owned = turns_made @ owned_elements(self.program, plan.mesh, self.copies)
+        return sharers(self.trained, owned, float(plan.shards * self.copies))
 
     def _tied(self, elements: Sequence[float]) -> Array | float:
         return copied(self.held, self.program.ties) @ np.array(elements) if elements else 0.0
@@ -363,10 +383,11 @@ def predict(model: ModelSpec, system: System, run: Run, software: Software | Non
         _model_flops(graph, made.formats, chosen, run),
         _interval(priced, breakdown),
         made.prices.name,
-        _unmodelled(priced.program, made),
-        (*_warnings(chosen, idle_axes(graph, placed, chosen.mesh)), *_host_warnings(system, chosen, away)),
+        unmodelled(priced.program, run),
+        (*warnings(chosen, idle_axes(graph, placed, chosen.mesh)), *host_warnings(system, chosen, away)),
         away,
         fed,
+        tuple(priced.chunks),
     )
 
 
@@ -378,22 +399,63 @@ def _beside_input(draw: Callable[[], Timeline], fed: Feeding) -> Timeline:
 
 
 def _priced(program: Program, chosen: Plan, made: Setting) -> _Priced:
-    fabric, formats = made.fabric, made.formats
+    run, pieces, fabric = made.run, chosen.stages * chosen.parallel.chunks, made.fabric
     network = Network(made.system, chosen.mesh, fabric.algorithm, fabric.rates, fabric.own, fabric.host)
+    program = program if run.forward_only else marked(program, run.recompute)
+    kernels, table = _tabled(program, network, made)
+
+    def weights(ways: Ways) -> Array:
+        return _cut_weights(_turn_times(table, ways, chosen, made), program, chosen, network, made)
+
+    if uneven(run):
+        shares = turn_shares(program, run, pieces).items()
+        mean = np.sum([weights(Ways.each(len(table.repeat), how)) * share for how, share in shares], axis=0)
+        program, chunks = dealt(program, made.cut(program, mean, pieces), run)
+        kernels, table = _tabled(program, network, made)
+    else:
+        chunks = made.cut(program, weights(Ways.of(program)), pieces)
+    times = _turn_times(table, Ways.of(program), chosen, made)
+    name = schedule_name(run.schedule, chosen.parallel.chunks)
+    places = SCHEDULES[name].pieces(chosen.stages, chosen.parallel.chunks) if chosen.stages > 1 else ((0,),)
+    placed = turns_placed(len(program.sections), chunks, places)
+    return _Priced(program, kernels, times, table, chunks, placed, chosen, made, network)
+
+
+def _tabled(program: Program, network: Network, made: Setting) -> tuple[KernelTimes, Columns]:
+    """Kernels and collectives priced, and added up by section."""
     kernels = made.prices.times([counted.kernel for section in program.sections for counted in section.kernels])
     bare = replace(network, host=0.0)
     waited = np.array([bare.time(one.operation, (one.axis,), one.payload_bytes) for _, one in collectives(program)])
     sizes = [section_figures(program, name) for name in BYTES]
-    table = columns(program, kernels.total, kernels.host, waited, sizes, call=made.call)
-    times = recomputed(table, "none" if made.run.forward_only else made.run.recompute)
-    if made.offload.parts and not made.run.forward_only:
-        shares = Shares.of(chosen.parallel.zero, chosen.shards, chosen.microbatches)
-        times = streamed(times, table, made.offload, formats, shares)
-    chunks = made.cut(program, times.turn, chosen.stages * chosen.parallel.chunks)
-    name = schedule_name(made.run.schedule, chosen.parallel.chunks)
-    places = SCHEDULES[name].pieces(chosen.stages, chosen.parallel.chunks) if chosen.stages > 1 else ((0,),)
-    placed = turns_placed(len(program.sections), chunks, places)
-    return _Priced(program, kernels, times, table, chunks, placed, chosen, made, network)
+    return kernels, columns(program, kernels.total, kernels.host, waited, sizes, call=made.call)
+
+
+def _turn_times(table: Columns, ways: Ways, chosen: Plan, made: Setting) -> TurnTimes:
+    """Turns with what they recompute and what travels to the host beside them."""
+    times = recomputed(table, ways)
+    if not made.offload.parts or made.run.forward_only:
+        return times
+    shares = Shares.of(chosen.parallel.zero, chosen.shards, chosen.microbatches)
+    return streamed(times, table, made.offload, made.formats, shares)
+
+
+def _cut_weights(times: TurnTimes, program: Program, chosen: Plan, network: Network, made: Setting) -> Array:
+    """Seconds of one turn of each section, by which a network is cut: with its gathers where they are waited for."""
+    zero, mesh, sections = chosen.parallel.zero, chosen.mesh, program.sections
+    if zero < 3 or chosen.stages == 1 or chosen.shards == 1:
+        return times.turn
+    width, learned = made.formats.parameter, made.formats.gradient
+    gather = [network.time("all_gather", mesh.state_axes, one.parameters * width) for one in sections]
+    sent = [
+        sum(
+            network.time(*owed)
+            for g in one.gradients
+            for owed in gradient_exchange(zero, g.axes, g.elements * learned, mesh)
+        )
+        for one in sections
+    ]
+    goes_back = np.array([one.goes_back for one in sections])
+    return waited_turns(times, np.array(gather), np.array(sent), goes_back)
 
 
 def _single(priced: _Priced) -> tuple[Callable[[], Timeline], Breakdown]:
@@ -456,12 +518,13 @@ def _section_times(times: TurnTimes) -> list[SectionTime]:
 def _pipelined(priced: _Priced) -> tuple[Callable[[], Timeline], Breakdown]:
     """Stages under a schedule; each then exchanges its gradients and updates. The step ends when the last stage is
     done."""
-    chosen, schedule, times, made = priced.plan, priced.schedule, priced.times, priced.made
+    chosen, schedule = priced.plan, priced.schedule
     pieces = chosen.parallel.chunks
     check(schedule.name, chosen.stages, pieces, chosen.microbatches)
-    sent = _sends(priced)
+    sent, chunk_times = _sends(priced), _chunk_times(priced)
     sends = sent.sum(axis=1) / schedule.copies
-    passes = Passes(over(made, times.forwards) + sends, over(made, times.backwards) + sends, over(made, times.weights))
+    forward, backward, weights = chunk_times.seconds.sum(axis=2) / schedule.copies
+    passes = Passes(forward + sends, backward + sends, weights)
     sums, gathers = _exchanges(priced, passes), _state_gathers(priced, passes.forward)
     exchanges, updates = sums.exposed + _tied_sums(priced), _updates(priced)
     tails = exchanges + updates + gathers.exposed
@@ -471,8 +534,8 @@ def _pipelined(priced: _Priced) -> tuple[Callable[[], Timeline], Breakdown]:
     def draw() -> Timeline:
         places = schedule.pieces(chosen.stages, pieces)
         chunks = [
-            [_chunk_time(priced, priced.chunks[piece], send) for piece, send in zip(*stage, strict=True)]
-            for stage in zip(places, sent.tolist(), strict=True)
+            [_chunk_time(priced, priced.chunks[piece], *one) for piece, *one in zip(*stage, strict=True)]
+            for stage in zip(places, sent.tolist(), *chunk_times.seconds.tolist(), strict=True)
         ]
         after = {"exchange": exchanges, "update": updates, "gather": gathers.exposed}
         follows = [
@@ -483,7 +546,9 @@ def _pipelined(priced: _Priced) -> tuple[Callable[[], Timeline], Breakdown]:
         ]
         return pipeline_timeline(schedule.name, chunks, chosen.microbatches, follows)
 
-    exposed, hidden = float(tails[busiest]), float((sums.hidden + gathers.hidden)[busiest])
+    waits, beside = (float(one[busiest]) * chosen.microbatches for one in (chunk_times.waits, chunk_times.beside))
+    exposed = float(tails[busiest]) + waits
+    hidden = float((sums.hidden + gathers.hidden)[busiest]) + max(0.0, beside - waits)
     return draw, _breakdown(priced, busiest, end, exposed + hidden, float(sends[busiest]), hidden)
 
 
@@ -501,10 +566,61 @@ def _sends(priced: _Priced) -> Array:
     return np.where(sent, [[seconds(piece) for piece in held] for held in pieces], 0.0)
 
 
-def _chunk_time(priced: _Priced, chunk: Chunk, send: float) -> StageTime:
+@dataclass(frozen=True, slots=True)
+class _ChunkTimes:
+    """Seconds of the three passes of each chunk with their collectives, (3, stages, chunks); of a microbatch's gathers
+    and scatters of sharded parameters, (stages,), and how much longer they make its passes."""
+
+    seconds: Array
+    beside: Array
+    waits: Array
+
+
+def _chunk_times(priced: _Priced) -> _ChunkTimes:
+    """Passes of one microbatch, sends left out."""
+    times, none = priced.times, np.zeros(priced.plan.stages)
+    plain = np.stack([priced.placed @ one for one in (times.forwards, times.backwards, times.weights)])
+    if not priced.sharded:
+        return _ChunkTimes(plain, none, none)
+    made, mesh, program, copies = priced.setting, priced.plan.mesh, priced.program, priced.copies
+    turn = turn_of_each(priced.held, program.ties)
+    elements = turn @ gathered_elements(program)
+    gather = _grouped(priced, "all_gather", mesh.state_axes, elements * made.formats.parameter)
+    shares = gradient_shares(program, mesh, copies)
+    sent = _gradient_sums(priced, {axes: turn @ one for axes, one in shares.items()}, elements)
+    late = np.zeros(priced.placed.shape[:2])
+    if not made.overlapped:
+        late, sent = _gradient_sums(priced, gradient_elements(program, priced.placed, mesh, copies), late), 0.0 * sent
+    slow = crowded(times, gather, sent, made.software.contention)
+    figures = [np.broadcast_to(one, gather.shape) for one in (slow.forwards, slow.backwards, slow.weights)]
+    goes_back = np.array([section.goes_back for section in program.sections])
+    seconds = np.zeros_like(plain)
+    for stage, pieces in enumerate(priced.schedule.pieces(priced.plan.stages, priced.plan.parallel.chunks)):
+        here = Figures(*(one[stage] for one in (*figures, gather, sent)))
+        for chunk, piece in enumerate(pieces):
+            seconds[:, stage, chunk] = sharded_passes(
+                priced.chunks[piece],
+                here,
+                elements[stage] > 0,
+                goes_back,
+                splits=priced.schedule.splits_backward,
+                late=late[stage, chunk],
+            )
+    beside = (priced.made * (gather * (1.0 + goes_back) + sent)).sum(axis=1) + late.sum(axis=1) / copies
+    return _ChunkTimes(seconds, beside, (seconds - plain).sum(axis=(0, 2)) / copies)
+
+
+def _gradient_sums(priced: _Priced, elements: dict[Axes, Array], none: Array) -> Array:
+    """Seconds in which gradients are summed over their replicas: like ``elements`` by axes, (stages, …)."""
+    width, plan = priced.setting.formats.gradient, priced.plan
+    exchanges = (gradient_exchange(plan.parallel.zero, axes, n * width, plan.mesh) for axes, n in elements.items())
+    return np.asarray(sum((_grouped(priced, *one) for owed in exchanges for one in owed), np.zeros_like(none)))
+
+
+def _chunk_time(
+    priced: _Priced, chunk: Chunk, send: float, forward: float, backward: float, weights: float
+) -> StageTime:
     """One microbatch through one chunk, sends and collectives with it."""
-    held, times = turns_placed(len(priced.program.sections), [chunk], ((0,),))[:, 0], priced.times
-    forward, backward, weights = (float(over(held, one)[0]) for one in (times.forwards, times.backwards, times.weights))
     sections = priced.program.sections
     counted = [
         [sum(turns_here * _done(priced, sections[i], phases)[k] for i, turns_here in chunk) for phases in _PASSES]
@@ -525,8 +641,7 @@ def _done(priced: _Priced, section: Section, phases: Sequence[str]) -> tuple[flo
     flops = moved = 0.0
     for counted in section.kernels:
         kernel = counted.kernel
-        again = _repeats(priced.run, section, kernel.phase, counted.core, priced.program) - 1
-        times = counted.times * ((kernel.phase in phases) + ("again" in phases) * again)
+        times = counted.times * ((kernel.phase in phases) + ("again" in phases) * (runs(section, counted) - 1))
         flops, moved = flops + times * kernel.flops, moved + times * kernel.bytes
     return flops, moved
 
@@ -547,18 +662,18 @@ class _Sums:
 
 
 def _exchanges(priced: _Priced, passes: Passes) -> _Sums:
-    """The gradients of each stage, summed over their replicas: behind the last passes where the software overlaps."""
-    made, mesh, zero = priced.setting, priced.plan.mesh, priced.plan.parallel.zero
-    elements = gradient_elements(priced.program, priced.placed, mesh, priced.copies)
+    """The gradients of each stage, summed over their replicas: behind the last passes where the software overlaps.
+    Those of sharded parameters have gone out with every microbatch."""
+    made, none = priced.setting, np.zeros((priced.plan.stages, 1))
+    if priced.sharded:
+        return _Sums(none[:, 0], none[:, 0])
+    elements = gradient_elements(priced.program, priced.placed, priced.plan.mesh, priced.copies)
     if not made.overlapped:
         elements = {axes: count.sum(axis=1, keepdims=True) for axes, count in elements.items()}
-    sizes = {axes: count * made.formats.gradient for axes, count in elements.items()}
-    none = np.zeros((priced.plan.stages, 1))
-    owed = (one for axes, size in sizes.items() for one in gradient_exchange(zero, axes, size, mesh))
-    seconds = sum((_grouped(priced, *one) for one in owed), none)
+    seconds = none + _gradient_sums(priced, elements, sum(elements.values(), none))
     if not made.overlapped:
         return _Sums(seconds[:, 0], none[:, 0])
-    buckets = sendings(sum(sizes.values(), none), priced.run.bucket)
+    buckets = sendings(sum(elements.values(), none) * made.formats.gradient, priced.run.bucket)
     chunks, contention = priced.plan.parallel.chunks, made.software.contention
     exposed = exposed_exchange(seconds, buckets, priced.schedule, passes, chunks, contention)
     return _Sums(exposed, seconds.sum(axis=1) - exposed)
@@ -631,7 +746,7 @@ def _updates(priced: _Priced) -> Array:
     if priced.run.forward_only:
         return np.zeros(priced.plan.stages)
     made, zero = priced.setting, priced.plan.parallel.zero
-    counts = priced.trained / (priced.plan.shards * priced.copies if zero else 1)
+    counts = priced.trained / (priced.sharers if zero else 1.0)
     if made.offload.holds("optimizer"):
         behind = over(priced.made, priced.times.backwards + priced.times.weights)
         own = host_update(counts, behind, made.optimizer, made.formats, made.offload)
@@ -657,7 +772,7 @@ def _breakdown(
     """
     held = priced.made[stage]
     turns_made = [
-        counted.times * held[index] * _repeats(priced.run, section, counted.kernel.phase, counted.core, priced.program)
+        counted.times * held[index] * runs(section, counted)
         for index, section in enumerate(priced.program.sections)
         for counted in section.kernels
     ]
@@ -683,30 +798,23 @@ def _breakdown(
     return Breakdown(arithmetic, moving, launch, exposed, talking + hidden, bubble, update, 0.0)
 
 
-def _repeats(run: Run, section: Section, phase: str, core: bool, program: Program) -> int:
-    """How often a kernel runs in a microbatch: forward kernels run again where they are recomputed."""
-    if phase != "forward" or run.recompute == "none" or run.forward_only:
-        return 1
-    if run.recompute == "selective":
-        return 2 if core else 1
-    return 2 if section.repeat > 1 or all(one.repeat == 1 for one in program.sections) else 1
-
-
 def _footprint(priced: _Priced) -> tuple[Footprint, float]:
     """What the fullest stage holds, and what a device holds in its host's memory, the mean of all stages."""
     chosen, run, formats = priced.plan, priced.run, priced.setting.formats
     times, training = priced.times, not run.forward_only
+    turn = turn_of_each(priced.held, priced.program.ties)
+    largest = (turn @ gathered_elements(priced.program) * (priced.held > 0)).max(axis=1)
     kept = states(
         priced.parameters,
         priced.trained,
-        priced.columns.parameters.max(initial=0.0),
-        chosen.shards * priced.copies,
+        largest,
+        priced.sharers,
         chosen.parallel.zero,
         priced.setting.optimizer,
         formats,
         training=training,
     )
-    kept, away = divided(kept, priced.setting.offload, priced.columns.parameters.max(initial=0.0), formats)
+    kept, away = divided(kept, priced.setting.offload, largest, formats)
     living = alive(priced.schedule, chosen.stages, chosen.microbatches, chosen.parallel.chunks) * training
     activations = over(priced.held, times.kept) * living
     bucket = run.bucket if chosen.dp * priced.copies > 1 and training else 0.0
@@ -718,7 +826,7 @@ def _footprint(priced: _Priced) -> tuple[Footprint, float]:
         gradients=float(kept.gradients[fullest]),
         optimizer=float(kept.optimizer[fullest]),
         activations=float(activations[fullest]),
-        workspace=float(work[fullest] + kept.gathered) + reserved,
+        workspace=float((work + kept.gathered)[fullest]) + reserved,
         reserved=reserved,
         capacity=priced.setting.system.device.memory.capacity,
     ), float((away + over(priced.held, times.away) * living).mean())
@@ -755,58 +863,3 @@ def _interval(priced: _Priced, breakdown: Breakdown) -> tuple[float, float]:
     factors = (kernels.low / spread, kernels.high * spread)
     low, high = (float((kernels.total * factor).sum()) / weight for factor in factors)
     return breakdown.step * low, breakdown.step * high
-
-
-#: The kernels of functions that an importer did not know, and by which factor their times are guessed, either way.
-OPAQUE, OPAQUE_SPREAD = "opaque", 3.0
-
-
-def _unmodelled(program: Program, made: Setting) -> tuple[str, ...]:
-    """What a real step has and this one leaves out, or knows by its bytes alone: silence is never a number."""
-    loading = "input pipeline (storage, decoding, host-to-device copies)"
-    always = (*([loading] if made.run.input is None else []), "memory fragmentation")
-    turns = [(one.kernel, one.times * section.repeat) for section in program.sections for one in section.kernels]
-    guessed = [(kernel, times) for kernel, times in turns if kernel.operation == OPAQUE]
-    if not guessed:
-        return always
-    shares = [
-        sum(getattr(kernel, count) * times for kernel, times in guessed)
-        / (sum(getattr(kernel, count) * times for kernel, times in turns) or 1.0)
-        for count in ("flops", "bytes")
-    ]
-    names = ", ".join(dict.fromkeys(kernel.name for kernel, _ in guessed if kernel.phase == "forward"))
-    text = f"functions that the importer did not know: {shares[0]:.1%} of FLOP, {shares[1]:.1%} of bytes"
-    return (*always, f"{text} ({names[:200]})")
-
-
-def _host_warnings(system: System, chosen: Plan, away: float) -> list[str]:
-    """Whether a node's memory holds what its devices have in it."""
-    stated = None if system.host is None else system.host.memory
-    wanted = away * min(chosen.gpus, system.devices_per_node)
-    if not wanted:
-        return []
-    if stated is None:
-        return [
-            f"offload takes {wanted / GIB:.0f} GiB of a node's memory; system {system.name} does not state its size"
-        ]
-    if wanted <= stated:
-        return []
-    return [
-        f"offload takes {wanted / GIB:.0f} GiB of a node's memory, which has {stated / GIB:.0f} GiB: it will not run"
-    ]
-
-
-def _warnings(chosen: Plan, idle: Sequence[str]) -> tuple[str, ...]:
-    found = [
-        f"{axis}={chosen.mesh.degree(axis)} splits nothing in this network: its ranks all do the same work"
-        for axis in idle
-    ]
-    if chosen.idle:
-        found.append(
-            f"{chosen.idle} of {chosen.gpus} gpus are idle: the global batch has only {chosen.global_batch} samples"
-        )
-    elif chosen.local_batch * chosen.dp > chosen.global_batch:
-        spare = chosen.local_batch * chosen.dp - chosen.global_batch
-        uneven = f"the global batch does not divide evenly: the step waits for ranks with {chosen.local_batch} samples"
-        found.append(f"{uneven} ({spare} slots idle)")
-    return tuple(found)

@@ -13,6 +13,7 @@ from html import escape
 
 from paleo import __version__
 from paleo.predict import Prediction
+from paleo.recompute import words
 from paleo.report.assets import SCRIPT, STYLE
 from paleo.report.charts import COLOURS, Bar, Curve, bars, curves, deviations, legend, stacks
 from paleo.report.tables import PARTS, energy, money, percent, rate
@@ -359,7 +360,7 @@ def _plan_row(offer: Offer) -> list[Cell]:
         (name, name),
         (plan.strategy or "dp", plan.strategy or "dp"),
         (str(plan.microbatch), plan.microbatch),
-        (made.run.recompute, made.run.recompute),
+        (words(made.run), words(made.run)),
         (f"{plan.local_batch} samples", plan.local_batch),
         (second, second),
         (tried, float(offer.tried)),
@@ -367,7 +368,7 @@ def _plan_row(offer: Offer) -> list[Cell]:
 
 
 def _plan_words(made: Prediction) -> str:
-    again = "" if made.run.recompute == "none" else f", {made.run.recompute} recomputation"
+    again = "" if words(made.run) == "none" else f", {words(made.run)} recomputation"
     return f"{made.plan.strategy or 'dp'}, microbatch {made.plan.microbatch}{again}"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Literal
 
@@ -15,6 +15,7 @@ from paleo.assemble import (
     TurnTimes,
     alive,
     clip_axes,
+    crowded,
     memory,
     over,
     recomputed,
@@ -31,18 +32,22 @@ from paleo.exchange import (
     gradient_shares,
     gradient_turns,
     in_turn,
+    owned_elements,
     replica_groups,
     sendings,
     sent_behind,
+    sharers,
     tied_pairs,
 )
 from paleo.lower import Program
-from paleo.parallel.mesh import Axes
+from paleo.parallel.mesh import BATCH_AXES, Axes
 from paleo.predict import NORM_BYTES, Setting, gradient_operation
+from paleo.recompute import Ways
 from paleo.schedules.base import SCHEDULES, Passes, Schedule
 from paleo.search.cases import Choice, Group, Results, Solved, groups
 from paleo.search.points import Points
 from paleo.search.space import Layout, Space, divisors
+from paleo.sharded import Figures, gathered_elements, sharded_passes, turn_of_each, waited_turns
 from paleo.stages import Chunk
 from paleo.timeline import Buckets, Turn, turns
 
@@ -113,13 +118,14 @@ class _Laid:
 @dataclass(frozen=True, slots=True)
 class _Cut:
     """The network in ``pieces`` for the stages of some cases, ``chunks`` on each: seconds and bytes of those cases'
-    sections."""
+    sections. With ``sharded`` parameters it is another one, as their gathers weigh, too."""
 
     chunks: int
     pieces: tuple[Chunk, ...]
     cases: Index
     times: TurnTimes
     largest_outputs: Array
+    sharded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +149,11 @@ class _Tails:
     gathers: Array
     gather_buckets: Array
     sends: npt.NDArray[np.bool_]
+
+
+def _of_cases(times: TurnTimes, cases: Index) -> TurnTimes:
+    """Turns of some cases."""
+    return TurnTimes(*(getattr(times, one.name)[:, cases] for one in fields(TurnTimes)))
 
 
 def evaluate(points: Points, layouts: Sequence[Layout], space: Space, made: Setting) -> Results:
@@ -178,7 +189,8 @@ class _Search:
         of, pairs = self.points.columns, group.point[: group.pairs]
         figures = {one.name: getattr(of, one.name)[:, pairs] for one in fields(Columns) if one.name != "repeat"}
         table = Columns(repeat=of.repeat, **figures)
-        each = [recomputed(table, name if self.training else "none") for name in self.space.recompute]
+        ways = [Ways.alike(of.repeat, name if self.training else "none") for name in self.space.recompute]
+        each = [recomputed(table, one) for one in ways]
         joined = (np.concatenate([getattr(one, name.name) for one in each], axis=1) for name in fields(TurnTimes))
         return TurnTimes(*joined)
 
@@ -378,7 +390,7 @@ class _Search:
 
     def _updated(self, group: Group, sharded: bool) -> Array:
         kinds = self._kinds[group.stages][0]
-        counts = self._elements(group, "trained") / (group.ranks * kinds.copies if sharded else 1.0)
+        counts = self._elements(group, "trained") / (self._sharers(group) if sharded else 1.0)
         if not self.training:
             return np.zeros_like(counts)
         each = section_figures(self.points.programs[0], "tensors")
@@ -395,10 +407,34 @@ class _Search:
 
     def _owning(self, group: Group, zero: int) -> Array:
         held, learned = (self._elements(group, which) for which in ("parameters", "trained"))
-        ranks = group.ranks * self._kinds[group.stages][0].copies
+        ranks = self._sharers(group)
         whole = states(held, learned, 0.0, ranks, zero, self.optimizer, self.made.formats, training=self.training)
         own = np.array([self.made.reserved(self.layouts[index].mesh) for index in group.layouts])
         return memory(whole, np.zeros_like(held), own)
+
+    def _sharers(self, group: Group) -> Array:
+        """Ranks over which ZeRO shares out the states of each kind of turns: (kinds, layouts)."""
+        return self._once(("sharers", group.stages), lambda: self._sharing(group))
+
+    def _sharing(self, group: Group) -> Array:
+        kinds = self._kinds[group.stages][0]
+        owned = np.zeros((len(kinds), len(group.layouts)))
+        for copies in np.unique(kinds.copies).astype(int).tolist():
+            alike = np.flatnonzero(kinds.copies[:, 0] == copies)
+            owned[alike] = kinds.turns[alike] @ self._mine(group, copies)
+        return sharers(self._elements(group, "trained"), owned, group.ranks * kinds.copies)
+
+    def _mine(self, group: Group, copies: int) -> Array:
+        """`owned_elements` of each layout: (sections and ties, layouts)."""
+        known: dict[tuple[object, ...], Array] = {}
+        found = []
+        for place, index in enumerate(group.layouts):
+            program, mesh = self._of(group, place), self.layouts[index].mesh
+            key = id(program), *(mesh.degree(axis) for axis in BATCH_AXES)
+            if key not in known:
+                known[key] = owned_elements(program, mesh, copies)
+            found.append(known[key])
+        return np.array(found).T
 
     def _passing(self, group: Group, laid: _Laid, cut: _Cut) -> tuple[Array, Array]:
         """Bytes of all activations of a microbatch, and of what is needed for a moment: (stages, cases)."""
@@ -445,14 +481,22 @@ class _Search:
             return
         outputs = self.points.columns.largest_output_bytes[:, group.point]
         times = self._times(group)
-        heaviest = (times.turn * self.points.columns.repeat[:, None]).argmax(axis=0)
-        for count in chunks:
-            for pieces, cases in self._cuts(group, times, heaviest, group.stages * count):
-                every = len(cases) == len(group.point)
-                taken = (
-                    times if every else TurnTimes(*(getattr(times, one.name)[:, cases] for one in fields(TurnTimes)))
-                )
-                yield _Cut(count, pieces, cases, taken, outputs if every else outputs[:, cases])
+        for sharded in (False, True) if self.space.sharded_pipelines else (False,):
+            turn = self._waited(group, times) if sharded else times.turn
+            heaviest = (turn * self.points.columns.repeat[:, None]).argmax(axis=0)
+            for count in chunks:
+                for pieces, cases in self._cuts(group, turn, heaviest, group.stages * count):
+                    every = len(cases) == len(group.point)
+                    taken = times if every else _of_cases(times, cases)
+                    yield _Cut(count, pieces, cases, taken, outputs if every else outputs[:, cases], sharded)
+
+    def _waited(self, group: Group, times: TurnTimes) -> Array:
+        """Turns with the gathers and scatters of sharded parameters that they wait for: (sections, cases)."""
+        count, ties = len(self.sections), len(self._of(group, 0).ties)
+        sent = self._summed(group, np.eye(count, count + ties)[None], 1, 3)[0, 0]
+        goes_back = np.array([section.goes_back for section in self.sections])
+        every = np.arange(len(group.point))
+        return waited_turns(times, self._gathers(group, every), sent[:, group.member], goes_back)
 
     def _chunks(self, stages: int) -> tuple[int, ...]:
         repeats = {section.repeat for section in self.sections if section.repeat > 1}
@@ -460,7 +504,7 @@ class _Search:
         return tuple(sorted(known if self.space.chunks is None else known & set(self.space.chunks)))
 
     def _cuts(
-        self, group: Group, times: TurnTimes, heaviest: Index, pieces: int
+        self, group: Group, turn: Array, heaviest: Index, pieces: int
     ) -> Iterator[tuple[tuple[Chunk, ...], Index]]:
         """Ways to cut the network, each with the cases that it serves: the blocks of a folded network in numbers that
         divide evenly, or any cut where none repeats."""
@@ -472,14 +516,14 @@ class _Search:
                 # whole blocks dealt out evenly are cut alike for all cases
                 alike = folded and self.made.software.stages == "even"
                 for case in cases[:1] if alike else cases:
-                    found = self._cut(group, times, case, pieces)
+                    found = self._cut(group, turn[:, case], case, pieces)
                     known.setdefault(found, []).extend(cases if alike else [case])
         yield from ((pieces, np.array(found, dtype=np.intp)) for pieces, found in known.items())
 
-    def _cut(self, group: Group, times: TurnTimes, case: int, pieces: int) -> tuple[Chunk, ...]:
+    def _cut(self, group: Group, turn: Array, case: int, pieces: int) -> tuple[Chunk, ...]:
         """The pieces of one case; by work, those of its layout do for every microbatch."""
         block = int(self.points.block_of[group.point[case]])
-        program, turn = self.points.programs[block], times.turn[:, case]
+        program = self.points.programs[block]
         if self.made.software.stages == "even":
             return tuple(self.made.cut(program, turn, pieces))
         if (block, pieces) not in self._pieces:
@@ -502,18 +546,87 @@ class _Search:
             return
         laid, sends = self._dealt(group, cut, schedules[0])
         sends, made = sends[:, cut.cases], laid.held / laid.copies
+        passing = self._passing(group, laid, cut)
+        if cut.sharded:
+            for schedule, inside in zip(schedules, able, strict=True):
+                yield from self._sharded(group, cut, laid, schedule, inside, sends, passing)
+            return
         passes = Passes(
             over(made, cut.times.forwards) + sends,
             over(made, cut.times.backwards) + sends,
             over(made, cut.times.weights),
         )
-        passing = self._passing(group, laid, cut)
         for schedule, inside in zip(schedules, able, strict=True):
             if len(inside) == len(cut.cases):
                 yield from self._scheduled(group, cut, laid, schedule, cut.cases, passes, passing)
             elif len(inside):
                 here, held = (tuple(np.take(one, inside, axis=1) for one in of) for of in (passes, passing))
                 yield from self._scheduled(group, cut, laid, schedule, cut.cases[inside], Passes(*here), held)
+
+    def _sharded(
+        self,
+        group: Group,
+        cut: _Cut,
+        laid: _Laid,
+        schedule: Schedule,
+        inside: Index,
+        sends: Array,
+        passing: Sequence[Array],
+    ) -> Iterator[Solved]:
+        """Those of a cut's cases, ``inside`` by position, that shard parameters under one schedule."""
+        inside = inside[group.ranks[group.member[cut.cases[inside]]] > 1]
+        cases = cut.cases[inside]
+        count, member = group.count[cases], group.member[cases]
+        if not len(cases):
+            return
+        turn = turn_of_each(laid.held, self._of(group, 0).ties)
+        programs = [self._of(group, place) for place in range(len(group.layouts))]
+        elements = turn @ np.stack([gathered_elements(one) for one in programs], axis=1)
+        width = self.made.formats.parameter
+        whole = 2.0 * width * (elements * (laid.held > 0)[..., None]).max(axis=1)
+        held, work = (one[:, inside] for one in passing)
+        size = held * alive(schedule, group.stages, count, cut.chunks) + work
+        size = (size + np.take(self._owned(group, laid, 3) + whole, member, axis=1)).max(axis=0)
+        gather = self._slowest("all_gather", self._replicas(group, laid.copies), elements * width)
+        after = self._update(group, True)[laid.kind] + self._tied_sums(group, laid)
+        taken = replace(cut, cases=cases, times=_of_cases(cut.times, inside))
+        for overlapped in self._modes():
+            sent, late = self._sent(group, laid, turn, overlapped)
+            made = self._sharded_passes(taken, schedule, elements, *(one[..., member] for one in (gather, sent, late)))
+            forward, backward, weights = made / laid.copies
+            passes = Passes(forward + sends[:, inside], backward + sends[:, inside], weights)
+            step = stage_ends(schedule, passes, count, cut.chunks) + after[:, member]
+            choice = Choice.named(schedule.name, cut.chunks, 3, overlapped=overlapped)
+            yield self._solved(group, cases, choice, step.max(axis=0), size)
+
+    def _sent(self, group: Group, laid: _Laid, turn: Array, overlapped: bool) -> tuple[Array, Array]:
+        """Seconds in which the gradients of a turn of each section are scattered beside the passes, (stages, sections,
+        layouts), and those of a chunk behind them, (stages, chunks, layouts)."""
+        sent, _ = self._summed(group, turn, laid.copies, 3)
+        late = np.zeros((*laid.placed.shape[:2], len(group.layouts)))
+        return (sent, late) if overlapped else (0.0 * sent, self._exchange(group, laid, 3, True)[0])
+
+    def _sharded_passes(
+        self, cut: _Cut, schedule: Schedule, elements: Array, gather: Array, sent: Array, late: Array
+    ) -> Array:
+        """Seconds of the passes of stages that gather their layers, (3, stages, cases); stages alike are made once."""
+        known: dict[tuple[object, ...], Array] = {}
+        found = []
+        goes_back = np.array([section.goes_back for section in self.sections])
+        for stage, pieces in enumerate(schedule.pieces(len(gather), cut.chunks)):
+            held = tuple(cut.pieces[piece] for piece in pieces)
+            key = (held, elements[stage].tobytes(), stage if schedule.copies > 1 else 0)
+            if key not in known:
+                slow = crowded(cut.times, gather[stage], sent[stage], self.made.software.contention)
+                figures = Figures(slow.forwards, slow.backwards, slow.weights, gather[stage], sent[stage])
+                gathered, splits = elements[stage].any(axis=1), schedule.splits_backward
+                chunks = [
+                    sharded_passes(one, figures, gathered, goes_back, splits=splits, late=behind)
+                    for one, behind in zip(held, late[stage], strict=True)
+                ]
+                known[key] = np.sum(chunks, axis=0)
+            found.append(known[key])
+        return np.stack(found, axis=1)
 
     def _scheduled(
         self,

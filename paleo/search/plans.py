@@ -10,10 +10,10 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from paleo.assemble import RECOMPUTE
 from paleo.errors import CapacityError, PlanError, SpecError, near
 from paleo.plan import plan
 from paleo.predict import Prediction, predict, setting
+from paleo.recompute import RECOMPUTE
 from paleo.schedules.base import SCHEDULES
 from paleo.search.cases import Results
 from paleo.search.evaluate import evaluate

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 
-from paleo.assemble import RECOMPUTE
 from paleo.errors import PlanError, SpecError
 from paleo.graph import Graph
 from paleo.parallel.mesh import Mesh
 from paleo.parallel.placement import STRATEGIES, Strategy, parse_strategy
 from paleo.plan import DEFAULT_BATCH, DEFAULT_SEQUENCES
+from paleo.recompute import RECOMPUTE, uneven
 from paleo.schedules.base import SCHEDULES
 from paleo.specs.model import ModelSpec
 from paleo.specs.run import Run
@@ -25,7 +25,8 @@ class Space:
     """Choices that a search tries; what is left out is tried in every way that there is.
 
     ``degrees`` fixes axes, ``microbatches`` and ``chunks`` list what may be tried, ``sequence_parallel`` and
-    ``overlapped`` fix a choice."""
+    ``overlapped`` fix a choice. Pipelines with sharded parameters (ZeRO-3) are tried with ``sharded_pipelines``
+    alone."""
 
     degrees: Mapping[str, int] = field(default_factory=dict)
     microbatches: tuple[int, ...] | None = None
@@ -35,6 +36,7 @@ class Space:
     schedules: tuple[str, ...] = tuple(SCHEDULES)
     sequence_parallel: bool | None = None
     overlapped: bool | None = None
+    sharded_pipelines: bool = False
 
 
 def within(strategy: str | None, **stated: object) -> Space:
@@ -55,7 +57,7 @@ def within(strategy: str | None, **stated: object) -> Space:
             raise PlanError(f"strategy {strategy!r}: a search does not range over {other!r}; use estimate for it")
         words = {part.partition("=")[0].strip() for part in strategy.split(",")}
         fixed["degrees"] = dict(parsed.degrees)
-        fixed |= {"zero": (parsed.zero,)} if "zero" in words else {}
+        fixed |= {"zero": (parsed.zero,), "sharded_pipelines": parsed.zero == 3} if "zero" in words else {}
         fixed |= {"chunks": (parsed.chunks,)} if "vp" in words else {}
         fixed |= {"sequence_parallel": True} if "sp" in words else {}
     if stated.get("schedules") is not None:
@@ -71,6 +73,8 @@ def check_searched(run: Run) -> None:
         raise PlanError(f"offload {run.offload!r}: a search does not range over it; leave it out, or estimate one run")
     if run.placement:
         raise PlanError(f"placement: {', '.join(run.placement)}: a search places layers itself; leave it out")
+    if uneven(run):
+        raise PlanError("recompute_layers and the like: a search recomputes all layers alike; leave them out")
     if run.cut is not None:
         raise PlanError("cut: a search cuts the network itself, evenly; leave it out")
 

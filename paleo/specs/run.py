@@ -13,6 +13,10 @@ from paleo.units import MEBIBYTE, Bytes, BytesPerSecond, Seconds
 Exchange = Literal["overlapped", "after", "parameter-server"]
 
 
+#: What is computed again before the backward pass: nothing, the core of attention, or each layer from its input.
+Recompute = Literal["none", "selective", "full"]
+
+
 #: How a pipeline's pieces are made; numbers are the layers of each piece, in the order of the network.
 Cut = Literal["uniform", "time"] | tuple[PositiveCount, ...]
 
@@ -42,10 +46,13 @@ class Run(Spec):
     ``cut`` is how a pipeline's pieces are made: ``uniform`` deals out the turns of the heaviest block evenly, ``time``
     makes the slowest piece as light as it can be, numbers state the layers of each piece; left out it is as the
     software does it, uniform where that is possible. ``placement`` lays splits of single layers over those of the
-    strategy: ``{block.*.mlp1: {ffn: tp}}``, see `paleo.parallel.overrides`. ``expert_imbalance`` is how many tokens the
-    busiest rank of experts has over their mean. ``adapters`` is the rank of low-rank adapters that are trained while
-    all other weights are frozen (LoRA), and ``adapted`` says which products of the repeated blocks have one: those of
-    attention, as in the paper (Hu et al., ICLR 2022), or all.
+    strategy: ``{block.*.mlp1: {ffn: tp}}``, see `paleo.parallel.overrides`. ``recompute_layers`` limits full
+    recomputation to so many first layers of each piece of the pipeline, the others keep all activations;
+    ``recompute_every`` keeps one input for so many layers, which are then brought back together;
+    ``recompute_by_layer`` names layers that differ from ``recompute``: ``{"block.[0-3]": full}``. ``expert_imbalance``
+    is how many tokens the busiest rank of experts has over their mean. ``adapters`` is the rank of low-rank adapters
+    that are trained while all other weights are frozen (LoRA), and ``adapted`` says which products of the repeated
+    blocks have one: those of attention, as in the paper (Hu et al., ICLR 2022), or all.
     """
 
     gpus: PositiveCount = 1
@@ -59,7 +66,10 @@ class Run(Spec):
     expert_imbalance: Annotated[float, Field(ge=1)] = 1.0
     schedule: Text = "1f1b"
     cut: Cut | None = None
-    recompute: Literal["none", "selective", "full"] = "none"
+    recompute: Recompute = "none"
+    recompute_layers: Annotated[int, Field(strict=True, ge=0)] | None = None
+    recompute_every: PositiveCount | None = None
+    recompute_by_layer: dict[Text, Recompute] = Field(default_factory=dict)
     software: Text = "pytorch-eager"
     cudnn: Annotated[float, Field(gt=0)] | None = None
     attention: Literal["fused", "unfused", "stepwise"] | None = None

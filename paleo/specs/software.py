@@ -43,20 +43,23 @@ class Software(Spec):
     the bytes that it holds for each parameter beside the gradient; ``regather`` says that inputs gathered over tp are
     kept as shards and gathered again for backward. ``transposes`` names the dtypes in which tensors are turned to
     channels-last and back round each convolution on tensor cores. ``recompute``, ``zero`` and ``sequence_parallel`` are
-    what its users do unless they say otherwise. ``stages`` says how a pipeline is cut: ``even`` deals out blocks,
-    ``work`` goes by the work of layers, the output layer too. ``overlap`` says whether gradients travel during
-    backward, ``overlap_gather`` whether parameters updated in shards are gathered during the next forward pass,
-    ``tensor_overlap`` whether gathers and scatters over tp are made piece by piece beside the products that feed them
-    or wait for them (Wang et al., Overlap communication with dependent computation via decomposition, ASPLOS 2023).
-    ``expert_dispatch`` says whether a token travels to ``each`` of its experts, or ``once`` to each node (within
-    one: to each device) that has some of them, as DeepEP does (DeepSeek-V3 technical report, 2024, section 3.2.2).
-    ``contention`` is what computation loses for each second that a collective runs beside it: multiprocessors,
-    bandwidth, copies into and out of flat buffers. ``context`` is what a process holds of a GPU before its first
-    tensor, ``communicator`` what each group of ranks that it talks to adds. ``clip`` says whether the norm of all
-    gradients is taken before the update, and whether they are then ``scaled`` in a pass of their own. ``fused`` says
-    whether chains of element-wise passes are one kernel, ``norm_chains`` where a sum and a rectifier after a batch
-    normalisation are part of its kernel: in inference; in training in sixteen bits, too, ``forward`` alone or ``both``
-    ways. ``softmax_multiple`` is by how many matrices of scores a rank's fused softmax works (1: any number).
+    what its users do unless they say otherwise; ``recomputes_some`` says whether full recomputation may be limited to
+    some layers of a stage, ``pipeline_gathers`` how often a stage of a pipeline gathers parameters that are sharded:
+    for every ``pass``, or once a ``step`` while it sums gradients with the last microbatch alone, which is ZeRO-1.
+    ``stages`` says how a pipeline is cut: ``even`` deals out blocks, ``work`` goes by the work of layers, the output
+    layer too. ``overlap`` says whether gradients travel during backward, ``overlap_gather`` whether parameters updated
+    in shards are gathered during the next forward pass, ``tensor_overlap`` whether gathers and scatters over tp are
+    made piece by piece beside the products that feed them or wait for them (Wang et al., Overlap communication with
+    dependent computation via decomposition, ASPLOS 2023). ``expert_dispatch`` says whether a token travels to ``each``
+    of its experts, or ``once`` to each node (within one: to each device) that has some of them, as DeepEP does
+    (DeepSeek-V3 technical report, 2024, section 3.2.2). ``contention`` is what computation loses for each second that a
+    collective runs beside it: multiprocessors, bandwidth, copies into and out of flat buffers. ``context`` is what a
+    process holds of a GPU before its first tensor, ``communicator`` what each group of ranks that it talks to adds.
+    ``clip`` says whether the norm of all gradients is taken before the update, and whether they are then ``scaled`` in
+    a pass of their own. ``fused`` says whether chains of element-wise passes are one kernel, ``norm_chains`` where a
+    sum and a rectifier after a batch normalisation are part of its kernel: in inference; in training in sixteen bits,
+    too, ``forward`` alone or ``both`` ways. ``softmax_multiple`` is by how many matrices of scores a rank's fused
+    softmax works (1: any number).
 
     ``attention``, ``gelu``, ``loss`` and ``wide`` are those of `Choices`. ``mixed`` says how it trains in sixteen bits:
     fp32 ``masters`` beside narrow weights, or ``autocast`` of fp32 weights. ``gradient_accesses`` are reads and writes
@@ -86,6 +89,8 @@ class Software(Spec):
     gradient_accumulator: Annotated[float, Field(ge=0)] = 0.0
     regather: Annotated[bool, Field(strict=True)] = True
     recompute: Literal["none", "selective", "full"] = "none"
+    recomputes_some: Annotated[bool, Field(strict=True)] = False
+    pipeline_gathers: Literal["pass", "step"] = "pass"
     zero: Annotated[int, Field(strict=True, ge=0, le=3)] = 0
     sequence_parallel: Annotated[bool, Field(strict=True)] = False
     stages: Literal["even", "work"] = "even"

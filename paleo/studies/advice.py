@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from paleo.assemble import RECOMPUTE
 from paleo.errors import PaleoError
 from paleo.predict import Prediction, predict
+from paleo.recompute import RECOMPUTE, uneven
+from paleo.room import fewest_layers
 from paleo.specs.run import Run
 
 #: How much deeper a pipeline is tried than it is.
@@ -59,10 +60,22 @@ def _kinds(made: Prediction) -> Iterator[Iterator[Change]]:
     yield _microbatches(made)
     yield _strategies(made, "zero")
     training = not made.run.forward_only
-    yield ({"recompute": one} for one in RECOMPUTE[RECOMPUTE.index(made.run.recompute) + 1 :] if training)
+    yield _recomputations(made) if training else iter(())
     yield _strategies(made, "tp")
     yield ({"offload": one} for one in OFFLOADS if training and made.run.offload == "none")
     yield _strategies(made, "pp")
+
+
+def _recomputations(made: Prediction) -> Iterator[Change]:
+    """More of it than the run has, some layers before all of them; nothing where it treats layers differently."""
+    if uneven(made.run) or made.run.recompute == "full":
+        return
+    for more in RECOMPUTE[RECOMPUTE.index(made.run.recompute) + 1 : -1]:
+        yield {"recompute": more}
+    some = fewest_layers(made)
+    if some is not None:
+        yield {"recompute": "full", "recompute_layers": some.run.recompute_layers}
+    yield {"recompute": "full"}
 
 
 def _microbatches(made: Prediction) -> Iterator[Change]:
@@ -78,7 +91,7 @@ def _strategies(made: Prediction, axis: str) -> Iterator[Change]:
     if plan.parallel.preset != "dp":
         return
     if axis == "zero":
-        stages = range(plan.parallel.zero + 1, 3 if plan.stages > 1 else 4) if plan.dp > 1 else range(0)
+        stages = range(plan.parallel.zero + 1, 4) if plan.dp > 1 else range(0)
         for stage in stages:
             yield {"zero": stage}
         return
@@ -90,13 +103,14 @@ def _strategies(made: Prediction, axis: str) -> Iterator[Change]:
 
 
 def _pairs(kinds: list[list[Change]]) -> list[list[Change]]:
-    """Each ZeRO stage with the smallest microbatch, and with each recomputation."""
+    """Each ZeRO stage with the smallest microbatch, and with each recomputation of all layers."""
     microbatches, stages, recompute = kinds[:3]
+    recompute = [one for one in recompute if "recompute_layers" not in one]
     return [[stage, other] for stage in stages for other in (*microbatches[-1:], *recompute)]
 
 
 def _together(kinds: list[list[Change]]) -> list[list[Change]]:
-    """The strongest change of ever more kinds, the cheap kinds first; a pipeline does not go with every ZeRO stage."""
+    """The strongest change of ever more kinds, the cheap kinds first; a pipeline comes last and stays out."""
     strongest = [kind[-1] for kind in kinds[:-1] if kind]
     return [strongest[:count] for count in range(2, len(strongest) + 1)]
 
@@ -112,12 +126,16 @@ def _tried(made: Prediction, base: Run, tries: list[list[Change]]) -> list[Advic
     return found
 
 
+def _word(key: str, value: object) -> str:
+    return f"--set offload={value}" if key == "offload" else f"--{key.replace('_', '-')} {value}"
+
+
 def _predicted(made: Prediction, base: Run, merged: Change) -> Advice:
     """SpecError or PlanError where the run cannot be changed so."""
     plan = made.plan
     degrees: Change = {key: merged[key] for key in ("tp", "pp", "zero") if key in merged}
     fields = {key: value for key, value in merged.items() if key not in degrees}
-    words = [f"--{key} {value}" if key != "offload" else f"--set offload={value}" for key, value in fields.items()]
+    words = [_word(key, value) for key, value in fields.items()]
     if degrees:
         has: Change = {axis: degree for axis, degree in plan.mesh.degrees if axis != "dp" and degree > 1}
         has |= {"zero": plan.parallel.zero} if plan.parallel.zero else {}

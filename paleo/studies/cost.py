@@ -16,6 +16,7 @@ from pydantic import BeforeValidator, Field
 from paleo.predict import Prediction
 from paleo.pricing.gemm import DRAM_ENERGY, IDLE_SHARE, PICO, GemmParameters
 from paleo.pricing.store import lookup
+from paleo.recompute import runs
 from paleo.specs.hardware import Device
 from paleo.specs.loading import Spec
 from paleo.units import PricePerSecond, Watts, parse
@@ -108,13 +109,10 @@ def _flop_energy(device: Device, family: str) -> float:
 def _work(made: Prediction) -> tuple[float, float, float]:
     """FLOP on the main unit, FLOP on ordinary cores and bytes of one step on an average GPU of a stage."""
     sums = [0.0, 0.0, 0.0]
-    folded = any(section.repeat > 1 for section in made.program.sections)
     for section in made.program.sections:
-        in_blocks = section.repeat > 1 or not folded
         for counted in section.kernels:
-            kernel, turns = counted.kernel, counted.times * section.repeat
-            turns *= 2 if kernel.phase == "forward" and _again(made, core=counted.core, in_blocks=in_blocks) else 1
-            for index, work in enumerate(_counts(kernel)):
+            turns = counted.times * section.repeat * runs(section, counted)
+            for index, work in enumerate(_counts(counted.kernel)):
                 sums[index] += work * turns
     share = made.plan.microbatches / made.plan.stages
     return sums[0] * share, sums[1] * share, sums[2] * share
@@ -122,13 +120,6 @@ def _work(made: Prediction) -> tuple[float, float, float]:
 
 def _counts(kernel: Kernel) -> tuple[float, float, float]:
     return kernel.flops, kernel.vector_flops, kernel.bytes
-
-
-def _again(made: Prediction, *, core: bool, in_blocks: bool) -> bool:
-    """Whether a forward kernel runs once more before its backward pass."""
-    if made.run.forward_only:
-        return False
-    return (made.run.recompute == "full" and in_blocks) or (made.run.recompute == "selective" and core)
 
 
 def energy(made: Prediction, seconds: float, tariff: Tariff) -> float | None:

@@ -13,6 +13,7 @@ from paleo.host import Offload, Shares, feeding, host_update, link_rate, offload
 from paleo.optimizers import optimizer
 from paleo.precision import precision
 from paleo.predict import Prediction, predict
+from paleo.recompute import Ways
 from paleo.specs.hardware import load_system
 from paleo.specs.loading import validate
 from paleo.specs.model import load_model
@@ -21,6 +22,7 @@ from paleo.studies.advice import advise
 
 H100 = load_system("dgx-h100")
 BF16 = precision("bf16")
+NONE = Ways.alike(np.array([1.0]), "none")
 
 
 def run(**options: Any) -> Prediction:
@@ -58,7 +60,7 @@ def turn(**more: float) -> Columns:
 
 def test_activations_stream_beside_their_turns() -> None:
     """400 bytes at 100 B/s: 4 s, of which 2 s hide behind forward and all behind 4 s of backward."""
-    times = recomputed(turn(), "none")
+    times = recomputed(turn(), NONE)
     moved = streamed(times, turn(), Offload(frozenset({"activations"}), 100.0, np.inf), BF16, Shares())
     assert (moved.forward_transfers[0], moved.backward_transfers[0]) == (2.0, 0.0)
     assert (moved.kept[0], moved.away[0], moved.transient[0]) == (0.0, 400.0, 800.0)
@@ -69,14 +71,14 @@ def test_parameters_and_gradients_stream_both_ways_at_once() -> None:
     where two ranks share them."""
     parts = Offload(frozenset({"optimizer", "parameters", "gradients"}), 20.0, 1.0)
     for share, waits in ((1.0, (8.0, 6.0)), (0.5, (3.0, 1.0))):
-        moved = streamed(recomputed(turn(), "none"), turn(), parts, BF16, Shares(share, share))
+        moved = streamed(recomputed(turn(), NONE), turn(), parts, BF16, Shares(share, share))
         assert (moved.forward_transfers[0], moved.backward_transfers[0]) == waits
 
 
 def test_the_host_adds_up_gradients_of_several_microbatches() -> None:
     """100 gradients of 2 bytes and their fp32 sums, read and written: 1000 bytes at 50 B/s, less 4 s of backward."""
     parts = Offload(frozenset({"optimizer", "gradients"}), 1e9, 50.0)
-    moved = streamed(recomputed(turn(), "none"), turn(), parts, BF16, Shares(accumulates=True))
+    moved = streamed(recomputed(turn(), NONE), turn(), parts, BF16, Shares(accumulates=True))
     assert moved.backward_transfers[0] == 16.0
 
 
@@ -239,7 +241,10 @@ def test_advice_as_written_on_the_command_line() -> None:
     made = run(batch=4)
     for one in advise(made)[:4]:
         words = one.change.split()
-        stated = {flag.removeprefix("--"): value for flag, value in zip(words[::2], words[1::2], strict=True)}
+        stated = {
+            flag.removeprefix("--").replace("-", "_"): value
+            for flag, value in zip(words[::2], words[1::2], strict=True)
+        }
         more = {key: int(value) if value.isdigit() else value for key, value in stated.items()}
         more = {"microbatch": made.plan.microbatch} | more
         again = run(global_batch=32, batch=None, **more)

@@ -108,3 +108,17 @@ def test_sharding_that_a_row_leaves_out_is_the_habit_of_the_software() -> None:
     assert strategy_of(row, load_software("megatron-core")) == "dp=8,zero=1"
     assert strategy_of(row, load_software("pytorch-eager")) == "dp=8"
     assert strategy_of(row | {"sharding": "none"}, load_software("megatron-core")) == "dp=8"
+
+
+def test_experts_are_shared_out_over_their_own_replicas_alone() -> None:
+    """Eight experts on eight ranks: each expert is held once, so ZeRO has nothing of them to share out, and all ranks
+    together keep each state once, as they do without expert parallelism. With two replicas of them each keeps half."""
+    system, sizes = load_system("dgx-h100"), {"layers": 4}
+
+    def states(strategy: str, gpus: int = 8) -> float:
+        run = Run(gpus=gpus, batch=1, strategy=strategy, model=sizes)
+        return predict(load_model("mixtral-8x7b"), system, run).memory.optimizer
+
+    assert states("ep=8,zero=1") == pytest.approx(states("zero=1"), rel=1e-9)
+    assert states("ep=8,zero=1", gpus=16) == pytest.approx(states("ep=8,zero=1") / 2, rel=1e-9)
+    assert states("ep=8,zero=3") == states("ep=8,zero=1")

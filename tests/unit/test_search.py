@@ -71,6 +71,30 @@ def test_arrays_equal_single_predictions(case: str) -> None:
         assert row.memory == pytest.approx(made.memory.total, rel=1e-9), row
 
 
+@pytest.mark.parametrize(
+    "case", ["dense", "uneven experts", "by work", "adapters", "forward", "overlapped", "fed", "clipped"]
+)
+def test_pipelines_with_sharded_parameters_are_searched_where_they_are_stated(case: str) -> None:
+    model, system, options = CASES[case]
+    network, machine, run = load_model(model), load_system(system), validate(Run, options, "test")
+    part = _searched(network, machine, _sized(run, run.gpus, run.global_batch or 0), within("zero=3"))
+    found = _Found([part], machine, "time")
+    stages = np.array([layout.mesh.degree("pp") for layout in part.layouts])[part.results.layout]
+    piped = np.flatnonzero(stages > 1).tolist()
+    assert set(part.results.chosen("zero")) == {3} and len(set(part.results.chosen("schedule")[piped])) >= 3
+    for index in random.Random(11).sample(piped, min(len(piped), 30)):
+        row = found.row(index)
+        made = predict(network, machine, row.run)
+        assert row.step_time == pytest.approx(made.step_time, rel=1e-9), row
+        assert row.memory == pytest.approx(made.memory.total, rel=1e-9), row
+
+
+def test_pipelines_with_sharded_parameters_are_left_out_unless_they_are_stated() -> None:
+    _, _, part, _ = everything("dense")
+    stages = np.array([layout.mesh.degree("pp") for layout in part.layouts])[part.results.layout]
+    assert set(part.results.chosen("zero")[stages > 1]) == {0, 1, 2}
+
+
 def test_every_choice_occurs() -> None:
     _, _, part, found = everything("large")
     results = part.results

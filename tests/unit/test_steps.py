@@ -150,6 +150,24 @@ def test_a_measured_run_recomputed_what_it_had_to(samples: int, recompute: str) 
     assert stated.run.recompute == "none" and stated.memory.fits == (samples == 8)
 
 
+@pytest.mark.parametrize(("software", "some"), [("megatron-core", True), ("pytorch-eager", False)])
+def test_no_more_layers_are_recomputed_than_have_to_be(software: str, some: bool) -> None:
+    """Where the software can choose them; one fewer would not fit."""
+    made = transformers.prediction_of(WIDE | {"micro_batch": 160, "global_batch": 160, "software": software})
+    layers = made.run.recompute_layers
+    assert made.run.recompute == "full" and made.memory.fits and (layers is not None) == some
+    if layers is not None:
+        less = made.run.model_copy(update={"recompute_layers": layers - 1})
+        assert 0 < layers < 8 and not predict(made.model, made.system, less).memory.fits
+
+
+@pytest.mark.parametrize(("software", "zero"), [("torchtitan", 1), ("pytorch-eager", 3), ("megatron-core", 3)])
+def test_parameters_sharded_behind_a_pipeline_are_gathered_as_the_software_does(software: str, zero: int) -> None:
+    row = LONG | {"n_gpus": 8, "pp": 2, "dp": 4, "sharding": "zero3", "global_batch": 16, "software": software}
+    assert f"zero={zero}" in transformers.run_of(row | {"device": "h100-sxm5-80gb"}).strategy
+    assert "zero=3" in transformers.run_of(row | {"device": "h100-sxm5-80gb", "pp": 1, "dp": 8}).strategy
+
+
 def test_experts_lie_where_a_row_says_or_nowhere() -> None:
     row = LONG | {
         "gated_mlp": 1,

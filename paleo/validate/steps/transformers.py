@@ -6,10 +6,11 @@ import re
 from functools import cache
 from typing import Literal
 
-from paleo.assemble import RECOMPUTE
 from paleo.errors import SpecError
 from paleo.predict import Prediction, predict
 from paleo.pricing.footprint import Footprint
+from paleo.recompute import RECOMPUTE
+from paleo.room import fewest_layers
 from paleo.specs.catalog import names
 from paleo.specs.hardware import System, load_system
 from paleo.specs.model import ModelSpec
@@ -75,7 +76,8 @@ def strategy_of(row: Row, software: Software) -> str:
     stages = whole(row, "pp", 1)
     zero = SHARDING[sharding] if filled(row, "sharding") else software.zero
     zero = zero if whole(row, "dp", 1) > 1 else 0
-    zero = min(zero, 2) if stages > 1 else zero
+    if zero == 3 and stages > 1 and software.pipeline_gathers == "step":
+        zero = 1
     if zero:
         parts.append(f"zero={zero}")
         parts += _shard_group(row)
@@ -141,15 +143,21 @@ def prediction_of(row: Row, software: Software | None = None) -> Prediction:
 
 def that_ran(row: Row, model: ModelSpec, run: Run, software: Software | None = None) -> Prediction:
     """The prediction of a run. One that was measured has fitted its devices: where recomputation is not stated and the
-    software's habit does not fit, it is the next that does, selective before full; full where none fits."""
+    software's habit does not fit, it is the next that does, selective before full; of full no more layers than
+    needed where the software can recompute some of them, and all where nothing fits."""
     system = system_of(row)
     made = predict(model, system, run, software)
     open_ways = () if filled(row, "recompute") or died(row) else RECOMPUTE[RECOMPUTE.index(run.recompute) + 1 :]
     for more in open_ways:
         if made.memory.fits:
             break
-        made = predict(model, system, run.model_copy(update={"recompute": more}), software)
+        some = fewest_layers(made, software) if more == "full" and _profile(run, software).recomputes_some else None
+        made = some or predict(model, system, run.model_copy(update={"recompute": more}), software)
     return made
+
+
+def _profile(run: Run, software: Software | None) -> Software:
+    return software or load_software(run.software)
 
 
 class TransformerSteps(StepTable):

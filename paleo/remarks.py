@@ -1,0 +1,66 @@
+"""What a prediction says beside its numbers: what it leaves out, and what will not go as it was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from paleo.lower import Program
+from paleo.plan import Plan
+from paleo.specs.hardware import System
+from paleo.specs.run import Run
+from paleo.units import GIB
+
+#: The kernels of functions that an importer did not know, and by which factor their times are guessed, either way.
+OPAQUE, OPAQUE_SPREAD = "opaque", 3.0
+
+
+def unmodelled(program: Program, run: Run) -> tuple[str, ...]:
+    """What a real step has and this one leaves out, or knows by its bytes alone: silence is never a number."""
+    loading = "input pipeline (storage, decoding, host-to-device copies)"
+    always = (*([loading] if run.input is None else []), "memory fragmentation")
+    turns = [(one.kernel, one.times * section.repeat) for section in program.sections for one in section.kernels]
+    guessed = [(kernel, times) for kernel, times in turns if kernel.operation == OPAQUE]
+    if not guessed:
+        return always
+    shares = [
+        sum(getattr(kernel, count) * times for kernel, times in guessed)
+        / (sum(getattr(kernel, count) * times for kernel, times in turns) or 1.0)
+        for count in ("flops", "bytes")
+    ]
+    names = ", ".join(dict.fromkeys(kernel.name for kernel, _ in guessed if kernel.phase == "forward"))
+    text = f"functions that the importer did not know: {shares[0]:.1%} of FLOP, {shares[1]:.1%} of bytes"
+    return (*always, f"{text} ({names[:200]})")
+
+
+def host_warnings(system: System, chosen: Plan, away: float) -> list[str]:
+    """Whether a node's memory holds what its devices have in it."""
+    stated = None if system.host is None else system.host.memory
+    wanted = away * min(chosen.gpus, system.devices_per_node)
+    if not wanted:
+        return []
+    if stated is None:
+        return [
+            f"offload takes {wanted / GIB:.0f} GiB of a node's memory; system {system.name} does not state its size"
+        ]
+    if wanted <= stated:
+        return []
+    return [
+        f"offload takes {wanted / GIB:.0f} GiB of a node's memory, which has {stated / GIB:.0f} GiB: it will not run"
+    ]
+
+
+def warnings(chosen: Plan, idle: Sequence[str]) -> tuple[str, ...]:
+    """Ranks that do nothing new, or nothing at all."""
+    found = [
+        f"{axis}={chosen.mesh.degree(axis)} splits nothing in this network: its ranks all do the same work"
+        for axis in idle
+    ]
+    if chosen.idle:
+        found.append(
+            f"{chosen.idle} of {chosen.gpus} gpus are idle: the global batch has only {chosen.global_batch} samples"
+        )
+    elif chosen.local_batch * chosen.dp > chosen.global_batch:
+        spare = chosen.local_batch * chosen.dp - chosen.global_batch
+        uneven = f"the global batch does not divide evenly: the step waits for ranks with {chosen.local_batch} samples"
+        found.append(f"{uneven} ({spare} slots idle)")
+    return tuple(found)

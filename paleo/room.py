@@ -1,0 +1,32 @@
+"""Room on the devices: the fewest layers that have to be recomputed for a run to fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from paleo.predict import Prediction, predict
+from paleo.recompute import most_layers
+from paleo.specs.software import Software
+
+
+def fewest_layers(made: Prediction, software: Software | None = None) -> Prediction | None:
+    """The run with full recomputation of as few first layers of each stage as let it fit, by bisection (each layer more
+    takes less memory); None where all of them do not."""
+
+    def tried(layers: int) -> Prediction:
+        changed = {"recompute": "full", "recompute_layers": layers, "recompute_every": None, "recompute_by_layer": {}}
+        return predict(made.model, made.system, made.run.model_copy(update=changed), software)
+
+    return _least(tried, most_layers(made.program, made.pieces))
+
+
+def _least(tried: Callable[[int], Prediction], most: int) -> Prediction | None:
+    low, found = 0, tried(most)
+    if not found.memory.fits:
+        return None
+    high = most
+    while high - low > 1:
+        middle = (low + high) // 2
+        made = tried(middle)
+        low, high, found = (low, middle, made) if made.memory.fits else (middle, high, found)
+    return found
