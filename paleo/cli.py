@@ -739,9 +739,16 @@ def calibrate(
         str | None,
         typer.Option(metavar="DIR", help="Folder of one calibration file a device, and of measured tables."),
     ] = None,
-    only: Annotated[list[str] | None, typer.Option(help="With --fit: this device, system or profile alone.")] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help="With --fit: this device, system or profile alone; on steps, links: fabric or a system."),
+    ] = None,
     free: Annotated[
-        str | None, typer.Option(help="With --fit, on steps: host_forward,contention,attention_slowdown. [as stated]")
+        str | None,
+        typer.Option(
+            help="With --fit, on steps: host_forward,contention,attention_slowdown; of links inside_share,between_latency,… "
+            "[what rows settle]"
+        ),
     ] = None,
     budget: Annotated[float, typer.Option(help="Seconds to measure for; a later run goes on.")] = 300.0,
     suites: Annotated[str | None, typer.Option(help="What to measure: gemm,elementwise,attention,…,deepbench.")] = None,

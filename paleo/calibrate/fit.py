@@ -122,7 +122,7 @@ def split(frame: pd.DataFrame, configuration: Sequence[str], *, seed: int = 0) -
     return np.digitize(fraction, [FIT_SHARE, FIT_SHARE + INTERVAL_SHARE]).astype(np.int64)
 
 
-def _sample(rows: Sequence[Rows], limit: int, seed: int) -> list[Rows]:
+def sample(rows: Sequence[Rows], limit: int, seed: int) -> list[Rows]:
     """At most ``limit`` rows in all, an equal share from each group as far as it has them."""
     generator, share = np.random.default_rng(seed), max(1, limit // max(1, len(rows)))
     return [
@@ -266,7 +266,7 @@ def fit(
     is ``UNTESTED``: for tables of a handful of rows.
     """
     parts = [(group, _parts(kind, group, seed, hold_out)) for group in rows]
-    train = _sample([group.take(part == 0) for group, part in parts], training_rows, seed)
+    train = sample([group.take(part == 0) for group, part in parts], training_rows, seed)
     if not train:
         raise SpecError("no rows to fit: every configuration fell into the held-out parts, or the table is empty")
     packing = _Packing(start, sorted({group.stack for group in rows}), apart, fixed, free)
