@@ -746,7 +746,7 @@ def calibrate(
     free: Annotated[
         str | None,
         typer.Option(
-            help="With --fit, on steps: host_forward,contention,attention_slowdown; of links inside_share,between_latency,… "
+            help="With --fit, on steps: host_forward,contention,attention_slowdown; of links: inside_share,… "
             "[what rows settle]"
         ),
     ] = None,

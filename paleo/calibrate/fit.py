@@ -117,9 +117,14 @@ def split(frame: pd.DataFrame, configuration: Sequence[str], *, seed: int = 0) -
     missing = [name for name in configuration if name not in frame.columns]
     if missing:
         raise SpecError(f"column {missing[0]!r} is missing; {near(missing[0], map(str, frame.columns))}")
-    words = frame[list(configuration)].astype(str).agg("|".join, axis=1) + f"|{seed}"
+    words = joined(frame, configuration) + f"|{seed}"
     fraction = (pd.util.hash_array(words.to_numpy(dtype=object)) % 9973) / 9973
     return np.digitize(fraction, [FIT_SHARE, FIT_SHARE + INTERVAL_SHARE]).astype(np.int64)
+
+
+def joined(frame: pd.DataFrame, columns: Sequence[str]) -> pd.Series[str]:
+    """The cells of each row as one word; an empty cell is one like another."""
+    return frame[list(columns)].astype(str).fillna("").agg("|".join, axis=1)
 
 
 def sample(rows: Sequence[Rows], limit: int, seed: int) -> list[Rows]:

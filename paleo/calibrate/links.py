@@ -20,7 +20,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from paleo.calibrate.files import Fit, rounded, rounded_residual
-from paleo.calibrate.fit import Rows, fit, log_errors, sample, split
+from paleo.calibrate.fit import Rows, fit, joined, log_errors, sample, split
 from paleo.calibrate.software import CONFIGURATION
 from paleo.errors import PaleoError, SpecError, near
 from paleo.pricing.communication import LINK_FAMILIES, link_parameters
@@ -262,7 +262,7 @@ def _system_of(table: StepTable, row: Mapping[str, Any]) -> System | None:
 def configurations(frame: pd.DataFrame) -> pd.Series[str]:
     """One word for what is run, in which rows that differ in replicas or the global batch alone agree."""
     columns = [name for name in CONFIGURATION if name in frame.columns]
-    return frame[columns].astype(str).agg("|".join, axis=1)
+    return joined(frame, columns)
 
 
 def _job(found: Sequence[_Found], names: Sequence[str]) -> LinkJob:
