@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from paleo.timeline import COMPUTE
-from paleo.units import GIGA, duration, engineering, gibibytes
+from paleo.units import GIGA, counted, duration, engineering, gibibytes
 
 if TYPE_CHECKING:
     from paleo.predict import Prediction
@@ -68,15 +68,6 @@ def rate(per_second: float) -> str:
 def prose(text: str | Text) -> Constrain:
     """A text no wider than is good to read."""
     return Constrain(Text(text) if isinstance(text, str) else text, TEXT_WIDTH)
-
-
-def devices(count: int) -> str:
-    """A number of GPUs in words.
-
-    >>> devices(1), devices(8)
-    ('1 GPU', '8 GPUs')
-    """
-    return f"{count} GPU" if count == 1 else f"{count} GPUs"
 
 
 def percent(share: float) -> str:
@@ -140,7 +131,7 @@ def _headline(made: Prediction) -> Text:
     batch = f"global batch {plan.global_batch} ({plan.local_batch} per data-parallel rank"
     batch += f", microbatches of {plan.microbatch})" if plan.microbatches > 1 else ")"
     text = Text()
-    text.append(f"{made.model.name} on {devices(plan.gpus)} of {made.system.name}\n", style="bold")
+    text.append(f"{made.model.name} on {counted(plan.gpus, 'GPU')} of {made.system.name}\n", style="bold")
     adapters = "" if made.run.adapters is None else f", adapters of rank {made.run.adapters} ({made.run.adapted})"
     text.append(f"{plan.strategy or 'dp'}, {plan.dtype}, {batch}{adapters}\n\n")
     text.append(f"step time {duration(made.step_time)}", style="bold green" if made.memory.fits else "bold red")
@@ -244,7 +235,7 @@ def scale(model: str, system: str, curves: Sequence[ScaleCurve]) -> RenderableTy
 
     parts: list[RenderableType] = []
     for curve in curves:
-        kept = f"{curve.fixed_batch} samples " + (
+        kept = f"{counted(curve.fixed_batch, 'sample')} " + (
             "in all" if curve.scaling == "strong" else "for each data-parallel rank"
         )
         parts.append(Text(f"{model} on {system}, {curve.scaling} scaling: {kept}", style="bold"))
@@ -269,7 +260,7 @@ def _point(curve: ScaleCurve, point: ScalePoint) -> tuple[str, ...]:
     made = point.prediction
     note = "" if made.memory.fits else f"does not fit: {gibibytes(made.memory.total)}"
     if made.plan.idle:
-        note = f"{devices(made.plan.idle)} idle"
+        note = f"{counted(made.plan.idle, 'GPU')} idle"
     return (
         str(point.gpus),
         str(made.plan.local_batch),

@@ -105,7 +105,7 @@ def test_verdict_names_kernels_that_do_not_shrink_with_the_batch() -> None:
 def test_verdict_on_memory_and_on_samples() -> None:
     nowhere = verdict(curve("weak", point(1, 1.0, fits=False), point(2, 2.0, fits=False)))
     assert (nowhere.pays_up_to, nowhere.cause) == (None, "memory")
-    assert "at best (1 GPUs) 83.8 GiB wanted, 74.5 GiB there" in nowhere.text
+    assert "at best (1 GPU) 83.8 GiB wanted, 74.5 GiB there" in nowhere.text
     beyond = verdict(curve("strong", point(1, 1.0), ScalePoint(2, point(2, 1.0).prediction, "out of samples: 1")))
     assert (beyond.pays_up_to, beyond.cause) == (1, "samples")
     later = verdict(curve("strong", point(1, 1.0, fits=False), point(2, 2.0, compute=1.0)))
