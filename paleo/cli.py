@@ -695,7 +695,11 @@ def collective(
     from paleo.units import parse
 
     path = _checked_plot(plot)
-    study = studies.collective(operation.replace("-", "_"), parse(bytes_, "bytes"), ranks, load_system(system))
+    try:
+        payload = parse(bytes_, "bytes")
+    except SpecError as error:
+        raise SpecError(f"--bytes: {error}") from None
+    study = studies.collective(operation.replace("-", "_"), payload, ranks, load_system(system))
     if path is not None:
         from paleo.report import plots
 

@@ -679,9 +679,9 @@ def _breakdown(
     waited = float(held @ (priced.times.forward_transfers + priced.times.backward_transfers)) * priced.plan.microbatches
     hidden = float(held @ priced.columns.hidden) * priced.plan.microbatches
     if priced.plan.stages == 1:
-        exposed = max(0.0, step - computing)
         total = waited + hidden + beside
-        total = max(total, exposed) if total else 0.0  # what computation loses to collectives beside it counts, too
+        exposed = max(0.0, step - computing) if total else 0.0  # without any it is what rounding leaves
+        total = max(total, exposed)  # what computation loses to collectives beside it counts, too
         return Breakdown(arithmetic, moving, launch, exposed, total, 0.0, update, 0.0)
     talking = waited + 2 * sends * priced.plan.microbatches + beside - update
     exposed = talking - behind

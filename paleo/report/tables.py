@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from paleo.timeline import COMPUTE
-from paleo.units import GIGA, counted, duration, engineering, gibibytes
+from paleo.units import GIGA, MICROSECOND, counted, duration, engineering, gibibytes
 
 if TYPE_CHECKING:
     from paleo.predict import Prediction
@@ -149,7 +149,8 @@ def _breakdown(made: Prediction) -> Table:
     for key, words in PARTS.items():
         seconds = spent.get(key, 0.0)
         if seconds > 0:
-            table.add_row(words, duration(seconds), percent(seconds / made.step_time))
+            spoken = duration(seconds) if seconds >= MICROSECOND else "< 1 us"
+            table.add_row(words, spoken, percent(seconds / made.step_time))
     hidden = max(0.0, made.breakdown.communication_total - made.breakdown.communication_exposed)
     if hidden > 0:
         table.add_row("(communication hidden behind computation)", duration(hidden), "", style="dim")
@@ -289,6 +290,9 @@ def compare(comparison: Comparison) -> RenderableType:
     prices = {one.system.name: one.training.price for one in comparison.candidates if one.training is not None}
     notes = [f"Price of {name}: {price.date}, {price.source}" for name, price in prices.items() if price is not None]
     notes += [f"{one.system.name}: {one.problem}" for one in comparison.candidates if one.problem]
+    formats = {one.system.name: one.prediction.plan.dtype for one in comparison.candidates if one.prediction}
+    if len(set(formats.values())) > 1:
+        notes.append(f"In different formats: {', '.join(f'{name} {dtype}' for name, dtype in formats.items())}.")
     notes += [
         "* best of those that fit. Energy: modelled from the work of the GPUs; hosts and building as far as stated."
     ]
