@@ -696,7 +696,11 @@ def collective(
     from paleo.units import parse
 
     path = _checked_plot(plot)
-    study = studies.collective(operation.replace("-", "_"), parse(bytes_, "bytes"), ranks, load_system(system))
+    try:
+        payload = parse(bytes_, "bytes")
+    except SpecError as error:
+        raise SpecError(f"--bytes: {error}") from None
+    study = studies.collective(operation.replace("-", "_"), payload, ranks, load_system(system))
     if path is not None:
         from paleo.report import plots
 
@@ -740,9 +744,16 @@ def calibrate(
         str | None,
         typer.Option(metavar="DIR", help="Folder of one calibration file a device, and of measured tables."),
     ] = None,
-    only: Annotated[list[str] | None, typer.Option(help="With --fit: this device, system or profile alone.")] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help="With --fit: this device, system or profile alone; on steps, links: fabric or a system."),
+    ] = None,
     free: Annotated[
-        str | None, typer.Option(help="With --fit, on steps: host_forward,contention,attention_slowdown. [as stated]")
+        str | None,
+        typer.Option(
+            help="With --fit, on steps: host_forward,contention,attention_slowdown; of links: inside_share,… "
+            "[what rows settle]"
+        ),
     ] = None,
     budget: Annotated[float, typer.Option(help="Seconds to measure for; a later run goes on.")] = 300.0,
     suites: Annotated[str | None, typer.Option(help="What to measure: gemm,elementwise,attention,…,deepbench.")] = None,

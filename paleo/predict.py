@@ -65,6 +65,7 @@ from paleo.recompute import Ways, dealt, marked, runs, turn_shares, uneven
 from paleo.remarks import OPAQUE, OPAQUE_SPREAD, host_warnings, unmodelled, warnings
 from paleo.schedules.base import SCHEDULES, Numeric, Passes, Schedule
 from paleo.sharded import Figures, gathered_elements, sharded_passes, turn_of_each, waited_turns
+from paleo.specs.calibration import Calibration
 from paleo.specs.hardware import System
 from paleo.specs.model import ModelSpec
 from paleo.specs.run import Run
@@ -272,13 +273,16 @@ class Setting:
         return self.fabric.targets(mesh.stride(("ep",)), mesh.degree("ep")) if once else None
 
 
-def setting(system: System, run: Run, dtype: str, software: Software | None = None) -> Setting:
-    """Software, pricer and links of a run; ``software`` in place of the profile that it names."""
+def setting(
+    system: System, run: Run, dtype: str, software: Software | None = None, own: Calibration | None = None
+) -> Setting:
+    """Software, pricer and links of a run; ``software`` and ``own`` in place of the profile and the calibration file
+    that it names."""
     software = software or load_software(run.software)
     software = software if run.cudnn is None else software.model_copy(update={"cudnn": run.cudnn})
-    prices = pricer(system.device, dtype, run.calibration, software)
+    prices = pricer(system.device, dtype, run.calibration, software, own)
     software = software if prices.rates is None else software.model_copy(update={"contention": 0.0})
-    fabric = Fabric(system, run.algorithm_or_server, prices.rates, host=software.host_forward)
+    fabric = Fabric(system, run.algorithm_or_server, prices.rates, prices.own, software.host_forward)
     formats = autocast(precision(dtype)) if software.mixed == "autocast" else precision(dtype)
     held, accesses = software.gradient_accumulator, software.gradient_accesses
     formats = replace(formats, accumulator=held, gradient_accesses=accesses)
@@ -356,11 +360,13 @@ def schedule_name(name: str, chunks: int) -> str:
     return "interleaved" if chunks > 1 and name == "1f1b" else name
 
 
-def predict(model: ModelSpec, system: System, run: Run, software: Software | None = None) -> Prediction:
-    """Count, price, schedule. Pure: the same inputs give the same prediction, and nothing is kept. ``software`` stands
-    in for the profile that the run names."""
+def predict(
+    model: ModelSpec, system: System, run: Run, software: Software | None = None, own: Calibration | None = None
+) -> Prediction:
+    """Count, price, schedule. Pure: the same inputs give the same prediction, and nothing is kept. ``software`` and
+    ``own`` stand in for the profile and the calibration file that the run names."""
     chosen = plan(model, system, run)
-    made = setting(system, run, chosen.dtype, software)
+    made = setting(system, run, chosen.dtype, software, own)
     graph = made.graph(model, chosen.microbatch * chosen.dp)
     placed = placement(graph, chosen.parallel, run.placement, run.expert_imbalance)
     priced = _priced(made.lowered(graph, placed, chosen.mesh), chosen, made)
@@ -788,9 +794,9 @@ def _breakdown(
     waited = float(held @ (priced.times.forward_transfers + priced.times.backward_transfers)) * priced.plan.microbatches
     hidden = float(held @ priced.columns.hidden) * priced.plan.microbatches
     if priced.plan.stages == 1:
-        exposed = max(0.0, step - computing)
         total = waited + hidden + beside
-        total = max(total, exposed) if total else 0.0  # what computation loses to collectives beside it counts, too
+        exposed = max(0.0, step - computing) if total else 0.0  # without any it is what rounding leaves
+        total = max(total, exposed)  # what computation loses to collectives beside it counts, too
         return Breakdown(arithmetic, moving, launch, exposed, total, 0.0, update, 0.0)
     talking = waited + 2 * sends * priced.plan.microbatches + beside - update
     exposed = talking - behind

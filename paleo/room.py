@@ -6,16 +6,19 @@ from collections.abc import Callable
 
 from paleo.predict import Prediction, predict
 from paleo.recompute import most_layers
+from paleo.specs.calibration import Calibration
 from paleo.specs.software import Software
 
 
-def fewest_layers(made: Prediction, software: Software | None = None) -> Prediction | None:
+def fewest_layers(
+    made: Prediction, software: Software | None = None, own: Calibration | None = None
+) -> Prediction | None:
     """The run with full recomputation of as few first layers of each stage as let it fit, by bisection (each layer more
     takes less memory); None where all of them do not."""
 
     def tried(layers: int) -> Prediction:
         changed = {"recompute": "full", "recompute_layers": layers, "recompute_every": None, "recompute_by_layer": {}}
-        return predict(made.model, made.system, made.run.model_copy(update=changed), software)
+        return predict(made.model, made.system, made.run.model_copy(update=changed), software, own)
 
     return _least(tried, most_layers(made.program, made.pieces))
 

@@ -159,6 +159,16 @@ def duration(seconds: float, *, digits: int = 3) -> str:
     return f"{_digits(seconds / 86400.0, digits)} days"
 
 
+def counted(value: float, what: str) -> str:
+    """How many there are of something, in words.
+
+    >>> counted(1, "GPU"), counted(4096, "sample"), counted(0.5, "epoch")
+    ('1 GPU', '4,096 samples', '0.5 epochs')
+    """
+    shown = f"{value:,.0f}" if value == int(value) else f"{value:,g}"
+    return f"{shown} {what}" if value == 1 else f"{shown} {what}s"
+
+
 def gibibytes(value: float) -> str:
     """A memory size in powers of 1024, as memory is sold and filled.
 

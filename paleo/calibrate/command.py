@@ -10,6 +10,15 @@ from functools import partial
 from pathlib import Path
 
 from paleo.calibrate.files import Job, calibrations, fit_all, fits, jobs, yaml_text
+from paleo.calibrate.links import LEAST_STEPS as LEAST_LINKS
+from paleo.calibrate.links import (
+    LinkJob,
+    LinksFitted,
+    asked_for_links,
+    fit_links,
+    link_jobs,
+    numbers,
+)
 from paleo.calibrate.measure import Bench, Tables, bench, import_torch, measure_all, measure_collectives
 from paleo.calibrate.microbenchmarks import USUAL, Point, collective_points, points
 from paleo.calibrate.software import (
@@ -40,9 +49,9 @@ def fit(
     today: str | None = None,
 ) -> int:
     """Fit the tables and write one calibration file a device or system, or from tables of steps one software profile
-    each; the exit code.
+    each, or one calibration file of a system's links each; the exit code.
 
-    ``only`` names devices, systems or profiles, ``free`` the numbers of profiles that are fitted. ``output`` is one
+    ``only`` names devices, systems or profiles, ``free`` the numbers of those that are fitted. ``output`` is one
     file, for tables of one subject; ``output_dir`` a folder for one file a subject, where entries of other families are
     kept. Errors in the input raise PaleoError.
     """
@@ -50,11 +59,14 @@ def fit(
         raise SpecError("--fit: no file is named; expected measured tables, such as measurements/gemm.csv.gz")
     if output is not None and output_dir is not None:
         raise SpecError("-o and --output-dir exclude each other: one file, or one file a device in a folder")
+    date = today or datetime.date.today().isoformat()
+    if any(asked_for_links(file, only) for file in files):
+        return _fit_links(files, only, output, output_dir, free, date)
     steps = [job for file in files for job in software_jobs(file, only)]
     if steps:
         if any(fits(file) for file in files):
             raise SpecError("tables of steps and of kernels are fitted one after the other, not in one call")
-        return _fit_steps(steps, output, output_dir, free, today or datetime.date.today().isoformat())
+        return _fit_steps(steps, output, output_dir, free, date)
     if free:
         raise SpecError(f"--free {free[0]}: names numbers of software profiles; the tables hold no steps to fit")
     for file in files:
@@ -65,7 +77,7 @@ def fit(
         raise SpecError(f"{files[0]}: no row can be fitted; `paleo validate` says why")
     places = _places(sorted({job.subject for job in work}), output, output_dir)
     with _progress(len(work)) as report:
-        fitted = fit_all(work, today or datetime.date.today().isoformat(), report)
+        fitted = fit_all(work, date, report)
     kept = places[min(places)].parent if output is None else None
     for subject, calibration in calibrations(fitted, kept).items():
         written_whole(places[subject], partial(_write, yaml_text(calibration)))
@@ -94,6 +106,67 @@ def _fit_steps(
         written_whole(places[one.after.name], partial(_write, software_text(one.after)))
         _print_profile(job, one, places[one.after.name])
     return 0
+
+
+def _fit_links(
+    files: Sequence[str],
+    only: Sequence[str],
+    output: str | None,
+    output_dir: str | None,
+    free: Sequence[str],
+    date: str,
+) -> int:
+    if any(fits(file) for file in files):
+        raise SpecError("tables of steps and of kernels are fitted one after the other, not in one call")
+    work = link_jobs(files, only, free)
+    enough = [job for job in work if job.steps >= LEAST_LINKS]
+    for job in work:
+        if job.steps < LEAST_LINKS:
+            sys.stderr.write(
+                f"{job.system.name}: {job.steps} steps that depend on a link, too few to fit and test; "
+                f"{LEAST_LINKS} are needed\n"
+            )
+    if not enough:
+        raise SpecError(f"no system has the {LEAST_LINKS} steps that depend on its links and that a fit needs")
+    places = _places([job.system.name for job in enough], output, output_dir)
+    made, refused = [], []
+    with _progress(len(enough)) as report:
+        for job in enough:
+            report(job)
+            try:
+                made.append(fit_links(job, date, free))
+            except SpecError as error:
+                refused.append(str(error))
+    if refused and not made:
+        raise SpecError(" / ".join(refused))
+    sys.stderr.write("".join(f"{line}\n" for line in refused))
+    better = [one for one in made if one.better]
+    kept = places[min(places)].parent if output is None else None
+    for subject, found in calibrations([fit for one in better for fit in one.fits], kept).items():
+        written_whole(places[subject], partial(_write, yaml_text(found)))
+    for one in made:
+        _print_links(one, places[one.job.system.name])
+    return 0 if better else 1
+
+
+def _print_links(made: LinksFitted, path: Path) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table()
+    for heading in ("number", "before", "after", "± one sigma", ""):
+        table.add_column(heading, justify="left" if heading in ("number", "") else "right")
+    for row in numbers(made):
+        table.add_row(*row)
+    where = f"-> {path}" if made.better else "not written: the steps held out are not predicted better"
+    console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
+    console.print(f"links of {made.job.system.name} {where}")
+    console.print(table)
+    for word, one in (("before", made.before), ("after", made.after)):
+        errors = f"median {one.median_ape:.1%}, MAPE {one.mape:.1%}, bias {one.bias:+.1%}, total {one.total_error:+.1%}"
+        console.print(f"on the {one.rows} steps held out, {word}: {errors}")
+    if made.job.skipped:
+        console.print(f"{made.job.skipped} rows could not be predicted; `paleo validate` says why")
 
 
 def _print_profile(job: SoftwareJob, made: SoftwareFitted, path: Path) -> None:
@@ -144,7 +217,7 @@ def _places(
 
 
 @contextmanager
-def _progress(count: int) -> Iterator[Callable[[Job | SoftwareJob], object]]:
+def _progress(count: int) -> Iterator[Callable[[Job | SoftwareJob | LinkJob], object]]:
     """A progress bar on stderr; called with each job as it starts."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -155,7 +228,7 @@ def _progress(count: int) -> Iterator[Callable[[Job | SoftwareJob], object]]:
         task = bar.add_task("", total=count)
         started = 0
 
-        def report(job: Job | SoftwareJob) -> None:
+        def report(job: Job | SoftwareJob | LinkJob) -> None:
             nonlocal started
             bar.update(task, completed=started, description=job.label)
             if not console.is_terminal:

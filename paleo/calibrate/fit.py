@@ -117,12 +117,17 @@ def split(frame: pd.DataFrame, configuration: Sequence[str], *, seed: int = 0) -
     missing = [name for name in configuration if name not in frame.columns]
     if missing:
         raise SpecError(f"column {missing[0]!r} is missing; {near(missing[0], map(str, frame.columns))}")
-    words = frame[list(configuration)].astype(str).agg("|".join, axis=1) + f"|{seed}"
+    words = joined(frame, configuration) + f"|{seed}"
     fraction = (pd.util.hash_array(words.to_numpy(dtype=object)) % 9973) / 9973
     return np.digitize(fraction, [FIT_SHARE, FIT_SHARE + INTERVAL_SHARE]).astype(np.int64)
 
 
-def _sample(rows: Sequence[Rows], limit: int, seed: int) -> list[Rows]:
+def joined(frame: pd.DataFrame, columns: Sequence[str]) -> pd.Series[str]:
+    """The cells of each row as one word; an empty cell is one like another."""
+    return frame[list(columns)].astype(str).fillna("").agg("|".join, axis=1)
+
+
+def sample(rows: Sequence[Rows], limit: int, seed: int) -> list[Rows]:
     """At most ``limit`` rows in all, an equal share from each group as far as it has them."""
     generator, share = np.random.default_rng(seed), max(1, limit // max(1, len(rows)))
     return [
@@ -266,7 +271,7 @@ def fit(
     is ``UNTESTED``: for tables of a handful of rows.
     """
     parts = [(group, _parts(kind, group, seed, hold_out)) for group in rows]
-    train = _sample([group.take(part == 0) for group, part in parts], training_rows, seed)
+    train = sample([group.take(part == 0) for group, part in parts], training_rows, seed)
     if not train:
         raise SpecError("no rows to fit: every configuration fell into the held-out parts, or the table is empty")
     packing = _Packing(start, sorted({group.stack for group in rows}), apart, fixed, free)

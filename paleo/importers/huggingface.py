@@ -23,12 +23,12 @@ FAMILIES: Registry[Callable[[Config], Model]] = Registry("model_type of a config
 MAX_CONFIG_BYTES = 2_000_000
 #: Sequences that nobody asked for stay this short; --seq says otherwise.
 LONGEST_SEQ = 4096
-#: Names of element-wise functions in configurations -> ours, and their gated form.
+#: Names of element-wise functions in configurations -> ours, and their gated form; what their code spells out is _tanh.
 ACTIVATIONS = {
-    "gelu": "gelu", "gelu_new": "gelu", "gelu_fast": "gelu", "gelu_pytorch_tanh": "gelu", "quick_gelu": "silu",
-    "relu": "relu", "silu": "silu", "swish": "silu", "tanh": "tanh",
+    "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh", "gelu_pytorch_tanh": "gelu",
+    "quick_gelu": "silu", "relu": "relu", "silu": "silu", "swish": "silu", "tanh": "tanh",
 }  # fmt: skip
-GATED = {"silu": "swiglu", "gelu": "geglu", "relu": "reglu"}
+GATED = {"silu": "swiglu", "gelu": "geglu", "gelu_tanh": "geglu", "relu": "reglu"}
 
 
 class Config(Mapping[str, Any]):
@@ -706,13 +706,10 @@ def bert(config: Config) -> Model:
     params["attention_dropout"] = config.share("attention_probs_dropout_prob", default=0.1)
     params["activation"] = config.activation("hidden_act", default="gelu")
     index = {"dims": {"batch": "=batch", "seq": "=seq"}, "role": "index"}
+    kinds = {"entries": config.integer("type_vocab_size", default=2), "features": "=hidden", "rows": "kinds"}
     embed: list[Entry] = [
         {"name": "embed", "embedding": {"entries": "=vocab", "features": "=hidden"}},
-        {
-            "name": "segment",
-            "inputs": ["segments"],
-            "embedding": {"entries": config.integer("type_vocab_size", default=2), "features": "=hidden"},
-        },
+        {"name": "segment", "inputs": ["segments"], "embedding": kinds},
         {"inputs": ["embed", "segment"], "add": {}},
         {"position_embedding": {"positions": f"=max(positions, seq + {spare})" if spare else "=max(positions, seq)"}},
         "layer_norm",

@@ -193,8 +193,10 @@ def _collapsed(kind: str, scope: Scope, calls: Sequence[Call]) -> Call | None:
         return None
     shape = [(made.shape, False)]
     if kind != "rms_norm":
+        spelled = kind == "gelu" and any(call.options.get("function") == "tanh" for call in calls)
+        function = "gelu_tanh" if spelled else kind
         return (
-            record("activation", kind, [given], shape, options={"function": kind}, path=scope.path)
+            record("activation", kind, [given], shape, options={"function": function}, path=scope.path)
             if not weights
             else None
         )
@@ -631,8 +633,8 @@ def _feed_into(down: Call, consumers: dict[Value, list[Call]], outputs: set[Valu
 
 
 _Up = tuple[str, list[Call], list[Call]]
-_PLAIN_FUNCTIONS = frozenset({"gelu", "relu", "silu", "tanh"})
-_GATES = {"silu": "swiglu", "gelu": "geglu", "relu": "reglu"}
+_PLAIN_FUNCTIONS = frozenset({"gelu", "gelu_tanh", "relu", "silu", "tanh"})
+_GATES = {"silu": "swiglu", "gelu": "geglu", "gelu_tanh": "geglu", "relu": "reglu"}
 
 
 def _projection(value: Value | None) -> Call | None:

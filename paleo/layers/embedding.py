@@ -13,17 +13,20 @@ from paleo.work import Contraction, MemoryPass, Tensor
 class Embedding(Layer):
     """One row of a table for each index: adds the dim ``dim`` of ``features`` entries. Only the rows read move.
 
-    ``tie`` takes the table of another embedding (source and target language of a translation model).
+    ``tie`` takes the table of another embedding (source and target language of a translation model). ``rows`` is the
+    dim of the table's rows: tensor parallelism splits a ``vocab``; tables of a few kinds (the segments of BERT) have
+    another and stay whole, as Megatron-LM keeps them.
     """
 
     entries: PositiveInt
     features: PositiveInt
     dim: str = "hidden"
+    rows: str = "vocab"
     tie: str | None = None
 
     def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
         (x,) = inputs
-        table = Tensor(f"{self.tie or name}.weight", ("vocab", self.dim), (self.entries, self.features), "parameter")
+        table = Tensor(f"{self.tie or name}.weight", (self.rows, self.dim), (self.entries, self.features), "parameter")
         out = choices.made(Tensor(name, (*x.dims, self.dim), (*x.sizes, self.features)), "embedding")
         keeps = (x,)
         gather = MemoryPass(name, "gather", (x,), out, (table,), keeps, flops_per_element=0.0, sparse_rows=True)

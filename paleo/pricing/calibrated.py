@@ -158,8 +158,9 @@ def _gemm(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[
 def _convolution_family(prices: FamilyPrices) -> str:
     """The calibration family: tensor cores or ordinary ones, and of the latter the kernels of old libraries apart."""
     old = prices.software.cudnn < OLD_LIBRARY and prices.device.architecture not in OLD_ARCHITECTURES
-    old = old and prices.own is None and not prices.figures().tensor_cores
-    return f"conv.{_unit(prices)}{'-cudnn5' if old else ''}"
+    family = f"conv.{_unit(prices)}"
+    measured = prices.own is not None and any(entry.family == family for entry in prices.own.entries)
+    return f"{family}-cudnn5" if old and not measured and not prices.figures().tensor_cores else family
 
 
 #: What ordinary cores do for tensor cores: algorithms without a product form, which only they compute, and those that

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeVar, cast
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,7 @@ from paleo.pricing.calibration import Rates
 from paleo.pricing.collective import (
     EXCHANGES,
     ExchangeParameters,
+    FabricParameters,
     NcclParameters,
     collective_time,
     fabric_defaults,
@@ -25,15 +26,35 @@ from paleo.pricing.collective import (
     stack_networks,
 )
 from paleo.pricing.collective import Network as Links
-from paleo.pricing.store import lookup
+from paleo.pricing.store import Found, lookup
 from paleo.specs.calibration import Calibration
 from paleo.specs.hardware import System
 
 Array = npt.NDArray[np.float64]
 Count = npt.NDArray[np.int64]
-P = TypeVar("P")
-#: How the rows behind a step's collectives were timed: nccl-tests launches them back to back.
-NCCL_STACKS = ("back-to-back",)
+#: Parameters of links by their calibration family: rings inside a node, exchanges there, all that crosses nodes.
+LINK_FAMILIES: Mapping[str, type[Any]] = {
+    "collective.nccl": NcclParameters,
+    "collective.exchange": ExchangeParameters,
+    "collective.fabric": FabricParameters,
+}
+#: How the rows behind a step's collectives were timed: whole steps say most, then nccl-tests, launched back to back.
+NCCL_STACKS = ("step", "back-to-back")
+
+
+def link_parameters(system: System, family: str, own: Calibration | None = None) -> Found[Any]:
+    """Parameters of a family of links; a fabric that nobody measured has those usual for its kind of link."""
+    found = lookup(
+        LINK_FAMILIES[family],
+        subject=system.name,
+        architecture=system.device.architecture,
+        memory_kind=link_kind(system),
+        family=family,
+        stacks=NCCL_STACKS,
+        own=own,
+    )
+    assumed = found.origin == "default" and family == "collective.fabric"
+    return replace(found, parameters=fabric_defaults(system)) if assumed else found
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +148,9 @@ class Fabric:
             operation=operation,
             payload_bytes=payload_bytes,
             network=stack_networks(networks, index),
-            inside=self._parameters(NcclParameters, "collective.nccl"),
-            exchange=self._parameters(ExchangeParameters, "collective.exchange"),
-            between=fabric_defaults(self.system),
+            inside=self._parameters("collective.nccl"),
+            exchange=self._parameters("collective.exchange"),
+            between=self._parameters("collective.fabric"),
         )
         inside = np.array([_members_of_a_node(one) for one in networks])[index]
         if operation not in EXCHANGES and np.any(inside > 1):  # what a node's own ranks need is part of it
@@ -151,18 +172,10 @@ class Fabric:
             self._links[stride, ranks] = network(self.system, stride=stride, size=ranks)
         return self._links[stride, ranks]
 
-    def _parameters(self, kind: type[P], family: str) -> P:
+    def _parameters(self, family: str) -> Any:
         if family not in self._fitted:
-            self._fitted[family] = lookup(
-                kind,
-                subject=self.system.name,
-                architecture=self.system.device.architecture,
-                memory_kind=link_kind(self.system),
-                family=family,
-                stacks=NCCL_STACKS,
-                own=self.own,
-            ).parameters
-        return cast(P, self._fitted[family])
+            self._fitted[family] = link_parameters(self.system, family, self.own).parameters
+        return self._fitted[family]
 
     def group(self, stride: int, ranks: int) -> tuple[tuple[float, ...], tuple[LevelCost, ...]]:
         """Fan-outs and level costs of one group, inner level first."""

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from paleo.pricing.calibrated import FamilyPrices
 from paleo.pricing.calibration import Rates, rates
 from paleo.pricing.roofline import kernel_time
-from paleo.specs.calibration import load_calibration
+from paleo.specs.calibration import Calibration, load_calibration
 from paleo.specs.hardware import Device, Unit
 from paleo.specs.software import Software
 from paleo.work import Kernel
@@ -52,6 +52,10 @@ class Pricer(Protocol):
     def rates(self) -> Rates | None:
         """The constants behind the prices, where they are constants."""
 
+    @property
+    def own(self) -> Calibration | None:
+        """The user's calibration, where there is one."""
+
     def times(self, kernels: Sequence[Kernel]) -> KernelTimes:
         """Seconds of each kernel."""
 
@@ -77,6 +81,11 @@ class ConstantRates:
     def name(self) -> str:
         """``ideal`` or the percentages of peak."""
         return self.rates.name
+
+    @property
+    def own(self) -> None:
+        """None."""
+        return None
 
     def times(self, kernels: Sequence[Kernel]) -> KernelTimes:
         """Roofline times."""
@@ -119,6 +128,11 @@ class Calibrated:
         """No constants."""
         return None
 
+    @property
+    def own(self) -> Calibration | None:
+        """The user's calibration."""
+        return self.families.own
+
     def times(self, kernels: Sequence[Kernel]) -> KernelTimes:
         """Device time and host time of each kernel."""
         if not kernels:
@@ -135,11 +149,11 @@ class Calibrated:
         return KernelTimes(prices.seconds, none, host, work >= moved, prices.low, prices.high)
 
 
-def pricer(device: Device, dtype: str, calibration: str, software: Software) -> Pricer:
+def pricer(device: Device, dtype: str, calibration: str, software: Software, own: Calibration | None = None) -> Pricer:
     """What prices a run: ``ideal``, ``ppp=…``, a calibration file, or (``auto``) the best calibration there is for the
-    device."""
+    device; ``own`` in place of such a file."""
     constant = rates(calibration)
     if constant is not None:
         return ConstantRates(device, dtype, constant)
-    own = None if calibration == "auto" else load_calibration(calibration)
-    return Calibrated(FamilyPrices(device, dtype, software, own))
+    named = own if own is not None or calibration == "auto" else load_calibration(calibration)
+    return Calibrated(FamilyPrices(device, dtype, software, named))

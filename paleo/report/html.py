@@ -21,7 +21,7 @@ from paleo.studies.comparison import Objective
 from paleo.studies.purchase import CHANGE, Offer, Purchase
 from paleo.studies.scaling import verdict
 from paleo.studies.training import Training
-from paleo.units import GIB, HOUR, duration, engineering, gibibytes
+from paleo.units import GIB, HOUR, counted, duration, engineering, gibibytes
 
 NONE = "–"
 #: An MFU above this has hardly been reached by anybody; the page says so.
@@ -361,7 +361,7 @@ def _plan_row(offer: Offer) -> list[Cell]:
         (plan.strategy or "dp", plan.strategy or "dp"),
         (str(plan.microbatch), plan.microbatch),
         (words(made.run), words(made.run)),
-        (f"{plan.local_batch} samples", plan.local_batch),
+        (counted(plan.local_batch, "sample"), plan.local_batch),
         (second, second),
         (tried, float(offer.tried)),
     ]

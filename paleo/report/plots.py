@@ -26,7 +26,7 @@ from paleo.studies.comparison import Comparison
 from paleo.studies.scaling import ScaleCurve, ScalePoint
 from paleo.studies.summary import Summary, forward_times
 from paleo.timeline import COMPUTE
-from paleo.units import GIB, GIGA, KILO, MICROSECOND, MILLISECOND, TERA, duration, engineering
+from paleo.units import GIB, GIGA, KILO, MICROSECOND, MILLISECOND, TERA, counted, duration, engineering
 
 BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, VERMILION, PURPLE = (
     "#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7",
@@ -98,7 +98,7 @@ def estimate(made: Prediction) -> Figure:
     with matplotlib.rc_context(_STYLE):
         figure, (line, memory) = _figure(9.0, 4.6, rows=2, height_ratios=(2, 1))
         figure.suptitle(
-            f"{made.model.name} on {made.plan.gpus} GPUs of {made.system.name}: {made.plan.strategy or 'dp'}"
+            f"{made.model.name} on {counted(made.plan.gpus, 'GPU')} of {made.system.name}: {made.plan.strategy or 'dp'}"
         )
         _timeline(line, made.timeline.events)
         _memory(memory, made)
@@ -196,7 +196,7 @@ def _stacked(axes: Axes, curve: ScaleCurve) -> None:
     for index, step in enumerate(steps):
         axes.annotate(duration(step), (index, 101), ha="center", fontsize=7, rotation=90, va="bottom")
     axes.set(xlabel="GPUs", ylabel="share of a step [%]; above: its time", ylim=(0, 125), yticks=range(0, 101, 20))
-    kept = f"{curve.fixed_batch} samples {'in all' if curve.scaling == 'strong' else 'per rank'}"
+    kept = f"{counted(curve.fixed_batch, 'sample')} {'in all' if curve.scaling == 'strong' else 'per rank'}"
     axes.set_title(f"{curve.scaling} scaling, {kept}", fontsize=9)
 
 
@@ -221,7 +221,7 @@ def plan(model: str, system: str, found: Search, capacity: float) -> Figure:
         axes.set(xlabel="step time [s]", ylabel="memory of the fullest GPU [GiB]", xscale="log")
         axes.set_ylim(0, 1.15 * max([capacity / GIB, *sizes]))
         axes.set_title(
-            f"{model} on {system}, global batch {found.global_batch}: {found.configurations:,} configurations"
+            f"{model} on {system}, global batch {found.global_batch}: {counted(found.configurations, 'configuration')}"
         )
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.xaxis.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in "235" else ""))

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from paleo.report.documents import Document
 from paleo.report.tables import grid, prose
-from paleo.units import duration, gibibytes
+from paleo.units import counted, duration, gibibytes
 
 if TYPE_CHECKING:
     from paleo.search.hybrid import Hybrid
@@ -54,7 +54,7 @@ def _plan(row: PlanRow) -> Document:
 def table(model: str, system: str, found: Search, explanation: Explanation | None) -> RenderableType:
     """The best plans, the front, and why the first one wins."""
     head = (
-        f"{model} on {system}, global batch {found.global_batch}: {found.configurations:,} configurations in "
+        f"{model} on {system}, global batch {found.global_batch}: {counted(found.configurations, 'configuration')} in "
         f"{duration(found.seconds)}, {found.fitting:,} fit. Best by {found.objective}.\n"
     )
     parts: list[RenderableType] = [prose(Text(head, style="bold")), _plans("Best plans", found.plans)]

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from paleo.timeline import COMPUTE
-from paleo.units import GIGA, duration, engineering, gibibytes
+from paleo.units import GIGA, MICROSECOND, counted, duration, engineering, gibibytes
 
 if TYPE_CHECKING:
     from paleo.predict import Prediction
@@ -68,15 +68,6 @@ def rate(per_second: float) -> str:
 def prose(text: str | Text) -> Constrain:
     """A text no wider than is good to read."""
     return Constrain(Text(text) if isinstance(text, str) else text, TEXT_WIDTH)
-
-
-def devices(count: int) -> str:
-    """A number of GPUs in words.
-
-    >>> devices(1), devices(8)
-    ('1 GPU', '8 GPUs')
-    """
-    return f"{count} GPU" if count == 1 else f"{count} GPUs"
 
 
 def percent(share: float) -> str:
@@ -140,7 +131,7 @@ def _headline(made: Prediction) -> Text:
     batch = f"global batch {plan.global_batch} ({plan.local_batch} per data-parallel rank"
     batch += f", microbatches of {plan.microbatch})" if plan.microbatches > 1 else ")"
     text = Text()
-    text.append(f"{made.model.name} on {devices(plan.gpus)} of {made.system.name}\n", style="bold")
+    text.append(f"{made.model.name} on {counted(plan.gpus, 'GPU')} of {made.system.name}\n", style="bold")
     adapters = "" if made.run.adapters is None else f", adapters of rank {made.run.adapters} ({made.run.adapted})"
     text.append(f"{plan.strategy or 'dp'}, {plan.dtype}, {batch}{adapters}\n\n")
     text.append(f"step time {duration(made.step_time)}", style="bold green" if made.memory.fits else "bold red")
@@ -158,7 +149,8 @@ def _breakdown(made: Prediction) -> Table:
     for key, words in PARTS.items():
         seconds = spent.get(key, 0.0)
         if seconds > 0:
-            table.add_row(words, duration(seconds), percent(seconds / made.step_time))
+            spoken = duration(seconds) if seconds >= MICROSECOND else "< 1 us"
+            table.add_row(words, spoken, percent(seconds / made.step_time))
     hidden = max(0.0, made.breakdown.communication_total - made.breakdown.communication_exposed)
     if hidden > 0:
         table.add_row("(communication hidden behind computation)", duration(hidden), "", style="dim")
@@ -244,7 +236,7 @@ def scale(model: str, system: str, curves: Sequence[ScaleCurve]) -> RenderableTy
 
     parts: list[RenderableType] = []
     for curve in curves:
-        kept = f"{curve.fixed_batch} samples " + (
+        kept = f"{counted(curve.fixed_batch, 'sample')} " + (
             "in all" if curve.scaling == "strong" else "for each data-parallel rank"
         )
         parts.append(Text(f"{model} on {system}, {curve.scaling} scaling: {kept}", style="bold"))
@@ -269,7 +261,7 @@ def _point(curve: ScaleCurve, point: ScalePoint) -> tuple[str, ...]:
     made = point.prediction
     note = "" if made.memory.fits else f"does not fit: {gibibytes(made.memory.total)}"
     if made.plan.idle:
-        note = f"{devices(made.plan.idle)} idle"
+        note = f"{counted(made.plan.idle, 'GPU')} idle"
     return (
         str(point.gpus),
         str(made.plan.local_batch),
@@ -298,6 +290,9 @@ def compare(comparison: Comparison) -> RenderableType:
     prices = {one.system.name: one.training.price for one in comparison.candidates if one.training is not None}
     notes = [f"Price of {name}: {price.date}, {price.source}" for name, price in prices.items() if price is not None]
     notes += [f"{one.system.name}: {one.problem}" for one in comparison.candidates if one.problem]
+    formats = {one.system.name: one.prediction.plan.dtype for one in comparison.candidates if one.prediction}
+    if len(set(formats.values())) > 1:
+        notes.append(f"In different formats: {', '.join(f'{name} {dtype}' for name, dtype in formats.items())}.")
     notes += [
         "* best of those that fit. Energy: modelled from the work of the GPUs; hosts and building as far as stated."
     ]

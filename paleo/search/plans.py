@@ -254,17 +254,22 @@ def explain(model: ModelSpec, system: System, found: Search) -> Explanation:
     return Explanation(winner, second, _words(winner, second))
 
 
+#: Plans whose steps differ by less are equally fast, as figures are shown.
+SAME = 0.0005
+
+
 def _words(winner: Prediction, other: Prediction | None) -> str:
     largest = max(_PARTS, key=lambda name: getattr(winner.breakdown, name))
     share = getattr(winner.breakdown, largest) / winner.step_time
-    text = f"{winner.plan.strategy or 'dp'} wins: {share:.0%} of its step is {_PARTS[largest]}"
+    text = f"{winner.plan.strategy or 'dp'} wins: {100 * share:.0f} % of its step is {_PARTS[largest]}"
     if other is None:
         return f"{text}; no other strategy fits."
     losses = {name: getattr(other.breakdown, name) - getattr(winner.breakdown, name) for name in _PARTS}
     worst = max(losses, key=lambda name: losses[name])
     gap = other.step_time / winner.step_time - 1.0
-    more = f"{losses[worst] / winner.step_time:.1%} more {_PARTS[worst]}"
-    text += f". Next is {other.plan.strategy or 'dp'}, {gap:.1%} slower: {more}"
+    slower = f"{100 * gap:.1f} % slower" if gap >= SAME else "just as fast"
+    more = f"{100 * losses[worst] / winner.step_time:.1f} % more {_PARTS[worst]}"
+    text += f". Next is {other.plan.strategy or 'dp'}, {slower}: {more}"
     low, high = winner.interval
     if low <= other.step_time <= high:
         return f"{text}. That is within the winner's 90 % interval, so either may be the faster one."

@@ -136,7 +136,7 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
 def _nearest(name: str, known: Iterable[str]) -> str:
     name = name[:100].lower()
     longer = [one for one in known if name and one.startswith(name)]
-    return near(name, longer or known)
+    return near(name, longer).replace("known:", "nearest:", 1) if longer else near(name, known)
 
 
 def _short(name: str) -> str:

@@ -12,7 +12,7 @@ from paleo.predict import Prediction, predict
 from paleo.specs.hardware import System
 from paleo.specs.model import ModelSpec
 from paleo.specs.run import Run
-from paleo.units import gibibytes
+from paleo.units import counted, gibibytes
 
 Scaling = Literal["strong", "weak"]
 
@@ -133,7 +133,8 @@ def _point(model: ModelSpec, system: System, run: Run, count: int, scaling: Scal
     except PlanError as error:
         return ScalePoint(count, None, str(error))
     if chosen.idle and chosen.local_batch == 1:
-        return ScalePoint(count, prediction, f"{NO_SAMPLES}: {chosen.global_batch} of them, {chosen.idle} GPUs idle")
+        idle = counted(chosen.idle, "GPU")
+        return ScalePoint(count, prediction, f"{NO_SAMPLES}: {chosen.global_batch:,} of them, {idle} idle")
     return ScalePoint(count, prediction)
 
 
@@ -145,7 +146,7 @@ def verdict(curve: ScaleCurve) -> Verdict:
     """
     if not curve.base.runs:
         least = min((one for one in curve.points if one.usable), key=lambda one: one.made.memory.total)
-        where = f"at best ({least.gpus} GPUs) {_shortage(least.made)}"
+        where = f"at best ({counted(least.gpus, 'GPU')}) {_shortage(least.made)}"
         return Verdict(None, f"Does not fit at any of these counts: {where}.", "memory")
     last = curve.base
     for point in curve.points[curve.points.index(last) + 1 :]:
@@ -159,14 +160,15 @@ def _goes_on(curve: ScaleCurve, last: ScalePoint) -> Verdict:
     cause, words = _cause(curve, last)
     efficiency = curve.efficiency(last)
     end = "." if efficiency > NEARLY_PERFECT else f"; {words}."
-    text = f"{_start(curve)}ays up to {last.gpus} GPUs, the most asked for: efficiency {_percent(efficiency)}{end}"
+    text = f"{_pays_up_to(curve, last)}, the most asked for: efficiency {_percent(efficiency)}{end}"
     return Verdict(last.gpus, text, cause)
 
 
-def _start(curve: ScaleCurve) -> str:
-    """The first letters of a verdict, after what the counts below the first that runs need."""
+def _pays_up_to(curve: ScaleCurve, last: ScalePoint) -> str:
+    """The beginning of a verdict, after what the counts below the first that runs need."""
     first, base = curve.points[0], curve.base
-    return "P" if base is first else f"Runs from {base.gpus} GPUs on ({_reason(first)}); p"
+    start = "P" if base is first else f"Runs from {counted(base.gpus, 'GPU')} on ({_reason(first)}); p"
+    return f"{start}ays up to {counted(last.gpus, 'GPU')}"
 
 
 def _reason(point: ScalePoint) -> str:
@@ -193,7 +195,7 @@ def _stops(curve: ScaleCurve, last: ScalePoint, point: ScalePoint) -> Verdict:
         brings = f"brings {_percent(worth)} of what the first ones bring" if worth > 0 else "slows the step down"
         why = f"each GPU added from there to {point.gpus} {brings}; {words}"
     efficiency = _percent(curve.efficiency(last))
-    return Verdict(last.gpus, f"{_start(curve)}ays up to {last.gpus} GPUs (efficiency {efficiency}): {why}.", cause)
+    return Verdict(last.gpus, f"{_pays_up_to(curve, last)} (efficiency {efficiency}): {why}.", cause)
 
 
 def _shortage(prediction: Prediction) -> str:
@@ -207,7 +209,7 @@ _WORDS = {
     "optimizer": "the optimizer's pass over all parameters takes {share} of the step",
     "bubble": "the pipeline is idle {share} of the step",
     "input": "input takes {share} of the step",
-    "kernels": "{batch} samples per GPU no longer fill it",
+    "kernels": "{batch} per GPU no longer fill{s} it",
 }
 
 
@@ -217,8 +219,8 @@ def _cause(curve: ScaleCurve, point: ScalePoint) -> tuple[str, str]:
     shrinks = curve.base.gpus / point.gpus if curve.scaling == "strong" else 1.0
     parts, fair = _parts(here), _parts(base)
     cause = max(parts, key=lambda part: parts[part] - fair[part] * shrinks)
-    share = _percent(parts[cause] / here.step_time)
-    return cause, _WORDS[cause].format(share=share, batch=here.plan.local_batch)
+    share, batch = _percent(parts[cause] / here.step_time), here.plan.local_batch
+    return cause, _WORDS[cause].format(share=share, batch=counted(batch, "sample"), s="s" if batch == 1 else "")
 
 
 def _parts(prediction: Prediction) -> dict[str, float]:

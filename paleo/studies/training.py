@@ -10,7 +10,7 @@ from paleo.predict import Prediction
 from paleo.specs.hardware import Price, System
 from paleo.specs.model import ModelSpec
 from paleo.studies.cost import Tariff, energy, samples_to_target
-from paleo.units import HOUR, KILO
+from paleo.units import HOUR, KILO, counted
 
 JOULES_PER_KWH = KILO * HOUR
 
@@ -44,17 +44,12 @@ def amount(
     if epochs is not None:
         if model.dataset is None:
             raise SpecError(f"epochs: model {model.name} names no data set; state samples (or tokens) instead")
-        return Amount(epochs * model.dataset.samples, f"{_count(epochs, 'epoch')} of {model.dataset.name}")
+        return Amount(epochs * model.dataset.samples, f"{counted(epochs, 'epoch')} of {model.dataset.name}")
     if tokens is not None:
         if tokens_per_sample is None:
             raise SpecError(f"tokens: samples of model {model.name} are not counted in tokens; state samples")
-        return Amount(tokens / tokens_per_sample, f"{tokens:,.0f} tokens")
-    return Amount(value, _count(value, "sample"))
-
-
-def _count(value: float, what: str) -> str:
-    shown = f"{value:,.0f}" if value == int(value) else f"{value:,g}"
-    return f"{shown} {what}" + ("" if value == 1 else "s")
+        return Amount(tokens / tokens_per_sample, counted(round(tokens), "token"))
+    return Amount(value, counted(value, "sample"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from paleo.errors import SpecError
-from paleo.units import duration, gibibytes
+from paleo.units import counted, duration, gibibytes
 from paleo.validate.runner import Errors, FileReport, with_predictions
 from paleo.validate.scaling import GOAL, IMPOSSIBLE, Scaling, summary
 
@@ -61,10 +61,10 @@ def renderables(report: FileReport, *, worst: int = 5) -> list[RenderableType]:
     shown: list[RenderableType] = [_errors_table(report)]
     left_out = report.unsupported_reasons
     if left_out:
-        lines = [f"  {count} rows: {reason}" for reason, count in list(left_out.items())[:8]]
+        lines = [f"  {counted(count, 'row')}: {reason}" for reason, count in list(left_out.items())[:8]]
         if len(left_out) > 8:
             lines.append(f"  … and {len(left_out) - 8} more reasons (--json has all)")
-        shown.append(Text("\n".join([f"not predicted: {sum(left_out.values())} rows", *lines])))
+        shown.append(Text("\n".join([f"not predicted: {counted(sum(left_out.values()), 'row')}", *lines])))
     found = report.scaling
     if found:
         shown.append(Text(_scaling_line(summary(found))))

@@ -76,6 +76,9 @@ class MeasuredTable(Protocol):
     def predict(self, frame: pd.DataFrame) -> Predictions:
         """Predictions of all rows of a table."""
 
+    def under(self, own: Calibration) -> MeasuredTable:
+        """The same table, priced by a user's calibration."""
+
     def curves(self, frame: pd.DataFrame) -> pd.DataFrame | None:
         """For each row the number of devices, ``gpus`` (nan: not part of a curve), and what else makes it one curve."""
 
@@ -152,6 +155,10 @@ class KernelTable:
         out.subjects[rows] = self.kind.traits(figures)[0]
         out.origins[rows] = f"{found.origin} ({found.subject}: {group.family}, {group.stack})"
 
+    def under(self, own: Calibration) -> KernelTable:
+        """The same kind with this calibration."""
+        return KernelTable(self.kind, own)
+
     def curves(self, frame: pd.DataFrame) -> pd.DataFrame | None:
         """Kernels do not scale."""
         return None
@@ -168,8 +175,9 @@ class KernelTable:
 
 def tables(own: Calibration | None = None) -> Mapping[str, MeasuredTable]:
     """Every kind of table by its name."""
-    kernels: dict[str, MeasuredTable] = {name: KernelTable(kind, own) for name, kind in KINDS.items()}
-    return kernels | dict(STEPS.items())
+    kernels: dict[str, MeasuredTable] = {name: KernelTable(kind) for name, kind in KINDS.items()}
+    every = kernels | dict(STEPS.items())
+    return every if own is None else {name: table.under(own) for name, table in every.items()}
 
 
 def table_of(columns: Iterable[str], own: Calibration | None = None) -> MeasuredTable:

@@ -198,7 +198,10 @@ def test_seq_and_set_change_the_model(document: Any) -> None:
         (["compare", "lenet", "--systems", ","], "expected names"),
         (["compare", "lenet", "--systems", "dgx-a100-80gb", "--tokens", "10"], "not counted in tokens"),
         (["collective", "all_redcue", "--bytes", "1MB", "--ranks", "8", "--system", "dgx-h100"], "'all_reduce'"),
-        (["collective", "all_reduce", "--bytes", "1", "--ranks", "8", "--system", "dgx-h100"], "has no unit"),
+        (
+            ["collective", "all_reduce", "--bytes", "1", "--ranks", "8", "--system", "dgx-h100"],
+            "--bytes: '1' has no unit",
+        ),
         (["collective", "all_reduce", "--bytes", "1MB", "--ranks", "1", "--system", "dgx-h100"], "2 or more"),
         (["summary", "lenet", "--plot", "roof.svg"], "name it with --system"),
         (["summary", "lenet", "--plot", "roof.svg", "--system", "a100-sxm4-80gb", "--dtype", "fp8"], "'fp8'"),

@@ -82,6 +82,12 @@ def test_interval_covers_nine_of_ten_new_rows() -> None:
     assert np.mean(inside) == pytest.approx(0.9, abs=0.03)
 
 
+def test_empty_cells_of_words_are_part_of_a_configuration() -> None:
+    frame = pd.DataFrame({"size": np.arange(40.0), "system": [None, "dgx-1"] * 20})
+    part = split(frame, ("size", "system"))
+    assert set(part) == {0, 1, 2} and (part == split(frame.fillna({"system": ""}), ("size", "system"))).all()
+
+
 def test_split_keeps_configurations_together_and_apart_from_other_rows() -> None:
     frame = pd.DataFrame({"size": np.repeat(np.arange(500), 2)})
     part = split(frame, ("size",))

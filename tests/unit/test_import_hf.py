@@ -13,6 +13,10 @@ from paleo.graph import build
 from paleo.importers.emit import checked, to_yaml
 from paleo.importers.huggingface import FAMILIES, folded, from_config
 from paleo.importers.sources import imported
+from paleo.predict import predict
+from paleo.specs.hardware import load_system
+from paleo.specs.model import load_model
+from paleo.specs.run import Run
 
 TINY = {
     "model_type": "llama",
@@ -114,3 +118,33 @@ def test_odd_texts_survive_the_file(odd: str) -> None:
 def test_short_entries_stay_on_a_line() -> None:
     text = to_yaml({"layers": [{"repeat": 2, "layers": [{"branches": [["relu"], []], "join": "add"}]}]})
     assert "- {branches: [[relu], []], join: add}" in text
+
+
+GPT2 = {
+    "model_type": "gpt2", "n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 1024, "vocab_size": 50257,
+    "activation_function": "gelu_new",
+}  # fmt: skip
+BERT = {
+    "model_type": "bert", "architectures": ["BertForPreTraining"], "hidden_size": 768, "intermediate_size": 3072,
+    "num_attention_heads": 12, "num_hidden_layers": 12, "max_position_embeddings": 512, "type_vocab_size": 2,
+    "vocab_size": 30522, "hidden_act": "gelu",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "more"), [("gpt2", GPT2, {}), ("bert_base", BERT, {"predictions": 512})], ids=["gpt2", "bert"]
+)
+@pytest.mark.parametrize("software", ["pytorch-eager", "huggingface-eager"])
+@pytest.mark.parametrize("strategy", ["dp", "tp=4,dp=2"])
+def test_steps_of_a_configuration_are_those_of_the_catalog(
+    tmp_path: Path, name: str, config: dict[str, Any], more: dict[str, Any], software: str, strategy: str
+) -> None:
+    """Also where code writes GELU out term by term, as GPT-2's does and BERT's does not."""
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(config))
+    theirs, ours = imported("hf", str(file)).model, load_model(name)
+    options = {"gpus": 8, "batch": 8, "strategy": strategy, "software": software}
+    made = predict(theirs, load_system("dgx-a100-80gb"), Run(**options))
+    wanted = predict(ours, load_system("dgx-a100-80gb"), Run(model=more, **options))
+    assert made.step_time == pytest.approx(wanted.step_time, rel=0.005)
+    assert made.memory.total == pytest.approx(wanted.memory.total, rel=0.005)

@@ -149,3 +149,13 @@ def test_a_wrong_strategy_is_an_error(text: str, word: str) -> None:
 def test_heads_that_cannot_be_divided_are_an_error() -> None:
     with pytest.raises(PlanError, match="kv_heads 12 cannot be divided over 8"):
         program("gpt2", "tp=8")
+
+
+def test_tables_of_a_few_kinds_are_on_every_rank() -> None:
+    """BERT's words are split over tp and summed once (Megatron-LM's vocabulary-parallel embedding); its two segments
+    are not."""
+    made = program("bert_base", "tp=4")
+    segment = next(section for section in made.sections if section.name == "segment")
+    assert segment.parameters == 2 * 768
+    sums = [t.name for section in made.sections[:4] for t in section.transfers]
+    assert sums == ["add1<embed"]

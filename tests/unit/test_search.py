@@ -49,6 +49,11 @@ CASES = {
         "dgx-h100",
         {"gpus": 16, "global_batch": 32, "adapters": 8, "adapted": "all"},
     ),
+    "measured links": (
+        "gpt2",
+        "deepbench-8gpu-dual-root",
+        {"gpus": 16, "global_batch": 64, "dtype": "fp32", "calibration": "dgx-a100-80gb"},
+    ),
     "softmax": ("gpt2", "dgx-a100-80gb", {"gpus": 8, "global_batch": 48, "software": "megatron-2021"}),
 }
 

@@ -5,6 +5,7 @@ from typing import Any, cast
 
 import pytest
 
+from paleo.cli import run
 from paleo.errors import PlanError, SpecError
 from paleo.predict import Breakdown, Prediction, predict
 from paleo.specs.hardware import Price, load_system
@@ -105,7 +106,7 @@ def test_verdict_names_kernels_that_do_not_shrink_with_the_batch() -> None:
 def test_verdict_on_memory_and_on_samples() -> None:
     nowhere = verdict(curve("weak", point(1, 1.0, fits=False), point(2, 2.0, fits=False)))
     assert (nowhere.pays_up_to, nowhere.cause) == (None, "memory")
-    assert "at best (1 GPUs) 83.8 GiB wanted, 74.5 GiB there" in nowhere.text
+    assert "at best (1 GPU) 83.8 GiB wanted, 74.5 GiB there" in nowhere.text
     beyond = verdict(curve("strong", point(1, 1.0), ScalePoint(2, point(2, 1.0).prediction, "out of samples: 1")))
     assert (beyond.pays_up_to, beyond.cause) == (1, "samples")
     later = verdict(curve("strong", point(1, 1.0, fits=False), point(2, 2.0, compute=1.0)))
@@ -233,3 +234,28 @@ def test_one_rank_or_no_links_is_an_error() -> None:
         collective("all_reduce", 1.0, 1, NODE)
     with pytest.raises(PlanError, match="one device alone"):
         collective("all_reduce", 1.0, 2, load_system("a100-sxm4-80gb"))
+
+
+def printed(*words: str, capsys: pytest.CaptureFixture[str]) -> str:
+    assert run(list(words)) == 0
+    return " ".join(capsys.readouterr().out.split())
+
+
+def test_no_figure_is_the_dust_of_rounding(capsys: pytest.CaptureFixture[str]) -> None:
+    """One GPU waits for nobody; parts too short to matter are not spelled out in nanoseconds."""
+    made = predict(load_model("gpt2"), load_system("dgx-a100-80gb"), Run(batch=64))
+    assert made.breakdown.communication_exposed == 0.0 == made.breakdown.communication_total
+    assert 0 < made.breakdown.launch < 1e-6
+    said = printed("estimate", "gpt2", "--system", "dgx-a100-80gb", "--batch", "64", capsys=capsys)
+    assert "communication" not in said and "kernel launches < 1 us 0.0 %" in said
+
+
+def test_a_comparison_in_different_formats_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["compare", "bert_base", "--systems", "dgx-1-v100,dgx-h100", "--batch", "8", "--samples", "1000"]
+    assert "In different formats: dgx-1-v100 fp16, dgx-h100 bf16." in printed(*asked, capsys=capsys)
+    assert "formats" not in printed(*asked, "--dtype", "fp16", capsys=capsys)
+
+
+def test_one_of_a_thing_is_singular(capsys: pytest.CaptureFixture[str]) -> None:
+    said = printed("scale", "gpt2", "--system", "dgx-a100-80gb", "--gpus", "1", "--batch", "1", capsys=capsys)
+    assert "weak scaling: 1 sample for each" in said and "Pays up to 1 GPU, the most asked for" in said

@@ -6,7 +6,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import pandas as pd
@@ -14,6 +14,7 @@ import pandas as pd
 from paleo.errors import PaleoError, SpecError
 from paleo.predict import Prediction
 from paleo.pricing.footprint import Footprint
+from paleo.specs.calibration import Calibration
 from paleo.specs.catalog import names
 from paleo.specs.hardware import System, find_device
 from paleo.specs.software import Software
@@ -117,7 +118,8 @@ def ideal_seconds(made: Prediction) -> float:
 
 
 class StepTable(ABC):
-    """A kind of table whose rows are runs; subclasses say how a row is run."""
+    """A kind of table whose rows are runs; subclasses say how a row is run. ``own`` is a user's calibration, for the
+    rows of its device or system."""
 
     name: ClassVar[str]
     header: ClassVar[frozenset[str]]
@@ -125,8 +127,24 @@ class StepTable(ABC):
     measured_column: ClassVar[str] = "iteration_ms"
     measured_unit: ClassVar[float] = MILLISECOND
 
-    #: Whether software profiles are fitted to such rows.
+    #: Whether software profiles and links are fitted to such rows.
     calibrates: ClassVar[bool] = True
+
+    def __init__(self, own: Calibration | None = None) -> None:
+        self.own = own
+
+    def under(self, own: Calibration | None) -> Self:
+        """The same kind of table, its rows priced by a user's calibration."""
+        return type(self)(own)
+
+    def own_of(self, system: System) -> Calibration | None:
+        """The user's calibration, where it is one of this system or its devices."""
+        mine = self.own is not None and self.own.subject in (system.name, system.device.name)
+        return self.own if mine else None
+
+    @abstractmethod
+    def system(self, row: Row) -> System:
+        """What a row ran on; PaleoError with the reason where that is not known."""
 
     @abstractmethod
     def step(self, row: Row, software: Software | None = None) -> Step:

@@ -6,13 +6,14 @@ from paleo.errors import SpecError
 from paleo.predict import Prediction
 from paleo.pricing.footprint import Footprint
 from paleo.specs.catalog import read_entry
+from paleo.specs.hardware import System
 from paleo.specs.model import ModelSpec, model_from
 from paleo.specs.run import Run
 from paleo.specs.software import Software, load_software
 from paleo.units import GIB
 from paleo.validate.steps.base import Row, Step, StepTable, filled, software_of, whole
 from paleo.validate.steps.networks import catalog_network, network_of
-from paleo.validate.steps.transformers import offload, recompute_of, strategy_of, that_ran
+from paleo.validate.steps.transformers import offload, recompute_of, strategy_of, system_of, that_ran
 from paleo.validate.tables import STEPS
 
 #: Llama-like networks that tables name by their size alone: layers, hidden, heads, ffn, tied embeddings, at a
@@ -58,6 +59,10 @@ class MemoryTable(StepTable):
     #: What frameworks label GB is 2^30 bytes: they print ``torch.cuda.max_memory_*() / 1024**3``, nanotron among them.
     measured_unit = GIB
     calibrates = False
+
+    def system(self, row: Row) -> System:
+        """As `system_of`."""
+        return system_of(row)
 
     def step(self, row: Row, software: Software | None = None) -> Step:
         """Bytes of tensors on the fullest GPU, as a framework's allocator counts them; the baseline is parameters,

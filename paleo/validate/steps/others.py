@@ -7,6 +7,7 @@ from typing import Any
 
 from paleo.errors import SpecError
 from paleo.predict import predict
+from paleo.specs.hardware import System
 from paleo.specs.model import ModelSpec, load_model
 from paleo.specs.run import Run
 from paleo.specs.software import Software
@@ -31,10 +32,14 @@ class OtherSteps(StepTable):
     header = frozenset({"model", "task", "device", "n_gpus", "global_batch", "batch_unit", "iteration_ms"})
     configuration = ("system", "seq_len", "dtype", "grad_accum", "software", "framework", "notes")
 
+    def system(self, row: Row) -> System:
+        """As `system_of`."""
+        return system_of(row)
+
     def step(self, row: Row, software: Software | None = None) -> Step:
         """The step of the row's run; SpecError for models that the catalog lacks."""
-        model = _model(row)
-        return of_prediction(predict(model, system_of(row), self._run(row, model), software))
+        model, system = _model(row), self.system(row)
+        return of_prediction(predict(model, system, self._run(row, model), software, self.own_of(system)))
 
     def unmeasured(self, row: Mapping[Any, Any]) -> str:
         """A throughput says how long a step took only in units of which the row says how many there are."""

@@ -11,6 +11,7 @@ from paleo.predict import Prediction, predict
 from paleo.pricing.footprint import Footprint
 from paleo.recompute import RECOMPUTE
 from paleo.room import fewest_layers
+from paleo.specs.calibration import Calibration
 from paleo.specs.catalog import names
 from paleo.specs.hardware import System, load_system
 from paleo.specs.model import ModelSpec
@@ -135,29 +136,28 @@ def recompute_of(row: Row, software: Software) -> str:
     return recompute
 
 
-def prediction_of(row: Row, software: Software | None = None) -> Prediction:
+def prediction_of(row: Row, software: Software | None = None, own: Calibration | None = None) -> Prediction:
     """The row's run, predicted."""
     model, _ = network_of(row)
-    return that_ran(row, model, run_of(row), software)
+    return that_ran(row, model, run_of(row), software, own)
 
 
-def that_ran(row: Row, model: ModelSpec, run: Run, software: Software | None = None) -> Prediction:
+def that_ran(
+    row: Row, model: ModelSpec, run: Run, software: Software | None = None, own: Calibration | None = None
+) -> Prediction:
     """The prediction of a run. One that was measured has fitted its devices: where recomputation is not stated and the
     software's habit does not fit, it is the next that does, selective before full; of full no more layers than
     needed where the software can recompute some of them, and all where nothing fits."""
     system = system_of(row)
-    made = predict(model, system, run, software)
+    made = predict(model, system, run, software, own)
     open_ways = () if filled(row, "recompute") or died(row) else RECOMPUTE[RECOMPUTE.index(run.recompute) + 1 :]
     for more in open_ways:
         if made.memory.fits:
             break
-        some = fewest_layers(made, software) if more == "full" and _profile(run, software).recomputes_some else None
-        made = some or predict(model, system, run.model_copy(update={"recompute": more}), software)
+        limited = more == "full" and (software or load_software(run.software)).recomputes_some
+        some = fewest_layers(made, software, own) if limited else None
+        made = some or predict(model, system, run.model_copy(update={"recompute": more}), software, own)
     return made
-
-
-def _profile(run: Run, software: Software | None) -> Software:
-    return software or load_software(run.software)
 
 
 class TransformerSteps(StepTable):
@@ -172,9 +172,13 @@ class TransformerSteps(StepTable):
         "framework", "notes",
     )  # fmt: skip
 
+    def system(self, row: Row) -> System:
+        """As `system_of`."""
+        return system_of(row)
+
     def step(self, row: Row, software: Software | None = None) -> Step:
         """The step of the row's run, without the update where forward and backward are all that was timed."""
-        made = prediction_of(row, software)
+        made = prediction_of(row, software, self.own_of(self.system(row)))
         return of_prediction(made, made.step_time - (made.breakdown.optimizer if without_update(row) else 0.0))
 
     def memory_of(self, row: Row) -> Footprint:

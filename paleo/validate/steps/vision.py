@@ -191,9 +191,14 @@ class VisionSteps(StepTable):
         same = {name: text(frame, name) for name in CURVE}
         return pd.DataFrame({"gpus": np.where(alone, np.nan, gpus), **same, **words})
 
+    def system(self, row: Row) -> System:
+        """As `system_of`."""
+        return system_of(row)
+
     def step(self, row: Row, software: Software | None = None) -> Step:
         """The step of the row's run, without the update where the harness left it out."""
-        made = predict(load_model(model_of(row)), system_of(row), run_of(row), software)
+        system = self.system(row)
+        made = predict(load_model(model_of(row)), system, run_of(row), software, self.own_of(system))
         spared = made.breakdown.optimizer if without_update(row) else 0.0
         return of_prediction(made, made.step_time - spared)
 

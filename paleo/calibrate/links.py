@@ -1,0 +1,449 @@
+"""Parameters of links from whole steps: ``paleo calibrate --fit --only fabric`` on tables of training iterations.
+
+Where nobody ran nccl-tests, steps tell what share of a link collectives reach and how long they take to start. Six
+numbers of a system are searched by the robust log-error least squares of kernels, with kernels and software as they
+are: share and latency of rings inside a node, of exchanges there, and of all that crosses nodes. Only rows whose step
+depends on a link speak for it, and a number that they leave open is not written: one sigma must be below `LOOSEST`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from paleo.calibrate.files import Fit, rounded, rounded_residual
+from paleo.calibrate.fit import Rows, fit, joined, log_errors, sample, split
+from paleo.calibrate.software import CONFIGURATION
+from paleo.errors import PaleoError, SpecError, near
+from paleo.pricing.communication import LINK_FAMILIES, link_parameters
+from paleo.pricing.store import Found
+from paleo.specs.calibration import Calibration, Entry
+from paleo.specs.catalog import is_path, names
+from paleo.specs.hardware import System, load_system
+from paleo.units import MICROSECOND, MILLISECOND
+from paleo.validate.kinds.base import read_table, text
+from paleo.validate.residual import Residual, residual
+from paleo.validate.steps.base import StepTable, whole
+from paleo.validate.tables import table_of
+
+Array = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
+#: What ``--only`` calls the links of every system of a table.
+EVERY = "fabric"
+#: The stack of entries that were fitted to whole steps.
+STACK = "step"
+#: A row speaks for a number if making that this much worse moves its step by at least so much, relatively.
+WORSE, MOVED = 4.0, 0.005
+#: Fewer rows than this that depend on links are no fit that can be tested.
+LEAST_STEPS = 12
+#: Rows that a search sees, and how often it may ask for all of them.
+TRAINING_ROWS, EVALUATIONS = 60, 12
+#: One sigma of a number's logarithm above which the rows leave it open; no step repeats better than `REPEATED`.
+LOOSEST, REPEATED = 0.25, 0.01
+#: Log step of the derivatives behind that sigma, and how near to a bound a search has run into it.
+DERIVATIVE, AT_BOUND = 0.05, 0.02
+
+
+def _bounded(low: float, high: float) -> Any:
+    return field(default=1.0, metadata={"low": low, "high": high})
+
+
+@dataclass(frozen=True, slots=True)
+class LinkParameters:
+    """What is fitted of a system: shares of a link's bandwidth, and latencies [s], as `NUMBERS` says."""
+
+    inside_share: float = _bounded(0.05, 1.0)
+    inside_latency: float = _bounded(1 * MICROSECOND, 200 * MICROSECOND)
+    exchange_share: float = _bounded(0.05, 1.0)
+    exchange_latency: float = _bounded(1 * MICROSECOND, 200 * MICROSECOND)
+    between_share: float = _bounded(0.02, 1.0)
+    between_latency: float = _bounded(0.5 * MICROSECOND, MILLISECOND)
+
+
+class Number(NamedTuple):
+    """One fitted number: the parameter of a calibration family that it is, and those that change in proportion."""
+
+    family: str
+    leads: str
+    follow: tuple[str, ...]
+    meaning: str
+
+
+NUMBERS: Mapping[str, Number] = {
+    "inside_share": Number(
+        "collective.nccl", "simple_fraction", ("ll_fraction", "ll128_fraction", "switch_fraction"),
+        "share of the link that rings reach inside a node",
+    ),
+    "inside_latency": Number(
+        "collective.nccl", "launch", ("step", "simple_start", "simple_step", "fill"),
+        "start of a ring inside a node; its hops in proportion",
+    ),
+    "exchange_share": Number(
+        "collective.exchange", "fraction", ("low_fraction",),
+        "share of the link that exchanges in pairs reach inside a node",
+    ),
+    "exchange_latency": Number(
+        "collective.exchange", "launch", ("peer", "start", "fill"), "start of an exchange in pairs inside a node"
+    ),
+    "between_share": Number(
+        "collective.fabric", "fabric_fraction", ("low_fraction",), "share of a node's ports that is reached"
+    ),
+    "between_latency": Number("collective.fabric", "fabric_step", ("simple_step",), "one hop between nodes"),
+}  # fmt: skip
+
+
+class Figures(NamedTuple):
+    """What predicts rows: the kind of table, and the system's parameters before the fit, by family."""
+
+    table: StepTable
+    system: System
+    before: Mapping[str, Found[Any]]
+
+    def under(self, parameters: LinkParameters, moving: Sequence[str]) -> StepTable:
+        """The table, its rows priced with these numbers."""
+        return self.table.under(calibration(self.system, entries(self.before, parameters, moving)))
+
+
+class _Steps:
+    """Step tables as what `fit` asks of a kind."""
+
+    configuration = ("configuration",)
+
+    def __init__(self, moving: Sequence[str]) -> None:
+        self.moving = tuple(moving)
+
+    def time(self, frame: pd.DataFrame, figures: Figures, parameters: LinkParameters) -> Array:
+        """Predicted seconds of each row."""
+        table = figures.under(parameters, self.moving)
+        return np.array([table.step(row).value for row in _records(frame)])
+
+
+def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    return [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
+
+
+@dataclass(frozen=True, slots=True)
+class LinkJob:
+    """Rows of one system in all tables; ``spoken`` says for each number which of them depend on it."""
+
+    system: System
+    start: LinkParameters
+    source: str
+    rows: tuple[Rows, ...]
+    spoken: Mapping[str, Flags]
+    skipped: int
+
+    @property
+    def steps(self) -> int:
+        """Rows that depend on a link."""
+        return sum(len(one.measured) for one in self.rows)
+
+    @property
+    def label(self) -> str:
+        """For people: system and count of rows."""
+        return f"links of {self.system.name} ({self.steps} steps)"
+
+    @property
+    def before(self) -> Mapping[str, Found[Any]]:
+        """Parameters before the fit, by family."""
+        figures: Figures = self.rows[0].figures
+        return figures.before
+
+    @property
+    def held_out(self) -> Flags:
+        """Which rows no fit sees."""
+        return np.concatenate([split(one.frame, _Steps.configuration) > 0 for one in self.rows])
+
+    @property
+    def fitted(self) -> list[Rows]:
+        """The rows that a fit sees."""
+        return sample([one.take(split(one.frame, _Steps.configuration) == 0) for one in self.rows], TRAINING_ROWS, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class LinksFitted:
+    """What a fit found: the numbers that the rows settle with one sigma of their logarithms, why others were left as
+    they were, and the errors on rows that were not fitted, before and after."""
+
+    job: LinkJob
+    parameters: LinkParameters
+    sigma: Mapping[str, float]
+    left: Mapping[str, str]
+    before: Residual
+    after: Residual
+    entries: tuple[Entry, ...]
+
+    @property
+    def better(self) -> bool:
+        """Whether rows that were not fitted are predicted better than before."""
+        return self.after.mape < self.before.mape
+
+    @property
+    def fits(self) -> list[Fit]:
+        """As what calibration files are made of."""
+        return [Fit(self.job.system.name, entry) for entry in self.entries]
+
+
+def asked_for_links(file: str | Path, only: Sequence[str]) -> bool:
+    """Whether ``--only`` names links, of every system or of some; SpecError where it names profiles too."""
+    frame = read_table(file)
+    table = table_of(frame.columns)
+    if not isinstance(table, StepTable):
+        return False
+    links = [name for name in only if name == EVERY or name in names("systems") or is_path(name)]
+    if links and len(links) < len(only):
+        other = next(name for name in only if name not in links)
+        raise SpecError(f"--only {links[0]} and {other}: links and software are fitted one after the other")
+    return bool(links)
+
+
+def link_jobs(files: Sequence[str | Path], only: Sequence[str], free: Sequence[str] = ()) -> list[LinkJob]:
+    """What there is to fit, a job a system; ``only`` names systems, or `EVERY` one with rows enough, and ``free`` the
+    numbers."""
+    for name in free:
+        if name not in NUMBERS:
+            raise SpecError(f"--free {name}: no such number of a system's links; {near(name, NUMBERS)}")
+    wanted = [] if EVERY in only else [load_system(name).name for name in only]
+    found: dict[str, list[_Found]] = {}
+    for file in files:
+        for name, rows in _by_system(Path(file), wanted).items():
+            found.setdefault(name, []).append(rows)
+    for name in wanted:
+        if name not in found:
+            raise SpecError(f"{files[0]}: no row of several devices of {name!r}; {near(name, found)}")
+    return [_job(rows, tuple(free) or tuple(NUMBERS)) for _, rows in sorted(found.items())]
+
+
+class _Found(NamedTuple):
+    """Rows of one system in one table, their predicted seconds, and how many more could not be predicted."""
+
+    rows: Rows
+    seconds: Array
+    skipped: int
+
+
+def _by_system(file: Path, only: Sequence[str]) -> dict[str, _Found]:
+    """Rows of several devices of one table by system."""
+    frame = read_table(file).reset_index(drop=True)
+    table = table_of(frame.columns)
+    if not isinstance(table, StepTable) or not table.calibrates:
+        return {}
+    systems = [_system_of(table, row) for row in _records(frame)]
+    known = {one.name: one for one in systems if one is not None and (not only or one.name in only)}
+    out = {}
+    for name, system in sorted(known.items()):
+        mine = frame[[one is not None and one.name == name for one in systems]]
+        seconds = table.predict(mine).seconds
+        fine = mine[np.isfinite(seconds)]
+        figures = Figures(table, system, {family: link_parameters(system, family) for family in LINK_FAMILIES})
+        if len(fine):
+            named = fine.assign(configuration=configurations(fine), table=file.name)
+            rows = Rows(named, figures, STACK, table.measured(fine))
+            out[name] = _Found(rows, seconds[np.isfinite(seconds)], len(mine) - len(fine))
+    return out
+
+
+def _system_of(table: StepTable, row: Mapping[str, Any]) -> System | None:
+    """The system of a row of several devices."""
+    try:
+        return table.system(row) if whole(row, "n_gpus", 1) > 1 else None
+    except PaleoError:
+        return None
+
+
+def configurations(frame: pd.DataFrame) -> pd.Series[str]:
+    """One word for what is run, in which rows that differ in replicas or the global batch alone agree."""
+    columns = [name for name in CONFIGURATION if name in frame.columns]
+    return joined(frame, columns)
+
+
+def _job(found: Sequence[_Found], names: Sequence[str]) -> LinkJob:
+    figures: Figures = found[0].rows.figures
+    leads = {name: getattr(figures.before[one.family].parameters, one.leads) for name, one in NUMBERS.items()}
+    start = LinkParameters(**leads)
+    spoken = {name: [_dependent(one, start, name) for one in found] for name in names}
+    used = [np.any([flags[index] for flags in spoken.values()], axis=0) for index in range(len(found))]
+    kept = [(one.rows.take(mask), mask) for one, mask in zip(found, used, strict=True)]
+    words = sorted({word for one, _ in kept for word in _sources(one.frame)})
+    return LinkJob(
+        figures.system, start, "; ".join(words), tuple(one for one, mask in kept if mask.any()),
+        {name: np.concatenate([one[mask] for one, mask in zip(flags, used, strict=True)])
+         for name, flags in spoken.items()},
+        sum(one.skipped for one in found),
+    )  # fmt: skip
+
+
+def _sources(frame: pd.DataFrame) -> Iterator[str]:
+    for name, part in frame.groupby("table"):
+        yield f"{name} ({', '.join(sorted(set(text(part, 'source')) - {''}))})"
+
+
+def _dependent(found: _Found, start: LinkParameters, name: str) -> Flags:
+    """Rows whose step gets longer when one number gets worse."""
+    value = getattr(start, name)
+    worse = dataclasses.replace(start, **{name: value / WORSE if name.endswith("share") else value * WORSE})
+    slower = _Steps([name]).time(found.rows.frame, found.rows.figures, worse)
+    return np.asarray(slower / found.seconds - 1.0 >= MOVED)
+
+
+def fit_links(job: LinkJob, date: str, free: Sequence[str] = ()) -> LinksFitted:
+    """The fit of one system: what its rows leave open stays, which is an error where ``free`` names it."""
+    held, name = job.held_out, job.system.name
+    if held.all() or not held.any():
+        raise SpecError(f"{name}: its {job.steps} steps are of too few configurations to fit some and test others")
+    still = f"no fitted step gets {MOVED:.1%} longer when it is {WORSE:g} times worse"
+    left = {name: still for name, spoken in job.spoken.items() if not (spoken & ~held).any()}
+    found, sigma = job.start, dict[str, float]()
+    if not (free and left):
+        found, sigma = _settled(job, [name for name in job.spoken if name not in left], left)
+    if (free and left) or not sigma:
+        reasons = "; ".join(f"{name}: {why}" for name, why in left.items())
+        raise SpecError(f"{name}: its {job.steps} steps do not settle what is to be fitted ({reasons})")
+    return _fitted(job, found, sigma, left, date)
+
+
+def _settled(job: LinkJob, moving: list[str], left: dict[str, str]) -> tuple[LinkParameters, dict[str, float]]:
+    """The numbers that the rows settle, found without those that they leave open, which go to ``left``."""
+    found = job.start
+    while moving:
+        found = _search(job, found, moving)
+        sigma = sigmas(job, found, moving)
+        loose = _loosest(found, sigma)
+        if loose is None:
+            return found, sigma
+        left[loose] = _why(found, loose, sigma[loose])
+        moving.remove(loose)
+        found = dataclasses.replace(found, **{loose: getattr(job.start, loose)})
+    return found, {}
+
+
+def _search(job: LinkJob, start: LinkParameters, moving: Sequence[str]) -> LinkParameters:
+    return fit(
+        _Steps(moving), job.fitted, start, fixed=[name for name in NUMBERS if name not in moving],
+        training_rows=TRAINING_ROWS, starts=1, prior=0.0, emphasis=0.0, evaluations=EVALUATIONS,
+        hold_out=False,
+    ).parameters[STACK]  # fmt: skip
+
+
+def sigmas(job: LinkJob, found: LinkParameters, moving: Sequence[str]) -> dict[str, float]:
+    """One sigma of each number's logarithm, sqrt(diag(s² (JᵀJ)⁻¹)) over the fitted rows, where s is their own spread,
+    and `REPEATED` at least; infinite for what they do not tell apart."""
+
+    def errors(name: str | None, factor: float) -> Array:
+        point = found if name is None else dataclasses.replace(found, **{name: getattr(found, name) * factor})
+        return log_errors(_Steps(moving), job.fitted, {STACK: point})
+
+    up, down = math.exp(DERIVATIVE), math.exp(-DERIVATIVE)
+    jacobian = np.stack([(errors(name, up) - errors(name, down)) / (2.0 * DERIVATIVE) for name in moving], axis=1)
+    spread = max(1.4826 * float(np.median(np.abs(errors(None, 1.0)))), REPEATED)
+    _, sizes, turns = np.linalg.svd(jacobian, full_matrices=False)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        variance = np.nansum((turns / sizes[:, None]) ** 2, axis=0)
+    return {name: spread * math.sqrt(one) for name, one in zip(moving, variance.tolist(), strict=True)}
+
+
+def _loosest(found: LinkParameters, sigma: Mapping[str, float]) -> str | None:
+    """The number that the rows settle least, where there is one that they do not."""
+    loose = {name: one for name, one in sigma.items() if one > LOOSEST or _bound(found, name) is not None}
+    return max(loose, key=lambda name: loose[name]) if loose else None
+
+
+def _bound(found: LinkParameters, name: str) -> float | None:
+    """The end of a number's range that a search has run into."""
+    (of,) = [one for one in dataclasses.fields(LinkParameters) if one.name == name]
+    value = getattr(found, name)
+    ends = [of.metadata[end] for end in ("low", "high")]
+    return next((float(end) for end in ends if abs(math.log(value / end)) < AT_BOUND), None)
+
+
+def _why(found: LinkParameters, name: str, sigma: float) -> str:
+    if sigma > LOOSEST:
+        spread = f"one sigma is a factor of {math.exp(sigma):.2g}" if sigma < 1.0 else "any value does"
+        return f"the steps leave it open ({spread})"
+    end = _bound(found, name)
+    return f"the fit runs into its bound {_shown(name, end or math.nan)}: the steps miss for another reason"
+
+
+def _shown(name: str, value: float) -> str:
+    return f"{value:.3g}" if name.endswith("share") else f"{value / MICROSECOND:.3g} us"
+
+
+def _fitted(
+    job: LinkJob, found: LinkParameters, sigma: Mapping[str, float], left: Mapping[str, str], date: str
+) -> LinksFitted:
+    moving, measured = list(sigma), np.concatenate([one.measured for one in job.rows])
+    ratios = [np.exp(log_errors(_Steps(moving), job.rows, {STACK: one})) for one in (job.start, found)]
+
+    def tested(names: Sequence[str]) -> tuple[Residual, Residual]:
+        mask = job.held_out & np.any([job.spoken[name] for name in names], axis=0)
+        before, after = (residual(ratio[mask] * measured[mask], measured[mask]) for ratio in ratios)
+        return before, after
+
+    made = []
+    for entry in entries(job.before, found, moving):
+        mine = [name for name in moving if NUMBERS[name].family == entry.family]
+        before, after = tested(mine)
+        fitted = int((~job.held_out & np.any([job.spoken[name] for name in mine], axis=0)).sum())
+        update = {
+            "parameters": {name: rounded(value) for name, value in entry.parameters.items()},
+            "source": job.source, "date": date, "rows_fitted": min(fitted, TRAINING_ROWS), "rows_held_out": after.rows,
+            "uncertainty": {NUMBERS[name].leads: rounded(sigma[name], 2) for name in mine},
+            "residual": rounded_residual(after) if after.rows else None, "notes": _notes(job, found, mine, before),
+        }  # fmt: skip
+        made.append(Entry(**{**entry.model_dump(), **update}))
+    return LinksFitted(job, found, sigma, left, *tested(moving), tuple(made))
+
+
+def _notes(job: LinkJob, found: LinkParameters, mine: Sequence[str], before: Residual) -> str:
+    moved = []
+    for name in mine:
+        one = NUMBERS[name]
+        values = " -> ".join(_shown(name, getattr(at, name)) for at in (job.start, found))
+        moved.append(f"{one.leads} {values}, in proportion {', '.join(one.follow)}")
+    tested = f"; MAPE of the steps held out {before.mape:.3f} before" if before.rows else ""
+    return f"fitted to whole steps: {'; '.join(moved)}{tested}"
+
+
+def entries(before: Mapping[str, Found[Any]], parameters: LinkParameters, moving: Sequence[str]) -> Iterator[Entry]:
+    """Entries of the families whose numbers move, with those numbers and what changes in proportion."""
+    for family in dict.fromkeys(NUMBERS[name].family for name in moving):
+        values: dict[str, float] = dataclasses.asdict(before[family].parameters)
+        for name in moving:
+            one = NUMBERS[name]
+            if one.family == family:
+                factor = getattr(parameters, name) / values[one.leads]
+                values |= {
+                    each: _within(before[family], each, values[each] * factor) for each in (one.leads, *one.follow)
+                }
+        bins = [{"up_to_s": None if math.isinf(end) else end, "low": low, "high": high}
+                for end, low, high in before[family].interval]  # fmt: skip
+        yield Entry(family=family, stack=STACK, source="steps", date="-", parameters=values, interval=tuple(bins))
+
+
+def _within(found: Found[Any], name: str, value: float) -> float:
+    """A parameter kept in the range that its family allows."""
+    (of,) = [one for one in dataclasses.fields(found.parameters) if one.name == name]
+    return float(min(max(value, of.metadata["low"]), of.metadata["high"]))
+
+
+def calibration(system: System, made: Iterator[Entry] | Sequence[Entry]) -> Calibration:
+    """Entries as the calibration of a system."""
+    return Calibration(name=system.name, subject=system.name, entries=tuple(made))
+
+
+def numbers(made: LinksFitted) -> Iterator[tuple[str, ...]]:
+    """Rows of a table for people: name, before, after, sigma, and what the number is or why it was left."""
+    for name, one in NUMBERS.items():
+        if name in made.sigma:
+            after, sigma = _shown(name, getattr(made.parameters, name)), f"{math.expm1(made.sigma[name]):.1%}"
+            yield name, _shown(name, getattr(made.job.start, name)), after, sigma, one.meaning
+        elif name in made.left:
+            yield name, _shown(name, getattr(made.job.start, name)), "as it was", "", made.left[name]
