@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -31,9 +32,9 @@ class Columns:
     """One turn of each section, without recomputation: seconds by pass, seconds of the collectives that computation
     waits for, bytes.
 
-    ``core`` is the part of ``forward`` inside the core of attention. ``hidden`` are seconds of collectives that run
-    beside computation which takes as long; what is left of them is waited for. ``repeat`` has the sections alone; so
-    have ``parameters`` and those of them that are ``trained`` in one program."""
+    ``again`` is what full recomputation runs once more of ``forward``, ``selected`` what selective does. ``hidden`` are
+    seconds of collectives that run beside computation which takes as long; what is left of them is waited for.
+    ``repeat`` has the sections alone; so have ``parameters`` and those of them that are ``trained`` in one program."""
 
     repeat: Array
     parameters: Array
@@ -41,12 +42,14 @@ class Columns:
     forward: Array
     backward: Array
     weights: Array
-    core: Array
+    again: Array
+    selected: Array
     forward_transfers: Array
+    again_transfers: Array
     backward_transfers: Array
     hidden: Array
     saved_bytes: Array
-    core_bytes: Array
+    selected_bytes: Array
     input_bytes: Array
     largest_output_bytes: Array
 
@@ -95,6 +98,9 @@ class Sums:
     weights: Array
     core: Array
     backward_core: Array
+    again: Array
+    selected: Array
+    spared: Array
     forward_transfers: Array
     backward_transfers: Array
     forward_beside: Array
@@ -129,6 +135,11 @@ class Sums:
             matrix([(i, one.times, one.core and one.kernel.phase == phase) for i, one in kernels])
             for phase in ("forward", "backward")
         )
+        rerun = (
+            matrix([(i, one.times * share(one), one.kernel.phase == "forward") for i, one in kernels])
+            for share in (attrgetter("again"), attrgetter("selected"))
+        )
+        spared = matrix([(i, one.times, one.phase == "forward" and not one.again) for i, one in owed])
         ways = [
             matrix([(i, one.times, (one.phase, one.beside) == (phase, beside)) for i, one in owed])
             for beside in ("nothing", "section", "core", "products")
@@ -138,7 +149,7 @@ class Sums:
         products = (forward * made, (backward + weights) * made)
         pieces = np.asarray(max((float(one.pieces) for _, one in owed), default=1.0))
         calls = np.stack([sum(one.sum(axis=1) for one in ways[phase::2]) for phase in (0, 1)])
-        return cls(*(forward, backward, weights, *cores, *ways, *products, pieces, calls))
+        return cls(*(forward, backward, weights, *cores, *rerun, spared, *ways, *products, pieces, calls))
 
 
 def collectives(program: Program) -> Iterator[tuple[int, Transfer]]:
@@ -149,7 +160,7 @@ def collectives(program: Program) -> Iterator[tuple[int, Transfer]]:
 
 
 #: Byte figures of a section that `Columns` holds.
-BYTES = ("saved_bytes", "core_bytes", "input_bytes", "largest_output_bytes")
+BYTES = ("saved_bytes", "selected_bytes", "input_bytes", "largest_output_bytes")
 
 
 def columns(
@@ -189,6 +200,7 @@ def columns(
     left = [which @ transfers - covered for (which, _), covered in zip(beside, hidden, strict=True)]
     there = sums.forward_transfers @ transfers + left[0] + left[1] + left[4]
     back = sums.backward_transfers @ transfers + left[2] + left[3] + left[5]
+    again, once_more = sums.again @ kernels, np.maximum(there - sums.spared @ transfers, 0.0)
     calls = (sums.calls * call).reshape((2, -1) + (1,) * (forward.ndim - 1))
     gradients = backward + weights
     slower = paced(gradients + back, (sums.backward + sums.weights) @ host + calls[1]) - back
@@ -200,8 +212,10 @@ def columns(
         paced(forward + there, sums.forward @ host + calls[0]) - there,
         backward * share,
         weights * share,
-        paced(core, sums.core @ host),
+        paced(again + once_more, sums.again @ host + calls[0]) - once_more,
+        paced(sums.selected @ kernels, sums.selected @ host),
         there,
+        once_more,
         back,
         sum(hidden, np.zeros(())),
         *sizes,
@@ -226,8 +240,8 @@ def section_figures(program: Program, name: str) -> Array:
 
 
 def recomputed(columns: Columns, ways: Ways) -> TurnTimes:
-    """Turns with what their sections recompute: nothing, the core of attention, or all from the input of each turn or
-    group of turns.
+    """Turns with what their sections recompute: nothing, a selection (the core of attention), or all from the input of
+    each turn or group of turns.
 
     A group keeps one input, and all its activations live at once when they have been brought back. References:
     Korthikanti et al., Reducing activation recomputation in large transformer models, MLSys 2023; Chen et al., Training
@@ -236,14 +250,14 @@ def recomputed(columns: Columns, ways: Ways) -> TurnTimes:
     c = columns
     shape = (-1,) + (1,) * (c.forward.ndim - 1)
     whole, core, group = (one.reshape(shape) for one in ways)
-    again = np.where(whole, c.forward, core * c.core)
-    kept = np.where(whole, np.minimum(c.input_bytes, c.saved_bytes) / group, c.saved_bytes) - core * c.core_bytes
+    again = np.where(whole, c.again, core * c.selected)
+    kept = np.where(whole, np.minimum(c.input_bytes, c.saved_bytes) / group, c.saved_bytes) - core * c.selected_bytes
     return TurnTimes(
         c.forward,
         c.backward + again,
         c.weights,
         c.forward_transfers,
-        c.backward_transfers + np.where(whole, c.forward_transfers, 0.0),
+        c.backward_transfers + np.where(whole, c.again_transfers, 0.0),
         kept,
         np.zeros_like(kept),
         np.where(whole, c.saved_bytes * group, 0.0),

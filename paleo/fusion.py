@@ -22,13 +22,16 @@ NORMALISED = "batch_norm"
 
 @dataclass(frozen=True, slots=True)
 class Launches:
-    """The kernels of one operation, forward and backward, and the layer and inner repetitions that it belongs to."""
+    """The kernels of one operation, forward and backward, and the layer and inner repetitions that it belongs to; how
+    often full recomputation runs it ``again``, and how often where it is ``selected``."""
 
     operation: Operation
     layer: str
     times: int
     forward: tuple[Kernel, ...]
     backward: tuple[Kernel, ...]
+    again: float = 1.0
+    selected: float = 0.0
 
 
 #: Chains that are one kernel: none; a sum, a rectifier or both after a batch normalisation, which libraries have
@@ -103,7 +106,8 @@ def _join(first: Launches, second: Launches, precision: Precision) -> Launches:
     backward = _one(first.backward, second.backward, between if first.backward and second.backward else 0.0, between)
     if not (first.backward and second.backward):
         backward = first.backward or second.backward
-    return replace(second, forward=forward, backward=backward)
+    again, selected = max(first.again, second.again), max(first.selected, second.selected)
+    return replace(second, forward=forward, backward=backward, again=again, selected=selected)
 
 
 def _one(first: tuple[Kernel, ...], second: tuple[Kernel, ...], written: float, read: float) -> tuple[Kernel, ...]:

@@ -18,17 +18,31 @@ from paleo.parallel.mesh import Axes, Mesh
 from paleo.parallel.placement import Placement
 from paleo.parallel.propagation import PlacedNode, kept_whole, propagate
 from paleo.precision import Precision
-from paleo.work import ATTENTION_CORE, Kernel, MemoryPass, Phase, Tensor, accumulation, flat_pass
+from paleo.rerun import WHOLE_BLOCKS, Checkpoints, left_out
+from paleo.work import (
+    ATTENTION_CORE,
+    Contraction,
+    Kernel,
+    MemoryPass,
+    Phase,
+    Tensor,
+    accumulation,
+    flat_pass,
+    is_core,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Counted:
     """A kernel of one turn of its section; ``times`` is above 1 for a block folded inside the section's own, and below
-    1 where a kernel runs in some turns alone."""
+    1 where a kernel runs in some turns alone. Full recomputation runs it ``again`` so often, selective as it is
+    ``selected``, each time that it runs."""
 
     kernel: Kernel
     layer: str
     times: float
+    again: float = 1.0
+    selected: float = 0.0
 
     @property
     def core(self) -> bool:
@@ -39,7 +53,8 @@ class Counted:
 @dataclass(frozen=True, slots=True)
 class Transfer:
     """A collective of one turn: ``payload_bytes`` follows nccl-tests (the full buffer of the group). In so many
-    ``pieces`` it is dealt out beside the product that feeds it or waits for it."""
+    ``pieces`` it is dealt out beside the product that feeds it or waits for it. ``again``: full recomputation needs it
+    once more."""
 
     name: str
     operation: str
@@ -49,6 +64,7 @@ class Transfer:
     times: int
     overlapped: bool = False
     pieces: int = 1
+    again: bool = True
 
     @property
     def beside(self) -> Literal["nothing", "section", "core", "products"]:
@@ -85,9 +101,9 @@ class Section:
     """A layer, or one turn of a repeated block; bytes and counts are of one turn on one rank. ``parameters`` are all
     numbers that its weights hold, frozen ones too; ``tensors`` is how many weights are trained, by name.
 
-    ``saved_bytes`` live until backward, ``core_bytes`` of them inside the core of attention. ``input_bytes`` is what
-    full recomputation keeps instead, ``output_bytes`` what goes on to the next section, ``made_bytes`` what each
-    operation makes. ``recompute`` and ``recompute_group`` say how its activations are made again, see
+    ``saved_bytes`` live until backward, ``selected_bytes`` of them not under selective recomputation. ``input_bytes``
+    is what full recomputation keeps instead, ``output_bytes`` what goes on to the next section, ``made_bytes`` what
+    each operation makes. ``recompute`` and ``recompute_group`` say how its activations are made again, see
     `paleo.recompute`.
     """
 
@@ -99,7 +115,7 @@ class Section:
     parameters: float
     tensors: float
     saved_bytes: float
-    core_bytes: float
+    selected_bytes: float
     input_bytes: float
     output_bytes: float
     made_bytes: tuple[float, ...]
@@ -160,12 +176,13 @@ def lower(
     softmax_multiple: int = 1,
     pieces: int = 1,
     targets: int | None = None,
+    checkpoints: Checkpoints = WHOLE_BLOCKS,
 ) -> Program:
     """The program of the fullest rank; ``chains`` of element-wise passes are merged; without ``regather`` inputs that
     were gathered stay whole until backward; ``softmax_multiple`` as in `fusion.softmax_by_steps`; ``pieces`` in which
     gathers and scatters over tp go beside products; ``targets`` to each of which a token goes once however many of its
-    experts are there (None: once for each expert)."""
-    lowering = _Lowering(graph, precision, chains, softmax_multiple, pieces, targets)
+    experts are there (None: once for each expert); ``checkpoints`` says what recomputation runs again."""
+    lowering = _Lowering(graph, precision, chains, softmax_multiple, pieces, targets, checkpoints)
     placed = propagate(graph, placement, mesh)
     placed = placed if regather else tuple(kept_whole(one) for one in placed)
     grouped = enumerate(groupby(zip(_section_names(placed, chains), placed, strict=True), key=lambda one: one[0]))
@@ -203,9 +220,11 @@ class _Lowering:
         softmax_multiple: int,
         pieces: int,
         targets: int | None,
+        checkpoints: Checkpoints,
     ) -> None:
         self.graph, self.precision, self.chains = graph, precision, chains
-        self.softmax_multiple, self.pieces, self.targets = softmax_multiple, pieces, targets
+        self.softmax_multiple, self.pieces = softmax_multiple, pieces
+        self.targets, self.checkpoints = targets, checkpoints
         self._readers = _readers(graph.nodes)
         self._reads = Counter(t.name for node in graph.nodes for op in node.operations for t in op.reads)
         self._storage = Storage(graph)
@@ -234,20 +253,33 @@ class _Lowering:
                     gradients[axes] = gradients.get(axes, 0.0) + elements * turns
             kept, inside = self._saves(one)
             saved, core = saved + kept / repeat, core + inside / repeat
+        spared = left_out([operation for one in members for operation in one.operations])
         return Section(
             name,
             repeat,
-            (*self._kernels(members, repeat), *self._passes(name, sum(gradients.values()), tensors)),
-            tuple(transfer for one in members for transfer in self._transfers(one, repeat)),
+            (*self._kernels(members, repeat, spared), *self._passes(name, sum(gradients.values()), tensors)),
+            tuple(transfer for one in members for transfer in self._transfers(one, repeat, spared)),
             tuple(Gradient(axes, elements) for axes, elements in gradients.items()),
             held,
             tensors,
             saved,
-            core,
+            self._freed(members, repeat, saved, core),
             _local_bytes(first, first.node.inputs[0], self.precision),
             last.operations[-1].out.bytes(self.precision) if last.operations else 0.0,
             tuple(operation.out.bytes(self.precision) for one in members for operation in one.operations),
         )
+
+    def _freed(self, members: list[PlacedNode], repeat: int, saved: float, core: float) -> float:
+        """Bytes of those saved that selective recomputation does not keep. Where it runs all but the core of attention
+        and every second product again, the input of the block and what these give stays."""
+        if self.checkpoints.selective == "attention":
+            return core
+        stays = _local_bytes(members[0], members[0].node.inputs[0], self.precision)
+        for one in members:
+            for operation in one.operations:
+                share = 1.0 if is_core(operation) else 0.5 * isinstance(operation, Contraction)
+                stays += share * operation.out.bytes(self.precision) * (one.node.repeat // repeat)
+        return max(0.0, saved - stays)
 
     def _saves(self, placed: PlacedNode) -> tuple[float, float]:
         """Bytes that this layer, all turns of it, is the first to keep for its backward pass, and those inside the core
@@ -263,7 +295,7 @@ class _Lowering:
                 core += size if ATTENTION_CORE in tensor.name else 0.0
         return total, core
 
-    def _kernels(self, members: list[PlacedNode], repeat: int) -> Iterable[Counted]:
+    def _kernels(self, members: list[PlacedNode], repeat: int, spared: frozenset[str]) -> Iterable[Counted]:
         launches = [
             Launches(
                 operation,
@@ -271,6 +303,8 @@ class _Lowering:
                 one.node.repeat // repeat,
                 operation.forward(self._formats(one)),
                 operation.backward(self._formats(one)),
+                self.checkpoints.again(operation, spared),
+                self.checkpoints.selected(operation, spared),
             )
             for one in members
             for operation in one.operations
@@ -278,7 +312,7 @@ class _Lowering:
         launches = [softmax_by_steps(one, self.softmax_multiple, self.precision) for one in launches]
         for launch in fuse(launches, self._reads, self.precision, self.chains):
             for kernel in (*launch.forward, *launch.backward):
-                yield Counted(kernel, launch.layer, launch.times)
+                yield Counted(kernel, launch.layer, launch.times, launch.again, launch.selected)
         for one in members:
             for tensor in dict.fromkeys(one.node.inputs):
                 times = self._additions(one.node, tensor) / repeat
@@ -313,14 +347,15 @@ class _Lowering:
         size = _local_bytes(placed, tensor, self.precision)
         return accumulation(placed.node.name, size / self.precision.activation, size)
 
-    def _transfers(self, placed: PlacedNode, repeat: int) -> Iterable[Transfer]:
+    def _transfers(self, placed: PlacedNode, repeat: int, spared: frozenset[str]) -> Iterable[Transfer]:
+        again = not self.checkpoints.stops_early or not all(one.name in spared for one in placed.operations)
         for one in placed.communications:
             phase: Phase = "forward" if one.when == "forward" else "backward"
             payload, times = one.tensor.bytes(self.precision), placed.node.repeat // repeat
             if one.chosen is not None and self.targets is not None:
                 payload *= sent_once(*one.chosen, self.targets)
             pieces = self.pieces if placed.node.repeats and not one.overlapped and _divisible(one) else 1
-            yield Transfer(one.name, one.operation, one.axis, payload, phase, times, one.overlapped, pieces)
+            yield Transfer(one.name, one.operation, one.axis, payload, phase, times, one.overlapped, pieces, again)
 
 
 def _divisible(one: Communication) -> bool:
@@ -354,7 +389,7 @@ def without_backward(program: Program) -> Program:
             transfers=tuple(t for t in section.transfers if t.phase == "forward"),
             gradients=(),
             saved_bytes=0.0,
-            core_bytes=0.0,
+            selected_bytes=0.0,
         )
         for section in program.sections
     )

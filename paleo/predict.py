@@ -63,6 +63,7 @@ from paleo.pricing.footprint import Footprint
 from paleo.pricing.kernels import KernelTimes, Pricer, pricer
 from paleo.recompute import Ways, dealt, marked, runs, turn_shares, uneven
 from paleo.remarks import OPAQUE, OPAQUE_SPREAD, host_warnings, unmodelled, warnings
+from paleo.rerun import Checkpoints
 from paleo.schedules.base import SCHEDULES, Numeric, Passes, Schedule
 from paleo.sharded import Figures, gathered_elements, sharded_passes, turn_of_each, waited_turns
 from paleo.specs.calibration import Calibration
@@ -264,6 +265,7 @@ class Setting:
             softmax_multiple=self.software.softmax_multiple,
             pieces=mesh.degree("tp") if self.software.tensor_overlap else 1,
             targets=self._targets(mesh),
+            checkpoints=Checkpoints(self.software.stops_early, self.software.selective),
         )
         return without_backward(program) if self.run.forward_only else program
 

@@ -68,11 +68,11 @@ def wholly_recomputed(repeat: Array) -> Mask:
     return blocks if blocks.any() else np.ones_like(blocks)
 
 
-def runs(section: Section, counted: Counted) -> int:
+def runs(section: Section, counted: Counted) -> float:
     """How often a kernel runs in a microbatch: forward kernels run again where they are recomputed."""
     if counted.kernel.phase != "forward":
-        return 1
-    return 1 + (section.recompute == "full" or (section.recompute == "selective" and counted.core))
+        return 1.0
+    return 1.0 + {"none": 0.0, "full": counted.again, "selective": counted.selected}[section.recompute]
 
 
 def marked(program: Program, how: str) -> Program:

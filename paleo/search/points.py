@@ -370,9 +370,11 @@ def _sizes(block: Block) -> dict[str, Array]:
 def _structure(program: Program) -> tuple[object, ...]:
     """What `Sums` depend on."""
     kernels = tuple(
-        (c.times, c.kernel.family, c.kernel.phase, c.core) for section in program.sections for c in section.kernels
+        (c.times, c.kernel.family, c.kernel.phase, c.core, c.again, c.selected)
+        for section in program.sections
+        for c in section.kernels
     )
-    owed = tuple((i, one.times, one.phase, one.beside, one.pieces) for i, one in collectives(program))
+    owed = tuple((i, one.times, one.phase, one.beside, one.pieces, one.again) for i, one in collectives(program))
     return kernels, owed, tuple(len(section.kernels) for section in program.sections)
 
 

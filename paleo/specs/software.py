@@ -46,6 +46,7 @@ class Software(Spec):
     what its users do unless they say otherwise; ``recomputes_some`` says whether full recomputation may be limited to
     some layers of a stage, ``pipeline_gathers`` how often a stage of a pipeline gathers parameters that are sharded:
     for every ``pass``, or once a ``step`` while it sums gradients with the last microbatch alone, which is ZeRO-1.
+    ``stops_early`` and ``selective`` say what recomputation runs again (those of `Checkpoints`).
     ``stages`` says how a pipeline is cut: ``even`` deals out blocks, ``work`` goes by the work of layers, the output
     layer too. ``overlap`` says whether gradients travel during backward, ``overlap_gather`` whether parameters updated
     in shards are gathered during the next forward pass, ``tensor_overlap`` whether gathers and scatters over tp are
@@ -93,6 +94,8 @@ class Software(Spec):
     pipeline_gathers: Literal["pass", "step"] = "pass"
     zero: Annotated[int, Field(strict=True, ge=0, le=3)] = 0
     sequence_parallel: Annotated[bool, Field(strict=True)] = False
+    stops_early: Annotated[bool, Field(strict=True)] = False
+    selective: Literal["attention", "products"] = "attention"
     stages: Literal["even", "work"] = "even"
     overlap: Annotated[bool, Field(strict=True)] = True
     overlap_gather: Annotated[bool, Field(strict=True)] = False

@@ -1,0 +1,100 @@
+"""What recomputation runs again: whole blocks or as much as backward needs, attention alone or all but every second
+product."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from paleo.graph import build
+from paleo.predict import Prediction, predict
+from paleo.recompute import marked, runs
+from paleo.rerun import left_out
+from paleo.search.plans import search
+from paleo.search.space import Space
+from paleo.specs.hardware import load_system
+from paleo.specs.model import load_model
+from paleo.specs.run import Run
+from paleo.specs.software import load_software
+
+SYSTEM = load_system("dgx-a100-80gb")
+WHOLE = load_software("torchtitan").model_copy(update={"stops_early": False, "selective": "attention"})
+EARLY = WHOLE.model_copy(update={"stops_early": True})
+PRODUCTS = EARLY.model_copy(update={"selective": "products"})
+
+
+def block(model: str, **changed: Any) -> frozenset[str]:
+    nodes = [node for node in build(load_model(model), batch=1, overrides=changed).nodes if node.repeat > 1]
+    last = [node for node in nodes if node.repeats == nodes[-1].repeats]
+    return left_out([operation for node in last for operation in node.operations])
+
+
+def test_what_follows_the_last_tensor_kept_is_left_out() -> None:
+    """Llama: the last tensor kept is what the second product of the feed-forward block reads. GPT-2: the mask of its
+    last dropout. A mixture of experts keeps what its experts gave, to weigh it."""
+    assert block("llama2-7b") == {"block.branch2.1.mlp1.down", "block.branch2.add"}
+    assert block("gpt2", dropout=0.0) == {"block.branch2.1.mlp1.down", "block.branch2.add"}
+    assert block("gpt2") == {"block.branch2.add"}
+    assert block("mixtral-8x7b") == {"block.branch2.1.moe1.combine", "block.branch2.add"}
+
+
+def made(software: Any, recompute: str, **options: Any) -> Prediction:
+    run = Run(**{"gpus": 8, "batch": 1, "dtype": "bf16", "strategy": "dp=8", "recompute": recompute} | options)
+    return predict(load_model("llama2-7b"), SYSTEM, run, software)
+
+
+def again(of: Prediction, recompute: str, family: str) -> float:
+    """FLOP of kernels of a kind that run again, in blocks."""
+    return sum(
+        counted.kernel.flops * counted.times * section.repeat * (runs(section, counted) - 1.0)
+        for section in marked(of.program, recompute).sections
+        for counted in section.kernels
+        if counted.kernel.family == family
+    )
+
+
+def test_products_that_run_again() -> None:
+    """Llama 2 7B, 4096 tokens, 32 blocks: query, key and value 3 · 4096², out 4096², up 2 · 4096 · 11008, down half of
+    that; 2 FLOP each."""
+    unit = 2.0 * 4096 * 32 * 4096
+    qkv, out, up, down = 3 * 4096 * unit, 4096 * unit, 2 * 11008 * unit, 11008 * unit
+    assert again(made(WHOLE, "full"), "full", "gemm") == pytest.approx(qkv + out + up + down)
+    assert again(made(EARLY, "full"), "full", "gemm") == pytest.approx(qkv + out + up)
+    assert again(made(PRODUCTS, "full"), "selective", "gemm") == pytest.approx((qkv + out + up) / 2)
+    assert again(made(EARLY, "full"), "selective", "gemm") == 0.0
+    attention = again(made(WHOLE, "full"), "full", "attention")
+    assert again(made(EARLY, "full"), "selective", "attention") == attention > 0
+    assert again(made(PRODUCTS, "full"), "selective", "attention") == 0.0
+
+
+def test_bytes_that_selective_recomputation_of_products_keeps() -> None:
+    """A token of a block: input 4096, attention's output 4096 and a statistic for each of 32 heads, half of what the
+    products give: (3 · 4096 + 4096 + 2 · 11008 + 4096) / 2; 2 bytes each."""
+    section = max(made(PRODUCTS, "selective").program.sections, key=lambda one: one.repeat)
+    kept = section.saved_bytes - section.selected_bytes
+    assert kept == pytest.approx(4096 * 2 * (4096 + 4096 + (5 * 4096 + 2 * 11008) / 2))
+
+
+@pytest.mark.parametrize("strategy", ["dp=8", "dp=8,zero=3", "tp=4,dp=2,sp", "pp=4,dp=2"])
+def test_early_ends_save_time_and_no_bytes(strategy: str) -> None:
+    whole, early, none = (
+        made(one, how, strategy=strategy) for one, how in ((WHOLE, "full"), (EARLY, "full"), (EARLY, "none"))
+    )
+    assert none.step_time < early.step_time < whole.step_time
+    assert early.memory.total == whole.memory.total < none.memory.total
+    chosen = made(PRODUCTS, "selective", strategy=strategy)
+    assert none.step_time < chosen.step_time < early.step_time
+    assert early.memory.total < chosen.memory.total < none.memory.total
+    for one in (early, chosen):
+        assert one.timeline.end == pytest.approx(one.step_time, rel=1e-9)
+
+
+def test_a_search_finds_what_single_predictions_do() -> None:
+    run = Run(gpus=8, dtype="bf16", global_batch=16, software="torchtitan")
+    found = search(load_model("llama2-7b"), SYSTEM, run, space=Space(degrees={"cp": 1}, schedules=("1f1b",)), top=200)
+    assert {one.recompute for one in found.plans} == {"none", "selective", "full"}
+    for one in found.plans[::9]:
+        single = predict(load_model("llama2-7b"), SYSTEM, one.run)
+        assert one.step_time == pytest.approx(single.step_time, rel=1e-9)
+        assert one.memory == pytest.approx(single.memory.total, rel=1e-9)
