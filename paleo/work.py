@@ -300,8 +300,7 @@ class Contraction:
     def split(self, ways: Mapping[str, float]) -> Contraction:
         bias = None if self.bias is None else self.bias.split(ways)
         lhs, rhs, out = _split_all((self.lhs, self.rhs, self.out), ways)
-        received = halos(self.windows, ways)
-        return Contraction(self.name, lhs, rhs, out, bias, self.windows, self.transposed, received)
+        return replace(self, lhs=lhs, rhs=rhs, out=out, bias=bias, halos=halos(self.windows, ways))
 
     def forward(self, precision: Precision) -> tuple[Kernel, ...]:
         formats = self._operands(precision)

@@ -41,12 +41,13 @@ from paleo.exchange import (
 )
 from paleo.lower import Program
 from paleo.parallel.mesh import BATCH_AXES, Axes
-from paleo.predict import NORM_BYTES, Setting, gradient_operation
+from paleo.predict import NORM_BYTES, gradient_operation
 from paleo.recompute import Ways
 from paleo.schedules.base import SCHEDULES, Passes, Schedule
 from paleo.search.cases import Choice, Group, Results, Solved, groups
 from paleo.search.points import Points
 from paleo.search.space import Layout, Space, divisors
+from paleo.setting import Setting
 from paleo.sharded import Figures, gathered_elements, sharded_passes, turn_of_each, waited_turns
 from paleo.stages import Chunk
 from paleo.timeline import Buckets, Turn, turns

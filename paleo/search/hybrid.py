@@ -20,8 +20,8 @@ from paleo.parallel.mesh import Mesh
 from paleo.parallel.placement import Placement, Rule, Split
 from paleo.parallel.propagation import PlacedNode, propagate
 from paleo.plan import plan
-from paleo.predict import Setting, setting
 from paleo.search.space import check_searched
+from paleo.setting import Setting, setting
 from paleo.specs.hardware import System
 from paleo.specs.model import ModelSpec
 from paleo.specs.run import Run

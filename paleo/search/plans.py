@@ -12,13 +12,14 @@ import numpy.typing as npt
 
 from paleo.errors import CapacityError, PlanError, SpecError, near
 from paleo.plan import plan
-from paleo.predict import Prediction, predict, setting
+from paleo.predict import Prediction, predict
 from paleo.recompute import RECOMPUTE
 from paleo.schedules.base import SCHEDULES
 from paleo.search.cases import Results
 from paleo.search.evaluate import evaluate
 from paleo.search.points import priced
 from paleo.search.space import Layout, Space, batch, check_searched, layouts, microbatches
+from paleo.setting import setting
 from paleo.specs.hardware import System
 from paleo.specs.model import ModelSpec
 from paleo.specs.run import Run

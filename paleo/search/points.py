@@ -25,8 +25,8 @@ from paleo.parallel.mesh import Mesh
 from paleo.parallel.overrides import placement
 from paleo.parallel.placement import Placement, Strategy
 from paleo.parallel.propagation import check_divisions
-from paleo.predict import Setting
 from paleo.search.space import Layout
+from paleo.setting import Setting
 from paleo.specs.model import ModelSpec
 from paleo.work import Kernel, Size
 

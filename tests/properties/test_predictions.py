@@ -18,10 +18,11 @@ from paleo.errors import PlanError
 from paleo.lower import Program
 from paleo.optimizers import OPTIMIZERS
 from paleo.parallel.placement import STRATEGIES
-from paleo.predict import Prediction, predict, setting
+from paleo.predict import Prediction, predict
 from paleo.pricing.alpha_beta import lower_bound
 from paleo.pricing.communication import Network
 from paleo.schedules.base import SCHEDULES
+from paleo.setting import setting
 from paleo.specs.hardware import System, load_system
 from paleo.specs.model import ModelSpec, load_model
 from paleo.specs.run import Run

@@ -18,7 +18,8 @@ from paleo.parallel.mesh import Mesh
 from paleo.parallel.overrides import placement
 from paleo.parallel.placement import parse_strategy
 from paleo.precision import precision
-from paleo.predict import Prediction, gradient_exchange, predict, setting
+from paleo.predict import Prediction, gradient_exchange, predict
+from paleo.setting import setting
 from paleo.specs.hardware import load_system
 from paleo.specs.model import load_model
 from paleo.specs.run import Run

@@ -20,15 +20,15 @@ from paleo.schedules.base import SCHEDULES, Passes
 from paleo.specs.hardware import load_system
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
-from paleo.specs.software import load_software
+from paleo.specs.software import Software, load_software
 
 SYSTEM = load_system("dgx-h100")
 #: gpt2: elements of the table, 50257 words of 768.
 TABLE = 50257 * 768
 
 
-def made(model: str = "gpt2", **options: Any) -> Prediction:
-    return predict(load_model(model), SYSTEM, Run(**options))
+def made(software: Software | None = None, /, model: str = "gpt2", **options: Any) -> Prediction:
+    return predict(load_model(model), SYSTEM, Run(**options), software)
 
 
 def equal(stages: int, forward: float, backward: float, weights: float) -> Passes:
@@ -125,7 +125,7 @@ def test_tied_embeddings_are_summed_over_the_first_and_last_stage() -> None:
     assert (tie.name, tie.elements) == ("embed.weight", (50257 + 1) // 2 * 768)
     names = [event.task for event in step.timeline.events if event.task.kind == "exchange"]
     assert {task.resource for task in names} == {"stage0", "stage3"}
-    from paleo.predict import setting
+    from paleo.setting import setting
 
     fabric = setting(SYSTEM, Run(gpus=8), "bf16").fabric
     alone = fabric.times("all_reduce", np.array([6]), np.array([2]), np.array([tie.elements * 2.0]))
@@ -173,12 +173,13 @@ PLANS: list[dict[str, Any]] = [
 def test_overlap_hides_some_of_the_exchange_and_no_more(options: dict[str, Any]) -> None:
     """Not below the pipeline without replicas, whose tails are the update and the sum of the tied table alone."""
     options = options | {"gpus": 32, "batch": 8, "microbatch": 1, "software": "megatron-core"}
-    after, beside = made(**options, exchange="after"), made(**options)
+    free = load_software("megatron-core").model_copy(update={"contention": 0.0})
+    after, beside = made(free, **options, exchange="after"), made(free, **options)
     hidden = beside.breakdown.communication_total - beside.breakdown.communication_exposed
     assert beside.step_time < after.step_time and hidden > 0
     assert after.breakdown.communication_total == pytest.approx(after.breakdown.communication_exposed)
     if "zero" not in options["strategy"]:  # which shares the update among the replicas, too
-        alone = made(**(options | {"gpus": beside.plan.stages}), exchange="after")
+        alone = made(free, **(options | {"gpus": beside.plan.stages}), exchange="after")
         exchanged = 0.0 if beside.run.schedule != "chimera" else alone.breakdown.communication_exposed
         assert beside.step_time >= alone.step_time - exchanged
 
@@ -239,7 +240,7 @@ def test_a_cut_of_chunks_states_all_of_them() -> None:
 
 
 def test_layers_without_blocks_are_cut_one_by_one() -> None:
-    step = made("alexnet", gpus=2, strategy="pp=2", batch=8, microbatch=1, cut=(10, 12))
+    step = made(model="alexnet", gpus=2, strategy="pp=2", batch=8, microbatch=1, cut=(10, 12))
     assert len(step.program.sections) == 22
     parameters = [
         sum(section.parameters for section in half) for half in (step.program.sections[:10], step.program.sections[10:])

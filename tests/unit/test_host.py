@@ -47,11 +47,13 @@ def turn(**more: float) -> Columns:
         "saved_bytes": 400,
     } | more
     zeros = (
-        "core",
+        "again",
+        "selected",
         "forward_transfers",
+        "again_transfers",
         "backward_transfers",
         "hidden",
-        "core_bytes",
+        "selected_bytes",
         "input_bytes",
         "largest_output_bytes",
     )

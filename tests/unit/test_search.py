@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 
 from paleo.errors import CapacityError, PlanError, SpecError
-from paleo.predict import predict, setting
+from paleo.predict import predict
 from paleo.search.cases import Choice
 from paleo.search.evaluate import evaluate
 from paleo.search.hybrid import hybrid
 from paleo.search.plans import Search, _Found, _Part, _searched, _sized, explain, search
 from paleo.search.points import _Blocks, _values, priced
 from paleo.search.space import Space, batch, divisors, layouts, microbatches, within
+from paleo.setting import setting
 from paleo.specs.hardware import System, load_system
 from paleo.specs.loading import validate
 from paleo.specs.model import ModelSpec, load_model

@@ -226,8 +226,8 @@ def test_borders_are_priced_by_the_network() -> None:
     """Each sent border takes what the link between neighbours takes for it, and computing waits for it."""
     of = made("spatial=8", model={"resolution": 896})
     moved = [t for s in of.program.sections for t in s.transfers for _ in range(s.repeat) if t.operation == "send_recv"]
-    from paleo.predict import setting
     from paleo.pricing.communication import Network
+    from paleo.setting import setting
 
     fabric = setting(SYSTEM, of.run, "bf16").fabric
     network = Network(SYSTEM, of.plan.mesh, fabric.algorithm, fabric.rates, fabric.own, fabric.host)

@@ -213,7 +213,7 @@ def test_tables_predictions_and_plot_are_written(tmp_path: Path, capsys: pytest.
     assert list(written.columns)[: len(products().columns)] == list(products().columns)
     assert (written["low"] <= written["predicted"]).loc[[0, 2]].all() and written["predicted"][2] > 100  # microseconds
     assert written["unsupported"][1].startswith("time_us")
-    assert plot.read_text().startswith("<?xml") and "1 rows: time_us" in capsys.readouterr().out
+    assert plot.read_text().startswith("<?xml") and "1 row: time_us" in capsys.readouterr().out
 
 
 def test_two_files_share_one_table_of_predictions() -> None:

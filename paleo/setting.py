@@ -1,0 +1,173 @@
+"""What prices the programs of a run: its software, formats, kernel prices and links, whatever its degrees and batch
+shares are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from paleo.adapters import adapted
+from paleo.assemble import clip_kernels, update_kernel
+from paleo.fusion import Chains
+from paleo.graph import Graph, build
+from paleo.host import Feeding, Offload, feeding, offload_of, sample_bytes
+from paleo.layers.base import Choices
+from paleo.lower import Program, lower, without_backward
+from paleo.optimizers import Optimizer, optimizer
+from paleo.parallel.mesh import Mesh
+from paleo.parallel.placement import Placement
+from paleo.precision import Precision, autocast, precision
+from paleo.pricing.communication import Fabric
+from paleo.pricing.kernels import Pricer, pricer
+from paleo.rerun import Checkpoints
+from paleo.schedules.base import Numeric
+from paleo.specs.calibration import Calibration
+from paleo.specs.hardware import System
+from paleo.specs.model import ModelSpec
+from paleo.specs.run import Run
+from paleo.specs.software import Software, load_software
+from paleo.stages import Chunk, cut, cut_by_work
+from paleo.work import Kernel
+
+Array = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What prices the programs of a run, whatever its degrees and batch shares are."""
+
+    run: Run
+    system: System
+    formats: Precision
+    software: Software
+    prices: Pricer
+    fabric: Fabric
+    offload: Offload
+
+    @property
+    def choices(self) -> Choices:
+        """How layers are carried out."""
+        software = self.software
+        gates: Literal["fused", "separate"] = "fused" if software.fused else "separate"
+        wide = frozenset(software.wide if self.formats.casts else ())
+        return Choices(self.run.attention or software.attention, software.loss, gates, software.gelu, wide)
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The run's optimizer as the software carries it out."""
+        plain = [optimizer(name).name for name in self.software.stepwise_updates]
+        return optimizer(self.run.optimizer, stepwise=self.run.optimizer in plain)
+
+    @property
+    def chains(self) -> Chains:
+        """Which chains of element-wise passes are one kernel."""
+        software = self.software
+        if software.fused:
+            return "all"
+        if self.run.forward_only:
+            return "none" if software.norm_chains == "never" else "norms"
+        trained: dict[str, Chains] = {"forward": "norms forward", "both": "norms"}
+        return trained.get(software.norm_chains, "none") if self.formats.activation < self.formats.wide else "none"
+
+    @property
+    def call(self) -> float:
+        """Seconds of the host for issuing a collective."""
+        return self.software.host_forward if self.prices.rates is None else 0.0
+
+    @property
+    def gathers_ahead(self) -> bool:
+        """Whether updated parameters are gathered during the next step's forward pass."""
+        return self.overlapped and self.software.overlap_gather
+
+    @property
+    def overlapped(self) -> bool:
+        """Whether gradients travel during backward."""
+        return (self.run.exchange or ("overlapped" if self.software.overlap else "after")) == "overlapped"
+
+    def cut(self, program: Program, turn: Array, pieces: int) -> list[Chunk]:
+        """Pieces of a pipeline, as the software cuts them; ``turn``: seconds of one turn of each section."""
+        by_work = self.run.cut is None and self.software.stages == "work" and pieces > 1
+        return cut_by_work(program, pieces) if by_work else cut(program, turn.tolist(), pieces, self.run.cut)
+
+    @property
+    def clip(self) -> str:
+        """What is done with the norm of the gradients."""
+        return self.run.clip or self.software.clip
+
+    def updated(self, counts: Array, tensors: Array) -> Array:
+        """Seconds in which a device updates so many parameters, in so many tensors; both broadcast."""
+        chosen, formats = self.optimizer, self.formats
+        return self._passes(counts, tensors, lambda count, number: [update_kernel(count, number, chosen, formats)])
+
+    def clipped(self, counts: Array) -> Array:
+        """Seconds of the passes that clipping adds to that."""
+        return self._passes(counts, 0.0, lambda count, _: clip_kernels(count, self.clip, self.formats))
+
+    def _passes(self, counts: Array, tensors: Numeric, made: Callable[[float, float], Sequence[Kernel]]) -> Array:
+        pairs = np.stack([counts.ravel(), np.broadcast_to(tensors, counts.shape).ravel()])
+        unique, place = np.unique(pairs, axis=1, return_inverse=True)
+        listed = [made(*pair) for pair in unique.T.tolist()]
+        if not listed or not listed[0]:
+            return np.zeros_like(counts)
+        seconds = self.prices.times([one for each in listed for one in each]).alone.reshape(len(listed), -1)
+        return np.where(unique[0] > 0, seconds.sum(axis=1), 0.0)[place.ravel()].reshape(counts.shape)
+
+    def fed(self, graph: Graph, plan_gpus: int, replica: Numeric, local_batch: Numeric) -> Feeding | None:
+        """How long a step's batch takes to arrive; None for synthetic data."""
+        wanted = self.run.input
+        if wanted is None:
+            return None
+        size = sample_bytes(graph)
+        return feeding(wanted, self.system, size, gpus=plan_gpus, replica=replica, local_batch=local_batch)
+
+    def reserved(self, mesh: Mesh) -> float:
+        """Bytes that no tensor gets: the process's context on a GPU, and buffers for each axis over which it talks."""
+        talks = sum(degree > 1 for _, degree in mesh.degrees)
+        own = self.software.context + talks * self.software.communicator
+        return own if self.system.device.kind == "gpu" else 0.0
+
+    def graph(self, model: ModelSpec, batch: int) -> Graph:
+        """The network at a batch, with the run's adapters."""
+        graph = build(model, batch=batch, choices=self.choices, overrides=self.run.model)
+        return adapted(graph, self.run.adapters, self.run.adapted)
+
+    def lowered(self, graph: Graph, placement: Placement, mesh: Mesh) -> Program:
+        """One rank's program."""
+        program = lower(
+            graph,
+            placement,
+            mesh,
+            self.formats,
+            chains=self.chains,
+            regather=self.software.regather,
+            softmax_multiple=self.software.softmax_multiple,
+            pieces=mesh.degree("tp") if self.software.tensor_overlap else 1,
+            targets=self._targets(mesh),
+            checkpoints=Checkpoints(self.software.stops_early, self.software.selective),
+        )
+        return without_backward(program) if self.run.forward_only else program
+
+    def _targets(self, mesh: Mesh) -> int | None:
+        """Nodes (within one: devices) to which a token goes once."""
+        once = self.software.expert_dispatch == "once"
+        return self.fabric.targets(mesh.stride(("ep",)), mesh.degree("ep")) if once else None
+
+
+def setting(
+    system: System, run: Run, dtype: str, software: Software | None = None, own: Calibration | None = None
+) -> Setting:
+    """Software, pricer and links of a run; ``software`` and ``own`` in place of the profile and the calibration file
+    that it names."""
+    software = software or load_software(run.software)
+    software = software if run.cudnn is None else software.model_copy(update={"cudnn": run.cudnn})
+    prices = pricer(system.device, dtype, run.calibration, software, own)
+    software = software if prices.rates is None else software.model_copy(update={"contention": 0.0})
+    fabric = Fabric(system, run.algorithm_or_server, prices.rates, prices.own, software.host_forward)
+    formats = autocast(precision(dtype)) if software.mixed == "autocast" else precision(dtype)
+    held, accesses = software.gradient_accumulator, software.gradient_accesses
+    formats = replace(formats, accumulator=held, gradient_accesses=accesses)
+    return Setting(run, system, formats, software, prices, fabric, offload_of(run.offload, system))
