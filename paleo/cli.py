@@ -825,6 +825,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except BrokenPipeError:  # the reader (head, less) has gone; nothing is left to say
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = UNREAD
+    gc.freeze()  # nothing is left to tidy up: the process ends
     sys.exit(code)
 
 
