@@ -75,8 +75,12 @@ def owned_elements(program: Program, mesh: Mesh, copies: int) -> Array:
     found = np.zeros(first + len(program.ties))
     made = [(i, one.axes, one.elements) for i, section in enumerate(program.sections) for one in section.gradients]
     made += [(first + i, one.axes, one.elements) for i, one in enumerate(program.ties) if one.trained]
+    shared = mesh.state_axes
+    ranks = {
+        axes: mesh.ways(tuple(axis for axis in axes if axis in shared)) * copies for axes in {a for _, a, _ in made}
+    }
     for number, axes, elements in made:
-        found[number] += elements / (mesh.ways(tuple(axis for axis in axes if axis in mesh.state_axes)) * copies)
+        found[number] += elements / ranks[axes]
     return found
 
 
