@@ -129,9 +129,11 @@ def _range(trained: Training, what: Objective) -> str:
 def _caution(study: Purchase) -> str:
     """What a reader must know before acting on the cards."""
     notes = []
-    unpriced = [one.candidate.system.name for one in study.offers if one.candidate.runs and _cost(one) is None]
+    running = [one for one in study.offers if one.candidate.runs]
+    unpriced = [one.candidate.system.name for one in running if _cost(one) is None]
     if unpriced:
-        notes.append(f"No price is known for {', '.join(unpriced)}: the cheapest is the cheapest of the others.")
+        what = "the cheapest is that of the others" if len(unpriced) < len(running) else "none is the cheapest"
+        notes.append(f"No price is known for {', '.join(unpriced)}: {what}.")
     high = [one.candidate.system.name for one in study.offers if one.made is not None and one.made.mfu > RARE_MFU]
     if high:
         notes.append(
