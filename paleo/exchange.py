@@ -57,30 +57,52 @@ def gradient_turns(placed: Array, ties: Sequence[Tie]) -> Array:
 def gradient_shares(program: Program, mesh: Mesh, copies: int) -> dict[Axes, Array]:
     """Gradient elements that one of `gradient_turns` makes, by the axes over which they are summed: (sections and
     ties,)."""
-    found: dict[Axes, Array] = {}
-    first = len(program.sections)
-    made = [(i, one.axes, one.elements) for i, section in enumerate(program.sections) for one in section.gradients]
-    made += [(first + i, one.axes, one.elements) for i, one in enumerate(program.ties) if one.trained]
-    for number, axes, elements in made:
-        used = tuple(axis for axis in axes if mesh.degree(axis) > 1)
-        if used or copies > 1:
-            found.setdefault(used, np.zeros(first + len(program.ties)))[number] += elements
-    return found
+    owed = [(number, _in_use(axes, mesh), elements) for number, axes, elements in _gradients(program)]
+    return _by_axes(program, owed, copies)
+
+
+def gathered_shares(program: Program, mesh: Mesh, copies: int, *, frozen: bool) -> dict[Axes, Array]:
+    """Parameter elements that one of `gradient_turns` gathers from the ranks that share out their states, by the axes
+    of these ranks, which are fewer for experts: (sections and ties,). ``frozen``: those too that are not trained."""
+    shared = _in_use(mesh.state_axes, mesh)
+    owed = [
+        (number, tuple([axis for axis in shared if axis in axes]), elements)
+        for number, axes, elements in _gradients(program)
+    ]
+    if frozen:
+        first = len(program.sections)
+        owed += [(i, shared, one.parameters - one.trained) for i, one in enumerate(program.sections)]
+        owed += [(first + i, shared, one.elements) for i, one in enumerate(program.ties) if not one.trained]
+    return _by_axes(program, [one for one in owed if one[2]], copies)
 
 
 def owned_elements(program: Program, mesh: Mesh, copies: int) -> Array:
     """Trained elements that a rank owns of one of `gradient_turns` where states are shared out over their replicas,
     which experts have fewer of: (sections and ties,)."""
-    first = len(program.sections)
-    found = np.zeros(first + len(program.ties))
-    made = [(i, one.axes, one.elements) for i, section in enumerate(program.sections) for one in section.gradients]
-    made += [(first + i, one.axes, one.elements) for i, one in enumerate(program.ties) if one.trained]
+    found = np.zeros(len(program.sections) + len(program.ties))
     shared = mesh.state_axes
-    ranks = {
-        axes: mesh.ways(tuple(axis for axis in axes if axis in shared)) * copies for axes in {a for _, a, _ in made}
-    }
-    for number, axes, elements in made:
-        found[number] += elements / ranks[axes]
+    for number, axes, elements in _gradients(program):
+        found[number] += elements / (mesh.ways(tuple([axis for axis in axes if axis in shared])) * copies)
+    return found
+
+
+def _gradients(program: Program) -> list[tuple[int, Axes, float]]:
+    """Position among `gradient_turns`, axes and elements of all gradients."""
+    first = len(program.sections)
+    made = [(i, one.axes, one.elements) for i, section in enumerate(program.sections) for one in section.gradients]
+    return made + [(first + i, one.axes, one.elements) for i, one in enumerate(program.ties) if one.trained]
+
+
+def _in_use(axes: Axes, mesh: Mesh) -> Axes:
+    return tuple([axis for axis in axes if mesh.degree(axis) > 1])
+
+
+def _by_axes(program: Program, owed: Sequence[tuple[int, Axes, float]], copies: int) -> dict[Axes, Array]:
+    """Elements side by side for each set of axes; with one copy of the network nothing travels over none."""
+    found: dict[Axes, Array] = {}
+    for number, axes, elements in owed:
+        if axes or copies > 1:
+            found.setdefault(axes, np.zeros(len(program.sections) + len(program.ties)))[number] += elements
     return found
 
 

@@ -34,6 +34,7 @@ from paleo.exchange import (
     copied,
     exposed_exchange,
     exposed_gather,
+    gathered_shares,
     gradient_elements,
     gradient_shares,
     gradient_turns,
@@ -309,8 +310,8 @@ def _cut_weights(times: TurnTimes, program: Program, chosen: Plan, network: Netw
     zero, mesh, sections = chosen.parallel.zero, chosen.mesh, program.sections
     if zero < 3 or chosen.stages == 1 or chosen.shards == 1:
         return times.turn
-    width, learned = made.formats.parameter, made.formats.gradient
-    gather = [network.time("all_gather", mesh.state_axes, one.parameters * width) for one in sections]
+    learned = made.formats.gradient
+    gather, _ = _section_gathers(program, network, made)
     sent = [
         sum(
             network.time(*owed)
@@ -320,7 +321,17 @@ def _cut_weights(times: TurnTimes, program: Program, chosen: Plan, network: Netw
         for one in sections
     ]
     goes_back = np.array([one.goes_back for one in sections])
-    return waited_turns(times, np.array(gather), np.array(sent), goes_back)
+    return waited_turns(times, gather, np.array(sent), goes_back)
+
+
+def _section_gathers(program: Program, network: Network, made: Setting) -> Array:
+    """Seconds in which the parameters of one turn of each section are gathered where they are sharded, and their
+    bytes: (2, sections)."""
+    found = np.zeros((2, len(program.sections)))
+    for axes, elements in gathered_shares(program, network.mesh, 1, frozen=True).items():
+        sizes = elements[: found.shape[1]] * made.formats.parameter
+        found += np.stack([[network.time("all_gather", axes, size) for size in sizes.tolist()], sizes])
+    return found
 
 
 def _single(priced: _Priced) -> tuple[Callable[[], Timeline], Breakdown]:
@@ -329,15 +340,15 @@ def _single(priced: _Priced) -> tuple[Callable[[], Timeline], Breakdown]:
     buckets = Buckets(
         priced.run.bucket, priced.setting.formats.gradient, priced.setting.overlapped, zero == 3 and ranks > 1
     )
-    width, axes = priced.setting.formats.parameter, priced.plan.mesh.state_axes
+    parts = np.zeros((2, len(program.sections)))
+    if buckets.sharded:
+        parts = _section_gathers(program, priced.network, priced.setting)
+    gathers = parts[0]
+    gather = {section.name: tuple(one) for section, one in zip(program.sections, parts.T.tolist(), strict=True)}
 
     def bucket(over_axes: Axes, size: float) -> float:
         return _gradient_time(priced, over_axes, size)
 
-    def gather(section: Section) -> float:
-        return priced.network.time("all_gather", axes, section.parameters * width) if buckets.sharded else 0.0
-
-    gathers = np.array([gather(section) for section in program.sections])
     earlier = times
     if buckets.overlapped or buckets.sharded:
         times = crowded(times, gathers, _gradient_seconds(program, bucket, buckets), priced.setting.software.contention)
@@ -359,7 +370,7 @@ def _single(priced: _Priced) -> tuple[Callable[[], Timeline], Breakdown]:
 
     def draw() -> Timeline:
         each = _section_times(times), _section_times(earlier)
-        prices = Prices(*each, partial(_counts, priced), bucket, gather, width)
+        prices = Prices(*each, partial(_counts, priced), bucket, gather)
         return step_timeline(program, prices, microbatches=priced.plan.microbatches, buckets=buckets, update=update)
 
     return draw, _breakdown(priced, 0, end, beside + collected + float(gathered.hidden[0]))
@@ -450,7 +461,7 @@ def _chunk_times(priced: _Priced) -> _ChunkTimes:
     made, mesh, program, copies = priced.setting, priced.plan.mesh, priced.program, priced.copies
     turn = turn_of_each(priced.held, program.ties)
     elements = turn @ gathered_elements(program)
-    gather = _grouped(priced, "all_gather", mesh.state_axes, elements * made.formats.parameter)
+    gather = _gathers(priced, turn, frozen=True)
     shares = gradient_shares(program, mesh, copies)
     sent = _gradient_sums(priced, {axes: turn @ one for axes, one in shares.items()}, elements)
     late = np.zeros(priced.placed.shape[:2])
@@ -591,6 +602,15 @@ def gradient_operation(zero: int) -> str:
     return "reduce_scatter" if zero else "all_reduce"
 
 
+def _gathers(priced: _Priced, turns: Array, *, frozen: bool) -> Array:
+    """Seconds in which stages gather the parameters of ``turns`` (stages, …, sections and ties), ``frozen`` ones too:
+    (stages, …)."""
+    found, width = np.zeros(turns.shape[:-1]), priced.setting.formats.parameter
+    for axes, elements in gathered_shares(priced.program, priced.plan.mesh, priced.copies, frozen=frozen).items():
+        found += _grouped(priced, "all_gather", axes, turns @ elements * width)
+    return found
+
+
 def _state_gathers(priced: _Priced, forward: Array) -> _Sums:
     """With sharded states (ZeRO-1, ZeRO-2) every rank collects the parameters that the others updated: behind the next
     step's first pass, ``forward`` long on each stage, where the software overlaps that."""
@@ -599,7 +619,7 @@ def _state_gathers(priced: _Priced, forward: Array) -> _Sums:
         return _Sums(none, none)
     made = priced.setting
     sizes = priced.trained * made.formats.parameter
-    seconds = _grouped(priced, "all_gather", priced.plan.mesh.state_axes, sizes)
+    seconds = _gathers(priced, gradient_turns(priced.placed, priced.program.ties).sum(axis=1), frozen=False)
     if not made.gathers_ahead:
         return _Sums(seconds, none)
     exposed = exposed_gather(seconds, sendings(sizes, priced.run.bucket), forward, made.software.contention)

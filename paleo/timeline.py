@@ -8,7 +8,7 @@ one are one task: nothing is unrolled that repeats.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -99,16 +99,15 @@ def _flush(pending: dict[Axes, float], least: float) -> tuple[tuple[Axes, float]
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """Seconds of a section's turn in the last microbatch and in ``earlier`` ones, of a gradient bucket and of the
-    gather of a section's parameters; ``counts(section, direction)``: FLOP and bytes of a turn's kernels, and bytes of
-    the collectives that it waits for."""
+    """Seconds of a section's turn in the last microbatch and in ``earlier`` ones, and of a gradient bucket; seconds and
+    bytes in which a section's parameters are gathered, by its name; ``counts(section, direction)``: FLOP and bytes of a
+    turn's kernels, and bytes of the collectives that it waits for."""
 
     times: Sequence[SectionTime]
     earlier: Sequence[SectionTime]
     counts: Callable[[Section, Direction], tuple[float, float, float]]
     bucket: Callable[[Axes, float], float]
-    gather: Callable[[Section], float]
-    parameter_bytes: float
+    gather: Mapping[str, tuple[float, ...]]
 
 
 def step_timeline(program: Program, prices: Prices, *, microbatches: int, buckets: Buckets, update: float) -> Timeline:
@@ -137,10 +136,8 @@ def _tasks(tasks: list[Task], program: Program, prices: Prices, order: Sequence[
         awaited: tuple[int, ...] = ()
         if turn.gathers:
             latest = _last(tasks)
-            moved = section.parameters * prices.parameter_bytes
-            tasks.append(
-                Task(f"weights of {section.name}", NETWORK, prices.gather(section), issued, "gather", bytes=moved)
-            )
+            seconds, moved = prices.gather[section.name]
+            tasks.append(Task(f"weights of {section.name}", NETWORK, seconds, issued, "gather", bytes=moved))
             awaited, issued = (len(tasks) - 1,), latest
         counts = prices.counts(section, turn.direction)
         _compute(tasks, section.name, turn, prices.times[turn.section], counts, awaited)

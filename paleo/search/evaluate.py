@@ -29,6 +29,7 @@ from paleo.assemble import (
 from paleo.exchange import (
     Sends,
     exposed_gather,
+    gathered_shares,
     gradient_shares,
     gradient_turns,
     in_turn,
@@ -176,7 +177,7 @@ class _Search:
         self._places: dict[tuple[int, Axes], tuple[int, int]] = {}
         self._kept: dict[tuple[object, ...], Array] = {}
         self._tailed: dict[tuple[object, ...], _Tails] = {}
-        self._cells: dict[tuple[int, int], _Cells] = {}
+        self._cells: dict[tuple[int, int, str], _Cells] = {}
         self._in_turn: dict[tuple[object, ...], Sends] = {}
         self._kinds: dict[int, tuple[_Kinds, _Kinds]] = {}
         self._laid: dict[tuple[object, ...], tuple[_Laid, Array]] = {}
@@ -286,8 +287,8 @@ class _Search:
         """Seconds in which each stage of each layout gathers its parameters: (stages, layouts)."""
 
         def gathered(places: Index | slice) -> Array:
-            sizes = self._elements(group, "trained")[places] * self.made.formats.parameter
-            return self._slowest("all_gather", self._replicas(group, laid.copies), sizes)
+            turns = self._kinds[group.stages][0].turns[places, None]
+            return self._gathered_turns(group, turns, laid.copies, "trained")[:, 0]
 
         if laid.copies > 1:  # how far apart the copies of a stage are is a matter of its place
             return self._once(("gathering", *laid.stages_key), lambda: gathered(laid.kind))
@@ -321,11 +322,6 @@ class _Search:
             found += exposed_gather(gathers, buckets, forward, self.made.software.contention)
         return found
 
-    def _replicas(self, group: Group, copies: int = 1) -> Count:
-        """The groups in which each layout's states are replicas."""
-        axes = [self.layouts[i].mesh.state_axes or ("dp",) for i in group.layouts]
-        return self._ranks(group.layouts, axes, copies)
-
     def _exchange(self, group: Group, laid: _Laid, zero: int, overlapped: bool) -> tuple[Array, Array]:
         """Seconds in which each chunk of each stage of each layout sums its gradients, and their bytes: (stages,
         chunks, layouts). In one go for all chunks where nothing overlaps."""
@@ -339,32 +335,41 @@ class _Search:
         return tuple(found[:, laid.chunk_kind + len(kinds) if overlapped else laid.kind[:, None]])
 
     def _summed(self, group: Group, turns: Array, copies: int, zero: int) -> Array:
-        """Seconds and bytes of the gradients of some turns, (stages, chunks, ties and sections), for each layout: (2,
+        """Seconds and bytes of the gradients of some turns, (stages, chunks, sections and ties), for each layout: (2,
         stages, chunks, layouts)."""
+        operation, width = gradient_operation(zero), self.made.formats.gradient
+        return self._sent_turns(group, turns, self._travelling(group, copies, "gradients"), operation, width)
+
+    def _gathered_turns(self, group: Group, turns: Array, copies: int, which: Literal["trained", "all"]) -> Array:
+        """Seconds in which the parameters of some turns are gathered, as in `_summed`: (stages, chunks, layouts)."""
+        cells, width = self._travelling(group, copies, which), self.made.formats.parameter
+        return np.asarray(self._sent_turns(group, turns, cells, "all_gather", width)[0])
+
+    def _sent_turns(self, group: Group, turns: Array, cells: _Cells, operation: str, width: float) -> Array:
         found = np.zeros((2, *turns.shape[:2], len(group.layouts)))
-        cells = self._gradient_cells(group, copies)
         if cells.places:
-            sizes = turns @ cells.elements * self.made.formats.gradient
-            seconds = self._slowest(gradient_operation(zero), cells.groups, sizes)
+            sizes = turns @ cells.elements * width
+            seconds = self._slowest(operation, cells.groups, sizes)
             np.add.at(found.T, cells.places, np.stack([seconds, sizes]).T)
         return found
 
-    def _gradient_cells(self, group: Group, copies: int) -> _Cells:
-        """What each layout of a group sums its gradients over, remembered."""
-        if (group.stages, copies) not in self._cells:
+    def _travelling(self, group: Group, copies: int, what: Literal["gradients", "trained", "all"]) -> _Cells:
+        """What each layout of a group sums its gradients over, or gathers parameters from, remembered."""
+        if (group.stages, copies, what) not in self._cells:
             known: dict[tuple[object, ...], dict[Axes, Array]] = {}
             cells: list[tuple[int, Axes, Array]] = []
             for place, index in enumerate(group.layouts):
                 program, mesh = self._of(group, place), self.layouts[index].mesh
                 key = id(program), tuple(axis for axis, degree in mesh.degrees if degree > 1)
                 if key not in known:
-                    known[key] = gradient_shares(program, mesh, copies)
+                    shares = gradient_shares if what == "gradients" else partial(gathered_shares, frozen=what == "all")
+                    known[key] = shares(program, mesh, copies)
                 cells += [(place, *one) for one in known[key].items()]
             places, axes, elements = zip(*cells, strict=True) if cells else ((), (), ())
             chosen = [group.layouts[place] for place in places]
             groups = self._ranks(chosen, axes, copies) if cells else np.zeros((2, 1, 1, 0), dtype=np.int64)
-            self._cells[group.stages, copies] = _Cells(list(places), groups, np.array(elements).T)
-        return self._cells[group.stages, copies]
+            self._cells[group.stages, copies, what] = _Cells(list(places), groups, np.array(elements).T)
+        return self._cells[group.stages, copies, what]
 
     def _tied_sums(self, group: Group, laid: _Laid) -> Array:
         """Seconds in which the stages that hold a tied parameter sum its gradients: (stages, layouts)."""
@@ -588,7 +593,7 @@ class _Search:
         held, work = (one[:, inside] for one in passing)
         size = held * alive(schedule, group.stages, count, cut.chunks) + work
         size = (size + np.take(self._owned(group, laid, 3) + whole, member, axis=1)).max(axis=0)
-        gather = self._slowest("all_gather", self._replicas(group, laid.copies), elements * width)
+        gather = self._gathered_turns(group, turn, laid.copies, "all")
         after = self._update(group, True)[laid.kind] + self._tied_sums(group, laid)
         taken = replace(cut, cases=cases, times=_of_cases(cut.times, inside))
         for overlapped in self._modes():
@@ -834,9 +839,9 @@ class _Search:
 
     def _gathers(self, group: Group, cases: Index) -> Array:
         """Seconds in which a section's parameters are gathered: (sections, cases)."""
-        sizes = self.points.columns.parameters[:, group.point[group.first]] * self.made.formats.parameter
-        seconds = self._slowest("all_gather", self._replicas(group), sizes)
-        return seconds[:, group.member[cases]]
+        count, ties = len(self.sections), len(self._of(group, 0).ties)
+        seconds = self._gathered_turns(group, np.eye(count, count + ties)[None], 1, "all")[0]
+        return np.asarray(seconds[:, group.member[cases]])
 
 
 def _kind(zero: int) -> int:

@@ -274,3 +274,18 @@ def test_only_microbatches_that_send_are_slowed(strategy: str) -> None:
         assert more[1] > more[0]
     else:
         assert more[1] == pytest.approx(more[0], rel=1e-9)
+
+
+def test_experts_without_copies_are_not_gathered() -> None:
+    """Eight ranks hold one expert each, so what ZeRO gathers is the rest: 2 bytes of every other parameter of a layer,
+    and with half as many experts ranks, half the experts, too."""
+    options = {"model": "mixtral-8x7b", "gpus": 8, "batch": 1, "dtype": "bf16"}
+    experts = 8 * 3 * 4096 * 14336
+    for ep in (8, 4):
+        one = made(**options, strategy=f"ep={ep},zero=3")
+        layer = max(one.program.sections, key=lambda section: section.repeat)
+        rest = layer.parameters - experts / ep
+        moved = {e.task.bytes for e in one.timeline.events if e.task.name == "weights of block"}
+        assert moved == {2.0 * (rest + (0 if ep == 8 else experts / ep))}
+    full, part = (made(**options, strategy=f"ep={ep},zero=1", exchange="after").breakdown for ep in (4, 8))
+    assert part.communication_total < full.communication_total
