@@ -31,7 +31,7 @@ from paleo.specs.hardware import System, load_system
 from paleo.units import MICROSECOND, MILLISECOND
 from paleo.validate.kinds.base import read_table, text
 from paleo.validate.residual import Residual, residual
-from paleo.validate.steps.base import StepTable, whole
+from paleo.validate.steps.base import StepTable, records, whole
 from paleo.validate.tables import table_of
 
 Array = npt.NDArray[np.float64]
@@ -123,11 +123,7 @@ class _Steps:
     def time(self, frame: pd.DataFrame, figures: Figures, parameters: LinkParameters) -> Array:
         """Predicted seconds of each row."""
         table = figures.under(parameters, self.moving)
-        return np.array([table.step(row).value for row in _records(frame)])
-
-
-def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    return [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
+        return np.array([table.step(row).value for row in records(frame)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +232,7 @@ def _by_system(file: Path, only: Sequence[str]) -> dict[str, _Found]:
     table = table_of(frame.columns)
     if not isinstance(table, StepTable) or not table.calibrates:
         return {}
-    systems = [_system_of(table, row) for row in _records(frame)]
+    systems = [_system_of(table, row) for row in records(frame)]
     known = {one.name: one for one in systems if one is not None and (not only or one.name in only)}
     out = {}
     for name, system in sorted(known.items()):

@@ -26,7 +26,7 @@ from paleo.specs.hardware import find_device
 from paleo.specs.software import Software, SoftwareFit, load_software
 from paleo.units import MICROSECOND, MILLISECOND
 from paleo.validate.kinds.base import read_table, text
-from paleo.validate.steps.base import StepTable
+from paleo.validate.steps.base import StepTable, records
 from paleo.validate.tables import table_of
 
 Array = npt.NDArray[np.float64]
@@ -92,11 +92,7 @@ class _Steps:
     def time(self, frame: pd.DataFrame, figures: Figures, parameters: SoftwareParameters) -> Array:
         """Predicted seconds of each row."""
         profile = parameters.applied(figures.profile)
-        return np.array([figures.table.step(row, profile).value for row in _records(frame)])
-
-
-def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    return [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
+        return np.array([figures.table.step(row, profile).value for row in records(frame)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +139,7 @@ def software_jobs(file: str | Path, only: Sequence[str] = ()) -> list[SoftwareJo
     if not isinstance(table, StepTable) or not table.calibrates:
         return []
     frame = frame.reset_index(drop=True)
-    profiles = pd.Series([table.profile(row) for row in _records(frame)], index=frame.index)
+    profiles = pd.Series([table.profile(row) for row in records(frame)], index=frame.index)
     for name in only:
         if name not in set(profiles):
             raise SpecError(f"{file}: no row of the profile {name!r}; {near(name, set(profiles))}")

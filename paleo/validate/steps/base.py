@@ -62,6 +62,11 @@ def software_of(row: Row, default: str = "pytorch-eager") -> str:
     return next((profile for word, profile in LIKENESS if word in words), default)
 
 
+def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """The rows of a table."""
+    return [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
+
+
 def filled(row: Row, key: str) -> bool:
     """Whether a cell holds something."""
     value = row.get(key)
