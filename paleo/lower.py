@@ -22,6 +22,7 @@ from paleo.rerun import WHOLE_BLOCKS, Checkpoints, left_out
 from paleo.work import (
     ATTENTION_CORE,
     Contraction,
+    FusedAttention,
     Kernel,
     MemoryPass,
     Phase,
@@ -318,6 +319,25 @@ class _Lowering:
                 times = self._additions(one.node, tensor) / repeat
                 if times:
                     yield Counted(self._accumulate(one, tensor), one.node.name, times)
+            yield from self._merges(one, repeat, spared)
+
+    def _merges(self, placed: PlacedNode, repeat: int, spared: frozenset[str]) -> Iterable[Counted]:
+        """A ring brings keys and values share by share: the output, and backward the gradients of query, key and value,
+        of each share after the first are added to what is there (Liu et al., Ring attention, 2023, algorithm 1)."""
+        for operation in placed.operations:
+            if not isinstance(operation, FusedAttention):
+                continue
+            shares = placed.gathered.get(operation.key.name, 1)
+            flags = self.checkpoints.again(operation, spared), self.checkpoints.selected(operation, spared)
+            own = (operation.out, 1), (operation.query, 1), (operation.key, shares), (operation.value, shares)
+            for tensor, parts in own if shares > 1 else ():
+                phase: Phase = "forward" if tensor is operation.out else "backward"
+                more = (shares - 1) / parts
+                size = tensor.bytes(self.precision) * more
+                kernel = flat_pass(
+                    f"{operation.name}.merge", "elementwise", phase, tensor.elements * more, 2.0 * size, size
+                )
+                yield Counted(kernel, placed.node.name, placed.node.repeat // repeat, *flags)
 
     def _formats(self, placed: PlacedNode) -> Precision:
         """Formats below sixteen bits are for the products inside the repeated blocks."""

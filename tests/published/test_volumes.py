@@ -208,6 +208,18 @@ def test_a_causal_mask_is_shared_out_evenly() -> None:
         assert below(program("llama3-8b", strategy)) * Mesh.of(parse_strategy(strategy).degrees).size == alone
 
 
+def test_a_ring_adds_up_what_it_makes_share_by_share() -> None:
+    """Of four shares of the keys three are added to the output of the first, and so are the gradients of queries, keys
+    and values, each rank's own: two are read and one is written, of two bytes."""
+    kernels = [one.kernel for one in block_kernels(program("llama3-8b", "cp=4")) if one.kernel.name.endswith(".merge")]
+    queries, keys = 8 * SEQ // 4 * 4096 * 2, 8 * SEQ // 4 * KV * DIM * 2
+    found = [(one.phase, one.bytes_read, one.bytes_written) for one in kernels]
+    expected = [("forward", queries), ("backward", queries), ("backward", keys), ("backward", keys)]
+    assert found == [(phase, 3 * 2 * size, 3 * size) for phase, size in expected]
+    for other in ("cp=4,ulysses", "tp=4"):
+        assert not [one for one in block_kernels(program("llama3-8b", other)) if one.kernel.name.endswith(".merge")]
+
+
 def test_unfused_attention_gathers_its_keys_first() -> None:
     """Without a kernel that takes keys piece by piece nothing hides the exchange (Llama 3, 2024, section 3.3.2)."""
     size = 2 * 8 * SEQ * KV * DIM * 2
