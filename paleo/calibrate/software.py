@@ -142,7 +142,7 @@ def software_jobs(file: str | Path, only: Sequence[str] = ()) -> list[SoftwareJo
     profiles = pd.Series([table.profile(row) for row in records(frame)], index=frame.index)
     for name in only:
         if name not in set(profiles):
-            raise SpecError(f"{file}: no row of the profile {name!r}; {near(name, set(profiles))}")
+            raise SpecError(f"{file}: no row of the profile {name!r}; {near(name, {*profiles, 'fabric'})}")
     chosen = [name for name in sorted(set(profiles)) if not only or name in only]
     return [_job(table, Path(file).name, frame[profiles == name], load_software(name)) for name in chosen]
 
