@@ -7,7 +7,7 @@ passes of its other chunks; only what is left when its last pass ends is exposed
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -57,20 +57,19 @@ def gradient_turns(placed: Array, ties: Sequence[Tie]) -> Array:
 def gradient_shares(program: Program, mesh: Mesh, copies: int) -> dict[Axes, Array]:
     """Gradient elements that one of `gradient_turns` makes, by the axes over which they are summed: (sections and
     ties,)."""
-    owed = [(number, _in_use(axes, mesh), elements) for number, axes, elements in _gradients(program)]
+    owed = [
+        (number, tuple([axis for axis in axes if mesh.degree(axis) > 1]), elements)
+        for number, axes, elements in _gradients(program)
+    ]
     return _by_axes(program, owed, copies)
 
 
 def gathered_shares(program: Program, mesh: Mesh, copies: int, *, frozen: bool) -> dict[Axes, Array]:
     """Parameter elements that one of `gradient_turns` gathers from the ranks that share out their states, by the axes
     of these ranks, which are fewer for experts: (sections and ties,). ``frozen``: those too that are not trained."""
-    shared = _in_use(mesh.state_axes, mesh)
-    owed = [
-        (number, tuple([axis for axis in shared if axis in axes]), elements)
-        for number, axes, elements in _gradients(program)
-    ]
+    owed = list(_states(program, mesh))
     if frozen:
-        first = len(program.sections)
+        first, shared = len(program.sections), mesh.state_axes
         owed += [(i, shared, one.parameters - one.trained) for i, one in enumerate(program.sections)]
         owed += [(first + i, shared, one.elements) for i, one in enumerate(program.ties) if not one.trained]
     return _by_axes(program, [one for one in owed if one[2]], copies)
@@ -80,9 +79,8 @@ def owned_elements(program: Program, mesh: Mesh, copies: int) -> Array:
     """Trained elements that a rank owns of one of `gradient_turns` where states are shared out over their replicas,
     which experts have fewer of: (sections and ties,)."""
     found = np.zeros(len(program.sections) + len(program.ties))
-    shared = mesh.state_axes
-    for number, axes, elements in _gradients(program):
-        found[number] += elements / (mesh.ways(tuple([axis for axis in axes if axis in shared])) * copies)
+    for number, axes, elements in _states(program, mesh):
+        found[number] += elements / (mesh.ways(axes) * copies)
     return found
 
 
@@ -93,8 +91,11 @@ def _gradients(program: Program) -> list[tuple[int, Axes, float]]:
     return made + [(first + i, one.axes, one.elements) for i, one in enumerate(program.ties) if one.trained]
 
 
-def _in_use(axes: Axes, mesh: Mesh) -> Axes:
-    return tuple([axis for axis in axes if mesh.degree(axis) > 1])
+def _states(program: Program, mesh: Mesh) -> Iterator[tuple[int, Axes, float]]:
+    """The same with the axes over which the states of those parameters are shared out."""
+    shared = mesh.state_axes
+    for number, axes, elements in _gradients(program):
+        yield number, tuple([axis for axis in shared if axis in axes]), elements
 
 
 def _by_axes(program: Program, owed: Sequence[tuple[int, Axes, float]], copies: int) -> dict[Axes, Array]:

@@ -18,7 +18,7 @@ from paleo.parallel.mesh import Axes, Mesh
 from paleo.parallel.placement import Placement
 from paleo.parallel.propagation import PlacedNode, kept_whole, propagate
 from paleo.precision import Precision
-from paleo.rerun import WHOLE_BLOCKS, Checkpoints, left_out
+from paleo.rerun import WHOLE_BLOCKS, Checkpoints, held, left_out
 from paleo.work import (
     ATTENTION_CORE,
     Contraction,
@@ -287,9 +287,7 @@ class _Lowering:
         of attention."""
         total = core = 0.0
         for operation in placed.operations:
-            for tensor in operation.saves:
-                if tensor.role == "parameter":
-                    continue
+            for tensor in held(operation):
                 size = tensor.bytes(self.precision) / placed.gathered.get(tensor.name, 1)
                 size *= self._storage.add(tensor, placed.node)
                 total += size

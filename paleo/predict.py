@@ -344,7 +344,7 @@ def _single(priced: _Priced) -> tuple[Callable[[], Timeline], Breakdown]:
     if buckets.sharded:
         parts = _section_gathers(program, priced.network, priced.setting)
     gathers = parts[0]
-    gather = {section.name: tuple(one) for section, one in zip(program.sections, parts.T.tolist(), strict=True)}
+    gather = dict(zip((section.name for section in program.sections), parts.T.tolist(), strict=True))
 
     def bucket(over_axes: Axes, size: float) -> float:
         return _gradient_time(priced, over_axes, size)
@@ -352,8 +352,7 @@ def _single(priced: _Priced) -> tuple[Callable[[], Timeline], Breakdown]:
     earlier = times
     if buckets.overlapped or buckets.sharded:
         times = crowded(times, gathers, _gradient_seconds(program, bucket, buckets), priced.setting.software.contention)
-    if buckets.sharded:
-        earlier = times
+        earlier = times if buckets.sharded else earlier
     gathered = _state_gathers(priced, over(priced.held, times.forwards))
     collected = float(gathered.exposed[0])
     update = float(_updates(priced)[0]) + collected

@@ -68,6 +68,11 @@ def wholly_recomputed(repeat: Array) -> Mask:
     return blocks if blocks.any() else np.ones_like(blocks)
 
 
+def _blocks(program: Program) -> Mask:
+    """`wholly_recomputed` of a program's sections."""
+    return wholly_recomputed(np.array([section.repeat for section in program.sections]))
+
+
 def runs(section: Section, counted: Counted) -> float:
     """How often a kernel runs in a microbatch: forward kernels run again where they are recomputed."""
     if counted.kernel.phase != "forward":
@@ -77,7 +82,7 @@ def runs(section: Section, counted: Counted) -> float:
 
 def marked(program: Program, how: str) -> Program:
     """The program with one way for all its layers."""
-    whole = wholly_recomputed(np.array([section.repeat for section in program.sections]))
+    whole = _blocks(program)
     ways = [how if how != "full" or blocks else "none" for blocks in whole]
     sections = (replace(section, recompute=way) for section, way in zip(program.sections, ways, strict=True))
     return replace(program, sections=tuple(sections))
@@ -119,7 +124,7 @@ def turn_shares(program: Program, run: Run, pieces: int) -> dict[str, Array]:
     if run.recompute_by_layer:
         ways = _by_layer(program, run)
         return {how: np.array([np.mean([way.how == how for way in one]) for one in ways]) for how in RECOMPUTE}
-    whole = wholly_recomputed(np.array([section.repeat for section in sections]))
+    whole = _blocks(program)
     turns = sum(section.repeat for section, blocks in zip(sections, whole, strict=True) if blocks)
     share = 1.0 if run.recompute_layers is None else min(1.0, run.recompute_layers * pieces / turns)
     full = share * whole.astype(np.float64)
@@ -129,7 +134,7 @@ def turn_shares(program: Program, run: Run, pieces: int) -> dict[str, Array]:
 def dealt(program: Program, pieces: Sequence[Chunk], run: Run) -> tuple[Program, list[Chunk]]:
     """The program with a section for each way in which turns of a section are treated, those of one way together, and
     the pieces of the network in these sections."""
-    whole = wholly_recomputed(np.array([section.repeat for section in program.sections]))
+    whole = _blocks(program)
     turns = [[(section, way) for section, way in _ways(program, run, piece, whole)] for piece in _numbered(pieces)]
     _check_layers(run, max(sum(whole[section] for section, _ in one) for one in turns))
     kinds = sorted(dict.fromkeys(turn for one in turns for turn in one), key=lambda kind: kind[0])
@@ -148,7 +153,7 @@ def dealt(program: Program, pieces: Sequence[Chunk], run: Run) -> tuple[Program,
 
 def most_layers(program: Program, pieces: Sequence[Chunk]) -> int:
     """The most layers of one piece that full recomputation would run again."""
-    whole = wholly_recomputed(np.array([section.repeat for section in program.sections]))
+    whole = _blocks(program)
     return max(sum(turns for section, turns in piece if whole[section]) for piece in pieces)
 
 

@@ -107,7 +107,7 @@ class Prices:
     earlier: Sequence[SectionTime]
     counts: Callable[[Section, Direction], tuple[float, float, float]]
     bucket: Callable[[Axes, float], float]
-    gather: Mapping[str, tuple[float, ...]]
+    gather: Mapping[str, Sequence[float]]
 
 
 def step_timeline(program: Program, prices: Prices, *, microbatches: int, buckets: Buckets, update: float) -> Timeline:

@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from paleo.calibrate.fit import FitResult, IntervalBin, Rows, fit, split
+from paleo.calibrate.fit import FitResult, IntervalBin, Rows, count, fit, split
 from paleo.errors import SpecError, near
 from paleo.specs.calibration import Calibration, Entry
 from paleo.specs.loading import parse_yaml, validate
@@ -49,7 +49,7 @@ class Job:
     @property
     def label(self) -> str:
         """For people: subject, family, stack and the count of rows."""
-        return f"{self.subject} {self.family} {self.stack} ({sum(len(one.measured) for one in self.rows)} rows)"
+        return f"{self.subject} {self.family} {self.stack} ({count(self.rows)} rows)"
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
@@ -59,6 +59,11 @@ class Rows:
     def take(self, mask: npt.NDArray[np.bool_] | npt.NDArray[np.int64]) -> Rows:
         """The rows that a mask or an index array picks."""
         return Rows(self.frame.iloc[np.arange(len(self.frame))[mask]], self.figures, self.stack, self.measured[mask])
+
+
+def count(rows: Iterable[Rows]) -> int:
+    """How many rows there are in several groups."""
+    return sum(len(one.measured) for one in rows)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from paleo.calibrate.files import Fit, rounded, rounded_residual
-from paleo.calibrate.fit import Rows, fit, joined, log_errors, sample, split
+from paleo.calibrate.fit import Rows, count, fit, joined, log_errors, sample, split
 from paleo.calibrate.software import CONFIGURATION
 from paleo.errors import PaleoError, SpecError, near
 from paleo.pricing.communication import LINK_FAMILIES, link_parameters
@@ -140,7 +140,7 @@ class LinkJob:
     @property
     def steps(self) -> int:
         """Rows that depend on a link."""
-        return sum(len(one.measured) for one in self.rows)
+        return count(self.rows)
 
     @property
     def label(self) -> str:

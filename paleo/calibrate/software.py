@@ -19,7 +19,7 @@ import pandas as pd
 import yaml
 
 from paleo.calibrate.files import ERROR_DIGITS, rounded, rounded_residual
-from paleo.calibrate.fit import FitResult, Rows, fit
+from paleo.calibrate.fit import FitResult, Rows, count, fit
 from paleo.errors import SpecError, near
 from paleo.specs.calibration import Residual
 from paleo.specs.hardware import find_device
@@ -108,7 +108,7 @@ class SoftwareJob:
     @property
     def steps(self) -> int:
         """How many rows there are to fit and to test on."""
-        return sum(len(one.measured) for one in self.rows)
+        return count(self.rows)
 
     @property
     def label(self) -> str:

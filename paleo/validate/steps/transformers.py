@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from functools import cache
-from typing import Literal
 
+from paleo.adapters import Adapted
 from paleo.errors import SpecError
 from paleo.predict import Prediction, predict
 from paleo.pricing.footprint import Footprint
@@ -103,8 +103,8 @@ def without_update(row: Row) -> bool:
 
 #: Rank of adapters, and what they stand beside, where a row says no more than that it was fine-tuning with LoRA: 8 to
 #: 32 are usual, of attention's products as in its paper; recipes of AutoModel state rank 8 and all products.
-ADAPTERS: dict[str, tuple[int, Literal["attention", "all"]]] = {"nemo-automodel": (8, "all")}
-USUAL_ADAPTERS: tuple[int, Literal["attention", "all"]] = (16, "attention")
+ADAPTERS: dict[str, tuple[int, Adapted]] = {"nemo-automodel": (8, "all")}
+USUAL_ADAPTERS: tuple[int, Adapted] = (16, "attention")
 
 
 def run_of(row: Row) -> Run:
@@ -132,7 +132,7 @@ def recompute_of(row: Row, software: Software) -> str:
     """Recomputation that a row states, else the software's habit."""
     recompute = str(row["recompute"]).strip().lower() if filled(row, "recompute") else software.recompute
     if recompute not in RECOMPUTE:
-        raise SpecError(f"recompute {recompute!r} is none of none, selective, full")
+        raise SpecError(f"recompute {recompute!r} is none of {', '.join(RECOMPUTE)}")
     return recompute
 
 
