@@ -203,11 +203,11 @@ def _layers() -> str:
 
 def catalog() -> str:
     """Everything that has a name, with a line on it."""
-    from paleo.report import facts
+    from paleo.report import describe
 
     parts = ["# Catalog\n", "What `paleo list` prints; `paleo show NAME` says all that is known of an entry.\n"]
-    for kind in facts.KINDS:
-        lines = facts.lines(kind)
+    for kind in describe.KINDS:
+        lines = describe.lines(kind)
         parts += [
             f"## {kind.capitalize()} ({len(lines)})\n",
             table(("name", "what it is"), [(f"`{k}`", v) for k, v in lines.items()]),

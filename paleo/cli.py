@@ -325,10 +325,10 @@ def list_(
     as_json: AsJson = False,
 ) -> None:
     """What the catalog holds."""
-    from paleo.report import facts, tables
+    from paleo.report import describe, tables
 
-    kinds = [kind] if kind is not None else list(facts.KINDS)
-    found = {one: facts.lines(one) for one in kinds}
+    kinds = [kind] if kind is not None else list(describe.KINDS)
+    found = {one: describe.lines(one) for one in kinds}
     counts = {one: f"{len(entries)}: {', '.join(list(entries)[:4])}, …" for one, entries in found.items()}
     table = tables.catalog("kinds of entries (paleo list KIND)", counts) if kind is None else None
     _show(lambda: found, lambda: table or tables.catalog(str(kind), found[str(kind)]), as_json)
@@ -342,12 +342,12 @@ def show(
     """All that is known of one model, device, link, system, collective, layer, strategy or optimizer."""
     from rich.console import Group
 
-    from paleo.report import facts, tables
+    from paleo.report import describe, tables
 
-    found = facts.find(name)
+    found = describe.find(name)
     _show(
-        lambda: {kind: facts.document(entry) for kind, entry in found},
-        lambda: Group(*(tables.facts(f"{kind} {name}", facts.facts(entry)) for kind, entry in found)),
+        lambda: {kind: describe.document(entry) for kind, entry in found},
+        lambda: Group(*(tables.facts(f"{kind} {name}", describe.facts(entry)) for kind, entry in found)),
         as_json,
     )
 
@@ -556,7 +556,7 @@ def compare(
     plot: Plot = None,
 ) -> None:
     """The same run on several systems: step time, speed-up, memory, rent and energy."""
-    from paleo.graph import build
+    from paleo.network.graph import build
     from paleo.report import documents, tables
     from paleo.specs.hardware import load_system
     from paleo.specs.model import load_model
@@ -605,7 +605,7 @@ def report(
     """A page that answers a purchase question: one HTML file, self-contained. Without --strategy plans are searched."""
     import datetime
 
-    from paleo.graph import build
+    from paleo.network.graph import build
     from paleo.report.documents import write_whole
     from paleo.report.html import report as page
     from paleo.search.recommended import recommended

@@ -10,7 +10,44 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from paleo.assemble import (
+from paleo.lowering.partition import Chunk
+from paleo.lowering.program import Program, Section
+from paleo.lowering.recompute import Ways, dealt, marked, runs, turn_shares, uneven
+from paleo.network.graph import Graph
+from paleo.operations.precision import Precision
+from paleo.operations.work import Kernel
+from paleo.parallel.mesh import Axes, Mesh
+from paleo.parallel.overrides import placement
+from paleo.parallel.placement import idle_axes
+from paleo.parallel.plan import Plan, plan
+from paleo.pricing.communication import Network
+from paleo.pricing.footprint import Footprint
+from paleo.pricing.kernels import KernelTimes
+from paleo.schedules.base import SCHEDULES, Numeric, Passes, Schedule
+from paleo.schedules.engine import Event, Task, Timeline
+from paleo.schedules.pipeline import StageTime, check, pipeline_timeline
+from paleo.specs.calibration import Calibration
+from paleo.specs.hardware import System
+from paleo.specs.model import ModelSpec
+from paleo.specs.run import Run
+from paleo.specs.software import Software
+from paleo.step.backend import Setting, setting
+from paleo.step.gradient_exchange import (
+    copied,
+    exposed_exchange,
+    exposed_gather,
+    gathered_shares,
+    gradient_elements,
+    gradient_shares,
+    gradient_turns,
+    owned_elements,
+    replica_groups,
+    sendings,
+    sharers,
+    tied_pairs,
+)
+from paleo.step.host import Feeding, Shares, divided, host_update, streamed
+from paleo.step.section_times import (
     BYTES,
     Columns,
     TurnTimes,
@@ -29,46 +66,9 @@ from paleo.assemble import (
     walk,
     workspace,
 )
-from paleo.engine import Event, Task, Timeline
-from paleo.exchange import (
-    copied,
-    exposed_exchange,
-    exposed_gather,
-    gathered_shares,
-    gradient_elements,
-    gradient_shares,
-    gradient_turns,
-    owned_elements,
-    replica_groups,
-    sendings,
-    sharers,
-    tied_pairs,
-)
-from paleo.graph import Graph
-from paleo.host import Feeding, Shares, divided, host_update, streamed
-from paleo.lower import Program, Section
-from paleo.parallel.mesh import Axes, Mesh
-from paleo.parallel.overrides import placement
-from paleo.parallel.placement import idle_axes
-from paleo.pipeline import StageTime, check, pipeline_timeline
-from paleo.plan import Plan, plan
-from paleo.precision import Precision
-from paleo.pricing.communication import Network
-from paleo.pricing.footprint import Footprint
-from paleo.pricing.kernels import KernelTimes
-from paleo.recompute import Ways, dealt, marked, runs, turn_shares, uneven
-from paleo.remarks import OPAQUE, OPAQUE_SPREAD, host_warnings, unmodelled, warnings
-from paleo.schedules.base import SCHEDULES, Numeric, Passes, Schedule
-from paleo.setting import Setting, setting
-from paleo.sharded import Figures, gathered_elements, sharded_passes, turn_of_each, waited_turns
-from paleo.specs.calibration import Calibration
-from paleo.specs.hardware import System
-from paleo.specs.model import ModelSpec
-from paleo.specs.run import Run
-from paleo.specs.software import Software
-from paleo.stages import Chunk
-from paleo.timeline import Buckets, Direction, Prices, SectionTime, step_timeline, turns
-from paleo.work import Kernel
+from paleo.step.sharded_parameters import Figures, gathered_elements, sharded_passes, turn_of_each, waited_turns
+from paleo.step.timeline import Buckets, Direction, Prices, SectionTime, step_timeline, turns
+from paleo.step.warnings import OPAQUE, OPAQUE_SPREAD, host_warnings, unmodelled, warnings
 
 Array = npt.NDArray[np.float64]
 Numbers = TypeVar("Numbers", float, Array)

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from paleo.errors import SpecError, near
-from paleo.graph import Graph, build
 from paleo.importers.emit import checked
 from paleo.importers.huggingface import from_config
 from paleo.importers.onnx import LARGEST, from_onnx
 from paleo.importers.torch import InputSpec, build_module, from_module, load_module, parse_input, torch_module
 from paleo.layers.opaque import Unmodelled
-from paleo.precision import precision
+from paleo.network.graph import Graph, build
+from paleo.operations.precision import precision
 from paleo.specs.loading import parse_yaml
 from paleo.specs.model import ModelSpec, model_from
 from paleo.units import engineering

@@ -10,7 +10,7 @@ from pydantic import Field, PositiveInt
 
 from paleo.errors import GraphError
 from paleo.layers.base import LAYERS, Choices, Expansion, Layer, describe, project, vector
-from paleo.work import Contraction, FusedAttention, MemoryPass, Operation, Size, Tensor
+from paleo.operations.work import Contraction, FusedAttention, MemoryPass, Operation, Size, Tensor
 
 
 def attend(

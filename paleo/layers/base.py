@@ -8,8 +8,8 @@ from typing import Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict
 
 from paleo.errors import GraphError
+from paleo.operations.work import Contraction, MemoryPass, Operation, Size, Tensor
 from paleo.registry import Registry
-from paleo.work import Contraction, MemoryPass, Operation, Size, Tensor
 
 Attending = Literal["fused", "unfused", "stepwise"]
 LAYERS: Registry[type[Layer]] = Registry("layer type", "paleo.layers")

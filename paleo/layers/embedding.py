@@ -6,7 +6,7 @@ from pydantic import PositiveInt
 
 from paleo.errors import GraphError
 from paleo.layers.base import LAYERS, Choices, Expansion, Layer, describe
-from paleo.work import Contraction, MemoryPass, Tensor
+from paleo.operations.work import Contraction, MemoryPass, Tensor
 
 
 @LAYERS.register("embedding")

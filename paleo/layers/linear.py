@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, PositiveInt
 
 from paleo.layers.base import LAYERS, Choices, Expansion, Layer, activate, gate, project
-from paleo.work import MemoryPass, Operation, Tensor
+from paleo.operations.work import MemoryPass, Operation, Tensor
 
 
 @LAYERS.register("linear")

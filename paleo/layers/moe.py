@@ -10,7 +10,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 from paleo.errors import GraphError
 from paleo.layers.base import LAYERS, Choices, Expansion, Layer, project
 from paleo.layers.linear import feed_forward
-from paleo.work import MemoryPass, Operation, Tensor
+from paleo.operations.work import MemoryPass, Operation, Tensor
 
 
 @LAYERS.register("moe")

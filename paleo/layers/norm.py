@@ -6,7 +6,7 @@ from pydantic import PositiveInt
 
 from paleo.errors import GraphError
 from paleo.layers.base import LAYERS, Choices, Expansion, Layer, describe, vector
-from paleo.work import MemoryPass, Tensor
+from paleo.operations.work import MemoryPass, Tensor
 
 
 def _normalise(

@@ -12,8 +12,8 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 
 from paleo.errors import GraphError
 from paleo.layers.base import LAYERS, Choices, Expansion, Layer, describe
-from paleo.precision import Precision
-from paleo.work import Contraction, Kernel, MemoryPass, Phase, Size, Tensor
+from paleo.operations.precision import Precision
+from paleo.operations.work import Contraction, Kernel, MemoryPass, Phase, Size, Tensor
 
 #: Whatever a pass has more inputs than this, it is no pass.
 MOST_INPUTS = 10_000

@@ -10,7 +10,7 @@ from pydantic import Field, PositiveInt
 
 from paleo.errors import GraphError
 from paleo.layers.base import ACTIVATIONS, LAYERS, Choices, Expansion, Layer, activate, describe
-from paleo.work import MemoryPass, Size, Tensor
+from paleo.operations.work import MemoryPass, Size, Tensor
 
 
 class Activation(Layer):

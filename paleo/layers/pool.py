@@ -10,7 +10,7 @@ from pydantic import PositiveInt
 from paleo.errors import GraphError
 from paleo.layers.base import LAYERS, Choices, Expansion, Layer, describe, option
 from paleo.layers.conv import Extent, Padding, padded, window_count
-from paleo.work import MemoryPass, Size, Tensor, Window
+from paleo.operations.work import MemoryPass, Size, Tensor, Window
 
 
 class Pool(Layer):

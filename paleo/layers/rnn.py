@@ -9,7 +9,7 @@ from pydantic import PositiveInt
 
 from paleo.errors import GraphError
 from paleo.layers.base import LAYERS, Choices, Expansion, Layer, describe, project
-from paleo.work import GATES, Contraction, MemoryPass, Operation, Recurrence, Size, Tensor
+from paleo.operations.work import GATES, Contraction, MemoryPass, Operation, Recurrence, Size, Tensor
 
 
 class Recurrent(Layer):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from paleo.errors import PlanError
-from paleo.graph import Node
-from paleo.work import Contraction, MemoryPass, Operation, Recurrence, Tensor, Window, is_core
+from paleo.network.graph import Node
+from paleo.operations.work import Contraction, MemoryPass, Operation, Recurrence, Tensor, Window, is_core
 
 #: Spatial dims of images, as a window's output and its source call them.
 SPACE = frozenset({"height", "width", "depth", "in_height", "in_width", "in_depth"})

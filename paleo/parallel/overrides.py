@@ -18,7 +18,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from paleo.errors import PlanError, near
-from paleo.graph import Graph, Node
+from paleo.network.graph import Graph, Node
 from paleo.parallel.mesh import AXES, Axes
 from paleo.parallel.placement import STRATEGIES, Placement, Rule, Split, Strategy
 

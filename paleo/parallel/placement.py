@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from typing import Literal
 
 from paleo.errors import PlanError, near
-from paleo.graph import Graph, Node
+from paleo.network.graph import Graph, Node
 from paleo.parallel.mesh import AXES, Axes, Mesh
 from paleo.registry import Registry
 

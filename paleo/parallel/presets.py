@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from paleo.graph import Graph, Node
 from paleo.layers.base import ACTIVATIONS
+from paleo.network.graph import Graph, Node
+from paleo.operations.work import MemoryPass
 from paleo.parallel.mesh import BATCH_AXES, Axes
 from paleo.parallel.placement import STRATEGIES, Placement, Rule, Split, Strategy
-from paleo.work import MemoryPass
 
 _BATCH: dict[str, Axes] = {"batch": BATCH_AXES}
 #: Layers that change no dim: they may keep whatever split their input has.

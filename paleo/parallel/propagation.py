@@ -14,9 +14,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from paleo.graph import Graph, Node
+from paleo.network.graph import Graph, Node
+from paleo.operations.work import Contraction, FusedAttention, MemoryPass, Operation, Tensor, is_core
 from paleo.parallel.divisions import check_division
-from paleo.parallel.exchanges import (
+from paleo.parallel.layer_collectives import (
     Communication,
     When,
     core_split,
@@ -28,7 +29,6 @@ from paleo.parallel.exchanges import (
 )
 from paleo.parallel.mesh import BATCH_AXES, Axes, Mesh
 from paleo.parallel.placement import Placement, Split
-from paleo.work import Contraction, FusedAttention, MemoryPass, Operation, Tensor, is_core
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from paleo.errors import SpecError
-from paleo.precision import BYTES, precision
+from paleo.operations.precision import BYTES, precision
+from paleo.operations.work import Kernel
 from paleo.pricing.attention import PrefillParameters, attention_backward_time, attention_prefill_time, default_kernel
 from paleo.pricing.calibration import Rates
 from paleo.pricing.convolution import (
@@ -31,7 +32,6 @@ from paleo.pricing.store import Found, lookup
 from paleo.specs.calibration import Calibration
 from paleo.specs.hardware import Device
 from paleo.specs.software import Software
-from paleo.work import Kernel
 
 Array = npt.NDArray[np.float64]
 #: Memory passes that sweep rows, by the calibration family that prices them; everything else is element-wise.

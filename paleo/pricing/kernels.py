@@ -9,13 +9,13 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from paleo.operations.work import Kernel
 from paleo.pricing.calibrated import FamilyPrices
 from paleo.pricing.calibration import Rates, rates
 from paleo.pricing.roofline import kernel_time
 from paleo.specs.calibration import Calibration, load_calibration
 from paleo.specs.hardware import Device, Unit
 from paleo.specs.software import Software
-from paleo.work import Kernel
 
 Array = npt.NDArray[np.float64]
 

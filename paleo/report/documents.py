@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from paleo.errors import SpecError
 
 if TYPE_CHECKING:
-    from paleo.host import Feeding
     from paleo.predict import Prediction
     from paleo.pricing.footprint import Footprint
+    from paleo.step.host import Feeding
     from paleo.studies.advice import Advice
     from paleo.studies.collective import CollectiveStudy
     from paleo.studies.comparison import Candidate, Comparison

@@ -12,8 +12,8 @@ from dataclasses import asdict
 from html import escape
 
 from paleo import __version__
+from paleo.lowering.recompute import words
 from paleo.predict import Prediction
-from paleo.recompute import words
 from paleo.report.assets import SCRIPT, STYLE
 from paleo.report.charts import COLOURS, Bar, Curve, bars, curves, deviations, legend, stacks
 from paleo.report.tables import PARTS, energy, money, percent, rate

@@ -14,18 +14,18 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
-from paleo.engine import Event
 from paleo.predict import Prediction
 from paleo.pricing.alpha_beta import times
 from paleo.report.documents import write_whole
+from paleo.schedules.engine import Event
 from paleo.search.plans import Search
 from paleo.specs.hardware import System
 from paleo.specs.run import Run
+from paleo.step.timeline import COMPUTE
 from paleo.studies.collective import CollectiveStudy
 from paleo.studies.comparison import Comparison
 from paleo.studies.scaling import ScaleCurve, ScalePoint
 from paleo.studies.summary import Summary, forward_times
-from paleo.timeline import COMPUTE
 from paleo.units import GIB, GIGA, KILO, MICROSECOND, MILLISECOND, TERA, counted, duration, engineering
 
 BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, VERMILION, PURPLE = (

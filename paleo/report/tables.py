@@ -12,12 +12,12 @@ from rich.constrain import Constrain
 from rich.table import Table
 from rich.text import Text
 
-from paleo.timeline import COMPUTE
+from paleo.step.timeline import COMPUTE
 from paleo.units import GIGA, MICROSECOND, counted, duration, engineering, gibibytes
 
 if TYPE_CHECKING:
     from paleo.predict import Prediction
-    from paleo.report.facts import Fact
+    from paleo.report.describe import Fact
     from paleo.studies.advice import Advice
     from paleo.studies.collective import CollectiveStudy
     from paleo.studies.comparison import Candidate, Comparison

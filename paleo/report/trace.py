@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from paleo.engine import Event
 from paleo.predict import Prediction
+from paleo.schedules.engine import Event
 from paleo.units import MICROSECOND
 
 Document = dict[str, Any]

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from paleo.recompute import RECOMPUTE
+from paleo.lowering.recompute import RECOMPUTE
 from paleo.schedules.base import SCHEDULES
 from paleo.search.points import Points
 from paleo.search.space import Layout, Space, microbatches

@@ -1,4 +1,5 @@
-"""All configurations of a search as arrays: gathering of priced points, and the arithmetic of `paleo.assemble`."""
+"""All configurations of a search as arrays: gathering of priced points, and the arithmetic of
+`paleo.step.section_times`."""
 
 from __future__ import annotations
 
@@ -10,7 +11,31 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from paleo.assemble import (
+from paleo.lowering.partition import Chunk
+from paleo.lowering.program import Program
+from paleo.lowering.recompute import Ways
+from paleo.parallel.mesh import BATCH_AXES, Axes
+from paleo.predict import NORM_BYTES, gradient_operation
+from paleo.schedules.base import SCHEDULES, Passes, Schedule
+from paleo.search.cases import Choice, Group, Results, Solved, groups
+from paleo.search.points import Points
+from paleo.search.space import Layout, Space, divisors
+from paleo.step.backend import Setting
+from paleo.step.gradient_exchange import (
+    Sends,
+    exposed_gather,
+    gathered_shares,
+    gradient_shares,
+    gradient_turns,
+    in_turn,
+    owned_elements,
+    replica_groups,
+    sendings,
+    sent_behind,
+    sharers,
+    tied_pairs,
+)
+from paleo.step.section_times import (
     Columns,
     TurnTimes,
     alive,
@@ -26,32 +51,8 @@ from paleo.assemble import (
     walk,
     workspace,
 )
-from paleo.exchange import (
-    Sends,
-    exposed_gather,
-    gathered_shares,
-    gradient_shares,
-    gradient_turns,
-    in_turn,
-    owned_elements,
-    replica_groups,
-    sendings,
-    sent_behind,
-    sharers,
-    tied_pairs,
-)
-from paleo.lower import Program
-from paleo.parallel.mesh import BATCH_AXES, Axes
-from paleo.predict import NORM_BYTES, gradient_operation
-from paleo.recompute import Ways
-from paleo.schedules.base import SCHEDULES, Passes, Schedule
-from paleo.search.cases import Choice, Group, Results, Solved, groups
-from paleo.search.points import Points
-from paleo.search.space import Layout, Space, divisors
-from paleo.setting import Setting
-from paleo.sharded import Figures, gathered_elements, sharded_passes, turn_of_each, waited_turns
-from paleo.stages import Chunk
-from paleo.timeline import Buckets, Turn, turns
+from paleo.step.sharded_parameters import Figures, gathered_elements, sharded_passes, turn_of_each, waited_turns
+from paleo.step.timeline import Buckets, Turn, turns
 
 Array = npt.NDArray[np.float64]
 Index = npt.NDArray[np.intp]

@@ -15,16 +15,16 @@ from itertools import pairwise
 import numpy as np
 
 from paleo.errors import PlanError
-from paleo.graph import Graph, Node
+from paleo.network.graph import Graph, Node
 from paleo.parallel.mesh import Mesh
 from paleo.parallel.placement import Placement, Rule, Split
+from paleo.parallel.plan import plan
 from paleo.parallel.propagation import PlacedNode, propagate
-from paleo.plan import plan
 from paleo.search.space import check_searched
-from paleo.setting import Setting, setting
 from paleo.specs.hardware import System
 from paleo.specs.model import ModelSpec
 from paleo.specs.run import Run
+from paleo.step.backend import Setting, setting
 
 #: Dims whose split would need neighbours' borders or moves a sequence: not tried.
 _LOCAL = frozenset({"height", "width", "depth", "seq"})

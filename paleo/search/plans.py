@@ -11,18 +11,18 @@ import numpy as np
 import numpy.typing as npt
 
 from paleo.errors import CapacityError, PlanError, SpecError, near
-from paleo.plan import plan
+from paleo.lowering.recompute import RECOMPUTE
+from paleo.parallel.plan import plan
 from paleo.predict import Prediction, predict
-from paleo.recompute import RECOMPUTE
 from paleo.schedules.base import SCHEDULES
 from paleo.search.cases import Results
 from paleo.search.evaluate import evaluate
 from paleo.search.points import priced
 from paleo.search.space import Layout, Space, batch, check_searched, layouts, microbatches
-from paleo.setting import setting
 from paleo.specs.hardware import System
 from paleo.specs.model import ModelSpec
 from paleo.specs.run import Run
+from paleo.step.backend import setting
 
 #: Among so many of the best plans the second strategy is looked for first.
 _NEAR = 1000

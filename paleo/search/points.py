@@ -16,19 +16,19 @@ from itertools import product
 import numpy as np
 import numpy.typing as npt
 
-from paleo.assemble import BYTES, Columns, Sums, collectives, columns
 from paleo.errors import PlanError
-from paleo.graph import Graph
-from paleo.lower import Program
+from paleo.lowering.program import Program
+from paleo.network.graph import Graph
+from paleo.operations.work import Kernel, Size
 from paleo.parallel.divisions import PADDED
 from paleo.parallel.mesh import Mesh
 from paleo.parallel.overrides import placement
 from paleo.parallel.placement import Placement, Strategy
 from paleo.parallel.propagation import check_divisions
 from paleo.search.space import Layout
-from paleo.setting import Setting
 from paleo.specs.model import ModelSpec
-from paleo.work import Kernel, Size
+from paleo.step.backend import Setting
+from paleo.step.section_times import BYTES, Columns, Sums, collectives, columns
 
 Array = npt.NDArray[np.float64]
 #: Figures of sections beside kernels: those of `Columns` but for a largest output, and what a stage hands on.

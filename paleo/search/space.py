@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from itertools import product
 
 from paleo.errors import PlanError, SpecError
-from paleo.graph import Graph
+from paleo.lowering.recompute import RECOMPUTE, uneven
+from paleo.network.graph import Graph
 from paleo.parallel.mesh import Mesh
 from paleo.parallel.placement import STRATEGIES, Strategy, parse_strategy
-from paleo.plan import DEFAULT_BATCH, DEFAULT_SEQUENCES
-from paleo.recompute import RECOMPUTE, uneven
+from paleo.parallel.plan import DEFAULT_BATCH, DEFAULT_SEQUENCES
 from paleo.schedules.base import SCHEDULES
 from paleo.specs.model import ModelSpec
 from paleo.specs.run import Run

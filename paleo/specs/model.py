@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field
 
 from paleo import units
 from paleo.errors import SpecError
-from paleo.precision import Role
+from paleo.operations.precision import Role
 from paleo.specs.catalog import read_entry
 from paleo.specs.loading import PositiveCount, Spec, Text, validate
 

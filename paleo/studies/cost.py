@@ -13,14 +13,14 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
+from paleo.lowering.recompute import runs
+from paleo.operations.work import Kernel
 from paleo.predict import Prediction
 from paleo.pricing.gemm import DRAM_ENERGY, IDLE_SHARE, PICO, GemmParameters
 from paleo.pricing.store import lookup
-from paleo.recompute import runs
 from paleo.specs.hardware import Device
 from paleo.specs.loading import Spec
 from paleo.units import PricePerSecond, Watts, parse
-from paleo.work import Kernel
 
 #: Arithmetic of element-wise passes runs on ordinary cores in fp32, whatever the dtype of a run.
 VECTOR_FAMILY = "gemm.simt"

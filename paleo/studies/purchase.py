@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paleo.errors import PaleoError, PlanError, SpecError
-from paleo.plan import plan
+from paleo.lowering.recompute import RECOMPUTE
+from paleo.parallel.plan import plan
 from paleo.predict import Prediction, predict
-from paleo.recompute import RECOMPUTE
 from paleo.specs.hardware import Device, System
 from paleo.specs.model import ModelSpec
 from paleo.specs.run import Run

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from paleo.errors import PlanError, SpecError, near
-from paleo.plan import plan
+from paleo.parallel.plan import plan
 from paleo.predict import Prediction, predict
 from paleo.specs.hardware import System
 from paleo.specs.model import ModelSpec

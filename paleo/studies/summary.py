@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paleo.adapters import adapted
-from paleo.graph import Graph, Node, Storage, build
 from paleo.layers.base import Choices
-from paleo.precision import Precision, precision
+from paleo.network.adapters import adapted
+from paleo.network.graph import Graph, Node, Storage, build
+from paleo.operations.precision import Precision, precision
+from paleo.operations.work import Kernel
 from paleo.pricing.kernels import pricer
 from paleo.specs.hardware import System
 from paleo.specs.model import ModelSpec
 from paleo.specs.run import Run
 from paleo.specs.software import load_software
-from paleo.work import Kernel
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,7 +67,7 @@ LAYER = '''
 from __future__ import annotations
 
 from paleo.layers.base import LAYERS, Choices, Expansion, Layer, vector
-from paleo.work import MemoryPass, Tensor
+from paleo.operations.work import MemoryPass, Tensor
 
 
 @LAYERS.register("scale_shift")
@@ -131,7 +131,7 @@ STRATEGY = '''
 
 from __future__ import annotations
 
-from paleo.graph import Graph
+from paleo.network.graph import Graph
 from paleo.parallel.placement import STRATEGIES, Placement, Rule, Strategy
 
 

@@ -15,17 +15,17 @@ from typing import Any
 import pytest
 
 from paleo.errors import PlanError
-from paleo.lower import Program
-from paleo.optimizers import OPTIMIZERS
+from paleo.lowering.program import Program
+from paleo.operations.optimizers import OPTIMIZERS
 from paleo.parallel.placement import STRATEGIES
 from paleo.predict import Prediction, predict
 from paleo.pricing.alpha_beta import lower_bound
 from paleo.pricing.communication import Network
 from paleo.schedules.base import SCHEDULES
-from paleo.setting import setting
 from paleo.specs.hardware import System, load_system
 from paleo.specs.model import ModelSpec, load_model
 from paleo.specs.run import Run
+from paleo.step.backend import setting
 
 #: One network of each family, made small: a stack of convolutions, residual blocks, a recurrent one, encoder, decoder,
 #: experts.

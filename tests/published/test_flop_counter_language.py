@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from paleo.graph import Graph, build
 from paleo.layers.base import Choices
-from paleo.precision import precision
+from paleo.network.graph import Graph, build
+from paleo.operations.precision import precision
+from paleo.operations.work import FusedAttention, Tensor
 from paleo.specs.model import load_model
-from paleo.work import FusedAttention, Tensor
 
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from paleo.graph import Graph, build
-from paleo.precision import precision
+from paleo.network.graph import Graph, build
+from paleo.operations.precision import precision
 from paleo.specs.catalog import names
 from paleo.specs.model import load_model
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from paleo.graph import Graph, build
 from paleo.importers.sources import from_torch, imported
 from paleo.layers.base import Choices
-from paleo.precision import precision
+from paleo.network.graph import Graph, build
+from paleo.operations.precision import precision
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 import paleo
-from paleo.graph import Graph, build
 from paleo.importers.sources import imported
 from paleo.importers.torch import build_module, parse_input
 from paleo.layers.base import Choices
-from paleo.precision import precision
+from paleo.network.graph import Graph, build
+from paleo.operations.precision import precision
 from paleo.specs.hardware import load_system
 from paleo.specs.model import ModelSpec, load_model
 from paleo.specs.run import Run

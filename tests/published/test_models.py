@@ -6,8 +6,8 @@ from functools import cache
 
 import pytest
 
-from paleo.graph import Graph, build
-from paleo.precision import precision
+from paleo.network.graph import Graph, build
+from paleo.operations.precision import precision
 from paleo.specs.catalog import names
 from paleo.specs.model import load_model, within
 
@@ -110,7 +110,7 @@ def test_a_repeat_counts_as_much_as_its_copies(name: str, monkeypatch: pytest.Mo
     folded = graph(name)
     if not any(node.repeats for node in folded.nodes):
         pytest.skip("nothing is folded")
-    monkeypatch.setattr("paleo.graph._Builder._folded", lambda *_: None)
+    monkeypatch.setattr("paleo.network.graph._Builder._folded", lambda *_: None)
     written = build(load_model(name), batch=1)
     assert len(written.nodes) == sum(node.repeat for node in folded.nodes)
     assert written.parameters == folded.parameters

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from paleo.errors import GraphError
-from paleo.graph import Graph, Node, build
 from paleo.layers.base import Choices
-from paleo.precision import precision
+from paleo.network.graph import Graph, Node, build
+from paleo.operations.precision import precision
 from paleo.specs.catalog import names
 from paleo.specs.model import load_model, model_from
 

@@ -10,20 +10,20 @@ from typing import Any
 import pytest
 
 from paleo.errors import PlanError
-from paleo.graph import build
 from paleo.layers.base import Choices
-from paleo.lower import Counted, Program, Transfer, lower
-from paleo.parallel.exchanges import sent_once
+from paleo.lowering.program import Counted, Program, Transfer, lower
+from paleo.network.graph import build
+from paleo.operations.precision import precision
+from paleo.parallel.layer_collectives import sent_once
 from paleo.parallel.mesh import Mesh
 from paleo.parallel.overrides import placement
 from paleo.parallel.placement import parse_strategy
-from paleo.precision import precision
 from paleo.predict import Prediction, gradient_exchange, predict
-from paleo.setting import setting
 from paleo.specs.hardware import load_system
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.software import Software, load_software
+from paleo.step.backend import setting
 
 SYSTEM = load_system("dgx-a100-80gb")
 SMALL = {"hidden": 256, "heads": 8, "layers": 4, "seq": 128, "vocab": 1024}

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 from paleo.errors import PaleoError
-from paleo.exchange import tied_pairs
-from paleo.lower import Section
+from paleo.lowering.program import Section
+from paleo.operations.work import Kernel
 from paleo.predict import Prediction, predict
 from paleo.specs.hardware import load_system
 from paleo.specs.loading import validate
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
+from paleo.step.gradient_exchange import tied_pairs
 from paleo.studies.summary import summarise
-from paleo.work import Kernel
 
 H100 = load_system("dgx-h100")
 LAYERS, RANK, SEQ, BATCH, VOCAB = 2, 8, 32, 4, 1000

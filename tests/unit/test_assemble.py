@@ -8,18 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paleo.assemble import BYTES, alive, columns, memory, states, turns_placed, walk, workspace
-from paleo.lower import Counted, Program, Section, Transfer
-from paleo.optimizers import optimizer
-from paleo.precision import precision
+from paleo.lowering.program import Counted, Program, Section, Transfer
+from paleo.operations.optimizers import optimizer
+from paleo.operations.precision import precision
+from paleo.operations.work import Kernel
 from paleo.predict import Prediction, predict
 from paleo.schedules.base import SCHEDULES
 from paleo.specs.hardware import load_system
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.software import load_software
-from paleo.timeline import Turn, busy
-from paleo.work import Kernel
+from paleo.step.section_times import BYTES, alive, columns, memory, states, turns_placed, walk, workspace
+from paleo.step.timeline import Turn, busy
 
 RUNS: list[tuple[str, dict[str, Any]]] = [
     ("gpt2", {"gpus": 8}),

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paleo.engine import Task, schedule
 from paleo.errors import PlanError
+from paleo.schedules.engine import Task, schedule
 
 
 def starts(*tasks: Task) -> list[float]:

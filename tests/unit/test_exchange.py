@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paleo.errors import PlanError
-from paleo.exchange import copied, exposed_exchange, exposed_gather, in_turn, replica_groups, sendings
-from paleo.lower import Tie
+from paleo.lowering.program import Tie
 from paleo.parallel.mesh import Mesh
 from paleo.predict import Prediction, predict
 from paleo.pricing.communication import Network
@@ -21,6 +20,7 @@ from paleo.specs.hardware import load_system
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.software import Software, load_software
+from paleo.step.gradient_exchange import copied, exposed_exchange, exposed_gather, in_turn, replica_groups, sendings
 
 SYSTEM = load_system("dgx-h100")
 #: gpt2: elements of the table, 50257 words of 768.
@@ -125,7 +125,7 @@ def test_tied_embeddings_are_summed_over_the_first_and_last_stage() -> None:
     assert (tie.name, tie.elements) == ("embed.weight", (50257 + 1) // 2 * 768)
     names = [event.task for event in step.timeline.events if event.task.kind == "exchange"]
     assert {task.resource for task in names} == {"stage0", "stage3"}
-    from paleo.setting import setting
+    from paleo.step.backend import setting
 
     fabric = setting(SYSTEM, Run(gpus=8), "bf16").fabric
     alone = fabric.times("all_reduce", np.array([6]), np.array([2]), np.array([tie.elements * 2.0]))

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from paleo.errors import GraphError, SpecError
-from paleo.graph import Graph, Storage, build
-from paleo.precision import precision
+from paleo.network.graph import Graph, Storage, build
+from paleo.operations.precision import precision
 from paleo.specs.model import ModelSpec, model_from
 
 CONV = {"conv": {"channels": 8, "kernel": 3, "padding": 1}}
@@ -88,7 +88,7 @@ LOOPS: dict[str, list[Any]] = {
 def test_a_folded_loop_keeps_what_its_turns_keep(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = spec(*LOOPS[name])
     folded = build(model, batch=2)
-    monkeypatch.setattr("paleo.graph._Builder._folded", lambda *_: None)
+    monkeypatch.setattr("paleo.network.graph._Builder._folded", lambda *_: None)
     written = build(model, batch=2)
     assert len(folded.nodes) < len(written.nodes)
     assert kept(folded) == kept(written)

@@ -7,17 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paleo.assemble import Columns, clip_axes, clip_kernels, recomputed
 from paleo.errors import PaleoError, PlanError, SpecError
-from paleo.host import Offload, Shares, feeding, host_update, link_rate, offload_of, streamed
-from paleo.optimizers import optimizer
-from paleo.precision import precision
+from paleo.lowering.recompute import Ways
+from paleo.operations.optimizers import optimizer
+from paleo.operations.precision import precision
 from paleo.predict import Prediction, predict
-from paleo.recompute import Ways
 from paleo.specs.hardware import load_system
 from paleo.specs.loading import validate
 from paleo.specs.model import load_model
 from paleo.specs.run import Input, Run
+from paleo.step.host import Offload, Shares, feeding, host_update, link_rate, offload_of, streamed
+from paleo.step.section_times import Columns, clip_axes, clip_kernels, recomputed
 from paleo.studies.advice import advise
 
 H100 = load_system("dgx-h100")

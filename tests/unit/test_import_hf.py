@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from paleo.errors import SpecError
-from paleo.graph import build
 from paleo.importers.emit import checked, to_yaml
 from paleo.importers.huggingface import FAMILIES, folded, from_config
 from paleo.importers.sources import imported
+from paleo.network.graph import build
 from paleo.predict import predict
 from paleo.specs.hardware import load_system
 from paleo.specs.model import load_model

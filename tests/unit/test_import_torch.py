@@ -10,8 +10,8 @@ import pytest
 
 import paleo
 from paleo.errors import SpecError
-from paleo.graph import Graph, build
 from paleo.importers.torch import load_module, parse_input
+from paleo.network.graph import Graph, build
 from paleo.specs.hardware import load_system
 from paleo.specs.model import ModelSpec
 from paleo.specs.run import Run
@@ -222,7 +222,7 @@ def test_flops_of_what_is_not_recognised_are_kept() -> None:
     with FlopCounterMode(display=False) as counter:
         Bilinear()(torch.zeros(3, 6), torch.zeros(3, 7))
     graph = build(read(Bilinear, "3x6", "3x7", loss="none"), batch=3)
-    from paleo.precision import precision
+    from paleo.operations.precision import precision
 
     ours = sum(k.flops for n in graph.nodes for op in n.operations for k in op.forward(precision("fp32")))
     assert ours == pytest.approx(counter.get_total_flops()) and graph.parameters == 6 * 7 * 5 + 5

@@ -14,11 +14,11 @@ import pytest
 from pydantic import ValidationError
 
 from paleo.errors import GraphError, SpecError
-from paleo.graph import build
 from paleo.layers.base import ACTIVATIONS, LAYERS, Choices, Expansion
-from paleo.precision import autocast, precision
+from paleo.network.graph import build
+from paleo.operations.precision import autocast, precision
+from paleo.operations.work import Contraction, Kernel, Operation, Tensor, parameters_of
 from paleo.specs.model import model_from
-from paleo.work import Contraction, Kernel, Operation, Tensor, parameters_of
 
 FP32 = precision("fp32")
 IMAGE = Tensor("x", ("batch", "channels", "height", "width"), (2, 3, 4, 4))

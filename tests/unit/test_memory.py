@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from paleo.graph import build
 from paleo.layers.base import LAYERS, Choices
-from paleo.lower import Counted, Program, Section
-from paleo.precision import precision
+from paleo.lowering.partition import cut_by_work
+from paleo.lowering.program import Counted, Program, Section
+from paleo.network.graph import build
+from paleo.operations.precision import precision
+from paleo.operations.work import Kernel, Tensor
 from paleo.predict import Prediction, predict
 from paleo.specs.hardware import load_system
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
-from paleo.stages import cut_by_work
-from paleo.work import Kernel, Tensor
 
 
 def kept(choices: Choices, layer: str, x: Tensor, **options: Any) -> dict[str, float]:

@@ -9,7 +9,7 @@ import pytest
 
 from paleo.cli import run as paleo
 from paleo.errors import PlanError
-from paleo.graph import build
+from paleo.network.graph import build
 from paleo.parallel.mesh import Mesh
 from paleo.parallel.overrides import label, overridden
 from paleo.parallel.placement import STRATEGIES, parse_strategy

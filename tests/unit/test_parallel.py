@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from paleo.errors import PlanError
-from paleo.graph import build
-from paleo.lower import Program, Transfer, lower
+from paleo.lowering.program import Program, Transfer, lower
+from paleo.network.graph import build
+from paleo.operations.precision import precision
 from paleo.parallel.mesh import Mesh
 from paleo.parallel.placement import STRATEGIES, parse_strategy
-from paleo.precision import precision
 from paleo.specs.model import load_model
 
 BATCH, SEQ, HIDDEN = 8, 2048, 12288

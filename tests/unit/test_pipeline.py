@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paleo.errors import PlanError
-from paleo.pipeline import StageTime, check, pipeline_time
 from paleo.schedules.base import SCHEDULES, Passes
+from paleo.schedules.pipeline import StageTime, check, pipeline_time
 
 
 def uniform(
@@ -183,7 +183,7 @@ def test_one_f_one_b_keeps_as_many_activations_as_stages_follow() -> None:
 def test_long_runs_are_not_unrolled_and_agree_with_those_that_are() -> None:
     """The window's extrapolation equals the full simulation, on uneven stages too."""
     stages = [[StageTime(1.0, 1.5, 0.5, 0.1)], [StageTime(1.2, 2.0, 0.4, 0.1)], [StageTime(0.7, 1.0, 0.5, 0.0)]]
-    from paleo.pipeline import _run
+    from paleo.schedules.pipeline import _run
 
     for name in ("1f1b", "gpipe", "zb-h1"):
         for microbatches in (40, 61, 200):
@@ -208,7 +208,7 @@ STAGES = st.lists(st.tuples(DURATION, DURATION, DURATION), min_size=1, max_size=
 
 def engine(name: str, stages: list[tuple[float, float, float]], microbatches: int, chunks: int = 1) -> float:
     """Every pass played by the engine."""
-    from paleo.pipeline import _run
+    from paleo.schedules.pipeline import _run
 
     times = [[StageTime(f / chunks, b / chunks, w / chunks, 0.0)] * chunks for f, b, w in stages]
     return _run(SCHEDULES[name], times, microbatches).total
@@ -251,7 +251,7 @@ def test_interleaved_closed_form_is_near_with_a_heavier_last_chunk(
     depth: int, rounds: int, chunks: int, last: float
 ) -> None:
     """A head of up to a tenth of a chunk, in the last chunk alone."""
-    from paleo.pipeline import _run
+    from paleo.schedules.pipeline import _run
 
     times = [[StageTime(1.0, 2.0, 0.0, 0.0)] * chunks for _ in range(depth)]
     times[-1] = [*times[-1][:-1], StageTime(1.0 + last, 2.0 + 2 * last, 0.0, 0.0)]
@@ -266,7 +266,7 @@ def test_interleaved_closed_form_is_near_with_a_heavier_last_chunk(
 def test_no_stage_ends_later_than_stated(
     name: str, stages: list[tuple[float, float, float]], microbatches: int
 ) -> None:
-    from paleo.pipeline import _run
+    from paleo.schedules.pipeline import _run
 
     passes = Passes(*(np.array(column) for column in zip(*stages, strict=True)))
     played = _run(SCHEDULES[name], [[StageTime(*one, 0.0)] for one in stages], microbatches)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from paleo.errors import SpecError
-from paleo.optimizers import OPTIMIZERS, optimizer
-from paleo.precision import BYTES, autocast, precision
+from paleo.operations.optimizers import OPTIMIZERS, optimizer
+from paleo.operations.precision import BYTES, autocast, precision
 from paleo.predict import predict
 from paleo.pricing.figures import figures
 from paleo.pricing.gemm import GemmParameters, gemm_time

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from paleo.errors import PlanError
-from paleo.graph import Graph, build
+from paleo.network.graph import Graph, build
 from paleo.parallel.mesh import Mesh
 from paleo.parallel.placement import Placement, Rule, idle_axes, parse_strategy
 from paleo.parallel.propagation import PlacedNode, propagate

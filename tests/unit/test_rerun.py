@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from paleo.graph import build
+from paleo.lowering.checkpoint_policy import left_out
+from paleo.lowering.recompute import marked, runs
+from paleo.network.graph import build
 from paleo.predict import Prediction, predict
-from paleo.recompute import marked, runs
-from paleo.rerun import left_out
 from paleo.search.plans import search
 from paleo.search.space import Space
 from paleo.specs.hardware import load_system

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from paleo.errors import SpecError
-from paleo.graph import build
+from paleo.network.graph import build
 from paleo.predict import predict
 from paleo.specs.hardware import load_system
 from paleo.specs.model import load_model

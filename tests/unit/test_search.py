@@ -17,11 +17,11 @@ from paleo.search.hybrid import hybrid
 from paleo.search.plans import Search, _Found, _Part, _searched, _sized, explain, search
 from paleo.search.points import _Blocks, _values, priced
 from paleo.search.space import Space, batch, divisors, layouts, microbatches, within
-from paleo.setting import setting
 from paleo.specs.hardware import System, load_system
 from paleo.specs.loading import validate
 from paleo.specs.model import ModelSpec, load_model
 from paleo.specs.run import Run
+from paleo.step.backend import setting
 from paleo.units import GIB
 
 CASES = {
@@ -266,7 +266,7 @@ def test_points_price_every_layout_and_share_programs() -> None:
     model, system = load_model("gpt2"), load_system("dgx-h100")
     run, space = Run(gpus=64, global_batch=256), Space()
     made = setting(system, run, "bf16")
-    from paleo.graph import build
+    from paleo.network.graph import build
 
     chosen = layouts(build(model, batch=1, choices=made.choices), 64, 256, space)
     points = priced(model, made, chosen, lambda layout: microbatches(layout.local_batch, space))

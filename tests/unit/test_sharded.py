@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paleo.assemble import walk
 from paleo.predict import Prediction, predict
 from paleo.schedules.base import SCHEDULES
-from paleo.sharded import Figures, sharded_passes
 from paleo.specs.hardware import System, load_system
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
-from paleo.timeline import Buckets, turns
+from paleo.step.section_times import walk
+from paleo.step.sharded_parameters import Figures, sharded_passes
+from paleo.step.timeline import Buckets, turns
 
 SYSTEM = load_system("dgx-h100")
 SIZES = {"layers": 16, "hidden": 1024, "heads": 16}

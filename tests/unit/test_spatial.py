@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 
 from paleo.errors import PlanError
-from paleo.graph import Graph, build
-from paleo.lower import Program, lower
+from paleo.lowering.program import Program, lower
+from paleo.network.graph import Graph, build
+from paleo.operations.precision import precision
+from paleo.operations.work import Window
 from paleo.parallel.mesh import Mesh
 from paleo.parallel.overrides import overridden, placement
 from paleo.parallel.placement import STRATEGIES, parse_strategy
 from paleo.parallel.propagation import PlacedNode, propagate
-from paleo.precision import precision
 from paleo.predict import Prediction, predict
 from paleo.specs.hardware import load_system
 from paleo.specs.model import load_model, model_from
 from paleo.specs.run import Run
-from paleo.work import Window
 
 N, C, F, H, W = 4, 8, 16, 32, 24
 SYSTEM = load_system("dgx-a100-80gb")
@@ -227,7 +227,7 @@ def test_borders_are_priced_by_the_network() -> None:
     of = made("spatial=8", model={"resolution": 896})
     moved = [t for s in of.program.sections for t in s.transfers for _ in range(s.repeat) if t.operation == "send_recv"]
     from paleo.pricing.communication import Network
-    from paleo.setting import setting
+    from paleo.step.backend import setting
 
     fabric = setting(SYSTEM, of.run, "bf16").fabric
     network = Network(SYSTEM, of.plan.mesh, fabric.algorithm, fabric.rates, fabric.own, fabric.host)

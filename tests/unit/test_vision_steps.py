@@ -9,7 +9,8 @@ import pandas as pd
 import pytest
 
 from paleo.errors import SpecError
-from paleo.lower import Program, without_backward
+from paleo.lowering.program import Program, without_backward
+from paleo.operations.work import Kernel
 from paleo.predict import Prediction, predict
 from paleo.pricing.calibrated import FamilyPrices
 from paleo.specs.hardware import Device, load_device, load_system
@@ -21,7 +22,6 @@ from paleo.validate.runner import FileReport, validate_file, validate_frame
 from paleo.validate.scaling import points, summary
 from paleo.validate.steps.vision import cudnn_version, library_of, model_of, profile_of, sizes_of, system_of
 from paleo.validate.tables import table_of
-from paleo.work import Kernel
 
 
 def step(model: str, system: str = "v100-sxm2-16gb", **more: object) -> Prediction:

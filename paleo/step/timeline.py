@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from paleo.engine import Event, Task, Timeline, schedule
-from paleo.lower import Program, Section
+from paleo.lowering.program import Program, Section
 from paleo.parallel.mesh import Axes
+from paleo.schedules.engine import Event, Task, Timeline, schedule
 
 #: Streams of a device.
 COMPUTE, NETWORK = "compute", "communication"

@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from paleo.assemble import Columns, States, TurnTimes
 from paleo.errors import PlanError, SpecError, near
-from paleo.graph import Graph
-from paleo.optimizers import Optimizer
-from paleo.precision import Precision
+from paleo.network.graph import Graph
+from paleo.operations.optimizers import Optimizer
+from paleo.operations.precision import Precision
 from paleo.specs.hardware import System, load_link
 from paleo.specs.run import Input
+from paleo.step.section_times import Columns, States, TurnTimes
 
 Array = npt.NDArray[np.float64]
 Numeric = float | Array
@@ -149,8 +149,8 @@ def host_update(count: Array, behind: Array, chosen: Optimizer, formats: Precisi
     Gradients go to the host beside the last backward pass; the update moves all that it reads and writes through host
     memory, and new parameters return in tiles as they are made.
 
-    >>> from paleo.optimizers import OPTIMIZERS
-    >>> from paleo.precision import precision
+    >>> from paleo.operations.optimizers import OPTIMIZERS
+    >>> from paleo.operations.precision import precision
     >>> one = Offload(frozenset({"optimizer"}), 20e9, 28e9)
     >>> float(host_update(1e9, 0.06, OPTIMIZERS["adam"], precision("bf16"), one))  # 2 GB out in 0.1 s, 28 GB moved
     1.04

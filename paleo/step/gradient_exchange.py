@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from paleo.lower import Program, Tie
+from paleo.lowering.program import Program, Tie
 from paleo.parallel.mesh import Axes, Mesh
 from paleo.schedules.base import Numeric, Passes, Schedule
 

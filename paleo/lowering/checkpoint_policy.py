@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from paleo.work import Contraction, Operation, Tensor, is_core
+from paleo.operations.work import Contraction, Operation, Tensor, is_core
 
 Selective = Literal["attention", "products"]
 

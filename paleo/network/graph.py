@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING, Any
 
 from paleo.errors import GraphError, SpecError, near
 from paleo.layers.base import LAYERS, Choices, Expansion, Layer, describe
+from paleo.operations.work import Operation, Size, Tensor, parameters_of, with_parameters_of
 from paleo.specs.expressions import evaluate
 from paleo.specs.loading import validate
 from paleo.specs.model import Block, ModelSpec
-from paleo.work import Operation, Size, Tensor, parameters_of, with_parameters_of
 
 if TYPE_CHECKING:
     import networkx

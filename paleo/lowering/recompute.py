@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from paleo.errors import PlanError, near
-from paleo.lower import Counted, Program, Section
+from paleo.lowering.partition import Chunk
+from paleo.lowering.program import Counted, Program, Section
 from paleo.specs.run import Run
-from paleo.stages import Chunk
 
 #: Turns of a piece: section, and numbers of its turns in the network.
 Turns = list[tuple[int, range]]

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 from paleo.collectives.base import ALGORITHMS, algorithms_for
 from paleo.errors import PlanError, SpecError, near
-from paleo.optimizers import optimizer
+from paleo.operations.optimizers import optimizer
+from paleo.operations.precision import BYTES
 from paleo.parallel.mesh import AXES, BATCH_AXES, Mesh
 from paleo.parallel.placement import Strategy, parse_strategy
-from paleo.precision import BYTES
 from paleo.schedules.base import SCHEDULES
 from paleo.specs.hardware import Device, System
 from paleo.specs.model import ModelSpec

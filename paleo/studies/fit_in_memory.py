@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from paleo.lowering.recompute import most_layers
 from paleo.predict import Prediction, predict
-from paleo.recompute import most_layers
 from paleo.specs.calibration import Calibration
 from paleo.specs.software import Software
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paleo.errors import PlanError
-from paleo.lower import Program, Section
+from paleo.lowering.program import Program, Section
 from paleo.specs.run import Cut
 
 #: A run of layers on one stage: positions of sections, each with how many of its turns are here.

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from paleo.graph import Node
+from paleo.network.graph import Node
+from paleo.operations.work import Contraction, FusedAttention, MemoryPass, Operation, Tensor, Window, is_core
 from paleo.parallel.mesh import Mesh
 from paleo.parallel.placement import Context, Split
-from paleo.work import Contraction, FusedAttention, MemoryPass, Operation, Tensor, Window, is_core
 
 When = Literal["forward", "backward"]
 WAYS: tuple[When, When] = ("forward", "backward")

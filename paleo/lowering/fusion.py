@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from paleo.precision import Precision
-from paleo.work import Kernel, MemoryPass, Operation
+from paleo.operations.precision import Precision
+from paleo.operations.work import Kernel, MemoryPass, Operation
 
 #: Passes that touch each element on its own.
 POINTWISE = frozenset({"elementwise", "dropout"})

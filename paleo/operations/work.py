@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, Protocol
 
-from paleo.precision import Precision, Role
+from paleo.operations.precision import Precision, Role
 
 Size = int | float
 Phase = Literal["forward", "backward", "backward_weight", "update"]

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from paleo.errors import PlanError
-from paleo.graph import Graph, Node
-from paleo.precision import Precision
-from paleo.work import Contraction, Kernel, MemoryPass, Operation, Size, Tensor, accumulation, with_tensors
+from paleo.network.graph import Graph, Node
+from paleo.operations.precision import Precision
+from paleo.operations.work import Contraction, Kernel, MemoryPass, Operation, Size, Tensor, accumulation, with_tensors
 
 #: Which products get an adapter: those of attention layers, or all.
 Adapted = Literal["attention", "all"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paleo.lower import Program
-from paleo.plan import Plan
+from paleo.lowering.program import Program
+from paleo.parallel.plan import Plan
 from paleo.specs.hardware import System
 from paleo.specs.run import Run
 from paleo.units import GIB

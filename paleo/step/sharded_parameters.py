@@ -1,9 +1,9 @@
 """Passes of pipeline stages whose parameters are sharded (ZeRO-3; FSDP's FULL_SHARD): every microbatch gathers each
 layer before its forward and before its backward pass, drops it after either, and scatters its gradients at once.
 
-As without a pipeline (`paleo.timeline`) a layer is gathered while the one before it computes, and its gradients travel
-behind the gather that is next; the first gather of a forward pass and the last gradients of a backward pass are waited
-for. What lies between is a closed form. A layer i starts at
+As without a pipeline (`paleo.step.timeline`) a layer is gathered while the one before it computes, and its gradients
+travel behind the gather that is next; the first gather of a forward pass and the last gradients of a backward pass are
+waited for. What lies between is a closed form. A layer i starts at
 
     start[i + 1] = start[i] + max(compute[i], gradients[i - 1] + gather[i + 1])
 
@@ -22,11 +22,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from paleo.assemble import TurnTimes
-from paleo.exchange import copied
-from paleo.lower import Program, Tie
+from paleo.lowering.partition import Chunk
+from paleo.lowering.program import Program, Tie
 from paleo.schedules.base import Numeric, Passes
-from paleo.stages import Chunk
+from paleo.step.gradient_exchange import copied
+from paleo.step.section_times import TurnTimes
 
 Mask = npt.NDArray[np.bool_]
 Array = npt.NDArray[np.float64]

@@ -11,15 +11,11 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Literal
 
-from paleo.fusion import POINTWISE, Chains, Launches, fuse, softmax_by_steps
-from paleo.graph import Graph, Node, Storage
-from paleo.parallel.exchanges import Communication, sent_once
-from paleo.parallel.mesh import Axes, Mesh
-from paleo.parallel.placement import Placement
-from paleo.parallel.propagation import PlacedNode, kept_whole, propagate
-from paleo.precision import Precision
-from paleo.rerun import WHOLE_BLOCKS, Checkpoints, held, left_out
-from paleo.work import (
+from paleo.lowering.checkpoint_policy import WHOLE_BLOCKS, Checkpoints, held, left_out
+from paleo.lowering.fusion import POINTWISE, Chains, Launches, fuse, softmax_by_steps
+from paleo.network.graph import Graph, Node, Storage
+from paleo.operations.precision import Precision
+from paleo.operations.work import (
     ATTENTION_CORE,
     Contraction,
     FusedAttention,
@@ -31,6 +27,10 @@ from paleo.work import (
     flat_pass,
     is_core,
 )
+from paleo.parallel.layer_collectives import Communication, sent_once
+from paleo.parallel.mesh import Axes, Mesh
+from paleo.parallel.placement import Placement
+from paleo.parallel.propagation import PlacedNode, kept_whole, propagate
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class Section:
     ``saved_bytes`` live until backward, ``selected_bytes`` of them not under selective recomputation. ``input_bytes``
     is what full recomputation keeps instead, ``output_bytes`` what goes on to the next section, ``made_bytes`` what
     each operation makes. ``recompute`` and ``recompute_group`` say how its activations are made again, see
-    `paleo.recompute`.
+    `paleo.lowering.recompute`.
     """
 
     name: str

@@ -14,15 +14,15 @@ from operator import attrgetter
 import numpy as np
 import numpy.typing as npt
 
-from paleo.lower import Program, Transfer
-from paleo.optimizers import Optimizer
+from paleo.lowering.partition import Chunk
+from paleo.lowering.program import Program, Transfer
+from paleo.lowering.recompute import Ways
+from paleo.operations.optimizers import Optimizer
+from paleo.operations.precision import Precision
+from paleo.operations.work import Kernel, flat_pass
 from paleo.parallel.mesh import Axes
-from paleo.precision import Precision
-from paleo.recompute import Ways
 from paleo.schedules.base import Numeric, Passes, Schedule
-from paleo.stages import Chunk
-from paleo.timeline import Turn
-from paleo.work import Kernel, flat_pass
+from paleo.step.timeline import Turn
 
 Array = npt.NDArray[np.float64]
 

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from paleo.engine import Event, Task, Timeline, schedule
 from paleo.errors import PlanError
 from paleo.schedules.base import SCHEDULES, Action, Place, Schedule
+from paleo.schedules.engine import Event, Task, Timeline, schedule
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,28 +10,28 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from paleo.adapters import adapted
-from paleo.assemble import clip_kernels, update_kernel
-from paleo.fusion import Chains
-from paleo.graph import Graph, build
-from paleo.host import Feeding, Offload, feeding, offload_of, sample_bytes
 from paleo.layers.base import Choices
-from paleo.lower import Program, lower, without_backward
-from paleo.optimizers import Optimizer, optimizer
+from paleo.lowering.checkpoint_policy import Checkpoints
+from paleo.lowering.fusion import Chains
+from paleo.lowering.partition import Chunk, cut, cut_by_work
+from paleo.lowering.program import Program, lower, without_backward
+from paleo.network.adapters import adapted
+from paleo.network.graph import Graph, build
+from paleo.operations.optimizers import Optimizer, optimizer
+from paleo.operations.precision import Precision, autocast, precision
+from paleo.operations.work import Kernel
 from paleo.parallel.mesh import Mesh
 from paleo.parallel.placement import Placement
-from paleo.precision import Precision, autocast, precision
 from paleo.pricing.communication import Fabric
 from paleo.pricing.kernels import Pricer, pricer
-from paleo.rerun import Checkpoints
 from paleo.schedules.base import Numeric
 from paleo.specs.calibration import Calibration
 from paleo.specs.hardware import System
 from paleo.specs.model import ModelSpec
 from paleo.specs.run import Run
 from paleo.specs.software import Software, load_software
-from paleo.stages import Chunk, cut, cut_by_work
-from paleo.work import Kernel
+from paleo.step.host import Feeding, Offload, feeding, offload_of, sample_bytes
+from paleo.step.section_times import clip_kernels, update_kernel
 
 Array = npt.NDArray[np.float64]
 
