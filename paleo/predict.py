@@ -14,8 +14,8 @@ from paleo.lowering.partition import Chunk
 from paleo.lowering.program import Program, Section
 from paleo.lowering.recompute import Ways, dealt, marked, runs, turn_shares, uneven
 from paleo.network.graph import Graph
+from paleo.operations.kernel import Kernel
 from paleo.operations.precision import Precision
-from paleo.operations.work import Kernel
 from paleo.parallel.mesh import Axes, Mesh
 from paleo.parallel.overrides import placement
 from paleo.parallel.placement import idle_axes

@@ -9,7 +9,7 @@ from typing import Any
 from paleo.importers.trace import Call, Shape, Value
 from paleo.importers.translate import Entry, Placed, Translator, UntranslatableError
 from paleo.layers.base import LAYERS
-from paleo.operations.work import Size, Tensor
+from paleo.operations.tensor import Size, Tensor
 
 Handler = Callable[[Translator, Call], None]
 HANDLERS: dict[str, Handler] = {}

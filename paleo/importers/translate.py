@@ -17,8 +17,9 @@ from pydantic import ValidationError
 from paleo.errors import PaleoError, SpecError
 from paleo.importers.trace import Call, Shape, Trace, Value
 from paleo.layers.base import LAYERS, Choices
+from paleo.operations.base import Operation, parameters_of
 from paleo.operations.precision import precision
-from paleo.operations.work import Operation, Size, Tensor, parameters_of
+from paleo.operations.tensor import Size, Tensor
 
 _FP32, _UNFUSED = precision("fp32"), Choices(attention="unfused")
 #: How far the FLOP of a layer may be from those that were counted.

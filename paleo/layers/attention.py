@@ -10,7 +10,11 @@ from pydantic import Field, PositiveInt
 
 from paleo.errors import GraphError
 from paleo.layers.base import LAYERS, Choices, Expansion, Layer, describe, project, vector
-from paleo.operations.work import Contraction, FusedAttention, MemoryPass, Operation, Size, Tensor
+from paleo.operations.attention import FusedAttention
+from paleo.operations.base import Operation
+from paleo.operations.contraction import Contraction
+from paleo.operations.memory_pass import MemoryPass
+from paleo.operations.tensor import Size, Tensor
 
 
 def attend(

@@ -8,7 +8,10 @@ from typing import Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict
 
 from paleo.errors import GraphError
-from paleo.operations.work import Contraction, MemoryPass, Operation, Size, Tensor
+from paleo.operations.base import Operation
+from paleo.operations.contraction import Contraction
+from paleo.operations.memory_pass import MemoryPass
+from paleo.operations.tensor import Size, Tensor
 from paleo.registry import Registry
 
 Attending = Literal["fused", "unfused", "stepwise"]

@@ -6,7 +6,9 @@ from pydantic import PositiveInt
 
 from paleo.errors import GraphError
 from paleo.layers.base import LAYERS, Choices, Expansion, Layer, describe
-from paleo.operations.work import Contraction, MemoryPass, Tensor
+from paleo.operations.contraction import Contraction
+from paleo.operations.memory_pass import MemoryPass
+from paleo.operations.tensor import Tensor
 
 
 @LAYERS.register("embedding")

@@ -7,7 +7,9 @@ from typing import Annotated, Literal
 from pydantic import Field, PositiveInt
 
 from paleo.layers.base import LAYERS, Choices, Expansion, Layer, activate, gate, project
-from paleo.operations.work import MemoryPass, Operation, Tensor
+from paleo.operations.base import Operation
+from paleo.operations.memory_pass import MemoryPass
+from paleo.operations.tensor import Tensor
 
 
 @LAYERS.register("linear")

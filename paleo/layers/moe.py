@@ -10,7 +10,9 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 from paleo.errors import GraphError
 from paleo.layers.base import LAYERS, Choices, Expansion, Layer, project
 from paleo.layers.linear import feed_forward
-from paleo.operations.work import MemoryPass, Operation, Tensor
+from paleo.operations.base import Operation
+from paleo.operations.memory_pass import MemoryPass
+from paleo.operations.tensor import Tensor
 
 
 @LAYERS.register("moe")

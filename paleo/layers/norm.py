@@ -6,7 +6,8 @@ from pydantic import PositiveInt
 
 from paleo.errors import GraphError
 from paleo.layers.base import LAYERS, Choices, Expansion, Layer, describe, vector
-from paleo.operations.work import MemoryPass, Tensor
+from paleo.operations.memory_pass import MemoryPass
+from paleo.operations.tensor import Tensor
 
 
 def _normalise(

@@ -12,8 +12,11 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 
 from paleo.errors import GraphError
 from paleo.layers.base import LAYERS, Choices, Expansion, Layer, describe
+from paleo.operations.contraction import Contraction
+from paleo.operations.kernel import Kernel, Phase
+from paleo.operations.memory_pass import MemoryPass
 from paleo.operations.precision import Precision
-from paleo.operations.work import Contraction, Kernel, MemoryPass, Phase, Size, Tensor
+from paleo.operations.tensor import Size, Tensor
 
 #: Whatever a pass has more inputs than this, it is no pass.
 MOST_INPUTS = 10_000

@@ -10,7 +10,8 @@ from pydantic import Field, PositiveInt
 
 from paleo.errors import GraphError
 from paleo.layers.base import ACTIVATIONS, LAYERS, Choices, Expansion, Layer, activate, describe
-from paleo.operations.work import MemoryPass, Size, Tensor
+from paleo.operations.memory_pass import MemoryPass
+from paleo.operations.tensor import Size, Tensor
 
 
 class Activation(Layer):

@@ -10,7 +10,9 @@ from pydantic import PositiveInt
 from paleo.errors import GraphError
 from paleo.layers.base import LAYERS, Choices, Expansion, Layer, describe, option
 from paleo.layers.conv import Extent, Padding, padded, window_count
-from paleo.operations.work import MemoryPass, Size, Tensor, Window
+from paleo.operations.memory_pass import MemoryPass
+from paleo.operations.tensor import Size, Tensor
+from paleo.operations.window import Window
 
 
 class Pool(Layer):

@@ -9,7 +9,11 @@ from pydantic import PositiveInt
 
 from paleo.errors import GraphError
 from paleo.layers.base import LAYERS, Choices, Expansion, Layer, describe, project
-from paleo.operations.work import GATES, Contraction, MemoryPass, Operation, Recurrence, Size, Tensor
+from paleo.operations.base import Operation
+from paleo.operations.contraction import Contraction
+from paleo.operations.memory_pass import MemoryPass
+from paleo.operations.recurrence import GATES, Recurrence
+from paleo.operations.tensor import Size, Tensor
 
 
 class Recurrent(Layer):

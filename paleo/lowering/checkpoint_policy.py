@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from paleo.operations.work import Contraction, Operation, Tensor, is_core
+from paleo.operations.base import Operation, is_core
+from paleo.operations.contraction import Contraction
+from paleo.operations.tensor import Tensor
 
 Selective = Literal["attention", "products"]
 

@@ -11,8 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from paleo.operations.base import Operation
+from paleo.operations.kernel import Kernel
+from paleo.operations.memory_pass import MemoryPass
 from paleo.operations.precision import Precision
-from paleo.operations.work import Kernel, MemoryPass, Operation
 
 #: Passes that touch each element on its own.
 POINTWISE = frozenset({"elementwise", "dropout"})

@@ -14,19 +14,13 @@ from typing import Literal
 from paleo.lowering.checkpoint_policy import WHOLE_BLOCKS, Checkpoints, held, left_out
 from paleo.lowering.fusion import POINTWISE, Chains, Launches, fuse, softmax_by_steps
 from paleo.network.graph import Graph, Node, Storage
+from paleo.operations.attention import FusedAttention
+from paleo.operations.base import ATTENTION_CORE, is_core
+from paleo.operations.contraction import Contraction
+from paleo.operations.kernel import Kernel, Phase, accumulation, flat_pass
+from paleo.operations.memory_pass import MemoryPass
 from paleo.operations.precision import Precision
-from paleo.operations.work import (
-    ATTENTION_CORE,
-    Contraction,
-    FusedAttention,
-    Kernel,
-    MemoryPass,
-    Phase,
-    Tensor,
-    accumulation,
-    flat_pass,
-    is_core,
-)
+from paleo.operations.tensor import Tensor
 from paleo.parallel.layer_collectives import Communication, sent_once
 from paleo.parallel.mesh import Axes, Mesh
 from paleo.parallel.placement import Placement

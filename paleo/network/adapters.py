@@ -14,8 +14,12 @@ from typing import Literal
 
 from paleo.errors import PlanError
 from paleo.network.graph import Graph, Node
+from paleo.operations.base import Operation, with_tensors
+from paleo.operations.contraction import Contraction
+from paleo.operations.kernel import Kernel, accumulation
+from paleo.operations.memory_pass import MemoryPass
 from paleo.operations.precision import Precision
-from paleo.operations.work import Contraction, Kernel, MemoryPass, Operation, Size, Tensor, accumulation, with_tensors
+from paleo.operations.tensor import Size, Tensor
 
 #: Which products get an adapter: those of attention layers, or all.
 Adapted = Literal["attention", "all"]

@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Any
 
 from paleo.errors import GraphError, SpecError, near
 from paleo.layers.base import LAYERS, Choices, Expansion, Layer, describe
-from paleo.operations.work import Operation, Size, Tensor, parameters_of, with_parameters_of
+from paleo.operations.base import Operation, parameters_of, with_parameters_of
+from paleo.operations.tensor import Size, Tensor
 from paleo.specs.expressions import evaluate
 from paleo.specs.loading import validate
 from paleo.specs.model import Block, ModelSpec

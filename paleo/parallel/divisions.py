@@ -6,7 +6,12 @@ from collections.abc import Mapping
 
 from paleo.errors import PlanError
 from paleo.network.graph import Node
-from paleo.operations.work import Contraction, MemoryPass, Operation, Recurrence, Tensor, Window, is_core
+from paleo.operations.base import Operation, is_core
+from paleo.operations.contraction import Contraction
+from paleo.operations.memory_pass import MemoryPass
+from paleo.operations.recurrence import Recurrence
+from paleo.operations.tensor import Tensor
+from paleo.operations.window import Window
 
 #: Spatial dims of images, as a window's output and its source call them.
 SPACE = frozenset({"height", "width", "depth", "in_height", "in_width", "in_depth"})

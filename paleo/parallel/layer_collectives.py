@@ -9,7 +9,12 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from paleo.network.graph import Node
-from paleo.operations.work import Contraction, FusedAttention, MemoryPass, Operation, Tensor, Window, is_core
+from paleo.operations.attention import FusedAttention
+from paleo.operations.base import Operation, is_core
+from paleo.operations.contraction import Contraction
+from paleo.operations.memory_pass import MemoryPass
+from paleo.operations.tensor import Tensor
+from paleo.operations.window import Window
 from paleo.parallel.mesh import Mesh
 from paleo.parallel.placement import Context, Split
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from paleo.layers.base import ACTIVATIONS
 from paleo.network.graph import Graph, Node
-from paleo.operations.work import MemoryPass
+from paleo.operations.memory_pass import MemoryPass
 from paleo.parallel.mesh import BATCH_AXES, Axes
 from paleo.parallel.placement import STRATEGIES, Placement, Rule, Split, Strategy
 

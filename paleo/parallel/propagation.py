@@ -15,7 +15,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from paleo.network.graph import Graph, Node
-from paleo.operations.work import Contraction, FusedAttention, MemoryPass, Operation, Tensor, is_core
+from paleo.operations.attention import FusedAttention
+from paleo.operations.base import Operation, is_core
+from paleo.operations.contraction import Contraction
+from paleo.operations.memory_pass import MemoryPass
+from paleo.operations.tensor import Tensor
 from paleo.parallel.divisions import check_division
 from paleo.parallel.layer_collectives import (
     Communication,

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from paleo.errors import SpecError
+from paleo.operations.kernel import Kernel
 from paleo.operations.precision import BYTES, precision
-from paleo.operations.work import Kernel
 from paleo.pricing.attention import PrefillParameters, attention_backward_time, attention_prefill_time, default_kernel
 from paleo.pricing.calibration import Rates
 from paleo.pricing.convolution import (

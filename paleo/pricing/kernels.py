@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from paleo.operations.work import Kernel
+from paleo.operations.kernel import Kernel
 from paleo.pricing.calibrated import FamilyPrices
 from paleo.pricing.calibration import Rates, rates
 from paleo.pricing.roofline import kernel_time

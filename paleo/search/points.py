@@ -19,7 +19,8 @@ import numpy.typing as npt
 from paleo.errors import PlanError
 from paleo.lowering.program import Program
 from paleo.network.graph import Graph
-from paleo.operations.work import Kernel, Size
+from paleo.operations.kernel import Kernel
+from paleo.operations.tensor import Size
 from paleo.parallel.divisions import PADDED
 from paleo.parallel.mesh import Mesh
 from paleo.parallel.overrides import placement

@@ -17,9 +17,9 @@ from paleo.lowering.partition import Chunk, cut, cut_by_work
 from paleo.lowering.program import Program, lower, without_backward
 from paleo.network.adapters import adapted
 from paleo.network.graph import Graph, build
+from paleo.operations.kernel import Kernel
 from paleo.operations.optimizers import Optimizer, optimizer
 from paleo.operations.precision import Precision, autocast, precision
-from paleo.operations.work import Kernel
 from paleo.parallel.mesh import Mesh
 from paleo.parallel.placement import Placement
 from paleo.pricing.communication import Fabric

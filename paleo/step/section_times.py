@@ -17,9 +17,9 @@ import numpy.typing as npt
 from paleo.lowering.partition import Chunk
 from paleo.lowering.program import Program, Transfer
 from paleo.lowering.recompute import Ways
+from paleo.operations.kernel import Kernel, flat_pass
 from paleo.operations.optimizers import Optimizer
 from paleo.operations.precision import Precision
-from paleo.operations.work import Kernel, flat_pass
 from paleo.parallel.mesh import Axes
 from paleo.schedules.base import Numeric, Passes, Schedule
 from paleo.step.timeline import Turn

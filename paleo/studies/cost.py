@@ -14,7 +14,7 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field
 
 from paleo.lowering.recompute import runs
-from paleo.operations.work import Kernel
+from paleo.operations.kernel import Kernel
 from paleo.predict import Prediction
 from paleo.pricing.gemm import DRAM_ENERGY, IDLE_SHARE, PICO, GemmParameters
 from paleo.pricing.store import lookup

@@ -67,7 +67,8 @@ LAYER = '''
 from __future__ import annotations
 
 from paleo.layers.base import LAYERS, Choices, Expansion, Layer, vector
-from paleo.operations.work import MemoryPass, Tensor
+from paleo.operations.memory_pass import MemoryPass
+from paleo.operations.tensor import Tensor
 
 
 @LAYERS.register("scale_shift")

@@ -17,8 +17,9 @@ import pytest
 
 from paleo.layers.base import Choices
 from paleo.network.graph import Graph, build
+from paleo.operations.attention import FusedAttention
 from paleo.operations.precision import precision
-from paleo.operations.work import FusedAttention, Tensor
+from paleo.operations.tensor import Tensor
 from paleo.specs.model import load_model
 
 torch = pytest.importorskip("torch")

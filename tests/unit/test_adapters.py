@@ -10,7 +10,7 @@ import pytest
 
 from paleo.errors import PaleoError
 from paleo.lowering.program import Section
-from paleo.operations.work import Kernel
+from paleo.operations.kernel import Kernel
 from paleo.predict import Prediction, predict
 from paleo.specs.hardware import load_system
 from paleo.specs.loading import validate

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from paleo.lowering.program import Counted, Program, Section, Transfer
+from paleo.operations.kernel import Kernel
 from paleo.operations.optimizers import optimizer
 from paleo.operations.precision import precision
-from paleo.operations.work import Kernel
 from paleo.predict import Prediction, predict
 from paleo.schedules.base import SCHEDULES
 from paleo.specs.hardware import load_system

@@ -16,8 +16,11 @@ from pydantic import ValidationError
 from paleo.errors import GraphError, SpecError
 from paleo.layers.base import ACTIVATIONS, LAYERS, Choices, Expansion
 from paleo.network.graph import build
+from paleo.operations.base import Operation, parameters_of
+from paleo.operations.contraction import Contraction
+from paleo.operations.kernel import Kernel
 from paleo.operations.precision import autocast, precision
-from paleo.operations.work import Contraction, Kernel, Operation, Tensor, parameters_of
+from paleo.operations.tensor import Tensor
 from paleo.specs.model import model_from
 
 FP32 = precision("fp32")

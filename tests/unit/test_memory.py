@@ -10,8 +10,9 @@ from paleo.layers.base import LAYERS, Choices
 from paleo.lowering.partition import cut_by_work
 from paleo.lowering.program import Counted, Program, Section
 from paleo.network.graph import build
+from paleo.operations.kernel import Kernel
 from paleo.operations.precision import precision
-from paleo.operations.work import Kernel, Tensor
+from paleo.operations.tensor import Tensor
 from paleo.predict import Prediction, predict
 from paleo.specs.hardware import load_system
 from paleo.specs.model import load_model

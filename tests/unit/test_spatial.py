@@ -12,7 +12,7 @@ from paleo.errors import PlanError
 from paleo.lowering.program import Program, lower
 from paleo.network.graph import Graph, build
 from paleo.operations.precision import precision
-from paleo.operations.work import Window
+from paleo.operations.window import Window
 from paleo.parallel.mesh import Mesh
 from paleo.parallel.overrides import overridden, placement
 from paleo.parallel.placement import STRATEGIES, parse_strategy

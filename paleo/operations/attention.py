@@ -1,0 +1,89 @@
+"""Attention as one kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from paleo.operations.kernel import Kernel, Phase
+from paleo.operations.precision import Precision
+from paleo.operations.tensor import Size, Tensor, split_all
+
+
+@dataclass(frozen=True, slots=True)
+class FusedAttention:
+    """Scores, softmax and weighted sum in one kernel that keeps only its output and a log-sum-exp per row
+    (FlashAttention).
+
+    query (batch, q sequence, kv_heads, group, head_dim), key and value (batch, kv sequence, kv_heads, dim). FLOP count
+    the whole rectangle of scores even where a causal mask skips half of it (the convention of MFU and of torch); the
+    kernel's price uses ``causal`` and ``attended``, the keys that a query sees at most (its sliding window).
+
+    A split sequence is dealt out so that each rank has early and late queries, and with them the same share of a causal
+    mask's work (Brandon et al., Striped attention, 2023): a kernel over the mean of all keys and its own.
+    """
+
+    name: str
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    out: Tensor
+    causal: bool
+    attended: Size
+
+    @property
+    def reads(self) -> tuple[Tensor, ...]:
+        return (self.query, self.key, self.value)
+
+    @property
+    def saves(self) -> tuple[Tensor, ...]:
+        statistic = self.query.without(self.query.dims[-1], name=f"{self.name}.logsumexp", role="statistic")
+        return (*self.reads, self.out, statistic)
+
+    @property
+    def private_dims(self) -> frozenset[str]:
+        return frozenset({self.key.dims[1], self.query.dims[1]})
+
+    def split(self, ways: Mapping[str, float]) -> FusedAttention:
+        query, key, value, out = split_all((self.query, self.key, self.value, self.out), ways)
+        return replace(self, query=query, key=key, value=value, out=out)
+
+    @property
+    def _scores(self) -> float:
+        """How many numbers the matrix of scores would have."""
+        return float(self.query.elements / self.query.sizes[-1] * self.attended)
+
+    def _flops(self, score_products: int, value_products: int) -> float:
+        """FLOP of so many products along the head dim and along the value dim."""
+        return 2.0 * self._scores * (score_products * self.query.sizes[-1] + value_products * self.value.sizes[-1])
+
+    def forward(self, precision: Precision) -> tuple[Kernel, ...]:
+        read = sum(t.bytes(precision) for t in self.reads)
+        written = self.out.bytes(precision) + self.saves[-1].bytes(precision)
+        return (self._kernel("forward", self._flops(1, 1), read, written),)
+
+    def backward(self, precision: Precision) -> tuple[Kernel, ...]:
+        """Recomputes the scores, then the gradients of scores, value, query and key (Dao, FlashAttention-2, 2023).
+
+        Five products, three of them along the head dim: 2.5 times the FLOP of the forward pass where the value is as
+        wide.
+        """
+        read = sum(t.bytes(precision) for t in (*self.saves, self.out))
+        return (self._kernel("backward", self._flops(3, 2), read, sum(t.bytes(precision) for t in self.reads)),)
+
+    def _kernel(self, phase: Phase, flops: float, read: float, written: float) -> Kernel:
+        batch, q, kv_heads, group, head_dim = self.query.sizes
+        keys, attended = float(self.key.sizes[1]), float(self.attended)
+        if self.causal and attended == keys:
+            keys = attended = (keys + float(q)) / 2
+        shape = {
+            "batch": float(batch),
+            "q_heads": float(kv_heads * group),
+            "kv_heads": float(kv_heads),
+            "q_len": float(q),
+            "kv_len": keys,
+            "head_dim": float(head_dim),
+            "causal": float(self.causal),
+            "attended": attended,
+        }
+        return Kernel(self.name, "attention", "fused", phase, flops, 5.0 * self._scores, read, written, shape)
