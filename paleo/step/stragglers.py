@@ -1,0 +1,93 @@
+"""Waiting for the slowest: how much longer a step takes because ranks that wait for one another are not equally fast.
+
+Two kinds of noise are told apart. *Persistent* noise is a rank's own: a slow chip is slow in every step. *Independent*
+noise is drawn anew in every step (operating system, garbage collection, lengths of sequences). Both are standard
+deviations as a share of a rank's mean step. All functions broadcast over arrays.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+Array = npt.NDArray[np.float64]
+Numeric = float | Array
+#: Noise above which a normal law would give negative steps too often; a lognormal one takes over.
+HEAVY_TAIL = 0.3
+#: Coefficients of the rational approximation of the normal quantile: Wichura, Algorithm AS 241, Applied Statistics 37
+#: (1988), routine PPND7 (seven digits): numerator and denominator near the middle, in the shoulders, in the tails.
+_MIDDLE = ((59.109374720, 159.29113202, 50.434271938, 3.3871327179), (67.187563600, 78.757757664, 17.895169469, 1.0))
+_SHOULDER = ((0.17023821103, 1.3067284816, 2.7568153900, 1.4234372777), (0.12021132975, 0.73700164250, 1.0))
+_TAIL = ((0.017337203997, 0.42868294337, 3.0812263860, 6.6579051150), (0.012258202635, 0.24197894225, 1.0))
+
+
+def normal_quantile(probability: Numeric) -> Array:
+    """Standard normal quantile, to seven digits (Wichura, AS 241, 1988).
+
+    >>> normal_quantile(np.array([0.5, 0.975, 0.001])).round(4)
+    array([ 0.    ,  1.96  , -3.0902])
+    """
+    p = np.asarray(probability, dtype=np.float64)
+    centred = p - 0.5
+    with np.errstate(divide="ignore", invalid="ignore"):
+        r = 0.180625 - centred**2
+        middle = centred * np.polyval(_MIDDLE[0], r) / np.polyval(_MIDDLE[1], r)
+        root = np.sqrt(-np.log(np.minimum(p, 1.0 - p)))
+        shoulder = np.polyval(_SHOULDER[0], root - 1.6) / np.polyval(_SHOULDER[1], root - 1.6)
+        tail = np.polyval(_TAIL[0], root - 5.0) / np.polyval(_TAIL[1], root - 5.0)
+        outer = np.sign(centred) * np.where(root <= 5.0, shoulder, tail)
+    return np.where(np.abs(centred) <= 0.425, middle, outer)
+
+
+def expected_largest(ranks: Numeric) -> Array:
+    """Expected largest of ``ranks`` standard normal numbers: Φ⁻¹((n − 0.375) / (n + 0.25)), 0 for one rank.
+
+    Reference: Blom, Statistical estimates and transformed beta-variables, 1958; within 1 % from 8 ranks up, within 5 %
+    below.
+
+    >>> expected_largest(np.array([1.0, 2.0, 8.0, 1000.0])).round(3)
+    array([0.   , 0.589, 1.434, 3.227])
+    """
+    n = np.maximum(np.asarray(ranks, dtype=np.float64), 1.0)
+    return np.where(n > 1.0, normal_quantile((n - 0.375) / (n + 0.25)), 0.0)
+
+
+def waiting_share(ranks: Numeric, independent: Numeric, persistent: Numeric = 0.0) -> Array:
+    """Seconds that a step of ``ranks`` waits for its slowest one, as a share of a rank's mean step.
+
+    e_n √(persistent² + independent²) for like ranks. Where the noise is above `HEAVY_TAIL` a lognormal law of the same
+    mean and deviation takes the normal one's place: exp(s e_n − s²/2) − 1 with s² = ln(1 + c²).
+
+    >>> round(float(waiting_share(8.0, 0.1)), 4)
+    0.1434
+    """
+    noise = np.hypot(independent, persistent)
+    largest = expected_largest(ranks)
+    spread = np.sqrt(np.log1p(noise**2))
+    heavy = np.expm1(spread * largest - spread**2 / 2.0)
+    return np.where((noise > HEAVY_TAIL) & (np.asarray(ranks) > 1.0), heavy, noise * largest)
+
+
+def averaged(noise: Numeric, draws: Numeric) -> Array:
+    """Independent noise of the mean of ``draws`` passes, as of a pipeline's microbatches or of local steps: c / √n."""
+    return np.asarray(noise / np.sqrt(draws))
+
+
+def slowest_mean(means: Sequence[float], independent: float) -> float:
+    """Expected step of ranks whose ``means`` [s] are known: the largest of each mean and its noise.
+
+    Ranks are ordered by their means; the slowest k of them, taken as alike at their own mean, bound the maximum from
+    below for every k, and the largest of these bounds is returned.
+
+    >>> round(slowest_mean([1.0] * 7 + [1.5], 0.02), 3)  # one slow rank decides
+    1.5
+    """
+    ordered = np.sort(np.asarray(means, dtype=np.float64))[::-1]
+    counts = np.arange(1.0, len(ordered) + 1.0)
+    bounds = (np.cumsum(ordered) / counts) * (1.0 + waiting_share(counts, independent))
+    return float(bounds.max())

@@ -1,0 +1,42 @@
+"""Waiting for the slowest rank, against drawn steps."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from paleo.step.stragglers import expected_largest, slowest_mean, waiting_share
+
+
+@pytest.mark.parametrize(("ranks", "tolerance"), [(2, 0.06), (8, 0.02), (64, 0.02), (512, 0.02)])
+def test_the_expected_largest_is_that_of_drawn_numbers(ranks: int, tolerance: float) -> None:
+    drawn = np.random.default_rng(1).standard_normal((20_000, ranks)).max(axis=1).mean()
+    assert float(expected_largest(float(ranks))) == pytest.approx(drawn, rel=tolerance)
+
+
+@pytest.mark.parametrize("noise", [0.05, 0.2, 0.6, 1.0])
+def test_waiting_is_that_of_drawn_steps(noise: float) -> None:
+    """Normal steps where noise is small, lognormal ones where it is large; both kinds of noise add as variances."""
+    random = np.random.default_rng(2)
+    spread = np.sqrt(np.log1p(noise**2))
+    steps = (
+        1.0 + noise * random.standard_normal((8_000, 32))
+        if noise <= 0.3
+        else np.exp(spread * random.standard_normal((8_000, 32)) - spread**2 / 2)
+    )
+    assert float(waiting_share(32.0, noise)) == pytest.approx(steps.max(axis=1).mean() - 1.0, rel=0.12)
+    parts = waiting_share(32.0, noise * 0.6, noise * 0.8)
+    assert float(parts) == pytest.approx(float(waiting_share(32.0, noise)))
+
+
+def test_one_rank_waits_for_nobody_and_arrays_equal_numbers() -> None:
+    ranks = np.array([1.0, 4.0, 9.0])
+    assert waiting_share(ranks, 0.5)[0] == 0.0
+    assert waiting_share(ranks, 0.1).tolist() == [float(waiting_share(n, 0.1)) for n in ranks]
+
+
+def test_a_rank_known_to_be_slow_comes_before_noise() -> None:
+    random = np.random.default_rng(3)
+    means = np.array([1.0] * 15 + [1.3])
+    steps = means * (1.0 + 0.05 * random.standard_normal((20_000, 16)))
+    assert slowest_mean(means.tolist(), 0.05) == pytest.approx(steps.max(axis=1).mean(), rel=0.02)
