@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt
 
 from paleo.errors import GraphError
 from paleo.layers.base import LAYERS, Choices, Expansion, Layer, describe
 from paleo.operations.contraction import Contraction
 from paleo.operations.kernel import Kernel, Phase
+from paleo.operations.kinds import KINDS, Kind, add_kind
 from paleo.operations.memory_pass import MemoryPass
 from paleo.operations.precision import Precision
 from paleo.operations.tensor import Size, Tensor
@@ -111,7 +112,7 @@ class KnownPass(Pass):
     """Element-wise work, copies, reductions and gathers whose cost is that of their bytes. ``of`` is the function's
     name."""
 
-    kind: Literal["elementwise", "copy", "reduce", "gather", "softmax", "pool", "norm"] = "elementwise"
+    kind: Annotated[str, AfterValidator(lambda name: KINDS[name].name)] = "elementwise"
     of: str = ""
     flops_per_element: Annotated[float, Field(ge=0)] = 1.0
 
@@ -126,6 +127,9 @@ class KnownPass(Pass):
 
 def _table(name: str, parameters: int) -> tuple[Tensor, ...]:
     return (Tensor(f"{name}.weight", ("entries",), (parameters,), "parameter"),) if parameters else ()
+
+
+add_kind(Kind("opaque", "a function that an importer did not know"))
 
 
 @LAYERS.register("opaque")

@@ -16,11 +16,6 @@ from paleo.operations.kernel import Kernel
 from paleo.operations.memory_pass import MemoryPass
 from paleo.operations.precision import Precision
 
-#: Passes that touch each element on its own.
-POINTWISE = frozenset({"elementwise", "dropout"})
-#: The pass whose second sweep may be the head of a chain.
-NORMALISED = "batch_norm"
-
 
 @dataclass(frozen=True, slots=True)
 class Launches:
@@ -90,13 +85,14 @@ def _fusable(first: Launches, second: Launches, readers: dict[str, int]) -> bool
     a, b = first.operation, second.operation
     if not (isinstance(a, MemoryPass) and isinstance(b, MemoryPass)) or first.times != second.times:
         return False
-    alike = a.operation in (*POINTWISE, NORMALISED) and b.operation in POINTWISE and a.out.elements == b.out.elements
-    return alike and any(t.name == a.out.name for t in b.inputs) and readers.get(a.out.name, 0) == 1
+    chains = (a.kind.pointwise or a.kind.two_sweeps) and b.kind.pointwise
+    read_by_it = any(t.name == a.out.name for t in b.inputs) and readers.get(a.out.name, 0) == 1
+    return chains and a.out.elements == b.out.elements and read_by_it
 
 
 def _follows_norm(first: Launches, second: Launches) -> bool:
     """Whether the chain starts with a normalisation and goes on with one operation an element: a sum, a rectifier."""
-    starts = first.forward[0].operation == NORMALISED if first.forward else False
+    starts = first.forward[0].kind.two_sweeps if first.forward else False
     return starts and isinstance(second.operation, MemoryPass) and second.operation.flops_per_element <= 1.0
 
 
@@ -117,7 +113,7 @@ def _one(first: tuple[Kernel, ...], second: tuple[Kernel, ...], written: float, 
     if not (first and second):
         return first or second
     a, b = first[0], second[0]
-    normalised = a.operation == NORMALISED
+    normalised = a.kind.two_sweeps
     joined = replace(
         b,
         operation=a.operation if normalised else b.operation,

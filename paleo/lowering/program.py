@@ -12,7 +12,7 @@ from itertools import groupby
 from typing import Literal
 
 from paleo.lowering.checkpoint_policy import WHOLE_BLOCKS, Checkpoints, held, left_out
-from paleo.lowering.fusion import POINTWISE, Chains, Launches, fuse, softmax_by_steps
+from paleo.lowering.fusion import Chains, Launches, fuse, softmax_by_steps
 from paleo.network.graph import Graph, Node, Storage
 from paleo.operations.attention import FusedAttention
 from paleo.operations.base import ATTENTION_CORE, is_core
@@ -199,7 +199,7 @@ def _section_names(placed: Sequence[PlacedNode], chains: Chains) -> Iterable[str
 def _passes_over(node: Node, before: Node) -> bool:
     """Whether a layer outside repeated blocks touches each element of the other's result on its own."""
     made = {operation.out.name for operation in before.operations}
-    pointwise = all(isinstance(one, MemoryPass) and one.operation in POINTWISE for one in node.operations)
+    pointwise = all(isinstance(one, MemoryPass) and one.kind.pointwise for one in node.operations)
     return not node.repeats and bool(node.operations) and pointwise and any(t.name in made for t in node.inputs)
 
 
@@ -410,6 +410,7 @@ def without_backward(program: Program) -> Program:
 
 def _inferred(counted: Counted) -> Counted:
     """Batch normalisation in inference: the averages of training stand in for statistics, so one pass is all."""
-    if counted.kernel.operation != "batch_norm":
+    kernel = counted.kernel
+    if kernel.family != "memory" or kernel.kind.inference is None:
         return counted
-    return replace(counted, kernel=replace(counted.kernel, operation="elementwise"))
+    return replace(counted, kernel=replace(kernel, operation=kernel.kind.inference))

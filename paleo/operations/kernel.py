@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from paleo.operations.kinds import KINDS, Kind
+
 Phase = Literal["forward", "backward", "backward_weight", "update"]
 
 
@@ -37,6 +39,15 @@ class Kernel:
     #: Calls of the host: below 1 for the kernels of one operation's backward pass, which come out of one call of the
     #: framework; above 1 where many small launches, one a tensor, are counted as one kernel.
     calls: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.family == "memory":
+            _ = self.kind
+
+    @property
+    def kind(self) -> Kind:
+        """The kind of a pass over memory; SpecError, with the nearest names, where it is not registered."""
+        return KINDS[self.operation]
 
     @property
     def bytes(self) -> float:

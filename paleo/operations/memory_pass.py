@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from paleo.operations.kernel import Kernel, Phase
+from paleo.operations.kinds import KINDS, Kind
 from paleo.operations.precision import Precision
 from paleo.operations.tensor import Tensor, split_all
 from paleo.operations.window import Halos, Window, halos, with_rows
@@ -40,6 +41,14 @@ class MemoryPass:
     windows: tuple[Window, ...] = ()
     halos: Halos = ()
     linear: bool = False
+
+    def __post_init__(self) -> None:
+        _ = self.kind
+
+    @property
+    def kind(self) -> Kind:
+        """The traits of its operation; SpecError, with the nearest names, where that is not registered."""
+        return KINDS[self.operation]
 
     @property
     def reads(self) -> tuple[Tensor, ...]:

@@ -60,8 +60,8 @@ def _undivided(operation: Operation) -> tuple[frozenset[str], str]:
     if isinstance(operation, Contraction):
         return frozenset(window.kernel for window in operation.windows), "it is the window of a convolution"
     moved = {dim for tensor in operation.reads for dim in tensor.dims} - set(operation.out.dims)
-    copies = isinstance(operation, MemoryPass) and operation.operation == "copy"
-    return frozenset(moved if copies else ()), "the layer moves it into another dim"
+    merged = isinstance(operation, MemoryPass) and operation.kind.merges_dims
+    return frozenset(moved if merged else ()), "the layer moves it into another dim"
 
 
 def _check_window(node: Node, operation: Contraction | MemoryPass, window: Window, n: int) -> None:

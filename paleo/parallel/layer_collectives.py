@@ -52,23 +52,21 @@ def statistics(node: Node, split: Split, ways: Mapping[str, float]) -> Iterator[
             continue
         own = {"batch"} if operation.local_statistics else set()
         axes = {axis for dim in operation.reduces if dim not in own for axis in split.get(dim, ())}
-        norm = operation.operation in NORMS
         for axis in sorted(axes):
-            stacked = _row(operation, 2 if norm or operation.operation != "softmax" else 3).split(ways)
+            stacked = _row(operation).split(ways)
             yield Communication(operation.name, "all_reduce", axis, stacked, "forward")
-            if norm:
+            if operation.kind.norm:
                 yield Communication(operation.name, "all_reduce", axis, stacked, "backward")
 
 
-#: Passes that subtract a mean and divide by a deviation.
-NORMS = frozenset({"norm", "batch_norm"})
-
-
-def _row(operation: MemoryPass, count: int) -> Tensor:
-    """``count`` numbers for each row: one for each statistic that a norm keeps, else for what is left of its input."""
-    kept = [tensor for tensor in operation.keeps if tensor.role == "statistic" and operation.operation in NORMS]
+def _row(operation: MemoryPass) -> Tensor:
+    """The numbers of each row that ranks exchange: one for each statistic that a norm keeps, else for what is left of
+    its input."""
+    kept = [tensor for tensor in operation.keeps if tensor.role == "statistic" and operation.kind.norm]
     row = kept[0] if kept else operation.inputs[0].without(*operation.reduces, name="row", role="statistic")
-    return Tensor(f"{operation.name}.row", ("numbers", *row.dims), (count, *row.sizes), "statistic")
+    return Tensor(
+        f"{operation.name}.row", ("numbers", *row.dims), (operation.kind.row_statistics, *row.sizes), "statistic"
+    )
 
 
 # attention over a split sequence
@@ -149,7 +147,7 @@ def expert_exchange(node: Node, split: Split, ways: Mapping[str, float]) -> Iter
     chosen = _chosen(node)
     for operation in node.operations:
         moved = [t for t in (*operation.reads, operation.out) if "capacity" in t.dims and t.role == "activation"]
-        if moved and isinstance(operation, MemoryPass) and operation.operation in ("gather", "scatter"):
+        if moved and isinstance(operation, MemoryPass) and operation.kind.routes:
             for axis in split.get("experts", ()):
                 for when in WAYS:
                     yield Communication(operation.name, "all_to_all", axis, moved[0].split(ways), when, chosen=chosen)
@@ -158,7 +156,7 @@ def expert_exchange(node: Node, split: Split, ways: Mapping[str, float]) -> Iter
 def _chosen(node: Node) -> tuple[int, int] | None:
     """How many experts a token visits, and how many there are."""
     for operation in node.operations:
-        if isinstance(operation, MemoryPass) and operation.operation == "gather" and "capacity" in operation.out.dims:
+        if isinstance(operation, MemoryPass) and operation.kind.routes and "capacity" in operation.out.dims:
             tokens, experts = math.prod(operation.inputs[0].sizes[:-1]), operation.out.size("experts")
             return max(1, round(experts * operation.out.size("capacity") / tokens)), int(experts)
     return None

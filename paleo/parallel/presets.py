@@ -48,7 +48,7 @@ def _without_space(graph: Graph, placement: Placement, ranks: int) -> Iterator[R
 def _has_space(node: Node) -> bool:
     """Whether a layer makes an image with a height, or sums one up."""
     inputs = [t.size("height") for t in node.inputs if "height" in t.dims]
-    if any(isinstance(op, MemoryPass) and op.operation == "reduce" for op in node.operations):
+    if any(isinstance(op, MemoryPass) and op.kind.reduces for op in node.operations):
         return max(inputs, default=1) > 1
     return max(inputs, default=1) > 1 and "height" in node.out.dims and node.out.size("height") > 1
 

@@ -140,7 +140,7 @@ def _leave(node: Node, split: Split, partial: frozenset[str], layouts: dict[str,
 def _summed(target: Tensor, operation: Operation, split: Split) -> frozenset[str]:
     """Rule A: the axes of every split dim that the operation sums over on its way to ``target`` (one entry that is used
     all along a dim has a summed gradient, too); moving data sums nothing."""
-    if isinstance(operation, MemoryPass) and operation.operation in MOVES and not operation.sparse_rows:
+    if isinstance(operation, MemoryPass) and operation.kind.moves and not operation.sparse_rows:
         return frozenset()
     gone = [dim for dim in split if dim not in target.dims or target.size(dim) == 1]
     if not gone:
@@ -155,14 +155,10 @@ def _varies(tensor: Tensor, dim: str, beyond_one: bool) -> bool:
     return dim in tensor.dims and (not beyond_one or tensor.size(dim) > 1)
 
 
-#: Passes that only move elements.
-MOVES = frozenset({"copy", "gather", "scatter"})
-
-
 def _linear(operation: Operation) -> bool:
     """Whether a partial sum may go through: the operation commutes with addition."""
     if isinstance(operation, MemoryPass):
-        return operation.linear or operation.operation in MOVES or operation.backward_pass == "free"
+        return operation.linear or operation.kind.moves or operation.backward_pass == "free"
     return not isinstance(operation, FusedAttention)
 
 

@@ -34,8 +34,8 @@ from paleo.specs.hardware import Device
 from paleo.specs.software import Software
 
 Array = npt.NDArray[np.float64]
-#: Memory passes that sweep rows, by the calibration family that prices them; everything else is element-wise.
-ROW_FAMILIES = {"softmax": "memory.softmax", "norm": "memory.layernorm", "rope": "memory.rope"}
+#: What families of passes that sweep rows hold in registers and read again.
+ROW_PASSES = {"memory.softmax": softmax_passes, "memory.layernorm": layer_norm_passes}
 #: The cuDNN release before which convolutions are those that the family conv.vector-cudnn5 describes, and architectures
 #: whose conv.vector was itself measured with such a release.
 OLD_LIBRARY, OLD_ARCHITECTURES = 6.0, frozenset({"Kepler", "Maxwell"})
@@ -117,8 +117,7 @@ class FamilyPrices:
 
 def _group(kernel: Kernel) -> str:
     if kernel.family == "memory":
-        known = kernel.operation in ROW_FAMILIES or kernel.operation == "batch_norm"
-        return f"memory.{kernel.operation if known else 'elementwise'}"
+        return f"{kernel.kind.price}.twice" if kernel.kind.two_sweeps else kernel.kind.price
     if kernel.family == "attention":
         return f"attention.{'forward' if kernel.phase == 'forward' else 'backward'}"
     return f"gemm.{kernel.operation}" if kernel.family == "gemm" else kernel.family
@@ -275,17 +274,15 @@ def _attention(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> t
 
 
 def _memory(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[Found[Any], Array]:
-    operation = group.partition(".")[2]
-    found = prices.found(MemoryParameters, ROW_FAMILIES.get(operation, "memory.elementwise"))
+    family = group.removesuffix(".twice")
+    found = prices.found(MemoryParameters, family)
     device, width = prices.figures("fp32"), precision(prices.dtype).activation
     moved = np.array([kernel.bytes for kernel in kernels])
     rows, columns = _column(kernels, "rows"), np.maximum(_column(kernels, "columns"), 1.0)
     rowwise: dict[str, Any] = {}
     elements = moved / width / 2.0
-    if operation in ("softmax", "norm"):
-        made = (softmax_passes if operation == "softmax" else layer_norm_passes)(
-            rows=rows, length=columns, element_bytes=width, device=device
-        )
+    if family in ROW_PASSES:
+        made = ROW_PASSES[family](rows=rows, length=columns, element_bytes=width, device=device)
         elements = made.elements
         rowwise = {
             "reread_bytes": made.reread_bytes,
@@ -294,7 +291,7 @@ def _memory(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tupl
             "threads_per_row": made.threads_per_row,
             "steps_per_row": made.steps_per_row,
         }
-    if operation == "batch_norm":  # statistics first, then everything once more; what was fused to it only then
+    if group != family:  # two sweeps: statistics first, then everything once more; what was fused to it only then
         read = np.array([kernel.shape.get("swept", kernel.bytes_read) for kernel in kernels])
         rowwise = {"reread_bytes": read, "reread_footprint": read}
     times = memory_time(

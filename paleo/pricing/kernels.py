@@ -60,17 +60,13 @@ class Pricer(Protocol):
         """Seconds of each kernel."""
 
 
-#: Passes that the original Paleo takes for free; of what needs no contraction it prices pooling and dropout alone.
-FREE_IN_PALEO = frozenset({"elementwise", "norm", "batch_norm", "softmax", "reduce", "copy", "rope"})
-
-
 @dataclass(frozen=True, slots=True)
 class ConstantRates:
     """A roofline whose ceilings are constant shares of the datasheet's.
 
     Where ``rates.combine`` is "sum" it is the original Paleo (Qi et al., ICLR 2017): arithmetic and traffic add up,
-    `FREE_IN_PALEO` costs nothing, and the update of the parameters runs at the datasheet's rates. The original's GB of
-    2^30 bytes is not followed (its memory times are 7 % shorter).
+    kinds that are ``free_in_paleo`` cost nothing, and the update of the parameters runs at the datasheet's rates. The
+    original's GB of 2^30 bytes is not followed (its memory times are 7 % shorter).
     """
 
     device: Device
@@ -90,7 +86,9 @@ class ConstantRates:
     def times(self, kernels: Sequence[Kernel]) -> KernelTimes:
         """Roofline times."""
         original = self.rates.combine == "sum"
-        free = np.array([original and kernel.operation in FREE_IN_PALEO for kernel in kernels], dtype=bool)
+        free = np.array(
+            [original and kernel.family == "memory" and kernel.kind.free_in_paleo for kernel in kernels], dtype=bool
+        )
         update = np.array([kernel.phase == "update" for kernel in kernels], dtype=bool)
         moved = np.where(free, 0.0, [kernel.bytes for kernel in kernels])
         vector = np.where(update | (not original), [kernel.vector_flops for kernel in kernels], 0.0)

@@ -1,0 +1,46 @@
+"""Kinds of passes: a name that nobody registered is an error, and a registered one is priced by its family."""
+
+from __future__ import annotations
+
+import pytest
+
+from paleo.errors import SpecError
+from paleo.layers.base import Choices
+from paleo.layers.opaque import KnownPass
+from paleo.operations.kernel import flat_pass
+from paleo.operations.kinds import KINDS, Kind
+from paleo.operations.memory_pass import MemoryPass
+from paleo.operations.tensor import Tensor
+
+X = Tensor("x", ("batch", "features"), (2, 4))
+
+
+def test_a_misspelt_kind_is_an_error_with_the_nearest_name() -> None:
+    with pytest.raises(SpecError, match="unknown kind of pass 'sofmax'; nearest: 'softmax'"):
+        MemoryPass("y", "sofmax", (X,), X.like("y"))
+
+
+def test_a_kernel_of_an_unknown_kind_is_an_error_too() -> None:
+    with pytest.raises(SpecError, match="'elementwize'; nearest: 'elementwise'"):
+        flat_pass("y", "elementwize", "forward", 8.0, 32.0, 32.0)
+
+
+def test_a_model_file_may_name_any_registered_kind() -> None:
+    layer = KnownPass.model_validate({"dims": {"batch": 2, "features": 4}, "kind": "dropout"})
+    (operation,) = layer.expand("y", (X,), Choices()).operations
+    assert isinstance(operation, MemoryPass)
+    assert operation.kind.pointwise
+
+
+def test_a_model_file_with_a_misspelt_kind_is_refused() -> None:
+    with pytest.raises(ValueError, match="nearest: 'gather'"):
+        KnownPass.model_validate({"dims": {"batch": 2}, "kind": "gatther"})
+
+
+@pytest.mark.parametrize(("name", "kind"), KINDS.items())
+def test_traits_fit_together(name: str, kind: Kind) -> None:
+    """A family of prices of passes over memory; what stands in for a kind in inference exists; what computes nothing
+    has no statistics."""
+    assert (kind.name, kind.price.partition(".")[0]) == (name, "memory")
+    assert kind.inference is None or kind.inference in KINDS
+    assert not (kind.moves and (kind.norm or kind.pointwise or kind.two_sweeps))
