@@ -7,16 +7,14 @@ deviations as a share of a rank's mean step. All functions broadcast over arrays
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 Array = npt.NDArray[np.float64]
-Numeric = float | Array
+Numeric = float | npt.NDArray[np.floating[Any]]
 #: Noise above which a normal law would give negative steps too often; a lognormal one takes over.
 HEAVY_TAIL = 0.3
 #: Coefficients of the rational approximation of the normal quantile: Wichura, Algorithm AS 241, Applied Statistics 37
