@@ -14,6 +14,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+#: Longer names are no misspelt names, and the search for near ones takes time with the square of the length.
+_LONGEST_NAME = 200
+
 
 class PaleoError(Exception):
     """Base of all errors that a user can mend."""
@@ -42,9 +45,9 @@ def near(name: str, known: Iterable[str], *, most: int = 3) -> str:
     "nearest: 'resnet50'"
     """
     names = sorted(known)
-    close = get_close_matches(name.lower(), names, n=most, cutoff=0.5)
+    close = get_close_matches(name[:_LONGEST_NAME].lower(), names, n=most, cutoff=0.5)
     if close:
-        return "nearest: " + ", ".join(repr(one) for one in close)
+        return "nearest: " + ", ".join(repr(name) for name in close)
     if len(names) <= 24:
-        return "known: " + ", ".join(repr(one) for one in names)
+        return "known: " + ", ".join(repr(name) for name in names)
     return f"{len(names)} names are known, none of them near"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import threading
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
@@ -16,7 +17,8 @@ class Registry(Generic[Entry]):
     """Entries by name, registered by a decorator beside their code.
 
     The modules of ``package`` are imported at the first look-up, so a new file in that folder is all that a new
-    entry needs.
+    entry needs. Threads may look up at once: each waits until all modules are imported. The lock is held for one
+    assignment and never during an import, so that it cannot stand against Python's own locks of modules.
 
     >>> shapes = Registry[type]("shape")
     >>> @shapes.register("square")
@@ -29,43 +31,54 @@ class Registry(Generic[Entry]):
         self.kind = kind
         self._package = package
         self._entries: dict[str, Entry] = {}
+        self._complete = package is None
+        self._lock = threading.Lock()
+        self._importing = threading.local()
 
     def register(self, name: str) -> Callable[[Entry], Entry]:
         def add(entry: Entry) -> Entry:
-            if name in self._entries:
-                raise SpecError(f"{self.kind} {name!r} is registered twice")
-            self._entries[name] = entry
+            with self._lock:
+                if name in self._entries:
+                    raise SpecError(f"{self.kind} {name!r} is registered twice")
+                self._entries = {**self._entries, name: entry}  # readers keep the dict that they iterate over
             return entry
 
         return add
 
-    def _discover(self) -> None:
-        if self._package is None:
-            return
-        package, self._package = importlib.import_module(self._package), None
-        for module in sorted(info.name for info in pkgutil.iter_modules(package.__path__)):
-            importlib.import_module(f"{package.__name__}.{module}")
+    def _known(self) -> dict[str, Entry]:
+        """All entries; imports the package's modules first, where that has not been done."""
+        if not self._complete and not getattr(self._importing, "now", False):
+            self._importing.now = True
+            try:
+                self._import_modules(str(self._package))
+            finally:
+                self._importing.now = False
+            self._complete = True
+        return self._entries
+
+    @staticmethod
+    def _import_modules(package: str) -> None:
+        """Import every module of a folder; of several threads one runs a module and the others wait for it."""
+        folder = importlib.import_module(package).__path__
+        for module in sorted(info.name for info in pkgutil.iter_modules(folder)):
+            importlib.import_module(f"{package}.{module}")
 
     def __getitem__(self, name: str) -> Entry:
-        self._discover()
+        entries = self._known()
         try:
-            return self._entries[name]
+            return entries[name]
         except KeyError:
-            raise SpecError(f"unknown {self.kind} {name!r}; {near(name, self._entries)}") from None
+            raise SpecError(f"unknown {self.kind} {name!r}; {near(name, entries)}") from None
 
     def __contains__(self, name: object) -> bool:
-        self._discover()
-        return name in self._entries
+        return name in self._known()
 
     def __iter__(self) -> Iterator[str]:
-        self._discover()
-        return iter(sorted(self._entries))
+        return iter(sorted(self._known()))
 
     def __len__(self) -> int:
-        self._discover()
-        return len(self._entries)
+        return len(self._known())
 
     def items(self) -> list[tuple[str, Entry]]:
         """All entries, in the order of their names."""
-        self._discover()
-        return sorted(self._entries.items())
+        return sorted(self._known().items())

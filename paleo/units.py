@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import math
 import re
-from decimal import Decimal, InvalidOperation
+from dataclasses import dataclass
+from decimal import Decimal
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic_core import core_schema
 
 from paleo.errors import SpecError
 
@@ -86,10 +88,11 @@ def parse(text: object, dimension: str) -> float:
         raise SpecError(_unit_message(text, unit, dimension))
     try:
         value = float(Decimal(match.group(1) if match else str(text)) * units[unit])
-    except (InvalidOperation, OverflowError):
+    except (ArithmeticError, ValueError):  # too large for Decimal, for a float, or for Python's longest text of digits
         value = math.inf
     if not math.isfinite(value):
-        raise SpecError(f"{text!r} is not a finite number; write it like {example!r}")
+        shown = text if isinstance(text, str | float) else "this"
+        raise SpecError(f"{shown!r} is not a finite number; write it like {example!r}")
     return value
 
 
@@ -101,27 +104,61 @@ def _unit_message(text: object, unit: str, dimension: str) -> str:
         if unit.endswith(wrong) and unit[: -len(wrong)] + right in DIMENSIONS[dimension]:
             return f"{text!r}: the unit {unit!r} is written {unit[: -len(wrong)] + right!r} here"
     others = [name for name, table in DIMENSIONS.items() if unit in table]
-    what = f"is a unit of {others[0]}, not of {dimension}" if others else f"is not a unit of {dimension}"
-    return f"{text!r}: {unit!r} {what}; write it like {example!r}"
+    problem = f"is a unit of {others[0]}, not of {dimension}" if others else f"is not a unit of {dimension}"
+    return f"{text!r}: {unit!r} {problem}; write it like {example!r}"
 
 
-def _field(dimension: str, *, positive: bool = False) -> Any:
-    def check(value: object) -> float:
-        number = parse(value, dimension)
-        if number < 0 or (positive and number == 0):
-            raise SpecError(f"{value!r} must be {'above zero' if positive else 'zero or more'}")
+#: dimension -> the least and the most that a machine of this world, or a run of it, may have, in SI.
+RANGES: dict[str, tuple[float, float]] = {
+    "time": (1e-15, 1e10),
+    "bytes": (1.0, 1e21),
+    "bandwidth": (1.0, 1e18),
+    "flops_per_s": (1e3, 1e24),
+    "frequency": (1.0, 1e15),
+    "power": (1e-6, 1e12),
+    "price_per_s": (1e-15, 1e9),
+    "price_per_energy": (1e-15, 1.0),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Quantity:
+    """What a dimensional field of a spec takes: a number with a unit of ``dimension``, in its range; zero or above."""
+
+    dimension: str
+    positive: bool = False
+
+    def parsed(self, value: object) -> float:
+        """The SI value of a text with its unit; SpecError where it is none, or out of range."""
+        return self.checked(parse(value, self.dimension), value)
+
+    def checked(self, number: float, shown: object) -> float:
+        """A number of SI units that lies in the range; ``shown`` stands for it in the message."""
+        least, most = RANGES[self.dimension]
+        if number < 0 or (self.positive and number == 0):
+            raise SpecError(f"{shown!r} must be {'above zero' if self.positive else 'zero or more'}")
+        if 0 < number < least:
+            raise SpecError(f"{shown!r} is absurdly small; write it like {_EXAMPLE[self.dimension]!r}")
+        if number > most:
+            raise SpecError(f"{shown!r} is absurdly large; write it like {_EXAMPLE[self.dimension]!r}")
         return number
 
-    return BeforeValidator(check)
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        return core_schema.no_info_before_validator_function(self.parsed, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        example = _EXAMPLE[self.dimension]
+        return {"type": "string", "description": f"{self.dimension} with its unit", "examples": [example]}
 
 
-Seconds = Annotated[float, _field("time")]
-Bytes = Annotated[float, _field("bytes", positive=True)]
-BytesPerSecond = Annotated[float, _field("bandwidth", positive=True)]
-FlopsPerSecond = Annotated[float, _field("flops_per_s", positive=True)]
-Hertz = Annotated[float, _field("frequency", positive=True)]
-Watts = Annotated[float, _field("power", positive=True)]
-PricePerSecond = Annotated[float, _field("price_per_s")]
+Seconds = Annotated[float, Quantity("time")]
+Bytes = Annotated[float, Quantity("bytes", positive=True)]
+BytesPerSecond = Annotated[float, Quantity("bandwidth", positive=True)]
+FlopsPerSecond = Annotated[float, Quantity("flops_per_s", positive=True)]
+Hertz = Annotated[float, Quantity("frequency", positive=True)]
+Watts = Annotated[float, Quantity("power", positive=True)]
+PricePerSecond = Annotated[float, Quantity("price_per_s")]
+PricePerEnergy = Annotated[float, Quantity("price_per_energy")]
 
 _STEPS = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 
@@ -159,14 +196,14 @@ def duration(seconds: float, *, digits: int = 3) -> str:
     return f"{_digits(seconds / 86400.0, digits)} days"
 
 
-def counted(value: float, what: str) -> str:
+def counted(value: float, noun: str) -> str:
     """How many there are of something, in words.
 
     >>> counted(1, "GPU"), counted(4096, "sample"), counted(0.5, "epoch")
     ('1 GPU', '4,096 samples', '0.5 epochs')
     """
-    shown = f"{value:,.0f}" if value == int(value) else f"{value:,g}"
-    return f"{shown} {what}" if value == 1 else f"{shown} {what}s"
+    shown = f"{value:,.0f}" if float(value).is_integer() else f"{value:,g}"
+    return f"{shown} {noun}" if value == 1 else f"{shown} {noun}s"
 
 
 def gibibytes(value: float) -> str:

@@ -17,6 +17,7 @@ from pydantic import Field, model_validator
 from paleo.errors import SpecError
 from paleo.specs.catalog import entries, read_entry
 from paleo.specs.loading import Spec, Text, validate
+from paleo.specs.references import FileCache
 
 Count = Annotated[int, Field(ge=0)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -144,11 +145,17 @@ def check_bins(bins: tuple[IntervalBin, ...]) -> None:
         raise SpecError("interval: up_to_s must rise from bin to bin and be left out in the last one")
 
 
-@cache
-def load_calibration(name: str) -> Calibration:
+def load_calibration(name_or_path: str | Path) -> Calibration:
     """The calibration of that name or path."""
-    path, data = read_entry("calibrations", name)
+    return _calibrations(name_or_path)
+
+
+def _calibration(name_or_path: str | Path) -> Calibration:
+    path, data = read_entry("calibrations", name_or_path)
     return validate(Calibration, {"name": path.stem, **data}, path)
+
+
+_calibrations = FileCache(_calibration)
 
 
 @cache

@@ -7,6 +7,7 @@ that the user writes.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
@@ -73,8 +74,8 @@ def locate(kind: str, name_or_path: str | Path) -> Path:
     known, name = entries(kind), str(name_or_path)
     path = known.get(name) or known.get(name.strip().lower())
     if path is None:
-        what = kind.removesuffix("s")
-        raise SpecError(f"unknown {what} {_short(name)}; {_nearest(name, known)} (or a path to a YAML file)")
+        noun = kind.removesuffix("s")
+        raise SpecError(f"unknown {noun} {_short(name)}; {_nearest(name, known)} (or a path to a YAML file)")
     return path
 
 
@@ -96,14 +97,14 @@ def read_inline(kind: str, data: Mapping[str, Any], where: Path) -> dict[str, An
 def _extended(kind: str, data: Mapping[str, Any], path: Path) -> dict[str, Any]:
     layers, chain = [data], [path]
     while (base := data.get("extend")) is not None:
-        where = _base_of(kind, base, chain[-1])
-        if where.resolve() in [one.resolve() for one in chain]:
-            names_of = " -> ".join(one.name for one in [*chain, where])
-            raise SpecError(f"{path}: extend: the chain of files comes back to itself: {names_of}")
+        below = _base_of(kind, base, chain[-1])
+        data = read_yaml(below)
+        if os.path.realpath(below) in [os.path.realpath(file) for file in chain]:
+            stems = " -> ".join(file.name for file in [*chain, below])
+            raise SpecError(f"{path}: extend: the chain of files comes back to itself: {stems}")
         if len(chain) > MAX_EXTENDS:
             raise SpecError(f"{path}: extend: more than {MAX_EXTENDS} files extend one another")
-        data = read_yaml(where)
-        chain.append(where)
+        chain.append(below)
         layers.append({key: value for key, value in data.items() if key not in ("name", "aliases")})
     merged: dict[str, Any] = {}
     for layer in reversed(layers):
@@ -135,7 +136,7 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
 
 def _nearest(name: str, known: Iterable[str]) -> str:
     name = name[:100].lower()
-    longer = [one for one in known if name and one.startswith(name)]
+    longer = [entry for entry in known if name and entry.startswith(name)]
     return near(name, longer).replace("known:", "nearest:", 1) if longer else near(name, known)
 
 
@@ -146,17 +147,17 @@ def _short(name: str) -> str:
 @cache
 def _device_aliases() -> Mapping[str, str]:
     """Alias in lower case -> device name, read from the text of all device files without parsing their YAML."""
-    found: dict[str, str] = {}
+    devices: dict[str, str] = {}
     for name, path in entries("devices").items():
         inside = False
         for line in path.read_text(encoding="utf-8").splitlines():
             if inside and line.startswith("  - "):
-                found.setdefault(_folded(line[4:].strip().strip("\"'")), name)
+                devices.setdefault(_folded(line[4:].strip().strip("\"'")), name)
             else:
                 inside = line.startswith("aliases:")
             if line.startswith("full_name:"):
-                found.setdefault(_folded(line.partition(":")[2].strip().strip("\"'")), name)
-    return found
+                devices.setdefault(_folded(line.partition(":")[2].strip().strip("\"'")), name)
+    return devices
 
 
 def _folded(text: str) -> str:

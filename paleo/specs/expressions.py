@@ -28,8 +28,17 @@ _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.Gt: operator.gt,
     ast.GtE: operator.ge,
 }
-_FUNCTIONS: dict[str, Callable[..., Number]] = {"min": min, "max": max, "ceil": math.ceil, "round": round}
-_LONGEST, _LARGEST = 200, 10.0**15
+_LONGEST, _LARGEST, _DIGITS = 200, 10.0**15, 15
+
+
+def _rounded(number: float, digits: int = 0) -> Number:
+    """``round``, which for a far number of digits works out powers of ten without end."""
+    if abs(digits) > _DIGITS:
+        raise SpecError(f"round(…, {digits}): expected at most {_DIGITS} digits")
+    return round(number, digits) if digits else round(number)
+
+
+_FUNCTIONS: dict[str, Callable[..., Number]] = {"min": min, "max": max, "ceil": math.ceil, "round": _rounded}
 
 
 def evaluate(text: str, names: Mapping[str, Any]) -> Any:
@@ -46,7 +55,7 @@ def evaluate(text: str, names: Mapping[str, Any]) -> Any:
     try:
         tree = ast.parse(source, mode="eval").body
         value = _value(tree, names)
-    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
+    except (SyntaxError, ValueError, TypeError, OverflowError, RecursionError, MemoryError) as error:
         if isinstance(error, SpecError):
             raise
         raise SpecError(f"{text!r} is not an arithmetic expression") from None
@@ -73,7 +82,7 @@ def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
         case ast.Compare(ops=[op]) if type(op) in _COMPARE:
             return _COMPARE[type(op)](_value(node.left, names), _value(node.comparators[0], names))
         case ast.Call(func=ast.Name(id=name), keywords=[]) if name in _FUNCTIONS:
-            return _FUNCTIONS[name](*(_number(one, names) for one in node.args))
+            return _FUNCTIONS[name](*(_number(argument, names) for argument in node.args))
     allowed = "numbers, names, + - * / // %, min, max, ceil, round"
     raise SpecError(f"{ast.unparse(node)!r} is not allowed in an expression; use {allowed}")
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,6 +18,7 @@ from pydantic import Field, model_validator
 from paleo.errors import PlanError, SpecError, near
 from paleo.specs.catalog import device_named, entries, is_path, read_entry, read_inline
 from paleo.specs.loading import PositiveCount, Spec, Text, validate
+from paleo.specs.references import FileCache
 from paleo.units import Bytes, BytesPerSecond, FlopsPerSecond, Hertz, PricePerSecond, Seconds, Watts
 
 Year = Annotated[int, Field(strict=True, ge=1990, le=2100)]
@@ -297,17 +297,17 @@ class System(Spec):
 
 def load_device(name_or_path: str | Path) -> Device:
     """The device of that catalog name, or of that YAML file."""
-    return _device(name_or_path) if is_path(name_or_path) else _cataloged_device(str(name_or_path))
+    return _devices(name_or_path)
 
 
 def load_link(name_or_path: str | Path) -> Link:
     """The link of that catalog name, or of that YAML file."""
-    return _link(name_or_path) if is_path(name_or_path) else _cataloged_link(str(name_or_path))
+    return _links(name_or_path)
 
 
 def load_system(name_or_path: str | Path) -> System:
     """The system of that catalog name, or of that YAML file; the name of a device means one such device alone."""
-    return _system(name_or_path) if is_path(name_or_path) else _cataloged_system(str(name_or_path))
+    return _systems(name_or_path)
 
 
 def find_device(text: str) -> Device:
@@ -347,7 +347,7 @@ def _system(name_or_path: str | Path) -> System:
     return validate(System, data, path)
 
 
-_cataloged_device, _cataloged_link, _cataloged_system = cache(_device), cache(_link), cache(_system)
+_devices, _links, _systems = FileCache(_device), FileCache(_link), FileCache(_system)
 
 
 def _with_link(level: object, where: Path, index: int) -> object:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args
 
@@ -18,6 +18,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from paleo.errors import SpecError, near
+from paleo.specs.references import record
 
 #: Far above any spec that a person writes, far below what would keep a reader waiting.
 MAX_FILE_BYTES = 4_000_000
@@ -73,8 +74,8 @@ def parse_yaml(text: str, *, where: str | Path) -> dict[str, Any]:
     except UnicodeEncodeError:
         raise SpecError(f"{where}: is not Unicode text; expected YAML") from None
     if not isinstance(data, dict):
-        found = "nothing" if data is None else f"a {type(data).__name__}"
-        raise SpecError(f"{where}: holds {found}; expected a mapping of `key: value` lines")
+        content = "nothing" if data is None else f"a {type(data).__name__}"
+        raise SpecError(f"{where}: holds {content}; expected a mapping of `key: value` lines")
     return data
 
 
@@ -93,6 +94,7 @@ def _read_text(path: str | Path) -> str:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise SpecError(f"{_shown(str(path))}: cannot be read ({reason})") from None
+    record(path, raw)
     if len(raw) > MAX_FILE_BYTES:
         raise SpecError(f"{path}: is larger than {MAX_FILE_BYTES} bytes; a spec is a page or two of YAML")
     try:
@@ -207,19 +209,30 @@ def validate(model: type[Model], data: object, where: str | Path) -> Model:
         return model.model_validate(data)
     except ValidationError as error:
         errors = error.errors(include_url=False)
-    depth = {id(one): len(_path_in_data(data, one["loc"], one["type"])) for one in errors}
-    first = min(errors, key=lambda one: (one["type"] != "extra_forbidden", -depth[id(one)]))
+    depth = {id(error): len(_path_in_data(data, error["loc"], error["type"])) for error in errors}
+    first = min(errors, key=lambda error: (error["type"] != "extra_forbidden", -depth[id(error)]))
+    if first["type"] == "missing":
+        raise SpecError(_capped(f"{where}: {_all_missing(data, errors)}")) from None
     more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
     raise SpecError(_capped(f"{where}: {_explained(model, data, first)}", more)) from None
 
 
+def _all_missing(data: object, errors: Sequence[Any]) -> str:
+    """All keys that are missing, at once; and how much else is wrong."""
+    missing = [error for error in errors if error["type"] == "missing"]
+    keys = list(dict.fromkeys(_dotted(_path_in_data(data, error["loc"], "missing")) for error in missing))
+    others = len(errors) - len(missing)
+    more = f" (and {others} more)" if others else ""
+    return f"{', '.join(keys)}: {'this key is' if len(keys) == 1 else 'these keys are'} missing{more}"
+
+
 def _refuse_not_finite(value: object, where: str | Path, path: tuple[str | int, ...]) -> None:
     if isinstance(value, Mapping):
-        for key, one in value.items():
-            _refuse_not_finite(one, where, (*path, key))
+        for key, item in value.items():
+            _refuse_not_finite(item, where, (*path, key))
     elif isinstance(value, list | tuple):
-        for index, one in enumerate(value):
-            _refuse_not_finite(one, where, (*path, index))
+        for index, item in enumerate(value):
+            _refuse_not_finite(item, where, (*path, index))
     elif (isinstance(value, float) and not math.isfinite(value)) or (
         isinstance(value, str) and _NOT_FINITE.match(value.strip())
     ):
@@ -264,15 +277,15 @@ def _keys_at(model: type[BaseModel], path: tuple[str | int, ...]) -> set[str]:
     """Keys that ``model`` allows at ``path``; the union over all models that may stand there."""
     models = [model]
     for part in path:
-        fields = [one.model_fields[str(part)] for one in models if str(part) in one.model_fields]
-        models = [found for field in fields for found in _models_in(field.annotation)] or models
-    return {field.alias or name for one in models for name, field in one.model_fields.items()}
+        fields = [owner.model_fields[str(part)] for owner in models if str(part) in owner.model_fields]
+        models = [nested for field in fields for nested in _models_in(field.annotation)] or models
+    return {field.alias or name for owner in models for name, field in owner.model_fields.items()}
 
 
 def _models_in(annotation: object) -> list[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
-    return [found for argument in get_args(annotation) for found in _models_in(argument)]
+    return [nested for argument in get_args(annotation) for nested in _models_in(argument)]
 
 
 def _dotted(path: tuple[str | int, ...]) -> str:

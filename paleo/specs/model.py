@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +14,7 @@ from paleo.errors import SpecError
 from paleo.operations.precision import Role
 from paleo.specs.catalog import read_entry
 from paleo.specs.loading import PositiveCount, Spec, Text, validate
+from paleo.specs.references import FileCache
 
 
 def _published(value: object) -> tuple[float, float]:
@@ -86,11 +86,17 @@ class ModelSpec(Spec):
     path: str = ""
 
 
-@lru_cache(maxsize=64)
 def load_model(name_or_path: str | Path) -> ModelSpec:
     """A model by its catalog name or the path of a YAML file."""
+    return _models(name_or_path)
+
+
+def _model(name_or_path: str | Path) -> ModelSpec:
     path, data = read_entry("models", name_or_path)
     return model_from(data, path)
+
+
+_models = FileCache(_model)
 
 
 def model_from(data: Mapping[str, Any], path: str | Path) -> ModelSpec:

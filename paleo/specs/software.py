@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -11,6 +10,7 @@ from pydantic import Field
 from paleo.specs.calibration import Residual
 from paleo.specs.catalog import read_entry
 from paleo.specs.loading import PositiveCount, Spec, Text, validate
+from paleo.specs.references import FileCache
 from paleo.units import MEBIBYTE, Bytes, Seconds
 
 #: An empty PyTorch process as nvidia-smi shows it, kernels loaded lazily (CUDA 11.7 and later): about half a GiB.
@@ -126,8 +126,14 @@ class Software(Spec):
         return known.get(architecture, sum(known.values()) / len(known) if known else 1.0)
 
 
-@cache
 def load_software(name_or_path: str | Path) -> Software:
     """A software profile by catalog name or path."""
+    return _profiles(name_or_path)
+
+
+def _profile(name_or_path: str | Path) -> Software:
     path, data = read_entry("software", name_or_path)
     return validate(Software, {"name": path.stem, **data}, path)
+
+
+_profiles = FileCache(_profile)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from paleo.lowering.recompute import runs
 from paleo.operations.kernel import Kernel
@@ -20,7 +20,7 @@ from paleo.pricing.gemm import DRAM_ENERGY, IDLE_SHARE, PICO, GemmParameters
 from paleo.pricing.store import lookup
 from paleo.specs.hardware import Device
 from paleo.specs.loading import Spec
-from paleo.units import PricePerSecond, Watts, parse
+from paleo.units import PricePerEnergy, PricePerSecond, Watts
 
 #: Arithmetic of element-wise passes runs on ordinary cores in fp32, whatever the dtype of a run.
 VECTOR_FAMILY = "gemm.simt"
@@ -34,7 +34,7 @@ class Tariff(Spec):
     ``gpu_price`` [USD/s] replaces the catalog's rent.
     """
 
-    electricity: Annotated[float, BeforeValidator(lambda text: parse(text, "price_per_energy"))] | None = None
+    electricity: PricePerEnergy | None = None
     pue: Annotated[float, Field(ge=1.0, le=3.0)] = 1.0
     host_power: Watts | None = None
     gpu_price: PricePerSecond | None = None

@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "paleo"
 #: From the bottom up; parts of one line may not import each other.
 LEVELS: list[set[str]] = [
     {"errors"},
-    {"units", "registry"},
+    {"units", "registry", "files"},
     {"operations"},
     {"layers", "collectives"},
     {"specs"},

@@ -96,3 +96,14 @@ def test_arithmetic_is_that_of_whole_numbers(a: int, b: int) -> None:
     assert evaluate("=a // b * b + a % b", names) == a
     assert evaluate("=a * b", names) == a * b
     assert evaluate("=(a * b) / b", names) == a
+
+
+@pytest.mark.parametrize("text", ["=round(5,-99999999)", "=round(5,99999999)", "=round(1e14,-10**9)"])
+def test_rounding_to_a_far_digit_is_refused_at_once(text: str) -> None:
+    with pytest.raises(SpecError):
+        evaluate(text, {})
+
+
+def test_rounding_to_a_near_digit() -> None:
+    assert evaluate("=round(1234, -2)", {}) == 1200
+    assert evaluate("=round(2.6)", {}) == 3

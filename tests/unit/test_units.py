@@ -140,3 +140,36 @@ def test_sizes() -> None:
     assert engineering(999.0, "B/s") == "999 B/s"
     assert engineering(1e18, "FLOP") == "1 EFLOP"
     assert engineering(-2e6, "") == "-2 M"
+
+
+@pytest.mark.parametrize(
+    "text", ["9e999999GB", "1e99999999999 GB", "9" * 50 + "e300 GB", 10**5000, float("inf")], ids=list("abcde")
+)
+def test_a_number_beyond_a_float_is_refused(text: object) -> None:
+    with pytest.raises(SpecError, match=r"finite|no unit"):
+        parse(text, "bytes" if isinstance(text, str) else "count")
+
+
+class Machine(BaseModel):
+    bandwidth: BytesPerSecond | None = None
+    latency: Seconds = 0.0
+
+
+@pytest.mark.parametrize(
+    ("field", "text", "words"),
+    [
+        ("bandwidth", "1e-300 GB/s", "absurdly small"),
+        ("bandwidth", "1e30 GB/s", "absurdly large"),
+        ("latency", "1e30 h", "absurdly large"),
+        ("bandwidth", "-1 GB/s", "above zero"),
+    ],
+)
+def test_figures_that_no_machine_has_are_refused(field: str, text: str, words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        Machine.model_validate({field: text})
+    assert Machine.model_validate({"latency": "0 s", "bandwidth": "3.35 TB/s"}).bandwidth == 3.35e12
+
+
+def test_the_json_schema_of_a_quantity_is_text_with_an_example() -> None:
+    schema = Machine.model_json_schema()["properties"]["latency"]
+    assert (schema["type"], schema["examples"]) == ("string", ["5 us"])

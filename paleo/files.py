@@ -1,0 +1,169 @@
+"""Files written whole, and text that is safe in a table.
+
+A regular file is written beside its place and moved there: a reader sees the old content or the new one, never half of
+either, and a full disk or a signal leaves the old one. A symlink keeps its place and its target is replaced; a device
+or a pipe (``/dev/stdout``, ``>(gzip)``) is written through; a folder is refused.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import secrets
+import shutil
+import stat
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from paleo.errors import SpecError
+
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
+
+def checked_output(path: str | Path, suffixes: Iterable[str] = (), *, option: str = "-o") -> Path:
+    """The path, when a file of one of these suffixes can be written there; SpecError names the ``option``.
+
+    Asked before anything is computed. Devices and pipes may have any name.
+    """
+    text, endings = str(path), tuple(suffixes)
+    kind = _kind(text, option)
+    if kind in ("device", "pipe"):
+        return Path(text)
+    if endings and not text.lower().endswith(endings):
+        raise SpecError(f"{option} {text[:200]}: expected a name that ends in {' or '.join(endings)}")
+    place = Path(os.path.realpath(text))
+    if not place.parent.is_dir():
+        raise SpecError(f"{option} {text[:200]}: there is no folder {str(place.parent)[:200]!r}")
+    if not os.access(place.parent, os.W_OK) or (kind == "file" and not os.access(place, os.W_OK)):
+        raise SpecError(f"{option} {text[:200]}: cannot be written (Permission denied)")
+    return Path(text)
+
+
+def _kind(path: str, option: str) -> str:
+    """What stands there now: a file, a device, a pipe or nothing; SpecError for what cannot be written."""
+    try:
+        mode = os.stat(path).st_mode  # noqa: PTH116 (a Path would drop a trailing slash, which means a folder)
+    except FileNotFoundError:
+        if path.endswith("/") or not path:
+            raise SpecError(f"{option} {path[:200]!r}: expected the name of a file, not of a folder") from None
+        return "nothing"
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise SpecError(f"{option} {path[:200]!r}: cannot be written ({reason})") from None
+    if stat.S_ISDIR(mode):
+        raise SpecError(f"{option} {path[:200]}: is a folder; expected the name of a file")
+    if stat.S_ISBLK(mode) or stat.S_ISSOCK(mode):
+        raise SpecError(f"{option} {path[:200]}: is a disk or a socket; expected the name of a file")
+    return "device" if stat.S_ISCHR(mode) else "pipe" if stat.S_ISFIFO(mode) else "file"
+
+
+def write_whole(path: str | Path, write: Callable[[BinaryIO], object]) -> None:
+    """Write a file by ``write(file)`` so that it appears whole or not at all; SpecError where that cannot be done."""
+    try:
+        if _kind(str(path), "-o") in ("device", "pipe"):
+            _write_through(str(path), write)
+        else:
+            _write_beside(Path(os.path.realpath(path)), write)
+    except OSError as error:
+        raise SpecError(f"{str(path)[:200]}: cannot be written ({error.strerror or error})") from None
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write a text file as UTF-8, whole or not at all."""
+    write_whole(path, lambda file: file.write(text.encode("utf-8")))
+
+
+def _write_beside(place: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Write a new neighbour, with the permissions of the file that it replaces (a new one: the user's mask)."""
+    draft = place.with_name(f".{place.name[:64]}.{secrets.token_hex(6)}.new")
+    try:
+        with draft.open("xb") as file:
+            write(file)
+        with suppress(FileNotFoundError):
+            draft.chmod(stat.S_IMODE(place.stat().st_mode))
+        draft.replace(place)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _write_through(path: str, write: Callable[[BinaryIO], object]) -> None:
+    """Write into a device or a pipe; a pipe that nobody reads is refused instead of waited for."""
+    with tempfile.TemporaryFile() as draft:
+        write(draft)
+        draft.seek(0)
+        handle = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+        os.set_blocking(handle, True)
+        with os.fdopen(handle, "wb") as file:
+            shutil.copyfileobj(draft, file)
+
+
+def append_row(path: Path, names: Iterable[str], row: Mapping[str, Any]) -> None:
+    """Add a row to a CSV table in one write; a new table starts with its header.
+
+    A last line without its end, which a signal or a full disk tore, is dropped first.
+    """
+    columns = list(names)
+    with path.open("a+b") as file:
+        whole = _whole_lines(file)
+        file.truncate(whole)
+        lines = [row] if whole else [dict(zip(columns, columns, strict=True)), row]
+        file.write("".join(csv_line([line.get(name, "") for name in columns]) for line in lines).encode("utf-8"))
+
+
+def _whole_lines(file: BinaryIO) -> int:
+    """Bytes up to the last end of a line."""
+    end = file.seek(0, os.SEEK_END)
+    while end > 0:
+        start = max(0, end - 65536)
+        file.seek(start)
+        found = file.read(end - start).rfind(b"\n")
+        if found >= 0:
+            return start + found + 1
+        end = start
+    return 0
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """The rows of a CSV table that grows; a torn last line is none of them."""
+    with path.open("rb") as file:
+        whole = _whole_lines(file)
+        file.seek(0)
+        text = file.read(whole).decode("utf-8")
+    return list(csv.DictReader(text.splitlines()))
+
+
+def csv_line(cells: Iterable[Any]) -> str:
+    """A line of a CSV table."""
+    line: list[str] = []
+    csv.writer(_Lines(line), lineterminator="\n").writerow([csv_cell(cell) for cell in cells])
+    return line[0]
+
+
+class _Lines:
+    """What the csv module writes to: a list of lines."""
+
+    def __init__(self, lines: list[str]) -> None:
+        self._lines = lines
+
+    def write(self, line: str) -> None:
+        self._lines.append(line)
+
+
+def csv_cell(value: Any) -> Any:
+    """A cell that no spreadsheet takes for a formula: text that begins with = + - @ gets an apostrophe before it.
+
+    >>> csv_cell("=HYPERLINK(1)"), csv_cell("-1.5"), csv_cell(-1.5), csv_cell("plain")
+    ("'=HYPERLINK(1)", '-1.5', -1.5, 'plain')
+
+    Reference: OWASP, CSV Injection.
+    """
+    if not isinstance(value, str) or not value.startswith(_FORMULA):
+        return value
+    try:
+        float(value)
+    except ValueError:
+        return f"'{value}"
+    return value
