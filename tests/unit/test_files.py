@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import stat
 import threading
 from pathlib import Path
@@ -65,10 +66,11 @@ def test_a_pipe_is_written_through_and_one_that_nobody_reads_is_refused(tmp_path
         write_text(pipe, "lost")
     received: list[bytes] = []
     handle = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    os.set_blocking(handle, True)
     text = "x" * 200_000  # more than a pipe holds, so that the writer has to wait
 
     def read() -> None:
+        select.select([handle], [], [])  # until the writer is there: before that a pipe is at its end
+        os.set_blocking(handle, True)
         with os.fdopen(handle, "rb") as file:
             received.append(file.read())
 
