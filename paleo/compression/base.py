@@ -1,0 +1,194 @@
+"""What a compression of gradients is: which collectives carry how many bytes, and what coding and decoding cost.
+
+A method is hardware-free: it counts `Message` s, which are collectives that exist already, and `Coding`, which is
+passes over memory and products. Links and kernels are priced as everything else is. Counts broadcast over configurations. A
+module of this folder registers its methods under the names that ``--compress`` takes::
+
+    @COMPRESSIONS.register("topk")
+    def topk(argument: str) -> Compression: ...
+
+What compression does to accuracy is not predicted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from paleo.errors import PlanError
+from paleo.registry import Registry
+
+Array = npt.NDArray[np.float64]
+Numeric = float | npt.NDArray[np.floating[Any]]
+#: Bytes of an fp32 value and of the index beside it in a sparse message.
+VALUE_BYTES, INDEX_BYTES = 4.0, 4.0
+#: Ranks that a message goes round: all replicas, those of one node, or one of each node.
+Scope = Literal["all", "node", "across"]
+
+
+@dataclass(frozen=True, slots=True)
+class Gradient:
+    """The gradient that a group of ``ranks`` sums, as each rank holds it.
+
+    ``elements`` in ``tensors``, of ``width`` bytes each. ``matrix_elements`` of them are in matrices (a, b), whose
+    sides a + b add up to ``matrix_sides``; ``dense_elements`` and ``dense_sides`` are those of fully connected layers
+    alone. ``samples``: rows a rank's batch multiplies those with. ``ranks_per_node``: ranks of the group in one node.
+    """
+
+    elements: Numeric
+    tensors: Numeric
+    ranks: Numeric
+    width: Numeric = 4.0
+    ranks_per_node: Numeric = 1.0
+    matrix_elements: Numeric = 0.0
+    matrix_sides: Numeric = 0.0
+    dense_elements: Numeric = 0.0
+    dense_sides: Numeric = 0.0
+    samples: Numeric = 1.0
+
+    @property
+    def bytes(self) -> Array:
+        """Bytes of the uncompressed gradient."""
+        return np.asarray(self.elements * self.width, dtype=np.float64)
+
+    @property
+    def others(self) -> Array:
+        """Ranks that a rank exchanges with."""
+        return np.asarray(np.maximum(np.asarray(self.ranks, dtype=np.float64) - 1.0, 0.0))
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A collective over the group (or part of it, ``scope``) with its payload [bytes], by the convention of that
+    operation: the whole buffer for all_reduce, all_gather, reduce_scatter and all_to_all."""
+
+    operation: str
+    payload: Array
+    scope: Scope = "all"
+
+
+@dataclass(frozen=True, slots=True)
+class Coding:
+    """Work of a rank before and after the messages: bytes ``read`` and ``written`` by element-wise passes, ``flops`` of
+    products, kernel ``launches``, and ``tensor_calls``, calls of the framework for single tensors."""
+
+    read: Array
+    written: Array
+    flops: Array
+    launches: Array
+    tensor_calls: Array
+
+    @classmethod
+    def of(
+        cls, read: Numeric, written: Numeric, *, flops: Numeric = 0.0, launches: Numeric = 1.0, calls: Numeric = 0.0
+    ) -> Coding:
+        """All fields as arrays of one shape."""
+        return cls(*(np.asarray(a, np.float64) for a in np.broadcast_arrays(read, written, flops, launches, calls)))
+
+    def __add__(self, other: Coding) -> Coding:
+        return Coding.of(
+            self.read + other.read,
+            self.written + other.written,
+            flops=self.flops + other.flops,
+            launches=self.launches + other.launches,
+            calls=self.tensor_calls + other.tensor_calls,
+        )
+
+    @property
+    def bytes(self) -> Array:
+        """Bytes read and written."""
+        return self.read + self.written
+
+
+class Compression(Protocol):
+    """A method of compression with its arguments, frozen."""
+
+    @property
+    def summary(self) -> str:
+        """What it does, in a few words."""
+
+    @property
+    def reference(self) -> str:
+        """Where it comes from."""
+
+    @property
+    def linear(self) -> bool:
+        """Whether compressed gradients can be summed on the wire."""
+
+    @property
+    def unbiased(self) -> bool:
+        """Whether the decoded sum is the gradient on average, without error feedback."""
+
+    def messages(self, gradient: Gradient) -> tuple[Message, ...]:
+        """The collectives that take the place of the gradient's all-reduce, one after another."""
+
+    def encode(self, gradient: Gradient) -> Coding:
+        """Work before the messages; it occupies the computing stream."""
+
+    def decode(self, gradient: Gradient) -> Coding:
+        """Work behind them."""
+
+    def state(self, gradient: Gradient) -> Array:
+        """Bytes a rank keeps from step to step (error feedback, momentum of its own)."""
+
+
+#: Name -> maker of a method from its argument, the text behind the colon.
+COMPRESSIONS: Registry[Callable[[str], Compression]] = Registry("compression", "paleo.compression")
+
+
+def compression(text: str) -> Compression:
+    """The method that a text names, ``topk:0.001``; PlanError where its argument is wrong.
+
+    >>> compression("fp16").linear
+    True
+    """
+    name, _, argument = text.partition(":")
+    return COMPRESSIONS[name.strip()](argument.strip())
+
+
+def wire_bytes(messages: tuple[Message, ...], gradient: Gradient) -> Array:
+    """Bytes that a rank sends for its messages: all_reduce 2 (P − 1) / P of its payload, others (P − 1) / P.
+
+    >>> gradient = Gradient(elements=100.0, tensors=1.0, ranks=4.0)
+    >>> float(wire_bytes((Message("all_reduce", gradient.bytes),), gradient))
+    600.0
+    """
+    share = gradient.others / np.maximum(gradient.ranks, 1.0)
+    sent = sum((2.0 if m.operation == "all_reduce" else 1.0) * m.payload for m in messages)
+    return np.asarray(share * sent)
+
+
+def break_even_rate(dense: Numeric, compressed: Numeric, coding_seconds: Numeric) -> Array:
+    """Rate [byte/s] below which a compression pays where nothing overlaps: B* = (V_dense − V_compressed) / (T_encode +
+    T_decode), V the bytes that a rank sends. 0 where it sends no less, infinite where coding is free.
+
+    >>> float(break_even_rate(8e8, 1e8, 0.07))
+    10000000000.0
+    """
+    saved = np.maximum(np.asarray(dense) - compressed, 0.0)
+    free = np.where(saved > 0, np.inf, 0.0)
+    seconds = np.asarray(coding_seconds, dtype=np.float64)
+    return np.asarray(
+        np.divide(saved, seconds, out=np.broadcast_to(free, np.shape(saved + seconds)).copy(), where=seconds > 0)
+    )
+
+
+def number_argument(name: str, argument: str, meaning: str, least: float, most: float) -> float:
+    """A number behind the colon; PlanError says what it stands for."""
+    try:
+        number = float(argument)
+    except ValueError:
+        number = np.nan
+    if not least <= number <= most:
+        raise PlanError(f"compress {name}:{argument}: expected {name}:X with X {meaning}, from {least:g} to {most:g}")
+    return number
+
+
+def no_argument(name: str, argument: str) -> None:
+    """PlanError where a method without arguments has one."""
+    if argument:
+        raise PlanError(f"compress {name}:{argument}: {name} takes no argument")

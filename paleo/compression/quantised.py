@@ -1,0 +1,84 @@
+"""A few bits an element: every rank decodes, sums and codes again the part that it owns, then all gather the parts.
+
+An all-to-all of m b / 8 bytes brings each rank its part from all others, an all-gather of as many hands the sums round.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from paleo.compression.base import (
+    COMPRESSIONS,
+    VALUE_BYTES,
+    Array,
+    Coding,
+    Compression,
+    Gradient,
+    Message,
+    no_argument,
+    number_argument,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Quantised:
+    """``bits`` an element. ``feedback``: fp32 values an element that remember what coding lost, on the worker and on
+    the owner of a part; ``norm``: whether a pass finds the scale first."""
+
+    name: str
+    bits: float
+    feedback: bool
+    norm: bool
+    unbiased: bool
+    reference: str
+    linear = False
+
+    @property
+    def summary(self) -> str:
+        """What it does."""
+        return f"{self.bits:g} bits an element, decoded and summed by the owner of each part"
+
+    def messages(self, gradient: Gradient) -> tuple[Message, ...]:
+        payload = np.asarray(gradient.elements * self.bits / 8.0)
+        return Message("all_to_all", payload), Message("all_gather", payload)
+
+    def encode(self, gradient: Gradient) -> Coding:
+        packed = gradient.elements * self.bits / 8.0
+        remembered = VALUE_BYTES * gradient.elements * self.feedback
+        read = gradient.bytes * (1.0 + self.norm) + remembered
+        return Coding.of(read, packed + remembered, launches=1.0 + self.norm, calls=gradient.tensors)
+
+    def decode(self, gradient: Gradient) -> Coding:
+        """The owner unpacks what all ranks sent of its part, sums and packs it; every rank unpacks the whole."""
+        packed = gradient.elements * self.bits / 8.0
+        part = gradient.elements / np.maximum(gradient.ranks, 1.0) * VALUE_BYTES
+        remembered = 2.0 * part * self.feedback
+        return Coding.of(2.0 * packed + part + remembered, part + gradient.bytes, launches=3.0)
+
+    def state(self, gradient: Gradient) -> Array:
+        own_part = 1.0 + 1.0 / np.maximum(np.asarray(gradient.ranks, dtype=np.float64), 1.0)
+        return np.asarray(VALUE_BYTES * gradient.elements * own_part * self.feedback)
+
+
+@COMPRESSIONS.register("onebit")
+def onebit(argument: str) -> Compression:
+    """``onebit``: signs with error feedback, behind a dense warm-up (1-bit SGD, 1-bit Adam and LAMB)."""
+    no_argument("onebit", argument)
+    source = "Seide et al., Interspeech 2014; Tang et al., 1-bit Adam, ICML 2021"
+    return Quantised("onebit", 1.0, feedback=True, norm=False, unbiased=False, reference=source)
+
+
+@COMPRESSIONS.register("qsgd")
+def qsgd(argument: str) -> Compression:
+    """``qsgd:B``: B bits, rounded at random."""
+    bits = number_argument("qsgd", argument, "the bits of an element", 2.0, 16.0)
+    return Quantised("qsgd", bits, False, True, True, "Alistarh et al., QSGD, NIPS 2017")
+
+
+@COMPRESSIONS.register("terngrad")
+def terngrad(argument: str) -> Compression:
+    """``terngrad``: −1, 0 or 1, rounded at random, in two bits."""
+    no_argument("terngrad", argument)
+    return Quantised("terngrad", 2.0, False, True, True, "Wen et al., TernGrad, NIPS 2017")

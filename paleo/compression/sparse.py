@@ -1,0 +1,172 @@
+"""The largest elements alone: values with their indices, gathered from all ranks, or summed as they go.
+
+Of P ranks that each send a density d of the elements, their union holds u = 1 − (1 − d)^P of them where ranks choose
+independently (the worst case). SparCML sums sparse vectors by recursive doubling, or splits them among ranks and
+gathers the sums; either goes on densely from the round on in which indices cost more than they save.
+
+References: Lin et al., Deep gradient compression, ICLR 2018; Renggli et al., SparCML, SC 2019; Shi et al., gTop-k,
+ICDCS 2019; Li and Hoefler, Ok-Topk, PPoPP 2022.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from paleo.compression.base import (
+    COMPRESSIONS,
+    INDEX_BYTES,
+    VALUE_BYTES,
+    Array,
+    Coding,
+    Compression,
+    Gradient,
+    Message,
+    Numeric,
+    number_argument,
+)
+
+PAIR_BYTES = VALUE_BYTES + INDEX_BYTES
+
+
+def union_density(density: Numeric, ranks: Numeric) -> Array:
+    """Share of elements that at least one of ``ranks`` sends: 1 − (1 − d)^P.
+
+    >>> float(union_density(0.01, 64.0).round(4))
+    0.4744
+    """
+    return np.asarray(-np.expm1(np.asarray(ranks) * np.log1p(-np.minimum(np.asarray(density), 1.0 - 2.0**-52))))
+
+
+def entry_bytes(density: Numeric) -> Array:
+    """Bytes of a vector an element of its full length, sparse or dense, whichever is less."""
+    return np.asarray(np.minimum(PAIR_BYTES * np.asarray(density), VALUE_BYTES))
+
+
+def doubling_bytes(density: Numeric, ranks: Numeric) -> Array:
+    """Bytes that a rank sends an element of the gradient in recursive doubling, ⌈log₂ P⌉ rounds with 1, 2, 4, … ranks'
+    union, dense from the round on where that is less."""
+    ranks = np.asarray(ranks, dtype=np.float64)
+    rounds = np.ceil(np.log2(np.maximum(ranks, 1.0)))
+    sent = np.zeros(np.broadcast_shapes(np.shape(density), ranks.shape))
+    for number in range(int(np.max(rounds, initial=0.0))):
+        sent = sent + np.where(number < rounds, entry_bytes(union_density(density, 2.0**number)), 0.0)
+    return np.asarray(sent)
+
+
+def gathered_bytes(density: Numeric, ranks: Numeric) -> Array:
+    """Bytes that a rank sends an element where all gather everyone's entries: (P − 1) d pairs."""
+    return np.asarray(PAIR_BYTES * np.asarray(density) * np.maximum(np.asarray(ranks) - 1.0, 0.0))
+
+
+def split_bytes(density: Numeric, ranks: Numeric) -> Array:
+    """Bytes that a rank sends an element where each sums a part and all gather the sums.
+
+    (d pairs + the union) · (P − 1) / P.
+    """
+    ranks = np.maximum(np.asarray(ranks, dtype=np.float64), 1.0)
+    share = (ranks - 1.0) / ranks
+    return np.asarray(share * (PAIR_BYTES * np.asarray(density) + entry_bytes(union_density(density, ranks))))
+
+
+@dataclass(frozen=True, slots=True)
+class Sparse:
+    """A ``density`` of the elements, chosen by size. ``momentum``: whether velocity and momentum are kept and corrected
+    beside what was not sent (DGC), else the rest alone is."""
+
+    name: str
+    density: float
+    momentum: bool
+    reference: str
+    linear = False
+    unbiased = False
+
+    @property
+    def summary(self) -> str:
+        """What it does."""
+        return f"the largest {self.density:g} of the elements, with their indices"
+
+    def messages(self, gradient: Gradient) -> tuple[Message, ...]:
+        """The cheaper of gathering all entries and of splitting and gathering the sums."""
+        ranks = np.asarray(gradient.ranks, dtype=np.float64)
+        pairs = PAIR_BYTES * self.density * np.asarray(gradient.elements)
+        split = split_bytes(self.density, ranks) < gathered_bytes(self.density, ranks)
+        sums = entry_bytes(union_density(self.density, ranks)) * gradient.elements
+        gathered = np.where(split, sums, pairs * ranks)
+        return Message("all_to_all", np.where(split, pairs, 0.0)), Message("all_gather", np.asarray(gathered))
+
+    def encode(self, gradient: Gradient) -> Coding:
+        """Momentum and velocity are read and written, a threshold is found on a sample, and entries are selected."""
+        kept = VALUE_BYTES * gradient.elements * (2.0 if self.momentum else 1.0)
+        chosen = PAIR_BYTES * self.density * gradient.elements
+        read = gradient.bytes + kept + VALUE_BYTES * gradient.elements
+        return Coding.of(read, kept + chosen, launches=4.0 + 2.0 * self.momentum, calls=gradient.tensors)
+
+    def decode(self, gradient: Gradient) -> Coding:
+        """Entries of all ranks, or their sums, are added into an empty gradient."""
+        ranks = np.asarray(gradient.ranks, dtype=np.float64)
+        entries = np.minimum(ranks * self.density, union_density(self.density, ranks) + self.density)
+        moved = PAIR_BYTES * entries * gradient.elements
+        return Coding.of(moved, gradient.bytes + moved, launches=2.0)
+
+    def state(self, gradient: Gradient) -> Array:
+        return np.asarray(VALUE_BYTES * gradient.elements * (2.0 if self.momentum else 1.0))
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalTopK:
+    """Only the largest of all ranks' entries are kept: each of log₂ P rounds merges two choices and selects anew, so a
+    message never grows: 2 k log₂ P pairs."""
+
+    density: float
+    reference = "Shi et al., gTop-k, ICDCS 2019"
+    linear = False
+    unbiased = False
+
+    @property
+    def summary(self) -> str:
+        """What it does."""
+        return f"the largest {self.density:g} of all ranks' elements"
+
+    def messages(self, gradient: Gradient) -> tuple[Message, ...]:
+        ranks = np.maximum(np.asarray(gradient.ranks, dtype=np.float64), 1.0)
+        pairs = PAIR_BYTES * self.density * np.asarray(gradient.elements)
+        # as an all-gather's payload, of which a rank sends (P - 1) / P
+        share = np.divide(ranks, ranks - 1.0, out=np.zeros_like(ranks), where=ranks > 1.0)
+        return (Message("all_gather", np.asarray(2.0 * pairs * np.ceil(np.log2(ranks)) * share)),)
+
+    def encode(self, gradient: Gradient) -> Coding:
+        kept = VALUE_BYTES * gradient.elements
+        read = gradient.bytes + kept + VALUE_BYTES * gradient.elements
+        return Coding.of(read, kept, launches=4.0, calls=gradient.tensors)
+
+    def decode(self, gradient: Gradient) -> Coding:
+        rounds = np.ceil(np.log2(np.maximum(gradient.ranks, 1.0)))
+        chosen = PAIR_BYTES * self.density * gradient.elements
+        return Coding.of(2.0 * rounds * chosen, gradient.bytes + rounds * chosen, launches=1.0 + 2.0 * rounds)
+
+    def state(self, gradient: Gradient) -> Array:
+        return np.asarray(VALUE_BYTES * np.asarray(gradient.elements, dtype=np.float64))
+
+
+def _density(name: str, argument: str) -> float:
+    return number_argument(name, argument, "the share of elements that is sent", 1e-7, 1.0)
+
+
+@COMPRESSIONS.register("topk")
+def topk(argument: str) -> Compression:
+    """``topk:D``: a density D, what is left out is added to the next gradient."""
+    return Sparse("topk", _density("topk", argument), momentum=False, reference="Renggli et al., SparCML, SC 2019")
+
+
+@COMPRESSIONS.register("dgc")
+def dgc(argument: str) -> Compression:
+    """``dgc:D``: deep gradient compression, with momentum correction."""
+    return Sparse("dgc", _density("dgc", argument), momentum=True, reference="Lin et al., DGC, ICLR 2018")
+
+
+@COMPRESSIONS.register("gtopk")
+def gtopk(argument: str) -> Compression:
+    """``gtopk:D``: the global top-k."""
+    return GlobalTopK(_density("gtopk", argument))

@@ -1,0 +1,113 @@
+"""Compression of gradients: counted bytes against index sets that are really merged, limits, worked values."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from paleo.compression.base import COMPRESSIONS, Gradient, break_even_rate, compression, wire_bytes
+from paleo.compression.sparse import doubling_bytes, gathered_bytes, split_bytes, union_density
+from paleo.errors import PaleoError
+
+EXAMPLES = (
+    "fp16", "bf16", "fp8", "int8", "onebit", "qsgd:4", "terngrad", "topk:0.001", "dgc:0.001", "gtopk:0.001",
+    "powersgd:4", "factors", "zeropp",
+)  # fmt: skip
+GRADIENT = Gradient(
+    elements=25e6, tensors=160.0, ranks=64.0, ranks_per_node=8.0,
+    matrix_elements=24e6, matrix_sides=1e5, dense_elements=2e6, dense_sides=3e3, samples=32.0,
+)  # fmt: skip
+
+
+def test_every_method_has_an_example_here() -> None:
+    assert {text.partition(":")[0] for text in EXAMPLES} == set(COMPRESSIONS)
+
+
+@pytest.mark.parametrize("text", EXAMPLES)
+def test_methods_broadcast_and_count_something(text: str) -> None:
+    method = compression(text)
+    ranks = np.array([2.0, 8.0, 64.0])
+    fields = {name: getattr(GRADIENT, name) for name in GRADIENT.__dataclass_fields__}
+    many = Gradient(**fields | {"ranks": ranks})
+    for place, count in enumerate(ranks):
+        alone = Gradient(**fields | {"ranks": float(count)})
+        for several, single in zip(method.messages(many), method.messages(alone), strict=True):
+            assert np.broadcast_to(several.payload, ranks.shape)[place] == pytest.approx(float(single.payload))
+        coded = method.encode(many) + method.decode(many)
+        single_coding = method.encode(alone) + method.decode(alone)
+        assert np.broadcast_to(coded.bytes, ranks.shape)[place] == pytest.approx(float(single_coding.bytes))
+        assert np.broadcast_to(method.state(many), ranks.shape)[place] == pytest.approx(float(method.state(alone)))
+    assert method.reference and method.summary
+
+
+@pytest.mark.parametrize("text", sorted(set(EXAMPLES) - {"zeropp", "factors"}))
+def test_less_is_sent_than_of_the_dense_gradient(text: str) -> None:
+    dense = 2.0 * 63 / 64 * 1e8
+    assert float(wire_bytes(compression(text).messages(GRADIENT), GRADIENT)) < 0.6 * dense
+
+
+def test_worked_bytes() -> None:
+    """64 ranks, 25 M fp32 elements: 1 bit sends 2 · 63/64 · 3.125 MB, fp16 2 · 63/64 · 50 MB."""
+    sent = {text: float(wire_bytes(compression(text).messages(GRADIENT), GRADIENT)) for text in ("onebit", "fp16")}
+    assert sent["onebit"] == pytest.approx(2 * 63 / 64 * 3.125e6)
+    assert sent["fp16"] == pytest.approx(2 * 63 / 64 * 50e6)
+
+
+def merged(density: float, ranks: int, elements: int) -> tuple[float, float, float]:
+    """Bytes a rank sends an element in a gather, in recursive doubling, in split and gather, of index sets drawn at
+    random and really merged."""
+    random = np.random.default_rng(11)
+    chosen = [frozenset(np.flatnonzero(random.random(elements) < density).tolist()) for _ in range(ranks)]
+    gathered = 8.0 * sum(map(len, chosen[1:])) / elements
+    sets, doubling, distance = list(chosen), 0.0, 1
+    while distance < ranks:
+        doubling += min(8.0 * np.mean([len(each) for each in sets]), 4.0 * elements) / elements
+        sets = [each | sets[place ^ distance] for place, each in enumerate(sets)]
+        distance *= 2
+    own = 8.0 * np.mean([len(each) for each in chosen]) * (ranks - 1) / ranks
+    sums = min(8.0 * len(sets[0]), 4.0 * elements) * (ranks - 1) / ranks
+    return gathered, float(doubling), float((own + sums) / elements)
+
+
+@pytest.mark.parametrize(("density", "ranks"), [(0.001, 8), (0.01, 32), (0.05, 16), (0.3, 8)])
+def test_fill_in_is_that_of_merged_index_sets(density: float, ranks: int) -> None:
+    gathered, doubling, split = merged(density, ranks, 20_000 if density > 0.005 else 400_000)
+    assert float(gathered_bytes(density, ranks)) == pytest.approx(gathered, rel=0.05)
+    assert float(doubling_bytes(density, ranks)) == pytest.approx(doubling, rel=0.05)
+    assert float(split_bytes(density, ranks)) == pytest.approx(split, rel=0.05)
+
+
+def test_sparse_sums_never_cost_more_than_dense_ones() -> None:
+    density = np.geomspace(1e-5, 1.0, 40)
+    assert (split_bytes(density, 64.0) <= (8.0 * density + 4.0) * 63 / 64 + 1e-12).all()
+    assert (doubling_bytes(density, 64.0) <= 6 * 4.0).all()
+    assert (np.diff(union_density(density, 64.0)) >= 0).all()
+
+
+def test_factors_pay_for_small_batches_alone() -> None:
+    """P B (a + b) < 2 a b: 64 · 32 · 3000 is more than 4 M, 2 · 32 · 3000 is less."""
+    fields = {name: getattr(GRADIENT, name) for name in GRADIENT.__dataclass_fields__}
+    many, few = (compression("factors").messages(Gradient(**fields | {"ranks": ranks})) for ranks in (64.0, 2.0))
+    assert float(many[1].payload) == 0.0 and float(few[1].payload) == 2 * 32 * 3e3 * 4
+
+
+def test_break_even() -> None:
+    assert float(break_even_rate(1e9, 2e9, 0.1)) == 0.0
+    assert float(break_even_rate(2e9, 1e9, 0.0)) == np.inf
+    assert break_even_rate(np.array([2e9, 4e9]), 1e9, 0.5).tolist() == [2e9, 6e9]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("zip", "unknown compression"),
+        ("topk", "the share of elements"),
+        ("topk:2", "from 1e-07 to 1"),
+        ("qsgd:x", "the bits of an element"),
+        ("qsgd:nan", "the bits of an element"),
+        ("fp16:3", "takes no argument"),
+    ],
+)
+def test_bad_methods_are_one_message(text: str, words: str) -> None:
+    with pytest.raises(PaleoError, match=words):
+        compression(text)
