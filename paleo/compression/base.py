@@ -1,8 +1,8 @@
 """What a compression of gradients is: which collectives carry how many bytes, and what coding and decoding cost.
 
 A method is hardware-free: it counts `Message` s, which are collectives that exist already, and `Coding`, which is
-passes over memory and products. Links and kernels are priced as everything else is. Counts broadcast over configurations. A
-module of this folder registers its methods under the names that ``--compress`` takes::
+passes over memory and products. Links and kernels are priced as everything else is. Counts broadcast over
+configurations. A module of this folder registers its methods under the names that ``--compress`` takes::
 
     @COMPRESSIONS.register("topk")
     def topk(argument: str) -> Compression: ...
