@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from tests.replay.freeze import label, load, moved_figures
 
 ERRORS = load("errors")

@@ -3,7 +3,8 @@
 ``steps.json`` holds step time, breakdown, interval, FLOP and memory of configurations drawn from a seed over every
 preset, schedule, ZeRO stage, recomputation and software profile; ``plans.json`` the first plans of searches;
 ``errors.json`` the errors by source of ``paleo validate`` on some rows of each measured table (compared by
-tests/measured). Frozen predictions are no evidence that anything is right; they show that a refactoring changed nothing.
+tests/measured). Frozen predictions are no evidence that anything is right; they show that a refactoring changed
+nothing.
 
 After a deliberate change of a model, from the root of the checkout:
 
@@ -65,8 +66,8 @@ NETWORKS: list[tuple[str, Mapping[str, Any]]] = [
 SYSTEMS = ["dgx-a100-80gb", "dgx-h100", "dgx-1-v100", "dgx-2", "dgx-b200", "titan-ornl", "rtx-pro-6000-8gpu", "selene"]
 SPLITS = [
     "dp", "zero=1", "zero=2", "zero=3", "tp=2", "tp=4,sp", "tp=8,sp,zero=1", "cp=2", "cp=4,ulysses", "ep=2",
-    "ep=4,zero=1", "pp=2", "pp=4,zero=1", "pp=2,tp=2,sp", "pp=8,tp=4,sp", "pp=4,cp=2", "zero=3,pp=2", "spatial=2", "zero=1,shard=2",
-    "zero=3,shard=4", "tp=2,pp=2,ep=2", "pp=2,zero=2",
+    "ep=4,zero=1", "pp=2", "pp=4,zero=1", "pp=2,tp=2,sp", "pp=8,tp=4,sp", "pp=4,cp=2", "zero=3,pp=2", "spatial=2",
+    "zero=1,shard=2", "zero=3,shard=4", "tp=2,pp=2,ep=2", "pp=2,zero=2",
 ]  # fmt: skip
 #: Options beside the strategy: each is left out, or drawn, with this probability.
 OPTIONS: dict[str, tuple[float, list[Any]]] = {

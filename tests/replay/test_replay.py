@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from tests.replay.freeze import SPLITS, label, load, moved_figures
 
 from paleo.parallel.placement import STRATEGIES
 from paleo.schedules.base import SCHEDULES
 from paleo.specs.catalog import names
 from paleo.specs.run import Run
+from tests.replay.freeze import SPLITS, label, load, moved_figures
 
 STEPS, PLANS = load("steps"), load("plans")
 
