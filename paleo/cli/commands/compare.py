@@ -1,0 +1,65 @@
+"""``paleo compare``: the same run on several systems."""
+
+from __future__ import annotations
+
+import typer
+
+from paleo.cli.application import DECIDE, NO, app
+from paleo.cli.options import AsJson, ModelName, Plot, RunOptions, Systems, takes_run
+from paleo.cli.output import draw, picture_path, show_document
+from paleo.cli.training_options import (
+    Electricity,
+    Epochs,
+    GpuPrice,
+    HostPower,
+    Pue,
+    RankBy,
+    Samples,
+    Tokens,
+    objective_named,
+    tariff,
+)
+from paleo.errors import SpecError
+
+
+@app.command(rich_help_panel=DECIDE)
+@takes_run
+def compare(
+    model: ModelName,
+    systems: Systems,
+    options: RunOptions,
+    epochs: Epochs = None,
+    samples: Samples = None,
+    tokens: Tokens = None,
+    objective: RankBy = None,
+    price: GpuPrice = None,
+    electricity: Electricity = None,
+    pue: Pue = None,
+    host_power: HostPower = None,
+    as_json: AsJson = False,
+    plot: Plot = None,
+) -> None:
+    """The same run on several systems: step time, speed-up, memory, rent and energy."""
+    from paleo.network.graph import build
+    from paleo.report import documents, tables
+    from paleo.specs.hardware import load_system
+    from paleo.specs.model import load_model
+    from paleo.studies import comparison
+    from paleo.studies.training import amount
+
+    path = picture_path(plot)
+    network, run = load_model(model), options.run()
+    machines = [load_system(name.strip()) for name in systems.split(",") if name.strip()]
+    if not machines:
+        raise SpecError(f"--systems {systems!r}: expected names such as dgx-a100-80gb,dgx-h100")
+    tokens_per_sample = None if tokens is None else build(network, batch=1, overrides=run.model).tokens_per_sample
+    wanted = amount(network, epochs=epochs, samples=samples, tokens=tokens, tokens_per_sample=tokens_per_sample)
+    study = comparison.compare(network, machines, run, wanted, tariff(price, electricity, pue, host_power))
+    study = study if objective is None else study.ranked(objective_named(objective, "time"))
+    if path is not None:
+        from paleo.report import plots
+
+        draw(path, lambda: plots.compare(study))
+    show_document(lambda: documents.compare(study), lambda: tables.compare(study), as_json)
+    if not any(candidate.runs for candidate in study.candidates):
+        raise typer.Exit(NO)

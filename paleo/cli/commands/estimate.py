@@ -1,0 +1,61 @@
+"""``paleo estimate``: one configuration."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from paleo.cli.application import NO, PREDICT, app
+from paleo.cli.options import AsJson, ModelName, Plot, RunOptions, SystemName, takes_run
+from paleo.cli.output import draw, picture_path, show_document, warn
+from paleo.cli.training_options import Electricity, Epochs, GpuPrice, HostPower, Pue, Samples, Tokens, tariff
+
+Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Sections and streams, too.")]
+
+
+@app.command(rich_help_panel=PREDICT)
+@takes_run
+def estimate(
+    model: ModelName,
+    system: SystemName,
+    options: RunOptions,
+    epochs: Epochs = None,
+    samples: Samples = None,
+    tokens: Tokens = None,
+    price: GpuPrice = None,
+    electricity: Electricity = None,
+    pue: Pue = None,
+    host_power: HostPower = None,
+    as_json: AsJson = False,
+    plot: Plot = None,
+    verbose: Verbose = False,
+) -> None:
+    """One configuration: step time with its parts, memory, throughput; time, rent and energy of a training."""
+    from paleo.predict import predict
+    from paleo.report import documents, tables
+    from paleo.specs.hardware import load_system
+    from paleo.specs.model import load_model
+    from paleo.studies.advice import advise
+    from paleo.studies.training import amount, training
+
+    path = picture_path(plot)
+    network = load_model(model)
+    step = predict(network, load_system(system), options.run())
+    tokens_per_sample = step.graph.tokens_per_sample
+    wanted = amount(network, epochs=epochs, samples=samples, tokens=tokens, tokens_per_sample=tokens_per_sample)
+    rates = tariff(price, electricity, pue, host_power)
+    cost = None if wanted is None else training(step, wanted, rates)
+    if path is not None:
+        from paleo.report import plots
+
+        draw(path, lambda: plots.estimate(step))
+    changes = advise(step)
+    show_document(
+        lambda: documents.estimate(step, cost, changes),
+        lambda: tables.estimate(step, cost, changes, verbose=verbose),
+        as_json,
+    )
+    warn(step.warnings if as_json else ())
+    if not step.memory.fits:
+        raise typer.Exit(NO)

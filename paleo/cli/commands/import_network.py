@@ -1,0 +1,51 @@
+"""``paleo import``: a network from elsewhere as a model file."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from paleo.cli.application import CATALOG, app
+from paleo.cli.options import AsJson
+from paleo.cli.output import warn
+
+Shapes = Annotated[
+    list[str] | None,
+    typer.Option("--input", metavar="SHAPE", help="torch: 32x3x224x224, or name=8x512:int64; once for each."),
+]
+Sizes = Annotated[
+    list[str] | None, typer.Option("--size", metavar="DIM=N", help="onnx, hf: a named dim, such as seq=2048.")
+]
+ModelFile = Annotated[
+    str | None, typer.Option("-o", "--output", metavar="FILE", help="The model file to write. [stdout]")
+]
+
+
+@app.command("import", rich_help_panel=CATALOG)
+def import_(
+    kind: Annotated[str, typer.Argument(metavar="torch|onnx|hf", help="What the network comes from.")],
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="module:factory, a file.onnx, or a config.json.")],
+    inputs: Shapes = None,
+    sizes: Sizes = None,
+    loss: Annotated[str, typer.Option(help="auto ends a classifier with its loss, none does not.")] = "auto",
+    output: ModelFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """A network from elsewhere as a model file: a torch module, an ONNX file, a configuration of transformers."""
+    from paleo.importers import sources
+
+    network = sources.imported(kind, source, inputs=inputs or (), sizes=sources.sizes_of(sizes or ()), loss=loss)
+    if output is not None:
+        sources.write(network.text, output)
+    if as_json:
+        from paleo.report.documents import dumped
+
+        sys.stdout.write(dumped(network.document(output)) + "\n")
+    elif output is None:
+        sys.stdout.write(network.text)
+    else:
+        sys.stdout.write(f"wrote {output}: {network.line}\n")
+    if network.unknown:
+        warn([f"not recognised, priced as passes over memory: {', '.join(network.unknown)}"])

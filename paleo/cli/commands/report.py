@@ -1,0 +1,118 @@
+"""``paleo report``: a page that answers a purchase question."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from paleo.cli.application import DECIDE, NO, app
+from paleo.cli.options import ModelName, RunOptions, completes, gpu_counts, takes_run
+from paleo.cli.training_options import (
+    Electricity,
+    Epochs,
+    GpuPrice,
+    HostPower,
+    Pue,
+    RankBy,
+    Samples,
+    Tokens,
+    objective_named,
+    tariff,
+)
+from paleo.errors import SpecError
+
+if TYPE_CHECKING:
+    from paleo.specs.hardware import System
+
+Offered = Annotated[
+    str,
+    typer.Option(
+        "--systems",
+        metavar="A:8,B:16",
+        help="Systems, each with its GPUs, else --gpus.",
+        autocompletion=completes("systems"),
+    ),
+]
+CriticalBatch = Annotated[
+    float | None, typer.Option(help="Gradient noise scale [samples]: large batches then need more samples.")
+]
+OutputFile = Annotated[str, typer.Option("-o", "--output", metavar="FILE", help="File to write.")]
+
+
+@app.command(rich_help_panel=DECIDE)
+@takes_run
+def report(
+    model: ModelName,
+    systems: Annotated[
+        str, typer.Option("--systems", metavar="A:8,B:16", help="Systems, each with its GPUs or --gpus.")
+    ],
+    options: RunOptions,
+    output: OutputFile = "report.html",
+    epochs: Epochs = None,
+    samples: Samples = None,
+    tokens: Tokens = None,
+    objective: RankBy = None,
+    counts: Annotated[str | None, typer.Option(metavar="1,2,4,…", help="GPU counts of the scaling curves.")] = None,
+    mode: Annotated[str, typer.Option(help="Of the scaling curves: strong or weak.")] = "strong",
+    critical_batch: CriticalBatch = None,
+    price: GpuPrice = None,
+    electricity: Electricity = None,
+    pue: Pue = None,
+    host_power: HostPower = None,
+) -> None:
+    """A page that answers a purchase question: one HTML file, self-contained. Without --strategy plans are searched."""
+    import datetime
+
+    from paleo.network.graph import build
+    from paleo.report.documents import write_whole
+    from paleo.report.html import report as page
+    from paleo.search.recommended import recommended
+    from paleo.specs.model import load_model
+    from paleo.studies import comparison, purchase
+    from paleo.studies.scaling import scalings
+    from paleo.studies.training import amount
+
+    path = Path(output)
+    if not path.parent.is_dir():
+        raise SpecError(f"--output {output}: there is no folder {str(path.parent)!r}")
+    network, run = load_model(model), options.run()
+    run = run if options.stated("strategy") is not None else run.model_copy(update={"strategy": purchase.AUTO})
+    tokens_per_sample = None if tokens is None else build(network, batch=1, overrides=run.model).tokens_per_sample
+    wanted = amount(network, epochs=epochs, samples=samples, tokens=tokens, tokens_per_sample=tokens_per_sample)
+    study = purchase.purchase(
+        purchase.Asked(
+            network,
+            _systems(systems, run.gpus),
+            run,
+            wanted or comparison.usual_amount(network),
+            tariff(price, electricity, pue, host_power),
+            critical_batch,
+            objective_named(objective, "cost"),
+            tuple(gpu_counts(counts)) if counts else (),
+            scalings(mode)[0],
+            functools.partial(recommended, headroom=purchase.HEADROOM),
+        )
+    )
+    text = page(study, date=datetime.date.today().isoformat())
+    write_whole(path, lambda file: file.write(text.encode()))
+    sys.stderr.write(f"wrote {path}\n")
+    if not any(offer.candidate.runs for offer in study.offers):
+        raise typer.Exit(NO)
+
+
+def _systems(text: str, gpus: int) -> tuple[tuple[System, int], ...]:
+    """Systems by name or path, each with the count behind its colon."""
+    from paleo.specs.hardware import load_system
+
+    machines = []
+    for part in filter(None, (entry.strip() for entry in text.split(","))):
+        name, colon, count = part.rpartition(":")
+        counted = bool(colon) and count.isdecimal()
+        machines.append((load_system(name if counted else part), gpu_counts(count)[0] if counted else gpus))
+    if not machines:
+        raise SpecError(f"--systems {text!r}: expected names such as dgx-a100-80gb:16,dgx-h100:8")
+    return tuple(machines)

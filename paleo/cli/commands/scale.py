@@ -1,0 +1,56 @@
+"""``paleo scale``: the same network on more and more GPUs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from paleo.cli.application import NO, PREDICT, app
+from paleo.cli.options import AsJson, Counts, ModelName, Plot, RunOptions, SystemName, gpu_counts, takes_run
+from paleo.cli.output import draw, picture_path, show_document
+from paleo.errors import SpecError
+
+Mode = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[strong|weak|both]",
+        help="strong keeps the global batch, weak that of each GPU. [strong with --global-batch, else weak]",
+    ),
+]
+ModeOption = Annotated[str | None, typer.Option("--mode", metavar="MODE", help="The same as an option.")]
+
+
+@app.command(rich_help_panel=PREDICT)
+@takes_run
+def scale(
+    model: ModelName,
+    system: SystemName,
+    gpus: Counts,
+    options: RunOptions,
+    mode: Mode = None,
+    mode_option: ModeOption = None,
+    as_json: AsJson = False,
+    plot: Plot = None,
+) -> None:
+    """The same network on more and more GPUs: speed-up, efficiency, and where it stops paying and why."""
+    from paleo.report import documents, tables
+    from paleo.specs.hardware import load_system
+    from paleo.specs.model import load_model
+    from paleo.studies import scaling
+
+    path = picture_path(plot)
+    run, counts = options.run(), gpu_counts(gpus)
+    if mode is not None and mode_option not in (None, mode):
+        raise SpecError(f"--mode {mode_option}: the argument says {mode!r}; keep one")
+    kinds = scaling.scalings(mode or mode_option or ("weak" if run.global_batch is None else "strong"))
+    network, machine = load_model(model), load_system(system)
+    curves = [scaling.scale(network, machine, run, counts, kind) for kind in kinds]
+    names = (network.name, machine.name)
+    if path is not None:
+        from paleo.report import plots
+
+        draw(path, lambda: plots.scale(*names, curves))
+    show_document(lambda: documents.scale(*names, curves), lambda: tables.scale(*names, curves), as_json)
+    if not any(curve.base.runs for curve in curves):
+        raise typer.Exit(NO)

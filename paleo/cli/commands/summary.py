@@ -1,0 +1,42 @@
+"""``paleo summary``: a network layer by layer."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from paleo.cli.application import PREDICT, app
+from paleo.cli.options import AsJson, ModelName, Plot, RunOptions, takes_run
+from paleo.cli.output import draw, picture_path, show_document
+from paleo.errors import SpecError
+
+Roofline = Annotated[str | None, typer.Option("--system", metavar="S", help="Whose roofline --plot draws.")]
+
+
+@app.command(rich_help_panel=PREDICT)
+@takes_run
+def summary(
+    model: ModelName,
+    options: RunOptions,
+    system: Roofline = None,
+    as_json: AsJson = False,
+    plot: Plot = None,
+) -> None:
+    """A network layer by layer: shape, parameters, FLOP, bytes, intensity, saved activations."""
+    from paleo.report import documents, tables
+    from paleo.specs.hardware import load_system
+    from paleo.specs.model import load_model
+    from paleo.studies.summary import summarise
+
+    path = picture_path(plot)
+    if path is not None and system is None:
+        raise SpecError("--plot: a roofline is that of a device; name it with --system")
+    run = options.run()
+    study = summarise(load_model(model), run)
+    machine = None if system is None else load_system(system)
+    if path is not None and machine is not None:
+        from paleo.report import plots
+
+        draw(path, lambda: plots.roofline(study, machine, run))
+    show_document(lambda: documents.summary(study), lambda: tables.summary(study), as_json)

@@ -1,0 +1,35 @@
+"""``paleo sweep``: a product of configurations as a table."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paleo.cli.application import DECIDE, app
+
+
+@app.command(rich_help_panel=DECIDE)
+def sweep(
+    study: Annotated[str, typer.Argument(metavar="STUDY", help="A YAML file: models, systems, run, axes.")],
+    output: Annotated[
+        str | None, typer.Option("-o", "--output", metavar="FILE", help=".csv, .csv.gz or .parquet [STUDY.csv]")
+    ] = None,
+    jobs: Annotated[int, typer.Option(help="Processes of this machine; 0: as many as pay.")] = 0,
+    scheduler: Annotated[str | None, typer.Option(metavar="URL", help="A Dask scheduler: tcp://host:8786.")] = None,
+) -> None:
+    """The product of models, systems, runs, changed hardware and prices as a table; goes on where it was stopped."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from paleo.studies import sweep as studies
+
+    asked = studies.load_study(study)
+    target = Path(output) if output is not None else Path(study).with_suffix(".csv")
+    evaluator = studies.dask(scheduler) if scheduler is not None else studies.local(asked, jobs)
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(f"{asked.points:,} points")
+        rows = studies.sweep(asked, target, evaluator, lambda done, all_: bar.update(task, completed=done, total=all_))
+    sys.stderr.write(f"wrote {target}: {rows:,} rows of {asked.points:,} points\n")

@@ -1,0 +1,32 @@
+"""``paleo trace``: one step as a timeline."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paleo.cli.application import PREDICT, app
+from paleo.cli.options import ModelName, RunOptions, SystemName, takes_run
+from paleo.cli.output import warn
+
+TraceFile = Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="The trace, .json.")]
+
+
+@app.command(rich_help_panel=PREDICT)
+@takes_run
+def trace(model: ModelName, system: SystemName, options: RunOptions, output: TraceFile) -> None:
+    """One step as a timeline for Perfetto or chrome://tracing: a track for each stream of each class of ranks."""
+    from paleo.predict import predict
+    from paleo.report.documents import dumped, write_whole
+    from paleo.report.trace import trace as traced
+    from paleo.specs.hardware import load_system
+    from paleo.specs.model import load_model
+
+    step = predict(load_model(model), load_system(system), options.run())
+    text = dumped(traced(step)) + "\n"
+    write_whole(output, lambda file: file.write(text.encode()))
+    sys.stderr.write(f"wrote {output}\n")
+    warn(step.warnings)

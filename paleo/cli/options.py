@@ -1,0 +1,173 @@
+"""Options that several commands take: names of the catalog, counts, output, and those of a run."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+
+import typer
+
+from paleo.errors import SpecError
+
+if TYPE_CHECKING:
+    from paleo.specs.run import Run
+
+#: The largest GPU count that --gpus takes, and the most counts.
+MOST_GPUS, MOST_COUNTS = 10**7, 200
+
+
+def completes(*kinds: str) -> Callable[[str], list[str]]:
+    """Completes names of the catalog; of a list, its last name."""
+
+    def complete(incomplete: str) -> list[str]:
+        from paleo.specs.catalog import names
+
+        before, comma, begun = incomplete.rpartition(",")
+        return [before + comma + name for kind in kinds for name in names(kind) if name.startswith(begun)]
+
+    return complete
+
+
+ModelName = Annotated[
+    str,
+    typer.Argument(metavar="MODEL", help="A model of the catalog, or a YAML file.", autocompletion=completes("models")),
+]
+SystemName = Annotated[
+    str,
+    typer.Option(
+        "--system",
+        metavar="S",
+        help="A system or device of the catalog, or a YAML file.",
+        autocompletion=completes("systems", "devices"),
+    ),
+]
+Systems = Annotated[
+    str,
+    typer.Option(
+        "--systems", metavar="A,B,C", help="Names of the catalog, or YAML files.", autocompletion=completes("systems")
+    ),
+]
+Counts = Annotated[str, typer.Option("--gpus", metavar="1,2,4,…", help="GPU counts.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
+Plot = Annotated[str | None, typer.Option("--plot", metavar="FILE", help="Draw it, too: .png, .svg or .pdf.")]
+
+
+def _option(help_: str, name: str | None = None, **more: Any) -> Any:
+    return typer.Option(*filter(None, [name]), help=help_, rich_help_panel="The run", **more)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """The options of a run, shared by the commands that predict; what is not given keeps the default of ``Run``."""
+
+    gpus: Annotated[int | None, _option("GPUs in all. [1]")] = None
+    batch: Annotated[int | None, _option("Samples for each data-parallel rank and step.")] = None
+    global_batch: Annotated[int | None, _option("Samples of a step over all ranks, instead of --batch.")] = None
+    microbatch: Annotated[int | None, _option("Samples of one pass; a step has as many as it takes.")] = None
+    seq: Annotated[int | None, _option("Sequence length, for models that have one.")] = None
+    dtype: Annotated[str | None, _option("fp32, tf32, bf16, fp16, fp8. [the device's best 16 bits]")] = None
+    optimizer: Annotated[str | None, _option("sgd, momentum, adam, adamw, lars, lamb. [adamw]")] = None
+    strategy: Annotated[str | None, _option("Preset, degrees or both: dp, owt, tp=8,pp=4,zero=1,sp. [dp]")] = None
+    schedule: Annotated[str | None, _option("Order of a pipeline: gpipe, 1f1b, … [1f1b]")] = None
+    recompute: Annotated[str | None, _option("none, selective or full recomputation of activations.")] = None
+    recompute_layers: Annotated[int | None, _option("Full recomputation of so many layers a stage. [all]")] = None
+    software: Annotated[str | None, _option("Profile of a framework: host time, overlap. [pytorch-eager]")] = None
+    calibration: Annotated[str | None, _option("auto, ideal, ppp=0.6 or a calibration. [auto]")] = None
+    run_file: Annotated[str | None, _option("A run as a YAML file; options win over it.", "--run", metavar="FILE")] = (
+        None
+    )
+    set_: Annotated[
+        list[str] | None, _option("Any other field of a run, or model.PARAMETER.", "--set", metavar="KEY=VALUE")
+    ] = None
+
+    def run(self, **more: Any) -> Run:
+        """The run that the options describe; SpecError names the option that is wrong."""
+        from paleo.specs.loading import validate
+        from paleo.specs.run import Run
+
+        data = {**self._given(), **more}
+        for key, value in self._settings().items():
+            _put(data, key, value)
+        file = self._file()
+        model = {**file.get("model", {}), **data.get("model", {})}
+        return validate(Run, {**file, **data, "model": model}, "options")
+
+    def stated(self, name: str) -> Any:
+        """A field of the run as an option or the run's file states it; None where neither does."""
+        return {**self._file(), **self._given()}.get(name)
+
+    def _given(self) -> dict[str, Any]:
+        names = [field.name for field in fields(self) if field.name not in ("set_", "seq", "run_file")]
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+    def _file(self) -> dict[str, Any]:
+        """What --run states, checked by itself so that a message names the file."""
+        from paleo.specs.loading import read_yaml, validate
+        from paleo.specs.run import Run
+
+        if self.run_file is None:
+            return {}
+        data = read_yaml(self.run_file)
+        validate(Run, data, self.run_file)
+        return data
+
+    def _settings(self) -> dict[str, Any]:
+        """What --seq and --set state, key by key."""
+        from paleo.specs.loading import parse_yaml
+
+        given = [("model.seq", self.seq)] if self.seq is not None else []
+        for text in self.set_ or []:
+            key, equals, value = text.partition("=")
+            if not equals or not key.strip() or not value.strip() or len(value.splitlines()) > 1:
+                raise SpecError(f"--set {text!r}: expected key=value, such as --set bucket='50 MiB' or model.seq=512")
+            given.append((key.strip(), parse_yaml(f"value: {value}", where=f"--set {text}")["value"]))
+        twice = [key for key, _ in given if [name for name, _ in given].count(key) > 1]
+        if twice:
+            raise SpecError(f"--set: {twice[0]} is stated twice; keep one")
+        return dict(given)
+
+
+def _put(data: dict[str, Any], key: str, value: Any) -> None:
+    part, _, name = key.partition(".")
+    if name and part in ("model", "input"):
+        data[part] = {**data.get(part, {}), name: value}
+    elif key in data:
+        raise SpecError(f"--set {key}: stands beside --{key.replace('_', '-')}; keep one")
+    else:
+        data[key] = value
+
+
+def takes_run(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command the options of a run, packed into its argument ``options``; its own options of a name win."""
+    stated = inspect.signature(command, eval_str=True).parameters
+    hints = get_type_hints(RunOptions, include_extras=True)
+    shared = [field for field in fields(RunOptions) if field.name not in stated]
+    parameters = [parameter for name, parameter in stated.items() if name != "options"]
+    parameters += [
+        inspect.Parameter(
+            field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=hints[field.name]
+        )
+        for field in shared
+    ]
+
+    @functools.wraps(command)
+    def wrapper(**values: Any) -> None:
+        options = RunOptions(**{field.name: values.pop(field.name) for field in shared})
+        command(options=options, **values)
+
+    wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return wrapper
+
+
+def gpu_counts(text: str) -> list[int]:
+    """Counts as --gpus lists them; SpecError where one is no count."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts or not all(part.isdecimal() and 0 < int(part) <= MOST_GPUS for part in parts):
+        raise SpecError(f"--gpus {text!r}: expected GPU counts from 1 up, such as 1,2,4,8")
+    if len(parts) > MOST_COUNTS:
+        raise SpecError(f"--gpus: {len(parts)} counts; {MOST_COUNTS} are enough for a curve")
+    return [int(part) for part in parts]

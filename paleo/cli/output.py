@@ -1,0 +1,63 @@
+"""What commands print and draw: one JSON document or tables, warnings, pictures, an exit code."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from paleo.errors import SpecError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from rich.console import RenderableType
+
+
+def show_document(
+    document: Callable[[], Mapping[str, Any]], table: Callable[[], RenderableType], as_json: bool
+) -> None:
+    """One JSON document, or tables."""
+    if as_json:
+        from paleo.report.documents import dumped
+
+        sys.stdout.write(dumped(document()) + "\n")
+        return
+    from paleo.report.tables import console
+
+    console().print(table())
+
+
+def warn(warnings: Sequence[str]) -> None:
+    """Each warning on a line of stderr."""
+    for warning in warnings:
+        sys.stderr.write(f"warning: {warning}\n")
+
+
+def picture_path(plot: str | None) -> Path | None:
+    """Whether a picture of that name can be drawn, before anything is computed for it."""
+    if plot is None:
+        return None
+    path, known = Path(plot), (".png", ".svg", ".pdf")
+    if path.suffix.lower() not in known:
+        raise SpecError(f"--plot {plot}: the name of a picture ends in {', '.join(known)}")
+    if not path.parent.is_dir():
+        raise SpecError(f"--plot {plot}: there is no folder {str(path.parent)!r}")
+    return path
+
+
+def draw(path: Path | None, figure: Callable[[], Figure]) -> None:
+    """Draw a picture, where one is asked for."""
+    if path is not None:
+        from paleo.report.plots import save
+
+        save(figure(), path)
+        sys.stderr.write(f"wrote {path}\n")
+
+
+def finish(code: int) -> None:
+    """End a command with its exit code."""
+    if code:
+        raise typer.Exit(code)
