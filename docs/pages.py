@@ -93,6 +93,7 @@ def _usage(parameter: Any) -> str:
 
 def spec_files() -> str:
     """The keys of every kind of YAML file."""
+    from paleo.specs.field_table import field_table
     from paleo.specs.hardware import Device, Host, Level, Link, Memory, Price, System
     from paleo.specs.model import Dataset, Expect, Input, ModelSpec
     from paleo.specs.run import Run
@@ -120,6 +121,10 @@ def spec_files() -> str:
     parts = ["# Files\n", intro]
     for title, specs in kinds.items():
         parts.append(f"## {title}\n")
+        if specs == [Software]:
+            parts.append("Fields stand in groups: `host: {forward: 5 us}` sets `host.forward`.\n")
+            parts.append(table(("field", "unit", "default", "meaning"), field_table(Software)))
+            continue
         for spec in specs:
             parts += [f"### {spec.__name__}\n", f"{_described(spec)}\n", _fields(spec)]
     parts += [

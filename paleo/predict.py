@@ -351,7 +351,9 @@ def _single(priced: _Priced) -> tuple[Callable[[], Timeline], Breakdown]:
 
     earlier = times
     if buckets.overlapped or buckets.sharded:
-        times = crowded(times, gathers, _gradient_seconds(program, bucket, buckets), priced.setting.software.contention)
+        times = crowded(
+            times, gathers, _gradient_seconds(program, bucket, buckets), priced.setting.software.overlap.contention
+        )
         earlier = times if buckets.sharded else earlier
     gathered = _state_gathers(priced, over(priced.held, times.forwards))
     collected = float(gathered.exposed[0])
@@ -466,7 +468,7 @@ def _chunk_times(priced: _Priced) -> _ChunkTimes:
     late = np.zeros(priced.placed.shape[:2])
     if not made.overlapped:
         late, sent = _gradient_sums(priced, gradient_elements(program, priced.placed, mesh, copies), late), 0.0 * sent
-    slow = crowded(times, gather, sent, made.software.contention)
+    slow = crowded(times, gather, sent, made.software.overlap.contention)
     figures = [np.broadcast_to(one, gather.shape) for one in (slow.forwards, slow.backwards, slow.weights)]
     goes_back = np.array([section.goes_back for section in program.sections])
     seconds = np.zeros_like(plain)
@@ -549,7 +551,7 @@ def _exchanges(priced: _Priced, passes: Passes) -> _Sums:
     if not made.overlapped:
         return _Sums(seconds[:, 0], none[:, 0])
     buckets = sendings(sum(elements.values(), none) * made.formats.gradient, priced.run.bucket)
-    chunks, contention = priced.plan.parallel.chunks, made.software.contention
+    chunks, contention = priced.plan.parallel.chunks, made.software.overlap.contention
     exposed = exposed_exchange(seconds, buckets, priced.schedule, passes, chunks, contention)
     return _Sums(exposed, seconds.sum(axis=1) - exposed)
 
@@ -621,7 +623,7 @@ def _state_gathers(priced: _Priced, forward: Array) -> _Sums:
     seconds = _gathers(priced, gradient_turns(priced.placed, priced.program.ties).sum(axis=1), frozen=False)
     if not made.gathers_ahead:
         return _Sums(seconds, none)
-    exposed = exposed_gather(seconds, sendings(sizes, priced.run.bucket), forward, made.software.contention)
+    exposed = exposed_gather(seconds, sendings(sizes, priced.run.bucket), forward, made.software.overlap.contention)
     return _Sums(exposed, seconds - exposed)
 
 

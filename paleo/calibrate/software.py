@@ -61,17 +61,17 @@ class SoftwareParameters:
     @classmethod
     def of(cls, profile: Software, architecture: str) -> SoftwareParameters:
         """The numbers that a profile states."""
-        ratio = profile.host_backward / profile.host_forward if profile.host_forward else 1.0
-        return cls(profile.host_forward, ratio, profile.contention, profile.slowdown_on(architecture))
+        ratio = profile.host.backward / profile.host.forward if profile.host.forward else 1.0
+        return cls(profile.host.forward, ratio, profile.overlap.contention, profile.slowdown_on(architecture))
 
     def applied(self, profile: Software) -> Software:
         """The profile with these numbers."""
-        return profile.model_copy(
-            update={
-                "host_forward": self.host_forward,
-                "host_backward": self.host_forward * self.ratio,
-                "contention": self.contention,
-                "attention_slowdown": self.attention_slowdown,
+        return profile.changed(
+            {
+                "host.forward": self.host_forward,
+                "host.backward": self.host_forward * self.ratio,
+                "overlap.contention": self.contention,
+                "attention.slowdown": self.attention_slowdown,
             }
         )
 
@@ -125,11 +125,13 @@ class SoftwareFitted:
 
     def numbers(self) -> Iterator[tuple[str, tuple[str, str]]]:
         """Name of each number that may have moved, before and after."""
-        for name in ("host_forward", "host_backward"):
-            values = [getattr(one, name) / MICROSECOND for one in (self.before, self.after)]
-            yield name, (f"{values[0]:.4g} us", f"{values[1]:.4g} us")
-        for name in ("contention", "attention_slowdown"):
-            yield name, (_shown(getattr(self.before, name)), _shown(getattr(self.after, name)))
+        for name in ("forward", "backward"):
+            values = [getattr(profile.host, name) / MICROSECOND for profile in (self.before, self.after)]
+            yield f"host.{name}", (f"{values[0]:.4g} us", f"{values[1]:.4g} us")
+        contention = [_shown(profile.overlap.contention) for profile in (self.before, self.after)]
+        yield "overlap.contention", (contention[0], contention[1])
+        slowdown = [_shown(profile.attention.slowdown) for profile in (self.before, self.after)]
+        yield "attention.slowdown", (slowdown[0], slowdown[1])
 
 
 def software_jobs(file: str | Path, only: Sequence[str] = ()) -> list[SoftwareJob]:
@@ -182,11 +184,11 @@ def fit_software(job: SoftwareJob, date: str, free: Sequence[str] = ()) -> Softw
 
 def _stated(profile: Software) -> Iterator[str]:
     """Numbers of a profile that are at work in it."""
-    if profile.host_forward > 0:
+    if profile.host.forward > 0:
         yield "host_forward"
-    if profile.contention > 0:
+    if profile.overlap.contention > 0:
         yield "contention"
-    if profile.attention_slowdown not in (1.0, {}):
+    if profile.attention.slowdown not in (1.0, {}):
         yield "attention_slowdown"
 
 
@@ -201,16 +203,16 @@ def _profile(job: SoftwareJob, result: FitResult[SoftwareParameters], moving: Se
     update: dict[str, Any] = {}
     if "host_forward" in moving:
         update |= {
-            "host_forward": rounded(some.host_forward, ERROR_DIGITS),
-            "host_backward": rounded(some.host_forward * some.ratio, ERROR_DIGITS),
+            "host.forward": rounded(some.host_forward, ERROR_DIGITS),
+            "host.backward": rounded(some.host_forward * some.ratio, ERROR_DIGITS),
         }
     if "contention" in moving:
-        update["contention"] = rounded(some.contention, ERROR_DIGITS)
+        update["overlap.contention"] = rounded(some.contention, ERROR_DIGITS)
     if "attention_slowdown" in moving:
         slow = {stack: rounded(one.attention_slowdown, ERROR_DIGITS) for stack, one in result.parameters.items()}
-        kept = job.profile.attention_slowdown
-        update["attention_slowdown"] = {**(kept if isinstance(kept, dict) else {}), **slow}
-    made = SoftwareFit(
+        kept = job.profile.attention.slowdown
+        update["attention.slowdown"] = {**(kept if isinstance(kept, dict) else {}), **slow}
+    record = SoftwareFit(
         source=f"{job.file} ({job.source})",
         date=date,
         rows_fitted=result.rows_fitted,
@@ -218,7 +220,7 @@ def _profile(job: SoftwareJob, result: FitResult[SoftwareParameters], moving: Se
         uncertainty={name: rounded(value, 2) for name, value in result.uncertainty.items()},
         residual=Residual(**rounded_residual(result.residual)),
     )
-    return job.profile.model_copy(update={**update, "fit": made})
+    return job.profile.changed({**update, "fit": record})
 
 
 def _shown(value: float | Mapping[str, float]) -> str:
@@ -227,6 +229,6 @@ def _shown(value: float | Mapping[str, float]) -> str:
 
 def software_text(profile: Software) -> str:
     """A profile as the text of its file, times in microseconds."""
-    data: Mapping[str, Any] = profile.model_dump(exclude_defaults=True, exclude={"name"}, mode="json")
-    hosts = {key: f"{data[key] / MICROSECOND:.4g} us" for key in ("host_forward", "host_backward")}
-    return str(yaml.safe_dump({**data, **hosts}, sort_keys=False, width=118, allow_unicode=True))
+    data: Mapping[str, Any] = profile.model_dump(exclude_defaults=True, exclude={"name"}, mode="json", by_alias=True)
+    host = {key: f"{seconds / MICROSECOND:.4g} us" for key, seconds in data["host"].items()}
+    return str(yaml.safe_dump({**data, "host": host}, sort_keys=False, width=118, allow_unicode=True))

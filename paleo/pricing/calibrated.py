@@ -156,7 +156,7 @@ def _gemm(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[
 
 def _convolution_family(prices: FamilyPrices) -> str:
     """The calibration family: tensor cores or ordinary ones, and of the latter the kernels of old libraries apart."""
-    old = prices.software.cudnn < OLD_LIBRARY and prices.device.architecture not in OLD_ARCHITECTURES
+    old = prices.software.convolutions.cudnn < OLD_LIBRARY and prices.device.architecture not in OLD_ARCHITECTURES
     family = f"conv.{_unit(prices)}"
     measured = prices.own is not None and any(entry.family == family for entry in prices.own.entries)
     return f"{family}-cudnn5" if old and not measured and not prices.figures().tensor_cores else family
@@ -170,8 +170,8 @@ NO_PRODUCT, NARROW = ("direct",), ("implicit", "direct")
 def _conv(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[Found[Any], Array]:
     """The fastest algorithm that the software has, or where none applies a SpecError."""
     found, software = prices.found(ConvolutionParameters, _convolution_family(prices)), prices.software
-    algorithms: tuple[str, ...] = software.convolutions or tuple(AVAILABLE_FROM)
-    both = software.convolutions is None and prices.figures().tensor_cores and "fp32" in prices.device.peak
+    algorithms: tuple[str, ...] = software.convolutions.algorithms or tuple(AVAILABLE_FROM)
+    both = software.convolutions.algorithms is None and prices.figures().tensor_cores and "fp32" in prices.device.peak
     if both:
         times = _convolved_by_either(prices, kernels, found.parameters, algorithms)
     else:
@@ -196,7 +196,7 @@ def _convolved_by_either(
     products = tuple(name for name in algorithms if name not in NO_PRODUCT)
     moved = np.array([kernel.bytes for kernel in kernels])
     tensor = _heated(prices, kernels, _convolved(prices, kernels, prices.figures(), parameters, products), moved)
-    if prices.dtype in prices.software.transposes:
+    if prices.dtype in prices.software.formats.transposes:
         tensor = tensor + 2.0 * moved / prices.device.memory.bandwidth
     vector = prices.found(ConvolutionParameters, "conv.vector").parameters
     names = algorithms if prices.dtype == "tf32" else NARROW
@@ -224,7 +224,7 @@ def _convolved(
     into the batch, its taps into the channels."""
     software = prices.software
     images = _column(kernels, "n") * _column(kernels, "out_d")
-    calls = images if software.image_by_image else np.ones_like(images)
+    calls = images if software.convolutions.image_by_image else np.ones_like(images)
     return calls * convolution_time(
         batch=images / calls,
         channels=_column(kernels, "c") * _column(kernels, "kernel_d"),
@@ -242,17 +242,17 @@ def _convolved(
         groups=_column(kernels, "groups"),
         direction=np.array([_DIRECTIONS[kernel.operation] for kernel in kernels]),
         element_bytes=precision(prices.dtype).operand,
-        library=software.cudnn if software.convolutions is None else OWN_KERNELS,
+        library=software.convolutions.cudnn if software.convolutions.algorithms is None else OWN_KERNELS,
         algorithms=algorithms,
-        available=SEARCHED_FROM if software.searches else AVAILABLE_FROM,
-        workspace_limit=np.inf if software.workspace is None else software.workspace,
+        available=SEARCHED_FROM if software.convolutions.searches else AVAILABLE_FROM,
+        workspace_limit=np.inf if software.convolutions.workspace is None else software.convolutions.workspace,
         device=device,
         parameters=parameters,
     )
 
 
 def _attention(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[Found[Any], Array]:
-    kernel_name = prices.software.attention_kernel or default_kernel(prices.device.architecture)
+    kernel_name = prices.software.attention.kernel or default_kernel(prices.device.architecture)
     found = prices.found(PrefillParameters, f"attention.{kernel_name}.prefill")
     attended, keys = _column(kernels, "attended"), _column(kernels, "kv_len")
     formula = attention_prefill_time if group.endswith("forward") else attention_backward_time

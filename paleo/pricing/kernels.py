@@ -139,7 +139,7 @@ class Calibrated:
         forward = np.array([kernel.phase == "forward" for kernel in kernels])
         software = self.families.software
         calls = np.array([kernel.calls for kernel in kernels])
-        host = calls * np.where(forward, software.host_forward, software.host_backward)
+        host = calls * np.where(forward, software.host.forward, software.host.backward)
         device = self.families.device
         work = np.array([kernel.flops for kernel in kernels]) / device.peak_flops_per_s(self.families.dtype)
         moved = np.array([kernel.bytes for kernel in kernels]) / device.memory.bandwidth

@@ -12,6 +12,7 @@ from paleo.operations.optimizers import OPTIMIZERS
 from paleo.parallel.placement import STRATEGIES
 from paleo.schedules.base import SCHEDULES
 from paleo.specs.catalog import is_path, names, read_entry
+from paleo.specs.field_table import FieldRow, field_table, shown
 from paleo.specs.hardware import Device, Link, Price, System, load_device, load_link, load_system
 from paleo.specs.model import ModelSpec, load_model
 from paleo.specs.run import Run
@@ -21,6 +22,8 @@ from paleo.units import HOUR, duration, engineering, gibibytes
 
 #: A name and its value, as people read them.
 Fact = tuple[str, str]
+#: A field of a software profile: name, value, default, meaning.
+Setting = tuple[str, str, str, str]
 
 
 def _first_line(entry: object) -> str:
@@ -81,12 +84,20 @@ def lines(kind: str) -> Mapping[str, str]:
     return KINDS[kind]()
 
 
-def find(name: str) -> list[tuple[str, object]]:
-    """Entries of that name: (kind, entry), more than one where kinds share a name. A path is read as what it holds."""
+def find(name: str, kind: str | None = None) -> list[tuple[str, object]]:
+    """Entries of that name: (kind, entry), more than one where kinds share a name. A path is read as what it holds.
+
+    With a ``kind`` (``software``) entries of others are left out.
+    """
     if is_path(name):
         return [_read(name)]
     folded = name.strip().lower()
     loaders = _loaders()
+    if kind is not None:
+        singular = kind.strip().lower() if kind.strip().lower() in loaders else kind.strip().lower().removesuffix("s")
+        if singular not in loaders:
+            raise SpecError(f"unknown kind {kind!r}; {near(kind, loaders)}")
+        loaders = {singular: loaders[singular]}
     found = [(kind, load(folded)) for kind, (known, load) in loaders.items() if folded in known()]
     if not found:
         every = [one for known, _ in loaders.values() for one in known()]
@@ -116,6 +127,8 @@ def _read(path: str) -> tuple[str, object]:
         return "system", load_system(path)
     if "multiprocessors" in keys:
         return "device", load_device(path)
+    if "host" in keys and "layers" not in keys:
+        return "software", load_software(path)
     if "bandwidth" in keys and "layers" not in keys:
         return "link", load_link(path)
     return "model", load_model(path)
@@ -139,7 +152,7 @@ def facts(entry: object) -> list[Fact]:
 def document(entry: object) -> dict[str, Any]:
     """The same as a document: SI numbers where the entry is a spec."""
     if isinstance(entry, Device | Link | System | ModelSpec | Software):
-        return entry.model_dump(mode="json")
+        return entry.model_dump(mode="json", by_alias=True)
     return dict(facts(entry))
 
 
@@ -242,40 +255,27 @@ def _model(model: ModelSpec) -> list[Fact]:
 
 
 def _software(software: Software) -> list[Fact]:
-    host = (software.host_forward, software.host_backward)
+    """What a profile says in words; `settings` has its fields."""
     return _stated(
         ("title", software.title),
-        ("host time of an operation", "{} forward, {} backward".format(*map(duration, host))),
-        ("attention", software.attention),
-        ("gelu", software.gelu),
-        ("mixed precision", software.mixed),
-        ("fp32 there", ", ".join(software.wide)),
-        ("updates term by term", ", ".join(software.stepwise_updates)),
-        ("batch norm takes in", NORM_CHAINS[software.norm_chains]),
-        ("gradients", "travel during backward" if software.overlap else "travel after backward"),
-        ("convolutions", _convolutions(software)),
+        ("releases from", software.since),
+        ("releases until", software.until),
         ("notes", software.notes),
         ("source", software.source),
     )
 
 
-#: What a software's ``norm_chains`` says.
-NORM_CHAINS = {
-    "never": None,
-    "inference": "a sum and a rectifier, in inference",
-    "forward": "a sum and a rectifier, in inference and in forward passes of sixteen bits",
-    "both": "a sum and a rectifier, in inference and both ways in sixteen bits",
-}
+def settings(entry: object) -> list[Setting]:
+    """The fields of a software profile: name, value here, default, meaning; none of other entries."""
+    if not isinstance(entry, Software):
+        return []
+    rows = [row for row in field_table(Software) if "." in row.field]
+    return [(row.field, _value(entry, row), row.default, row.meaning) for row in rows]
 
 
-def _convolutions(software: Software) -> str:
-    """Kernels, how they are chosen, and what they may use."""
-    made = f"cuDNN {software.cudnn:g}, {'each algorithm timed' if software.searches else 'by its heuristics'}"
-    if software.convolutions is not None:
-        made = f"own kernels ({', '.join(software.convolutions)})"
-    image = ", image by image" if software.image_by_image else ""
-    limit = "" if software.workspace is None else f", workspace up to {gibibytes(software.workspace)}"
-    return made + image + limit
+def _value(software: Software, row: FieldRow) -> str:
+    group, _, name = row.field.partition(".")
+    return shown(getattr(getattr(software, group), name), row.unit)
 
 
 def _registered(entry: object) -> list[Fact]:

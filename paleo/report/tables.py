@@ -17,7 +17,7 @@ from paleo.units import GIGA, MICROSECOND, counted, duration, engineering, gibib
 
 if TYPE_CHECKING:
     from paleo.predict import Prediction
-    from paleo.report.describe import Fact
+    from paleo.report.describe import Fact, Setting
     from paleo.studies.advice import Advice
     from paleo.studies.collective import CollectiveStudy
     from paleo.studies.comparison import Candidate, Comparison
@@ -402,6 +402,21 @@ def catalog(kind: str, entries: Mapping[str, str]) -> RenderableType:
     for name, line in entries.items():
         table.add_row(name, line)
     return Constrain(table, TEXT_WIDTH)
+
+
+def described(title: str, rows: Sequence[Fact], fields: Sequence[Setting]) -> Iterable[RenderableType]:
+    """What is known of one entry, and its fields where it has some."""
+    yield facts(title, rows)
+    if fields:
+        yield settings(fields)
+
+
+def settings(rows: Sequence[Setting]) -> RenderableType:
+    """The fields of a profile, those that differ from their defaults in bold."""
+    table = grid("", ("field", "value", "default", "meaning"), left=4)
+    for field, value, default, meaning in rows:
+        table.add_row(field, Text(value, style="" if value == default else "bold"), default, meaning)
+    return table
 
 
 def facts(title: str, rows: Sequence[Fact]) -> RenderableType:

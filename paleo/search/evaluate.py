@@ -280,7 +280,7 @@ class _Search:
         sends = (sums.sum(axis=1) + gathers).any(axis=0)
         if not overlapped:
             fixed, sums = fixed + sums.sum(axis=1), np.zeros_like(sums)
-        if not (overlapped and self.made.software.overlap_gather):
+        if not (overlapped and self.made.software.overlap.gather):
             fixed, gathers = fixed + gathers, np.zeros_like(gathers)
         return _Tails(fixed, sums, sendings(sent, bucket), gathers, sendings(sizes, bucket), sends)
 
@@ -300,7 +300,7 @@ class _Search:
     ) -> Array:
         """Seconds of (stages, cases) after the last passes that these do not hide; ``key`` tells the tails from
         others."""
-        found, contention = self._gathered(tails, passes.forward, members), self.made.software.contention
+        found, contention = self._gathered(tails, passes.forward, members), self.made.software.overlap.contention
         if contention >= 1.0:  # as `sent_behind` has it: nothing is won
             found += np.take(tails.sums.sum(axis=1), members, axis=1)
         elif tails.sums.any():
@@ -320,7 +320,7 @@ class _Search:
         found = np.take(tails.fixed, members, axis=1)
         if tails.gathers.any():
             gathers, buckets = (np.take(one, members, axis=1) for one in (tails.gathers, tails.gather_buckets))
-            found += exposed_gather(gathers, buckets, forward, self.made.software.contention)
+            found += exposed_gather(gathers, buckets, forward, self.made.software.overlap.contention)
         return found
 
     def _exchange(self, group: Group, laid: _Laid, zero: int, overlapped: bool) -> tuple[Array, Array]:
@@ -521,7 +521,7 @@ class _Search:
             cases = np.flatnonzero(heaviest == block).tolist()
             if self.sections[block].repeat % pieces == 0 or (not folded and pieces <= len(self.sections)):
                 # whole blocks dealt out evenly are cut alike for all cases
-                alike = folded and self.made.software.stages == "even"
+                alike = folded and self.made.software.parallelism.stages == "even"
                 for case in cases[:1] if alike else cases:
                     found = self._cut(group, turn[:, case], case, pieces)
                     known.setdefault(found, []).extend(cases if alike else [case])
@@ -531,7 +531,7 @@ class _Search:
         """The pieces of one case; by work, those of its layout do for every microbatch."""
         block = int(self.points.block_of[group.point[case]])
         program = self.points.programs[block]
-        if self.made.software.stages == "even":
+        if self.made.software.parallelism.stages == "even":
             return tuple(self.made.cut(program, turn, pieces))
         if (block, pieces) not in self._pieces:
             self._pieces[block, pieces] = tuple(self.made.cut(program, turn, pieces))
@@ -624,7 +624,7 @@ class _Search:
             held = tuple(cut.pieces[piece] for piece in pieces)
             key = (held, elements[stage].tobytes(), stage if schedule.copies > 1 else 0)
             if key not in known:
-                slow = crowded(cut.times, gather[stage], sent[stage], self.made.software.contention)
+                slow = crowded(cut.times, gather[stage], sent[stage], self.made.software.overlap.contention)
                 figures = Figures(slow.forwards, slow.backwards, slow.weights, gather[stage], sent[stage])
                 gathered, splits = elements[stage].any(axis=1), schedule.splits_backward
                 chunks = [
@@ -787,7 +787,7 @@ class _Search:
         seconds = self._buckets(group, members, kind)
         sent: list[Array | float] = [row[member] if row.any() else 0.0 for row in seconds]
         gather = self._gathers(group, cases) if buckets.sharded else None
-        contention, alone = self.made.software.contention, (forward, backward)
+        contention, alone = self.made.software.overlap.contention, (forward, backward)
         if contention and (buckets.overlapped or buckets.sharded):
             beside = np.zeros((1, 1)) if gather is None else gather
             sums = self._gradients(group, members, buckets, kind)[:, member]

@@ -128,7 +128,7 @@ class _Blocks:
         self._graphs: dict[int, Graph] = {}
         self._known: dict[tuple[Key, int], Program] = {}
         self._placements: dict[tuple[int, bool], Placement] = {}
-        self.uneven = made.software.softmax_multiple > 1
+        self.uneven = made.software.fusion.softmax_multiple > 1
         self.exact = any(
             "capacity" in tensor.dims
             for node in self.graph(1).nodes

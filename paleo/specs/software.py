@@ -1,14 +1,20 @@
-"""Software profiles: how a framework drives the device, above all what each operation costs the host."""
+"""Software profiles: how a framework drives the device, in groups of fields.
+
+Every field says what it means where it is declared; `paleo show software NAME` and the docs print those sentences.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, ConfigDict, Field
 
+from paleo.errors import SpecError, near
 from paleo.specs.calibration import Residual
 from paleo.specs.catalog import read_entry
+from paleo.specs.field_table import field_table
 from paleo.specs.loading import PositiveCount, Spec, Text, validate
 from paleo.specs.references import FileCache
 from paleo.units import MEBIBYTE, Bytes, Seconds
@@ -20,6 +26,11 @@ CONTEXT = 512.0 * MEBIBYTE
 COMMUNICATOR = 221.0 * MEBIBYTE
 #: Algorithms of convolution that a profile may name.
 Algorithm = Literal["implicit", "explicit", "winograd", "nonfused", "fft", "direct"]
+#: A day, month or year.
+Date = Annotated[str, BeforeValidator(str), Field(pattern=r"^[0-9]{4}(-[0-9]{2}){0,2}$")]
+Flag = Annotated[bool, Field(strict=True)]
+Factor = Annotated[float, Field(ge=0)]
+Slowdown = Annotated[float, Field(ge=1)]
 
 
 class SoftwareFit(Spec):
@@ -34,95 +45,228 @@ class SoftwareFit(Spec):
     residual: Residual
 
 
+class Host(Spec):
+    """The host's time for one operation (used by `paleo.step.host`)."""
+
+    forward: Seconds = Field(description="the host's time to issue one operation of the forward pass")
+    backward: Seconds = Field(description="the same for the backward pass of one operation")
+
+
+class AttentionSoftware(Spec):
+    """How attention is computed."""
+
+    implementation: Literal["fused", "unfused", "stepwise"] = Field(
+        "fused",
+        description="fused: one kernel; unfused: scores are kept, one kernel for scale, mask and softmax; stepwise: a "
+        "pass for each of those, and heads are copied next to each other",
+    )
+    kernel: Text | None = Field(None, description="the fused kernel; left out: the usual one of the architecture")
+    slowdown: Slowdown | dict[str, Slowdown] = Field(
+        1.0, description="how much slower than the calibrated kernel it runs, for all architectures or by architecture"
+    )
+
+
+class Fusion(Spec):
+    """Which operations are one kernel."""
+
+    passes: Flag = Field(False, description="whether chains of element-wise passes are one kernel")
+    norms: Literal["never", "inference", "forward", "both"] = Field(
+        "never",
+        description="where a sum and a rectifier after a batch normalisation are part of its kernel: in inference; in "
+        "training in sixteen bits, too, in forward passes alone or both ways",
+    )
+    gelu: Literal["fused", "tanh-stepwise", "stepwise"] = Field(
+        "fused",
+        description="tanh-stepwise: a pass for each term of the tanh formula (gelu_tanh); stepwise: every gelu so",
+    )
+    loss: Literal["fused", "recomputed", "upcast", "stepwise"] = Field(
+        "fused",
+        description="cross-entropy. fused: reads logits, writes log-probabilities; recomputed: keeps the logits and a "
+        "number a row (Apex, FlashAttention); upcast: logits are first written in fp32 (autocast); stepwise: a pass "
+        "for each step of the vocabulary-parallel loss (Megatron-LM)",
+    )
+    softmax_multiple: PositiveCount = Field(
+        1, description="by how many matrices of scores a rank's unfused softmax kernel works; 1: any number"
+    )
+
+
+class NumberFormats(Spec):
+    """How the framework trains in sixteen bits."""
+
+    mixed: Literal["masters", "autocast"] = Field(
+        "masters",
+        description="masters: fp32 copies beside narrow weights; autocast: fp32 weights, narrowed for products",
+    )
+    wide: tuple[Literal["embedding", "norm", "softmax", "gelu"], ...] = Field(
+        (), description="what autocast computes and hands on in fp32"
+    )
+    transposes: tuple[Literal["tf32", "fp16", "bf16"], ...] = Field(
+        (), description="dtypes in which tensors go to channels-last and back round each convolution on tensor cores"
+    )
+
+
+class Gradients(Spec):
+    """What happens to gradients between the backward pass and the update."""
+
+    accesses: Factor = Field(0.0, description="reads and writes of each gradient after every backward pass")
+    accumulator: Factor = Field(
+        0.0, description="bytes for each parameter beside the gradient, in which it is summed up"
+    )
+    clip: Literal["none", "norm", "scaled"] = Field(
+        "none",
+        description="norm: the norm of all gradients is taken before the update; scaled: they are then scaled in a "
+        "pass of their own",
+    )
+    stepwise_updates: tuple[Text, ...] = Field(
+        (), description="optimizers without a kernel of their own: each term of the formula is a pass"
+    )
+
+
+class Overlap(Spec):
+    """What travels while the device computes."""
+
+    gradients: Flag = Field(True, description="whether gradients travel during the backward pass")
+    gather: Flag = Field(
+        False, description="whether parameters updated in shards are gathered during the next forward pass"
+    )
+    tensor: Flag = Field(
+        False,
+        description="whether gathers and scatters over tp are made piece by piece beside the products that feed them "
+        "or wait for them (Wang et al., ASPLOS 2023)",
+    )
+    contention: Factor = Field(
+        0.0,
+        description="seconds that computation loses for each second that a collective runs beside it: "
+        "multiprocessors, bandwidth, copies into and out of flat buffers",
+    )
+
+
+class Recomputation(Spec):
+    """What is computed again before the backward pass."""
+
+    policy: Literal["none", "selective", "full"] = Field(
+        "none", description="what its users recompute unless they say otherwise"
+    )
+    some_layers: Flag = Field(False, description="whether full recomputation may be limited to some layers of a stage")
+    stops_early: Flag = Field(
+        False, description="whether a block stops once its backward pass has all that it needs, or runs to its end"
+    )
+    selective: Literal["attention", "products"] = Field(
+        "attention",
+        description="what selective recomputation runs again: the core of attention, or all but it and every second "
+        "product",
+    )
+
+
+class Parallelism(Spec):
+    """How work and states are divided."""
+
+    zero: Annotated[int, Field(strict=True, ge=0, le=3)] = Field(
+        0, description="the ZeRO stage of its users unless they say otherwise"
+    )
+    sequence_parallel: Flag = Field(
+        False, description="whether its users split sequences where they split tensors, unless they say otherwise"
+    )
+    stages: Literal["even", "work"] = Field(
+        "even",
+        description="how a pipeline is cut: even deals out blocks, work goes by the work of layers, the output layer "
+        "too",
+    )
+    pipeline_gathers: Literal["pass", "step"] = Field(
+        "pass",
+        description="how often a stage gathers sharded parameters: for every pass, or once a step while it sums "
+        "gradients with the last microbatch alone, which is ZeRO-1",
+    )
+    regather: Flag = Field(
+        True, description="whether inputs gathered over tp are kept as shards and gathered again for backward"
+    )
+    expert_dispatch: Literal["each", "once"] = Field(
+        "each",
+        description="whether a token travels to each of its experts, or once to each node (within one: to each device) "
+        "that has some of them, as DeepEP does (DeepSeek-V3 technical report, 2024, section 3.2.2)",
+    )
+
+
+class ProcessMemory(Spec):
+    """What a process holds beside its tensors."""
+
+    context: Bytes = Field(CONTEXT, description="what a process holds of a GPU before its first tensor")
+    communicator: Bytes = Field(COMMUNICATOR, description="what each group of ranks that it talks to adds")
+
+
+class Convolutions(Spec):
+    """Kernels of convolutions, and how they are chosen."""
+
+    cudnn: Annotated[float, Field(gt=0)] = Field(
+        9.0, description="the library's version, which limits the algorithms there are"
+    )
+    searches: Flag = Field(
+        False, description="whether it times all algorithms and keeps the fastest; else the library's heuristics choose"
+    )
+    workspace: Bytes | None = Field(None, description="what one call may use beside its tensors; left out: no limit")
+    algorithms: tuple[Algorithm, ...] | None = Field(
+        None, description="the algorithms of a framework with kernels of its own (those of `paleo.pricing.convolution`)"
+    )
+    image_by_image: Flag = Field(False, description="whether they are called once for each image of the batch")
+
+
 class Software(Spec):
-    """A framework's behaviour.
+    """A framework's behaviour, in groups; each field's meaning stands beside it.
 
-    ``host_forward`` and ``host_backward`` are the host's time for one operation (those of `assemble.paced`).
-    ``attention_kernel`` names its fused kernel (None: the usual one of the architecture), ``attention_slowdown`` how
-    much slower than the calibrated ones the framework's attention is (an older generation). ``gradient_accumulator`` is
-    the bytes that it holds for each parameter beside the gradient; ``regather`` says that inputs gathered over tp are
-    kept as shards and gathered again for backward. ``transposes`` names the dtypes in which tensors are turned to
-    channels-last and back round each convolution on tensor cores. ``recompute``, ``zero`` and ``sequence_parallel`` are
-    what its users do unless they say otherwise; ``recomputes_some`` says whether full recomputation may be limited to
-    some layers of a stage, ``pipeline_gathers`` how often a stage of a pipeline gathers parameters that are sharded:
-    for every ``pass``, or once a ``step`` while it sums gradients with the last microbatch alone, which is ZeRO-1.
-    ``stops_early`` and ``selective`` say what recomputation runs again (those of `Checkpoints`).
-    ``stages`` says how a pipeline is cut: ``even`` deals out blocks, ``work`` goes by the work of layers, the output
-    layer too. ``overlap`` says whether gradients travel during backward, ``overlap_gather`` whether parameters updated
-    in shards are gathered during the next forward pass, ``tensor_overlap`` whether gathers and scatters over tp are
-    made piece by piece beside the products that feed them or wait for them (Wang et al., Overlap communication with
-    dependent computation via decomposition, ASPLOS 2023). ``expert_dispatch`` says whether a token travels to ``each``
-    of its experts, or ``once`` to each node (within one: to each device) that has some of them, as DeepEP does
-    (DeepSeek-V3 technical report, 2024, section 3.2.2). ``contention`` is what computation loses for each second that a
-    collective runs beside it: multiprocessors, bandwidth, copies into and out of flat buffers. ``context`` is what a
-    process holds of a GPU before its first tensor, ``communicator`` what each group of ranks that it talks to adds.
-    ``clip`` says whether the norm of all gradients is taken before the update, and whether they are then ``scaled`` in
-    a pass of their own. ``fused`` says whether chains of element-wise passes are one kernel, ``norm_chains`` where a
-    sum and a rectifier after a batch normalisation are part of its kernel: in inference; in training in sixteen bits,
-    too, ``forward`` alone or ``both`` ways. ``softmax_multiple`` is by how many matrices of scores a rank's fused
-    softmax works (1: any number).
-
-    ``attention``, ``gelu``, ``loss`` and ``wide`` are those of `Choices`. ``mixed`` says how it trains in sixteen bits:
-    fp32 ``masters`` beside narrow weights, or ``autocast`` of fp32 weights. ``gradient_accesses`` are reads and writes
-    of each gradient after every backward pass. ``stepwise_updates`` names optimizers that it has no kernel for, so that
-    each term is a pass. ``fit`` says where numbers come from that were fitted.
-
-    Convolutions: ``cudnn`` is the library's version, which limits the algorithms there are; ``searches`` says that the
-    framework times them all and keeps the fastest, where others ask the library's heuristics; ``workspace`` is what one
-    call may use beside its tensors. A framework with kernels of its own names their algorithms in ``convolutions``
-    (those of `paleo.pricing.convolution`); with ``image_by_image`` it calls them once for each image of the batch.
+    ``from`` and ``until`` are the first and last day, month or year of the releases that it describes.
     """
+
+    model_config = ConfigDict(populate_by_name=True)
 
     name: Text
     title: Text
-    host_forward: Seconds
-    host_backward: Seconds
-    attention: Literal["fused", "unfused", "stepwise"] = "fused"
-    attention_kernel: Text | None = None
-    attention_slowdown: Annotated[float, Field(ge=1)] | dict[str, Annotated[float, Field(ge=1)]] = 1.0
-    loss: Literal["fused", "recomputed", "upcast", "stepwise"] = "fused"
-    gelu: Literal["fused", "tanh-stepwise", "stepwise"] = "fused"
-    wide: tuple[Literal["embedding", "norm", "softmax", "gelu"], ...] = ()
-    mixed: Literal["masters", "autocast"] = "masters"
-    gradient_accesses: Annotated[float, Field(ge=0)] = 0.0
-    stepwise_updates: tuple[Text, ...] = ()
-    transposes: tuple[Literal["tf32", "fp16", "bf16"], ...] = ()
-    gradient_accumulator: Annotated[float, Field(ge=0)] = 0.0
-    regather: Annotated[bool, Field(strict=True)] = True
-    recompute: Literal["none", "selective", "full"] = "none"
-    recomputes_some: Annotated[bool, Field(strict=True)] = False
-    pipeline_gathers: Literal["pass", "step"] = "pass"
-    zero: Annotated[int, Field(strict=True, ge=0, le=3)] = 0
-    sequence_parallel: Annotated[bool, Field(strict=True)] = False
-    stops_early: Annotated[bool, Field(strict=True)] = False
-    selective: Literal["attention", "products"] = "attention"
-    stages: Literal["even", "work"] = "even"
-    overlap: Annotated[bool, Field(strict=True)] = True
-    overlap_gather: Annotated[bool, Field(strict=True)] = False
-    tensor_overlap: Annotated[bool, Field(strict=True)] = False
-    expert_dispatch: Literal["each", "once"] = "each"
-    clip: Literal["none", "norm", "scaled"] = "none"
-    contention: Annotated[float, Field(ge=0)] = 0.0
-    context: Bytes = CONTEXT
-    communicator: Bytes = COMMUNICATOR
-    fused: Annotated[bool, Field(strict=True)] = False
-    norm_chains: Literal["never", "inference", "forward", "both"] = "never"
-    softmax_multiple: PositiveCount = 1
-    cudnn: Annotated[float, Field(gt=0)] = 9.0
-    searches: Annotated[bool, Field(strict=True)] = False
-    workspace: Bytes | None = None
-    convolutions: tuple[Algorithm, ...] | None = None
-    image_by_image: Annotated[bool, Field(strict=True)] = False
+    since: Date | None = Field(None, alias="from", description="when the first release that it describes came out")
+    until: Date | None = Field(None, description="when releases that it describes were superseded; left out: not yet")
+    host: Host
+    attention: AttentionSoftware = AttentionSoftware()
+    fusion: Fusion = Fusion()
+    formats: NumberFormats = NumberFormats()
+    gradients: Gradients = Gradients()
+    overlap: Overlap = Overlap()
+    recomputation: Recomputation = Recomputation()
+    parallelism: Parallelism = Parallelism()
+    memory: ProcessMemory = ProcessMemory()
+    convolutions: Convolutions = Convolutions()
     source: Text
     notes: str | None = None
     fit: SoftwareFit | None = None
 
+    def changed(self, values: Mapping[str, Any]) -> Software:
+        """The profile with other values of fields, named as in ``overlap.contention``; they are taken as they are.
+
+        >>> load_software("megatron-core").changed({"overlap.contention": 0.5}).overlap.contention
+        0.5
+        """
+        groups: dict[str, Any] = {}
+        for path, value in values.items():
+            group, dot, field = path.partition(".")
+            if not dot:
+                groups[group] = value
+                continue
+            groups[group] = groups.get(group, getattr(self, group)).model_copy(update={field: value})
+        return self.model_copy(update=groups)
+
+    def covers(self, date: str) -> bool:
+        """Whether its releases are those of a day, month or year.
+
+        >>> load_software("tensorflow2").covers("2018-06"), load_software("tensorflow2").covers("2021")
+        (False, True)
+        """
+        begins = self.since is None or self.since[: len(date)] <= date[: len(self.since)]
+        ends = self.until is None or date[: len(self.until)] <= self.until[: len(date)]
+        return begins and ends
+
     def slowdown_on(self, architecture: str) -> float:
         """How much slower than the calibrated kernel attention runs on an architecture; the mean of those known for
         others."""
-        if isinstance(self.attention_slowdown, float):
-            return self.attention_slowdown
-        known = self.attention_slowdown
+        known = self.attention.slowdown
+        if isinstance(known, float):
+            return known
         return known.get(architecture, sum(known.values()) / len(known) if known else 1.0)
 
 
@@ -133,7 +277,17 @@ def load_software(name_or_path: str | Path) -> Software:
 
 def _profile(name_or_path: str | Path) -> Software:
     path, data = read_entry("software", name_or_path)
+    _check_groups(path, data)
     return validate(Software, {"name": path.stem, **data}, path)
 
 
 _profiles = FileCache(_profile)
+
+
+def _check_groups(path: Path, data: Mapping[str, Any]) -> None:
+    """SpecError for a field that stands outside its group, with the nearest place for it."""
+    known = {field.alias or name for name, field in Software.model_fields.items()}
+    for key in data:
+        if key not in known:
+            places = [row.field for row in field_table(Software)]
+            raise SpecError(f"{path}: {key}: unknown key; {near(key, [*known, *places])}")

@@ -52,51 +52,57 @@ class Setting:
     def choices(self) -> Choices:
         """How layers are carried out."""
         software = self.software
-        gates: Literal["fused", "separate"] = "fused" if software.fused else "separate"
-        wide = frozenset(software.wide if self.formats.casts else ())
-        return Choices(self.run.attention or software.attention, software.loss, gates, software.gelu, wide)
+        gates: Literal["fused", "separate"] = "fused" if software.fusion.passes else "separate"
+        wide = frozenset(software.formats.wide if self.formats.casts else ())
+        return Choices(
+            self.run.attention or software.attention.implementation,
+            software.fusion.loss,
+            gates,
+            software.fusion.gelu,
+            wide,
+        )
 
     @property
     def optimizer(self) -> Optimizer:
         """The run's optimizer as the software carries it out."""
-        plain = [optimizer(name).name for name in self.software.stepwise_updates]
+        plain = [optimizer(name).name for name in self.software.gradients.stepwise_updates]
         return optimizer(self.run.optimizer, stepwise=self.run.optimizer in plain)
 
     @property
     def chains(self) -> Chains:
         """Which chains of element-wise passes are one kernel."""
         software = self.software
-        if software.fused:
+        if software.fusion.passes:
             return "all"
         if self.run.forward_only:
-            return "none" if software.norm_chains == "never" else "norms"
+            return "none" if software.fusion.norms == "never" else "norms"
         trained: dict[str, Chains] = {"forward": "norms forward", "both": "norms"}
-        return trained.get(software.norm_chains, "none") if self.formats.activation < self.formats.wide else "none"
+        return trained.get(software.fusion.norms, "none") if self.formats.activation < self.formats.wide else "none"
 
     @property
     def call(self) -> float:
         """Seconds of the host for issuing a collective."""
-        return self.software.host_forward if self.prices.rates is None else 0.0
+        return self.software.host.forward if self.prices.rates is None else 0.0
 
     @property
     def gathers_ahead(self) -> bool:
         """Whether updated parameters are gathered during the next step's forward pass."""
-        return self.overlapped and self.software.overlap_gather
+        return self.overlapped and self.software.overlap.gather
 
     @property
     def overlapped(self) -> bool:
         """Whether gradients travel during backward."""
-        return (self.run.exchange or ("overlapped" if self.software.overlap else "after")) == "overlapped"
+        return (self.run.exchange or ("overlapped" if self.software.overlap.gradients else "after")) == "overlapped"
 
     def cut(self, program: Program, turn: Array, pieces: int) -> list[Chunk]:
         """Pieces of a pipeline, as the software cuts them; ``turn``: seconds of one turn of each section."""
-        by_work = self.run.cut is None and self.software.stages == "work" and pieces > 1
+        by_work = self.run.cut is None and self.software.parallelism.stages == "work" and pieces > 1
         return cut_by_work(program, pieces) if by_work else cut(program, turn.tolist(), pieces, self.run.cut)
 
     @property
     def clip(self) -> str:
         """What is done with the norm of the gradients."""
-        return self.run.clip or self.software.clip
+        return self.run.clip or self.software.gradients.clip
 
     def updated(self, counts: Array, tensors: Array) -> Array:
         """Seconds in which a device updates so many parameters, in so many tensors; both broadcast."""
@@ -127,7 +133,7 @@ class Setting:
     def reserved(self, mesh: Mesh) -> float:
         """Bytes that no tensor gets: the process's context on a GPU, and buffers for each axis over which it talks."""
         talks = sum(degree > 1 for _, degree in mesh.degrees)
-        own = self.software.context + talks * self.software.communicator
+        own = self.software.memory.context + talks * self.software.memory.communicator
         return own if self.system.device.kind == "gpu" else 0.0
 
     def graph(self, model: ModelSpec, batch: int) -> Graph:
@@ -143,17 +149,17 @@ class Setting:
             mesh,
             self.formats,
             chains=self.chains,
-            regather=self.software.regather,
-            softmax_multiple=self.software.softmax_multiple,
-            pieces=mesh.degree("tp") if self.software.tensor_overlap else 1,
+            regather=self.software.parallelism.regather,
+            softmax_multiple=self.software.fusion.softmax_multiple,
+            pieces=mesh.degree("tp") if self.software.overlap.tensor else 1,
             targets=self._targets(mesh),
-            checkpoints=Checkpoints(self.software.stops_early, self.software.selective),
+            checkpoints=Checkpoints(self.software.recomputation.stops_early, self.software.recomputation.selective),
         )
         return without_backward(program) if self.run.forward_only else program
 
     def _targets(self, mesh: Mesh) -> int | None:
         """Nodes (within one: devices) to which a token goes once."""
-        once = self.software.expert_dispatch == "once"
+        once = self.software.parallelism.expert_dispatch == "once"
         return self.fabric.targets(mesh.stride(("ep",)), mesh.degree("ep")) if once else None
 
 
@@ -163,11 +169,11 @@ def setting(
     """Software, pricer and links of a run; ``software`` and ``own`` in place of the profile and the calibration file
     that it names."""
     software = software or load_software(run.software)
-    software = software if run.cudnn is None else software.model_copy(update={"cudnn": run.cudnn})
+    software = software if run.cudnn is None else software.changed({"convolutions.cudnn": run.cudnn})
     prices = pricer(system.device, dtype, run.calibration, software, own)
-    software = software if prices.rates is None else software.model_copy(update={"contention": 0.0})
-    fabric = Fabric(system, run.algorithm_or_server, prices.rates, prices.own, software.host_forward)
-    formats = autocast(precision(dtype)) if software.mixed == "autocast" else precision(dtype)
-    held, accesses = software.gradient_accumulator, software.gradient_accesses
+    software = software if prices.rates is None else software.changed({"overlap.contention": 0.0})
+    fabric = Fabric(system, run.algorithm_or_server, prices.rates, prices.own, software.host.forward)
+    formats = autocast(precision(dtype)) if software.formats.mixed == "autocast" else precision(dtype)
+    held, accesses = software.gradients.accumulator, software.gradients.accesses
     formats = replace(formats, accumulator=held, gradient_accesses=accesses)
     return Setting(run, system, formats, software, prices, fabric, offload_of(run.offload, system))

@@ -56,7 +56,7 @@ def summarise(model: ModelSpec, run: Run) -> Summary:
     """The counts of each layer for ``run.batch`` samples (1 by default) in ``run.dtype`` (fp32 by default)."""
     dtype = run.dtype or "fp32"
     formats = precision(dtype)
-    choices = Choices(run.attention or load_software(run.software).attention)
+    choices = Choices(run.attention or load_software(run.software).attention.implementation)
     graph = adapted(build(model, batch=run.batch or 1, choices=choices, overrides=run.model), run.adapters, run.adapted)
     storage, known = Storage(graph), set[str]()
     return Summary(graph, dtype, tuple(_counted(node, formats, storage, known) for node in graph.nodes))

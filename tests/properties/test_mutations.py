@@ -177,7 +177,7 @@ REQUIRED = {
     "device": "full_name vendor architecture year multiprocessors peak memory.capacity memory.bandwidth memory source",
     "link": "kind scope bandwidth source",
     "system": "full_name year device devices_per_node source levels.0.name levels.0.link levels.0.topology",
-    "software": "title host_forward host_backward source",
+    "software": "title host source",
     "calibration": "subject entries entries.0.family entries.0.stack entries.0.source"
     " entries.0.parameters entries.0.interval",
 }

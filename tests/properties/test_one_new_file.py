@@ -47,8 +47,7 @@ source: this test
 """
 SOFTWARE = """
 title: A framework of one's own
-host_forward: 1 ms
-host_backward: 2 ms
+host: {forward: 1 ms, backward: 2 ms}
 source: this test
 """
 MODEL = """

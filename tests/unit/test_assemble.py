@@ -160,7 +160,7 @@ def test_tensor_overlap_hides_gathers_and_scatters_but_no_sums() -> None:
     """Sequence parallelism turns sums into gathers and scatters, which alone can be made piece by piece."""
 
     def made(strategy: str, overlap: bool) -> Prediction:
-        profile = load_software("megatron-core").model_copy(update={"tensor_overlap": overlap})
+        profile = load_software("megatron-core").changed({"overlap.tensor": overlap})
         run = Run(gpus=8, batch=1, strategy=strategy, software="megatron-core", model={"layers": 4})
         return predict(load_model("llama2-7b"), load_system("dgx-h100"), run, profile)
 

@@ -173,7 +173,7 @@ PLANS: list[dict[str, Any]] = [
 def test_overlap_hides_some_of_the_exchange_and_no_more(options: dict[str, Any]) -> None:
     """Not below the pipeline without replicas, whose tails are the update and the sum of the tied table alone."""
     options = options | {"gpus": 32, "batch": 8, "microbatch": 1, "software": "megatron-core"}
-    free = load_software("megatron-core").model_copy(update={"contention": 0.0})
+    free = load_software("megatron-core").changed({"overlap.contention": 0.0})
     after, beside = made(free, **options, exchange="after"), made(free, **options)
     hidden = beside.breakdown.communication_total - beside.breakdown.communication_exposed
     assert beside.step_time < after.step_time and hidden > 0
@@ -263,7 +263,7 @@ def test_only_microbatches_that_send_are_slowed(strategy: str) -> None:
 
     def seconds(microbatches: int, contention: float) -> float:
         run = Run(gpus=8, global_batch=8 * microbatches, microbatch=1, dtype="bf16", strategy=strategy)
-        software = profile.model_copy(update={"contention": contention})
+        software = profile.changed({"overlap.contention": contention})
         made = predict(load_model("gpt2-xl"), load_system("dgx-a100-80gb"), run, software)
         assert made.timeline.end == pytest.approx(made.step_time, rel=1e-9)
         return made.step_time

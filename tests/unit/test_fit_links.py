@@ -184,7 +184,7 @@ def test_too_few_steps_are_refused(inside: Path, tmp_path: Path, capsys: pytest.
 
 
 def test_links_of_a_users_file_leave_kernels_of_old_libraries_alone(fitted: Path) -> None:
-    device, profile = load_system("dgx-1-v100").device, load_software("caffe").model_copy(update={"cudnn": 5.0})
+    device, profile = load_system("dgx-1-v100").device, load_software("caffe").changed({"convolutions.cudnn": 5.0})
     families = [
         _convolution_family(FamilyPrices(device, "fp32", profile, own))
         for own in (None, load_calibration(str(fitted)), load_calibration("v100-pcie-32gb"))

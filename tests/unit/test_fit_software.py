@@ -30,8 +30,8 @@ def steps(host: float, noise: float = 0.02) -> pd.DataFrame:
         for layers in (4, 8) for hidden in (512, 1024) for tp in (1, 2) for micro in (1, 2, 4)
     ]  # fmt: skip
     profile = load_software("megatron-2021")
-    ratio = profile.host_backward / profile.host_forward
-    profile = profile.model_copy(update={"host_forward": host, "host_backward": ratio * host})
+    ratio = profile.host.backward / profile.host.forward
+    profile = profile.changed({"host.forward": host, "host.backward": ratio * host})
     table, generator = TransformerSteps(), np.random.default_rng(3)
     for row in rows:
         exact = table.step(row, profile).value / MILLISECOND
@@ -49,9 +49,9 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_fit_finds_the_host_time_that_made_the_steps(table: Path) -> None:
     (job,) = software_jobs(table)
     made = fit_software(job, "2026-01-01")
-    assert made.after.host_forward == pytest.approx(HOST, rel=0.05)
-    assert made.after.host_backward / made.after.host_forward == pytest.approx(
-        made.before.host_backward / made.before.host_forward, rel=0.01
+    assert made.after.host.forward == pytest.approx(HOST, rel=0.05)
+    assert made.after.host.backward / made.after.host.forward == pytest.approx(
+        made.before.host.backward / made.before.host.forward, rel=0.01
     )
     assert made.after.fit is not None
     assert made.after.fit.rows_fitted + made.after.fit.rows_held_out <= 24
@@ -62,7 +62,7 @@ def test_the_written_profile_is_one_that_runs(table: Path, tmp_path: Path) -> No
     out = tmp_path / "fitted.yaml"
     assert run(["calibrate", "--fit", str(table), "-o", str(out)]) == 0
     made = load_software(out)
-    assert made.host_forward == pytest.approx(HOST, rel=0.05) and made.attention == "unfused"
+    assert made.host.forward == pytest.approx(HOST, rel=0.05) and made.attention.implementation == "unfused"
     assert run(["estimate", "gpt2", "--system", "dgx-a100-80gb", "--software", str(out)]) == 0
 
 

@@ -19,9 +19,11 @@ from paleo.specs.run import Run
 from paleo.specs.software import load_software
 
 SYSTEM = load_system("dgx-a100-80gb")
-WHOLE = load_software("torchtitan").model_copy(update={"stops_early": False, "selective": "attention"})
-EARLY = WHOLE.model_copy(update={"stops_early": True})
-PRODUCTS = EARLY.model_copy(update={"selective": "products"})
+WHOLE = load_software("torchtitan").changed(
+    {"recomputation.stops_early": False, "recomputation.selective": "attention"}
+)
+EARLY = WHOLE.changed({"recomputation.stops_early": True})
+PRODUCTS = EARLY.changed({"recomputation.selective": "products"})
 
 
 def block(model: str, **changed: Any) -> frozenset[str]:

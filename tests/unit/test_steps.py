@@ -224,7 +224,7 @@ def test_many_small_tensors_keep_the_host_busy() -> None:
 
 def test_a_profile_names_optimizers_that_there_are(tmp_path: Path) -> None:
     profile = tmp_path / "mine.yaml"
-    text = "title: mine\nsource: none\nhost_forward: 1 us\nhost_backward: 1 us\nstepwise_updates: [adm]\n"
+    text = "title: mine\nsource: none\nhost: {forward: 1 us, backward: 1 us}\ngradients: {stepwise_updates: [adm]}\n"
     profile.write_text(text, encoding="utf-8")
     with pytest.raises(SpecError, match="unknown optimizer 'adm'; nearest: 'adam'"):
         made("lenet", gpus=1, batch=1, software=str(profile))

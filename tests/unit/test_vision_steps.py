@@ -116,7 +116,7 @@ def test_own_kernels_on_tensor_cores_are_refused_with_the_cure() -> None:
 
 def test_channels_first_costs_copies_in_the_dtypes_that_stay_so() -> None:
     profile = load_software("tensorflow1")
-    straight = profile.model_copy(update={"transposes": ()})
+    straight = profile.changed({"formats.transposes": ()})
     for dtype, more in (("tf32", True), ("fp16", False), ("fp32", False)):
         run = Run(batch=64, dtype=dtype, software="tensorflow1")
         turned, plain = (

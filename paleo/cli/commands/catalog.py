@@ -9,9 +9,12 @@ import typer
 from paleo.cli.application import CATALOG, app
 from paleo.cli.options import AsJson
 from paleo.cli.output import show_document
+from paleo.errors import SpecError
 
 Kind = Annotated[str | None, typer.Argument(metavar="[KIND]", help="models, devices, links, systems, …")]
-EntryName = Annotated[str, typer.Argument(metavar="NAME", help="Any name of the catalog, or a YAML file.")]
+EntryName = Annotated[
+    list[str], typer.Argument(metavar="[KIND] NAME", help="Any name of the catalog, or a YAML file; perhaps its kind.")
+]
 
 
 @app.command("list", rich_help_panel=CATALOG)
@@ -31,17 +34,29 @@ def list_(
 
 @app.command(rich_help_panel=CATALOG)
 def show(
-    name: EntryName,
+    words: EntryName,
     as_json: AsJson = False,
 ) -> None:
-    """All that is known of one model, device, link, system, collective, layer, strategy or optimizer."""
+    """All that is known of one model, device, link, system, software, collective, layer, strategy or optimizer.
+
+    A name that several kinds share may stand behind its kind: `paleo show software megatron-core`.
+    """
     from rich.console import Group
 
     from paleo.report import describe, tables
 
-    entries = describe.find(name)
+    *kind, name = words[-2:]
+    if len(words) > 2:
+        raise SpecError(f"show takes NAME or KIND NAME, not {len(words)} words")
+    entries = describe.find(name, *kind)
     show_document(
         lambda: {kind: describe.document(entry) for kind, entry in entries},
-        lambda: Group(*(tables.facts(f"{kind} {name}", describe.facts(entry)) for kind, entry in entries)),
+        lambda: Group(
+            *(
+                part
+                for kind, entry in entries
+                for part in tables.described(f"{kind} {name}", describe.facts(entry), describe.settings(entry))
+            )
+        ),
         as_json,
     )

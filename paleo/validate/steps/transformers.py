@@ -75,16 +75,16 @@ def strategy_of(row: Row, software: Software) -> str:
     if sharding not in SHARDING:
         raise SpecError(f"sharding {sharding!r} is not modelled")
     stages = whole(row, "pp", 1)
-    zero = SHARDING[sharding] if filled(row, "sharding") else software.zero
+    zero = SHARDING[sharding] if filled(row, "sharding") else software.parallelism.zero
     zero = zero if whole(row, "dp", 1) > 1 else 0
-    if zero == 3 and stages > 1 and software.pipeline_gathers == "step":
+    if zero == 3 and stages > 1 and software.parallelism.pipeline_gathers == "step":
         zero = 1
     if zero:
         parts.append(f"zero={zero}")
         parts += _shard_group(row)
     if whole(row, "vp", 1) > 1 and stages > 1:
         parts.append(f"vp={whole(row, 'vp', 1)}")
-    if whole(row, "sequence_parallel", int(software.sequence_parallel)) and whole(row, "tp", 1) > 1:
+    if whole(row, "sequence_parallel", int(software.parallelism.sequence_parallel)) and whole(row, "tp", 1) > 1:
         parts.append("sp")
     return ",".join(parts) or "dp"
 
@@ -130,7 +130,7 @@ def run_of(row: Row) -> Run:
 
 def recompute_of(row: Row, software: Software) -> str:
     """Recomputation that a row states, else the software's habit."""
-    recompute = str(row["recompute"]).strip().lower() if filled(row, "recompute") else software.recompute
+    recompute = str(row["recompute"]).strip().lower() if filled(row, "recompute") else software.recomputation.policy
     if recompute not in RECOMPUTE:
         raise SpecError(f"recompute {recompute!r} is none of {', '.join(RECOMPUTE)}")
     return recompute
@@ -154,7 +154,7 @@ def that_ran(
     for more in open_ways:
         if made.memory.fits:
             break
-        limited = more == "full" and (software or load_software(run.software)).recomputes_some
+        limited = more == "full" and (software or load_software(run.software)).recomputation.some_layers
         some = fewest_layers(made, software, own) if limited else None
         made = some or predict(model, system, run.model_copy(update={"recompute": more}), software, own)
     return made
