@@ -60,7 +60,11 @@ TOPOLOGIES = {
 
 @dataclass(frozen=True, slots=True)
 class Gossip:
-    """T = compute (1 + W of d + 1 workers) + max(0, d · neighbour − hidden), d the neighbours a step."""
+    """T = compute (1 + W of d + 1 workers) + max(0, d · neighbour − compute), d the neighbours a step.
+
+    What is averaged are the parameters that a step began with, so they travel beside the whole of it (Lian et al.,
+    2017, section 4), not beside its backward pass alone.
+    """
 
     kind: str
 
@@ -81,7 +85,7 @@ class Gossip:
 
     def cycle(self, workload: Workload) -> Cycle:
         degree = TOPOLOGIES[self.kind].degree(workload.workers)
-        exposed = np.maximum(0.0, degree * workload.neighbour - workload.hidden)
+        exposed = np.maximum(0.0, degree * workload.neighbour - workload.compute)
         waiting = waiting_share(degree + 1.0, workload.jitter, workload.persistent)
         mixing = np.where(degree > 0, TOPOLOGIES[self.kind].mixing_steps(workload.workers), 0.0)
         return Cycle.of(
