@@ -17,7 +17,7 @@ from paleo.consistency.base import Server, Workload, consistency
 from paleo.consistency.queueing import mixed_queue
 from paleo.errors import SpecError
 from paleo.predict import predict
-from paleo.specs.hardware import System, find_device, load_system
+from paleo.specs.hardware import System, find_device, load_link, load_system
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.software import Software
@@ -28,9 +28,8 @@ from paleo.validate.tables import STEPS, Predictions
 #: TensorFlow's parameter server on a cloud machine of four virtual cores: 0.102 ms a tensor and 0.68 GB/s of push,
 #: update and pull, fitted to four saturated rates of P100 workers; 6.5 % on 93 other rates (other cards, other years).
 CLOUD_SERVER = Server(call=0.102e-3, bandwidth=0.68e9)
-#: Software of a collective that is called once a tensor and once a bucket, on Ethernet by TCP and by RDMA [s a hop]:
-#: the latencies of hardware_specs/links (ethernet-10g-tcp, infiniband-edr).
-HOP_SECONDS = {"tcp": 14e-6, "rdma": 1e-6}
+#: Links whose latency stands for a hop of a collective, by the transport that a row names.
+LINKS = {"tcp": "ethernet-10g-tcp", "rdma": "infiniband-edr"}
 #: Share of a link's rate that one process reaches. TCP at 100 Gb/s is bound by a core: 2.2 to 2.7 GB/s were measured
 #: there (Shi et al., arXiv:2005.13247); 10 Gb/s by protocol, RDMA as NCCL's topology file has it.
 TCP_LIMIT, TCP_SHARE, RDMA_SHARE = 2.5e9, 0.95, 0.96
@@ -163,6 +162,10 @@ def _transport(row: Row) -> str:
     return "rdma" if "rdma" in str(row.get("system_text", "")).lower() else "tcp"
 
 
+def _hop_seconds(row: Row) -> float:
+    return load_link(LINKS[_transport(row)]).latency
+
+
 def _node_rate(row: Row) -> float:
     """What a node reaches of its link [byte/s]."""
     stated = _number(row, "link_bytes_per_s")
@@ -187,7 +190,7 @@ def _exchange(row: Row, workers: float, payload: float, tensors: float, alone: f
     if workers > per_node:
         merged = str(row.get("overlap")) == "merged" or "Horovod" in str(row.get("notes", ""))
         calls = payload / BUCKET_BYTES if merged else tensors
-        hops = 2.0 * (workers - 1.0) * HOP_SECONDS[_transport(row)] * calls
+        hops = 2.0 * (workers - 1.0) * _hop_seconds(row) * calls
         server = str(row["exchange"]) == "server"
         across = 2.0 * payload / _node_rate(row) if server else ring / _node_rate(row)
         across += hops if str(row.get("overlap")) in ("backward", "merged", "scheduled") and not server else 0.0
@@ -219,7 +222,7 @@ def _neighbour_seconds(row: Row, workers: float, payload: float) -> float:
     crossing = np.minimum(distances, per_node)
     if str(row["exchange"]).startswith("hierarchical"):
         crossing = np.ones(1)
-    return float(np.mean(crossing)) * payload / _node_rate(row) + HOP_SECONDS[_transport(row)]
+    return float(np.mean(crossing)) * payload / _node_rate(row) + _hop_seconds(row)
 
 
 STEPS.register("consistency")(ConsistencySteps())
