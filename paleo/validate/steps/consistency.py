@@ -163,7 +163,7 @@ def _transport(row: Row) -> str:
 
 
 def _hop_seconds(row: Row) -> float:
-    return load_link(LINKS[_transport(row)]).latency
+    return float(load_link(LINKS[_transport(row)]).latency or 0.0)
 
 
 def _node_rate(row: Row) -> float:
