@@ -18,7 +18,6 @@ from paleo.operations.kernel import Kernel
 from paleo.operations.precision import Precision
 from paleo.parallel.mesh import Axes, Mesh
 from paleo.parallel.overrides import placement
-from paleo.parallel.placement import idle_axes
 from paleo.parallel.plan import Plan, plan
 from paleo.pricing.communication import Network
 from paleo.pricing.footprint import Footprint
@@ -250,7 +249,7 @@ def predict(
         _interval(priced, breakdown),
         made.prices.name,
         unmodelled(priced.program, run),
-        (*warnings(chosen, idle_axes(graph, placed, chosen.mesh)), *host_warnings(system, chosen, away)),
+        (*warnings(chosen, graph, placed), *host_warnings(system, chosen, away)),
         away,
         fed,
         tuple(priced.chunks),

@@ -106,6 +106,7 @@ class Attention(Layer):
     """
 
     optional_inputs: ClassVar[int] = 1
+    tensor_dims = ("kv_heads",)
     heads: PositiveInt
     kv_heads: PositiveInt | None = None
     head_dim: PositiveInt | None = None
@@ -208,6 +209,7 @@ class LatentAttention(Layer):
     by all heads. Without ``query_rank`` the query is projected directly.
     """
 
+    tensor_dims = ("kv_heads",)
     heads: PositiveInt
     query_rank: PositiveInt | None = None
     kv_rank: PositiveInt

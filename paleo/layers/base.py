@@ -60,13 +60,17 @@ class Layer(BaseModel):
     """Base of all layers: fields are what a model file may say, ``expand`` is what the layer does.
 
     A subclass registers itself with ``@LAYERS.register("name")``; ``arity`` is how many inputs it takes (None: two or
-    more).
+    more). ``tensor_dims`` are the dims that tensor parallelism divides (empty: every rank of a group keeps all of it,
+    as it costs little; None: nobody has said, so that a prediction warns where such a layer has parameters),
+    ``expert_dims`` those that expert parallelism divides.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, defer_build=True)
     arity: ClassVar[int | None] = 1
     #: Names of the inputs after the first that a layer may take, e.g. the memory of a cross attention.
     optional_inputs: ClassVar[int] = 0
+    tensor_dims: ClassVar[tuple[str, ...] | None] = None
+    expert_dims: ClassVar[tuple[str, ...]] = ()
 
     def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
         raise NotImplementedError

@@ -20,6 +20,7 @@ class Embedding(Layer):
     another and stay whole, as Megatron-LM keeps them.
     """
 
+    tensor_dims = ("vocab",)
     entries: PositiveInt
     features: PositiveInt
     dim: str = "hidden"

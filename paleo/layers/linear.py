@@ -17,6 +17,7 @@ class Linear(Layer):
     """y = x · W + b over the last dim. ``dim`` names the new last dim, ``tie`` takes the weight of another layer (an
     embedding)."""
 
+    tensor_dims = ("vocab",)
     features: PositiveInt
     bias: bool = True
     dim: str = "features"
@@ -37,6 +38,7 @@ class Mlp(Layer):
     """The feed-forward block of a transformer: up, activation (perhaps gated), down, over dims hidden → ffn →
     hidden."""
 
+    tensor_dims = ("ffn",)
     ffn: PositiveInt
     activation: Literal["gelu", "gelu_tanh", "relu", "silu", "tanh", "swiglu", "geglu", "reglu"] = "gelu"
     bias: bool = True

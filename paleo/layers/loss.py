@@ -25,6 +25,7 @@ class Softmax(Layer):
 class CrossEntropy(Layer):
     """Log-softmax over ``dim`` (default: the last) and the loss of each row; keeps the log-probabilities in fp32."""
 
+    tensor_dims = ("vocab",)
     dim: str | None = None
 
     def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:

@@ -24,6 +24,8 @@ class MixtureOfExperts(Layer):
     the load-balancing bias of DeepSeek-V3.
     """
 
+    tensor_dims = ("ffn",)
+    expert_dims = ("experts",)
     experts: PositiveInt
     top_k: PositiveInt
     ffn: PositiveInt

@@ -42,6 +42,7 @@ class BatchNorm(Layer):
     ``dim`` names the channels where they are not the second dim (features of a sequence).
     """
 
+    tensor_dims = ()
     affine: bool = True
     scale: bool = True
     dim: str | None = None
@@ -64,6 +65,7 @@ class BatchNorm(Layer):
 class LayerNorm(Layer):
     """Mean and variance over the last dim (Ba et al., 2016)."""
 
+    tensor_dims = ()
     affine: bool = True
     bias: bool = True
 
@@ -80,6 +82,8 @@ class LayerNorm(Layer):
 class RmsNorm(Layer):
     """Root mean square over the last dim, a scale and no shift (Zhang and Sennrich, 2019)."""
 
+    tensor_dims = ()
+
     def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
         (x,) = inputs
         last = x.dims[-1]
@@ -91,6 +95,7 @@ class RmsNorm(Layer):
 class GroupNorm(Layer):
     """Statistics over groups of channels and space (Wu and He, 2018)."""
 
+    tensor_dims = ()
     groups: PositiveInt = 32
 
     def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:

@@ -226,6 +226,7 @@ class RelativeBias(Layer):
     The input (batch, seq, hidden) goes through; the table of scores (heads, seq, seq) is written once.
     """
 
+    tensor_dims = ()
     buckets: PositiveInt
     heads: PositiveInt
 

@@ -262,6 +262,8 @@ class Detach(Layer):
 class ClassToken(Layer):
     """A learned token put before the sequence."""
 
+    tensor_dims = ()
+
     def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
         (x,) = inputs
         self.check_rank(name, x, (3,))
@@ -276,6 +278,7 @@ class PositionEmbedding(Layer):
     """A vector added to each position; the table may be longer than the sequence. ``learned: false`` adds fixed
     sinusoids."""
 
+    tensor_dims = ()
     positions: PositiveInt | None = None
     learned: bool = True
 
@@ -297,6 +300,8 @@ class PositionEmbedding(Layer):
 @LAYERS.register("scale")
 class Scale(Layer):
     """A learned factor for each entry of the last dim (layer scale)."""
+
+    tensor_dims = ()
 
     def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
         (x,) = inputs

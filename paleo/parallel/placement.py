@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from typing import Literal
 
 from paleo.errors import PlanError, near
+from paleo.layers.base import LAYERS
 from paleo.network.graph import Graph, Node
 from paleo.parallel.mesh import AXES, Axes, Mesh
 from paleo.registry import Registry
@@ -59,6 +60,20 @@ def idle_axes(graph: Graph, placement: Placement, mesh: Mesh) -> tuple[str, ...]
         dims = {dim for op in node.operations for tensor in (*op.reads, op.out) for dim in tensor.dims}
         used.update(axis for dim, axes in placement.of(node).items() if dim in dims for axis in axes)
     return tuple(axis for axis, degree in mesh.degrees if degree > 1 and axis != "pp" and axis not in used)
+
+
+def undivided_parameters(graph: Graph, placement: Placement, mesh: Mesh) -> dict[str, float]:
+    """Layers whose parameters every rank of a tensor-parallel group keeps whole, and how many each has over all of the
+    network's; layers that say they cost little (empty ``tensor_dims``) are left out."""
+    total = sum(tensor.elements * node.repeat for node in graph.nodes for tensor in node.parameters.values())
+    whole: dict[str, float] = {}
+    for node in graph.nodes if mesh.degree("tp") > 1 else ():
+        divided = {dim for dim, axes in placement.of(node).items() if "tp" in axes}
+        parameters = node.parameters.values()
+        says_so = node.type in LAYERS and LAYERS[node.type].tensor_dims == ()
+        if parameters and not says_so and all(divided.isdisjoint(tensor.dims) for tensor in parameters):
+            whole[node.name] = sum(tensor.elements for tensor in parameters) * node.repeat / total
+    return whole
 
 
 Zero = Literal[0, 1, 2, 3]

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from paleo.layers.base import ACTIVATIONS
+from paleo.layers.base import ACTIVATIONS, LAYERS, Layer
 from paleo.network.graph import Graph, Node
 from paleo.operations.memory_pass import MemoryPass
 from paleo.parallel.mesh import BATCH_AXES, Axes
@@ -19,22 +19,29 @@ ELEMENTWISE = frozenset({*ACTIVATIONS, "dropout", "identity"})
 
 @STRATEGIES.register("dp")
 def data_tensor_expert(graph: Graph, strategy: Strategy) -> Placement:
-    """The batch over the data-parallel ranks, heads, feed-forward width and vocabulary over tp (Shoeybi et al.,
-    Megatron-LM, 2019), experts over ep, the sequence over cp, and over tp too between those layers where sequence
-    parallelism is on (Korthikanti et al., 2022); images over spatial by their height (Dryden et al., IPDPS 2019)."""
+    """The batch over the data-parallel ranks; heads, feed-forward width and vocabulary, or whatever a layer names in
+    ``tensor_dims``, over tp (Shoeybi et al., Megatron-LM, 2019); experts over ep; the sequence over cp, and over tp too
+    between those layers where sequence parallelism is on (Korthikanti et al., 2022); images over spatial by their
+    height (Dryden et al., IPDPS 2019)."""
     inside = _BATCH | {"seq": ("cp",)}
     between = _BATCH | {"seq": ("tp", "cp") if strategy.sequence_parallel else ("cp",), "height": ("spatial",)}
-    experts = {"experts": ("ep",), "capacity": ("shard", "dp", "cp"), "ffn": ("tp",)}
-    rules = (
-        Rule(between),
-        Rule(inside | {"kv_heads": ("tp",)}, layer="attention"),
-        Rule(inside | {"kv_heads": ("tp",)}, layer="latent_attention"),
-        Rule(inside | {"ffn": ("tp",)}, layer="mlp"),
-        Rule(inside | experts, layer="moe"),
-        *(Rule(inside | {"vocab": ("tp",)}, layer=layer) for layer in ("embedding", "linear", "cross_entropy")),
-    )
+    rules = (Rule(between), *(Rule(inside | _model_split(LAYERS[name]), layer=name) for name in _divisible(graph)))
     placement = Placement(rules, strategy.context)
     return replace(placement, rules=(*rules, *_without_space(graph, placement, strategy.degrees.get("spatial", 1))))
+
+
+def _divisible(graph: Graph) -> list[str]:
+    """Types of layers in the graph that tensor or expert parallelism divides."""
+    types = dict.fromkeys(node.type for node in graph.nodes if node.type in LAYERS)
+    return [name for name in types if LAYERS[name].tensor_dims or LAYERS[name].expert_dims]
+
+
+def _model_split(layer: type[Layer]) -> dict[str, Axes]:
+    """The dims that a layer lets tensor and expert parallelism divide; tokens on their way to experts are shared out
+    over the other ranks of the batch."""
+    tensor: dict[str, Axes] = dict.fromkeys(layer.tensor_dims or (), ("tp",))
+    experts: dict[str, Axes] = dict.fromkeys(layer.expert_dims, ("ep",))
+    return tensor | experts | ({"capacity": ("shard", "dp", "cp")} if experts else {})
 
 
 def _without_space(graph: Graph, placement: Placement, ranks: int) -> Iterator[Rule]:

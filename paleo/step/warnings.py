@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 from paleo.lowering.program import Program
+from paleo.network.graph import Graph
+from paleo.parallel.placement import Placement, idle_axes, undivided_parameters
 from paleo.parallel.plan import Plan
 from paleo.specs.hardware import System
 from paleo.specs.run import Run
@@ -49,9 +51,26 @@ def host_warnings(system: System, chosen: Plan, away: float) -> list[str]:
     ]
 
 
-def warnings(chosen: Plan, idle: Sequence[str]) -> tuple[str, ...]:
-    """Ranks that do nothing new, or nothing at all."""
-    found = [
+#: Share of a network's parameters from which those that tensor parallelism leaves whole are worth a warning.
+WHOLE_SHARE = 0.01
+
+
+def _whole_layers(chosen: Plan, shares: Mapping[str, float]) -> list[str]:
+    """Layers that every rank of a tensor-parallel group computes whole, with all of their parameters."""
+    if sum(shares.values()) < WHOLE_SHARE:
+        return []
+    names = ", ".join(sorted(shares, key=lambda name: -shares[name])[:3])
+    more = f" and {len(shares) - 3} more" if len(shares) > 3 else ""
+    kept = f"{sum(shares.values()):.0%} of the parameters"
+    return [f"tp={chosen.mesh.degree('tp')} does not split {names}{more}: every rank keeps and computes {kept} whole"]
+
+
+def warnings(chosen: Plan, graph: Graph, placement: Placement) -> tuple[str, ...]:
+    """Ranks that do nothing new, or nothing at all; parameters that tensor parallelism does not divide."""
+    idle = idle_axes(graph, placement, chosen.mesh)
+    whole = {} if "tp" in idle else undivided_parameters(graph, placement, chosen.mesh)
+    found = [*_whole_layers(chosen, whole)]
+    found += [
         f"{axis}={chosen.mesh.degree(axis)} splits nothing in this network: its ranks all do the same work"
         for axis in idle
     ]
