@@ -11,7 +11,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from paleo.studies.sweep import Study, local, sweep
+from paleo.studies.study_file import Study
+from paleo.studies.sweep import sweep
+from paleo.studies.sweep_points import local
 
 STUDY = Study.model_validate(
     {

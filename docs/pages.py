@@ -99,7 +99,7 @@ def spec_files() -> str:
     from paleo.specs.run import Run
     from paleo.specs.software import Software
     from paleo.studies.cost import Tariff
-    from paleo.studies.sweep import Study
+    from paleo.studies.study_file import Study
 
     intro = (
         "Numbers with a dimension carry their unit (`900 GB/s`, `80 GiB`, `5 us`, `32.77 USD/h`). Unknown keys, "

@@ -15,6 +15,7 @@ from typing import Any
 
 from paleo.errors import SpecError, near
 from paleo.specs.loading import read_yaml
+from paleo.specs.references import digest
 
 #: kind of entry -> its folder below the catalog root
 FOLDERS = {
@@ -178,3 +179,13 @@ def device_named(text: str) -> str:
     if name in aliases:
         return aliases[name]
     raise SpecError(f"unknown device {_short(text)}; {_nearest(name, [*known, *aliases])} (or a path to a YAML file)")
+
+
+@cache
+def release() -> str:
+    """A digest of this program and of the figures that it ships: two processes of one digest predict the same."""
+    package = Path(__file__).resolve().parent.parent
+    root = catalog_root()
+    shipped = [path for kind in ("calibrations", "software") for path in (root / FOLDERS[kind]).glob("*.yaml")]
+    files = sorted([*package.rglob("*.py"), *shipped])
+    return digest(b"\0".join(file.name.encode() + b"\0" + file.read_bytes() for file in files))

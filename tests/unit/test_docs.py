@@ -19,7 +19,7 @@ from paleo.cli import run as paleo
 from paleo.specs.hardware import load_system
 from paleo.specs.loading import parse_yaml
 from paleo.specs.model import load_model
-from paleo.studies.sweep import Study
+from paleo.studies.study_file import Study
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,9 +21,12 @@ from paleo.predict import predict
 from paleo.specs.hardware import load_system
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
-from paleo.studies import sweep as sweeps
+from paleo.studies.changed_system import changed
 from paleo.studies.cost import Tariff
-from paleo.studies.sweep import PART, Study, changed, dask, load_study, processes, sweep
+from paleo.studies.study_file import Study, load_study
+from paleo.studies.sweep import sweep
+from paleo.studies.sweep_points import PART, Job, dask, evaluate, job_of, processes, serial
+from paleo.studies.sweep_table import Record
 from paleo.studies.training import amount, training
 
 STUDY = """
@@ -102,9 +106,9 @@ def test_an_interrupted_sweep_goes_on(study: Study, tmp_path: Path) -> None:
     assert not target.exists()
     asked: list[int] = []
 
-    def counting(given: Study, parts: object) -> Iterator[tuple[int, list[sweeps.Record]]]:
+    def counting(given: Job, parts: object) -> Iterator[tuple[int, list[Record]]]:
         asked.extend(parts)  # type: ignore[arg-type]
-        return sweeps.serial(given, list(parts))  # type: ignore[call-overload]
+        return serial(given, list(parts))  # type: ignore[call-overload]
 
     sweep(study, target, counting)
     assert asked == list(range(1, math.ceil(study.points / PART)))  # the first part was kept
@@ -186,19 +190,21 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 # a cluster of separate processes
 
 BIG = {
-    "models": ["lenet", "alexnet"],
+    "models": ["lenet"],
     "systems": ["dgx-a100-80gb"],
     "axes": {
         "gpus": [1, 2, 4, 8, 16, 32],
-        "batch": [8, 16, 32, 64, 128, 256, 512, 1000],
+        "batch": [8, 16, 32, 64, 128, 256, 512, 1000, 1024, 2048],
         "optimizer": ["sgd", "adam"],
         "samples": [10, 20],
     },
 }
 
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[tuple[str, list[subprocess.Popen[bytes]]]]:
+@pytest.fixture(params=[(2, 1)], ids=["two workers"])
+def cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[str, list[subprocess.Popen[bytes]]]]:
+    """Its address and its processes, the scheduler last; ``param`` is the number of workers and their threads."""
+    number, threads = request.param
     pytest.importorskip("distributed")
     address = tmp_path / "scheduler.json"
     environment = os.environ | {
@@ -223,12 +229,12 @@ def cluster(tmp_path: Path) -> Iterator[tuple[str, list[subprocess.Popen[bytes]]
             str(address),
             "--no-nanny",
             "--nthreads",
-            "1",
+            str(threads),
             "--no-dashboard",
             "--host",
             "127.0.0.1",
         )
-        for _ in range(2)
+        for _ in range(number)
     ]
     for _ in range(200):
         if address.exists() and address.stat().st_size:
@@ -236,7 +242,7 @@ def cluster(tmp_path: Path) -> Iterator[tuple[str, list[subprocess.Popen[bytes]]
         time.sleep(0.1)
     import json
 
-    yield json.loads(address.read_text())["address"], workers
+    yield json.loads(address.read_text())["address"], [*workers, scheduler]
     for process in (*workers, scheduler):
         process.kill()
         process.wait()
@@ -263,3 +269,130 @@ def test_a_cluster_makes_the_same_table_though_a_worker_dies(
     sweep(study, tmp_path / "serial.csv")
     assert seen == list(range(1, math.ceil(study.points / PART) + 1))  # each part once
     assert (tmp_path / "cluster.csv").read_bytes() == (tmp_path / "serial.csv").read_bytes()
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("cluster", [(1, 8)], indirect=True, ids=["eight threads"])
+def test_a_cold_worker_of_eight_threads_loses_no_row(
+    cluster: tuple[str, list[subprocess.Popen[bytes]]], tmp_path: Path
+) -> None:
+    study = Study.model_validate(BIG)
+    sweep(study, tmp_path / "cluster.csv", dask(cluster[0]))
+    sweep(study, tmp_path / "serial.csv")
+    assert (tmp_path / "cluster.csv").read_bytes() == (tmp_path / "serial.csv").read_bytes()
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_scheduler_that_dies_is_one_sentence_and_the_parts_are_kept(
+    cluster: tuple[str, list[subprocess.Popen[bytes]]], tmp_path: Path
+) -> None:
+    address, processes_of = cluster
+    study = Study.model_validate(BIG)
+
+    def kill(done: int, count: int) -> None:
+        processes_of[-1].kill()
+
+    with pytest.raises(SpecError, match=r"--scheduler tcp.*: went away .*goes on from there"):
+        sweep(study, tmp_path / "t.csv", dask(address), kill)
+    assert len(list((tmp_path / "t.csv.parts").glob("0*.json"))) >= 1
+    sweep(study, tmp_path / "t.csv")
+    sweep(study, tmp_path / "serial.csv")
+    assert (tmp_path / "t.csv").read_bytes() == (tmp_path / "serial.csv").read_bytes()
+
+
+def test_a_scheduler_that_is_not_there_is_one_sentence(study: Study, tmp_path: Path) -> None:
+    pytest.importorskip("distributed")
+    with pytest.raises(SpecError, match=r"--scheduler .*: does not answer"):
+        sweep(study, tmp_path / "t.csv", dask("tcp://127.0.0.1:9"))
+
+
+def test_a_second_sweep_to_the_same_output_is_refused(study: Study, tmp_path: Path) -> None:
+    refusals = []
+
+    def second(done: int, count: int) -> None:
+        with pytest.raises(SpecError) as caught:
+            sweep(study, tmp_path / "link.csv")
+        refusals.append(str(caught.value))
+
+    (tmp_path / "link.csv").symlink_to("t.csv")
+    sweep(study, tmp_path / "t.csv", progress=second)
+    assert refusals and all(f"another sweep (process {os.getpid()} on " in text for text in refusals)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link.csv", "study.yaml", "t.csv"]
+
+
+@pytest.mark.parametrize("edited", ["node.yaml", "net.yaml", "profile.yaml"])
+def test_parts_made_before_a_named_file_changed_are_not_mixed_with_new_ones(tmp_path: Path, edited: str) -> None:
+    (tmp_path / "node.yaml").write_text("extend: dgx-a100-80gb\n")
+    (tmp_path / "net.yaml").write_text("extend: lenet\n")
+    (tmp_path / "profile.yaml").write_text("extend: pytorch-eager\n")
+    path = tmp_path / "study.yaml"
+    batches = ", ".join(map(str, range(1, 21)))
+    path.write_text(
+        f"models: [{tmp_path}/net.yaml]\nsystems: [{tmp_path}/node.yaml]\nrun: {{software: {tmp_path}/profile.yaml}}\n"
+        f"axes: {{batch: [{batches}]}}\n"
+    )
+
+    class StopError(Exception):
+        pass
+
+    def stop(done: int, count: int) -> None:
+        raise StopError
+
+    with pytest.raises(StopError):
+        sweep(load_study(path), tmp_path / "t.csv", progress=stop)
+    with (tmp_path / edited).open("a") as file:
+        file.write("# edited\n")
+    with pytest.raises(SpecError, match="a file that it names or paleo"):
+        sweep(load_study(path), tmp_path / "t.csv")
+
+
+def test_a_worker_with_another_release_or_another_file_says_so(study: Study, tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="another release"):
+        evaluate(replace(job_of(study), release="older"), 0)
+    with pytest.raises(SpecError, match="not what it was"):
+        evaluate(replace(job_of(study), files={str(tmp_path / "gone.yaml"): "0"}), 0)
+
+
+def test_a_torn_part_is_computed_again(study: Study, tmp_path: Path) -> None:
+    class StopError(Exception):
+        pass
+
+    def stop(done: int, count: int) -> None:
+        if done == count:
+            raise StopError
+
+    with pytest.raises(StopError):
+        sweep(study, tmp_path / "t.csv", progress=stop)
+    parts = sorted((tmp_path / "t.csv.parts").glob("0*.json"))
+    parts[0].write_text(parts[0].read_text()[:100])
+    parts[1].write_text("[]")
+    sweep(study, tmp_path / "t.csv")
+    sweep(study, tmp_path / "whole.csv")
+    assert (tmp_path / "t.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("levels[0].ranks", "x0.3", "2.4, not a whole number"),
+        ("devices_per_node", "x0", "is 0, which it cannot be"),
+        ("device.memory.bandwidth", "x0", "above zero"),
+        ("device.memory.bandwidth", "x" + "9" * 300, "absurdly large"),
+        ("levels[0].link.bandwidth", "x0.0000000000000000001", "absurdly small"),
+        ("devices_per_node", "x3", "no level has 24 ranks"),
+        ("device.vector_peak", "x1000", "below vector_peak"),
+        ("levels[0]", "x2", "expected a figure of the item"),
+        ("levels[0].nothing", "x2", "is not there"),
+    ],
+)
+def test_a_factor_that_makes_no_system_is_refused(path: str, value: str, message: str) -> None:
+    with pytest.raises(SpecError, match=message) as caught:
+        changed(load_system("dgx-a100-80gb"), path, value)
+    assert f"axes.system.{path}: " in str(caught.value)
+
+
+def test_a_factor_of_whole_numbers_and_of_tables() -> None:
+    system = load_system("dgx-a100-80gb")
+    assert changed(system, "device.multiprocessors", "x0.5").device.multiprocessors == 54
+    assert changed(system, "device.peak", "x2").device.peak["bf16"] == 2 * system.device.peak["bf16"]
+    assert changed(system, "levels[*].link.latency", "x0").levels[0].link.latency in (0.0, None)

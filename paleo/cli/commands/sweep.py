@@ -25,10 +25,12 @@ def sweep(
     from rich.progress import Progress
 
     from paleo.studies import sweep as studies
+    from paleo.studies.study_file import load_study
+    from paleo.studies.sweep_points import dask, local
 
-    asked = studies.load_study(study)
+    asked = load_study(study)
     target = Path(output) if output is not None else Path(study).with_suffix(".csv")
-    evaluator = studies.dask(scheduler) if scheduler is not None else studies.local(asked, jobs)
+    evaluator = dask(scheduler) if scheduler is not None else local(asked, jobs)
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(f"{asked.points:,} points")
         rows = studies.sweep(asked, target, evaluator, lambda done, all_: bar.update(task, completed=done, total=all_))
