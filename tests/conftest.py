@@ -3,10 +3,14 @@ are."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from paleo.validate.runner import FileReport, validate_file
 
 settings.register_profile("paleo", deadline=None, max_examples=60, derandomize=True, database=None)
 settings.load_profile("paleo")
@@ -20,6 +24,13 @@ def shared() -> Path:
     if not (SHARED / "measurements").is_dir():
         pytest.skip(f"{SHARED} is not here")
     return SHARED
+
+
+@pytest.fixture(scope="session")
+def validated(shared: Path) -> Callable[[str], FileReport]:
+    """Predictions of all rows of a measured table, made once for all tests of a worker; tests of one table carry its
+    name as their ``xdist_group``."""
+    return cache(lambda table: validate_file(shared / "measurements" / table))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

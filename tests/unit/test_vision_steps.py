@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -18,7 +16,7 @@ from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.software import load_software
 from paleo.validate.report import document, renderables
-from paleo.validate.runner import FileReport, validate_file, validate_frame
+from paleo.validate.runner import FileReport, validate_frame
 from paleo.validate.scaling import points, summary
 from paleo.validate.steps.vision import cudnn_version, library_of, model_of, profile_of, sizes_of, system_of
 from paleo.validate.tables import table_of
@@ -284,41 +282,3 @@ def test_a_table_of_steps_reports_its_scaling() -> None:
     told = document([report])["files"][0]["scaling"]
     assert told["points"] == 1 and told["mean_error"] == pytest.approx(abs(point.error))
     assert any("points of 100 off" in str(one) for one in renderables(report))
-
-
-# --- the shared table ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.shared
-def test_visible_steps_stay_within_their_bars(shared: Path) -> None:
-    """Mean errors by source; none of these rows was fitted."""
-    report = validate_file(shared / "measurements" / "cnn_iterations.csv")
-    by_source = report.by(report.sources)
-    bars = {
-        "cnn-benchmarks": 0.08,
-        "TensorFlow benchmarks page (May 2017)": 0.09,
-        "convnet-benchmarks Dec-2014": 0.18,
-        "convnet-benchmarks caffe log Apr-2015 (native)": 0.09,
-    }
-    for source, bar in bars.items():
-        assert by_source[source].mape is not None and by_source[source].mape < bar, source
-    plain = report.frame["dtype"].eq("fp32").to_numpy() & (report.sources == "lambda-tensorflow-benchmark")
-    found = report.errors(plain)
-    assert found.rows == 48 and found.mape is not None and found.mape < 0.08
-    narrow = report.errors(report.frame["dtype"].eq("tf32").to_numpy())
-    assert narrow.rows == 12 and narrow.mape is not None and narrow.mape < 0.12
-    nvidia = report.errors(report.frame["framework"].str.contains("mxnet-").fillna(False).to_numpy())
-    assert nvidia.rows == 8 and nvidia.mape is not None and nvidia.mape < 0.05
-    whole = report.errors()
-    assert whole.rows == 372 and whole.mape is not None and whole.mape < 0.18
-
-
-@pytest.mark.shared
-def test_visible_scaling(shared: Path) -> None:
-    """Points of frameworks without mixed-precision EfficientNets lie within the goal of 8 on average."""
-    report = validate_file(shared / "measurements" / "cnn_iterations.csv")
-    told = summary(report.scaling)
-    assert told.points == 68 and told.impossible == 6
-    assert told.mean_error is not None and told.mean_error < 9.5
-    plain = summary([one for one in report.scaling if "fficient" not in one.what])
-    assert plain.points == 48 and plain.mean_error is not None and plain.mean_error < 4.0

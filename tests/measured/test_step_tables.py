@@ -1,0 +1,93 @@
+"""Mean errors on measured steps of networks, by source and device; nothing was fitted to these rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from paleo.validate.runner import FileReport
+from paleo.validate.scaling import GOAL, summary
+
+Validated = Callable[[str], FileReport]
+CNN, OTHERS = "cnn_iterations.csv", "other_iterations.csv"
+#: Bars of the mean error by source and device of the steps of convolutional networks.
+CNN_BARS: dict[tuple[str, tuple[str, ...]], float] = {
+    ("cnn-benchmarks", ("titan-x-maxwell", "titan-x-pascal")): 0.08,
+    ("TensorFlow benchmarks page (May 2017)", ("k80-die", "p100-sxm2")): 0.09,
+    ("convnet-benchmarks Dec-2014", ("gtx-titan-black",)): 0.18,
+    ("convnet-benchmarks caffe log Apr-2015 (native)", ("titan-x-maxwell",)): 0.09,
+    ("paraDL (ABCI)", ("v100-sxm2-16gb",)): 0.12,
+    ("DeepLearningExamples", ("a100-sxm4-80gb",)): 0.30,
+    ("lambda-deeplearning-benchmark", ("a100-sxm4-40gb", "a100-sxm4-80gb")): 0.36,
+    ("lambda-deeplearning-benchmark", ("rtx-2080-ti", "rtx-3090", "v100-sxm2-16gb")): 0.27,
+}
+#: Sources and devices of the rows that the bar over all of them was set for.
+FIRST_SOURCES = {
+    "Caffe2 convnet_benchmarks",
+    "TensorFlow benchmarks page (May 2017)",
+    "cnn-benchmarks",
+    "convnet-benchmarks",
+    "convnet-benchmarks Dec-2014",
+    "convnet-benchmarks caffe log Apr-2015 (native)",
+    "convnet-benchmarks caffe log Feb-2016",
+    "lambda-tensorflow-benchmark",
+}
+
+
+def on(report: FileReport, *devices: str) -> np.ndarray:
+    return np.isin(report.predictions.subjects.astype(str), devices)
+
+
+@pytest.mark.shared
+@pytest.mark.xdist_group(OTHERS)
+def test_other_networks_stay_within_their_bar(validated: Validated) -> None:
+    """20 % is the bar for steps of other frameworks."""
+    report = validated(OTHERS)
+    volta = report.errors(on(report, "v100-sxm2-16gb", "v100-sxm2-32gb"))
+    assert volta.rows >= 90
+    assert volta.mape is not None and volta.baseline_mape is not None
+    assert volta.mape < 0.15 and volta.mape < 0.5 * volta.baseline_mape
+    for device, bar in {"a100-sxm4-40gb": 0.18, "a100-sxm4-80gb": 0.12}.items():
+        errors = report.errors(on(report, device))
+        assert errors.mape is not None and errors.mape < bar, device
+
+
+@pytest.mark.shared
+@pytest.mark.xdist_group(CNN)
+def test_steps_of_convolutional_networks_stay_within_their_bars(validated: Validated) -> None:
+    report = validated(CNN)
+    for (source, devices), bar in CNN_BARS.items():
+        errors = report.errors((report.sources == source) & on(report, *devices))
+        assert errors.mape is not None and errors.mape < bar, (source, devices)
+    plain = report.frame["dtype"].eq("fp32").to_numpy() & (report.sources == "lambda-tensorflow-benchmark")
+    errors = report.errors(plain)
+    assert errors.rows >= 48 and errors.mape is not None and errors.mape < 0.08
+    narrow = report.errors(report.frame["dtype"].eq("tf32").to_numpy() & on(report, "a100-pcie-40gb"))
+    assert narrow.rows >= 12 and narrow.mape is not None and narrow.mape < 0.12
+    containers = report.frame["framework"].str.contains("mxnet-").fillna(False).to_numpy()
+    nvidia = report.errors(containers & on(report, "v100-sxm2-16gb"))
+    assert nvidia.rows >= 8 and nvidia.mape is not None and nvidia.mape < 0.05
+    volta = (report.sources == "DeepLearningExamples") & on(report, "v100-sxm2-16gb", "v100-sxm2-32gb")
+    first = report.errors(np.isin(report.sources.astype(str), list(FIRST_SOURCES)) | volta)
+    assert first.rows >= 372 and first.mape is not None and first.mape < 0.18
+
+
+@pytest.mark.shared
+@pytest.mark.xdist_group(CNN)
+def test_scaling_of_convolutional_networks(validated: Validated) -> None:
+    """Points of frameworks without mixed-precision EfficientNets lie within the goal of 8 on average."""
+    points = validated(CNN).scaling
+    first = [
+        point
+        for point in points
+        if point.what.startswith(("DeepLearningExamples v100-sxm2-", "lambda-tensorflow-benchmark a100-sxm4-40gb"))
+    ]
+    whole = summary(first)
+    assert whole.points >= 68 and whole.impossible <= 6
+    assert whole.mean_error is not None and whole.mean_error < 9.5
+    plain = summary([point for point in first if "fficient" not in point.what])
+    assert plain.points >= 48 and plain.mean_error is not None and plain.mean_error < 4.0
+    later = summary([point for point in points if point not in first and "fficient" not in point.what])
+    assert later.points >= 60 and later.mean_error is not None and later.mean_error < GOAL
