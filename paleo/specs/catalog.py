@@ -25,6 +25,7 @@ FOLDERS = {
     "calibrations": "hardware_specs/calibrations",
     "software": "hardware_specs/software",
     "models": "models",
+    "tasks": "models/tasks",
 }
 MAX_EXTENDS = 16
 _SUFFIXES = (".yaml", ".yml")

@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "paleo"
 LEVELS: list[set[str]] = [
     {"errors"},
     {"units", "registry", "files"},
-    {"operations"},
+    {"operations", "learning"},
     {"layers", "collectives"},
     {"specs"},
     {"network", "schedules"},

@@ -1,0 +1,104 @@
+"""Task files: a network, a data set and a quality to reach, with the law of how many samples that takes."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from paleo.learning.base import Count, SamplesLaw, law_of
+from paleo.specs.catalog import entries, read_entry
+from paleo.specs.loading import PositiveCount, Spec, Text, validate
+from paleo.units import Seconds
+
+Ratio = Annotated[float, Field(gt=0)]
+
+
+class Evaluation(Spec):
+    """How the quality is measured: forward passes over ``samples``, first after ``first`` training samples and then
+    after every ``every`` [``first`` left out: as ``every``].
+
+    ``work`` is what a sample costs over a forward pass of a training sample (sliding windows, search of beams,
+    several passes); ``fixed`` is what each evaluation takes beside the passes: switching, scoring, files. ``beside``
+    says that training goes on meanwhile, so that only the last one counts. ``source`` says where these are from.
+    """
+
+    samples: Count
+    every: Count
+    first: Count | None = None
+    work: Ratio = 1.0
+    fixed: Seconds = 0.0
+    beside: bool = False
+    source: Text
+
+
+class Code(Spec):
+    """How the code of a task's submissions runs: its ``software`` profile, and measured over predicted step times.
+
+    ``ratio`` is by architecture of the device; an architecture without one has their geometric mean, and the spread
+    between them is added to the interval. ``residual`` is the rms of the logarithm of measured over predicted steps of
+    rows that were not fitted (a round left out). ``rows`` were fitted, of ``source``.
+    """
+
+    software: Text
+    ratio: dict[Text, Ratio] = Field(default_factory=dict)
+    residual: Annotated[float, Field(ge=0)] = 0.0
+    rows: Annotated[int, Field(ge=0)] = 0
+    source: Text
+
+
+class Submissions(Spec):
+    """What submissions need over the law: the geometric mean of measured over the law's samples (rules allow none that
+    needs fewer than its reference), and the rms of the logarithm about it, rounds left out in turn."""
+
+    ratio: Ratio
+    residual: Annotated[float, Field(ge=0)]
+    rows: PositiveCount
+    source: Text
+
+
+class Task(Spec):
+    """A network trained to a target. ``params`` replace those of the model; ``packed`` samples share one input row of
+    the network. ``benchmarks`` and ``rounds`` say which submissions it is a task of (no rounds: all others). ``run``
+    holds further options of a run: optimizer, adapters."""
+
+    name: Text
+    title: Text
+    benchmarks: tuple[Text, ...] = ()
+    rounds: tuple[Text, ...] = ()
+    model: Text
+    params: dict[str, int | float | str] = Field(default_factory=dict)
+    run: dict[Text, Any] = Field(default_factory=dict)
+    sample: Text
+    packed: Ratio = 1.0
+    dataset: Text
+    dataset_samples: Count
+    target: Text
+    law: Annotated[SamplesLaw, BeforeValidator(law_of)]
+    submissions: Submissions | None = None
+    evaluation: Evaluation
+    code: Code
+    preparation: Literal["timed", "not timed"] = "not timed"
+    source: Text
+    notes: Text | None = None
+
+
+@cache
+def load_task(name_or_path: str | Path) -> Task:
+    """A task by its catalog name or path; ``mlperf:bert`` is the entry ``mlperf-bert``."""
+    name = str(name_or_path).replace("mlperf:", "mlperf-", 1)
+    path, data = read_entry("tasks", name)
+    return validate(Task, {"name": Path(path).stem, **data}, path)
+
+
+@cache
+def task_of(benchmark: str, round_name: str) -> Task | None:
+    """The task of a benchmark as a round had it: the file that lists the round, else the one without rounds."""
+    known = [load_task(name) for name in entries("tasks")]
+    mine = [task for task in known if benchmark in task.benchmarks]
+    listed = [task for task in mine if round_name in task.rounds]
+    return next(iter(listed or [task for task in mine if not task.rounds]), None)
+
+
