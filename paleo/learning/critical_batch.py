@@ -17,7 +17,8 @@ class CriticalBatch(SamplesLaw):
     >>> float(CriticalBatch(samples_min=1e6, critical_batch=2048, source="example").samples(2048))
     2000000.0
 
-    Reference: McCandlish, Kaplan, Amodei et al., An empirical model of large-batch training, arXiv:1812.06162, eq. 2.11.
+    Reference: McCandlish, Kaplan, Amodei et al., An empirical model of large-batch training,
+    arXiv:1812.06162, eq. 2.11.
     """
 
     samples_min: Count
@@ -33,7 +34,7 @@ def critical_batch_samples(global_batch: Numbers, *, samples_min: float, critica
 
 
 def fit_critical_batch(batches: Array, samples: Array) -> tuple[float, float]:
-    """``samples_min`` and ``critical_batch`` by least squares of the relative error: linear in S_min and S_min / B_crit.
+    """``samples_min`` and ``critical_batch`` by least squares of the relative error, linear in S_min and S_min / B_crit.
 
     ``critical_batch`` is inf where samples do not grow with the batch; then ``samples_min`` is their mean. SpecError
     with fewer than two batch sizes.

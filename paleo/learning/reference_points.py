@@ -38,12 +38,10 @@ class ReferencePoints(SamplesLaw):
 
     def _deviation(self, batch: Array) -> Array:
         batches, samples = np.array(sorted(self.points)).T
-        return np.interp(np.log(batch), np.log(batches), np.log(samples / self._law(batches)))
+        return np.asarray(np.interp(np.log(batch), np.log(batches), np.log(samples / self._law(batches))))
 
 
-def fitted(
-    points: Sequence[tuple[float, float]], *, source: str, seed_noise: float = 0.0
-) -> ReferencePoints:
+def fitted(points: Sequence[tuple[float, float]], *, source: str, seed_noise: float = 0.0) -> ReferencePoints:
     """The law of measured points (batch, samples); its residual is the rms of predictions of each point from the others
     (of the fit itself, with fewer than four points)."""
     batches, samples = np.array(sorted(points), dtype=np.float64).T

@@ -65,8 +65,8 @@ STEP_LAW = WithPenalties(
     batch_penalty=0.0098, coupling=-0.0064, rate_below=0.0054, rate_above=0.0184, rates=(-3.0, 2.0),
     parameters=("214M", "1.08G"), compute=("5.1E", "129E"), residual=0.0052,
     source=(
-        "fitted to 1,016 runs of Li et al., arXiv:2503.04715 (their own data; parameters without embeddings), exponents "
-        "as Besiroglu et al. 2024; beyond the median compute of its fit it errs by 0.8 %"
+        "fitted to 1,016 runs of Li et al., arXiv:2503.04715 (their own data; parameters without embeddings), "
+        "exponents as Besiroglu et al. 2024; beyond the median compute of its fit it errs by 0.8 %"
     ),
 )  # fmt: skip
 LOSS_LAWS.register("step-law")(STEP_LAW)

@@ -100,5 +100,3 @@ def task_of(benchmark: str, round_name: str) -> Task | None:
     mine = [task for task in known if benchmark in task.benchmarks]
     listed = [task for task in mine if round_name in task.rounds]
     return next(iter(listed or [task for task in mine if not task.rounds]), None)
-
-

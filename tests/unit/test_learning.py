@@ -1,0 +1,104 @@
+"""Laws of learning against values worked by hand and published ones."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from paleo.errors import SpecError
+from paleo.learning.base import LAWS, LOSS_LAWS, law_of
+from paleo.learning.chinchilla import CHINCHILLA, Parametric
+from paleo.learning.critical_batch import CriticalBatch, fit_critical_batch
+from paleo.learning.reference_points import ReferencePoints, fitted, left_out_error
+from paleo.learning.step_law import STEP_LAW, best_batch_tokens
+from paleo.specs.catalog import names
+from paleo.specs.task import load_task, task_of
+
+TASKS = names("tasks")
+
+
+def test_critical_batch_halves_the_steps_at_most() -> None:
+    law = CriticalBatch(samples_min="1M", critical_batch=1000, source="worked")
+    batches = np.array([1.0, 1000.0, 1e5])
+    steps = law.samples(batches) / batches
+    assert law.samples(1000.0) == 2e6
+    assert steps[2] == pytest.approx(1010.0)  # towards samples_min / critical_batch = 1000 steps
+
+
+def test_fit_recovers_a_law_and_sees_where_there_is_none() -> None:
+    batches = np.array([64.0, 256.0, 1024.0, 4096.0])
+    assert fit_critical_batch(batches, 5e5 * (1 + batches / 700)) == pytest.approx((5e5, 700.0))
+    assert fit_critical_batch(batches, np.array([9.0, 8.0, 7.0, 6.0]))[1] == float("inf")
+    with pytest.raises(SpecError, match="two batch sizes"):
+        fit_critical_batch(np.array([8.0, 8.0]), np.array([1.0, 2.0]))
+
+
+def test_reference_points_pass_through_their_points_and_follow_the_law_beyond() -> None:
+    law = fitted([(100, 1100.0), (200, 1250.0), (400, 1400.0), (800, 1800.0)], source="worked")
+    assert float(law.samples(200)) == pytest.approx(1250.0)
+    assert law.critical_batch is not None
+    far = float(law.samples(80000) / law.samples(8000))
+    assert far == pytest.approx((1 + 80000 / law.critical_batch) / (1 + 8000 / law.critical_batch))
+    left_out = left_out_error(np.array([100.0, 200, 400, 800]), np.array([1100.0, 1200, 1400, 1800]), 1)
+    assert left_out == pytest.approx(0.0, abs=1e-6)  # the points lie on one line: any three give the fourth
+
+
+def test_interval_widens_outside_of_the_range() -> None:
+    law = load_task("mlperf:bert").law
+    inside, outside = law.sigma(448), law.sigma(16384 * 4)
+    assert outside > inside
+    assert law.warnings(448) == ()
+    assert "outside of the range" in law.warnings(16384 * 4)[0]
+    assert "weak" in load_task("mlperf:unet3d").law.warnings(56)[0]
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_samples_grow_and_steps_shrink_with_the_batch(name: str) -> None:
+    """From the smallest batch to the largest; points scatter by their residual, which may hide a small growth."""
+    law = load_task(name).law
+    low, high = law.batches or (32.0, 4096.0)
+    batches = np.geomspace(low, high, 9)
+    samples = law.samples(batches)
+    assert np.all(samples > 0)
+    assert samples[-1] >= samples[0] * (1 - 3 * law.residual)
+    assert samples[-1] / high < samples[0] / low
+
+
+def test_tasks_by_benchmark_and_round() -> None:
+    newest, first = task_of("ssd", "v3.1"), task_of("ssd", "v1.0")
+    assert newest is not None and newest.name == "mlperf-retinanet"
+    assert first is not None and first.name == "mlperf-ssd"
+    assert task_of("minigo", "v1.0") is None
+
+
+def test_law_of_a_file_is_checked() -> None:
+    with pytest.raises(SpecError, match="unknown law of samples 'critical'"):
+        law_of({"critical": {}})
+    assert set(LAWS) >= {"constant", "critical_batch", "reference_points"}
+    assert isinstance(load_task("mlperf-resnet").law, ReferencePoints)
+
+
+@pytest.mark.parametrize("name", list(LOSS_LAWS))
+def test_tokens_invert_the_loss(name: str) -> None:
+    law = LOSS_LAWS[name]
+    loss = float(law.loss(1e9, 2e10))
+    assert law.tokens(loss, 1e9) == pytest.approx(2e10, rel=1e-9)
+
+
+def test_published_constants() -> None:
+    """Besiroglu et al. 2024: 70 G parameters and 1.4 T tokens, worked from table 1: 1.8172 + 0.0807 + 0.0740."""
+    assert float(CHINCHILLA.loss(70e9, 1.4e12)) == pytest.approx(1.972, abs=2e-3)
+    size, tokens = CHINCHILLA.best_split(5.88e23)
+    assert 6 * size * tokens == pytest.approx(5.88e23)
+    assert tokens / size == pytest.approx(20, rel=0.35)  # "20 tokens a parameter" at Chinchilla's budget
+    with pytest.raises(SpecError, match="endless data"):
+        CHINCHILLA.tokens(1.8, 1e9)
+    assert CHINCHILLA.warnings(1e12, 1e13) != ()
+
+
+def test_best_batch_costs_nothing() -> None:
+    tokens = 20e9
+    best = float(best_batch_tokens(tokens))
+    assert float(STEP_LAW.penalty(1e9, tokens, best)) == 0.0
+    assert float(STEP_LAW.penalty(1e9, tokens, 4 * best)) == pytest.approx(0.0098 * 4)
+    assert isinstance(STEP_LAW, Parametric)
