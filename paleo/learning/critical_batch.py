@@ -34,7 +34,7 @@ def critical_batch_samples(global_batch: Numbers, *, samples_min: float, critica
 
 
 def fit_critical_batch(batches: Array, samples: Array) -> tuple[float, float]:
-    """``samples_min`` and ``critical_batch`` by least squares of the relative error, linear in S_min and S_min / B_crit.
+    """``samples_min`` and ``critical_batch`` by least squares of relative errors (linear in S_min, S_min / B_crit).
 
     ``critical_batch`` is inf where samples do not grow with the batch; then ``samples_min`` is their mean. SpecError
     with fewer than two batch sizes.
