@@ -19,8 +19,8 @@ class RelationalGraphAttention(Layer):
     (batch, nodes, features) to (batch, targets, heads · features).
 
     The first ``targets`` nodes of a sample receive messages; ``edges`` edges of a sample carry them, all relations
-    together. Each relation has a projection to ``heads`` of ``head_dim`` and two vectors of scores a head (Velickovic et
-    al., Graph attention networks, ICLR 2018; Busbridge et al., Relational graph attention networks, 2019). Nodes of
+    together. Each relation has a projection to ``heads`` of ``head_dim`` and two vectors of scores a head
+    (Velickovic et al., Graph attention networks, ICLR 2018; Busbridge et al., Relational graph attention networks, 2019). Nodes of
     many kinds take part in several relations: ``projected`` is how often a node is projected, on average.
     """
 
@@ -49,7 +49,9 @@ class RelationalGraphAttention(Layer):
         )  # fmt: skip
         operations: list[Operation] = [copy, product]
         scores = Tensor(f"{name}.scores", (batch, "edges", "heads"), (x.sizes[0], self.edges, self.heads))
-        vectors = Tensor(f"{name}.attention", ("relations", "sides", "messages"), (self.relations, 2, width), "parameter")
+        vectors = Tensor(
+            f"{name}.attention", ("relations", "sides", "messages"), (self.relations, 2, width), "parameter"
+        )
         score = MemoryPass(scores.name, "softmax", (messages,), scores, (vectors,), (scores, messages), 6.0)
         carried = Tensor(f"{name}.carried", (batch, "edges", "messages"), (x.sizes[0], self.edges, width))
         out = Tensor(name, (batch, "nodes", features), (x.sizes[0], self.targets, width))

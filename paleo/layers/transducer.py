@@ -43,7 +43,9 @@ class Joint(Layer):
         pairs = frames.sizes[1] * labels.sizes[1]
         out = Tensor(name, (frames.dims[0], "pairs", frames.dims[-1]), (frames.sizes[0], pairs, frames.sizes[-1]))
         keeps = (out,)
-        return Expansion((MemoryPass(name, "elementwise", (frames, labels), out, keeps=keeps, flops_per_element=2.0),), out)
+        return Expansion(
+            (MemoryPass(name, "elementwise", (frames, labels), out, keeps=keeps, flops_per_element=2.0),), out
+        )
 
 
 @LAYERS.register("transducer_loss")
