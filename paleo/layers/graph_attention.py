@@ -20,7 +20,7 @@ class RelationalGraphAttention(Layer):
 
     The first ``targets`` nodes of a sample receive messages; ``edges`` edges of a sample carry them, all relations
     together. Each relation has a projection to ``heads`` of ``head_dim`` and two vectors of scores a head
-    (Velickovic et al., Graph attention networks, ICLR 2018; Busbridge et al., Relational graph attention networks, 2019). Nodes of
+    (Velickovic et al., ICLR 2018; Busbridge et al., Relational graph attention networks, 2019). Nodes of
     many kinds take part in several relations: ``projected`` is how often a node is projected, on average.
     """
 
