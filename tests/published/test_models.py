@@ -99,9 +99,13 @@ def test_half_precision_keeps_about_half(name: str) -> None:
     assert flops(one, dtype="bf16") == flops(one)
 
 
+#: Layer types that end a network.
+LOSSES = ("cross_entropy", "binary_cross_entropy", "ctc", "transducer_loss", "squared_error", "smooth_l1")
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_networks_end_in_a_loss(name: str) -> None:
-    assert graph(name).nodes[-1].type in ("cross_entropy", "binary_cross_entropy", "ctc")
+    assert graph(name).nodes[-1].type in LOSSES
 
 
 @pytest.mark.parametrize("name", MODELS)

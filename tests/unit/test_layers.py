@@ -33,6 +33,8 @@ VECTOR = Tensor("x", ("batch", "features"), (2, 8))
 OTHER = Tensor("y", ("batch", "features"), (2, 8))
 WORDS = Tensor("x", ("batch", "seq"), (2, 5), "index", grad=False)
 CLICKS = Tensor("x", ("batch",), (2,), "index", grad=False)
+CATEGORIES = Tensor("x", ("batch", "categories"), (2, 2), "index", grad=False)
+BOXES = Tensor("y", ("batch", "regions", "box"), (2, 3, 4), "statistic", grad=False)
 
 
 @dataclass(frozen=True)
@@ -238,6 +240,45 @@ CASES = [
     Case("opaque", (VECTOR,), (2, 8), {"of": "unknown", "dims": {"batch": 2, "features": 8}}, saved=64, moved=128),
     Case("learned", (VECTOR,), (2, 8), {"parameters": 7}, 7, moved=28 + 28),
     Case("relative_bias", (SEQUENCE,), (2, 5, 8), {"buckets": 32, "heads": 4}, 128, moved=400 + 400),
+    # 70 rows of 4; 2 of them on average for each of the 2 x 2 sums, 4 indices
+    Case(
+        "sharded_embedding_bag", (CATEGORIES,), (2, 2, 4), {"entries": [30, 40], "features": 4, "bags": [3, 1]}, 280,
+        saved=32, moved=32 + 128 + 64,
+    ),
+    # twice 8 -> 4 -> 8 and 8 biases; keeps x (once), both low vectors and what was crossed
+    Case(
+        "cross_network", (VECTOR,), (2, 8), {"layers": 2, "rank": 4}, 2 * 72,
+        2 * 2 * 128, 2 * 4 * 128, 64 + 2 * 32 + 2 * 64 + 64,
+        2 * ((64 + 128 + 32) + (32 + 128 + 32 + 64) + (3 * 64 + 64)),
+    ),
+    # sort 96 scores, compare 6 with 6 a byte each, take 3 boxes
+    Case("proposals", (IMAGE,), (2, 3, 4), {"kept": 3, "considered": 6}, moved=2 * 384 + (384 + 72) + (72 + 96)),
+    # 6 regions of 3 x 2 x 2, four points each
+    Case("roi_align", (IMAGE, BOXES), (6, 3, 2, 2), {"size": 2}, moved=(384 + 96 + 1152) + (1152 + 288)),
+    Case("stack_frames", (SEQUENCE,), (2, 3, 16), {"factor": 2}, moved=320 + 384),
+    Case("joint", (SEQUENCE, MEMORY), (2, 15, 8), saved=960, moved=320 + 192 + 960),
+    Case("transducer_loss", (SEQUENCE,), (2,), saved=320 + 40 + 40, moved=(320 + 40) + (40 + 8 + 40)),
+    # 10 nodes to 2 heads of 3: two relations with a weight of 48, vectors of 12 and a shift of 6 each
+    Case(
+        "relational_graph_attention", (SEQUENCE,), (2, 2, 6),
+        {"relations": 2, "heads": 2, "head_dim": 3, "edges": 4, "targets": 2}, 2 * (48 + 12 + 6),
+        2 * 10 * 48, 4 * 10 * 48, 320 + 240 + 64,
+        640 + (320 + 384 + 240) + (240 + 96 + 64) + (240 + 64 + 192) + (192 + 48 + 96),
+    ),
+    # each stream: vectors 8 -> 48, packed 8 -> 24, norms of 2 x 4, output 8 -> 8, feed-forward 8 -> 16 -> 8
+    Case(
+        "double_stream", (SEQUENCE, OTHER), (2, 5, 8), {"heads": 2, "ffn": 16, "text": 2},
+        2 * (432 + 216 + 8 + 72 + 280),
+        2 * (2 * 2 * 384 + 10 * (192 + 64 + 256)) + 2 * 2 * 2 * 2 * 25 * 4, 30624, 5088, 22176,
+    ),
+    # vectors 8 -> 24, one product 8 -> 24 + 16, norms of 2 x 4, one product 8 + 16 -> 8
+    Case(
+        "single_stream", (SEQUENCE, OTHER), (2, 5, 8), {"heads": 2, "ffn": 16}, 216 + 360 + 8 + 200,
+        2 * (2 * 192 + 10 * (320 + 192)) + 2 * 2 * 2 * 2 * 25 * 4, 26016, 4728, 15160,
+    ),
+    Case("frozen_batch_norm", (IMAGE,), (2, 3, 4, 4), moved=384 + 384),
+    Case("squared_error", (VECTOR,), (2, 8), saved=64, moved=128),
+    Case("smooth_l1", (VECTOR,), (2, 8), saved=64, moved=128),
 ]  # fmt: skip
 
 

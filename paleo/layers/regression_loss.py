@@ -1,0 +1,26 @@
+"""Losses of numbers rather than classes: boxes of detectors, noise of diffusion models."""
+
+from __future__ import annotations
+
+from paleo.layers.base import LAYERS, Choices, Expansion, Layer
+from paleo.operations.memory_pass import MemoryPass
+from paleo.operations.tensor import Tensor
+
+
+class RegressionLoss(Layer):
+    """An element-wise function of the difference to the target; keeps its input."""
+
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+        (x,) = inputs
+        out = x.like(name, role="statistic")
+        return Expansion((MemoryPass(name, "elementwise", (x,), out, keeps=(x,), flops_per_element=3.0),), out)
+
+
+@LAYERS.register("squared_error")
+class SquaredError(RegressionLoss):
+    """(x − target)²."""
+
+
+@LAYERS.register("smooth_l1")
+class SmoothL1(RegressionLoss):
+    """Quadratic near zero, linear beyond (Girshick, Fast R-CNN, ICCV 2015)."""
