@@ -33,6 +33,10 @@ class Algorithm:
     one_port      a rank sends one message at a time, so that no operation ends before log2 P steps
     in_network    switches combine or copy data: the bandwidth bound of host algorithms does not hold
     automatic     may be chosen as the best one (parameter servers ask for servers, and are only chosen by name)
+    between_nodes libraries choose it for groups of several nodes only
+    topology      the kind of level that it is written for, such as torus; None: any network
+    libraries     by communication library, the operations that it carries out this way; libraries that are not named
+                  have it not. None: it is open to any library that runs on the network
     """
 
     name: str
@@ -42,10 +46,18 @@ class Algorithm:
     one_port: bool = True
     in_network: bool = False
     automatic: bool = True
+    between_nodes: bool = False
+    topology: str | None = None
+    libraries: Mapping[str, tuple[str, ...]] | None = None
 
     @property
     def operations(self) -> tuple[str, ...]:
         return tuple(self.formulas)
+
+    def belongs_to(self, library: str, operation: str) -> bool:
+        """Whether a library may choose this way for an operation by itself."""
+        known = self.libraries is None or operation in self.libraries.get(library, ())
+        return known and self.automatic and operation in self.formulas
 
     def traffic(self, operation: str, payload_bytes: Numeric, group: Group) -> Traffic:
         """Traffic of one operation; payload and fan-outs broadcast against each other.

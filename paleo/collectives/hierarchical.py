@@ -60,5 +60,6 @@ HIERARCHICAL = add_algorithm(
             "all_gather": all_gather,
             "all_to_all": all_to_all,
         },
+        libraries={},
     )
 )

@@ -74,5 +74,6 @@ IN_SWITCH = add_algorithm(
         },
         one_port=False,
         in_network=True,
+        libraries={"nccl": ("all_reduce",)},
     )
 )

@@ -18,9 +18,9 @@ def parameter_server_all_reduce(payload: Array, group: tuple[Array, ...], *, ser
     levels = []
     for fan_out, inside in zip(group, members_below(group), strict=True):
         senders = np.where(inside == 1, ranks, ranks - inside)
-        here = np.maximum(1.0, servers * inside / ranks)
+        servers_inside = np.maximum(1.0, servers * inside / ranks)
         busy = active(fan_out)
-        levels.append(LevelTraffic(2.0 * busy, 2.0 * senders * here / servers * payload * busy))
+        levels.append(LevelTraffic(2.0 * busy, 2.0 * senders * servers_inside / servers * payload * busy))
     levels[0] = LevelTraffic(levels[0].steps, levels[0].wire_bytes, ranks * payload / servers * active(ranks))
     return Traffic.of(*levels)
 

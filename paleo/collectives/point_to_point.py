@@ -7,9 +7,9 @@ from paleo.collectives.traffic import Array, LevelTraffic, Traffic
 
 
 def send_recv(payload: Array, group: tuple[Array, ...]) -> Traffic:
-    """alpha + beta S over the outermost level that the group spans."""
+    """alpha + beta S over the outermost level that the group spans, through the ports of the one rank that sends."""
     crosses = [active(fan_out) * (above == 1) for fan_out, above in zip(group, units_above(group), strict=True)]
-    return Traffic.of(*(LevelTraffic(cross, cross * payload) for cross in crosses))
+    return Traffic.of(*(LevelTraffic(cross, cross * payload, senders=1.0) for cross in crosses))
 
 
 POINT_TO_POINT = add_algorithm(
@@ -18,5 +18,6 @@ POINT_TO_POINT = add_algorithm(
         summary="one message over the widest level between two ranks",
         reference="Hockney, The communication challenge for MPP, Parallel Computing 20(3), 1994",
         formulas={"send_recv": send_recv},
+        libraries={"nccl": ("send_recv",)},
     )
 )

@@ -65,5 +65,6 @@ RING = add_algorithm(
             "all_gather": all_gather,
             "broadcast": broadcast,
         },
+        libraries={"nccl": ("all_reduce", "reduce_scatter", "all_gather", "broadcast")},
     )
 )

@@ -28,14 +28,16 @@ class LevelTraffic:
     steps           messages that follow one another, each of them waiting for the one before [1]
     wire_bytes      sent by the busiest unit of the level below into this level, in one direction [byte]
     reduced_bytes   combined arithmetically by one rank with what it received over this level [byte]
+    senders         ranks of that unit which send, each through the ports that it drives; None: all of them [1]
     """
 
     steps: Numeric = 0.0
     wire_bytes: Numeric = 0.0
     reduced_bytes: Numeric = 0.0
+    senders: Numeric | None = None
 
     def __mul__(self, times: Numeric) -> LevelTraffic:
-        return LevelTraffic(self.steps * times, self.wire_bytes * times, self.reduced_bytes * times)
+        return LevelTraffic(self.steps * times, self.wire_bytes * times, self.reduced_bytes * times, self.senders)
 
 
 #: One phase: the traffic per level, inner to outer; the levels work as a pipeline.
@@ -71,9 +73,9 @@ class Traffic:
         """All that crosses one level (0 is the inner one), over all phases."""
         crossing = [phase[index] for phase in self.phases if index < len(phase)]
         return LevelTraffic(
-            steps=_total([one.steps for one in crossing]),
-            wire_bytes=_total([one.wire_bytes for one in crossing]),
-            reduced_bytes=_total([one.reduced_bytes for one in crossing]),
+            steps=_total([level.steps for level in crossing]),
+            wire_bytes=_total([level.wire_bytes for level in crossing]),
+            reduced_bytes=_total([level.reduced_bytes for level in crossing]),
         )
 
     @property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,20 +11,11 @@ import numpy.typing as npt
 
 from paleo.errors import PlanError
 from paleo.parallel.mesh import Axes, Mesh
-from paleo.pricing.alpha_beta import LevelCost, best, candidates, span_costs
 from paleo.pricing.calibration import Rates
-from paleo.pricing.collective import (
-    EXCHANGES,
-    ExchangeParameters,
-    FabricParameters,
-    NcclParameters,
-    collective_time,
-    fabric_defaults,
-    link_kind,
-    network,
-    stack_networks,
-)
-from paleo.pricing.collective import Network as Links
+from paleo.pricing.links.fabric import FabricParameters, fabric_defaults
+from paleo.pricing.links.group import GroupLinks, group_links, link_kind, stack_links
+from paleo.pricing.links.node import EXCHANGES, ExchangeParameters, NcclParameters
+from paleo.pricing.links.policy import Nccl, Policy, Textbook, best, prices
 from paleo.pricing.store import Found, lookup
 from paleo.specs.calibration import Calibration
 from paleo.specs.hardware import System
@@ -40,11 +30,13 @@ LINK_FAMILIES: Mapping[str, type[Any]] = {
 }
 #: How the rows behind a step's collectives were timed: whole steps say most, then nccl-tests, launched back to back.
 NCCL_STACKS = ("step", "back-to-back")
+#: Formats that the switches of a node cannot add.
+NOT_IN_SWITCH = frozenset({"int8"})
 
 
 def link_parameters(system: System, family: str, own: Calibration | None = None) -> Found[Any]:
     """Parameters of a family of links; a fabric that nobody measured has those usual for its kind of link."""
-    found = lookup(
+    calibrated = lookup(
         LINK_FAMILIES[family],
         subject=system.name,
         architecture=system.device.architecture,
@@ -53,16 +45,16 @@ def link_parameters(system: System, family: str, own: Calibration | None = None)
         stacks=NCCL_STACKS,
         own=own,
     )
-    assumed = found.origin == "default" and family == "collective.fabric"
-    return replace(found, parameters=fabric_defaults(system)) if assumed else found
+    assumed = calibrated.origin == "default" and family == "collective.fabric"
+    return replace(calibrated, parameters=fabric_defaults(system)) if assumed else calibrated
 
 
 @dataclass(frozen=True, slots=True)
 class Network:
     """The system as a mesh's groups see it.
 
-    Calibrated NCCL prices a collective unless ``algorithm`` forces one, or ``rates`` asks for constants: then
-    alpha-beta does. ``host`` is the least that a collective takes, as its call costs the host that long [s]. Each price
+    Calibrated NCCL prices a collective, or alpha-beta where ``rates`` asks for constants; ``algorithm`` forces one for
+    all-reduces. ``host`` is the least that a collective takes, as its call costs the host that long [s]. Each price
     assumes that all groups of the axes exchange at the same moment and share the ports of their nodes.
     """
 
@@ -98,10 +90,10 @@ class Network:
         """Seconds to sum a buffer over a group of several axes."""
         return self.time("all_reduce", axes, payload_bytes)
 
-    def group(self, axes: Axes) -> tuple[tuple[float, ...], tuple[LevelCost, ...]]:
-        """Fan-outs and level costs of a group of ``axes``, for alpha-beta formulas."""
+    def links(self, axes: Axes) -> GroupLinks:
+        """The links of a group of ``axes``."""
         self._check(axes)
-        return self.fabric.group(self.mesh.stride(axes), self.mesh.ways(axes))
+        return self.fabric.links(self.mesh.stride(axes), self.mesh.ways(axes))
 
     def _check(self, axes: Axes) -> None:
         if not self.system.levels:
@@ -122,83 +114,66 @@ class Fabric:
     rates: Rates | None = None
     own: Calibration | None = None
     host: float = 0.0
-    _links: dict[tuple[int, int], Links] = field(default_factory=dict, init=False, repr=False, compare=False)
-    _fitted: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    dtype: str | None = None
+    _links: dict[tuple[int, int], GroupLinks] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _policies: list[Policy] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def times(self, operation: str, strides: Count, ranks: Count, payload_bytes: Array) -> Array:
         """Seconds of one collective each; groups of one rank and empty payloads take none. All arguments have one shape
         (n,)."""
-        found = np.zeros(len(payload_bytes))
+        seconds = np.zeros(len(payload_bytes))
         used = np.flatnonzero((ranks > 1) & (payload_bytes > 0))
         if len(used):
             pairs = np.stack([strides[used], ranks[used]], axis=1)
             groups, index = _distinct(pairs)
-            found[used] = self._times(operation, groups, index, payload_bytes[used])
-        return found
+            seconds[used] = self._times(operation, groups, index, payload_bytes[used])
+        return seconds
 
     def _times(self, operation: str, groups: list[tuple[int, int]], index: Count, payload_bytes: Array) -> Array:
         """Payload i over group ``index[i]``."""
         if not self.system.levels:
             raise PlanError(f"system {self.system.name} is one device alone; {operation} needs links")
-        if self.rates is not None or self.algorithm is not None:
-            fan_outs, costs = _rows([self.group(*group) for group in groups], index)
-            return best(operation, payload_bytes, fan_outs, costs, self._forced(operation, costs)).time
-        networks = [self._linked(*group) for group in groups]
-        seconds = collective_time(
-            operation=operation,
-            payload_bytes=payload_bytes,
-            network=stack_networks(networks, index),
-            inside=self._parameters("collective.nccl"),
-            exchange=self._parameters("collective.exchange"),
-            between=self._parameters("collective.fabric"),
-        )
-        inside = np.array([_members_of_a_node(one) for one in networks])[index]
-        if operation not in EXCHANGES and np.any(inside > 1):  # what a node's own ranks need is part of it
-            strides = np.array([stride for stride, _ in groups])[index]
-            seconds = np.maximum(seconds, self.times(operation, strides, inside, payload_bytes))
-        return np.asarray(np.maximum(seconds, self.host))
+        links = stack_links([self.links(*group) for group in groups], index)
+        names = [self.algorithm] if self.algorithm is not None and operation == "all_reduce" else None
+        return np.maximum(best(self.policy, operation, payload_bytes, links, names).time, self._floor)
+
+    def prices(self, operation: str, links: GroupLinks, payload_bytes: Array, names: Sequence[str]) -> dict[str, Array]:
+        """Seconds of some algorithms over one group."""
+        table = prices(self.policy, operation, payload_bytes, links, names)
+        return {name: np.maximum(seconds, self._floor) for name, seconds in table.items()}
+
+    @property
+    def _floor(self) -> float:
+        """Constants know no host."""
+        return self.host if self.rates is None else 0.0
 
     def targets(self, stride: int, ranks: int) -> int:
         """The nodes that a group spans; its ranks where that is one."""
         if ranks == 1 or not self.system.levels:
             return ranks
-        group = self._linked(stride, ranks)
-        nodes = math.prod(int(one) for one in group.fan_outs[len(group.fan_outs) - group.fabric_levels :])
+        nodes = int(self.links(stride, ranks).nodes)
         return nodes if nodes > 1 else ranks
 
-    def _linked(self, stride: int, ranks: int) -> Links:
+    def links(self, stride: int, ranks: int) -> GroupLinks:
         """The links of one group."""
         if (stride, ranks) not in self._links:
-            self._links[stride, ranks] = network(self.system, stride=stride, size=ranks)
+            self._links[stride, ranks] = group_links(self.system, stride=stride, size=ranks)
         return self._links[stride, ranks]
 
-    def _parameters(self, family: str) -> Any:
-        if family not in self._fitted:
-            self._fitted[family] = link_parameters(self.system, family, self.own).parameters
-        return self._fitted[family]
+    @property
+    def policy(self) -> Policy:
+        """What prices the collectives."""
+        if not self._policies:
+            self._policies.append(Textbook(self.rates) if self.rates is not None else self._nccl())
+        return self._policies[0]
 
-    def group(self, stride: int, ranks: int) -> tuple[tuple[float, ...], tuple[LevelCost, ...]]:
-        """Fan-outs and level costs of one group, inner level first."""
-        constant = None if self.rates is None else self.rates.link
-        fan_outs, costs = span_costs(self.system.group(stride, ranks), achieved=constant is None)
-        if self.rates is None:
-            return fan_outs, costs
-        alpha, share = float(self.rates.latency), constant or 1.0
-        scaled = tuple(LevelCost(c.alpha * alpha, c.beta / share, c.gamma, c.in_switch_reduction) for c in costs)
-        return fan_outs, scaled
+    def _nccl(self) -> Nccl:
+        inside, exchange, between = (family.parameters for family in self.parameters().values())
+        return Nccl(inside, exchange, between, switch_can_add=self.dtype not in NOT_IN_SWITCH)
 
-    def _forced(self, operation: str, costs: Sequence[LevelCost]) -> list[str] | None:
-        if self.algorithm is None or operation != "all_reduce":
-            return None
-        candidates(operation, costs, [self.algorithm])
-        return [self.algorithm]
-
-
-def _members_of_a_node(group: Links) -> int:
-    """Ranks of the group that share a node, where it spans several; else 1."""
-    fan_outs = [int(one) for one in group.fan_outs]
-    inner = fan_outs[: len(fan_outs) - group.fabric_levels]
-    return math.prod(inner) if math.prod(fan_outs) > math.prod(inner) else 1
+    def parameters(self) -> dict[str, Found[Any]]:
+        """The calibrated parameters by family, with where they come from."""
+        return {family: link_parameters(self.system, family, self.own) for family in LINK_FAMILIES}
 
 
 def _distinct(pairs: Count) -> tuple[list[tuple[int, int]], Count]:
@@ -208,15 +183,20 @@ def _distinct(pairs: Count) -> tuple[list[tuple[int, int]], Count]:
     return [(int(stride), int(ranks)) for stride, ranks in pairs[first]], index
 
 
-def _rows(
-    groups: Sequence[tuple[tuple[float, ...], tuple[LevelCost, ...]]], index: Count
-) -> tuple[tuple[Array, ...], tuple[LevelCost, ...]]:
-    """Groups of one system side by side, row i being ``groups[index[i]]``: only fan-outs and bandwidths differ between
-    them."""
-    fan_outs = np.array([fan_out for fan_out, _ in groups])[index]
-    betas = np.array([[float(cost.beta) for cost in costs] for _, costs in groups])[index]
-    costs = tuple(
-        LevelCost(cost.alpha, betas[:, level], cost.gamma, cost.in_switch_reduction)
-        for level, cost in enumerate(groups[0][1])
-    )
-    return tuple(fan_outs.T), costs
+def collective_sources(fabric: Fabric, operation: str, links: GroupLinks) -> str:
+    """Where the prices of an operation over a group come from: ``measured (dgx-h100) collective.nccl``."""
+    if fabric.rates is not None:
+        return fabric.rates.name
+    families = ["collective.exchange" if operation in EXCHANGES else "collective.nccl"]
+    if np.any(links.nodes > 1):
+        within = np.any(links.inside.ranks > 1) and operation not in EXCHANGES
+        families = ["collective.fabric", *(families if within else ())]
+    return origins({family: fabric.parameters()[family] for family in families})
+
+
+def origins(calibrated: Mapping[str, Found[Any]]) -> str:
+    """Families by where their parameters come from."""
+    by_origin: dict[str, list[str]] = {}
+    for family, entry in calibrated.items():
+        by_origin.setdefault(f"{entry.origin} ({entry.subject})", []).append(family)
+    return "; ".join(f"{origin} {', '.join(families)}" for origin, families in by_origin.items())

@@ -239,8 +239,13 @@ def _candidate(comparison: Comparison, candidate: Candidate) -> Document:
 def collective(study: CollectiveStudy) -> Document:
     """Every algorithm for one operation, fastest first."""
     levels = [
-        {"name": span.level.name, "fan_out": fan_out, "alpha_s": cost.alpha, "beta_s_per_byte": cost.beta}
-        for span, fan_out, cost in zip(study.spans, study.fan_outs, study.costs, strict=True)
+        {
+            "name": span.level.name,
+            "fan_out": span.fan_out,
+            "alpha_s": span.level.link.latency,
+            "beta_s_per_byte": 1.0 / span.bandwidth,
+        }
+        for span in study.spans
     ]
     return {
         "operation": study.operation,
@@ -251,6 +256,7 @@ def collective(study: CollectiveStudy) -> Document:
         "best": study.best.algorithm,
         "time_s": study.best.time,
         "lower_bound_s": study.lower_bound,
+        "calibration": study.calibration,
         "algorithms": [
             {
                 "algorithm": row.algorithm,

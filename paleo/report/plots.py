@@ -15,7 +15,6 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from paleo.predict import Prediction
-from paleo.pricing.alpha_beta import times
 from paleo.report.documents import write_whole
 from paleo.schedules.engine import Event
 from paleo.search.plans import Search
@@ -306,7 +305,7 @@ def collective(study: CollectiveStudy) -> Figure:
     """Time of every algorithm over the payload, with the points where the best one changes."""
     sizes = np.geomspace(KILO, max(10 * GIGA, 10 * study.payload_bytes), 200)
     names = [row.algorithm for row in study.rows]
-    table = times(study.operation, sizes, study.fan_outs, study.costs, names)
+    table = study.times(sizes)
     with matplotlib.rc_context(_STYLE):
         figure, (axes,) = _figure(8.0, 5.0)
         for (name, seconds), colour in zip(table.items(), CYCLE * 3, strict=False):

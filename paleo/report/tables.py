@@ -365,8 +365,10 @@ def collective(study: CollectiveStudy) -> RenderableType:
     best = study.best
     size = engineering(study.payload_bytes, "B")
     head = Text(f"{study.operation} of {size} over {study.ranks} ranks of {study.system.name}\n", style="bold")
-    head.append(f"best: {best.algorithm}, {duration(best.time)}; no algorithm between hosts can take less than ")
+    helped = "with the help of switches" if best.in_network else "between hosts"
+    head.append(f"best: {best.algorithm}, {duration(best.time)}; no algorithm {helped} can take less than ")
     head.append(f"{duration(study.lower_bound)}\n")
+    head.append(f"Calibration: {study.calibration}\n", style="dim")
     table = grid("", ("algorithm", "time", "algorithm GB/s", "bus GB/s", "over its lower bound", ""))
     for row in study.rows:
         rates = (f"{row.algorithm_bandwidth / GIGA:.4g}", f"{row.bus_bandwidth / GIGA:.4g}")
@@ -385,11 +387,12 @@ def _changes(study: CollectiveStudy) -> str:
 
 def _levels(study: CollectiveStudy) -> Table:
     table = grid("Levels of the group, inner to outer", ("level", "fan-out", "latency", "bandwidth of a unit"))
-    for span, fan_out, cost in zip(study.spans, study.fan_outs, study.costs, strict=True):
-        bandwidth = engineering(1.0 / float(cost.beta), "B/s")
+    for span in study.spans:
+        latency = span.level.link.latency
         table.add_row(
-            f"{span.level.name} ({span.level.link.name})", f"{fan_out:g}", duration(float(cost.alpha)), bandwidth
-        )
+            f"{span.level.name} ({span.level.link.name})", f"{span.fan_out}",
+            "not stated" if latency is None else duration(latency), engineering(span.bandwidth, "B/s"),
+        )  # fmt: skip
     return table
 
 

@@ -8,11 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paleo.collectives.base import ALGORITHMS, OPERATIONS, Algorithm, algorithms_for
-from paleo.pricing.alpha_beta import LevelCost, best, lower_bound, times, traffic_time
+from paleo.pricing.links.alpha_beta import LevelCost, lower_bound, traffic_time
+from paleo.pricing.links.group import GroupLinks
+from paleo.pricing.links.policy import Nccl, best, prices
 
 CASES = [(name, operation) for name, algorithm in ALGORITHMS.items() for operation in algorithm.operations]
 PAYLOADS = np.geomspace(1.0, 1e10, 41)
-FLAT = (LevelCost(alpha=3e-6, beta=1 / 50e9, gamma=1 / 400e9, in_switch_reduction=True),)
+FLAT = (LevelCost(alpha=3e-6, beta=1 / 50e9, gamma=1 / 400e9),)
 TWO = (FLAT[0], LevelCost(alpha=9e-6, beta=1 / 25e9, gamma=1 / 400e9))
 GROUPS = [(2,), (3,), (8,), (13,), (64,), (8, 1), (1, 8), (8, 2), (4, 7), (2, 3), (8, 128)]
 
@@ -21,7 +23,6 @@ costs = st.builds(
     alpha=st.floats(0, 1e-4),
     beta=st.floats(1e-12, 1e-8),
     gamma=st.floats(0, 1e-10),
-    in_switch_reduction=st.just(True),
 )
 
 
@@ -81,7 +82,7 @@ def test_idle_levels_do_not_count(name: str, operation: str) -> None:
     algorithm = ALGORITHMS[name]
     flat = priced(algorithm, operation, PAYLOADS, (8,), FLAT)
     assert np.allclose(priced(algorithm, operation, PAYLOADS, (8, 1), TWO), flat, rtol=1e-14)
-    if not algorithm.in_network:
+    if not (algorithm.in_network or algorithm.between_nodes):  # for these the inner level is a node's inside
         assert np.allclose(priced(algorithm, operation, PAYLOADS, (1, 8), (TWO[1], FLAT[0])), flat, rtol=1e-14)
 
 
@@ -98,8 +99,9 @@ def test_reduction_of_bytes_is_conserved_by_bandwidth_optimal_algorithms(name: s
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_best_is_the_least_of_all_and_every_operation_is_served(operation: str) -> None:
     assert algorithms_for(operation)
-    table = times(operation, PAYLOADS, (8, 4), TWO)
-    choice = best(operation, PAYLOADS, (8, 4), TWO)
+    links = GroupLinks((8.0, 4.0), (50e9, 25e9), (1.0, 8.0), (1.0, 1.0), (1.0, 8.0), (3e-6, 9e-6), fabric_levels=1)
+    table = prices(Nccl(), operation, PAYLOADS, links)
+    choice = best(Nccl(), operation, PAYLOADS, links)
     assert np.array_equal(choice.time, np.min(list(table.values()), axis=0))
     for index, name in enumerate(choice.algorithm):
         assert table[str(name)][index] == choice.time[index]

@@ -2,57 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from paleo.collectives.base import ALGORITHMS
+from paleo.collectives.base import ALGORITHMS, OPERATIONS
 from paleo.collectives.parameter_server import parameter_server_all_reduce
 from paleo.collectives.traffic import LevelTraffic, Traffic
 from paleo.errors import PlanError, SpecError
-from paleo.pricing.alpha_beta import (
-    LevelCost,
-    best,
-    bus_factor,
-    crossovers,
-    lower_bound,
-    span_costs,
-    table,
-    times,
-    traffic_time,
-)
-from paleo.pricing.collective import (
-    LL,
-    LL128,
-    SIMPLE,
-    CustomParameters,
-    ExchangeParameters,
-    FabricParameters,
-    NcclParameters,
-    Network,
-    collective_time,
-    custom_time,
-    fabric_defaults,
-    fabric_time,
-    link_kind,
-    nccl_time,
-    network,
-    network_across,
-    protocol,
-    stack_networks,
-)
+from paleo.pricing.calibration import IDEAL
+from paleo.pricing.communication import Fabric
+from paleo.pricing.links.alpha_beta import LevelCost, bus_factor, lower_bound, traffic_time
+from paleo.pricing.links.choice import crossovers
+from paleo.pricing.links.custom import CustomParameters, custom_time
+from paleo.pricing.links.fabric import FabricParameters, fabric_defaults
+from paleo.pricing.links.group import GroupLinks, group_links, link_kind, links_across, stack_links
+from paleo.pricing.links.node import NcclParameters
+from paleo.pricing.links.policy import Nccl, Textbook, best, prices
+from paleo.pricing.links.protocol import LL, LL128, SIMPLE, protocol
+from paleo.specs.catalog import names
 from paleo.specs.hardware import System, load_system
+from paleo.studies.collective import collective
 from paleo.validate.kinds.base import KINDS, kind_of
 
 L, G, S = 7e-6, 1 / 12.5e9, 244e6
 RANKS = np.array([2.0, 4.0, 8.0, 64.0, 1024.0])
 LOG = np.log2(RANKS)
+A100 = load_system("dgx-a100-80gb")
+H100 = load_system("dgx-h100")
+
+
+#: A flat network of 64 ranks behind one kind of link.
+FLAT = GroupLinks((64.0,), (1 / G,), (1.0,), (1.0,), (1.0,), (L,))
 
 
 def flat(name: str, operation: str = "all_reduce") -> np.ndarray:
-    return np.asarray(times(operation, S, (RANKS,), [LevelCost(L, G)], [name])[name])
+    return traffic_time(ALGORITHMS[name].traffic(operation, S, (RANKS,)), [LevelCost(L, G)])
 
 
 @pytest.mark.parametrize(
@@ -89,7 +77,7 @@ def test_parameter_server_of_s_shards() -> None:
 @pytest.mark.parametrize("ranks", [2, 3, 8, 100])
 def test_original_paleo_without_latency(ranks: int) -> None:
     def seconds(name: str) -> float:
-        return float(times("all_reduce", S, (ranks,), [LevelCost(0.0, G)], [name])[name])
+        return float(traffic_time(ALGORITHMS[name].traffic("all_reduce", S, (ranks,)), [LevelCost(0.0, G)]))
 
     rounds = int(np.ceil(np.log2(ranks)))
     assert seconds("one_to_all") == pytest.approx(2 * (ranks - 1) * S * G)
@@ -134,6 +122,16 @@ def test_two_nodes_of_eight_by_hand() -> None:
     assert [float(level.wire_bytes) for level in message.levels] == [0.0, 1600.0]
 
 
+def test_trees_between_nodes_by_hand() -> None:
+    """One edge joins two nodes, and carries S/2 up and S/2 down of each of two trees: S from either node."""
+    for name, inner_steps in (("double_tree", 6.0), ("chain_tree", 14.0)):
+        traffic = ALGORITHMS[name].traffic("all_reduce", 1600.0, (8, 2))
+        assert [float(level.steps) for level in traffic.levels] == [inner_steps, 2.0]
+        assert [float(level.wire_bytes) for level in traffic.levels] == [2800.0, 1600.0]
+        four = ALGORITHMS[name].traffic("all_reduce", 1600.0, (8, 4))
+        assert float(four.level(1).wire_bytes) == 2 * 1600 * 3 / 4
+
+
 def test_pipelined_levels_overlap_and_phases_add() -> None:
     costs = [LevelCost(1.0, 2.0), LevelCost(10.0, 5.0)]
     both = (LevelTraffic(1, 100.0), LevelTraffic(1, 30.0))
@@ -142,34 +140,33 @@ def test_pipelined_levels_overlap_and_phases_add() -> None:
 
 
 def test_crossover_of_butterfly_and_rabenseifner_is_where_algebra_puts_it() -> None:
+    def two(payload: np.ndarray, names: Sequence[str] | None = None, /) -> dict[str, np.ndarray]:
+        return prices(Textbook(IDEAL), "all_reduce", payload, FLAT, names or ["butterfly", "rabenseifner"])
+
     ranks, log = 64.0, 6.0
-    found = crossovers("all_reduce", (ranks,), [LevelCost(L, G)], algorithms=["butterfly", "rabenseifner"])
+    changes = crossovers(two)
     expected = L * log / (G * (log - 2 * (ranks - 1) / ranks))
-    assert [(one.below, one.above) for one in found] == [("butterfly", "rabenseifner")]
-    assert found[0].payload_bytes == pytest.approx(expected, rel=1e-8)
+    assert [(change.below, change.above) for change in changes] == [("butterfly", "rabenseifner")]
+    assert changes[0].payload_bytes == pytest.approx(expected, rel=1e-8)
 
 
 def test_best_takes_arrays_and_may_be_forced() -> None:
-    cost = [LevelCost(L, G)]
-    choice = best("all_reduce", np.array([8.0, 1e9]), (64,), cost)
+    choice = best(Textbook(IDEAL), "all_reduce", np.array([8.0, 1e9]), FLAT)
     assert choice.algorithm.tolist() == ["butterfly", "double_tree"]
-    assert best("all_reduce", 1e9, (64,), cost, ["tree"]).algorithm.item() == "tree"
+    assert best(Textbook(IDEAL), "all_reduce", 1e9, FLAT, ["tree"]).algorithm.item() == "tree"
 
 
 def test_the_switch_is_used_only_where_there_is_one() -> None:
-    assert "in_switch" not in times("all_reduce", 1e6, (8,), [LevelCost(L, G)])
-    assert "in_switch" in times("all_reduce", 1e6, (8,), [LevelCost(L, G, in_switch_reduction=True)])
+    for policy in (Textbook(IDEAL), Nccl()):
+        assert "in_switch" not in prices(policy, "all_reduce", 1e6, FLAT)
+        assert "in_switch" in prices(policy, "all_reduce", 1e6, replace(FLAT, switch_reduces=True))
+    with pytest.raises(PlanError, match="switches that add"):
+        best(Nccl(), "all_reduce", 1e6, FLAT, ["in_switch"])
 
 
-def test_table_lists_servers_and_ratio_to_the_bound() -> None:
-    rows = table("all_reduce", 100e6, (64,), [LevelCost(L, G)])
-    by_name = {row.algorithm: row for row in rows}
-    assert [row.time for row in rows] == sorted(row.time for row in rows)
-    assert not by_name["parameter_server"].automatic
-    ring = by_name["ring"]
-    assert ring.algorithm_bandwidth == pytest.approx(100e6 / ring.time)
-    assert ring.bus_bandwidth == pytest.approx(100e6 / ring.time * 2 * 63 / 64)
-    assert all(row.times_lower_bound >= 1 for row in rows)
+def test_servers_are_never_chosen_unasked() -> None:
+    for policy in (Textbook(IDEAL), Nccl()):
+        assert not [each for each in policy.candidates("all_reduce", FLAT) if "server" in each.name]
 
 
 def test_bus_factor_of_one_rank_is_zero() -> None:
@@ -177,36 +174,18 @@ def test_bus_factor_of_one_rank_is_zero() -> None:
     assert bus_factor("all_to_all", np.array([2, 4])).tolist() == [0.5, 0.75]
 
 
-class _Link:
-    def __init__(self, bandwidth: float, fraction: float | None, latency: float | None) -> None:
-        self.bandwidth, self.achieved_fraction, self.latency = bandwidth, fraction, latency
-
-
-class _Level:
-    def __init__(self, link: _Link, ports: float, switch: bool) -> None:
-        self.link, self.ports, self.in_switch_reduction = link, ports, switch
-
-
-class _Span:
-    def __init__(self, level: _Level, fan_out: int, groups_sharing: float) -> None:
-        self.level, self.fan_out, self.groups_sharing = level, fan_out, groups_sharing
-
-
-def test_span_costs_share_the_ports_of_a_node() -> None:
-    switch = _Level(_Link(300e9, 0.8, 2e-6), 1, True)
-    fabric = _Level(_Link(25e9, None, None), 8, False)
-    fan_outs, costs = span_costs([_Span(switch, 8, 1), _Span(fabric, 4, 8)])
-    assert fan_outs == (8.0, 4.0)
-    assert costs[0] == LevelCost(2e-6, 1 / (300e9 * 0.8), 0.0, True)
-    assert costs[1].alpha == 0.0 and costs[1].beta == pytest.approx(1 / 25e9)
-    assert span_costs([_Span(fabric, 2, 1)])[1][0].beta == pytest.approx(1 / 200e9)
+def test_groups_share_the_ports_of_a_node() -> None:
+    alone, sharing = group_links(A100, stride=1, size=16), group_links(A100, stride=8, size=2)
+    assert [float(cost.beta) for cost in Textbook(IDEAL).costs(alone)] == pytest.approx([1 / 300e9, 1 / 200e9])
+    assert float(Textbook(IDEAL).costs(sharing)[1].beta) == pytest.approx(1 / 25e9)
+    assert float(Textbook(IDEAL).costs(alone)[1].rank_beta) == pytest.approx(1 / 25e9)
 
 
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda: times("all_reduse", 1.0, (2,), [LevelCost(0, 1)]), "all_reduce"),
-        (lambda: times("all_reduce", 1.0, (2,), [LevelCost(0, 1)], ["rings"]), "'ring'"),
+        (lambda: prices(Nccl(), "all_reduse", 1.0, FLAT), "all_reduce"),
+        (lambda: prices(Nccl(), "all_reduce", 1.0, FLAT, ["rings"]), "'ring'"),
         (lambda: ALGORITHMS["rign"], "'ring'"),
         (lambda: ALGORITHMS["ring"].traffic("send_recv", 1.0, (2,)), "no 'send_recv'"),
         (lambda: ALGORITHMS["ring"].traffic("all_reduce", -1.0, (2,)), "zero or more"),
@@ -214,7 +193,7 @@ def test_span_costs_share_the_ports_of_a_node() -> None:
         (lambda: ALGORITHMS["ring"].traffic("all_reduce", 1.0, (0,)), "whole numbers"),
         (lambda: ALGORITHMS["ring"].traffic("all_reduce", 1.0, (2.5,)), "whole numbers"),
         (lambda: ALGORITHMS["ring"].traffic("all_reduce", 1.0, ()), "at least one level"),
-        (lambda: times("all_reduce", 1.0, (2, 2), [LevelCost(0, 1)]), "2 levels"),
+        (lambda: lower_bound("all_reduce", 1.0, (2, 2), [LevelCost(0, 1)]), "2 levels"),
     ],
 )
 def test_bad_input_is_refused_with_the_cure(call: object, says: str) -> None:
@@ -224,46 +203,37 @@ def test_bad_input_is_refused_with_the_cure(call: object, says: str) -> None:
 
 # --- NCCL on a real network ------------------------------------------------------------------------------------------
 
-A100 = load_system("dgx-a100-80gb")
-H100 = load_system("dgx-h100")
 SIZES = np.geomspace(512.0, 2.0**34, 60)
 
 
 def inside(system: System, ranks: int, operation: str, payload: object, **options: object) -> np.ndarray:
-    return collective_time(
-        operation=operation,
-        payload_bytes=payload,  # type: ignore[arg-type]
-        network=network_across(system, ranks=ranks, ranks_per_node=ranks),
-        inside=NcclParameters(),
-        exchange=ExchangeParameters(),
-        between=FabricParameters(),
-        **options,  # type: ignore[arg-type]
-    )
+    links = links_across(system, ranks=ranks, ranks_per_node=ranks)
+    return best(Nccl(**options), operation, payload, links).time  # type: ignore[arg-type]
 
 
 def test_a_group_knows_its_levels_and_the_nics_it_reaches() -> None:
-    alone = network_across(A100, ranks=2, ranks_per_node=1)
+    alone = links_across(A100, ranks=2, ranks_per_node=1)
     assert (alone.fan_outs, alone.ports) == ((1.0, 2.0), (1.0, 1.0))
-    together = network(A100, stride=8, size=2)
+    together = group_links(A100, stride=8, size=2)
     assert together.ports[-1] == 1.0
-    assert network(A100, stride=1, size=16).ports[-1] == 8.0
-    assert network_across(A100, ranks=4, ranks_per_node=2).ports[-1] == 2.0
-    assert float(network_across(A100, ranks=24, ranks_per_node=8).nodes) == 3.0
+    assert group_links(A100, stride=1, size=16).ports[-1] == 8.0
+    assert links_across(A100, ranks=4, ranks_per_node=2).ports[-1] == 2.0
+    assert float(links_across(A100, ranks=24, ranks_per_node=8).nodes) == 3.0
 
 
 def test_a_pcie_tree_is_no_nvlink_and_a_system_without_fabric_stays_in_its_node() -> None:
     tree = load_system("deepbench-8gpu-dual-root")
     assert link_kind(tree) == "pcie" and link_kind(A100) == "nvlink"
-    assert not network_across(tree, ranks=8, ranks_per_node=8).nvlink
+    assert not links_across(tree, ranks=8, ranks_per_node=8).nvlink
     with pytest.raises(PlanError, match="nodes"):
-        network_across(load_system("l40s-pcie-8gpu"), ranks=16, ranks_per_node=8)
+        links_across(load_system("l40s-pcie-8gpu"), ranks=16, ranks_per_node=8)
 
 
 def test_protocol_follows_the_tuner() -> None:
     def chosen(ranks: int, payload: float) -> int:
-        net = network_across(A100, ranks=ranks, ranks_per_node=ranks)
+        links = links_across(A100, ranks=ranks, ranks_per_node=ranks)
         wire = float(bus_factor("all_gather", ranks)) * payload / 300e9
-        return int(protocol(steps=ranks - 1, wire_time=wire, network=net))
+        return int(protocol(steps=ranks - 1, wire_time=wire, links=links))
 
     assert [chosen(2, 2.0**k) for k in (10, 20, 21, 29)] == [LL, LL, SIMPLE, SIMPLE]
     assert [chosen(8, 2.0**k) for k in (10, 20, 22, 29)] == [LL, LL, LL128, SIMPLE]
@@ -291,11 +261,56 @@ def test_bus_bandwidth_of_large_messages_is_the_share_of_the_link() -> None:
     assert 0.9 * 0.78 < bus / 300e9 < 0.78
 
 
+@pytest.mark.parametrize(("ranks", "per_node"), [(2, 1), (16, 8)])
+def test_a_send_between_nodes_has_the_port_of_one_rank(ranks: int, per_node: int) -> None:
+    payload, links = 2.0**34, links_across(H100, ranks=ranks, ranks_per_node=per_node)
+    for policy in (Nccl(), Textbook(IDEAL)):
+        rate = payload / float(best(policy, "send_recv", payload, links).time)
+        assert 0.7 * 50e9 < rate <= 50e9 * (1 + 1e-9)
+
+
+def test_an_exchange_over_a_rack_is_not_faster_than_its_links() -> None:
+    """4 GB over 64 of 72 GB200: 63/64 of it leaves each rank at 900 GB/s, 4.375 ms."""
+    seconds = collective("all_to_all", 4e9, 64, load_system("gb200-nvl72")).best.time
+    assert 4.375e-3 < seconds < 1.6 * 4.375e-3
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("system", [name for name in names("systems") if load_system(name).levels])
+def test_no_price_is_below_the_bound_that_is_stated(system: str, operation: str) -> None:
+    machine = load_system(system)
+    for ranks in (2, machine.devices_per_node, 4 * machine.devices_per_node):
+        if ranks < 2 or (machine.capacity is not None and ranks > machine.capacity):
+            continue
+        links = Fabric(machine).links(1, ranks)
+        policy = Fabric(machine).policy
+        for name, seconds in prices(policy, operation, SIZES, links).items():
+            least = policy.least(operation, SIZES, links, in_network=ALGORITHMS[name].in_network)
+            assert np.all(seconds >= least * (1 - 1e-12)), name
+
+
+@pytest.mark.parametrize("algorithm", [None, "ring", "butterfly"])
+@pytest.mark.parametrize(("system", "ranks"), [("dgx-h100", 8), ("dgx-h100", 64), ("pcie4-8gpu", 8)])
+def test_a_step_and_the_study_have_one_price(system: str, ranks: int, algorithm: str | None) -> None:
+    study = collective("all_reduce", 1e9, ranks, load_system(system))
+    fabric = Fabric(load_system(system), algorithm)
+    seconds = fabric.times("all_reduce", np.array([1]), np.array([ranks]), np.array([1e9]))
+    rows = {row.algorithm: row.time for row in study.rows}
+    assert float(seconds[0]) == (study.best.time if algorithm is None else rows[algorithm])
+
+
+def test_double_precision_is_added_in_the_switch() -> None:
+    """nccl-tests in fp64 on 8 H100: 481.8 GB/s of bus bandwidth at 16 GiB, more than the 450 GB/s of a link."""
+    times = [collective("all_reduce", 2.0**34, 8, H100, dtype=dtype).best.time for dtype in ("fp64", "bf16", "int8")]
+    assert times[0] == times[1] < times[2]
+    assert collective("all_reduce", 2.0**34, 8, H100, dtype="int8").best.algorithm == "ring"
+
+
 def test_the_switch_adds_floats_of_five_ranks_and_more() -> None:
     payload = 2.0**29
-    floats, integers = (float(inside(H100, 8, "all_reduce", payload, switch_can_add=one)) for one in (True, False))
+    floats, integers = (float(inside(H100, 8, "all_reduce", payload, switch_can_add=adds)) for adds in (True, False))
     assert floats < 0.9 * integers
-    same = [float(inside(H100, 4, "all_reduce", payload, switch_can_add=one)) for one in (True, False)]
+    same = [float(inside(H100, 4, "all_reduce", payload, switch_can_add=adds)) for adds in (True, False)]
     assert same[0] == same[1]
 
 
@@ -320,19 +335,14 @@ def test_defaults_are_near_nccl_tests_on_a_dgx_a100(
 
 def test_ranks_that_go_through_host_memory_share_it() -> None:
     slow, parameters = load_system("l40s-pcie-8gpu"), replace(NcclParameters(), copy=0.02, staging_power=1.92)
-    nets = [network_across(slow, ranks=ranks, ranks_per_node=ranks) for ranks in (2, 8)]
-    two, eight = (
-        float(nccl_time(operation="all_gather", payload_bytes=2.0**34, network=net, parameters=parameters))
-        for net in nets
-    )
+    two, eight = (float(inside(slow, ranks, "all_gather", 2.0**34, inside=parameters)) for ranks in (2, 8))
     assert eight / two == pytest.approx((7 / 8) / (1 / 2) * (8 / 2) ** 1.92, rel=0.05)
 
 
 def test_skew_holds_up_small_collectives_only() -> None:
-    net = network_across(A100, ranks=2, ranks_per_node=2)
     late = replace(NcclParameters(), skew=60e-6)
     small, large, punctual = (
-        float(nccl_time(operation="all_reduce", payload_bytes=size, network=net, parameters=parameters))
+        float(inside(A100, 2, "all_reduce", size, inside=parameters))
         for size, parameters in ((1024.0, late), (2.0**28, late), (2.0**28, NcclParameters()))
     )
     assert small == pytest.approx(60e-6, rel=1e-3) and large == pytest.approx(punctual, rel=1e-3)
@@ -340,10 +350,9 @@ def test_skew_holds_up_small_collectives_only() -> None:
 
 def test_fabric_bandwidth_grows_with_the_nics_in_use() -> None:
     def bus(ranks: int, per_node: int) -> float:
-        net = network_across(A100, ranks=ranks, ranks_per_node=per_node)
-        payload = 2.0**36
-        time = fabric_time(operation="all_reduce", payload_bytes=payload, network=net, parameters=FabricParameters())
-        return float(bus_factor("all_reduce", ranks) * payload / time)
+        links, payload = links_across(A100, ranks=ranks, ranks_per_node=per_node), 2.0**36
+        seconds = best(Nccl(), "all_reduce", payload, links, ["ring"]).time
+        return float(bus_factor("all_reduce", ranks) * payload / seconds)
 
     assert bus(2, 1) == pytest.approx(0.9 * 25e9, rel=0.02)
     assert bus(4, 2) == pytest.approx(2 * bus(2, 1), rel=0.05)
@@ -352,21 +361,14 @@ def test_fabric_bandwidth_grows_with_the_nics_in_use() -> None:
 
 def test_rows_of_several_groups_are_priced_as_one_by_one() -> None:
     groups = [(2, 2), (8, 8), (16, 8), (2, 1)]
-    networks = [network_across(A100, ranks=n, ranks_per_node=m) for n, m in groups]
+    separate = [links_across(A100, ranks=n, ranks_per_node=m) for n, m in groups]
     payload = np.array([1e4, 1e6, 1e8, 1e7])
-
-    def priced(net: Network, size: object) -> np.ndarray:
-        return collective_time(
-            operation="all_reduce",
-            payload_bytes=size,  # type: ignore[arg-type]
-            network=net,
-            inside=NcclParameters(),
-            exchange=ExchangeParameters(),
-            between=FabricParameters(),
-        )
-
-    together = priced(stack_networks(networks, np.arange(4)), payload)
-    assert together == pytest.approx([float(priced(net, size)) for net, size in zip(networks, payload, strict=True)])
+    for policy in (Nccl(), Textbook(IDEAL)):
+        together = best(policy, "all_reduce", payload, stack_links(separate, np.arange(4))).time
+        by_itself = [
+            float(best(policy, "all_reduce", size, links).time) for links, size in zip(separate, payload, strict=True)
+        ]
+        assert together == pytest.approx(by_itself)
 
 
 def test_sockets_are_slower_than_remote_memory_access() -> None:
@@ -376,8 +378,8 @@ def test_sockets_are_slower_than_remote_memory_access() -> None:
 
 def test_custom_kernels_turn_from_one_shot_to_two_shot_and_then_to_nccl() -> None:
     def seconds(ranks: int, payload: float, parameters: CustomParameters) -> float:
-        net = network_across(A100, ranks=ranks, ranks_per_node=ranks)
-        return float(custom_time(payload_bytes=payload, network=net, parameters=parameters))
+        links = links_across(A100, ranks=ranks, ranks_per_node=ranks)
+        return float(custom_time(payload_bytes=payload, links=links, parameters=parameters))
 
     graph = CustomParameters()
     assert seconds(8, 2.0**17, graph) == pytest.approx(4e-6 + 0.8e-6 + 7 * 2.0**17 / (0.6 * 300e9), rel=1e-3)

@@ -219,7 +219,7 @@ def test_algorithms_stand_in_order_above_the_lower_bound() -> None:
     times = [row.time for row in study.rows]
     assert times == sorted(times)
     assert study.best.time >= study.lower_bound
-    assert study.fan_outs == (8.0, 8.0)
+    assert study.links.fan_outs == (8.0, 8.0)
 
 
 def test_crossovers_chain_and_leave_ties_out() -> None:

@@ -14,6 +14,8 @@ from paleo.errors import SpecError
 Operation = Annotated[str, typer.Argument(metavar="OP", help="all_reduce, all_gather, reduce_scatter, …")]
 Payload = Annotated[str, typer.Option("--bytes", metavar="SIZE", help="Payload with its unit: 100MB, 64KiB.")]
 Ranks = Annotated[int, typer.Option(help="Ranks of the group, neighbours on the system.")]
+Calibration = Annotated[str, typer.Option(help="auto, ideal, ppp=0.6 or a calibration file.")]
+Dtype = Annotated[str, typer.Option(help="Format of the elements; switches cannot add int8.")]
 
 
 @app.command(rich_help_panel=PREDICT)
@@ -22,6 +24,8 @@ def collective(
     system: SystemName,
     bytes_: Payload,
     ranks: Ranks,
+    calibration: Calibration = "auto",
+    dtype: Dtype = "bf16",
     as_json: AsJson = False,
     plot: Plot = None,
 ) -> None:
@@ -36,7 +40,9 @@ def collective(
         payload = parse(bytes_, "bytes")
     except SpecError as error:
         raise SpecError(f"--bytes: {error}") from None
-    study = studies.collective(operation.replace("-", "_"), payload, ranks, load_system(system))
+    study = studies.collective(
+        operation.replace("-", "_"), payload, ranks, load_system(system), calibration=calibration, dtype=dtype
+    )
     if path is not None:
         from paleo.report import plots
 

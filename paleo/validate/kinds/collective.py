@@ -13,31 +13,20 @@ import pandas as pd
 
 from paleo.collectives.base import OPERATIONS
 from paleo.errors import PaleoError, near
-from paleo.pricing.alpha_beta import bus_factor
-from paleo.pricing.collective import (
-    EXCHANGES,
-    NANOSECOND,
-    CustomParameters,
-    ExchangeParameters,
-    FabricParameters,
-    NcclParameters,
-    Network,
-    custom_time,
-    exchange_time,
-    fabric_time,
-    link_kind,
-    nccl_time,
-    network_across,
-    stack_networks,
-)
+from paleo.pricing.communication import NOT_IN_SWITCH
+from paleo.pricing.links.alpha_beta import bus_factor
+from paleo.pricing.links.custom import CustomParameters, custom_time
+from paleo.pricing.links.fabric import FabricParameters
+from paleo.pricing.links.group import GroupLinks, link_kind, links_across, stack_links
+from paleo.pricing.links.node import EXCHANGES, ExchangeParameters, NcclParameters
+from paleo.pricing.links.policy import Nccl, best
+from paleo.pricing.links.transfer import NANOSECOND
 from paleo.specs.hardware import System, load_system
 from paleo.units import MICROSECOND
 from paleo.validate.kinds.base import KINDS, Array, FitPlan, Fitted, TableKind, number, text
 
-#: Dtypes that NVSwitch cannot add.
-NOT_IN_SWITCH = frozenset({"int8", "fp64"})
-#: Libraries that have no low-latency protocol.
-WITHOUT_LL = ("NCCL 1.", "NCCL 2.0", "Baidu", "OSU")
+#: Libraries that have neither a low-latency protocol nor trees between nodes.
+EARLY_LIBRARIES = ("NCCL 1.", "NCCL 2.0", "Baidu", "OSU")
 #: All-reduce of DeepBench that is not NCCL with a process per GPU: own rings through host memory, MPI.
 OTHER_STACKS = {"single process": "single-process", "Baidu": "host-ring", "OSU": "mpi"}
 #: The one parameter that a stack of a handful of rows can tell.
@@ -152,9 +141,9 @@ class CollectiveTable(TableKind[System]):
 
     def ideal_time(self, frame: pd.DataFrame, figures: System) -> Array:
         """Seconds of those bytes at the datasheet's bandwidth of the slowest level, for the one-constant baseline."""
-        net = self._network(frame, figures)
+        links = self._links(frame, figures)
         slowest = np.full(len(frame), np.inf)
-        for fan_out, bandwidth, ports in zip(net.fan_outs, net.bandwidths, net.ports, strict=True):
+        for fan_out, bandwidth, ports in zip(links.fan_outs, links.bandwidths, links.ports, strict=True):
             slowest = np.where(np.asarray(fan_out) > 1, np.minimum(slowest, np.asarray(bandwidth) * ports), slowest)
         return np.asarray(self.work(frame)[1] / slowest)
 
@@ -162,22 +151,27 @@ class CollectiveTable(TableKind[System]):
         """Seconds of rows of one system, dtype, family and stack."""
         operations, payload = text(frame, "op").to_numpy(), number(frame, "bytes")
         adds = ~text(frame, "dtype").isin(NOT_IN_SWITCH).to_numpy()
-        low_latency = ~text(frame, "library").str.startswith(WITHOUT_LL).to_numpy()
+        recent = ~text(frame, "library").str.startswith(EARLY_LIBRARIES).to_numpy()
         seconds = np.zeros(len(frame))
         for operation in np.unique(operations):
             mine = operations == operation
-            net = self._network(frame[mine], figures)
-            seconds[mine] = _priced(str(operation), payload[mine], net, parameters, adds[mine], low_latency[mine])
+            links = self._links(frame[mine], figures)
+            if isinstance(parameters, CustomParameters):
+                seconds[mine] = custom_time(payload_bytes=payload[mine], links=links, parameters=parameters)
+                continue
+            release = {"switch_can_add": adds[mine], "low_latency": recent[mine], "trees": recent[mine]}
+            policy = replace(_nccl(parameters), **release)
+            seconds[mine] = best(policy, str(operation), payload[mine], links).time
         return seconds
 
     def _custom(self, frame: pd.DataFrame) -> pd.Series[bool]:
         return text(frame, "algo").str.lower().str.startswith("custom")
 
-    def _network(self, frame: pd.DataFrame, system: System) -> Network:
-        groups = np.stack([number(frame, "ranks"), number(frame, "ranks_per_node")], axis=1)
-        unique, index = np.unique(groups, axis=0, return_inverse=True)
-        networks = [network_across(system, ranks=int(n), ranks_per_node=int(m)) for n, m in unique]
-        return stack_networks(networks, np.ravel(index))
+    def _links(self, frame: pd.DataFrame, system: System) -> GroupLinks:
+        sizes = np.stack([number(frame, "ranks"), number(frame, "ranks_per_node")], axis=1)
+        unique, index = np.unique(sizes, axis=0, return_inverse=True)
+        groups = [links_across(system, ranks=int(n), ranks_per_node=int(m)) for n, m in unique]
+        return stack_links(groups, np.ravel(index))
 
 
 def _largest(engine: str, system: System) -> float:
@@ -195,21 +189,11 @@ def _engine(library: str) -> str:
     return "sglang-0.5.14" if name == "sglang" and numbers >= (0, 5, 14) else name or "custom"
 
 
-def _priced(operation: str, payload: Array, net: Network, parameters: Any, adds: Flags, low_latency: Flags) -> Array:
+def _nccl(parameters: NcclParameters | ExchangeParameters | FabricParameters) -> Nccl:
+    """The policy with the parameters of one family; rows of one family ask for no other but a node's own ranks."""
     if isinstance(parameters, NcclParameters):
-        return nccl_time(
-            operation=operation,
-            payload_bytes=payload,
-            network=net,
-            parameters=parameters,
-            switch_can_add=adds,
-            low_latency=low_latency,
-        )
-    if isinstance(parameters, ExchangeParameters):
-        return exchange_time(operation=operation, payload_bytes=payload, network=net, parameters=parameters)
-    if isinstance(parameters, FabricParameters):
-        return fabric_time(operation=operation, payload_bytes=payload, network=net, parameters=parameters)
-    return custom_time(payload_bytes=payload, network=net, parameters=parameters)
+        return Nccl(inside=parameters)
+    return Nccl(exchange=parameters) if isinstance(parameters, ExchangeParameters) else Nccl(between=parameters)
 
 
 @cache
@@ -223,7 +207,7 @@ def _reason(system: str, operation: str, ranks: float, ranks_per_node: float, si
     if ranks != int(ranks) or ranks_per_node != int(ranks_per_node) or ranks % min(ranks, ranks_per_node):
         return "ranks is not a multiple of ranks_per_node"
     try:
-        network_across(load_system(system), ranks=int(ranks), ranks_per_node=int(ranks_per_node))
+        links_across(load_system(system), ranks=int(ranks), ranks_per_node=int(ranks_per_node))
     except PaleoError as error:
         return str(error)
     return ""

@@ -1,0 +1,125 @@
+"""alpha-beta-gamma: seconds for the traffic of a collective over the levels of a network.
+
+alpha [s] per message, beta [s/byte] per byte that one unit sends into a level, gamma [s/byte] per byte that a rank
+combines (Thakur, Rabenseifner and Gropp, IJHPCA 19(1), 2005). In a group of one level the textbook formulas come out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from paleo.collectives.base import (
+    algorithms_for,
+    checked_group,
+    checked_payload,
+    others,
+    ranks_of,
+    rounds,
+)
+from paleo.collectives.traffic import Array, Group, LevelTraffic, Numeric, Traffic
+from paleo.errors import SpecError
+
+
+@dataclass(frozen=True, slots=True)
+class LevelCost:
+    """The price of one level, as the group at hand sees it.
+
+    alpha       one message from end to end [s]
+    beta        one byte sent by a unit of the level below through the ports that the group may use [s/byte]
+    gamma       one byte combined by a rank [s/byte]
+    rank_beta   one byte sent by a single rank of that unit, through the ports that it drives [s/byte]
+    """
+
+    alpha: Numeric
+    beta: Numeric
+    gamma: Numeric = 0.0
+    rank_beta: Numeric = 0.0
+
+    def transfer_time(self, level: LevelTraffic) -> Numeric:
+        """Seconds of the bytes alone."""
+        seconds = self.beta * level.wire_bytes
+        if level.senders is None:
+            return seconds
+        return np.maximum(seconds, self.rank_beta * level.wire_bytes / level.senders)
+
+
+def traffic_time(traffic: Traffic, costs: Sequence[LevelCost]) -> Array:
+    """Seconds of the phases of a traffic, one after another.
+
+    A phase lasts as long as its latencies together and its slowest level: sum of alpha steps + max of beta bytes +
+    sum of gamma bytes.
+
+    >>> from paleo.collectives.base import ALGORITHMS
+    >>> ring = ALGORITHMS["ring"].traffic("all_reduce", 800.0, (8,))
+    >>> float(traffic_time(ring, [LevelCost(alpha=1.0, beta=0.01)]))  # 14 steps and 1400 bytes
+    28.0
+    """
+    total = np.zeros(())
+    for phase in traffic.phases:
+        if len(phase) > len(costs):
+            raise SpecError(f"traffic over {len(phase)} levels needs as many level costs, found {len(costs)}")
+        slowest = np.zeros(())
+        for level, cost in zip(phase, costs, strict=False):
+            slowest = np.maximum(slowest, cost.transfer_time(level))
+            total = total + cost.alpha * level.steps + cost.gamma * level.reduced_bytes
+        total = total + slowest
+    return np.asarray(total)
+
+
+def lower_bound(
+    operation: str, payload_bytes: Numeric, group: Group, costs: Sequence[LevelCost], *, in_network: bool = False
+) -> Array:
+    """No algorithm between hosts ends before this [s].
+
+    Flat: alpha log2 P + beta S c, with c = 2 (P-1)/P for all_reduce, (P-1)/P for reduce_scatter, all_gather and
+    all_to_all, 1 for broadcast and send_recv. Over levels: the latencies add, the slowest level counts. With
+    ``in_network`` a message may be combined and copied on its way: one step a level, and S for an all_reduce.
+
+    >>> cost = LevelCost(alpha=1.0, beta=0.01)
+    >>> float(lower_bound("all_reduce", 800.0, (8,), [cost]))
+    17.0
+
+    Reference: Chan, Heimlich, Purkayastha and van de Geijn, Collective communication, CCPE 19(13), 2007.
+    """
+    algorithms_for(operation)
+    payload, fan_outs = checked_payload(payload_bytes), checked_group(group)
+    if len(costs) != len(fan_outs):
+        raise SpecError(f"a group of {len(fan_outs)} levels needs as many level costs, found {len(costs)}")
+    latency, slowest = np.zeros(()), np.zeros(())
+    for index, cost in enumerate(costs):
+        fan_out, above = fan_outs[index], ranks_of(fan_outs[index + 1 :])
+        spanned = np.where(fan_out > 1, 1.0, 0.0)
+        if operation == "send_recv":
+            spanned = spanned * (above == 1)
+        steps = spanned if in_network or operation == "send_recv" else rounds(fan_out)
+        share = _least_share(operation, fan_outs, index, in_network)
+        latency = latency + cost.alpha * steps
+        slowest = np.maximum(slowest, cost.beta * payload * share * spanned)
+    return np.asarray(latency + slowest)
+
+
+def _least_share(operation: str, fan_outs: tuple[Array, ...], index: int, in_network: bool) -> Array:
+    """Share of the payload that each unit must send into a level."""
+    fan_out = fan_outs[index]
+    if operation == "all_reduce":
+        return np.ones(()) if in_network else 2.0 * others(fan_out)
+    if operation == "all_to_all":
+        inside, above = ranks_of(fan_outs[:index]), ranks_of(fan_outs[index + 1 :])
+        return inside * others(fan_out) / above
+    return others(fan_out) if operation in ("reduce_scatter", "all_gather") else np.ones(())
+
+
+def bus_factor(operation: str, ranks: Numeric) -> Array:
+    """Bytes that each rank must send per payload byte: bus bandwidth = factor * payload / time (nccl-tests).
+
+    >>> float(bus_factor("all_reduce", 8)), float(bus_factor("all_gather", 8)), float(bus_factor("broadcast", 8))
+    (1.75, 0.875, 1.0)
+    """
+    algorithms_for(operation)
+    count = np.asarray(ranks, dtype=np.float64)
+    if operation in ("broadcast", "send_recv"):
+        return np.ones_like(count)
+    return (2.0 if operation == "all_reduce" else 1.0) * others(count)

@@ -1,0 +1,226 @@
+"""What a group of ranks finds between its members, by datasheet: levels, ports, protocols that its links carry."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from paleo.collectives.base import Algorithm, ranks_of
+from paleo.collectives.traffic import Array, Numeric, Phase, Traffic
+from paleo.errors import PlanError
+from paleo.specs.hardware import Level, Span, System
+
+#: Link kinds inside a node that are no PCIe tree.
+_LIKE_NVLINK = frozenset({"nvlink", "nvswitch", "infinity_fabric", "ici", "ethernet"})
+Flags = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLinks:
+    """The links of one group, or of rows of groups of one system; all numbers but latencies broadcast.
+
+    fan_outs         per level, inner to outer; the last ``fabric_levels`` of them lie between nodes
+    bandwidths       of one port of one unit into that level [byte/s]
+    ports            ports of that unit which the group may use
+    rank_ports       of these, ports that a single rank of the unit drives
+    unit_ports       ports of that unit by datasheet, shared out over the groups of the same kind
+    latencies        of one message over a link of that level, by datasheet [s]
+    nvlink           the levels inside the node that the group spans are all NVLink, and so have LL128
+    staged           neighbours cannot reach each other's memory and go through the host's
+    fabric_levels    how many of the levels lie between nodes
+    generation       of the device, for the constants of NCCL's tuner
+    switch_reduces   the inner level's switches add and multicast (NVLink SHARP)
+    topologies       of the system's levels: algorithms that are written for one ask for it
+    """
+
+    fan_outs: tuple[Numeric, ...]
+    bandwidths: tuple[Numeric, ...]
+    ports: tuple[Numeric, ...]
+    rank_ports: tuple[Numeric, ...] = ()
+    unit_ports: tuple[Numeric, ...] = ()
+    latencies: tuple[float, ...] = ()
+    nvlink: bool | Flags = True
+    staged: bool | Flags = False
+    fabric_levels: int = 0
+    generation: str = "Ampere"
+    switch_reduces: bool = False
+    topologies: frozenset[str] = frozenset()
+
+    @property
+    def ranks(self) -> Array:
+        """Ranks of the group."""
+        return ranks_of(tuple(np.asarray(fan_out, dtype=np.float64) for fan_out in self.fan_outs))
+
+    @property
+    def nodes(self) -> Array:
+        """Nodes that the group spans."""
+        outer = self.fan_outs[self.inner_levels :]
+        return ranks_of(tuple(np.asarray(fan_out, dtype=np.float64) for fan_out in outer))
+
+    @property
+    def inner_levels(self) -> int:
+        """How many of the levels lie inside a node."""
+        return len(self.fan_outs) - self.fabric_levels
+
+    @property
+    def rank_bandwidth(self) -> Array:
+        """Of one rank into the innermost level [byte/s]."""
+        return np.asarray(self.bandwidths[0]) * self.ports[0]
+
+    @property
+    def inside(self) -> GroupLinks:
+        """The same ranks as far as they share one node."""
+        alone = tuple(np.ones_like(np.asarray(fan_out)) for fan_out in self.fan_outs[self.inner_levels :])
+        return dataclasses.replace(self, fan_outs=(*self.fan_outs[: self.inner_levels], *alone))
+
+    def can_run(self, algorithm: Algorithm) -> bool:
+        """Whether the system has what an algorithm asks for."""
+        switches = self.switch_reduces or not algorithm.in_network
+        return switches and (algorithm.topology is None or algorithm.topology in self.topologies)
+
+    def wire_time(self, traffic: Traffic, levels: slice = slice(None)) -> Array:
+        """Seconds of the slowest of some levels at the datasheet's bandwidth, phase after phase."""
+        total = np.zeros(())
+        for phase in traffic.phases:
+            total = total + self._slowest(phase, levels)
+        return np.asarray(total)
+
+    def _slowest(self, phase: Phase, levels: slice) -> Array:
+        slowest = np.zeros(())
+        for index in range(len(phase))[levels]:
+            ports = self.ports[index]
+            if phase[index].senders is not None and self.rank_ports:
+                ports = np.minimum(ports, self.rank_ports[index] * np.asarray(phase[index].senders))
+            bandwidth = np.asarray(self.bandwidths[index]) * ports
+            slowest = np.maximum(slowest, phase[index].wire_bytes / bandwidth)
+        return np.asarray(slowest)
+
+    def rows(self, index: npt.NDArray[np.intp]) -> GroupLinks:
+        """Some rows of stacked groups."""
+
+        def taken(values: tuple[Numeric, ...]) -> tuple[Array, ...]:
+            return tuple(np.asarray(level)[index] for level in values)
+
+        return dataclasses.replace(
+            self,
+            fan_outs=taken(self.fan_outs),
+            bandwidths=taken(self.bandwidths),
+            ports=taken(self.ports),
+            rank_ports=taken(self.rank_ports),
+            unit_ports=taken(self.unit_ports),
+            nvlink=np.asarray(self.nvlink)[index],
+            staged=np.asarray(self.staged)[index],
+        )
+
+
+def group_links(system: System, *, stride: int, size: int) -> GroupLinks:
+    """The links of ``size`` ranks, ``stride`` apart, of a system whose other ranks form groups of the same kind.
+
+    >>> from paleo.specs.hardware import load_system
+    >>> two_nodes = group_links(load_system("dgx-a100-80gb"), stride=1, size=16)
+    >>> two_nodes.fan_outs, two_nodes.ports, two_nodes.fabric_levels
+    ((8.0, 2.0), (1.0, 8.0), 1)
+    """
+    return links_of_spans(system, system.group(stride, size))
+
+
+def links_across(system: System, *, ranks: int, ranks_per_node: int) -> GroupLinks:
+    """The links of a group with ``ranks_per_node`` neighbours in each of its nodes, alone on the system."""
+    inside = min(ranks, ranks_per_node)
+    spans, nodes = list(system.group(1, inside)), -(-ranks // inside)
+    outer = [index for index, span in enumerate(spans) if between_nodes(system, span.level)]
+    if nodes > 1 and not outer:
+        raise PlanError(f"system {system.name} has no network between nodes, and {ranks} ranks need {nodes} nodes")
+    if nodes > 1:
+        spans[outer[0]] = Span(spans[outer[0]].level, nodes, inside, 1)
+    return links_of_spans(system, spans)
+
+
+def stack_links(groups: Sequence[GroupLinks], index: npt.NDArray[np.intp]) -> GroupLinks:
+    """Groups of one system side by side: row i of the result is ``groups[index[i]]``."""
+
+    def columns(values: Sequence[tuple[Numeric, ...]]) -> tuple[Array, ...]:
+        return tuple(np.asarray(level, dtype=np.float64) for level in zip(*values, strict=True))
+
+    return dataclasses.replace(
+        groups[0],
+        fan_outs=columns([group.fan_outs for group in groups]),
+        bandwidths=columns([group.bandwidths for group in groups]),
+        ports=columns([group.ports for group in groups]),
+        rank_ports=columns([group.rank_ports for group in groups]),
+        unit_ports=columns([group.unit_ports for group in groups]),
+        nvlink=np.asarray([group.nvlink for group in groups], dtype=np.bool_),
+        staged=np.asarray([group.staged for group in groups], dtype=np.bool_),
+    ).rows(index)
+
+
+def between_nodes(system: System, level: Level) -> bool:
+    """Whether a level joins nodes."""
+    return level.ranks is None or level.ranks > system.devices_per_node
+
+
+def links_of_spans(system: System, spans: Sequence[Span]) -> GroupLinks:
+    """The links of a group that a system has resolved into spans."""
+    if not spans:
+        raise PlanError(f"system {system.name} has no links, so its devices cannot talk to one another")
+    fabric = [between_nodes(system, span.level) for span in spans]
+    inner = [span.level for span, outside in zip(spans, fabric, strict=True) if not outside and span.fan_out > 1]
+    ports = [_usable_ports(system, span, outside) for span, outside in zip(spans, fabric, strict=True)]
+    links = GroupLinks(
+        fan_outs=tuple(float(span.fan_out) for span in spans),
+        bandwidths=tuple(span.level.link.bandwidth for span in spans),
+        ports=tuple(usable for usable, _ in ports),
+        rank_ports=tuple(of_a_rank for _, of_a_rank in ports),
+        unit_ports=tuple(span.level.ports / span.groups_sharing for span in spans),
+        latencies=tuple(span.level.link.latency or 0.0 for span in spans),
+        nvlink=all(level.link.kind in _LIKE_NVLINK for level in inner),
+        staged=bool(inner) and not spans[0].level.peer_to_peer,
+        fabric_levels=sum(fabric),
+        generation=system.device.architecture,
+        switch_reduces=not fabric[0] and spans[0].level.in_switch_reduction,
+        topologies=frozenset(level.topology for level in system.levels),
+    )
+    return _with_node(links) if fabric[0] else links
+
+
+def _with_node(links: GroupLinks) -> GroupLinks:
+    """A node of one device, whose inside is an idle level."""
+    return dataclasses.replace(
+        links,
+        fan_outs=(1.0, *links.fan_outs),
+        bandwidths=(links.bandwidths[0], *links.bandwidths),
+        ports=(1.0, *links.ports),
+        rank_ports=(1.0, *links.rank_ports),
+        unit_ports=(1.0, *links.unit_ports),
+        latencies=(0.0, *links.latencies),
+    )
+
+
+def link_kind(system: System) -> str:
+    """What joins the devices of a node, as calibrations tell systems apart: nvlink, pcie, or none.
+
+    >>> from paleo.specs.hardware import load_system
+    >>> link_kind(load_system("dgx-h100")), link_kind(load_system("deepbench-8gpu-dual-root"))
+    ('nvlink', 'pcie')
+    """
+    if not system.levels or between_nodes(system, system.levels[0]):
+        return "none"
+    return "nvlink" if system.levels[0].link.kind in _LIKE_NVLINK else "pcie"
+
+
+def _usable_ports(system: System, span: Span, outside: bool) -> tuple[float, float]:
+    """Ports of one unit for this group, and for one rank of it: its share of them, and no more than its rings reach.
+
+    A rank drives its own NIC (or its share of the node's, at least one), so a lone rank of a node of eight does not
+    fill eight NICs. Rings of a PCIe tree all turn the same way, and leave a unit through one slot.
+    """
+    share = span.level.ports / span.groups_sharing
+    if not outside:
+        usable = min(share, 1.0) if span.level.link.kind in ("pcie", "qpi") else share
+        return usable, usable
+    of_a_rank = max(1.0, span.level.ports / system.devices_per_node)
+    return min(share, span.members_below * of_a_rank), min(share, of_a_rank)

@@ -1,0 +1,187 @@
+"""How a library carries out a collective: which algorithms it chooses from, and what any traffic costs in its hands.
+
+A policy prices whatever algorithm the registry holds, so that a new one joins in by itself: `Nccl` with calibrated
+launch costs, steps and shares of links, `Textbook` with the constants of `--calibration ideal` and `ppp=…`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from paleo.collectives.base import Algorithm, algorithms_for
+from paleo.collectives.traffic import Array, Numeric
+from paleo.errors import PlanError, SpecError, near
+from paleo.pricing.calibration import Rates
+from paleo.pricing.links.alpha_beta import LevelCost, lower_bound, traffic_time
+from paleo.pricing.links.choice import Choice, fastest
+from paleo.pricing.links.fabric import FabricParameters, fabric_time
+from paleo.pricing.links.group import Flags, GroupLinks
+from paleo.pricing.links.node import (
+    EXCHANGES,
+    SWITCH_RANKS,
+    ExchangeParameters,
+    NcclParameters,
+    exchange_time,
+    node_time,
+    switch_time,
+)
+
+
+class Policy(Protocol):
+    """What prices a group's collectives."""
+
+    def candidates(self, operation: str, links: GroupLinks) -> list[Algorithm]:
+        """The algorithms that it chooses from."""
+        ...
+
+    def chooses(self, algorithm: Algorithm, links: GroupLinks) -> Flags:
+        """Whether it would run a candidate on these links."""
+        ...
+
+    def seconds(self, algorithm: Algorithm, operation: str, payload_bytes: Numeric, links: GroupLinks) -> Array:
+        """Seconds of one algorithm; infinite where the network cannot carry it out."""
+        ...
+
+    def least(self, operation: str, payload_bytes: Numeric, links: GroupLinks, *, in_network: bool) -> Array:
+        """Seconds that no algorithm can be faster than, with the help of switches or without."""
+        ...
+
+
+def named(operation: str, links: GroupLinks, names: Sequence[str]) -> list[Algorithm]:
+    """Algorithms by name; an error where the operation or the network lacks one."""
+    serving = {algorithm.name: algorithm for algorithm in algorithms_for(operation)}
+    for name in names:
+        if name not in serving:
+            raise SpecError(f"no algorithm {name!r} for {operation!r}; {near(name, serving)}")
+        if not links.can_run(serving[name]):
+            needed = serving[name].topology or "switches that add"
+            raise PlanError(f"algorithm {name!r} needs a network with {needed}; links are {sorted(links.topologies)}")
+    return [serving[name] for name in names]
+
+
+def prices(
+    policy: Policy, operation: str, payload_bytes: Numeric, links: GroupLinks, names: Sequence[str] | None = None
+) -> dict[str, Array]:
+    """Seconds by algorithm: of all candidates of a policy (infinite where it would not run one), or of named ones."""
+    if names is not None:
+        chosen = named(operation, links, names)
+        return {each.name: policy.seconds(each, operation, payload_bytes, links) for each in chosen}
+    return {
+        each.name: np.where(policy.chooses(each, links), policy.seconds(each, operation, payload_bytes, links), np.inf)
+        for each in policy.candidates(operation, links)
+    }
+
+
+def best(
+    policy: Policy, operation: str, payload_bytes: Numeric, links: GroupLinks, names: Sequence[str] | None = None
+) -> Choice:
+    """The fastest candidate of a policy, or of the named algorithms.
+
+    >>> links = GroupLinks(fan_outs=(8.0,), bandwidths=(300e9,), ports=(1.0,))
+    >>> choice = best(Nccl(), "all_reduce", 2.0**29, links)
+    >>> choice.algorithm.item(), 0.0035 < float(choice.time) < 0.0045
+    ('ring', True)
+    """
+    return fastest(prices(policy, operation, payload_bytes, links, names))
+
+
+@dataclass(frozen=True, slots=True)
+class Textbook:
+    """alpha-beta over the datasheet's links with constant shares of them; any algorithm without servers is a candidate,
+    as no library's habits are known."""
+
+    rates: Rates
+
+    def costs(self, links: GroupLinks) -> tuple[LevelCost, ...]:
+        """What each level costs the group."""
+        share = self.rates.link or 1.0
+        return tuple(
+            LevelCost(
+                alpha=alpha * float(self.rates.latency),
+                beta=1.0 / (np.asarray(bandwidth) * unit * share),
+                rank_beta=1.0 / (np.asarray(bandwidth) * rank * share),
+            )
+            for alpha, bandwidth, unit, rank in zip(
+                links.latencies, links.bandwidths, links.unit_ports, links.rank_ports, strict=True
+            )
+        )
+
+    def candidates(self, operation: str, links: GroupLinks) -> list[Algorithm]:
+        """All that need no servers of their own."""
+        return [each for each in algorithms_for(operation) if each.automatic and links.can_run(each)]
+
+    def chooses(self, algorithm: Algorithm, links: GroupLinks) -> Flags:
+        """Any of them."""
+        return np.asarray(True)
+
+    def seconds(self, algorithm: Algorithm, operation: str, payload_bytes: Numeric, links: GroupLinks) -> Array:
+        """Seconds of one algorithm by alpha and beta."""
+        return traffic_time(algorithm.traffic(operation, payload_bytes, links.fan_outs), self.costs(links))
+
+    def least(self, operation: str, payload_bytes: Numeric, links: GroupLinks, *, in_network: bool) -> Array:
+        """The textbook's lower bound."""
+        return lower_bound(operation, payload_bytes, links.fan_outs, self.costs(links), in_network=in_network)
+
+
+@dataclass(frozen=True, slots=True)
+class Nccl:
+    """NCCL with calibrated parameters.
+
+    ``switch_can_add``: the switches can add this dtype (they have no int8). ``low_latency`` and ``trees``: the library
+    has LL (NCCL 2.1 and later) and trees between nodes (2.4 and later).
+    """
+
+    inside: NcclParameters = field(default_factory=NcclParameters)
+    exchange: ExchangeParameters = field(default_factory=ExchangeParameters)
+    between: FabricParameters = field(default_factory=FabricParameters)
+    switch_can_add: bool | Flags = True
+    low_latency: bool | Flags = True
+    trees: bool | Flags = True
+
+    def candidates(self, operation: str, links: GroupLinks) -> list[Algorithm]:
+        """What NCCL has for an operation, and what is open to any library."""
+        serving = (each for each in algorithms_for(operation) if each.belongs_to("nccl", operation))
+        return [each for each in serving if links.can_run(each)]
+
+    def chooses(self, algorithm: Algorithm, links: GroupLinks) -> Flags:
+        """Trees are for several nodes, the switch's arithmetic for `SWITCH_RANKS` of a node and more."""
+        several = ((links.nodes > 1) & self.trees) | (not algorithm.between_nodes)
+        return np.asarray(several & ((links.inside.ranks >= SWITCH_RANKS) | (not algorithm.in_network)))
+
+    def seconds(self, algorithm: Algorithm, operation: str, payload_bytes: Numeric, links: GroupLinks) -> Array:
+        """Seconds of one algorithm: inside a node, or between nodes and then no less than the node's own ranks need."""
+        crosses, inside = links.nodes > 1, self._inside(algorithm, operation, payload_bytes, links.inside)
+        if np.any(crosses):
+            traffic = algorithm.traffic(operation, payload_bytes, links.fan_outs)
+            across = fabric_time(operation=operation, traffic=traffic, links=links, parameters=self.between)
+            part_of_it = (links.inside.ranks > 1) & (operation not in EXCHANGES)
+            inside = np.where(crosses, np.maximum(across, np.where(part_of_it, inside, 0.0)), inside)
+        able = np.asarray(self.switch_can_add) | (not algorithm.in_network)
+        return np.where(able, inside, np.inf)
+
+    def _inside(self, algorithm: Algorithm, operation: str, payload: Numeric, links: GroupLinks) -> Array:
+        traffic = algorithm.traffic(operation, payload, links.fan_outs)
+        if operation in EXCHANGES:
+            return exchange_time(
+                operation=operation, payload_bytes=payload, traffic=traffic, links=links, parameters=self.exchange
+            )
+        if algorithm.in_network:
+            return switch_time(traffic=traffic, links=links, parameters=self.inside)
+        return node_time(
+            operation=operation, payload_bytes=payload, traffic=traffic, links=links, parameters=self.inside,
+            low_latency=self.low_latency,
+        )  # fmt: skip
+
+    def least(self, operation: str, payload_bytes: Numeric, links: GroupLinks, *, in_network: bool) -> Array:
+        """The start of a kernel and the bytes at the datasheet's bandwidth."""
+        costs = [
+            LevelCost(0.0, 1.0 / (np.asarray(bandwidth) * unit))
+            for bandwidth, unit in zip(links.bandwidths, links.unit_ports, strict=True)
+        ]
+        inside = self.exchange.launch if operation in EXCHANGES else self.inside.launch
+        launch = np.where(links.nodes > 1, self.between.launch, inside) * (links.ranks > 1)
+        return np.asarray(launch + lower_bound(operation, payload_bytes, links.fan_outs, costs, in_network=in_network))
