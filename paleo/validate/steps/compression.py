@@ -1,0 +1,210 @@
+"""Rows of training with compressed gradients or parameters, and the dense runs beside them.
+
+A row's measured column is whichever is filled: seconds of a step, FLOP/s of a GPU, speed-up over one GPU, or time over
+that of the dense run. Links are stated; what computes is predicted, or follows from the rate that dense rows have.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from paleo.compression.base import Coding, Compression, Gradient, Message, compression
+from paleo.errors import SpecError
+from paleo.predict import predict
+from paleo.specs.hardware import System, load_device, load_system
+from paleo.specs.model import load_model
+from paleo.specs.run import Run
+from paleo.specs.software import Software
+from paleo.units import TERA
+from paleo.validate.kinds.base import Array, number
+from paleo.validate.steps.base import Row, Step, StepTable, filled, records, whole
+from paleo.validate.tables import STEPS, Predictions
+
+#: Columns that may hold what was measured, the first filled one counts, and their units.
+MEASURED = {"step_s": 1.0, "tflops_per_gpu": TERA, "speedup_over_1": 1.0, "time_over_dense": 1.0}
+#: DeepSpeed's ZeRO-3 on nodes of 16 V100, fitted to the 16 dense rows of its ZeRO++ page (6.3 % there, 9.6 % on the 16
+#: compressed rows that were not fitted): model FLOP/s of a GPU between gathers, bytes that a node's links carry for
+#: each one that is waited for, and byte/s inside a node.
+SHARDED_RATE, SHARDED_OVERLAP, SHARDED_NODE_RATE = 93.1 * TERA, 1.35, 50.0e9
+#: Share of memory bandwidth that passes of coding reach.
+PASS_EFFICIENCY = 0.8
+#: Seconds of framework calls for a tensor that is compressed by itself: DGC's chart leaves 0.4 to 0.8 ms a tensor
+#: (ResNet-50) and 1.9 to 2.3 ms (VGG-16).
+TENSOR_CALL = 0.0011
+#: Share of a step that is backward, beside which BytePS sends gradients. Horovod's and DeepSpeed's runs of these pages
+#: sum them behind it: on 16 GPUs their dense steps are longer by the whole ring.
+BACKWARD = 2.0 / 3.0
+#: What rings inside a node reach [byte/s]: nodes of four cards through host memory (as in steps under consistency
+#: models), nodes of eight and more by NVLink (V100).
+HOST_MEMORY, NVLINK = 4.4e9, 65.0e9
+#: Share of a nominal TCP rate that a process reaches where the row's rate is not one that was measured.
+TCP_SHARE = {"OpenMPI": 0.5, "NCCL": 0.85}
+
+
+@dataclass(frozen=True, slots=True)
+class _Cluster:
+    """GPUs on nodes with a stated link each."""
+
+    gpus: float
+    per_node: float
+    link: float
+    inside: float
+    memory: float
+
+    @classmethod
+    def of(cls, row: Row) -> _Cluster:
+        gpus, per_node = float(whole(row, "gpus")), float(whole(row, "gpus_per_node"))
+        link = float(row["link_bytes_per_s"]) * TCP_SHARE.get(str(row.get("transport")), 1.0)
+        device = load_device(str(row["device"]))
+        inside = HOST_MEMORY if "4 GPUs a node" in str(row.get("system_text")) else NVLINK
+        return cls(gpus, per_node, link, inside, device.memory.bandwidth * PASS_EFFICIENCY)
+
+    @property
+    def nodes(self) -> float:
+        return max(1.0, self.gpus / self.per_node)
+
+    def seconds(self, message: Message) -> float:
+        """A ring through the nodes' links, or all-to-all of which all but a node's own part leaves it."""
+        payload = float(np.asarray(message.payload))
+        if self.gpus <= 1:
+            return 0.0
+        share = (self.gpus - 1.0) / self.gpus * (2.0 if message.operation == "all_reduce" else 1.0)
+        inner = share * payload / self.inside
+        if self.nodes == 1:
+            return inner
+        leaving = self.per_node * (1.0 - 1.0 / self.nodes) if message.operation == "all_to_all" else share
+        return max(inner, leaving * payload / self.link)
+
+    def coding(self, coding: Coding) -> float:
+        """Seconds of the passes of coding, with calls for single tensors."""
+        return float(coding.bytes) / self.memory + float(coding.tensor_calls) * TENSOR_CALL
+
+
+class CompressionSteps(StepTable):
+    """One run a row; its quantity is that of the measured column that is filled."""
+
+    name = "compression"
+    header = frozenset({"compressor", "gpus", "gpus_per_node", "link_bytes_per_s", "speedup_over_1", "tflops_per_gpu"})
+    configuration = ("model", "parameters", "tokens_per_gpu", "batch_per_gpu", "device", "transport", "sharding")
+    measured_column = "value"
+    measured_unit = 1.0
+    calibrates = False
+
+    def measured(self, frame: pd.DataFrame) -> Array:
+        """The first filled column of `MEASURED`, in SI."""
+        columns = [number(frame, name, float("nan")) * unit for name, unit in MEASURED.items()]
+        return np.asarray(pd.DataFrame(np.array(columns).T).bfill(axis=1).iloc[:, 0], dtype=np.float64)
+
+    def predict(self, frame: pd.DataFrame) -> Predictions:
+        """Row by row; runs on several nodes compute as the dense run of their family on one node does."""
+        self._alone = _computing(frame)
+        return super().predict(frame)
+
+    def system(self, row: Row) -> System:
+        """One of its GPUs."""
+        return load_system(str(row["device"]))
+
+    def step(self, row: Row, software: Software | None = None) -> Step:
+        """What the row's filled column holds."""
+        cluster = _Cluster.of(row)
+        if filled(row, "tflops_per_gpu"):
+            value = _sharded_rate(row, cluster)
+        else:
+            compute = self._alone.get(_family(row)) or self._compute(row)
+            seconds = _seconds(row, cluster, compute)
+            if filled(row, "step_s"):
+                value = seconds
+            elif filled(row, "speedup_over_1"):
+                value = cluster.gpus * compute / seconds
+            else:
+                value = seconds / _seconds({**row, "compressor": "none"}, cluster, compute)
+        return Step(value, value / 1.4, value * 1.4, value, str(row["device"]), "stated links and a predicted step")
+
+    def _compute(self, row: Row) -> float:
+        """Seconds of a step on one GPU, predicted."""
+        if not filled(row, "model_slug"):
+            raise SpecError(f"model {row['model']!r} is not in the catalog")
+        batch = whole(row, "batch_per_gpu", 32)
+        tokens = {"seq": 384 if batch == 3 else 128} if str(row["model_slug"]).startswith("bert") else {}
+        run = Run(gpus=1, batch=batch, dtype=_dtype(row), software="pytorch-eager", model=tokens)
+        return predict(load_model(str(row["model_slug"])), self.system(row), run).step_time
+
+
+def _family(row: Row) -> tuple[str, ...]:
+    """What rows share whose one-node run says how long they compute."""
+    return tuple(str(row.get(name)) for name in ("source", "model", "batch_per_gpu", "link_bytes_per_s"))
+
+
+def _computing(frame: pd.DataFrame) -> dict[tuple[str, ...], float]:
+    """Seconds of a step less its exchange, of dense runs on one node that state their step."""
+    known: dict[tuple[str, ...], float] = {}
+    for row in records(frame):
+        if row["compressor"] == "none" and filled(row, "step_s") and row["gpus"] == row["gpus_per_node"]:
+            known[_family(row)] = float(row["step_s"]) - _seconds(row, _Cluster.of(row), 0.0)
+    return known
+
+
+def _matrices(row: Row) -> float:
+    """Tensors of two dims and more: those that are compressed; vectors are not."""
+    if not filled(row, "model_slug"):
+        return 1.0
+    run = Run(gpus=1, batch=1, forward_only=True)
+    graph = predict(load_model(str(row["model_slug"])), load_system(str(row["device"])), run).graph
+    reads = [
+        (tensor.name, node.repeat)
+        for node in graph.nodes
+        for operation in node.operations
+        for tensor in operation.reads
+        if tensor.role == "parameter" and len(tensor.dims) > 1
+    ]
+    return float(sum(repeat for _, repeat in reads))
+
+
+def _seconds(row: Row, cluster: _Cluster, compute: float) -> float:
+    """Seconds of a step: the exchange hides beside the backward pass where the software has hooks, coding does not."""
+    gradient = Gradient(
+        elements=float(row["parameters"]), tensors=_matrices(row) if str(row["compressor"]).startswith("dgc") else 1.0,
+        ranks=cluster.gpus, width=2.0 if _dtype(row) == "fp16" else 4.0, ranks_per_node=cluster.per_node,
+    )  # fmt: skip
+    hidden = BACKWARD * compute if str(row.get("software", "")).startswith("BytePS") else 0.0
+    name = str(row["compressor"])
+    if name == "none":
+        exchange = cluster.seconds(Message("all_reduce", gradient.bytes))
+        return compute + max(0.0, exchange - hidden)
+    method = _method(name)
+    exchange = sum(cluster.seconds(message) for message in method.messages(gradient))
+    coding = cluster.coding(method.encode(gradient)) + cluster.coding(method.decode(gradient))
+    return compute + max(0.0, exchange - hidden) + coding
+
+
+def _dtype(row: Row) -> str:
+    return str(row["dtype"]) if filled(row, "dtype") else "fp32"
+
+
+def _method(name: str) -> Compression:
+    if name in ("topk", "randomk"):
+        raise SpecError(f"compressor {name!r}: the share of elements that is sent is not stated")
+    return compression(name)
+
+
+def _sharded_rate(row: Row, cluster: _Cluster) -> float:
+    """Model FLOP/s of a GPU whose parameters are sharded over all, with or without ZeRO++."""
+    parameters, tokens = float(row["parameters"]), float(row["tokens_per_gpu"])
+    flops = 6.0 * parameters * tokens
+    apart, inside = (cluster.nodes - 1.0) / cluster.nodes, (cluster.per_node - 1.0) / cluster.per_node
+    width, coding = 2.0, 0.0
+    across = within = 3.0 * width * parameters
+    if str(row["compressor"]) != "none":
+        gradient = Gradient(parameters, 1.0, cluster.gpus, width, cluster.per_node)
+        method = _method(str(row["compressor"]))
+        forward, backward, scatter, last = (float(message.payload) for message in method.messages(gradient))
+        across, within = forward + last * cluster.per_node, forward + backward + scatter
+        coding = cluster.coding(method.encode(gradient)) + cluster.coding(method.decode(gradient))
+    waited = across * apart / (SHARDED_OVERLAP * cluster.link) + within * inside / SHARDED_NODE_RATE
+    return flops / (flops / SHARDED_RATE + waited + coding)
+
+
+STEPS.register("compression")(CompressionSteps())

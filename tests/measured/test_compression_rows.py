@@ -1,0 +1,63 @@
+"""Measured training with compressed gradients: FLOP/s, steps and speed-ups, and whether compression pays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from paleo.validate.runner import FileReport, validate_file
+
+
+@pytest.fixture(scope="module")
+def report(shared: Path) -> FileReport:
+    return validate_file(shared / "measurements" / "compression.csv")
+
+
+def ratio(report: FileReport, chosen: pd.Series) -> np.ndarray:
+    mask = chosen.to_numpy(dtype=bool) & report.predicted
+    assert mask.any()
+    return report.predictions.seconds[mask] / report.measured[mask]
+
+
+@pytest.mark.shared
+@pytest.mark.parametrize(
+    ("source", "compressor", "bar"),
+    [
+        ("ZeRO++", "none", 0.08),  # three constants are fitted to these
+        ("ZeRO++", "zeropp", 0.11),  # nothing is
+        ("1-bit Adam", "none", 0.12),
+        ("1-bit Adam", "onebit", 0.12),
+        ("Deep Gradient Compression", "dgc", 0.11),
+        ("Deep Gradient Compression", "none", 0.19),
+    ],
+)
+def test_runs_with_and_without_compression(report: FileReport, source: str, compressor: str, bar: float) -> None:
+    frame = report.frame
+    rows = frame["source"].str.contains(source, regex=False) & frame["compressor"].str.startswith(compressor)
+    assert np.abs(ratio(report, rows) - 1.0).mean() <= bar
+
+
+@pytest.mark.shared
+def test_the_verdict_is_right(report: FileReport) -> None:
+    """Of all pairs that differ in the compressor alone, those where it pays and those where it does not."""
+    frame = report.frame.assign(predicted=report.predictions.seconds, value=report.measured)
+    frame = frame[report.predicted & ~frame["time_over_dense"].notna() & (frame["gpus"] > 4)]
+    keys = ["source", "model", "batch_per_gpu", "tokens_per_gpu", "gpus", "link_bytes_per_s"]
+    better = np.where(frame["step_s"].notna(), -1.0, 1.0)  # a shorter step, or more speed
+    frame = frame.assign(value=frame["value"] * better, predicted=frame["predicted"] * better)
+    dense, coded = (frame[(frame["compressor"] == "none") == plain] for plain in (True, False))
+    best = dense.groupby(keys, dropna=False, as_index=False)[["value", "predicted"]].max()
+    pairs = coded[[*keys, "value", "predicted"]].merge(best, on=keys, suffixes=("", "_dense"))
+    right = (pairs["value"] > pairs["value_dense"]) == (pairs["predicted"] > pairs["predicted_dense"])
+    assert len(right) >= 25 and right.mean() >= 0.9
+
+
+@pytest.mark.shared
+def test_rows_that_are_not_predicted_say_why(report: FileReport) -> None:
+    assert set(report.unsupported_reasons) == {
+        "model 'ResNet18_v2' is not in the catalog",
+        "model 'ResNet50_v2' is not in the catalog",
+    }
