@@ -11,16 +11,15 @@ from itertools import chain
 import numpy as np
 import numpy.typing as npt
 
-from paleo.importers.translate import Entry
+from paleo.importers.builder import Entry
 
-#: How many places are tried for a repetition, in all and in one run, and how long a turn may be.
+#: How many places are tried for a repetition, in all and in one run, and how long an iteration may be.
 MOST_TRIALS, MOST_STARTS, LONGEST_BODY = 4000, 16, 3000
 
 
 @dataclass(eq=False)
 class Loop:
-    """``times`` turns of ``body``; ``carry`` enters the first, ``last`` is what the final turn would make without
-    folding."""
+    """``times`` iterations of ``body``: ``carry`` enters the first, ``last`` comes out of the last, were it not folded."""
 
     times: int
     body: list[Item]
@@ -50,17 +49,17 @@ def _refs(entry: Entry) -> list[Ref]:
 
 
 def _signature(entry: Entry) -> str:
-    lent = [entry.share is None, entry.tie is None]
+    lent = [entry.share is None, entry.tie is None, entry.frozen]
     return json.dumps(
         [entry.kind, entry.options, len(entry.inputs), lent, entry.out.dims, entry.out.sizes], default=str
     )
 
 
 def _folded(entries: list[Entry], marks: Marks, consumers: dict[Entry, list[Entry]]) -> list[Item]:
-    found = _best(entries, marks, consumers)
-    if found is None:
+    best = _best(entries, marks, consumers)
+    if best is None:
         return list(entries)
-    start, length, times, carry = found
+    start, length, times, carry = best
     stop = start + length * times
     body = _folded(entries[start : start + length], marks[start : start + length], consumers)
     loop = Loop(times, body, carry, entries[stop - 1])
@@ -72,9 +71,9 @@ def _folded(entries: list[Entry], marks: Marks, consumers: dict[Entry, list[Entr
 def _best(
     entries: list[Entry], marks: Marks, consumers: dict[Entry, list[Entry]]
 ) -> tuple[int, int, int, Entry | str] | None:
-    """The repetition that saves most entries: start, length, times, and what its first turn takes."""
-    found = _candidates(marks, _reaching_over(entries, consumers))
-    candidates = sorted(found, key=lambda one: (-one[1] * (one[2] - 1), one[1], one[0]))
+    """The repetition that saves most entries: start, length, times, and what its first iteration takes."""
+    repetitions = _candidates(marks, _reaching_over(entries, consumers))
+    candidates = sorted(repetitions, key=lambda r: (-r[1] * (r[2] - 1), r[1], r[0]))
     for start, length, times in candidates[:MOST_TRIALS]:
         carry = _carried(entries, start, length, times, consumers)
         if carry is not None:
@@ -93,7 +92,7 @@ def _reaching_over(entries: list[Entry], consumers: dict[Entry, list[Entry]]) ->
 
 
 def _candidates(marks: Marks, over: Marks) -> Iterator[tuple[int, int, int]]:
-    """(start, length, times) where the chain equals itself shifted, and a turn hands on its last output alone."""
+    """(start, length, times) where the chain equals itself shifted, and an iteration hands on its last output alone."""
     count = len(marks)
     for length in range(1, min(count // 2, LONGEST_BODY) + 1):
         same = np.concatenate(([False], marks[:-length] == marks[length:], [False]))
@@ -109,13 +108,13 @@ def _candidates(marks: Marks, over: Marks) -> Iterator[tuple[int, int, int]]:
 def _carried(
     entries: list[Entry], start: int, length: int, times: int, consumers: dict[Entry, list[Entry]]
 ) -> Entry | str | None:
-    """What the first turn takes from outside as the others take it from the turn before; None if the turns are no
+    """What the first iteration takes from outside as the others take it from the one before; None where there is no
     loop."""
     places = {entry: place for place, entry in enumerate(entries[start : start + length * times])}
     carry: Entry | str | None = None
     for place in range(length):
-        turns = [_refs(entries[start + turn * length + place]) for turn in range(times)]
-        for refs in zip(*turns, strict=True):
+        iterations = [_refs(entries[start + iteration * length + place]) for iteration in range(times)]
+        for refs in zip(*iterations, strict=True):
             kind = _relation(refs, place, length, places)
             if kind is None:
                 return None
@@ -133,16 +132,16 @@ def _carried(
 
 
 def _relation(refs: tuple[Ref, ...], place: int, length: int, places: dict[Entry, int]) -> str | None:
-    """How one input is found in every turn: inside the turn, from outside, or carried from the turn before."""
+    """Where an input stands in every iteration: inside it, outside, or carried from the iteration before."""
     inside = [places.get(ref) if isinstance(ref, Entry) else None for ref in refs]
-    if all(where is None for where in inside):
+    if all(position is None for position in inside):
         return "outside" if all(ref is refs[0] or ref == refs[0] for ref in refs) else None
     if all(
-        where is not None and where // length == turn and where % length == inside[0]
-        for turn, where in enumerate(inside)
+        position is not None and position // length == iteration and position % length == inside[0]
+        for iteration, position in enumerate(inside)
     ):
         return "inside"
-    rest = all(where == turn * length - 1 for turn, where in enumerate(inside) if turn)
+    rest = all(position == iteration * length - 1 for iteration, position in enumerate(inside) if iteration)
     return "carried" if inside[0] is None and rest else None
 
 
@@ -154,14 +153,14 @@ def _private(
     places: dict[Entry, int],
     consumers: dict[Entry, list[Entry]],
 ) -> bool:
-    """Whether nothing but the last output of a turn is read outside it."""
-    for entry, where in places.items():
-        turn, place = divmod(where, length)
+    """Whether nothing but the last output of an iteration is read outside it."""
+    for entry, position in places.items():
+        iteration, place = divmod(position, length)
         for reader in consumers.get(entry, ()):
             there = places.get(reader)
-            if there is not None and there // length == turn:
+            if there is not None and there // length == iteration:
                 continue
-            ends = place == length - 1
-            if not ends or (there is None and turn != times - 1) or (there is not None and there // length != turn + 1):
+            follows = iteration == times - 1 if there is None else there // length == iteration + 1
+            if place != length - 1 or not follows:
                 return False
     return True

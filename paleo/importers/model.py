@@ -7,10 +7,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from paleo.importers.builder import Entry, Network
 from paleo.importers.fold import Item, Loop, fold
-from paleo.importers.recognise import recognise
+from paleo.importers.patterns import recognise
 from paleo.importers.trace import Trace
-from paleo.importers.translate import Entry, Network, Translator
+from paleo.importers.translate import translated
 from paleo.layers.base import LAYERS
 
 Loss = Literal["auto", "none"]
@@ -18,13 +19,13 @@ Loss = Literal["auto", "none"]
 
 def model_of(trace: Trace, *, title: str, source: str, sizes: Mapping[str, int], loss: Loss = "auto") -> dict[str, Any]:
     """The mapping of a model file; ``sizes`` are those that probes stand for (seq: 512), kept as parameters."""
-    network = Translator(recognise(trace)).translate()
+    network = translated(recognise(trace))
     writer = _Writer(network)
     ending = _loss(network) if loss == "auto" else None
     layers = writer.whole(fold(network.entries), ending)
     params = {name: size for name, size in sizes.items() if name != "batch"}
     model: dict[str, Any] = {"title": title, "task": "imported", "source": source}
-    model["notes"] = _notes(network)
+    model["notes"] = " ".join([_notes(network), *_remarks(trace)])
     model |= {"params": params} if params else {}
     model |= {"tokens": "=seq"} if "seq" in params else {}
     inputs = {name: writer.input(name) for name in network.inputs}
@@ -46,6 +47,21 @@ def _notes(network: Network) -> str:
     return f"Not recognised, priced as passes over memory: {', '.join(opaque[:20])}{', …' if len(opaque) > 20 else ''}."
 
 
+def _remarks(trace: Trace) -> list[str]:
+    """What people should know of the counts, a sentence each."""
+    remarks = [f"{remark[:1].upper()}{remark[1:]}." for remark in trace.remarks]
+    if trace.fixed_batch is not None:
+        remarks.append(f"The module runs at a batch of {trace.fixed_batch} alone: a sample is that whole batch.")
+    if trace.checkpointed:
+        modules = sorted(set(trace.checkpointed))
+        names = ", ".join(name or "the module itself" for name in modules[:3]) + (", …" if len(modules) > 3 else "")
+        remarks.append(f"The module computes activations again ({names}): predict with --recompute full.")
+    if trace.frozen:
+        count = sum(trace.parameters[name] for name in trace.frozen)
+        remarks.append(f"{count} parameters are not trained.")
+    return remarks
+
+
 class _Writer:
     """Gives names to what is referred to, and writes items."""
 
@@ -59,8 +75,13 @@ class _Writer:
 
     def input(self, name: str) -> dict[str, Any]:
         tensor = self.network.inputs[name]
-        made: dict[str, Any] = {"dims": {d: self.size(n) for d, n in zip(tensor.dims, tensor.sizes, strict=True)}}
-        return made | ({"role": "index"} if tensor.role == "index" else {})
+        dims = self.dims(dict(zip(tensor.dims, tensor.sizes, strict=True)))
+        return {"dims": dims} | ({"role": "index"} if tensor.role == "index" else {})
+
+    def dims(self, sizes: Mapping[str, Any]) -> dict[str, Any]:
+        """Sizes of dims as expressions."""
+        fixed = self.network.fixed_batch is not None
+        return {d: _times(int(n), ["batch"]) if fixed and d == "batch" else self.size(n) for d, n in sizes.items()}
 
     def size(self, number: Any) -> Any:
         """A size as a multiple of what the probes stand for."""
@@ -71,16 +92,12 @@ class _Writer:
             while number and number % probe == 0:
                 names.append(name)
                 number //= probe
-        if not names:
-            return number
-        return "=" + " * ".join(([str(number)] if number != 1 else []) + names)
+        return _times(number, names) if names else number
 
     def options(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """The options of a layer, the sizes of its dims as expressions."""
         return {
-            key: {dim: self.size(n) for dim, n in value.items()}
-            if key == "dims" and isinstance(value, Mapping)
-            else value
+            key: self.dims(value) if key == "dims" and isinstance(value, Mapping) else value
             for key, value in options.items()
         }
 
@@ -97,7 +114,7 @@ class _Writer:
         return lines
 
     def body(self, items: Sequence[Item], current: Entry | str) -> list[Any]:
-        """The lines of a sequence; ``current`` is what flows in. A loop stands for the last entry of its final turn."""
+        """The lines of a sequence; ``current`` is what flows in. A loop stands for the last entry of its last iteration."""
         lines: list[Any] = []
         for item in items:
             lines.append(self._loop(item, current) if isinstance(item, Loop) else self._entry(item, current))
@@ -149,6 +166,8 @@ class _Writer:
             line["inputs"] = [self._name(ref) for ref in entry.inputs]
         if entry.share is not None:
             line["share"] = self._lenders[entry.share]
+        if entry.frozen:
+            line["frozen"] = True
         if not line and not options:
             return entry.kind
         return line | {entry.kind: options}
@@ -172,6 +191,10 @@ class _Writer:
         if loop.last in self._names:
             return self._names[loop.last]
         return self._unique("block" if self._loops == 1 else f"block{self._loops}")
+
+
+def _times(number: int, names: Sequence[str]) -> str:
+    return "=" + " * ".join(([str(number)] if number != 1 else []) + list(names))
 
 
 def _mentions(lines: Sequence[Any], name: str) -> bool:

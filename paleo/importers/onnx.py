@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from paleo.errors import SpecError, near
+from paleo.importers.onnx_shapes import FLOATS, SINGLE, SMALL, WHOLE, shape_arithmetic
+from paleo.importers.rules import OnnxNode, onnx_reading
 from paleo.importers.trace import Call, Shape, Trace, Value, probe_sizes, record
 
 MOST_FILE_BYTES, MOST_NODES, MOST_DEPTH, MOST_RANK = 700_000_000, 50_000, 4, 8
-#: Initializers up to so many elements keep their numbers: the shapes that reshapes ask for.
-SMALL = 64
 #: Rounds of inference and arithmetic on shapes.
 MOST_PASSES = 6
 #: Sizes beyond this are mistakes of the file.
@@ -147,7 +147,7 @@ class _Reader:
         inputs = self._inputs()
         shapes = self._shapes()
         calls = [call for node in self.graph.node for call in [self._call(node, shapes)] if call is not None]
-        outputs = [self.values[one.name] for one in self.graph.output if one.name in self.values]
+        outputs = [self.values[output.name] for output in self.graph.output if output.name in self.values]
         outputs = [value for value in outputs if value is not None and not value.static]
         if not outputs:
             raise SpecError(f"{self.path}: no output depends on an input")
@@ -170,7 +170,7 @@ class _Reader:
             name for node in self.graph.node if node.op_type == "BatchNormalization" for name in list(node.input)[3:5]
         }
         for tensor in self.graph.initializer:
-            index = tensor.data_type not in _FLOATS
+            index = tensor.data_type not in FLOATS
             learned = not index and tensor.name not in statistics and math.prod(tensor.dims) > 1
             shape = tuple(int(size) for size in tensor.dims)
             self.values[tensor.name] = self._constant(tensor.name, shape, index, learned)
@@ -182,7 +182,7 @@ class _Reader:
 
     def _remember(self, name: str, tensor: Any, *, constant: bool = False) -> None:
         """Keeps a few numbers: whole ones, and those of constant nodes (the scales of a resize)."""
-        kinds = (*_WHOLE, *_SINGLE) if constant else _WHOLE
+        kinds = (*WHOLE, *SINGLE) if constant else WHOLE
         if tensor.data_type in kinds and math.prod(tensor.dims) <= SMALL:
             try:
                 numbers = self.onnx.numpy_helper.to_array(tensor).reshape(-1).tolist()
@@ -193,14 +193,14 @@ class _Reader:
 
     def _inputs(self) -> list[Value]:
         taken = {int(size) for tensor in self.graph.initializer for size in tensor.dims}
-        protos = [one for one in self.graph.input if one.name not in self.values]
+        protos = [proto for proto in self.graph.input if proto.name not in self.values]
         if not protos:
             raise SpecError(f"{self.path}: has no inputs")
-        taken |= {d.dim_value for one in protos for d in one.type.tensor_type.shape.dim}
+        taken |= {d.dim_value for proto in protos for d in proto.type.tensor_type.shape.dim}
         self.probe = probe_sizes(taken, 1, least=101)[0] if self.probing else 1
-        symbols = [d.dim_param for one in protos for d in one.type.tensor_type.shape.dim if d.dim_param]
+        symbols = [d.dim_param for proto in protos for d in proto.type.tensor_type.shape.dim if d.dim_param]
         self.batch = next((s for s in symbols if s.lower() in ("n", "b") or s.lower().startswith("batch")), "")
-        found = []
+        values = []
         for place, proto in enumerate(protos):
             tensor = proto.type.tensor_type
             if not proto.type.HasField("tensor_type") or len(tensor.shape.dim) > MOST_RANK:
@@ -209,11 +209,11 @@ class _Reader:
             for dim, size in zip(tensor.shape.dim, shape, strict=True):
                 dim.Clear()
                 dim.dim_value = size
-            value = Value(shape, "input", _word(proto.name, place), tensor.elem_type not in _FLOATS)
+            value = Value(shape, "input", _word(proto.name, place), tensor.elem_type not in FLOATS)
             value.root = value if value.index else None
             self.values[proto.name] = value
-            found.append(value)
-        return found
+            values.append(value)
+        return values
 
     def _size(self, name: str, dim: Any, place: int) -> int:
         """The size of a dim of an input: the first is the batch, others are as stated or asked for."""
@@ -236,13 +236,13 @@ class _Reader:
     def _shapes(self) -> dict[str, tuple[Shape, bool]]:
         """Sizes of everything, as far as ONNX infers them."""
         del self.graph.value_info[:]
-        for one in self.graph.output:
-            one.type.tensor_type.ClearField("shape")
+        for output in self.graph.output:
+            output.type.tensor_type.ClearField("shape")
         for _ in range(MOST_PASSES):
-            found = self._inferred()
-            if not self._fold_shapes(found):
+            shapes = self._inferred()
+            if not self._fold_shapes(shapes):
                 break
-        return found
+        return shapes
 
     def _inferred(self) -> dict[str, tuple[Shape, bool]]:
         try:
@@ -251,13 +251,13 @@ class _Reader:
             raise SpecError(
                 f"{self.path}: its shapes do not fit together ({type(error).__name__}: {_short(error)})"
             ) from None
-        found = {}
-        for one in (*inferred.graph.value_info, *inferred.graph.output):
-            tensor = one.type.tensor_type
+        shapes = {}
+        for info in (*inferred.graph.value_info, *inferred.graph.output):
+            tensor = info.type.tensor_type
             dims = tuple(int(d.dim_value) if d.HasField("dim_value") else -1 for d in tensor.shape.dim)
             if tensor.HasField("shape") and len(dims) <= MOST_RANK and all(0 <= size < LARGEST for size in dims):
-                found[one.name] = (dims, tensor.elem_type not in _FLOATS)
-        return found
+                shapes[info.name] = (dims, tensor.elem_type not in FLOATS)
+        return shapes
 
     def _fold_shapes(self, shapes: Mapping[str, tuple[Shape, bool]]) -> bool:
         """Works out arithmetic on shapes and makes its results initializers; whether there was any for the first
@@ -271,7 +271,7 @@ class _Reader:
                 self._constant_node(node)
             if len(node.output) != 1 or node.output[0] in self.constants:
                 continue
-            options = {one.name: self._attribute(one) for one in node.attribute}
+            options = {attribute.name: self._attribute(attribute) for attribute in node.attribute}
             numbers = shape_arithmetic(node.op_type, list(node.input), options, self.constants, sizes)
             if numbers is None or len(numbers) > SMALL or any(abs(n) >= LARGEST for n in numbers):
                 continue
@@ -280,36 +280,38 @@ class _Reader:
             if name in ranks and node.op_type != "Constant":
                 shape = sizes[name] if math.prod(sizes[name]) == len(numbers) else (len(numbers),)
                 kind = self.onnx.TensorProto.INT64 if shapes[name][1] else self.onnx.TensorProto.FLOAT
-                made = self.onnx.helper.make_tensor(
+                tensor = self.onnx.helper.make_tensor(
                     name, kind, shape, [int(n) if shapes[name][1] else n for n in numbers]
                 )
-                node.CopyFrom(self.onnx.helper.make_node("Constant", [], [name], value=made))
+                node.CopyFrom(self.onnx.helper.make_node("Constant", [], [name], value=tensor))
                 folded = True
         return folded
 
     def _call(self, node: Any, shapes: Mapping[str, tuple[Shape, bool]]) -> Call | None:
-        options = {one.name: self._attribute(one) for one in node.attribute}
+        options = {attribute.name: self._attribute(attribute) for attribute in node.attribute}
         if node.op_type == "Constant":
             self._constant_node(node)
             return None
-        inputs = [self._own(self._known(name, node), node) for name in node.input]
+        inputs = [self._unmerged(self._known(name, node), node) for name in node.input]
         if inputs and all(v is None or (v.static and v.index) for v in inputs):
             self._static(node, shapes)
             return None
         missing = [name for name in node.output if name and name not in shapes]
-        made = [name for name in node.output if name and name in shapes]
-        if not made:
+        shaped = [name for name in node.output if name and name in shapes]
+        if not shaped:
             if all(v is None or v.static or v.index for v in inputs):
                 self._static(node, shapes)
                 return None
             raise SpecError(
                 f"{self.path}: node {node.name[:60] or node.op_type!r}: no shape can be inferred for {missing[:1]}"
             )
-        kind, used, more = _kind(node.op_type, inputs, options, [self.constants.get(name) for name in node.input])
-        outs = [shapes[name] for name in made]
-        call = record(kind, node.op_type, used, outs, options=more, path=_path(node.name))
+        numbers = [self.constants.get(name) for name in node.input]
+        reading = onnx_reading(OnnxNode(node.op_type, inputs, options, numbers))
+        outputs = [shapes[name] for name in shaped]
+        path = _path(node.name)
+        call = record(reading.kind, node.op_type, reading.inputs or [], outputs, options=reading.options, path=path)
         call.flops = _flops(call)
-        for name, value in zip(made, call.outputs, strict=True):
+        for name, value in zip(shaped, call.outputs, strict=True):
             self.values[name] = value
         return call
 
@@ -325,7 +327,7 @@ class _Reader:
                 shape = tuple(int(size) for size in attribute.t.dims)
                 if any(not 0 <= size < LARGEST for size in shape):
                     raise SpecError(f"{self.path}: constant {node.output[0][:60]!r} has impossible sizes")
-                index = attribute.t.data_type not in _FLOATS
+                index = attribute.t.data_type not in FLOATS
                 learned = not index and math.prod(shape) > SMALL and len(shape) > 1
                 self.values[node.output[0]] = self._constant(node.output[0], shape, index, learned)
                 self._remember(node.output[0], attribute.t, constant=True)
@@ -333,7 +335,7 @@ class _Reader:
         for name in node.output:
             self.values[name] = Value((1,), "constant", name, False, static=True)
 
-    def _own(self, value: Value | None, node: Any) -> Value | None:
+    def _unmerged(self, value: Value | None, node: Any) -> Value | None:
         """Vectors that several nodes read count for each: exporters merge those that happen to be equal (biases of
         zeros)."""
         if value is None or value.origin != "parameter" or len(value.shape) != 1:
@@ -356,7 +358,7 @@ class _Reader:
         try:
             value = self.onnx.helper.get_attribute_value(attribute)
             if isinstance(value, self.onnx.TensorProto):
-                whole = value.data_type in _WHOLE and math.prod(value.dims) == 1
+                whole = value.data_type in WHOLE and math.prod(value.dims) == 1
                 return int(self.onnx.numpy_helper.to_array(value).reshape(-1)[0]) if whole else None
         except Exception:
             return None
@@ -377,77 +379,6 @@ def _flops(call: Call) -> float | None:
     return None
 
 
-Numbers = list[float]
-
-
-def shape_arithmetic(
-    op: str,
-    inputs: Sequence[str],
-    options: Mapping[str, Any],
-    known: Mapping[str, Numbers],
-    sizes: Mapping[str, Shape],
-) -> Numbers | None:
-    """The few numbers that a node makes of shapes and other known numbers, flat; None for what is no such arithmetic.
-
-    >>> shape_arithmetic("Shape", ["x"], {}, {}, {"x": (2, 3)})
-    [2, 3]
-    >>> shape_arithmetic("Mul", ["a", "b"], {}, {"a": [2, 3], "b": [4]}, {})
-    [8, 12]
-    """
-    if op == "Shape":
-        shape = sizes.get(inputs[0]) if inputs else None
-        return None if shape is None else list[float](shape[options.get("start", 0) or 0 : options.get("end")])
-    values = [known.get(name) for name in inputs if name]
-    if not values or any(value is None for value in values):
-        return None
-    first, *rest = [value for value in values if value is not None]
-    if op == "Cast" and options.get("to") in _WHOLE:
-        return [int(number) for number in first]
-    if op in ("Identity", "Cast", "Unsqueeze", "Squeeze", "Reshape", "Flatten"):
-        return first
-    if op == "Concat":
-        return [number for value in (first, *rest) for number in value]
-    if op == "Gather" and len(rest) == 1 and first:
-        inside = all(-len(first) <= place < len(first) for place in rest[0])
-        return [first[int(place)] for place in rest[0]] if inside else None
-    if op == "Slice" and len(rest) in (2, 3, 4) and all(len(one) == 1 for one in rest):
-        start, stop, step = (int(one[0]) for one in (rest[0], rest[1], rest[3] if len(rest) == 4 else [1]))
-        return first[start:stop:step] if step else None
-    if op == "ConstantOfShape" and all(number >= 0 for number in first) and math.prod(first) <= SMALL:
-        return [int(options.get("value") or 0)] * int(math.prod(first))
-    if op == "Where" and len(rest) == 2 and len(first) == len(rest[0]) == len(rest[1]):
-        return [a if yes else b for yes, a, b in zip(first, *rest, strict=True)]
-    return _pairwise(op, first, rest[0]) if len(rest) == 1 else None
-
-
-def _pairwise(op: str, left: Numbers, right: Numbers) -> Numbers | None:
-    """Element-wise arithmetic, a single number against all of the other."""
-    length = max(len(left), len(right))
-    if {len(left), len(right)} - {1, length} or (op == "Div" and 0 in right):
-        return None
-    pairs = list(zip(left * (length // max(len(left), 1)), right * (length // max(len(right), 1)), strict=False))
-    match op:
-        case "Add":
-            return [a + b for a, b in pairs]
-        case "Sub":
-            return [a - b for a, b in pairs]
-        case "Mul":
-            return [a * b for a, b in pairs]
-        case "Mod":
-            return [a % b for a, b in pairs] if 0 not in right else None
-        case "Equal":
-            return [int(a == b) for a, b in pairs]
-        case "Div":
-            return [math.trunc(a / b) if isinstance(a, int) and isinstance(b, int) else a / b for a, b in pairs]
-        case _:
-            return None
-
-
-#: Numbers of element types: floating point, and whole numbers that shapes are made of.
-_FLOATS = frozenset({1, 10, 11, 16, 17, 18, 19, 20})
-_WHOLE, _SINGLE = frozenset({6, 7}), frozenset({1})
-
-
 def _word(name: str, place: int) -> str:
     word = "".join(char if char.isascii() and char.isalnum() else "_" for char in name)[:40].strip("_")
     return word if word and not word[0].isdigit() else f"input{place + 1}"
@@ -456,223 +387,3 @@ def _word(name: str, place: int) -> str:
 def _path(name: str) -> str:
     """The module of a node whose name is a path (as torch writes them)."""
     return ".".join(name.strip("/").split("/")[:-1])[:120]
-
-
-Kind = tuple[str, list[Value | None], dict[str, Any]]
-_UNARY = {
-    "Relu": "relu", "Sigmoid": "sigmoid", "Tanh": "tanh", "LeakyRelu": "leaky_relu", "Elu": "elu",
-    "Selu": "elu", "Celu": "elu",
-    "Softplus": "softplus", "HardSwish": "hard_swish", "HardSigmoid": "sigmoid", "Gelu": "gelu",
-    "Mish": "silu", "Swish": "silu",
-    "ThresholdedRelu": "relu", "QuickGelu": "silu", "FastGelu": "gelu", "BiasGelu": "gelu",
-}  # fmt: skip
-_NAMES = {
-    "view": ("Identity Cast CastLike Reshape Flatten Squeeze Unsqueeze Transpose Expand Shrink"),
-    "slice": ("Slice Split"),
-    "elementwise": (
-        "Sub Div Pow Sqrt Exp Log Erf Neg Abs Reciprocal Where Max Min Clip Sin Cos Sign Floor Ceil Round Equal "
-        "Less Greater Not And Or PRelu Mean Sum CumSum Mod IsNaN Softsign LessOrEqual GreaterOrEqual Trilu Atan "
-        "Tan"
-    ),
-    "reduce": (
-        "ReduceMean ReduceSum ReduceMax ReduceMin ReduceL2 ReduceL1 ReduceProd ReduceLogSumExp ReduceSumSquare "
-        "ArgMax ArgMin TopK LpNormalization MeanVarianceNormalization"
-    ),
-    "copy": (
-        "Pad Resize Upsample Tile DepthToSpace SpaceToDepth GatherElements GatherND ScatterND ScatterElements "
-        "OneHot ReverseSequence GridSample Compress Col2Im CenterCropPad"
-    ),
-}
-_SIMPLE = {name: kind for kind, names in _NAMES.items() for name in names.split()}
-_TRANSLATED: dict[str, Callable[[list[Value | None], Mapping[str, Any], Sequence[Numbers | None]], Kind]] = {}
-
-
-def _kind(op: str, inputs: list[Value | None], options: Mapping[str, Any], numbers: Sequence[Numbers | None]) -> Kind:
-    """What a node is in our words, what it reads, and its options."""
-    if op in _TRANSLATED:
-        return _TRANSLATED[op](inputs, options, numbers)
-    if op in _UNARY:
-        return "activation", inputs, {"function": _UNARY[op]}
-    if op in ("Add", "Mul") and len(inputs) == 2:
-        return ("add" if op == "Add" else "multiply"), inputs, {}
-    return _SIMPLE.get(op, "unknown"), inputs, {}
-
-
-def _node(*ops: str) -> Callable[[Any], Any]:
-    def add(function: Any) -> Any:
-        _TRANSLATED.update(dict.fromkeys(ops, function))
-        return function
-
-    return add
-
-
-def _at(inputs: Sequence[Value | None], place: int) -> Value | None:
-    return inputs[place] if len(inputs) > place else None
-
-
-@_node("Conv")
-def _conv(inputs: list[Value | None], options: Mapping[str, Any], numbers: Any) -> Kind:
-    return "conv", inputs[:3], _windows(options, inputs) | {"groups": options.get("group", 1)}
-
-
-@_node("ConvTranspose")
-def _transposed(inputs: list[Value | None], options: Mapping[str, Any], numbers: Any) -> Kind:
-    more = {"groups": options.get("group", 1), "output_padding": options.get("output_padding")}
-    return "transposed_conv", inputs[:3], _windows(options, inputs) | more
-
-
-def _windows(options: Mapping[str, Any], inputs: Sequence[Value | None]) -> dict[str, Any]:
-    automatic = options.get("auto_pad", "NOTSET")
-    padding: Any = list(options["pads"]) if options.get("pads") else 0
-    if automatic in ("SAME_UPPER", "SAME_LOWER"):
-        padding = "same"
-    elif automatic == "VALID":
-        padding = 0
-    return {"stride": options.get("strides"), "dilation": options.get("dilations"), "padding": padding}
-
-
-@_node("Gemm")
-def _gemm(inputs: list[Value | None], options: Mapping[str, Any], numbers: Any) -> Kind:
-    left, right = _at(inputs, 0), _at(inputs, 1)
-    plain = right is not None and right.static and bool(right.sources) and not options.get("transA")
-    shift = _at(inputs, 2)
-    if plain and (shift is None or (shift.static and len(shift.shape) == 1)):
-        return "linear", [left, right, shift], {}
-    return "unknown", inputs, {}
-
-
-@_node("MatMul")
-def _matmul(inputs: list[Value | None], options: Mapping[str, Any], numbers: Any) -> Kind:
-    return "matmul", inputs[:2], {}
-
-
-@_node("Einsum")
-def _einsum(inputs: list[Value | None], options: Mapping[str, Any], numbers: Any) -> Kind:
-    return "einsum", inputs, {"equation": options.get("equation", "")}
-
-
-@_node("BatchNormalization")
-def _batch_norm(inputs: list[Value | None], options: Mapping[str, Any], numbers: Any) -> Kind:
-    return "batch_norm", inputs[:3], {}
-
-
-@_node("LayerNormalization")
-def _layer_norm(inputs: list[Value | None], options: Mapping[str, Any], numbers: Any) -> Kind:
-    x, axis = _at(inputs, 0), options.get("axis", -1)
-    width = x.shape[axis:] if x is not None and isinstance(axis, int) and -len(x.shape) <= axis < len(x.shape) else ()
-    return "layer_norm", inputs[:3], {"normalized_shape": list(width)}
-
-
-@_node("RMSNormalization", "SimplifiedLayerNormalization")
-def _rms_norm(inputs: list[Value | None], options: Mapping[str, Any], numbers: Any) -> Kind:
-    return "rms_norm", inputs[:2], {}
-
-
-@_node("GroupNormalization")
-def _group_norm(inputs: list[Value | None], options: Mapping[str, Any], numbers: Any) -> Kind:
-    return "group_norm", inputs[:3], {"num_groups": options.get("num_groups", 1)}
-
-
-@_node("InstanceNormalization")
-def _instance_norm(inputs: list[Value | None], options: Mapping[str, Any], numbers: Any) -> Kind:
-    return "instance_norm", inputs[:3], {}
-
-
-@_node("LRN")
-def _response(inputs: list[Value | None], options: Mapping[str, Any], numbers: Any) -> Kind:
-    return "local_response_norm", inputs[:1], {"size": options.get("size", 5)}
-
-
-@_node("Softmax", "LogSoftmax")
-def _softmax(inputs: list[Value | None], options: Mapping[str, Any], numbers: Any) -> Kind:
-    return "softmax", inputs[:1], {}
-
-
-@_node("Dropout")
-def _dropout(inputs: list[Value | None], options: Mapping[str, Any], numbers: Any) -> Kind:
-    return "dropout", inputs[:1], {"p": options.get("ratio", 0.5)}
-
-
-@_node("Clip")
-def _clip(inputs: list[Value | None], options: Mapping[str, Any], numbers: Any) -> Kind:
-    return "activation", inputs[:1], {"function": "relu6"}
-
-
-@_node("AveragePool")
-def _average(inputs: list[Value | None], options: Mapping[str, Any], numbers: Any) -> Kind:
-    kind, read, more = _pool(inputs, options, numbers)
-    return ("avg_pool" if kind == "max_pool" else kind), read, more
-
-
-@_node("MaxPool")
-def _pool(inputs: list[Value | None], options: Mapping[str, Any], numbers: Any) -> Kind:
-    pads = list(options.get("pads") or [])
-    rank = len(pads) // 2
-    even = all(pads[i] == pads[i + rank] for i in range(rank)) and options.get("auto_pad", "NOTSET") in (
-        "NOTSET",
-        "VALID",
-    )
-    if not options.get("kernel_shape") or not even:
-        return "copy", inputs[:1], {}
-    more = {
-        "kernel_size": list(options["kernel_shape"]),
-        "stride": options.get("strides") or [1] * len(options["kernel_shape"]),
-    }
-    more |= {
-        "padding": pads[:rank] or 0,
-        "ceil_mode": options.get("ceil_mode", 0),
-        "dilation": options.get("dilations"),
-    }
-    return "max_pool", inputs[:1], more
-
-
-@_node("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool")
-def _global_pool(inputs: list[Value | None], options: Mapping[str, Any], numbers: Any) -> Kind:
-    return "adaptive_avg_pool", inputs[:1], {}
-
-
-@_node("Concat")
-def _concat(inputs: list[Value | None], options: Mapping[str, Any], numbers: Any) -> Kind:
-    return "cat", inputs, {"dim": options.get("axis", 0)}
-
-
-@_node("Gather")
-def _gather(inputs: list[Value | None], options: Mapping[str, Any], numbers: Any) -> Kind:
-    """Rows of a learned table, or a slice at a constant index."""
-    table, index = _at(inputs, 0), _at(inputs, 1)
-    if (
-        table is not None
-        and index is not None
-        and table.sources
-        and len(table.shape) == 2
-        and not index.static
-        and not options.get("axis")
-    ):
-        return "embedding", [index, table], {}
-    return ("slice" if index is not None and index.static else "copy"), inputs, {}
-
-
-@_node("LSTM", "GRU", "RNN")
-def _recurrent(inputs: list[Value | None], options: Mapping[str, Any], numbers: Any) -> Kind:
-    weight = _at(inputs, 2)
-    if weight is None or len(weight.shape) != 3 or options.get("layout") or not options.get("hidden_size"):
-        return "unknown", inputs, {}
-    cell = {"GRU": "gru", "LSTM": "lstm"}.get(
-        "LSTM" if weight.shape[1] == 4 * weight.shape[2] else "GRU" if weight.shape[1] == 3 * weight.shape[2] else "",
-        "rnn",
-    )
-    more = {
-        "cell": cell,
-        "hidden": options["hidden_size"],
-        "both": weight.shape[0] == 2,
-        "bias": _at(inputs, 3) is not None,
-    }
-    return "sequence_rnn", inputs[:4], more
-
-
-@_node("Attention")
-def _attention(inputs: list[Value | None], options: Mapping[str, Any], numbers: Any) -> Kind:
-    first = _at(inputs, 0)
-    if first is None or len(first.shape) != 4 or len([v for v in inputs[4:] if v is not None]):
-        return "unknown", inputs, {}
-    return "sdpa", [*inputs[:3], _at(inputs, 3)], {"is_causal": bool(options.get("is_causal"))}

@@ -1,5 +1,4 @@
-"""What every importer makes of a network first: values with shapes, and the calls between them, in order of
-execution."""
+"""A network as every importer reads it first: values with shapes, and the calls between them, in order of execution."""
 
 from __future__ import annotations
 
@@ -13,11 +12,11 @@ Shape = tuple[int, ...]
 
 @dataclass(eq=False)
 class Value:
-    """A tensor of the network. ``static`` means that it depends on no input: parameters, constants and what is made
-    of them alone.
+    """A tensor of the network. ``static`` means that it depends on no input: parameters, constants and what is computed
+    from them alone.
 
-    ``index`` marks whole numbers and truth values. ``sources`` are the parameters that a static value is made of, by
-    name.
+    ``index`` marks whole numbers and truth values. ``sources`` are the parameters that a static value is computed from,
+    by name.
     """
 
     shape: Shape
@@ -26,7 +25,7 @@ class Value:
     index: bool = False
     static: bool = False
     sources: frozenset[str] = frozenset()
-    #: The input that whole numbers were made from.
+    #: The input that whole numbers were computed from.
     root: Value | None = None
     maker: Call | None = None
 
@@ -42,7 +41,8 @@ class Call:
     ``label`` in its own.
 
     ``flops`` are those of contractions that the source's own counter saw inside, None where it has none. ``path`` is
-    the module.
+    the module. ``kept`` are the values that the source keeps for the backward pass, None where it does not tell;
+    ``kept_elements`` are numbers that it keeps beside them.
     """
 
     kind: str
@@ -52,32 +52,37 @@ class Call:
     options: dict[str, Any] = field(default_factory=dict)
     flops: float | None = None
     path: str = ""
+    kept: frozenset[Value] | None = None
+    kept_elements: float = 0.0
+    #: Whether the weights that it reads are trained through it, and whether it hands no gradient on.
+    trains: bool = True
+    stops: bool = False
     #: The calls that this one stands for, should it not be usable.
     parts: list[Call] = field(default_factory=list)
 
     @property
     def out(self) -> Value:
-        """The first thing that it makes."""
+        """The first of its outputs."""
         return self.outputs[0]
 
 
 @dataclass(frozen=True)
 class Scope:
-    """One call of a module: the calls within it (from, to), what it took and gave, and the names of its own
-    parameters."""
+    """One call of a module: what it took and gave, and the names of its own parameters."""
 
     path: str
     type: str
-    start: int
-    stop: int
+    taken: Value | None
     given: Value | None
-    made: Value | None
     parameters: tuple[str, ...]
 
 
 @dataclass
 class Trace:
-    """A network as it ran once. ``probes`` are sizes that stand for names: a batch of 1009 is "batch"."""
+    """A network as it ran once. ``probes`` are sizes that stand for names: a batch of 101 is "batch". ``frozen`` are
+    the parameters that are not trained; ``remarks`` tell people what the counts leave out. With a ``fixed_batch`` the
+    first dim of whatever depends on an input is taken for the batch. ``checkpointed`` are the modules whose activations
+    the source computes again."""
 
     inputs: list[Value]
     outputs: list[Value]
@@ -85,14 +90,18 @@ class Trace:
     parameters: Mapping[str, int]
     probes: Mapping[str, int]
     scopes: Sequence[Scope] = ()
+    frozen: frozenset[str] = frozenset()
+    remarks: tuple[str, ...] = ()
+    fixed_batch: int | None = None
+    checkpointed: tuple[str, ...] = ()
 
     def consumers(self) -> dict[Value, list[Call]]:
         """Who reads each value, in order."""
-        found: dict[Value, list[Call]] = {}
+        readers: dict[Value, list[Call]] = {}
         for call in self.calls:
             for value in dict.fromkeys(v for v in call.inputs if v is not None):
-                found.setdefault(value, []).append(call)
-        return found
+                readers.setdefault(value, []).append(call)
+        return readers
 
     def without_dead_calls(self) -> None:
         """Drops what no output depends on."""
@@ -110,21 +119,32 @@ def record(
 ) -> Call:
     """A call whose outputs (shape, whether whole numbers) know what they depend on.
 
-    What is made of constants alone is static, unless products with parameters make it: those cost time in every step.
-    What is made of whole numbers alone (a mask) counts as one.
+    What is computed from constants alone is static, unless products with parameters compute it: those cost time in
+    every step. What is computed from whole numbers alone (a mask) counts as one.
     """
     inputs = list(inputs)
-    given = [value for value in inputs if value is not None]
-    sources = frozenset[str]().union(*(value.sources for value in given))
-    static = all(value.static for value in given) and not (sources and more.get("flops"))
+    values = [value for value in inputs if value is not None]
+    sources = frozenset[str]().union(*(value.sources for value in values))
+    static = all(value.static for value in values) and not (sources and more.get("flops"))
     sources = sources if static else frozenset()
-    root = next((value.root for value in given if value.root is not None), None)
-    bare = not static and all(value.index or (value.static and not value.sources) for value in given)
+    root = next((value.root for value in values if value.root is not None), None)
+    bare = not static and all(value.index or (value.static and not value.sources) for value in values)
     call = Call(kind, label, inputs, [], **more)
     for shape, whole in shapes:
         index = whole or bare
         call.outputs.append(Value(shape, "call", "", index, static, sources, root if index else None, call))
     return call
+
+
+def learns(call: Call, place: int) -> bool:
+    """Whether a learned tensor stands at that place."""
+    value = call.inputs[place] if len(call.inputs) > place else None
+    return value is not None and bool(value.sources)
+
+
+def dropout_rate(rate: object) -> float:
+    """A share above zero and below one; zero for all else."""
+    return float(rate) if isinstance(rate, int | float) and 0 < rate < 1 else 0.0
 
 
 def probe_sizes(taken: Iterable[int], count: int, *, least: int, most: int | None = None) -> list[int]:
@@ -135,13 +155,13 @@ def probe_sizes(taken: Iterable[int], count: int, *, least: int, most: int | Non
     [103, 107]
     """
     sizes = [size for size in taken if size > 1]
-    found: list[int] = []
+    primes: list[int] = []
     candidates = range(least, most + 1) if most is not None else range(least, 20 * least)
     ordered: Iterable[int] = reversed(candidates) if most is not None else candidates
     for candidate in ordered:
         prime = candidate > 1 and all(candidate % d for d in range(2, math.isqrt(candidate) + 1))
         if prime and all(size % candidate for size in sizes):
-            found.append(candidate)
-            if len(found) == count:
+            primes.append(candidate)
+            if len(primes) == count:
                 break
-    return found
+    return primes

@@ -17,7 +17,7 @@ from paleo.operations.kernel import Kernel, Phase
 from paleo.operations.kinds import KINDS, Kind, add_kind
 from paleo.operations.memory_pass import MemoryPass
 from paleo.operations.precision import Precision
-from paleo.operations.tensor import Size, Tensor
+from paleo.operations.tensor import Size, Tensor, split_all
 
 #: Whatever a pass has more inputs than this, it is no pass.
 MOST_INPUTS = 10_000
@@ -97,14 +97,27 @@ def _lettered(name: str, x: Tensor, letters: list[str], names: Mapping[str, str]
 class Pass(Layer):
     """A pass over memory from any number of inputs to an output of the sizes ``dims``.
 
-    ``parameters`` are learned numbers that it reads. ``keeps`` says what stays for the backward pass.
+    ``parameters`` are learned numbers that it reads. ``keeps`` says what stays for the backward pass: some of the
+    inputs by their places, or a word for them; ``kept_per_element`` are numbers beside them, for each of the output.
     """
 
     arity: ClassVar[int | None] = 1
     optional_inputs: ClassVar[int] = MOST_INPUTS
     dims: dict[str, PositiveInt]
     parameters: NonNegativeInt = 0
-    keeps: Literal["inputs", "output", "nothing"] = "nothing"
+    keeps: Literal["inputs", "output", "all", "nothing"] | list[NonNegativeInt] = "nothing"
+    kept_per_element: Annotated[float, Field(ge=0)] = 0.0
+
+    def kept(self, name: str, inputs: tuple[Tensor, ...], out: Tensor) -> tuple[Tensor, ...]:
+        """What stays for the backward pass."""
+        places = self.keeps if isinstance(self.keeps, list) else range(len(inputs))
+        if any(place >= len(inputs) for place in places):
+            raise GraphError(f"{name}: keeps {self.keeps}, but there are {len(inputs)} inputs")
+        read = () if self.keeps in ("output", "nothing") else tuple(inputs[place] for place in places)
+        written = (out,) if self.keeps in ("output", "all") else ()
+        more = math.ceil(self.kept_per_element * out.elements)
+        beside = (Tensor(f"{name}.kept", ("entries",), (more,)),) if more else ()
+        return (*(t for t in read if t.role == "activation"), *written, *beside)
 
 
 @LAYERS.register("pass")
@@ -118,11 +131,9 @@ class KnownPass(Pass):
 
     def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
         out = Tensor(name, tuple(self.dims), tuple(self.dims.values()))
-        kept = {"inputs": tuple(t for t in inputs if t.role == "activation"), "output": (out,), "nothing": ()}[
-            self.keeps
-        ]
-        made = MemoryPass(name, self.kind, inputs, out, _table(name, self.parameters), kept, self.flops_per_element)
-        return Expansion((made,), out)
+        kept = self.kept(name, inputs, out)
+        work = MemoryPass(name, self.kind, inputs, out, _table(name, self.parameters), kept, self.flops_per_element)
+        return Expansion((work,), out)
 
 
 def _table(name: str, parameters: int) -> tuple[Tensor, ...]:
@@ -134,20 +145,21 @@ add_kind(Kind("opaque", "a function that an importer did not know"))
 
 @LAYERS.register("opaque")
 class Opaque(Pass):
-    """A function that an importer did not know: priced by its bytes, with the FLOP that were seen inside it.
+    """A function that an importer did not know: priced by its bytes and by the FLOP that were seen inside it, as a
+    product of that size is.
 
-    ``flops_per_element`` are those of contractions, for each number of the output. It keeps all that it reads, and its
-    backward pass is taken for twice the forward one. Predictions list it as unmodelled.
+    ``flops_per_element`` are those of contractions, for each number of the output. Its backward pass is taken for one
+    product of the same FLOP for each tensor that needs a gradient, two at most. Predictions list it as unmodelled.
     """
 
     of: str
     flops_per_element: Annotated[float, Field(ge=0)] = 0.0
+    keeps: Literal["inputs", "output", "all", "nothing"] | list[NonNegativeInt] = "inputs"
 
     def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
         out = Tensor(name, tuple(self.dims), tuple(self.dims.values()))
-        return Expansion(
-            (Unmodelled(name, self.of, inputs, out, _table(name, self.parameters), self.flops_per_element),), out
-        )
+        table, kept = _table(name, self.parameters), self.kept(name, inputs, out)
+        return Expansion((Unmodelled(name, self.of, inputs, out, table, self.flops_per_element, kept),), out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +172,7 @@ class Unmodelled:
     out: Tensor
     parameters: tuple[Tensor, ...]
     flops_per_element: float
+    keeps: tuple[Tensor, ...] = ()
 
     @property
     def reads(self) -> tuple[Tensor, ...]:
@@ -167,40 +180,36 @@ class Unmodelled:
 
     @property
     def saves(self) -> tuple[Tensor, ...]:
-        return self.inputs
+        return self.keeps
 
     @property
     def private_dims(self) -> frozenset[str]:
         return frozenset(d for t in self.inputs for d in t.dims) - frozenset(self.out.dims)
 
     def split(self, ways: Mapping[str, float]) -> Unmodelled:
-        inputs, parameters = (tuple(t.split(ways) for t in group) for group in (self.inputs, self.parameters))
-        return replace(self, inputs=inputs, out=self.out.split(ways), parameters=parameters)
+        inputs, parameters, keeps = (split_all(group, ways) for group in (self.inputs, self.parameters, self.keeps))
+        return replace(self, inputs=inputs, out=self.out.split(ways), parameters=parameters, keeps=keeps)
 
     def forward(self, precision: Precision) -> tuple[Kernel, ...]:
         return (self._kernel("forward", self.reads, (self.out,), 1.0, precision),)
 
     def backward(self, precision: Precision) -> tuple[Kernel, ...]:
-        written = tuple(t for t in self.reads if t.grad)
-        return (self._kernel("backward", (*self.reads, self.out), written, 2.0, precision),) if written else ()
+        written = tuple(t for t in self.reads if t.grad and t.role in ("activation", "parameter"))
+        products = min(2.0, float(len(written)))
+        return (self._kernel("backward", (*self.reads, self.out), written, products, precision),) if written else ()
 
     def _kernel(
         self, phase: Phase, reads: tuple[Tensor, ...], writes: tuple[Tensor, ...], factor: float, precision: Precision
     ) -> Kernel:
         read, written = (sum(t.bytes(precision) for t in tensors) for tensors in (reads, writes))
-        shape = {"rows": float(max((t.elements for t in reads), default=0)), "columns": 1.0}
         flops = factor * self.flops_per_element * self.out.elements
-        return Kernel(
-            f"{self.name} ({self.label})",
-            "memory",
-            "opaque",
-            phase,
-            flops,
-            float(self.out.elements),
-            read,
-            written,
-            shape,
-        )
+        name, count = f"{self.name} ({self.label})", float(self.out.elements)
+        if not flops:
+            shape = {"rows": float(max((t.elements for t in reads), default=0)), "columns": 1.0}
+            return Kernel(name, "memory", "opaque", phase, 0.0, count, read, written, shape)
+        columns = float(self.out.sizes[-1])
+        shape = {"m": count / columns, "n": columns, "k": flops / 2.0 / count, "batch": 1.0}
+        return Kernel(name, "gemm", "gemm", phase, flops, 0.0, read, written, shape)
 
 
 @LAYERS.register("learned")

@@ -15,12 +15,20 @@ from paleo.operations.tensor import Size, Tensor
 
 
 class Activation(Layer):
-    """An element-wise function; one layer type is registered for each entry of ``ACTIVATIONS``."""
+    """An element-wise function; one layer type is registered for each entry of ``ACTIVATIONS``.
+
+    ``keeps: input`` says that it keeps its input where its gradient could do with the output, as PyTorch does out of
+    place for all but relu, sigmoid and tanh.
+    """
 
     function: ClassVar[str]
+    keeps: Literal["input"] | None = None
 
     def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
-        return Expansion(*activate(self.function, name, inputs[0], choices))
+        operations, out = activate(self.function, name, inputs[0], choices)
+        if self.keeps == "input" and len(operations) == 1:
+            operations = (replace(operations[0], keeps=inputs),)
+        return Expansion(operations, out)
 
 
 for _function in ACTIVATIONS:

@@ -21,7 +21,8 @@ class Recurrent(Layer):
 
     ``biases`` counts bias vectors for each gate: 2 as in cuDNN and PyTorch, 1 as in most papers, 0 for none. Without
     ``project`` the input already holds gates x hidden entries, which both directions read (cuDNN's skip-input mode).
-    ``merge`` says how the two directions meet.
+    ``merge`` says how the two directions meet. ``projection`` narrows the state that goes from step to step (Sak et
+    al., 2014); its products are counted for all steps at once.
     """
 
     cell: ClassVar[str]
@@ -30,6 +31,7 @@ class Recurrent(Layer):
     biases: Literal[0, 1, 2] = 2
     merge: Literal["concat", "sum"] = "concat"
     project: bool = True
+    projection: PositiveInt | None = None
 
     def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
         (x,) = inputs
@@ -37,9 +39,14 @@ class Recurrent(Layer):
         batch, seq, _ = x.dims
         directions, gates = 1 + self.bidirectional, GATES[self.cell] * self.hidden
         products, gated = self._gates(name, x, directions, gates)
-        sizes: dict[str, Size] = {"directions": directions, "in_hidden": self.hidden, "gates": gates}
+        sizes: dict[str, Size] = {"directions": directions, "in_hidden": self.projection or self.hidden, "gates": gates}
         weight = Tensor(f"{name}.recurrent", tuple(sizes), tuple(sizes.values()), "parameter")
         states = Tensor(name, (batch, seq, "features"), (x.sizes[0], x.sizes[1], self.hidden * directions))
+        if self.projection is not None:
+            wide = states.like(f"{name}.wide")
+            steps = Recurrence(f"{name}.steps", self.cell, gated, weight, wide, seq, directions)
+            product, out = self._projected(name, wide, directions, self.projection)
+            return Expansion((*products, steps, product), out)
         if not self.bidirectional or self.merge == "concat":
             return Expansion(
                 (*products, Recurrence(f"{name}.steps", self.cell, gated, weight, states, seq, directions)), states
@@ -50,6 +57,17 @@ class Recurrent(Layer):
         return Expansion(
             (*products, Recurrence(f"{name}.steps", self.cell, gated, weight, both, seq, directions), summed), out
         )
+
+    def _projected(self, name: str, wide: Tensor, directions: int, projection: int) -> tuple[Contraction, Tensor]:
+        """Each direction's states times a matrix of its own, all steps at once."""
+        batch, seq, _ = wide.dims
+        rows: dict[str, Size] = {batch: wide.sizes[0], seq: wide.sizes[1], "directions": directions}
+        sizes: dict[str, Size] = {"directions": directions, "states": self.hidden, "projection": projection}
+        weight = Tensor(f"{name}.projection", tuple(sizes), tuple(sizes.values()), "parameter")
+        apart = wide.reshaped(rows | {"states": self.hidden})
+        result = Tensor(name, (*rows, "projection"), (*rows.values(), projection))
+        product = Contraction(f"{name}.projected", apart, weight, result)
+        return product, result.reshaped({batch: wide.sizes[0], seq: wide.sizes[1], "features": directions * projection})
 
     def _gates(self, name: str, x: Tensor, directions: int, gates: int) -> tuple[tuple[Operation, ...], Tensor]:
         """The part of every gate that does not wait for the step before."""

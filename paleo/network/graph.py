@@ -8,6 +8,7 @@ Layers follow one another unless ``inputs:`` says otherwise. An entry of ``layer
     - {repeat: 12, name: block, layers: [...]}      folded to one counted copy when the shape comes back, else unrolled
     - {branches: [[...], []], join: add}            every branch starts at the current tensor
     - {name: fake, judge: {}, share: real}          a layer or block with the weights of an earlier one
+    - {linear: {features: 10}, frozen: true}        a layer whose weights are not trained
 
 A value that starts with ``=`` is an expression over the model's ``params``, the arguments of the block, ``batch``, and
 the sizes of the current tensor (``in_channels``, ``in_hidden``, …). ``when: =stride > 1`` leaves an entry out.
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from paleo.errors import GraphError, SpecError, near
 from paleo.layers.base import LAYERS, Choices, Expansion, Layer, describe
+from paleo.network.gradients import frozen, with_gradients_as_needed
 from paleo.operations.base import Operation, parameters_of, with_parameters_of
 from paleo.operations.tensor import Size, Tensor
 from paleo.specs.expressions import evaluate
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
 MAX_NODES, MAX_ENTRIES, MAX_REPEAT, MAX_DEPTH = 20_000, 50_000, 100_000, 24
 #: Sizes above this are no whole numbers any more once they are floats.
 MAX_SIZE = 2**53
-_RESERVED = frozenset({"name", "inputs", "repeat", "layers", "branches", "join", "when", "share"})
+_RESERVED = frozenset({"name", "inputs", "repeat", "layers", "branches", "join", "when", "share", "frozen"})
 #: A folded loop: its name and how often it turns.
 Loop = tuple[str, int]
 Loops = tuple[Loop, ...]
@@ -374,8 +376,14 @@ class _Builder:
             wanted = f"{least} or more" if most is None else f"{least}" if most == least else f"{least} to {most}"
             raise self._error(path, f"{kind} takes {wanted} inputs, found {len(sources)}")
         name = scope.prefix + scope.label(body.get("name"), kind)
-        made = self._expanded(self._tied(layer, scope), name, sources, path)
-        return self._add(Node(name, kind, sources, made.operations, made.out, scope.repeats), path)
+        expansion = self._expanded(self._tied(layer, scope), name, sources, path, untrained=self._frozen(body, path))
+        return self._add(Node(name, kind, sources, expansion.operations, expansion.out, scope.repeats), path)
+
+    def _frozen(self, body: dict[str, Any], path: Path) -> bool:
+        stated = body.get("frozen", False)
+        if not isinstance(stated, bool):
+            raise self._error((*path, "frozen"), f"{stated!r:.60} must be true or false")
+        return stated
 
     def _tied(self, layer: Layer, scope: _Scope) -> Layer:
         """A tie names a layer as this scope sees it; operations know full names."""
@@ -388,15 +396,17 @@ class _Builder:
             )
         return layer.model_copy(update={"tie": scope.names[tie].name})
 
-    def _expanded(self, layer: Layer, name: str, sources: tuple[Tensor, ...], path: Path) -> Expansion:
+    def _expanded(
+        self, layer: Layer, name: str, sources: tuple[Tensor, ...], path: Path, *, untrained: bool = False
+    ) -> Expansion:
         try:
-            made = layer.expand(name, sources, self.choices)
+            expansion = layer.expand(name, sources, self.choices)
         except GraphError as error:
             raise self._error(path, str(error)) from None
-        for size in made.out.sizes:
+        for size in expansion.out.sizes:
             if not 1 <= size < MAX_SIZE:
-                raise self._error(path, f"{name}: output {describe(made.out)} has an impossible size")
-        return made
+                raise self._error(path, f"{name}: output {describe(expansion.out)} has an impossible size")
+        return with_gradients_as_needed(frozen(expansion) if untrained else expansion, sources)
 
     def _claim(self, name: str, path: Path) -> None:
         if name in self._taken:
@@ -455,8 +465,11 @@ class _Builder:
         self._claim(scope.prefix + label, path)
         if times == 0:
             return x
-        return self._folded(body["layers"], times, label, scope, x, path) or self._unrolled(
-            body["layers"], times, label, scope, x, path
+        entries = body["layers"]
+        return (
+            self._folded(entries, times, label, scope, x, path)
+            or self._folded_but_the_first(entries, times, label, scope, x, path)
+            or self._unrolled(entries, times, label, scope, x, path)
         )
 
     def _folded(
@@ -467,9 +480,23 @@ class _Builder:
         mark, taken = len(self.nodes), set(self._taken)
         group = scope.prefix + label
         out = self.sequence(entries, scope.below(label, repeats=((group, times),)), x, (*path, "layers"))
-        if times == 1 or (out.dims == x.dims and out.sizes == x.sizes):
+        if times == 1 or (out.dims == x.dims and out.sizes == x.sizes and out.grad == x.grad):
             self.carried[group] = (x.name, out.name)
             return out
+        del self.nodes[mark:]
+        self._taken = taken
+        return None
+
+    def _folded_but_the_first(
+        self, entries: list[Any], times: int, label: str, scope: _Scope, x: Tensor, path: Path
+    ) -> Tensor | None:
+        """The first iteration apart and the others folded, where the first alone reads what needs no gradient."""
+        if x.grad:
+            return None
+        mark, taken = len(self.nodes), set(self._taken)
+        out = self.sequence(entries, scope.below(f"{label}.1"), x, (*path, "layers"))
+        if out.grad and (out.dims, out.sizes) == (x.dims, x.sizes):
+            return self._folded(entries, times - 1, label, scope, out, path)
         del self.nodes[mark:]
         self._taken = taken
         return None

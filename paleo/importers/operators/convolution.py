@@ -1,0 +1,123 @@
+"""Convolutions and transposed convolutions of one to three dims."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from paleo.importers.builder import Builder, Placed, UntranslatableError
+from paleo.importers.rules import Invocation, OnnxNode, Reading, onnx_operators, torch_functions, translates
+from paleo.importers.trace import Call, Value, learns
+from paleo.operations.tensor import Tensor
+
+_TENSORS = ("input", "weight", "bias")
+SPACE = {1: ("width",), 2: ("height", "width"), 3: ("depth", "height", "width")}
+
+
+@torch_functions("conv1d conv2d conv3d")
+def _conv(call: Invocation) -> Reading:
+    return call.reading("conv", (*_TENSORS, "stride", "padding", "dilation", "groups"), _TENSORS)
+
+
+@torch_functions("conv_transpose1d conv_transpose2d conv_transpose3d")
+def _transposed(call: Invocation) -> Reading:
+    names = (*_TENSORS, "stride", "padding", "output_padding", "groups", "dilation")
+    return call.reading("transposed_conv", names, _TENSORS)
+
+
+@onnx_operators("Conv")
+def _onnx_conv(node: OnnxNode) -> Reading:
+    return Reading("conv", node.inputs[:3], _onnx_windows(node) | {"groups": node.options.get("group", 1)})
+
+
+@onnx_operators("ConvTranspose")
+def _onnx_transposed(node: OnnxNode) -> Reading:
+    more = {"groups": node.options.get("group", 1), "output_padding": node.options.get("output_padding")}
+    return Reading("transposed_conv", node.inputs[:3], _onnx_windows(node) | more)
+
+
+def _onnx_windows(node: OnnxNode) -> dict[str, Any]:
+    options: Mapping[str, Any] = node.options
+    automatic = options.get("auto_pad", "NOTSET")
+    padding: Any = list(options["pads"]) if options.get("pads") else 0
+    if automatic in ("SAME_UPPER", "SAME_LOWER"):
+        padding = "same"
+    elif automatic == "VALID":
+        padding = 0
+    return {"stride": options.get("strides"), "dilation": options.get("dilations"), "padding": padding}
+
+
+@translates("conv transposed_conv")
+def convolution(b: Builder, call: Call) -> None:
+    """A window with a weight, over images with a batch."""
+    source, (weight, owner) = b.at(call.inputs[0]), b.weight(call.inputs[1])
+    rank = len(weight.shape) - 2
+    if len(source.tensor.dims) == rank + 1:
+        names = ("batch", "channels", *SPACE[rank])
+        source = b.view(source, dict(zip(names, (1, *source.tensor.sizes), strict=True)), call.path)
+    if len(source.tensor.dims) != len(weight.shape):
+        raise UntranslatableError("an image of another rank")
+    source = b.view(source, dict(zip(_image_dims(source.tensor), source.tensor.sizes, strict=True)), call.path)
+    entry = b.add(call.kind, _conv_options(call, weight, source.tensor), [source], call.path)
+    entry.share = owner if owner is not None and owner.kind == call.kind else None
+    if len(call.out.shape) == len(weight.shape):
+        b.put(call.out, entry)
+    else:
+        b.placed[call.out] = b.shaped(Placed.of(entry), call.out.shape, call.path)
+
+
+def _image_dims(x: Tensor) -> tuple[str, ...]:
+    return ("batch", "channels", *SPACE[len(x.dims) - 2])
+
+
+def _conv_options(call: Call, weight: Value, x: Tensor) -> dict[str, Any]:
+    rank, stated = len(x.dims) - 2, call.options
+    groups = stated.get("groups") or 1
+    transposed = call.kind == "transposed_conv"
+    channels = weight.shape[1] * groups if transposed else weight.shape[0]
+    stride, dilation = (each(stated.get(key), rank, 1) for key in ("stride", "dilation"))
+    extra = each(stated.get("output_padding"), rank, 0)
+    options: dict[str, Any] = {
+        "channels": channels,
+        "kernel": short(list(weight.shape[2:])),
+        "stride": None if set(stride) == {1} else short(stride),
+        "padding": _padding(stated.get("padding") or 0, rank),
+        "dilation": None if set(dilation) == {1} else short(dilation),
+        "groups": None if groups == 1 else groups,
+        "output_padding": short(extra) if transposed and any(extra) else None,
+    }
+    return {key: value for key, value in options.items() if value is not None} | {"bias": learns(call, 2)}
+
+
+def _padding(padding: Any, rank: int) -> Any:
+    """As a layer has it: one number, one a dim, or ``same``; None for no padding."""
+    if isinstance(padding, str):
+        return None if padding == "valid" else padding
+    if isinstance(padding, Sequence) and len(padding) == 2 * rank and rank > 1:
+        ends = [(padding[i], padding[i + rank]) for i in range(rank)]
+        if any(before != after for before, after in ends):
+            raise UntranslatableError("padding that differs from side to side")
+        padding = [before for before, _ in ends]
+    elif isinstance(padding, Sequence) and rank == 1 and len(padding) == 2:
+        if padding[0] != padding[1]:
+            raise UntranslatableError("padding that differs from side to side")
+        padding = padding[0]
+    numbers = each(padding, rank, 0)
+    return short(numbers) if any(numbers) else None
+
+
+def each(value: Any, rank: int, default: int) -> list[int]:
+    """One number for every dim of space.
+
+    >>> each(3, 2, 1), each(None, 2, 1), each([1, 2], 2, 1)
+    ([3, 3], [1, 1], [1, 2])
+    """
+    if value is None or (isinstance(value, Sequence) and not value):
+        return [default] * rank
+    numbers = list(value) if isinstance(value, Sequence) else [value]
+    return [int(number) for number in (numbers * rank if len(numbers) == 1 else numbers)]
+
+
+def short(values: list[int]) -> int | list[int]:
+    """One number where all are equal."""
+    return values[0] if len(set(values)) == 1 else values

@@ -1,0 +1,178 @@
+"""Projections, attention and output projection, as one call ``attention``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paleo.importers.patterns.group import LIGHT, NORMS, PLAIN, Group, closed, foreign
+from paleo.importers.patterns.scores import triangular
+from paleo.importers.trace import Call, Trace, Value, dropout_rate, record
+
+
+class _Source:
+    """Where a query, key or value comes from: the projection, the calls between, and what they do."""
+
+    def __init__(self, linear: Call, calls: list[Call]) -> None:
+        self.linear, self.calls = linear, calls
+        self.rotary = any(
+            call.kind in ("multiply", "elementwise")
+            and any(v is not None and v.static and v.elements > 1 for v in call.inputs)
+            for call in calls
+        )
+        self.norms = [call for call in calls if call.kind in NORMS]
+
+
+def _source(value: Value) -> _Source | None:
+    """The one projection that a value is computed from over light calls, if there is one."""
+    linear, calls, stack, seen = None, list[Call](), [value], set[int]()
+    while stack:
+        value = stack.pop()
+        if value.static or value.index or id(value) in seen:
+            continue
+        seen.add(id(value))
+        call = value.maker
+        if call is None:
+            return None
+        if call.kind == "linear":
+            if linear is not None and call is not linear:
+                return None
+            linear = call
+        elif call.kind in LIGHT:
+            if call not in calls:
+                calls.append(call)
+                stack.extend(v for v in call.inputs if v is not None)
+        else:
+            return None
+    return None if linear is None else _Source(linear, calls)
+
+
+def attention_layers(trace: Trace) -> list[Group]:
+    """Projections, attention and output projection, as one call ``attention``."""
+    consumers, outputs = trace.consumers(), set(trace.outputs)
+    groups = []
+    for call in trace.calls:
+        if call.kind == "sdpa":
+            group = _attention_around(call, consumers, outputs)
+            if group is not None:
+                groups.append(group)
+    return groups
+
+
+def _attention_around(core: Call, consumers: dict[Value, list[Call]], outputs: set[Value]) -> Group | None:
+    values = [value for value in core.inputs[:3] if value is not None]
+    sources = [_source(value) for value in values]
+    down = _output_projection(core, consumers)
+    if len(sources) != 3 or any(source is None for source in sources) or down is None:
+        return None
+    query, key, value = (source for source in sources if source is not None)
+    rest, output = down
+    sizes = _heads(core, query.linear, key.linear, value.linear, output)
+    if sizes is None:
+        return None
+    shape, inputs = sizes
+    options: dict[str, Any] = dict(shape)
+    normed = _query_norms(query, key, value, shape["head_dim"])
+    biases = _biases(query.linear, key.linear, value.linear, output)
+    if normed is None or biases is None:
+        return None
+    calls = dict.fromkeys(
+        [*query.calls, *key.calls, *value.calls, query.linear, key.linear, value.linear, core, *rest, output]
+    )
+    calls = {call: None for call in calls if not call.out.static}
+    if not closed(calls, output.out, consumers, outputs) or foreign(calls, inputs):
+        return None
+    options |= biases | {"qk_norm": normed, "rotary": query.rotary and key.rotary}
+    options |= {
+        "causal": bool(core.options.get("is_causal")) or _masked(core),
+        "dropout": dropout_rate(core.options.get("dropout_p")),
+    }
+    flops = sum(call.flops or 0.0 for call in calls)
+    weights = list(
+        dict.fromkeys(
+            w for call in calls for w in call.inputs[1:] if w is not None and w.sources and call.kind == "linear"
+        )
+    )
+    weights += [w for norm in (*query.norms, *key.norms) for w in norm.inputs[1:] if w is not None and w.sources]
+    weights += [w for w in core.inputs[3:] if w is not None and w.sources]
+    substitute = record(
+        "attention",
+        "attention",
+        [*inputs, *weights],
+        [(output.out.shape, False)],
+        options=options,
+        flops=flops,
+        path=core.path,
+    )
+    options["inputs"] = len(inputs)
+    return Group(calls, substitute, output.out)
+
+
+def _masked(core: Call) -> bool:
+    mask = core.inputs[3] if len(core.inputs) > 3 else None
+    return (
+        mask is not None
+        and mask.maker is not None
+        and (mask.maker.label.strip("_") in ("tril", "triu") or triangular(mask.maker))
+    )
+
+
+def _output_projection(core: Call, consumers: dict[Value, list[Call]]) -> tuple[list[Call], Call] | None:
+    chain, value = list[Call](), core.out
+    for _ in range(12):
+        readers = consumers.get(value, [])
+        if len(readers) != 1:
+            return None
+        call = readers[0]
+        if call.kind == "linear" and call.inputs[0] is value:
+            return chain, call
+        if call.kind not in PLAIN or call.out.elements != value.elements:
+            return None
+        chain.append(call)
+        value = call.out
+    return None
+
+
+def _heads(core: Call, query: Call, key: Call, value: Call, output: Call) -> tuple[dict[str, int], list[Value]] | None:
+    """Heads, their size and the inputs, if the projections are those of one attention over (batch, seq, hidden)."""
+    q, v = core.inputs[0], core.inputs[2]
+    x, memory = query.inputs[0], key.inputs[0]
+    if q is None or v is None or x is None or memory is None or len(x.shape) != 3 or len(memory.shape) != 3:
+        return None
+    head_dim, rows = q.shape[-1], q.shape[-2]
+    widths = {id(call): call.out.shape[-1] for call in (query, key, value)}
+    heads = output.inputs[0].shape[-1] // head_dim if output.inputs[0] is not None else 0
+    if v.shape[-1] != head_dim or value.inputs[0] is not memory or rows != x.shape[1] or memory.shape[0] != x.shape[0]:
+        return None
+    if v.shape[-2] != memory.shape[1] or output.out.shape != x.shape or heads < 1:
+        return None
+    total = sum(widths.values())
+    kv = total // head_dim - heads
+    if total % head_dim or kv < 2 or kv % 2 or heads % (kv // 2):
+        return None
+    kv_heads = kv // 2
+    packed_all, packed_kv = query is key and key is value, key is value and query is not key
+    apart = query is not key and key is not value and query is not value
+    if packed_all and memory is not x:
+        return None
+    if apart and (widths[id(query)] != heads * head_dim or widths[id(key)] != widths[id(value)]):
+        return None
+    if not (packed_all or packed_kv or apart):
+        return None
+    inputs = [x] if memory is x else [x, memory]
+    return {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}, inputs
+
+
+def _query_norms(query: _Source, key: _Source, value: _Source, head_dim: int) -> bool | None:
+    """Whether queries and keys are normed head by head; None for norms of another kind."""
+    if not (query.norms or key.norms or value.norms):
+        return False
+    each = [[w.elements for w in call.inputs[1:] if w is not None] for source in (query, key) for call in source.norms]
+    good = len(query.norms) == 1 and len(key.norms) == 1 and query.linear is not key.linear and not value.norms
+    return True if good and all(sizes == [head_dim] for sizes in each) else None
+
+
+def _biases(query: Call, key: Call, value: Call, output: Call) -> dict[str, bool | None] | None:
+    q, k, v, o = (len(call.inputs) > 2 and call.inputs[2] is not None for call in (query, key, value, output))
+    if q == v and (k == q or q):
+        return {"bias": q, "key_bias": None if k == q else False, "out_bias": o}
+    return None

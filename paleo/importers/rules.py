@@ -1,0 +1,149 @@
+"""What is known of the functions of torch and the operators of ONNX, found by folder.
+
+Every file of ``paleo/importers/operators`` says, for a few of them, what kind of call they are (``TORCH``, ``ONNX``)
+and what layers a call of that kind becomes (``TRANSLATIONS``). A rule for one more function is one more file there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+from paleo.importers.builder import Builder
+from paleo.importers.trace import Call, Value
+from paleo.registry import Registry
+
+OPERATORS = "paleo.importers.operators"
+Rule = TypeVar("Rule", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A call in our words: its kind, what it reads (None: all its tensors, in order) and its options."""
+
+    kind: str
+    inputs: list[Value | None] | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+class Values(Protocol):
+    """Tells the values of tensors."""
+
+    def value(self, tensor: Any) -> Value: ...
+
+    def is_tensor(self, argument: Any) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Invocation:
+    """A call of a torch function: its name without underscores, its arguments and its result."""
+
+    name: str
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    result: Any
+    values: Values
+
+    def bound(self, *names: str) -> dict[str, Any]:
+        """The arguments by these names, in order of the signature."""
+        return dict(zip(names, self.args, strict=False)) | {k: v for k, v in self.kwargs.items() if k in names}
+
+    def tensor(self, argument: Any) -> Value | None:
+        """The value of an argument, None where it is no tensor."""
+        return self.values.value(argument) if self.values.is_tensor(argument) else None
+
+    def reading(self, kind: str, names: Sequence[str], tensors: Sequence[str], **more: Any) -> Reading:
+        """Arguments by name: ``tensors`` as inputs, the rest as options."""
+        arguments = self.bound(*names)
+        inputs = [self.tensor(arguments.get(name)) for name in tensors]
+        return Reading(kind, inputs, {k: v for k, v in arguments.items() if k not in tensors} | more)
+
+    def joins_tensors(self) -> bool:
+        """Whether the first two arguments are tensors."""
+        return len(self.args) >= 2 and all(self.values.is_tensor(argument) for argument in self.args[:2])
+
+
+Numbers = list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxNode:
+    """A node of an ONNX file: operator, inputs, attributes, and the few numbers of inputs that are constant."""
+
+    name: str
+    inputs: list[Value | None]
+    options: Mapping[str, Any]
+    numbers: Sequence[Numbers | None]
+
+    def input(self, place: int) -> Value | None:
+        """The input at a place, None where it is left out."""
+        return self.inputs[place] if len(self.inputs) > place else None
+
+
+TorchRule = Callable[[Invocation], Reading]
+OnnxRule = Callable[[OnnxNode], Reading]
+Translation = Callable[[Builder, Call], None]
+TORCH: Registry[TorchRule] = Registry("torch function", OPERATORS)
+ONNX: Registry[OnnxRule] = Registry("ONNX operator", OPERATORS)
+TRANSLATIONS: Registry[Translation] = Registry("kind of call", OPERATORS)
+
+
+def torch_functions(names: str) -> Callable[[TorchRule], TorchRule]:
+    """Registers the rule of these functions, names apart by spaces."""
+    return _several(TORCH, names)
+
+
+def onnx_operators(names: str) -> Callable[[OnnxRule], OnnxRule]:
+    """Registers the rule of these operators, names apart by spaces."""
+    return _several(ONNX, names)
+
+
+def translates(kinds: str) -> Callable[[Translation], Translation]:
+    """Registers the translation of these kinds of calls, names apart by spaces."""
+    return _several(TRANSLATIONS, kinds)
+
+
+def _several(registry: Registry[Rule], names: str) -> Callable[[Rule], Rule]:
+    def add(rule: Rule) -> Rule:
+        for name in names.split():
+            registry.register(name)(rule)
+        return rule
+
+    return add
+
+
+def plain_functions(kind: str, torch: str = "", onnx: str = "") -> None:
+    """Functions of one kind whose arguments do not matter."""
+    torch_functions(torch)(lambda invocation: Reading(kind))
+    onnx_operators(onnx)(lambda node: Reading(kind, node.inputs))
+
+
+_INVERTED = ("add", "sub", "mul", "truediv", "div", "pow", "matmul", "floordiv", "mod", "and", "or", "xor")
+_SAME = {"truediv": "div", "true_divide": "div", "divide": "div", "subtract": "sub", "multiply": "mul"}
+
+
+def plain_name(label: str) -> str:
+    """``add`` of ``add_``, ``__add__``, ``__iadd__`` and ``__radd__``; known names as they are.
+
+    >>> plain_name("__iadd__"), plain_name("__rtruediv__"), plain_name("relu_")
+    ('add', 'div', 'relu')
+    """
+    if label in TORCH:
+        return label
+    name = label.strip("_") or label
+    if label.startswith("__") and name[0] in "ir" and name[1:] in _INVERTED:
+        name = name[1:]
+    return _SAME.get(name, name)
+
+
+def torch_reading(invocation: Invocation) -> Reading:
+    """What a call is by its rule; ``create`` for what takes no tensor, ``unknown`` where there is no rule."""
+    if invocation.name in TORCH:
+        return TORCH[invocation.name](invocation)
+    return Reading("unknown")
+
+
+def onnx_reading(node: OnnxNode) -> Reading:
+    """What a node is by its rule; ``unknown`` where there is none."""
+    return ONNX[node.name](node) if node.name in ONNX else Reading("unknown", node.inputs)

@@ -1,0 +1,151 @@
+"""torch modules from Python files: what their inputs are, and how they are built without weights."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paleo.errors import SpecError, near
+
+_INPUT = re.compile(r"(?:([A-Za-z_]\w*)=)?(\d+(?:x\d+)*)(?::(\w+))?\Z")
+DTYPES = ("float32", "float16", "bfloat16", "int64", "int32", "bool")
+
+
+def torch_module() -> Any:
+    """The library, or an error that says what to install."""
+    try:
+        return importlib.import_module("torch")
+    except ImportError:
+        raise SpecError("importing torch modules needs torch: pip install 'paleo-perf[torch]'") from None
+
+
+@dataclass(frozen=True, slots=True)
+class InputSpec:
+    """Shape and dtype of one input; ``name`` for a keyword argument."""
+
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+    name: str | None = None
+
+    @property
+    def index(self) -> bool:
+        """Whether it holds whole numbers."""
+        return self.dtype in ("int64", "int32", "bool")
+
+
+def parse_input(text: str) -> InputSpec:
+    """An input as people write it: ``32x3x224x224``, ``8x512:int64``, ``input_ids=8x512:int64``.
+
+    >>> parse_input("8x512:int64").shape
+    (8, 512)
+    """
+    match = _INPUT.match(text.strip())
+    if match is None:
+        raise SpecError(f"--input {text!r}: expected sizes such as 32x3x224x224, 8x512:int64 or input_ids=8x512:int64")
+    name, sizes, dtype = match.groups()
+    shape = tuple(int(size) for size in sizes.split("x"))
+    if not all(0 < size < 2**31 for size in shape) or len(shape) > 8:
+        raise SpecError(f"--input {text!r}: sizes go from 1 up, at most 8 of them")
+    if dtype is not None and dtype not in DTYPES:
+        raise SpecError(f"--input {text!r}: unknown dtype {dtype!r}; {near(dtype, DTYPES)}")
+    return InputSpec(shape, dtype or "float32", name)
+
+
+def load_module(target: str) -> Any:
+    """The module that ``package.file:factory`` or ``path/file.py:factory`` builds, with no weights allocated.
+
+    ``factory`` is a class or function that needs no arguments, or a module that is there already. The file's code runs.
+    """
+    place, colon, name = target.rpartition(":")
+    if not colon or not place or not name:
+        raise SpecError(f"{target!r}: expected module:factory, such as torchvision.models:resnet50 or net.py:build")
+    factory: Any = _imported(place)
+    for part in name.split("."):
+        if not hasattr(factory, part):
+            public = [word for word in dir(factory) if not word.startswith("_")]
+            raise SpecError(f"{place}: has no {part!r}; {near(part, public)}")
+        factory = getattr(factory, part)
+    torch = torch_module()
+    if isinstance(factory, torch.nn.Module):
+        return factory
+    if not callable(factory):
+        kind = type(factory).__name__
+        raise SpecError(f"{target}: is a {kind}; expected a torch module, or a function that makes one")
+    return build_module(factory, target)
+
+
+def build_module(factory: Callable[[], Any], where: str) -> Any:
+    """What the factory builds on the meta device; small tables that it computes may stay real, and where nothing else
+    works the module is built with its data, which are dropped."""
+    torch = torch_module()
+    failed: Exception | None = None
+    for attempt in (_built_on_meta, _built_beside, _built_with_data):
+        try:
+            module = attempt(factory)
+        except (RuntimeError, NotImplementedError, ValueError, TypeError, AttributeError, AssertionError) as error:
+            failed = failed or error
+        except Exception as error:
+            raise SpecError(f"{where}: the factory failed: {type(error).__name__}: {_short(error)}") from None
+        else:
+            if not isinstance(module, torch.nn.Module):
+                raise SpecError(f"{where}: gave a {type(module).__name__}; expected a torch module")
+            return module
+    raise SpecError(f"{where}: the factory failed: {type(failed).__name__}: {_short(failed)}")
+
+
+def _short(error: Exception | None) -> str:
+    return " ".join(str(error).split())[:300]
+
+
+def _built_on_meta(factory: Callable[[], Any]) -> Any:
+    with torch_module().device("meta"):
+        return factory()
+
+
+def _built_with_data(factory: Callable[[], Any]) -> Any:
+    module = factory()
+    return module.to("meta") if isinstance(module, torch_module().nn.Module) else module
+
+
+def _built_beside(factory: Callable[[], Any]) -> Any:
+    """For constructors that read values (schedules of drop rates): ranges and literals are real, all else has no
+    data."""
+    torch = torch_module()
+    from torch.overrides import TorchFunctionMode
+    from torch.utils._device import _device_constructors
+
+    real = {torch.linspace, torch.arange, torch.tensor, torch.logspace, torch.as_tensor, torch.range}
+
+    class Factories(TorchFunctionMode):  # type: ignore[misc]
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            kwargs = dict(kwargs or {})
+            if function in _device_constructors() and function not in real and kwargs.get("device") is None:
+                kwargs["device"] = "meta"
+            return function(*args, **kwargs)
+
+    with Factories():
+        return factory().to("meta")
+
+
+def _imported(place: str) -> Any:
+    try:
+        if place.endswith(".py"):
+            spec = importlib.util.spec_from_file_location(Path(place).stem, place)
+            if spec is None or spec.loader is None or not Path(place).is_file():
+                raise SpecError(f"{place}: no such file; expected a Python module")
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+            return module
+        if "" not in sys.path and str(Path.cwd()) not in sys.path:
+            sys.path.insert(0, str(Path.cwd()))
+        return importlib.import_module(place)
+    except SpecError:
+        raise
+    except Exception as error:
+        raise SpecError(f"{place}: cannot be imported: {type(error).__name__}: {error}") from None
