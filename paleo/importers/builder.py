@@ -12,10 +12,12 @@ from pydantic import ValidationError
 from paleo.errors import PaleoError, SpecError
 from paleo.importers.trace import Call, Shape, Trace, Value
 from paleo.layers.base import LAYERS, Choices
+from paleo.network.gradients import frozen, with_gradients_as_needed
 from paleo.operations.base import Operation, parameters_of
+from paleo.operations.precision import precision
 from paleo.operations.tensor import Size, Tensor
 
-_UNFUSED = Choices(attention="unfused")
+_FP32, _UNFUSED = precision("fp32"), Choices(attention="unfused")
 #: Dims of inputs by their number.
 _INPUT_DIMS = {
     1: ("batch",),
@@ -49,6 +51,11 @@ class Entry:
             return 0.0
         parameters = parameters_of(self.operations).items()
         return sum(float(tensor.elements) for name, tensor in parameters if not name.startswith("tied"))
+
+    @property
+    def flops_backward(self) -> float:
+        """FLOP of its backward pass: without a product for what needs no gradient, such as an input of the network."""
+        return sum(kernel.flops for operation in self.operations for kernel in operation.backward(_FP32))
 
 
 @dataclass(frozen=True)
@@ -94,6 +101,8 @@ class Builder:
     owners: dict[str, Entry] = field(default_factory=dict)
     #: What a view looks at.
     bases: dict[Entry | str, Placed] = field(default_factory=dict)
+    #: Whether the weights of what is added now are not trained.
+    untrained: bool = False
 
     def __post_init__(self) -> None:
         self.network = Network([], {}, self.trace.probes, fixed_batch=self.trace.fixed_batch)
@@ -127,11 +136,14 @@ class Builder:
         name = f"n{len(self.network.entries)}"
         try:
             layer = LAYERS[kind].model_validate(stated | ({"tie": f"tied{id(tie)}"} if tie is not None else {}))
-            expansion = layer.expand(name, tuple(source.tensor for source in sources), _UNFUSED)
+            tensors = tuple(source.tensor for source in sources)
+            expansion = layer.expand(name, tensors, _UNFUSED)
+            expansion = with_gradients_as_needed(frozen(expansion) if self.untrained else expansion, tensors)
         except (PaleoError, ValidationError, ValueError, KeyError) as error:
             raise UntranslatableError(str(error)) from None
         holders = [source.holder for source in sources]
         entry = Entry(kind, stated, holders, expansion.out, path, None, tie, expansion.operations)
+        entry.frozen = self.untrained and entry.own_parameters > 0
         self.network.entries.append(entry)
         return entry
 

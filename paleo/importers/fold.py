@@ -19,7 +19,7 @@ MOST_TRIALS, MOST_STARTS, LONGEST_BODY = 4000, 16, 3000
 
 @dataclass(eq=False)
 class Loop:
-    """``times`` iterations of ``body``: ``carry`` enters the first, ``last`` comes out of the last, were it not folded."""
+    """``times`` iterations of ``body``: ``carry`` enters the first, ``last`` is what the last one gives."""
 
     times: int
     body: list[Item]
@@ -49,7 +49,7 @@ def _refs(entry: Entry) -> list[Ref]:
 
 
 def _signature(entry: Entry) -> str:
-    lent = [entry.share is None, entry.tie is None, entry.frozen]
+    lent = [entry.share is None, entry.tie is None, entry.frozen, entry.flops_backward]
     return json.dumps(
         [entry.kind, entry.options, len(entry.inputs), lent, entry.out.dims, entry.out.sizes], default=str
     )
@@ -98,7 +98,7 @@ def _candidates(marks: Marks, over: Marks) -> Iterator[tuple[int, int, int]]:
         same = np.concatenate(([False], marks[:-length] == marks[length:], [False]))
         edges = np.flatnonzero(same[1:] != same[:-1])
         for begin, end in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
-            starts = np.arange(begin, min(begin + length, end - length + 1))
+            starts = np.arange(begin, min(begin + length + 1, end - length + 1))
             for start in starts[over[starts + length] < starts][:MOST_STARTS].tolist():
                 times = (end - start) // length + 1
                 if times >= 2 and length * (times - 1) >= 2:
@@ -124,11 +124,14 @@ def _carried(
                     return None
                 carry = first
     last = entries[start + length - 1]
-    if carry is None or (
-        isinstance(carry, Entry) and (carry.out.dims, carry.out.sizes) != (last.out.dims, last.out.sizes)
-    ):
+    if carry is None or not _like(carry, last):
         return None
     return carry if _private(entries, start, length, times, places, consumers) else None
+
+
+def _like(carry: Entry | str, last: Entry) -> bool:
+    """Whether what enters has the shape of what comes out; of inputs the graph sees to it."""
+    return isinstance(carry, str) or (carry.out.dims, carry.out.sizes) == (last.out.dims, last.out.sizes)
 
 
 def _relation(refs: tuple[Ref, ...], place: int, length: int, places: dict[Entry, int]) -> str | None:

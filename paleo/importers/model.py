@@ -114,7 +114,7 @@ class _Writer:
         return lines
 
     def body(self, items: Sequence[Item], current: Entry | str) -> list[Any]:
-        """The lines of a sequence; ``current`` is what flows in. A loop stands for the last entry of its last iteration."""
+        """The lines of a sequence; ``current`` flows in. A loop stands for the last entry of its last iteration."""
         lines: list[Any] = []
         for item in items:
             lines.append(self._loop(item, current) if isinstance(item, Loop) else self._entry(item, current))

@@ -1,4 +1,4 @@
-"""Sizes of ONNX tensors: the few numbers that a file computes of shapes, and rules where ONNX's own inference has none."""
+"""Sizes of ONNX tensors: what a file computes of shapes, and rules where ONNX's own inference has none."""
 
 from __future__ import annotations
 

@@ -36,6 +36,8 @@ def translated(trace: Trace) -> Network:
 def _place(builder: Builder, call: Call) -> None:
     if all(value.static or value.index for value in call.outputs):
         return
+    names = {name for value in call.inputs if value is not None for name in value.sources}
+    builder.untrained = bool(names) and (names <= builder.trace.frozen or not call.trains)
     mark = len(builder.network.entries)
     known = dict(builder.placed), dict(builder.owners), dict(builder.bases)
     try:
@@ -47,21 +49,15 @@ def _place(builder: Builder, call: Call) -> None:
             _place(builder, part)
         if not call.parts:
             _place_opaque(builder, call)
-    _mark_untrained(builder, call, builder.network.entries[mark:])
-
-
-def _mark_untrained(builder: Builder, call: Call, entries: Sequence[Entry]) -> None:
-    """Freezes entries whose weights are not trained, and stops the gradient where the source does."""
-    names = {name for value in call.inputs if value is not None for name in value.sources}
-    if names and (names <= builder.trace.frozen or not call.trains):
-        for entry in entries:
-            entry.frozen = entry.frozen or entry.own_parameters > 0
     if call.stops:
-        for value in call.outputs:
-            if value in builder.placed and not (value.static or value.index):
-                place = builder.placed[value]
-                entry = builder.add("detach", {}, [place], call.path)
-                builder.placed[value] = Placed(entry, entry.out)
+        _stop_gradient(builder, call)
+
+
+def _stop_gradient(builder: Builder, call: Call) -> None:
+    """No gradient goes back through what the call gives."""
+    for value in call.outputs:
+        if value in builder.placed and not (value.static or value.index):
+            builder.placed[value] = Placed.of(builder.add("detach", {}, [builder.placed[value]], call.path))
 
 
 def _translate(builder: Builder, call: Call) -> None:

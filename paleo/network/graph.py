@@ -296,6 +296,8 @@ class _Builder:
             raise self._error((*path, "name"), f"{name!r} stands twice here")
         if "share" in body and ("repeat" in body or "branches" in body):
             raise self._error((*path, "share"), "`share:` goes with a layer or a block of the file")
+        if "frozen" in body and not any(key in LAYERS for key in body):
+            raise self._error((*path, "frozen"), "`frozen:` goes with a layer")
         x = self._sources(body, scope, x, path)[0]
         kinds = [key for key in body if key not in _RESERVED]
         if "repeat" in body:
@@ -465,11 +467,8 @@ class _Builder:
         self._claim(scope.prefix + label, path)
         if times == 0:
             return x
-        entries = body["layers"]
-        return (
-            self._folded(entries, times, label, scope, x, path)
-            or self._folded_but_the_first(entries, times, label, scope, x, path)
-            or self._unrolled(entries, times, label, scope, x, path)
+        return self._folded(body["layers"], times, label, scope, x, path) or self._unrolled(
+            body["layers"], times, label, scope, x, path
         )
 
     def _folded(
@@ -480,26 +479,16 @@ class _Builder:
         mark, taken = len(self.nodes), set(self._taken)
         group = scope.prefix + label
         out = self.sequence(entries, scope.below(label, repeats=((group, times),)), x, (*path, "layers"))
-        if times == 1 or (out.dims == x.dims and out.sizes == x.sizes and out.grad == x.grad):
+        same = out.dims == x.dims and out.sizes == x.sizes
+        if times == 1 or (same and (x.grad or not out.grad)):
             self.carried[group] = (x.name, out.name)
             return out
         del self.nodes[mark:]
         self._taken = taken
-        return None
-
-    def _folded_but_the_first(
-        self, entries: list[Any], times: int, label: str, scope: _Scope, x: Tensor, path: Path
-    ) -> Tensor | None:
-        """The first iteration apart and the others folded, where the first alone reads what needs no gradient."""
-        if x.grad:
+        if not same:
             return None
-        mark, taken = len(self.nodes), set(self._taken)
-        out = self.sequence(entries, scope.below(f"{label}.1"), x, (*path, "layers"))
-        if out.grad and (out.dims, out.sizes) == (x.dims, x.sizes):
-            return self._folded(entries, times - 1, label, scope, out, path)
-        del self.nodes[mark:]
-        self._taken = taken
-        return None
+        # The later iterations read what needs a gradient: the one copy counts as they do.
+        return self._folded(entries, times, label, scope, replace(x, grad=True), path)
 
     def _unrolled(self, entries: list[Any], times: int, label: str, scope: _Scope, x: Tensor, path: Path) -> Tensor:
         for index in range(times):

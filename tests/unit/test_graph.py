@@ -181,3 +181,27 @@ def test_nested_loops_multiply_and_cost_no_more(depth: int) -> None:
     assert len(made.nodes) == 1
     assert made.nodes[0].repeat == (2**depth if depth < 17 else 1)
     assert math.prod(times for _, times in made.nodes[0].repeats) == made.nodes[0].repeat
+
+
+FEATURES = {"inputs": {"x": {"dims": {"batch": "=batch", "features": 4}}}}
+
+
+def flops_backward(of: Graph) -> float:
+    kernels = ((node, k) for node in of.nodes for op in node.operations for k in op.backward(FP32))
+    return sum(node.repeat * kernel.flops for node, kernel in kernels)
+
+
+def test_a_loop_at_the_input_counts_the_gradients_of_its_later_iterations() -> None:
+    """Eight products of 4 x 4 over 2 rows: one copy stands for all, and hands a gradient on as seven of them do."""
+    folded = graph({"repeat": 8, "layers": [{"linear": {"features": 4, "dim": "features", "bias": False}}]}, **FEATURES)
+    assert flops_backward(folded) == 8 * 2 * (2 * 2 * 4 * 4)
+
+
+def test_frozen_weights_take_no_gradient_and_none_goes_beyond_them() -> None:
+    """Both products forward; backward the weight of the second alone."""
+    linear = {"linear": {"features": 4, "dim": "features", "bias": False}}
+    model = graph(linear | {"frozen": True}, linear, **FEATURES)
+    assert flops_backward(model) == 2 * 2 * 4 * 4
+    assert not model.nodes[0].out.grad and model.nodes[1].out.grad
+    with pytest.raises(GraphError, match="frozen"):
+        graph(linear | {"frozen": "yes"}, **FEATURES)

@@ -12,10 +12,12 @@ import paleo
 from paleo.errors import SpecError
 from paleo.importers.torch import load_module, parse_input
 from paleo.network.graph import Graph, build
+from paleo.operations.precision import precision
 from paleo.specs.hardware import load_system
 from paleo.specs.model import ModelSpec
 from paleo.specs.run import Run
 
+FP32 = precision("fp32")
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
@@ -222,9 +224,7 @@ def test_flops_of_what_is_not_recognised_are_kept() -> None:
     with FlopCounterMode(display=False) as counter:
         Bilinear()(torch.zeros(3, 6), torch.zeros(3, 7))
     graph = build(read(Bilinear, "3x6", "3x7", loss="none"), batch=3)
-    from paleo.operations.precision import precision
-
-    ours = sum(k.flops for n in graph.nodes for op in n.operations for k in op.forward(precision("fp32")))
+    ours = sum(k.flops for n in graph.nodes for op in n.operations for k in op.forward(FP32))
     assert ours == pytest.approx(counter.get_total_flops()) and graph.parameters == 6 * 7 * 5 + 5
 
 
@@ -293,3 +293,163 @@ def test_the_command_writes_a_model_that_predicts(tmp_path: Path, capsys: pytest
     assert run(["import", "jax", "x"]) == 2
     assert run(["import", "torch", f"{net}:build", "--input", "2x8", "-o", "x.txt"]) == 2
     assert capsys.readouterr().out == ""
+
+
+def backward_flops(graph: Graph) -> float:
+    kernels = ((n, k) for n in graph.nodes for op in n.operations for k in op.backward(FP32))
+    return sum(n.repeat * k.flops for n, k in kernels)
+
+
+def counted_by_torch(module: Any, shape: tuple[int, ...]) -> tuple[float, float]:
+    """FLOP of a forward and a backward pass, operation by operation."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    totals = []
+    with FlopCounterMode(display=False) as counter:
+        output = module(torch.zeros(shape, device="meta"))
+    totals.append(float(counter.get_total_flops()))
+    output = output[0] if isinstance(output, tuple) else output
+    with FlopCounterMode(display=False) as counter:
+        output.sum().backward()
+    return totals[0], float(counter.get_total_flops())
+
+
+class Adapted(nn.Module):
+    """A frozen product, and two low-rank ones that are trained."""
+
+    def __init__(self, width: int = 16, rank: int = 4) -> None:
+        super().__init__()
+        self.weight = nn.Linear(width, width).requires_grad_(False)
+        self.down, self.up = nn.Linear(width, rank, bias=False), nn.Linear(rank, width, bias=False)
+
+    def forward(self, x: Any) -> Any:
+        return self.weight(x) + self.up(self.down(x))
+
+
+class WithoutGradients(nn.Module):
+    """A backbone that runs without autograd, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16))
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, x: Any) -> Any:
+        with torch.no_grad():
+            x = self.backbone(x)
+        return self.head(x)
+
+
+class Twice(nn.Module):
+    """Modules under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.conv = nn.Linear(16, 16), nn.LayerNorm(16), nn.Conv1d(6, 6, 3, padding=1)
+        self.second, self.other, self.last = self.first, self.norm, self.conv
+
+    def forward(self, x: Any) -> Any:
+        return self.last(self.second(self.other(self.conv(self.first(self.norm(x))))))
+
+
+class Steps(nn.Module):
+    """A recurrent cell, step by step."""
+
+    def __init__(self, cell: Any) -> None:
+        super().__init__()
+        self.cell = cell(16, 16)
+
+    def forward(self, x: Any) -> Any:
+        state = None
+        for step in range(x.shape[1]):
+            state = self.cell(x[:, step], state)
+        return state
+
+
+def images(*layers: Any) -> Any:
+    return lambda: nn.Sequential(*layers)
+
+
+COUNTED = {
+    "a loop at the input": (images(*[m for _ in range(8) for m in (nn.Conv2d(8, 8, 3, padding=1), nn.ReLU())]), (2, 8, 6, 6)),
+    "low-rank adapters": (lambda: nn.Sequential(*(Adapted() for _ in range(5))), (3, 6, 16)),
+    "a backbone without gradients": (WithoutGradients, (3, 16)),
+    "modules under two names": (Twice, (3, 6, 16)),
+    "an LSTM with a projection": (lambda: nn.LSTM(16, 32, 2, proj_size=8, batch_first=True), (3, 64, 16)),
+    "a GRU cell": (lambda: Steps(nn.GRUCell), (3, 6, 16)),
+    "an LSTM cell": (lambda: Steps(nn.LSTMCell), (3, 6, 16)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_both_passes_are_those_of_an_operation_by_operation_count(name: str) -> None:
+    factory, shape = COUNTED[name]
+    module = factory().to("meta")
+    forward, backward = counted_by_torch(module, shape)
+    model = read(module, shape, loss="none")
+    graph = build(model, batch=shape[0])
+    assert graph.parameters == sum(p.numel() for p in module.parameters())
+    assert sum(n.repeat * k.flops for n in graph.nodes for op in n.operations for k in op.forward(FP32)) == forward
+    assert backward_flops(graph) == pytest.approx(backward, rel=0.01)
+    assert model.notes is not None and "Not recognised" not in model.notes
+
+
+def test_activations_that_keep_their_input_say_so() -> None:
+    functions = (nn.ReLU6(), nn.Hardsigmoid(), nn.LeakyReLU(), nn.ELU(), nn.ReLU6(inplace=True), nn.ReLU())
+    model = read(lambda: nn.Sequential(*(m for f in functions for m in (nn.Linear(8, 8), f))), "2x8", loss="none")
+    entries = [entry for entry in layers(model) if "linear" not in entry]
+    keeps = {"keeps": "input"}
+    assert entries == [{"relu6": keeps}, {"sigmoid": keeps}, {"leaky_relu": keeps}, {"elu": keeps}, "relu6", "relu"]
+
+
+def test_unknown_products_are_priced_by_their_flop() -> None:
+    """A product of 2 · 512 · 2048² FLOP takes at least as long as the device's peak allows."""
+
+    class Solver(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.left, self.right = (nn.Parameter(torch.zeros(2048, 2048)) for _ in range(2))
+
+        def forward(self, x: Any) -> Any:
+            return torch.chain_matmul(x, self.left, self.right)
+
+    model = read(Solver, "512x2048", loss="none")
+    system = load_system("dgx-a100-80gb")
+    prediction = paleo.predict(model, system, Run(batch=512, dtype="bf16"))
+    flops = sum(
+        n.repeat * k.flops for n in build(model, batch=512).nodes for op in n.operations for k in op.forward(FP32)
+    )
+    assert flops == pytest.approx(2 * 2 * 512 * 2048 * 2048, rel=0.01)
+    assert prediction.step_time > 2 * flops / system.device.peak_flops_per_s("bf16")
+
+
+def test_checkpoints_are_named() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList(Block(8) for _ in range(3))
+
+        def forward(self, x: Any) -> Any:
+            for number, block in enumerate(self.blocks):
+                x = checkpoint(block, x, use_reentrant=number == 0)
+            return x
+
+    model = read(Checkpointed, "2x6x8")
+    assert "--recompute full" in str(model.notes) and build(model, batch=2).parameters == 3 * (16 + 288 + 264)
+
+
+def test_a_module_that_runs_at_one_batch_alone_is_one_sample() -> None:
+    class Fixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mix = nn.Linear(8, 8)
+
+        def forward(self, x: Any) -> Any:
+            return self.mix(x.view(4, -1))
+
+    model = read(Fixed, "4x8", loss="none")
+    assert "a batch of 4 alone" in str(model.notes)
+    graph = build(model, batch=3)
+    assert sum(k.flops for n in graph.nodes for op in n.operations for k in op.forward(FP32)) == 3 * 4 * 2 * 64

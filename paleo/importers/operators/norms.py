@@ -94,7 +94,7 @@ def layer_norm(b: Builder, call: Call) -> None:
         b.put(call.out, _normed(b, "layer_norm", options, x, call))
         return
     kept = x.tensor.sizes[: len(x.tensor.sizes) - len(shape)]
-    flat = b.shaped(x, (*(int(size) for size in kept), math.prod(shape)), call.path)
+    flat = b.shaped(x, (*(int(size) for size in kept), math.prod(int(size) for size in shape)), call.path)
     entry = _normed(b, "layer_norm", options, flat, call)
     b.placed[call.out] = b.view(Placed.of(entry), x.dims, call.path)
 

@@ -20,11 +20,11 @@ plain_functions(
     "elementwise",
     "sub div rsub pow rpow sqrt rsqrt exp exp2 log neg abs square clamp clip where masked_fill addcmul addcdiv lerp "
     "sin cos tan tanhshrink erf erfinv reciprocal maximum minimum sign floor ceil round eq ne lt gt le ge log1p expm1 "
-    "prelu glu softsign fmod remainder rrelu hardshrink atan2 float_power log2 atan cumsum cumprod logical_and logical_not "
-    "logical_or logical_xor bitwise_and bitwise_or bitwise_not nan_to_num tril triu polar threshold xlogy logaddexp "
-    "sinc softshrink complex clamp_min clamp_max fmin fmax trunc frac copysign heaviside hypot erfc sgn angle conj "
-    "lgamma digamma asin acos sinh cosh asinh acosh atanh isnan isinf isfinite floordiv floor_divide invert mod "
-    "and or not xor bernoulli uniform normal exponential logcumsumexp cummax cummin dist fake_quantize "
+    "prelu glu softsign fmod remainder rrelu hardshrink atan2 float_power log2 atan cumsum cumprod logical_and "
+    "logical_not logical_or logical_xor bitwise_and bitwise_or bitwise_not nan_to_num tril triu polar threshold xlogy "
+    "logaddexp sinc softshrink complex clamp_min clamp_max fmin fmax trunc frac copysign heaviside hypot erfc sgn "
+    "angle conj lgamma digamma asin acos sinh cosh asinh acosh atanh isnan isinf isfinite floordiv floor_divide "
+    "invert mod and or not xor bernoulli uniform normal exponential logcumsumexp cummax cummin dist fake_quantize "
     "random",
     "Sub Div Pow Sqrt Exp Log Erf Neg Abs Reciprocal Where Max Min Sin Cos Sign Floor Ceil Round Equal Less "
     "Greater Not And Or PRelu Mean Sum CumSum Mod IsNaN Softsign LessOrEqual GreaterOrEqual Trilu Atan Tan",

@@ -43,7 +43,7 @@ def replace(trace: Trace, groups: Sequence[Group]) -> None:
     gone: set[Call] = set()
     last: dict[Call, Group] = {}
     for group in groups:
-        if not group.calls & gone:
+        if not group.calls & gone and _alike(group.calls, trace):
             gone |= group.calls
             last[max(group.calls, key=places.__getitem__)] = group
     calls = []
@@ -51,11 +51,25 @@ def replace(trace: Trace, groups: Sequence[Group]) -> None:
         if call in last:
             substitute, output = last[call].substitute, last[call].output
             substitute.parts = sorted(last[call].calls, key=places.__getitem__)
+            substitute.trains = any(part.trains for part in substitute.parts)
+            substitute.stops = substitute.parts[-1].stops
             substitute.outputs, output.maker = [output], substitute
             calls.append(substitute)
         elif call not in gone:
             calls.append(call)
     trace.calls = calls
+
+
+def _alike(calls: Iterable[Call], trace: Trace) -> bool:
+    """Whether all weights that the calls read are trained, or none is."""
+    trained = {
+        call.trains and name not in trace.frozen
+        for call in calls
+        for v in call.inputs
+        if v is not None
+        for name in v.sources
+    }
+    return len(trained) < 2
 
 
 def between(start: Value, end: Value, calls: Sequence[Call]) -> list[Call]:

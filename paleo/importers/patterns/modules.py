@@ -51,4 +51,4 @@ def _substitute(kind: str, scope: Scope, taken: Value, given: Value, calls: Sequ
         return None if weights else record("activation", kind, [taken], shape, options=options, path=scope.path)
     if len(weights) > 1 or (weights and weights[0].shape != given.shape[-1:]):
         return None
-    return record("rms_norm", scope.type, [taken, *(weights or [None])], shape, path=scope.path)
+    return record("rms_norm", scope.type, [taken, weights[0] if weights else None], shape, path=scope.path)
