@@ -1,5 +1,5 @@
-"""One new file adds a device, link, system, software profile, model, layer, collective, strategy or schedule: nothing
-else is edited."""
+"""One new file adds a device, link, system, software profile, model, layer, collective, strategy, schedule or rule for
+a torch function: nothing else is edited."""
 
 from __future__ import annotations
 
@@ -141,6 +141,42 @@ def columns(graph: Graph, strategy: Strategy) -> Placement:
     return Placement((Rule({"batch": ("dp",)}), Rule({"batch": ("dp",), "features": ("tp",)}, layer="linear")))
 '''
 
+OPERATOR = '''
+"""Exponentials of matrices."""
+
+from __future__ import annotations
+
+from paleo.importers.builder import Builder
+from paleo.importers.rules import Invocation, Reading, torch_functions, translates
+from paleo.importers.trace import Call
+
+
+@torch_functions("matrix_exp linalg_matrix_exp")
+def matrix_exp(call: Invocation) -> Reading:
+    """Its argument is a square matrix."""
+    return call.reading("matrix_exp", ("input",), ("input",))
+
+
+@translates("matrix_exp")
+def exponential(b: Builder, call: Call) -> None:
+    """One pass over the matrix."""
+    source = b.at(call.inputs[0])
+    b.put(call.out, b.add("pass", {"of": "matrix_exp", "dims": source.dims, "keeps": "inputs"}, [source], call.path))
+'''
+NETWORK = """
+import torch
+from torch import nn
+
+
+class Network(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return torch.matrix_exp(self.first(x))
+"""
+
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
@@ -254,6 +290,23 @@ def test_a_strategy(copy: Path) -> None:
     halves = (whole["memory_bytes"]["gradients"] / 2 - convolutions) / 2 + convolutions
     assert made["memory_bytes"]["gradients"] / 2 == pytest.approx(halves)
     assert made["breakdown_s"]["communication_total"] > 0
+
+
+def test_a_torch_function(copy: Path) -> None:
+    pytest.importorskip("torch")
+    (copy / "net.py").write_text(NETWORK)
+    call = ("import", "torch", "net.py:Network", "--input", "2x8x8", "--loss", "none", "-o", "net.yaml")
+    assert _standard_output(copy, *call)["unknown"] == ["linalg_matrix_exp"]
+    add(copy, "paleo/importers/operators/matrix_exp.py", OPERATOR)
+    assert _standard_output(copy, *call)["unknown"] == []
+
+
+def _standard_output(copy: Path, *arguments: str) -> Any:
+    """The document that a process of the copy prints, whatever it warns of."""
+    environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-m", "paleo", *arguments, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=copy, env=environment)
+    return json.loads(done.stdout)
 
 
 def test_the_same_name_twice_is_an_error(copy: Path) -> None:

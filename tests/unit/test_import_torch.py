@@ -366,12 +366,12 @@ class Steps(nn.Module):
         return state
 
 
-def images(*layers: Any) -> Any:
-    return lambda: nn.Sequential(*layers)
+def window() -> tuple[Any, Any]:
+    return nn.Conv2d(8, 8, 3, padding=1), nn.ReLU()
 
 
 COUNTED = {
-    "a loop at the input": (images(*[m for _ in range(8) for m in (nn.Conv2d(8, 8, 3, padding=1), nn.ReLU())]), (2, 8, 6, 6)),
+    "a loop at the input": (lambda: nn.Sequential(*(m for _ in range(8) for m in window())), (2, 8, 6, 6)),
     "low-rank adapters": (lambda: nn.Sequential(*(Adapted() for _ in range(5))), (3, 6, 16)),
     "a backbone without gradients": (WithoutGradients, (3, 16)),
     "modules under two names": (Twice, (3, 6, 16)),
@@ -416,9 +416,7 @@ def test_unknown_products_are_priced_by_their_flop() -> None:
     model = read(Solver, "512x2048", loss="none")
     system = load_system("dgx-a100-80gb")
     prediction = paleo.predict(model, system, Run(batch=512, dtype="bf16"))
-    flops = sum(
-        n.repeat * k.flops for n in build(model, batch=512).nodes for op in n.operations for k in op.forward(FP32)
-    )
+    flops = sum(k.flops for n in build(model, batch=512).nodes for op in n.operations for k in op.forward(FP32))
     assert flops == pytest.approx(2 * 2 * 512 * 2048 * 2048, rel=0.01)
     assert prediction.step_time > 2 * flops / system.device.peak_flops_per_s("bf16")
 

@@ -62,14 +62,8 @@ def replace(trace: Trace, groups: Sequence[Group]) -> None:
 
 def _alike(calls: Iterable[Call], trace: Trace) -> bool:
     """Whether all weights that the calls read are trained, or none is."""
-    trained = {
-        call.trains and name not in trace.frozen
-        for call in calls
-        for v in call.inputs
-        if v is not None
-        for name in v.sources
-    }
-    return len(trained) < 2
+    weights = ((call, name) for call in calls for v in call.inputs if v is not None for name in v.sources)
+    return len({call.trains and name not in trace.frozen for call, name in weights}) < 2
 
 
 def between(start: Value, end: Value, calls: Sequence[Call]) -> list[Call]:
