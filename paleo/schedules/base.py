@@ -1,17 +1,22 @@
-"""What a pipeline schedule is: for each stage an order of forward and backward passes of microbatches. One engine runs
-them all."""
+"""What a pipeline schedule is: for each stage an order of forward and backward passes of microbatches.
+
+An order is all that a schedule owes. Its time, the activations that live at once and what follows a gradient come from
+that order (`paleo.schedules.longest_path`), unless it states closed forms of them.
+"""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from paleo.registry import Registry
+from paleo.schedules.longest_path import stage_ends, window
 
 Array = npt.NDArray[np.float64]
 #: A number or an array of numbers; closed forms broadcast.
@@ -102,30 +107,44 @@ def stage_numbers(passes: Passes) -> Array:
 
 
 @dataclass(frozen=True, slots=True)
+class ClosedForms:
+    """Formulas that a schedule may state beside its order; all broadcast over arrays, and None leaves a figure to the
+    order.
+
+    ``span`` is the time of all passes, ``ends`` when each stage has made its last one, ``alive`` the most passes whose
+    activations live at once, ``behind`` what a stage still does after the gradients of a chunk. ``exact`` says where
+    ``span`` equals the longest way through the order: on ``any`` stages, or where all pieces of the network take
+    ``equal`` times; elsewhere it is near. It holds from ``least`` microbatches a stage on.
+    """
+
+    span: Span | None = None
+    alive: Alive | None = None
+    ends: Ends = drained
+    behind: Behind | None = None
+    exact: Literal["any", "equal"] = "equal"
+    least: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Schedule:
     """A pipeline order.
 
-    ``order(stage, stages, microbatches, chunks)`` lists a stage's passes. ``span`` is the closed form of its time,
-    ``alive`` that of ``in_flight``, ``ends`` that of each stage's last pass, ``behind`` what comes after a chunk's
-    gradients; all broadcast over arrays. ``paths`` says which stage holds which piece of the network, once for each
-    copy of it. ``chunks`` is how many of a copy's pieces a stage holds (None: as many as the strategy says);
-    ``splits_backward``: weight gradients are passes of their own. It runs with a ``multiple`` of the stages as
-    microbatches, ``least`` times the stages or more of them, on an ``even`` number of stages.
+    ``order(stage, stages, microbatches, chunks)`` lists a stage's passes. ``paths`` says which stage has which piece of
+    the network, once for each copy of it. ``chunks`` is how many of a copy's pieces a stage has (None: as many as the
+    strategy says); ``splits_backward``: weight gradients are passes of their own. It runs with a ``multiple`` of the
+    stages as microbatches, ``least`` times the stages or more of them, on an ``even`` number of stages.
     """
 
     name: str
     reference: str
     order: Order
-    span: Span
-    alive: Alive
+    closed: ClosedForms = ClosedForms()
     chunks: int | None = 1
     splits_backward: bool = False
     multiple: bool = False
     least: int = 0
     even: bool = False
     paths: Paths = around
-    ends: Ends = drained
-    behind: Behind = nothing_behind
 
     @property
     def copies(self) -> int:
@@ -138,11 +157,11 @@ class Schedule:
         >>> SCHEDULES["interleaved"].pieces(2, 2)
         ((0, 2), (1, 3))
         """
-        held: list[dict[int, int]] = [{} for _ in range(stages)]
+        piece_of: list[dict[int, int]] = [{} for _ in range(stages)]
         for path in self.paths(stages, chunks):
             for piece, (stage, chunk) in enumerate(path):
-                held[stage][chunk] = piece
-        return tuple(tuple(one[chunk] for chunk in range(len(one))) for one in held)
+                piece_of[stage][chunk] = piece
+        return tuple(tuple(pieces[chunk] for chunk in range(len(pieces))) for pieces in piece_of)
 
     def hands_on(self, stages: int, chunks: int) -> tuple[tuple[bool, ...], ...]:
         """For each chunk of each stage whether its output goes to another stage (or, behind the last piece, out)."""
@@ -162,6 +181,47 @@ class Schedule:
         fits = (count >= self.least * stages) & ((count % stages == 0) | (not self.multiple))
         return np.asarray(fits & (stages % 2 == 0 or not self.even))
 
+    def stage_ends(self, passes: Passes, microbatches: Numeric, chunks: int, pieces: Passes | None = None) -> Array:
+        """When each stage has made its last pass [s]: (stages, …).
+
+        ``passes`` are seconds of one microbatch through all chunks of each stage, (stages, …); ``pieces`` the same for
+        each chunk of all copies, (stages, chunks, …). With ``pieces`` the result is that of the order itself; without
+        them chunks of a stage are taken to be alike, and closed forms may be near where stages differ.
+        """
+        count = np.asarray(microbatches, dtype=np.float64)
+        closed = self._closed_holds(passes, count, pieces)
+        if closed.all():
+            return self._closed_ends(passes, count, chunks)
+        whole = self._alike(passes, chunks) if pieces is None else pieces
+        if not closed.any():
+            return stage_ends(self, whole, count)
+        return self._mixed(passes, whole, count, chunks, closed)
+
+    def span(self, passes: Passes, microbatches: Numeric, chunks: int) -> Array:
+        """Seconds from the first pass to the end of the last one, as `stage_ends` has it without pieces."""
+        return np.asarray(self.stage_ends(passes, microbatches, chunks).max(axis=0))
+
+    def alive(self, stage: Numeric, stages: int, microbatches: Numeric, chunks: int) -> Numeric:
+        """Most chunk activations alive at once on a stage."""
+        if self.closed.alive is not None:
+            return self.closed.alive(stage, stages, microbatches, chunks)
+        places, counts = np.broadcast_arrays(np.asarray(stage, dtype=int), np.asarray(microbatches, dtype=int))
+        pairs = zip(places.ravel().tolist(), counts.ravel().tolist(), strict=True)
+        most = [_most_alive(self, place, stages, count, chunks) for place, count in pairs]
+        return np.array(most, dtype=np.float64).reshape(places.shape)
+
+    def behind(self, stage: Numeric, stages: int, chunk: int, chunks: int) -> tuple[Numeric, Numeric]:
+        """Chunks' passes that a stage still makes after the last gradient of one of its chunks: (backward passes of
+        inputs, of weights)."""
+        if self.closed.behind is not None:
+            return self.closed.behind(stage, stages, chunk, chunks)
+        places = np.asarray(stage, dtype=int)
+        counts = [_passes_behind(self, place, stages, chunk, chunks) for place in places.ravel().tolist()]
+        inputs, weights = (
+            np.array(counts, dtype=np.float64).reshape(*places.shape, 2).transpose(-1, *range(places.ndim))
+        )
+        return inputs, weights
+
     def in_flight(self, stage: int, stages: int, microbatches: int, chunks: int) -> int:
         """The most forward passes of this stage whose activations live at once (until B, or W where that is apart), by
         the order."""
@@ -171,6 +231,68 @@ class Schedule:
             alive += (action.kind == "F") - (action.kind == ends)
             most = max(most, alive)
         return most
+
+    def _closed_holds(self, passes: Passes, count: Array, pieces: Passes | None) -> npt.NDArray[np.bool_]:
+        """The cases whose closed form is to be used."""
+        shape = np.broadcast_shapes(passes.forward.shape[1:], count.shape)
+        if self.closed.span is None:
+            return np.zeros(shape, dtype=bool)
+        enough = count >= self.closed.least * len(passes.forward)
+        if pieces is not None and self.closed.exact == "equal":
+            enough = enough & np.logical_and.reduce([_equal(np.asarray(each)) for each in pieces])
+        return np.broadcast_to(enough, shape)
+
+    def _closed_ends(self, passes: Passes, count: Array, chunks: int) -> Array:
+        assert self.closed.span is not None
+        return self.closed.ends(self.closed.span(passes, count, chunks), passes, count, chunks)
+
+    def _mixed(self, passes: Passes, pieces: Passes, count: Array, chunks: int, closed: npt.NDArray[np.bool_]) -> Array:
+        """Closed forms for some cases, the order for the others; cases lie along the last axes."""
+        ends = np.empty((len(passes.forward), *closed.shape))
+        counts = np.broadcast_to(count, closed.shape)
+        for chosen in (closed, ~closed):
+            totals = Passes(*(np.broadcast_to(each, ends.shape)[:, chosen] for each in passes))
+            if chosen is closed:
+                ends[:, chosen] = self._closed_ends(totals, counts[chosen], chunks)
+                continue
+            each_chunk = [np.broadcast_to(each, (*each.shape[:2], *closed.shape))[:, :, chosen] for each in pieces]
+            ends[:, chosen] = stage_ends(self, Passes(*each_chunk), counts[chosen])
+        return ends
+
+    def _alike(self, passes: Passes, chunks: int) -> Passes:
+        """Passes by chunk where all chunks of a stage take the same time."""
+        number = chunks * self.copies
+        return Passes(*(np.repeat(np.asarray(each)[:, None] / chunks, number, axis=1) for each in passes))
+
+
+def _equal(seconds: Array) -> npt.NDArray[np.bool_]:
+    """Whether all pieces take the same time but for rounding: (stages, chunks, …) to (…)."""
+    return np.asarray(np.ptp(seconds, axis=(0, 1)) <= _ROUNDING * np.abs(seconds).max(axis=(0, 1)))
+
+
+#: Relative difference of times that are taken for equal.
+_ROUNDING = 1e-13
+
+
+@lru_cache(maxsize=65536)
+def _most_alive(schedule: Schedule, stage: int, stages: int, microbatches: int, chunks: int) -> float:
+    """`Schedule.in_flight`; beyond a window each round of microbatches adds the same (nothing, or as many as it
+    holds)."""
+    most = window(stages, chunks) + microbatches % stages
+    if microbatches <= most:
+        return schedule.in_flight(stage, stages, microbatches, chunks)
+    first, second = (schedule.in_flight(stage, stages, count, chunks) for count in (most - stages, most))
+    return second + (second - first) * ((microbatches - most) // stages)
+
+
+@lru_cache(maxsize=65536)
+def _passes_behind(schedule: Schedule, stage: int, stages: int, chunk: int, chunks: int) -> tuple[int, int]:
+    """What the order has after the last gradient of a chunk, once the pipeline has been full."""
+    order = schedule.order(stage, stages, window(stages, chunks), chunks)
+    last: Pass = "W" if schedule.splits_backward else "B"
+    end = max(k for k, action in enumerate(order) if action.kind == last and action.chunk == chunk)
+    left = [action.kind for action in order[end + 1 :]]
+    return left.count("B"), left.count(last)
 
 
 SCHEDULES: Registry[Schedule] = Registry("pipeline schedule", "paleo.schedules")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from paleo.schedules.base import Action, Array, Numeric, Passes, Place, Schedule, add_schedule, together
+from paleo.schedules.base import Action, Array, ClosedForms, Numeric, Passes, Place, Schedule, add_schedule, together
 
 
 def paths(stages: int, chunks: int) -> tuple[tuple[Place, ...], ...]:
@@ -64,12 +64,9 @@ CHIMERA = add_schedule(
         "chimera",
         "Li and Hoefler, Chimera, SC 2021",
         order,
-        span,
-        alive,
+        ClosedForms(span, alive, together, behind),
         multiple=True,
         even=True,
         paths=paths,
-        ends=together,
-        behind=behind,
     ),
 )

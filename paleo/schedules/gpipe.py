@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from paleo.schedules.base import Action, Array, Numeric, Passes, Schedule, add_schedule
+from paleo.schedules.base import Action, Array, ClosedForms, Numeric, Passes, Schedule, add_schedule, nothing_behind
 
 
 def order(stage: int, stages: int, microbatches: int, chunks: int) -> list[Action]:
@@ -26,4 +26,11 @@ def alive(stage: Numeric, stages: int, microbatches: Numeric, chunks: int) -> Nu
     return microbatches
 
 
-GPIPE = add_schedule(Schedule("gpipe", "Huang et al., GPipe, NeurIPS 2019", order, span, alive))
+GPIPE = add_schedule(
+    Schedule(
+        "gpipe",
+        "Huang et al., GPipe, NeurIPS 2019",
+        order,
+        ClosedForms(span, alive, behind=nothing_behind, exact="any"),
+    )
+)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from paleo.schedules.base import Action, Array, Numeric, Passes, Schedule, add_schedule
+from paleo.schedules.base import Action, Array, ClosedForms, Numeric, Passes, Schedule, add_schedule
 
 
 def order(stage: int, stages: int, microbatches: int, chunks: int) -> list[Action]:
@@ -49,5 +49,12 @@ def behind(stage: Numeric, stages: int, chunk: int, chunks: int) -> tuple[Numeri
 
 
 INTERLEAVED = add_schedule(
-    Schedule("interleaved", "Narayanan et al., SC 2021", order, span, alive, chunks=None, multiple=True, behind=behind),
+    Schedule(
+        "interleaved",
+        "Narayanan et al., SC 2021",
+        order,
+        ClosedForms(span, alive, behind=behind),
+        chunks=None,
+        multiple=True,
+    ),
 )

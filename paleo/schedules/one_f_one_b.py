@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from paleo.schedules.base import Action, Array, Numeric, Passes, Schedule, add_schedule, fill_time, stage_numbers
+from paleo.schedules.base import (
+    Action,
+    Array,
+    ClosedForms,
+    Numeric,
+    Passes,
+    Schedule,
+    add_schedule,
+    fill_time,
+    nothing_behind,
+    stage_numbers,
+)
 
 
 def order(stage: int, stages: int, microbatches: int, chunks: int) -> list[Action]:
@@ -39,4 +50,11 @@ def alive(stage: Numeric, stages: int, microbatches: Numeric, chunks: int) -> Nu
     return np.asarray(np.minimum(stages - np.asarray(stage), microbatches), dtype=np.float64)
 
 
-ONE_F_ONE_B = add_schedule(Schedule("1f1b", "Narayanan et al., PipeDream-Flush, ICML 2021", order, span, alive))
+ONE_F_ONE_B = add_schedule(
+    Schedule(
+        "1f1b",
+        "Narayanan et al., PipeDream-Flush, ICML 2021",
+        order,
+        ClosedForms(span, alive, behind=nothing_behind, exact="any"),
+    )
+)

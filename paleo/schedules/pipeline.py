@@ -14,6 +14,7 @@ from functools import lru_cache
 from paleo.errors import PlanError
 from paleo.schedules.base import SCHEDULES, Action, Place, Schedule
 from paleo.schedules.engine import Event, Task, Timeline, schedule
+from paleo.schedules.longest_path import unrolled, window
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +50,9 @@ def pipeline_time(name: str, stages: Sequence[Sequence[StageTime]], microbatches
     chosen = SCHEDULES[name]
     depth, chunks = len(stages), len(stages[0]) // chosen.copies
     check(name, depth, chunks, microbatches)
-    window = _window(depth, chunks)
-    if microbatches <= window + depth:
+    if unrolled(depth, chunks, microbatches):
         return _run(chosen, stages, microbatches)
-    shape = window + microbatches % depth
+    shape = window(depth, chunks) + microbatches % depth
     first, second = _run(chosen, stages, shape - depth), _run(chosen, stages, shape)
     turns = (microbatches - shape) // depth
     more = (second.total - first.total) * turns
@@ -65,11 +65,7 @@ def pipeline_timeline(
 ) -> Timeline:
     """All passes of a step, or a window of them where there are very many, then what each stage does after its last
     one."""
-    depth, chunks = len(stages), len(stages[0])
-    if depth * chunks * microbatches <= _MOST:
-        made = _run(SCHEDULES[name], stages, microbatches)
-    else:
-        made = pipeline_time(name, stages, microbatches)
+    made = pipeline_time(name, stages, microbatches)
     ends: dict[str, float] = {}
     for event in made.timeline.events:
         ends[event.task.resource] = max(ends.get(event.task.resource, 0.0), event.end)
@@ -79,10 +75,6 @@ def pipeline_timeline(
         ends[task.resource] = start + task.duration
         after.append(Event(task, start, start + task.duration))
     return Timeline((*made.timeline.events, *after))
-
-
-#: Passes of one kind that are drawn one by one.
-_MOST = 2**16
 
 
 def check(name: str, stages: int, chunks: int, microbatches: int) -> None:
@@ -99,10 +91,6 @@ def check(name: str, stages: int, chunks: int, microbatches: int) -> None:
     if microbatches < chosen.least * stages:
         least = f"{chosen.least} for each of the {stages} stages"
         raise PlanError(f"schedule {name!r}: {microbatches} microbatches are too few; it needs {least}")
-
-
-def _window(depth: int, chunks: int) -> int:
-    return depth * (4 if chunks == 1 else 4 + chunks)
 
 
 @lru_cache(maxsize=4096)

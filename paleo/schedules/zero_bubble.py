@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from paleo.schedules.base import Action, Array, Numeric, Passes, Schedule, add_schedule, fill_time, stage_numbers
+from paleo.schedules.base import (
+    Action,
+    Array,
+    ClosedForms,
+    Numeric,
+    Passes,
+    Schedule,
+    add_schedule,
+    fill_time,
+    nothing_behind,
+    stage_numbers,
+)
 
 
 def order(stage: int, stages: int, microbatches: int, chunks: int) -> list[Action]:
@@ -55,4 +66,6 @@ def ends(span: Array, passes: Passes, microbatches: Numeric, chunks: int) -> Arr
 
 
 _PAPER = "Qi et al., Zero bubble pipeline parallelism, ICLR 2024"
-ZB_H1 = add_schedule(Schedule("zb-h1", _PAPER, order, span, alive, splits_backward=True, ends=ends))
+ZB_H1 = add_schedule(
+    Schedule("zb-h1", _PAPER, order, ClosedForms(span, alive, ends, nothing_behind, least=1.0), splits_backward=True)
+)

@@ -11,7 +11,18 @@ from collections import Counter
 
 import numpy as np
 
-from paleo.schedules.base import Action, Array, Numeric, Pass, Passes, Place, Schedule, add_schedule, together
+from paleo.schedules.base import (
+    Action,
+    Array,
+    ClosedForms,
+    Numeric,
+    Pass,
+    Passes,
+    Place,
+    Schedule,
+    add_schedule,
+    together,
+)
 
 #: Pass and chunk.
 _Kind = tuple[Pass, int]
@@ -88,13 +99,10 @@ ZB_V = add_schedule(
         "zb-v",
         "Qi et al., Zero bubble pipeline parallelism, ICLR 2024 (section 6)",
         order,
-        span,
-        alive,
+        ClosedForms(span, alive, together, behind),
         chunks=2,
         splits_backward=True,
         least=2,
         paths=paths,
-        ends=together,
-        behind=behind,
     ),
 )

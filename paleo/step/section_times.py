@@ -334,8 +334,7 @@ def _served(free: Array, waiting: list[tuple[Numeric, Numeric]]) -> Array:
 
 def stage_ends(schedule: Schedule, passes: Passes, microbatches: Numeric, chunks: int) -> Array:
     """When each stage has done its passes: (stages, …) [s]."""
-    span = schedule.span(passes, microbatches, chunks)
-    return schedule.ends(span, passes, microbatches, chunks)
+    return schedule.stage_ends(passes, microbatches, chunks)
 
 
 def alive(schedule: Schedule, stages: int, microbatches: Numeric, chunks: int) -> Array:

@@ -270,7 +270,7 @@ def test_no_stage_ends_later_than_stated(
 
     passes = Passes(*(np.array(column) for column in zip(*stages, strict=True)))
     played = _run(SCHEDULES[name], [[StageTime(*one, 0.0)] for one in stages], microbatches)
-    stated = SCHEDULES[name].ends(np.asarray(played.total), passes, microbatches, 1)
+    stated = SCHEDULES[name].closed.ends(np.asarray(played.total), passes, microbatches, 1)
     assert stated.max() == pytest.approx(played.total)
     if name != "zb-h1":
         assert np.all(np.array(played.ends) <= stated * (1 + 1e-12))
