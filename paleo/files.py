@@ -20,6 +20,8 @@ from typing import Any, BinaryIO
 
 from paleo.errors import SpecError
 
+#: Formats that pictures are drawn in.
+PICTURES = (".png", ".svg", ".pdf")
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
@@ -33,7 +35,7 @@ def checked_output(path: str | Path, suffixes: Iterable[str] = (), *, option: st
     if kind in ("device", "pipe"):
         return Path(text)
     if endings and not text.lower().endswith(endings):
-        raise SpecError(f"{option} {text[:200]}: expected a name that ends in {' or '.join(endings)}")
+        raise SpecError(f"{option} {text[:200]}: expected a name that ends in {', '.join(endings)}")
     place = Path(os.path.realpath(text))
     if not place.parent.is_dir():
         raise SpecError(f"{option} {text[:200]}: there is no folder {str(place.parent)[:200]!r}")
@@ -124,6 +126,13 @@ def _whole_lines(file: BinaryIO) -> int:
             return start + found + 1
         end = start
     return 0
+
+
+def header(path: Path) -> list[str] | None:
+    """The columns of a CSV table; None where its first line is not there, or torn."""
+    with path.open("rb") as file:
+        line = file.readline()
+    return next(csv.reader([line.decode("utf-8")])) if line.endswith(b"\n") else None
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import datetime
+import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
-from paleo.calibrate.files import Job, calibrations, fit_all, fits, jobs, yaml_text
+from paleo.calibrate.files import Fit, Job, calibrations, fit_each, fits, jobs, skipped_rows, yaml_text
 from paleo.calibrate.links import LEAST_STEPS as LEAST_LINKS
 from paleo.calibrate.links import (
     LinkJob,
@@ -30,10 +30,10 @@ from paleo.calibrate.software import (
     software_text,
 )
 from paleo.errors import SpecError
+from paleo.files import checked_output, write_text
 from paleo.specs.calibration import Calibration
-from paleo.specs.catalog import FOLDERS, catalog_root
 from paleo.specs.hardware import find_device, load_system
-from paleo.validate.command import written_whole
+from paleo.units import counted
 
 #: Tables that no family is fitted to: they inform.
 UNFITTED = ("copies",)
@@ -76,13 +76,29 @@ def fit(
     if not work:
         raise SpecError(f"{files[0]}: no row can be fitted; `paleo validate` says why")
     places = _places(sorted({job.subject for job in work}), output, output_dir)
-    with _progress(len(work)) as report:
-        fitted = fit_all(work, date, report)
     kept = places[min(places)].parent if output is None else None
-    for subject, calibration in calibrations(fitted, kept).items():
-        written_whole(places[subject], partial(_write, yaml_text(calibration)))
+    fitted: list[Fit] = []
+    with _progress(len(work)) as report:
+        for fits_of_job in fit_each(work, date, report):
+            fitted += fits_of_job
+            written = _write_calibrations(fitted, places, kept)
+    for subject, calibration in written.items():
         _print_summary(calibration, places[subject])
+    _say_skipped(skipped_rows(files))
     return 0
+
+
+def _say_skipped(rows: int) -> None:
+    if rows:
+        sys.stderr.write(f"{counted(rows, 'row')} left out, which cannot be predicted; `paleo validate` says why\n")
+
+
+def _write_calibrations(fitted: Sequence[Fit], places: Mapping[str, Path], kept: Path | None) -> dict[str, Calibration]:
+    """Write what has been fitted so far, one file a subject; each call writes the files whole."""
+    files = calibrations(fitted, kept)
+    for subject, calibration in files.items():
+        write_text(places[subject], yaml_text(calibration))
+    return files
 
 
 def _fit_steps(
@@ -96,15 +112,15 @@ def _fit_steps(
             )
     if not enough:
         raise SpecError(f"no profile has the {LEAST_STEPS} steps that a fit needs")
-    places = _places([job.profile.name for job in enough], output, output_dir, "software")
-    made = []
+    places = _places([job.profile.name for job in enough], output, output_dir)
+    results = []
     with _progress(len(enough)) as report:
         for job in enough:
             report(job)
-            made.append(fit_software(job, date, free))
-    for job, one in zip(enough, made, strict=True):
-        written_whole(places[one.after.name], partial(_write, software_text(one.after)))
-        _print_profile(job, one, places[one.after.name])
+            results.append(fit_software(job, date, free))
+            write_text(places[results[-1].after.name], software_text(results[-1].after))
+    for job, result in zip(enough, results, strict=True):
+        _print_profile(job, result, places[result.after.name])
     return 0
 
 
@@ -129,44 +145,43 @@ def _fit_links(
     if not enough:
         raise SpecError(f"no system has the {LEAST_LINKS} steps that depend on its links and that a fit needs")
     places = _places([job.system.name for job in enough], output, output_dir)
-    made, refused = [], []
+    results, refused = [], []
+    kept = places[min(places)].parent if output is None else None
     with _progress(len(enough)) as report:
         for job in enough:
             report(job)
             try:
-                made.append(fit_links(job, date, free))
+                results.append(fit_links(job, date, free))
             except SpecError as error:
                 refused.append(str(error))
-    if refused and not made:
+                continue
+            _write_calibrations([fit for result in results if result.better for fit in result.fits], places, kept)
+    if refused and not results:
         raise SpecError(" / ".join(refused))
     sys.stderr.write("".join(f"{line}\n" for line in refused))
-    better = [one for one in made if one.better]
-    kept = places[min(places)].parent if output is None else None
-    for subject, found in calibrations([fit for one in better for fit in one.fits], kept).items():
-        written_whole(places[subject], partial(_write, yaml_text(found)))
-    for one in made:
-        _print_links(one, places[one.job.system.name])
-    return 0 if better else 1
+    for result in results:
+        _print_links(result, places[result.job.system.name])
+    return 0 if any(result.better for result in results) else 1
 
 
-def _print_links(made: LinksFitted, path: Path) -> None:
+def _print_links(result: LinksFitted, path: Path) -> None:
     from rich.console import Console
     from rich.table import Table
 
     table = Table()
     for heading in ("number", "before", "after", "± one sigma", ""):
         table.add_column(heading, justify="left" if heading in ("number", "") else "right")
-    for row in numbers(made):
+    for row in numbers(result):
         table.add_row(*row)
-    where = f"-> {path}" if made.better else "not written: the steps held out are not predicted better"
+    where = f"-> {path}" if result.better else "not written: the steps held out are not predicted better"
     console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
-    console.print(f"links of {made.job.system.name} {where}")
+    console.print(f"links of {result.job.system.name} {where}")
     console.print(table)
-    for word, one in (("before", made.before), ("after", made.after)):
+    for word, one in (("before", result.before), ("after", result.after)):
         errors = f"median {one.median_ape:.1%}, MAPE {one.mape:.1%}, bias {one.bias:+.1%}, total {one.total_error:+.1%}"
         console.print(f"on the {one.rows} steps held out, {word}: {errors}")
-    if made.job.skipped:
-        console.print(f"{made.job.skipped} rows could not be predicted; `paleo validate` says why")
+    if result.job.skipped:
+        console.print(f"{result.job.skipped} rows could not be predicted; `paleo validate` says why")
 
 
 def _print_profile(job: SoftwareJob, made: SoftwareFitted, path: Path) -> None:
@@ -191,13 +206,7 @@ def _print_profile(job: SoftwareJob, made: SoftwareFitted, path: Path) -> None:
         console.print(f"{job.skipped} rows could not be predicted; `paleo validate` says why")
 
 
-def _write(content: str, path: str) -> None:
-    Path(path).write_text(content, encoding="utf-8")
-
-
-def _places(
-    subjects: Sequence[str], output: str | None, output_dir: str | None, kind: str = "calibrations"
-) -> dict[str, Path]:
+def _places(subjects: Sequence[str], output: str | None, output_dir: str | None) -> dict[str, Path]:
     """The file of each subject; SpecError when it cannot be written."""
     if output is not None:
         if len(subjects) > 1:
@@ -205,15 +214,13 @@ def _places(
                 f"-o {output}: the tables hold {len(subjects)} subjects ({', '.join(subjects[:6])}); choose one with "
                 "--only, or name a folder with --output-dir"
             )
-        path = Path(output)
-        if path.suffix not in (".yaml", ".yml"):
-            raise SpecError(f"-o {output}: expected a name that ends in .yaml")
-        folder = path.parent
-    else:
-        folder = Path(output_dir) if output_dir is not None else catalog_root() / FOLDERS[kind]
+        return dict.fromkeys(subjects, checked_output(output, (".yaml", ".yml")))
+    if output_dir is None:
+        raise SpecError("--fit: nothing says where to write; name a file with -o, or a folder with --output-dir")
+    folder = Path(output_dir)
     if not folder.is_dir():
-        raise SpecError(f"{folder}: no such folder")
-    return {name: Path(output) if output is not None else folder / f"{name}.yaml" for name in subjects}
+        raise SpecError(f"--output-dir {output_dir}: no such folder")
+    return {name: checked_output(folder / f"{name}.yaml", option="--output-dir") for name in subjects}
 
 
 @contextmanager
@@ -290,6 +297,16 @@ def measure(
     missing = sum(not tables.done(point) for point in wanted) - len(failed)
     sys.stderr.write(f"{written} rows measured, {missing} left for another run; tables in {folder}\n")
     return _fit_measured(tables, output or str(folder / f"{measured.name}.yaml"), measured.name, date)
+
+
+def world_size() -> int:
+    """Processes of this job, as ``torchrun`` says; 1 without it."""
+    text = os.environ.get("WORLD_SIZE", "1")
+    if not text.isdecimal() or not 1 <= len(text) <= 9:
+        raise SpecError(
+            f"WORLD_SIZE={text[:80]!r} in the environment: expected the number of processes, as torchrun sets"
+        )
+    return int(text)
 
 
 def collectives(

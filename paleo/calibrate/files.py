@@ -86,9 +86,8 @@ def fits(file: str | Path) -> bool:
 
 
 def _jobs_of(file: str | Path) -> Iterator[Job]:
-    frame = read_table(file)
+    frame = sound_rows(file)
     kind = KINDS[table_of(frame.columns).name]
-    frame = frame[np.isfinite(kind.measured(frame))]
     together: dict[tuple[str, str, str], list[Rows]] = {}
     for group in groups(kind, frame):
         figures = kind.figures(group.subject, group.dtype, group.compute)
@@ -99,16 +98,32 @@ def _jobs_of(file: str | Path) -> Iterator[Job]:
         yield Job(kind, Path(file).name, subject, family, stack, tuple(rows_of))
 
 
-def fit_all(work: Sequence[Job], date: str, report: Callable[[Job], object] = lambda job: None) -> list[Fit]:
-    """Fit job after job; later ones may set out from what earlier ones found."""
+def sound_rows(file: str | Path) -> pd.DataFrame:
+    """The rows that `paleo validate` predicts and compares, too; others are no reason to fit nothing."""
+    frame = read_table(file).reset_index(drop=True)
+    table = table_of(frame.columns)
+    sound: pd.DataFrame = frame[(table.predict(frame).reasons == "") & np.isfinite(table.measured(frame))]
+    return sound
+
+
+def skipped_rows(files: Iterable[str | Path]) -> int:
+    """How many rows of the tables that are fitted are not sound."""
+    return sum(len(read_table(file)) - len(sound_rows(file)) for file in files if fits(file))
+
+
+def fit_each(work: Sequence[Job], date: str, report: Callable[[Job], object] = lambda job: None) -> Iterator[list[Fit]]:
+    """Fit job after job, each job's fits as they are finished; later ones may set out from what earlier ones found."""
     fitted: dict[tuple[str, str, str], Any] = {}
-    out: list[Fit] = []
     for job in work:
         report(job)
         result = fitted_job(job, fitted)
         fitted |= {(job.subject, job.family, stack): values for stack, values in result.parameters.items()}
-        out += [Fit(job.subject, entry) for entry in _entries(job, result, date)]
-    return out
+        yield [Fit(job.subject, entry) for entry in _entries(job, result, date)]
+
+
+def fit_all(work: Sequence[Job], date: str, report: Callable[[Job], object] = lambda job: None) -> list[Fit]:
+    """The fits of all jobs."""
+    return [fit for fits_of_job in fit_each(work, date, report) for fit in fits_of_job]
 
 
 def fitted_job(job: Job, fitted: Mapping[tuple[str, str, str], Any]) -> FitResult[Any]:

@@ -7,7 +7,6 @@ times are medians after a warm-up. On the CPU, for tests of the path, a wall clo
 
 from __future__ import annotations
 
-import csv
 import math
 import os
 import statistics
@@ -21,6 +20,7 @@ from typing import Any, Protocol
 
 from paleo.calibrate.microbenchmarks import WIDTH, Point
 from paleo.errors import PaleoError, SpecError
+from paleo.files import append_row, header, read_rows
 from paleo.specs.hardware import find_device
 from paleo.units import MEGA, MICROSECOND, MILLISECOND
 
@@ -380,11 +380,7 @@ class Tables:
         """Write a row at the end of its table; the first row of a new table brings the header."""
         path = self.path(point.table)
         names = self._header(path) or list(row)
-        with path.open("a", newline="", encoding="utf-8") as stream:
-            writer = csv.DictWriter(stream, names, extrasaction="ignore", restval="")
-            if not stream.tell():
-                writer.writeheader()
-            writer.writerow(dict(row))
+        append_row(path, names, row)
         self.done(point)
         self._done[point.table].add(self._key(point.row))
 
@@ -393,18 +389,13 @@ class Tables:
         return sorted(self.folder.glob(f"{self.device}.*.csv"))
 
     def _header(self, path: Path) -> list[str] | None:
-        if not path.is_file():
-            return None
-        with path.open(newline="", encoding="utf-8") as stream:
-            return next(csv.reader(stream), None)
+        return header(path) if path.is_file() else None
 
     def _keys(self, table: str) -> Iterator[str]:
         path = self.path(table)
-        if path.is_file():
-            with path.open(newline="", encoding="utf-8") as stream:
-                for row in csv.DictReader(stream):
-                    if row.get("library") == self.library:
-                        yield self._key(row)
+        for row in read_rows(path) if path.is_file() else ():
+            if row.get("library") == self.library:
+                yield self._key(row)
 
     def _key(self, row: Mapping[str, Any]) -> str:
         told = {"source", "device", "library", "time_us", "timing", "device_reported", "driver", "date", "clock_mhz"}

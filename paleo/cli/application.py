@@ -17,8 +17,9 @@ app = typer.Typer(
 
 #: Groups of commands, as --help shows them.
 PREDICT, DECIDE, CATALOG, MEASURE = "Predict", "Decide", "Catalog and networks", "Measure"
-#: Exit codes: the answer is no; the input is wrong; stopped from the keyboard; nobody reads the output any more.
-NO, WRONG, INTERRUPTED, UNREAD = 1, 2, 130, 141
+#: Exit codes: the answer is no; the input is wrong; a fault of ours; stopped from the keyboard; nobody reads the output
+#: any more.
+NO, WRONG, FAULT, INTERRUPTED, UNREAD = 1, 2, 3, 130, 141
 
 
 def _version(wanted: bool) -> None:

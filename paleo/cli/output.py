@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from paleo.errors import SpecError
+from paleo.files import PICTURES, checked_output
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -40,12 +40,7 @@ def picture_path(plot: str | None) -> Path | None:
     """Whether a picture of that name can be drawn, before anything is computed for it."""
     if plot is None:
         return None
-    path, known = Path(plot), (".png", ".svg", ".pdf")
-    if path.suffix.lower() not in known:
-        raise SpecError(f"--plot {plot}: the name of a picture ends in {', '.join(known)}")
-    if not path.parent.is_dir():
-        raise SpecError(f"--plot {plot}: there is no folder {str(path.parent)!r}")
-    return path
+    return checked_output(plot, PICTURES, option="--plot")
 
 
 def draw(path: Path | None, figure: Callable[[], Figure]) -> None:

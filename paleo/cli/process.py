@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import importlib
 import os
 import pkgutil
 import sys
+import traceback
+import warnings
 from collections.abc import Sequence
+from pathlib import Path
 
 import typer
 
 from paleo.cli import commands
-from paleo.cli.application import CATALOG, DECIDE, INTERRUPTED, MEASURE, NO, PREDICT, UNREAD, WRONG, app
+from paleo.cli.application import CATALOG, DECIDE, FAULT, INTERRUPTED, MEASURE, NO, PREDICT, UNREAD, WRONG, app
+from paleo.cli.streams import discard_output, prepare, printable, say
 from paleo.errors import CapacityError, PaleoError
 
 #: What typer raises on wrong usage; its base class has moved between versions.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[2]
 #: Objects made between two searches for garbage: a command makes many that it keeps, and little garbage.
 ALLOCATED = 100_000
+#: Set to anything, this variable of the environment shows where a fault arose.
+TRACEBACK = "PALEO_TRACEBACK"
+REPORT = f"please report it with the command line and the output of {TRACEBACK}=1 (CONTRIBUTING.md says where)"
 
 
 def _register_commands() -> None:
@@ -36,30 +44,70 @@ _register_commands()
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command and exit with its code."""
     gc.set_threshold(ALLOCATED)
-    try:
-        code = run(sys.argv[1:] if arguments is None else arguments)
-        sys.stdout.flush()
-    except BrokenPipeError:  # the reader (head, less) has gone; nothing is left to say
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = UNREAD
+    prepare()
+    if not sys.warnoptions:
+        warnings.simplefilter("ignore")  # of libraries; ours are lines of the output
+    code = run(sys.argv[1:] if arguments is None else arguments)
+    if code in (UNREAD, WRONG, FAULT):
+        discard_output()
     gc.freeze()  # nothing is left to tidy up: the process ends
     sys.exit(code)
 
 
 def run(arguments: Sequence[str]) -> int:
-    """The exit code of a command line; what goes wrong on purpose is one line on stderr."""
+    """The exit code of a command line; whatever goes wrong is one line on stderr."""
     try:
-        return int(app(list(arguments) or ["--help"], standalone_mode=False, prog_name="paleo") or 0)
+        code = _command(arguments)
+        sys.stdout.flush()
     except CapacityError as error:
         return _fail(str(error), NO)
     except PaleoError as error:
         return _fail(str(error), WRONG)
-    except typer.Abort:
+    except (typer.Abort, KeyboardInterrupt):
         return INTERRUPTED
     except _UsageError as error:
         return _fail(error.format_message(), WRONG)  # type: ignore[attr-defined]
+    except BrokenPipeError:  # the reader (head, less) has gone; nothing is left to say
+        return UNREAD
+    except OSError as error:
+        return _fail_of_system(error)
+    except Exception as error:
+        return _fault(error)
+    return code
+
+
+def _command(arguments: Sequence[str]) -> int:
+    try:
+        return int(app(list(arguments) or ["--help"], standalone_mode=False, prog_name="paleo") or 0)
+    except SystemExit as stop:  # how typer reports a pipe without a reader
+        if isinstance(stop.__context__, BrokenPipeError):
+            raise BrokenPipeError from None
+        raise
+
+
+def _fail_of_system(error: OSError) -> int:
+    """What the system refused: room on stdout or on a disk, most of all."""
+    place = f"{error.filename}: " if error.filename else "output: "
+    if error.errno in (errno.ENOSPC, errno.EBADF, errno.EIO, errno.EDQUOT, errno.EFBIG):
+        return _fail(f"{place}cannot be written ({error.strerror})", WRONG)
+    return _fault(error)
+
+
+def _fault(error: Exception) -> int:
+    """One line for what should not have happened: what, where, and whom to tell."""
+    if os.environ.get(TRACEBACK):
+        traceback.print_exc()
+    if isinstance(error, MemoryError):
+        return _fail("the memory of this machine does not suffice for that", FAULT)
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [frame for frame in frames if "paleo" in Path(frame.filename).parts[:-1]] or frames[-1:]
+    place = f"{Path(ours[-1].filename).name}:{ours[-1].lineno}" if ours else "?"
+    reason = str(error).strip().splitlines() or [""]
+    return _fail(
+        f"a fault of paleo, not of yours: {type(error).__name__} at {place}: {reason[0][:200]}; {REPORT}", FAULT
+    )
 
 
 def _fail(message: str, code: int) -> int:
-    sys.stderr.write(f"error: {' '.join(message.split())}\n")
+    say(f"error: {printable(message)}")
     return code

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from paleo.errors import SpecError, near
@@ -132,14 +131,3 @@ def sizes_of(texts: Sequence[str]) -> dict[str, int]:
             raise SpecError(f"--size {text!r}: expected a named dim and its size, such as seq=2048")
         found[name.strip()] = int(number)
     return found
-
-
-def write(text: str, path: str | Path) -> None:
-    """The text into a file that a model can be loaded from."""
-    target = Path(path)
-    if target.suffix.lower() not in (".yaml", ".yml"):
-        raise SpecError(f"-o {path}: the name of a model file ends in .yaml")
-    try:
-        target.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise SpecError(f"-o {path}: cannot be written ({error.strerror})") from None

@@ -1,18 +1,12 @@
-"""Results as documents: dictionaries for JSON, whose keys are a contract, and files that are written whole or not."""
+"""Results as documents: dictionaries for JSON, whose keys are a contract."""
 
 from __future__ import annotations
 
 import json
 import math
-import os
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
-
-from paleo.errors import SpecError
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from paleo.predict import Prediction
@@ -39,24 +33,6 @@ def _finite(value: object) -> object:
     if isinstance(value, list | tuple):
         return [_finite(one) for one in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Write a file by ``write(file)``: to a temporary neighbour first, so that it appears whole or not at all."""
-    try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    except OSError as error:
-        raise SpecError(f"{path}: cannot be written ({error.strerror})") from None
-    try:
-        with os.fdopen(handle, "wb") as file:
-            write(file)
-        Path(name).chmod(0o644)
-        Path(name).replace(path)
-    except OSError as error:
-        raise SpecError(f"{path}: cannot be written ({error.strerror})") from None
-    finally:
-        with suppress(FileNotFoundError):
-            Path(name).unlink()
 
 
 def estimate(prediction: Prediction, training: Training | None = None, advice: Sequence[Advice] = ()) -> Document:

@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
+from paleo.files import write_whole
 from paleo.predict import Prediction
-from paleo.report.documents import write_whole
 from paleo.schedules.engine import Event
 from paleo.search.plans import Search
 from paleo.specs.hardware import System
@@ -72,7 +72,7 @@ _STYLE: Any = {
 
 def save(figure: Figure, path: Path) -> None:
     """Write a picture whole or not at all, in the format of its suffix, the same bytes for the same figure."""
-    kind = path.suffix.lower().removeprefix(".")
+    kind = path.suffix.lower().removeprefix(".") or "png"
     dated: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind, {})
     with matplotlib.rc_context(_STYLE):
         write_whole(path, lambda file: figure.savefig(file, format=kind, dpi=150, metadata=dated))

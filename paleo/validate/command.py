@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
-import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import BinaryIO
+
+import pandas as pd
 
 from paleo.errors import SpecError
+from paleo.files import PICTURES, checked_output, csv_cell, write_whole
 from paleo.specs.calibration import load_calibration
-from paleo.validate.report import document, figure, plot_path, predictions_table, renderables
+from paleo.validate.report import document, figure, predictions_table, renderables
 from paleo.validate.runner import FileReport, validate_file
 
 
@@ -26,18 +27,17 @@ def validate(
     worst: int = 5,
 ) -> int:
     """Compare predictions with measured tables; the exit code. Errors in the input raise PaleoError."""
-    drawn = None if plot is None else plot_path(plot)
-    table = None if predictions is None else _table_path(predictions)
+    drawn = None if plot is None else checked_output(plot, PICTURES, option="--plot")
+    table = None if predictions is None else checked_output(predictions, (".csv", ".csv.gz"), option="--predictions")
     own = None if calibration in (None, "auto") else load_calibration(str(calibration))
     if not files:
         raise SpecError("no file is named; expected measured tables, such as measurements/gemm.csv.gz")
     reports = [validate_file(file, own) for file in files]
     if table is not None:
-        rows = predictions_table(reports)
-        zipped: Literal["gzip"] | None = "gzip" if table.suffix == ".gz" else None
-        written_whole(table, lambda path: rows.to_csv(path, index=False, compression=zipped))
+        write_whole(table, lambda file: _write_predictions(file, table, reports))
     if drawn is not None:
-        written_whole(drawn, lambda path: figure(reports).savefig(path, dpi=130, format=drawn.suffix[1:].lower()))
+        kind = drawn.suffix[1:].lower() or "png"
+        write_whole(drawn, lambda file: figure(reports).savefig(file, dpi=130, format=kind))
     _print(reports, as_json, worst)
     return 0
 
@@ -55,25 +55,13 @@ def _print(reports: Sequence[FileReport], as_json: bool, worst: int) -> None:
         console.print()
 
 
-def _table_path(text: str) -> Path:
-    path = Path(text)
-    if not path.name.endswith((".csv", ".csv.gz")):
-        raise SpecError(f"--predictions {text}: expected a name that ends in .csv or .csv.gz")
-    if not path.parent.is_dir():
-        raise SpecError(f"--predictions {text}: {path.parent} is not a folder")
-    return path
+def _write_predictions(file: BinaryIO, table: Path, reports: Sequence[FileReport]) -> None:
+    """The rows as CSV, packed where the name ends in .gz; the same bytes for the same rows."""
+    zipped = {"method": "gzip", "mtime": 0} if table.suffix == ".gz" else None
+    escaped(predictions_table(reports)).to_csv(file, index=False, compression=zipped)
 
 
-def written_whole(path: Path, write: Callable[[str], object]) -> None:
-    """Write a file beside its place and move it there, so that a reader never sees half of it."""
-    try:
-        handle, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        os.close(handle)
-        try:
-            write(draft)
-            Path(draft).chmod(0o644)
-            Path(draft).replace(path)
-        finally:
-            Path(draft).unlink(missing_ok=True)
-    except OSError as error:
-        raise SpecError(f"{path}: cannot be written: {error.strerror or error}") from None
+def escaped(rows: pd.DataFrame) -> pd.DataFrame:
+    """The table with cells that a spreadsheet would take for formulas escaped."""
+    texts = {name: rows[name].map(csv_cell) for name in rows.columns if rows[name].dtype == object}
+    return rows.assign(**texts).rename(columns=csv_cell)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from paleo.errors import SpecError
 from paleo.units import counted, duration, gibibytes
 from paleo.validate.runner import Errors, FileReport, with_predictions
 from paleo.validate.scaling import GOAL, IMPOSSIBLE, Scaling, summary
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 
 #: Colours that people with any colour vision tell apart (Okabe and Ito, 2008).
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "#000000")
-SUFFIXES = (".png", ".svg", ".pdf")
 #: Most points of a plot for each device: more only cost time and ink.
 POINTS = 4000
 
@@ -133,16 +131,6 @@ def _worst_table(report: FileReport, most: int) -> RenderableType:
 
 def _amount(report: FileReport, value: float) -> str:
     return gibibytes(value) if report.table.name == "memory" else duration(value)
-
-
-def plot_path(text: str) -> Path:
-    """A path that a plot may be written to; SpecError unless its suffix names a format."""
-    path = Path(text)
-    if path.suffix.lower() not in SUFFIXES:
-        raise SpecError(f"--plot {text}: the suffix {path.suffix!r} is none of {', '.join(SUFFIXES)}")
-    if not path.parent.is_dir():
-        raise SpecError(f"--plot {text}: {path.parent} is not a folder")
-    return path
 
 
 def figure(reports: Sequence[FileReport]) -> Figure:

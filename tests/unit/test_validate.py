@@ -224,7 +224,7 @@ def test_two_files_share_one_table_of_predictions() -> None:
 
 @pytest.mark.parametrize(
     ("more", "word"),
-    [({"plot": "x.gif"}, "suffix"), ({"predictions": "x.txt"}, "csv"), ({"calibration": "h100-sxm5"}, "nearest")],
+    [({"plot": "x.gif"}, "ends in .png"), ({"predictions": "x.txt"}, "csv"), ({"calibration": "h100-sxm5"}, "nearest")],
 )
 def test_bad_options_are_errors_before_any_work(more: dict[str, str], word: str) -> None:
     with pytest.raises(SpecError, match=word):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Annotated
 
 import typer
@@ -51,7 +50,7 @@ def calibrate(
         return
     if files:
         raise SpecError(f"{files[0]}: tables are for --fit; without it `paleo calibrate` measures --device {device}")
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if command.world_size() > 1:
         finish(command.collectives(device=device, system=name, output_dir=output_dir or "."))
         return
     finish(

@@ -10,6 +10,7 @@ import typer
 from paleo.cli.application import CATALOG, app
 from paleo.cli.options import AsJson
 from paleo.cli.output import warn
+from paleo.files import checked_output, write_text
 
 Shapes = Annotated[
     list[str] | None,
@@ -36,9 +37,10 @@ def import_(
     """A network from elsewhere as a model file: a torch module, an ONNX file, a configuration of transformers."""
     from paleo.importers import sources
 
+    path = None if output is None else checked_output(output, (".yaml", ".yml"))
     network = sources.imported(kind, source, inputs=inputs or (), sizes=sources.sizes_of(sizes or ()), loss=loss)
-    if output is not None:
-        sources.write(network.text, output)
+    if path is not None:
+        write_text(path, network.text)
     if as_json:
         from paleo.report.documents import dumped
 

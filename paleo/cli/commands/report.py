@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -24,6 +23,7 @@ from paleo.cli.training_options import (
     tariff,
 )
 from paleo.errors import SpecError
+from paleo.files import checked_output, write_text
 
 if TYPE_CHECKING:
     from paleo.specs.hardware import System
@@ -68,7 +68,6 @@ def report(
     import datetime
 
     from paleo.network.graph import build
-    from paleo.report.documents import write_whole
     from paleo.report.html import report as page
     from paleo.search.recommended import recommended
     from paleo.specs.model import load_model
@@ -76,9 +75,7 @@ def report(
     from paleo.studies.scaling import scalings
     from paleo.studies.training import amount
 
-    path = Path(output)
-    if not path.parent.is_dir():
-        raise SpecError(f"--output {output}: there is no folder {str(path.parent)!r}")
+    path = checked_output(output)
     network, run = load_model(model), options.run()
     run = run if options.stated("strategy") is not None else run.model_copy(update={"strategy": purchase.AUTO})
     tokens_per_sample = None if tokens is None else build(network, batch=1, overrides=run.model).tokens_per_sample
@@ -98,7 +95,7 @@ def report(
         )
     )
     text = page(study, date=datetime.date.today().isoformat())
-    write_whole(path, lambda file: file.write(text.encode()))
+    write_text(path, text)
     sys.stderr.write(f"wrote {path}\n")
     if not any(offer.candidate.runs for offer in study.offers):
         raise typer.Exit(NO)

@@ -11,6 +11,7 @@ import typer
 from paleo.cli.application import PREDICT, app
 from paleo.cli.options import ModelName, RunOptions, SystemName, takes_run
 from paleo.cli.output import warn
+from paleo.files import checked_output, write_text
 
 TraceFile = Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="The trace, .json.")]
 
@@ -20,13 +21,14 @@ TraceFile = Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help=
 def trace(model: ModelName, system: SystemName, options: RunOptions, output: TraceFile) -> None:
     """One step as a timeline for Perfetto or chrome://tracing: a track for each stream of each class of ranks."""
     from paleo.predict import predict
-    from paleo.report.documents import dumped, write_whole
+    from paleo.report.documents import dumped
     from paleo.report.trace import trace as traced
     from paleo.specs.hardware import load_system
     from paleo.specs.model import load_model
 
+    checked_output(output)
     step = predict(load_model(model), load_system(system), options.run())
     text = dumped(traced(step)) + "\n"
-    write_whole(output, lambda file: file.write(text.encode()))
+    write_text(output, text)
     sys.stderr.write(f"wrote {output}\n")
     warn(step.warnings)

@@ -1,0 +1,92 @@
+"""The edge of the command line: whatever happens is one line and an exit code, on whatever streams there are."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from paleo.cli import process, run
+from paleo.cli.application import FAULT, INTERRUPTED, UNREAD, WRONG
+from paleo.cli.streams import TERMINATED, printable
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        (TypeError("no such\noperand"), FAULT, "a fault of paleo, not of yours: TypeError at .*: no such;.*report it"),
+        (RecursionError(), FAULT, "RecursionError"),
+        (MemoryError(), FAULT, "memory of this machine"),
+        (KeyError("x"), FAULT, "KeyError"),
+        (OSError(errno.ENOSPC, "No space left on device"), WRONG, r"cannot be written \(No space left on device\)"),
+        (OSError(errno.ENXIO, "odd"), FAULT, "OSError"),
+        (BrokenPipeError(), UNREAD, ""),
+        (KeyboardInterrupt(), INTERRUPTED, ""),
+    ],
+)
+def test_any_exception_is_a_line_and_a_code(
+    error: BaseException, code: int, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(arguments: object) -> int:
+        raise error
+
+    monkeypatch.setattr(process, "_command", fail)
+    assert run(["list"]) == code
+    err = capsys.readouterr().err
+    assert err.count("\n") == bool(words) and (not words or err.startswith("error: "))
+    if words:
+        import re
+
+        assert re.search(words, err)
+
+
+def test_a_message_is_one_line_that_steers_no_terminal() -> None:
+    assert printable("a\nb\x1b[31m\tc" + "d" * 9999).startswith("a b?[31m cddd")
+    assert len(printable("d" * 9999)) <= 1200
+
+
+def shell(command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    text = command.replace("paleo ", f"{sys.executable} -m paleo ")
+    return subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {text}"],
+        capture_output=True, text=True, env=os.environ | environment, timeout=60, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "error"),
+    [
+        (
+            "paleo list links > /dev/full",
+            WRONG,
+            "error: output: cannot be written (No space left on device)\n",
+        ),
+        ("paleo list devices >&-", WRONG, "error: output: cannot be written (it is closed)\n"),
+        ("paleo show nothing-such 2>&-", WRONG, ""),
+        ("paleo list devices | (exec <&-; sleep 3)", UNREAD, ""),
+    ],
+)
+def test_streams_that_are_full_closed_or_unread(command: str, code: int, error: str) -> None:
+    answer = shell(command)
+    assert (answer.returncode, answer.stderr) == (code, error)
+
+
+def test_a_terminal_that_knows_ascii_alone() -> None:
+    answer = shell("paleo summary lenet", PYTHONIOENCODING="ascii", LC_ALL="C")
+    assert answer.returncode == 0 and answer.stderr == ""
+    assert answer.stdout.isascii() and "lenet" in answer.stdout
+
+
+def test_sigterm_leaves_no_draft(tmp_path: Path) -> None:
+    script = (
+        "import os, signal\nfrom paleo.cli.streams import prepare\nfrom paleo.files import write_whole\nprepare()\n"
+        f"write_whole({str(tmp_path / 't.txt')!r}, lambda file: os.kill(os.getpid(), signal.SIGTERM))"
+    )
+    assert subprocess.run([sys.executable, "-c", script], timeout=30, check=False).returncode == TERMINATED
+    assert list(tmp_path.iterdir()) == []
+    assert TERMINATED == 128 + signal.SIGTERM
