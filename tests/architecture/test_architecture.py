@@ -23,7 +23,7 @@ LEVELS: list[set[str]] = [
     {"step"},
     {"consistency"},
     {"predict"},
-    {"search", "importers"},
+    {"search", "importers", "logs"},
     {"studies"},
     {"validate"},
     {"calibrate"},

@@ -1,0 +1,18 @@
+"""Logs of NeMo 2: ``Training epoch 0, iteration 10/99 | … | train_step_timing in s: 12.3``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from paleo.logs.base import READERS, Reader, number_behind, stated
+
+_SECONDS = re.compile(r"train_step_timing in s:\s*([\d.]+)")
+_BATCH = re.compile(r"global_batch_size:\s*([\d.]+)")
+
+
+def _states(line: str) -> Mapping[str, object]:
+    return stated(seconds=number_behind(_SECONDS, line), global_batch=number_behind(_BATCH, line))
+
+
+READERS.register("nemo")(Reader(re.compile(r"train_step_timing in s:"), _states, "NeMo, progress printer"))

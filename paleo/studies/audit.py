@@ -1,0 +1,322 @@
+"""What is off in a run that was logged: which single fault explains its steps better than the prediction does.
+
+A hypothesis changes one thing of the run (clock, link, overlap, host, attention, batch, a slow rank) by one factor and
+predicts all that the log states: seconds of a step, memory, parts of a step, spread over ranks, samples. The best one
+is named where it explains the log better by a clear margin than no fault at all; between hypotheses that the log cannot
+tell apart all are named.
+
+Each quantity errs by a standard deviation of `DEVIATION`; a hypothesis costs `PRICE`, so that a free factor is not
+taken where nothing is wrong (a likelihood ratio with a penalty for parameters: Akaike, 1974).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from paleo.errors import PaleoError, SpecError
+from paleo.logs.base import Log, StepRecord
+from paleo.predict import Prediction, predict
+from paleo.specs.hardware import System
+from paleo.specs.software import Software, load_software
+from paleo.studies.purchase import FIGURES
+
+#: Relative standard deviation of a quantity where model and machine agree.
+DEVIATION = {"step": 0.025, "memory": 0.04, "samples": 0.002, "spread": 0.05, "unsteadiness": 0.03}
+PART_DEVIATION = 0.06
+#: What a hypothesis costs, in units of half a squared deviation, and by how much it must beat no fault.
+PRICE, MARGIN = 3.0, 6.0
+#: Steps that are left out at the beginning: compilation, caches, graphs.
+WARM_UP = 2
+#: Parts below this share of the step are not judged.
+SMALL_PART = 0.02
+#: A verdict is carried on to so many times the ranks.
+RANKS_BEYOND = 8
+
+Evidence = Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A hypothesis with its factor, the prediction under it, what it predicts of the log, and its misfit."""
+
+    name: str
+    factor: float
+    advice: str
+    prediction: Prediction
+    evidence: Evidence
+    misfit: float
+
+    @property
+    def text(self) -> str:
+        """Name and factor."""
+        return self.name if self.factor == 1.0 else f"{self.name} (factor {self.factor:.3g})"
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """The verdict on a log. ``faults``: those that explain it, best first, empty where it is as predicted.
+    ``explained`` is the prediction that fits best, ``ratio`` measured over that, ``scatter`` the relative deviation of
+    steps; ``beyond`` the step on `RANKS_BEYOND` times as many ranks, with its interval."""
+
+    log: Log
+    expected: Prediction
+    measured: Evidence
+    predicted: Evidence
+    faults: tuple[Fault, ...]
+    ratio: float
+    scatter: float
+    beyond: tuple[int, float, tuple[float, float]] | None
+
+    @property
+    def explained(self) -> Prediction:
+        return self.faults[0].prediction if self.faults else self.expected
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Where nine of ten steps of this run lie, by the log itself: its median, and 1.645 deviations either way."""
+        width = 1.645 * max(self.scatter, DEVIATION["step"])
+        return self.measured["step"] * math.exp(-width), self.measured["step"] * math.exp(width)
+
+
+def evidence_of_log(log: Log, expected: Prediction) -> dict[str, float]:
+    """What a log states, medians over its settled steps; SpecError where it states no time of a step."""
+    settled = log.steps[WARM_UP:] if len(log.steps) > WARM_UP + 1 else log.steps
+    seconds = [value for record in settled if (value := _seconds(record, expected)) is not None]
+    if not seconds:
+        raise SpecError("the log states neither seconds of a step nor tokens a second")
+    evidence = {"step": median(seconds)}
+    for name, values in (
+        ("memory", [record.memory for record in log.steps if record.memory]),
+        ("samples", [record.global_batch for record in settled if record.global_batch]),
+    ):
+        if values:
+            evidence[name] = max(values) if name == "memory" else median(values)
+    computing = [
+        (record.parts["forward"] + record.parts["backward"], record.fastest["forward"] + record.fastest["backward"])
+        for record in settled
+        if {"forward", "backward"} <= record.parts.keys()
+    ]
+    if computing:
+        evidence["compute"] = median([fastest for _, fastest in computing])
+        evidence["spread"] = median([slowest / fastest for slowest, fastest in computing])
+    for part in ("exchange", "optimizer"):
+        stated = [record.fastest[part] for record in settled if part in record.fastest]
+        if stated:
+            evidence[part] = median(stated)
+    if len(seconds) >= 5:
+        evidence["unsteadiness"] = 1.0 + _scatter(seconds)
+    return evidence
+
+
+def _seconds(record: StepRecord, expected: Prediction) -> float | None:
+    """Seconds of a step, or what tokens a second make of them."""
+    if record.seconds is not None:
+        return record.seconds
+    tokens = expected.graph.tokens_per_sample
+    if record.tokens_per_s is None or tokens is None:
+        return None
+    return expected.plan.global_batch * tokens / (record.tokens_per_s * expected.plan.gpus)
+
+
+def _scatter(seconds: Sequence[float]) -> float:
+    """Relative deviation by quartiles, which single late steps do not move: (q3 − q1) / 1.349 over the median."""
+    ordered = sorted(seconds)
+    quarter = len(ordered) // 4
+    return (ordered[-1 - quarter] - ordered[quarter]) / 1.349 / median(ordered)
+
+
+def evidence_of(prediction: Prediction, *, slowed: float = 1.0) -> dict[str, float]:
+    """What a log of a predicted run would state; ``slowed``: a rank for which all others wait."""
+    parts, memory = prediction.breakdown, prediction.memory
+    computing = parts.compute + parts.memory_bound + parts.launch
+    return {
+        "step": prediction.step_time + computing * (slowed - 1.0),
+        "memory": memory.total - memory.reserved,
+        "samples": float(prediction.plan.global_batch),
+        "spread": slowed,
+        "unsteadiness": 1.0 + DEVIATION["unsteadiness"] / 2.0,
+        "compute": computing,
+        "exchange": parts.communication_exposed,
+        "optimizer": parts.optimizer,
+    }
+
+
+def misfit(measured: Evidence, predicted: Evidence) -> float:
+    """Half the sum of squared deviations of all that both state. Parts of a step count against the step: one that is
+    small in both is not judged, and of one that is small in one alone the difference in shares of the step is."""
+    total = 0.0
+    for name, value in measured.items():
+        if name in DEVIATION:
+            deviation = math.log(value / predicted[name]) / DEVIATION[name]
+        else:
+            floor = SMALL_PART * measured["step"]
+            deviation = math.log((value + floor) / (predicted[name] + floor)) / PART_DEVIATION
+        total += min(deviation**2, 400.0) / 2.0
+    return total
+
+
+@dataclass(frozen=True, slots=True)
+class Hypothesis:
+    """One thing that may be off: the factors that are tried, and the evidence under one of them."""
+
+    name: str
+    advice: str
+    factors: Callable[[Evidence, Prediction], Sequence[float]]
+    changed: Callable[[Prediction, float], Prediction]
+    slows_a_rank: bool = False
+
+    def faults(self, expected: Prediction, measured: Evidence) -> Iterator[Fault]:
+        for factor in self.factors(measured, expected):
+            try:
+                prediction = self.changed(expected, factor)
+            except PaleoError:
+                continue
+            evidence = evidence_of(prediction, slowed=factor if self.slows_a_rank else 1.0)
+            yield Fault(self.name, factor, self.advice, prediction, evidence, PRICE + misfit(measured, evidence))
+
+
+def _again(
+    expected: Prediction, system: System | None = None, software: Software | None = None, **run: object
+) -> Prediction:
+    stated = {"microbatch": expected.plan.microbatch, **run}
+    chosen = expected.run.model_copy(update=stated)
+    return predict(expected.model, expected.system if system is None else system, chosen, software)
+
+
+def _hardware(figure: str) -> Callable[[Prediction, float], Prediction]:
+    return lambda expected, factor: _again(expected, FIGURES[figure](expected.system, factor))
+
+
+def _clock(expected: Prediction, factor: float) -> Prediction:
+    return _again(expected, FIGURES["arithmetic (FLOP/s)"](expected.system, factor))
+
+
+def _slower_host(expected: Prediction, factor: float) -> Prediction:
+    software = load_software(expected.run.software)
+    host = software.host
+    slower = host.model_copy(update={"forward": host.forward * factor, "backward": host.backward * factor})
+    return _again(expected, software=software.model_copy(update={"host": slower}))
+
+
+def _without_overlap(expected: Prediction, factor: float) -> Prediction:
+    return _again(expected, exchange="after")
+
+
+def _eager_attention(expected: Prediction, factor: float) -> Prediction:
+    return _again(expected, attention="unfused")
+
+
+def _another_batch(expected: Prediction, factor: float) -> Prediction:
+    return _again(expected, global_batch=max(1, round(expected.plan.global_batch * factor)), batch=None)
+
+
+def _recomputing(expected: Prediction, factor: float) -> Prediction:
+    return _again(expected, recompute="none" if expected.run.recompute == "full" else "full")
+
+
+def _as_is(expected: Prediction, factor: float) -> Prediction:
+    return expected
+
+
+def _below_one(measured: Evidence, expected: Prediction) -> Sequence[float]:
+    return (0.9, 0.8, 0.7, 0.6, 0.5, 0.4)
+
+
+def _link_factors(measured: Evidence, expected: Prediction) -> Sequence[float]:
+    return (0.7, 0.5, 0.35, 0.25, 0.125, 0.0625) if expected.plan.gpus > 1 else ()
+
+
+def _above_one(measured: Evidence, expected: Prediction) -> Sequence[float]:
+    return (1.5, 2.0, 3.0, 4.0, 6.0)
+
+
+def _once(measured: Evidence, expected: Prediction) -> Sequence[float]:
+    return (1.0,)
+
+
+def _batches(measured: Evidence, expected: Prediction) -> Sequence[float]:
+    logged = measured.get("samples", 0.0) / expected.plan.global_batch
+    return (logged,) if logged and abs(logged - 1.0) > 0.001 else (0.5, 2.0) if "samples" not in measured else ()
+
+
+def _slow_ranks(measured: Evidence, expected: Prediction) -> Sequence[float]:
+    return (measured["spread"],) if measured.get("spread", 1.0) > 1.0 and expected.plan.gpus > 1 else ()
+
+
+#: Single faults, by what people call them.
+HYPOTHESES: tuple[Hypothesis, ...] = (
+    Hypothesis(
+        "capped clock", "look at clocks and power limits (nvidia-smi -q -d CLOCK,POWER), at heat, and at other jobs",
+        _below_one, _clock,
+    ),
+    Hypothesis(
+        "slow link", "run nccl-tests: a port that is down, a cable, TCP in place of RDMA, or other jobs on the fabric",
+        _link_factors, _hardware("link bandwidth"),
+    ),
+    Hypothesis(
+        "missing overlap", "switch on the overlap of gradient exchange with the backward pass", _once, _without_overlap
+    ),
+    Hypothesis(
+        "host-bound", "launches limit it: CUDA graphs, a compiled model, fewer Python hooks, pinned CPU cores",
+        _above_one, _slower_host,
+    ),
+    Hypothesis("eager attention", "use a fused attention kernel (flash)", _once, _eager_attention),
+    Hypothesis("wrong batch", "the run's global batch is not the one stated", _batches, _another_batch),
+    Hypothesis("another recomputation", "the run recomputes other layers than stated", _once, _recomputing),
+    Hypothesis(
+        "straggler", "one rank is slower than the others: find it by the timers of each rank, and replace it",
+        _slow_ranks, _as_is, slows_a_rank=True,
+    ),
+)  # fmt: skip
+
+
+def audit(log: Log, expected: Prediction) -> Audit:
+    """The faults that explain a log better than ``expected`` does, what is left, and the same run on more ranks."""
+    measured, plain = evidence_of_log(log, expected), evidence_of(expected)
+    known = {name: value for name, value in measured.items() if value > 0}
+    unexplained = misfit(known, plain)
+    tried = [fault for hypothesis in HYPOTHESES for fault in _refined(hypothesis, expected, known)]
+    tried.sort(key=lambda fault: fault.misfit)
+    faults = [fault for fault in tried if fault.misfit + MARGIN <= unexplained]
+    faults = [fault for fault in faults if fault.misfit <= faults[0].misfit + PRICE]
+    best = faults[0] if faults else None
+    ratio = known["step"] / (best.evidence if best else plain)["step"]
+    scatter = known.get("unsteadiness", 1.0) - 1.0
+    return Audit(log, expected, known, plain, tuple(faults), ratio, scatter, _beyond(expected, best, ratio, scatter))
+
+
+def _refined(hypothesis: Hypothesis, expected: Prediction, measured: Evidence) -> list[Fault]:
+    """The best factor of a hypothesis: of those tried, and of two between the best one and its neighbours."""
+    faults = sorted(hypothesis.faults(expected, measured), key=lambda fault: fault.factor)
+    if len(faults) < 3:
+        return faults[:1] if len(faults) < 2 else [min(faults, key=lambda fault: fault.misfit)]
+    place = min(range(len(faults)), key=lambda index: faults[index].misfit)
+    neighbours = [faults[index].factor for index in (place - 1, place + 1) if 0 <= index < len(faults)]
+    between = [math.sqrt(faults[place].factor * factor) for factor in (*neighbours, 1.0)]
+    closer = Hypothesis(
+        hypothesis.name, hypothesis.advice, lambda *_: between, hypothesis.changed, hypothesis.slows_a_rank
+    )
+    return [min((faults[place], *closer.faults(expected, measured)), key=lambda fault: fault.misfit)]
+
+
+def _beyond(
+    expected: Prediction, fault: Fault | None, ratio: float, scatter: float
+) -> tuple[int, float, tuple[float, float]] | None:
+    """Ranks, step and interval of the run on `RANKS_BEYOND` times as many ranks, each with as many samples as now, with
+    the same fault; None where the system does not hold them."""
+    shown = expected if fault is None else fault.prediction
+    gpus = expected.plan.gpus * RANKS_BEYOND
+    batch = shown.plan.global_batch * RANKS_BEYOND
+    try:
+        system = shown.system
+        larger = predict(
+            shown.model, system, shown.run.model_copy(update={"gpus": gpus, "global_batch": batch, "batch": None})
+        )
+    except PaleoError:
+        return None
+    seconds = larger.step_time * ratio
+    width = 1.645 * math.hypot(max(scatter, DEVIATION["step"]), DEVIATION["step"])
+    return gpus, seconds, (seconds * math.exp(-width), seconds * math.exp(width))

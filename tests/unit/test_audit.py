@@ -1,0 +1,179 @@
+"""Audits of synthetic logs: faults that are injected are named, clean logs are not accused."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from paleo import Prediction, Run, load_model, load_system, predict
+from paleo.errors import SpecError
+from paleo.logs.base import READERS, read_log
+from paleo.specs.hardware import System
+from paleo.specs.software import load_software
+from paleo.studies.audit import HYPOTHESES, audit
+from paleo.studies.purchase import FIGURES
+from paleo.units import GIB, MEBIBYTE
+
+RUNS = {
+    "gpt": ("gpt2-xl", "dgx-a100-80gb", Run(gpus=8, global_batch=64, microbatch=4, software="megatron-core")),
+    "llama": (
+        "llama3-8b",
+        "dgx-h100",
+        Run(gpus=32, global_batch=64, microbatch=1, strategy="zero=3", software="torchtitan", recompute="full"),
+    ),
+    "small": ("resnet50", "dgx-h100", Run(gpus=8, batch=16)),
+    "many": ("gpt2-xl", "dgx-a100-80gb", Run(gpus=64, global_batch=128, microbatch=2, software="megatron-core")),
+}
+
+
+def prediction(
+    name: str, system: Callable[[System], System] = lambda machine: machine, **changes: object
+) -> Prediction:
+    model, machine, run = RUNS[name]
+    software = changes.pop("profile", None)
+    return predict(load_model(model), system(load_system(machine)), run.model_copy(update=changes), software)
+
+
+def megatron_log(step: Prediction, seed: int, *, slow: float = 1.0, noise: float = 0.01, timers: bool = True) -> str:
+    random, lines = np.random.default_rng(seed), []
+    parts = step.breakdown
+    computing = parts.compute + parts.memory_bound + parts.launch
+    for number in range(1, 16):
+        draw = math.exp(noise * random.standard_normal()) * (2.0 if number <= 2 else 1.0)
+        seconds = (step.step_time + computing * (slow - 1.0)) * draw
+        lines.append(
+            f" iteration {number:8d}/     100 | consumed samples: {number * step.plan.global_batch} | elapsed time per"
+            f" iteration (ms): {seconds * 1e3:.1f} | learning rate: 1.0E-04 | global batch size: "
+            f"{step.plan.global_batch:5d} | lm loss: 9.1E+00 |"
+        )
+        if number == 2:
+            allocated = (step.memory.total - step.memory.reserved) / MEBIBYTE
+            lines.append(
+                f"[Rank 0] (after 2 iterations) memory (MB) | allocated: 1.0 | max allocated: {allocated:.1f} |"
+            )
+        if timers:
+            shares = {"forward-compute": computing / 3, "backward-compute": computing * 2 / 3}
+            shares |= {"all-grads-sync": parts.communication_exposed, "optimizer": parts.optimizer}
+            for name, value in shares.items():
+                late = slow if name.endswith("compute") else 1.0
+                fast, last = value * draw * 1e3, value * draw * late * 1e3
+                lines.append(f"    {name} {'.' * 30}: ({fast:.2f}, {last * 1.005:.2f})")
+    return "\n".join(lines)
+
+
+def titan_log(step: Prediction, seed: int, noise: float = 0.01, tokens: float | None = None) -> str:
+    random, lines = np.random.default_rng(seed), []
+    allocated = (step.memory.total - step.memory.reserved) / GIB
+    rate = (step.tokens_per_s if tokens is None else tokens) / step.plan.gpus
+    for number in range(1, 13):
+        tps = rate * math.exp(noise * random.standard_normal()) / (3.0 if number == 1 else 1.0)
+        lines.append(
+            f"[titan] \x1b[32mstep: {number:2d}  loss:  7.1  grad_norm: 1.2  memory: {allocated:.2f}GiB(59.8%)"
+            f"  tps: {tps:,.0f}  tflops: 333.1  mfu: 33.7%\x1b[0m"
+        )
+    return "\n".join(lines)
+
+
+def slower_host(name: str, factor: float) -> Prediction:
+    software = load_software(RUNS[name][2].software)
+    host = software.host.model_copy(
+        update={"forward": software.host.forward * factor, "backward": software.host.backward * factor}
+    )
+    return prediction(name, profile=software.model_copy(update={"host": host}))
+
+
+def clock(factor: float) -> Callable[[System], System]:
+    return lambda machine: FIGURES["arithmetic (FLOP/s)"](machine, factor)
+
+
+def link(factor: float) -> Callable[[System], System]:
+    return lambda machine: FIGURES["link bandwidth"](machine, factor)
+
+
+FAULTS: list[tuple[str, str, Callable[[], str]]] = [
+    ("capped clock", "gpt", lambda: megatron_log(prediction("gpt", clock(0.6)), 1)),
+    ("capped clock", "many", lambda: megatron_log(prediction("many", clock(0.75)), 2)),
+    ("slow link", "many", lambda: megatron_log(prediction("many", link(0.1)), 3)),
+    ("slow link", "gpt", lambda: megatron_log(prediction("gpt", link(0.2)), 4)),
+    ("slow link", "llama", lambda: titan_log(prediction("llama", link(0.1)), 5)),
+    ("missing overlap", "many", lambda: megatron_log(prediction("many", exchange="after"), 6)),
+    ("host-bound", "small", lambda: megatron_log(slower_host("small", 3.0), 7)),
+    ("wrong batch", "gpt", lambda: megatron_log(prediction("gpt", global_batch=32), 8, timers=False)),
+    ("eager attention", "gpt", lambda: megatron_log(prediction("gpt", attention="unfused"), 9, timers=False)),
+    ("straggler", "many", lambda: megatron_log(prediction("many"), 10, slow=1.25)),
+]
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "train.log"
+    path.write_text(text)
+    return path
+
+
+def test_injected_faults_are_named(tmp_path: Path) -> None:
+    """Nine of ten, the right one first. Without overlap steps are no longer where a profile's contention says that
+    nothing is won by it."""
+    verdicts = []
+    for fault, run, text in FAULTS:
+        result = audit(read_log(write(tmp_path, text())), prediction(run))
+        verdicts.append((fault, [named.name for named in result.faults]))
+    right = [fault for fault, names in verdicts if names and names[0] == fault]
+    assert len(right) >= 9, verdicts
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_clean_logs_are_not_accused(tmp_path: Path, seed: int) -> None:
+    run = list(RUNS)[seed % 3]
+    step = prediction(run)
+    text = (
+        titan_log(step, seed, 0.015) if run == "llama" else megatron_log(step, seed, noise=0.015, timers=seed % 2 == 0)
+    )
+    result = audit(read_log(write(tmp_path, text)), step)
+    assert result.faults == ()
+    assert result.interval[0] < step.step_time < result.interval[1]
+
+
+def test_the_run_goes_on_to_more_ranks(tmp_path: Path) -> None:
+    step = prediction("gpt")
+    result = audit(read_log(write(tmp_path, megatron_log(step, 1))), step)
+    assert result.beyond is not None
+    gpus, seconds, (low, high) = result.beyond
+    assert gpus == 64 and low < seconds < high and seconds > step.step_time * 0.95
+
+
+TEXTS = {
+    "megatron-lm": " iteration   {n}/ 100 | elapsed time per iteration (ms): 1,500.0 | global batch size: 64 |",
+    "torchtitan": "step: {n}  loss: 7.1  memory: 47.30GiB(59.8%)  tps: 5,762  tflops: 333.1  mfu: 33.7%",
+    "nemo": "Training epoch 0, iteration {n}/99 | global_batch_size: 512 | train_step_timing in s: 1.5",
+    "llm-foundry": "[batch={n}/100]:\n\t Train throughput/batches_per_sec: 0.5",
+    "transformers-trainer": "  {n}%|#| {n}/100 [00:12<01:50,  1.50s/it]",
+}
+
+
+def test_every_kind_of_log_is_read(tmp_path: Path) -> None:
+    assert set(TEXTS) == set(READERS)
+    for kind, line in TEXTS.items():
+        log = read_log(write(tmp_path, "noise\n" + "\n".join(line.format(n=n) for n in range(1, 9)) + "\nmore noise"))
+        assert (log.kind, len(log.steps)) == (kind, 8)
+        first = log.steps[0]
+        assert (
+            first.tokens_per_s == 5762
+            if kind == "torchtitan"
+            else first.seconds == pytest.approx(2.0 if kind == "llm-foundry" else 1.5)
+        )
+
+
+@pytest.mark.parametrize("text", ["", "hello\n" * 50, "step: 1 tps: 5\n", "\x00" * 5000, "step: 1 tps: nan\n" * 9])
+def test_what_is_no_log_is_one_message(tmp_path: Path, text: str) -> None:
+    with pytest.raises(SpecError, match="no steps of a training"):
+        read_log(write(tmp_path, text))
+    with pytest.raises(SpecError, match="no such file"):
+        read_log(tmp_path / "none.log")
+
+
+def test_every_fault_has_advice() -> None:
+    assert all(hypothesis.advice and hypothesis.name for hypothesis in HYPOTHESES)
