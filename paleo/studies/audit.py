@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from paleo.errors import PaleoError, SpecError
@@ -32,6 +32,8 @@ PRICE, MARGIN = 3.0, 6.0
 WARM_UP = 2
 #: Parts below this share of the step are not judged.
 SMALL_PART = 0.02
+#: How often factors between the best one and its neighbours are tried.
+ROUNDS = 2
 #: A verdict is carried on to so many times the ranks.
 RANKS_BEYOND = 8
 
@@ -289,17 +291,15 @@ def audit(log: Log, expected: Prediction) -> Audit:
 
 
 def _refined(hypothesis: Hypothesis, expected: Prediction, measured: Evidence) -> list[Fault]:
-    """The best factor of a hypothesis: of those tried, and of two between the best one and its neighbours."""
-    faults = sorted(hypothesis.faults(expected, measured), key=lambda fault: fault.factor)
-    if len(faults) < 3:
-        return faults[:1] if len(faults) < 2 else [min(faults, key=lambda fault: fault.misfit)]
-    place = min(range(len(faults)), key=lambda index: faults[index].misfit)
-    neighbours = [faults[index].factor for index in (place - 1, place + 1) if 0 <= index < len(faults)]
-    between = [math.sqrt(faults[place].factor * factor) for factor in (*neighbours, 1.0)]
-    closer = Hypothesis(
-        hypothesis.name, hypothesis.advice, lambda *_: between, hypothesis.changed, hypothesis.slows_a_rank
-    )
-    return [min((faults[place], *closer.faults(expected, measured)), key=lambda fault: fault.misfit)]
+    """The best factor of a hypothesis: of those tried, and of some between the best one and its neighbours."""
+    faults = list(hypothesis.faults(expected, measured))
+    for _ in range(ROUNDS if len(faults) > 2 else 0):
+        faults.sort(key=lambda fault: fault.factor)
+        place = min(range(len(faults)), key=lambda index: faults[index].misfit)
+        ends = {faults[index].factor for index in (place - 1, place + 1) if 0 <= index < len(faults)}
+        between = [math.sqrt(faults[place].factor * factor) for factor in ends]
+        faults += replace(hypothesis, factors=lambda *_, closer=between: closer).faults(expected, measured)
+    return sorted(faults, key=lambda fault: fault.misfit)[:1]
 
 
 def _beyond(
