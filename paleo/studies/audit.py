@@ -241,7 +241,7 @@ def _once(measured: Evidence, expected: Prediction) -> Sequence[float]:
 
 def _batches(measured: Evidence, expected: Prediction) -> Sequence[float]:
     logged = measured.get("samples", 0.0) / expected.plan.global_batch
-    return (logged,) if logged and abs(logged - 1.0) > 0.001 else (0.5, 2.0) if "samples" not in measured else ()
+    return (logged,) if logged and abs(logged - 1.0) > DEVIATION["samples"] else (0.5, 2.0) if "samples" not in measured else ()
 
 
 def _slow_ranks(measured: Evidence, expected: Prediction) -> Sequence[float]:
