@@ -1,8 +1,9 @@
 """Which layers compute activations again before their backward pass: all of them alike, the first ones of each piece of
 a pipeline, in groups, or layer by layer.
 
-A *turn* is one layer of a repeated block, or a layer that occurs once. Turns of a section that are treated differently
-become sections of their own, so that whatever follows (seconds, bytes, timeline) knows one way for each section.
+A *layer iteration* is one pass through one layer of a repeated block, or through a layer that occurs once. Layers of a
+section that are treated differently become sections of their own, so that whatever follows (seconds, bytes, timeline)
+knows one policy for each section.
 """
 
 from __future__ import annotations
@@ -20,46 +21,52 @@ from paleo.lowering.partition import Chunk
 from paleo.lowering.program import Counted, Program, Section
 from paleo.specs.run import Run
 
-#: Turns of a piece: section, and numbers of its turns in the network.
-Turns = list[tuple[int, range]]
+#: Layers of a piece: section, and numbers of its layers in the network.
+Layers = list[tuple[int, range]]
 Mask = npt.NDArray[np.bool_]
 Array = npt.NDArray[np.float64]
 RECOMPUTE = ("none", "selective", "full")
 
 
-class Way(NamedTuple):
-    """What a turn computes again: ``none``, the core of attention (``selective``) or all from its input (``full``), of
-    ``group`` turns at once."""
+class Policy(NamedTuple):
+    """What a layer computes again: ``none``, the core of attention (``selective``) or all from its input (``full``), of
+    ``group`` layers at once."""
 
     how: str = "none"
     group: int = 1
 
 
-class Ways(NamedTuple):
-    """Ways of all sections: whether the whole turn or its core is made again, and turns in a group; (sections,)."""
+class Policies(NamedTuple):
+    """Policies of all sections: whether the whole layer or its core is computed again, and layers in a group;
+    (sections,) or (sections, configurations)."""
 
     whole: Mask
     core: Mask
     group: Array
 
     @classmethod
-    def of(cls, program: Program) -> Ways:
+    def of(cls, program: Program) -> Policies:
         """Those that a program states."""
         hows = np.array([section.recompute for section in program.sections])
         groups = np.array([section.recompute_group for section in program.sections], dtype=np.float64)
         return cls(hows == "full", hows == "selective", groups)
 
     @classmethod
-    def alike(cls, repeat: Array, how: str) -> Ways:
-        """One way for the whole network."""
+    def alike(cls, repeat: Array, how: str) -> Policies:
+        """One policy for the whole network."""
         every = cls.each(len(repeat), how)
         return every._replace(whole=every.whole & wholly_recomputed(repeat))
 
     @classmethod
-    def each(cls, sections: int, how: str) -> Ways:
-        """One way for each of so many sections, the outer ones too."""
+    def each(cls, sections: int, how: str) -> Policies:
+        """One policy for each of so many sections, the outer ones too."""
         whole, core = np.full(sections, how == "full"), np.full(sections, how == "selective")
         return cls(whole, core, np.ones(sections))
+
+    def shaped(self, axes: int) -> tuple[Mask, Mask, Array]:
+        """Its arrays with further axes, so that they broadcast with figures of so many axes."""
+        shape = self.whole.shape + (1,) * (axes - self.whole.ndim)
+        return self.whole.reshape(shape), self.core.reshape(shape), self.group.reshape(shape)
 
 
 def wholly_recomputed(repeat: Array) -> Mask:
@@ -80,11 +87,11 @@ def runs(section: Section, counted: Counted) -> float:
     return 1.0 + {"none": 0.0, "full": counted.again, "selective": counted.selected}[section.recompute]
 
 
-def marked(program: Program, how: str) -> Program:
-    """The program with one way for all its layers."""
+def with_policy(program: Program, how: str) -> Program:
+    """The program with one recompute policy for all its layers."""
     whole = _blocks(program)
-    ways = [how if how != "full" or blocks else "none" for blocks in whole]
-    sections = (replace(section, recompute=way) for section, way in zip(program.sections, ways, strict=True))
+    hows = [how if how != "full" or blocks else "none" for blocks in whole]
+    sections = (replace(section, recompute=each) for section, each in zip(program.sections, hows, strict=True))
     return replace(program, sections=tuple(sections))
 
 
@@ -117,70 +124,80 @@ def uneven(run: Run) -> bool:
     return bool(names) and not run.forward_only
 
 
-def turn_shares(program: Program, run: Run, pieces: int) -> dict[str, Array]:
-    """For each way the share of each section's turns that go it, (sections,), before the network is cut: N layers of
-    each piece count as that share of all its layers."""
+def policy_shares(program: Program, run: Run, pieces: int) -> dict[str, Array]:
+    """For each policy the share of each section's layers that follow it, (sections,), before the network is cut: N
+    layers of each piece count as that share of all its layers."""
     sections = program.sections
     if run.recompute_by_layer:
-        ways = _by_layer(program, run)
-        return {how: np.array([np.mean([way.how == how for way in one]) for one in ways]) for how in RECOMPUTE}
+        policies = _by_layer(program, run)
+        return {how: np.array([np.mean([p.how == how for p in each]) for each in policies]) for how in RECOMPUTE}
     whole = _blocks(program)
-    turns = sum(section.repeat for section, blocks in zip(sections, whole, strict=True) if blocks)
-    share = 1.0 if run.recompute_layers is None else min(1.0, run.recompute_layers * pieces / turns)
+    layers = sum(section.repeat for section, blocks in zip(sections, whole, strict=True) if blocks)
+    share = 1.0 if run.recompute_layers is None else min(1.0, run.recompute_layers * pieces / layers)
     full = share * whole.astype(np.float64)
     return {"none": 1.0 - full, "full": full}
 
 
-def dealt(program: Program, pieces: Sequence[Chunk], run: Run) -> tuple[Program, list[Chunk]]:
-    """The program with a section for each way in which turns of a section are treated, those of one way together, and
-    the pieces of the network in these sections."""
+class SplitProgram(NamedTuple):
+    """A program with a section for each policy of each of its sections, the pieces of the network in these sections,
+    and the section of the undivided program that each of them is."""
+
+    program: Program
+    pieces: list[Chunk]
+    origin: list[int]
+
+
+def split_by_policy(program: Program, pieces: Sequence[Chunk], run: Run) -> SplitProgram:
+    """The program with a section for each policy under which layers of a section are recomputed, those of one policy
+    together."""
     whole = _blocks(program)
-    turns = [[(section, way) for section, way in _ways(program, run, piece, whole)] for piece in _numbered(pieces)]
-    _check_layers(run, max(sum(whole[section] for section, _ in one) for one in turns))
-    kinds = sorted(dict.fromkeys(turn for one in turns for turn in one), key=lambda kind: kind[0])
+    layers = [list(_piece_policies(program, run, piece, whole)) for piece in _numbered(pieces)]
+    _check_layers(run, max(sum(whole[section] for section, _ in piece) for piece in layers))
+    kinds = sorted(dict.fromkeys(kind for piece in layers for kind in piece), key=lambda kind: kind[0])
     number = {kind: index for index, kind in enumerate(kinds)}
     first = {section: index for index, (section, _) in reversed(list(enumerate(kinds)))}
-    count = [sum(one.count(kind) for one in turns) for kind in kinds]
+    count = [sum(piece.count(kind) for piece in layers) for kind in kinds]
     sections = (
-        replace(program.sections[section], repeat=times, recompute=way.how, recompute_group=way.group)
-        for (section, way), times in zip(kinds, count, strict=True)
+        replace(program.sections[section], repeat=times, recompute=policy.how, recompute_group=policy.group)
+        for (section, policy), times in zip(kinds, count, strict=True)
     )
     # tied parameters lie in sections that occur once, so none of those is divided
     ties = (replace(tie, owner=first[tie.owner], reader=first[tie.reader]) for tie in program.ties)
-    made = [tuple((number[kind], one.count(kind)) for kind in kinds if kind in one) for one in turns]
-    return Program(tuple(sections), tuple(ties)), made
+    chunks = [tuple((number[kind], piece.count(kind)) for kind in kinds if kind in piece) for piece in layers]
+    return SplitProgram(replace(program, sections=tuple(sections), ties=tuple(ties)), chunks, [k for k, _ in kinds])
 
 
 def most_layers(program: Program, pieces: Sequence[Chunk]) -> int:
     """The most layers of one piece that full recomputation would run again."""
     whole = _blocks(program)
-    return max(sum(turns for section, turns in piece if whole[section]) for piece in pieces)
+    return max(sum(layers for section, layers in piece if whole[section]) for piece in pieces)
 
 
-def _numbered(pieces: Sequence[Chunk]) -> Iterator[Turns]:
+def _numbered(pieces: Sequence[Chunk]) -> Iterator[Layers]:
+    """Each piece with its layers by number."""
     done: dict[int, int] = {}
     for piece in pieces:
-        found = []
-        for section, turns in piece:
+        numbered = []
+        for section, layers in piece:
             start = done.get(section, 0)
-            found.append((section, range(start, start + turns)))
-            done[section] = start + turns
-        yield found
+            numbered.append((section, range(start, start + layers)))
+            done[section] = start + layers
+        yield numbered
 
 
-def _ways(program: Program, run: Run, piece: Turns, whole: Mask) -> Iterator[tuple[int, Way]]:
-    """Each turn of a piece, in order, with its way."""
+def _piece_policies(program: Program, run: Run, piece: Layers, whole: Mask) -> Iterator[tuple[int, Policy]]:
+    """Each layer of a piece, in order, with its policy."""
     if run.recompute_by_layer:
-        known = _by_layer(program, run)
-        yield from ((section, known[section][turn]) for section, turns in piece for turn in turns)
+        policies = _by_layer(program, run)
+        yield from ((section, policies[section][layer]) for section, layers in piece for layer in layers)
         return
     left = run.recompute_layers
-    for section, turns in piece:
-        full = whole[section] * (len(turns) if left is None else min(left, len(turns)))
+    for section, layers in piece:
+        full = whole[section] * (len(layers) if left is None else min(left, len(layers)))
         left = left if left is None else left - full
         size = min(run.recompute_every or 1, full or 1)
-        ways = [Way("full", size)] * (full - full % size) + [Way("full", full % size)] * (full % size)
-        yield from ((section, way) for way in ways + [Way()] * (len(turns) - full))
+        grouped = [Policy("full", size)] * (full - full % size) + [Policy("full", full % size)] * (full % size)
+        yield from ((section, policy) for policy in grouped + [Policy()] * (len(layers) - full))
 
 
 def _check_layers(run: Run, most: int) -> None:
@@ -189,26 +206,26 @@ def _check_layers(run: Run, most: int) -> None:
             raise PlanError(f"{name}: {stated} layers; the fullest piece of this network has {most} to recompute")
 
 
-def _by_layer(program: Program, run: Run) -> list[list[Way]]:
-    """The way of every turn of every section where layers are named; later entries win over earlier ones."""
-    default = marked(program, run.recompute)
-    ways = [[Way(section.recompute)] * section.repeat for section in default.sections]
+def _by_layer(program: Program, run: Run) -> list[list[Policy]]:
+    """The policy of every layer of every section where layers are named; later entries win over earlier ones."""
+    default = with_policy(program, run.recompute)
+    policies = [[Policy(section.recompute)] * section.repeat for section in default.sections]
     for pattern, how in run.recompute_by_layer.items():
-        places = [(i, turn) for i, turn, name in _names(program) if fnmatchcase(name, pattern)]
+        places = [(i, layer) for i, layer, name in _names(program) if fnmatchcase(name, pattern)]
         if not places:
             raise PlanError(f"recompute_by_layer: no layer is called {pattern!r}; {near(pattern, _labels(program))}")
-        for section, turn in places:
-            ways[section][turn] = Way(how)
-    return ways
+        for section, layer in places:
+            policies[section][layer] = Policy(how)
+    return policies
 
 
 def _names(program: Program) -> Iterator[tuple[int, int, str]]:
-    """Section, turn and name of every layer: ``block.0``, ``block.1``, …, or the name of one that occurs once."""
+    """Section, number and name of every layer: ``block.0``, ``block.1``, …, or the name of one that occurs once."""
     for index, section in enumerate(program.sections):
-        for turn in range(section.repeat):
-            yield index, turn, section.name if section.repeat == 1 else f"{section.name}.{turn}"
+        for layer in range(section.repeat):
+            yield index, layer, section.name if section.repeat == 1 else f"{section.name}.{layer}"
 
 
 def _labels(program: Program) -> list[str]:
-    """Names for a message: the turns of a block as a pattern."""
+    """Names for a message: the layers of a block as a pattern."""
     return [section.name + ".*" * (section.repeat > 1) for section in program.sections]

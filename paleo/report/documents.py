@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from paleo.predict import Prediction
     from paleo.pricing.footprint import Footprint
-    from paleo.step.host import Feeding
+    from paleo.step.input_pipeline import InputPipeline
     from paleo.studies.advice import Advice
     from paleo.studies.collective import CollectiveStudy
     from paleo.studies.comparison import Candidate, Comparison
@@ -62,7 +62,7 @@ def estimate(prediction: Prediction, training: Training | None = None, advice: S
         "calibration": prediction.calibration,
         "reserved_memory_bytes": prediction.memory.reserved,
         "host_memory_bytes": prediction.host_memory,
-        "input_s": None if prediction.fed is None else _input(prediction.fed),
+        "input_s": None if prediction.input_pipeline is None else _input(prediction.input_pipeline),
         "advice": [_advice(one) for one in advice],
         "training": None if training is None else _training(training),
         "unmodelled": list(prediction.unmodelled),
@@ -70,9 +70,9 @@ def estimate(prediction: Prediction, training: Training | None = None, advice: S
     }
 
 
-def _input(fed: Feeding) -> Document:
-    parts = {name: float(seconds) for name, seconds in asdict(fed).items()}
-    return {**parts, "total": float(fed.total), "slowest": fed.slowest}
+def _input(pipeline: InputPipeline) -> Document:
+    parts = {name: float(seconds) for name, seconds in asdict(pipeline).items()}
+    return {**parts, "total": float(pipeline.total), "slowest": pipeline.slowest}
 
 
 def _advice(advice: Advice) -> Document:

@@ -154,8 +154,9 @@ def _breakdown(made: Prediction) -> Table:
     hidden = max(0.0, made.breakdown.communication_total - made.breakdown.communication_exposed)
     if hidden > 0:
         table.add_row("(communication hidden behind computation)", duration(hidden), "", style="dim")
-    if made.fed is not None:
-        table.add_row(f"(a batch arrives, by {made.fed.slowest}, in)", duration(float(made.fed.total)), "", style="dim")
+    if made.input_pipeline is not None:
+        arriving = made.input_pipeline
+        table.add_row(f"(a batch arrives, by {arriving.slowest}, in)", duration(float(arriving.total)), "", style="dim")
     return table
 
 

@@ -22,21 +22,21 @@ Codes = npt.NDArray[np.integer]
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Layouts of one number of stages, and their cases: positions of layouts, points and recomputations, one entry a
-    case; all cases under one recomputation, the ``pairs``, come before those under the next. ``before`` are cases of
-    groups before it, ``first`` is a case of each layout, ``ranks`` its data-parallel ones."""
+    """Layouts of one number of stages, and their cases: positions of layouts, points and recompute policies, one entry
+    a case. ``before`` are cases of groups before it; ``first`` is a case of each layout."""
 
     stages: int
     before: int
-    pairs: int
     layouts: tuple[int, ...]
-    ranks: Array
     first: Index
-    member: Index
+    layout: Index
     point: Index
     microbatch: Array
-    count: Array
+    microbatches: Array
     recompute: Index
+
+    def __len__(self) -> int:
+        return len(self.layout)
 
 
 def groups(points: Points, layouts: Sequence[Layout], space: Space) -> Iterator[Group]:
@@ -51,19 +51,17 @@ def groups(points: Points, layouts: Sequence[Layout], space: Space) -> Iterator[
         rows: list[tuple[int, int, int, int]] = []
         for index in indices:
             local, key = layouts[index].local_batch, points.key(layouts[index])
-            found = [(points.where.get((key, size)), size) for size in sizes[local]]
-            here = [(len(members), point, size, local // size) for point, size in found if point is not None]
-            members += [index] if here else []
-            rows += here
+            known = [(points.where.get((key, size)), size) for size in sizes[local]]
+            priced = [(len(members), point, size, local // size) for point, size in known if point is not None]
+            members += [index] if priced else []
+            rows += priced
         if rows:
-            ways = [RECOMPUTE.index(name) for name in space.recompute]
-            member, point, size, count = (np.tile(column, len(ways)) for column in np.array(rows, dtype=np.intp).T)
-            first = np.flatnonzero(np.diff(member[: len(rows)], prepend=-1))
-            ranks = np.array([float(layouts[index].mesh.replicas) for index in members])
-            both, recompute = (size.astype(np.float64), count.astype(np.float64)), np.repeat(ways, len(rows))
-            group = before, len(rows), tuple(members), ranks, first, member, point, *both, recompute
-            yield Group(stages, *group)
-            before += len(member)
+            policies = [RECOMPUTE.index(name) for name in space.recompute]
+            layout_of, point_of, size, count = (np.tile(row, len(policies)) for row in np.array(rows, np.intp).T)
+            first = np.flatnonzero(np.diff(layout_of[: len(rows)], prepend=-1))
+            counts = size.astype(np.float64), count.astype(np.float64), np.repeat(policies, len(rows))
+            yield Group(stages, before, tuple(members), first, layout_of, point_of, *counts)
+            before += len(layout_of)
 
 
 class Choice(NamedTuple):
@@ -108,18 +106,18 @@ class Results:
     @classmethod
     def of(cls, every: Sequence[Group], solved: Sequence[Solved]) -> Results:
         """All that was solved, one part after another."""
-        layouts = [np.array(group.layouts)[group.member] for group in every]
+        layouts = [np.array(group.layouts)[group.layout] for group in every]
         figures = layouts, [group.microbatch for group in every], [group.recompute for group in every]
-        laid, sizes, again = (np.concatenate([np.zeros(0), *column]).astype(np.int32) for column in figures)
+        cases = tuple(np.concatenate([np.zeros(0), *column]).astype(np.int32) for column in figures)
         none = Solved(Choice(0, 1, 0, overlapped=False), np.zeros(0, dtype=np.int32), np.zeros(0), np.zeros(0))
         choices, *columns = zip(none, *solved, strict=True)
         case, step, memory = (np.concatenate(column) for column in columns)
         choice = np.repeat(np.arange(len(choices), dtype=np.int32), [len(part) for part in columns[0]])
-        return cls((laid, sizes, again), choices, case, choice, step, memory)
+        return cls(cases, choices, case, choice, step, memory)  # type: ignore[arg-type]
 
     def at(self, index: int) -> tuple[int, int, int, Choice]:
         """Layout, microbatch, recomputation and choice of one configuration."""
-        layout, microbatch, recompute = (int(one[self.case[index]]) for one in self.cases)
+        layout, microbatch, recompute = (int(column[self.case[index]]) for column in self.cases)
         return layout, microbatch, recompute, self.choices[self.choice[index]]
 
     @property
@@ -139,4 +137,4 @@ class Results:
 
     def chosen(self, name: str) -> Codes:
         """A field of `Choice`."""
-        return np.array([getattr(one, name) for one in self.choices])[self.choice]
+        return np.array([getattr(choice, name) for choice in self.choices])[self.choice]

@@ -24,7 +24,7 @@ from paleo.search.space import check_searched
 from paleo.specs.hardware import System
 from paleo.specs.model import ModelSpec
 from paleo.specs.run import Run
-from paleo.step.backend import Setting, setting
+from paleo.step.backend import Backend, backend_of
 
 #: Dims whose split would need neighbours' borders or moves a sequence: not tried.
 _LOCAL = frozenset({"height", "width", "depth", "seq"})
@@ -64,11 +64,11 @@ def hybrid(model: ModelSpec, system: System, run: Run) -> Hybrid:
     """
     check_searched(run)
     chosen = plan(model, system, run)
-    made = setting(system, run, chosen.dtype)
-    graph = made.graph(model, chosen.microbatch * chosen.dp)
+    backend = backend_of(system, run, chosen.dtype)
+    graph = backend.graph(model, chosen.microbatch * chosen.dp)
     chain = _chain(graph)
     mesh = Mesh.of({"dp": run.gpus})
-    search = _Chain(graph, chain, mesh, made)
+    search = _Chain(graph, chain, mesh, backend)
     options = search.options()
     best = search.shortest(options)
     plain = [next(index for index, one in enumerate(layer) if one.split == _BATCH) for layer in options]
@@ -89,8 +89,8 @@ def _chain(graph: Graph) -> list[Node]:
 
 
 class _Chain:
-    def __init__(self, graph: Graph, chain: Sequence[Node], mesh: Mesh, made: Setting) -> None:
-        self.graph, self.chain, self.mesh, self.made = graph, chain, mesh, made
+    def __init__(self, graph: Graph, chain: Sequence[Node], mesh: Mesh, backend: Backend) -> None:
+        self.graph, self.chain, self.mesh, self.backend = graph, chain, mesh, backend
         self._views = {tensor.name for node in graph.nodes if not node.operations for tensor in node.inputs}
         self._known: dict[tuple[int, tuple[str, ...], tuple[str, ...]], float] = {}
 
@@ -116,9 +116,9 @@ class _Chain:
             placed = self._placed(index, _BATCH, split)
         except PlanError:
             return None
-        formats = self.made.formats
+        formats = self.backend.formats
         kernels = [kernel for one in placed.operations for kernel in (*one.forward(formats), *one.backward(formats))]
-        seconds = float(self.made.prices.times(kernels).alone.sum())
+        seconds = float(self.backend.prices.times(kernels).alone.sum())
         sums = [float(tensor.elements) * formats.gradient for tensor, axes in placed.parameters if axes and tensor.grad]
         return _Option(split, seconds + self._collectives([("all_reduce", size) for size in sums]))
 
@@ -126,7 +126,7 @@ class _Chain:
         """Seconds of the collectives that a layer owes after one with another split, forward and backward."""
         key = index, tuple(before), tuple(after)
         if key not in self._known:
-            formats = self.made.formats
+            formats = self.backend.formats
             owed = [one for one in self._placed(index, before, after).communications if not one.overlapped]
             self._known[key] = self._collectives([(one.operation, one.tensor.bytes(formats)) for one in owed])
         return self._known[key]
@@ -145,7 +145,7 @@ class _Chain:
     def _collectives(self, owed: Sequence[tuple[str, float]]) -> float:
         ranks, seconds = np.array([self.mesh.size]), 0.0
         for operation, size in owed:
-            seconds += float(self.made.fabric.times(operation, np.array([1]), ranks, np.array([size]))[0])
+            seconds += float(self.backend.fabric.times(operation, np.array([1]), ranks, np.array([size]))[0])
         return seconds
 
     def shortest(self, options: Sequence[Sequence[_Option]]) -> list[int]:

@@ -22,7 +22,7 @@ from paleo.search.space import Layout, Space, batch, check_searched, layouts, mi
 from paleo.specs.hardware import System
 from paleo.specs.model import ModelSpec
 from paleo.specs.run import Run
-from paleo.step.backend import setting
+from paleo.step.backend import backend_of
 
 #: Among so many of the best plans the second strategy is looked for first.
 _NEAR = 1000
@@ -117,13 +117,13 @@ class _Part:
 
 
 def _searched(model: ModelSpec, system: System, run: Run, space: Space) -> _Part:
-    made = setting(system, run, plan(model, system, run.model_copy(update={"global_batch": None})).dtype)
-    graph = made.graph(model, 1)
+    backend = backend_of(system, run, plan(model, system, run.model_copy(update={"global_batch": None})).dtype)
+    graph = backend.graph(model, 1)
     chosen = layouts(graph, run.gpus, run.global_batch or 1, space)
     if not chosen:
         raise PlanError(f"{run.gpus} gpus: no degrees share {run.global_batch} samples evenly")
-    points = priced(model, made, chosen, lambda layout: microbatches(layout.local_batch, space))
-    return _Part(run, tuple(chosen), evaluate(points, chosen, space, made))
+    points = priced(model, backend, chosen, lambda layout: microbatches(layout.local_batch, space))
+    return _Part(run, tuple(chosen), evaluate(points, chosen, space, backend))
 
 
 class _Found:

@@ -9,7 +9,7 @@ by itself. Equal kernels of all points are priced once, in one call."""
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import product
 
@@ -26,14 +26,16 @@ from paleo.parallel.mesh import Mesh
 from paleo.parallel.overrides import placement
 from paleo.parallel.placement import Placement, Strategy
 from paleo.parallel.propagation import check_divisions
+from paleo.pricing.kernels import KernelTimes
 from paleo.search.space import Layout
 from paleo.specs.model import ModelSpec
-from paleo.step.backend import Setting
-from paleo.step.section_times import BYTES, Columns, Sums, collectives, columns
+from paleo.step.backend import Backend
+from paleo.step.section_times import BYTES, FIGURES, SectionCosts, Sums, section_costs
+from paleo.step.transfers import collectives, transfer_seconds
 
 Array = npt.NDArray[np.float64]
-#: Figures of sections beside kernels: those of `Columns` but for a largest output, and what a stage hands on.
-SIZES = (*(name for name in BYTES if name != "largest_output_bytes"), "output_bytes")
+#: Figures of sections beside kernels: those of `SectionCosts` but for a largest output.
+SIZES = tuple(name for name in BYTES if name != "largest_output_bytes")
 #: Numbers of a kernel before those of its shape.
 _COUNTS = 4
 #: Relative difference up to which a count lies on a surface.
@@ -60,13 +62,13 @@ class Block:
 
     @property
     def parts(self) -> tuple[Array, Array, Array, Array]:
-        """``values`` in parts, (numbers, microbatches) each: of kernels, payloads of collectives, what operations make,
-        `SIZES` of sections."""
+        """``values`` in parts, (numbers, microbatches) each: of kernels, payloads of collectives, what operations put
+        out, `SIZES` of sections."""
         sections = self.program.sections
         numbers = sum(_COUNTS + len(one.kernel.shape) for section in sections for one in section.kernels)
         lengths = numbers, sum(len(one.transfers) for one in sections), sum(len(one.made_bytes) for one in sections)
-        kernels, payloads, made, sizes = np.split(self.values.T, np.cumsum(lengths))
-        return kernels, payloads, made, sizes
+        kernels, payloads, outputs, sizes = np.split(self.values.T, np.cumsum(lengths))
+        return kernels, payloads, outputs, sizes
 
     @property
     def mesh(self) -> Mesh:
@@ -76,11 +78,10 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Points:
-    """All points: columns of (sections, points), the program behind each block, and where to find a layout's
+    """All points: costs of (sections, points), the program behind each block, and where to find a layout's
     microbatch."""
 
-    columns: Columns
-    output_bytes: Array
+    costs: SectionCosts
     programs: tuple[Program, ...]
     block_of: npt.NDArray[np.intp]
     where: dict[tuple[Key, int], int]
@@ -93,10 +94,10 @@ class Points:
 
 
 def priced(
-    model: ModelSpec, made: Setting, layouts: Sequence[Layout], sizes: Callable[[Layout], Sequence[int]]
+    model: ModelSpec, backend: Backend, layouts: Sequence[Layout], sizes: Callable[[Layout], Sequence[int]]
 ) -> Points:
     """Every point of the layouts, each at the microbatches of ``sizes``."""
-    blocks = _Blocks(model, made)
+    blocks = _Blocks(model, backend)
     key = blocks.key()
     wanted: dict[Key, set[int]] = {}
     for layout in layouts:
@@ -106,29 +107,29 @@ def priced(
         tp, cp, ep, _, sequence_parallel = one
         family = (tp > 1, cp > 1, ep, sequence_parallel)
         families.setdefault(family, {})[one] = sorted(counts)
-    found = [block for family in families.values() for block in blocks.of(family)]
-    if not found:
+    priced_blocks = [block for family in families.values() for block in blocks.of(family)]
+    if not priced_blocks:
         raise PlanError(f"{blocks.problem or 'no way to lay the network over these gpus'}")
     where: dict[tuple[Key, int], int] = {}
-    for block in found:
+    for block in priced_blocks:
         where.update({(block.key, size): len(where) + i for i, size in enumerate(block.microbatches)})
-    table, output = _columns(found, made)
-    lengths = [len(block.microbatches) for block in found]
-    block_of = np.repeat(np.arange(len(found)), lengths)
-    return Points(table, output, tuple(b.program for b in found), block_of, where, key, blocks.graph(1))
+    lengths = [len(block.microbatches) for block in priced_blocks]
+    block_of = np.repeat(np.arange(len(priced_blocks)), lengths)
+    programs = tuple(block.program for block in priced_blocks)
+    return Points(_costs(priced_blocks, backend), programs, block_of, where, key, blocks.graph(1))
 
 
 class _Blocks:
     """Lowers layouts; remembers graphs, and why the last layout could not be lowered. ``uneven``: which kernels there
     are depends on the microbatch, so that each is lowered by itself."""
 
-    def __init__(self, model: ModelSpec, made: Setting) -> None:
-        self.model, self.made = model, made
+    def __init__(self, model: ModelSpec, backend: Backend) -> None:
+        self.model, self.backend = model, backend
         self.problem = ""
         self._graphs: dict[int, Graph] = {}
         self._known: dict[tuple[Key, int], Program] = {}
         self._placements: dict[tuple[int, bool], Placement] = {}
-        self.uneven = made.software.fusion.softmax_multiple > 1
+        self.uneven = backend.software.fusion.softmax_multiple > 1
         self.exact = any(
             "capacity" in tensor.dims
             for node in self.graph(1).nodes
@@ -151,7 +152,7 @@ class _Blocks:
     def graph(self, batch: int) -> Graph:
         """The network at a batch, built once."""
         if batch not in self._graphs:
-            self._graphs[batch] = self.made.graph(self.model, batch)
+            self._graphs[batch] = self.backend.graph(self.model, batch)
         return self._graphs[batch]
 
     def of(self, family: Mapping[Key, Sequence[int]]) -> list[Block]:
@@ -266,14 +267,14 @@ class _Blocks:
         if (key, microbatch) not in self._known:
             mesh = _mesh(key)
             graph = self.graph(microbatch * mesh.replicas)
-            self._known[key, microbatch] = self.made.lowered(graph, self._placement(graph, key), mesh)
+            self._known[key, microbatch] = self.backend.lowered(graph, self._placement(graph, key), mesh)
         return self._known[key, microbatch]
 
     def _placement(self, graph: Graph, key: Key) -> Placement:
         known, chosen = self._placements, (graph.batch, key[-1])
         if chosen not in known:
             strategy = Strategy(sequence_parallel=key[-1])
-            known[chosen] = placement(graph, strategy, {}, self.made.run.expert_imbalance)
+            known[chosen] = placement(graph, strategy, {}, self.backend.run.expert_imbalance)
         return known[chosen]
 
 
@@ -341,31 +342,31 @@ def _values(program: Program) -> Array:
     return np.array(found, dtype=np.float64)
 
 
-def _columns(blocks: Sequence[Block], made: Setting) -> tuple[Columns, Array]:
-    """Prices kernels and collectives of all blocks at once, and adds them up by section."""
-    kernels, transfers = _kernel_seconds(blocks, made), _transfer_seconds(blocks, made)
+def _costs(blocks: Sequence[Block], backend: Backend) -> SectionCosts:
+    """Prices kernels and collectives of all blocks at once, and adds them up by section: (sections, points)."""
+    kernels = _kernel_seconds(blocks, backend)
+    programs, payloads = [(block.mesh, block.program) for block in blocks], [block.parts[1] for block in blocks]
+    transfers = transfer_seconds(backend.fabric, programs, payloads)
     known: dict[tuple[object, ...], Sums] = {}
-    tables, outputs = [], []
-    for block, (device, host), transfer in zip(blocks, kernels, transfers, strict=True):
-        sizes = _sizes(block)
-        structure = _structure(block.program)
+    tables = []
+    for block, times, waited in zip(blocks, kernels, transfers, strict=True):
+        sizes, structure = _sizes(block), _structure(block.program)
         if structure not in known:
             known[structure] = Sums.of(block.program)
-        sums = known[structure]
-        held = [sizes[name] for name in BYTES]
-        tables.append(columns(block.program, device, host, transfer, held, sums, call=made.call))
-        outputs.append(sizes["output_bytes"])
-    return _side_by_side(tables, [len(block.microbatches) for block in blocks]), np.concatenate(outputs, axis=1)
+        each = [sizes[name] for name in BYTES]
+        tables.append(section_costs(block.program, times, waited, each, known[structure], call=backend.call))
+    joined = {name: np.concatenate([getattr(table, name) for table in tables], axis=-1) for name in FIGURES}
+    return SectionCosts(tables[0].repeat, **joined)
 
 
 def _sizes(block: Block) -> dict[str, Array]:
     """Bytes by name: (sections, microbatches)."""
-    *_, made, sizes = block.parts
-    sections = block.program.sections
-    found = dict(zip(SIZES, np.split(sizes, len(SIZES)), strict=True))
-    each = np.split(made, np.cumsum([len(one.made_bytes) for one in sections])[:-1])
-    found["largest_output_bytes"] = np.stack([one.max(axis=0, initial=0.0) for one in each])
-    return found
+    *_, outputs, sizes = block.parts
+    by_name = dict(zip(SIZES, np.split(sizes, len(SIZES)), strict=True))
+    lengths = [len(section.made_bytes) for section in block.program.sections]
+    each = np.split(outputs, np.cumsum(lengths)[:-1])
+    by_name["largest_output_bytes"] = np.stack([sizes.max(axis=0, initial=0.0) for sizes in each])
+    return by_name
 
 
 def _structure(program: Program) -> tuple[object, ...]:
@@ -379,23 +380,8 @@ def _structure(program: Program) -> tuple[object, ...]:
     return kernels, owed, tuple(len(section.kernels) for section in program.sections)
 
 
-def _side_by_side(tables: Sequence[Columns], counts: Sequence[int]) -> Columns:
-    """One table of (sections, points): parameters too, as they differ between blocks."""
-
-    def joined(name: str) -> Array:
-        if name == "repeat":
-            return tables[0].repeat
-        parts = [getattr(table, name) for table in tables]
-        if name in ("parameters", "trained"):
-            parts = [np.repeat(part[:, None], count, axis=1) for part, count in zip(parts, counts, strict=True)]
-        return np.concatenate(parts, axis=1)
-
-    return Columns(**{field.name: joined(field.name) for field in fields(Columns)})
-
-
-def _kernel_seconds(blocks: Sequence[Block], made: Setting) -> list[tuple[Array, Array]]:
-    """Seconds of (kernels, microbatches) for each block, on the device and on the host; a kernel that occurs twice is
-    priced once."""
+def _kernel_seconds(blocks: Sequence[Block], backend: Backend) -> list[KernelTimes]:
+    """Times of (kernels, microbatches) for each block; a kernel that occurs twice is priced once."""
     alike: dict[object, list[int]] = {}
     for index, block in enumerate(blocks):
         kernels = [counted.kernel for section in block.program.sections for counted in section.kernels]
@@ -410,11 +396,12 @@ def _kernel_seconds(blocks: Sequence[Block], made: Setting) -> list[tuple[Array,
                 width = _COUNTS + len(counted.kernel.shape)
                 rows.append(_numbered(counted.kernel, numbers[first : first + width].T, known, unique))
                 first += width
-        found = np.array(rows, dtype=np.intp).reshape(len(rows), -1)
+        table = np.array(rows, dtype=np.intp).reshape(len(rows), -1)
         ends = np.cumsum([len(blocks[index].microbatches) for index in members])
-        places.update(zip(members, np.split(found, ends[:-1], axis=1), strict=True))
-    times = made.prices.times(unique)
-    return [(times.total[places[index]], times.host[places[index]]) for index in range(len(blocks))]
+        places.update(zip(members, np.split(table, ends[:-1], axis=1), strict=True))
+    times = backend.prices.times(unique)
+    figures = [getattr(times, name) for name in KernelTimes.__slots__]
+    return [KernelTimes(*(figure[places[index]] for figure in figures)) for index in range(len(blocks))]
 
 
 def _kind(kernel: Kernel) -> tuple[object, ...]:
@@ -436,24 +423,3 @@ def _numbered(
             shaped = dict(zip(kernel.shape, shape, strict=True))
             unique.append(Kernel(*kept, flops, vector, read, written, shaped, kernel.calls))
     return [met[key] for key in keys]
-
-
-def _transfer_seconds(blocks: Sequence[Block], made: Setting) -> list[Array]:
-    """Seconds of (collectives, microbatches) for each block; one call for each operation."""
-    payloads = [block.parts[1] for block in blocks]
-    found = [np.zeros(one.shape) for one in payloads]
-    cells: dict[str, list[tuple[int, int, int, int]]] = {}
-    bare = replace(made.fabric, host=0.0)
-    for index, block in enumerate(blocks):
-        mesh = block.mesh
-        for row, (_, one) in enumerate(collectives(block.program)):
-            place = index, row, mesh.stride((one.axis,)), mesh.degree(one.axis)
-            cells.setdefault(one.operation, []).append(place)
-    for operation, members in cells.items():
-        counts = [payloads[index].shape[1] for index, *_ in members]
-        strides, ranks = (np.repeat([cell[part] for cell in members], counts) for part in (2, 3))
-        sizes = np.concatenate([payloads[index][row] for index, row, *_ in members])
-        seconds = np.split(bare.times(operation, strides, ranks, sizes), np.cumsum(counts)[:-1])
-        for (index, row, *_), each in zip(members, seconds, strict=True):
-            found[index][row] = each
-    return found

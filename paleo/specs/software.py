@@ -46,7 +46,7 @@ class SoftwareFit(Spec):
 
 
 class Host(Spec):
-    """The host's time for one operation (used by `paleo.step.host`)."""
+    """The host's time for one operation (used by `paleo.step.offload`)."""
 
     forward: Seconds = Field(description="the host's time to issue one operation of the forward pass")
     backward: Seconds = Field(description="the same for the backward pass of one operation")

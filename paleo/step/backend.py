@@ -30,14 +30,15 @@ from paleo.specs.hardware import System
 from paleo.specs.model import ModelSpec
 from paleo.specs.run import Run
 from paleo.specs.software import Software, load_software
-from paleo.step.host import Feeding, Offload, feeding, offload_of, sample_bytes
-from paleo.step.section_times import clip_kernels, update_kernel
+from paleo.step.input_pipeline import InputPipeline, input_pipeline, sample_bytes
+from paleo.step.offload import Offload, offload_of
+from paleo.step.update import clip_kernels, update_kernel
 
 Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class Backend:
     """What prices the programs of a run, whatever its degrees and batch shares are."""
 
     run: Run
@@ -94,10 +95,11 @@ class Setting:
         """Whether gradients travel during backward."""
         return (self.run.exchange or ("overlapped" if self.software.overlap.gradients else "after")) == "overlapped"
 
-    def cut(self, program: Program, turn: Array, pieces: int) -> list[Chunk]:
-        """Pieces of a pipeline, as the software cuts them; ``turn``: seconds of one turn of each section."""
+    def cut(self, program: Program, iteration: Array, pieces: int) -> list[Chunk]:
+        """Pieces of a pipeline, as the software cuts them; ``iteration``: seconds of one layer iteration of each
+        section."""
         by_work = self.run.cut is None and self.software.parallelism.stages == "work" and pieces > 1
-        return cut_by_work(program, pieces) if by_work else cut(program, turn.tolist(), pieces, self.run.cut)
+        return cut_by_work(program, pieces) if by_work else cut(program, iteration.tolist(), pieces, self.run.cut)
 
     @property
     def clip(self) -> str:
@@ -106,35 +108,35 @@ class Setting:
 
     def updated(self, counts: Array, tensors: Array) -> Array:
         """Seconds in which a device updates so many parameters, in so many tensors; both broadcast."""
-        chosen, formats = self.optimizer, self.formats
-        return self._passes(counts, tensors, lambda count, number: [update_kernel(count, number, chosen, formats)])
+        optimizer, formats = self.optimizer, self.formats
+        return self._passes(counts, tensors, lambda count, number: [update_kernel(count, number, optimizer, formats)])
 
     def clipped(self, counts: Array) -> Array:
         """Seconds of the passes that clipping adds to that."""
         return self._passes(counts, 0.0, lambda count, _: clip_kernels(count, self.clip, self.formats))
 
-    def _passes(self, counts: Array, tensors: Numeric, made: Callable[[float, float], Sequence[Kernel]]) -> Array:
+    def _passes(self, counts: Array, tensors: Numeric, kernels: Callable[[float, float], Sequence[Kernel]]) -> Array:
         pairs = np.stack([counts.ravel(), np.broadcast_to(tensors, counts.shape).ravel()])
         unique, place = np.unique(pairs, axis=1, return_inverse=True)
-        listed = [made(*pair) for pair in unique.T.tolist()]
+        listed = [kernels(*pair) for pair in unique.T.tolist()]
         if not listed or not listed[0]:
             return np.zeros_like(counts)
-        seconds = self.prices.times([one for each in listed for one in each]).alone.reshape(len(listed), -1)
+        seconds = self.prices.times([kernel for each in listed for kernel in each]).alone.reshape(len(listed), -1)
         return np.where(unique[0] > 0, seconds.sum(axis=1), 0.0)[place.ravel()].reshape(counts.shape)
 
-    def fed(self, graph: Graph, plan_gpus: int, replica: Numeric, local_batch: Numeric) -> Feeding | None:
+    def input_pipeline(self, graph: Graph, gpus: int, replica: Numeric, local_batch: Numeric) -> InputPipeline | None:
         """How long a step's batch takes to arrive; None for synthetic data."""
-        wanted = self.run.input
-        if wanted is None:
+        stages = self.run.input
+        if stages is None:
             return None
         size = sample_bytes(graph)
-        return feeding(wanted, self.system, size, gpus=plan_gpus, replica=replica, local_batch=local_batch)
+        return input_pipeline(stages, self.system, size, gpus=gpus, replica=replica, local_batch=local_batch)
 
     def reserved(self, mesh: Mesh) -> float:
         """Bytes that no tensor gets: the process's context on a GPU, and buffers for each axis over which it talks."""
         talks = sum(degree > 1 for _, degree in mesh.degrees)
-        own = self.software.memory.context + talks * self.software.memory.communicator
-        return own if self.system.device.kind == "gpu" else 0.0
+        size = self.software.memory.context + talks * self.software.memory.communicator
+        return size if self.system.device.kind == "gpu" else 0.0
 
     def graph(self, model: ModelSpec, batch: int) -> Graph:
         """The network at a batch, with the run's adapters."""
@@ -163,17 +165,17 @@ class Setting:
         return self.fabric.targets(mesh.stride(("ep",)), mesh.degree("ep")) if once else None
 
 
-def setting(
-    system: System, run: Run, dtype: str, software: Software | None = None, own: Calibration | None = None
-) -> Setting:
-    """Software, pricer and links of a run; ``software`` and ``own`` in place of the profile and the calibration file
-    that it names."""
+def backend_of(
+    system: System, run: Run, dtype: str, software: Software | None = None, calibration: Calibration | None = None
+) -> Backend:
+    """Software, pricer and links of a run; ``software`` and ``calibration`` in place of the profile and the calibration
+    file that it names."""
     software = software or load_software(run.software)
     software = software if run.cudnn is None else software.changed({"convolutions.cudnn": run.cudnn})
-    prices = pricer(system.device, dtype, run.calibration, software, own)
+    prices = pricer(system.device, dtype, run.calibration, software, calibration)
     software = software if prices.rates is None else software.changed({"overlap.contention": 0.0})
     fabric = Fabric(system, run.algorithm_or_server, prices.rates, prices.own, software.host.forward)
     formats = autocast(precision(dtype)) if software.formats.mixed == "autocast" else precision(dtype)
-    held, accesses = software.gradients.accumulator, software.gradients.accesses
-    formats = replace(formats, accumulator=held, gradient_accesses=accesses)
-    return Setting(run, system, formats, software, prices, fabric, offload_of(run.offload, system))
+    accumulator, accesses = software.gradients.accumulator, software.gradients.accesses
+    formats = replace(formats, accumulator=accumulator, gradient_accesses=accesses)
+    return Backend(run, system, formats, software, prices, fabric, offload_of(run.offload, system))

@@ -1,181 +1,212 @@
-"""A step of one rank as tasks on streams: computation, blocking collectives, gradient buckets, prefetched weights, the
-optimizer.
+"""The timeline of one configuration: the passes of its step as tasks on streams, or on the stages of a pipeline.
 
-Gradient buckets travel on their own stream as soon as the backward pass has filled them, unless the run exchanges
-gradients after it. Sharded parameters are gathered ahead of the section that needs them. Microbatches before the last
-one are one task: nothing is unrolled that repeats.
+Without a pipeline, gradient buckets travel on their own stream as soon as the backward pass has filled them, unless the
+run exchanges gradients after it; sharded parameters are gathered ahead of the section that needs them. Microbatches
+before the last one are one task: nothing is unrolled that repeats.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from collections.abc import Sequence
+from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
+from paleo.lowering.partition import Chunk
 from paleo.lowering.program import Program, Section
-from paleo.parallel.mesh import Axes
+from paleo.lowering.recompute import runs
 from paleo.schedules.engine import Event, Task, Timeline, schedule
+from paleo.schedules.pipeline import StageTime, pipeline_timeline
+from paleo.step.batch import Batch
+from paleo.step.input_pipeline import InputPipeline
+from paleo.step.pipeline import chunk_passes, stage_passes
+from paleo.step.section_times import LayerTimes
+from paleo.step.single_stage import bucket_seconds, buckets_of, contended_times, section_gather_figures
+from paleo.step.step import StepArrays
+from paleo.step.streams import Direction, LayerIteration, iterations
+from paleo.step.tails import after_passes, after_streams, exposed_gathers, updates
 
+Array = npt.NDArray[np.float64]
 #: Streams of a device.
 COMPUTE, NETWORK = "compute", "communication"
-Direction = Literal["forward", "backward"]
+_FIRST = np.zeros(1, dtype=np.intp)
+#: Kinds of tasks that overlap with computation.
+_OVERLAPPING = frozenset({"bucket", "gather"})
+#: Phases of kernels in the passes of a pipeline; ``again`` is what is recomputed.
+_PASSES = (("forward",), ("again", "backward"), ("backward_weight",))
 
 
-@dataclass(frozen=True, slots=True)
-class SectionTime:
-    """Seconds of one turn of a section: forward, backward of inputs (with what is recomputed first), backward of
-    weights, and the collectives that computation waits for in either direction."""
-
-    forward: float
-    backward: float
-    weights: float
-    forward_transfers: float
-    backward_transfers: float
-
-
-@dataclass(frozen=True, slots=True)
-class Buckets:
-    """How gradients and sharded parameters travel.
-
-    ``overlapped`` starts buckets of ``least`` bytes inside backward, else all go out after it. ``sharded`` parameters
-    (ZeRO-3) are gathered before each turn of a section, forward and backward, and their gradients are sent with every
-    microbatch.
-    """
-
-    least: float
-    gradient_bytes: float
-    overlapped: bool
-    sharded: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """``count`` turns of a section in one direction, as one stretch. ``gathers``: they wait for the section's
-    parameters; ``buckets``: axes and bytes of the gradients that go out after them."""
-
-    section: int
-    direction: Direction
-    count: int
-    gathers: bool = False
-    buckets: tuple[tuple[Axes, float], ...] = ()
-
-
-def turns(program: Program, buckets: Buckets, *, last: bool) -> list[Turn]:
-    """Forward and backward of one microbatch; gradients go out with the ``last`` one, or always where parameters are
-    sharded."""
-    found: list[Turn] = []
-    sends = last or buckets.sharded
-    for index, section in enumerate(program.sections):
-        gathers = bool(buckets.sharded and section.parameters)
-        times = section.repeat if gathers else 1
-        found += [Turn(index, "forward", section.repeat // times, gathers)] * times
-    pending: dict[Axes, float] = {}
-    for index, section in reversed(list(enumerate(program.sections))):
-        gathers = bool(buckets.sharded and section.parameters and section.goes_back)
-        sent_apart = (buckets.overlapped or buckets.sharded) and section.gradients and sends
-        times = section.repeat if sent_apart or gathers else 1
-        for _ in range(times):
-            _collect(pending, section, section.repeat // times, buckets.gradient_bytes)
-            sent = _flush(pending, buckets.least) if buckets.overlapped and sends else ()
-            found.append(Turn(index, "backward", section.repeat // times, gathers, sent))
-    if sends and found:
-        end = found[-1]
-        found[-1] = Turn(end.section, end.direction, end.count, end.gathers, end.buckets + _flush(pending, 0.0))
-    return found
-
-
-def _collect(pending: dict[Axes, float], section: Section, times: int, gradient_bytes: float) -> None:
-    for gradient in section.gradients:
-        pending[gradient.axes] = pending.get(gradient.axes, 0.0) + gradient.elements * gradient_bytes * times
-
-
-def _flush(pending: dict[Axes, float], least: float) -> tuple[tuple[Axes, float], ...]:
-    """What has gathered for each set of axes, once it is ``least`` bytes."""
-    sent = tuple((axes, size) for axes, size in pending.items() if axes and size > 0 and size >= least)
-    for axes, _ in sent:
-        pending[axes] = 0.0
-    return sent
-
-
-@dataclass(frozen=True, slots=True)
-class Prices:
-    """Seconds of a section's turn in the last microbatch and in ``earlier`` ones, and of a gradient bucket; seconds and
-    bytes in which a section's parameters are gathered, by its name; ``counts(section, direction)``: FLOP and bytes of a
-    turn's kernels, and bytes of the collectives that it waits for."""
-
-    times: Sequence[SectionTime]
-    earlier: Sequence[SectionTime]
-    counts: Callable[[Section, Direction], tuple[float, float, float]]
-    bucket: Callable[[Axes, float], float]
-    gather: Mapping[str, Sequence[float]]
-
-
-def step_timeline(program: Program, prices: Prices, *, microbatches: int, buckets: Buckets, update: float) -> Timeline:
-    """The timeline of one optimizer step without a pipeline; ``update`` is what follows the last bucket [s]."""
-    tasks: list[Task] = []
-    if microbatches > 1:
-        earlier: list[Task] = []
-        _tasks(earlier, program, replace(prices, times=prices.earlier), turns(program, buckets, last=False))
-        once = schedule(earlier).end
-        tasks.append(
-            Task(f"{microbatches - 1} earlier microbatches", COMPUTE, once * (microbatches - 1), (), "accumulate")
-        )
-    sent = _tasks(tasks, program, prices, turns(program, buckets, last=True))
-    if update > 0:
-        tasks.append(Task("update", COMPUTE, update, (*_last(tasks), *sent), "update"))
-    return schedule(tasks)
-
-
-def _tasks(tasks: list[Task], program: Program, prices: Prices, order: Sequence[Turn]) -> list[int]:
-    """Adds one pass; returns the positions of its gradient buckets. A gather starts once the turn before the last has
-    ended, so that two sets of weights live at once."""
-    sent: list[int] = []
-    issued: tuple[int, ...] = ()
-    for turn in order:
-        section = program.sections[turn.section]
-        awaited: tuple[int, ...] = ()
-        if turn.gathers:
-            latest = _last(tasks)
-            seconds, moved = prices.gather[section.name]
-            tasks.append(Task(f"weights of {section.name}", NETWORK, seconds, issued, "gather", bytes=moved))
-            awaited, issued = (len(tasks) - 1,), latest
-        counts = prices.counts(section, turn.direction)
-        _compute(tasks, section.name, turn, prices.times[turn.section], counts, awaited)
-        for axes, size in turn.buckets:
-            name = f"gradients over {'+'.join(axes)}"
-            tasks.append(Task(name, NETWORK, prices.bucket(axes, size), _last(tasks), "bucket", bytes=size))
-            sent.append(len(tasks) - 1)
-    return sent
-
-
-_BESIDE = frozenset({"bucket", "gather"})
-
-
-def _last(tasks: list[Task]) -> tuple[int, ...]:
-    """The latest task of the computing chain: everything on that chain follows one another."""
-    return next(((i,) for i in range(len(tasks) - 1, -1, -1) if tasks[i].kind not in _BESIDE), ())
-
-
-def _compute(
-    tasks: list[Task],
-    name: str,
-    turn: Turn,
-    time: SectionTime,
-    counts: tuple[float, float, float],
-    awaited: tuple[int, ...],
-) -> None:
-    """Turns of a section in one direction, as one stretch of computing and one of blocking collectives."""
-    forward = turn.direction == "forward"
-    seconds = time.forward if forward else time.backward + time.weights
-    transfers = time.forward_transfers if forward else time.backward_transfers
-    flops, moved, sent = (turn.count * one for one in counts)
-    before = (*_last(tasks), *awaited)
-    tasks.append(Task(name, COMPUTE, seconds * turn.count, before, turn.direction, flops, moved))
-    if transfers > 0:
-        waiting = Task(f"{name} collectives", COMPUTE, transfers * turn.count, _last(tasks), "transfer", bytes=sent)
-        tasks.append(waiting)
+def step_timeline(steps: StepArrays, program: Program, arriving: InputPipeline | None) -> Timeline:
+    """The step of the first configuration of ``steps``, which runs ``program``; beside it the next batch as it
+    arrives."""
+    batch = steps.batch
+    line = _streams(batch, program) if batch.assignment.stages == 1 else _pipeline(batch, program)
+    if arriving is None:
+        return line
+    seconds = float(arriving.total)
+    task = Task(f"next batch ({arriving.slowest})", "input", seconds, (), "input")
+    return Timeline((*line.events, Event(task, 0.0, seconds)))
 
 
 def busy(events: Sequence[Event], *kinds: str) -> float:
     """Seconds of the events of those kinds."""
     return sum(event.end - event.start for event in events if event.task.kind in kinds)
+
+
+# one stage
+
+
+@dataclass(frozen=True, slots=True)
+class _Iterations:
+    """One microbatch: iterations with the seconds of what goes out after each, seconds of layers by section, seconds
+    and bytes in which the parameters of a section are gathered."""
+
+    program: Program
+    order: list[LayerIteration]
+    sent: list[float]
+    times: LayerTimes
+    gathers: list[tuple[float, float]]
+
+
+def _streams(batch: Batch, program: Program) -> Timeline:
+    """A step without a pipeline."""
+    buckets, times = buckets_of(batch), contended_times(batch, _FIRST)
+    none = (0.0, 0.0)
+    figures = section_gather_figures(batch.layouts)[:, :, 0].T.tolist() if buckets.sharded else []
+    gathers = [(seconds, size) for seconds, size in figures] or [none] * len(program.sections)
+    tasks: list[Task] = []
+    count, sent = int(batch.microbatches[0]), list[int]()
+    for last in (False, True):
+        order = iterations(program, buckets, last=last)
+        seconds = bucket_seconds(batch, [(0, order)])[:, 0].tolist()
+        each = _Iterations(program, order, seconds, times.last if last else times.earlier, gathers)
+        if last:
+            sent = _add_microbatch(tasks, each)
+        elif count > 1:
+            earlier: list[Task] = []
+            _add_microbatch(earlier, each)
+            total = schedule(earlier).end * (count - 1)
+            tasks.append(Task(f"{count - 1} earlier microbatches", COMPUTE, total, (), "accumulate"))
+    update = float(after_streams(batch)[0])
+    if update > 0:
+        tasks.append(Task("update", COMPUTE, update, (*_last(tasks), *sent), "update"))
+    return schedule(tasks)
+
+
+def _add_microbatch(tasks: list[Task], each: _Iterations) -> list[int]:
+    """Adds one microbatch; returns the positions of its gradient buckets. A gather starts once the iteration before the
+    last has ended, so that two sets of weights live at once."""
+    sent: list[int] = []
+    issued: tuple[int, ...] = ()
+    for iteration, seconds in zip(each.order, each.sent, strict=True):
+        section = each.program.sections[iteration.section]
+        awaited: tuple[int, ...] = ()
+        if iteration.gathers:
+            latest = _last(tasks)
+            gathering, moved = each.gathers[iteration.section]
+            tasks.append(Task(f"weights of {section.name}", NETWORK, gathering, issued, "gather", bytes=moved))
+            awaited, issued = (len(tasks) - 1,), latest
+        _add_iteration(tasks, section, iteration, each.times, awaited)
+        if iteration.buckets:
+            size = sum(size for _, size in iteration.buckets)
+            name = f"gradients over {' and '.join('+'.join(axes) for axes, _ in iteration.buckets)}"
+            tasks.append(Task(name, NETWORK, seconds, _last(tasks), "bucket", bytes=size))
+            sent.append(len(tasks) - 1)
+    return sent
+
+
+def _last(tasks: list[Task]) -> tuple[int, ...]:
+    """The latest task of the computing chain: everything on that chain follows one another."""
+    return next(((i,) for i in range(len(tasks) - 1, -1, -1) if tasks[i].kind not in _OVERLAPPING), ())
+
+
+def _add_iteration(
+    tasks: list[Task], section: Section, iteration: LayerIteration, times: LayerTimes, awaited: tuple[int, ...]
+) -> None:
+    """Iterations of a section in one direction, as one stretch of computing and one of blocking collectives."""
+    row, forward = iteration.section, iteration.direction == "forward"
+    figures = (times.forward,) if forward else (times.backward, times.weights)
+    seconds = float(sum(figure[row, 0] for figure in figures))
+    transfers = float((times.forward_transfers if forward else times.backward_transfers)[row, 0])
+    flops, moved, sent = (iteration.count * each for each in _counts(section, iteration.direction))
+    before = (*_last(tasks), *awaited)
+    tasks.append(Task(section.name, COMPUTE, seconds * iteration.count, before, iteration.direction, flops, moved))
+    if transfers > 0:
+        name, total = f"{section.name} collectives", transfers * iteration.count
+        tasks.append(Task(name, COMPUTE, total, _last(tasks), "transfer", bytes=sent))
+
+
+def _counts(section: Section, direction: Direction) -> tuple[float, float, float]:
+    """FLOP and bytes of the kernels of one iteration in one direction, and bytes of the collectives that it waits
+    for."""
+    phases = ("forward",) if direction == "forward" else ("again", "backward", "backward_weight")
+    waited = (each for each in section.transfers if not each.overlapped and each.phase == direction)
+    return *_work(section, phases), sum(each.payload_bytes * each.times for each in waited)
+
+
+def _work(section: Section, phases: Sequence[str]) -> tuple[float, float]:
+    """FLOP and bytes of the kernels of one iteration in some phases."""
+    flops = moved = 0.0
+    for counted in section.kernels:
+        kernel = counted.kernel
+        times = counted.times * ((kernel.phase in phases) + ("again" in phases) * (runs(section, counted) - 1))
+        flops, moved = flops + times * kernel.flops, moved + times * kernel.bytes
+    return flops, moved
+
+
+# stages
+
+
+def _pipeline(batch: Batch, program: Program) -> Timeline:
+    """Stages under a schedule; each then exchanges its gradients and updates."""
+    assignment, chosen = batch.assignment, batch.schedule
+    places = chosen.pieces(assignment.stages, assignment.chunks)
+    leaving, passes = _chunk_sends(batch), chunk_passes(batch)[..., 0]
+    chunks = [
+        [
+            _chunk_time(program, assignment.pieces[piece], float(leaving[stage, chunk]), passes[:, stage, chunk])
+            for chunk, piece in enumerate(pieces)
+        ]
+        for stage, pieces in enumerate(places)
+    ]
+    after = _after(batch)
+    follows = [
+        Task(name, f"stage{stage}", seconds, (), name)
+        for name, times_after in after.items()
+        for stage, seconds in enumerate(times_after.tolist())
+        if seconds > 0
+    ]
+    return pipeline_timeline(chosen.name, chunks, int(batch.microbatches[0]), follows)
+
+
+def _chunk_sends(batch: Batch) -> Array:
+    """Seconds in which each chunk of each stage sends its output on: (stages, chunks)."""
+    assignment = batch.assignment
+    leaves = batch.schedule.hands_on(assignment.stages, assignment.chunks)
+    places = batch.schedule.pieces(assignment.stages, assignment.chunks)
+    lasts = [[assignment.pieces[piece][-1][0] for piece in pieces] for pieces in places]
+    return np.array(
+        [
+            [float(batch.cases.send(section)[0]) * sent for section, sent in zip(*stage, strict=True)]
+            for stage in zip(lasts, leaves, strict=True)
+        ]
+    )
+
+
+def _after(batch: Batch) -> dict[str, Array]:
+    """Seconds of what each stage does after its last pass: (stages,) each."""
+    passes, update = stage_passes(batch), updates(batch)
+    total, gathers = after_passes(batch, passes)[:, 0], exposed_gathers(batch, passes)[:, 0]
+    return {"exchange": total - update[:, 0] - gathers, "update": update[:, 0], "gather": gathers}
+
+
+def _chunk_time(program: Program, chunk: Chunk, send: float, seconds: Array) -> StageTime:
+    """One microbatch through one chunk, sends and collectives with it."""
+    counted = [
+        [sum(layers * _work(program.sections[i], phases)[k] for i, layers in chunk) for phases in _PASSES]
+        for k in (0, 1)
+    ]
+    flops, moved = ((each[0], each[1], each[2]) for each in counted)
+    forward, backward, weights = (float(each) for each in seconds)
+    return StageTime(forward + send, backward + send, weights, 0.0, flops, moved)

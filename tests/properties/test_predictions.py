@@ -24,7 +24,7 @@ from paleo.schedules.base import SCHEDULES
 from paleo.specs.hardware import System, load_system
 from paleo.specs.model import ModelSpec, load_model
 from paleo.specs.run import Run
-from paleo.step.backend import setting
+from paleo.step.backend import backend_of
 
 #: One network of each family, made small: a stack of convolutions, residual blocks, a recurrent one, encoder, decoder,
 #: experts.
@@ -139,7 +139,7 @@ def test_no_step_is_shorter_than_its_messages(name: str, strategy: str) -> None:
     made = predicted(name, strategy, "ideal")
     if made is None:
         pytest.skip("cannot be laid over this network")
-    network = Network(CLUSTER, made.plan.mesh, rates=setting(CLUSTER, made.run, made.plan.dtype).fabric.rates)
+    network = Network(CLUSTER, made.plan.mesh, rates=backend_of(CLUSTER, made.run, made.plan.dtype).fabric.rates)
     needed = 0.0
     for section in made.program.sections:
         for one in section.transfers:

@@ -18,12 +18,13 @@ from paleo.parallel.layer_collectives import sent_once
 from paleo.parallel.mesh import Mesh
 from paleo.parallel.overrides import placement
 from paleo.parallel.placement import parse_strategy
-from paleo.predict import Prediction, gradient_exchange, predict
+from paleo.predict import Prediction, predict
 from paleo.specs.hardware import load_system
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.software import Software, load_software
-from paleo.step.backend import setting
+from paleo.step.backend import backend_of
+from paleo.step.gradient_exchange import gradient_exchange
 
 SYSTEM = load_system("dgx-a100-80gb")
 SMALL = {"hidden": 256, "heads": 8, "layers": 4, "seq": 128, "vocab": 1024}
@@ -263,7 +264,7 @@ def test_dispatch_once_sends_to_nodes_and_within_one_to_devices() -> None:
 
     def sent(software: Software, gpus: int) -> float:
         run = Run(gpus=gpus, batch=1, dtype="bf16", strategy=f"dp={gpus},ep={gpus}", model={"layers": 2})
-        made = setting(system, run, "bf16", software)
+        made = backend_of(system, run, "bf16", software)
         mesh = Mesh.of({"ep": gpus})
         graph = made.graph(model, gpus)
         of = made.lowered(graph, placement(graph, parse_strategy(f"ep={gpus}"), {}), mesh)

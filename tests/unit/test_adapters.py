@@ -16,7 +16,7 @@ from paleo.specs.hardware import load_system
 from paleo.specs.loading import validate
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
-from paleo.step.gradient_exchange import tied_pairs
+from paleo.step.stages import tied_pairs
 from paleo.studies.summary import summarise
 
 H100 = load_system("dgx-h100")

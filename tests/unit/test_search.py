@@ -21,7 +21,7 @@ from paleo.specs.hardware import System, load_system
 from paleo.specs.loading import validate
 from paleo.specs.model import ModelSpec, load_model
 from paleo.specs.run import Run
-from paleo.step.backend import setting
+from paleo.step.backend import backend_of
 from paleo.units import GIB
 
 CASES = {
@@ -265,12 +265,12 @@ def test_divisors_and_microbatches() -> None:
 def test_points_price_every_layout_and_share_programs() -> None:
     model, system = load_model("gpt2"), load_system("dgx-h100")
     run, space = Run(gpus=64, global_batch=256), Space()
-    made = setting(system, run, "bf16")
+    made = backend_of(system, run, "bf16")
     from paleo.network.graph import build
 
     chosen = layouts(build(model, batch=1, choices=made.choices), 64, 256, space)
     points = priced(model, made, chosen, lambda layout: microbatches(layout.local_batch, space))
-    assert points.columns.forward.shape == (len(points.programs[0].sections), len(points.where))
+    assert points.costs.forward.shape == (len(points.programs[0].sections), len(points.where))
     assert len({id(program) for program in points.programs}) < len(points.programs)
     assert len(evaluate(points, chosen, space, made)) > 10_000
 
@@ -278,7 +278,7 @@ def test_points_price_every_layout_and_share_programs() -> None:
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 def test_counts_between_lowerings_are_those_of_lowerings(sequence_parallel: bool) -> None:
     """GPT-2's vocabulary of 50257 is padded on every tp but 1, and rows of its table fill up with the microbatch."""
-    blocks = _Blocks(load_model("gpt2"), setting(load_system("dgx-h100"), Run(gpus=96, global_batch=96), "bf16"))
+    blocks = _Blocks(load_model("gpt2"), backend_of(load_system("dgx-h100"), Run(gpus=96, global_batch=96), "bf16"))
     sizes = (1, 2, 3, 8, 48, 96, 1024, 4096)
     family = {(tp, cp, 1, 2, sequence_parallel): sizes for tp in (2, 3, 4, 6, 12) for cp in (2, 4, 8)}
     found = blocks.of(family)

@@ -227,9 +227,9 @@ def test_borders_are_priced_by_the_network() -> None:
     of = made("spatial=8", model={"resolution": 896})
     moved = [t for s in of.program.sections for t in s.transfers for _ in range(s.repeat) if t.operation == "send_recv"]
     from paleo.pricing.communication import Network
-    from paleo.step.backend import setting
+    from paleo.step.backend import backend_of
 
-    fabric = setting(SYSTEM, of.run, "bf16").fabric
+    fabric = backend_of(SYSTEM, of.run, "bf16").fabric
     network = Network(SYSTEM, of.plan.mesh, fabric.algorithm, fabric.rates, fabric.own, fabric.host)
     borders = sum(network.time("send_recv", ("spatial",), one.payload_bytes) * one.times for one in moved)
     assert 0 < borders < of.breakdown.communication_total

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from paleo.errors import PaleoError, PlanError, SpecError
-from paleo.lowering.recompute import Ways
+from paleo.lowering.recompute import Policies
 from paleo.operations.optimizers import optimizer
 from paleo.operations.precision import precision
 from paleo.predict import Prediction, predict
@@ -16,13 +16,18 @@ from paleo.specs.hardware import load_system
 from paleo.specs.loading import validate
 from paleo.specs.model import load_model
 from paleo.specs.run import Input, Run
-from paleo.step.host import Offload, Shares, feeding, host_update, link_rate, offload_of, streamed
-from paleo.step.section_times import Columns, clip_axes, clip_kernels, recomputed
+from paleo.step.host_links import link_rate
+from paleo.step.input_pipeline import input_pipeline
+from paleo.step.offload import Offload, Shares, host_update, offload_of, streamed
+from paleo.step.section_times import FIGURES, SectionCosts, layer_times
+from paleo.step.update import clip_axes, clip_kernels
 from paleo.studies.advice import advise
 
 H100 = load_system("dgx-h100")
 BF16 = precision("bf16")
-NONE = Ways.alike(np.array([1.0]), "none")
+#: Parameters of the section, all trained.
+ELEMENTS = np.array([100.0])
+NONE = Policies.alike(np.array([1.0]), "none")
 
 
 def run(**options: Any) -> Prediction:
@@ -35,35 +40,23 @@ def test_link_is_that_of_the_slot() -> None:
     assert link_rate(H100) == pytest.approx(63.015e9 * 0.879)
 
 
-def turn(**more: float) -> Columns:
+def iteration(**more: float) -> SectionCosts:
     """One section: forward 2 s, backward 3 s, weights 1 s, 100 parameters."""
     figures = {
         "repeat": 1,
-        "parameters": 100,
-        "trained": 100,
         "forward": 2,
         "backward": 3,
         "weights": 1,
         "saved_bytes": 400,
     } | more
-    zeros = (
-        "again",
-        "selected",
-        "forward_transfers",
-        "again_transfers",
-        "backward_transfers",
-        "hidden",
-        "selected_bytes",
-        "input_bytes",
-        "largest_output_bytes",
-    )
-    return Columns(**{name: np.array([float(figures.get(name, 0))]) for name in (*figures, *zeros)})
+    costs = {name: np.array([float(figures.get(name, 0))]) for name in ("repeat", *FIGURES) if name != "limits"}
+    return SectionCosts(**costs, limits=np.zeros((3, 3, 1)))
 
 
 def test_activations_stream_beside_their_turns() -> None:
     """400 bytes at 100 B/s: 4 s, of which 2 s hide behind forward and all behind 4 s of backward."""
-    times = recomputed(turn(), NONE)
-    moved = streamed(times, turn(), Offload(frozenset({"activations"}), 100.0, np.inf), BF16, Shares())
+    times = layer_times(iteration(), NONE)
+    moved = streamed(times, ELEMENTS, ELEMENTS, Offload(frozenset({"activations"}), 100.0, np.inf), BF16, Shares())
     assert (moved.forward_transfers[0], moved.backward_transfers[0]) == (2.0, 0.0)
     assert (moved.kept[0], moved.away[0], moved.transient[0]) == (0.0, 400.0, 800.0)
 
@@ -73,14 +66,14 @@ def test_parameters_and_gradients_stream_both_ways_at_once() -> None:
     where two ranks share them."""
     parts = Offload(frozenset({"optimizer", "parameters", "gradients"}), 20.0, 1.0)
     for share, waits in ((1.0, (8.0, 6.0)), (0.5, (3.0, 1.0))):
-        moved = streamed(recomputed(turn(), NONE), turn(), parts, BF16, Shares(share, share))
+        moved = streamed(layer_times(iteration(), NONE), ELEMENTS, ELEMENTS, parts, BF16, Shares(share, share))
         assert (moved.forward_transfers[0], moved.backward_transfers[0]) == waits
 
 
 def test_the_host_adds_up_gradients_of_several_microbatches() -> None:
     """100 gradients of 2 bytes and their fp32 sums, read and written: 1000 bytes at 50 B/s, less 4 s of backward."""
     parts = Offload(frozenset({"optimizer", "gradients"}), 1e9, 50.0)
-    moved = streamed(recomputed(turn(), NONE), turn(), parts, BF16, Shares(accumulates=True))
+    moved = streamed(layer_times(iteration(), NONE), ELEMENTS, ELEMENTS, parts, BF16, Shares(accumulates=True))
     assert moved.backward_transfers[0] == 16.0
 
 
@@ -151,7 +144,7 @@ def _too_much() -> Prediction:
 def test_a_batch_arrives_by_hand() -> None:
     """16 samples for each of 8 ranks. Storage: 128 · 100 kB at 1 GB/s; 64 cores, 10 ms each; 4 MB each at the link."""
     wanted = validate(Input, {"sample": "100 kB", "storage": "1 GB/s", "decode": "10 ms", "cores": 8}, "test")
-    fed = feeding(wanted, H100, 4e6, gpus=8, replica=1, local_batch=16)
+    fed = input_pipeline(wanted, H100, 4e6, gpus=8, replica=1, local_batch=16)
     assert float(fed.storage) == pytest.approx(0.0128)
     assert float(fed.decode) == pytest.approx(128 * 0.01 / 64)
     assert float(fed.copy) == pytest.approx(64e6 / link_rate(H100))
@@ -162,7 +155,7 @@ def test_replicas_share_a_node() -> None:
     """Replicas of 2 GPUs: 4 of them on the node; of 16: the node feeds its one replica whole."""
     wanted = validate(Input, {"decode": "10 ms", "cores": 1}, "test")
     for replica, samples in ((1, 8), (2, 4), (16, 1)):
-        fed = feeding(wanted, H100, 0.0, gpus=32, replica=replica, local_batch=1)
+        fed = input_pipeline(wanted, H100, 0.0, gpus=32, replica=replica, local_batch=1)
         assert float(fed.decode) == pytest.approx(samples * 0.01 / 8)
 
 
@@ -174,14 +167,14 @@ def test_a_step_waits_for_the_slower_of_work_and_input() -> None:
         assert fed.step_time == pytest.approx(max(plain.step_time, arrives))
         assert fed.breakdown.input == pytest.approx(max(0.0, arrives - plain.step_time))
         assert fed.timeline.end == pytest.approx(fed.step_time)
-    assert plain.breakdown.input == 0.0 and plain.fed is None
+    assert plain.breakdown.input == 0.0 and plain.input_pipeline is None
     assert any("input pipeline" in one for one in plain.unmodelled)
     assert not any("input pipeline" in one for one in fed.unmodelled)
 
 
 def test_tokens_are_copied_as_int64() -> None:
     """4096 tokens of 8 bytes a sample."""
-    fed = run(input={}).fed
+    fed = run(input={}).input_pipeline
     assert fed is not None and float(fed.copy) == pytest.approx(4096 * 8 / link_rate(H100))
 
 

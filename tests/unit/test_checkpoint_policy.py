@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from paleo.lowering.checkpoint_policy import left_out
-from paleo.lowering.recompute import marked, runs
+from paleo.lowering.recompute import runs, with_policy
 from paleo.network.graph import build
 from paleo.predict import Prediction, predict
 from paleo.search.plans import search
@@ -50,7 +50,7 @@ def again(of: Prediction, recompute: str, family: str) -> float:
     """FLOP of kernels of a kind that run again, in blocks."""
     return sum(
         counted.kernel.flops * counted.times * section.repeat * (runs(section, counted) - 1.0)
-        for section in marked(of.program, recompute).sections
+        for section in with_policy(of.program, recompute).sections
         for counted in section.kernels
         if counted.kernel.family == family
     )

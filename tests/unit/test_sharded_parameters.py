@@ -12,9 +12,8 @@ from paleo.schedules.base import SCHEDULES
 from paleo.specs.hardware import System, load_system
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
-from paleo.step.section_times import walk
 from paleo.step.sharded_parameters import Figures, sharded_passes
-from paleo.step.timeline import Buckets, turns
+from paleo.step.streams import Buckets, iterations, walk
 
 SYSTEM = load_system("dgx-h100")
 SIZES = {"layers": 16, "hidden": 1024, "heads": 16}
@@ -53,7 +52,7 @@ def test_one_piece_takes_what_the_streams_of_one_device_take(name: str) -> None:
     """The closed form of a whole network against the walk through its two streams, with any seconds."""
     program, random = made("dp", name=name, gpus=8, batch=1, model={}).program, np.random.default_rng(5)
     count = len(program.sections)
-    order = turns(program, Buckets(0.0, 2.0, True, True), last=True)
+    order = iterations(program, Buckets(0.0, 2.0, True, True), last=True)
     gathered = np.array([section.parameters > 0 for section in program.sections])
     goes_back = np.array([section.goes_back for section in program.sections])
     learns = np.array([bool(section.gradients) for section in program.sections])
@@ -62,7 +61,7 @@ def test_one_piece_takes_what_the_streams_of_one_device_take(name: str) -> None:
         forward, backward, weights, gather, gradients = random.random((5, count)) * [[1], [1], [1], [scale], [scale]]
         figures = Figures(forward, backward, weights, gather * gathered, gradients * learns)
         found = sharded_passes(chunk, figures, gathered, goes_back, splits=False, late=0.0)
-        sent = [figures.gradients[turn.section] if turn.direction == "backward" else 0.0 for turn in order]
+        sent = [figures.gradients[each.section] if each.direction == "backward" else 0.0 for each in order]
         walked = np.maximum(*walk(order, forward, backward + weights, figures.gather, sent, 0.0))
         assert float(sum(found)) == pytest.approx(float(walked), rel=1e-12)
 

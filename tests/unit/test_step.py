@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from paleo.lowering.program import Counted, Program, Section, Transfer
@@ -13,13 +14,17 @@ from paleo.operations.kernel import Kernel
 from paleo.operations.optimizers import optimizer
 from paleo.operations.precision import precision
 from paleo.predict import Prediction, predict
+from paleo.pricing.kernels import KernelTimes
 from paleo.schedules.base import SCHEDULES
 from paleo.specs.hardware import load_system
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.software import load_software
-from paleo.step.section_times import BYTES, alive, columns, memory, states, turns_placed, walk, workspace
-from paleo.step.timeline import Turn, busy
+from paleo.step.memory import alive, states, total_memory, workspace
+from paleo.step.section_times import BYTES, section_costs
+from paleo.step.stages import placed_layers
+from paleo.step.streams import LayerIteration, walk
+from paleo.step.timeline import busy
 
 RUNS: list[tuple[str, dict[str, Any]]] = [
     ("gpt2", {"gpus": 8}),
@@ -51,7 +56,7 @@ def test_two_streams_by_hand() -> None:
     """Backward turns of 2 s; buckets of 3 s go out after the first and of 1 s after the second: 2 + 3 + 1 beside 4 s of
     work."""
     one = (("dp",), 1.0)
-    order = [Turn(0, "backward", 1, buckets=(one,)), Turn(1, "backward", 1, buckets=(one,))]
+    order = [LayerIteration(0, "backward", 1, buckets=(one,)), LayerIteration(1, "backward", 1, buckets=(one,))]
     compute, network = walk(order, np.zeros(2), np.full(2, 2.0), None, [3.0, 1.0], 0.0)
     assert (float(compute), float(network)) == (4.0, 6.0)
 
@@ -59,7 +64,7 @@ def test_two_streams_by_hand() -> None:
 def test_gathered_weights_are_awaited_by_hand() -> None:
     """Gathers of 5 s, turns of 1 s: the first turn starts at 5 s; the second gather has been sent at once, the third
     after turn one."""
-    order = [Turn(0, "forward", 1, gathers=True)] * 3
+    order = [LayerIteration(0, "forward", 1, gathers=True)] * 3
     compute, network = walk(order, np.ones(1), np.zeros(1), np.full(1, 5.0), [0.0] * 3, 0.0)
     assert (float(compute), float(network)) == (16.0, 15.0)
 
@@ -73,7 +78,9 @@ def test_states_are_shared_as_zero_says() -> None:
         parts[zero] = [float(one[0]) for one in (held.parameters, held.gradients, held.optimizer)]
     assert parts == {0: [200, 200, 1200], 1: [200, 200, 300], 2: [200, 50, 300], 3: [50, 50, 300]}
     held = states(np.array([100.0]), np.array([100.0]), 10.0, 4, 3, optimizer("adam"), precision("bf16"))
-    total = memory(held, np.array([7.0]), workspace(np.ones((1, 2)), np.array([3.0, 1.0]), np.array([0.0, 2.0]), 4.0))
+    total = total_memory(
+        held, np.array([7.0]), workspace(np.ones((1, 2)), np.array([3.0, 1.0]), np.array([0.0, 2.0]), 4.0)
+    )
     assert float(total[0]) == 50 + 50 + 300 + 7 + (2 * 3 + 2 * 4 + 2) + 2 * 10 * 2
 
 
@@ -85,19 +92,19 @@ def test_a_stage_needs_no_workspace_for_layers_of_another() -> None:
 
 def test_turns_of_chunks_go_round_the_stages() -> None:
     pieces = [((0, 1), (1, 2)), ((1, 2),), ((1, 2),), ((1, 2), (2, 1))]
-    placed = turns_placed(3, pieces, SCHEDULES["interleaved"].pieces(2, 2))
+    placed = placed_layers(3, pieces, SCHEDULES["interleaved"].pieces(2, 2))
     assert placed.sum(axis=1).tolist() == [[1, 4, 0], [0, 4, 1]]
 
 
 def test_turns_of_a_v_come_back_to_the_first_stage() -> None:
     pieces = [((0, 1), (1, 2)), ((1, 2),), ((1, 2),), ((1, 2), (2, 1))]
-    placed = turns_placed(3, pieces, SCHEDULES["zb-v"].pieces(2, 2))
+    placed = placed_layers(3, pieces, SCHEDULES["zb-v"].pieces(2, 2))
     assert placed.tolist() == [[[1, 2, 0], [0, 2, 1]], [[0, 2, 0], [0, 2, 0]]]
 
 
 def test_two_copies_hold_everything_twice() -> None:
     pieces = [((0, 1), (1, 2)), ((1, 2), (2, 1))]
-    placed = turns_placed(3, pieces, SCHEDULES["chimera"].pieces(2, 1))
+    placed = placed_layers(3, pieces, SCHEDULES["chimera"].pieces(2, 1))
     assert placed.sum(axis=1).tolist() == [[1, 4, 1], [1, 4, 1]]
 
 
@@ -135,8 +142,14 @@ def test_collectives_beside_computation_cost_what_it_does_not_cover() -> None:
         one = Transfer(name, "all_gather", "cp", 1.0, "forward", 1, overlapped=True)
         core, rest = (Counted(_kernel(called), "layer", 1.0) for called in ("attention.core", "mlp"))
         section = Section("block", 1, (core, rest), (one,), (), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, ())
-        table = columns(Program((section,)), kernels, np.zeros(2), np.array([10.0]), [np.zeros(1)] * len(BYTES))
+        table = section_costs(Program((section,)), times(kernels), np.array([10.0]), [np.zeros(1)] * len(BYTES))
         assert (float(table.forward_transfers[0]), float(table.hidden[0])) == (forward, hidden)
+
+
+def times(total: npt.NDArray[np.float64]) -> KernelTimes:
+    """Kernels of some seconds that cost the host nothing."""
+    none = np.zeros_like(total)
+    return KernelTimes(total, none, none, none > 0, none, none)
 
 
 def _kernel(name: str) -> Kernel:
@@ -150,8 +163,8 @@ def test_collectives_dealt_out_beside_products_leave_their_first_piece() -> None
     kernels = [Counted(one, "layer", 1.0) for one in (product, replace(product, name="attention.core"), _kernel("act"))]
     one = Transfer("up<x", "all_gather", "tp", 1.0, "forward", 1, pieces=4)
     section = Section("block", 1, tuple(kernels), (one,), (), *(0.0,) * 6, ())
-    table = columns(
-        Program((section,)), np.array([3.0, 9.0, 9.0]), np.zeros(3), np.array([4.0]), [np.zeros(1)] * len(BYTES)
+    table = section_costs(
+        Program((section,)), times(np.array([3.0, 9.0, 9.0])), np.array([4.0]), [np.zeros(1)] * len(BYTES)
     )
     assert (float(table.forward_transfers[0]), float(table.hidden[0])) == (4.0 - 2.25, 2.25)
 

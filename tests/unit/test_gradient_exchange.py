@@ -20,7 +20,9 @@ from paleo.specs.hardware import load_system
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.software import Software, load_software
-from paleo.step.gradient_exchange import copied, exposed_exchange, exposed_gather, in_turn, replica_groups, sendings
+from paleo.step.gradient_exchange import replica_groups
+from paleo.step.overlap import bucket_count, exposed_exchange, exposed_gather, in_order
+from paleo.step.stages import tied_copies
 
 SYSTEM = load_system("dgx-h100")
 #: gpt2: elements of the table, 50257 words of 768.
@@ -97,7 +99,7 @@ def test_chunks_between_equal_ones_change_nothing(
         one, ready = sums[:, chunk], -chunk * 4 * 2.0 / chunks
         start = np.maximum(end, ready - 2.0 / chunks * (1.0 - 1.0 / buckets))
         end = np.maximum(start + one, ready + one / buckets)
-    assert in_turn(sums, count, schedule, chunks).share.shape[1] <= 4
+    assert in_order(sums, count, schedule, chunks).share.shape[1] <= 4
     found = exposed_exchange(sums, count, schedule, passes, chunks, 0.0)
     assert found == pytest.approx(np.minimum(np.maximum(end, 0.0), sums.sum(axis=1)), rel=1e-12, abs=1e-12)
 
@@ -106,8 +108,8 @@ def test_gathers_behind_the_first_pass_by_hand() -> None:
     """Four buckets of 2 s; three of them fit behind three quarters of a pass of 4 s but for 5 s; a long pass leaves the
     first."""
     assert exposed_gather(np.array([8.0, 8.0]), np.array(4.0), np.array([4.0, 40.0]), 0.0).tolist() == [5.0, 2.0]
-    assert sendings(np.array([0.0, 50.0, 101.0]), 50.0).tolist() == [1.0, 1.0, 3.0]
-    assert sendings(np.array([0.0, 50.0]), 0.0).tolist() == [1.0, 50.0]
+    assert bucket_count(np.array([0.0, 50.0, 101.0]), 50.0).tolist() == [1.0, 1.0, 3.0]
+    assert bucket_count(np.array([0.0, 50.0]), 0.0).tolist() == [1.0, 50.0]
 
 
 def test_a_table_that_two_sections_read_is_copied_once_to_each_stage() -> None:
@@ -115,7 +117,7 @@ def test_a_table_that_two_sections_read_is_copied_once_to_each_stage() -> None:
     own that 3 reads."""
     held = np.array([[1.0, 0.0, 1.0, 0.0], [0.0, 1.0, 0.0, 0.0], [0.0, 0.0, 0.0, 1.0]])
     ties = [Tie("a", 0, 1, (), 1.0), Tie("a", 0, 2, (), 1.0), Tie("a", 0, 3, (), 1.0), Tie("b", 1, 3, (), 1.0)]
-    assert copied(held, ties).T.tolist() == [[0, 1, 0], [0, 0, 0], [0, 0, 1], [0, 0, 1]]
+    assert tied_copies(held, ties).T.tolist() == [[0, 1, 0], [0, 0, 0], [0, 0, 1], [0, 0, 1]]
 
 
 def test_tied_embeddings_are_summed_over_the_first_and_last_stage() -> None:
@@ -125,9 +127,9 @@ def test_tied_embeddings_are_summed_over_the_first_and_last_stage() -> None:
     assert (tie.name, tie.elements) == ("embed.weight", (50257 + 1) // 2 * 768)
     names = [event.task for event in step.timeline.events if event.task.kind == "exchange"]
     assert {task.resource for task in names} == {"stage0", "stage3"}
-    from paleo.step.backend import setting
+    from paleo.step.backend import backend_of
 
-    fabric = setting(SYSTEM, Run(gpus=8), "bf16").fabric
+    fabric = backend_of(SYSTEM, Run(gpus=8), "bf16").fabric
     alone = fabric.times("all_reduce", np.array([6]), np.array([2]), np.array([tie.elements * 2.0]))
     assert [task.duration for task in names] == pytest.approx([float(alone[0])] * 2)
 

@@ -1,0 +1,124 @@
+"""Configurations of equal structure: what one call of `paleo.step.step.step` takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from paleo.schedules.base import Schedule
+from paleo.step.backend import Backend
+from paleo.step.layouts import Layouts, Shared
+from paleo.step.offload import Shares, streamed
+from paleo.step.section_times import LayerTimes
+from paleo.step.stages import Assignment
+
+Array = npt.NDArray[np.float64]
+Index = npt.NDArray[np.intp]
+#: ZeRO stages that communicate in the same way: none, sharded states (1 and 2), sharded parameters.
+Sharding = Literal["none", "states", "parameters"]
+
+
+@dataclass(frozen=True, slots=True)
+class Cases:
+    """Layouts at a microbatch under a recompute policy, whatever else they choose: positions of their ``layouts`` and
+    microbatches of a step, (cases,), and ``times`` of their layers, (sections, cases)."""
+
+    layouts: Layouts
+    layout: Index
+    microbatches: Array
+    times: LayerTimes
+    shared: Shared = field(default_factory=Shared, compare=False)
+
+    def __len__(self) -> int:
+        return len(self.layout)
+
+    def of(self, cases: Index) -> Cases:
+        """Some of them."""
+        return Cases(self.layouts, self.layout[cases], self.microbatches[cases], self.times.of(cases))
+
+    def send(self, section: int) -> Array:
+        """Seconds in which a stage that ends with a section sends its output on; ranks of tp that do not split the
+        sequence send a share each: (cases,)."""
+        return self.shared.once(("send", section), lambda: self._send(section))
+
+    def _send(self, section: int) -> Array:
+        layouts = self.layouts
+        pairs = zip(layouts.meshes, layouts.sequence_parallel, strict=True)
+        split = np.array([1.0 if sequence else float(mesh.degree("tp")) for mesh, sequence in pairs])
+        groups = layouts.groups(range(len(layouts)), [("pp",)] * len(layouts))
+        sizes = self.times.output_bytes[section] / split[self.layout]
+        return layouts.collective("send_recv", groups[..., self.layout], sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Configurations of equal structure: ``cases`` laid over stages by one ``assignment``, under one schedule, one
+    stage of ZeRO and one way to exchange gradients (``overlapped`` with backward, or after it).
+
+    ``arrival``: seconds in which the next batch of each arrives, (cases,); 0 for synthetic data. ``shared``: figures
+    that batches of the same cases and assignment have in common."""
+
+    cases: Cases
+    assignment: Assignment
+    schedule: Schedule
+    zero: int
+    overlapped: bool
+    arrival: Array | float = 0.0
+    shared: Shared = field(default_factory=Shared, compare=False)
+
+    def __len__(self) -> int:
+        return len(self.cases)
+
+    @property
+    def layouts(self) -> Layouts:
+        """The layouts of its cases."""
+        return self.cases.layouts
+
+    @property
+    def backend(self) -> Backend:
+        """What prices them."""
+        return self.cases.layouts.backend
+
+    @property
+    def microbatches(self) -> Array:
+        """Microbatches of a step: (cases,)."""
+        return self.cases.microbatches
+
+    @property
+    def training(self) -> bool:
+        """Whether there is a backward pass."""
+        return self.layouts.training
+
+    @property
+    def sharded(self) -> bool:
+        """Whether parameters are gathered for every pass: ZeRO-3 over several ranks."""
+        if self.zero < 3:
+            return False
+        ranks = self.layouts.shards[self.cases.layout] * self.assignment.copies
+        return bool(np.all(ranks > 1))
+
+    @property
+    def sharding(self) -> Sharding:
+        """What travels over the replicas."""
+        return "none" if self.zero == 0 else "parameters" if self.sharded else "states"
+
+    @property
+    def times(self) -> LayerTimes:
+        """Times of layers, with what they wait for host memory: (sections, cases)."""
+        if not self.backend.offload.parts or not self.training:
+            return self.cases.times
+        return self.shared.once(("times", self.zero), self._streamed)
+
+    def _streamed(self) -> LayerTimes:
+        layouts, layout = self.layouts, self.cases.layout
+        sections = len(self.cases.times.forward)
+        elements, learned = (layouts.parameters(trained)[:sections, layout] for trained in (False, True))
+        shares = Shares.of(self.zero, layouts.shards[layout], self.microbatches)
+        return streamed(self.cases.times, elements, learned, self.backend.offload, self.backend.formats, shares)
+
+    def taken(self, figures: Array) -> Array:
+        """Figures of layouts, those of each case: (…, layouts) to (…, cases)."""
+        return np.take(figures, self.cases.layout, axis=-1)

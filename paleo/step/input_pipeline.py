@@ -1,0 +1,71 @@
+"""The input pipeline: how long a step's batch takes to be read, decoded and copied to the devices.
+
+Every device has its own link to the host; storage and cores of a node are shared evenly. Formulas broadcast over
+arrays; seconds and bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from paleo.network.graph import Graph
+from paleo.specs.hardware import System
+from paleo.specs.run import Input
+from paleo.step.host_links import host_figure, link_rate
+
+Array = npt.NDArray[np.float64]
+Numeric = float | Array
+
+
+@dataclass(frozen=True, slots=True)
+class InputPipeline:
+    """Seconds in which a step's batch is read, decoded and copied: three stages that work at the same time, ahead of
+    the step that needs it."""
+
+    storage: Numeric
+    decode: Numeric
+    copy: Numeric
+
+    @property
+    def total(self) -> Array:
+        """Seconds between two batches in steady state: the slowest stage sets the pace."""
+        return np.maximum(np.maximum(self.storage, self.decode), self.copy)
+
+    @property
+    def slowest(self) -> str:
+        """What sets the pace."""
+        names = {"storage": self.storage, "decoding": self.decode, "copies to the device": self.copy}
+        return max(names, key=lambda name: float(names[name]))
+
+
+def input_pipeline(
+    stages: Input, system: System, sample_bytes: float, *, gpus: int, replica: Numeric, local_batch: Numeric
+) -> InputPipeline:
+    """How long a batch takes to arrive, where ``replica`` ranks share the ``local_batch`` samples of one model replica.
+
+    A node reads and decodes the samples of all its replicas (of one, where a replica is larger than a node) with its
+    storage and its cores; each rank copies the batch of its replica over its own link.
+    """
+    devices = min(gpus, system.devices_per_node)
+    samples = np.asarray(local_batch) * np.maximum(devices / np.asarray(replica), 1.0)
+    storage, decode = 0.0 * samples, 0.0 * samples
+    if stages.sample is not None:
+        rate = stages.storage or host_figure(system, "storage_bandwidth", ", or input.storage")
+        storage = samples * stages.sample / rate
+    if stages.decode > 0:
+        cores = stages.cores or host_figure(system, "cores", ", or input.cores") / system.devices_per_node
+        decode = samples * stages.decode / (cores * devices)
+    copied = sample_bytes if stages.copied is None else stages.copied
+    return InputPipeline(storage, decode, np.asarray(local_batch) * copied / link_rate(system))
+
+
+#: Bytes of an input's numbers as loaders hand them on: fp32, and int64 for indices.
+_WIDTH = {"index": 8.0}
+
+
+def sample_bytes(graph: Graph) -> float:
+    """Bytes of one sample as it is copied to the device."""
+    return sum(float(tensor.elements) * _WIDTH.get(tensor.role, 4.0) for tensor in graph.inputs.values()) / graph.batch

@@ -1,0 +1,347 @@
+"""Layouts of ranks whose programs have the same sections: all that follows from degrees and parameters, not from
+microbatches, for all of them at once.
+
+Arrays have the kinds of stages (`paleo.step.stages.Kinds`) or the stages themselves along their first axis and the
+layouts along the last."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Literal, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from paleo.lowering.program import Program
+from paleo.parallel.mesh import BATCH_AXES, Axes, Mesh
+from paleo.step.backend import Backend
+from paleo.step.gradient_exchange import (
+    gathered_shares,
+    gradient_exchange,
+    gradient_shares,
+    owned_elements,
+    replica_groups,
+    sharers,
+)
+from paleo.step.memory import States, states
+from paleo.step.offload import divided
+from paleo.step.section_times import over, section_figures
+from paleo.step.stages import Assignment, StageKinds, tied_pairs
+from paleo.step.update import NORM_BYTES, clip_axes
+
+Array = npt.NDArray[np.float64]
+Index = npt.NDArray[np.intp]
+Count = npt.NDArray[np.int64]
+Value = TypeVar("Value")
+Numbers = TypeVar("Numbers", float, Array)
+#: What is sent over the replicas: gradients, or parameters of which the trained or all are gathered.
+Sent = Literal["gradients", "trained", "all"]
+
+
+class Shared:
+    """Figures that several steps have in common, each computed once."""
+
+    def __init__(self) -> None:
+        self._figures: dict[Hashable, object] = {}
+
+    def once(self, key: Hashable, compute: Callable[[], Value]) -> Value:
+        """The figure of a key, computed at its first use."""
+        if key not in self._figures:
+            self._figures[key] = compute()
+        return self._figures[key]  # type: ignore[return-value]
+
+
+@dataclass(frozen=True, slots=True)
+class Owed:
+    """Collectives of one operation that layouts owe: the layout of each, the stride and ranks of its groups, (2,
+    groups, stages or 1, collectives), and its elements of each holding, (sections and ties, collectives)."""
+
+    operation: str
+    layout: list[int]
+    groups: Count
+    elements: Array
+
+
+@dataclass(frozen=True, slots=True)
+class Layouts:
+    """Layouts of equal stages: ``meshes`` and ``programs``, one of each a layout; ``sequence_parallel`` says which
+    split the sequence over tp between layers."""
+
+    backend: Backend
+    meshes: tuple[Mesh, ...]
+    programs: tuple[Program, ...]
+    sequence_parallel: tuple[bool, ...]
+    shared: Shared = field(default_factory=Shared, compare=False)
+
+    def __len__(self) -> int:
+        return len(self.meshes)
+
+    @property
+    def training(self) -> bool:
+        """Whether there is a backward pass."""
+        return not self.backend.run.forward_only
+
+    @property
+    def replicas(self) -> Array:
+        """Ranks that share out the batch: (layouts,)."""
+        return self.shared.once("replicas", lambda: np.array([float(mesh.replicas) for mesh in self.meshes]))
+
+    @property
+    def shards(self) -> Array:
+        """Ranks over which ZeRO shares out states: (layouts,)."""
+        return self.shared.once("shards", lambda: np.array([float(m.ways(m.state_axes)) for m in self.meshes]))
+
+    def parameters(self, trained: bool) -> Array:
+        """Parameter elements of each section and tie, or the trained ones of them: (sections and ties, layouts)."""
+        return self.shared.once(("parameters", trained), lambda: self._stacked(partial(_elements, trained=trained)))
+
+    def _stacked(self, figures: Callable[[Program], Array]) -> Array:
+        """Figures of every layout's program, side by side; many layouts share a program."""
+        known: dict[int, Array] = {}
+        columns = []
+        for program in self.programs:
+            if id(program) not in known:
+                known[id(program)] = figures(program)
+            columns.append(known[id(program)])
+        return np.stack(columns, axis=1)
+
+    def elements(self, kinds: StageKinds, trained: bool) -> Array:
+        """Parameter elements of each kind of stage, copies of tied ones too: (kinds, layouts)."""
+        key = "elements", trained
+        return self.shared.once(key, lambda: np.asarray(kinds.holdings @ self.parameters(trained)))
+
+    # collectives over replicas
+
+    def collective(self, operation: str, groups: Count, sizes: Array) -> Array:
+        """Seconds of one collective of ``sizes`` bytes, (…, layouts) or (stages, …, layouts), in the slowest of its
+        ``groups``, (2, groups, stages or 1, layouts), which hold strides and ranks."""
+        stages = groups.shape[2:3] if sizes.ndim > 1 else ()
+        shape = (*groups.shape[:2], *stages, *(1,) * (sizes.ndim - 2), groups.shape[-1])
+        whole = (groups.shape[1], *sizes.shape)
+        strides, ranks = np.broadcast_to(groups.reshape(shape), (2, *whole)).reshape(2, -1)
+        seconds = self.backend.fabric.times(operation, strides, ranks, np.broadcast_to(sizes, whole).ravel())
+        return np.asarray(seconds.reshape(whole).max(axis=0))
+
+    def groups(self, layouts: Sequence[int], axes: Sequence[Axes], copies: int = 1) -> Count:
+        """Stride and ranks of the groups over some axes of each of some layouts, with ``copies`` of the network: (2,
+        groups, stages, layouts); one stage stands for all where they are alike."""
+        if copies == 1:
+            pairs = [self._group(layout, each) for layout, each in zip(layouts, axes, strict=True)]
+            return np.array(pairs, dtype=np.int64).reshape(-1, 2).T[:, None, None]
+        groups = [replica_groups(self.meshes[i], each, copies) for i, each in zip(layouts, axes, strict=True)]
+        alone = (np.ones(self.meshes[0].degree("pp"), dtype=np.int64),) * 2
+        most = max(map(len, groups), default=1)
+        padded = [[*each, *[alone] * (most - len(each))] for each in groups]
+        return np.array(padded, dtype=np.int64).transpose(2, 1, 3, 0)
+
+    def _group(self, layout: int, axes: Axes) -> tuple[int, int]:
+        mesh = self.meshes[layout]
+        return self.shared.once(("group", layout, axes), lambda: (mesh.stride(axes), mesh.ways(axes)))
+
+    def sent(self, holdings: Array, copies: int, what: Sent, zero: int, width: float) -> Array:
+        """Seconds in which the gradients of some holdings are summed over their replicas, or their parameters gathered,
+        and their bytes, ``width`` for each element: (2, stages, chunks, layouts) of (stages, chunks, sections and
+        ties). With several ``copies`` the first axis is that of the stages."""
+        seconds = np.zeros((2, *holdings.shape[:2], len(self)))
+        for owed in self._owed(copies, what, zero):
+            each = self.collective(owed.operation, owed.groups, holdings @ owed.elements * width)
+            np.add.at(seconds[0].T, owed.layout, each.T)
+        seconds[1] = holdings @ self._travelling(copies, what) * width
+        return seconds
+
+    def _owed(self, copies: int, what: Sent, zero: int) -> list[Owed]:
+        """The collectives of every layout, by operation."""
+        key = "owed", copies, what, zero > 0
+        return self.shared.once(key, lambda: self._priced_together(copies, what, zero))
+
+    def _priced_together(self, copies: int, what: Sent, zero: int) -> list[Owed]:
+        cells: dict[str, list[tuple[int, Axes, Array]]] = {}
+        for layout, shares in enumerate(self._shares(copies, what)):
+            for axes, elements in shares.items():
+                for operation, over_axes, part in self.operations(layout, what, zero, axes, elements):
+                    if over_axes or copies > 1:
+                        cells.setdefault(operation, []).append((layout, over_axes, part))
+        owed = []
+        for operation, members in cells.items():
+            layouts, groups = [cell[0] for cell in members], [cell[1] for cell in members]
+            elements = np.array([cell[2] for cell in members]).T
+            owed.append(Owed(operation, layouts, self.groups(layouts, groups, copies), elements))
+        return owed
+
+    def operations(
+        self, layout: int, what: Sent, zero: int, axes: Axes, elements: Numbers
+    ) -> tuple[tuple[str, Axes, Numbers], ...]:
+        """The collectives of some elements; a method that compresses gradients changes their payloads here."""
+        if what == "gradients":
+            return gradient_exchange(zero, axes, elements, self.meshes[layout])
+        return (("all_gather", axes, elements),)
+
+    def _shares(self, copies: int, what: Sent) -> list[dict[Axes, Array]]:
+        """Elements of each holding by the axes over which they travel, for each layout."""
+        return self.shared.once(("shares", copies, what), lambda: self._by_axes(copies, what))
+
+    def _by_axes(self, copies: int, what: Sent) -> list[dict[Axes, Array]]:
+        known: dict[tuple[object, ...], dict[Axes, Array]] = {}
+        shares = []
+        for program, mesh in zip(self.programs, self.meshes, strict=True):
+            key = id(program), tuple(axis for axis, degree in mesh.degrees if degree > 1)
+            if key not in known:
+                split = gradient_shares if what == "gradients" else partial(gathered_shares, frozen=what == "all")
+                known[key] = split(program, mesh, copies)
+            shares.append(known[key])
+        return shares
+
+    def _travelling(self, copies: int, what: Sent) -> Array:
+        """Elements of each holding that travel at all: (sections and ties, layouts)."""
+        none = np.zeros(len(self.programs[0].sections) + len(self.programs[0].ties))
+        shares = self._shares(copies, what)
+        return self.shared.once(
+            ("travelling", copies, what), lambda: np.stack([sum(each.values(), none) for each in shares], axis=1)
+        )
+
+    # sums of gradients, gathers and updates of stages
+
+    def exchange(self, assignment: Assignment, zero: int, *, chunks: bool) -> tuple[Array, Array]:
+        """Seconds in which gradients are summed, and their bytes: of each chunk (stages, chunks, layouts), or of all
+        chunks of a stage in one go (stages, 1, layouts)."""
+        kinds, copies = assignment.kinds, assignment.copies
+        width = self.backend.formats.gradient
+        if copies > 1:  # how far apart the copies of a stage are depends on the stage
+            stage, chunk = kinds.stages.holdings[assignment.stage_kind], kinds.chunks.holdings[assignment.chunk_kind]
+            both = np.concatenate([stage[:, None], chunk], axis=1)
+            placed = "exchange", assignment.key, zero > 0
+            seconds = self.shared.once(placed, lambda: self.sent(both, copies, "gradients", zero, width))
+            each = seconds[:, :, 1:] if chunks else seconds[:, :, :1]
+            return each[0], each[1]
+        both = np.concatenate([kinds.stages.holdings, kinds.chunks.holdings])[:, None]
+        key = "exchange", zero > 0
+        seconds = self.shared.once(key, lambda: self.sent(both, 1, "gradients", zero, width))[:, :, 0]
+        rows = assignment.chunk_kind + len(kinds.stages) if chunks else assignment.stage_kind[:, None]
+        return seconds[0, rows], seconds[1, rows]
+
+    def state_gathers(self, assignment: Assignment) -> Array:
+        """Seconds in which each stage gathers the parameters that other ranks updated: (stages, layouts)."""
+        kinds, width = assignment.kinds.stages, self.backend.formats.parameter
+
+        def gathers(rows: Index | slice) -> Array:
+            return np.asarray(self.sent(kinds.holdings[rows, None], assignment.copies, "trained", 1, width)[0, :, 0])
+
+        if assignment.copies > 1:
+            key = "state gathers", assignment.stages_key
+            return self.shared.once(key, lambda: gathers(assignment.stage_kind))
+        return self.shared.once("state gathers", lambda: gathers(slice(None)))[assignment.stage_kind]
+
+    def tied_sums(self, assignment: Assignment) -> Array:
+        """Seconds in which the two stages that hold a tied parameter sum its gradients, after all others: (stages,
+        layouts)."""
+        return self.shared.once(("tied", assignment.stages_key), lambda: self._tied_sums(assignment))
+
+    def _tied_sums(self, assignment: Assignment) -> Array:
+        seconds = np.zeros((assignment.stages, len(self)))
+        pairs = tied_pairs(self.programs[0].ties, assignment.layers) if self.training else []
+        for tie, owner, other in pairs:
+            key = "tie", tie, abs(other - owner)
+            seconds[[owner, other]] += self.shared.once(key, partial(self._tied_sum, tie, abs(other - owner)))
+        return seconds
+
+    def _tied_sum(self, tie: int, apart: int) -> Array:
+        strides = np.array([mesh.stride(("pp",)) for mesh in self.meshes])
+        sizes = np.array([program.ties[tie].elements for program in self.programs]) * self.backend.formats.gradient
+        return self.backend.fabric.times("all_reduce", strides * apart, np.full(len(sizes), 2), sizes)
+
+    def updates(self, kinds: StageKinds, *, sharded: bool) -> Array:
+        """Seconds in which a device updates the parameters that it owns of each kind of stage, clipping too: (kinds,
+        layouts)."""
+        return self.shared.once(("updates", sharded), lambda: self._updates(kinds, sharded))
+
+    def _updates(self, kinds: StageKinds, sharded: bool) -> Array:
+        counts = self.owned(kinds, sharded=sharded)
+        if not self.training:
+            return np.zeros_like(counts)
+        each = section_figures(self.programs[0], "tensors")
+        tensors = over(kinds.holdings[:, : len(each)], each)[:, None]
+        return self.backend.updated(counts, tensors) + self.clipping(kinds, sharded=sharded)
+
+    def clipping(self, kinds: StageKinds, *, sharded: bool) -> Array:
+        """Seconds in which gradients are clipped, the sum of their norm over ranks too: (kinds, layouts)."""
+        seconds = self.backend.clipped(self.owned(kinds, sharded=sharded))
+        if self.backend.clip == "none":
+            return seconds
+        groups = self.groups(range(len(self)), [clip_axes(int(sharded))] * len(self))
+        return seconds + self.collective("all_reduce", groups, np.full(len(self), NORM_BYTES))
+
+    def owned(self, kinds: StageKinds, *, sharded: bool) -> Array:
+        """Trained elements of each kind of stage that a rank updates: (kinds, layouts)."""
+        trained = self.elements(kinds, trained=True)
+        return trained / self.sharers(kinds) if sharded else trained
+
+    # memory of states
+
+    def sharers(self, kinds: StageKinds) -> Array:
+        """Ranks over which ZeRO shares out the states of each kind of stage, its mean parameter's: (kinds, layouts)."""
+        return self.shared.once("sharers", lambda: self._sharers(kinds))
+
+    def _sharers(self, kinds: StageKinds) -> Array:
+        owned = np.zeros((len(kinds), len(self)))
+        for copies in np.unique(kinds.copies).astype(int).tolist():
+            alike = np.flatnonzero(kinds.copies[:, 0] == copies)
+            owned[alike] = kinds.holdings[alike] @ self._owned_elements(copies)
+        return sharers(self.elements(kinds, trained=True), owned, self.shards * kinds.copies)
+
+    def _owned_elements(self, copies: int) -> Array:
+        """`owned_elements` of each layout: (sections and ties, layouts)."""
+        known: dict[tuple[object, ...], Array] = {}
+        columns = []
+        for program, mesh in zip(self.programs, self.meshes, strict=True):
+            key = id(program), *(mesh.degree(axis) for axis in BATCH_AXES)
+            if key not in known:
+                known[key] = owned_elements(program, mesh, copies)
+            columns.append(known[key])
+        return np.stack(columns, axis=1)
+
+    def states(self, kinds: StageKinds, zero: int) -> tuple[States, Array]:
+        """Bytes of the states of each kind of stage on the device, and in host memory: (kinds, layouts) each."""
+        return self.shared.once(("states", zero), lambda: self._states(kinds, zero))
+
+    def _states(self, kinds: StageKinds, zero: int) -> tuple[States, Array]:
+        backend = self.backend
+        offloads = backend.offload.holds("parameters")
+        largest = self._largest(kinds) if zero == 3 or offloads else np.zeros((1, 1))
+        whole = states(
+            self.elements(kinds, trained=False),
+            self.elements(kinds, trained=True),
+            largest,
+            self.sharers(kinds),
+            zero,
+            backend.optimizer,
+            backend.formats,
+            training=self.training,
+        )
+        if backend.offload.parts:
+            return divided(whole, backend.offload, largest, backend.formats)
+        return whole, np.zeros_like(whole.parameters)
+
+    def _largest(self, kinds: StageKinds) -> Array:
+        """Elements of the largest section of each kind of stage, with the tied parameters that it reads: (kinds,
+        layouts)."""
+        ties, elements = self.programs[0].ties, self.parameters(trained=False)
+        count = len(elements) - len(ties)
+        rows = []
+        for row in kinds.holdings:
+            sections = elements[:count].copy()
+            for number, tie in enumerate(ties):
+                sections[tie.reader] += elements[count + number] * (row[count + number] > 0)
+            rows.append((sections * (row[:count] > 0)[:, None]).max(axis=0))
+        return np.array(rows)
+
+    def reserved(self) -> Array:
+        """Bytes that the process itself takes: (layouts,)."""
+        return self.shared.once("reserved", lambda: np.array([self.backend.reserved(mesh) for mesh in self.meshes]))
+
+
+def _elements(program: Program, trained: bool) -> Array:
+    """Parameter elements of each section and tie of a program: (sections and ties,)."""
+    sections = [each.trained if trained else each.parameters for each in program.sections]
+    return np.array(sections + [tie.elements * (tie.trained or not trained) for tie in program.ties], dtype=np.float64)

@@ -1,0 +1,80 @@
+"""Bytes on a device: states, activations and workspace of each stage. Pure functions that broadcast: stages are the
+first axis, configurations the last."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from paleo.operations.optimizers import Optimizer
+from paleo.operations.precision import Precision
+from paleo.schedules.base import Numeric, Schedule
+
+Array = npt.NDArray[np.float64]
+
+
+def alive(schedule: Schedule, stages: int, microbatches: Numeric, chunks: int) -> Array:
+    """Microbatches whose activations live at once on each stage, as a fraction of all that it holds (chunks, copies):
+    (stages, …)."""
+    if stages == 1:
+        return np.ones((1,) + np.ndim(microbatches) * (1,))
+    stage = np.arange(float(stages)).reshape((-1,) + np.ndim(microbatches) * (1,))
+    living = np.asarray(schedule.alive(stage, stages, microbatches, chunks)) / (chunks * schedule.copies)
+    return np.broadcast_to(living, np.broadcast_shapes(stage.shape, np.shape(microbatches)))
+
+
+@dataclass(frozen=True, slots=True)
+class States:
+    """Bytes of what training keeps for each parameter on a stage, (stages, …), and of what sharding gathers at a
+    time."""
+
+    parameters: Array
+    gradients: Array
+    optimizer: Array
+    gathered: Numeric
+
+
+def states(
+    parameters: Array,
+    trained: Array,
+    largest: Numeric,
+    ranks: Numeric,
+    zero: int,
+    optimizer: Optimizer,
+    formats: Precision,
+    *,
+    training: bool = True,
+) -> States:
+    """States of ``parameters`` elements on each stage, ``trained`` of them with gradients and optimizer states, sharded
+    over ``ranks`` as ZeRO's stages say (Rajbhandari et al., SC 2020).
+
+    ``largest``: elements of the largest section; with sharded parameters two of them are whole at once.
+    """
+    share = [1.0 / np.asarray(ranks) if zero >= stage else 1.0 for stage in (3, 2, 1)]
+    return States(
+        parameters * formats.parameter * share[0],
+        trained * ((formats.gradient + formats.accumulator) * training) * share[1],
+        trained * (optimizer.state_bytes(formats) * training) * share[2],
+        2.0 * largest * formats.parameter if zero == 3 else 0.0 * np.asarray(largest),
+    )
+
+
+def workspace(layers: Array, largest_output_bytes: Array, transient: Array, bucket: Numeric) -> Array:
+    """What a stage needs for a moment, (stages, …): two of its largest activations (a gradient and its successor), two
+    buckets, and what recomputation brings back. Only sections that a stage holds count."""
+    known: dict[bytes, Array] = {}
+    rows = []
+    for sections in layers > 0:  # few stages differ in what they hold
+        kind = sections.tobytes()
+        if kind not in known:
+            most = (figures[sections].max(axis=0, initial=0.0) for figures in (largest_output_bytes, transient))
+            known[kind] = 2.0 * next(most) + next(most) + 2.0 * np.asarray(bucket)
+        rows.append(known[kind])
+    return np.stack(rows)
+
+
+def total_memory(states: States, activations: Array, work: Numeric) -> Array:
+    """Bytes of each stage, all parts together."""
+    return states.parameters + states.gradients + states.optimizer + activations + work + states.gathered

@@ -1,0 +1,146 @@
+"""What lives in host memory: states and activations that a device has no room for.
+
+Every device has its own link to the host, both ways at once; memory of a node is shared evenly. Formulas broadcast over
+arrays; seconds and bytes. Traffic on the link and the work of the host overlap with computation: only what does not
+hide there is waited for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from paleo.errors import PlanError, SpecError, near
+from paleo.operations.optimizers import Optimizer
+from paleo.operations.precision import Precision
+from paleo.specs.hardware import System
+from paleo.step.host_links import host_figure, link_rate
+from paleo.step.memory import States
+from paleo.step.section_times import LayerTimes
+
+Array = npt.NDArray[np.float64]
+Numeric = float | Array
+#: What may live in host memory.
+PARTS = ("optimizer", "gradients", "parameters", "activations")
+
+
+@dataclass(frozen=True, slots=True)
+class Offload:
+    """``parts`` of a rank's state in host memory; ``link`` to it, each way, and the rank's share of the host's memory
+    bandwidth [byte/s].
+
+    Reference: Ren et al., ZeRO-Offload, USENIX ATC 2021; Rajbhandari et al., ZeRO-Infinity, SC 2021.
+    """
+
+    parts: frozenset[str]
+    link: float
+    memory: float
+
+    def holds(self, part: str) -> bool:
+        return part in self.parts
+
+
+NOTHING = Offload(frozenset(), np.inf, np.inf)
+
+
+def offload_of(text: str, system: System) -> Offload:
+    """The parts that a run names, ``optimizer,activations``, with the links of the system; SpecError where a name or a
+    figure is missing."""
+    names = [part.strip() for part in text.split(",") if part.strip()]
+    if names == ["none"]:
+        return NOTHING
+    for name in names:
+        if name not in PARTS:
+            raise SpecError(f"offload: unknown part {name!r} in {text!r}; {near(name, (*PARTS, 'none'))}")
+    parts = frozenset(names)
+    lost = sorted(parts & {"gradients", "parameters"})
+    if not parts or (lost and "optimizer" not in parts):
+        raise PlanError(f"offload {text!r}: {' and '.join(lost) or 'nothing'} cannot go without optimizer")
+    rate = host_figure(system, "memory_bandwidth") / system.devices_per_node if "optimizer" in parts else np.inf
+    return Offload(parts, link_rate(system), rate)
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """A rank's part of the weights that it fetches for a layer iteration, and of the gradients that leave it after one;
+    whether the host adds those up over several microbatches. Each (configurations,)."""
+
+    weights: Numeric = 1.0
+    gradients: Numeric = 1.0
+    accumulates: Numeric = 0.0
+
+    @classmethod
+    def of(cls, zero: int, ranks: Numeric, microbatches: Numeric) -> Shares:
+        """Weights are whole unless ZeRO-3 divides them; gradients unless they are summed over ranks before they go:
+        with every microbatch in ZeRO-3, else with the last one."""
+        whole = 1.0 / np.asarray(ranks)
+        several = np.asarray(microbatches) > 1
+        summed = np.where(several & (zero < 3), 1.0, whole) if zero else 1.0
+        return cls(whole if zero == 3 else 1.0, summed, several.astype(np.float64))
+
+
+def streamed(
+    times: LayerTimes, parameters: Array, trained: Array, offload: Offload, formats: Precision, shares: Shares
+) -> LayerTimes:
+    """Layer iterations whose activations, weights or gradients travel while they compute; what an iteration waits for
+    them counts as transfer. ``parameters`` and those of them that are ``trained``: elements, (sections, …).
+
+    forward: kept activations go out while weights come in; backward: both come in while gradients go out, and the host
+    adds them to an fp32 sum. Of what was kept two layers are on the device at once.
+    """
+    shape = (-1,) + (1,) * (times.forward.ndim - 1)
+    elements, learned = (each.reshape(shape) if each.ndim == 1 else each for each in (parameters, trained))
+    kept = times.kept * offload.holds("activations")
+    weights = shares.weights * formats.parameter * elements * offload.holds("parameters")
+    sent = shares.gradients * learned * offload.holds("gradients")
+    added = sent * shares.accumulates * (formats.gradient + 2.0 * SUM_BYTES) / offload.memory
+    out = np.maximum(kept, weights) / offload.link
+    back = np.maximum(np.maximum(kept + weights, sent * formats.gradient) / offload.link, added)
+    return replace(
+        times,
+        forward_transfers=times.forward_transfers + _beyond(out, times.forward),
+        backward_transfers=times.backward_transfers + _beyond(back, times.backward + times.weights),
+        kept=times.kept - kept,
+        away=times.away + kept,
+        transient=times.transient + 2.0 * kept,
+    )
+
+
+#: The host sums gradients in fp32: read and written.
+SUM_BYTES = 4.0
+
+
+def _beyond(seconds: Numeric, hidden_by: Numeric) -> Array:
+    return np.maximum(0.0, np.asarray(seconds) - hidden_by)
+
+
+def divided(states: States, offload: Offload, largest: Numeric, formats: Precision) -> tuple[States, Array]:
+    """States that stay on the device, and bytes of those in host memory, (stages, …). Of offloaded parameters two
+    sections, of ``largest`` elements at most, are on the device at once."""
+    away = [states.parameters * offload.holds("parameters"), states.gradients * offload.holds("gradients")]
+    away.append(states.optimizer * offload.holds("optimizer"))
+    gathered = np.maximum(states.gathered, 2.0 * largest * formats.parameter * offload.holds("parameters"))
+    stays = States(states.parameters - away[0], states.gradients - away[1], states.optimizer - away[2], gathered)
+    return stays, away[0] + away[1] + away[2]
+
+
+def host_update(count: Array, backward: Array, optimizer: Optimizer, formats: Precision, offload: Offload) -> Array:
+    """Seconds of an update of ``count`` parameters by the host, after a ``backward`` pass of so many seconds.
+
+    max(0, gradients / link − backward) + max(moved / memory, parameters / link)
+
+    Gradients go to the host beside the last backward pass; the update moves all that it reads and writes through host
+    memory, and new parameters return in tiles as they are ready.
+
+    >>> from paleo.operations.optimizers import OPTIMIZERS
+    >>> from paleo.operations.precision import precision
+    >>> host = Offload(frozenset({"optimizer"}), 20e9, 28e9)
+    >>> float(host_update(1e9, 0.06, OPTIMIZERS["adam"], precision("bf16"), host))  # 2 GB out in 0.1 s, 28 GB moved
+    1.04
+    """
+    sent = 0.0 if offload.holds("gradients") else count * formats.gradient / offload.link
+    back = 0.0 if offload.holds("parameters") else count * formats.parameter / offload.link
+    moved = count * sum(optimizer.update_bytes(formats)) / offload.memory
+    return np.asarray(_beyond(sent, backward) + np.maximum(moved, back))

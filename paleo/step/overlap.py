@@ -1,0 +1,114 @@
+"""What overlaps with the passes of a stage, and what of it is exposed: sums of gradients behind the last passes,
+gathers of updated parameters behind the next first pass. Pure functions that broadcast over arrays; the stages are the
+first axis, their chunks the second where there are any, configurations the last.
+
+A stage that overlaps starts to send a chunk's gradients inside the last pass that computes them, and goes on during the
+passes of its other chunks; only what is left when its last pass ends is exposed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from paleo.schedules.base import Numeric, Passes, Schedule
+
+Array = npt.NDArray[np.float64]
+Index = npt.NDArray[np.intp]
+
+
+def exposed_exchange(
+    seconds: Array, buckets: Array, schedule: Schedule, passes: Passes, chunks: int, contention: float
+) -> Array:
+    """Seconds after each stage's last pass until all its gradients have been sent: (stages, …).
+
+    ``seconds`` and ``buckets``: time and number of buckets of each chunk, (stages, chunks, …). A bucket is ready
+    once its share of the chunk's last gradient pass is done. ``contention``: what the passes lose for each second of
+    sending beside them; at 1 nothing is won.
+    """
+    return exposed_sends(in_order(seconds, buckets, schedule, chunks), schedule, passes, chunks, contention)
+
+
+@dataclass(frozen=True, slots=True)
+class Sends:
+    """The sends of chunks, one after another, which decide when a stage ends; each field (stages, sends, …).
+
+    ``inputs`` and ``weights`` passes follow a chunk's last gradient, the first ``share`` of whose pass lies behind its
+    first bucket. From that bucket on sending lasts ``from_first`` seconds, all later chunks in it, from the last one on
+    ``from_last``. ``total``: seconds of all sends, (stages, …)."""
+
+    inputs: Array
+    weights: Array
+    share: Array
+    from_first: Array
+    from_last: Array
+    total: Array
+
+    def of(self, members: Index) -> Sends:
+        """Those of positions along the last axis."""
+        parts = (np.take(part, members, axis=-1) for part in (self.share, self.from_first, self.from_last, self.total))
+        return Sends(self.inputs, self.weights, *parts)
+
+
+def in_order(seconds: Array, buckets: Array, schedule: Schedule, chunks: int) -> Sends:
+    """The sends of each stage in the order in which its chunks are done; arguments as in `exposed_exchange`.
+
+    Between two chunks the time to the end is linear where all of them are alike; then neither the inner ones nor their
+    buckets can be the last to be waited for, and they are left out.
+    """
+    follow = _remaining_passes(schedule, seconds.shape[0], seconds.shape[1], chunks)
+    order = np.argsort(-follow.sum(axis=2), axis=1, kind="stable")
+    rows = np.arange(len(seconds))[:, None]
+    follow, ordered, count = follow[rows, order], seconds[rows, order], buckets[rows, order]
+    corners = _corners(follow, ordered, count)
+    later = np.zeros_like(ordered)
+    later[:, :-1] = np.cumsum(ordered[:, :0:-1], axis=1)[:, ::-1]
+    ordered, count, left, later = ordered[:, corners], count[:, corners], follow[:, corners], later[:, corners]
+    inputs, weights = (left[..., kind].reshape(left.shape[:2] + (1,) * (seconds.ndim - 2)) for kind in range(2))
+    total = seconds.sum(axis=1)
+    return Sends(inputs, weights, 1.0 - 1.0 / count, ordered + later, ordered / count + later, total)
+
+
+def _corners(follow: Array, seconds: Array, buckets: Array) -> list[int]:
+    """Chunks that are first, last or, on some stage, unlike a neighbour: all others lie on a line between two of
+    these."""
+    figures = np.concatenate([each.reshape(*each.shape[:2], -1) for each in (seconds, buckets)], axis=2)
+    alike = (figures[:, 1:] == figures[:, :-1]).all(axis=(0, 2))
+    even = (np.diff(follow, 2, axis=1) == 0.0).all(axis=(0, 2))
+    inner = {place + 1 for place in np.flatnonzero(alike[1:] & alike[:-1] & even).tolist()}
+    return [place for place in range(seconds.shape[1]) if place not in inner]
+
+
+def exposed_sends(sends: Sends, schedule: Schedule, passes: Passes, chunks: int, contention: float) -> Array:
+    """`exposed_exchange` of sends in order."""
+    if contention >= 1.0 or not sends.total.any():
+        return sends.total
+    back, weights = passes.backward / chunks, passes.weights / chunks
+    gradients = weights if schedule.splits_backward else back + weights
+    exposed = np.zeros(np.broadcast_shapes(back.shape, sends.total.shape))
+    for k in range(sends.share.shape[1]):
+        after = sends.inputs[:, k] * back + sends.weights[:, k] * weights
+        finish = np.maximum(sends.from_first[:, k] - gradients * sends.share[:, k], sends.from_last[:, k]) - after
+        np.maximum(exposed, finish, out=exposed)
+    return np.asarray(np.minimum(sends.total, exposed + contention * np.maximum(sends.total - exposed, 0.0)))
+
+
+def _remaining_passes(schedule: Schedule, stages: int, pieces: int, chunks: int) -> Array:
+    """Passes that a stage still runs after the last gradient of each chunk: of inputs and of weights, (stages, chunks,
+    2)."""
+    stage = np.arange(float(stages))
+    counts = [[stage * 0.0 + n for n in schedule.behind(stage, stages, chunk, chunks)] for chunk in range(pieces)]
+    return np.array(counts).transpose(2, 0, 1)
+
+
+def exposed_gather(seconds: Array, buckets: Array, forward: Array, contention: float) -> Array:
+    """Seconds of gathering that the first forward pass of the next step, ``forward`` long, does not hide: the first
+    bucket at least."""
+    exposed = np.maximum(seconds / buckets, seconds - forward * (1.0 - 1.0 / buckets))
+    return np.asarray(np.minimum(seconds, exposed + contention * (seconds - exposed)))
+
+
+def bucket_count(size: Numeric, bucket: float) -> Array:
+    """In how many buckets so many bytes go out; a bucket holds one byte at least."""
+    return np.maximum(1.0, np.ceil(np.asarray(size) / max(bucket, 1.0)))

@@ -1,0 +1,225 @@
+"""THE step: seconds by part and bytes by part of many configurations of equal structure at once.
+
+A prediction asks for one configuration, a search for hundreds of thousands, a timeline for the same passes drawn one by
+one: none of them composes a step by itself. Arrays have the stages along their first axis, configurations along the
+last; seconds and bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from paleo.step.batch import Batch
+from paleo.step.memory import States, alive, total_memory, workspace
+from paleo.step.pipeline import sends, sharded_chunks, stage_ends, stage_passes
+from paleo.step.section_times import over
+from paleo.step.single_stage import stream_seconds
+from paleo.step.tails import after_passes, after_streams, batch_tails, updates
+
+Array = npt.NDArray[np.float64]
+Index = npt.NDArray[np.intp]
+
+
+@dataclass(frozen=True, slots=True)
+class StageMemory:
+    """Bytes of each stage, (stages, configurations): ``states`` of parameters, ``activations``, ``workspace`` (what is
+    needed for a moment, and what sharding gathers); ``reserved`` by the process itself, (configurations,); ``away``:
+    bytes in host memory."""
+
+    states: States
+    activations: Array
+    workspace: Array
+    reserved: Array
+    away: Array
+
+    @property
+    def fullest(self) -> Index:
+        """The stage that holds the most: (configurations,)."""
+        return np.asarray(total_memory(self.states, self.activations, self.workspace).argmax(axis=0))
+
+
+@dataclass(frozen=True)
+class StepArrays:
+    """A step of C configurations: ``step_time``, (C,) seconds; all else on demand."""
+
+    batch: Batch
+    step_time: Array
+
+    @cached_property
+    def memory(self) -> Array:
+        """Bytes of the fullest stage, what the process itself takes too: (C,)."""
+        return memory_total(self.batch)
+
+    @cached_property
+    def stage_memory(self) -> StageMemory:
+        """Bytes by part of each stage."""
+        return stage_memory(self.batch)
+
+    @cached_property
+    def parts(self) -> dict[str, Array]:
+        """Seconds of the busiest stage by what they go into, (C,) each; all but ``communication_total``, which counts
+        hidden collectives too, add up to the step.
+
+        ``compute``, ``memory_bound`` and ``launch`` are its kernels by what limits them; ``communication_exposed`` what
+        it waits for collectives; ``bubble`` what it waits for other stages; ``optimizer``; ``input`` what the step
+        waits for its next batch. A part that is added (waiting for stragglers, say) is added here."""
+        return _parts(self.batch)
+
+    @cached_property
+    def busiest(self) -> Index:
+        """The stage whose passes take longest: (C,)."""
+        return busiest_stage(self.batch)
+
+
+def step(batch: Batch) -> StepArrays:
+    """One step of each configuration of a batch."""
+    return StepArrays(batch, np.maximum(_worked(batch), batch.arrival))
+
+
+def _worked(batch: Batch) -> Array:
+    """Seconds of a step whose input is there: (configurations,). ZeRO-1 and ZeRO-2 take the same."""
+    zero = batch.zero if batch.backend.offload.parts else batch.zero - batch.zero // 2
+    key = "worked", batch.schedule.name, zero, batch.overlapped
+    return batch.shared.once(key, lambda: _worked_seconds(batch))
+
+
+def _worked_seconds(batch: Batch) -> Array:
+    if batch.assignment.stages > 1:
+        seconds = stage_ends(batch) + after_passes(batch, stage_passes(batch))
+        return np.asarray(seconds.max(axis=0))
+    return np.asarray(stream_seconds(batch).end + after_streams(batch))
+
+
+# breakdown
+
+
+def busiest_stage(batch: Batch) -> Index:
+    """The stage whose passes take longest, the first of them: (configurations,)."""
+    if batch.assignment.stages == 1:
+        return np.zeros(len(batch), dtype=np.intp)
+    passes = stage_passes(batch)
+    return np.asarray(np.argmax(passes.forward + passes.backward + passes.weights, axis=0))
+
+
+@dataclass(frozen=True, slots=True)
+class _Communication:
+    """Seconds of the busiest stage, (configurations,): that it waits for collectives of layers, sends, sums of
+    gradients and gathers, and those that something hides; without a pipeline ``exposed`` is what is left of the
+    step."""
+
+    exposed: Array
+    hidden: Array
+
+
+def _parts(batch: Batch) -> dict[str, Array]:
+    stage, count = busiest_stage(batch), batch.microbatches
+    times, computed = batch.times, batch.assignment.computed
+
+    def busiest(figures: Array) -> Array:
+        return np.asarray(np.take_along_axis(figures, stage[None], axis=0)[0])
+
+    arithmetic, moving, launch = (busiest(over(computed, limit)) * count for limit in times.limits)
+    kernels = busiest(over(computed, times.forward + times.backward + times.weights)) * count
+    launch = launch + np.maximum(0.0, kernels - arithmetic - moving - launch)
+    update = busiest(updates(batch))
+    waited = busiest(over(computed, times.forward_transfers + times.backward_transfers)) * count
+    hidden = busiest(over(computed, times.hidden)) * count
+    computing, worked = arithmetic + moving + launch + update, _worked(batch)
+    if batch.assignment.stages == 1:
+        total = waited + hidden + stream_seconds(batch).communication + _state_gathers(batch)
+        exposed = np.where(total > 0, np.maximum(0.0, worked - computing), 0.0)  # without any it is rounding
+        total, bubble = np.maximum(total, exposed), np.zeros_like(worked)  # contention counts, too
+    else:
+        after = _after(batch, stage)
+        exposed = waited + 2.0 * busiest(sends(batch)) * count + after.exposed
+        total = exposed + after.hidden + hidden
+        bubble = np.maximum(0.0, worked - computing - exposed)
+    return {
+        "compute": arithmetic,
+        "memory_bound": moving,
+        "launch": launch,
+        "communication_exposed": exposed,
+        "communication_total": total,
+        "bubble": bubble,
+        "optimizer": update,
+        "input": np.maximum(0.0, batch.arrival - worked),
+    }
+
+
+def _state_gathers(batch: Batch) -> Array:
+    """Seconds of gathers of updated parameters, hidden ones too, without a pipeline."""
+    return np.asarray(batch.taken(batch_tails(batch, summed=False).total)[0])
+
+
+def _after(batch: Batch, stage: Index) -> _Communication:
+    """What the busiest stage of a pipeline communicates beside collectives of layers and sends."""
+    after = after_passes(batch, stage_passes(batch)) - updates(batch)
+    hidden = batch.taken(batch_tails(batch).total) - after
+    if batch.sharded:
+        times, computed = batch.times, batch.assignment.computed
+        passes = stage_passes(batch)
+        plain = over(computed, times.iteration) + 2.0 * sends(batch)
+        waits = (passes.forward + passes.backward + passes.weights - plain) * batch.microbatches
+        beside = sharded_chunks(batch).communication * batch.microbatches
+        after, hidden = after + waits, hidden + np.maximum(0.0, beside - waits)
+    exposed, hidden = (np.take_along_axis(each, stage[None], axis=0)[0] for each in (after, hidden))
+    return _Communication(exposed, hidden)
+
+
+# memory
+
+
+def stage_memory(batch: Batch) -> StageMemory:
+    """Bytes by part."""
+    layouts, assignment = batch.layouts, batch.assignment
+    kinds, rows = assignment.kinds.stages, assignment.stage_kind
+    kept, away = layouts.states(kinds, batch.zero)
+    parts = (kept.parameters, kept.gradients, kept.optimizer, kept.gathered)
+    taken = (batch.taken(np.broadcast_to(part, away.shape)[rows]) for part in parts)
+    activations, work = _passing(batch)
+    living = _living(batch)
+    gone = batch.taken(away[rows]) + over(assignment.layers, batch.times.away) * living
+    return StageMemory(States(*taken), activations * living, work, batch.taken(layouts.reserved()), gone)
+
+
+def memory_total(batch: Batch) -> Array:
+    """Bytes of the fullest stage: (configurations,)."""
+    layouts, assignment = batch.layouts, batch.assignment
+    kinds = assignment.kinds.stages
+
+    def owned() -> Array:
+        kept, _ = layouts.states(kinds, batch.zero)
+        return total_memory(kept, np.zeros(1), layouts.reserved())
+
+    stays = layouts.shared.once(("owned", batch.zero), owned)[assignment.stage_kind]
+    key = "held", batch.schedule.name, batch.zero if batch.backend.offload.parts else 0
+
+    def held() -> Array:
+        activations, work = _passing(batch)
+        return np.asarray(activations * _living(batch) + work)
+
+    return np.asarray((batch.shared.once(key, held) + batch.taken(stays)).max(axis=0))
+
+
+def _living(batch: Batch) -> Array:
+    """Share of a stage's activations that live at once, in microbatches."""
+    assignment = batch.assignment
+    living = alive(batch.schedule, assignment.stages, batch.microbatches, assignment.chunks)
+    return living if batch.training else np.zeros_like(living)
+
+
+def _passing(batch: Batch) -> tuple[Array, Array]:
+    """Bytes of all activations of a microbatch, and of what is needed for a moment: (stages, configurations)."""
+    key = "passing", batch.zero if batch.backend.offload.parts else 0
+    return batch.shared.once(key, lambda: _passing_bytes(batch))
+
+
+def _passing_bytes(batch: Batch) -> tuple[Array, Array]:
+    layouts, assignment, times = batch.layouts, batch.assignment, batch.times
+    several = layouts.replicas * assignment.copies > 1
+    buckets = batch.taken(np.where(several & batch.training, batch.backend.run.bucket, 0.0))
+    work = workspace(assignment.layers, times.largest_output_bytes, times.transient, buckets)
+    return over(assignment.layers, times.kept), work
