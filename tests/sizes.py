@@ -38,7 +38,9 @@ def print_structure() -> None:
     folders = {folder(module) for module in graph}
     print(f"{len(folder_arrows(graph))} imports between {len(folders)} folders, {len(circles(graph))} circles")
     chain = longest_chain(on_import)
-    print(f"longest chain of imports: {len(chain)} modules, {' > '.join(name.removeprefix('paleo.') for name in chain)}")
+    print(
+        f"longest chain of imports: {len(chain)} modules, {' > '.join(name.removeprefix('paleo.') for name in chain)}"
+    )
     print(f"paleo.predict loads {len(closure('paleo.predict', on_import))} modules")
 
 
