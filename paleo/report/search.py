@@ -54,7 +54,10 @@ def _plan(row: PlanRow) -> Document:
 def table(model: str, system: str, ranking: Search, explanation: Explanation | None) -> RenderableType:
     """The best plans, the front, and why the first one wins."""
     searched = counted(ranking.configurations, "configuration")
-    head = f"{model} on {system}, global batch {ranking.global_batch}: {searched} in {duration(ranking.seconds)}, {ranking.fitting:,} fit. Best by {ranking.objective}.\n"
+    head = (
+        f"{model} on {system}, global batch {ranking.global_batch}: {searched} in "
+        f"{duration(ranking.seconds)}, {ranking.fitting:,} fit. Best by {ranking.objective}.\n"
+    )
     parts: list[RenderableType] = [prose(Text(head, style="bold")), _plans("Best plans", ranking.plans)]
     if len(ranking.front) > 1:
         shown = _spread(ranking.front)

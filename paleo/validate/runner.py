@@ -14,7 +14,7 @@ import pandas as pd
 from paleo.specs.calibration import Calibration
 from paleo.validate.kinds.base import Array, best_constant_efficiency, read_table, text
 from paleo.validate.residual import residual
-from paleo.validate.scaling import Point, points
+from paleo.validate.scaling import EfficiencyPoint, points
 from paleo.validate.tables import MeasuredTable, Predictions, Words, table_of
 
 Flags = npt.NDArray[np.bool_]
@@ -114,7 +114,7 @@ class FileReport:
         return list(misses.values())
 
     @property
-    def scaling(self) -> list[Point]:
+    def scaling(self) -> list[EfficiencyPoint]:
         """Efficiency on several devices, where the table has such curves."""
         curves = self.table.curves(self.frame)
         predicted = np.where(self.predicted, self.predictions.seconds, np.nan)

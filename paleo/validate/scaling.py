@@ -21,7 +21,7 @@ GOAL = 8.0
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class EfficiencyPoint:
     """Efficiency on ``gpus`` devices against ``base`` of them; ``what`` names the configuration."""
 
     what: str
@@ -54,7 +54,7 @@ class Scaling:
     impossible: int
 
 
-def points(curves: pd.DataFrame, *, measured: Array, predicted: Array) -> list[Point]:
+def points(curves: pd.DataFrame, *, measured: Array, predicted: Array) -> list[EfficiencyPoint]:
     """All points of a table: ``curves`` has ``gpus`` and columns in which the rows of a curve agree. Repeats are
     averaged; rows without devices or a prediction (nan) are left out.
 
@@ -71,14 +71,14 @@ def points(curves: pd.DataFrame, *, measured: Array, predicted: Array) -> list[P
         counts, seconds = times.index.to_numpy(dtype=np.int64), times.to_numpy(dtype=np.float64)
         curve = " ".join(str(word) for word in key if word)
         for count, (true, ours) in zip(counts[1:].tolist(), (seconds[0] / seconds[1:]).tolist(), strict=True):
-            points_of_curves.append(Point(curve, int(counts[0]), count, true, ours))
+            points_of_curves.append(EfficiencyPoint(curve, int(counts[0]), count, true, ours))
     return points_of_curves
 
 
-def summary(points: Sequence[Point]) -> Scaling:
+def summary(points: Sequence[EfficiencyPoint]) -> Scaling:
     """Errors of the points.
 
-    >>> summary([Point("a", 1, 2, 0.9, 0.95), Point("a", 1, 4, 0.9, 0.8), Point("a", 1, 8, 2.0, 1.0)])
+    >>> summary([EfficiencyPoint("a", 1, 2, 0.9, 0.95), EfficiencyPoint("a", 1, 4, 0.9, 0.8), EfficiencyPoint("a", 1, 8, 2.0, 1.0)])
     Scaling(points=2, mean_error=7.5, bias=-2.5, worst=10.0, within_goal=0.5, impossible=1)
     """
     error = np.array([point.error for point in points if point.sound])
