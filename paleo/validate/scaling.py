@@ -78,7 +78,8 @@ def points(curves: pd.DataFrame, *, measured: Array, predicted: Array) -> list[E
 def summary(points: Sequence[EfficiencyPoint]) -> Scaling:
     """Errors of the points.
 
-    >>> summary([EfficiencyPoint("a", 1, 2, 0.9, 0.95), EfficiencyPoint("a", 1, 4, 0.9, 0.8), EfficiencyPoint("a", 1, 8, 2.0, 1.0)])
+    >>> figures = {2: (0.9, 0.95), 4: (0.9, 0.8), 8: (2.0, 1.0)}  # measured, predicted
+    >>> summary([EfficiencyPoint("a", 1, gpus, *pair) for gpus, pair in figures.items()])
     Scaling(points=2, mean_error=7.5, bias=-2.5, worst=10.0, within_goal=0.5, impossible=1)
     """
     error = np.array([point.error for point in points if point.sound])
