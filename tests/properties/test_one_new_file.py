@@ -99,6 +99,87 @@ def all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
 
 add_algorithm(Algorithm("shout", "all at once", "this test", {"all_reduce": all_reduce}, one_port=False))
 '''
+SCAN = '''
+"""A selective scan: a gated state that each step decays and adds to, head by head."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import PositiveInt
+
+from paleo.layers.base import LAYERS, Choices, Expansion, Layer, project
+from paleo.operations.kinds import Kind, add_kind
+from paleo.operations.memory_pass import MemoryPass
+from paleo.operations.tensor import Tensor
+
+add_kind(Kind("selective_scan", "a recurrence whose decay depends on its input"))
+
+
+@LAYERS.register("selective_scan")
+class SelectiveScan(Layer):
+    """Input, gate and step of each head; the scan; the output projection (Gu and Dao, Mamba, 2023)."""
+
+    tensor_dims: ClassVar[tuple[str, ...]] = ("scan_heads",)
+    heads: PositiveInt
+    head_dim: PositiveInt
+    state: PositiveInt
+
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+        (x,) = inputs
+        packed = {"scan_heads": self.heads, "packed": 2 * self.head_dim + 2 * self.state + 1}
+        project_in, mixed = project(f"{name}.in", x, packed)
+        inner = mixed.reshaped(
+            {x.dims[0]: x.sizes[0], x.dims[1]: x.sizes[1], "scan_heads": self.heads, "head_dim": self.head_dim},
+            name=f"{name}.scanned",
+        )
+        decay = Tensor(f"{name}.decay", ("scan_heads",), (self.heads,), "parameter")
+        scan = MemoryPass(
+            f"{name}.scan", "selective_scan", (mixed,), inner, (decay,), (mixed,), flops_per_element=7.0 * self.state
+        )
+        project_out, out = project(f"{name}.out", inner, {x.dims[-1]: x.sizes[-1]}, contract=2)
+        return Expansion((project_in, scan, project_out), out)
+'''
+SCAN_NETWORK = """
+title: Two scans
+task: tests
+source: this test
+inputs:
+  tokens: {dims: {batch: =batch, seq: 512}, role: index}
+layers:
+  - embedding: {entries: 1024, features: 256}
+  - selective_scan: {heads: 8, head_dim: 64, state: 16}
+  - selective_scan: {heads: 8, head_dim: 64, state: 16}
+  - linear: {features: 1024, dim: vocab, bias: false}
+  - cross_entropy
+"""
+TORUS = '''
+"""All-reduce along the two sides of a torus, one after the other."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from paleo.collectives.base import Algorithm, active, add_algorithm, one_level_at_a_time, others
+from paleo.collectives.traffic import Array, LevelTraffic, Traffic
+
+
+def all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
+    """Rings along rows, then along columns: 4 (sqrt(n) - 1) steps, the bytes of one ring."""
+    sides = [np.ceil(np.sqrt(n)) for n in group]
+    shares = [others(n) * payload for n in group]
+    return one_level_at_a_time(
+        [
+            LevelTraffic(4.0 * (side - 1.0) * active(n), 2.0 * share, share)
+            for n, side, share in zip(group, sides, shares, strict=True)
+        ]
+    )
+
+
+add_algorithm(
+    Algorithm("torus", "rings along both sides", "this test", {"all_reduce": all_reduce}, topology="torus")
+)
+'''
 SCHEDULE = '''
 """1F1B with twice as many forward passes ahead, so that sends hide behind passes."""
 
@@ -264,6 +345,35 @@ def test_a_collective_that_wins_is_used_unasked(copy: Path) -> None:
     )
     assert paleo(copy, *_all_reduce("dgx-a100-80gb", 8))["best"] == "whisper"
     assert paleo(copy, *call)["breakdown_s"]["communication_total"] < before
+
+
+def test_a_layer_that_tensor_parallelism_splits(copy: Path) -> None:
+    """A scan with a kind of pass of its own: two ranks have half of its weights each, and owe a sum."""
+    (copy / "scans.yaml").write_text(SCAN_NETWORK)
+    add(copy, "paleo/layers/selective_scan_of_this_test.py", SCAN)
+    call = ("estimate", "./scans.yaml", "--system", "dgx-a100-80gb", "--dtype", "bf16")
+    whole = paleo(copy, *call, "--gpus", "1")
+    split = paleo(copy, *call, "--gpus", "2", "--strategy", "tp=2")  # and no warning of what stays whole
+    assert split["memory_bytes"]["parameters"] == whole["memory_bytes"]["parameters"] / 2
+    assert split["breakdown_s"]["communication_total"] > 0 == whole["breakdown_s"]["communication_total"]
+    assert split["breakdown_s"]["compute"] < 0.7 * whole["breakdown_s"]["compute"]
+    (copy / "paleo/layers/selective_scan_of_this_test.py").write_text(
+        SCAN.replace('ClassVar[tuple[str, ...]] = ("scan_heads",)', "ClassVar[tuple[str, ...] | None] = None")
+    )
+    paleo(copy, *call, "--gpus", "2", "--strategy", "tp=2", warning="tp=2 does not split selective_scan")
+
+
+def test_a_torus_all_reduce_wins_on_a_torus_alone(copy: Path) -> None:
+    torus = SYSTEM.replace("devices_per_node: 4", "devices_per_node: 64").replace("ranks: 4", "ranks: 64")
+    add(copy, "hardware_specs/systems/torus-of-this-test.yaml", torus.replace("topology: switch", "topology: torus"))
+    add(copy, "hardware_specs/systems/switch-of-this-test.yaml", torus)
+    step = ("estimate", "resnet50", "--system", "torus-of-this-test", "--gpus", "64")
+    before = paleo(copy, *step)["breakdown_s"]["communication_total"]
+    add(copy, "paleo/collectives/torus_of_this_test.py", TORUS)
+    for kind in ("torus", "switch"):
+        call = ("collective", "all_reduce", "--bytes", "1MB", "--ranks", "64", "--system", f"{kind}-of-this-test")
+        assert (paleo(copy, *call)["best"] == "torus") == (kind == "torus")
+    assert paleo(copy, *step)["breakdown_s"]["communication_total"] < before
 
 
 def test_a_schedule_without_any_closed_form(copy: Path) -> None:
