@@ -49,7 +49,7 @@ def attend(
     if plain:
         passes, scores = _masked(f"{name}.core", scores)
         chain += passes
-    weights = choices.made(scores.like(f"{name}.core.softmax"), "softmax")
+    weights = choices.output(scores.like(f"{name}.core.softmax"), "softmax")
     chain += [
         MemoryPass(
             f"{name}.core.softmax",
@@ -81,19 +81,19 @@ def _masked(name: str, scores: Tensor) -> tuple[tuple[Operation, ...], Tensor]:
 
 
 def _copied(name: str, *tensors: Tensor) -> tuple[tuple[Operation, ...], tuple[Tensor, ...]]:
-    """Query, key and value turned so that each head's rows lie together, as batched products want them."""
-    turned = tuple(t.like(f"{t.name}.heads") for t in tensors)
-    pairs = zip(tensors, turned, strict=True)
-    return tuple(MemoryPass(u.name, "copy", (t,), u, flops_per_element=0.0) for t, u in pairs), turned
+    """Query, key and value laid out so that each head's rows lie together, as batched products want them."""
+    copies = tuple(t.like(f"{t.name}.heads") for t in tensors)
+    pairs = zip(tensors, copies, strict=True)
+    return tuple(MemoryPass(u.name, "copy", (t,), u, flops_per_element=0.0) for t, u in pairs), copies
 
 
 def rotate(*tensors: Tensor) -> tuple[tuple[Operation, ...], tuple[Tensor, ...]]:
     """Rotary position embedding (Su et al., 2021) of query and key: a pass over each; its gradient needs nothing
     kept."""
-    turned = tuple(t.like(f"{t.name}.rotated") for t in tensors)
-    pairs = zip(tensors, turned, strict=True)
+    rotated = tuple(t.like(f"{t.name}.rotated") for t in tensors)
+    pairs = zip(tensors, rotated, strict=True)
     passes = (MemoryPass(new.name, "rope", (old,), new, flops_per_element=3.0) for old, new in pairs)
-    return tuple(passes), turned
+    return tuple(passes), rotated
 
 
 @LAYERS.register("attention")
@@ -149,8 +149,8 @@ class Attention(Layer):
             )
             query, key = normed
         if self.rotary:
-            turns, (query, key) = rotate(query, key)
-            operations += turns
+            rotations, (query, key) = rotate(query, key)
+            operations += rotations
         if self.sinks:
             operations += (_sinks(name, shape),)
         core, context = attend(
@@ -223,10 +223,10 @@ class LatentAttention(Layer):
         self.check_rank(name, x, (3,))
         q_ops, query = self._query(name, x)
         kv_ops, key, value = self._key_value(name, x)
-        turns, (query, key) = rotate(query, key)
+        rotations, (query, key) = rotate(query, key)
         core, context = attend(name, query, key, value, causal=self.causal, window=None, dropout=0.0, choices=choices)
         output, out = project(f"{name}.out", context, {x.dims[-1]: x.sizes[-1]}, contract=3)
-        return Expansion((*q_ops, *kv_ops, *turns, *core, output), out)
+        return Expansion((*q_ops, *kv_ops, *rotations, *core, output), out)
 
     def _query(self, name: str, x: Tensor) -> tuple[tuple[Operation, ...], Tensor]:
         wide: dict[str, Size] = {"kv_heads": self.heads, "group": 1, "head_dim": self.nope_dim + self.rope_dim}

@@ -43,7 +43,7 @@ class Choices:
         """Activations that are computed term by term."""
         return {"fused": (), "tanh-stepwise": ("gelu_tanh",), "stepwise": ("gelu", "gelu_tanh")}[self.gelu]
 
-    def made(self, out: Tensor, by: str) -> Tensor:
+    def output(self, out: Tensor, by: str) -> Tensor:
         """``out`` as a pass of that kind hands it on: in fp32 where mixed precision computes those wide."""
         return replace(out, wide=True) if by in self.wide else out
 
@@ -149,7 +149,7 @@ def activate(function: str, name: str, x: Tensor, choices: Choices) -> tuple[tup
     if function in choices.stepwise:
         return _gelu_steps(name, x, choices)
     flops, needed = ACTIVATIONS[function]
-    out = choices.made(x.like(name), function)
+    out = choices.output(x.like(name), function)
     kept = x if needed == "input" else out
     return (MemoryPass(name, "elementwise", (x,), out, keeps=(kept,), flops_per_element=flops),), out
 
@@ -157,7 +157,7 @@ def activate(function: str, name: str, x: Tensor, choices: Choices) -> tuple[tup
 def _gelu_steps(name: str, x: Tensor, choices: Choices) -> tuple[tuple[MemoryPass, ...], Tensor]:
     """x/2 · (1 + tanh(√(2/π) · (x + 0.044715 · x³))) term by term (Hendrycks and Gimpel, 2016), as BERT's and GPT-2's
     own code has it; sums hand their gradient on."""
-    cube = choices.made(x.like(f"{name}.cube"), "gelu")
+    cube = choices.output(x.like(f"{name}.cube"), "gelu")
     scaled, summed, inner, tanh, shifted, out = (
         cube.like(f"{name}{part}") for part in (".scaled", ".sum", ".inner", ".tanh", ".shifted", "")
     )
@@ -186,14 +186,14 @@ def gate(
     flops = ACTIVATIONS[function][0]
     if not separate:
         return (MemoryPass(name, "elementwise", (x,), out, keeps=(x,), flops_per_element=flops + 1.0),), out
-    opened, partner, made = (out.like(f"{name}.{part}") for part in ("gate", "partner", "opened"))
-    first = MemoryPass(made.name, "elementwise", (opened,), made, keeps=(opened,), flops_per_element=flops)
-    return (first, MemoryPass(name, "elementwise", (made, partner), out, keeps=(made, partner))), out
+    opened, partner, activated = (out.like(f"{name}.{part}") for part in ("gate", "partner", "opened"))
+    first = MemoryPass(activated.name, "elementwise", (opened,), activated, keeps=(opened,), flops_per_element=flops)
+    return (first, MemoryPass(name, "elementwise", (activated, partner), out, keeps=(activated, partner))), out
 
 
-def option(value: Any, length: int, *, what: str, name: str) -> tuple[int, ...]:
+def option(value: Any, length: int, *, field: str, name: str) -> tuple[int, ...]:
     """A field that may be one number for all spatial dims or a list of one for each."""
     values = tuple(value) if isinstance(value, list | tuple) else (value,) * length
     if len(values) != length:
-        raise GraphError(f"{name}: {what} {list(values)} has {len(values)} entries, expected {length}")
+        raise GraphError(f"{name}: {field} {list(values)} has {len(values)} entries, expected {length}")
     return values

@@ -23,7 +23,7 @@ def padded(padding: Padding, kernel: tuple[int, ...], dilation: tuple[int, ...],
         return (0.0,) * len(kernel)
     if padding == "same":
         return tuple(d * (k - 1) / 2 for k, d in zip(kernel, dilation, strict=True))
-    return tuple(float(p) for p in option(padding, len(kernel), what="padding", name=name))
+    return tuple(float(p) for p in option(padding, len(kernel), field="padding", name=name))
 
 
 def window_count(size: Size, kernel: int, stride: int, dilation: int, padding: float, *, ceil: bool = False) -> int:
@@ -59,8 +59,8 @@ class Conv(Layer):
         self.check_rank(name, x, (3, 4, 5))
         rank = len(x.dims) - 2
         kernel, stride, dilation = (
-            option(value, rank, what=what, name=name)
-            for what, value in (("kernel", self.kernel), ("stride", self.stride), ("dilation", self.dilation))
+            option(value, rank, field=field, name=name)
+            for field, value in (("kernel", self.kernel), ("stride", self.stride), ("dilation", self.dilation))
         )
         padding = padded(self.padding, kernel, dilation, name=name)
         space = tuple(map(window_count, x.sizes[2:], kernel, stride, dilation, padding))
@@ -99,7 +99,7 @@ class TransposedConv(Layer):
         self.check_rank(name, x, (3, 4, 5))
         rank = len(x.dims) - 2
         fields = ("kernel", "stride", "dilation", "padding", "output_padding")
-        kernel, stride, dilation, padding, extra = (option(getattr(self, f), rank, what=f, name=name) for f in fields)
+        kernel, stride, dilation, padding, extra = (option(getattr(self, f), rank, field=f, name=name) for f in fields)
         pieces = zip(x.sizes[2:], kernel, stride, dilation, padding, extra, strict=True)
         space = tuple(int((n - 1) * s - 2 * p + d * (k - 1) + e + 1) for n, k, s, d, p, e in pieces)
         if int(x.sizes[1]) % self.groups or self.channels % self.groups:

@@ -52,8 +52,8 @@ def _heads(name: str, x: Tensor, heads: int, head_dim: int) -> tuple[list[Operat
         )
         for t, u in zip((query, key), normed, strict=True)
     ]
-    turns, (query, key) = rotate(*normed)
-    return [*norms, *turns], (query, key, value)
+    rotations, (query, key) = rotate(*normed)
+    return [*norms, *rotations], (query, key, value)
 
 
 class StreamBlock(Layer):
@@ -87,8 +87,8 @@ class DoubleStream(StreamBlock):
             operations += _modulation(f"{name}.{stream}", conditioning, 6)
             norm, normed = _modulated_norm(f"{name}.{stream}.norm1", part)
             packed, _ = project(f"{name}.{stream}.qkv", normed, {"kv_heads": self.heads, "packed": 3 * size}, bias=True)
-            own, _ = _heads(f"{name}.{stream}", part, self.heads, size)
-            operations += [norm, packed, *own]
+            projections, _ = _heads(f"{name}.{stream}", part, self.heads, size)
+            operations += [norm, packed, *projections]
         _, (query, key, value) = _heads(name, x, self.heads, size)
         core, context = attend(name, query, key, value, causal=False, window=None, dropout=0.0, choices=choices)
         operations += core
@@ -126,7 +126,7 @@ class SingleStream(StreamBlock):
         norm, normed = _modulated_norm(f"{name}.norm", x)
         wide = 3 * int(x.sizes[-1]) + self.ffn
         before, packed = project(f"{name}.before", normed, {"ffn": wide}, bias=True)
-        own, (query, key, value) = _heads(name, x, self.heads, size)
+        projections, (query, key, value) = _heads(name, x, self.heads, size)
         core, _ = attend(name, query, key, value, causal=False, window=None, dropout=0.0, choices=choices)
         inner = packed.reshaped(dict(zip(packed.dims, (*packed.sizes[:2], self.ffn), strict=True)))
         activated = inner.like(f"{name}.gelu")
@@ -137,4 +137,4 @@ class SingleStream(StreamBlock):
         copy = MemoryPass(joined.name, "copy", (activated,), joined, flops_per_element=0.0)
         after, back = project(f"{name}.after", joined, {hidden: x.sizes[-1]}, bias=True)
         gated, out = _gated_sum(name, x, back)
-        return Expansion((*modulation, norm, before, *own, *core, gelu, copy, after, gated), out)
+        return Expansion((*modulation, norm, before, *projections, *core, gelu, copy, after, gated), out)

@@ -30,7 +30,7 @@ class Embedding(Layer):
     def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
         (x,) = inputs
         table = Tensor(f"{self.tie or name}.weight", (self.rows, self.dim), (self.entries, self.features), "parameter")
-        out = choices.made(Tensor(name, (*x.dims, self.dim), (*x.sizes, self.features)), "embedding")
+        out = choices.output(Tensor(name, (*x.dims, self.dim), (*x.sizes, self.features)), "embedding")
         keeps = (x,)
         gather = MemoryPass(name, "gather", (x,), out, (table,), keeps, flops_per_element=0.0, sparse_rows=True)
         return Expansion((gather,), out)

@@ -16,7 +16,7 @@ class Softmax(Layer):
 
     def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
         (x,) = inputs
-        out = choices.made(x.like(name), "softmax")
+        out = choices.output(x.like(name), "softmax")
         pass_ = MemoryPass(name, "softmax", (x,), out, keeps=(out,), flops_per_element=5.0, reduces=(x.dims[-1],))
         return Expansion((pass_,), out)
 

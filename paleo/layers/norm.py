@@ -20,7 +20,7 @@ def _normalise(
     *,
     local: bool = False,
 ) -> Expansion:
-    out = x.like(name) if local else choices.made(x.like(name), "norm")
+    out = x.like(name) if local else choices.output(x.like(name), "norm")
     pass_ = MemoryPass(
         name,
         "batch_norm" if local else "norm",

@@ -27,8 +27,8 @@ class Pool(Layer):
         """The output tensor and the windows that slide over space."""
         self.check_rank(name, x, (3, 4, 5))
         rank = len(x.dims) - 2
-        kernel = option(self.kernel, rank, what="kernel", name=name)
-        stride = kernel if self.stride is None else option(self.stride, rank, what="stride", name=name)
+        kernel = option(self.kernel, rank, field="kernel", name=name)
+        stride = kernel if self.stride is None else option(self.stride, rank, field="stride", name=name)
         padding = padded(self.padding, kernel, (1,) * rank, name=name)
         pieces = zip(x.sizes[2:], kernel, stride, padding, strict=True)
         space = tuple(window_count(n, k, s, 1, p, ceil=self.ceil) for n, k, s, p in pieces)
@@ -52,10 +52,10 @@ class MaxPool(Pool):
     def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
         (x,) = inputs
         out, windows = self.pooled(name, x)
-        found = out.like(f"{name}.indices", role="index")
+        indices = out.like(f"{name}.indices", role="index")
         flops = float(_elements(windows) - 1)
         return Expansion(
-            (MemoryPass(name, "pool", (x,), out, keeps=(found,), flops_per_element=flops, windows=windows),), out
+            (MemoryPass(name, "pool", (x,), out, keeps=(indices,), flops_per_element=flops, windows=windows),), out
         )
 
 

@@ -47,17 +47,17 @@ WHOLE_BLOCKS = Checkpoints()
 def left_out(operations: Sequence[Operation]) -> frozenset[str]:
     """Names of the operations at the end of a block, in order, that backward does not need: those behind the last
     tensor that is kept, and the one that reads it where it keeps no more than its inputs."""
-    found: list[str] = []
+    unneeded: list[str] = []
     for operation in reversed(operations):
-        kept = {tensor.name for tensor in held(operation)}
+        kept = {tensor.name for tensor in kept_tensors(operation)}
         if kept - {tensor.name for tensor in operation.reads}:
             break
-        found.append(operation.name)
+        unneeded.append(operation.name)
         if kept:
             break
-    return frozenset(found)
+    return frozenset(unneeded)
 
 
-def held(operation: Operation) -> list[Tensor]:
+def kept_tensors(operation: Operation) -> list[Tensor]:
     """What an operation keeps for its backward pass beside weights."""
     return [tensor for tensor in operation.saves if tensor.role != "parameter"]

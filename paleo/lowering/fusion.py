@@ -41,13 +41,13 @@ def fuse(
 ) -> list[Launches]:
     """Chains of element-wise passes merged into their last one. ``readers`` counts who reads each tensor."""
     merged: list[Launches] = []
-    for one in launches if chains != "none" else ():
-        if merged and _fusable(merged[-1], one, readers) and (chains == "all" or _follows_norm(merged[-1], one)):
-            joined = _join(merged[-1], one, precision)
-            apart = replace(joined, backward=merged[-1].backward + one.backward)
+    for launch in launches if chains != "none" else ():
+        if merged and _fusable(merged[-1], launch, readers) and (chains == "all" or _follows_norm(merged[-1], launch)):
+            joined = _join(merged[-1], launch, precision)
+            apart = replace(joined, backward=merged[-1].backward + launch.backward)
             merged[-1] = apart if chains == "norms forward" else joined
         else:
-            merged.append(one)
+            merged.append(launch)
     return merged or list(launches)
 
 
@@ -59,11 +59,16 @@ def softmax_by_steps(launch: Launches, multiple: int, precision: Precision) -> L
     warp of a block; other counts go through separate passes over all scores. What these keep beside the weights is not
     counted as memory.
     """
-    made = launch.operation
-    if multiple == 1 or not isinstance(made, MemoryPass) or made.operation != "softmax" or len(made.out.sizes) < 3:
+    softmax = launch.operation
+    if (
+        multiple == 1
+        or not isinstance(softmax, MemoryPass)
+        or softmax.operation != "softmax"
+        or len(softmax.out.sizes) < 3
+    ):
         return launch
-    scores = float(made.out.elements)
-    if scores / float(made.out.sizes[-1] * made.out.sizes[-2]) % multiple == 0:
+    scores = float(softmax.out.elements)
+    if scores / float(softmax.out.sizes[-1] * softmax.out.sizes[-2]) % multiple == 0:
         return launch
     narrow, wide = precision.activation, precision.bytes_of("statistic")
     cast, passed, back = (narrow, wide), (wide, wide), (wide, narrow)
@@ -100,15 +105,15 @@ def _join(first: Launches, second: Launches, precision: Precision) -> Launches:
     """One launch for both: the tensor between them is spared, forward and (where both have a pass) backward."""
     between = first.operation.out.bytes(precision)
     kept = first.operation.out.name in {t.name for t in (*first.operation.saves, *second.operation.saves)}
-    forward = _one(first.forward, second.forward, 0.0 if kept else between, between)
-    backward = _one(first.backward, second.backward, between if first.backward and second.backward else 0.0, between)
+    forward = _merged(first.forward, second.forward, 0.0 if kept else between, between)
+    backward = _merged(first.backward, second.backward, between if first.backward and second.backward else 0.0, between)
     if not (first.backward and second.backward):
         backward = first.backward or second.backward
     again, selected = max(first.again, second.again), max(first.selected, second.selected)
     return replace(second, forward=forward, backward=backward, again=again, selected=selected)
 
 
-def _one(first: tuple[Kernel, ...], second: tuple[Kernel, ...], written: float, read: float) -> tuple[Kernel, ...]:
+def _merged(first: tuple[Kernel, ...], second: tuple[Kernel, ...], written: float, read: float) -> tuple[Kernel, ...]:
     """The second launch with the work of the first, less what is no longer written and read between them."""
     if not (first and second):
         return first or second

@@ -1,6 +1,6 @@
 """One rank's work under a plan: sections of kernels and collectives, forward and backward, still without a clock.
 
-A section is what the scheduler moves as one: a layer, or one turn of a folded block with how often it repeats.
+A section is what the scheduler moves as one: a layer, or one iteration of a folded block with how often it repeats.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Literal
 
-from paleo.lowering.checkpoint_policy import WHOLE_BLOCKS, Checkpoints, held, left_out
+from paleo.lowering.checkpoint_policy import WHOLE_BLOCKS, Checkpoints, kept_tensors, left_out
 from paleo.lowering.fusion import Chains, Launches, fuse, softmax_by_steps
 from paleo.network.graph import Graph, Node, Storage
 from paleo.operations.attention import FusedAttention
@@ -29,9 +29,9 @@ from paleo.parallel.propagation import PlacedNode, kept_whole, propagate
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """A kernel of one turn of its section; ``times`` is above 1 for a block folded inside the section's own, and below
-    1 where a kernel runs in some turns alone. Full recomputation runs it ``again`` so often, selective as it is
-    ``selected``, each time that it runs."""
+    """A kernel of one iteration of its section; ``times`` is above 1 for a block folded inside the section's own, and
+    below 1 where a kernel runs in some iterations alone. Full recomputation runs it ``again`` so often, selective as it
+    is ``selected``, each time that it runs."""
 
     kernel: Kernel
     layer: str
@@ -47,7 +47,7 @@ class Counted:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """A collective of one turn: ``payload_bytes`` follows nccl-tests (the full buffer of the group). In so many
+    """A collective of one iteration: ``payload_bytes`` follows nccl-tests (the full buffer of the group). In so many
     ``pieces`` it is dealt out beside the product that feeds it or waits for it. ``again``: full recomputation needs it
     once more."""
 
@@ -72,7 +72,7 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Gradient:
-    """Parameter gradients of one turn that are summed over ``axes``: elements on this rank."""
+    """Parameter gradients of one iteration that are summed over ``axes``: elements on this rank."""
 
     axes: Axes
     elements: float
@@ -93,8 +93,8 @@ class Tie:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A layer, or one turn of a repeated block; bytes and counts are of one turn on one rank. ``parameters`` are all
-    numbers that its weights hold, frozen ones too; ``tensors`` is how many weights are trained, by name.
+    """A layer, or one iteration of a repeated block; bytes and counts are of one iteration on one rank. ``parameters``
+    are all numbers that its weights hold, frozen ones too; ``tensors`` is how many weights are trained, by name.
 
     ``saved_bytes`` live until backward, ``selected_bytes`` of them not under selective recomputation. ``input_bytes``
     is what full recomputation keeps instead, ``output_bytes`` what goes on to the next section, ``made_bytes`` what
@@ -125,12 +125,12 @@ class Section:
     @property
     def goes_back(self) -> bool:
         """Whether there is a backward pass: not in inference, nor before the first of few weights that are trained."""
-        return any(one.kernel.phase != "forward" for one in self.kernels)
+        return any(counted.kernel.phase != "forward" for counted in self.kernels)
 
     @property
     def trained(self) -> float:
         """Parameter elements that have gradients; 0 in a forward pass alone."""
-        return sum(one.elements for one in self.gradients)
+        return sum(gradient.elements for gradient in self.gradients)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,9 +179,9 @@ def lower(
     experts are there (None: once for each expert); ``checkpoints`` says what recomputation runs again."""
     lowering = _Lowering(graph, precision, chains, softmax_multiple, pieces, targets, checkpoints)
     placed = propagate(graph, placement, mesh)
-    placed = placed if regather else tuple(kept_whole(one) for one in placed)
-    grouped = enumerate(groupby(zip(_section_names(placed, chains), placed, strict=True), key=lambda one: one[0]))
-    sections = tuple(lowering.section(number, [one for _, one in members]) for number, (_, members) in grouped)
+    placed = placed if regather else tuple(kept_whole(layer) for layer in placed)
+    grouped = enumerate(groupby(zip(_section_names(placed, chains), placed, strict=True), key=lambda pair: pair[0]))
+    sections = tuple(lowering.section(number, [layer for _, layer in members]) for number, (_, members) in grouped)
     return Program(sections, tuple(lowering.ties))
 
 
@@ -189,18 +189,18 @@ def _section_names(placed: Sequence[PlacedNode], chains: Chains) -> Iterable[str
     """The section of each layer: the repeated block that it is in, or one of its own; where chains of passes are merged
     a layer that passes over what the layer before it made stays with that."""
     name, before = "", None
-    for one in placed:
-        joins = chains != "none" and before is not None and not before.repeats and _passes_over(one.node, before)
-        name = name if joins else one.node.repeats[0][0] if one.node.repeats else one.node.name
-        before = one.node
+    for layer in placed:
+        joins = chains != "none" and before is not None and not before.repeats and _passes_over(layer.node, before)
+        name = name if joins else layer.node.repeats[0][0] if layer.node.repeats else layer.node.name
+        before = layer.node
         yield name
 
 
 def _passes_over(node: Node, before: Node) -> bool:
     """Whether a layer outside repeated blocks touches each element of the other's result on its own."""
-    made = {operation.out.name for operation in before.operations}
-    pointwise = all(isinstance(one, MemoryPass) and one.kind.pointwise for one in node.operations)
-    return not node.repeats and bool(node.operations) and pointwise and any(t.name in made for t in node.inputs)
+    written = {operation.out.name for operation in before.operations}
+    pointwise = all(isinstance(operation, MemoryPass) and operation.kind.pointwise for operation in node.operations)
+    return not node.repeats and bool(node.operations) and pointwise and any(t.name in written for t in node.inputs)
 
 
 class _Lowering:
@@ -231,37 +231,37 @@ class _Lowering:
         name, repeat = first.node.repeats[0] if first.node.repeats else (first.node.name, 1)
         gradients: dict[Axes, float] = {}
         met: set[str] = set()
-        saved = core = tensors = held = 0.0
-        for one in members:
-            for tensor, axes in one.parameters:
+        saved = core = tensors = parameters = 0.0
+        for layer in members:
+            for tensor, axes in layer.parameters:
                 if tensor.name in met:
                     continue
                 met.add(tensor.name)
                 owner, elements = self._known.setdefault(tensor.name, number), float(tensor.elements)
-                turns = one.node.repeat // repeat
+                iterations = layer.node.repeat // repeat
                 if owner != number:
                     self.ties.append(Tie(tensor.name, owner, number, axes, elements, tensor.grad))
                     continue
-                held += elements * turns
+                parameters += elements * iterations
                 if tensor.grad:
-                    tensors += turns
-                    gradients[axes] = gradients.get(axes, 0.0) + elements * turns
-            kept, inside = self._saves(one)
+                    tensors += iterations
+                    gradients[axes] = gradients.get(axes, 0.0) + elements * iterations
+            kept, inside = self._saves(layer)
             saved, core = saved + kept / repeat, core + inside / repeat
-        spared = left_out([operation for one in members for operation in one.operations])
+        spared = left_out([operation for layer in members for operation in layer.operations])
         return Section(
             name,
             repeat,
             (*self._kernels(members, repeat, spared), *self._passes(name, sum(gradients.values()), tensors)),
-            tuple(transfer for one in members for transfer in self._transfers(one, repeat, spared)),
+            tuple(transfer for layer in members for transfer in self._transfers(layer, repeat, spared)),
             tuple(Gradient(axes, elements) for axes, elements in gradients.items()),
-            held,
+            parameters,
             tensors,
             saved,
             self._freed(members, repeat, saved, core),
             _local_bytes(first, first.node.inputs[0], self.precision),
             last.operations[-1].out.bytes(self.precision) if last.operations else 0.0,
-            tuple(operation.out.bytes(self.precision) for one in members for operation in one.operations),
+            tuple(operation.out.bytes(self.precision) for layer in members for operation in layer.operations),
         )
 
     def _freed(self, members: list[PlacedNode], repeat: int, saved: float, core: float) -> float:
@@ -270,18 +270,18 @@ class _Lowering:
         if self.checkpoints.selective == "attention":
             return core
         stays = _local_bytes(members[0], members[0].node.inputs[0], self.precision)
-        for one in members:
-            for operation in one.operations:
+        for layer in members:
+            for operation in layer.operations:
                 share = 1.0 if is_core(operation) else 0.5 * isinstance(operation, Contraction)
-                stays += share * operation.out.bytes(self.precision) * (one.node.repeat // repeat)
+                stays += share * operation.out.bytes(self.precision) * (layer.node.repeat // repeat)
         return max(0.0, saved - stays)
 
     def _saves(self, placed: PlacedNode) -> tuple[float, float]:
-        """Bytes that this layer, all turns of it, is the first to keep for its backward pass, and those inside the core
-        of attention."""
+        """Bytes that this layer, all iterations of it, is the first to keep for its backward pass, and those inside the
+        core of attention."""
         total = core = 0.0
         for operation in placed.operations:
-            for tensor in held(operation):
+            for tensor in kept_tensors(operation):
                 size = tensor.bytes(self.precision) / placed.gathered.get(tensor.name, 1)
                 size *= self._storage.add(tensor, placed.node)
                 total += size
@@ -292,26 +292,26 @@ class _Lowering:
         launches = [
             Launches(
                 operation,
-                one.node.name,
-                one.node.repeat // repeat,
-                operation.forward(self._formats(one)),
-                operation.backward(self._formats(one)),
+                layer.node.name,
+                layer.node.repeat // repeat,
+                operation.forward(self._formats(layer)),
+                operation.backward(self._formats(layer)),
                 self.checkpoints.again(operation, spared),
                 self.checkpoints.selected(operation, spared),
             )
-            for one in members
-            for operation in one.operations
+            for layer in members
+            for operation in layer.operations
         ]
-        launches = [softmax_by_steps(one, self.softmax_multiple, self.precision) for one in launches]
+        launches = [softmax_by_steps(launch, self.softmax_multiple, self.precision) for launch in launches]
         for launch in fuse(launches, self._reads, self.precision, self.chains):
             for kernel in (*launch.forward, *launch.backward):
                 yield Counted(kernel, launch.layer, launch.times, launch.again, launch.selected)
-        for one in members:
-            for tensor in dict.fromkeys(one.node.inputs):
-                times = self._additions(one.node, tensor) / repeat
+        for layer in members:
+            for tensor in dict.fromkeys(layer.node.inputs):
+                times = self._additions(layer.node, tensor) / repeat
                 if times:
-                    yield Counted(self._accumulate(one, tensor), one.node.name, times)
-            yield from self._merges(one, repeat, spared)
+                    yield Counted(self._accumulate(layer, tensor), layer.node.name, times)
+            yield from self._merges(layer, repeat, spared)
 
     def _merges(self, placed: PlacedNode, repeat: int, spared: frozenset[str]) -> Iterable[Counted]:
         """A ring brings keys and values share by share: the output, and backward the gradients of query, key and value,
@@ -321,8 +321,8 @@ class _Lowering:
                 continue
             shares = placed.gathered.get(operation.key.name, 1)
             flags = self.checkpoints.again(operation, spared), self.checkpoints.selected(operation, spared)
-            own = (operation.out, 1), (operation.query, 1), (operation.key, shares), (operation.value, shares)
-            for tensor, parts in own if shares > 1 else ():
+            merged = (operation.out, 1), (operation.query, 1), (operation.key, shares), (operation.value, shares)
+            for tensor, parts in merged if shares > 1 else ():
                 phase: Phase = "forward" if tensor is operation.out else "backward"
                 more = (shares - 1) / parts
                 size = tensor.bytes(self.precision) * more
@@ -347,8 +347,8 @@ class _Lowering:
             yield Counted(kernel, section, 1)
 
     def _additions(self, node: Node, tensor: Tensor) -> int:
-        """How often the turns of this reader add their gradient of an input to one that is there: all but the first of
-        its last reader."""
+        """How often the iterations of this reader add their gradient of an input to one that is there: all but the
+        first of its last reader."""
         readers = self._readers.get(tensor.name, [])
         if node.name not in readers:
             return 0
@@ -360,20 +360,30 @@ class _Lowering:
         return accumulation(placed.node.name, size / self.precision.activation, size)
 
     def _transfers(self, placed: PlacedNode, repeat: int, spared: frozenset[str]) -> Iterable[Transfer]:
-        again = not self.checkpoints.stops_early or not all(one.name in spared for one in placed.operations)
-        for one in placed.communications:
-            phase: Phase = "forward" if one.when == "forward" else "backward"
-            payload, times = one.tensor.bytes(self.precision), placed.node.repeat // repeat
-            if one.chosen is not None and self.targets is not None:
-                payload *= sent_once(*one.chosen, self.targets)
-            pieces = self.pieces if placed.node.repeats and not one.overlapped and _divisible(one) else 1
-            yield Transfer(one.name, one.operation, one.axis, payload, phase, times, one.overlapped, pieces, again)
+        again = not self.checkpoints.stops_early or not all(operation.name in spared for operation in placed.operations)
+        for owed in placed.communications:
+            phase: Phase = "forward" if owed.when == "forward" else "backward"
+            payload, times = owed.tensor.bytes(self.precision), placed.node.repeat // repeat
+            if owed.chosen is not None and self.targets is not None:
+                payload *= sent_once(*owed.chosen, self.targets)
+            pieces = self.pieces if placed.node.repeats and not owed.overlapped and _divisible(owed) else 1
+            yield Transfer(
+                owed.name,
+                owed.operation,
+                owed.axis,
+                payload,
+                phase,
+                times,
+                owed.overlapped,
+                pieces,
+                again,
+            )
 
 
-def _divisible(one: Communication) -> bool:
+def _divisible(communication: Communication) -> bool:
     """Whether a collective can be made piece by piece while a product works on other pieces: no rank needs the sum of
     all before it goes on."""
-    return one.axis == "tp" and one.operation in ("all_gather", "reduce_scatter")
+    return communication.axis == "tp" and communication.operation in ("all_gather", "reduce_scatter")
 
 
 def _readers(nodes: Sequence[Node]) -> dict[str, list[str]]:

@@ -47,7 +47,7 @@ def adapted(graph: Graph, rank: int | None, where: Adapted) -> Graph:
     leaves it as it is.
 
     Gradients go back as far as the first adapter: what lies before has no backward pass. A folded block counts its
-    first turn like the others.
+    first iteration like the others.
     """
     if rank is None:
         return graph
@@ -67,7 +67,7 @@ def _chosen(node: Node, where: Adapted) -> bool:
 
 
 def _frozen(node: Node) -> Node:
-    return replace(node, operations=tuple(with_tensors(one, _without_training) for one in node.operations))
+    return replace(node, operations=tuple(with_tensors(operation, _without_training) for operation in node.operations))
 
 
 def _without_training(tensor: Tensor) -> Tensor:
@@ -76,27 +76,27 @@ def _without_training(tensor: Tensor) -> Tensor:
 
 def _with_adapters(node: Node, rank: int) -> Node:
     """The layer with frozen weights and an adapter beside each product with one; convolutions have none."""
-    made: list[Operation] = []
+    changed: list[Operation] = []
     for operation in _frozen(node).operations:
         beside = isinstance(operation, Contraction) and operation.rhs.role == "parameter" and not operation.windows
-        made += _beside(operation, rank) if isinstance(operation, Contraction) and beside else [operation]
-    return replace(node, operations=tuple(made))
+        changed += _beside(operation, rank) if isinstance(operation, Contraction) and beside else [operation]
+    return replace(node, operations=tuple(changed))
 
 
 def _beside(product: Contraction, rank: int) -> Iterator[Operation]:
     """The product, its adapter, the factor α/r over its output and the sum, as NeMo and PEFT do them."""
     x, weight, out, name = product.lhs, product.rhs, product.out, f"{product.name}.adapter"
     of = dict(zip(weight.dims, weight.sizes, strict=True))
-    own: dict[str, Size] = {dim: size for dim, size in of.items() if dim in x.dims and dim in out.dims}
+    kept: dict[str, Size] = {dim: size for dim, size in of.items() if dim in x.dims and dim in out.dims}
     narrow: dict[str, Size] = {
-        dim: size for dim, size in zip(x.dims, x.sizes, strict=True) if dim not in of or dim in own
+        dim: size for dim, size in zip(x.dims, x.sizes, strict=True) if dim not in of or dim in kept
     }
     into = {dim: size for dim, size in of.items() if dim not in out.dims}
     outof = {dim: size for dim, size in of.items() if dim not in x.dims}
     base, wide = out.like(f"{name}.base"), out.like(f"{name}.up")
     low = _tensor(f"{name}.down", narrow | {"rank": rank})
-    down = _tensor(f"{name}.A", own | into | {"rank": rank}, learned=True)
-    up = _tensor(f"{name}.B", own | {"rank": rank} | outof, learned=True)
+    down = _tensor(f"{name}.A", kept | into | {"rank": rank}, learned=True)
+    up = _tensor(f"{name}.B", kept | {"rank": rank} | outof, learned=True)
     scaled = out.like(f"{name}.scaled")
     yield replace(product, out=base)
     yield AdapterProduct(low.name, x, down, low, joins=True)
@@ -110,26 +110,30 @@ def _tensor(name: str, sizes: dict[str, Size], *, learned: bool = False) -> Tens
 
 
 def _trains(node: Node) -> bool:
-    return any(one.grad for one in node.parameters.values())
+    return any(tensor.grad for tensor in node.parameters.values())
 
 
 def _with_gradients(graph: Graph, nodes: list[Node]) -> set[str]:
-    """Outputs behind the first adapter, and what enters a loop that makes such: later turns read it so."""
-    turns = {loop: times for node in nodes for loop, times in node.repeats}
+    """Outputs behind the first adapter, and what enters a loop that makes such: later iterations read it so."""
+    iterations = {loop: times for node in nodes for loop, times in node.repeats}
     live: set[str] = set()
     while True:
         before = len(live)
         for node in nodes:
-            if _trains(node) or any(one.grad and one.name in live for one in node.inputs):
+            if _trains(node) or any(tensor.grad and tensor.name in live for tensor in node.inputs):
                 live.add(node.out.name)
-        live |= {enters for loop, (enters, made) in graph.carried.items() if made in live and turns.get(loop, 1) > 1}
+        live |= {
+            enters
+            for loop, (enters, changed) in graph.carried.items()
+            if changed in live and iterations.get(loop, 1) > 1
+        }
         if len(live) == before:
             return live
 
 
 def _marked(node: Node, live: set[str], dead: set[str]) -> Node:
     """The layer with no gradient for what ``dead`` layers made, nor inside it where it is one of them."""
-    idle = not (_trains(node) or any(one.name in live for one in node.inputs))
+    idle = not (_trains(node) or any(tensor.name in live for tensor in node.inputs))
 
     def marked(tensor: Tensor) -> Tensor:
         gone = tensor.role != "parameter" and (idle or tensor.name in dead)
@@ -137,7 +141,7 @@ def _marked(node: Node, live: set[str], dead: set[str]) -> Node:
 
     return replace(
         node,
-        inputs=tuple(marked(one) for one in node.inputs),
-        operations=tuple(with_tensors(one, marked) for one in node.operations),
+        inputs=tuple(marked(tensor) for tensor in node.inputs),
+        operations=tuple(with_tensors(operation, marked) for operation in node.operations),
         out=replace(node.out, grad=node.out.grad and node.out.name in live),
     )

@@ -16,7 +16,9 @@ def frozen(expansion: Expansion) -> Expansion:
     def untrained(tensor: Tensor) -> Tensor:
         return replace(tensor, grad=False) if tensor.role == "parameter" else tensor
 
-    return replace(expansion, operations=tuple(with_tensors(one, untrained) for one in expansion.operations))
+    return replace(
+        expansion, operations=tuple(with_tensors(operation, untrained) for operation in expansion.operations)
+    )
 
 
 def with_gradients_as_needed(expansion: Expansion, inputs: tuple[Tensor, ...]) -> Expansion:

@@ -39,7 +39,7 @@ MAX_NODES, MAX_ENTRIES, MAX_REPEAT, MAX_DEPTH = 20_000, 50_000, 100_000, 24
 #: Sizes above this are no whole numbers any more once they are floats.
 MAX_SIZE = 2**53
 _RESERVED = frozenset({"name", "inputs", "repeat", "layers", "branches", "join", "when", "share", "frozen"})
-#: A folded loop: its name and how often it turns.
+#: A folded loop: its name and how often it runs.
 Loop = tuple[str, int]
 Loops = tuple[Loop, ...]
 
@@ -75,25 +75,27 @@ class Graph:
     params: Mapping[str, Any]
     batch: int
     tokens_per_sample: float | None = None
-    #: Folded loop -> names of the tensor that enters it and of the one that each turn hands to the next.
+    #: Folded loop -> names of the tensor that enters it and of the one that each iteration hands to the next.
     carried: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
     def copies(self, tensor: Tensor, keeper: Node) -> int:
-        """How many tensors one that ``keeper`` reads or makes stands for: the turns of loops that make or carry it.
+        """How many tensors one that ``keeper`` reads or makes stands for: the iterations of loops that make or carry
+        it.
 
         What comes from outside a loop, such as the memory that every decoder layer attends to, is there once.
         """
         return math.prod(times for _, times in self.loops_of(tensor, keeper))
 
     def loops_of(self, tensor: Tensor, keeper: Node) -> Loops:
-        """The loops of ``keeper`` in which each turn has its own ``tensor``."""
-        if not keeper.repeats or tensor.name not in {one.name for one in keeper.inputs}:
+        """The loops of ``keeper`` in which each iteration has its own ``tensor``."""
+        if not keeper.repeats or tensor.name not in {each.name for each in keeper.inputs}:
             return keeper.repeats
         inside = self.made_in.get(tensor.name, ())
         return tuple(loop for loop in keeper.repeats if loop in inside or self.enters(tensor, loop))
 
     def enters(self, tensor: Tensor, loop: Loop) -> bool:
-        """Whether it goes round in the loop: the first turn reads it, the others what the turn before has made."""
+        """Whether it goes round in the loop: the first iteration reads it, the others what the iteration before has
+        made."""
         return loop[0] in self.carried and self.carried[loop[0]][0] == tensor.name
 
     @cached_property
@@ -111,12 +113,12 @@ class Graph:
         """The same graph for networkx: node names, each with its ``Node`` under ``layer``."""
         import networkx
 
-        made = {node.out.name: node.name for node in self.nodes if node.operations}
+        maker = {node.out.name: node.name for node in self.nodes if node.operations}
         result: networkx.DiGraph[str] = networkx.DiGraph(name=self.name)
         for node in self.nodes:
             result.add_node(node.name, layer=node)
             result.add_edges_from(
-                (made[t.name], node.name) for t in node.inputs if made.get(t.name, node.name) != node.name
+                (maker[t.name], node.name) for t in node.inputs if maker.get(t.name, node.name) != node.name
             )
         return result
 
@@ -130,18 +132,18 @@ class Storage:
         self._seen: set[tuple[str, str]] = set()
 
     def add(self, tensor: Tensor, keeper: Node) -> int:
-        """How many tensors are kept that were not before, as ``keeper`` keeps ``tensor`` in each of its turns.
+        """How many tensors are kept that were not before, as ``keeper`` keeps ``tensor`` in each of its iterations.
 
-        Of what goes round in a loop, the first turn reads what enters and the others what the turn before has made.
+        Of what goes round in a loop, the first iteration reads what enters and the others what the one before has made.
         """
         loops = self.graph.loops_of(tensor, keeper)
-        read = tensor.name in {one.name for one in keeper.inputs}
+        read = tensor.name in {each.name for each in keeper.inputs}
         around = [loop for loop in loops if read and self.graph.enters(tensor, loop)]
         outside = loops[: len(loops) - len(around)]
         new = self._more(tensor.name, str(outside), math.prod(times for _, times in outside))
         for index, (name, times) in enumerate(around, start=len(outside)):
-            turns = math.prod(times for _, times in loops[:index]) * (times - 1)
-            new += self._more(self.graph.carried[name][1], f"round {name}", turns)
+            iterations = math.prod(times for _, times in loops[:index]) * (times - 1)
+            new += self._more(self.graph.carried[name][1], f"round {name}", iterations)
         return new
 
     def _more(self, name: str, which: str, copies: int) -> int:
@@ -149,8 +151,8 @@ class Storage:
         if (name, which) in self._seen:
             return 0
         self._seen.add((name, which))
-        made = self.graph.made_in.get(name)
-        most = self._kept[name] + copies if made is None else math.prod(times for _, times in made)
+        maker = self.graph.made_in.get(name)
+        most = self._kept[name] + copies if maker is None else math.prod(times for _, times in maker)
         before, self._kept[name] = self._kept[name], min(most, self._kept[name] + copies)
         return self._kept[name] - before
 
@@ -209,9 +211,9 @@ def _parameters(model: ModelSpec, batch: int, overrides: Mapping[str, Any]) -> d
 
 def _worked_out(value: Any, names: Mapping[str, Any], where: str) -> Any:
     if isinstance(value, list):
-        return [_worked_out(one, names, where) for one in value]
+        return [_worked_out(each, names, where) for each in value]
     if isinstance(value, dict):
-        return {key: _worked_out(one, names, f"{where}.{key}") for key, one in value.items()}
+        return {key: _worked_out(each, names, f"{where}.{key}") for key, each in value.items()}
     if not (isinstance(value, str) and value.startswith("=")):
         return value
     try:
@@ -322,7 +324,7 @@ class _Builder:
         names = body.get("inputs")
         if names is None:
             return (x,)
-        if not isinstance(names, list) or not names or not all(isinstance(one, str) for one in names):
+        if not isinstance(names, list) or not names or not all(isinstance(each, str) for each in names):
             raise self._error((*path, "inputs"), f"expected a list of names, not {names!r:.60}")
         for name in names:
             if name not in scope.names:
@@ -455,14 +457,14 @@ class _Builder:
         times = self._values(body["repeat"], scope, x, (*path, "repeat"))
         if isinstance(times, bool) or not isinstance(times, int) or not 0 <= times <= MAX_REPEAT:
             raise self._error((*path, "repeat"), f"{times!r} is not a number of repetitions from 0 to {MAX_REPEAT}")
-        in_all = times * math.prod(turns for _, turns in scope.repeats)
+        in_all = times * math.prod(iterations for _, iterations in scope.repeats)
         if in_all > MAX_REPEAT:
             raise self._error(
                 (*path, "repeat"), f"{in_all} repetitions with the loops round it; expected at most {MAX_REPEAT}"
             )
         if extra or "layers" not in body:
-            what = f"{extra[0]!r} beside it" if extra else "no `layers:`"
-            raise self._error(path, f"`repeat:` goes with `layers:`; found {what}")
+            problem = f"{extra[0]!r} beside it" if extra else "no `layers:`"
+            raise self._error(path, f"`repeat:` goes with `layers:`; found {problem}")
         label = scope.label(body.get("name"), "repeat")
         self._claim(scope.prefix + label, path)
         if times == 0:
@@ -510,8 +512,8 @@ class _Builder:
             outs.append(self.sequence(entries, inner, x, (*path, "branches", index)))
         layer = LAYERS[join]()
         name = f"{scope.prefix}{label}.{join}"
-        made = self._expanded(layer, name, tuple(outs), path)
-        return self._add(Node(name, join, tuple(outs), made.operations, made.out, scope.repeats), path)
+        maker = self._expanded(layer, name, tuple(outs), path)
+        return self._add(Node(name, join, tuple(outs), maker.operations, maker.out, scope.repeats), path)
 
     def _values(self, value: Any, scope: _Scope, x: Tensor, path: Path) -> Any:
         return _worked_out(value, dict(scope.values) | _sizes(x), self._where(path))

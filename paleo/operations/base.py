@@ -57,13 +57,13 @@ def parameters_of(operations: Iterable[Operation]) -> dict[str, Tensor]:
     return {t.name: t for op in operations for t in op.reads if t.role == "parameter"}
 
 
-def with_parameters_of(operation: Operation, own: str, other: str) -> Operation:
+def with_parameters_of(operation: Operation, prefix: str, replacement: str) -> Operation:
     """The operation with the parameters whose names start with ``own`` replaced by those that start with ``other``."""
 
     def shared(tensor: Tensor) -> Tensor:
-        if tensor.role != "parameter" or not tensor.name.startswith(own):
+        if tensor.role != "parameter" or not tensor.name.startswith(prefix):
             return tensor
-        return replace(tensor, name=other + tensor.name.removeprefix(own))
+        return replace(tensor, name=replacement + tensor.name.removeprefix(prefix))
 
     return with_tensors(operation, shared)
 
@@ -76,5 +76,5 @@ def with_tensors(operation: Operation, change: Callable[[Tensor], Tensor]) -> Op
             return change(value)
         return tuple(map(changed, value)) if isinstance(value, tuple) else value
 
-    made: Operation = replace(operation, **{f.name: changed(getattr(operation, f.name)) for f in fields(operation)})  # type: ignore
-    return made
+    result: Operation = replace(operation, **{f.name: changed(getattr(operation, f.name)) for f in fields(operation)})  # type: ignore
+    return result

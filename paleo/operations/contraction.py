@@ -126,9 +126,9 @@ class Contraction:
 
     def _border(self, tensor: Tensor, phase: Phase) -> float:
         """A windowed operand with the rows of its neighbours, over its own rows."""
-        turned = int((phase == "backward") != self.transposed)
+        direction = int((phase == "backward") != self.transposed)
         pairs = zip(self.windows, self.halos, strict=False)
-        return with_rows(tensor, ((w.out if phase == "backward" else w.source, rows[turned]) for w, rows in pairs))
+        return with_rows(tensor, ((w.out if phase == "backward" else w.source, rows[direction]) for w, rows in pairs))
 
     def _direction(self, phase: Phase) -> str:
         if phase == "backward_weight":

@@ -82,7 +82,7 @@ class MemoryPass:
         if self.backward_pass == "free" or not (targets or learned):
             return ()
         if self.backward_pass == "by input":
-            return tuple(kernel for one in targets for kernel in self._gradient(one, precision))
+            return tuple(kernel for target in targets for kernel in self._gradient(target, precision))
         kept = tuple(t for t in self.keeps if t.name != self.out.name or t.role == "activation")
         kernel = self._kernel("backward", (self.out, *kept), targets, precision)
         gradients = sum(self._table_elements(t) for t in learned) * precision.gradient
@@ -91,11 +91,11 @@ class MemoryPass:
     def _gradient(self, target: Tensor, precision: Precision) -> tuple[Kernel, ...]:
         """The gradient of one input of a product, and the sum over what it was broadcast over."""
         others = tuple(t for t in self.keeps if t.name != target.name)
-        made = self._kernel("backward", (self.out, *others), (self.out,), precision)
+        product = self._kernel("backward", (self.out, *others), (self.out,), precision)
         if target.elements == self.out.elements:
-            return (made,)
+            return (product,)
         summed = self._kernel("backward", (self.out,), (target,), precision)
-        return made, replace(summed, operation="reduce")
+        return product, replace(summed, operation="reduce")
 
     def _kernel(
         self, phase: Phase, reads: tuple[Tensor, ...], writes: tuple[Tensor, ...], precision: Precision

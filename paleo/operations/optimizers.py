@@ -46,10 +46,10 @@ class Optimizer:
         """
         if self.stepwise:
             return self._stepwise_bytes(precision)
-        own = precision.master or precision.parameter
-        read = precision.gradient + own + self.states * precision.state
+        weight = precision.master or precision.parameter
+        read = precision.gradient + weight + self.states * precision.state
         narrow = precision.parameter if precision.master else 0.0
-        written = own + self.states * precision.state + narrow
+        written = weight + self.states * precision.state + narrow
         return read * (2.0 if self.norms else 1.0), written
 
     def launches(self, tensors: float) -> float:
@@ -76,7 +76,7 @@ _ALL = (
     Optimizer("lars", 1, 8.0, "You et al., 2017", (11, 6), norms=True),
     Optimizer("lamb", 2, 18.0, "You et al., ICLR 2020", (22, 15), norms=True),
 )
-OPTIMIZERS: dict[str, Optimizer] = {one.name: one for one in _ALL}
+OPTIMIZERS: dict[str, Optimizer] = {entry.name: entry for entry in _ALL}
 
 
 def optimizer(name: str, *, stepwise: bool = False) -> Optimizer:

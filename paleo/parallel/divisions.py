@@ -73,7 +73,7 @@ def _check_window(node: Node, operation: Contraction | MemoryPass, window: Windo
         (source, window.source, window.halo),
         (operation.out, window.out, window.gradient_halo),
     ):
-        held = int(tensor.size(dim)) // n
-        if held < max(rows):
-            reach = f"its windows reach {max(rows)} beyond a share of {held}"
+        share = int(tensor.size(dim)) // n
+        if share < max(rows):
+            reach = f"its windows reach {max(rows)} beyond a share of {share}"
             raise PlanError(f"layer {node.name!r}: {window.out} {tensor.size(dim):g} over {n} ranks: {reach}")

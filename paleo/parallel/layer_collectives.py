@@ -50,8 +50,8 @@ def statistics(node: Node, split: Split, ways: Mapping[str, float]) -> Iterator[
     for operation in node.operations:
         if not isinstance(operation, MemoryPass) or not operation.reduces:
             continue
-        own = {"batch"} if operation.local_statistics else set()
-        axes = {axis for dim in operation.reduces if dim not in own for axis in split.get(dim, ())}
+        local = {"batch"} if operation.local_statistics else set()
+        axes = {axis for dim in operation.reduces if dim not in local for axis in split.get(dim, ())}
         for axis in sorted(axes):
             stacked = _row(operation).split(ways)
             yield Communication(operation.name, "all_reduce", axis, stacked, "forward")
@@ -74,7 +74,7 @@ def _row(operation: MemoryPass) -> Tensor:
 
 def core_split(node: Node, split: Split, context: Context) -> Split:
     """How the core of attention is split: by the all-to-all form heads take the place of the sequence."""
-    if context == "ring" or not split.get("seq") or not any(is_core(one) for one in node.operations):
+    if context == "ring" or not split.get("seq") or not any(is_core(operation) for operation in node.operations):
         return split
     return {**split, "seq": (), "kv_heads": (*split.get("kv_heads", ()), *split["seq"])}
 
@@ -92,12 +92,12 @@ def key_exchange(
     if not axes:
         return
     keys, others = _keys_and_values(node), _queries_and_outputs(node)
-    own = {**ways, "keys": mesh.ways(axes)}
+    divided = {**ways, "keys": mesh.ways(axes)}
     for axis in axes:
         if core is not split:
             for tensor in (*keys, *others):
                 for when in WAYS:
-                    yield Communication(f"{node.name}.core", "all_to_all", axis, tensor.split(own), when)
+                    yield Communication(f"{node.name}.core", "all_to_all", axis, tensor.split(divided), when)
             continue
         for tensor in keys:
             name, whole, hidden = f"{node.name}.core", tensor.split(ways), _hides(node)
@@ -122,19 +122,25 @@ def _hides(node: Node) -> bool:
 def _core_tensors(node: Node) -> Iterator[tuple[Operation, Tensor]]:
     """What enters the core of attention from outside it."""
     core = [operation for operation in node.operations if is_core(operation)]
-    made = {operation.out.name for operation in core}
+    inner = {operation.out.name for operation in core}
     for operation in core:
-        yield from ((operation, one) for one in operation.reads if one.role == "activation" and one.name not in made)
+        yield from (
+            (operation, tensor)
+            for tensor in operation.reads
+            if tensor.role == "activation" and tensor.name not in inner
+        )
 
 
 def _keys_and_values(node: Node) -> list[Tensor]:
-    found = {one.name: one for _, one in _core_tensors(node) if "keys" in one.dims and "seq" not in one.dims}
-    return list(found.values())
+    keys = {
+        tensor.name: tensor for _, tensor in _core_tensors(node) if "keys" in tensor.dims and "seq" not in tensor.dims
+    }
+    return list(keys.values())
 
 
 def _queries_and_outputs(node: Node) -> list[Tensor]:
     core = [operation for operation in node.operations if is_core(operation)]
-    queries = {one.name: one for _, one in _core_tensors(node) if "seq" in one.dims}
+    queries = {tensor.name: tensor for _, tensor in _core_tensors(node) if "seq" in tensor.dims}
     return [*queries.values(), *(operation.out for operation in core[-1:])]
 
 
@@ -169,7 +175,9 @@ def sent_once(chosen: int, experts: int, targets: int) -> float:
     >>> sent_once(2, 8, 8), round(sent_once(8, 256, 8), 3), sent_once(8, 256, 1)
     (1.0, 0.662, 0.125)
     """
-    missed = math.prod((experts - experts / targets - one) / (experts - one) for one in range(min(chosen, experts)))
+    missed = math.prod(
+        (experts - experts / targets - drawn) / (experts - drawn) for drawn in range(min(chosen, experts))
+    )
     return targets * (1.0 - max(missed, 0.0)) / chosen
 
 
@@ -208,8 +216,8 @@ def _borders(
 
 def halo_of(operation: Contraction | MemoryPass, window: Window, when: When) -> tuple[int, int]:
     """Rows of the neighbours below and above; a transposed convolution is the gradient of one."""
-    turned = isinstance(operation, Contraction) and operation.transposed
-    return window.halo if (when == "forward") != turned else window.gradient_halo
+    transposed = isinstance(operation, Contraction) and operation.transposed
+    return window.halo if (when == "forward") != transposed else window.gradient_halo
 
 
 def _resized(tensor: Tensor, dim: str, size: float) -> Tensor:

@@ -6,10 +6,9 @@
     "*.attention*": {kv_heads: tp, seq: [cp]}
     head: {vocab: null}
 
-Names may be patterns. The turns of a folded block are one counted copy, called ``block.*``. Dims that an entry leaves
-out keep the split of the preset, or of an earlier entry; ``null`` leaves a dim whole. What must be communicated follows
-from the rules of ``propagation``, as it does for a preset.
-"""
+Names may be patterns. The iterations of a folded block are one counted copy, called ``block.*``. Dims that an entry
+leaves out keep the split of the preset, or of an earlier entry; ``null`` leaves a dim whole. What must be communicated
+follows from the rules of ``propagation``, as it does for a preset."""
 
 from __future__ import annotations
 
@@ -45,8 +44,8 @@ def overridden(preset: Placement, graph: Graph, stated: Stated) -> Placement:
         changes = {dim: _axes(pattern, dim, axes) for dim, axes in dims.items()}
         _check_dims(pattern, changes, nodes)
         for node in nodes:
-            own = {dim: axes for dim, axes in changes.items() if dim in _dims(node)}
-            splits[node.name] = {**splits.get(node.name, preset.of(node)), **own}
+            present = {dim: axes for dim, axes in changes.items() if dim in _dims(node)}
+            splits[node.name] = {**splits.get(node.name, preset.of(node)), **present}
     for node in graph.nodes:
         if node.name in splits:
             _check_axes(node, splits[node.name])
@@ -54,7 +53,7 @@ def overridden(preset: Placement, graph: Graph, stated: Stated) -> Placement:
 
 
 def label(node: Node) -> str:
-    """The name of a layer with ``*`` for the turn of each folded block: ``block.*.mlp1``."""
+    """The name of a layer with ``*`` for the iteration of each folded block: ``block.*.mlp1``."""
     name = node.name
     for loop, _ in reversed(node.repeats):
         if name.startswith(f"{loop}."):
@@ -64,11 +63,11 @@ def label(node: Node) -> str:
 
 def _named(graph: Graph, pattern: str) -> list[Node]:
     computing = [node for node in graph.nodes if node.operations]
-    found = [node for node in computing if fnmatchcase(label(node), pattern) or fnmatchcase(node.name, pattern)]
-    if not found:
+    matching = [node for node in computing if fnmatchcase(label(node), pattern) or fnmatchcase(node.name, pattern)]
+    if not matching:
         hint = near(pattern, dict.fromkeys(map(label, computing)))
         raise PlanError(f"placement: no layer of {graph.name} is called {pattern!r}; {hint}")
-    return found
+    return matching
 
 
 def _dims(node: Node) -> set[str]:

@@ -128,7 +128,7 @@ def _check_names(run: Run) -> None:
     if run.adapters is not None and run.forward_only:
         raise PlanError(f"adapters: {run.adapters} are for training; a forward pass has them merged into the weights")
     if run.algorithm is not None and "all_reduce" not in ALGORITHMS[run.algorithm].operations:
-        known = [one.name for one in algorithms_for("all_reduce")]
+        known = [algorithm.name for algorithm in algorithms_for("all_reduce")]
         raise PlanError(f"algorithm: {run.algorithm!r} is no all_reduce; {near(run.algorithm, known)}")
 
 

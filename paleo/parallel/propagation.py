@@ -131,9 +131,9 @@ def _place(node: Node, placement: Placement, mesh: Mesh, layouts: dict[str, Layo
 
 def _leave(node: Node, split: Split, partial: frozenset[str], layouts: dict[str, Layout]) -> None:
     """How the output lies; a view, or a layer that hands its input on, leaves that as it is."""
-    made = next((op.out for op in reversed(node.operations) if op.out.name == node.out.name), None)
-    if made is not None or node.out.name not in layouts:
-        dims = node.out.dims if made is None else made.dims
+    written = next((op.out for op in reversed(node.operations) if op.out.name == node.out.name), None)
+    if written is not None or node.out.name not in layouts:
+        dims = node.out.dims if written is None else written.dims
         layouts[node.out.name] = Layout(tuple(split.get(d, ()) if d in dims else () for d in node.out.dims), partial)
 
 
@@ -273,7 +273,7 @@ def _regather(node: Node, owed: list[Communication]) -> list[Communication]:
 
 def kept_whole(placed: PlacedNode) -> PlacedNode:
     """The same share when gathered inputs stay whole until the backward pass instead of being gathered again."""
-    owed = tuple(one for one in placed.communications if not one.name.endswith(AGAIN))
+    owed = tuple(each for each in placed.communications if not each.name.endswith(AGAIN))
     arrived = {tensor.name for tensor in placed.node.inputs}
     inside = {name: ranks for name, ranks in placed.gathered.items() if name not in arrived}
     return replace(placed, communications=owed, gathered=inside)

@@ -22,9 +22,9 @@ def order(stage: int, stages: int, microbatches: int, chunks: int) -> list[Actio
     timed = []
     for i in range(microbatches):
         unit, place = divmod(i, stages)
-        turn, up = divmod(place, 2)
+        start_of_pair, up = divmod(place, 2)
         depth = stages - 1 - stage if up else stage
-        start = 2 * (stages * unit + turn)
+        start = 2 * (stages * unit + start_of_pair)
         timed.append((start + depth, Action("F", i, up)))
         timed.append((start + 2 * stages - 1 - depth, Action("B", i, up)))
     return [action for _, action in sorted(timed)]
@@ -40,10 +40,10 @@ def span(passes: Passes, microbatches: Numeric, chunks: int) -> Array:
     """
     front, back = passes.forward, passes.backward + passes.weights
     further, units = max(len(front) - 2.0, 0.0), np.asarray(microbatches) / len(front)
-    one, other = front.mean(axis=0), back.mean(axis=0)
-    pauses = further * (np.maximum(one, other) + (units - 1.0) * np.abs(other - one))
-    slowest = microbatches * (front + back).max(axis=0) + further * (one + other) / 2.0
-    return np.asarray(np.maximum(microbatches * (one + other) + pauses, slowest))
+    front_mean, back_mean = front.mean(axis=0), back.mean(axis=0)
+    pauses = further * (np.maximum(front_mean, back_mean) + (units - 1.0) * np.abs(back_mean - front_mean))
+    slowest = microbatches * (front + back).max(axis=0) + further * (front_mean + back_mean) / 2.0
+    return np.asarray(np.maximum(microbatches * (front_mean + back_mean) + pauses, slowest))
 
 
 def alive(stage: Numeric, stages: int, microbatches: Numeric, chunks: int) -> Numeric:

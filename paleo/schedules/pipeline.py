@@ -54,9 +54,9 @@ def pipeline_time(name: str, stages: Sequence[Sequence[StageTime]], microbatches
         return _run(chosen, stages, microbatches)
     shape = window(depth, chunks) + microbatches % depth
     first, second = _run(chosen, stages, shape - depth), _run(chosen, stages, shape)
-    turns = (microbatches - shape) // depth
-    more = (second.total - first.total) * turns
-    ends = tuple(b + (b - a) * turns for a, b in zip(first.ends, second.ends, strict=True))
+    rounds = (microbatches - shape) // depth
+    more = (second.total - first.total) * rounds
+    ends = tuple(b + (b - a) * rounds for a, b in zip(first.ends, second.ends, strict=True))
     return PipelineTime(second.total + more, second.timeline, ends)
 
 
@@ -65,25 +65,25 @@ def pipeline_timeline(
 ) -> Timeline:
     """All passes of a step, or a window of them where there are very many, then what each stage does after its last
     one."""
-    made = pipeline_time(name, stages, microbatches)
+    played = pipeline_time(name, stages, microbatches)
     ends: dict[str, float] = {}
-    for event in made.timeline.events:
+    for event in played.timeline.events:
         ends[event.task.resource] = max(ends.get(event.task.resource, 0.0), event.end)
     after = []
     for task in tails:
         start = ends.get(task.resource, 0.0)
         ends[task.resource] = start + task.duration
         after.append(Event(task, start, start + task.duration))
-    return Timeline((*made.timeline.events, *after))
+    return Timeline((*played.timeline.events, *after))
 
 
 def check(name: str, stages: int, chunks: int, microbatches: int) -> None:
     """PlanError where a schedule cannot run so many stages, chunks and microbatches."""
     chosen = SCHEDULES[name]
     if chosen.chunks not in (None, chunks):
-        held = "one chunk" if chosen.chunks == 1 else f"{chosen.chunks} chunks"
+        allowed = "one chunk" if chosen.chunks == 1 else f"{chosen.chunks} chunks"
         other = "; use interleaved" if chosen.chunks == 1 else ""
-        raise PlanError(f"schedule {name!r} holds {held} a stage, not {chunks}{other}")
+        raise PlanError(f"schedule {name!r} holds {allowed} a stage, not {chunks}{other}")
     if chosen.even and stages % 2:
         raise PlanError(f"schedule {name!r} needs an even number of stages, not {stages}")
     if chosen.multiple and microbatches % stages:
@@ -100,8 +100,8 @@ def _orders(name: str, depth: int, microbatches: int, chunks: int) -> tuple[tupl
 
 
 def _run(chosen: Schedule, stages: Sequence[Sequence[StageTime]], microbatches: int) -> PipelineTime:
-    depth, held = len(stages), len(stages[0])
-    orders = _orders(chosen.name, depth, microbatches, held // chosen.copies)
+    depth, width = len(stages), len(stages[0])
+    orders = _orders(chosen.name, depth, microbatches, width // chosen.copies)
     ways = _Ways.of(chosen, stages)
     place: dict[tuple[str, int, int, int], int] = {}
     count = 0
@@ -123,8 +123,8 @@ def _run(chosen: Schedule, stages: Sequence[Sequence[StageTime]], microbatches: 
                 before.append(source)
             chunk = stages[stage][action.chunk]
             time = _done((chunk.forward, chunk.backward, chunk.weights), action, chosen.splits_backward)
-            label = f"{action.kind}{action.microbatch}" + (f".{action.chunk}" if held > 1 else "")
-            flops, moved = (_done(one, action, chosen.splits_backward) for one in (chunk.flops, chunk.bytes))
+            label = f"{action.kind}{action.microbatch}" + (f".{action.chunk}" if width > 1 else "")
+            flops, moved = (_done(each, action, chosen.splits_backward) for each in (chunk.flops, chunk.bytes))
             tasks.append(Task(label, f"stage{stage}", time, tuple(before), action.kind, flops, moved))
     line = schedule([*tasks, *sends])
     ends = [0.0] * depth
@@ -149,20 +149,20 @@ class _Ways:
             for path in chosen.paths(len(stages), len(stages[0]) // chosen.copies)
             for pair in itertools.pairwise(path)
         ]
-        seconds = {one: 0.0 if one[0] == other[0] else stages[one[0]][one[1]].send for one, other in steps}
-        return cls({other: one for one, other in steps}, dict(steps), seconds)
+        seconds = {each: 0.0 if each[0] == other[0] else stages[each[0]][each[1]].send for each, other in steps}
+        return cls({other: each for each, other in steps}, dict(steps), seconds)
 
     def source(
         self, action: Action, stage: int, place: dict[tuple[str, int, int, int], int]
     ) -> tuple[int | None, float]:
         """The pass that a pass waits for, and the seconds that its tensor travels; none where the tensor stays."""
-        here = (stage, action.chunk)
-        if action.kind == "F" and here in self.before:
-            other = self.before[here]
+        place_of_pass = (stage, action.chunk)
+        if action.kind == "F" and place_of_pass in self.before:
+            other = self.before[place_of_pass]
             return place["F", other[0], action.microbatch, other[1]], self.seconds[other]
-        if action.kind == "B" and here in self.behind:
-            other = self.behind[here]
-            return place["B", other[0], action.microbatch, other[1]], self.seconds[here]
+        if action.kind == "B" and place_of_pass in self.behind:
+            other = self.behind[place_of_pass]
+            return place["B", other[0], action.microbatch, other[1]], self.seconds[place_of_pass]
         return (place["F", stage, action.microbatch, action.chunk], 0.0) if action.kind == "B" else (None, 0.0)
 
 

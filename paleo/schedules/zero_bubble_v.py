@@ -43,14 +43,14 @@ def order(stage: int, stages: int, microbatches: int, chunks: int) -> list[Actio
     """Fill with forward passes of the first chunk until the second one's input is there; keep both going; drain."""
     left = stages - stage
     fill = [_F0] * (2 * left - 1) + [_F1, _F0] * stage + [_F1, _B1, _W1] * left
-    turn = [_F0, _B0, _W0, _F1, _B1, _W1]
+    round_of_passes = [_F0, _B0, _W0, _F1, _B1, _W1]
     drain = [_B0, _B1] * stage + [_B0, _W0] * left + [_W1] * stage + [_W0] * stage
-    made: Counter[_Kind] = Counter()
+    count: Counter[_Kind] = Counter()
     actions = []
-    for kind, chunk in fill + turn * (microbatches - stages) + drain:
-        microbatch = made[kind, chunk]
-        made[kind, chunk] += 1
-        if microbatch < microbatches:  # the last turns have no more F of the first chunk to make
+    for kind, chunk in fill + round_of_passes * (microbatches - stages) + drain:
+        microbatch = count[kind, chunk]
+        count[kind, chunk] += 1
+        if microbatch < microbatches:  # the last rounds have no more F of the first chunk to make
             actions.append(Action(kind, microbatch, chunk))
     return actions
 
@@ -65,7 +65,7 @@ def span(passes: Passes, microbatches: Numeric, chunks: int) -> Array:
     last piece with half as much again), less at more.
     """
     work = passes.forward + passes.backward + passes.weights
-    f, b, w = (one.mean(axis=0) / chunks for one in passes)
+    f, b, w = (each.mean(axis=0) / chunks for each in passes)
     n = len(work) - 1.0
     last = np.maximum(b, f) + (n - 1.0) * w
     pauses = (

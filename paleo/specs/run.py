@@ -42,18 +42,17 @@ class Run(Spec):
     algorithm. ``cudnn``, ``attention`` and ``exchange`` are what the ``software`` profile does unless they are given.
     ``bucket`` is how many bytes of gradients go out together (25 MiB in PyTorch's DDP). ``offload`` names what lives in
     host memory: optimizer, gradients, parameters, activations. ``input`` is data loading; None is synthetic data, which
-    costs nothing. ``clip`` is what the software does with the norm of the gradients, unless it is given.
-    ``cut`` is how a pipeline's pieces are made: ``uniform`` deals out the turns of the heaviest block evenly, ``time``
-    makes the slowest piece as light as it can be, numbers state the layers of each piece; left out it is as the
-    software does it, uniform where that is possible. ``placement`` lays splits of single layers over those of the
-    strategy: ``{block.*.mlp1: {ffn: tp}}``, see `paleo.parallel.overrides`. ``recompute_layers`` limits full
-    recomputation to so many first layers of each piece of the pipeline, the others keep all activations;
-    ``recompute_every`` keeps one input for so many layers, which are then brought back together;
-    ``recompute_by_layer`` names layers that differ from ``recompute``: ``{"block.[0-3]": full}``. ``expert_imbalance``
-    is how many tokens the busiest rank of experts has over their mean. ``adapters`` is the rank of low-rank adapters
-    that are trained while all other weights are frozen (LoRA), and ``adapted`` says which products of the repeated
-    blocks have one: those of attention, as in the paper (Hu et al., ICLR 2022), or all.
-    """
+    costs nothing. ``clip`` is what the software does with the norm of the gradients, unless it is given. ``cut`` is how
+    a pipeline's pieces are made: ``uniform`` deals out the iterations of the heaviest block evenly, ``time`` makes the
+    slowest piece as light as it can be, numbers state the layers of each piece; left out it is as the software does it,
+    uniform where that is possible. ``placement`` lays splits of single layers over those of the strategy:
+    ``{block.*.mlp1: {ffn: tp}}``, see `paleo.parallel.overrides`. ``recompute_layers`` limits full recomputation to so
+    many first layers of each piece of the pipeline, the others keep all activations; ``recompute_every`` keeps one
+    input for so many layers, which are then brought back together; ``recompute_by_layer`` names layers that differ from
+    ``recompute``: ``{"block.[0-3]": full}``. ``expert_imbalance`` is how many tokens the busiest rank of experts has
+    over their mean. ``adapters`` is the rank of low-rank adapters that are trained while all other weights are frozen
+    (LoRA), and ``adapted`` says which products of the repeated blocks have one: those of attention, as in the paper (Hu
+    et al., ICLR 2022), or all."""
 
     gpus: PositiveCount = 1
     batch: PositiveCount | None = None
