@@ -2,22 +2,33 @@
 
 One thread block owns a tile of query rows and walks over blocks of keys (FlashAttention; Dao et al., 2022, 2023;
 Shah et al., 2024). Its time is a start-up cost and, per key block, the tensor-core time of two matrix products and the
-time of the exponentials. What differs between implementations is data: tile shapes, whether the query heads that
-share a key head are packed into one tile, and how the keys are split over thread blocks. So calibrations are keyed by
-*kernel* (fa2, fa3, fa4) and phase, not by device.
+time of the exponentials. What differs between implementations is data (`attention_kernels`): tile shapes, whether the
+query heads that share a key head are packed into one tile, and how the keys are split over thread blocks. So
+calibrations are keyed by *kernel* (fa2, fa3, fa4, trtllm) and phase, not by device.
 
 All sizes broadcast; times are seconds. ``query_length`` counts tokens of one sequence, sequences are of equal length.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from paleo.errors import SpecError, near
-from paleo.pricing.parameters import DeviceFigures, parameter
+from paleo.pricing.attention_kernels import (
+    NATIVE_HEAD_DIMS,
+    WARP_GROUP_ROWS,
+    Kernel,
+    balanced_splits,
+    decode_splits,
+    kernel,
+    key_blocks,
+    padded_head_dim,
+    tile_shape,
+)
+from paleo.pricing.parameters import DeviceFigures, floats, parameter
+from paleo.pricing.power import felt, slow_down
 from paleo.units import MICROSECOND
 
 Array = npt.NDArray[np.float64]
@@ -27,39 +38,8 @@ Mask = npt.NDArray[np.bool_] | bool
 #: Resident threads of one multiprocessor on every datacentre GPU since Pascal but Turing (CUDA C++ guide, table of
 #: compute capabilities), and the most threads that the cache-write kernel gives to a token.
 RESIDENT_THREADS, WRITE_THREADS = 2048.0, 512.0
-#: Head dimensions that kernels are compiled for; others are zero-padded to the next one.
-COMPILED_HEAD_DIMS = (64.0, 96.0, 128.0, 192.0, 256.0, 512.0)
-#: Of those, the ones that need no copy of the tensors before the launch.
-NATIVE_HEAD_DIMS = (64.0, 128.0, 192.0, 256.0, 512.0)
 #: Steepness of the step from L2-resident to streamed keys.
 CACHE_STEEPNESS = 8.0
-
-
-@dataclass(frozen=True, slots=True)
-class Kernel:
-    """How one implementation divides the work, from its public source.
-
-    ``tiles``: (largest head dimension, query rows, key columns), ascending. ``packs``: query heads that share a key
-    head fill one tile in prefill too. ``most_splits``: the most parts into which the keys of one tile are cut when
-    tiles are too few for the device; 1 never splits. ``fixed_splits``: a captured graph launches all of them always.
-    """
-
-    tiles: tuple[tuple[float, float, float], ...]
-    packs: bool
-    most_splits: int
-    fixed_splits: bool = False
-
-
-#: FlashAttention-2 (split-KV kernel), FlashAttention-3 (Hopper, paged keys without TMA) and FlashAttention-4 (CuTe).
-KERNELS = {
-    "fa2": Kernel(((64, 64, 256), (128, 64, 128), (512, 64, 64)), packs=False, most_splits=1),
-    "fa3": Kernel(((96, 192, 128), (128, 128, 128), (192, 128, 96), (512, 128, 80)), packs=True, most_splits=32),
-    "fa4": Kernel(((256, 128, 128), (512, 64, 64)), packs=True, most_splits=32, fixed_splits=True),
-}
-#: Query rows of one warp group: the tile where no more rows than these exist, in decode above all.
-WARP_GROUP_ROWS = 64.0
-#: Largest number of splits of FlashAttention-2 in decode, and of sequences in a captured graph (vLLM's default).
-WAVE_SPLITS, CAPTURED_BATCH = 128, 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +77,19 @@ class PrefillParameters:
     combine_time: float = parameter(
         2 * MICROSECOND, low=0.05 * MICROSECOND, high=20 * MICROSECOND, unit="s", meaning="merging of split keys"
     )
+    cache_fraction: float = parameter(
+        0.5, low=0.2, high=1.3, unit="1", fitted=False, meaning="share of L2 in which tensors survive; as in decode"
+    )
+    l2_bytes_per_cycle: float = parameter(
+        40.0, low=4.0, high=100.0, unit="B/cycle", fitted=False, meaning="L2 rate of a multiprocessor; as in decode"
+    )
+    energy: float = parameter(
+        1.0, low=0.1, high=10.0, unit="pJ/FLOP", fitted=False, meaning="energy of a FLOP of the two products"
+    )
+    backward_efficiency: float = parameter(
+        0.8, low=0.3, high=1.2, unit="1", fitted=False,
+        meaning="rate of backward's five products against that of forward's two",
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,121 +147,6 @@ class DecodeParameters:
     )  # fmt: skip
 
 
-def kernel(name: str) -> Kernel:
-    """The division of work of a kernel by name; SpecError with the nearest one."""
-    if name not in KERNELS:
-        raise SpecError(f"unknown attention kernel {name!r}; {near(name, KERNELS)}")
-    return KERNELS[name]
-
-
-def default_kernel(architecture: str) -> str:
-    """The kernel that current software runs on an architecture.
-
-    >>> default_kernel("Hopper"), default_kernel("Ada Lovelace"), default_kernel("Blackwell")
-    ('fa3', 'fa2', 'fa4')
-    """
-    if architecture.startswith("Hopper"):
-        return "fa3"
-    return "fa4" if architecture.startswith("Blackwell") else "fa2"
-
-
-def tile_shape(division: Kernel, head_dim: Sizes) -> tuple[Array, Array]:
-    """Query rows and key columns of a tile for each head dimension.
-
-    >>> [float(size) for size in tile_shape(KERNELS["fa2"], 128)]
-    [64.0, 128.0]
-    """
-    limits, rows, columns = (np.array(part, dtype=np.float64) for part in zip(*division.tiles, strict=True))
-    index = np.minimum(np.searchsorted(limits, _floats(head_dim)[0]), len(limits) - 1)
-    return rows[index], columns[index]
-
-
-def padded_head_dim(head_dim: Sizes) -> Array:
-    """The compiled head dimension that holds ``head_dim``.
-
-    >>> [float(one) for one in padded_head_dim(np.array([64, 72, 80, 128, 160]))]
-    [64.0, 96.0, 96.0, 128.0, 192.0]
-    """
-    compiled, (wanted,) = np.array(COMPILED_HEAD_DIMS), _floats(head_dim)
-    return np.asarray(np.maximum(wanted, compiled[np.minimum(np.searchsorted(compiled, wanted), len(compiled) - 1)]))
-
-
-def key_blocks(
-    *,
-    query_tiles: Sizes,
-    tokens_per_tile: Sizes,
-    columns: Sizes,
-    query_length: Sizes,
-    kv_length: Sizes,
-    causal: Mask,
-    window: Sizes = 0.0,
-) -> Array:
-    """Key blocks that the query tiles of one head visit, all tiles together.
-
-    Tile i of a causal mask (aligned at the last key) sees ceil((offset + (i + 1) t) / c) blocks of c keys, t tokens a
-    tile and offset = kv_length - query_length; the sum over i is taken in closed form, exact where t divides c or c
-    divides t and the offset is a multiple of c. A sliding window of w keys drops the blocks before offset + i t - w.
-
-    >>> shape = dict(query_tiles=4, tokens_per_tile=64, columns=128, query_length=256, kv_length=256)
-    >>> float(key_blocks(**shape, causal=True))  # 1 + 1 + 2 + 2
-    6.0
-    """
-    n, t, c, nq, nk, span = _floats(query_tiles, tokens_per_tile, columns, query_length, kv_length, window)
-    offset = np.maximum(nk - nq, 0.0)
-    full = n * np.ceil(nk / c)
-    seen = t / c * n * (n + 1) / 2 + n * np.maximum(0.0, 1 - t / c) / 2 + n * offset / c
-    first = np.ceil(np.clip((span - offset) / t, 0.0, n))
-    late = n - first
-    hidden = late * (offset + first * t - span) + t * late * (late - 1) / 2
-    skipped = np.where(span > 0, np.maximum(hidden / c - 0.5 * late, 0.0), 0.0)
-    return np.where(causal, np.maximum(np.minimum(seen, full) - skipped, n), full)
-
-
-def balanced_splits(*, tiles: Sizes, blocks: Sizes, multiprocessors: float, most: int) -> Array:
-    """Parts into which the keys of each tile are cut so that all parts of all tiles fill the device about once.
-
-    The rule of FlashAttention-3's scheduler: b = ceil(1.1 tiles blocks / multiprocessors) blocks a part.
-
-    >>> float(balanced_splits(tiles=8, blocks=64, multiprocessors=132, most=32))
-    13.0
-    """
-    n, b = _floats(tiles, blocks)
-    share = np.ceil(n * b * 1.1 / multiprocessors)
-    return np.clip(np.ceil(b / np.maximum(share, 1.0)), 1.0, float(most))
-
-
-def wave_splits(*, tiles: Sizes, blocks: Sizes, slots: float, most: int = WAVE_SPLITS) -> Array:
-    """The fewest splits whose waves are at least 85 % as full as those of the best split.
-
-    FlashAttention-2's ``num_splits_heuristic``: ``slots`` thread blocks run at once; no split where the tiles fill
-    80 % of them; a number of splits that leaves the largest part as long as one fewer would is passed over.
-
-    >>> float(wave_splits(tiles=1, blocks=512, slots=216)), float(wave_splits(tiles=400, blocks=8, slots=216))
-    (128.0, 1.0)
-    """
-    n, b = np.broadcast_arrays(*_floats(tiles, blocks))
-    shape, (n, b) = n.shape, (n.ravel(), b.ravel())
-    result = np.ones(n.shape)
-    open_rows = np.flatnonzero((n < 0.8 * slots) & (b > 1))
-    if open_rows.size:
-        splits = np.arange(1.0, min(most, int(slots), int(b[open_rows].max())) + 1)
-        result[open_rows] = _fewest_full(n[open_rows], b[open_rows], splits, slots)
-    return result.reshape(shape)
-
-
-def _fewest_full(n: Array, b: Array, splits: Array, slots: float) -> Array:
-    best, chosen = np.zeros(n.shape), np.zeros(n.shape)
-    fullness = []
-    for s in splits:
-        waves = n * s / slots
-        shorter = (s == 1) | (np.ceil(b / s) != np.ceil(b / max(s - 1, 1)))
-        fullness.append(np.where((s <= b) & shorter, waves / np.ceil(waves), 0.0))
-        best = np.maximum(best, fullness[-1])
-    for s, full in zip(splits, fullness, strict=True):
-        chosen = np.where((chosen == 0) & (full >= 0.85 * best), s, chosen)
-    return np.maximum(chosen, 1.0)
-
-
 def cache_write_time(
     *, tokens: Sizes, kv_heads: Sizes, head_dim: Sizes, element_bytes: Sizes, write_latency: float,
     bandwidth: float, device: DeviceFigures,
@@ -278,7 +156,7 @@ def cache_write_time(
     One thread block of min(kv_heads · head_dim, 512) threads copies one token. Few threads a block mean many blocks
     at once: tokens · threads / resident threads rounds of one latency each; many bytes meet the bandwidth.
     """
-    n, heads, d = _floats(tokens, kv_heads, head_dim)
+    n, heads, d = floats(tokens, kv_heads, head_dim)
     rounds = n * np.minimum(heads * d, WRITE_THREADS) / (RESIDENT_THREADS * device.multiprocessors)
     streamed = 4.0 * n * heads * d * element_bytes / bandwidth
     return np.asarray(np.hypot(rounds * write_latency, streamed))
@@ -287,10 +165,10 @@ def cache_write_time(
 def miss_fraction(footprint: Sizes, capacity: float) -> Array:
     """Share of a repeatedly read footprint that comes from memory: a steep step at the cache's capacity.
 
-    >>> [round(float(one), 3) for one in miss_fraction(np.array([10.0, 20.0, 40.0]), 20.0)]
+    >>> [round(float(share), 3) for share in miss_fraction(np.array([10.0, 20.0, 40.0]), 20.0)]
     [0.004, 0.5, 0.996]
     """
-    (moved,) = _floats(footprint)
+    (moved,) = floats(footprint)
     inverse = capacity / np.maximum(moved, capacity * np.finfo(np.float32).eps)
     return np.asarray(1.0 / (1.0 + inverse**CACHE_STEEPNESS))
 
@@ -309,35 +187,44 @@ def attention_prefill_time(
     parameters: PrefillParameters,
     window: Sizes = 0.0,
     element_bytes: Sizes = 2.0,
-    paged: Mask = False,
+    paged: bool = False,
+    sustained: float = 0.0,
+    activity: float = 1.0,
     flop_factor: float = 1.0,
     traffic_factor: float = 1.0,
 ) -> Array:
     """Forward attention of ``query_length`` tokens to ``kv_length`` keys [s]; ``paged`` adds the cache write.
 
-    time = launch + ((max(work / S + last wave, longest tile) / clock)^p + (bytes / bandwidth)^p)^(1/p) + merge + write
+    time = launch + hot · ((max(work / S + last wave, longest tile) / clock)^p + (bytes / bandwidth)^p)^(1/p) + merge
+           + write
 
     with work = key blocks · (two products at the tensor rate + exponentials) + tiles · tile_cycles on S
-    multiprocessors. Few tiles split their keys (``balanced_splits``) and merge partial sums. Holds from one tile to
-    minutes and for head dimensions to 512. ``flop_factor`` and ``traffic_factor`` scale products and bytes (the
-    backward pass). ``window`` 0 is none.
+    multiprocessors. Bytes come from L2 as far as they fit; few tiles split their keys (``balanced_splits``) and merge
+    partial sums. ``hot`` is the slow-down at the limit of power (`paleo.pricing.power`), which ``sustained`` load feels
+    in full and whose ``activity`` is that of the data. Holds from one tile to minutes and for head dimensions to 512.
+    ``flop_factor`` and ``traffic_factor`` scale products and bytes (the backward pass). ``window`` 0 is none.
     """
-    p, (b, hq, hk, nq, nk, d) = parameters, _floats(batch, query_heads, kv_heads, query_length, kv_length, head_dim)
-    work = _tiling(kernel(kernel_name), b, hq, hk, nq, nk, d, causal, window, device)
+    p, (b, hq, hk, nq, nk, d) = parameters, floats(batch, query_heads, kv_heads, query_length, kv_length, head_dim)
+    division = kernel(kernel_name)
+    tile = tile_shape(division.tiles if paged else division.dense_tiles or division.tiles, d)
+    work = _tiling(division, tile, b, hq, hk, nq, nk, d, causal, window, device)
     padded = ~np.isin(d, NATIVE_HEAD_DIMS)
     start = p.tile_cycles * (0.5 + d / 256.0) + p.padded_tile_cycles * padded
-    products = flop_factor * 4 * padded_head_dim(d) / (device.flops_per_clock * p.mma_efficiency)
-    busy = _busy_cycles(work, work.area * (products + p.exp_cycles), start, p.wave_quantization, device.multiprocessors)
+    flops = flop_factor * 4 * padded_head_dim(d) * work.area
+    products = flops / (device.flops_per_clock * p.mma_efficiency)
+    busy = _busy_cycles(work, products + work.area * p.exp_cycles, start, p.wave_quantization, device.multiprocessors)
     bandwidth = p.bandwidth_fraction * device.memory_bandwidth
-    streamed = traffic_factor * 2 * d * element_bytes * b * (hq * nq + hk * nk) / bandwidth
+    moved = traffic_factor * 2 * d * element_bytes * b * (hq * nq + hk * nk)
+    body = _norm(busy / device.clock_hz, _traffic_time(moved, device, p), p.norm_order)
+    hot = slow_down(busy=body, flops=flops * work.blocks, dram=moved, energy=p.energy, activity=activity, device=device)
+    body = body * (1.0 + (hot - 1.0) * felt(body, sustained))
     split = work.splits > 1
     merge = split * (p.combine_time + 8.0 * work.splits * b * hq * nq * d / bandwidth)
     write = cache_write_time(
         tokens=b * nq, kv_heads=hk, head_dim=d, element_bytes=element_bytes, write_latency=p.write_latency,
         bandwidth=bandwidth, device=device,
     )  # fmt: skip
-    body = _norm(busy / device.clock_hz, streamed, p.norm_order)
-    return p.launch_time + p.padding_time * padded + body + merge + np.where(paged, write, 0.0)
+    return p.launch_time + p.padding_time * padded + body + merge + (write if paged else 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,10 +240,10 @@ class _Tiling:
 
 
 def _tiling(
-    division: Kernel, b: Array, hq: Array, hk: Array, nq: Array, nk: Array, d: Array,
+    division: Kernel, tile: tuple[Array, Array], b: Array, hq: Array, hk: Array, nq: Array, nk: Array, d: Array,
     causal: Mask, window: Sizes, device: DeviceFigures,
 ) -> _Tiling:  # fmt: skip
-    rows, columns = tile_shape(division, d)
+    rows, columns = tile
     group = np.where(np.asarray(causal) & division.packs, hq / hk, 1.0)
     rows = np.where(nq * group <= WARP_GROUP_ROWS, np.minimum(rows, WARP_GROUP_ROWS), rows)
     tiles, chain = np.ceil(nq * group / rows), np.ceil(nk / columns)
@@ -397,16 +284,19 @@ def attention_backward_time(
     parameters: PrefillParameters,
     window: Sizes = 0.0,
     element_bytes: Sizes = 2.0,
+    sustained: float = 0.0,
+    activity: float = 1.0,
 ) -> Array:
-    """Backward attention [s]: derived from the forward calibration, not fitted.
+    """Backward attention [s], from the forward calibration and ``backward_efficiency``.
 
     Five products where the forward has two (scores again, dV, dP, dQ, dK: 2.5 times the FLOP), one exponential, and
     about three times the bytes: q, k, v, o, do read; dq, dk, dv written; dq also accumulated in fp32 (Dao, 2023).
     """
+    slower = replace(parameters, mma_efficiency=parameters.mma_efficiency * parameters.backward_efficiency)
     return attention_prefill_time(
         batch=batch, query_heads=query_heads, kv_heads=kv_heads, query_length=query_length, kv_length=kv_length,
-        head_dim=head_dim, causal=causal, kernel_name=kernel_name, device=device, parameters=parameters,
-        window=window, element_bytes=element_bytes, flop_factor=2.5, traffic_factor=3.0,
+        head_dim=head_dim, causal=causal, kernel_name=kernel_name, device=device, parameters=slower, window=window,
+        element_bytes=element_bytes, sustained=sustained, activity=activity, flop_factor=2.5, traffic_factor=3.0,
     )  # fmt: skip
 
 
@@ -432,21 +322,24 @@ def attention_decode_time(
     padded tile, so a tile costs the same for 1 to ``rows`` of them. Keys that fit L2 stay there between steps.
     """
     division, p = kernel(kernel_name), parameters
-    b, hq, hk, nk, d = _floats(batch, query_heads, kv_heads, kv_length, head_dim)
+    b, hq, hk, nk, d = floats(batch, query_heads, kv_heads, kv_length, head_dim)
     nk = np.where(np.asarray(window) > 0, np.minimum(nk, window), nk)
-    rows, columns = tile_shape(division, d)
+    rows, columns = tile_shape(division.decode_tiles or division.tiles, d)
     rows = np.minimum(rows, WARP_GROUP_ROWS)
     tiles, blocks, grouped = b * hk * np.ceil(hq / hk / rows), np.ceil(nk / columns), hq > hk
-    splits, captured = _decode_splits(division, b, grouped, tiles, blocks, device.multiprocessors)
+    splits, captured = decode_splits(
+        division, batch=b, grouped=grouped, tiles=tiles, blocks=blocks, multiprocessors=device.multiprocessors
+    )
     block = 4 * rows * columns * d / (device.flops_per_clock * p.mma_efficiency)
     tile = p.tile_cycles * (0.5 + d / 256.0) + np.ceil(blocks / splits) * block + p.scan_cycles * b
     x = tiles * splits / device.multiprocessors
     waves = p.wave_quantization * np.ceil(x) + (1 - p.wave_quantization) * np.maximum(x, 1.0)
     keys = _traffic_time(2 * b * hk * nk * d * element_bytes, device, p)
-    copied = (division.most_splits == 1) & grouped & (hk > 1) & (b > 1)
+    waved = division.decode_splits == "waves"
+    copied = waved & grouped & (hk > 1) & (b > 1)
     partial = 8 * splits * b * hq * d * ((splits > 1) | captured)
     side = _traffic_time(2 * b * hq * d * element_bytes * np.where(copied, 3.0, 1.0) + partial, device, p)
-    launches = 1.0 * ((division.most_splits == 1) & grouped) + 3.0 * copied
+    launches = 1.0 * (waved & grouped) + 3.0 * copied
     merge = (splits > 1) * (p.combine_time + p.combine_step * splits) + captured * b * p.sequence_time
     write = cache_write_time(
         tokens=b, kv_heads=hk, head_dim=d, element_bytes=element_bytes, write_latency=p.write_latency,
@@ -456,29 +349,12 @@ def attention_decode_time(
     return p.launch_time + launches * p.kernel_time + body + side + merge + np.where(paged, write, 0.0)
 
 
-def _decode_splits(
-    division: Kernel, batch: Array, grouped: npt.NDArray[np.bool_], tiles: Array, blocks: Array, sms: float
-) -> tuple[Array, npt.NDArray[np.bool_]]:
-    """Splits of the keys, and whether a captured graph launches split kernels whatever the length."""
-    if division.most_splits == 1:
-        waved = wave_splits(tiles=tiles, blocks=np.where(grouped, blocks, 1.0), slots=2 * sms)
-        return waved, np.zeros(np.shape(waved), dtype=np.bool_)
-    captured = batch <= CAPTURED_BATCH
-    if division.fixed_splits:
-        return np.broadcast_arrays(np.where(captured, float(division.most_splits), 1.0), blocks)[0], captured
-    return balanced_splits(tiles=tiles, blocks=blocks, multiprocessors=sms, most=division.most_splits), captured
-
-
-def _traffic_time(moved: Array, device: DeviceFigures, p: DecodeParameters) -> Array:
+def _traffic_time(moved: Array, device: DeviceFigures, p: PrefillParameters | DecodeParameters) -> Array:
     """Bytes that were used in the step before: through L2 at its rate, and from memory as far as they do not fit."""
     missed = moved * miss_fraction(moved, p.cache_fraction * device.l2_bytes)
     memory = missed / (p.bandwidth_fraction * device.memory_bandwidth)
     through = moved / (p.l2_bytes_per_cycle * device.multiprocessors * device.clock_hz)
     return _norm(memory, through, 4.0)
-
-
-def _floats(*sizes: Sizes) -> tuple[Array, ...]:
-    return tuple(np.asarray(size, dtype=np.float64) for size in sizes)
 
 
 def _norm(first: Array, second: Array, order: float) -> Array:

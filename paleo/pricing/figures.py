@@ -13,6 +13,8 @@ from paleo.units import GIGA
 FP32_LANES = 256.0
 #: Assumed last-level cache per multiprocessor where a datasheet names none: 128 KiB.
 CACHE_PER_MULTIPROCESSOR = 2.0**17
+#: Lowest clock, as a share of boost, at which a datasheet states the peak of matrix units.
+LOWER_CLOCK = 0.85
 #: What ``compute`` may say of the unit that a dtype runs on.
 COMPUTE = ("", "tensor", "vector", "fp32")
 
@@ -42,25 +44,44 @@ def clock_of(device: Device) -> float:
     return fp32 / (FP32_LANES * device.multiprocessors) if fp32 else GIGA
 
 
+def peak_at_boost(device: Device, peak_flops_per_s: float) -> float:
+    """Peak of matrix units at the boost clock, where a datasheet states it at a lower one.
+
+    A multiprocessor of NVIDIA does a power of two of FLOP per clock (4096 on Hopper at 16 bits, 8192 on Blackwell:
+    whitepapers). H100's 989 TFLOP/s are such units at 1.83 GHz, of 1.98 that it boosts to.
+
+    >>> from paleo.specs.hardware import load_device
+    >>> h100 = load_device("h100-sxm5-80gb")
+    >>> peak_at_boost(h100, h100.peak["bf16"]) / (h100.multiprocessors * h100.boost_clock)
+    4096.0
+    """
+    if device.vendor != "NVIDIA" or device.kind != "gpu":
+        return peak_flops_per_s
+    per_clock = device.multiprocessors * clock_of(device)
+    power = 2.0 ** round(math.log2(peak_flops_per_s / per_clock))
+    return power * per_clock if LOWER_CLOCK < peak_flops_per_s / (power * per_clock) < 1.0 else peak_flops_per_s
+
+
 def figures(device: Device, dtype: str, compute: str | None = None) -> DeviceFigures:
     """Figures of ``device`` for products of ``dtype``; SpecError when it has no peak for that.
 
     >>> from paleo.specs.hardware import load_device
-    >>> figures(load_device("a100-sxm4-80gb"), "fp16").flops_per_clock.__round__()
-    2049
+    >>> figures(load_device("b200"), "fp16").flops_per_clock
+    8192.0
     >>> figures(load_device("a100-sxm4-80gb"), "fp32").tensor_cores
     False
     """
     unit = unit_of(device, dtype, compute)
     arithmetic = "fp32" if compute == "fp32" else dtype
     ordinary = unit == "vector" and arithmetic in device.vector_peak
+    peak = device.peak_flops_per_s(arithmetic, "vector" if ordinary else None)
     return DeviceFigures(
         name=device.name,
         architecture=device.architecture,
         memory_kind=device.memory.kind,
         multiprocessors=float(device.multiprocessors),
         clock_hz=clock_of(device),
-        peak_flops_per_s=device.peak_flops_per_s(arithmetic, "vector" if ordinary else None),
+        peak_flops_per_s=peak_at_boost(device, peak) if unit == "tensor" else peak,
         memory_bandwidth=device.memory.bandwidth,
         l2_bytes=device.l2 or device.multiprocessors * CACHE_PER_MULTIPROCESSOR,
         power_watts=device.tdp or math.inf,

@@ -9,7 +9,7 @@ split so that few tiles still fill the device; the library is assumed to take th
     compute= waves · k · (tile FLOP per k) / (efficiency · peak FLOP per clock and multiprocessor)
     L2     = operands that all blocks read: blocks · k · (Tm + Tn) elements
     DRAM   = compulsory bytes that the L2 does not still hold
-    clock  = lowered where power at full clock would exceed the board's limit (dynamic power ~ clock²)
+    clock  = lowered where power at full clock would exceed the board's limit (`paleo.pricing.power`)
 
 Roofline and tiling: Williams, Waterman, Patterson, CACM 52(4), 2009; NVIDIA, "Matrix Multiplication Background User's
 Guide" (tile and wave quantisation); split and stream-K: Osama et al., PPoPP 2023. Rates are per clock and per FLOP of
@@ -26,11 +26,11 @@ import numpy as np
 import numpy.typing as npt
 
 from paleo.pricing.parameters import DeviceFigures, parameter
-from paleo.units import KILO, MICROSECOND, MILLISECOND, TERA
+from paleo.pricing.power import RAMP, felt, slow_down
+from paleo.units import KILO, MICROSECOND, MILLISECOND
 
 Array = npt.NDArray[np.float64]
 Numbers = npt.ArrayLike
-PICO = 1.0 / TERA
 #: Output tiles of one thread block that CUTLASS and cuBLAS offer; columns run along the contiguous side of C. Kernels
 #: for ordinary cores come in one orientation only (``sgemm_128x64`` has its 128 on the contiguous side).
 TENSOR_TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64))
@@ -39,10 +39,6 @@ VECTOR_TILES = ((256, 128), (128, 256), (128, 128), (64, 128), (64, 64), (32, 12
 LEAST_SPLIT, TENSOR_STEP, VECTOR_STEP = 128.0, 64.0, 8.0
 #: Smallest sgemm tile of single products against that of batched ones: libraries keep narrower kernels for them.
 SINGLE_TILE = 0.25
-#: DRAM access with its way over the chip: 3.9 pJ/bit in HBM2 (O'Connor et al., MICRO 2017) and about 1 pJ/bit on chip.
-DRAM_ENERGY = 40 * PICO
-#: Share of the power limit that a busy device draws without arithmetic: leakage, fabric, memory refresh, fans.
-IDLE_SHARE = 0.15
 #: Stride from which every row of an operand lies on its own page of the address-translation cache.
 PAGE_BYTES = 128 * 2.0**10
 #: Rows priced at once, so that the working arrays stay in cache.
@@ -93,14 +89,19 @@ class GemmParameters:
         meaning="extra main-loop time when each row of k-contiguous operands lies on its own page",
     )  # fmt: skip
     ramp: float = parameter(
-        3 * MILLISECOND, low=0.1 * MILLISECOND, high=30 * MILLISECOND, unit="s", fitted=False,
+        RAMP, low=0.01 * MILLISECOND, high=30 * MILLISECOND, unit="s", fitted=False,
         meaning="kernel time at which half of the power limit's slow-down is felt in a short test run",
     )  # fmt: skip
-    training_activity: float = parameter(
-        1.5, low=0.5, high=3.0, unit="1", fitted=False,
-        meaning="switching activity of training's data in matrix units against that of the calibration's rows; from "
-        "steps of FSDP on A100 and H100, where it is 1.3 to 1.7 (NeMo's in eight bits: 1.9)",
+    training_energy: float = parameter(
+        1.5, low=0.1, high=90.0, unit="pJ/FLOP", fitted=False,
+        meaning="energy per FLOP of sustained training: its data switch more than those of the calibration's rows, and "
+        "casts, transposes and scales of narrow formats are in it; from the rates that measured steps sustain",
     )  # fmt: skip
+
+    @property
+    def training_activity(self) -> float:
+        """Energy of training's arithmetic against that of the calibration's rows."""
+        return self.training_energy / self.energy
 
 
 def cache_miss(footprint: Array, capacity: float) -> Array:
@@ -122,27 +123,6 @@ def waves(blocks: Array, multiprocessors: float, rounding: float) -> Array:
     """
     rounds = blocks / multiprocessors
     return np.asarray(rounding * np.ceil(rounds) + (1.0 - rounding) * np.maximum(rounds, 1.0))
-
-
-def throttle(power_at_full_clock: Array, power_limit: Array) -> Array:
-    """Factor by which compute slows when its dynamic power would pass the limit; 1 below, smooth at the knee.
-
-    Dynamic power ~ clock · voltage², and voltage follows clock over the upper part of its range only, hence about
-    clock²: the factor is (power / limit)^(1/2).
-
-    >>> throttle(np.array([1.0, 4.0]), np.array([100.0, 1.0])).round(2)
-    array([1., 2.])
-    """
-    ratio = np.square(np.square(power_at_full_clock / power_limit))
-    return np.asarray(np.sqrt(np.sqrt(np.sqrt(1.0 + ratio))))
-
-
-def hot(busy: Array, flops: Array, dram: Array, activity: Numbers, device: DeviceFigures, p: GemmParameters) -> Array:
-    """Factor by which kernels slow that take ``busy`` seconds at full clock: the power of their arithmetic against what
-    idling and ``dram`` bytes leave of the limit."""
-    power = np.asarray(activity) * p.energy * PICO * flops / busy
-    limit = device.power_watts * (1.0 - IDLE_SHARE) - np.asarray(activity) * DRAM_ENERGY * dram / busy
-    return throttle(power, np.maximum(limit, 0.05 * device.power_watts))
 
 
 def _fourth_power(x: Array) -> Array:
@@ -204,9 +184,9 @@ def _chunk_time(columns: tuple[Array, ...], device: DeviceFigures, p: GemmParame
     dram = dram + right * cache_miss(footprint + (copies - 1.0) * right, capacity)
     stall = 1.0 + p.page_stall * contiguous * np.minimum(k * element / PAGE_BYTES, 1.0)
     busy, share = _busy_time((m, n, k, batch), element, result, dram, stall, device, p)
-    slowed = hot(busy, 2.0 * m * n * k * batch, dram, activity, device, p)
-    sustained = np.maximum(busy / (busy + p.ramp), heated)
-    return np.asarray(p.launch + busy * (1.0 + share * (slowed - 1.0) * sustained))
+    flops = 2.0 * m * n * k * batch
+    slowed = slow_down(busy=busy, flops=flops, dram=dram, energy=p.energy, activity=activity, device=device)
+    return np.asarray(p.launch + busy * (1.0 + share * (slowed - 1.0) * felt(busy, heated, p.ramp)))
 
 
 def gemm_time(
@@ -239,12 +219,12 @@ def gemm_time(
     True
     """
     given = (m, n, k, batch, element_bytes, result_bytes, weight_copies, activity, k_contiguous, sustained)
-    arrays = np.broadcast_arrays(*(np.asarray(one, dtype=np.float64) for one in given))
-    flat = [one.ravel() for one in arrays]
+    arrays = np.broadcast_arrays(*(np.asarray(values, dtype=np.float64) for values in given))
+    flat = [values.ravel() for values in arrays]
     seconds = np.empty(flat[0].shape)
     for start in range(0, len(seconds), CHUNK):
         rows = slice(start, start + CHUNK)
-        seconds[rows] = _chunk_time(tuple(one[rows] for one in flat), device, parameters)
+        seconds[rows] = _chunk_time(tuple(values[rows] for values in flat), device, parameters)
     return seconds.reshape(arrays[0].shape)
 
 

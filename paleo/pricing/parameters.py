@@ -12,6 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import numpy as np
+import numpy.typing as npt
+
 from paleo.errors import SpecError, near
 
 Parameters = TypeVar("Parameters")
@@ -54,3 +57,8 @@ class DeviceFigures:
     def flops_per_clock(self) -> float:
         """Peak FLOP per clock and multiprocessor of the unit that the rows run on."""
         return self.peak_flops_per_s / (self.multiprocessors * self.clock_hz)
+
+
+def floats(*sizes: npt.ArrayLike) -> tuple[npt.NDArray[np.float64], ...]:
+    """Each argument as an array of floats."""
+    return tuple(np.asarray(size, dtype=np.float64) for size in sizes)

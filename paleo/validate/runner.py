@@ -14,7 +14,7 @@ import pandas as pd
 from paleo.specs.calibration import Calibration
 from paleo.validate.kinds.base import Array, best_constant_efficiency, read_table, text
 from paleo.validate.residual import residual
-from paleo.validate.scaling import EfficiencyPoint, points
+from paleo.validate.scaling import Point, points
 from paleo.validate.tables import MeasuredTable, Predictions, Words, table_of
 
 Flags = npt.NDArray[np.bool_]
@@ -105,26 +105,26 @@ class FileReport:
         log_error = np.abs(np.log(self.predictions.seconds / self.measured))
         order = np.argsort(np.where(self.predicted, -log_error, np.inf), kind="stable")
         spread = self._scatter()
-        misses: dict[str, Worst] = {}
+        found: dict[str, Worst] = {}
         for row in order[: min(int(self.predicted.sum()), most * 20)]:
-            configuration = describe(self.frame, int(row), self.table)
-            misses.setdefault(configuration, self._explained(int(row), configuration, float(spread[row])))
-            if len(misses) == most:
+            what = describe(self.frame, int(row), self.table)
+            found.setdefault(what, self._explained(int(row), what, float(spread[row])))
+            if len(found) == most:
                 break
-        return list(misses.values())
+        return list(found.values())
 
     @property
-    def scaling(self) -> list[EfficiencyPoint]:
+    def scaling(self) -> list[Point]:
         """Efficiency on several devices, where the table has such curves."""
         curves = self.table.curves(self.frame)
         predicted = np.where(self.predicted, self.predictions.seconds, np.nan)
         return [] if curves is None else points(curves, measured=self.measured, predicted=predicted)
 
-    def _explained(self, row: int, configuration: str, spread: float) -> Worst:
+    def _explained(self, row: int, what: str, spread: float) -> Worst:
         of, measured = self.predictions, float(self.measured[row])
         ideal, predicted = float(of.baseline[row]), float(of.seconds[row])
         reason = explanation(measured, predicted, ideal, spread, str(of.origins[row]))
-        return Worst(row, str(of.subjects[row]), measured, predicted, configuration, reason)
+        return Worst(row, str(of.subjects[row]), measured, predicted, what, reason)
 
     def _scatter(self) -> Array:
         """Largest over smallest measured time, less 1, among rows that agree in all but what was measured."""
@@ -185,10 +185,10 @@ def _mean_or_none(values: Array) -> float | None:
     return float(np.mean(known)) if len(known) else None
 
 
-def validate_file(path: str | Path, calibration: Calibration | None = None) -> FileReport:
+def validate_file(path: str | Path, own: Calibration | None = None) -> FileReport:
     """Predict every row of a measured table and compare."""
     frame = read_table(path)
-    return validate_frame(str(path), frame, table_of(frame.columns, calibration))
+    return validate_frame(str(path), frame, table_of(frame.columns, own))
 
 
 def validate_frame(name: str, frame: pd.DataFrame, table: MeasuredTable) -> FileReport:
@@ -207,7 +207,7 @@ def _scaled_baseline(predictions: Predictions, measured: Array) -> tuple[Array, 
     """The rooflines divided by one efficiency a device, the one that suits these rows best: a favourable baseline."""
     baseline, efficiencies = np.full(len(measured), np.nan), dict[str, float]()
     usable = (predictions.reasons == "") & np.isfinite(predictions.baseline) & (predictions.baseline > 0)
-    for subject in sorted({str(name) for name in predictions.subjects[usable]}):
+    for subject in sorted({str(one) for one in predictions.subjects[usable]}):
         mine = usable & (predictions.subjects == subject)
         efficiency = best_constant_efficiency(predictions.baseline[mine], measured[mine])
         baseline[mine], efficiencies[subject] = predictions.baseline[mine] / efficiency, efficiency

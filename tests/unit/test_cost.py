@@ -6,7 +6,7 @@ import pytest
 
 from paleo.errors import SpecError
 from paleo.predict import predict
-from paleo.pricing.gemm import IDLE_SHARE
+from paleo.pricing.power import IDLE_SHARE
 from paleo.specs.hardware import load_system
 from paleo.specs.loading import validate
 from paleo.specs.model import load_model

@@ -116,12 +116,13 @@ def test_training_draws_more_power_than_the_calibrating_rows() -> None:
             family="gemm.tensor",
         ).parameters  # fmt: skip
 
-    known = found(load_system("h100-sxm5-80gb").device, "bf16").training_activity
-    assert known == GemmParameters().training_activity == 1.5
-    slower = {name: seconds(name, "bf16", known) / seconds(name, "bf16", 1.0) for name in POWER_OVER_LIMIT}
-    assert slower == pytest.approx(POWER_OVER_LIMIT, abs=0.02)
+    for name, ratio in POWER_OVER_LIMIT.items():
+        known = found(load_system(name).device, "bf16")
+        assert known.training_energy > known.energy
+        slower = seconds(name, "bf16", known.training_activity) / seconds(name, "bf16", 1.0)
+        assert slower == pytest.approx(ratio, abs=0.03), name
 
 
-#: (1 + (1.5 r)⁴)^(1/8) over (1 + r⁴)^(1/8) for r, the power at full clock over what the board leaves for
-#: arithmetic; memory and the edges of tiles take a little of both.
-POWER_OVER_LIMIT = {"h100-sxm5-80gb": 1.19, "a100-sxm4-80gb": 1.09}
+#: (1 + a⁴ r⁴)^(1/4) over (1 + r⁴)^(1/4) for r, the power at full clock over what the board leaves, and a, training's
+#: energy over that of the calibration's rows (1.25 on both), as far as arithmetic limits the product.
+POWER_OVER_LIMIT = {"h100-sxm5-80gb": 1.14, "a100-sxm4-80gb": 1.05}

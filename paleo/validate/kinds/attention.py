@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 import numpy as np
@@ -12,17 +13,44 @@ from paleo.pricing.attention import (
     PrefillParameters,
     attention_decode_time,
     attention_prefill_time,
-    default_kernel,
 )
+from paleo.pricing.attention_kernels import KERNELS, default_kernel
 from paleo.pricing.parameters import DeviceFigures
 from paleo.validate.kinds.base import KINDS, Array, FitPlan, Fitted, TableKind, as_timed, number, text
+from paleo.validate.kinds.silicon import WHOLE_SHARE, energy, surviving_share
 
 PHASES = ("context", "encoder", "generation")
 DTYPE_BYTES = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0}
 #: Beginnings of device names by the architecture that decides which kernel a library picks.
 HOPPER, BLACKWELL = ("h100", "h200", "h800", "h20", "gh200"), ("b100", "b200", "b300", "gb200", "gb300")
 #: How libraries name their kernels; without a name a library picks by architecture.
-NAMED = (("fa4", "fa4"), ("fa3", "fa3"), ("fa2", "fa2"), ("trtllm", "fa4"), ("tensorrt", "fa4"), ("flashinfer", "fa2"))
+NAMED = (
+    ("fa4", "fa4"),
+    ("fa3", "fa3"),
+    ("fa2", "fa2"),
+    ("trtllm", "trtllm"),
+    ("tensorrt", "trtllm"),
+    ("flashinfer", "fa2"),
+)
+
+
+#: Parameters of decode that a kernel does not have, or that its rows do not tell apart.
+SILENT: Mapping[str, tuple[str, ...]] = {
+    "fa2": ("scan_cycles", "sequence_time"),
+    "fa3": ("kernel_time", "scan_cycles"),
+    "fa4": ("kernel_time", "sequence_time"),
+    "trtllm": ("kernel_time", "scan_cycles", "sequence_time", "mma_efficiency"),
+}
+#: Cycles of an exponential per score where it is not the special-function unit's 1/16: FlashAttention-4 computes half
+#: of them as polynomials (its authors' talk at Hot Chips 2025).
+EXPONENTIALS = {"fa4": 1 / 32}
+#: Rate of backward against forward, long causal sequences at head dimension 128: FlashAttention-2 on A100 (Dao, 2023,
+#: figures 5 and 6), FlashAttention-3 (Shah et al., 2024, figures 5 and 6, less its exponentials), the same for others.
+BACKWARD = {"fa2": 0.85, "fa3": 0.72, "fa4": 0.67, "trtllm": 0.67}
+#: Energy of a FLOP of attention against that of a product: scores and sums stay in registers between the two products.
+OPERAND_SHARE = 0.75
+#: L2 bytes per clock and multiprocessor of parts with a split L2 and with a whole one, where no decode rows tell.
+L2_RATE = (40.0, 8.0)
 
 
 class AttentionTable(TableKind[DeviceFigures]):
@@ -34,30 +62,31 @@ class AttentionTable(TableKind[DeviceFigures]):
     sizes: ClassVar = ("batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim")
     families: ClassVar = {
         f"attention.{kernel}.{phase}": DecodeParameters if phase == "decode" else PrefillParameters
-        for kernel in ("fa2", "fa3", "fa4")
+        for kernel in KERNELS
         for phase in ("prefill", "encoder", "decode")
     }
     host_parameters = ("launch_time",)
 
-    def start(
-        self, family: str, stack: str, figures: DeviceFigures
-    ) -> tuple[PrefillParameters | DecodeParameters, tuple[str, ...]]:
-        """Where a fit begins, and the parameters that it leaves there: rows of this kind do not tell them apart."""
-        _, kernel, phase = family.split(".")
-        if phase == "decode":
-            fixed = {
-                "fa2": ("scan_cycles", "sequence_time"),
-                "fa3": ("kernel_time", "scan_cycles"),
-                "fa4": ("kernel_time", "sequence_time"),
-            }
-            return DecodeParameters(), fixed[kernel]
-        silent = ("write_latency",) if phase == "encoder" else ("padding_time", "padded_tile_cycles")
-        return PrefillParameters(), ("exp_cycles", *silent, *(("combine_time",) if kernel == "fa2" else ()))
-
     def fit_plan(self, subject: str, family: str, stack: str, figures: DeviceFigures, fitted: Fitted) -> FitPlan:
-        """As ``start`` says."""
-        start, fixed = self.start(family, stack, figures)
-        return FitPlan(start, fixed=fixed, training_rows=900, prior=0.3)
+        """Where a fit sets out, and what stays there because rows of its kind do not tell it apart.
+
+        Energies and the share of L2 follow from the silicon; what decode of the same kernel told of L2 holds for
+        prefill, which is fitted after it.
+        """
+        _, kernel, phase = family.split(".")
+        share, decode = surviving_share(figures), fitted.get((subject, f"attention.{kernel}.decode", stack))
+        if phase == "decode":
+            return FitPlan(DecodeParameters(cache_fraction=share), fixed=SILENT[kernel], training_rows=900, prior=0.3)
+        start = PrefillParameters(
+            cache_fraction=decode.cache_fraction if decode else share,
+            l2_bytes_per_cycle=decode.l2_bytes_per_cycle if decode else L2_RATE[share == WHOLE_SHARE],
+            exp_cycles=EXPONENTIALS.get(kernel, 1 / 16),
+            energy=OPERAND_SHARE * energy(figures).tensor,
+            backward_efficiency=BACKWARD[kernel],
+        )
+        silent = ("write_latency",) if phase == "encoder" else ("padding_time", "padded_tile_cycles")
+        whole = ("combine_time",) if KERNELS[kernel].most_splits == 1 else ()
+        return FitPlan(start, fixed=("exp_cycles", *silent, *whole), training_rows=900, prior=0.3)
 
     def unsupported(self, frame: pd.DataFrame) -> pd.Series[str]:
         reason = pd.Series("", index=frame.index, dtype=object)
@@ -93,7 +122,7 @@ class AttentionTable(TableKind[DeviceFigures]):
         return attention_prefill_time(
             batch=b, query_heads=hq, kv_heads=hk, query_length=nq, kv_length=nk, head_dim=d, causal=_causal(frame),
             kernel_name=kernel, device=figures, parameters=parameters, window=window, element_bytes=width,
-            paged=(text(frame, "phase") != "encoder").to_numpy(),
+            paged=bool((text(frame, "phase") != "encoder").all()),
         )  # fmt: skip
 
 

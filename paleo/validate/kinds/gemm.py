@@ -18,10 +18,13 @@ from paleo.pricing.parameters import DeviceFigures
 from paleo.specs.hardware import find_device
 from paleo.units import MICROSECOND
 from paleo.validate.kinds.base import KINDS, Array, FitPlan, Fitted, TableKind, mapped, number, unpriced
+from paleo.validate.kinds.silicon import energy, surviving_share
 
 #: Bytes per element of the operands and of the result.
-OPERAND_BYTES: Mapping[str, float] = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
-RESULT_BYTES: Mapping[str, float] = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 2}
+OPERAND_BYTES: Mapping[str, float] = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "fp4": 0.5}
+RESULT_BYTES: Mapping[str, float] = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 2, "fp4": 2}
+#: Formats to which activations are quantised before each product.
+NARROW = ("fp8", "fp4")
 #: How a source times its rows; a source that is not listed is taken to launch back to back.
 STACKS: Mapping[str, str] = {
     "aiconfigurator": "graph",
@@ -43,29 +46,12 @@ ACTIVITY: Mapping[tuple[str, str], float] = {("kernel", "fp16"): 0.7, ("back-to-
 COLUMN_MAJOR = frozenset({"deepbench"})
 
 
-class Energy(NamedTuple):
-    """Dynamic energy at full clock [pJ/FLOP] of matrix units at two bytes and at one, and of ordinary cores in fp32."""
-
-    tensor: float
-    fp8: float
-    vector: float
-
-
 #: Areas of the smallest sgemm tiles of the cuBLAS generations: Volta's 64 x 64, Maxwell's 128 x 64, Ampere's 128 x 128.
 TILES = (64 * 64.0, 64 * 128.0, 128 * 128.0)
-#: Architecture -> where a fit sets out: energy (by process, from board power over sustained rate), smallest sgemm tile.
-SILICON: Mapping[str, tuple[Energy, float]] = {
-    "Kepler": (Energy(9.0, 9.0, 36.0), TILES[1]),
-    "Maxwell": (Energy(9.0, 9.0, 30.0), TILES[1]),
-    "Pascal": (Energy(4.0, 4.0, 18.0), TILES[1]),
-    "Volta": (Energy(3.0, 3.0, 18.0), TILES[0]),
-    "Turing": (Energy(3.0, 3.0, 18.0), TILES[0]),
-    "Ampere": (Energy(1.0, 1.0, 13.0), TILES[2]),
-    "Ada Lovelace": (Energy(1.8, 0.9, 9.0), TILES[2]),
-    "Hopper": (Energy(0.9, 0.46, 9.0), TILES[2]),
-    "Blackwell": (Energy(0.58, 0.3, 8.0), TILES[2]),
-    "Blackwell Ultra": (Energy(0.58, 0.3, 8.0), TILES[2]),
-}
+#: Rows that never come near the limit of power, or (P100 in fp32) whose throttling is thermal: energy stays as known.
+UNTHROTTLED = {("Pascal", "gemm.simt"), ("Ampere", "gemm.tensor")}
+#: Architecture -> its smallest sgemm tile, where it is not the last.
+SMALLEST_TILE = {"Kepler": TILES[1], "Maxwell": TILES[1], "Pascal": TILES[1], "Volta": TILES[0], "Turing": TILES[0]}
 
 
 class Teacher(NamedTuple):
@@ -74,7 +60,6 @@ class Teacher(NamedTuple):
     subject: str
     stack: str
     launch: float
-    energy: float
     prior: float
     known: Mapping[str, float]
 
@@ -83,10 +68,10 @@ class Teacher(NamedTuple):
 _SHORT = {"epilogue": 3000.0, "bandwidth_efficiency": 0.75}
 #: Architecture and family -> where a fit of DeepBench rows sets out.
 TEACHERS: Mapping[tuple[str, str], Teacher] = {
-    ("Volta", "gemm.tensor"): Teacher("a100-sxm4-80gb", "graph", 4 * MICROSECOND, 3.0, 2.0, {}),
-    ("Volta", "gemm.simt"): Teacher("v100-pcie-32gb", "eager", 6 * MICROSECOND, 18.0, 2.0, {}),
-    ("Pascal", "gemm.simt"): Teacher("p100-pcie-16gb", "eager", 5 * MICROSECOND, 18.0, 1.0, _SHORT),
-    ("Maxwell", "gemm.simt"): Teacher("p100-pcie-16gb", "eager", 30 * MICROSECOND, 18.0, 1.0, _SHORT),
+    ("Volta", "gemm.tensor"): Teacher("a100-sxm4-80gb", "graph", 4 * MICROSECOND, 2.0, {}),
+    ("Volta", "gemm.simt"): Teacher("v100-pcie-32gb", "eager", 6 * MICROSECOND, 2.0, {}),
+    ("Pascal", "gemm.simt"): Teacher("p100-pcie-16gb", "eager", 5 * MICROSECOND, 1.0, _SHORT),
+    ("Maxwell", "gemm.simt"): Teacher("p100-pcie-16gb", "eager", 30 * MICROSECOND, 1.0, _SHORT),
 }
 
 
@@ -101,6 +86,7 @@ class GemmTable(TableKind[DeviceFigures]):
         "gemm.tensor": GemmParameters,
         "gemm.simt": GemmParameters,
         "gemm.fp8": GemmParameters,
+        "gemm.fp4": GemmParameters,
     }
     host_parameters: ClassVar[tuple[str, ...]] = ("launch",)
 
@@ -123,13 +109,16 @@ class GemmTable(TableKind[DeviceFigures]):
 
     def starts(self, family: str, figures: DeviceFigures) -> Sequence[GemmParameters]:
         """Energy by process, tile by library generation; for ordinary cores the tile sizes of all generations."""
-        energy, tile = SILICON.get(figures.architecture, SILICON["Ampere"])
+        energies, tile = energy(figures), SMALLEST_TILE.get(figures.architecture, TILES[2])
+        share = surviving_share(figures)
+        if family == "gemm.tensor":
+            return (GemmParameters(energy=energies.tensor, training_energy=energies.training, l2_share=share),)
         if family != "gemm.simt":
-            return (GemmParameters(energy=energy.fp8 if family == "gemm.fp8" else energy.tensor),)
+            return (GemmParameters(energy=energies.fp8, training_energy=energies.training_fp8, l2_share=share),)
         stall = 1.0 if figures.architecture in ("Kepler", "Maxwell", "Pascal") else 0.05
         first = GemmParameters(
             launch=20 * MICROSECOND, efficiency=0.9, l2_rate=0.02, split_time=3 * MICROSECOND, page_stall=stall,
-            energy=energy.vector, least_tile=tile,
+            energy=energies.vector, training_energy=energies.vector, least_tile=tile,
         )  # fmt: skip
         return (first, *(dataclasses.replace(first, least_tile=one) for one in TILES if one != tile))
 
@@ -139,9 +128,11 @@ class GemmTable(TableKind[DeviceFigures]):
         teacher = TEACHERS.get((figures.architecture, family))
         known = fitted.get((teacher.subject, family, teacher.stack)) if teacher and stack == "back-to-back" else None
         if teacher is None or known is None:
-            fixed = ("energy",) if figures.architecture == "Pascal" else ()
+            fixed = ("energy",) if (figures.architecture, family) in UNTHROTTLED else ()
             return FitPlan(first, tuple(others), ("launch",), fixed, starts=1 if others else 2)
-        start = dataclasses.replace(known, launch=teacher.launch, energy=teacher.energy, **teacher.known)
+        start = dataclasses.replace(
+            known, launch=teacher.launch, energy=first.energy, training_energy=first.training_energy, **teacher.known
+        )
         tiles = TILES if family == "gemm.simt" else ()
         alternatives = tuple(dataclasses.replace(start, least_tile=1.01 * tile) for tile in tiles)
         return FitPlan(start, alternatives, ("launch",), ("energy", *teacher.known), starts=1, prior=teacher.prior)
@@ -172,10 +163,10 @@ class GemmTable(TableKind[DeviceFigures]):
             k_contiguous=_k_contiguous(frame),
             device=figures, parameters=parameters,
         )  # fmt: skip
-        if dtype != "fp8":
+        if dtype not in NARROW:
             return seconds
         extra = quantisation_time(
-            elements=m * k * batch, source_bytes=2.0, target_bytes=1.0, device=figures,
+            elements=m * k * batch, source_bytes=2.0, target_bytes=OPERAND_BYTES[dtype], device=figures,
             bandwidth_efficiency=parameters.bandwidth_efficiency, capacity=parameters.l2_share * figures.l2_bytes,
         )  # fmt: skip
         return seconds + extra
@@ -197,8 +188,8 @@ def _stack(source: str, timing: str, library: str, *, batched: bool) -> str:
 
 @cache
 def _family(device: str, dtype: str, compute: str) -> str:
-    if dtype == "fp8":
-        return "gemm.fp8"
+    if dtype in NARROW:
+        return f"gemm.{dtype}"
     try:
         return "gemm.tensor" if unit_of(find_device(device), dtype, compute) == "tensor" else "gemm.simt"
     except SpecError:
