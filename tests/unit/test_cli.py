@@ -5,7 +5,6 @@ import json
 import shlex
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -310,10 +309,19 @@ print(made.memory.fits, "pandas" in sys.modules, "matplotlib" in sys.modules)
     assert done.stdout.split() == ["True", "False", "False"]
 
 
-def test_help_is_quick_and_a_closed_pipe_is_quiet() -> None:
-    start = time.perf_counter()
-    subprocess.run([sys.executable, "-m", "paleo", "--help"], capture_output=True, check=True, cwd=ROOT)
-    assert time.perf_counter() - start < 3.0  # 0.3 s alone; machines that test are busy
+def test_help_loads_neither_numbers_nor_specs() -> None:
+    code = """
+import sys
+from paleo.cli import run
+run(["--help"])
+heavy = {"numpy", "pandas", "matplotlib", "networkx", "pydantic", "yaml", "scipy", "torch"}
+sys.exit(", ".join(sorted(heavy & set(sys.modules))) or 0)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_closed_pipe_is_quiet() -> None:
     command = f"{sys.executable} -m paleo list devices --json | head -n 1"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, check=True, cwd=ROOT)
     assert (done.stdout, done.stderr) == ("{\n", "")

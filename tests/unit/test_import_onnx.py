@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -202,9 +201,7 @@ def test_a_hundred_mutated_files_are_right_or_errors(tmp_path: Path) -> None:
             changed[chance.randrange(len(changed))] = chance.randrange(256)
         if turn % 3 == 0:
             del changed[chance.randrange(len(changed)) :]
-        started = time.perf_counter()
         found = outcome(file, bytes(changed))
-        assert time.perf_counter() - started < 10
         assert isinstance(found, Import) or "mutated.onnx" in str(found)
 
 
