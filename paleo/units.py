@@ -49,6 +49,7 @@ DIMENSIONS: dict[str, dict[str, Decimal]] = {
     "flops_per_s": {f"{unit}/s": factor for unit, factor in (_prefixed("FLOP") | _prefixed("OP")).items()},
     "frequency": _prefixed("Hz"),
     "power": _prefixed("W"),
+    "price": _prefixed("USD"),
     "price_per_s": {f"USD/{unit}": 1 / factor for unit, factor in _SECONDS.items()},
     "price_per_energy": {"USD/kWh": 1 / Decimal(3600000)},
     "count": _prefixed(""),
@@ -61,6 +62,7 @@ _EXAMPLE = {
     "flops_per_s": "312 TFLOP/s",
     "frequency": "1410 MHz",
     "power": "400 W",
+    "price": "350000 USD",
     "price_per_s": "32.77 USD/h",
     "price_per_energy": "0.12 USD/kWh",
     "count": "300G",
@@ -116,6 +118,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "flops_per_s": (1e3, 1e24),
     "frequency": (1.0, 1e15),
     "power": (1e-6, 1e12),
+    "price": (1e-6, 1e15),
     "price_per_s": (1e-15, 1e9),
     "price_per_energy": (1e-15, 1.0),
 }
@@ -157,6 +160,7 @@ BytesPerSecond = Annotated[float, Quantity("bandwidth", positive=True)]
 FlopsPerSecond = Annotated[float, Quantity("flops_per_s", positive=True)]
 Hertz = Annotated[float, Quantity("frequency", positive=True)]
 Watts = Annotated[float, Quantity("power", positive=True)]
+Dollars = Annotated[float, Quantity("price")]
 PricePerSecond = Annotated[float, Quantity("price_per_s")]
 PricePerEnergy = Annotated[float, Quantity("price_per_energy")]
 
@@ -232,3 +236,4 @@ KILO, MEGA, GIGA, TERA = 1e3, 1e6, 1e9, 1e12
 GIB = float(1024**3)
 MEBIBYTE = float(1024**2)
 HOUR, DAY = 3600.0, 86400.0
+YEAR = 365.25 * DAY

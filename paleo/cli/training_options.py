@@ -16,23 +16,69 @@ Epochs = Annotated[float | None, typer.Option(help="Time, rent and energy of so 
 Samples = Annotated[float | None, typer.Option(help="The same for so many samples.")]
 Tokens = Annotated[float | None, typer.Option(help="The same for so many tokens.")]
 GpuPrice = Annotated[
-    str | None, typer.Option("--price", metavar="RATE", help="Rent of one GPU: '2.5 USD/h'. [catalog]")
+    str | None,
+    typer.Option(
+        "--price",
+        metavar="RATE",
+        help="Rent of one GPU: '2.5 USD/h', or by system in USD an hour: A=2.1,B=1.3. [catalog and price lists]",
+    ),
+]
+RentTerm = Annotated[
+    str, typer.Option("--term", metavar="TERM", help="Rented on-demand, 1-year, 3-year or spot (dated price lists).")
+]
+Bought = Annotated[
+    float | None,
+    typer.Option("--buy", metavar="YEARS", help="Machines are bought and written off over so many years. [rented]"),
 ]
 Electricity = Annotated[str | None, typer.Option(metavar="RATE", help="Price of energy: '0.12 USD/kWh'. [not counted]")]
 Pue = Annotated[float | None, typer.Option(help="Energy of the building over that of its machines. [1]")]
 HostPower = Annotated[
     str | None, typer.Option(metavar="POWER", help="Of the host, for each GPU: '150 W'. [not counted]")
 ]
+#: The longest time over which machines are written off.
+MOST_YEARS = 30
 RankBy = Annotated[str | None, typer.Option("--objective", help="Best first by time, cost or energy.")]
 
 
-def tariff(price: str | None, electricity: str | None, pue: float | None, host_power: str | None) -> Tariff:
+def tariff(
+    price: str | None,
+    electricity: str | None,
+    pue: float | None,
+    host_power: str | None,
+    term: str = "on-demand",
+    years: float | None = None,
+) -> Tariff:
     """What is paid beside the catalog's rent."""
     from paleo.specs.loading import validate
+    from paleo.specs.prices import term_named
     from paleo.studies.cost import Tariff
+    from paleo.units import YEAR
 
-    stated = {"gpu_price": price, "electricity": electricity, "pue": pue, "host_power": host_power}
+    if years is not None and not 0 < years <= MOST_YEARS:
+        raise SpecError(f"--buy {years:g}: expected the years in which a machine is written off, up to {MOST_YEARS}")
+    stated = {
+        "gpu_price": None if price is None or "=" in price else price,
+        "gpu_prices": _prices_by_system(price) if price is not None and "=" in price else None,
+        "electricity": electricity,
+        "pue": pue,
+        "host_power": host_power,
+        "term": term_named(term),
+        "years": None if years is None else f"{years * YEAR} s",
+    }
     return validate(Tariff, {key: value for key, value in stated.items() if value is not None}, "options")
+
+
+def _prices_by_system(text: str) -> dict[str, str]:
+    """``A=2.1,B=1.3`` in USD an hour; a rate with its unit does as well."""
+    from paleo.specs.hardware import load_system
+
+    prices: dict[str, str] = {}
+    for part in text.split(","):
+        name, _, rate = (piece.strip() for piece in part.partition("="))
+        if not rate:
+            raise SpecError(f"--price {text!r}: expected one rate, or NAME=RATE for each system; {part!r} is neither")
+        prices[load_system(name).name] = rate if "USD" in rate else f"{rate} USD/h"
+    return prices
 
 
 def objective_named(text: str | None, default: Objective) -> Objective:

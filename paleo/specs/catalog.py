@@ -24,6 +24,7 @@ FOLDERS = {
     "systems": "hardware_specs/systems",
     "calibrations": "hardware_specs/calibrations",
     "software": "hardware_specs/software",
+    "prices": "hardware_specs/prices",
     "models": "models",
     "tasks": "models/tasks",
 }

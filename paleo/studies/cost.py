@@ -21,7 +21,8 @@ from paleo.pricing.power import DRAM_ENERGY, IDLE_SHARE, PICO
 from paleo.pricing.store import lookup
 from paleo.specs.hardware import Device
 from paleo.specs.loading import Spec
-from paleo.units import PricePerEnergy, PricePerSecond, Watts
+from paleo.specs.prices import Term
+from paleo.units import PricePerEnergy, PricePerSecond, Seconds, Watts
 
 #: Arithmetic of element-wise passes runs on ordinary cores in fp32, whatever the dtype of a run.
 VECTOR_FAMILY = "gemm.simt"
@@ -32,13 +33,23 @@ class Tariff(Spec):
 
     ``electricity`` [USD/J] is for machines of one's own (a rent of the catalog includes it); ``pue`` multiplies the
     energy (cooling and supply of the building); ``host_power`` [W] is drawn for each GPU by the rest of its node;
-    ``gpu_price`` [USD/s] replaces the catalog's rent.
+    ``gpu_price`` [USD/s] replaces the catalog's rent, ``gpu_prices`` do for single systems, by their names. ``term`` is
+    how long machines are rented for, in the dated price lists. ``years`` [s]: machines are bought instead and written
+    off evenly over so long a time.
     """
 
     electricity: PricePerEnergy | None = None
     pue: Annotated[float, Field(ge=1.0, le=3.0)] = 1.0
     host_power: Watts | None = None
     gpu_price: PricePerSecond | None = None
+    gpu_prices: dict[str, PricePerSecond] = Field(default_factory=dict)
+    term: Term = "on-demand"
+    years: Seconds | None = None
+
+    @property
+    def rented(self) -> bool:
+        """Whether the price of a machine holds its electricity."""
+        return self.years is None
 
 
 @dataclass(frozen=True, slots=True)

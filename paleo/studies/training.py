@@ -9,8 +9,9 @@ from paleo.errors import SpecError
 from paleo.predict import Prediction
 from paleo.specs.hardware import Price, System
 from paleo.specs.model import ModelSpec
+from paleo.specs.prices import purchase_quote, rent_quote
 from paleo.studies.cost import Tariff, energy, samples_to_target
-from paleo.units import HOUR, KILO, counted
+from paleo.units import HOUR, KILO, YEAR, counted
 
 JOULES_PER_KWH = KILO * HOUR
 
@@ -79,8 +80,8 @@ class Training:
     @property
     def electricity(self) -> float | None:
         """USD for energy, where the tariff has a price of it; the rents of the catalog hold it already."""
-        included = self.price is not None and self.tariff.gpu_price is None
-        if included or self.energy is None or self.tariff.electricity is None:
+        stated = self.price is None or self.price.date == "as stated"
+        if (self.tariff.rented and not stated) or self.energy is None or self.tariff.electricity is None:
             return None
         return self.energy * self.tariff.electricity
 
@@ -130,14 +131,36 @@ def training(
 
 
 def rent(system: System, gpus: int, tariff: Tariff | None = None) -> tuple[float | None, Price | None]:
-    """USD per second for the nodes that hold ``gpus`` devices (else for the devices), and the price it is made of."""
-    if tariff is not None and tariff.gpu_price is not None:
-        stated = Price.model_construct(
-            rate=tariff.gpu_price, date="as stated", source="given with the question, per GPU"
-        )
-        return tariff.gpu_price * gpus, stated
-    if system.price_per_node is not None:
-        return system.price_per_node.rate * math.ceil(gpus / system.devices_per_node), system.price_per_node
-    if system.device.price is not None:
+    """USD per second for the nodes that hold ``gpus`` devices (else for the devices), and the price it is made of.
+
+    What the tariff states comes first; then machines that are bought; then the price in the system's own file, for
+    machines rented on demand; then the dated price lists, `paleo.specs.prices`. Where electricity has a price a system
+    that nobody offers is taken to be one's own: it has no rent.
+    """
+    terms = tariff or Tariff()
+    stated = terms.gpu_prices.get(system.name, terms.gpu_price)
+    if stated is not None:
+        price = Price.model_construct(rate=stated, date="as stated", source="given with the question, per GPU")
+        return stated * gpus, price
+    if terms.years is not None:
+        return _written_off(system, gpus, terms.years)
+    devices = math.ceil(gpus / system.devices_per_node) * system.devices_per_node
+    if terms.term == "on-demand" and system.price_per_node is not None:
+        return system.price_per_node.rate * devices / system.devices_per_node, system.price_per_node
+    if terms.term == "on-demand" and system.device.price is not None:
         return system.device.price.rate * gpus, system.device.price
-    return None, None
+    quote = rent_quote(system, terms.term)
+    if quote is None or (terms.electricity is not None and not quote.exact):
+        return None, None
+    return quote.value * devices, quote.price
+
+
+def _written_off(system: System, gpus: int, seconds: float) -> tuple[float | None, Price | None]:
+    """USD per second of machines that are bought, their price spread evenly over so long a time."""
+    quote = purchase_quote(system)
+    if quote is None:
+        return None, None
+    rate = quote.value / seconds
+    bought = f"bought at {quote.value:,.0f} USD for each GPU, written off over {seconds / YEAR:.3g} years"
+    told = f"{bought}; {quote.price.source}"
+    return rate * gpus, quote.price.model_copy(update={"rate": rate, "source": told})

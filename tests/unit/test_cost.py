@@ -83,13 +83,14 @@ def test_samples_to_target_doubles_at_the_critical_batch() -> None:
 
 def test_systems_are_ranked_by_any_figure() -> None:
     systems = [
-        load_system(name) for name in ("dgx-a100-80gb", "aws-p3dn.24xlarge", "aws-p5.48xlarge", "v100-pcie-16gb")
+        load_system(name)
+        for name in ("meta-grand-teton-h100-96gb", "aws-p3dn.24xlarge", "aws-p5.48xlarge", "v100-pcie-16gb")
     ]
     found = compare(load_model("bert_large"), systems, Run(gpus=8, batch=8))
     by_time = [one.system.name for one in found.ranked("time").candidates]
-    assert by_time == ["aws-p5.48xlarge", "dgx-a100-80gb", "aws-p3dn.24xlarge", "v100-pcie-16gb"]
+    assert by_time == ["aws-p5.48xlarge", "meta-grand-teton-h100-96gb", "aws-p3dn.24xlarge", "v100-pcie-16gb"]
     by_cost = [one.system.name for one in found.ranked("cost").candidates]
-    assert by_cost[-2:] == ["dgx-a100-80gb", "v100-pcie-16gb"]  # no price; does not run at all
+    assert by_cost[-2:] == ["meta-grand-teton-h100-96gb", "v100-pcie-16gb"]  # no price; does not run at all
 
 
 @pytest.mark.parametrize(

@@ -40,9 +40,14 @@ COMMANDS = list(dict.fromkeys(
 ))  # fmt: skip
 
 
+#: A line of the log that pages name.
+LOG = "step: {step}  loss:  7.1  memory: 47.30GiB(59.8%)  tps: 5,762  tflops: 333.1  mfu: 33.7%\n"
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_commands_run(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.log").write_text("".join(LOG.format(step=step) for step in range(1, 13)))
     assert paleo(shlex.split(command)[1:]) == 0
 
 

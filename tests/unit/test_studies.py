@@ -13,6 +13,7 @@ from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.studies.collective import collective
 from paleo.studies.comparison import compare
+from paleo.studies.cost import Tariff
 from paleo.studies.scaling import ScaleCurve, ScalePoint, Scaling, scale, scalings, verdict
 from paleo.studies.summary import forward_times, summarise
 from paleo.studies.training import amount, rent, training
@@ -161,7 +162,11 @@ def test_rent_is_for_whole_nodes_and_energy_at_design_power() -> None:
     assert cost.cost == pytest.approx(72.0 * cost.time / HOUR)
     assert cost.energy_limit == pytest.approx(12 * 400.0 * cost.time)  # 400 W each
     assert cost.energy is not None and cost.energy < cost.energy_limit
-    assert rent(NODE.model_copy(update={"price_per_node": None}), 8) == (None, None)
+    own = NODE.model_copy(update={"price_per_node": None})
+    tariff = Tariff.model_validate({"electricity": "0.1 USD/kWh"})
+    assert rent(own, 8, tariff) == (None, None)  # nobody offers it, so it is one's own
+    market = rent(own, 8)[1]
+    assert market is not None and "median of" in market.source
 
 
 # comparison

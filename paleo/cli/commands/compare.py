@@ -8,12 +8,14 @@ from paleo.cli.application import DECIDE, NO, app
 from paleo.cli.options import AsJson, ModelName, Plot, RunOptions, Systems, takes_run
 from paleo.cli.output import draw, picture_path, show_document
 from paleo.cli.training_options import (
+    Bought,
     Electricity,
     Epochs,
     GpuPrice,
     HostPower,
     Pue,
     RankBy,
+    RentTerm,
     Samples,
     Tokens,
     objective_named,
@@ -36,6 +38,8 @@ def compare(
     electricity: Electricity = None,
     pue: Pue = None,
     host_power: HostPower = None,
+    term: RentTerm = "on-demand",
+    buy: Bought = None,
     as_json: AsJson = False,
     plot: Plot = None,
 ) -> None:
@@ -54,7 +58,7 @@ def compare(
         raise SpecError(f"--systems {systems!r}: expected names such as dgx-a100-80gb,dgx-h100")
     tokens_per_sample = None if tokens is None else build(network, batch=1, overrides=run.model).tokens_per_sample
     wanted = amount(network, epochs=epochs, samples=samples, tokens=tokens, tokens_per_sample=tokens_per_sample)
-    study = comparison.compare(network, machines, run, wanted, tariff(price, electricity, pue, host_power))
+    study = comparison.compare(network, machines, run, wanted, tariff(price, electricity, pue, host_power, term, buy))
     study = study if objective is None else study.ranked(objective_named(objective, "time"))
     if path is not None:
         from paleo.report import plots

@@ -9,7 +9,18 @@ import typer
 from paleo.cli.application import NO, PREDICT, app
 from paleo.cli.options import AsJson, ModelName, Plot, RunOptions, SystemName, takes_run
 from paleo.cli.output import draw, picture_path, show_document, warn
-from paleo.cli.training_options import Electricity, Epochs, GpuPrice, HostPower, Pue, Samples, Tokens, tariff
+from paleo.cli.training_options import (
+    Bought,
+    Electricity,
+    Epochs,
+    GpuPrice,
+    HostPower,
+    Pue,
+    RentTerm,
+    Samples,
+    Tokens,
+    tariff,
+)
 
 Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Sections and streams, too.")]
 
@@ -27,6 +38,8 @@ def estimate(
     electricity: Electricity = None,
     pue: Pue = None,
     host_power: HostPower = None,
+    term: RentTerm = "on-demand",
+    buy: Bought = None,
     as_json: AsJson = False,
     plot: Plot = None,
     verbose: Verbose = False,
@@ -44,7 +57,7 @@ def estimate(
     step = predict(network, load_system(system), options.run())
     tokens_per_sample = step.graph.tokens_per_sample
     wanted = amount(network, epochs=epochs, samples=samples, tokens=tokens, tokens_per_sample=tokens_per_sample)
-    rates = tariff(price, electricity, pue, host_power)
+    rates = tariff(price, electricity, pue, host_power, term, buy)
     cost = None if wanted is None else training(step, wanted, rates)
     if path is not None:
         from paleo.report import plots

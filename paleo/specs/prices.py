@@ -1,0 +1,116 @@
+"""Dated price lists: what providers ask for a machine by the hour, and what machines and devices were sold for.
+
+An offer names the device, how many of them are in one instance, and for which term. A system of the catalog is priced
+by offers of the very system, else by what the market asks for its device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from statistics import median
+from typing import Literal, get_args
+
+from paleo.errors import SpecError, near
+from paleo.specs.catalog import names, read_entry
+from paleo.specs.hardware import Price, System
+from paleo.specs.loading import PositiveCount, Spec, Text, validate
+from paleo.units import Dollars, PricePerSecond
+
+#: How long a machine is taken for.
+Term = Literal["on-demand", "1-year", "3-year", "spot"]
+TERMS = get_args(Term)
+
+
+class Offer(Spec):
+    """One line of a price list: ``rate`` of the instance with all its ``devices``, or the ``price`` it was sold for."""
+
+    instance: Text
+    device: Text
+    devices: PositiveCount
+    term: Literal["on-demand", "1-year", "3-year", "spot", "purchase"]
+    rate: PricePerSecond | None = None
+    price: Dollars | None = None
+    system: Text | None = None
+    region: Text | None = None
+    date: Text
+    source: Text
+    notes: Text | None = None
+
+
+class PriceList(Spec):
+    """The offers of one provider."""
+
+    name: Text
+    full_name: Text
+    source: Text
+    offers: tuple[Offer, ...]
+
+
+@cache
+def price_list(name: str) -> PriceList:
+    """A list of the catalog."""
+    path, data = read_entry("prices", name)
+    return validate(PriceList, {"name": path.stem, **data}, path)
+
+
+@dataclass(frozen=True, slots=True)
+class Quote:
+    """What one device costs: ``value`` in USD/s for a rent, in USD for a purchase; ``offers`` it rests on, and whether
+    they are for the very system (else for its device, on the market)."""
+
+    value: float
+    offers: tuple[tuple[str, Offer], ...]
+    exact: bool
+
+    @property
+    def price(self) -> Price:
+        """As a price of the catalog, for one device."""
+        provider, first = self.offers[0]
+        told = f"{provider}, {first.instance}: {first.source}"
+        if not self.exact:
+            told = f"median of {len(self.offers)} offers of {first.device}, the first: {told}"
+        return Price.model_construct(rate=self.value, date=first.date, source=told)
+
+
+def offers(system: System, term: str) -> tuple[list[tuple[str, Offer]], bool]:
+    """Offers of a term with their providers for this system, or, False, for machines with its device."""
+    every = [(name, offer) for name in names("prices") for offer in price_list(name).offers if offer.term == term]
+    exact = [(name, offer) for name, offer in every if offer.system == system.name]
+    if exact:
+        return exact, True
+    alike = [(name, offer) for name, offer in every if offer.device == system.device.name]
+    whole = [(name, offer) for name, offer in alike if offer.devices == system.devices_per_node]
+    return whole or alike, False
+
+
+def term_named(text: str) -> Term:
+    """A term of a rent; SpecError names the nearest."""
+    for term in TERMS:
+        if term == text:
+            return term  # type: ignore[no-any-return]
+    raise SpecError(f"term {text!r}: expected {', '.join(TERMS)}; {near(text, TERMS)}")
+
+
+def rent_quote(system: System, term: Term) -> Quote | None:
+    """Rent of one device: the lowest of the system's own offers, else the median of what the market asks for the
+    device; None where no list has one."""
+    asked, exact = offers(system, term)
+    return _quote([(offer.rate / offer.devices, name, offer) for name, offer in asked if offer.rate is not None], exact)
+
+
+def purchase_quote(system: System) -> Quote | None:
+    """Price of one device with its share of the machine where whole machines were sold, else of the bare device."""
+    found, exact = offers(system, "purchase")
+    return _quote(
+        [(offer.price / offer.devices, name, offer) for name, offer in found if offer.price is not None], exact
+    )
+
+
+def _quote(values: list[tuple[float, str, Offer]], exact: bool) -> Quote | None:
+    if not values:
+        return None
+    each = [value for value, _, _ in values]
+    value = min(each) if exact else median(each)
+    nearest = sorted(values, key=lambda row: abs(row[0] - value))
+    return Quote(value, tuple((name, offer) for _, name, offer in nearest), exact)

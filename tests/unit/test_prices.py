@@ -1,0 +1,60 @@
+"""Dated price lists: every offer has its source, systems are priced by their own offers or by the market."""
+
+from __future__ import annotations
+
+import pytest
+
+from paleo import load_system
+from paleo.errors import SpecError
+from paleo.specs.catalog import names
+from paleo.specs.prices import price_list, purchase_quote, rent_quote, term_named
+from paleo.studies.cost import Tariff
+from paleo.studies.training import rent
+from paleo.units import HOUR, YEAR
+
+
+@pytest.mark.parametrize("name", names("prices"))
+def test_offers_name_known_devices_and_one_price(name: str) -> None:
+    for offer in price_list(name).offers:
+        assert offer.device in names("devices")
+        assert (offer.rate is None) == (offer.term == "purchase") == (offer.price is not None)
+
+
+def test_most_systems_have_a_dated_price() -> None:
+    priced = [name for name in names("systems") if rent(load_system(name), 8)[0] is not None]
+    assert len(priced) >= 42
+
+
+def test_a_systems_own_offer_comes_before_the_market() -> None:
+    quote = rent_quote(load_system("aws-p4d.24xlarge"), "3-year")
+    assert quote is not None and quote.exact
+    assert quote.value * 8 * HOUR == pytest.approx(11.60)
+    market = rent_quote(load_system("dgx-a100-80gb"), "1-year")
+    assert market is not None and not market.exact and "median" in market.price.source
+
+
+def test_longer_terms_and_spot_are_cheaper_on_the_same_machine() -> None:
+    system = load_system("aws-p4de.24xlarge")
+    rates = [rent(system, 8, Tariff(term=term))[0] for term in ("on-demand", "1-year", "3-year", "spot")]
+    assert rates == sorted(rates, reverse=True)
+
+
+def test_bought_machines_are_written_off_and_pay_their_electricity() -> None:
+    """A DGX A100 was listed at 167,000 USD, the lowest of its prices: over four years 4.76 USD an hour."""
+    system = load_system("dgx-a100-80gb")
+    quote = purchase_quote(system)
+    assert quote is not None and quote.value * 8 == pytest.approx(167_000)
+    rate, price = rent(system, 8, Tariff.model_validate({"years": f"{4 * YEAR} s"}))
+    assert rate is not None and rate * HOUR == pytest.approx(167_000 / (4 * 365.25 * 24))
+    assert price is not None and "written off over 4 years" in price.source
+
+
+def test_prices_by_system_come_first() -> None:
+    tariff = Tariff.model_validate({"gpu_prices": {"dgx-h100": "2 USD/h"}, "gpu_price": "3 USD/h"})
+    assert rent(load_system("dgx-h100"), 4, tariff)[0] == pytest.approx(8 / HOUR)
+    assert rent(load_system("dgx-a100-80gb"), 4, tariff)[0] == pytest.approx(12 / HOUR)
+
+
+def test_unknown_terms_name_the_nearest() -> None:
+    with pytest.raises(SpecError, match="nearest: 'spot'"):
+        term_named("spott")
