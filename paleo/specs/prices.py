@@ -22,7 +22,7 @@ Term = Literal["on-demand", "1-year", "3-year", "spot"]
 TERMS = get_args(Term)
 
 
-class Offer(Spec):
+class PriceOffer(Spec):
     """One line of a price list: ``rate`` of the instance with all its ``devices``, or the ``price`` it was sold for."""
 
     instance: Text
@@ -44,7 +44,7 @@ class PriceList(Spec):
     name: Text
     full_name: Text
     source: Text
-    offers: tuple[Offer, ...]
+    offers: tuple[PriceOffer, ...]
 
 
 @cache
@@ -60,7 +60,7 @@ class Quote:
     they are for the very system (else for its device, on the market)."""
 
     value: float
-    offers: tuple[tuple[str, Offer], ...]
+    offers: tuple[tuple[str, PriceOffer], ...]
     exact: bool
 
     @property
@@ -73,7 +73,7 @@ class Quote:
         return Price.model_construct(rate=self.value, date=first.date, source=told)
 
 
-def offers(system: System, term: str) -> tuple[list[tuple[str, Offer]], bool]:
+def offers(system: System, term: str) -> tuple[list[tuple[str, PriceOffer]], bool]:
     """Offers of a term with their providers for this system, or, False, for machines with its device."""
     every = [(name, offer) for name in names("prices") for offer in price_list(name).offers if offer.term == term]
     exact = [(name, offer) for name, offer in every if offer.system == system.name]
@@ -107,7 +107,7 @@ def purchase_quote(system: System) -> Quote | None:
     )
 
 
-def _quote(values: list[tuple[float, str, Offer]], exact: bool) -> Quote | None:
+def _quote(values: list[tuple[float, str, PriceOffer]], exact: bool) -> Quote | None:
     if not values:
         return None
     each = [value for value, _, _ in values]
