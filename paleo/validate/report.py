@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from paleo.units import counted, duration, gibibytes
+from paleo.validate.kinds.base import text
 from paleo.validate.runner import Errors, FileReport, with_predictions
 from paleo.validate.scaling import GOAL, IMPOSSIBLE, Scaling, summary
 
@@ -44,12 +45,22 @@ def _file(report: FileReport) -> dict[str, Any]:
         "by_source": {name: dataclasses.asdict(one) for name, one in report.by(report.sources).items()},
         "worst": [dataclasses.asdict(one) for one in report.worst()],
         **_scaling(report),
+        **_parts(report),
     }
 
 
 def _scaling(report: FileReport) -> dict[str, Any]:
     found = report.scaling
     return {"scaling": dataclasses.asdict(summary(found))} if found else {}
+
+
+def _parts(report: FileReport) -> dict[str, Any]:
+    """Errors by benchmark, and of the parts of the measured quantity, where the table has them."""
+    parts = {name: dataclasses.asdict(errors) for name, errors in report.parts.items()}
+    if not parts:
+        return {}
+    benchmarks = report.by(text(report.frame, "benchmark").to_numpy())
+    return {"by_benchmark": {name: dataclasses.asdict(errors) for name, errors in benchmarks.items()}, "parts": parts}
 
 
 def renderables(report: FileReport, *, worst: int = 5) -> list[RenderableType]:
@@ -66,6 +77,8 @@ def renderables(report: FileReport, *, worst: int = 5) -> list[RenderableType]:
     found = report.scaling
     if found:
         shown.append(Text(_scaling_line(summary(found))))
+    for name, errors in report.parts.items():
+        shown.append(Text(f"  {name}: {counted(errors.rows, 'row')}, MAPE {errors.mape:.1%}, bias {errors.bias:+.1%}"))
     if worst:
         shown.append(_worst_table(report, worst))
     return shown

@@ -13,7 +13,7 @@ import pandas as pd
 
 from paleo.specs.calibration import Calibration
 from paleo.validate.kinds.base import Array, best_constant_efficiency, read_table, text
-from paleo.validate.residual import residual
+from paleo.validate.residual import Residual, residual
 from paleo.validate.scaling import Point, points
 from paleo.validate.tables import MeasuredTable, Predictions, Words, table_of
 
@@ -99,6 +99,16 @@ class FileReport:
         """Errors of the predicted rows by device or source."""
         names = sorted({str(word) for word in words[self.predicted]})
         return {name: self.errors(words == name) for name in names}
+
+    @property
+    def parts(self) -> dict[str, Residual]:
+        """Errors of the parts of the measured quantity, each over the predicted rows that state it."""
+        found = {}
+        for name, (predicted, measured) in self.table.parts(self.frame).items():
+            both = self.predicted & np.isfinite(predicted) & np.isfinite(measured) & (predicted > 0)
+            if both.any():
+                found[name] = residual(predicted[both], measured[both])
+        return found
 
     def worst(self, most: int = 10) -> list[Worst]:
         """The rows with the largest errors, one a configuration, and what explains them."""

@@ -79,6 +79,9 @@ class MeasuredTable(Protocol):
     def under(self, own: Calibration) -> MeasuredTable:
         """The same table, priced by a user's calibration."""
 
+    def parts(self, frame: pd.DataFrame) -> dict[str, tuple[Array, Array]]:
+        """Predicted and measured parts of what a row measures, by name; errors of parts may cancel."""
+
     def curves(self, frame: pd.DataFrame) -> pd.DataFrame | None:
         """For each row the number of devices, ``gpus`` (nan: not part of a curve), and what else makes it one curve."""
 
@@ -158,6 +161,10 @@ class KernelTable:
     def under(self, own: Calibration) -> KernelTable:
         """The same kind with this calibration."""
         return KernelTable(self.kind, own)
+
+    def parts(self, frame: pd.DataFrame) -> dict[str, tuple[Array, Array]]:
+        """Kernels have none."""
+        return {}
 
     def curves(self, frame: pd.DataFrame) -> pd.DataFrame | None:
         """Kernels do not scale."""

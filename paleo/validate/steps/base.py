@@ -198,6 +198,10 @@ class StepTable(ABC):
         """The software profile of a row."""
         return software_of(row)
 
+    def parts(self, frame: pd.DataFrame) -> dict[str, tuple[Array, Array]]:
+        """What the measured quantity is made of, where a table has that beside it: predicted and measured, by name."""
+        return {}
+
     def curves(self, frame: pd.DataFrame) -> pd.DataFrame | None:
         """None, unless a subclass knows what its rows have in common."""
         return None

@@ -1,0 +1,232 @@
+"""Time to a target: steps from a law of learning, seconds of a step from a prediction, evaluations at their cadence."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from paleo.errors import PlanError
+from paleo.predict import Prediction, predict
+from paleo.specs.hardware import System
+from paleo.specs.model import load_model
+from paleo.specs.run import Run
+from paleo.specs.task import Code, Evaluation, Task
+from paleo.step.stragglers import normal_quantile
+from paleo.studies.cost import Tariff, energy
+from paleo.studies.training import JOULES_PER_KWH, rent
+from paleo.units import counted
+
+#: Ends of the interval of minutes, in standard normal deviations: 90 %.
+NINETY = float(normal_quantile(0.95))
+#: What nobody modelled stays: two submitters of one system and configuration differ by 2 to 4 %.
+SUBMITTERS = 0.03
+
+
+@dataclass(frozen=True, slots=True)
+class TargetTime:
+    """What a task takes on one configuration: samples, seconds of a step and of all evaluations, with one sigma of the
+    logarithm of each part; ``prediction`` is the step's, ``step_time`` that of the task's code."""
+
+    task: Task
+    prediction: Prediction
+    global_batch: float
+    samples: float
+    step_time: float
+    evaluations: float
+    evaluation_time: float
+    sigma_samples: float
+    sigma_step: float
+    warnings: tuple[str, ...]
+
+    @property
+    def steps(self) -> int:
+        """Whole steps to the target."""
+        return math.ceil(self.samples / self.global_batch)
+
+    @property
+    def evaluation_seconds(self) -> float:
+        """Seconds of all evaluations."""
+        return self.evaluations * self.evaluation_time
+
+    @property
+    def seconds(self) -> float:
+        """Seconds to the target, evaluations included; initialisation is not timed by MLPerf's rules."""
+        return self.samples / self.global_batch * self.step_time + self.evaluation_seconds
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Ends of the 90 % interval of the seconds: errors of samples and of the step are independent."""
+        spread = math.exp(NINETY * math.sqrt(self.sigma_samples**2 + self.sigma_step**2 + SUBMITTERS**2))
+        return self.seconds / spread, self.seconds * spread
+
+    def usd(self, tariff: Tariff | None = None) -> float | None:
+        """Rent until the target; None where no price is known."""
+        rate, _ = rent(self.prediction.system, self.prediction.plan.gpus, tariff)
+        return None if rate is None else rate * self.seconds
+
+    def kwh(self, tariff: Tariff | None = None) -> float | None:
+        """Energy until the target; None where the device states no power."""
+        joules = energy(self.prediction, self.seconds, tariff or Tariff())
+        return None if joules is None else joules / JOULES_PER_KWH
+
+
+def code_ratio(code: Code, architecture: str) -> tuple[float, float]:
+    """Measured over predicted step time of a task's code on an architecture, and one sigma of its logarithm.
+
+    An architecture that was not fitted has the geometric mean of the others, with their spread added to the residual.
+    """
+    if not code.ratio:
+        return 1.0, max(code.residual, UNFITTED)
+    if architecture in code.ratio:
+        return code.ratio[architecture], code.residual
+    logs = np.log(list(code.ratio.values()))
+    return float(np.exp(logs.mean())), float(np.hypot(code.residual, logs.std() if len(logs) > 1 else UNFITTED))
+
+
+#: One sigma of the step of a code that nothing was fitted to.
+UNFITTED = 0.25
+
+
+def evaluations(evaluation: Evaluation, samples: float) -> float:
+    """How many evaluations lie on the way to ``samples``, the one that meets the target included.
+
+    >>> evaluations(Evaluation(samples=10, every=100, first=300, source="worked"), 500.0)
+    3.0
+    """
+    first = evaluation.first or evaluation.every
+    count = 1.0 + max(0.0, math.ceil((samples - first) / evaluation.every - TOLERANCE))
+    return 1.0 if evaluation.beside else count
+
+
+#: Rounding of samples that are whole numbers of evaluations.
+TOLERANCE = 0.01
+
+
+def rows_of(task: Task, global_batch: float) -> int:
+    """Input rows of the network in a global batch of samples: packed samples share one."""
+    return max(1, round(global_batch / task.packed))
+
+
+def run_of(task: Task, gpus: int, global_batch: float, **options: Any) -> Run:
+    """The run of a task at a global batch; ``options`` replace those of the task."""
+    given = {"software": task.code.software, **task.run, **{k: v for k, v in options.items() if v is not None}}
+    sizes = {**task.params, **given.pop("model", {})}
+    return Run(gpus=gpus, global_batch=rows_of(task, global_batch), model=sizes, **given)
+
+
+def time_to_target(task: Task, system: System, run: Run, *, global_batch: float, runs: float = 1.0) -> TargetTime:
+    """What the task takes with a run on a system; ``global_batch`` is in samples of the task, ``runs`` how many runs
+    are averaged (MLPerf's rule), which narrows the noise of seeds."""
+    prediction = predict(load_model(task.model), system, run)
+    ratio, sigma = code_ratio(task.code, system.device.architecture)
+    law, extra = task.law, task.submissions
+    factor, residual = (extra.ratio, extra.residual) if extra else (1.0, 0.0)
+    samples = float(law.samples(global_batch)) * factor
+    inherent = float(law.sigma(global_batch, runs))
+    beyond = float(law.doublings_outside(global_batch)) * law.residual
+    sigma_samples = math.hypot(residual, beyond) if extra else inherent
+    own = math.log(prediction.interval[1] / prediction.step_time) / NINETY if not task.code.ratio else 0.0
+    return TargetTime(
+        task=task,
+        prediction=prediction,
+        global_batch=global_batch,
+        samples=samples,
+        step_time=prediction.step_time * ratio,
+        evaluations=evaluations(task.evaluation, samples),
+        evaluation_time=evaluation_time(task, prediction, ratio),
+        sigma_samples=sigma_samples,
+        sigma_step=max(sigma, own),
+        warnings=(*prediction.warnings, *law.warnings(global_batch)),
+    )
+
+
+def evaluation_time(task: Task, prediction: Prediction, ratio: float = 1.0) -> float:
+    """Seconds of one evaluation: forward passes over its samples on all GPUs, at the batch of training, and what is
+    fixed. A batch that the samples do not fill takes as long as a full one."""
+    of = task.evaluation
+    forward = forward_step(prediction)
+    batch = prediction.plan.global_batch * task.packed
+    return of.fixed + math.ceil(of.samples / batch) * forward.step_time * ratio * of.work
+
+
+def forward_step(prediction: Prediction) -> Prediction:
+    """The forward pass of the same batch on the same GPUs."""
+    run, plan = prediction.run, prediction.plan
+    keeps = {"forward_only": True, "adapters": None, "offload": "none", "recompute": "none", "recompute_layers": None}
+    spared = run.model_copy(update={**keeps, "microbatch": plan.microbatch})
+    try:
+        return predict(prediction.model, prediction.system, spared)
+    except PlanError:
+        return predict(prediction.model, prediction.system, spared.model_copy(update={"strategy": "dp"}))
+
+
+@dataclass(frozen=True, slots=True)
+class TargetScaling:
+    """A task over counts of GPUs: the times, the knee beyond which a doubling saves less than a quarter of the time,
+    and the largest useful count (None: time still falls at the last)."""
+
+    points: tuple[TargetTime, ...]
+    knee: int | None
+    largest_useful: int | None
+
+    @property
+    def verdict(self) -> str:
+        """The knee and the largest useful count in a sentence."""
+        best = min(self.points, key=lambda point: point.seconds)
+        count = best.prediction.plan.gpus
+        knee = "" if self.knee is None else f"; beyond {counted(self.knee, 'GPU')} a doubling saves less than a quarter"
+        end = "" if self.largest_useful is None else f"; more than {counted(self.largest_useful, 'GPU')} are slower"
+        return f"fastest with {counted(count, 'GPU')}{knee}{end}"
+
+
+#: A doubling of GPUs that saves less than this share of the time is beyond the knee.
+KNEE = 0.25
+
+
+def scaling(points: list[TargetTime]) -> TargetScaling:
+    """Knee and largest useful count of times over growing counts of GPUs."""
+    ordered = sorted(points, key=lambda point: point.prediction.plan.gpus)
+    gpus = [point.prediction.plan.gpus for point in ordered]
+    seconds = [point.seconds for point in ordered]
+    knee = None
+    for (few, long), (many, short) in zip(
+        zip(gpus, seconds, strict=True), zip(gpus[1:], seconds[1:], strict=True), strict=False
+    ):
+        doublings = math.log2(many / few)
+        if knee is None and 1.0 - (short / long) ** (1.0 / doublings) < KNEE:
+            knee = few
+    best = int(np.argmin(seconds))
+    return TargetScaling(tuple(ordered), knee, gpus[best] if best < len(gpus) - 1 else None)
+
+
+def best_batch(task: Task, system: System, gpus: int, candidates: list[float], **options: Any) -> TargetTime:
+    """The batch, of the candidates, that reaches the target soonest; runs that do not fit in memory are left out.
+
+    Raises PlanError, with the reason of the last, where no candidate can be run.
+    """
+    tried: list[TargetTime] = []
+    reason = "no batch was tried"
+    for batch in candidates:
+        try:
+            point = time_to_target(task, system, run_of(task, gpus, batch, **options), global_batch=batch)
+        except PlanError as error:
+            reason = str(error)
+            continue
+        if point.prediction.memory.fits:
+            tried.append(point)
+        else:
+            reason = f"a global batch of {batch:,.0f} does not fit in memory"
+    if not tried:
+        raise PlanError(f"{task.name} on {gpus} GPUs: {reason}")
+    return min(tried, key=lambda point: point.seconds)
+
+
+def batches(task: Task, gpus: int) -> list[float]:
+    """Global batches worth trying: from one input row a GPU up by doublings, to twice the largest batch of the law."""
+    rows = gpus * task.packed
+    largest = (task.law.batches or (rows, rows * 64))[1]
+    count = max(1, math.ceil(math.log2(max(2.0 * largest / rows, 1.0))) + 1)
+    return [rows * 2.0**index for index in range(min(count, 20))]

@@ -1,0 +1,86 @@
+"""Rows of long runs: the share of time that trained."""
+
+from __future__ import annotations
+
+import math
+
+from paleo.errors import SpecError
+from paleo.specs.hardware import System
+from paleo.specs.software import Software
+from paleo.studies.goodput import NODE_FAILURES_RANGE, Reliability, best_interval, goodput, mean_time_between_failures
+from paleo.units import HOUR
+from paleo.validate.steps.base import Row, Step, StepTable, filled
+from paleo.validate.tables import STEPS
+
+#: Accelerators in a node where a row counts those alone: 8 GPUs, 16 chips of Trainium (trn1.32xlarge).
+GPUS_PER_NODE, TRAINIUM_PER_NODE = 8.0, 16.0
+#: What a row says that tells a run of another row once more.
+REPEATED = "by another count"
+#: Words of rows whose machines people replaced and restarted, and the hours that took: OPT-175B's chronicle (41 % of 56
+#: days over 90 restarts).
+BY_HAND, HOURS_BY_HAND = ("manual", "by hand", "without dlrover"), 6.6
+#: Pause of a checkpoint where a row does not say how long it takes: copied to host memory, written beside training.
+PAUSE = 10.0
+
+
+def mtbf_of(row: Row, reliability: Reliability) -> float:
+    """The mean time between failures that a row states, else by its failures, else of so many nodes."""
+    if filled(row, "mtbf_s"):
+        return float(row["mtbf_s"])
+    if filled(row, "period_s") and filled(row, "failures"):
+        return float(row["period_s"]) / float(row["failures"])
+    if filled(row, "nodes"):
+        nodes = float(row["nodes"])
+    elif filled(row, "gpus"):
+        trainium = "trainium" in str(row.get("model", "")).lower()
+        nodes = float(row["gpus"]) / (TRAINIUM_PER_NODE if trainium else GPUS_PER_NODE)
+    else:
+        raise SpecError("neither failures nor nodes are stated")
+    return float(mean_time_between_failures(nodes=nodes, node_rate=reliability.node_rate))
+
+
+def restart_of(row: Row, reliability: Reliability) -> float:
+    """Seconds from a failure to the next new step."""
+    said = f"{row.get('run', '')} {row.get('notes', '')}".lower()
+    if filled(row, "restart_s"):
+        return float(row["restart_s"])
+    if any(word in said for word in BY_HAND):
+        return HOURS_BY_HAND * HOUR
+    return reliability.restart(float(row["load_s"]) if filled(row, "load_s") else 60.0)
+
+
+def save_of(row: Row) -> float:
+    """Seconds that training stops for a checkpoint: as stated, else `PAUSE`."""
+    return float(row["checkpoint_s"]) if filled(row, "checkpoint_s") else PAUSE
+
+
+class LongRuns(StepTable):
+    """One run a row; the measured quantity is its goodput."""
+
+    name = "goodput"
+    header = frozenset({"gpus", "mtbf_s", "interval_s", "goodput"})
+    configuration = ("model", "run", "nodes", "failures", "checkpoint_s", "checkpoint_bytes", "notes")
+    measured_column = "goodput"
+    measured_unit = 1.0
+    calibrates = False
+
+    def system(self, row: Row) -> System:
+        raise SpecError("rows of goodput name no system")
+
+    def step(self, row: Row, software: Software | None = None) -> Step:
+        """The goodput of the row's run; ends of the interval are those of the range of failure rates."""
+        reliability = Reliability()
+        if REPEATED in str(row.get("notes", "")):
+            raise SpecError("the run of another row by another count")
+        mtbf, restart, save = mtbf_of(row, reliability), restart_of(row, reliability), save_of(row)
+        interval = float(row["interval_s"]) if filled(row, "interval_s") else float(best_interval(save=save, mtbf=mtbf))
+        shares = [
+            float(goodput(interval=interval, save=save, restart=restart, mtbf=mtbf * factor))
+            for factor in (1.0, *(reliability.node_rate / rate for rate in reversed(NODE_FAILURES_RANGE)))
+        ]
+        if not math.isfinite(shares[0]):
+            raise SpecError("nothing is known of failures")
+        return Step(shares[0], shares[1], shares[2], 1.0, str(row.get("device") or "-"), "closed form")
+
+
+STEPS.register("goodput")(LongRuns())

@@ -1,0 +1,73 @@
+"""Rows of MLPerf Storage: samples per second that emulated accelerators are fed with."""
+
+from __future__ import annotations
+
+import re
+
+from paleo.errors import SpecError
+from paleo.specs.hardware import System
+from paleo.specs.software import Software
+from paleo.units import KILO
+from paleo.validate.steps.base import Row, Step, StepTable, filled
+from paleo.validate.tables import STEPS
+
+#: Samples of a batch and seconds that an emulated accelerator computes on it (mlcommons/storage v1.0, workload files).
+COMPUTE = {
+    ("unet3d", "h100"): (7.0, 0.323), ("unet3d", "a100"): (7.0, 0.636),
+    ("resnet50", "h100"): (400.0, 0.224), ("resnet50", "a100"): (400.0, 0.435),
+    ("cosmoflow", "h100"): (1.0, 0.0035), ("cosmoflow", "a100"): (1.0, 0.00551),
+}  # fmt: skip
+#: Stored bytes of a sample (same files, mean), and the share of time that accelerators must be busy.
+SAMPLE = {"unet3d": 146600.628 * KILO, "resnet50": 114.66 * KILO, "cosmoflow": 2828.486 * KILO}
+LEAST_BUSY = {"unet3d": 0.90, "resnet50": 0.90, "cosmoflow": 0.70}
+
+
+def workload_of(row: Row) -> tuple[str, str]:
+    """Workload and emulated accelerator by the words of a row; SpecError where it names none."""
+    said = " ".join(str(row.get(key, "")) for key in ("workload", "emulated_device", "url_or_path")).lower()
+    network = re.search("unet3d|resnet50|cosmoflow", said)
+    device = re.search("h100|a100", said)
+    if network is None or device is None:
+        raise SpecError("workload or emulated accelerator is not stated")
+    return network.group(), device.group()
+
+
+def fed_samples(*, workload: str, device: str, accelerators: float, read_rate: float | None = None) -> float:
+    """Samples per second of emulated accelerators: what they compute at the least share of time that the benchmark
+    asks for and up to all of it (the middle), and no more than storage reads."""
+    batch, seconds = COMPUTE[workload, device]
+    asked = accelerators * batch / seconds * (1.0 + LEAST_BUSY[workload]) / 2.0
+    least = accelerators * batch / seconds * (LEAST_BUSY[workload] + SLACK)
+    value = min(asked, least)
+    return value if read_rate is None else min(value, read_rate / SAMPLE[workload])
+
+
+#: Submitters raise the count of accelerators until the least share is just met: 2 points above it at the median.
+SLACK = 0.02
+
+
+class Storage(StepTable):
+    """One run a row; the measured quantity is samples per second."""
+
+    name = "storage"
+    header = frozenset({"workload", "accelerators", "utilization", "samples_per_s"})
+    configuration = ("submitter", "system_text", "emulated_device", "nodes", "url_or_path")
+    measured_column = "samples_per_s"
+    measured_unit = 1.0
+    calibrates = False
+
+    def system(self, row: Row) -> System:
+        raise SpecError("rows of storage name no system")
+
+    def step(self, row: Row, software: Software | None = None) -> Step:
+        """Samples per second; the baseline is one rate for each accelerator of all workloads."""
+        workload, device = workload_of(row)
+        if not filled(row, "accelerators"):
+            raise SpecError("accelerators is not stated")
+        count = float(row["accelerators"])
+        value = fed_samples(workload=workload, device=device, accelerators=count)
+        batch, seconds = COMPUTE[workload, device]
+        return Step(value, value * 0.97, count * batch / seconds, count, f"{workload} {device}", "emulated")
+
+
+STEPS.register("storage")(Storage())

@@ -1,0 +1,216 @@
+"""Rows of MLPerf Training: minutes to target, with the parts of each apart."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from paleo.errors import PaleoError, PlanError, SpecError
+from paleo.specs.hardware import Level, System, load_link, load_system
+from paleo.specs.run import Run
+from paleo.specs.software import Software, load_software
+from paleo.specs.task import Task, task_of
+from paleo.studies.target import TargetTime, run_of, time_to_target
+from paleo.units import MILLISECOND
+from paleo.validate.kinds.base import Array, number
+from paleo.validate.steps.base import Row, Step, StepTable, filled, ideal_seconds, whole, with_device
+from paleo.validate.steps.transformers import DEFAULT_SYSTEMS
+from paleo.validate.steps.vision import with_nodes_of
+from paleo.validate.tables import STEPS, Predictions
+
+#: Seconds of a minute.
+MINUTE = 60.0
+#: What joins nodes of catalog systems that are sold as single ones.
+FABRIC = "infiniband-hdr"
+#: Formats of numbers of submissions: those of tensor cores, whatever the row says of accumulation.
+TPU_DTYPE = "bf16"
+
+
+def task_of_row(row: Row) -> Task:
+    """The task of a row's benchmark and round; SpecError where the catalog has none."""
+    benchmark, name = str(row["benchmark"]).strip(), str(row["round"]).strip()
+    task = task_of(benchmark, name)
+    if task is None:
+        raise SpecError(f"benchmark {benchmark!r} has no task in the catalog (models/tasks)")
+    return task
+
+
+def system_of_row(row: Row) -> System:
+    """The row's system with its devices, as many a node as the row has, and a fabric where it has several nodes."""
+    device, gpus, nodes = str(row["device"]), whole(row, "n_gpus"), whole(row, "nodes", 1)
+    name = str(row["system"]) if filled(row, "system") else DEFAULT_SYSTEMS.get(device, "pcie4-8gpu")
+    system = with_device(load_system(name), row)
+    each = -(-gpus // max(nodes, 1))
+    if not system.levels:
+        return system
+    system = with_nodes_of(system, each) if nodes > 1 or each < system.devices_per_node else system
+    return _grown(system, each, nodes)
+
+
+def _grown(system: System, each: int, nodes: int) -> System:
+    """The system with levels that hold so many devices a node and so many nodes."""
+    levels = list(system.levels)
+    if levels and levels[-1].ranks is not None and levels[-1].ranks < each:
+        levels[-1] = levels[-1].model_copy(update={"ranks": each})
+    if nodes > 1 and (not levels or levels[-1].ranks is not None):
+        levels.append(
+            Level(name="fabric", ranks=None, link=load_link(FABRIC), topology="fabric", ports=max(1, each // 4))
+        )
+    return system.model_copy(
+        update={
+            "levels": tuple(levels),
+            "devices_per_node": max(each, 1) if nodes > 1 else max(system.devices_per_node, each),
+        }
+    )
+
+
+def training_gpus(gpus: int, rows: float) -> int:
+    """GPUs that train: where there are more than samples of a batch, as many as divide it (the others evaluate)."""
+    if rows >= gpus:
+        return gpus
+    return max(count for count in range(1, int(rows) + 1) if rows % count == 0)
+
+
+def strategy_of_row(row: Row, gpus: int, software: Software) -> str:
+    """Degrees in the spelling of the command line."""
+    degrees = {axis: whole(row, axis, 1) for axis in ("tp", "pp", "cp")}
+    product = int(np.prod(list(degrees.values())))
+    if gpus % product:
+        raise PlanError(f"tp, pp and cp take {product} GPUs, which do not divide {gpus}")
+    parts = [f"{axis}={degree}" for axis, degree in {**degrees, "dp": gpus // product}.items() if degree > 1]
+    if whole(row, "distributed_optimizer", int(software.parallelism.zero > 0)) and gpus // product > 1:
+        parts.append("zero=1")
+    if whole(row, "vp", 1) > 1 and degrees["pp"] > 1:
+        parts.append(f"vp={whole(row, 'vp', 1)}")
+    if degrees["tp"] > 1 and whole(row, "sequence_parallel", int(software.parallelism.sequence_parallel)):
+        parts.append("sp")
+    return ",".join(parts) or "dp"
+
+
+def options_of(row: Row, task: Task, gpus: int) -> dict[str, Any]:
+    """Options of the run that the row states: format, degrees, microbatch, recomputation."""
+    device_dtype = TPU_DTYPE if str(row["device"]).startswith("tpu") else str(row["dtype"])
+    options: dict[str, Any] = {"dtype": device_dtype}
+    if any(filled(row, axis) for axis in ("tp", "pp", "cp")):
+        options["strategy"] = strategy_of_row(row, gpus, load_software(task.code.software))
+    if filled(row, "micro_batch") and any(filled(row, axis) for axis in ("tp", "pp")):
+        options["microbatch"] = whole(row, "micro_batch")
+    return options
+
+
+#: Cells that decide a prediction: rows that agree in them are predicted once.
+DECIDING = (
+    "benchmark", "round", "system", "device", "n_gpus", "nodes", "dtype", "global_batch", "tp", "pp", "cp", "vp",
+    "micro_batch", "sequence_parallel", "distributed_optimizer", "runs",
+)  # fmt: skip
+
+
+def target_of_row(row: Row) -> TargetTime:
+    """The prediction of a row; PaleoError with the reason where it cannot be modelled."""
+    return _target(tuple((name, row[name]) for name in DECIDING if filled(row, name)))
+
+
+@lru_cache(maxsize=4096)
+def _target(cells: tuple[tuple[str, Any], ...]) -> TargetTime:
+    row = dict(cells)
+    task, system = task_of_row(row), system_of_row(row)
+    batch = float(row.get("global_batch", "nan"))
+    if not batch >= 1:
+        raise SpecError("global_batch is not stated")
+    gpus = training_gpus(whole(row, "n_gpus"), max(1, round(batch / task.packed)))
+    runs = float(row.get("runs", 1.0))
+    run = run_of(task, gpus, batch, **options_of(row, task, gpus))
+    point = time_to_target(task, system, run, global_batch=batch, runs=runs)
+    if point.prediction.memory.fits or "strategy" in run.model_fields_set:
+        return point
+    return first_that_fits(task, system, run, batch, runs) or point
+
+
+def first_that_fits(task: Task, system: System, run: Run, batch: float, runs: float) -> TargetTime | None:
+    """The plan with the fewest ranks that share a model, of those that fit in memory, where a row states none; None
+    where nothing fits."""
+    for degrees in MODEL_PARALLEL:
+        options = run.model_copy(update={"strategy": degrees, "microbatch": None})
+        try:
+            point = time_to_target(task, system, options, global_batch=batch, runs=runs)
+        except PaleoError:
+            continue
+        if point.prediction.memory.fits:
+            return point
+    return None
+
+
+#: Plans in the order in which they are tried where a row states none.
+MODEL_PARALLEL = ("zero=1", "zero=3", "tp=2,zero=1,sp", "tp=4,zero=1,sp", "tp=8,zero=1,sp", "tp=4,pp=4,zero=1,sp",
+                  "tp=8,pp=8,zero=1,sp", "tp=8,pp=16,zero=1,sp")  # fmt: skip
+
+
+class TrainingRuns(StepTable):
+    """One submission a row; the measured quantity is minutes to target.
+
+    Rows whose samples, batch, system and minutes repeat another's are copies of its logs and are counted once.
+    """
+
+    name = "training_runs"
+    header = frozenset({"benchmark", "round", "device", "n_gpus", "global_batch", "minutes_to_target"})
+    configuration = (
+        "submitter", "system", "nodes", "dtype", "tp", "pp", "cp", "vp", "micro_batch", "sequence_parallel",
+        "distributed_optimizer", "recompute", "runs",
+    )  # fmt: skip
+    measured_column = "minutes_to_target"
+    measured_unit = MINUTE
+    calibrates = False
+
+    def system(self, row: Row) -> System:
+        """As `system_of_row`."""
+        return system_of_row(row)
+
+    def step(self, row: Row, software: Software | None = None) -> Step:
+        """Seconds to the target with their interval; the roofline is the FLOP of all samples at the peak."""
+        point = target_of_row(row)
+        low, high = point.interval
+        ideal = ideal_seconds(point.prediction) * point.samples / point.global_batch
+        return Step(point.seconds, low, high, ideal, point.prediction.system.device.name, point.task.name)
+
+    def parts(self, frame: pd.DataFrame) -> dict[str, tuple[Array, Array]]:
+        """Predicted and measured seconds of a step, samples to the target and seconds of all evaluations, row by row;
+        nan where either is missing."""
+        points = [self._point(row) for row in frame.to_dict("records")]
+        measured = {
+            "step": number(frame, "step_ms", float("nan")) * MILLISECOND,
+            "samples": number(frame, "samples_to_target", float("nan")),
+            "evaluation": number(frame, "evaluation_s", float("nan")),
+        }
+        predicted = {
+            "step": [np.nan if point is None else point.step_time for point in points],
+            "samples": [np.nan if point is None else point.samples for point in points],
+            "evaluation": [np.nan if point is None else point.evaluation_seconds for point in points],
+        }
+        alone = ~copies(frame)
+        known = {name: np.where(alone & (values > 0), values, np.nan) for name, values in measured.items()}
+        return {name: (np.array(predicted[name], dtype=np.float64), values) for name, values in known.items()}
+
+    def _point(self, row: Row) -> TargetTime | None:
+        try:
+            return target_of_row(row)
+        except PaleoError:
+            return None
+
+    def predict(self, frame: pd.DataFrame) -> Predictions:
+        """As any table of steps; copies of a run's log are told apart and left out."""
+        predictions = super().predict(frame)
+        predictions.reasons[copies(frame)] = "repeats the log of another row"
+        return predictions
+
+
+def copies(frame: pd.DataFrame) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Rows that repeat an earlier one's benchmark, round, device, count, batch, samples and minutes."""
+    same = ["benchmark", "round", "device", "n_gpus", "global_batch", "samples_to_target", "minutes_to_target"]
+    known = [name for name in same if name in frame.columns]
+    return frame.duplicated(known).to_numpy()
+
+
+STEPS.register("training_runs")(TrainingRuns())

@@ -1,0 +1,114 @@
+"""Goodput: the closed form against a discrete simulation, limits, published runs."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from paleo.errors import CapacityError, SpecError
+from paleo.studies.goodput import (
+    Reliability,
+    best_interval,
+    check_storage,
+    daly_interval,
+    elastic_goodput,
+    goodput,
+    long_run,
+    losses,
+    mean_time_between_failures,
+    save_seconds,
+    spares_needed,
+    two_level_goodput,
+    young_interval,
+)
+
+
+def simulated(interval: float, save: float, restart: float, mtbf: float, segments: int = 40000) -> float:
+    """Work over wall time of a run, event by event: a segment of work and its checkpoint is repeated until no failure
+    strikes, restarts until they end without one."""
+    random = np.random.default_rng(7)
+    wall = 0.0
+    for _ in range(segments):
+        while (strike := random.exponential(mtbf)) < interval + save:
+            wall += strike
+            while (again := random.exponential(mtbf)) < restart:
+                wall += again
+            wall += restart
+        wall += interval + save
+    return segments * interval / wall
+
+
+CASES = [(798.0, 30.0, 300.0, 11135.0), (798.0, 30.0, 600.0, 11135.0), (3600.0, 40.0, 600.0, 604800.0),
+         (5400.0, 102.0, 3600.0, 30000.0), (600.0, 5.0, 60.0, 3600.0)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("interval", "save", "restart", "mtbf"), CASES)
+def test_closed_form_equals_a_simulation_within_half_a_point(
+    interval: float, save: float, restart: float, mtbf: float
+) -> None:
+    closed = float(goodput(interval=interval, save=save, restart=restart, mtbf=mtbf))
+    assert simulated(interval, save, restart, mtbf) == pytest.approx(closed, abs=0.005)
+
+
+def test_best_interval_is_a_maximum_and_near_young_and_daly() -> None:
+    mtbf = np.array([3600.0, 11135.0, 604800.0])
+    best = best_interval(save=30.0, mtbf=mtbf)
+    here = goodput(interval=best, save=30.0, restart=300.0, mtbf=mtbf)
+    for factor in (0.8, 0.95, 1.05, 1.25):
+        assert np.all(goodput(interval=best * factor, save=30.0, restart=300.0, mtbf=mtbf) < here)
+    young = goodput(interval=young_interval(save=30.0, mtbf=mtbf), save=30.0, restart=300.0, mtbf=mtbf)
+    assert np.all(here - young < 3e-4)
+    assert daly_interval(save=30.0, mtbf=mtbf) == pytest.approx(best, rel=2e-3)
+
+
+def test_limits() -> None:
+    assert float(mean_time_between_failures(nodes=0.0)) == math.inf
+    assert float(goodput(interval=100.0, save=25.0, restart=9.0, mtbf=math.inf)) == 0.8
+    shares = losses(interval=800.0, save=8.0, restart=60.0, mtbf=1e5)
+    assert 1 - sum(float(one) for one in shares) == pytest.approx(
+        float(goodput(interval=800.0, save=8.0, restart=60.0, mtbf=1e5)), abs=3e-4
+    )
+    assert float(elastic_goodput(base=0.9, replicas=10.0, failures_in_repair=1.0)) == pytest.approx(0.81)
+    assert spares_needed(nodes=1, node_rate=0.0, repair=1.0) == 0
+
+
+def test_memory_copies_beat_storage_alone() -> None:
+    alone = float(goodput(interval=1200.0, save=60.0, restart=600.0, mtbf=11135.0))
+    both = float(
+        two_level_goodput(
+            memory_interval=120.0, memory_save=0.5, storage_interval=2400.0, storage_save=2.0, restart_memory=200.0,
+            restart_storage=600.0, mtbf=11135.0,
+        )
+    )  # fmt: skip
+    assert alone < both < 1
+
+
+def test_published_runs() -> None:
+    """Llama 3 405B: 419 failures in 54 days on 2,048 nodes, "more than 90 %" (Dubey et al. 2024); BLOOM: checkpoints of
+    40 s every 3 h cost 0.37 %, one failure a week (BigScience chronicles)."""
+    llama = long_run(
+        work=54 * 86400 * 0.9, mtbf=54 * 86400 / 419, checkpoint_bytes=14 * 405e9, save=30.0, restart=300.0
+    )
+    assert llama.share == pytest.approx(0.90, abs=0.01)
+    assert llama.failures == pytest.approx(419, rel=0.03)
+    assert llama.finish_interval[0] < llama.finish < llama.finish_interval[1]
+    bloom = long_run(work=1e7, mtbf=604800.0, checkpoint_bytes=2.46e12, save=40.0, restart=600.0, interval=10800.0)
+    assert bloom.lost["checkpoints"] == pytest.approx(0.0037, abs=1e-4)
+
+
+def test_checkpoints_of_one_process_do_not_get_faster_with_more() -> None:
+    one = save_seconds(total_bytes=2e10, process_rate=0.625e9)
+    assert float(one) == 32.0  # torch.save writes from one process: 32 s with 1, 8, 16 and 32 of them
+    assert float(save_seconds(total_bytes=2e10, process_rate=0.625e9, processes=32, storage_rate=7.5e9)) < 3.0
+
+
+def test_bad_input() -> None:
+    with pytest.raises(SpecError, match="longer than the interval"):
+        long_run(work=1e6, mtbf=1e5, checkpoint_bytes=1e12, save=600.0, restart=60.0, interval=300.0)
+    with pytest.raises(CapacityError, match="never finishes"):
+        long_run(work=1e6, mtbf=60.0, checkpoint_bytes=1e12, save=50.0, restart=3600.0, interval=100.0)
+    with pytest.raises(CapacityError, match="does not fit"):
+        check_storage(2e12, 1e12)
+    assert Reliability().restart(30.0) == 210.0
