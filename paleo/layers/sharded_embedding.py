@@ -22,10 +22,10 @@ class ShardedEmbeddingBag(Layer):
     tables, or one for each): (batch, categories) to (batch, tables, features).
 
     Tables are model-parallel: with the placement ``{batch: null, tables: dp}`` each rank looks up its share of the
-    tables for the global batch, and the sums return to the ranks of their samples by an all-to-all (Naumov et al.,
-    Software-hardware co-design for fast and scalable training of deep learning recommendation models, 2021). Only rows
-    that were looked up are updated, with ``states`` numbers of fp32 a row (row-wise AdaGrad keeps 1) beside the
-    weights; no dense gradient exists, and none is exchanged.
+    tables for the global batch, whose indices it reads itself, and the sums return to the ranks of their samples by an
+    all-to-all (Naumov et al., Software-hardware co-design for fast and scalable training of deep learning
+    recommendation models, 2021). Only rows that were looked up are updated; no dense gradient exists, and none is
+    exchanged.
     """
 
     entries: list[PositiveInt] = Field(min_length=1)
@@ -38,7 +38,7 @@ class ShardedEmbeddingBag(Layer):
         rows = sum(self.bags) if len(self.bags) > 1 else self.bags[0] * len(self.entries)
         sizes = (float(sum(self.entries)), self.features)
         table = Tensor(f"{name}.weight", ("tables", "features"), sizes, "parameter", grad=False)
-        out = Tensor(name, (x.dims[0], "tables", "features"), (x.sizes[0], tables, self.features))
+        out = Tensor(name, ("batch", "tables", "features"), (x.sizes[0], tables, self.features))
         return Expansion((RowLookup(name, x, table, out, rows / tables),), out)
 
 

@@ -37,13 +37,19 @@ class Evaluation(Spec):
 class Code(Spec):
     """How the code of a task's submissions runs: its ``software`` profile, and measured over predicted step times.
 
-    ``ratio`` is by architecture of the device; an architecture without one has their geometric mean, and the spread
-    between them is added to the interval. ``residual`` is the rms of the logarithm of measured over predicted steps of
-    rows that were not fitted (a round left out). ``rows`` were fitted, of ``source``.
+    ``ratio`` is by device, by architecture, and ``all``; a device that was not fitted has its architecture's, an
+    architecture that was not fitted has ``all`` with the spread of the others added to the interval. ``per_doubling``
+    is the logarithm that each doubling of samples on a GPU above ``samples_per_gpu`` adds to the ratio (small batches
+    leave a device idle in ways that the step model misses), ``several_nodes`` what a run on more than one node adds.
+    ``residual`` is the rms of the logarithm of measured over predicted steps of rows that were not fitted (each round
+    left out in turn). ``rows`` were fitted, of ``source``.
     """
 
     software: Text
     ratio: dict[Text, Ratio] = Field(default_factory=dict)
+    samples_per_gpu: Ratio = 1.0
+    per_doubling: float = 0.0
+    several_nodes: float = 0.0
     residual: Annotated[float, Field(ge=0)] = 0.0
     rows: Annotated[int, Field(ge=0)] = 0
     source: Text

@@ -86,7 +86,7 @@ def daly_interval(*, save: Numeric, mtbf: Numeric) -> Array:
     d, m = np.asarray(save, dtype=np.float64), np.asarray(mtbf, dtype=np.float64)
     root = np.sqrt(d / (2.0 * m))
     series = np.sqrt(2.0 * d * m) * (1.0 + root / 3.0 + root**2 / 9.0) - d
-    return np.where(d < 2.0 * m, series, m)
+    return np.asarray(np.where(d < 2.0 * m, series, m))
 
 
 def best_interval(*, save: Numeric, mtbf: Numeric) -> Array:

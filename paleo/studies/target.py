@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from paleo.errors import PlanError
+from paleo.errors import PaleoError, PlanError
 from paleo.predict import Prediction, predict
-from paleo.specs.hardware import System
+from paleo.specs.hardware import Device, System
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.task import Code, Evaluation, Task
@@ -73,17 +73,20 @@ class TargetTime:
         return None if joules is None else joules / JOULES_PER_KWH
 
 
-def code_ratio(code: Code, architecture: str) -> tuple[float, float]:
-    """Measured over predicted step time of a task's code on an architecture, and one sigma of its logarithm.
+def code_ratio(code: Code, device: Device, *, samples_per_gpu: float, nodes: float) -> tuple[float, float]:
+    """Measured over predicted step time of a task's code, and one sigma of its logarithm.
 
-    An architecture that was not fitted has the geometric mean of the others, with their spread added to the residual.
+    A device that was not fitted has its architecture's ratio; an architecture that was not, that of all, with the
+    spread between architectures added.
     """
     if not code.ratio:
         return 1.0, max(code.residual, UNFITTED)
-    if architecture in code.ratio:
-        return code.ratio[architecture], code.residual
-    logs = np.log(list(code.ratio.values()))
-    return float(np.exp(logs.mean())), float(np.hypot(code.residual, logs.std() if len(logs) > 1 else UNFITTED))
+    name = next((one for one in (device.name, device.architecture) if one in code.ratio), "all")
+    logs = np.log([value for one, value in code.ratio.items() if one != "all"])
+    spread = float(logs.std()) if name == "all" and len(logs) > 1 else 0.0
+    doublings = math.log2(samples_per_gpu / code.samples_per_gpu)
+    change = code.per_doubling * doublings + (code.several_nodes if nodes > 1 else 0.0)
+    return code.ratio.get(name, 1.0) * math.exp(change), math.hypot(code.residual, spread)
 
 
 #: One sigma of the step of a code that nothing was fitted to.
@@ -121,13 +124,21 @@ def time_to_target(task: Task, system: System, run: Run, *, global_batch: float,
     """What the task takes with a run on a system; ``global_batch`` is in samples of the task, ``runs`` how many runs
     are averaged (MLPerf's rule), which narrows the noise of seeds."""
     prediction = predict(load_model(task.model), system, run)
-    ratio, sigma = code_ratio(task.code, system.device.architecture)
-    law, extra = task.law, task.submissions
-    factor, residual = (extra.ratio, extra.residual) if extra else (1.0, 0.0)
-    samples = float(law.samples(global_batch)) * factor
-    inherent = float(law.sigma(global_batch, runs))
-    beyond = float(law.doublings_outside(global_batch)) * law.residual
-    sigma_samples = math.hypot(residual, beyond) if extra else inherent
+    return timed(task, prediction, forward_seconds(prediction), global_batch=global_batch, runs=runs)
+
+
+def timed(
+    task: Task, prediction: Prediction, forward: float, *, global_batch: float, runs: float = 1.0
+) -> TargetTime:  # fmt: skip
+    """As `time_to_target`, of a step that has been predicted; ``forward`` are the seconds of its forward pass."""
+    system, plan = prediction.system, prediction.plan
+    ratio, sigma = code_ratio(
+        task.code,
+        system.device,
+        samples_per_gpu=global_batch / plan.gpus,
+        nodes=plan.gpus / max(system.devices_per_node, 1),
+    )
+    samples, sigma_samples = samples_needed(task, global_batch, runs)
     own = math.log(prediction.interval[1] / prediction.step_time) / NINETY if not task.code.ratio else 0.0
     return TargetTime(
         task=task,
@@ -136,31 +147,44 @@ def time_to_target(task: Task, system: System, run: Run, *, global_batch: float,
         samples=samples,
         step_time=prediction.step_time * ratio,
         evaluations=evaluations(task.evaluation, samples),
-        evaluation_time=evaluation_time(task, prediction, ratio),
+        evaluation_time=evaluation_time(task, forward * ratio, plan.global_batch * task.packed),
         sigma_samples=sigma_samples,
         sigma_step=max(sigma, own),
-        warnings=(*prediction.warnings, *law.warnings(global_batch)),
+        warnings=(*prediction.warnings, *task.law.warnings(global_batch)),
     )
 
 
-def evaluation_time(task: Task, prediction: Prediction, ratio: float = 1.0) -> float:
-    """Seconds of one evaluation: forward passes over its samples on all GPUs, at the batch of training, and what is
-    fixed. A batch that the samples do not fill takes as long as a full one."""
+def samples_needed(task: Task, global_batch: float, runs: float = 1.0) -> tuple[float, float]:
+    """Samples to the target at a batch, and one sigma of their logarithm: the law, and what submissions need over it
+    where that is known."""
+    law, extra = task.law, task.submissions
+    samples = float(law.samples(global_batch))
+    if extra is None:
+        return samples, float(law.sigma(global_batch, runs))
+    beyond = float(law.doublings_outside(global_batch)) * law.residual
+    return samples * extra.ratio, math.hypot(extra.residual, beyond)
+
+
+def evaluation_time(task: Task, forward: float, batch: float) -> float:
+    """Seconds of one evaluation: forward passes of ``forward`` seconds over its samples on all GPUs at the batch of
+    training, and what is fixed. A batch that the samples do not fill takes its share."""
     of = task.evaluation
-    forward = forward_step(prediction)
-    batch = prediction.plan.global_batch * task.packed
-    return of.fixed + math.ceil(of.samples / batch) * forward.step_time * ratio * of.work
+    return of.fixed + of.samples / batch * forward * of.work
 
 
-def forward_step(prediction: Prediction) -> Prediction:
-    """The forward pass of the same batch on the same GPUs."""
+def forward_seconds(prediction: Prediction) -> float:
+    """Seconds of the forward pass of the same batch on the same GPUs."""
     run, plan = prediction.run, prediction.plan
     keeps = {"forward_only": True, "adapters": None, "offload": "none", "recompute": "none", "recompute_layers": None}
     spared = run.model_copy(update={**keeps, "microbatch": plan.microbatch})
     try:
-        return predict(prediction.model, prediction.system, spared)
-    except PlanError:
-        return predict(prediction.model, prediction.system, spared.model_copy(update={"strategy": "dp"}))
+        return predict(prediction.model, prediction.system, spared).step_time
+    except PaleoError:
+        return (prediction.step_time - prediction.breakdown.optimizer) * FORWARD_SHARE
+
+
+#: The forward pass's share of a training step where it cannot be predicted alone: a third.
+FORWARD_SHARE = 1.0 / 3.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ VECTOR = Tensor("x", ("batch", "features"), (2, 8))
 OTHER = Tensor("y", ("batch", "features"), (2, 8))
 WORDS = Tensor("x", ("batch", "seq"), (2, 5), "index", grad=False)
 CLICKS = Tensor("x", ("batch",), (2,), "index", grad=False)
-CATEGORIES = Tensor("x", ("batch", "categories"), (2, 2), "index", grad=False)
+CATEGORIES = Tensor("x", ("samples", "categories"), (2, 2), "index", grad=False)
 BOXES = Tensor("y", ("batch", "regions", "box"), (2, 3, 4), "statistic", grad=False)
 
 

@@ -22,7 +22,8 @@ def loss_of_row(row: Row) -> tuple[float, float, str]:
     low, high = STEP_LAW.rates
     if not low <= off <= high:
         raise SpecError(
-            f"learning rate outside of the range of the law: {low:g} to {high:g} doublings of the best (above, runs diverge)"
+            f"learning rate outside of the range of the law: {low:g} to {high:g} doublings of the best "
+            "(above them runs diverge)"
         )
     loss = STEP_LAW.loss(size, tokens) + STEP_LAW.penalty(size, tokens, float(row["batch_tokens"]), rate)
     return float(loss), STEP_LAW.residual, "step-law"

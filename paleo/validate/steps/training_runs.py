@@ -16,13 +16,15 @@ from paleo.specs.task import Task, task_of
 from paleo.studies.target import TargetTime, run_of, time_to_target
 from paleo.units import MILLISECOND
 from paleo.validate.kinds.base import Array, number
-from paleo.validate.steps.base import Row, Step, StepTable, filled, ideal_seconds, whole, with_device
+from paleo.validate.steps.base import Row, Step, StepTable, filled, ideal_seconds, records, whole, with_device
 from paleo.validate.steps.transformers import DEFAULT_SYSTEMS
 from paleo.validate.steps.vision import with_nodes_of
 from paleo.validate.tables import STEPS, Predictions
 
 #: Seconds of a minute.
 MINUTE = 60.0
+#: Systems of the catalog that were measured with copies through the host, which submissions on that card do not show.
+LIKE_OTHERS = {"l40s-pcie-8gpu": "pcie4-8gpu"}
 #: What joins nodes of catalog systems that are sold as single ones.
 FABRIC = "infiniband-hdr"
 #: Formats of numbers of submissions: those of tensor cores, whatever the row says of accumulation.
@@ -42,6 +44,7 @@ def system_of_row(row: Row) -> System:
     """The row's system with its devices, as many a node as the row has, and a fabric where it has several nodes."""
     device, gpus, nodes = str(row["device"]), whole(row, "n_gpus"), whole(row, "nodes", 1)
     name = str(row["system"]) if filled(row, "system") else DEFAULT_SYSTEMS.get(device, "pcie4-8gpu")
+    name = LIKE_OTHERS.get(name, name)
     system = with_device(load_system(name), row)
     each = -(-gpus // max(nodes, 1))
     if not system.levels:
@@ -67,11 +70,27 @@ def _grown(system: System, each: int, nodes: int) -> System:
     )
 
 
-def training_gpus(gpus: int, rows: float) -> int:
-    """GPUs that train: where there are more than samples of a batch, as many as divide it (the others evaluate)."""
+def training_gpus(gpus: int, rows: float, task: Task) -> tuple[int, dict[str, str]]:
+    """GPUs that train, and how: where there are more than samples of a batch, as many as divide it, each sample of a
+    volume split over up to four neighbours; the others evaluate."""
     if rows >= gpus:
-        return gpus
-    return max(count for count in range(1, int(rows) + 1) if rows % count == 0)
+        return gpus, {}
+    ranks = max(count for count in range(1, int(rows) + 1) if rows % count == 0)
+    ways = 1 if task.model != "unet3d" else max(way for way in (1, 2, 4) if ranks * way <= gpus)
+    return ranks * ways, {} if ways == 1 else {"strategy": f"dp={ranks},spatial={ways}"}
+
+
+#: Batches of the Transformer above this one count tokens, of which a pair of sentences has so many.
+MOST_SENTENCES, TOKENS = 4096.0, 28.0
+
+
+def switch(row: Row, key: str, default: bool) -> bool:
+    """A cell that says yes or no, in words or as a number.
+
+    >>> switch({"sp": "True"}, "sp", False), switch({"sp": 0.0}, "sp", True), switch({}, "sp", True)
+    (True, False, True)
+    """
+    return str(row[key]).strip().lower() in ("true", "1", "1.0") if filled(row, key) else default
 
 
 def strategy_of_row(row: Row, gpus: int, software: Software) -> str:
@@ -81,11 +100,11 @@ def strategy_of_row(row: Row, gpus: int, software: Software) -> str:
     if gpus % product:
         raise PlanError(f"tp, pp and cp take {product} GPUs, which do not divide {gpus}")
     parts = [f"{axis}={degree}" for axis, degree in {**degrees, "dp": gpus // product}.items() if degree > 1]
-    if whole(row, "distributed_optimizer", int(software.parallelism.zero > 0)) and gpus // product > 1:
+    if switch(row, "distributed_optimizer", software.parallelism.zero > 0) and gpus // product > 1:
         parts.append("zero=1")
     if whole(row, "vp", 1) > 1 and degrees["pp"] > 1:
         parts.append(f"vp={whole(row, 'vp', 1)}")
-    if degrees["tp"] > 1 and whole(row, "sequence_parallel", int(software.parallelism.sequence_parallel)):
+    if degrees["tp"] > 1 and switch(row, "sequence_parallel", software.parallelism.sequence_parallel):
         parts.append("sp")
     return ",".join(parts) or "dp"
 
@@ -120,9 +139,10 @@ def _target(cells: tuple[tuple[str, Any], ...]) -> TargetTime:
     batch = float(row.get("global_batch", "nan"))
     if not batch >= 1:
         raise SpecError("global_batch is not stated")
-    gpus = training_gpus(whole(row, "n_gpus"), max(1, round(batch / task.packed)))
+    batch = batch / (TOKENS if batch > MOST_SENTENCES and task.model == "transformer_big" else 1.0)
+    gpus, spatial = training_gpus(whole(row, "n_gpus"), max(1, round(batch / task.packed)), task)
     runs = float(row.get("runs", 1.0))
-    run = run_of(task, gpus, batch, **options_of(row, task, gpus))
+    run = run_of(task, gpus, batch, **{**options_of(row, task, gpus), **spatial})
     point = time_to_target(task, system, run, global_batch=batch, runs=runs)
     if point.prediction.memory.fits or "strategy" in run.model_fields_set:
         return point
@@ -178,7 +198,7 @@ class TrainingRuns(StepTable):
     def parts(self, frame: pd.DataFrame) -> dict[str, tuple[Array, Array]]:
         """Predicted and measured seconds of a step, samples to the target and seconds of all evaluations, row by row;
         nan where either is missing."""
-        points = [self._point(row) for row in frame.to_dict("records")]
+        points = [self._point(row) for row in records(frame)]
         measured = {
             "step": number(frame, "step_ms", float("nan")) * MILLISECOND,
             "samples": number(frame, "samples_to_target", float("nan")),

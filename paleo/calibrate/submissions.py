@@ -1,0 +1,275 @@
+"""What tasks learn from submissions: how their code runs beside the step model, how many samples they need over the
+law, what an evaluation costs; with errors on rounds that were left out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from paleo.errors import PaleoError
+from paleo.specs.task import Code, Evaluation, Submissions, Task, load_task
+from paleo.studies.target import TargetTime, forward_seconds, timed
+from paleo.units import MILLISECOND
+from paleo.validate.steps.base import filled, records
+from paleo.validate.steps.training_runs import copies, target_of_row
+
+Array = npt.NDArray[np.float64]
+#: A round's weight in the fit for another: software is dated, and each round apart counts less.
+FADES = 0.6
+#: Weight of rows whose configuration is a guess or not known.
+UNSURE = 0.5
+#: Widths of the pulls to zero: of an architecture's and a device's deviation, of the other two terms, in rows.
+PULLS = {"architecture": 0.5, "device": 1.0, "per_doubling": 2.0, "several_nodes": 1.0}
+#: Logarithm of the step below which deviations are not outliers.
+LEAST_SPREAD = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A submission beside its prediction, before anything that is fitted."""
+
+    index: int
+    point: TargetTime
+    forward: float
+    round_name: str
+    exact: bool
+    runs: float
+    step: float
+    samples: float
+    evaluation: float
+    evaluations: float
+    seconds: float
+
+    @property
+    def task(self) -> str:
+        """The name of its task."""
+        return self.point.task.name
+
+
+def rows_of(frame: pd.DataFrame) -> list[Row]:
+    """Rows of a table of training runs that can be predicted, copies left out."""
+    alone = ~copies(frame)
+    found = []
+    for index, cells in enumerate(records(frame)):
+        if not alone[index]:
+            continue
+        try:
+            point = target_of_row(cells)
+        except PaleoError:
+            continue
+        found.append(_row(index, cells, point))
+    return found
+
+
+def _row(index: int, cells: dict[str, Any], point: TargetTime) -> Row:
+    def measured(name: str, unit: float = 1.0) -> float:
+        value = float(cells[name]) if filled(cells, name) else float("nan")
+        return value * unit if value > 0 else float("nan")
+
+    return Row(
+        index=index,
+        point=point,
+        forward=forward_seconds(point.prediction),
+        round_name=str(cells["round"]),
+        exact=cells.get("config_match") == "exact",
+        runs=measured("runs"),
+        step=measured("step_ms", MILLISECOND),
+        samples=measured("samples_to_target"),
+        evaluation=measured("evaluation_s"),
+        evaluations=measured("evaluations"),
+        seconds=measured("minutes_to_target", 60.0),
+    )
+
+
+def _weights(rows: list[Row], rounds: list[str], towards: str) -> Array:
+    """Weights of rows for a fit towards a round: later ones count most, unsure configurations half."""
+    place = rounds.index(towards)
+    apart = np.array([abs(rounds.index(row.round_name) - place) for row in rows], dtype=np.float64)
+    return np.asarray(FADES**apart * np.where([row.exact for row in rows], 1.0, UNSURE))
+
+
+def fit_code(rows: list[Row], rounds: list[str], towards: str) -> Code:
+    """How the code of a task runs, from its rows: robust least squares of log(measured / predicted step) with
+    deviations of architectures and devices pulled to zero."""
+    code = rows[0].point.task.code
+    fitted = [row for row in rows if row.step > 0]
+    if len(fitted) < LEAST_ROWS:
+        return code.model_copy(update={"ratio": {}, "rows": 0})
+    reference = float(np.median([_samples_per_gpu(row) for row in fitted]))
+    architectures = sorted({row.point.prediction.system.device.architecture for row in fitted})
+    devices = sorted({row.point.prediction.system.device.name for row in fitted})
+    design = np.array([_terms(row, architectures, devices, reference) for row in fitted])
+    target = np.log([row.step / row.point.prediction.step_time for row in fitted])
+    pulls = [0.0, *[PULLS["architecture"]] * len(architectures), *[PULLS["device"]] * len(devices)]
+    pulls += [PULLS["per_doubling"], PULLS["several_nodes"]]
+    beta = _robust(design, target, _weights(fitted, rounds, towards), np.array(pulls))
+    return _code(code, beta, architectures, devices, fitted, reference)
+
+
+#: Rows from which on a code is fitted.
+LEAST_ROWS = 3
+
+
+def _samples_per_gpu(row: Row) -> float:
+    return row.point.global_batch / row.point.prediction.plan.gpus
+
+
+def _terms(row: Row, architectures: list[str], devices: list[str], reference: float) -> list[float]:
+    prediction = row.point.prediction
+    device, plan = prediction.system.device, prediction.plan
+    several = float(plan.gpus > max(prediction.system.devices_per_node, 1))
+    return [
+        1.0,
+        *(float(device.architecture == one) for one in architectures),
+        *(float(device.name == one) for one in devices),
+        float(np.log2(_samples_per_gpu(row) / reference)),
+        several,
+    ]
+
+
+def _robust(design: Array, target: Array, weights: Array, pulls: Array) -> Array:
+    """Weighted least squares with pulls to zero, rows beyond two spreads weighted down (Huber)."""
+    used, beta = weights, np.zeros(design.shape[1])
+    for _ in range(8):
+        normal = design.T @ (design * used[:, None]) + np.diag(np.maximum(pulls, 1e-12))
+        beta = np.linalg.solve(normal, design.T @ (used * target))
+        rest = np.abs(target - design @ beta)
+        spread = max(1.48 * float(np.median(rest)), LEAST_SPREAD)
+        used = weights / np.maximum(1.0, rest / (2.0 * spread))
+    return np.asarray(beta)
+
+
+def _code(
+    code: Code, beta: Array, architectures: list[str], devices: list[str], rows: list[Row], reference: float
+) -> Code:
+    """The numbers of a fit as they stand in a task file."""
+    of_architecture = dict(zip(architectures, beta[1 : 1 + len(architectures)], strict=True))
+    of_device = dict(zip(devices, beta[1 + len(architectures) : -2], strict=True))
+    home = {row.point.prediction.system.device.name: row.point.prediction.system.device.architecture for row in rows}
+    ratio = {"all": beta[0]} | {name: beta[0] + term for name, term in of_architecture.items()}
+    ratio |= {name: beta[0] + of_architecture[home[name]] + term for name, term in of_device.items()}
+    return code.model_copy(
+        update={
+            "ratio": {name: round(float(np.exp(value)), 4) for name, value in ratio.items()},
+            "samples_per_gpu": reference,
+            "per_doubling": round(float(beta[-2]), 4),
+            "several_nodes": round(float(beta[-1]), 4),
+            "rows": len(rows),
+        }
+    )
+
+
+def fit_samples(rows: list[Row], rounds: list[str], towards: str) -> Submissions | None:
+    """What submissions need over the law: weighted median of the logarithm, and its rms."""
+    fitted = [row for row in rows if row.samples > 0]
+    if len(fitted) < LEAST_ROWS:
+        return None
+    logs = np.log([row.samples / float(row.point.task.law.samples(row.point.global_batch)) for row in fitted])
+    weights = _weights(fitted, rounds, towards)
+    order = np.argsort(logs)
+    middle = np.searchsorted(np.cumsum(weights[order]), weights.sum() / 2.0)
+    centre = float(logs[order][min(int(middle), len(logs) - 1)])
+    rms = float(np.sqrt(np.average((logs - centre) ** 2, weights=weights)))
+    source = f"{len(fitted)} submissions of rounds {rounds[0]} to {rounds[-1]}"
+    return Submissions(ratio=round(float(np.exp(centre)), 4), residual=round(rms, 4), rows=len(fitted), source=source)
+
+
+def fit_evaluation(rows: list[Row], code: Code, rounds: list[str], towards: str) -> Evaluation:
+    """Work and fixed seconds of an evaluation, from the seconds that submissions spent on each."""
+    evaluation = rows[0].point.task.evaluation
+    fitted = [row for row in rows if row.evaluation > 0 and row.evaluations > 0]
+    if len(fitted) < LEAST_ROWS:
+        return evaluation
+    neutral = rows[0].point.task.model_copy(
+        update={"code": code, "evaluation": evaluation.model_copy(update={"work": 1.0, "fixed": 0.0})}
+    )
+    counts = [1.0 if evaluation.beside else row.evaluations for row in fitted]
+    passes = np.array([_timed(row, neutral).evaluation_time for row in fitted])
+    seconds = np.array([row.evaluation for row in fitted]) / np.array(counts)
+    weights = _weights(fitted, rounds, towards)
+    design = np.stack([passes / seconds, 1.0 / seconds], axis=1)
+    work, fixed = _positive(design, weights / (1.0 + np.abs(np.log(seconds / np.median(seconds)))))
+    return evaluation.model_copy(update={"work": round(max(work, LEAST_WORK), 4), "fixed": round(fixed, 3)})
+
+
+def _positive(design: Array, weights: Array) -> tuple[float, float]:
+    """Two terms of zero or more whose sum is one in each row, in weighted least squares."""
+    root = np.sqrt(weights)
+    both = np.linalg.lstsq(design * root[:, None], root, rcond=None)[0]
+    if both.min() >= 0:
+        return float(both[0]), float(both[1])
+    alone = [float((weights * column).sum() / (weights * column**2).sum()) for column in design.T]
+    errors = [
+        float((weights * (1.0 - value * column) ** 2).sum()) for value, column in zip(alone, design.T, strict=True)
+    ]
+    return (alone[0], 0.0) if errors[0] <= errors[1] else (LEAST_WORK, alone[1])
+
+
+#: Work of an evaluation whose time does not go by its passes.
+LEAST_WORK = 0.01
+
+
+def _timed(row: Row, task: Task) -> TargetTime:
+    runs = row.runs if row.runs > 0 else 1.0
+    return timed(task, row.point.prediction, row.forward, global_batch=row.point.global_batch, runs=runs)
+
+
+def fitted_task(task: Task, rows: list[Row], rounds: list[str], towards: str) -> Task:
+    """The task with everything that its rows teach for a round."""
+    if not rows:
+        return task
+    code = fit_code(rows, rounds, towards)
+    return task.model_copy(
+        update={
+            "code": code,
+            "submissions": fit_samples(rows, rounds, towards),
+            "evaluation": fit_evaluation(rows, code, rounds, towards),
+        }
+    )
+
+
+def left_out(rows: list[Row], rounds: list[str]) -> Iterator[tuple[Row, TargetTime]]:
+    """Each row as predicted by its task fitted to all other rounds; rows of tasks with a single round are predicted by
+    the task without any fit."""
+    for name in sorted({row.task for row in rows}):
+        mine = [row for row in rows if row.task == name]
+        for towards in sorted({row.round_name for row in mine}):
+            others = [row for row in mine if row.round_name != towards]
+            task = _plain(load_task(name))
+            task = fitted_task(task, others, rounds, towards) if len(others) >= LEAST_ROWS else task
+            task = _with_residual(task, others, rounds)
+            for row in mine:
+                if row.round_name == towards:
+                    yield row, _timed(row, task)
+
+
+def _plain(task: Task) -> Task:
+    """The task before anything was fitted to submissions."""
+    code = task.code.model_copy(update={"ratio": {}, "per_doubling": 0.0, "several_nodes": 0.0, "residual": 0.0})
+    return task.model_copy(update={"code": code, "submissions": None})
+
+
+def _with_residual(task: Task, rows: list[Row], rounds: list[str]) -> Task:
+    """The task with the residual of its step: rms of the logarithm over rows, each round left out in turn."""
+    residual = step_residual(rows, rounds)
+    return task.model_copy(update={"code": task.code.model_copy(update={"residual": residual})})
+
+
+def step_residual(rows: list[Row], rounds: list[str]) -> float:
+    """Rms of log(measured / predicted step), each round left out in turn; that of the fit itself with one round."""
+    known = [row for row in rows if row.step > 0]
+    if len(known) < LEAST_ROWS:
+        return 0.0
+    logs = []
+    for towards in sorted({row.round_name for row in known}):
+        others = [row for row in known if row.round_name != towards] or known
+        code = fit_code(others, rounds, towards)
+        task = known[0].point.task.model_copy(update={"code": code})
+        logs += [np.log(row.step / _timed(row, task).step_time) for row in known if row.round_name == towards]
+    spread = 1.48 * float(np.median(np.abs(logs)))
+    return round(float(np.sqrt(np.mean(np.minimum(np.abs(logs), 3.0 * max(spread, LEAST_SPREAD)) ** 2))), 4)
