@@ -158,7 +158,7 @@ def spares_needed(*, nodes: float, node_rate: float, repair: float, quantile: fl
 
 def elastic_goodput(*, base: Numeric, replicas: Numeric, failures_in_repair: Numeric) -> Array:
     """Goodput of a run that goes on with (n − k)/n of its replicas while k are repaired, on average."""
-    return np.asarray(base) * (1.0 - np.asarray(failures_in_repair) / np.asarray(replicas))
+    return np.asarray(base * (1.0 - np.asarray(failures_in_repair) / np.asarray(replicas)))
 
 
 @dataclass(frozen=True, slots=True)

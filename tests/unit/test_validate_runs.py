@@ -1,0 +1,166 @@
+"""Tables of runs: learning, goodput, checkpoints, stragglers, storage, MLPerf's submissions."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from paleo.errors import SpecError
+from paleo.specs.task import Evaluation, load_task
+from paleo.studies.checkpoint import checkpoint_seconds, storage_of, writer_of
+from paleo.studies.target import code_ratio, evaluations, run_of, scaling, time_to_target
+from paleo.validate.report import document
+from paleo.validate.runner import validate_frame
+from paleo.validate.steps.stragglers import rank_means
+from paleo.validate.steps.training_runs import copies, switch, system_of_row, training_gpus
+from paleo.validate.tables import table_of
+
+RUN = {
+    "benchmark": "resnet", "round": "v2.1", "submitter": "somebody", "system": "dgx-a100-80gb",
+    "device": "a100-sxm4-80gb", "n_gpus": 8, "nodes": 1, "dtype": "fp16", "global_batch": 3264, "step_ms": 118.0,
+    "samples_to_target": 44840845.0, "evaluation_s": 10.0, "minutes_to_target": 28.0, "runs": 5,
+}  # fmt: skip
+
+
+def errors_of(rows: list[dict[str, object]]) -> dict[str, object]:
+    frame = pd.DataFrame(rows)
+    report = validate_frame("rows.csv", frame, table_of(frame.columns))
+    (found,) = document([report])["files"]
+    return dict(found)
+
+
+def test_submissions_and_their_parts() -> None:
+    found = errors_of([RUN, {**RUN, "submitter": "a partner with the same log"}, {**RUN, "benchmark": "minigo"}])
+    assert found["kind"] == "training_runs"
+    assert found["predicted"] == 1
+    reasons = found["unsupported_reasons"]
+    assert isinstance(reasons, dict)
+    assert reasons["repeats the log of another row"] == 1
+    assert any("minigo" in reason for reason in reasons)
+    parts, benchmarks = found["parts"], found["by_benchmark"]
+    assert isinstance(parts, dict)
+    assert isinstance(benchmarks, dict)
+    assert set(parts) == {"step", "samples", "evaluation"}
+    assert parts["step"]["rows"] == 1
+    assert parts["step"]["mape"] < 0.5
+    assert benchmarks["resnet"]["mape"] < 0.5
+
+
+def test_nodes_and_counts_of_submissions() -> None:
+    two = system_of_row({"system": "pcie4-8gpu", "device": "a30", "n_gpus": 16, "nodes": 2})
+    assert two.devices_per_node == 8
+    assert two.levels[-1].ranks is None  # nodes of a catalog server are joined by a fabric
+    ten = system_of_row({"system": "pcie4-8gpu", "device": "a30", "n_gpus": 10, "nodes": 1})
+    assert ten.devices_per_node == 10
+    unet, resnet = load_task("mlperf-unet3d"), load_task("mlperf-resnet")
+    assert training_gpus(8, 56, unet) == (8, {})
+    assert training_gpus(768, 84, unet) == (336, {"strategy": "dp=84,spatial=4"})
+    assert training_gpus(72, 56, resnet) == (56, {})
+    assert switch({"sp": "False"}, "sp", True) is False
+    frame = pd.DataFrame([RUN, RUN])
+    assert copies(frame).tolist() == [False, True]
+
+
+def test_losses_of_both_laws() -> None:
+    rows = [
+        {"source": "a", "parameters": 1e9, "tokens": 2e10, "loss_nats": 2.5},
+        {"source": "b", "parameters": 1.07e9, "tokens": 2e10, "batch_tokens": 524288, "learning_rate": 0.00138,
+         "loss_nats": 2.2255},
+        {"source": "b", "parameters": 1.07e9, "tokens": 2e10, "batch_tokens": 524288, "learning_rate": 0.5,
+         "loss_nats": 7.0},
+    ]  # fmt: skip
+    found = errors_of(rows)
+    assert (found["kind"], found["predicted"], found["unsupported"]) == ("learning", 2, 1)
+    by_device = found["by_device"]
+    assert isinstance(by_device, dict)
+    assert by_device["step-law"]["mape"] < 0.01
+
+
+def test_goodput_rows_count_a_run_once() -> None:
+    llama = {"model": "Llama", "gpus": 16384, "nodes": 2048, "mtbf_s": 11135.0, "interval_s": np.nan, "goodput": 0.9,
+             "notes": ""}  # fmt: skip
+    found = errors_of([llama, {**llama, "notes": "the run by another count"}])
+    assert found["predicted"] == 1
+    overall = found["overall"]
+    assert isinstance(overall, dict)
+    assert overall["mape"] < 0.05
+
+
+def test_stragglers_and_storage() -> None:
+    stage = {"trace": "AR", "ranks": 4, "steps": 22, "compute_mean_s": 25.738, "slowest_rank_mean_s": 45.293,
+             "persistent_sd_s": 13.037, "independent_sd_s": 0.194, "compute_max_s": 45.284}  # fmt: skip
+    overall = errors_of([stage])["overall"]
+    assert isinstance(overall, dict)
+    assert overall["mape"] < 0.01  # one worker was slowed on purpose: it decides
+    means = rank_means(ranks=4, mean=25.738, slowest=45.293, deviation=13.037)
+    assert max(means) == 45.293
+    fed = {"workload": "resnet50_h100", "accelerators": 20, "utilization": 0.922, "samples_per_s": 32623.8}
+    overall = errors_of([fed])["overall"]
+    assert isinstance(overall, dict)
+    assert overall["mape"] < 0.03
+
+
+def test_checkpoints() -> None:
+    """Worked: 14 bytes of 1.557 G parameters through one process of 1.2 GB/s; a NAS of 150 MB/s is slower still."""
+    disk, nas = storage_of("NVMe SSD", 2e9), storage_of("NAS 100 MB/s")
+    total = 14 * 1.557e9
+    one = checkpoint_seconds(total_bytes=total, software="DDP", processes=2, nodes=1, storage=disk)
+    assert one == pytest.approx(total / 1.2e9)
+    slow = checkpoint_seconds(total_bytes=total, software="DDP", processes=2, nodes=1, storage=nas)
+    assert slow == pytest.approx(total / 0.15e9)
+    copied = checkpoint_seconds(total_bytes=total, software="zero-3", processes=2, nodes=1, storage=nas, mode="memory")
+    assert copied < 1.5
+    with pytest.raises(SpecError, match="software: 'magic' is not known"):
+        writer_of("magic")
+    with pytest.raises(SpecError, match="storage"):
+        storage_of("a drawer")
+
+
+def test_evaluations_and_ratios() -> None:
+    each = Evaluation(samples=10, every=100, source="worked")
+    assert [evaluations(each, samples) for samples in (50.0, 100.0, 110.0, 250.0, 300.0)] == [1, 1, 2, 3, 3]
+    assert evaluations(each.model_copy(update={"beside": True}), 1000.0) == 1
+    task = load_task("mlperf-resnet")
+    system = system_of_row(RUN)
+    code = task.code.model_copy(update={"ratio": {"all": 0.8, "Ampere": 0.7}, "samples_per_gpu": 100.0,
+                                        "per_doubling": 0.1, "several_nodes": 0.2})  # fmt: skip
+    ratio, _ = code_ratio(code, system.device, samples_per_gpu=200.0, nodes=2)
+    assert ratio == pytest.approx(0.7 * math.exp(0.1 + 0.2))
+
+
+def test_time_to_target_is_the_sum_of_its_parts() -> None:
+    task, system = load_task("mlperf:resnet"), system_of_row({**RUN, "n_gpus": 64, "nodes": 8})
+    points = [
+        time_to_target(task, system, run_of(task, gpus, 3264, dtype="fp16"), global_batch=3264) for gpus in (8, 16, 32)
+    ]
+    for point in points:
+        trained = point.samples / point.global_batch * point.step_time
+        assert point.seconds == pytest.approx(trained + point.evaluations * point.evaluation_time)
+        assert point.interval[0] < point.seconds < point.interval[1]
+    curve = scaling(points)
+    assert [point.prediction.plan.gpus for point in curve.points] == [8, 16, 32]
+    assert "fastest with" in curve.verdict
+
+
+def test_convergence_tables_become_laws(tmp_path: Path) -> None:
+    from paleo.calibrate.convergence import law_of_points, law_text, points_of, with_law
+
+    rows = [
+        {"benchmark": "bert", "round": "v2.1", "global_batch_size": batch, "n": 20,
+         "samples_mean": 2e6 * (1 + batch / 1e4),
+         "samples_std": 1e5}
+        for batch in (256, 1024, 4096)
+    ]  # fmt: skip
+    table = pd.DataFrame(rows)
+    task = load_task("mlperf-bert")
+    law = law_of_points(points_of(task, table))
+    assert law.samples_min == pytest.approx(2e6)
+    assert law.critical_batch == pytest.approx(1e4)
+    text = "title: x\nlaw:\n  constant:\n    fixed: 1\nevaluation:\n  samples: 1\n"
+    written = with_law(text, law_text(law))
+    assert "samples_min: 2000000" in written
+    assert written.endswith("evaluation:\n  samples: 1\n")
