@@ -12,9 +12,22 @@ if TYPE_CHECKING:
     from paleo.studies.comparison import Objective
     from paleo.studies.cost import Tariff
 
+
+def count(text: str) -> float:
+    """A number of samples or tokens, perhaps with a prefix: ``15T``."""
+    from paleo.units import parse
+
+    try:
+        return parse(text, "count")
+    except SpecError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
 Epochs = Annotated[float | None, typer.Option(help="Time, rent and energy of so many epochs of the data set.")]
-Samples = Annotated[float | None, typer.Option(help="The same for so many samples.")]
-Tokens = Annotated[float | None, typer.Option(help="The same for so many tokens.")]
+Samples = Annotated[
+    float | None, typer.Option(parser=count, metavar="N", help="The same for so many samples: 4M or 4000000.")
+]
+Tokens = Annotated[float | None, typer.Option(parser=count, metavar="N", help="The same for so many tokens: 15T.")]
 GpuPrice = Annotated[
     str | None,
     typer.Option(

@@ -98,7 +98,7 @@ def best_interval(*, save: Numeric, mtbf: Numeric) -> Array:
     True
     """
     m = np.asarray(mtbf, dtype=np.float64)
-    ratio = np.asarray(save, dtype=np.float64) / m
+    ratio = np.minimum(np.asarray(save, dtype=np.float64) / m, HOPELESS)
     x = np.minimum(np.sqrt(2.0 * ratio), 0.999)
     for _ in range(NEWTON_STEPS):
         grown = np.exp(x + ratio)
@@ -107,6 +107,8 @@ def best_interval(*, save: Numeric, mtbf: Numeric) -> Array:
 
 
 NEWTON_STEPS = 60
+#: Seconds of a checkpoint over the mean time between failures from which on no interval is better than another.
+HOPELESS = 100.0
 
 
 def two_level_goodput(
@@ -231,7 +233,7 @@ def long_run(
     chosen = float(best_interval(save=save, mtbf=mtbf)) if interval is None else interval
     if interval is None and math.isinf(chosen):
         chosen = work
-    if save + lag > chosen:
+    if save + lag > chosen and interval is not None:
         raise SpecError(
             f"checkpoint: one takes {duration(save + lag)}, longer than the interval of {duration(chosen)}; expected a "
             "longer interval or faster storage"

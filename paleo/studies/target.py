@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from paleo.errors import PaleoError, PlanError
+from paleo.errors import PaleoError, PlanError, SpecError
 from paleo.predict import Prediction, predict
 from paleo.specs.hardware import Device, System
 from paleo.specs.model import load_model
@@ -226,16 +227,46 @@ def scaling(points: list[TargetTime]) -> TargetScaling:
     return TargetScaling(tuple(ordered), knee, gpus[best] if best < len(gpus) - 1 else None)
 
 
-def best_batch(task: Task, system: System, gpus: int, candidates: list[float], **options: Any) -> TargetTime:
+def over_counts(task: Task, system: System, counts: Sequence[int], batch: str, **options: Any) -> list[TargetTime]:
+    """The task on each count of GPUs, at a global batch or at the best one (``auto``).
+
+    Raises SpecError where ``batch`` is no number above zero, PlanError where no count can be run.
+    """
+    stated = None if batch == "auto" else positive_batch(batch)
+    points, reason = [], ""
+    for gpus in counts:
+        tried = batches(task, gpus) if stated is None else [stated]
+        try:
+            points.append(best_batch(task, system, gpus, tried, **options))
+        except PlanError as error:
+            reason = str(error)
+    if not points:
+        raise PlanError(reason)
+    return points
+
+
+def positive_batch(text: str) -> float:
+    """A global batch from text; SpecError where it is no number above zero."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value >= 1):
+        raise SpecError(f"--batch {text!r} is neither auto nor a number of samples of one or more")
+    return value
+
+
+def best_batch(task: Task, system: System, gpus: int, candidates: Sequence[float], **options: Any) -> TargetTime:
     """The batch, of the candidates, that reaches the target soonest; runs that do not fit in memory are left out.
 
-    Raises PlanError, with the reason of the last, where no candidate can be run.
+    Where no strategy is given and data parallelism does not fit, plans that share a model over more and more ranks are
+    tried, the first that fits is taken. Raises PlanError, with the reason of the last, where nothing can be run.
     """
     tried: list[TargetTime] = []
     reason = "no batch was tried"
     for batch in candidates:
         try:
-            point = time_to_target(task, system, run_of(task, gpus, batch, **options), global_batch=batch)
+            point = _first_fitting(task, system, gpus, batch, options)
         except PlanError as error:
             reason = str(error)
             continue
@@ -243,9 +274,36 @@ def best_batch(task: Task, system: System, gpus: int, candidates: list[float], *
             tried.append(point)
         else:
             reason = f"a global batch of {batch:,.0f} does not fit in memory"
+        if len(tried) > 1 and tried[-1].seconds > RISEN * min(point.seconds for point in tried):
+            break
     if not tried:
         raise PlanError(f"{task.name} on {gpus} GPUs: {reason}")
     return min(tried, key=lambda point: point.seconds)
+
+
+#: A batch that takes this many times as long as the best so far ends the search for larger ones.
+RISEN = 1.5
+#: Plans in the order in which they are tried where none is given and data parallelism does not fit.
+MODEL_PARALLEL = ("zero=1", "zero=3", "tp=2,zero=1,sp", "tp=4,zero=1,sp", "tp=8,zero=1,sp", "tp=4,pp=4,zero=1,sp",
+                  "tp=8,pp=8,zero=1,sp", "tp=8,pp=16,zero=1,sp")  # fmt: skip
+
+
+def _first_fitting(task: Task, system: System, gpus: int, batch: float, options: Mapping[str, Any]) -> TargetTime:
+    def point_of(**more: Any) -> TargetTime:
+        run = run_of(task, gpus, batch, **{**options, **more})
+        return time_to_target(task, system, run, global_batch=batch)
+
+    point = point_of()
+    if point.prediction.memory.fits or options.get("strategy") is not None:
+        return point
+    for strategy in MODEL_PARALLEL:
+        try:
+            other = point_of(strategy=strategy)
+        except PlanError:
+            continue
+        if other.prediction.memory.fits:
+            return other
+    return point
 
 
 def batches(task: Task, gpus: int) -> list[float]:

@@ -7,6 +7,15 @@ from typing import Annotated
 import typer
 
 from paleo.cli.application import NO, PREDICT, app
+from paleo.cli.long_run_options import (
+    Checkpoint,
+    Checkpointing,
+    Failures,
+    Restart,
+    Spares,
+    Storage,
+    WithFailures,
+)
 from paleo.cli.options import AsJson, ModelName, Plot, RunOptions, SystemName, takes_run
 from paleo.cli.output import draw, picture_path, show_document, warn
 from paleo.cli.training_options import (
@@ -40,6 +49,13 @@ def estimate(
     host_power: HostPower = None,
     term: RentTerm = "on-demand",
     buy: Bought = None,
+    goodput: WithFailures = False,
+    failures: Failures = None,
+    checkpoint: Checkpoint = None,
+    checkpointing: Checkpointing = None,
+    storage: Storage = None,
+    restart: Restart = None,
+    spares: Spares = None,
     as_json: AsJson = False,
     plot: Plot = None,
     verbose: Verbose = False,
@@ -47,9 +63,11 @@ def estimate(
     """One configuration: step time with its parts, memory, throughput; time, rent and energy of a training."""
     from paleo.predict import predict
     from paleo.report import documents, tables
+    from paleo.report.target import goodput_below, with_goodput
     from paleo.specs.hardware import load_system
     from paleo.specs.model import load_model
     from paleo.studies.advice import advise
+    from paleo.studies.long_run import LongRunOptions, failing
     from paleo.studies.training import amount, training
 
     path = picture_path(plot)
@@ -59,14 +77,16 @@ def estimate(
     wanted = amount(network, epochs=epochs, samples=samples, tokens=tokens, tokens_per_sample=tokens_per_sample)
     rates = tariff(price, electricity, pue, host_power, term, buy)
     cost = None if wanted is None else training(step, wanted, rates)
+    long = LongRunOptions(failures, checkpoint, checkpointing, storage, None, restart, spares)
+    with_failures = failing(step, cost, long) if goodput or long != LongRunOptions() else None
     if path is not None:
         from paleo.report import plots
 
         draw(path, lambda: plots.estimate(step))
     changes = advise(step)
     show_document(
-        lambda: documents.estimate(step, cost, changes),
-        lambda: tables.estimate(step, cost, changes, verbose=verbose),
+        lambda: with_goodput(documents.estimate(step, cost, changes), with_failures),
+        lambda: goodput_below(tables.estimate(step, cost, changes, verbose=verbose), with_failures),
         as_json,
     )
     warn(step.warnings if as_json else ())

@@ -13,7 +13,7 @@ from paleo.specs.hardware import Level, System, load_link, load_system
 from paleo.specs.run import Run
 from paleo.specs.software import Software, load_software
 from paleo.specs.task import Task, task_of
-from paleo.studies.target import TargetTime, run_of, time_to_target
+from paleo.studies.target import MODEL_PARALLEL, TargetTime, run_of, time_to_target
 from paleo.units import MILLISECOND
 from paleo.validate.kinds.base import Array, number
 from paleo.validate.steps.base import Row, Step, StepTable, filled, ideal_seconds, records, whole, with_device
@@ -161,11 +161,6 @@ def first_that_fits(task: Task, system: System, run: Run, batch: float, runs: fl
         if point.prediction.memory.fits:
             return point
     return None
-
-
-#: Plans in the order in which they are tried where a row states none.
-MODEL_PARALLEL = ("zero=1", "zero=3", "tp=2,zero=1,sp", "tp=4,zero=1,sp", "tp=8,zero=1,sp", "tp=4,pp=4,zero=1,sp",
-                  "tp=8,pp=8,zero=1,sp", "tp=8,pp=16,zero=1,sp")  # fmt: skip
 
 
 class TrainingRuns(StepTable):

@@ -1,0 +1,157 @@
+"""How times to a target are shown: a document, a table, a plot."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from paleo.units import duration, engineering
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from rich.console import RenderableType
+
+    from paleo.studies.cost import Tariff
+    from paleo.studies.goodput import Goodput
+    from paleo.studies.target import TargetScaling, TargetTime
+
+MINUTE = 60.0
+
+
+def document(task: str, system: str, curve: TargetScaling, tariff: Tariff | None = None) -> dict[str, Any]:
+    """Points over GPU counts; minutes, samples, steps."""
+    first = curve.points[0].task
+    return {
+        "schema": "paleo.target/1",
+        "task": task,
+        "system": system,
+        "target": first.target,
+        "law": first.law.source,
+        "verdict": curve.verdict,
+        "knee": curve.knee,
+        "largest_useful": curve.largest_useful,
+        "points": [_point(point, tariff) for point in curve.points],
+        "warnings": list(dict.fromkeys(warning for point in curve.points for warning in point.warnings)),
+    }
+
+
+def _point(point: TargetTime, tariff: Tariff | None) -> dict[str, Any]:
+    low, high = point.interval
+    plan = point.prediction.plan
+    return {
+        "gpus": plan.gpus,
+        "global_batch_size": point.global_batch,
+        "strategy": plan.strategy,
+        "samples": point.samples,
+        "steps": point.steps,
+        "step_time_s": point.step_time,
+        "evaluation_s": point.evaluation_seconds,
+        "minutes": point.seconds / MINUTE,
+        "minutes_interval": [low / MINUTE, high / MINUTE],
+        "usd": point.usd(tariff),
+        "kwh": point.kwh(tariff),
+        "fits": point.prediction.memory.fits,
+    }
+
+
+def table(task: str, system: str, curve: TargetScaling, tariff: Tariff | None = None) -> RenderableType:
+    """A row for each count of GPUs, then the verdict."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    first = curve.points[0].task
+    shown = Table(title=f"{first.title} on {system}: {first.target}", title_justify="left", title_style="bold")
+    for heading in (
+        "GPUs",
+        "batch",
+        "strategy",
+        "samples",
+        "steps",
+        "step",
+        "evaluation",
+        "time",
+        "90 %",
+        "USD",
+        "kWh",
+    ):
+        shown.add_column(heading, justify="left" if heading == "strategy" else "right")
+    for point in curve.points:
+        low, high = point.interval
+        usd, kwh = point.usd(tariff), point.kwh(tariff)
+        shown.add_row(
+            f"{point.prediction.plan.gpus:,}",
+            f"{point.global_batch:,.0f}",
+            point.prediction.plan.strategy,
+            engineering(point.samples, ""),
+            f"{point.steps:,}",
+            duration(point.step_time),
+            duration(point.evaluation_seconds),
+            duration(point.seconds),
+            f"{duration(low)} - {duration(high)}",
+            "-" if usd is None else f"{usd:,.0f}",
+            "-" if kwh is None else f"{kwh:,.1f}",
+        )
+    return Group(shown, Text(f"{curve.verdict}; samples by {first.law.source}"))
+
+
+def figure(task: str, system: str, curve: TargetScaling) -> Figure:
+    """Minutes over GPU counts with the 90 % interval."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    drawn = Figure(figsize=(6.4, 4.4), layout="constrained")
+    FigureCanvasAgg(drawn)
+    axes = drawn.add_subplot()
+    gpus = [point.prediction.plan.gpus for point in curve.points]
+    ends = [[end / MINUTE for end in point.interval] for point in curve.points]
+    axes.fill_between(gpus, [low for low, _ in ends], [high for _, high in ends], alpha=0.2, color="#0072B2")
+    axes.plot(gpus, [point.seconds / MINUTE for point in curve.points], "o-", color="#0072B2", label="to the target")
+    trained = [(point.seconds - point.evaluation_seconds) / MINUTE for point in curve.points]
+    axes.plot(gpus, trained, ":", color="#D55E00", label="without evaluation")
+    axes.set(xscale="log", yscale="log", xlabel="GPUs", ylabel="minutes", title=f"{task} on {system}")
+    axes.grid(visible=True, which="major", linewidth=0.3)
+    axes.legend(frameon=False)
+    return drawn
+
+
+def goodput_document(run: Goodput) -> dict[str, Any]:
+    """A long run with failures; seconds, bytes."""
+    return {
+        "goodput": run.share,
+        "interval_s": run.interval,
+        "checkpoint_bytes": run.checkpoint_bytes,
+        "checkpoint_s": run.save,
+        "restart_s": run.restart,
+        "mtbf_s": run.mtbf,
+        "failures": run.failures,
+        "finish_s": run.finish,
+        "finish_s_interval": list(run.finish_interval),
+        "lost": run.lost,
+    }
+
+
+def goodput_lines(run: Goodput) -> RenderableType:
+    """The same in three lines."""
+    from rich.text import Text
+
+    low, high = run.finish_interval
+    lost = ", ".join(f"{name} {share:.1%}" for name, share in run.lost.items())
+    return Text(
+        f"with failures: goodput {run.share:.1%} (lost: {lost})\n"
+        f"  a failure every {duration(run.mtbf)}, {run.failures:,.0f} until the end; checkpoints of "
+        f"{engineering(run.checkpoint_bytes, 'B')} every {duration(run.interval)} take {duration(run.save)}\n"
+        f"  finished after {duration(run.finish)} (p10 to p90: {duration(low)} to {duration(high)}), "
+        f"{duration(run.work)} without failures"
+    )
+
+
+def with_goodput(document: dict[str, Any], run: Goodput | None) -> dict[str, Any]:
+    """The document of an estimate with the goodput of a long run, where one was asked for."""
+    return document if run is None else {**document, "goodput": goodput_document(run)}
+
+
+def goodput_below(shown: RenderableType, run: Goodput | None) -> RenderableType:
+    """The tables of an estimate with the goodput of a long run below, where one was asked for."""
+    from rich.console import Group
+
+    return shown if run is None else Group(shown, goodput_lines(run))

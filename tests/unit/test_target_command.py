@@ -1,0 +1,76 @@
+"""``paleo target`` and the goodput of ``paleo estimate``, as commands."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from paleo.cli.process import run as command
+
+TARGET = ["target", "mlperf:resnet", "--system", "dgx-a100-80gb", "--batch", "3264"]
+ESTIMATE = [
+    "estimate",
+    "llama3-8b",
+    "--system",
+    "dgx-h100",
+    "--gpus",
+    "64",
+    "--global-batch",
+    "64",
+    "--strategy",
+    "zero=3",
+]
+
+
+def run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    code = command(arguments)
+    shown = capsys.readouterr()
+    return code, shown.out, shown.err
+
+
+def test_target_document(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run([*TARGET, "--gpus", "8,32", "--json"], capsys)
+    assert code == 0
+    document = json.loads(out)
+    assert document["schema"] == "paleo.target/1"
+    few, many = document["points"]
+    assert (few["gpus"], many["gpus"]) == (8, 32)
+    assert few["minutes"] > many["minutes"]
+    assert few["minutes_interval"][0] < few["minutes"] < few["minutes_interval"][1]
+    keys = {"gpus", "global_batch_size", "strategy", "samples", "steps", "step_time_s", "evaluation_s", "usd", "kwh"}
+    assert keys <= set(few)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["target", "mlperf:bertt", "--system", "dgx-h100", "--gpus", "8"], "mlperf-bert"),
+        ([*TARGET[:-1], "many", "--gpus", "8"], "--batch 'many'"),
+        ([*ESTIMATE, "--tokens", "1T", "--failures", "4"], "has no unit"),
+        ([*ESTIMATE, "--goodput"], "has to be stated"),
+        ([*ESTIMATE, "--tokens", "1T", "--checkpoint", "1s", "--storage", "1GB/s"], "longer than the interval"),
+        ([*ESTIMATE, "--tokens", "1T", "--checkpointing", "never"], "none of sync, async, memory"),
+    ],
+)
+def test_bad_input_is_one_message(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(arguments, capsys)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_goodput_of_a_long_run(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run([*ESTIMATE, "--tokens", "15T", "--goodput", "--json"], capsys)
+    found = json.loads(out)["goodput"]
+    assert code == 0
+    assert 0.9 < found["goodput"] < 1
+    assert found["finish_s_interval"][0] <= found["finish_s"] <= found["finish_s_interval"][1]
+    # 8.03 G parameters of 14 bytes: bf16 weights, fp32 masters and two states
+    assert found["checkpoint_bytes"] == pytest.approx(14 * 8030261248)
+
+
+def test_a_run_that_never_finishes(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run([*ESTIMATE, "--tokens", "1T", "--failures", "9e6/nodeday", "--restart", "10min"], capsys)
+    assert code == 1
+    assert "never finishes" in err
