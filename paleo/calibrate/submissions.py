@@ -16,7 +16,7 @@ from paleo.specs.task import Code, Evaluation, Submissions, Task, load_task
 from paleo.studies.target import TargetTime, forward_seconds, timed
 from paleo.units import MILLISECOND
 from paleo.validate.steps.base import filled, records
-from paleo.validate.steps.training_runs import copies, target_of_row
+from paleo.validate.steps.training_runs import MINUTE, copies, target_of_row
 
 Array = npt.NDArray[np.float64]
 #: A round's weight in the fit for another: software is dated, and each round apart counts less.
@@ -78,12 +78,23 @@ def _row(index: int, cells: dict[str, Any], point: TargetTime) -> Row:
         round_name=str(cells["round"]),
         exact=cells.get("config_match") == "exact",
         runs=measured("runs"),
-        step=measured("step_ms", MILLISECOND),
+        step=measured("step_ms", MILLISECOND) if filled(cells, "step_ms") else implied_step(cells, point.global_batch),
         samples=measured("samples_to_target"),
-        evaluation=measured("evaluation_s"),
+        evaluation=float(cells["evaluation_s"]) if filled(cells, "evaluation_s") else float("nan"),
         evaluations=measured("evaluations"),
-        seconds=measured("minutes_to_target", 60.0),
+        seconds=measured("minutes_to_target", MINUTE),
     )
+
+
+def implied_step(cells: dict[str, Any], global_batch: float) -> float:
+    """Seconds of a step from the minutes of a row that logs none: what is left of them beside evaluation, over steps;
+    nan where they are not stated."""
+    names = ("minutes_to_target", "evaluation_s", "samples_to_target")
+    if not all(filled(cells, name) for name in names):
+        return float("nan")
+    minutes, evaluation, samples = (float(cells[name]) for name in names)
+    left = minutes * MINUTE - evaluation
+    return left / (samples / global_batch) if left > 0 and samples > 0 else float("nan")
 
 
 def _weights(rows: list[Row], rounds: list[str], towards: str) -> Array:
@@ -171,47 +182,54 @@ def fit_samples(rows: list[Row], rounds: list[str], towards: str) -> Submissions
         return None
     logs = np.log([row.samples / float(row.point.task.law.samples(row.point.global_batch)) for row in fitted])
     weights = _weights(fitted, rounds, towards)
-    order = np.argsort(logs)
-    middle = np.searchsorted(np.cumsum(weights[order]), weights.sum() / 2.0)
-    centre = float(logs[order][min(int(middle), len(logs) - 1)])
+    centre = weighted_median(logs, weights)
     rms = float(np.sqrt(np.average((logs - centre) ** 2, weights=weights)))
     source = f"{len(fitted)} submissions of rounds {rounds[0]} to {rounds[-1]}"
     return Submissions(ratio=round(float(np.exp(centre)), 4), residual=round(rms, 4), rows=len(fitted), source=source)
 
 
 def fit_evaluation(rows: list[Row], code: Code, rounds: list[str], towards: str) -> Evaluation:
-    """Work and fixed seconds of an evaluation, from the seconds that submissions spent on each."""
+    """Work or fixed seconds of an evaluation, from the seconds that submissions spent on each: weighted medians; work
+    where it scatters less than seconds do. Rows whose evaluations are part of their steps count as zero."""
     evaluation = rows[0].point.task.evaluation
-    fitted = [row for row in rows if row.evaluation > 0 and row.evaluations > 0]
+    fitted = [row for row in rows if row.evaluation >= 0 and row.evaluations > 0]
     if len(fitted) < LEAST_ROWS:
         return evaluation
-    neutral = rows[0].point.task.model_copy(
-        update={"code": code, "evaluation": evaluation.model_copy(update={"work": 1.0, "fixed": 0.0})}
-    )
+    plain = evaluation.model_copy(update={"work": 1.0, "fixed": 0.0})
+    neutral = rows[0].point.task.model_copy(update={"code": code, "evaluation": plain})
     counts = [1.0 if evaluation.beside else row.evaluations for row in fitted]
-    passes = np.array([_timed(row, neutral).evaluation_time for row in fitted])
     seconds = np.array([row.evaluation for row in fitted]) / np.array(counts)
+    passes = np.array([_timed(row, neutral).evaluation_time for row in fitted])
     weights = _weights(fitted, rounds, towards)
-    design = np.stack([passes / seconds, 1.0 / seconds], axis=1)
-    work, fixed = _positive(design, weights / (1.0 + np.abs(np.log(seconds / np.median(seconds)))))
-    return evaluation.model_copy(update={"work": round(max(work, LEAST_WORK), 4), "fixed": round(fixed, 3)})
+    work, fixed = weighted_median(seconds / passes, weights), weighted_median(seconds, weights)
+    by_work = work > 0 and _scatter(seconds / passes / work) <= _scatter(seconds / max(fixed, TINY))
+    found = (work, 0.0) if by_work or fixed <= 0 else (0.0, fixed)
+    return evaluation.model_copy(update={"work": max(round(found[0], 4), LEAST_WORK), "fixed": round(found[1], 3)})
 
 
-def _positive(design: Array, weights: Array) -> tuple[float, float]:
-    """Two terms of zero or more whose sum is one in each row, in weighted least squares."""
-    root = np.sqrt(weights)
-    both = np.linalg.lstsq(design * root[:, None], root, rcond=None)[0]
-    if both.min() >= 0:
-        return float(both[0]), float(both[1])
-    alone = [float((weights * column).sum() / (weights * column**2).sum()) for column in design.T]
-    errors = [
-        float((weights * (1.0 - value * column) ** 2).sum()) for value, column in zip(alone, design.T, strict=True)
-    ]
-    return (alone[0], 0.0) if errors[0] <= errors[1] else (LEAST_WORK, alone[1])
+def _scatter(ratios: Array) -> float:
+    """Median distance of the logarithms of ratios from zero, of those above zero."""
+    logs = np.abs(np.log(ratios[ratios > 0]))
+    return float(np.median(logs)) if len(logs) else float("inf")
+
+
+#: Seconds that are none.
+TINY = 1e-12
+
+
+def weighted_median(values: Array, weights: Array) -> float:
+    """The value that half of the weight lies below.
+
+    >>> weighted_median(np.array([3.0, 1.0, 2.0]), np.array([1.0, 1.0, 5.0]))
+    2.0
+    """
+    order = np.argsort(values)
+    place = int(np.searchsorted(np.cumsum(weights[order]), weights.sum() / 2.0))
+    return float(values[order][min(place, len(values) - 1)])
 
 
 #: Work of an evaluation whose time does not go by its passes.
-LEAST_WORK = 0.01
+LEAST_WORK = 1e-4
 
 
 def _timed(row: Row, task: Task) -> TargetTime:
@@ -272,4 +290,4 @@ def step_residual(rows: list[Row], rounds: list[str]) -> float:
         task = known[0].point.task.model_copy(update={"code": code})
         logs += [np.log(row.step / _timed(row, task).step_time) for row in known if row.round_name == towards]
     spread = 1.48 * float(np.median(np.abs(logs)))
-    return round(float(np.sqrt(np.mean(np.minimum(np.abs(logs), 3.0 * max(spread, LEAST_SPREAD)) ** 2))), 4)
+    return round(float(np.sqrt(np.mean(np.minimum(np.abs(logs), 4.0 * max(spread, LEAST_SPREAD)) ** 2))), 4)
