@@ -8,11 +8,13 @@ or a pipe (``/dev/stdout``, ``>(gzip)``) is written through; a folder is refused
 from __future__ import annotations
 
 import csv
+import gzip
 import os
 import secrets
 import shutil
 import stat
 import tempfile
+import zlib
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -100,6 +102,32 @@ def _write_through(path: str, write: Callable[[BinaryIO], object]) -> None:
         os.set_blocking(handle, True)
         with os.fdopen(handle, "wb") as file:
             shutil.copyfileobj(draft, file)
+
+
+def read_bytes(path: str | Path, *, most: int, expected: str) -> bytes:
+    """The content of a regular file of at most ``most`` bytes; SpecError says what was ``expected``.
+
+    A pipe or a device, which may never end, is refused; so is a packed file (gzip) that unpacks to more.
+    """
+    shown = str(path)[:200]
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):  # noqa: PTH116 (a Path would drop a trailing slash)
+            kind = "a folder" if os.path.isdir(path) else "a device or a pipe"  # noqa: PTH112
+            raise SpecError(f"{shown}: is {kind}; expected {expected}")
+        with Path(path).open("rb") as file:
+            packed = file.read(2) == b"\x1f\x8b"
+            file.seek(0)
+            content = (gzip.GzipFile(fileobj=file) if packed else file).read(most + 1)
+    except SpecError:
+        raise
+    except FileNotFoundError:
+        raise SpecError(f"{shown}: no such file; expected {expected}") from None
+    except (OSError, EOFError, ValueError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise SpecError(f"{shown!r}: cannot be read ({str(reason)[:200]})") from None
+    if len(content) > most:
+        raise SpecError(f"{shown}: holds more than {most} bytes; expected {expected}")
+    return content
 
 
 def append_row(path: Path, names: Iterable[str], row: Mapping[str, Any]) -> None:

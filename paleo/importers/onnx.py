@@ -12,11 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from paleo.errors import SpecError, near
+from paleo.files import read_bytes
 from paleo.importers.onnx_shapes import FLOATS, SINGLE, SMALL, WHOLE, shape_arithmetic
 from paleo.importers.rules import OnnxNode, onnx_reading
 from paleo.importers.trace import Call, Shape, Trace, Value, probe_sizes, record
 
 MOST_FILE_BYTES, MOST_NODES, MOST_DEPTH, MOST_RANK = 700_000_000, 50_000, 4, 8
+#: Calls of functions within functions.
+MOST_CALLS = 64
 #: Rounds of inference and arithmetic on shapes.
 MOST_PASSES = 6
 #: Sizes beyond this are mistakes of the file.
@@ -71,17 +74,12 @@ def trace_file(path: str | Path, sizes: Mapping[str, int]) -> tuple[Trace, dict[
 
 
 def _loaded(onnx: Any, path: Path) -> Any:
+    raw = read_bytes(path, most=MOST_FILE_BYTES, expected="an ONNX model, its weights as external data where large")
     try:
-        size = path.stat().st_size
-        if size > MOST_FILE_BYTES:
-            raise SpecError(
-                f"{path}: {size} bytes; at most {MOST_FILE_BYTES} are read. Keep the weights as external data"
-            )
-        model = onnx.load(str(path), load_external_data=False)
+        model = onnx.load_model_from_string(raw)
         if model.functions:
+            _bounded_functions(model, str(path))
             model = importlib.import_module("onnx.inliner").inline_local_functions(model)
-    except FileNotFoundError:
-        raise SpecError(f"{path}: no such file; expected an ONNX model") from None
     except SpecError:
         raise
     except Exception as error:
@@ -89,6 +87,27 @@ def _loaded(onnx: Any, path: Path) -> Any:
     if not model.graph.node:
         raise SpecError(f"{path}: holds no nodes; expected an ONNX model")
     return model
+
+
+def _bounded_functions(model: Any, path: str) -> None:
+    """Refuses functions whose bodies, written out, would be too many nodes: each may call others many times."""
+    bodies = {(function.domain, function.name): function.node for function in model.functions}
+    sizes: dict[tuple[str, str], int] = {}
+
+    def written_out(nodes: Any, calling: tuple[tuple[str, str], ...]) -> int:
+        total = 0
+        for node in nodes:
+            key = (node.domain, node.op_type)
+            if key in calling or len(calling) > MOST_CALLS:
+                raise SpecError(f"{path}: function {node.op_type[:60]!r} calls itself, or calls nest too deeply")
+            if key in bodies and key not in sizes:
+                sizes[key] = written_out(bodies[key], (*calling, key))
+            inner = [graph for one in node.attribute for graph in ([one.g] if one.HasField("g") else one.graphs)]
+            total += sizes.get(key, 1) + sum(written_out(graph.node, calling) for graph in inner)
+        return total
+
+    if written_out(model.graph.node, ()) > MOST_NODES:
+        raise SpecError(f"{path}: more than {MOST_NODES} nodes once its functions are written out")
 
 
 def _short(error: Exception) -> str:

@@ -1,0 +1,159 @@
+"""``python -m tests.fuzz``: hostile inputs by the thousand; any answer is fine but a traceback, a hang or a flood.
+
+Every input must end within 10 s and 2 GB with exit code 0, 1 or 2; code 2 with one line that starts ``error: ``,
+codes 0
+and 1 with JSON that parses where --json was asked for. Inputs that fail are kept, and their numbers are printed:
+``python -m tests.fuzz --seed S --first N --inputs 1`` does one of them again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import contextlib
+import io
+import json
+import os
+import random
+import re
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import tests.fuzz.onnx_inputs
+import tests.fuzz.options  # noqa: F401
+from paleo.cli import run
+from tests.fuzz.inputs import KINDS
+
+LIMIT_S, LIMIT_BYTES = 10.0, 2 * 1024**3
+
+
+class HangError(BaseException):
+    """An input took too long."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came of one input; ``fault`` is empty where nothing is wrong with it."""
+
+    number: int
+    kind: str
+    code: int | None
+    seconds: float
+    fault: str
+    call: list[str]
+
+
+def answer(seed: int, number: int, kinds: Sequence[str], folder: Path) -> Answer:
+    """Make an input in an empty folder, give it to the command line and judge the answer."""
+    rng = random.Random(f"{seed}/{number}")
+    name = kinds[number % len(kinds)]
+    call = KINDS[name](rng, folder)
+    out, err, code, start = io.StringIO(), io.StringIO(), None, time.perf_counter()
+    signal.setitimer(signal.ITIMER_REAL, LIMIT_S)
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = run(call)
+        fault = _fault(code, out.getvalue(), err.getvalue(), "--json" in call)
+    except HangError:
+        fault = "hang at " + "".join(traceback.format_exc().splitlines()[-3:-1]).strip()[:160]
+    except BaseException as error:
+        fault = f"escaped: {type(error).__name__}: {str(error)[:100]}"
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    return Answer(number, name, code, time.perf_counter() - start, fault or _flood(), call)
+
+
+def _fault(code: int, out: str, err: str, as_json: bool) -> str:
+    lines = [line for line in err.splitlines() if not line.startswith("warning: ")]
+    errors = [line for line in lines if line.startswith("error: ")]
+    if code == 3 or code not in (0, 1, 2):
+        return errors[0][:160] if errors else f"exit code {code}"
+    if code == 2 and (len(errors) != 1 or lines[-1] != errors[0] or "Traceback" in err):
+        return f"exit code 2 with {len(errors)} errors in {len(lines)} lines: {err[:120]!r}"
+    if as_json and code in (0, 1) and not errors:
+        return _json_fault(out)
+    return ""
+
+
+def _json_fault(out: str) -> str:
+    def refuse(constant: str) -> None:
+        raise ValueError(f"{constant} in JSON")
+
+    try:
+        json.loads(out, parse_constant=refuse)
+    except ValueError as error:
+        return f"stdout is no JSON: {error}"
+    return ""
+
+
+def _flood() -> str:
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return f"{most / 1024**3:.1f} GB of memory" if most > LIMIT_BYTES else ""
+
+
+def _hang(number: int, frame: object) -> None:
+    raise HangError
+
+
+def main() -> int:
+    """Run the inputs; 1 where one of them failed."""
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--inputs", type=int, default=10_000)
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after this time, too")
+    parser.add_argument("--kinds", default=",".join(sorted(KINDS)))
+    parser.add_argument("--keep", type=Path, help="a folder for the inputs that fail")
+    given = parser.parse_args()
+    warnings.simplefilter("ignore")
+    signal.signal(signal.SIGALRM, _hang)
+    resource.setrlimit(resource.RLIMIT_AS, (3 * LIMIT_BYTES, resource.RLIM_INFINITY))
+    home, place = Path.cwd(), Path(tempfile.mkdtemp(prefix="fuzz"))
+    answers, start = [], time.perf_counter()
+    for number in range(given.first, given.first + given.inputs):
+        if time.perf_counter() - start > given.seconds:
+            break
+        folder = place / str(number)
+        folder.mkdir()
+        os.chdir(folder)
+        answers.append(answer(given.seed, number, given.kinds.split(","), folder))
+        os.chdir(home)
+        if answers[-1].fault:
+            sys.stdout.write(f"{number}: {answers[-1].fault}\n")
+            sys.stdout.flush()
+        if answers[-1].fault and given.keep:
+            shutil.copytree(folder, given.keep / f"{given.seed}-{number}", dirs_exist_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)
+    shutil.rmtree(place, ignore_errors=True)
+    return _report(answers, given.seed, time.perf_counter() - start)
+
+
+def _report(answers: Sequence[Answer], seed: int, seconds: float) -> int:
+    write = sys.stdout.write
+    for kind in sorted({one.kind for one in answers}):
+        of = [one for one in answers if one.kind == kind]
+        codes = dict(sorted(collections.Counter(str(one.code) for one in of).items()))
+        write(f"{kind:12} {len(of):6} inputs, exit codes {codes}, slowest {max(one.seconds for one in of):.1f} s\n")
+    faults: dict[str, list[Answer]] = {}
+    for one in answers:
+        if one.fault:
+            faults.setdefault(re.sub(r"'[^']*'|\d{3,}", "…", one.fault), []).append(one)
+    for of in sorted(faults.values(), key=len, reverse=True):
+        call = " ".join(of[0].call)[:200]
+        write(f"{len(of)} x {of[0].fault}\n    --seed {seed} --first {of[0].number} --inputs 1: paleo {call}\n")
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2
+    write(f"{len(answers)} inputs in {seconds:.0f} s, {peak:.2f} GB at most: {sum(map(len, faults.values()))} failed\n")
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

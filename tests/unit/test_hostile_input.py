@@ -1,0 +1,111 @@
+"""Files that never end, that unpack to floods, and inputs that once ended in a traceback: one line each, and soon."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import os
+from pathlib import Path
+
+import pytest
+
+from paleo.cli import run
+from paleo.validate.kinds.base import MOST_TABLE_BYTES
+
+HEADER = "source,device,library,dtype,m,n,k,batch,time_us\n"
+
+
+def line(call: list[str], capsys: pytest.CaptureFixture[str], code: int = 2) -> str:
+    """The one line that a call ends with."""
+    assert run(call) == code
+    captured = capsys.readouterr()
+    assert captured.err.startswith("error: ") and captured.err.count("\n") == 1
+    return captured.err
+
+
+@pytest.mark.parametrize("call", [["validate"], ["import", "onnx"], ["import", "hf"], ["show"], ["sweep"]])
+@pytest.mark.parametrize("kind", ["zero", "pipe", "folder"])
+def test_inputs_that_are_no_files(
+    call: list[str], kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if call[-1] == "onnx":
+        pytest.importorskip("onnx")
+    path = {"zero": "/dev/zero", "pipe": f"{tmp_path}/pipe.yaml", "folder": f"{tmp_path}/folder.yaml"}[kind]
+    if kind == "pipe":
+        os.mkfifo(path)
+    if kind == "folder":
+        Path(path).mkdir()
+    said = line([*call, path], capsys)
+    assert path in said and ("expected" in said or kind == "folder")
+
+
+def test_a_packed_table_that_unpacks_to_a_flood(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bomb = tmp_path / "t.csv.gz"
+    with gzip.open(bomb, "wb", compresslevel=1) as file:
+        file.write(HEADER.encode())
+        for _ in range(MOST_TABLE_BYTES // 1_000_000 + 2):
+            file.write(b"s,l40s,cuBLAS,bf16,64,64,64,1,5\n" * 31_250)
+    assert bomb.stat().st_size < 2_000_000
+    assert f"more than {MOST_TABLE_BYTES} bytes" in line(["validate", str(bomb)], capsys)
+
+
+@pytest.mark.parametrize("suffix", [".zip", ".bz2", ".xz"])
+def test_other_archives_are_no_tables(suffix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import bz2
+    import io
+    import lzma
+    import zipfile
+
+    text, packed = (HEADER + "s,l40s,c,bf16,64,64,64,1,5\n").encode(), io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.writestr("t.csv", text)
+    content = {".zip": packed.getvalue(), ".bz2": bz2.compress(text), ".xz": lzma.compress(text)}[suffix]
+    (tmp_path / f"t.csv{suffix}").write_bytes(content)
+    line(["validate", str(tmp_path / f"t.csv{suffix}")], capsys)
+
+
+def test_functions_that_call_functions_are_counted_before_they_are_written_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Thirty functions that each call the next one ten times: 10^30 nodes in a file of a few kilobytes."""
+    onnx = pytest.importorskip("onnx")
+    from onnx import TensorProto, helper
+
+    opset = [helper.make_opsetid("", 17), helper.make_opsetid("own", 1)]
+    functions = []
+    for number in range(30):
+        called = ("own", f"f{number + 1}") if number < 29 else ("", "Relu")
+        names = ["x", *(f"v{index}" for index in range(9)), "y"]
+        nodes = [
+            helper.make_node(called[1], [before], [after], domain=called[0])
+            for before, after in itertools.pairwise(names)
+        ]
+        functions.append(helper.make_function("own", f"f{number}", ["x"], ["y"], nodes, opset))
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [helper.make_node("f0", ["x"], ["y"], domain="own")], "g",
+        [value("x", TensorProto.FLOAT, [1, 4])], [value("y", TensorProto.FLOAT, [1, 4])],
+    )  # fmt: skip
+    file = tmp_path / "bomb.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=opset, functions=functions, ir_version=8), str(file))
+    assert "nodes once its functions are written out" in line(["import", "onnx", str(file)], capsys)
+    loop = helper.make_function("own", "f0", ["x"], ["y"], [helper.make_node("f0", ["x"], ["y"], domain="own")], opset)
+    onnx.save(helper.make_model(graph, opset_imports=opset, functions=[loop], ir_version=8), str(file))
+    assert "calls itself" in line(["import", "onnx", str(file)], capsys)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (["show", "a\x1b[31mb"], "nothing is named"),
+        (["collective", "all_reduce", "--bytes", "9e999999GB", "--ranks", "8", "--system", "dgx-h100"], "finite"),
+        (["calibrate", "--device", "\x00"], ""),
+    ],
+)
+def test_words_that_once_ended_in_a_traceback(call: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert words in line(call, capsys)
+
+
+def test_a_base_whose_name_holds_a_null(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "s.yaml").write_text('extend: "a\\0b.yaml"\n')
+    line(["estimate", "lenet", "--system", str(tmp_path / "s.yaml")], capsys)
