@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: run test check lint types sizes clean
+.PHONY: run test check lint types sizes fuzz clean
 
 run: $(VENV)/.installed
 	@$(BIN)/python -m paleo.demo
@@ -20,6 +20,10 @@ lint: $(VENV)/.tested
 
 types: $(VENV)/.tested
 	$(BIN)/mypy
+
+# Hostile inputs of every kind; FUZZ="--seed 7 --inputs 100000" for others.
+fuzz: $(VENV)/.tested
+	$(BIN)/python -m tests.fuzz $(FUZZ)
 
 sizes: $(VENV)/.tested
 	@$(BIN)/python tests/sizes.py

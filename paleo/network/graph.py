@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 MAX_NODES, MAX_ENTRIES, MAX_REPEAT, MAX_DEPTH = 20_000, 50_000, 100_000, 24
 #: Sizes above this are no whole numbers any more once they are floats.
 MAX_SIZE = 2**53
+#: A thousand times the parameters of the largest network that anyone trained; more are a slip of a size.
+MOST_PARAMETERS = 10**16
 _RESERVED = frozenset({"name", "inputs", "repeat", "layers", "branches", "join", "when", "share", "frozen"})
 #: A folded loop: its name and how often it runs.
 Loop = tuple[str, int]
@@ -177,7 +179,10 @@ def build(
     if not any(node.operations for node in builder.nodes):
         raise GraphError(f"{model.path}: layers: nothing is computed; expected one layer that is more than a view")
     _check_ties(model, builder.nodes)
-    return Graph(model.name, tuple(builder.nodes), inputs, params, batch, _tokens(model, params), builder.carried)
+    graph = Graph(model.name, tuple(builder.nodes), inputs, params, batch, _tokens(model, params), builder.carried)
+    if graph.parameters > MOST_PARAMETERS:
+        raise GraphError(f"{model.path}: layers: {graph.parameters:.3g} parameters; expected at most {MOST_PARAMETERS}")
+    return graph
 
 
 def _tokens(model: ModelSpec, params: Mapping[str, Any]) -> float | None:

@@ -19,6 +19,7 @@ from paleo.pricing.calibration import Rates
 from paleo.pricing.convolution import (
     AVAILABLE_FROM,
     OWN_KERNELS,
+    REDUCED,
     SEARCHED_FROM,
     ConvolutionParameters,
     Direction,
@@ -229,6 +230,14 @@ def _heated(prices: FamilyPrices, kernels: Sequence[Kernel], seconds: Array, mov
     return np.asarray(seconds * (1.0 + share * (slowed - 1.0)))
 
 
+def _offered(prices: FamilyPrices, algorithms: Sequence[str]) -> Sequence[str]:
+    """The algorithms that there are for the device and the dtype: cuDNN's Winograd and Fourier kernels are for GPUs,
+    and for no fp64 (NVIDIA, cuDNN API reference, cudnnConvolutionFwdAlgo_t, supported configurations)."""
+    if prices.device.kind == "gpu" and prices.dtype != "fp64":
+        return algorithms
+    return tuple(name for name in algorithms if name not in REDUCED)
+
+
 def _convolved(
     prices: FamilyPrices,
     kernels: Sequence[Kernel],
@@ -239,6 +248,7 @@ def _convolved(
     """Seconds by the fastest of some algorithms on one arithmetic unit. A third spatial dim is folded: its positions
     into the batch, its taps into the channels."""
     software = prices.software
+    algorithms = _offered(prices, algorithms)
     images = _column(kernels, "n") * _column(kernels, "out_d")
     calls = images if software.convolutions.image_by_image else np.ones_like(images)
     return calls * convolution_time(

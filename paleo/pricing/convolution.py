@@ -239,6 +239,8 @@ IMAGE_STEP = 32.0
 WINOGRAD_BLOCK = (8, 16, 32)
 #: Algorithms that run on vector units only: with tensor cores the reduced products do not pay for their transforms.
 VECTOR_ONLY = frozenset({"explicit", "winograd", "nonfused", "fft"})
+#: Algorithms that trade products for transforms.
+REDUCED = frozenset({"winograd", "nonfused", "fft"})
 #: Version of cuDNN that a present program has, and what stands for kernels of one's own: every algorithm that is named.
 PRESENT, OWN_KERNELS = 9.0, np.inf
 #: Library version (cuDNN) from which an algorithm is chosen, in each direction (forward, data, filter); inf = never.

@@ -19,7 +19,9 @@ OPAQUE, OPAQUE_SPREAD = "opaque", 3.0
 def unmodelled(program: Program, run: Run) -> tuple[str, ...]:
     """What a real step has and this one leaves out, or knows by its bytes alone: silence is never a number."""
     loading = "input pipeline (storage, decoding, host-to-device copies)"
-    always = (*([loading] if run.input is None else []), "memory fragmentation")
+    constant = "launches of kernels and latencies of links, as ppp= is a share of peaks alone"
+    shares_of_peaks = [constant] if run.calibration.startswith("ppp=") else []
+    always = (*([loading] if run.input is None else []), "memory fragmentation", *shares_of_peaks)
     turns = [(one.kernel, one.times * section.repeat) for section in program.sections for one in section.kernels]
     guessed = [(kernel, times) for kernel, times in turns if kernel.operation == OPAQUE]
     if not guessed:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import itertools
+import json
 import os
 from pathlib import Path
 
@@ -109,3 +111,61 @@ def test_words_that_once_ended_in_a_traceback(call: list[str], words: str, capsy
 def test_a_base_whose_name_holds_a_null(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "s.yaml").write_text('extend: "a\\0b.yaml"\n')
     line(["estimate", "lenet", "--system", str(tmp_path / "s.yaml")], capsys)
+
+
+# absurd numbers
+
+
+def test_a_network_that_no_machine_could_hold(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = (
+        "{title: x, task: t, source: s, inputs: {x: {dims: {batch: =batch, f: 1000000000000}}}, "
+        "layers: [{linear: {features: 300000000000}}]}"
+    )
+    (tmp_path / "huge.yaml").write_text(text)
+    assert "3e+23 parameters" in line(["summary", str(tmp_path / "huge.yaml")], capsys)
+
+
+@pytest.mark.parametrize("kind", ["gpu", "cpu"])
+def test_fp64_and_processors_have_no_winograd_kernels_of_cudnn(kind: str, tmp_path: Path) -> None:
+    """With fp32's reduced products an fp64 step would run at 1.5 times the peak."""
+    from paleo.predict import predict
+    from paleo.specs.hardware import load_system
+    from paleo.specs.model import load_model
+    from paleo.specs.run import Run
+
+    (tmp_path / "d.yaml").write_text(f"extend: v100-sxm2-16gb\nkind: {kind}\n")
+    (tmp_path / "s.yaml").write_text("{extend: dgx-a100-80gb, device: ./d.yaml}")
+    system, network = load_system(tmp_path / "s.yaml"), load_model("vgg16")
+    dtypes = ("fp64",) if kind == "gpu" else ("fp64", "fp32")
+    for dtype in dtypes:
+        assert (predict(network, system, Run(batch=16, dtype=dtype)).mfu or 0) < 1
+
+
+def test_shares_of_peaks_name_what_they_leave_out(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["estimate", "lenet", "--system", "dgx-a100-80gb", "--calibration", "ppp=0.6", "--json"]) == 0
+    assert any("launches of kernels" in text for text in json.loads(capsys.readouterr().out)["unmodelled"])
+
+
+# cells of measured tables
+
+
+@pytest.mark.parametrize("cell", ["1;2", "inf", "1e999", "nan", "", "x", "-1", "0", "9" * 400])
+@pytest.mark.parametrize("table", ["llm_iterations", "other_iterations", "compression", "memory", "cnn_iterations"])
+def test_a_malformed_cell_is_a_reason_or_one_line(
+    table: str, cell: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sample = Path(__file__).parents[1] / "fuzz" / "samples" / f"{table}.csv"
+    header, *rows = list(csv.reader(sample.read_text().splitlines()))
+    for column, name in enumerate(header):
+        if name in ("dp", "tp", "pp", "n_gpus", "global_batch", "parameters", "batch_per_gpu", "seq_len", "dtype"):
+            for row in rows:
+                row[column] = cell
+    with (tmp_path / "t.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([header, *rows])
+    code, captured = run(["validate", str(tmp_path / "t.csv"), "--json"]), capsys.readouterr()
+    if code == 2:
+        assert captured.err.startswith("error: column ") and captured.err.count("\n") == 1
+    else:
+        (report,) = json.loads(captured.out)["files"]
+        assert (code, captured.err) == (0, "")
+        assert sum(report["unsupported_reasons"].values()) == report["unsupported"]

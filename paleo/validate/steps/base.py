@@ -22,6 +22,8 @@ from paleo.units import MILLISECOND
 from paleo.validate.kinds.base import Array, number, text
 from paleo.validate.tables import Predictions
 
+#: What reading a malformed cell, or computing with an absurd one, raises.
+CELL_ERRORS = (KeyError, ValueError, OverflowError, ZeroDivisionError)
 Row = Mapping[str, Any]
 #: What a report says of a run that ran out of memory.
 DEAD = "ran out of memory; predicted: {}"
@@ -81,9 +83,9 @@ def whole(row: Row, key: str, default: int | None = None) -> int:
         return default
     try:
         value = float(row[key])
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         value = float("nan")
-    if not value == value or value != int(value) or value < 0:
+    if not value.is_integer() or value < 0:
         raise SpecError(f"{key} {row[key]!r} is not a whole number")
     return int(value)
 
@@ -183,7 +185,7 @@ class StepTable(ABC):
         known: dict[tuple[str, ...], Step | str] = {}
         for index, row in enumerate(frame.to_dict("records")):
             if not measured[index] > 0:
-                out.reasons[index] = self.unmeasured(row)
+                out.reasons[index] = self._why_unmeasured(row)
                 continue
             key = tuple(str(row.get(name)) for name in (*self.header, *self.configuration))
             found = known.setdefault(key, self._step_or_reason(row)) if key not in known else known[key]
@@ -208,10 +210,27 @@ class StepTable(ABC):
 
     def _step_or_reason(self, row: Mapping[Any, Any]) -> Step | str:
         try:
-            found = self.step(row)
-        except PaleoError as error:
-            return str(error)
-        return found if np.isfinite(found.value) and found.value > 0 else "the prediction is no finite time"
+            step = self.step(row)
+        except (PaleoError, *CELL_ERRORS) as error:
+            return _reason(error, row)
+        return step if np.isfinite(step.value) and step.value > 0 else "the prediction is no finite time"
+
+    def _why_unmeasured(self, row: Mapping[Any, Any]) -> str:
+        try:
+            return self.unmeasured(row)
+        except (PaleoError, *CELL_ERRORS) as error:
+            return _reason(error, row)
+
+
+def _reason(error: Exception, row: Row) -> str:
+    """Why a row cannot be read or modelled; errors that have nothing to do with its cells go on."""
+    if isinstance(error, PaleoError):
+        return str(error)
+    if isinstance(error, KeyError):
+        if str(error.args[0]) in row:
+            raise error
+        return f"column {error.args[0]!r} is missing"
+    return f"a cell is not what it should be ({' '.join(str(error).split())[:120]})"
 
 
 def of_prediction(made: Prediction, seconds: float | None = None) -> Step:

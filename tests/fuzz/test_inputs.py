@@ -1,0 +1,67 @@
+"""The fuzzer itself: its good inputs are good, the same number gives the same input, and a few hundred find nothing."""
+
+from __future__ import annotations
+
+import random
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from paleo.cli import run
+from tests.fuzz import inputs
+from tests.fuzz.__main__ import _fault, _hang, answer
+from tests.fuzz.inputs import KINDS
+
+
+@pytest.fixture(autouse=True)
+def _alarm() -> Iterator[None]:
+    before = signal.signal(signal.SIGALRM, _hang)
+    yield
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize(
+    "kind", ["model", "system", "device", "link", "software", "calibration", "study", "table", "hf"]
+)
+def test_what_is_spoilt_was_good(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(inputs, "mutated", lambda data, rng: data)
+    monkeypatch.setattr(inputs, "_spoil_cell", lambda rows, rng: None)
+    rng = random.Random(0)
+    monkeypatch.setattr(rng, "random", lambda: 0.5)
+    assert run(KINDS[kind](rng, tmp_path)) == 0
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_some_inputs_of_each_kind(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if kind == "onnx":
+        pytest.importorskip("onnx")
+    for number in range(12):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        monkeypatch.chdir(folder)
+        given = answer(0, number, [kind], folder)
+        assert given.fault == "", f"{given.call}: {given.fault}"
+        (again := folder / "again").mkdir()
+        assert [word.replace("/again", "") for word in KINDS[kind](random.Random(f"0/{number}"), again)] == given.call
+
+
+@pytest.mark.parametrize(
+    ("code", "out", "err", "fault"),
+    [
+        (0, "{}", "", ""),
+        (0, '{"a": NaN}', "", "NaN in JSON"),
+        (2, "", "error: x\n", ""),
+        (2, "", "error: x\nerror: y\n", "2 errors"),
+        (2, "", "Traceback\n", "0 errors"),
+        (3, "", "error: a fault of paleo\n", "a fault"),
+        (139, "", "", "exit code 139"),
+    ],
+)
+def test_answers_that_are_judged(code: int, out: str, err: str, fault: str) -> None:
+    judged = _fault(code, out, err, as_json=True)
+    assert (fault in judged) if fault else judged == ""
