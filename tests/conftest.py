@@ -33,8 +33,23 @@ def validated(shared: Path) -> Callable[[str], FileReport]:
     return cache(lambda table: validate_file(shared / "measurements" / table))
 
 
+#: Files whose tests share a fit or a study that takes seconds: one worker runs them all, so that it is made once.
+TOGETHER = {
+    "test_compression_rows",
+    "test_consistency_rows",
+    "test_fit_links",
+    "test_fit_software",
+    "test_flop_counter_language",
+    "test_report_page",
+}
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests marked ``shared`` are skipped, each by its name, where the folder is absent."""
+    """Tests marked ``shared`` are skipped, each by its name, where the folder is absent; those of files that belong
+    together form a group for ``--dist loadgroup``."""
+    for item in items:
+        if item.path.stem in TOGETHER:
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
     if not SHARED.is_dir():
         for item in items:
             if item.get_closest_marker("shared"):

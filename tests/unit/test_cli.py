@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import importlib.util
 import json
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -325,27 +323,3 @@ def test_a_closed_pipe_is_quiet() -> None:
     command = f"{sys.executable} -m paleo list devices --json | head -n 1"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, check=True, cwd=ROOT)
     assert (done.stdout, done.stderr) == ("{\n", "")
-
-
-def load_readme() -> Any:
-    spec = importlib.util.spec_from_file_location("readme", Path(__file__).with_name("readme.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_readme_shows_commands_that_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    monkeypatch.chdir(tmp_path)
-    readme = load_readme()
-    shown = readme.commands(readme.README.read_text(encoding="utf-8"))
-    assert len(shown) >= 7
-    for command in shown:
-        assert run(shlex.split(command, comments=True)) == 0, capsys.readouterr().err
-
-
-def test_readme_shows_what_its_commands_print() -> None:
-    readme = load_readme()
-    text = readme.README.read_text(encoding="utf-8")
-    assert readme.refreshed(text) == text, "run `python tests/unit/readme.py` and look at the difference"

@@ -11,9 +11,9 @@ import pytest
 nbformat = pytest.importorskip("nbformat", reason="needs the notebooks extra")
 nbclient = pytest.importorskip("nbclient", reason="needs the notebooks extra")
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-LONGEST = 120  # seconds that one notebook may take
+LONGEST = 900  # seconds after which a cell hangs
 
 
 def code(notebook: Any) -> list[Any]:

@@ -1,4 +1,6 @@
-"""Runs the commands and the Python of README.md and puts their output below them: ``python tests/unit/readme.py``.
+"""Runs the commands and the Python of README.md and puts their output below them.
+
+    python -m tests.end_to_end.readme
 
 A ``console`` block is a command and its output; the first ``text`` block after a ``python`` block is what it prints.
 """
