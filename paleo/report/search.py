@@ -15,7 +15,8 @@ from paleo.units import counted, duration, gibibytes
 
 if TYPE_CHECKING:
     from paleo.search.hybrid import Hybrid
-    from paleo.search.plans import Explanation, PlanRow, Search
+    from paleo.search.plans import Explanation, Search
+from paleo.search.ranking import PlanRow
 
 
 def document(model: str, system: str, found: Search, explanation: Explanation | None) -> Document:

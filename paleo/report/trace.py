@@ -42,12 +42,10 @@ def trace(made: Prediction) -> Document:
 
 def _stream(event: Event) -> tuple[str, str]:
     """Class of ranks and stream of an event."""
-    resource = event.task.resource
-    if not resource.startswith(("stage", "link")):
+    resource, _, stream = event.task.resource.partition(" ")
+    if not resource.startswith("stage"):
         return "ranks", resource
-    if resource.startswith("link"):
-        return f"stage {resource.removeprefix('link').partition('.')[0]}", "sends"
-    return f"stage {resource.removeprefix('stage')}", "compute"
+    return f"stage {resource.removeprefix('stage')}", stream or "compute"
 
 
 def _named(place: tuple[int, int], stream: tuple[str, str], ranks: int) -> Iterator[Document]:

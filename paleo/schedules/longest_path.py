@@ -8,7 +8,6 @@ that of `paleo.schedules.pipeline.pipeline_time` without sends, which draws a ti
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -107,33 +106,68 @@ _BLOCK = 128
 @lru_cache(maxsize=512)
 def _waves(schedule: Schedule, stages: int, microbatches: int, chunks: int) -> tuple[tuple[_Wave, ...], int]:
     """The passes of a schedule by how many others must come before them, and how many there are."""
-    orders = [schedule.order(stage, stages, microbatches, chunks) for stage in range(stages)]
+    width = chunks * schedule.copies
+    feeds = _feeds(schedule, stages, chunks)
+    rows, codes, sources = [], [], []
+    for stage in range(stages):
+        order = schedule.order(stage, stages, microbatches, chunks)
+        numbers = np.array([(_KINDS[kind], microbatch, chunk) for kind, microbatch, chunk in order], dtype=np.intp)
+        kinds, microbatch_of, chunk_of = numbers.reshape(-1, 3).T
+        row = (kinds * stages + stage) * width + chunk_of
+        rows.append(row)
+        codes.append(row * microbatches + microbatch_of)
+        sources.append(np.where(feeds[row] < 0, -1, feeds[row] * microbatches + microbatch_of))
+    passes = sum(map(len, rows))
+    try:
+        wave_of = _wave_numbers([each.tolist() for each in codes], [each.tolist() for each in sources])
+    except ValueError as error:
+        raise PlanError(f"schedule {schedule.name!r}: {error} passes wait for one another") from None
+    order_of = np.argsort(np.concatenate(wave_of), kind="stable")
+    waves = np.concatenate(wave_of)[order_of]
+    position = np.full(3 * stages * width * microbatches + 1, passes, dtype=np.intp)
+    position[np.concatenate(codes)[order_of]] = np.arange(passes)
+    each_stage = np.repeat(np.arange(stages), [len(row) for row in rows])[order_of]
+    columns = each_stage, np.concatenate(rows)[order_of], position[np.concatenate(sources)[order_of]]
+    ends = np.flatnonzero(np.diff(waves)) + 1
+    return tuple(_Wave(*parts) for parts in zip(*(np.split(column, ends) for column in columns), strict=True)), passes
+
+
+def _feeds(schedule: Schedule, stages: int, chunks: int) -> Index:
+    """For each kind of pass of each chunk of each stage the one that feeds it: the same of a neighbour, or the forward
+    pass on the same place; -1 for none: (kinds · stages · chunks of all copies,)."""
     before, behind = _neighbours(schedule.paths(stages, chunks))
-    width, passes = chunks * schedule.copies, sum(map(len, orders))
-    position: dict[tuple[str, int, int, int], int] = {}
-    waves: list[_Wave] = []
-    reached = [0] * stages
-    while len(position) < passes:
-        wave: dict[str, list[int]] = defaultdict(list)
+    width = chunks * schedule.copies
+    feeds = np.full(3 * stages * width, -1, dtype=np.intp)
+    for stage, chunk in itertools.product(range(stages), range(width)):
+        for kind in ("F", "B", "W"):
+            source = _source(kind, 0, (stage, chunk), before, behind)
+            if source is not None:
+                number = (_KINDS[source[0]] * stages + source[1]) * width + source[3]
+                feeds[(_KINDS[kind] * stages + stage) * width + chunk] = number
+    return feeds
+
+
+def _wave_numbers(codes: list[list[int]], sources: list[list[int]]) -> list[list[int]]:
+    """In which wave each pass of each stage runs; ValueError with how many never do. A pass, one of ``codes``, waits
+    for the one before it and for its source (-1: none)."""
+    done: set[int] = set()
+    reached, waves = [0] * len(codes), [list[int]() for _ in codes]
+    active, wave = [stage for stage, order in enumerate(codes) if order], 0
+    while active:
         ready = []
-        for stage, order in enumerate(orders):
-            if reached[stage] == len(order):
-                continue
-            kind, microbatch, chunk = order[reached[stage]]
-            source = _source(kind, microbatch, (stage, chunk), before, behind)
-            if source is not None and source not in position:
-                continue
-            ready.append((kind, stage, microbatch, chunk))
-            wave["stages"].append(stage)
-            wave["seconds"].append((_KINDS[kind] * stages + stage) * width + chunk)
-            wave["sources"].append(passes if source is None else position[source])
+        for stage in active:
+            source = sources[stage][reached[stage]]
+            if source < 0 or source in done:
+                ready.append(stage)
         if not ready:
-            raise PlanError(f"schedule {schedule.name!r}: {passes - len(position)} passes wait for one another")
-        for key in ready:
-            position[key] = len(position)
-            reached[key[1]] += 1
-        waves.append(_Wave(*(np.array(wave[field], dtype=np.intp) for field in _Wave._fields)))
-    return tuple(waves), passes
+            raise ValueError(sum(len(codes[stage]) - reached[stage] for stage in active))
+        for stage in ready:
+            done.add(codes[stage][reached[stage]])
+            reached[stage] += 1
+            waves[stage].append(wave)
+        active = [stage for stage in active if reached[stage] < len(codes[stage])]
+        wave += 1
+    return waves
 
 
 def _neighbours(paths: tuple[tuple[Place, ...], ...]) -> tuple[dict[Place, Place], dict[Place, Place]]:

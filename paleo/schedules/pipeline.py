@@ -60,30 +60,38 @@ def pipeline_time(name: str, stages: Sequence[Sequence[StageTime]], microbatches
     return PipelineTime(second.total + more, second.timeline, ends)
 
 
-def pipeline_timeline(
-    name: str, stages: Sequence[Sequence[StageTime]], microbatches: int, tails: Sequence[Task]
-) -> Timeline:
-    """All passes of a step, or a window of them where there are very many, then what each stage does after its last
-    one."""
+def pipeline_events(
+    name: str, stages: Sequence[Sequence[StageTime]], microbatches: int, ends: Sequence[float]
+) -> list[Event]:
+    """The passes of a step, (stages, chunks of all copies); each stage does its last one at ``ends``.
+
+    Where a pipeline has very many microbatches a window of them is drawn and one event of each stage stands for the
+    rest, between the passes that fill the pipeline and those that drain it."""
     played = pipeline_time(name, stages, microbatches)
-    ends: dict[str, float] = {}
+    by_stage: dict[str, list[Event]] = {}
     for event in played.timeline.events:
-        ends[event.task.resource] = max(ends.get(event.task.resource, 0.0), event.end)
-    after = []
-    for task in tails:
-        start = ends.get(task.resource, 0.0)
-        ends[task.resource] = start + task.duration
-        after.append(Event(task, start, start + task.duration))
-    return Timeline((*played.timeline.events, *after))
+        by_stage.setdefault(event.task.resource, []).append(event)
+    drawn = len({event.task.name for event in by_stage["stage0"] if event.task.kind == "F"}) // len(stages[0])
+    if drawn == microbatches:
+        return list(played.timeline.events)
+    events: list[Event] = []
+    for stage, end in enumerate(ends):
+        ordered = sorted(by_stage[f"stage{stage}"], key=lambda event: event.start)
+        middle, later = ordered[: len(ordered) // 2], ordered[len(ordered) // 2 :]
+        shift = end - ordered[-1].end
+        rest = Task(f"{microbatches - drawn} more microbatches", f"stage{stage}", shift, (), "accumulate")
+        events += [*middle, Event(rest, later[0].start, later[0].start + shift)]
+        events += [Event(event.task, event.start + shift, event.end + shift) for event in later]
+    return events
 
 
 def check(name: str, stages: int, chunks: int, microbatches: int) -> None:
     """PlanError where a schedule cannot run so many stages, chunks and microbatches."""
     chosen = SCHEDULES[name]
     if chosen.chunks not in (None, chunks):
-        allowed = "one chunk" if chosen.chunks == 1 else f"{chosen.chunks} chunks"
+        count = "one chunk" if chosen.chunks == 1 else f"{chosen.chunks} chunks"
         other = "; use interleaved" if chosen.chunks == 1 else ""
-        raise PlanError(f"schedule {name!r} holds {allowed} a stage, not {chunks}{other}")
+        raise PlanError(f"schedule {name!r} holds {count} a stage, not {chunks}{other}")
     if chosen.even and stages % 2:
         raise PlanError(f"schedule {name!r} needs an even number of stages, not {stages}")
     if chosen.multiple and microbatches % stages:
@@ -102,7 +110,7 @@ def _orders(name: str, depth: int, microbatches: int, chunks: int) -> tuple[tupl
 def _run(chosen: Schedule, stages: Sequence[Sequence[StageTime]], microbatches: int) -> PipelineTime:
     depth, width = len(stages), len(stages[0])
     orders = _orders(chosen.name, depth, microbatches, width // chosen.copies)
-    ways = _Ways.of(chosen, stages)
+    neighbours = _Neighbours.of(chosen, stages)
     place: dict[tuple[str, int, int, int], int] = {}
     count = 0
     for stage, order in enumerate(orders):
@@ -114,7 +122,7 @@ def _run(chosen: Schedule, stages: Sequence[Sequence[StageTime]], microbatches: 
     for stage, order in enumerate(orders):
         for position, action in enumerate(order):
             before = [len(tasks) - 1] if position else []
-            source, delay = ways.source(action, stage, place)
+            source, delay = neighbours.source(action, stage, place)
             if source is not None and delay > 0:
                 link = f"link{stage}.{action.kind}"
                 sends.append(Task(f"send {action.kind}{action.microbatch}", link, delay, (source,), "send"))
@@ -135,34 +143,34 @@ def _run(chosen: Schedule, stages: Sequence[Sequence[StageTime]], microbatches: 
 
 
 @dataclass(frozen=True, slots=True)
-class _Ways:
+class _Neighbours:
     """The neighbours of each place on the way of its copy, and the seconds from each place to the next."""
 
-    before: dict[Place, Place]
-    behind: dict[Place, Place]
+    previous: dict[Place, Place]
+    following: dict[Place, Place]
     seconds: dict[Place, float]
 
     @classmethod
-    def of(cls, chosen: Schedule, stages: Sequence[Sequence[StageTime]]) -> _Ways:
+    def of(cls, chosen: Schedule, stages: Sequence[Sequence[StageTime]]) -> _Neighbours:
         steps = [
             pair
             for path in chosen.paths(len(stages), len(stages[0]) // chosen.copies)
             for pair in itertools.pairwise(path)
         ]
-        seconds = {each: 0.0 if each[0] == other[0] else stages[each[0]][each[1]].send for each, other in steps}
-        return cls({other: each for each, other in steps}, dict(steps), seconds)
+        sends = {place: 0.0 if place[0] == after[0] else stages[place[0]][place[1]].send for place, after in steps}
+        return cls({after: place for place, after in steps}, dict(steps), sends)
 
     def source(
         self, action: Action, stage: int, place: dict[tuple[str, int, int, int], int]
     ) -> tuple[int | None, float]:
         """The pass that a pass waits for, and the seconds that its tensor travels; none where the tensor stays."""
-        place_of_pass = (stage, action.chunk)
-        if action.kind == "F" and place_of_pass in self.before:
-            other = self.before[place_of_pass]
+        current = (stage, action.chunk)
+        if action.kind == "F" and current in self.previous:
+            other = self.previous[current]
             return place["F", other[0], action.microbatch, other[1]], self.seconds[other]
-        if action.kind == "B" and place_of_pass in self.behind:
-            other = self.behind[place_of_pass]
-            return place["B", other[0], action.microbatch, other[1]], self.seconds[place_of_pass]
+        if action.kind == "B" and current in self.following:
+            other = self.following[current]
+            return place["B", other[0], action.microbatch, other[1]], self.seconds[current]
         return (place["F", stage, action.microbatch, action.chunk], 0.0) if action.kind == "B" else (None, 0.0)
 
 

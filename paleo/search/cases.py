@@ -4,7 +4,7 @@ came of it, as arrays."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +14,9 @@ from paleo.lowering.recompute import RECOMPUTE
 from paleo.schedules.base import SCHEDULES
 from paleo.search.points import Points
 from paleo.search.space import Layout, Space, microbatches
+from paleo.step.batch import Batch
+from paleo.step.layouts import Shared
+from paleo.step.step import step
 
 Array = npt.NDArray[np.float64]
 Index = npt.NDArray[np.intp]
@@ -80,23 +83,35 @@ class Choice(NamedTuple):
 
 
 class Solved(NamedTuple):
-    """Configurations of one choice: positions of their cases, seconds of a step, bytes of the fullest stage."""
+    """Configurations of one choice: positions of their cases among all and in their ``batch``, seconds of a step, bytes
+    of the fullest stage."""
 
-    choice: Choice
+    batch: Batch
     case: Codes
+    row: Codes
     step_time: Array
     memory: Array
+
+    @property
+    def choice(self) -> Choice:
+        """What they have in common."""
+        batch = self.batch
+        return Choice.named(batch.schedule.name, batch.assignment.chunks, batch.zero, overlapped=batch.overlapped)
 
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """One entry for each configuration: position of its case and of its choice, seconds of a step, bytes of the fullest
-    stage. A case is a layout (its position) at a microbatch under a recomputation (its position in `RECOMPUTE`)."""
+    """One entry for each configuration: position of its case and of its batch, seconds of a step, bytes of the fullest
+    stage. A case is a layout (its position) at a microbatch under a recompute policy (its position in `RECOMPUTE`).
+
+    ``step_time`` is by closed forms where a schedule has any, which are near on unequal stages; `by_order` is exact."""
 
     cases: tuple[Codes, Codes, Codes]
+    batches: tuple[Batch, ...]
     choices: tuple[Choice, ...]
     case: Codes
     choice: Codes
+    row: Codes
     step_time: Array
     memory: Array
 
@@ -109,16 +124,34 @@ class Results:
         layouts = [np.array(group.layouts)[group.layout] for group in every]
         figures = layouts, [group.microbatch for group in every], [group.recompute for group in every]
         cases = tuple(np.concatenate([np.zeros(0), *column]).astype(np.int32) for column in figures)
-        none = Solved(Choice(0, 1, 0, overlapped=False), np.zeros(0, dtype=np.int32), np.zeros(0), np.zeros(0))
-        choices, *columns = zip(none, *solved, strict=True)
-        case, step, memory = (np.concatenate(column) for column in columns)
-        choice = np.repeat(np.arange(len(choices), dtype=np.int32), [len(part) for part in columns[0]])
-        return cls(cases, choices, case, choice, step, memory)  # type: ignore[arg-type]
+        columns = [[getattr(part, name) for part in solved] for name in ("case", "row", "step_time", "memory")]
+        case, row, step, memory = (np.concatenate([np.zeros(0, dtype=np.int32), *column]) for column in columns)
+        choice = np.repeat(np.arange(len(solved), dtype=np.int32), [len(part) for part in columns[0]])
+        batches = tuple(replace(part.batch, shared=Shared()) for part in solved)
+        choices = tuple(part.choice for part in solved)
+        return cls(cases, batches, choices, case, choice, row, step, memory)  # type: ignore[arg-type]
 
     def at(self, index: int) -> tuple[int, int, int, Choice]:
         """Layout, microbatch, recomputation and choice of one configuration."""
         layout, microbatch, recompute = (int(column[self.case[index]]) for column in self.cases)
         return layout, microbatch, recompute, self.choices[self.choice[index]]
+
+    @property
+    def exact(self) -> npt.NDArray[np.bool_]:
+        """Whether the step of each configuration is that of its schedule's order."""
+        exact = [each.assignment.stages == 1 or each.schedule.closed.exact == "any" for each in self.batches]
+        return np.array(exact, dtype=bool)[self.choice]
+
+    def by_order(self, indices: Index) -> Array:
+        """Seconds of steps of some configurations, each pass in the order of its schedule."""
+        seconds = self.step_time[indices]
+        for choice in np.unique(self.choice[indices]).tolist():
+            batch, places = self.batches[choice], np.flatnonzero(self.choice[indices] == choice)
+            cases = self.row[indices[places]].astype(np.intp)
+            arrival = batch.arrival[cases] if isinstance(batch.arrival, np.ndarray) else batch.arrival
+            ordered = replace(batch, cases=batch.cases.of(cases), arrival=arrival, ends="order", shared=Shared())
+            seconds[places] = step(ordered).step_time
+        return seconds
 
     @property
     def layout(self) -> Codes:

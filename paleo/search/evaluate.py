@@ -12,7 +12,7 @@ from paleo.lowering.partition import Chunk
 from paleo.lowering.program import Program
 from paleo.lowering.recompute import RECOMPUTE, Policies, wholly_recomputed
 from paleo.schedules.base import SCHEDULES, Schedule
-from paleo.search.cases import Choice, Group, Results, Solved, groups
+from paleo.search.cases import Group, Results, Solved, groups
 from paleo.search.points import Points
 from paleo.search.space import Layout, Space, divisors
 from paleo.step.backend import Backend
@@ -95,7 +95,7 @@ class _Members:
             for zero in self.space.zero:
                 cases, shared = sharing[zero > 0]
                 index = several if zero else every
-                batch = Batch(cases, assignment, schedule, zero, overlapped, self.arrival[index], shared)
+                batch = Batch(cases, assignment, schedule, zero, overlapped, self.arrival[index], "closed", shared)
                 yield self._solved(index, step(batch))
 
     def pipelined(self) -> Iterator[Solved]:
@@ -122,7 +122,7 @@ class _Members:
         choices, several = modes(self.space, self.backend), self.several[index]
         for zero in (zero for zero in self.space.zero if (zero == 3) == cut.sharded):
             for overlapped in choices:
-                batch = Batch(cases, cut.assignment, schedule, zero, overlapped, self.arrival[index], shared)
+                batch = Batch(cases, cut.assignment, schedule, zero, overlapped, self.arrival[index], "closed", shared)
                 own = several if zero else np.ones_like(several)
                 if overlapped and len(choices) > 1 and not cut.sharded:
                     following = tails(cases.layouts, cut.assignment, zero, overlapped=True)
@@ -131,13 +131,11 @@ class _Members:
 
     def _solved(self, index: Index, steps: StepArrays, own: npt.NDArray[np.bool_] | None = None) -> Solved:
         """Steps of the cases at some positions; of these, those that are configurations of their own."""
-        batch = steps.batch
-        choice = Choice.named(batch.schedule.name, batch.assignment.chunks, batch.zero, overlapped=batch.overlapped)
-        cases = (index + self.group.before).astype(np.int32)
+        cases, rows = (index + self.group.before).astype(np.int32), np.arange(len(index), dtype=np.int32)
         if own is None or own.all():
-            return Solved(choice, cases, steps.step_time, steps.memory)
-        rows = np.flatnonzero(own)
-        return Solved(choice, cases[rows], steps.step_time[rows], steps.memory[rows])
+            return Solved(steps.batch, cases, rows, steps.step_time, steps.memory)
+        rows = rows[own]
+        return Solved(steps.batch, cases[rows], rows, steps.step_time[rows], steps.memory[rows])
 
     # cuts
 

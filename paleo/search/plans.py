@@ -5,45 +5,22 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
-
-import numpy as np
-import numpy.typing as npt
 
 from paleo.errors import CapacityError, PlanError, SpecError, near
-from paleo.lowering.recompute import RECOMPUTE
 from paleo.parallel.plan import plan
 from paleo.predict import Prediction, predict
 from paleo.schedules.base import SCHEDULES
-from paleo.search.cases import Results
 from paleo.search.evaluate import evaluate
 from paleo.search.points import priced
-from paleo.search.space import Layout, Space, batch, check_searched, layouts, microbatches
+from paleo.search.ranking import Part, PlanRow, Ranking
+from paleo.search.space import Space, batch, check_searched, layouts, microbatches
 from paleo.specs.hardware import System
 from paleo.specs.model import ModelSpec
 from paleo.specs.run import Run
 from paleo.step.backend import backend_of
 
-#: Among so many of the best plans the second strategy is looked for first.
-_NEAR = 1000
 #: What a search makes as small as it can.
 OBJECTIVES = ("time", "cost", "energy", "gpus")
-
-
-@dataclass(frozen=True, slots=True)
-class PlanRow:
-    """One configuration: how it is run, seconds of a step, bytes of its fullest device."""
-
-    gpus: int
-    strategy: str
-    microbatch: int
-    recompute: str
-    schedule: str
-    overlapped: bool
-    step_time: float
-    memory: float
-    fits: bool
-    run: Run
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,18 +64,18 @@ def search(
         _searched(model, system, _sized(run, gpus, global_batch), chosen)
         for gpus in dict.fromkeys(counts or (run.gpus,))
     ]
-    found = _Found([part for part in parts if len(part.results)], system, objective)
-    if not found.parts:
+    ranking = Ranking([part for part in parts if len(part.results)], system, objective)
+    if not ranking.parts:
         tried = ", ".join(map(str, counts or (run.gpus,)))
         ordered = "" if chosen.schedules == tuple(SCHEDULES) else f" under schedule {chosen.schedules[0]}"
         raise PlanError(
             f"no configuration of {tried} gpus shares {global_batch} samples and the layers evenly{ordered}"
         )
-    plans, front = found.best(top), found.front()
-    configurations = sum(len(part.results) for part in parts)
-    fitting = len(found.fitting)
+    plans, front = ranking.best(top), ranking.front()
+    runner_up = ranking.runner_up(plans[0])
+    configurations, fitting = sum(len(part.results) for part in parts), len(ranking.fitting)
     seconds = time.perf_counter() - started
-    return Search(configurations, fitting, seconds, objective, global_batch, plans, front, found.runner_up(plans[0]))
+    return Search(configurations, fitting, seconds, objective, global_batch, plans, front, runner_up)
 
 
 def _sized(run: Run, gpus: int, global_batch: int) -> Run:
@@ -107,132 +84,14 @@ def _sized(run: Run, gpus: int, global_batch: int) -> Run:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """The configurations of one count of GPUs."""
-
-    run: Run
-    layouts: tuple[Layout, ...]
-    results: Results
-
-
-def _searched(model: ModelSpec, system: System, run: Run, space: Space) -> _Part:
+def _searched(model: ModelSpec, system: System, run: Run, space: Space) -> Part:
     backend = backend_of(system, run, plan(model, system, run.model_copy(update={"global_batch": None})).dtype)
     graph = backend.graph(model, 1)
     chosen = layouts(graph, run.gpus, run.global_batch or 1, space)
     if not chosen:
         raise PlanError(f"{run.gpus} gpus: no degrees share {run.global_batch} samples evenly")
     points = priced(model, backend, chosen, lambda layout: microbatches(layout.local_batch, space))
-    return _Part(run, tuple(chosen), evaluate(points, chosen, space, backend))
-
-
-class _Found:
-    """Results of all counts of GPUs together, ordered."""
-
-    def __init__(self, parts: Sequence[_Part], system: System, objective: str) -> None:
-        self.parts, self.capacity = parts, system.device.memory.capacity
-        self.step, self.memory = (
-            np.concatenate([getattr(part.results, name) for part in parts] or [np.zeros(0)])
-            for name in ("step_time", "memory")
-        )
-        self.first = np.concatenate([[0], np.cumsum([len(part.results) for part in parts])])
-        self.fits = self.memory <= self.capacity
-        self.fitting = np.flatnonzero(self.fits)
-        rates = [_rate(system, part.run.gpus, objective) for part in parts]
-        of = [np.ones(len(part.results)) if objective == "gpus" else part.results.step_time for part in parts]
-        self.score = np.concatenate([rate * one for rate, one in zip(rates, of, strict=True)] or [np.zeros(0)])
-
-    @cached_property
-    def score_of_all(self) -> npt.NDArray[np.float64]:
-        """What is made small: the score of those that fit; what does not fit comes behind, the smallest first."""
-        behind = self.score[self.fits].max(initial=0.0) + self.memory
-        return np.where(self.fits, self.score, behind)
-
-    def leading(self, count: int) -> npt.NDArray[np.intp]:
-        """The best ``count`` of them (and their equals), the best first; ties go to the faster, then the smaller."""
-        some, score = self.fitting, self.score[self.fitting]
-        if len(some) < count:
-            some, score = np.arange(len(self.step)), self.score_of_all
-        if count < len(some):
-            near = np.flatnonzero(score <= np.partition(score, count - 1)[count - 1])
-            some, score = some[near], score[near]
-        return some[np.lexsort((self.memory[some], self.step[some], score, ~self.fits[some]))]
-
-    def best(self, top: int) -> tuple[PlanRow, ...]:
-        """The first ``top`` ones; of two that differ in when gradients travel alone, the better."""
-        found: dict[tuple[object, ...], PlanRow] = {}
-        for index in self.leading(2 * top):
-            row = self.row(int(index))
-            found.setdefault((row.gpus, row.strategy, row.microbatch, row.recompute, row.schedule), row)
-        return tuple(found.values())[:top]
-
-    def runner_up(self, best: PlanRow) -> PlanRow | None:
-        """The first that fits and has another strategy."""
-        for count in (_NEAR, len(self.step)):
-            for index in self.leading(count):
-                row = self.row(int(index))
-                if row.fits and (row.gpus, row.strategy) != (best.gpus, best.strategy):
-                    return row
-        return None
-
-    def front(self) -> tuple[PlanRow, ...]:
-        """Pareto-optimal in step time and memory among those that fit, fastest first."""
-        left, found = self.fitting, []
-        while len(left):
-            steps = self.step[left]
-            fastest = left[steps == steps.min()]
-            best = int(fastest[self.memory[fastest].argmin()])
-            found.append(best)
-            left = left[self.memory[left] < self.memory[best]]
-        return tuple(self.row(index) for index in found)
-
-    def row(self, index: int) -> PlanRow:
-        which = int(np.searchsorted(self.first, index, side="right")) - 1
-        part, place = self.parts[which], index - int(self.first[which])
-        laid, microbatch, again, choice = part.results.at(place)
-        layout, overlapped = part.layouts[laid], choice.overlapped
-        strategy, schedule = _strategy(layout, choice.zero, choice.chunks), list(SCHEDULES)[choice.schedule]
-        recompute, single = RECOMPUTE[again], layout.mesh.degree("pp") == 1
-        changed: dict[str, object] = {"strategy": strategy, "microbatch": microbatch, "recompute": recompute}
-        changed["schedule"] = "1f1b" if schedule == "interleaved" else schedule
-        if part.run.exchange is None:
-            changed["exchange"] = "overlapped" if overlapped else "after"
-        return PlanRow(
-            part.run.gpus,
-            strategy,
-            microbatch,
-            recompute,
-            "none" if single else schedule,
-            overlapped,
-            float(self.step[index]),
-            float(self.memory[index]),
-            bool(self.fits[index]),
-            part.run.model_copy(update=changed),
-        )
-
-
-def _rate(system: System, gpus: int, objective: str) -> float:
-    """What a second on so many GPUs counts for."""
-    if objective == "time":
-        return 1.0
-    if objective == "gpus":
-        return float(gpus)
-    if objective == "energy":
-        return float(gpus)
-    if system.price_per_node is not None:
-        return system.price_per_node.rate * -(-gpus // system.devices_per_node)
-    if system.device.price is not None:
-        return system.device.price.rate * gpus
-    raise SpecError(f"objective 'cost': no price is known for {system.name}; add price_per_node, or use energy")
-
-
-def _strategy(layout: Layout, zero: int, chunks: int) -> str:
-    """The strategy in the spelling of the command line."""
-    degrees = {**dict(layout.mesh.degrees), "dp": layout.mesh.replicas}
-    parts = [f"{axis}={degree}" for axis, degree in degrees.items() if degree > 1]
-    parts += [f"vp={chunks}"] if chunks > 1 else []
-    parts += [f"zero={zero}"] if zero else []
-    return ",".join(parts + (["sp"] if layout.sequence_parallel else [])) or "dp"
+    return Part(run, tuple(chosen), evaluate(points, chosen, space, backend))
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,8 +58,9 @@ class Batch:
     """Configurations of equal structure: ``cases`` laid over stages by one ``assignment``, under one schedule, one
     stage of ZeRO and one way to exchange gradients (``overlapped`` with backward, or after it).
 
-    ``arrival``: seconds in which the next batch of each arrives, (cases,); 0 for synthetic data. ``shared``: figures
-    that batches of the same cases and assignment have in common."""
+    ``arrival``: seconds in which the next batch of each arrives, (cases,); 0 for synthetic data. ``ends`` says what a
+    schedule's passes end by: its ``order``, pass by pass, or its ``closed`` forms where it has any, which take the
+    chunks of a stage for alike. ``shared``: figures that batches of the same cases and assignment have in common."""
 
     cases: Cases
     assignment: Assignment
@@ -67,6 +68,7 @@ class Batch:
     zero: int
     overlapped: bool
     arrival: Array | float = 0.0
+    ends: Literal["order", "closed"] = "order"
     shared: Shared = field(default_factory=Shared, compare=False)
 
     def __len__(self) -> int:

@@ -76,14 +76,33 @@ def sends(batch: Batch) -> Array:
     return seconds
 
 
+def chunk_sends(batch: Batch) -> Array:
+    """Seconds in which each chunk of each stage sends its output on, one microbatch and way: (stages, chunks,
+    cases)."""
+    assignment, schedule = batch.assignment, batch.schedule
+    leaves = schedule.hands_on(assignment.stages, assignment.chunks)
+    seconds = np.zeros((*assignment.placed.shape[:2], len(batch)))
+    for stage, pieces in enumerate(schedule.pieces(assignment.stages, assignment.chunks)):
+        for chunk, piece in enumerate(pieces):
+            if leaves[stage][chunk]:
+                seconds[stage, chunk] = batch.cases.send(assignment.pieces[piece][-1][0])
+    return seconds
+
+
 def stage_ends(batch: Batch) -> Array:
     """When each stage has done its passes: (stages, cases)."""
-    passes = stage_passes(batch)
+    key = "ends", batch.ends, batch.schedule.name, *_passes_key(batch)
+    return batch.shared.once(key, lambda: _stage_ends(batch))
 
-    def ends() -> Array:
-        return batch.schedule.stage_ends(passes, batch.microbatches, batch.assignment.chunks)
 
-    return batch.shared.once(("ends", batch.schedule.name, *_passes_key(batch)), ends)
+def _stage_ends(batch: Batch) -> Array:
+    passes, chunks = stage_passes(batch), batch.assignment.chunks
+    if batch.ends == "closed" or batch.schedule.closed.exact == "any":
+        return batch.schedule.stage_ends(passes, batch.microbatches, chunks)
+    forward, backward, weights = chunk_passes(batch)
+    sent = chunk_sends(batch)
+    pieces = Passes(forward + sent, backward + sent, weights)
+    return batch.schedule.stage_ends(passes, batch.microbatches, chunks, pieces)
 
 
 def iteration_seconds(times: LayerTimes, layouts: Layouts, layout: Index, *, sharded: bool) -> Array:

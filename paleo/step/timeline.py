@@ -7,8 +7,8 @@ before the last one are one task: nothing is unrolled that repeats.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -17,10 +17,11 @@ from paleo.lowering.partition import Chunk
 from paleo.lowering.program import Program, Section
 from paleo.lowering.recompute import runs
 from paleo.schedules.engine import Event, Task, Timeline, schedule
-from paleo.schedules.pipeline import StageTime, pipeline_timeline
+from paleo.schedules.pipeline import StageTime, pipeline_events
 from paleo.step.batch import Batch
 from paleo.step.input_pipeline import InputPipeline
-from paleo.step.pipeline import chunk_passes, stage_passes
+from paleo.step.named_collectives import NamedCollective, chunk_collectives, section_collectives
+from paleo.step.pipeline import chunk_passes, chunk_sends, stage_ends, stage_passes
 from paleo.step.section_times import LayerTimes
 from paleo.step.single_stage import bucket_seconds, buckets_of, contended_times, section_gather_figures
 from paleo.step.step import StepArrays
@@ -67,6 +68,7 @@ class _Iterations:
     sent: list[float]
     times: LayerTimes
     gathers: list[tuple[float, float]]
+    collectives: list[dict[Direction, list[NamedCollective]]]
 
 
 def _streams(batch: Batch, program: Program) -> Timeline:
@@ -80,7 +82,8 @@ def _streams(batch: Batch, program: Program) -> Timeline:
     for last in (False, True):
         order = iterations(program, buckets, last=last)
         seconds = bucket_seconds(batch, [(0, order)])[:, 0].tolist()
-        each = _Iterations(program, order, seconds, times.last if last else times.earlier, gathers)
+        taken = times.last if last else times.earlier
+        each = _Iterations(program, order, seconds, taken, gathers, section_collectives(batch, program))
         if last:
             sent = _add_microbatch(tasks, each)
         elif count > 1:
@@ -107,7 +110,7 @@ def _add_microbatch(tasks: list[Task], each: _Iterations) -> list[int]:
             gathering, moved = each.gathers[iteration.section]
             tasks.append(Task(f"weights of {section.name}", NETWORK, gathering, issued, "gather", bytes=moved))
             awaited, issued = (len(tasks) - 1,), latest
-        _add_iteration(tasks, section, iteration, each.times, awaited)
+        _add_iteration(tasks, each, section, iteration, awaited)
         if iteration.buckets:
             size = sum(size for _, size in iteration.buckets)
             name = f"gradients over {' and '.join('+'.join(axes) for axes, _ in iteration.buckets)}"
@@ -122,27 +125,19 @@ def _last(tasks: list[Task]) -> tuple[int, ...]:
 
 
 def _add_iteration(
-    tasks: list[Task], section: Section, iteration: LayerIteration, times: LayerTimes, awaited: tuple[int, ...]
+    tasks: list[Task], each: _Iterations, section: Section, iteration: LayerIteration, awaited: tuple[int, ...]
 ) -> None:
-    """Iterations of a section in one direction, as one stretch of computing and one of blocking collectives."""
-    row, forward = iteration.section, iteration.direction == "forward"
+    """Iterations of a section in one direction: one stretch of computing, then the collectives that it waits for."""
+    row, times, forward = iteration.section, each.times, iteration.direction == "forward"
     figures = (times.forward,) if forward else (times.backward, times.weights)
     seconds = float(sum(figure[row, 0] for figure in figures))
-    transfers = float((times.forward_transfers if forward else times.backward_transfers)[row, 0])
-    flops, moved, sent = (iteration.count * each for each in _counts(section, iteration.direction))
+    phases = ("forward",) if forward else ("again", "backward", "backward_weight")
+    flops, moved = (iteration.count * work for work in _work(section, phases))
     before = (*_last(tasks), *awaited)
     tasks.append(Task(section.name, COMPUTE, seconds * iteration.count, before, iteration.direction, flops, moved))
-    if transfers > 0:
-        name, total = f"{section.name} collectives", transfers * iteration.count
-        tasks.append(Task(name, COMPUTE, total, _last(tasks), "transfer", bytes=sent))
-
-
-def _counts(section: Section, direction: Direction) -> tuple[float, float, float]:
-    """FLOP and bytes of the kernels of one iteration in one direction, and bytes of the collectives that it waits
-    for."""
-    phases = ("forward",) if direction == "forward" else ("again", "backward", "backward_weight")
-    waited = (each for each in section.transfers if not each.overlapped and each.phase == direction)
-    return *_work(section, phases), sum(each.payload_bytes * each.times for each in waited)
+    for waited in each.collectives[row][iteration.direction]:
+        duration, size = waited.seconds * iteration.count, waited.bytes * iteration.count
+        tasks.append(Task(waited.name, COMPUTE, duration, _last(tasks), "transfer", bytes=size))
 
 
 def _work(section: Section, phases: Sequence[str]) -> tuple[float, float]:
@@ -159,39 +154,54 @@ def _work(section: Section, phases: Sequence[str]) -> tuple[float, float]:
 
 
 def _pipeline(batch: Batch, program: Program) -> Timeline:
-    """Stages under a schedule; each then exchanges its gradients and updates."""
-    assignment, chosen = batch.assignment, batch.schedule
-    places = chosen.pieces(assignment.stages, assignment.chunks)
-    leaving, passes = _chunk_sends(batch), chunk_passes(batch)[..., 0]
+    """Stages under a schedule; each then exchanges its gradients and updates. A pass waits for the collectives of its
+    layers, which a second track of its stage names, and for its sends."""
+    assignment, count = batch.assignment, int(batch.microbatches[0])
+    places = batch.schedule.pieces(assignment.stages, assignment.chunks)
+    seconds, sent = chunk_passes(batch)[..., 0], chunk_sends(batch)[..., 0]
+    collectives = chunk_collectives(batch, program)
     chunks = [
         [
-            _chunk_time(program, assignment.pieces[piece], float(leaving[stage, chunk]), passes[:, stage, chunk])
+            _chunk_time(program, assignment.pieces[piece], float(sent[stage, chunk]), seconds[:, stage, chunk])
             for chunk, piece in enumerate(pieces)
         ]
         for stage, pieces in enumerate(places)
     ]
-    after = _after(batch)
-    follows = [
-        Task(name, f"stage{stage}", seconds, (), name)
-        for name, times_after in after.items()
-        for stage, seconds in enumerate(times_after.tolist())
-        if seconds > 0
-    ]
-    return pipeline_timeline(chosen.name, chunks, int(batch.microbatches[0]), follows)
+    ends = stage_ends(batch)[:, 0].tolist()
+    events: list[Event] = []
+    for event in pipeline_events(batch.schedule.name, chunks, count, ends):
+        stage, chunk = _place(event.task)
+        events += _pass_events(event, float(sent[stage, chunk]), collectives[stage][chunk])
+    for name, after in _after(batch).items():
+        for stage, duration in enumerate(after.tolist()):
+            if duration > 0:
+                task = Task(name, f"stage{stage}", duration, (), name)
+                events.append(Event(task, ends[stage], ends[stage] + duration))
+                ends[stage] += duration
+    return Timeline(tuple(events))
 
 
-def _chunk_sends(batch: Batch) -> Array:
-    """Seconds in which each chunk of each stage sends its output on: (stages, chunks)."""
-    assignment = batch.assignment
-    leaves = batch.schedule.hands_on(assignment.stages, assignment.chunks)
-    places = batch.schedule.pieces(assignment.stages, assignment.chunks)
-    lasts = [[assignment.pieces[piece][-1][0] for piece in pieces] for pieces in places]
-    return np.array(
-        [
-            [float(batch.cases.send(section)[0]) * sent for section, sent in zip(*stage, strict=True)]
-            for stage in zip(lasts, leaves, strict=True)
-        ]
-    )
+def _place(task: Task) -> tuple[int, int]:
+    """Stage and chunk of a pass, which is called ``F3.1`` or, with one chunk a stage, ``F3``."""
+    chunk = task.name.partition(".")[2]
+    return int(task.resource.removeprefix("stage")), int(chunk) if chunk else 0
+
+
+def _pass_events(event: Event, send: float, collectives: dict[str, list[NamedCollective]]) -> Iterator[Event]:
+    """A pass, the collectives that it waits for, and the send at its end."""
+    task = event.task
+    if task.kind not in collectives:
+        yield event
+        return
+    until = event.end - (send if task.kind in ("F", "B") else 0.0)
+    yield Event(replace(task, duration=until - event.start), event.start, until)
+    if until < event.end:
+        yield Event(Task(f"send {task.name}", task.resource, send, (), "send"), until, event.end)
+    start = until - sum(each.seconds for each in collectives[task.kind])
+    for each in collectives[task.kind]:
+        named = Task(each.name, f"{task.resource} communication", each.seconds, (), "transfer", bytes=each.bytes)
+        yield Event(named, start, start + each.seconds)
+        start += each.seconds
 
 
 def _after(batch: Batch) -> dict[str, Array]:
@@ -202,7 +212,7 @@ def _after(batch: Batch) -> dict[str, Array]:
 
 
 def _chunk_time(program: Program, chunk: Chunk, send: float, seconds: Array) -> StageTime:
-    """One microbatch through one chunk, sends and collectives with it."""
+    """One microbatch through one chunk; its stage waits for its sends, which are part of its passes."""
     counted = [
         [sum(layers * _work(program.sections[i], phases)[k] for i, layers in chunk) for phases in _PASSES]
         for k in (0, 1)

@@ -14,8 +14,9 @@ from paleo.predict import predict
 from paleo.search.cases import Choice
 from paleo.search.evaluate import evaluate
 from paleo.search.hybrid import hybrid
-from paleo.search.plans import Search, _Found, _Part, _searched, _sized, explain, search
+from paleo.search.plans import Search, _searched, _sized, explain, search
 from paleo.search.points import _Blocks, _values, priced
+from paleo.search.ranking import Part, Ranking
 from paleo.search.space import Space, batch, divisors, layouts, microbatches, within
 from paleo.specs.hardware import System, load_system
 from paleo.specs.loading import validate
@@ -60,11 +61,11 @@ CASES = {
 
 
 @cache
-def everything(case: str) -> tuple[ModelSpec, System, _Part, _Found]:
+def everything(case: str) -> tuple[ModelSpec, System, Part, Ranking]:
     model, system, options = CASES[case]
     network, machine, run = load_model(model), load_system(system), validate(Run, options, "test")
     part = _searched(network, machine, _sized(run, run.gpus, run.global_batch or 0), Space())
-    return network, machine, part, _Found([part], machine, "time")
+    return network, machine, part, Ranking([part], machine, "time")
 
 
 @pytest.mark.parametrize("case", list(CASES))
@@ -84,7 +85,7 @@ def test_pipelines_with_sharded_parameters_are_searched_where_they_are_stated(ca
     model, system, options = CASES[case]
     network, machine, run = load_model(model), load_system(system), validate(Run, options, "test")
     part = _searched(network, machine, _sized(run, run.gpus, run.global_batch or 0), within("zero=3"))
-    found = _Found([part], machine, "time")
+    found = Ranking([part], machine, "time")
     stages = np.array([layout.mesh.degree("pp") for layout in part.layouts])[part.results.layout]
     piped = np.flatnonzero(stages > 1).tolist()
     assert set(part.results.chosen("zero")) == {3} and len(set(part.results.chosen("schedule")[piped])) >= 3

@@ -1,0 +1,137 @@
+"""One step model: its timeline ends when the step does, its parts add up, and a search asks for the same step."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paleo.errors import PaleoError
+from paleo.predict import Prediction, predict
+from paleo.schedules.base import SCHEDULES
+from paleo.search.plans import _searched, _sized
+from paleo.search.ranking import Ranking
+from paleo.search.space import Space
+from paleo.specs.hardware import load_system
+from paleo.specs.loading import validate
+from paleo.specs.model import load_model
+from paleo.specs.run import Run
+from paleo.step.layouts import Shared
+from paleo.step.step import step
+
+#: Small enough to run many of them, with a vocabulary that makes the last stage the longest.
+SIZES = {"layers": 8, "hidden": 512, "heads": 8, "seq": 256, "vocab": 8192}
+STRATEGIES = ("", "zero=1", "zero=2", "zero=3", "tp=2", "tp=2,sp,zero=1", "cp=2,zero=3", "cp=2,ulysses")
+OPTIONS: tuple[dict[str, Any], ...] = (
+    {},
+    {"exchange": "after"},
+    {"recompute": "full"},
+    {"recompute": "full", "recompute_layers": 1},
+    {"recompute": "selective", "software": "megatron-core"},
+    {"offload": "optimizer,activations"},
+    {"input": {"decode": "40 ms"}},
+    {"cut": "time"},
+    {"microbatch": 2},
+    {"calibration": "ideal"},
+)
+
+
+def sampled(name: str, pipeline: str, count: int) -> list[Run]:
+    """Some runs of a schedule, drawn from a seed."""
+    every = list(itertools.product(STRATEGIES, OPTIONS, (16, 64, 256)))
+    runs = []
+    for strategy, options, batch in random.Random(f"{name} {pipeline}").sample(every, count):
+        parts = ",".join(part for part in (pipeline, strategy) if part) or "dp"
+        stated = {"gpus": 16, "global_batch": batch, "strategy": parts, "schedule": name, "model": SIZES}
+        runs.append(validate(Run, {"microbatch": 1} | stated | options, "test"))
+    return runs
+
+
+def predictions(name: str, pipeline: str, count: int) -> list[Prediction]:
+    """Those of the runs that their schedule can run."""
+    made = []
+    for run in sampled(name, pipeline, count):
+        try:
+            made.append(predict(load_model("gpt2"), load_system("dgx-h100"), run))
+        except PaleoError:
+            continue
+    return made
+
+
+PIPELINES = [(name, f"pp=4{f',vp={each.chunks or 2}' * (each.chunks != 1)}") for name, each in SCHEDULES.items()]
+
+
+@pytest.mark.parametrize(("name", "pipeline"), [*PIPELINES, ("1f1b", "pp=2"), ("1f1b", "")])
+def test_the_timeline_ends_when_the_step_does(name: str, pipeline: str) -> None:
+    runs = predictions(name, pipeline, 14)
+    assert len(runs) > 3
+    for prediction in runs:
+        assert prediction.timeline.end == pytest.approx(prediction.step_time, rel=1e-9), prediction.run
+        parts = {part: seconds[0] for part, seconds in prediction.steps.parts.items()}
+        assert sum(parts.values()) - parts["communication_total"] == pytest.approx(prediction.step_time, rel=1e-9)
+
+
+def test_a_trace_of_a_pipeline_names_what_a_stage_does() -> None:
+    options = {"gpus": 16, "global_batch": 16, "microbatch": 1, "strategy": "tp=2,pp=4,zero=1", "schedule": "zb-h1"}
+    run = validate(Run, options | {"input": {"decode": "1 ms"}, "model": SIZES}, "test")
+    prediction = predict(load_model("gpt2"), load_system("dgx-h100"), run)
+    kinds = {event.task.kind for event in prediction.timeline.events}
+    assert kinds == {"F", "B", "W", "send", "transfer", "exchange", "update", "gather", "input"}
+    names = {event.task.name for event in prediction.timeline.events if event.task.kind == "transfer"}
+    assert names and all("over tp" in name for name in names)
+
+
+@pytest.mark.parametrize("name", list(SCHEDULES))
+def test_many_microbatches_are_drawn_as_a_window(name: str) -> None:
+    pipeline = dict(PIPELINES)[name]
+    options = {"gpus": 4, "global_batch": 16384, "microbatch": 1, "strategy": pipeline, "schedule": name}
+    run = validate(Run, options | {"model": SIZES}, "test")
+    prediction = predict(load_model("gpt2"), load_system("dgx-h100"), run)
+    assert len(prediction.timeline.events) < 20_000
+    assert prediction.timeline.end == pytest.approx(prediction.step_time, rel=1e-9)
+    for stage in range(4):
+        spans = sorted((e.start, e.end) for e in prediction.timeline.events if e.task.resource == f"stage{stage}")
+        assert all(before[1] <= after[0] * (1 + 1e-12) for before, after in itertools.pairwise(spans))
+
+
+#: Configurations compared for each search; 2,000 were when the step became one.
+DRAWS = 25
+SEARCHED = [
+    ("gpt2", "dgx-h100", {"gpus": 24, "global_batch": 96}),
+    ("llama2-7b", "dgx-a100-80gb", {"gpus": 32, "global_batch": 64, "software": "megatron-core"}),
+    ("mixtral-8x7b", "dgx-h100", {"gpus": 16, "global_batch": 32}),
+]
+
+
+@pytest.mark.parametrize(("model", "system", "options"), SEARCHED)
+def test_a_search_asks_for_the_same_step(model: str, system: str, options: dict[str, Any]) -> None:
+    network, machine, run = load_model(model), load_system(system), validate(Run, options, "test")
+    part = _searched(network, machine, _sized(run, run.gpus, run.global_batch or 0), Space())
+    ranking = Ranking([part], machine, "time")
+    for index in random.Random(2026).sample(range(len(ranking.step)), DRAWS):
+        row = ranking.row(index)
+        alone = predict(network, machine, row.run)
+        assert row.step_time == pytest.approx(alone.step_time, rel=1e-9), row
+        assert row.memory == pytest.approx(alone.memory.total, rel=1e-9), row
+
+
+def test_one_configuration_is_what_it_is_among_others() -> None:
+    """Steps of a batch of many cases against those of each alone; their parts add up."""
+    network, machine, run = load_model("gpt2"), load_system("dgx-h100"), Run(gpus=16, global_batch=64)
+    part = _searched(network, machine, _sized(run, 16, 64), Space(schedules=("1f1b", "zb-v")))
+    for batch in part.results.batches[::7]:
+        together = step(replace(batch, shared=Shared()))
+        added = sum(seconds for name, seconds in together.parts.items() if name != "communication_total")
+        assert np.allclose(added, together.step_time, rtol=1e-9)
+        for case in (0, len(batch) - 1):
+            index = np.array([case])
+            arrival = np.asarray(batch.arrival)[index]
+            single = step(replace(batch, cases=batch.cases.of(index), arrival=arrival, shared=Shared()))
+            assert single.step_time[0] == pytest.approx(together.step_time[case], rel=1e-12)
+            assert single.memory[0] == pytest.approx(together.memory[case], rel=1e-12)
+            for name, seconds in single.parts.items():
+                assert seconds[0] == pytest.approx(together.parts[name][case], rel=1e-9, abs=1e-15)
