@@ -74,6 +74,7 @@ class RunOptions:
     schedule: Annotated[str | None, _option("Order of a pipeline: gpipe, 1f1b, … [1f1b]")] = None
     recompute: Annotated[str | None, _option("none, selective or full recomputation of activations.")] = None
     recompute_layers: Annotated[int | None, _option("Full recomputation of so many layers a stage. [all]")] = None
+    compress: Annotated[str | None, _option("Compressed gradients: fp16, onebit, topk:0.001, … [none]")] = None
     software: Annotated[str | None, _option("Profile of a framework: host time, overlap. [pytorch-eager]")] = None
     calibration: Annotated[str | None, _option("auto, ideal, ppp=0.6 or a calibration. [auto]")] = None
     run_file: Annotated[str | None, _option("A run as a YAML file; options win over it.", "--run", metavar="FILE")] = (

@@ -39,7 +39,8 @@ class Run(Spec):
     """One training run. Sizes left out follow from the others; what was decided is in the prediction.
 
     ``batch`` is per data-parallel rank, ``global_batch`` over all of them. ``algorithm`` forces one collective
-    algorithm. ``cudnn``, ``attention`` and ``exchange`` are what the ``software`` profile does unless they are given.
+    algorithm. ``compress`` names a compression of the gradients, ``topk:0.001`` (`paleo.compression`).
+    ``cudnn``, ``attention`` and ``exchange`` are what the ``software`` profile does unless they are given.
     ``bucket`` is how many bytes of gradients go out together (25 MiB in PyTorch's DDP). ``offload`` names what lives in
     host memory: optimizer, gradients, parameters, activations. ``input`` is data loading; None is synthetic data, which
     costs nothing. ``clip`` is what the software does with the norm of the gradients, unless it is given. ``cut`` is how
@@ -75,6 +76,7 @@ class Run(Spec):
     exchange: Exchange | None = None
     bucket: Bytes = 25 * MEBIBYTE
     algorithm: Text | None = None
+    compress: Text | None = None
     calibration: Text = "auto"
     offload: Text = "none"
     clip: Literal["none", "norm", "scaled"] | None = None

@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from paleo.compression.base import Compression, Gradient
 from paleo.layers.base import Choices
 from paleo.lowering.checkpoint_policy import Checkpoints
 from paleo.lowering.fusion import Chains
@@ -21,7 +22,7 @@ from paleo.operations.kernel import Kernel
 from paleo.operations.optimizers import Optimizer, optimizer
 from paleo.operations.precision import Precision, autocast, precision
 from paleo.parallel.mesh import Mesh
-from paleo.parallel.placement import Placement
+from paleo.parallel.placement import Placement, parse_strategy
 from paleo.pricing.communication import Fabric
 from paleo.pricing.kernels import Pricer, pricer
 from paleo.schedules.base import Numeric
@@ -30,6 +31,7 @@ from paleo.specs.hardware import System
 from paleo.specs.model import ModelSpec
 from paleo.specs.run import Run
 from paleo.specs.software import Software, load_software
+from paleo.step.compression import coding_kernels, method_of
 from paleo.step.input_pipeline import InputPipeline, input_pipeline, sample_bytes
 from paleo.step.offload import Offload, offload_of
 from paleo.step.update import clip_kernels, update_kernel
@@ -100,6 +102,19 @@ class Backend:
         section."""
         by_work = self.run.cut is None and self.software.parallelism.stages == "work" and pieces > 1
         return cut_by_work(program, pieces) if by_work else cut(program, iteration.tolist(), pieces, self.run.cut)
+
+    @property
+    def compression(self) -> Compression | None:
+        """How gradients are compressed on their way."""
+        zero = parse_strategy(self.run.strategy).zero
+        return method_of(self.run.compress, zero=zero, forward_only=self.run.forward_only)
+
+    def coded(self, counts: Array, gradient: Gradient) -> Array:
+        """Seconds in which a device codes and decodes so many elements of a gradient; ``gradient`` is one of them."""
+        method = self.compression
+        if method is None:
+            return np.zeros_like(counts)
+        return self._passes(counts, 0.0, lambda count, _: coding_kernels(method, gradient, count))
 
     @property
     def clip(self) -> str:

@@ -7,16 +7,18 @@ layouts along the last."""
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from paleo.compression.base import Gradient
 from paleo.lowering.program import Program
 from paleo.parallel.mesh import BATCH_AXES, Axes, Mesh
 from paleo.step.backend import Backend
+from paleo.step.compression import compressed, state_bytes, unit_gradient
 from paleo.step.gradient_exchange import (
     gathered_shares,
     gradient_exchange,
@@ -173,10 +175,45 @@ class Layouts:
     def operations(
         self, layout: int, what: Sent, zero: int, axes: Axes, elements: Numbers
     ) -> tuple[tuple[str, Axes, Numbers], ...]:
-        """The collectives of some elements; a method that compresses gradients changes their payloads here."""
+        """The collectives of some elements (or bytes)."""
         if what == "gradients":
-            return gradient_exchange(zero, axes, elements, self.meshes[layout])
+            owed = gradient_exchange(zero, axes, elements, self.meshes[layout])
+            method = self.backend.compression
+            return owed if method is None else compressed(method, self.gradient(layout, axes), owed)
         return (("all_gather", axes, elements),)
+
+    def gradient(self, layout: int, axes: Axes) -> Gradient:
+        """One element of the gradient of a layout's ranks, as it is compressed on its way over some axes."""
+        program, ranks = self.programs[layout], float(self.meshes[layout].ways(axes))
+        key = "gradient", id(program), ranks
+        return self.shared.once(key, lambda: unit_gradient(program, ranks, self.backend.formats.gradient))
+
+    def coding(self, kinds: StageKinds) -> Array:
+        """Seconds in which each kind of stage codes and decodes its gradients: (kinds, layouts)."""
+        return self.shared.once("coding", lambda: self._coding(kinds))
+
+    def _coding(self, kinds: StageKinds) -> Array:
+        trained = self.elements(kinds, trained=True)
+        if self.backend.compression is None or not self.training:
+            return np.zeros_like(trained)
+        columns = [
+            self.backend.coded(trained[:, layout], self.gradient(layout, BATCH_AXES))
+            if self.replicas[layout] > 1
+            else np.zeros(len(trained))
+            for layout in range(len(self))
+        ]
+        return np.stack(columns, axis=1)
+
+    def _coding_state(self, kinds: StageKinds) -> Array:
+        """Bytes that compression keeps on each kind of stage: (kinds, layouts)."""
+        trained, method = self.elements(kinds, trained=True), self.backend.compression
+        if method is None:
+            return np.zeros_like(trained)
+        each = [
+            state_bytes(method, self.gradient(layout, BATCH_AXES)) if self.replicas[layout] > 1 else 0.0
+            for layout in range(len(self))
+        ]
+        return np.asarray(trained * np.array(each))
 
     def _shares(self, copies: int, what: Sent) -> list[dict[Axes, Array]]:
         """Elements of each holding by the axes over which they travel, for each layout."""
@@ -319,6 +356,8 @@ class Layouts:
             backend.formats,
             training=self.training,
         )
+        if backend.compression is not None:
+            whole = replace(whole, optimizer=whole.optimizer + self._coding_state(kinds))
         if backend.offload.parts:
             return divided(whole, backend.offload, largest, backend.formats)
         return whole, np.zeros_like(whole.parameters)

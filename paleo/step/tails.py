@@ -65,6 +65,7 @@ def _tails(layouts: Layouts, assignment: Assignment, zero: int, overlapped: bool
     buckets = bucket_count(sent, backend.run.bucket), bucket_count(sizes, backend.run.bucket)
     if not backend.offload.holds("optimizer"):
         fixed = fixed + layouts.updates(kinds, sharded=zero > 0)[rows]
+    fixed = fixed + layouts.coding(kinds)[rows]
     return Tails(fixed, sums, buckets[0], gathers, buckets[1], total, sends)
 
 
