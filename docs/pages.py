@@ -32,8 +32,8 @@ def on_files(files: Any, config: Any) -> Any:
     """Hook of mkdocs: adds the generated pages of the reference."""
     from mkdocs.structure.files import File
 
-    made = {"reference/cli.md": cli, "reference/files.md": spec_files, "reference/catalog.md": catalog}
-    for name, write in made.items():
+    pages = {"reference/cli.md": cli, "reference/files.md": spec_files, "reference/catalog.md": catalog}
+    for name, write in pages.items():
         files.append(File.generated(config, name, content=write()))
     return files
 
@@ -56,7 +56,7 @@ def fenced(docstring: str) -> str:
 def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """A Markdown table."""
     lines = [heads, ["---"] * len(heads), *rows]
-    return "\n".join("| " + " | ".join(_cell(one) for one in line) + " |" for line in lines) + "\n"
+    return "\n".join("| " + " | ".join(_cell(cell) for cell in line) + " |" for line in lines) + "\n"
 
 
 def _cell(value: object) -> str:
@@ -76,7 +76,7 @@ def cli() -> str:
     parts = ["# Command line\n", "Exit codes: 0; 1 (the answer is no); 2 (wrong input).\n"]
     for name, command in group.commands.items():
         parts += [f"## paleo {name}\n", f"{command.help or ''}\n"]
-        rows = [(_usage(one), (getattr(one, "help", None) or "").strip()) for one in command.params]
+        rows = [(_usage(parameter), (getattr(parameter, "help", None) or "").strip()) for parameter in command.params]
         parts.append(table(("option", "what it does"), [row for row in rows if row[0] != "`--help`, `-h`"]))
     return "\n".join(parts)
 
@@ -152,18 +152,18 @@ def _kind(annotation: Any, metadata: Sequence[Any] = ()) -> str:
     from pydantic import BeforeValidator
 
     quantities = {id(quantity.__metadata__[0]): words for quantity, words in _quantities().items()}
-    known = [quantities[id(one)] for one in metadata if id(one) in quantities]
+    known = [quantities[id(entry)] for entry in metadata if id(entry) in quantities]
     if known:
         return known[0]
-    if any(isinstance(one, BeforeValidator) for one in metadata):
+    if any(isinstance(entry, BeforeValidator) for entry in metadata):
         return "a figure with its unit"
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return _kind(arguments[0], arguments[1:])
     if origin is Literal:
-        return "one of " + ", ".join(f"`{one}`" for one in arguments)
+        return "one of " + ", ".join(f"`{entry}`" for entry in arguments)
     if origin in (Union, UnionType):
-        return " or ".join(_kind(one) for one in arguments if one is not type(None))
+        return " or ".join(_kind(entry) for entry in arguments if entry is not type(None))
     if origin in (list, tuple):
         return f"list of {_kind(arguments[0])}"
     if origin in (dict, Mapping):
@@ -235,8 +235,8 @@ def accuracy(files: Sequence[str]) -> str:
     for report in reports:
         parts.append(f"## {Path(report['file']).name}\n")
         for key, title in (("by_device", "device"), ("by_source", "source")):
-            found: Mapping[str, Any] = report[key]
-            rows = [_errors(name, errors)[:-2] for name, errors in sorted(found.items())]
+            groups: Mapping[str, Any] = report[key]
+            rows = [_errors(name, errors)[:-2] for name, errors in sorted(groups.items())]
             parts.append(table((title, *_HEADS[1:-2]), rows))
     return "\n".join(parts)
 
@@ -284,9 +284,9 @@ def _held_out() -> str:
             if entry.residual is not None
         ]
     for name in names("software"):
-        found = load_software(name).fit
-        if found is not None:
-            rows.append((name, "whole steps", *_held(found.rows_fitted, found.residual)))
+        fit = load_software(name).fit
+        if fit is not None:
+            rows.append((name, "whole steps", *_held(fit.rows_fitted, fit.residual)))
     heads = (
         "what",
         "family, way of timing",
@@ -317,16 +317,16 @@ def _validated(files: Sequence[str]) -> Iterator[dict[str, Any]]:
         yield from json.loads(out.getvalue())["files"]
 
 
-def _errors(name: str, found: Mapping[str, Any] | None, report: Mapping[str, Any] | None = None) -> list[str]:
+def _errors(name: str, errors: Mapping[str, Any] | None, report: Mapping[str, Any] | None = None) -> list[str]:
     kind = [] if report is None else [f"{report['unsupported']:,}", report["kind"]]
-    if not found or not found.get("rows"):
+    if not errors or not errors.get("rows"):
         return [name, "0", *["–"] * 7, *(kind or ["", ""])]
     shares: list[Callable[[], float | None]] = [
-        lambda key=key: found.get(key)  # type: ignore[misc]
+        lambda key=key: errors.get(key)  # type: ignore[misc]
         for key in ("median_ape", "mape", "p90_ape", "bias", "total_error", "coverage", "baseline_mape")
     ]
-    shown = ["–" if (value := one()) is None else f"{100 * value:.1f} %" for one in shares]
-    return [name, f"{found['rows']:,}", *shown, *(kind or ["", ""])]
+    shown = ["–" if (value := share()) is None else f"{100 * value:.1f} %" for share in shares]
+    return [name, f"{errors['rows']:,}", *shown, *(kind or ["", ""])]
 
 
 def _reasons(reports: Sequence[Mapping[str, Any]]) -> str:

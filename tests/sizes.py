@@ -1,12 +1,15 @@
-"""Prints the longest function bodies and modules of the package, docstrings left out."""
+"""Prints the size of the package: functions (docstrings left out), modules, imports between folders, circles and the
+longest chain of imports."""
 
 from __future__ import annotations
 
 import ast
+import sys
 from pathlib import Path
 from statistics import median
 
-PACKAGE = Path(__file__).resolve().parents[1] / "paleo"
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from tests.structure import PACKAGE, circles, closure, folder, folder_arrows, import_graph, longest_chain
 
 
 def body_length(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
@@ -14,7 +17,7 @@ def body_length(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     return (node.end_lineno or 0) - first.lineno + 1
 
 
-def main() -> None:
+def print_sizes() -> None:
     bodies, modules = [], []
     for path in sorted(PACKAGE.rglob("*.py")):
         text, place = path.read_text(), path.relative_to(PACKAGE.parent)
@@ -30,5 +33,17 @@ def main() -> None:
     print(f"largest module: {max(modules)[0]} lines, {max(modules)[1]}; {lines} lines in {len(modules)} modules")
 
 
+def print_structure() -> None:
+    graph, on_import = import_graph(), import_graph(lazily=False)
+    folders = {folder(module) for module in graph}
+    print(f"{len(folder_arrows(graph))} imports between {len(folders)} folders, {len(circles(graph))} circles")
+    chain = longest_chain(on_import)
+    print(
+        f"longest chain of imports: {len(chain)} modules, {' > '.join(name.removeprefix('paleo.') for name in chain)}"
+    )
+    print(f"paleo.predict loads {len(closure('paleo.predict', on_import))} modules")
+
+
 if __name__ == "__main__":
-    main()
+    print_sizes()
+    print_structure()

@@ -112,8 +112,8 @@ def curves(lines: Sequence[Curve], *, title: str, x_label: str, y_label: str) ->
         return ""
     x_ends = min(p[0] for p in points), max(p[0] for p in points)
     y_ends = min(p[2] for p in points), max(p[3] for p in points)
-    x = Scale(*x_ends, left, WIDTH - 14)
-    y = Scale(*y_ends, height - bottom, top)
+    x = AxisScale(*x_ends, left, WIDTH - 14)
+    y = AxisScale(*y_ends, height - bottom, top)
     parts = [f'<path d="M{left} {top}V{height - bottom}H{WIDTH - 14}" class="axis"/>']
     parts += [_tick(x(value), height - bottom, _short(value)) for value in sorted({p[0] for p in points})]
     for value in _decades(*y_ends):
@@ -126,7 +126,7 @@ def curves(lines: Sequence[Curve], *, title: str, x_label: str, y_label: str) ->
     return _svg(parts, height, title) + legend((line.name, line.colour) for line in lines)
 
 
-def _line(line: Curve, x: Scale, y: Scale, most: float) -> list[str]:
+def _line(line: Curve, x: AxisScale, y: AxisScale, most: float) -> list[str]:
     if not line.points:
         return []
     low = [f"{x(p[0]):.1f},{y(p[2]):.1f}" for p in line.points]
@@ -143,7 +143,7 @@ def _line(line: Curve, x: Scale, y: Scale, most: float) -> list[str]:
     ]
 
 
-class Scale:
+class AxisScale:
     """A logarithmic axis: value -> place."""
 
     def __init__(self, low: float, high: float, start: float, end: float) -> None:

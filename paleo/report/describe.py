@@ -98,11 +98,11 @@ def find(name: str, kind: str | None = None) -> list[tuple[str, object]]:
         if singular not in loaders:
             raise SpecError(f"unknown kind {kind!r}; {near(kind, loaders)}")
         loaders = {singular: loaders[singular]}
-    found = [(kind, load(folded)) for kind, (known, load) in loaders.items() if folded in known()]
-    if not found:
-        every = [one for known, _ in loaders.values() for one in known()]
+    entries = [(kind, load(folded)) for kind, (known, load) in loaders.items() if folded in known()]
+    if not entries:
+        every = [name for known, _ in loaders.values() for name in known()]
         raise SpecError(f"nothing is named {name!r}; {near(name, every)} (see `paleo list`)")
-    return found
+    return entries
 
 
 def _loaders() -> dict[str, tuple[Callable[[], Any], Callable[[str], object]]]:

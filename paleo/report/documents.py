@@ -29,9 +29,9 @@ def dumped(document: Mapping[str, Any]) -> str:
 
 def _finite(value: object) -> object:
     if isinstance(value, Mapping):
-        return {str(key): _finite(one) for key, one in value.items()}
+        return {str(key): _finite(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
+        return [_finite(entry) for entry in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -63,7 +63,7 @@ def estimate(prediction: Prediction, training: Training | None = None, advice: S
         "reserved_memory_bytes": prediction.memory.reserved,
         "host_memory_bytes": prediction.host_memory,
         "input_s": None if prediction.input_pipeline is None else _input(prediction.input_pipeline),
-        "advice": [_advice(one) for one in advice],
+        "advice": [_advice(change) for change in advice],
         "training": None if training is None else _training(training),
         "unmodelled": list(prediction.unmodelled),
         "warnings": list(prediction.warnings),
@@ -76,11 +76,11 @@ def _input(pipeline: InputPipeline) -> Document:
 
 
 def _advice(advice: Advice) -> Document:
-    made = advice.made
+    prediction = advice.prediction
     return {
         "change": advice.change,
-        "step_time_s": made.step_time,
-        "memory_bytes": made.memory.total,
+        "step_time_s": prediction.step_time,
+        "memory_bytes": prediction.memory.total,
         "fits": advice.fits,
     }
 
@@ -168,34 +168,38 @@ def scale(model: str, system: str, curves: Sequence[ScaleCurve]) -> Document:
 
 
 def _point(curve: ScaleCurve, point: ScalePoint) -> Document:
-    made = point.made
+    prediction = point.predicted
     return {
         "scaling": curve.scaling,
         "gpus": point.gpus,
-        "global_batch_size": made.plan.global_batch,
-        "local_batch_size": made.plan.local_batch,
-        "step_time_s": made.step_time,
-        "step_time_interval_s": list(made.interval),
-        "samples_per_s": made.samples_per_s,
+        "global_batch_size": prediction.plan.global_batch,
+        "local_batch_size": prediction.plan.local_batch,
+        "step_time_s": prediction.step_time,
+        "step_time_interval_s": list(prediction.interval),
+        "samples_per_s": prediction.samples_per_s,
         "speedup": curve.speedup(point),
         "efficiency": curve.efficiency(point),
-        "breakdown_s": asdict(made.breakdown),
-        "memory_total_bytes": made.memory.total,
-        "fits": made.memory.fits,
-        "idle_gpus": made.plan.idle,
+        "breakdown_s": asdict(prediction.breakdown),
+        "memory_total_bytes": prediction.memory.total,
+        "fits": prediction.memory.fits,
+        "idle_gpus": prediction.plan.idle,
     }
 
 
 def compare(comparison: Comparison) -> Document:
     """Systems side by side; ``best`` names the fastest, the cheapest and the most frugal that fits."""
-    best = {what: comparison.best(what) for what in ("time", "cost", "energy")}
-    models = [one.prediction.model.name for one in comparison.candidates if one.prediction is not None]
+    best = {objective: comparison.best(objective) for objective in ("time", "cost", "energy")}
+    models = [
+        candidate.prediction.model.name for candidate in comparison.candidates if candidate.prediction is not None
+    ]
     return {
         "model": models[0],
         "amount": comparison.amount.words,
         "samples": comparison.amount.samples,
-        "best": {what: None if one is None else one.system.name for what, one in best.items()},
-        "systems": [_candidate(comparison, one) for one in comparison.candidates],
+        "best": {
+            objective: None if candidate is None else candidate.system.name for objective, candidate in best.items()
+        },
+        "systems": [_candidate(comparison, candidate) for candidate in comparison.candidates],
     }
 
 
@@ -244,5 +248,5 @@ def collective(study: CollectiveStudy) -> Document:
             }
             for row in study.rows
         ],
-        "crossovers": [asdict(one) for one in study.crossovers],
+        "crossovers": [asdict(crossover) for crossover in study.crossovers],
     }

@@ -59,7 +59,9 @@ def report(study: Purchase, *, date: str) -> str:
 
 def _head(study: Purchase, title: str, date: str) -> str:
     asked = study.asked
-    dtypes = " or ".join(dict.fromkeys(one.made.plan.dtype for one in study.offers if one.made is not None))
+    dtypes = " or ".join(
+        dict.fromkeys(offer.prediction.plan.dtype for offer in study.offers if offer.prediction is not None)
+    )
     words = f"{asked.amount.words}, global batch {study.global_batch:,} on every system, "
     words += f"{dtypes} with {asked.run.optimizer}. "
     badge = '<span class="badge">Predicted, not measured</span>'
@@ -75,36 +77,38 @@ def _head(study: Purchase, title: str, date: str) -> str:
 
 def _answer(study: Purchase) -> str:
     """The best system by each goal, the asked one first, and whether the order is certain."""
-    goals = sorted(_GOALS, key=lambda what: what != study.asked.objective)
-    cards = [_card(study, what) for what in goals]
+    goals = sorted(_GOALS, key=lambda objective: objective != study.asked.objective)
+    cards = [_card(study, objective) for objective in goals]
     if not any(cards):
-        least = [one for one in study.offers if one.made is not None]
-        reasons = "; ".join(f"{one.candidate.system.name}: {_shortage(one.made)}" for one in least if one.made)
+        least = [offer for offer in study.offers if offer.prediction is not None]
+        reasons = "; ".join(
+            f"{offer.candidate.system.name}: {_shortage(offer.prediction)}" for offer in least if offer.prediction
+        )
         return (
             f'<section><h2>Answer</h2><p class="verdict no">It fits on none of them. {escape(reasons)}.</p></section>'
         )
     return f'<section id="answer"><h2>Answer</h2><div class="cards">{"".join(cards)}</div>{_caution(study)}</section>'
 
 
-def _shortage(made: Prediction) -> str:
-    return f"{gibibytes(made.memory.total)} wanted of {gibibytes(made.memory.capacity)}"
+def _shortage(prediction: Prediction) -> str:
+    return f"{gibibytes(prediction.memory.total)} wanted of {gibibytes(prediction.memory.capacity)}"
 
 
-def _card(study: Purchase, what: Objective) -> str:
-    winner = study.best(what)
+def _card(study: Purchase, objective: Objective) -> str:
+    winner = study.best(objective)
     if winner is None or winner.candidate.training is None:
         return ""
-    head, _ = _GOALS[what]
-    rivals = study.rivals(winner, what)
-    others = [one for one in study.offers if one is not winner and one.candidate.runs]
+    head, _ = _GOALS[objective]
+    rivals = study.rivals(winner, objective)
+    others = [offer for offer in study.offers if offer is not winner and offer.candidate.runs]
     certain = "no other system fits" if not others else "its interval is clear of all others"
     if rivals:
-        certain = f"not certain: intervals overlap with {', '.join(one.candidate.system.name for one in rivals)}"
-    main = ' class="card main"' if what == study.asked.objective else ' class="card"'
+        certain = f"not certain: intervals overlap with {', '.join(offer.candidate.system.name for offer in rivals)}"
+    main = ' class="card main"' if objective == study.asked.objective else ' class="card"'
     return (
         f"<div{main}><h3>{head}</h3><p class=winner>{escape(_name(winner))}</p>"
-        f"<p class=figure>{escape(_figure(winner.candidate.training, what))}</p>"
-        f"<p class=note>{escape(_range(winner.candidate.training, what))}; {escape(certain)}</p></div>"
+        f"<p class=figure>{escape(_figure(winner.candidate.training, objective))}</p>"
+        f"<p class=note>{escape(_range(winner.candidate.training, objective))}; {escape(certain)}</p></div>"
     )
 
 
@@ -112,16 +116,16 @@ def _name(offer: Offer) -> str:
     return f"{offer.gpus} × {offer.candidate.system.name}"
 
 
-def _figure(trained: Training, what: Objective) -> str:
+def _figure(trained: Training, objective: Objective) -> str:
     shown = {"time": duration(trained.time), "cost": money(trained.cost), "energy": energy(trained.energy_kwh)}
-    return shown[what]
+    return shown[objective]
 
 
-def _range(trained: Training, what: Objective) -> str:
+def _range(trained: Training, objective: Objective) -> str:
     low, high = (end / trained.time for end in trained.interval)
-    if what == "time":
+    if objective == "time":
         return f"90 % interval {duration(trained.interval[0])} to {duration(trained.interval[1])}"
-    if what == "energy":
+    if objective == "energy":
         return f"modelled from the work; {energy(trained.energy_limit_kwh)} at design power"
     return f"90 % interval {money((trained.cost or 0) * low)} to {money((trained.cost or 0) * high)}"
 
@@ -129,21 +133,27 @@ def _range(trained: Training, what: Objective) -> str:
 def _caution(study: Purchase) -> str:
     """What a reader must know before acting on the cards."""
     notes = []
-    running = [one for one in study.offers if one.candidate.runs]
-    unpriced = [one.candidate.system.name for one in running if _cost(one) is None]
+    running = [offer for offer in study.offers if offer.candidate.runs]
+    unpriced = [offer.candidate.system.name for offer in running if _cost(offer) is None]
     if unpriced:
-        what = "the cheapest is that of the others" if len(unpriced) < len(running) else "none is the cheapest"
-        notes.append(f"No price is known for {', '.join(unpriced)}: {what}.")
-    high = [one.candidate.system.name for one in study.offers if one.made is not None and one.made.mfu > RARE_MFU]
+        consequence = "the cheapest is that of the others" if len(unpriced) < len(running) else "none is the cheapest"
+        notes.append(f"No price is known for {', '.join(unpriced)}: {consequence}.")
+    high = [
+        offer.candidate.system.name
+        for offer in study.offers
+        if offer.prediction is not None and offer.prediction.mfu > RARE_MFU
+    ]
     if high:
         notes.append(
             f"MFU above {percent(RARE_MFU)} for {', '.join(high)}: hardly anybody reaches that in practice; expect "
             f"the slow end of the interval."
         )
-    counts = sorted({one.gpus for one in study.offers})
+    counts = sorted({offer.gpus for offer in study.offers})
     if len(counts) > 1:
         notes.append(f"GPU counts differ ({', '.join(map(str, counts))}), as asked; the global batch does not.")
-    notes += [f"{one.candidate.system.name}: {one.candidate.problem}" for one in study.offers if one.candidate.problem]
+    notes += [
+        f"{offer.candidate.system.name}: {offer.candidate.problem}" for offer in study.offers if offer.candidate.problem
+    ]
     return f"<ul class=caution>{''.join(f'<li>{escape(note)}</li>' for note in notes)}</ul>" if notes else ""
 
 
@@ -160,7 +170,7 @@ def _table(study: Purchase) -> str:
     heads = (
         "system", "GPUs", "step time", "samples/s", "MFU", "memory", "USD/h", "time to solution", "cost", "energy",
     )  # fmt: skip
-    rows = [_row(one) for one in study.offers]
+    rows = [_row(offer) for offer in study.offers]
     note = (
         "Click a heading to sort. Small: the 90 % interval. MFU: model FLOP over the dense peak of the precision. "
         "USD/h: whole nodes. Memory: the fullest GPU. Energy: modelled, and at design power."
@@ -169,20 +179,20 @@ def _table(study: Purchase) -> str:
 
 
 def _row(offer: Offer) -> list[Cell]:
-    made, trained = offer.made, offer.candidate.training
+    prediction, trained = offer.prediction, offer.candidate.training
     name = offer.candidate.system.name
-    if made is None or trained is None:
+    if prediction is None or trained is None:
         return [(name, name), (str(offer.gpus), offer.gpus), *[(NONE, None)] * 8]
-    low, high = made.interval
-    memory = made.memory.total / made.memory.capacity
+    low, high = prediction.interval
+    memory = prediction.memory.total / prediction.memory.capacity
     hourly = trained.price_per_hour
     return [
         (name, name),
         (str(offer.gpus), offer.gpus),
-        (f"{duration(made.step_time)}\n{duration(low)} to {duration(high)}", made.step_time),
-        (rate(made.samples_per_s), made.samples_per_s),
-        (percent(made.mfu), made.mfu),
-        (f"{percent(memory)}\n{'fits' if made.memory.fits else 'does not fit'}", memory),
+        (f"{duration(prediction.step_time)}\n{duration(low)} to {duration(high)}", prediction.step_time),
+        (rate(prediction.samples_per_s), prediction.samples_per_s),
+        (percent(prediction.mfu), prediction.mfu),
+        (f"{percent(memory)}\n{'fits' if prediction.memory.fits else 'does not fit'}", memory),
         (NONE if hourly is None else f"{hourly:,.2f}", hourly),
         (f"{duration(trained.time)}\n{duration(trained.interval[0])} to {duration(trained.interval[1])}", trained.time),
         (NONE if trained.cost is None else money(trained.cost), trained.cost),
@@ -216,19 +226,20 @@ def _cell(cell: Cell, kind: str) -> str:
 
 
 def _pictures(study: Purchase) -> str:
-    known = [one for one in study.offers if one.made is not None and one.candidate.training is not None]
-    colours = dict(zip((one.candidate.system.name for one in known), COLOURS * 3, strict=False))
+    known = [offer for offer in study.offers if offer.prediction is not None and offer.candidate.training is not None]
+    colours = dict(zip((offer.candidate.system.name for offer in known), COLOURS * 3, strict=False))
     parts = [
         _panel(
-            "Time to solution [h], 90 % interval", bars([_time_bar(one, colours) for one in known], "time to solution")
+            "Time to solution [h], 90 % interval",
+            bars([_time_bar(offer, colours) for offer in known], "time to solution"),
         )
     ]
-    priced = [one for one in known if _cost(one) is not None]
+    priced = [offer for offer in known if _cost(offer) is not None]
     if priced:
-        parts.append(_panel("Cost [USD], 90 % interval", bars([_cost_bar(one, colours) for one in priced], "cost")))
-    metered = [one for one in known if one.power is not None]
+        parts.append(_panel("Cost [USD], 90 % interval", bars([_cost_bar(offer, colours) for offer in priced], "cost")))
+    metered = [offer for offer in known if offer.power is not None]
     if metered:
-        drawn = bars([_energy_bar(one, colours) for one in metered], "energy")
+        drawn = bars([_energy_bar(offer, colours) for offer in metered], "energy")
         parts.append(_panel("Energy [kWh], modelled; whisker: to design power", drawn))
     parts.append(_panel("Where the time of a step goes", _step_stacks(known)))
     parts.append(_panel("Memory of the fullest GPU; dashed: capacity", _memory_stacks(known)))
@@ -263,21 +274,21 @@ def _energy_bar(offer: Offer, colours: dict[str, str]) -> Bar:
 
 def _step_stacks(offers: Sequence[Offer]) -> str:
     rows = []
-    for one in offers:
-        assert one.made is not None
-        spent = asdict(one.made.breakdown)
+    for offer in offers:
+        assert offer.prediction is not None
+        spent = asdict(offer.prediction.breakdown)
         parts = {words: spent[key] for key, words in PARTS.items()}
-        rows.append((_name(one), parts, duration(one.made.step_time)))
+        rows.append((_name(offer), parts, duration(offer.prediction.step_time)))
     return stacks(rows, "parts of a step")
 
 
 def _memory_stacks(offers: Sequence[Offer]) -> str:
     rows, limits = [], []
-    for one in offers:
-        assert one.made is not None
-        parts = {name: size / GIB for name, size in one.made.memory.parts.items()}
-        rows.append((_name(one), parts, gibibytes(one.made.memory.total)))
-        limits.append(one.made.memory.capacity / GIB)
+    for offer in offers:
+        assert offer.prediction is not None
+        parts = {name: size / GIB for name, size in offer.prediction.memory.parts.items()}
+        rows.append((_name(offer), parts, gibibytes(offer.prediction.memory.total)))
+        limits.append(offer.prediction.memory.capacity / GIB)
     return stacks(rows, "memory", limits)
 
 
@@ -285,17 +296,17 @@ def _memory_stacks(offers: Sequence[Offer]) -> str:
 
 
 def _scaling(study: Purchase) -> str:
-    found = [one for one in study.offers if one.curve is not None]
-    if not found:
+    offers = [offer for offer in study.offers if offer.curve is not None]
+    if not offers:
         return ""
     lines, sentences = [], []
-    for one, colour in zip(found, COLOURS * 3, strict=False):
-        curve = one.curve
+    for offer, colour in zip(offers, COLOURS * 3, strict=False):
+        curve = offer.curve
         assert curve is not None
-        points = [(p.gpus, p.made) for p in curve.points if p.runs]
-        rates = [(float(gpus), made.samples_per_s, *_rate_ends(made)) for gpus, made in points]
-        lines.append(Curve(one.candidate.system.name, rates, colour))
-        sentences.append(f"<li><b>{escape(one.candidate.system.name)}</b>: {escape(verdict(curve).text)}</li>")
+        points = [(p.gpus, p.predicted) for p in curve.points if p.runs]
+        rates = [(float(gpus), prediction.samples_per_s, *_rate_ends(prediction)) for gpus, prediction in points]
+        lines.append(Curve(offer.candidate.system.name, rates, colour))
+        sentences.append(f"<li><b>{escape(offer.candidate.system.name)}</b>: {escape(verdict(curve).text)}</li>")
     strong = study.asked.scaling == "strong"
     kept = f"the global batch stays {study.global_batch:,}" if strong else "the batch of each GPU stays"
     drawing = curves(
@@ -307,32 +318,32 @@ def _scaling(study: Purchase) -> str:
         f"baseline scales best. Each curve keeps the tensor and pipeline degrees of its recommended plan.</p>"
         f'<div class="panels">{_panel("Samples per second, 90 % band", drawing)}<ul '
         f"class=verdicts>{''.join(sentences)}</ul>"
-        f"</div>{_scale_table(found)}</section>"
+        f"</div>{_scale_table(offers)}</section>"
     )
 
 
-def _rate_ends(made: Prediction) -> tuple[float, float]:
-    low, high = made.interval
-    return made.plan.global_batch / high, made.plan.global_batch / low
+def _rate_ends(prediction: Prediction) -> tuple[float, float]:
+    low, high = prediction.interval
+    return prediction.plan.global_batch / high, prediction.plan.global_batch / low
 
 
 def _scale_table(offers: Sequence[Offer]) -> str:
     rows: list[list[Cell]] = []
-    for one in offers:
-        curve = one.curve
+    for offer in offers:
+        curve = offer.curve
         assert curve is not None
         for point in curve.points:
-            name = one.candidate.system.name
+            name = offer.candidate.system.name
             if point.prediction is None or not point.runs:
                 why = point.problem or "does not fit"
                 rows.append([(name, name), (str(point.gpus), point.gpus), *[(NONE, None)] * 4, (why, why)])
                 continue
-            made = point.prediction
-            shares = made.breakdown.communication_exposed / made.step_time
+            prediction = point.prediction
+            shares = prediction.breakdown.communication_exposed / prediction.step_time
             efficiency = curve.efficiency(point)
             rows.append([
-                (name, name), (str(point.gpus), point.gpus), (duration(made.step_time), made.step_time),
-                (rate(made.samples_per_s), made.samples_per_s), (percent(efficiency), efficiency),
+                (name, name), (str(point.gpus), point.gpus), (duration(prediction.step_time), prediction.step_time),
+                (rate(prediction.samples_per_s), prediction.samples_per_s), (percent(efficiency), efficiency),
                 (percent(shares), shares), ("", ""),
             ])  # fmt: skip
     heads = ("system", "GPUs", "step time", "samples/s", "efficiency", "communication", "remark")
@@ -343,7 +354,7 @@ def _scale_table(offers: Sequence[Offer]) -> str:
 
 
 def _plans(study: Purchase) -> str:
-    rows = [_plan_row(one) for one in study.offers if one.made is not None]
+    rows = [_plan_row(offer) for offer in study.offers if offer.prediction is not None]
     heads = ("system", "strategy", "microbatch", "recomputation", "per rank", "runner-up", "plans compared")
     note = (
         "The runner-up is the next best plan that was tried and fits; within the interval it may well win. "
@@ -353,38 +364,44 @@ def _plans(study: Purchase) -> str:
 
 
 def _plan_row(offer: Offer) -> list[Cell]:
-    made, other = offer.made, offer.runner_up
-    assert made is not None
-    plan, name = made.plan, offer.candidate.system.name
-    second = NONE if other is None else f"{_plan_words(other)}: {percent(other.step_time / made.step_time - 1)} slower"
+    prediction, other = offer.prediction, offer.runner_up
+    assert prediction is not None
+    plan, name = prediction.plan, offer.candidate.system.name
+    second = (
+        NONE if other is None else f"{_plan_words(other)}: {percent(other.step_time / prediction.step_time - 1)} slower"
+    )
     tried = f"{offer.tried:,}, {offer.fitting:,} fit"
     return [
         (name, name),
         (plan.strategy or "dp", plan.strategy or "dp"),
         (str(plan.microbatch), plan.microbatch),
-        (words(made.run), words(made.run)),
+        (words(prediction.run), words(prediction.run)),
         (counted(plan.local_batch, "sample"), plan.local_batch),
         (second, second),
         (tried, float(offer.tried)),
     ]
 
 
-def _plan_words(made: Prediction) -> str:
-    again = "" if words(made.run) == "none" else f", {words(made.run)} recomputation"
-    return f"{made.plan.strategy or 'dp'}, microbatch {made.plan.microbatch}{again}"
+def _plan_words(prediction: Prediction) -> str:
+    again = "" if words(prediction.run) == "none" else f", {words(prediction.run)} recomputation"
+    return f"{prediction.plan.strategy or 'dp'}, microbatch {prediction.plan.microbatch}{again}"
 
 
 # sensitivity
 
 
 def _what_if(study: Purchase) -> str:
-    found = [one for one in study.offers if one.sensitivity]
+    offers = [offer for offer in study.offers if offer.sensitivity]
     panels = []
-    for one in found:
-        rows = [(what.what, what.lower, what.higher) for what in one.sensitivity]
-        tight = [what.what for what in one.sensitivity if not what.fits_lower and one.made and one.made.memory.fits]
+    for offer in offers:
+        rows = [(sensitivity.what, sensitivity.lower, sensitivity.higher) for sensitivity in offer.sensitivity]
+        tight = [
+            sensitivity.what
+            for sensitivity in offer.sensitivity
+            if not sensitivity.fits_lower and offer.prediction and offer.prediction.memory.fits
+        ]
         hint = f"<p class=note>With less {escape(', '.join(tight))} this plan would not fit.</p>" if tight else ""
-        panels.append(_panel(_name(one), deviations(rows, f"sensitivity of {one.candidate.system.name}") + hint))
+        panels.append(_panel(_name(offer), deviations(rows, f"sensitivity of {offer.candidate.system.name}") + hint))
     change = percent(CHANGE)
     key = legend([(f"{change} less", COLOURS[1]), (f"{change} more", COLOURS[0])])
     return (
@@ -439,7 +456,7 @@ def _statistics(study: Purchase) -> str:
 def _assumptions(study: Purchase) -> str:
     """The ways to fool the masses, and what this page does about each."""
     asked = study.asked
-    made = next(one.made for one in study.offers if one.made is not None)
+    prediction = next(offer.prediction for offer in study.offers if offer.prediction is not None)
     baseline = study.offers[0].candidate.system.name
     kept = "the global batch" if asked.scaling == "strong" else "the batch of each GPU"
     tariff = asked.tariff
@@ -468,17 +485,19 @@ def _assumptions(study: Purchase) -> str:
         ("What is paid", f"{paid}; no storage, traffic, staff or failures. Whole nodes are paid for."),
         ("Energy", _energy_words(study)),
         ("Tuning", f"Every system gets its own best plan out of those tried, with the software profile "
-                   f"{made.run.software}."),
+                   f"{prediction.run.software}."),
         ("Interval", "Where nine of ten measured steps should lie, errors of all parts taken as if they went the "
                      "same way."),
     ]  # fmt: skip
-    lines = "".join(f"<tr><th>{escape(what)}</th><td>{escape(text)}</td></tr>" for what, text in rows)
-    missing = dict.fromkeys(text for one in study.offers if one.made is not None for text in one.made.unmodelled)
+    lines = "".join(f"<tr><th>{escape(subject)}</th><td>{escape(text)}</td></tr>" for subject, text in rows)
+    missing = dict.fromkeys(
+        text for offer in study.offers if offer.prediction is not None for text in offer.prediction.unmodelled
+    )
     warned = dict.fromkeys(
-        f"{one.candidate.system.name}: {text}"
-        for one in study.offers
-        if one.made is not None
-        for text in one.made.warnings
+        f"{offer.candidate.system.name}: {text}"
+        for offer in study.offers
+        if offer.prediction is not None
+        for text in offer.prediction.warnings
     )
     warnings = f"<h3>Warnings</h3><ul>{_items(warned)}</ul>" if warned else ""
     return (
@@ -493,19 +512,22 @@ def _items(texts: Iterable[str]) -> str:
 
 def _calibrations(study: Purchase) -> str:
     """For each device, what the parameters of its formulas come from."""
-    offers = [one.made for one in study.offers if one.made is not None]
-    found = {made.system.device.name: f"{made.system.device.name}: {made.calibration}" for made in offers}
+    offers = [offer.prediction for offer in study.offers if offer.prediction is not None]
+    names = {
+        prediction.system.device.name: f"{prediction.system.device.name}: {prediction.calibration}"
+        for prediction in offers
+    }
     note = "Inherited parameters come from other devices of the architecture, with wider intervals."
-    return f"{'; '.join(found.values())}. {note}"
+    return f"{'; '.join(names.values())}. {note}"
 
 
 def _dtypes(study: Purchase) -> str:
-    found = {}
-    for one in study.offers:
-        if one.made is not None:
-            dtype, device = one.made.plan.dtype, one.made.system.device
-            found[device.name] = f"{device.name} {dtype} at {engineering(device.peak_flops_per_s(dtype), 'FLOP/s')}"
-    return "; ".join(found.values())
+    formats = {}
+    for offer in study.offers:
+        if offer.prediction is not None:
+            dtype, device = offer.prediction.plan.dtype, offer.prediction.system.device
+            formats[device.name] = f"{device.name} {dtype} at {engineering(device.peak_flops_per_s(dtype), 'FLOP/s')}"
+    return "; ".join(formats.values())
 
 
 def _energy_words(study: Purchase) -> str:
@@ -520,8 +542,8 @@ def _energy_words(study: Purchase) -> str:
 
 def _sources(study: Purchase) -> str:
     lines = []
-    for one in study.offers:
-        system, trained = one.candidate.system, one.candidate.training
+    for offer in study.offers:
+        system, trained = offer.candidate.system, offer.candidate.training
         lines.append(f"{system.name}: {system.source}")
         lines.append(f"{system.device.name}: {system.device.source}")
         if trained is not None and trained.price is not None:

@@ -88,19 +88,18 @@ def _figure(
 
 def _parts_legend(figure: Figure, *axes: Axes) -> None:
     """One legend for the parts of a step under all pictures, where it hides nothing."""
-    shown = {label: handle for one in axes for handle, label in zip(*one.get_legend_handles_labels(), strict=True)}
+    shown = {label: handle for panel in axes for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)}
     figure.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=len(shown))
 
 
-def estimate(made: Prediction) -> Figure:
+def estimate(prediction: Prediction) -> Figure:
     """The step as a timeline of its streams, and what fills the memory."""
     with matplotlib.rc_context(_STYLE):
         figure, (line, memory) = _figure(9.0, 4.6, rows=2, height_ratios=(2, 1))
-        figure.suptitle(
-            f"{made.model.name} on {counted(made.plan.gpus, 'GPU')} of {made.system.name}: {made.plan.strategy or 'dp'}"
-        )
-        _timeline(line, made.timeline.events)
-        _memory(memory, made)
+        machine = f"{counted(prediction.plan.gpus, 'GPU')} of {prediction.system.name}"
+        figure.suptitle(f"{prediction.model.name} on {machine}: {prediction.plan.strategy or 'dp'}")
+        _timeline(line, prediction.timeline.events)
+        _memory(memory, prediction)
     return figure
 
 
@@ -121,14 +120,14 @@ def _timeline(axes: Axes, events: Sequence[Event]) -> None:
     axes.legend(handles=patches, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=len(patches))
 
 
-def _memory(axes: Axes, made: Prediction) -> None:
+def _memory(axes: Axes, prediction: Prediction) -> None:
     """Stacked parts up to the total, or up to the capacity where that is not far away."""
-    parts = {name: size / GIB for name, size in made.memory.parts.items() if size > 0}
+    parts = {name: size / GIB for name, size in prediction.memory.parts.items() if size > 0}
     left = 0.0
     for (name, size), colour in zip(parts.items(), _MEMORY, strict=False):
         axes.barh(0, size, left=left, color=colour, label=name, height=0.6)
         left += size
-    capacity = made.memory.capacity / GIB
+    capacity = prediction.memory.capacity / GIB
     if capacity < 3 * left:
         axes.axvline(capacity, color=BLACK, linestyle="--", label="capacity")
         left = max(left, capacity)
@@ -180,17 +179,17 @@ def _speedup(axes: Axes, curve: ScaleCurve, colour: str, mark: str) -> None:
 
 def _reach(curve: ScaleCurve, points: Sequence[ScalePoint]) -> tuple[list[float], list[float]]:
     """Speed-ups at the slow and at the fast end of each step's interval, the base being as predicted."""
-    slow = [curve.speedup(point) * point.made.step_time / point.made.interval[1] for point in points]
-    fast = [curve.speedup(point) * point.made.step_time / point.made.interval[0] for point in points]
+    slow = [curve.speedup(point) * point.predicted.step_time / point.predicted.interval[1] for point in points]
+    fast = [curve.speedup(point) * point.predicted.step_time / point.predicted.interval[0] for point in points]
     return slow, fast
 
 
 def _stacked(axes: Axes, curve: ScaleCurve) -> None:
     """Shares of a step, with its time above each bar: bars of seconds would shrink out of sight in strong scaling."""
     points = [point for point in curve.points if point.usable]
-    spent = [asdict(point.made.breakdown) for point in points]
-    steps = [point.made.step_time for point in points]
-    rows = {key: [100 * one.get(key, 0.0) / step for one, step in zip(spent, steps, strict=True)] for key in _PARTS}
+    spent = [asdict(point.predicted.breakdown) for point in points]
+    steps = [point.predicted.step_time for point in points]
+    rows = {key: [100 * parts.get(key, 0.0) / step for parts, step in zip(spent, steps, strict=True)] for key in _PARTS}
     _stack(axes, [str(point.gpus) for point in points], rows)
     for index, step in enumerate(steps):
         axes.annotate(duration(step), (index, 101), ha="center", fontsize=7, rotation=90, va="bottom")
@@ -199,17 +198,17 @@ def _stacked(axes: Axes, curve: ScaleCurve) -> None:
     axes.set_title(f"{curve.scaling} scaling, {kept}", fontsize=9)
 
 
-def plan(model: str, system: str, found: Search, capacity: float) -> Figure:
+def plan(model: str, system: str, ranking: Search, capacity: float) -> Figure:
     """Plans by step time and memory: the best ones, and the front of those that no other beats in both."""
     with matplotlib.rc_context(_STYLE):
         figure, (axes,) = _figure(7.5, 4.6, columns=1)
-        front = sorted(found.front, key=lambda row: row.step_time)
+        front = sorted(ranking.front, key=lambda row: row.step_time)
         times, sizes = [row.step_time for row in front], [row.memory / GIB for row in front]
         axes.plot(times, sizes, "-o", color=CYCLE[0], label="no other is better in both", drawstyle="steps-post")
-        best = [row for row in found.plans if row.fits]
+        best = [row for row in ranking.plans if row.fits]
         spots = [row.step_time for row in best], [row.memory / GIB for row in best]
         axes.plot(
-            *spots, linestyle="none", marker="^", color=CYCLE[1], label=f"the {len(best)} best by {found.objective}"
+            *spots, linestyle="none", marker="^", color=CYCLE[1], label=f"the {len(best)} best by {ranking.objective}"
         )
         axes.axhline(capacity / GIB, color=BLACK, linestyle="--", label="capacity")
         for row, (side, right, up) in zip(
@@ -219,9 +218,8 @@ def plan(model: str, system: str, found: Search, capacity: float) -> Figure:
             axes.annotate(row.strategy, spot, xytext=(right, up), textcoords="offset points", fontsize=8, ha=side)
         axes.set(xlabel="step time [s]", ylabel="memory of the fullest GPU [GiB]", xscale="log")
         axes.set_ylim(0, 1.15 * max([capacity / GIB, *sizes]))
-        axes.set_title(
-            f"{model} on {system}, global batch {found.global_batch}: {counted(found.configurations, 'configuration')}"
-        )
+        searched = counted(ranking.configurations, "configuration")
+        axes.set_title(f"{model} on {system}, global batch {ranking.global_batch}: {searched}")
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.xaxis.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in "235" else ""))
         axes.tick_params(axis="x", which="both", length=4, pad=4)
@@ -242,22 +240,24 @@ def _stack(axes: Axes, names: Sequence[str], rows: Mapping[str, Sequence[float]]
 
 def compare(comparison: Comparison) -> Figure:
     """Throughput, parts of a step, and rent where prices are known, system by system."""
-    made = [one for one in comparison.candidates if one.prediction is not None]
-    names = [one.system.name + ("" if one.runs else "\n(does not fit)") for one in made]
-    priced = any(one.training is not None and one.training.cost is not None for one in made)
+    candidates = [candidate for candidate in comparison.candidates if candidate.prediction is not None]
+    names = [candidate.system.name + ("" if candidate.runs else "\n(does not fit)") for candidate in candidates]
+    priced = any(candidate.training is not None and candidate.training.cost is not None for candidate in candidates)
     with matplotlib.rc_context(_STYLE):
         figure, axes = _figure(4.0 * (3 if priced else 2), 4.4, columns=3 if priced else 2)
-        predictions = [one.prediction for one in made if one.prediction is not None]
+        predictions = [candidate.prediction for candidate in candidates if candidate.prediction is not None]
         figure.suptitle(f"{predictions[0].model.name}, {comparison.amount.words}")
-        _bars(axes[0], names, [one.samples_per_s / KILO for one in predictions], "thousand samples/s", BLUE)
-        spent = [asdict(one.breakdown) for one in predictions]
-        _stack(axes[1], names, {key: [one.get(key, 0.0) / MILLISECOND for one in spent] for key in _PARTS})
+        _bars(axes[0], names, [candidate.samples_per_s / KILO for candidate in predictions], "thousand samples/s", BLUE)
+        spent = [asdict(candidate.breakdown) for candidate in predictions]
+        _stack(axes[1], names, {key: [candidate.get(key, 0.0) / MILLISECOND for candidate in spent] for key in _PARTS})
         axes[1].set_ylabel("time of a step [ms]")
         if priced:
-            costs = [one.training.cost or 0.0 if one.training is not None else 0.0 for one in made]
+            costs = [
+                candidate.training.cost or 0.0 if candidate.training is not None else 0.0 for candidate in candidates
+            ]
             _bars(axes[2], names, costs, "rent [USD], where a price is known", ORANGE)
-        for one in axes:
-            one.set_xticks(range(len(names)), names, rotation=20, ha="right", rotation_mode="anchor")
+        for candidate in axes:
+            candidate.set_xticks(range(len(names)), names, rotation=20, ha="right", rotation_mode="anchor")
         _parts_legend(figure, axes[1])
     return figure
 
@@ -281,11 +281,11 @@ def roofline(study: Summary, system: System, run: Run) -> Figure:
             points.setdefault(layer.type, []).append((layer.intensity, layer.flops_forward / time / TERA, share))
     with matplotlib.rc_context(_STYLE):
         figure, (axes,) = _figure(7.5, 5.0)
-        spread = [one[0] for kind in points.values() for one in kind] or [1.0]
+        spread = [point[0] for kind in points.values() for point in kind] or [1.0]
         x = np.geomspace(min(spread) / 3, max(*spread, peak / bandwidth) * 3, 200)
         axes.plot(x, np.minimum(peak, x * bandwidth) / TERA, color=BLACK, label=f"roof of {device.name}, {study.dtype}")
-        for (kind, found), colour, mark in zip(points.items(), CYCLE, MARKS, strict=False):
-            at, rate, share = np.array(found).T
+        for (kind, layers), colour, mark in zip(points.items(), CYCLE, MARKS, strict=False):
+            at, rate, share = np.array(layers).T
             axes.scatter(at, rate, 20 + 600 * share, color=colour, marker=mark, alpha=0.7, label=kind, linewidths=0)
         axes.set(
             xscale="log", yscale="log", xlabel="arithmetic intensity [FLOP/byte]", ylabel="forward speed [TFLOP/s]"
@@ -311,11 +311,11 @@ def collective(study: CollectiveStudy) -> Figure:
         for (name, seconds), colour in zip(table.items(), CYCLE * 3, strict=False):
             style = "-" if name in names[: len(CYCLE)] else ":"
             axes.plot(sizes, seconds / MICROSECOND, style, color=colour, label=name)
-        for one in study.crossovers:
-            if sizes[0] <= one.payload_bytes <= sizes[-1]:
-                axes.axvline(one.payload_bytes, color=GREY, linestyle="--", linewidth=0.8)
-                words = f" {one.above} from {engineering(one.payload_bytes, 'B')}"
-                axes.text(one.payload_bytes, 0.99, words, rotation=90, va="top", ha="right", fontsize=7,
+        for crossover in study.crossovers:
+            if sizes[0] <= crossover.payload_bytes <= sizes[-1]:
+                axes.axvline(crossover.payload_bytes, color=GREY, linestyle="--", linewidth=0.8)
+                words = f" {crossover.above} from {engineering(crossover.payload_bytes, 'B')}"
+                axes.text(crossover.payload_bytes, 0.99, words, rotation=90, va="top", ha="right", fontsize=7,
                           transform=axes.get_xaxis_transform())  # fmt: skip
         axes.set(xscale="log", yscale="log", ylabel="time [µs]", xlabel="payload")
         axes.xaxis.set_major_locator(LogLocator(numticks=20))

@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 from paleo.search.ranking import PlanRow
 
 
-def document(model: str, system: str, found: Search, explanation: Explanation | None) -> Document:
+def document(model: str, system: str, ranking: Search, explanation: Explanation | None) -> Document:
     """Plans, best first; ``pareto`` holds those that no other beats in both time and memory."""
     shown: Document = {
         "model": model,
         "system": system,
-        "objective": found.objective,
-        "global_batch_size": found.global_batch,
-        "configurations": found.configurations,
-        "fitting": found.fitting,
-        "seconds": found.seconds,
-        "plans": [_plan(row) for row in found.plans],
-        "pareto": [_plan(row) for row in found.front],
+        "objective": ranking.objective,
+        "global_batch_size": ranking.global_batch,
+        "configurations": ranking.configurations,
+        "fitting": ranking.fitting,
+        "seconds": ranking.seconds,
+        "plans": [_plan(row) for row in ranking.plans],
+        "pareto": [_plan(row) for row in ranking.front],
     }
     if explanation is not None:
         shown["explanation"] = explanation.text
@@ -52,16 +52,17 @@ def _plan(row: PlanRow) -> Document:
     }
 
 
-def table(model: str, system: str, found: Search, explanation: Explanation | None) -> RenderableType:
+def table(model: str, system: str, ranking: Search, explanation: Explanation | None) -> RenderableType:
     """The best plans, the front, and why the first one wins."""
+    searched = counted(ranking.configurations, "configuration")
     head = (
-        f"{model} on {system}, global batch {found.global_batch}: {counted(found.configurations, 'configuration')} in "
-        f"{duration(found.seconds)}, {found.fitting:,} fit. Best by {found.objective}.\n"
+        f"{model} on {system}, global batch {ranking.global_batch}: {searched} in "
+        f"{duration(ranking.seconds)}, {ranking.fitting:,} fit. Best by {ranking.objective}.\n"
     )
-    parts: list[RenderableType] = [prose(Text(head, style="bold")), _plans("Best plans", found.plans)]
-    if len(found.front) > 1:
-        shown = _spread(found.front)
-        some = "" if len(shown) == len(found.front) else f" ({len(shown)} of {len(found.front)})"
+    parts: list[RenderableType] = [prose(Text(head, style="bold")), _plans("Best plans", ranking.plans)]
+    if len(ranking.front) > 1:
+        shown = _spread(ranking.front)
+        some = "" if len(shown) == len(ranking.front) else f" ({len(shown)} of {len(ranking.front)})"
         parts.append(_plans(f"No other is better in both time and memory{some}", shown))
     if explanation is not None:
         parts += [Text(), prose(Text(explanation.text))]
@@ -95,22 +96,22 @@ def _schedule(row: PlanRow) -> str:
     return f"{row.schedule}, overlapped" if row.overlapped else row.schedule
 
 
-def hybrid_document(model: str, system: str, found: Hybrid) -> Document:
+def hybrid_document(model: str, system: str, splits: Hybrid) -> Document:
     """The split of each layer, and the step beside data parallelism."""
     return {
         "model": model,
         "system": system,
-        "step_time_s": found.seconds,
-        "data_parallel_s": found.data_parallel_seconds,
-        "layers": [{"name": name, "split": split} for name, split in found.layers],
+        "step_time_s": splits.seconds,
+        "data_parallel_s": splits.data_parallel_seconds,
+        "layers": [{"name": name, "split": split} for name, split in splits.layers],
     }
 
 
-def hybrid_table(model: str, system: str, found: Hybrid) -> RenderableType:
+def hybrid_table(model: str, system: str, splits: Hybrid) -> RenderableType:
     """The split of each layer."""
-    gain = found.data_parallel_seconds / found.seconds - 1.0
-    text = f"{model} on {system}: {duration(found.seconds)} a step, data parallelism alone is {gain:.1%} slower.\n"
+    gain = splits.data_parallel_seconds / splits.seconds - 1.0
+    text = f"{model} on {system}: {duration(splits.seconds)} a step, data parallelism alone is {gain:.1%} slower.\n"
     shown = grid("Split of each layer", ("layer", "split by"), left=2)
-    for name, split in found.layers:
+    for name, split in splits.layers:
         shown.add_row(name, split)
     return Group(prose(Text(text, style="bold")), shown)

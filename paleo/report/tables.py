@@ -123,54 +123,63 @@ def estimate(
     return Group(*parts)
 
 
-def _headline(made: Prediction) -> Text:
-    plan, (low, high) = made.plan, made.interval
-    rates = f"{rate(made.samples_per_s)} samples/s"
-    if made.tokens_per_s is not None:
-        rates += f", {rate(made.tokens_per_s)} tokens/s"
+def _headline(prediction: Prediction) -> Text:
+    plan, (low, high) = prediction.plan, prediction.interval
+    rates = f"{rate(prediction.samples_per_s)} samples/s"
+    if prediction.tokens_per_s is not None:
+        rates += f", {rate(prediction.tokens_per_s)} tokens/s"
     batch = f"global batch {plan.global_batch} ({plan.local_batch} per data-parallel rank"
     batch += f", microbatches of {plan.microbatch})" if plan.microbatches > 1 else ")"
     text = Text()
-    text.append(f"{made.model.name} on {counted(plan.gpus, 'GPU')} of {made.system.name}\n", style="bold")
-    adapters = "" if made.run.adapters is None else f", adapters of rank {made.run.adapters} ({made.run.adapted})"
+    text.append(f"{prediction.model.name} on {counted(plan.gpus, 'GPU')} of {prediction.system.name}\n", style="bold")
+    adapters = (
+        ""
+        if prediction.run.adapters is None
+        else f", adapters of rank {prediction.run.adapters} ({prediction.run.adapted})"
+    )
     text.append(f"{plan.strategy or 'dp'}, {plan.dtype}, {batch}{adapters}\n\n")
-    text.append(f"step time {duration(made.step_time)}", style="bold green" if made.memory.fits else "bold red")
-    text.append(f"  (90 % interval {duration(low)} to {duration(high)}),  {rates},  MFU {percent(made.mfu)}\n")
-    if not made.memory.fits:
+    text.append(
+        f"step time {duration(prediction.step_time)}", style="bold green" if prediction.memory.fits else "bold red"
+    )
+    text.append(f"  (90 % interval {duration(low)} to {duration(high)}),  {rates},  MFU {percent(prediction.mfu)}\n")
+    if not prediction.memory.fits:
         text.append(
-            f"DOES NOT FIT: {gibibytes(made.memory.total)} of {gibibytes(made.memory.capacity)}\n", style="bold red"
+            f"DOES NOT FIT: {gibibytes(prediction.memory.total)} of {gibibytes(prediction.memory.capacity)}\n",
+            style="bold red",
         )
     return text
 
 
-def _breakdown(made: Prediction) -> Table:
+def _breakdown(prediction: Prediction) -> Table:
     table = grid("Where a step's time goes", ("part", "time", "share"))
-    spent = asdict(made.breakdown)
+    spent = asdict(prediction.breakdown)
     for key, words in PARTS.items():
         seconds = spent.get(key, 0.0)
         if seconds > 0:
             spoken = duration(seconds) if seconds >= MICROSECOND else "< 1 us"
-            table.add_row(words, spoken, percent(seconds / made.step_time))
-    hidden = max(0.0, made.breakdown.communication_total - made.breakdown.communication_exposed)
+            table.add_row(words, spoken, percent(seconds / prediction.step_time))
+    hidden = max(0.0, prediction.breakdown.communication_total - prediction.breakdown.communication_exposed)
     if hidden > 0:
         table.add_row("(communication hidden behind computation)", duration(hidden), "", style="dim")
-    if made.input_pipeline is not None:
-        arriving = made.input_pipeline
+    if prediction.input_pipeline is not None:
+        arriving = prediction.input_pipeline
         table.add_row(f"(a batch arrives, by {arriving.slowest}, in)", duration(float(arriving.total)), "", style="dim")
     return table
 
 
-def _memory(made: Prediction) -> Table:
+def _memory(prediction: Prediction) -> Table:
     table = grid("Memory of the fullest GPU", ("part", "size", "share of capacity"))
-    capacity = made.memory.capacity
-    for name, size in made.memory.parts.items():
+    capacity = prediction.memory.capacity
+    for name, size in prediction.memory.parts.items():
         table.add_row(name, gibibytes(size), percent(size / capacity))
-    if made.host_memory > 0:
-        table.add_row("(in host memory, for each GPU)", gibibytes(made.host_memory), "", style="dim")
+    if prediction.host_memory > 0:
+        table.add_row("(in host memory, for each GPU)", gibibytes(prediction.host_memory), "", style="dim")
     table.add_section()
-    fits = "fits" if made.memory.fits else "does not fit"
+    fits = "fits" if prediction.memory.fits else "does not fit"
     table.add_row(
-        f"total, {fits} into {gibibytes(capacity)}", gibibytes(made.memory.total), percent(made.memory.total / capacity)
+        f"total, {fits} into {gibibytes(capacity)}",
+        gibibytes(prediction.memory.total),
+        percent(prediction.memory.total / capacity),
     )
     return table
 
@@ -181,9 +190,13 @@ SHOWN_ADVICE = 8
 
 def _advice(advice: Sequence[Advice]) -> Table:
     table = grid("What would make it fit (or nearly)", ("change", "step time", "memory", "fits"))
-    for one in advice[:SHOWN_ADVICE]:
-        figures = duration(one.made.step_time), gibibytes(one.made.memory.total), "yes" if one.fits else "no"
-        table.add_row(one.change, *figures)
+    for change in advice[:SHOWN_ADVICE]:
+        figures = (
+            duration(change.prediction.step_time),
+            gibibytes(change.prediction.memory.total),
+            "yes" if change.fits else "no",
+        )
+        table.add_row(change.change, *figures)
     return table
 
 
@@ -207,11 +220,11 @@ def _rent(training: Training) -> str:
     return f"{money(training.rent)}  ({rate})"
 
 
-def _sections(made: Prediction) -> Table:
+def _sections(prediction: Prediction) -> Table:
     """Time on each stream by section, the longest first."""
     table = grid("Sections by time on their stream", ("section", "stream", "kind", "time"), left=3)
     spent: dict[tuple[str, str, str], float] = {}
-    for event in made.timeline.events:
+    for event in prediction.timeline.events:
         key = (event.task.name, "computing" if event.task.resource == COMPUTE else event.task.resource, event.task.kind)
         spent[key] = spent.get(key, 0.0) + event.end - event.start
     for key, seconds in sorted(spent.items(), key=lambda item: -item[1])[:40]:
@@ -219,11 +232,11 @@ def _sections(made: Prediction) -> Table:
     return table
 
 
-def _provenance(made: Prediction) -> RenderableType:
-    text = Text(f"Calibration: {made.calibration}\n", style="dim")
-    if made.unmodelled:
-        text.append(f"Not modelled: {'; '.join(made.unmodelled)}\n", style="dim")
-    for warning in made.warnings:
+def _provenance(prediction: Prediction) -> RenderableType:
+    text = Text(f"Calibration: {prediction.calibration}\n", style="dim")
+    if prediction.unmodelled:
+        text.append(f"Not modelled: {'; '.join(prediction.unmodelled)}\n", style="dim")
+    for warning in prediction.warnings:
         text.append(f"Warning: {warning}\n", style="yellow")
     return prose(text)
 
@@ -259,19 +272,19 @@ def _curve(curve: ScaleCurve) -> Table:
 def _point(curve: ScaleCurve, point: ScalePoint) -> tuple[str, ...]:
     if point.prediction is None or not point.usable:
         return (str(point.gpus), *[NONE] * 7, point.problem)
-    made = point.prediction
-    note = "" if made.memory.fits else f"does not fit: {gibibytes(made.memory.total)}"
-    if made.plan.idle:
-        note = f"{counted(made.plan.idle, 'GPU')} idle"
+    prediction = point.prediction
+    note = "" if prediction.memory.fits else f"does not fit: {gibibytes(prediction.memory.total)}"
+    if prediction.plan.idle:
+        note = f"{counted(prediction.plan.idle, 'GPU')} idle"
     return (
         str(point.gpus),
-        str(made.plan.local_batch),
-        duration(made.step_time),
-        rate(made.samples_per_s),
+        str(prediction.plan.local_batch),
+        duration(prediction.step_time),
+        rate(prediction.samples_per_s),
         f"{curve.speedup(point):.2f}",
         percent(curve.efficiency(point)),
-        percent(made.breakdown.communication_exposed / made.step_time),
-        percent(made.mfu),
+        percent(prediction.breakdown.communication_exposed / prediction.step_time),
+        percent(prediction.mfu),
         note,
     )
 
@@ -282,38 +295,50 @@ def _point(curve: ScaleCurve, point: ScalePoint) -> tuple[str, ...]:
 def compare(comparison: Comparison) -> RenderableType:
     """Systems side by side, the best of each kind marked with a star."""
     columns = "system", "GPUs", "step time", "samples/s", "speedup", "memory", "USD/h", "time", "cost", "energy"
-    best = {what: comparison.best(what) for what in ("time", "cost", "energy")}
+    best = {objective: comparison.best(objective) for objective in ("time", "cost", "energy")}
     words = {"time": "fastest", "cost": "cheapest", "energy": "least energy"}
-    found = [f"{words[what]}: {one.system.name}" for what, one in best.items() if one is not None]
+    winners = [
+        f"{words[objective]}: {candidate.system.name}" for objective, candidate in best.items() if candidate is not None
+    ]
     table = grid("", columns)
-    for one in comparison.candidates:
-        table.add_row(*_candidate(comparison, one, best))
-    prices = {one.system.name: one.training.price for one in comparison.candidates if one.training is not None}
+    for candidate in comparison.candidates:
+        table.add_row(*_candidate(comparison, candidate, best))
+    prices = {
+        candidate.system.name: candidate.training.price
+        for candidate in comparison.candidates
+        if candidate.training is not None
+    }
     notes = [f"Price of {name}: {price.date}, {price.source}" for name, price in prices.items() if price is not None]
-    notes += [f"{one.system.name}: {one.problem}" for one in comparison.candidates if one.problem]
-    formats = {one.system.name: one.prediction.plan.dtype for one in comparison.candidates if one.prediction}
+    notes += [
+        f"{candidate.system.name}: {candidate.problem}" for candidate in comparison.candidates if candidate.problem
+    ]
+    formats = {
+        candidate.system.name: candidate.prediction.plan.dtype
+        for candidate in comparison.candidates
+        if candidate.prediction
+    }
     if len(set(formats.values())) > 1:
         notes.append(f"In different formats: {', '.join(f'{name} {dtype}' for name, dtype in formats.items())}.")
     notes += [
         "* best of those that fit. Energy: modelled from the work of the GPUs; hosts and building as far as stated."
     ]
-    head = f"{comparison.amount.words}. {', '.join(found).capitalize() or 'It fits none of them'}.\n"
+    head = f"{comparison.amount.words}. {', '.join(winners).capitalize() or 'It fits none of them'}.\n"
     return Group(prose(Text(head, style="bold")), table, Text(), prose(Text("\n".join(notes), style="dim")))
 
 
-def _candidate(comparison: Comparison, one: Candidate, best: Mapping[str, Candidate | None]) -> tuple[str, ...]:
-    made, wanted = one.prediction, one.training
-    if made is None or wanted is None:
-        return (one.system.name, *[NONE] * 9)
-    marks = {what: " *" if winner is one else "" for what, winner in best.items()}
-    memory = f"{percent(made.memory.total / made.memory.capacity)}"
+def _candidate(comparison: Comparison, candidate: Candidate, best: Mapping[str, Candidate | None]) -> tuple[str, ...]:
+    prediction, wanted = candidate.prediction, candidate.training
+    if prediction is None or wanted is None:
+        return (candidate.system.name, *[NONE] * 9)
+    marks = {objective: " *" if winner is candidate else "" for objective, winner in best.items()}
+    memory = f"{percent(prediction.memory.total / prediction.memory.capacity)}"
     return (
-        one.system.name,
-        str(made.plan.gpus),
-        duration(made.step_time),
-        rate(made.samples_per_s),
-        f"{comparison.speedup(one):.2f}",
-        memory if made.memory.fits else f"{memory}: does not fit",
+        candidate.system.name,
+        str(prediction.plan.gpus),
+        duration(prediction.step_time),
+        rate(prediction.samples_per_s),
+        f"{comparison.speedup(candidate):.2f}",
+        memory if prediction.memory.fits else f"{memory}: does not fit",
         NONE if wanted.price_per_hour is None else f"{wanted.price_per_hour:,.2f}",
         duration(wanted.time) + marks["time"],
         money(wanted.cost) + marks["cost"],
@@ -382,7 +407,7 @@ def _changes(study: CollectiveStudy) -> str:
     if not study.crossovers:
         return f"{study.best.algorithm} is the fastest for every payload.\n"
     first = study.crossovers[0].below
-    steps = [f"{one.above} from {engineering(one.payload_bytes, 'B')}" for one in study.crossovers]
+    steps = [f"{crossover.above} from {engineering(crossover.payload_bytes, 'B')}" for crossover in study.crossovers]
     return f"Fastest by payload: {first}, {', '.join(steps)}.\n"
 
 

@@ -13,29 +13,30 @@ from paleo.units import MICROSECOND
 Document = dict[str, Any]
 
 
-def trace(made: Prediction) -> Document:
+def trace(prediction: Prediction) -> Document:
     """The Trace Event Format: complete events in microseconds, with FLOP and bytes as arguments.
 
     Ranks that do the same at the same time are one class: all of them, or those of a pipeline stage.
     """
-    events = made.timeline.events
+    events = prediction.timeline.events
     streams = list(dict.fromkeys(_stream(event) for event in events))
     places = {
-        stream: (list(dict.fromkeys(one[0] for one in streams)).index(stream[0]), i) for i, stream in enumerate(streams)
+        stream: (list(dict.fromkeys(group for group, *_ in streams)).index(stream[0]), i)
+        for i, stream in enumerate(streams)
     }
-    ranks = made.plan.mesh.size // made.plan.stages
+    ranks = prediction.plan.mesh.size // prediction.plan.stages
     named = [_named(places[stream], stream, ranks) for stream in streams]
     return {
-        "traceEvents": [*(one for pair in named for one in pair), *_complete(events, places)],
+        "traceEvents": [*(event for pair in named for event in pair), *_complete(events, places)],
         "displayTimeUnit": "ms",
         "otherData": {
-            "model": made.model.name,
-            "system": made.system.name,
-            "gpus": made.plan.gpus,
-            "strategy": made.plan.strategy or "dp",
-            "step_time_s": made.step_time,
-            "traced_s": made.timeline.end,
-            "calibration": made.calibration,
+            "model": prediction.model.name,
+            "system": prediction.system.name,
+            "gpus": prediction.plan.gpus,
+            "strategy": prediction.plan.strategy or "dp",
+            "step_time_s": prediction.step_time,
+            "traced_s": prediction.timeline.end,
+            "calibration": prediction.calibration,
         },
     }
 

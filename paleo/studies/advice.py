@@ -21,73 +21,73 @@ class Advice:
     """A change in the spelling of the command line, and what it comes to."""
 
     change: str
-    made: Prediction
+    prediction: Prediction
 
     @property
     def fits(self) -> bool:
-        return self.made.memory.fits
+        return self.prediction.memory.fits
 
 
-def advise(made: Prediction) -> tuple[Advice, ...]:
+def advise(prediction: Prediction) -> tuple[Advice, ...]:
     """Changes of a run that does not fit, the fastest that fits first, then by memory; nothing for one that does.
 
     Each keeps GPUs and global batch. Single changes and cheap pairs are tried; where none of them fits, the strongest
     of ever more kinds together.
     """
-    if made.memory.fits:
+    if prediction.memory.fits:
         return ()
-    stated = {"global_batch": made.plan.global_batch, "batch": None, "microbatch": made.plan.microbatch}
-    base = made.run.model_copy(update=stated)
-    kinds = [list(kind) for kind in _kinds(made)]
-    found = _tried(made, base, [[change] for kind in kinds for change in kind] + _pairs(kinds))
-    if not any(one.fits for one in found):
-        found += _tried(made, base, _together(kinds))
-    distinct = {one.change: one for one in found}  # the strongest together may be a pair that was tried
+    stated = {"global_batch": prediction.plan.global_batch, "batch": None, "microbatch": prediction.plan.microbatch}
+    base = prediction.run.model_copy(update=stated)
+    kinds = [list(kind) for kind in _kinds(prediction)]
+    tried = _tried(prediction, base, [[change] for kind in kinds for change in kind] + _pairs(kinds))
+    if not any(advice.fits for advice in tried):
+        tried += _tried(prediction, base, _together(kinds))
+    distinct = {advice.change: advice for advice in tried}  # the strongest together may be a pair that was tried
     return tuple(sorted(distinct.values(), key=_order))
 
 
-def _order(one: Advice) -> tuple[bool, float]:
-    return not one.fits, one.made.step_time if one.fits else one.made.memory.total
+def _order(advice: Advice) -> tuple[bool, float]:
+    return not advice.fits, advice.prediction.step_time if advice.fits else advice.prediction.memory.total
 
 
 #: Fields of a run that change.
 Change = dict[str, object]
 
 
-def _kinds(made: Prediction) -> Iterator[Iterator[Change]]:
+def _kinds(prediction: Prediction) -> Iterator[Iterator[Change]]:
     """Changes by kind, each from the weakest to the strongest: microbatch, sharding, recomputation, tensor parallelism,
     offload, pipeline."""
-    yield _microbatches(made)
-    yield _strategies(made, "zero")
-    training = not made.run.forward_only
-    yield _recomputations(made) if training else iter(())
-    yield _strategies(made, "tp")
-    yield ({"offload": one} for one in OFFLOADS if training and made.run.offload == "none")
-    yield _strategies(made, "pp")
+    yield _microbatches(prediction)
+    yield _strategies(prediction, "zero")
+    training = not prediction.run.forward_only
+    yield _recomputations(prediction) if training else iter(())
+    yield _strategies(prediction, "tp")
+    yield ({"offload": parts} for parts in OFFLOADS if training and prediction.run.offload == "none")
+    yield _strategies(prediction, "pp")
 
 
-def _recomputations(made: Prediction) -> Iterator[Change]:
+def _recomputations(prediction: Prediction) -> Iterator[Change]:
     """More of it than the run has, some layers before all of them; nothing where it treats layers differently."""
-    if uneven(made.run) or made.run.recompute == "full":
+    if uneven(prediction.run) or prediction.run.recompute == "full":
         return
-    for more in RECOMPUTE[RECOMPUTE.index(made.run.recompute) + 1 : -1]:
+    for more in RECOMPUTE[RECOMPUTE.index(prediction.run.recompute) + 1 : -1]:
         yield {"recompute": more}
-    some = fewest_layers(made)
+    some = fewest_layers(prediction)
     if some is not None:
         yield {"recompute": "full", "recompute_layers": some.run.recompute_layers}
     yield {"recompute": "full"}
 
 
-def _microbatches(made: Prediction) -> Iterator[Change]:
-    size = made.plan.microbatch // 2
+def _microbatches(prediction: Prediction) -> Iterator[Change]:
+    size = prediction.plan.microbatch // 2
     while size >= 1:
         yield {"microbatch": size}
         size //= 2
 
 
-def _strategies(made: Prediction, axis: str) -> Iterator[Change]:
+def _strategies(prediction: Prediction, axis: str) -> Iterator[Change]:
     """More of one axis, or of ZeRO's stages, beside what the run has."""
-    plan = made.plan
+    plan = prediction.plan
     if plan.parallel.preset != "dp":
         return
     if axis == "zero":
@@ -95,9 +95,9 @@ def _strategies(made: Prediction, axis: str) -> Iterator[Change]:
         for stage in stages:
             yield {"zero": stage}
         return
-    own = plan.mesh.degree(axis)
-    degree, most = 2 * own, made.system.devices_per_node if axis == "tp" else DEEPER * own
-    while degree <= most and plan.dp * own % degree == 0:
+    present = plan.mesh.degree(axis)
+    degree, most = 2 * present, prediction.system.devices_per_node if axis == "tp" else DEEPER * present
+    while degree <= most and plan.dp * present % degree == 0:
         yield {axis: degree}
         degree *= 2
 
@@ -105,7 +105,7 @@ def _strategies(made: Prediction, axis: str) -> Iterator[Change]:
 def _pairs(kinds: list[list[Change]]) -> list[list[Change]]:
     """Each ZeRO stage with the smallest microbatch, and with each recomputation of all layers."""
     microbatches, stages, recompute = kinds[:3]
-    recompute = [one for one in recompute if "recompute_layers" not in one]
+    recompute = [change for change in recompute if "recompute_layers" not in change]
     return [[stage, other] for stage in stages for other in (*microbatches[-1:], *recompute)]
 
 
@@ -115,24 +115,24 @@ def _together(kinds: list[list[Change]]) -> list[list[Change]]:
     return [strongest[:count] for count in range(2, len(strongest) + 1)]
 
 
-def _tried(made: Prediction, base: Run, tries: list[list[Change]]) -> list[Advice]:
-    found = []
+def _tried(prediction: Prediction, base: Run, tries: list[list[Change]]) -> list[Advice]:
+    advice = []
     for changes in tries:
         merged = {key: value for change in changes for key, value in change.items()}
         try:
-            found.append(_predicted(made, base, merged))
+            advice.append(_predicted(prediction, base, merged))
         except PaleoError:
             continue
-    return found
+    return advice
 
 
 def _word(key: str, value: object) -> str:
     return f"--set offload={value}" if key == "offload" else f"--{key.replace('_', '-')} {value}"
 
 
-def _predicted(made: Prediction, base: Run, merged: Change) -> Advice:
+def _predicted(prediction: Prediction, base: Run, merged: Change) -> Advice:
     """SpecError or PlanError where the run cannot be changed so."""
-    plan = made.plan
+    plan = prediction.plan
     degrees: Change = {key: merged[key] for key in ("tp", "pp", "zero") if key in merged}
     fields = {key: value for key, value in merged.items() if key not in degrees}
     words = [_word(key, value) for key, value in fields.items()]
@@ -144,4 +144,4 @@ def _predicted(made: Prediction, base: Run, merged: Change) -> Advice:
         parts += ["sp"] if plan.parallel.sequence_parallel or "tp" in degrees else []
         fields["strategy"] = ",".join(parts)
         words.insert(0, f"--strategy {fields['strategy']}")
-    return Advice(" ".join(words), predict(made.model, made.system, base.model_copy(update=fields)))
+    return Advice(" ".join(words), predict(prediction.model, prediction.system, base.model_copy(update=fields)))

@@ -76,7 +76,7 @@ def writer_of(software: str) -> Writer:
 
 def storage_of(name: str, rate: float | None = None) -> Storage:
     """The storage of a name with the rate that is stated of it [byte/s]; an unknown one needs the rate."""
-    known = next((one for word, one in STORAGES.items() if word in name.lower()), None)
+    known = next((storage for word, storage in STORAGES.items() if word in name.lower()), None)
     if known is None and rate is None:
         return _by_word("storage", name, STORAGES)
     if known is None:
@@ -85,10 +85,10 @@ def storage_of(name: str, rate: float | None = None) -> Storage:
 
 
 def _by_word(kind: str, name: str, table: Mapping[str, Entry]) -> Entry:
-    found = next((one for word, one in table.items() if word in name.lower()), None)
-    if found is None:
+    entry = next((value for word, value in table.items() if word in name.lower()), None)
+    if entry is None:
         raise SpecError(f"{kind}: {name!r} is not known; {near(name, table)}")
-    return found
+    return entry
 
 
 def checkpoint_seconds(

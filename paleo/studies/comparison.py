@@ -41,21 +41,25 @@ class Comparison:
     candidates: tuple[Candidate, ...]
 
     def speedup(self, candidate: Candidate) -> float | None:
-        first = next(one.prediction for one in self.candidates if one.prediction is not None)
+        first = next(candidate.prediction for candidate in self.candidates if candidate.prediction is not None)
         return None if candidate.prediction is None else candidate.prediction.samples_per_s / first.samples_per_s
 
-    def best(self, what: Objective) -> Candidate | None:
+    def best(self, objective: Objective) -> Candidate | None:
         """The candidate that fits and takes the least time, money or energy; None where no figure is known."""
-        known = [(getattr(one.training, what), index) for index, one in enumerate(self.candidates) if one.runs]
+        known = [
+            (getattr(candidate.training, objective), index)
+            for index, candidate in enumerate(self.candidates)
+            if candidate.runs
+        ]
         figures = [pair for pair in known if pair[0] is not None]
         return self.candidates[min(figures)[1]] if figures else None
 
-    def ranked(self, what: Objective) -> Comparison:
+    def ranked(self, objective: Objective) -> Comparison:
         """The same with the best first: those that fit by the figure, those without one, those that do not run."""
 
-        def place(one: Candidate) -> tuple[bool, bool, float]:
-            figure = getattr(one.training, what, None)
-            return not one.runs, figure is None, figure or 0.0
+        def place(candidate: Candidate) -> tuple[bool, bool, float]:
+            figure = getattr(candidate.training, objective, None)
+            return not candidate.runs, figure is None, figure or 0.0
 
         return Comparison(self.amount, tuple(sorted(self.candidates, key=place)))
 
@@ -75,14 +79,14 @@ def compare(
 ) -> Comparison:
     """The same run on several systems. Amount left out: one epoch, or a million samples without a data set."""
     wanted = wanted or usual_amount(model)
-    found, errors = [], list[PaleoError]()
+    candidates, errors = [], list[PaleoError]()
     for system in systems:
         try:
             prediction = predict(model, system, run)
-            found.append(Candidate(system, prediction, training(prediction, wanted, tariff)))
+            candidates.append(Candidate(system, prediction, training(prediction, wanted, tariff)))
         except (PlanError, SpecError) as error:
             errors.append(error)
-            found.append(Candidate(system, problem=str(error)))
-    if errors and len(errors) == len(found):
+            candidates.append(Candidate(system, problem=str(error)))
+    if errors and len(errors) == len(candidates):
         raise errors[0]
-    return Comparison(wanted, tuple(found))
+    return Comparison(wanted, tuple(candidates))

@@ -83,13 +83,19 @@ def dynamic_energy(
     return flops * flop_energy + vector_flops * vector_energy + moved_bytes * DRAM_ENERGY
 
 
-def power(made: Prediction) -> Power | None:
+def power(prediction: Prediction) -> Power | None:
     """Average power of one GPU of a predicted step; None where the device states no design power."""
-    device = made.system.device
+    device = prediction.system.device
     if device.tdp is None:
         return None
-    tensor = "gemm.fp8" if made.plan.dtype == "fp8" else "gemm.tensor" if _on_tensor_cores(made) else VECTOR_FAMILY
-    flops, vector, moved = _work(made)
+    tensor = (
+        "gemm.fp8"
+        if prediction.plan.dtype == "fp8"
+        else "gemm.tensor"
+        if _on_tensor_cores(prediction)
+        else VECTOR_FAMILY
+    )
+    flops, vector, moved = _work(prediction)
     joules = dynamic_energy(
         flops=flops,
         vector_flops=vector,
@@ -97,36 +103,36 @@ def power(made: Prediction) -> Power | None:
         flop_energy=_flop_energy(device, tensor),
         vector_energy=_flop_energy(device, VECTOR_FAMILY),
     )
-    spent, idle = made.breakdown, IDLE_SHARE * device.tdp
+    spent, idle = prediction.breakdown, IDLE_SHARE * device.tdp
     busy = spent.compute + spent.memory_bound + spent.launch + spent.optimizer
-    return Power(idle, joules / made.step_time, device.tdp, min(1.0, busy / made.step_time))
+    return Power(idle, joules / prediction.step_time, device.tdp, min(1.0, busy / prediction.step_time))
 
 
-def _on_tensor_cores(made: Prediction) -> bool:
-    return made.plan.dtype in made.system.device.tensor_dtypes and made.plan.dtype != "fp32"
+def _on_tensor_cores(prediction: Prediction) -> bool:
+    return prediction.plan.dtype in prediction.system.device.tensor_dtypes and prediction.plan.dtype != "fp32"
 
 
 def _flop_energy(device: Device, family: str) -> float:
     """Joules of one FLOP in training, calibrated or inherited."""
-    found = lookup(
+    calibrated = lookup(
         GemmParameters,
         subject=device.name,
         architecture=device.architecture,
         memory_kind=device.memory.kind,
         family=family,
     )
-    return found.parameters.training_energy * PICO
+    return calibrated.parameters.training_energy * PICO
 
 
-def _work(made: Prediction) -> tuple[float, float, float]:
+def _work(prediction: Prediction) -> tuple[float, float, float]:
     """FLOP on the main unit, FLOP on ordinary cores and bytes of one step on an average GPU of a stage."""
     sums = [0.0, 0.0, 0.0]
-    for section in made.program.sections:
+    for section in prediction.program.sections:
         for counted in section.kernels:
             turns = counted.times * section.repeat * runs(section, counted)
             for index, work in enumerate(_counts(counted.kernel)):
                 sums[index] += work * turns
-    share = made.plan.microbatches / made.plan.stages
+    share = prediction.plan.microbatches / prediction.plan.stages
     return sums[0] * share, sums[1] * share, sums[2] * share
 
 
@@ -134,12 +140,12 @@ def _counts(kernel: Kernel) -> tuple[float, float, float]:
     return kernel.flops, kernel.vector_flops, kernel.bytes
 
 
-def energy(made: Prediction, seconds: float, tariff: Tariff) -> float | None:
+def energy(prediction: Prediction, seconds: float, tariff: Tariff) -> float | None:
     """Joules of so long a run on all its GPUs, hosts and building as far as the tariff states them."""
-    drawn = power(made)
+    drawn = power(prediction)
     if drawn is None:
         return None
-    return (drawn.average + (tariff.host_power or 0.0)) * made.plan.gpus * seconds * tariff.pue
+    return (drawn.average + (tariff.host_power or 0.0)) * prediction.plan.gpus * seconds * tariff.pue
 
 
 def samples_to_target(*, samples: float, global_batch: float, critical_batch: float | None) -> float:

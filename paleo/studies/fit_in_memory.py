@@ -11,25 +11,27 @@ from paleo.specs.software import Software
 
 
 def fewest_layers(
-    made: Prediction, software: Software | None = None, own: Calibration | None = None
+    prediction: Prediction, software: Software | None = None, calibration: Calibration | None = None
 ) -> Prediction | None:
     """The run with full recomputation of as few first layers of each stage as let it fit, by bisection (each layer more
     takes less memory); None where all of them do not."""
 
     def tried(layers: int) -> Prediction:
         changed = {"recompute": "full", "recompute_layers": layers, "recompute_every": None, "recompute_by_layer": {}}
-        return predict(made.model, made.system, made.run.model_copy(update=changed), software, own)
+        return predict(
+            prediction.model, prediction.system, prediction.run.model_copy(update=changed), software, calibration
+        )
 
-    return _least(tried, most_layers(made.program, made.pieces))
+    return _least(tried, most_layers(prediction.program, prediction.pieces))
 
 
 def _least(tried: Callable[[int], Prediction], most: int) -> Prediction | None:
-    low, found = 0, tried(most)
-    if not found.memory.fits:
+    low, smallest = 0, tried(most)
+    if not smallest.memory.fits:
         return None
     high = most
     while high - low > 1:
         middle = (low + high) // 2
-        made = tried(middle)
-        low, high, found = (low, middle, made) if made.memory.fits else (middle, high, found)
-    return found
+        trial = tried(middle)
+        low, high, smallest = (low, middle, trial) if trial.memory.fits else (middle, high, smallest)
+    return smallest

@@ -219,7 +219,7 @@ class Goodput:
         if math.isinf(self.mtbf):
             return {"checkpoints": self.save / self.interval, "again": 0.0, "restarts": 0.0}
         shares = losses(interval=self.interval, save=self.save, restart=self.restart, mtbf=self.mtbf)
-        return dict(zip(("checkpoints", "again", "restarts"), (float(one) for one in shares), strict=True))
+        return dict(zip(("checkpoints", "again", "restarts"), (float(share) for share in shares), strict=True))
 
 
 def long_run(

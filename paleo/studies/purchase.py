@@ -35,8 +35,8 @@ Planner = Callable[[ModelSpec, System, Run], Found]
 
 def few(model: ModelSpec, system: System, run: Run) -> Found:
     """The plans of `recommend`."""
-    made = recommend(model, system, run)
-    return made, len(made), sum(one.memory.fits for one in made)
+    predictions = recommend(model, system, run)
+    return predictions, len(predictions), sum(prediction.memory.fits for prediction in predictions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class Offer:
     curve: ScaleCurve | None
 
     @property
-    def made(self) -> Prediction | None:
+    def prediction(self) -> Prediction | None:
         return self.candidate.prediction
 
 
@@ -100,26 +100,28 @@ class Purchase:
 
     @property
     def comparison(self) -> Comparison:
-        return Comparison(self.asked.amount, tuple(one.candidate for one in self.offers))
+        return Comparison(self.asked.amount, tuple(offer.candidate for offer in self.offers))
 
-    def best(self, what: Objective) -> Offer | None:
+    def best(self, objective: Objective) -> Offer | None:
         """The offer that fits and is best by one figure."""
-        found = self.comparison.best(what)
-        return next((one for one in self.offers if one.candidate is found), None) if found is not None else None
+        winner = self.comparison.best(objective)
+        return next((offer for offer in self.offers if offer.candidate is winner), None) if winner is not None else None
 
-    def rivals(self, winner: Offer, what: Objective) -> tuple[Offer, ...]:
+    def rivals(self, winner: Offer, objective: Objective) -> tuple[Offer, ...]:
         """Other offers whose interval overlaps that of the winner: between them the order is not certain."""
-        top = _ends(winner, what)
-        others = [one for one in self.offers if one is not winner and one.candidate.runs]
+        top = _ends(winner, objective)
+        others = [offer for offer in self.offers if offer is not winner and offer.candidate.runs]
         return tuple(
-            one for one in others if top and (ends := _ends(one, what)) and ends[0] <= top[1] and top[0] <= ends[1]
+            offer
+            for offer in others
+            if top and (ends := _ends(offer, objective)) and ends[0] <= top[1] and top[0] <= ends[1]
         )
 
 
-def _ends(offer: Offer, what: Objective) -> tuple[float, float] | None:
+def _ends(offer: Offer, objective: Objective) -> tuple[float, float] | None:
     """The interval of a figure: cost and energy move with the time."""
     trained = offer.candidate.training
-    value = None if trained is None else getattr(trained, what)
+    value = None if trained is None else getattr(trained, objective)
     if trained is None or value is None:
         return None
     low, high = trained.interval
@@ -145,7 +147,7 @@ def _global_batch(asked: Asked) -> int:
     """The batch stated, or the batch of each rank times the ranks of the largest system asked for."""
     if asked.run.global_batch is not None:
         return asked.run.global_batch
-    system, gpus = max(asked.systems, key=lambda one: one[1])
+    system, gpus = max(asked.systems, key=lambda entry: entry[1])
     run = asked.run.model_copy(update={"gpus": gpus, "microbatch": None, "strategy": _stated(asked.run)})
     return plan(asked.model, system, run).global_batch
 
@@ -157,11 +159,11 @@ def _stated(run: Run) -> str:
 def _offer(asked: Asked, system: System, gpus: int, batch: int) -> Offer:
     run = asked.run.model_copy(update={"gpus": gpus, "global_batch": batch, "batch": None})
     if run.strategy == AUTO:
-        made, tried, fit = asked.planner(asked.model, system, run.model_copy(update={"strategy": "dp"}))
+        predictions, tried, fit = asked.planner(asked.model, system, run.model_copy(update={"strategy": "dp"}))
     else:
-        made = [predict(asked.model, system, run)]
-        tried, fit = 1, int(made[0].memory.fits)
-    best, fitting = made[0], [one for one in made if one.memory.fits]
+        predictions = [predict(asked.model, system, run)]
+        tried, fit = 1, int(predictions[0].memory.fits)
+    best, fitting = predictions[0], [prediction for prediction in predictions if prediction.memory.fits]
     trained = training(best, asked.amount, asked.tariff, critical_batch=asked.critical_batch)
     return Offer(
         Candidate(system, best, trained),
@@ -181,16 +183,22 @@ def recommend(model: ModelSpec, system: System, run: Run) -> list[Prediction]:
     Tensor parallelism stays within a node. Each choice of degrees takes the cheapest recomputation and the microbatches
     that fit. PlanError if nothing can be planned at all.
     """
-    made: list[Prediction] = []
+    predictions: list[Prediction] = []
     problem: PaleoError | None = None
     for strategy in _strategies(model, system, run.gpus):
         try:
-            made += _fitted(model, system, run.model_copy(update={"strategy": strategy}))
+            predictions += _fitted(model, system, run.model_copy(update={"strategy": strategy}))
         except PlanError as error:
             problem = problem or error
-    if not made:
+    if not predictions:
         raise problem or PlanError(f"no plan for {run.gpus} GPUs of {system.name}")
-    return sorted(made, key=lambda one: (not one.memory.fits, one.step_time if one.memory.fits else one.memory.total))
+    return sorted(
+        predictions,
+        key=lambda prediction: (
+            not prediction.memory.fits,
+            prediction.step_time if prediction.memory.fits else prediction.memory.total,
+        ),
+    )
 
 
 def _strategies(model: ModelSpec, system: System, gpus: int) -> Iterator[str]:
@@ -218,13 +226,13 @@ def _fitted(model: ModelSpec, system: System, run: Run) -> list[Prediction]:
             tried.append(predict(model, system, run.model_copy(update={"microbatch": size, "recompute": recompute})))
             if _roomy(tried[-1]) and "pp=" not in run.strategy:
                 return [tried[-1]]
-        if any(_roomy(one) for one in tried):
-            return [one for one in tried if _roomy(one)]
-    return [one for one in tried if one.memory.fits][-1:] or tried[-1:]
+        if any(_roomy(prediction) for prediction in tried):
+            return [prediction for prediction in tried if _roomy(prediction)]
+    return [prediction for prediction in tried if prediction.memory.fits][-1:] or tried[-1:]
 
 
-def _roomy(made: Prediction) -> bool:
-    return made.memory.total <= (1.0 - HEADROOM) * made.memory.capacity
+def _roomy(prediction: Prediction) -> bool:
+    return prediction.memory.total <= (1.0 - HEADROOM) * prediction.memory.capacity
 
 
 def _sizes(local: int, strategy: str) -> list[int]:
@@ -237,9 +245,9 @@ def _sizes(local: int, strategy: str) -> list[int]:
 
 def _curve(asked: Asked, best: Prediction) -> ScaleCurve | None:
     """How the recommended plan scales on this system, over the counts asked for that its degrees can use."""
-    held = best.plan.mesh.size // best.plan.mesh.degree("dp")
+    ranks = best.plan.mesh.size // best.plan.mesh.degree("dp")
     capacity = best.system.capacity
-    counts = [one for one in asked.counts if one % held == 0 and (capacity is None or one <= capacity)]
+    counts = [count for count in asked.counts if count % ranks == 0 and (capacity is None or count <= capacity)]
     if not counts:
         return None
     degrees = [part for part in best.run.strategy.split(",") if not part.startswith("dp=")] or ["dp"]
@@ -255,16 +263,21 @@ def _curve(asked: Asked, best: Prediction) -> ScaleCurve | None:
 # what if the hardware were another
 
 
-def sensitivity(made: Prediction, change: float = CHANGE) -> tuple[Sensitivity, ...]:
+def sensitivity(prediction: Prediction, change: float = CHANGE) -> tuple[Sensitivity, ...]:
     """The same plan on hardware with one figure moved at a time, the most important first."""
-    return tuple(sorted((_moved(made, what, change) for what in FIGURES), key=lambda one: -one.reach))
+    return tuple(
+        sorted((_moved(prediction, figure, change) for figure in FIGURES), key=lambda sensitivity: -sensitivity.reach)
+    )
 
 
-def _moved(made: Prediction, what: str, change: float) -> Sensitivity:
-    run = made.run.model_copy(update={"microbatch": made.plan.microbatch})
-    low, high = (predict(made.model, FIGURES[what](made.system, factor), run) for factor in (1 - change, 1 + change))
-    step = made.step_time
-    return Sensitivity(what, low.step_time / step, high.step_time / step, low.memory.fits, high.memory.fits)
+def _moved(prediction: Prediction, figure: str, change: float) -> Sensitivity:
+    run = prediction.run.model_copy(update={"microbatch": prediction.plan.microbatch})
+    low, high = (
+        predict(prediction.model, FIGURES[figure](prediction.system, factor), run)
+        for factor in (1 - change, 1 + change)
+    )
+    step = prediction.step_time
+    return Sensitivity(figure, low.step_time / step, high.step_time / step, low.memory.fits, high.memory.fits)
 
 
 def _device(system: System, **figures: Any) -> System:

@@ -35,7 +35,7 @@ def scalings(text: str) -> tuple[Scaling, ...]:
         return known
     if text not in known:
         raise SpecError(f"scaling {text!r} is not strong, weak or both; {near(text, [*known, 'both'])}")
-    return tuple(one for one in known if one == text)
+    return tuple(scaling for scaling in known if scaling == text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class ScalePoint:
         return self.prediction is not None and not self.problem
 
     @property
-    def made(self) -> Prediction:
+    def predicted(self) -> Prediction:
         """The prediction of a point that has one."""
         if self.prediction is None:
             raise PlanError(f"{self.gpus} gpus: {self.problem}")
@@ -87,7 +87,7 @@ class ScaleCurve:
 
     def speedup(self, point: ScalePoint) -> float:
         """Samples per second over those of ``base``."""
-        return point.made.samples_per_s / self.base.made.samples_per_s
+        return point.predicted.samples_per_s / self.base.predicted.samples_per_s
 
     def efficiency(self, point: ScalePoint) -> float:
         """Speed-up over the growth in GPUs; 1 is perfect."""
@@ -145,8 +145,8 @@ def verdict(curve: ScaleCurve) -> Verdict:
     cause is the part of the step that grew most beyond its fair share (in strong scaling a share shrinks).
     """
     if not curve.base.runs:
-        least = min((one for one in curve.points if one.usable), key=lambda one: one.made.memory.total)
-        where = f"at best ({counted(least.gpus, 'GPU')}) {_shortage(least.made)}"
+        least = min((point for point in curve.points if point.usable), key=lambda point: point.predicted.memory.total)
+        where = f"at best ({counted(least.gpus, 'GPU')}) {_shortage(least.predicted)}"
         return Verdict(None, f"Does not fit at any of these counts: {where}.", "memory")
     last = curve.base
     for point in curve.points[curve.points.index(last) + 1 :]:
@@ -173,13 +173,13 @@ def _pays_up_to(curve: ScaleCurve, last: ScalePoint) -> str:
 
 def _reason(point: ScalePoint) -> str:
     """Why a point does not run."""
-    return point.problem or f"{point.gpus}: {_shortage(point.made)}"
+    return point.problem or f"{point.gpus}: {_shortage(point.predicted)}"
 
 
 def _worth(curve: ScaleCurve, last: ScalePoint, point: ScalePoint) -> float:
     """What each GPU added after ``last`` brings, over what each GPU of ``base`` brings."""
-    added = point.made.samples_per_s - last.made.samples_per_s
-    each = curve.base.made.samples_per_s / curve.base.gpus
+    added = point.predicted.samples_per_s - last.predicted.samples_per_s
+    each = curve.base.predicted.samples_per_s / curve.base.gpus
     return added / (point.gpus - last.gpus) / each
 
 
@@ -188,7 +188,7 @@ def _stops(curve: ScaleCurve, last: ScalePoint, point: ScalePoint) -> Verdict:
         cause = "samples" if point.problem.startswith(NO_SAMPLES) else "strategy"
         why = f"{point.gpus} cannot be used ({point.problem})"
     elif not point.runs:
-        cause, why = "memory", f"with {point.gpus} it does not fit, {_shortage(point.made)}"
+        cause, why = "memory", f"with {point.gpus} it does not fit, {_shortage(point.predicted)}"
     else:
         cause, words = _cause(curve, point)
         worth = _worth(curve, last, point)
@@ -215,11 +215,11 @@ _WORDS = {
 
 def _cause(curve: ScaleCurve, point: ScalePoint) -> tuple[str, str]:
     """The part of the step that exceeds its fair share most at ``point``, and a sentence on it."""
-    here, base = point.made, curve.base.made
+    step, base = point.predicted, curve.base.predicted
     shrinks = curve.base.gpus / point.gpus if curve.scaling == "strong" else 1.0
-    parts, fair = _parts(here), _parts(base)
+    parts, fair = _parts(step), _parts(base)
     cause = max(parts, key=lambda part: parts[part] - fair[part] * shrinks)
-    share, batch = _percent(parts[cause] / here.step_time), here.plan.local_batch
+    share, batch = _percent(parts[cause] / step.step_time), step.plan.local_batch
     return cause, _WORDS[cause].format(share=share, batch=counted(batch, "sample"), s="s" if batch == 1 else "")
 
 

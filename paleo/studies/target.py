@@ -82,8 +82,8 @@ def code_ratio(code: Code, device: Device, *, samples_per_gpu: float, nodes: flo
     """
     if not code.ratio:
         return 1.0, max(code.residual, UNFITTED)
-    name = next((one for one in (device.name, device.architecture) if one in code.ratio), "all")
-    logs = np.log([value for one, value in code.ratio.items() if one != "all"])
+    name = next((key for key in (device.name, device.architecture) if key in code.ratio), "all")
+    logs = np.log([value for key, value in code.ratio.items() if key != "all"])
     spread = float(logs.std()) if name == "all" and len(logs) > 1 else 0.0
     doublings = math.log2(samples_per_gpu / code.samples_per_gpu)
     change = code.per_doubling * doublings + (code.several_nodes if nodes > 1 else 0.0)
@@ -140,7 +140,7 @@ def timed(
         nodes=plan.gpus / max(system.devices_per_node, 1),
     )
     samples, sigma_samples = samples_needed(task, global_batch, runs)
-    own = math.log(prediction.interval[1] / prediction.step_time) / NINETY if not task.code.ratio else 0.0
+    spread = math.log(prediction.interval[1] / prediction.step_time) / NINETY if not task.code.ratio else 0.0
     return TargetTime(
         task=task,
         prediction=prediction,
@@ -150,7 +150,7 @@ def timed(
         evaluations=evaluations(task.evaluation, samples),
         evaluation_time=evaluation_time(task, forward * ratio, plan.global_batch * task.packed),
         sigma_samples=sigma_samples,
-        sigma_step=max(sigma, own),
+        sigma_step=max(sigma, spread),
         warnings=(*prediction.warnings, *task.law.warnings(global_batch)),
     )
 

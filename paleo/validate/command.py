@@ -29,10 +29,10 @@ def validate(
     """Compare predictions with measured tables; the exit code. Errors in the input raise PaleoError."""
     drawn = None if plot is None else checked_output(plot, PICTURES, option="--plot")
     table = None if predictions is None else checked_output(predictions, (".csv", ".csv.gz"), option="--predictions")
-    own = None if calibration in (None, "auto") else load_calibration(str(calibration))
+    prices = None if calibration in (None, "auto") else load_calibration(str(calibration))
     if not files:
         raise SpecError("no file is named; expected measured tables, such as measurements/gemm.csv.gz")
-    reports = [validate_file(file, own) for file in files]
+    reports = [validate_file(file, prices) for file in files]
     if table is not None:
         write_whole(table, lambda file: _write_predictions(file, table, reports))
     if drawn is not None:

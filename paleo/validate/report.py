@@ -41,17 +41,19 @@ def _file(report: FileReport) -> dict[str, Any]:
         "unsupported": len(report.frame) - predicted,
         "unsupported_reasons": report.unsupported_reasons,
         "overall": dataclasses.asdict(report.errors()),
-        "by_device": {name: dataclasses.asdict(one) for name, one in report.by(report.predictions.subjects).items()},
-        "by_source": {name: dataclasses.asdict(one) for name, one in report.by(report.sources).items()},
-        "worst": [dataclasses.asdict(one) for one in report.worst()],
+        "by_device": {
+            name: dataclasses.asdict(errors) for name, errors in report.by(report.predictions.subjects).items()
+        },
+        "by_source": {name: dataclasses.asdict(errors) for name, errors in report.by(report.sources).items()},
+        "worst": [dataclasses.asdict(errors) for errors in report.worst()],
         **_scaling(report),
         **_parts(report),
     }
 
 
 def _scaling(report: FileReport) -> dict[str, Any]:
-    found = report.scaling
-    return {"scaling": dataclasses.asdict(summary(found))} if found else {}
+    points = report.scaling
+    return {"scaling": dataclasses.asdict(summary(points))} if points else {}
 
 
 def _parts(report: FileReport) -> dict[str, Any]:
@@ -74,9 +76,9 @@ def renderables(report: FileReport, *, worst: int = 5) -> list[RenderableType]:
         if len(left_out) > 8:
             lines.append(f"  … and {len(left_out) - 8} more reasons (--json has all)")
         shown.append(Text("\n".join([f"not predicted: {counted(sum(left_out.values()), 'row')}", *lines])))
-    found = report.scaling
-    if found:
-        shown.append(Text(_scaling_line(summary(found))))
+    points = report.scaling
+    if points:
+        shown.append(Text(_scaling_line(summary(points))))
     for name, errors in report.parts.items():
         shown.append(Text(f"  {name}: {counted(errors.rows, 'row')}, MAPE {errors.mape:.1%}, bias {errors.bias:+.1%}"))
     if worst:
@@ -105,8 +107,8 @@ def _errors_table(report: FileReport) -> RenderableType:
     subjects, sources = report.by(report.predictions.subjects), report.by(report.sources)
     table.add_row("all", *_cells(report.errors()), style="bold", end_section=True)
     for part in (subjects, sources):
-        for index, (name, one) in enumerate(part.items()):
-            table.add_row(name or "(not stated)", *_cells(one), end_section=index == len(part) - 1)
+        for index, (name, errors) in enumerate(part.items()):
+            table.add_row(name or "(not stated)", *_cells(errors), end_section=index == len(part) - 1)
     table.caption = (
         "errors of each row, but 'total': sum of all predicted over sum of all measured; "
         "roofline: best constant efficiency of each device"
@@ -115,13 +117,13 @@ def _errors_table(report: FileReport) -> RenderableType:
     return table
 
 
-def _cells(one: Errors) -> list[str]:
-    signed = [one.bias, one.total_error]
+def _cells(errors: Errors) -> list[str]:
+    signed = [errors.bias, errors.total_error]
     return [
-        str(one.rows),
-        *(_percent(value) for value in (one.median_ape, one.mape, one.p90_ape)),
+        str(errors.rows),
+        *(_percent(value) for value in (errors.median_ape, errors.mape, errors.p90_ape)),
         *("-" if value is None else f"{value:+.1%}" for value in signed),
-        *(_percent(value) for value in (one.coverage, one.baseline_mape)),
+        *(_percent(value) for value in (errors.coverage, errors.baseline_mape)),
     ]
 
 
@@ -136,9 +138,9 @@ def _worst_table(report: FileReport, most: int) -> RenderableType:
     for heading in ("row", "on", "measured", "predicted"):
         table.add_column(heading, justify="right" if heading != "on" else "left")
     table.add_column("what, and why", overflow="fold")
-    for one in report.worst(most):
-        measured, predicted = (_amount(report, value) for value in (one.measured, one.predicted))
-        table.add_row(str(one.row), one.subject, measured, predicted, f"{one.what}\n  {one.reason}")
+    for miss in report.worst(most):
+        measured, predicted = (_amount(report, value) for value in (miss.measured, miss.predicted))
+        table.add_row(str(miss.row), miss.subject, measured, predicted, f"{miss.what}\n  {miss.reason}")
     return table
 
 
@@ -163,7 +165,7 @@ def figure(reports: Sequence[FileReport]) -> Figure:
 def _panel(axes: Axes, report: FileReport) -> None:
     generator = np.random.default_rng(0)
     unit = "bytes" if report.table.name == "memory" else "s"
-    names = sorted({str(one) for one in report.predictions.subjects[report.predicted]})
+    names = sorted({str(errors) for errors in report.predictions.subjects[report.predicted]})
     for index, name in enumerate(names):
         rows = np.flatnonzero(report.predicted & (report.predictions.subjects == name))
         rows = rows[np.sort(generator.permutation(len(rows))[:POINTS])]
@@ -173,8 +175,8 @@ def _panel(axes: Axes, report: FileReport) -> None:
             markeredgewidth=0, rasterized=True, label=name,
         )  # fmt: skip
     _frame(axes, report)
-    one = report.errors()
-    axes.set_title(f"{Path(report.file).name}: MAPE {_percent(one.mape)}, roofline {_percent(one.baseline_mape)}")
+    errors = report.errors()
+    axes.set_title(f"{Path(report.file).name}: MAPE {_percent(errors.mape)}, roofline {_percent(errors.baseline_mape)}")
     axes.set_xlabel(f"measured [{unit}]")
     axes.set_ylabel(f"predicted [{unit}]")
     if names:

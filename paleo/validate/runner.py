@@ -14,7 +14,7 @@ import pandas as pd
 from paleo.specs.calibration import Calibration
 from paleo.validate.kinds.base import Array, best_constant_efficiency, read_table, text
 from paleo.validate.residual import Residual, residual
-from paleo.validate.scaling import Point, points
+from paleo.validate.scaling import EfficiencyPoint, points
 from paleo.validate.tables import MeasuredTable, Predictions, Words, table_of
 
 Flags = npt.NDArray[np.bool_]
@@ -103,38 +103,38 @@ class FileReport:
     @property
     def parts(self) -> dict[str, Residual]:
         """Errors of the parts of the measured quantity, each over the predicted rows that state it."""
-        found = {}
+        errors_of_parts = {}
         for name, (predicted, measured) in self.table.parts(self.frame).items():
             both = self.predicted & np.isfinite(predicted) & np.isfinite(measured) & (predicted > 0)
             if both.any():
-                found[name] = residual(predicted[both], measured[both])
-        return found
+                errors_of_parts[name] = residual(predicted[both], measured[both])
+        return errors_of_parts
 
     def worst(self, most: int = 10) -> list[Worst]:
         """The rows with the largest errors, one a configuration, and what explains them."""
         log_error = np.abs(np.log(self.predictions.seconds / self.measured))
         order = np.argsort(np.where(self.predicted, -log_error, np.inf), kind="stable")
         spread = self._scatter()
-        found: dict[str, Worst] = {}
+        misses: dict[str, Worst] = {}
         for row in order[: min(int(self.predicted.sum()), most * 20)]:
-            what = describe(self.frame, int(row), self.table)
-            found.setdefault(what, self._explained(int(row), what, float(spread[row])))
-            if len(found) == most:
+            configuration = describe(self.frame, int(row), self.table)
+            misses.setdefault(configuration, self._explained(int(row), configuration, float(spread[row])))
+            if len(misses) == most:
                 break
-        return list(found.values())
+        return list(misses.values())
 
     @property
-    def scaling(self) -> list[Point]:
+    def scaling(self) -> list[EfficiencyPoint]:
         """Efficiency on several devices, where the table has such curves."""
         curves = self.table.curves(self.frame)
         predicted = np.where(self.predicted, self.predictions.seconds, np.nan)
         return [] if curves is None else points(curves, measured=self.measured, predicted=predicted)
 
-    def _explained(self, row: int, what: str, spread: float) -> Worst:
+    def _explained(self, row: int, configuration: str, spread: float) -> Worst:
         of, measured = self.predictions, float(self.measured[row])
         ideal, predicted = float(of.baseline[row]), float(of.seconds[row])
         reason = explanation(measured, predicted, ideal, spread, str(of.origins[row]))
-        return Worst(row, str(of.subjects[row]), measured, predicted, what, reason)
+        return Worst(row, str(of.subjects[row]), measured, predicted, configuration, reason)
 
     def _scatter(self) -> Array:
         """Largest over smallest measured time, less 1, among rows that agree in all but what was measured."""
@@ -195,10 +195,10 @@ def _mean_or_none(values: Array) -> float | None:
     return float(np.mean(known)) if len(known) else None
 
 
-def validate_file(path: str | Path, own: Calibration | None = None) -> FileReport:
+def validate_file(path: str | Path, calibration: Calibration | None = None) -> FileReport:
     """Predict every row of a measured table and compare."""
     frame = read_table(path)
-    return validate_frame(str(path), frame, table_of(frame.columns, own))
+    return validate_frame(str(path), frame, table_of(frame.columns, calibration))
 
 
 def validate_frame(name: str, frame: pd.DataFrame, table: MeasuredTable) -> FileReport:
@@ -217,7 +217,7 @@ def _scaled_baseline(predictions: Predictions, measured: Array) -> tuple[Array, 
     """The rooflines divided by one efficiency a device, the one that suits these rows best: a favourable baseline."""
     baseline, efficiencies = np.full(len(measured), np.nan), dict[str, float]()
     usable = (predictions.reasons == "") & np.isfinite(predictions.baseline) & (predictions.baseline > 0)
-    for subject in sorted({str(one) for one in predictions.subjects[usable]}):
+    for subject in sorted({str(name) for name in predictions.subjects[usable]}):
         mine = usable & (predictions.subjects == subject)
         efficiency = best_constant_efficiency(predictions.baseline[mine], measured[mine])
         baseline[mine], efficiencies[subject] = predictions.baseline[mine] / efficiency, efficiency

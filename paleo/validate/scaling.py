@@ -21,7 +21,7 @@ GOAL = 8.0
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class EfficiencyPoint:
     """Efficiency on ``gpus`` devices against ``base`` of them; ``what`` names the configuration."""
 
     what: str
@@ -54,7 +54,7 @@ class Scaling:
     impossible: int
 
 
-def points(curves: pd.DataFrame, *, measured: Array, predicted: Array) -> list[Point]:
+def points(curves: pd.DataFrame, *, measured: Array, predicted: Array) -> list[EfficiencyPoint]:
     """All points of a table: ``curves`` has ``gpus`` and columns in which the rows of a curve agree. Repeats are
     averaged; rows without devices or a prediction (nan) are left out.
 
@@ -65,27 +65,28 @@ def points(curves: pd.DataFrame, *, measured: Array, predicted: Array) -> list[P
     """
     same = [str(name) for name in curves.columns if name != "gpus"]
     rows = curves.assign(measured_s=measured, predicted_s=predicted).dropna()
-    found = []
+    points_of_curves = []
     for key, group in rows.groupby(same, sort=True):
         times = group.groupby("gpus")[["measured_s", "predicted_s"]].mean()
         counts, seconds = times.index.to_numpy(dtype=np.int64), times.to_numpy(dtype=np.float64)
-        what = " ".join(str(word) for word in key if word)
+        curve = " ".join(str(word) for word in key if word)
         for count, (true, ours) in zip(counts[1:].tolist(), (seconds[0] / seconds[1:]).tolist(), strict=True):
-            found.append(Point(what, int(counts[0]), count, true, ours))
-    return found
+            points_of_curves.append(EfficiencyPoint(curve, int(counts[0]), count, true, ours))
+    return points_of_curves
 
 
-def summary(found: Sequence[Point]) -> Scaling:
+def summary(points: Sequence[EfficiencyPoint]) -> Scaling:
     """Errors of the points.
 
-    >>> summary([Point("a", 1, 2, 0.9, 0.95), Point("a", 1, 4, 0.9, 0.8), Point("a", 1, 8, 2.0, 1.0)])
+    >>> figures = {2: (0.9, 0.95), 4: (0.9, 0.8), 8: (2.0, 1.0)}  # measured, predicted
+    >>> summary([EfficiencyPoint("a", 1, gpus, *pair) for gpus, pair in figures.items()])
     Scaling(points=2, mean_error=7.5, bias=-2.5, worst=10.0, within_goal=0.5, impossible=1)
     """
-    error = np.array([one.error for one in found if one.sound])
-    left = len(found) - len(error)
+    error = np.array([point.error for point in points if point.sound])
+    left = len(points) - len(error)
     if not len(error):
         return Scaling(0, None, None, None, None, left)
     size = np.abs(error)
     figures = (size.mean(), error.mean(), size.max(), np.mean(size <= GOAL))
-    mean, bias, worst, near = (round(float(one), 9) for one in figures)
+    mean, bias, worst, near = (round(float(point), 9) for point in figures)
     return Scaling(len(error), mean, bias, worst, near, left)

@@ -76,7 +76,7 @@ class MeasuredTable(Protocol):
     def predict(self, frame: pd.DataFrame) -> Predictions:
         """Predictions of all rows of a table."""
 
-    def under(self, own: Calibration) -> MeasuredTable:
+    def under(self, calibration: Calibration) -> MeasuredTable:
         """The same table, priced by a user's calibration."""
 
     def parts(self, frame: pd.DataFrame) -> dict[str, tuple[Array, Array]]:
@@ -92,10 +92,10 @@ STEPS: Registry[MeasuredTable] = Registry("step table", "paleo.validate.steps")
 
 @dataclass(frozen=True, slots=True)
 class KernelTable:
-    """A table of kernels or collectives, priced family by family; ``own`` is a user's calibration."""
+    """A table of kernels or collectives, priced family by family; ``calibration`` is a user's calibration."""
 
     kind: TableKind[Any]
-    own: Calibration | None = None
+    calibration: Calibration | None = None
 
     @property
     def name(self) -> str:
@@ -146,21 +146,21 @@ class KernelTable:
     def _price(self, group: Group, out: Predictions) -> None:
         rows = group.frame.index
         figures = self.kind.figures(group.subject, group.dtype, group.compute)
-        found = self.found(group, figures)
+        calibrated = self.calibrated(group, figures)
         with np.errstate(all="ignore"):
-            seconds = self.kind.time(group.frame, figures, found.parameters)
+            seconds = self.kind.time(group.frame, figures, calibrated.parameters)
         wrong = ~(np.isfinite(seconds) & (seconds > 0))
         out.reasons[rows[wrong]] = "the formula gives no finite time"
         seconds = np.where(wrong, np.nan, seconds)
         out.seconds[rows] = seconds
-        out.low[rows], out.high[rows] = found.bounds(seconds)
+        out.low[rows], out.high[rows] = calibrated.bounds(seconds)
         out.baseline[rows] = self.kind.ideal_time(group.frame, figures)
         out.subjects[rows] = self.kind.traits(figures)[0]
-        out.origins[rows] = f"{found.origin} ({found.subject}: {group.family}, {group.stack})"
+        out.origins[rows] = f"{calibrated.origin} ({calibrated.subject}: {group.family}, {group.stack})"
 
-    def under(self, own: Calibration) -> KernelTable:
+    def under(self, calibration: Calibration) -> KernelTable:
         """The same kind with this calibration."""
-        return KernelTable(self.kind, own)
+        return KernelTable(self.kind, calibration)
 
     def parts(self, frame: pd.DataFrame) -> dict[str, tuple[Array, Array]]:
         """Kernels have none."""
@@ -170,27 +170,27 @@ class KernelTable:
         """Kernels do not scale."""
         return None
 
-    def found(self, group: Group, figures: Any) -> Found[Any]:
+    def calibrated(self, group: Group, figures: Any) -> Found[Any]:
         """The parameters that price a group."""
         subject, architecture, memory_kind = self.kind.traits(figures)
-        own = self.own if self.own is not None and self.own.subject == subject else None
+        calibration = self.calibration if self.calibration is not None and self.calibration.subject == subject else None
         return lookup(
             self.kind.families[group.family], subject=subject, architecture=architecture, memory_kind=memory_kind,
-            family=group.family, stacks=(group.stack,), own=own,
+            family=group.family, stacks=(group.stack,), own=calibration,
         )  # fmt: skip
 
 
-def tables(own: Calibration | None = None) -> Mapping[str, MeasuredTable]:
+def tables(calibration: Calibration | None = None) -> Mapping[str, MeasuredTable]:
     """Every kind of table by its name."""
     kernels: dict[str, MeasuredTable] = {name: KernelTable(kind) for name, kind in KINDS.items()}
     every = kernels | dict(STEPS.items())
-    return every if own is None else {name: table.under(own) for name, table in every.items()}
+    return every if calibration is None else {name: table.under(calibration) for name, table in every.items()}
 
 
-def table_of(columns: Iterable[str], own: Calibration | None = None) -> MeasuredTable:
+def table_of(columns: Iterable[str], calibration: Calibration | None = None) -> MeasuredTable:
     """The kind of table that has these columns; SpecError names the nearest kind and the columns that it lacks."""
-    known = tables(own)
-    return known[best_match(columns, {name: one.header for name, one in known.items()})]
+    known = tables(calibration)
+    return known[best_match(columns, {name: table.header for name, table in known.items()})]
 
 
 def _categorised(frame: pd.DataFrame, numbers: Iterable[str]) -> pd.DataFrame:

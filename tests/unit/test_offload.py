@@ -226,8 +226,8 @@ def test_advice_is_predicted(model: str, options: dict[str, Any]) -> None:
     words = " ".join(one.change for one in found)
     assert all(word in words for word in ("zero=", "--recompute full", "offload=optimizer", "tp=", "pp="))
     for one in found[:6]:
-        again = predict(load_model(model), H100, one.made.run)
-        assert again.memory.total == one.made.memory.total and again.plan.global_batch == made.plan.global_batch
+        again = predict(load_model(model), H100, one.prediction.run)
+        assert again.memory.total == one.prediction.memory.total and again.plan.global_batch == made.plan.global_batch
         assert again.plan.gpus == made.plan.gpus
 
 
@@ -243,7 +243,7 @@ def test_advice_as_written_on_the_command_line() -> None:
         more = {key: int(value) if value.isdigit() else value for key, value in stated.items()}
         more = {"microbatch": made.plan.microbatch} | more
         again = run(global_batch=32, batch=None, **more)
-        assert again.memory.total == pytest.approx(one.made.memory.total)
+        assert again.memory.total == pytest.approx(one.prediction.memory.total)
 
 
 def test_no_advice_where_it_fits() -> None:

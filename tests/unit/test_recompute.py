@@ -143,7 +143,7 @@ def test_the_fewest_layers_that_fit_are_advised() -> None:
     run = Run(gpus=8, global_batch=64, microbatch=8, strategy="tp=4,pp=2,sp")
     whole = predict(load_model("llama2-13b"), SYSTEM, run)
     assert not whole.memory.fits
-    found = {one.change: one.made for one in advise(whole)}
+    found = {one.change: one.prediction for one in advise(whole)}
     some = fewest_layers(whole)
     assert some is not None and some.memory.fits
     layers = some.run.recompute_layers

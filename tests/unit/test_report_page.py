@@ -107,7 +107,7 @@ def test_the_page_states_what_fools_the_masses(page: str) -> None:
 
 
 def test_all_systems_run_the_same_global_batch(study: Purchase) -> None:
-    assert {one.made.plan.global_batch for one in study.offers if one.made} == {512}
+    assert {one.prediction.plan.global_batch for one in study.offers if one.prediction} == {512}
 
 
 def test_a_critical_batch_raises_times_and_costs_alike(study: Purchase) -> None:
@@ -147,7 +147,7 @@ def test_a_system_that_cannot_take_part_says_why() -> None:
     one_gpu = load_system("v100-pcie-16gb")
     question = asked(counts=())
     made = purchase(replace(question, systems=(*question.systems[:1], (one_gpu, 8))))
-    assert made.offers[1].made is None
+    assert made.offers[1].prediction is None
     assert "is one device without links" in report(made, date="now") or "has 1 devices" in report(made, date="now")
 
 

@@ -45,7 +45,7 @@ def curve(scaling: Scaling, *points: ScalePoint) -> ScaleCurve:
 def test_strong_scaling_keeps_the_global_batch_and_stops_at_one_sample_a_gpu() -> None:
     found = scale(LENET, NODE, Run(batch=4), [1, 2, 4, 8], "strong")
     assert found.fixed_batch == 4
-    assert [one.made.plan.local_batch for one in found.points] == [4, 2, 1, 1]
+    assert [one.predicted.plan.local_batch for one in found.points] == [4, 2, 1, 1]
     assert [one.usable for one in found.points] == [True, True, True, False]
     assert found.points[-1].problem == "out of samples: 4 of them, 4 GPUs idle"
 
@@ -53,12 +53,12 @@ def test_strong_scaling_keeps_the_global_batch_and_stops_at_one_sample_a_gpu() -
 def test_a_count_that_leaves_gpus_idle_within_the_batch_stays_usable() -> None:
     found = scale(LENET, NODE, Run(global_batch=8), [5], "strong")
     assert found.points[0].usable
-    assert found.points[0].made.plan.idle == 1  # 2 samples on each of 4 GPUs
+    assert found.points[0].predicted.plan.idle == 1  # 2 samples on each of 4 GPUs
 
 
 def test_weak_scaling_keeps_the_batch_of_each_rank() -> None:
     found = scale(LENET, NODE, Run(global_batch=64), [2, 4], "weak")
-    assert [one.made.plan.global_batch for one in found.points] == [64, 128]
+    assert [one.predicted.plan.global_batch for one in found.points] == [64, 128]
 
 
 def test_speedup_and_efficiency_refer_to_the_first_count_that_runs() -> None:
@@ -70,7 +70,7 @@ def test_speedup_and_efficiency_refer_to_the_first_count_that_runs() -> None:
 
 def test_microbatches_shrink_with_the_share_of_a_rank() -> None:
     found = scale(LENET, NODE, Run(global_batch=8, microbatch=4), [1, 4], "strong")
-    assert [one.made.plan.microbatch for one in found.points] == [4, 2]
+    assert [one.predicted.plan.microbatch for one in found.points] == [4, 2]
 
 
 def test_counts_that_the_strategy_does_not_divide_are_kept_with_their_reason() -> None:

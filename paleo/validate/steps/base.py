@@ -118,14 +118,14 @@ def with_device(system: System, row: Row) -> System:
     return system if device.name == system.device.name else system.model_copy(update={"device": device})
 
 
-def ideal_seconds(made: Prediction) -> float:
+def ideal_seconds(prediction: Prediction) -> float:
     """The model's FLOP at the peak of all devices: the roofline whose one constant is the baseline of steps."""
-    peak = made.system.device.peak_flops_per_s(made.plan.dtype)
-    return made.flops / (peak * made.plan.gpus)
+    peak = prediction.system.device.peak_flops_per_s(prediction.plan.dtype)
+    return prediction.flops / (peak * prediction.plan.gpus)
 
 
 class StepTable(ABC):
-    """A kind of table whose rows are runs; subclasses say how a row is run. ``own`` is a user's calibration, for the
+    """A kind of table whose rows are runs; subclasses say how a row is run. ``calibration`` is a user's, for the
     rows of its device or system."""
 
     name: ClassVar[str]
@@ -137,17 +137,17 @@ class StepTable(ABC):
     #: Whether software profiles and links are fitted to such rows.
     calibrates: ClassVar[bool] = True
 
-    def __init__(self, own: Calibration | None = None) -> None:
-        self.own = own
+    def __init__(self, calibration: Calibration | None = None) -> None:
+        self.calibration = calibration
 
-    def under(self, own: Calibration | None) -> Self:
+    def under(self, calibration: Calibration | None) -> Self:
         """The same kind of table, its rows priced by a user's calibration."""
-        return type(self)(own)
+        return type(self)(calibration)
 
-    def own_of(self, system: System) -> Calibration | None:
+    def calibration_of(self, system: System) -> Calibration | None:
         """The user's calibration, where it is one of this system or its devices."""
-        mine = self.own is not None and self.own.subject in (system.name, system.device.name)
-        return self.own if mine else None
+        mine = self.calibration is not None and self.calibration.subject in (system.name, system.device.name)
+        return self.calibration if mine else None
 
     @abstractmethod
     def system(self, row: Row) -> System:
@@ -188,12 +188,12 @@ class StepTable(ABC):
                 out.reasons[index] = self._why_unmeasured(row)
                 continue
             key = tuple(str(row.get(name)) for name in (*self.header, *self.configuration))
-            found = known.setdefault(key, self._step_or_reason(row)) if key not in known else known[key]
-            if isinstance(found, str):
-                out.reasons[index] = found
+            step = known.setdefault(key, self._step_or_reason(row)) if key not in known else known[key]
+            if isinstance(step, str):
+                out.reasons[index] = step
                 continue
-            out.seconds[index], out.low[index], out.high[index] = found.value, found.low, found.high
-            out.baseline[index], out.subjects[index], out.origins[index] = found.roofline, found.subject, found.origin
+            out.seconds[index], out.low[index], out.high[index] = step.value, step.low, step.high
+            out.baseline[index], out.subjects[index], out.origins[index] = step.roofline, step.subject, step.origin
         return out
 
     def profile(self, row: Row) -> str:
@@ -233,8 +233,15 @@ def _reason(error: Exception, row: Row) -> str:
     return f"a cell is not what it should be ({' '.join(str(error).split())[:120]})"
 
 
-def of_prediction(made: Prediction, seconds: float | None = None) -> Step:
+def of_prediction(prediction: Prediction, seconds: float | None = None) -> Step:
     """A predicted step time (or another time of the same prediction) with the step's relative interval."""
-    value = made.step_time if seconds is None else seconds
-    low, high = (end / made.step_time for end in made.interval)
-    return Step(value, value * low, value * high, ideal_seconds(made), made.system.device.name, made.run.software)
+    value = prediction.step_time if seconds is None else seconds
+    low, high = (end / prediction.step_time for end in prediction.interval)
+    return Step(
+        value,
+        value * low,
+        value * high,
+        ideal_seconds(prediction),
+        prediction.system.device.name,
+        prediction.run.software,
+    )

@@ -43,7 +43,7 @@ def llama_like(name: str) -> ModelSpec:
         "vocab": 131072,
     }
     if tied:
-        head = next(one for one in data["layers"] if isinstance(one, dict) and one.get("name") == "head")
+        head = next(layer for layer in data["layers"] if isinstance(layer, dict) and layer.get("name") == "head")
         head["linear"] = {**head["linear"], "tie": "embed"}
     data.pop("expect", None)
     return model_from(data, path)
@@ -67,9 +67,10 @@ class MemoryTable(StepTable):
     def step(self, row: Row, software: Software | None = None) -> Step:
         """Bytes of tensors on the fullest GPU, as a framework's allocator counts them; the baseline is parameters,
         gradients and optimizer states alone."""
-        made = self._prediction(row, software)
-        held, states = made.memory.tensors, made.memory.parameters + made.memory.gradients + made.memory.optimizer
-        return Step(held, 0.8 * held, 1.25 * held, states, made.system.device.name, made.run.software)
+        prediction = self._prediction(row, software)
+        memory, device = prediction.memory, prediction.system.device.name
+        tensors, states = memory.tensors, memory.parameters + memory.gradients + memory.optimizer
+        return Step(tensors, 0.8 * tensors, 1.25 * tensors, states, device, prediction.run.software)
 
     def memory_of(self, row: Row) -> Footprint:
         """The memory of a row's run."""
@@ -102,7 +103,7 @@ def _network(row: Row) -> tuple[ModelSpec, dict[str, int | float | str]]:
         return network_of(row)
     name = str(row["model"])
     model = llama_like(name) if name.strip().lower().startswith("llama-like") else catalog_network(name)
-    lengths = (one for one in ("seq", "positions") if one in model.params)
+    lengths = (parameter for parameter in ("seq", "positions") if parameter in model.params)
     return model, dict.fromkeys(lengths, whole(row, "seq_len"))
 
 

@@ -58,7 +58,7 @@ def network_of(row: Row) -> tuple[ModelSpec, Sizes]:
     known = name.startswith(_plain(model.title))
     sizes: Sizes = {}
     for column, called in COLUMNS.items():
-        parameter = next((one for one in called if one in model.params), None)
+        parameter = next((parameter for parameter in called if parameter in model.params), None)
         if parameter is not None and not (known and not filled(row, column)):
             sizes |= _size(row, column, parameter, model)
     return model, _checked(sizes | _noted(row, model) | _habits(name, family, sizes), model, row)
@@ -71,11 +71,11 @@ def catalog_network(name: str) -> ModelSpec:
     ('llama3-8b', 'gpt3-175b')
     """
     wanted = re.sub(r"llama3\.\d", "llama3", re.sub(r"[\s_\-]", "", name.lower()))
-    known = {re.sub(r"[_\-]", "", one): one for one in names("models")}
-    found = max((one for one in known if wanted.startswith(one)), key=len, default=None)
-    if found is None:
+    known = {re.sub(r"[_\-]", "", entry): entry for entry in names("models")}
+    nearest = max((entry for entry in known if wanted.startswith(entry)), key=len, default=None)
+    if nearest is None:
         raise SpecError(f"the sizes of {name!r} are not stated, and no network of the catalog has that name")
-    return load_model(known[found])
+    return load_model(known[nearest])
 
 
 def _plain(name: object) -> str:
@@ -106,16 +106,16 @@ def _size(row: Row, column: str, parameter: str, model: ModelSpec) -> Sizes:
 
 def _noted(row: Row, model: ModelSpec) -> Sizes:
     notes = str(row.get("notes", ""))
-    found = {parameter: re.search(pattern, notes) for pattern, parameter in NOTED if parameter in model.params}
-    return {name: int(next(filter(None, one.groups()))) for name, one in found.items() if one is not None}
+    matches = {parameter: re.search(pattern, notes) for pattern, parameter in NOTED if parameter in model.params}
+    return {name: int(next(filter(None, match.groups()))) for name, match in matches.items() if match is not None}
 
 
 def _habits(name: str, family: str, sizes: Sizes) -> Sizes:
     """Parameters that a family's training fixes: BERT is asked for every word, positions reach as far as sequences,
     MPT drops nothing out."""
-    found: Sizes = {"positions": sizes["seq"]} if family in ("gpt2", "bert_large") else {}
-    found |= {"predictions": sizes["seq"]} if family == "bert_large" else {}
-    return found | ({"dropout": 0.0 if "mpt" in name else 0.1} if family == "gpt2" else {})
+    habits: Sizes = {"positions": sizes["seq"]} if family in ("gpt2", "bert_large") else {}
+    habits |= {"predictions": sizes["seq"]} if family == "bert_large" else {}
+    return habits | ({"dropout": 0.0 if "mpt" in name else 0.1} if family == "gpt2" else {})
 
 
 def _checked(sizes: Sizes, model: ModelSpec, row: Row) -> Sizes:

@@ -39,7 +39,7 @@ class OtherSteps(StepTable):
     def step(self, row: Row, software: Software | None = None) -> Step:
         """The step of the row's run; SpecError for models that the catalog lacks."""
         model, system = _model(row), self.system(row)
-        return of_prediction(predict(model, system, self._run(row, model), software, self.own_of(system)))
+        return of_prediction(predict(model, system, self._run(row, model), software, self.calibration_of(system)))
 
     def unmeasured(self, row: Mapping[Any, Any]) -> str:
         """A throughput says how long a step took only in units of which the row says how many there are."""
@@ -96,10 +96,10 @@ def _is_tuning(row: Row) -> bool:
 
 def _sizes(row: Row) -> dict[str, int | float | str]:
     """Length of sequences, and no words to guess where BERT is fine-tuned."""
-    found: dict[str, int | float | str] = {"seq": whole(row, "seq_len")} if filled(row, "seq_len") else {}
+    stated: dict[str, int | float | str] = {"seq": whole(row, "seq_len")} if filled(row, "seq_len") else {}
     if _is_bert(row) and _is_tuning(row):
-        return {"seq": FINE_TUNING[str(row["model"]).strip().lower()], **found, "predictions": 0}
-    return found
+        return {"seq": FINE_TUNING[str(row["model"]).strip().lower()], **stated, "predictions": 0}
+    return stated
 
 
 STEPS.register("other_iterations")(OtherSteps())

@@ -52,8 +52,8 @@ def _usual(device: str) -> str:
     has them, else the device alone."""
     if device in DEFAULT_SYSTEMS:
         return DEFAULT_SYSTEMS[device]
-    found = (name for name in names("systems") if load_system(name).device.name == device)
-    return next(found, device)
+    systems = (name for name in names("systems") if load_system(name).device.name == device)
+    return next(systems, device)
 
 
 def offload(row: Row) -> str:
@@ -136,28 +136,28 @@ def recompute_of(row: Row, software: Software) -> str:
     return recompute
 
 
-def prediction_of(row: Row, software: Software | None = None, own: Calibration | None = None) -> Prediction:
+def prediction_of(row: Row, software: Software | None = None, calibration: Calibration | None = None) -> Prediction:
     """The row's run, predicted."""
     model, _ = network_of(row)
-    return that_ran(row, model, run_of(row), software, own)
+    return that_ran(row, model, run_of(row), software, calibration)
 
 
 def that_ran(
-    row: Row, model: ModelSpec, run: Run, software: Software | None = None, own: Calibration | None = None
+    row: Row, model: ModelSpec, run: Run, software: Software | None = None, calibration: Calibration | None = None
 ) -> Prediction:
     """The prediction of a run. One that was measured has fitted its devices: where recomputation is not stated and the
     software's habit does not fit, it is the next that does, selective before full; of full no more layers than
     needed where the software can recompute some of them, and all where nothing fits."""
     system = system_of(row)
-    made = predict(model, system, run, software, own)
+    prediction = predict(model, system, run, software, calibration)
     open_ways = () if filled(row, "recompute") or died(row) else RECOMPUTE[RECOMPUTE.index(run.recompute) + 1 :]
     for more in open_ways:
-        if made.memory.fits:
+        if prediction.memory.fits:
             break
         limited = more == "full" and (software or load_software(run.software)).recomputation.some_layers
-        some = fewest_layers(made, software, own) if limited else None
-        made = some or predict(model, system, run.model_copy(update={"recompute": more}), software, own)
-    return made
+        some = fewest_layers(prediction, software, calibration) if limited else None
+        prediction = some or predict(model, system, run.model_copy(update={"recompute": more}), software, calibration)
+    return prediction
 
 
 class TransformerSteps(StepTable):
@@ -178,8 +178,10 @@ class TransformerSteps(StepTable):
 
     def step(self, row: Row, software: Software | None = None) -> Step:
         """The step of the row's run, without the update where forward and backward are all that was timed."""
-        made = prediction_of(row, software, self.own_of(self.system(row)))
-        return of_prediction(made, made.step_time - (made.breakdown.optimizer if without_update(row) else 0.0))
+        prediction = prediction_of(row, software, self.calibration_of(self.system(row)))
+        return of_prediction(
+            prediction, prediction.step_time - (prediction.breakdown.optimizer if without_update(row) else 0.0)
+        )
 
     def memory_of(self, row: Row) -> Footprint:
         """The memory of a row's run."""

@@ -87,8 +87,8 @@ def model_of(row: Row) -> str:
 def sizes_of(row: Row) -> dict[str, int | float | str]:
     """Parameters of the model that a row states: the side of its images, where it is not the network's own."""
     side = re.search(r"(\d+)x\1$", str(row.get("input_shape", "")).strip())
-    own = load_model(model_of(row)).params.get("resolution")
-    return {"resolution": int(side.group(1))} if side and own not in (None, int(side.group(1))) else {}
+    usual = load_model(model_of(row)).params.get("resolution")
+    return {"resolution": int(side.group(1))} if side and usual not in (None, int(side.group(1))) else {}
 
 
 def library_of(row: Row) -> float | None:
@@ -108,12 +108,12 @@ def profile_of(row: Row) -> str:
     framework, cudnn = str(row.get("framework", "")).lower(), str(row.get("cudnn", "")).lower()
     if any(word in framework for word in OPENCL):
         raise SpecError(f"OpenCL kernels of {row['framework']} are not modelled")
-    own = next((profile for word, profile in OWN_KERNELS if word in framework), None)
-    if own is not None:
-        return own
-    found = software_of(row, "cudnn-library")
-    native = found == "caffe" and cudnn_version(cudnn) in (None, 1.0)
-    return "caffe-native" if native else found
+    native_profile = next((profile for word, profile in OWN_KERNELS if word in framework), None)
+    if native_profile is not None:
+        return native_profile
+    software = software_of(row, "cudnn-library")
+    native = software == "caffe" and cudnn_version(cudnn) in (None, 1.0)
+    return "caffe-native" if native else software
 
 
 def cudnn_version(text: str) -> float | None:
@@ -187,7 +187,7 @@ class VisionSteps(StepTable):
         gpus = number(frame, "n_gpus", float("nan"))
         alone = ~np.isfinite(number(frame, "iteration_ms", float("nan")))
         told = {"data": r"^(synthetic|real)", "exchange": r"variable_update[:=] ?([^;,]*)"}
-        words = {name: text(frame, "notes").str.extract(found)[0].fillna("") for name, found in told.items()}
+        words = {name: text(frame, "notes").str.extract(pattern)[0].fillna("") for name, pattern in told.items()}
         same = {name: text(frame, name) for name in CURVE}
         return pd.DataFrame({"gpus": np.where(alone, np.nan, gpus), **same, **words})
 
@@ -198,9 +198,9 @@ class VisionSteps(StepTable):
     def step(self, row: Row, software: Software | None = None) -> Step:
         """The step of the row's run, without the update where the harness left it out."""
         system = self.system(row)
-        made = predict(load_model(model_of(row)), system, run_of(row), software, self.own_of(system))
-        spared = made.breakdown.optimizer if without_update(row) else 0.0
-        return of_prediction(made, made.step_time - spared)
+        prediction = predict(load_model(model_of(row)), system, run_of(row), software, self.calibration_of(system))
+        spared = prediction.breakdown.optimizer if without_update(row) else 0.0
+        return of_prediction(prediction, prediction.step_time - spared)
 
 
 STEPS.register("cnn_iterations")(VisionSteps())
