@@ -139,7 +139,7 @@ def predict(
         _footprint(steps, system),
         _model_flops(graph, backend.formats, layout, run),
         _interval(program.program, program.kernels, breakdown.step),
-        backend.prices.name,
+        backend.calibration(layout.mesh),
         unmodelled(program.program, run),
         (*warnings(layout, graph, placed), *host_warnings(system, layout, away)),
         away,

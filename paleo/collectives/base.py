@@ -34,6 +34,8 @@ class Algorithm:
     in_network    switches combine or copy data: the bandwidth bound of host algorithms does not hold
     automatic     may be chosen as the best one (parameter servers ask for servers, and are only chosen by name)
     between_nodes libraries choose it for groups of several nodes only
+    distant       operations in which ranks that are no neighbours send to each other, which a torus carries over every
+                  link between them: not priced there
     topology      the kind of level that it is written for, such as torus; None: any network
     libraries     by communication library, the operations that it carries out this way; libraries that are not named
                   have it not. None: it is open to any library that runs on the network
@@ -47,6 +49,7 @@ class Algorithm:
     in_network: bool = False
     automatic: bool = True
     between_nodes: bool = False
+    distant: tuple[str, ...] = ()
     topology: str | None = None
     libraries: Mapping[str, tuple[str, ...]] | None = None
 

@@ -23,6 +23,7 @@ BRUCK = add_algorithm(
         reference="Bruck, Ho, Kipnis, Upfal and Weathersby, Efficient algorithms for all-to-all communications in "
         "multiport message-passing systems, IEEE TPDS 8(11), 1997",
         formulas={"all_to_all": all_to_all},
+        distant=("all_to_all",),
         libraries={},
     )
 )

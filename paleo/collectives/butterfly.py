@@ -55,6 +55,7 @@ BUTTERFLY = add_algorithm(
         reference="Thakur, Rabenseifner and Gropp, Optimization of collective communication operations in MPICH, "
         "IJHPCA 19(1), 2005",
         formulas={"all_reduce": all_reduce, "reduce_scatter": reduce_scatter, "all_gather": all_gather},
+        distant=("all_reduce", "reduce_scatter", "all_gather"),
         libraries={},
     )
 )

@@ -29,6 +29,7 @@ CHAIN_TREE = add_algorithm(
         "src/graph/tuning.cc (steps of Tree)",
         formulas={"all_reduce": all_reduce},
         between_nodes=True,
+        distant=("all_reduce",),
         libraries={"nccl": ("all_reduce",)},
     )
 )

@@ -33,6 +33,7 @@ DOUBLE_TREE = add_algorithm(
         reference="Sanders, Speck and Traff, Two-tree algorithms for full bandwidth broadcast, reduction and scan, "
         "Parallel Computing 35(12), 2009",
         formulas={"all_reduce": all_reduce, "broadcast": broadcast},
+        distant=("all_reduce", "broadcast"),
         libraries={},
     )
 )

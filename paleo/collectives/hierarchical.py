@@ -60,6 +60,7 @@ HIERARCHICAL = add_algorithm(
             "all_gather": all_gather,
             "all_to_all": all_to_all,
         },
+        distant=("all_to_all",),
         libraries={},
     )
 )

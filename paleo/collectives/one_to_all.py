@@ -36,6 +36,7 @@ ONE_TO_ALL = add_algorithm(
         summary="a root receives from each rank in turn and answers each in turn",
         reference="Qi, Sparks and Talwalkar, Paleo, ICLR 2017 (OneToAll)",
         formulas={"all_reduce": all_reduce, "broadcast": broadcast},
+        distant=("all_reduce", "broadcast"),
         libraries={},
     )
 )

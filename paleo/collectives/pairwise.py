@@ -24,6 +24,7 @@ PAIRWISE = add_algorithm(
         reference="Thakur, Rabenseifner and Gropp, Optimization of collective communication operations in MPICH, "
         "IJHPCA 19(1), 2005",
         formulas={"all_to_all": all_to_all},
+        distant=("all_to_all",),
         libraries={"nccl": ("all_to_all",)},
     )
 )

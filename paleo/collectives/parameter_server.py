@@ -45,6 +45,7 @@ CENTRAL = add_algorithm(
         formulas={"all_reduce": central},
         one_port=False,
         automatic=False,
+        distant=("all_reduce",),
     )
 )
 SHARDED = add_algorithm(
@@ -55,5 +56,6 @@ SHARDED = add_algorithm(
         formulas={"all_reduce": sharded},
         one_port=False,
         automatic=False,
+        distant=("all_reduce",),
     )
 )

@@ -23,6 +23,7 @@ RABENSEIFNER = add_algorithm(
         summary="reduce-scatter + all-gather by halving and doubling; few steps and the least bytes, in turns",
         reference="Rabenseifner, Optimization of collective reduction operations, ICCS 2004",
         formulas={"all_reduce": all_reduce, "broadcast": broadcast},
+        distant=("all_reduce", "broadcast"),
         libraries={},
     )
 )

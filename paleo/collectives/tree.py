@@ -31,6 +31,7 @@ TREE = add_algorithm(
         summary="binomial tree of whole buffers; few steps, many bytes",
         reference="Ben-Nun and Hoefler, Demystifying parallel and distributed deep learning, ACM CSUR 52(4), 2019",
         formulas={"all_reduce": all_reduce, "broadcast": broadcast},
+        distant=("all_reduce", "broadcast"),
         libraries={},
     )
 )

@@ -25,7 +25,7 @@ from paleo.pricing.convolution import (
     Direction,
     convolution_time,
 )
-from paleo.pricing.figures import figures
+from paleo.pricing.figures import figures, pointwise_format
 from paleo.pricing.gemm import GemmParameters, gemm_time
 from paleo.pricing.memory import MemoryParameters, layer_norm_passes, memory_time, softmax_passes
 from paleo.pricing.parameters import DeviceFigures
@@ -305,7 +305,7 @@ def _attention(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> t
 def _memory(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[Found[Any], Array]:
     family = group.removesuffix(".twice")
     found = prices.found(MemoryParameters, family)
-    device, width = prices.figures("fp32"), precision(prices.dtype).activation
+    device, width = prices.figures(pointwise_format(prices.device)), precision(prices.dtype).activation
     moved = np.array([kernel.bytes for kernel in kernels])
     rows, columns = _column(kernels, "rows"), np.maximum(_column(kernels, "columns"), 1.0)
     rowwise: dict[str, Any] = {}

@@ -62,6 +62,21 @@ def peak_at_boost(device: Device, peak_flops_per_s: float) -> float:
     return power * per_clock if LOWER_CLOCK < peak_flops_per_s / (power * per_clock) < 1.0 else peak_flops_per_s
 
 
+def pointwise_format(device: Device) -> str:
+    """The format whose rate bounds element-wise arithmetic: fp32, or, where the maker states no such rate (TPU, Gaudi),
+    16 bits; memory bounds those passes long before either.
+
+    >>> from paleo.specs.hardware import load_device
+    >>> pointwise_format(load_device("h100-sxm5-80gb")), pointwise_format(load_device("tpu-v4"))
+    ('fp32', 'bf16')
+    """
+    return (
+        "fp32"
+        if "fp32" in device.peak
+        else next(dtype for dtype in ("bf16", "fp16", *device.peak) if dtype in device.peak)
+    )
+
+
 def figures(device: Device, dtype: str, compute: str | None = None) -> DeviceFigures:
     """Figures of ``device`` for products of ``dtype``; SpecError when it has no peak for that.
 

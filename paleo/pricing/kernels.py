@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from paleo.operations.kernel import Kernel
 from paleo.pricing.calibrated import FamilyPrices
-from paleo.pricing.calibration import Rates, rates
+from paleo.pricing.calibration import Rates, constants, rates
+from paleo.pricing.figures import pointwise_format
 from paleo.pricing.roofline import kernel_time
 from paleo.specs.calibration import Calibration, load_calibration
 from paleo.specs.hardware import Device, Unit
@@ -94,7 +95,7 @@ class ConstantRates:
         vector = np.where(update | (not original), [kernel.vector_flops for kernel in kernels], 0.0)
         plain: Unit | None = "vector" if "fp32" in self.device.vector_peak else None
         work = np.array([kernel.flops for kernel in kernels]) / self.device.peak_flops_per_s(self.dtype)
-        work = work + vector / self.device.peak_flops_per_s("fp32", plain)
+        work = work + vector / self.device.peak_flops_per_s(pointwise_format(self.device), plain)
         compute, memory = (np.where(update, 1.0, share) for share in (self.rates.compute, self.rates.memory))
         bandwidth = self.device.memory.bandwidth * memory
         launch = np.full(len(kernels), self.rates.launch)
@@ -150,7 +151,7 @@ class Calibrated:
 def pricer(device: Device, dtype: str, calibration: str, software: Software, own: Calibration | None = None) -> Pricer:
     """What prices a run: ``ideal``, ``ppp=…``, a calibration file, or (``auto``) the best calibration there is for the
     device; ``own`` in place of such a file."""
-    constant = rates(calibration)
+    constant = constants(device.kind, calibration) if own is None else rates(calibration)
     if constant is not None:
         return ConstantRates(device, dtype, constant)
     named = own if own is not None or calibration == "auto" else load_calibration(calibration)

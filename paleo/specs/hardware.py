@@ -8,6 +8,7 @@ calibrations, not here: a link's ``achieved_fraction`` is the one exception, kep
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -169,19 +170,45 @@ class Level(Spec):
     """One level of a system: units of the level below, joined by one kind of link.
 
     ``ranks``: devices in one unit of this level (null on the outermost: as many as there are). ``ports``: links that
-    one unit of the level below has into this level: 1 for a GPU below an NVSwitch, the number of NICs for a node.
+    one unit of the level below has into this level: 1 for a GPU below an NVSwitch, the number of NICs for a node, the
+    links of a chip in a mesh (all pairs joined directly) or a torus.
+
+    ``rings``: of a mesh whose pairs are not all joined alike, the disjoint rings of one link that 1, 2, … neighbours
+    find. ``shape``: units of a torus along each dimension. ``wrap``: a dimension of that many units, or a multiple of
+    it, closes into a ring; null: none does. ``oversubscription``: ports below a leaf switch over those above it, and
+    ``leaf``: units below one leaf switch. ``routing``: how flows are spread over the ports above a leaf.
     """
 
     name: Text
     ranks: PositiveCount | None
     link: Link
-    topology: Literal["switch", "mesh", "ring", "pcie-tree", "torus", "fabric"]
+    topology: Literal["switch", "mesh", "ring", "pcie-tree", "torus", "dragonfly", "fabric"]
     ports: PositiveCount = 1
+    rings: tuple[Annotated[float, Field(ge=0)], ...] | None = None
+    shape: Annotated[tuple[PositiveCount, ...], Field(min_length=2, max_length=3)] | None = None
+    wrap: PositiveCount | None = None
+    leaf: PositiveCount | None = None
+    oversubscription: Annotated[float, Field(ge=1)] = 1.0
+    routing: Literal["ecmp", "adaptive", "rail"] | None = None
     in_switch_reduction: Flag = False
     peer_to_peer: Flag = True
     assumed: Text | None = None
     notes: Text | None = None
     source: Text | None = None
+
+    @model_validator(mode="after")
+    def _rings_are_those_of_a_mesh(self) -> Level:
+        if self.rings is not None and (self.topology != "mesh" or len(self.rings) != self.ranks):
+            raise SpecError(f"rings: expected a mesh, and a number for each of 1 to {self.ranks} neighbours")
+        return self
+
+    @model_validator(mode="after")
+    def _shape_is_that_of_a_torus(self) -> Level:
+        if self.shape is not None and self.topology != "torus":
+            raise SpecError(f"shape: only a torus has one, and topology is {self.topology!r}")
+        if self.shape is not None and self.ports != 2 * len(self.shape):
+            raise SpecError(f"ports: a chip of a torus of {len(self.shape)} dimensions has {2 * len(self.shape)} links")
+        return self
 
     @property
     def unit_bandwidth(self) -> float:
@@ -208,12 +235,14 @@ class Span:
     ``fan_out``: units of the level below, within one unit of this level, that hold ranks of the group.
     ``members_below``: ranks of the group in one such unit.
     ``groups_sharing``: groups of the same kind, this one too, whose ranks share that unit and its ports.
+    ``units``: units of the level below that one unit of this level has (0: as many as there are).
     """
 
     level: Level
     fan_out: int
     members_below: int
     groups_sharing: int
+    units: int = 0
 
     @property
     def bandwidth(self) -> float:
@@ -252,9 +281,15 @@ class System(Spec):
                     f"levels[{index}].ranks: {level.ranks} is not a multiple of the {inner} of the level below"
                 )
             inner = level.ranks or inner
-        if self.devices_per_node not in {1, *(level.ranks for level in self.levels)}:
+        if self.devices_per_node not in {1, *(level.ranks for level in self.levels)} and not self._torus_of_nodes:
             raise SpecError(f"devices_per_node: no level has {self.devices_per_node} ranks, yet a node is a level")
         return self
+
+    @property
+    def _torus_of_nodes(self) -> bool:
+        """Whether nodes are hosts beside a torus that joins their chips directly."""
+        extents = [level.ranks for level in self.levels if level.shape is not None]
+        return bool(extents) and extents[0] is not None and extents[0] % self.devices_per_node == 0
 
     @property
     def capacity(self) -> int | None:
@@ -278,12 +313,23 @@ class System(Spec):
         """
         self._check_group(stride, size)
         spans, ranks_below, members_below = [], 1, 1
-        for level in self.levels:
+        for level in self._flat_levels(stride * size):
             members = size if level.ranks is None else min(size, -(-level.ranks // stride))
             fan_out, sharing = -(-members // members_below), -(-ranks_below // members_below)
-            spans.append(Span(level, fan_out, members_below, sharing))
+            units = 0 if level.ranks is None else level.ranks // ranks_below
+            spans.append(Span(level, fan_out, members_below, sharing, units))
             ranks_below, members_below = level.ranks or ranks_below, members
         return tuple(spans)
+
+    def _flat_levels(self, reach: int) -> tuple[Level, ...]:
+        """The levels as a job of ``reach`` devices finds them: a level for each dimension of a torus."""
+        if all(level.shape is None for level in self.levels):
+            return self.levels
+        flat: list[Level] = []
+        for level in self.levels:
+            below = flat[-1].ranks if flat else 1
+            flat.extend([level] if level.shape is None else torus_levels(level, below or 1, reach))
+        return tuple(flat)
 
     def _check_group(self, stride: int, size: int) -> None:
         if stride < 1 or size < 1:
@@ -293,6 +339,58 @@ class System(Spec):
             raise PlanError(
                 f"system {self.name} has {capacity} devices; {size} ranks with stride {stride} need at least {reach}"
             )
+
+
+def torus_levels(level: Level, below: int, reach: int) -> list[Level]:
+    """A level for each dimension of the box that a job of ``reach`` devices gets of a torus of units of ``below``.
+
+    A unit of the second dimension is a row of the first, with the links of all its chips. A dimension that does not
+    close into a ring carries a ring's traffic forward on one side of its links and back on the other: one port a chip
+    instead of two.
+    """
+    assert level.shape is not None
+    levels, ranks = [], below
+    for name, extent in zip("xyz", torus_box(level.shape, -(-reach // below)), strict=False):
+        closes = level.wrap is not None and extent % level.wrap == 0
+        update = {
+            "name": f"{level.name} {name}",
+            "ranks": ranks * extent,
+            "ports": (2 if closes else 1) * (ranks // below),
+            "shape": None,
+        }
+        levels.append(level.model_copy(update=update))
+        ranks *= extent
+    return levels
+
+
+def torus_box(shape: tuple[int, ...], units: int) -> tuple[int, ...]:
+    """Extents, as even as can be, of a box of ``units`` in a torus; where its prime factors do not fit, of the next
+    larger box that does.
+
+    >>> torus_box((16, 20, 28), 512), torus_box((16, 16), 8), torus_box((16, 16), 7)
+    ((8, 8, 8), (4, 2), (7, 1))
+    """
+    for count in range(units, math.prod(shape) + 1):
+        extents = [1] * len(shape)
+        for factor in _prime_factors(count):
+            fitting = [axis for axis, extent in enumerate(extents) if extent * factor <= shape[axis]]
+            if not fitting:
+                break
+            extents[min(fitting, key=lambda axis: extents[axis])] *= factor
+        else:
+            return tuple(sorted(extents, reverse=True)) if shape[0] >= max(extents) else tuple(extents)
+    return shape
+
+
+def _prime_factors(number: int) -> list[int]:
+    """The largest first: 12 -> [3, 2, 2]."""
+    factors, divisor = [], 2
+    while divisor * divisor <= number:
+        while number % divisor == 0:
+            factors.append(divisor)
+            number //= divisor
+        divisor += 1
+    return sorted([*factors, number] if number > 1 else factors, reverse=True)
 
 
 def load_device(name_or_path: str | Path) -> Device:

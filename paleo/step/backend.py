@@ -23,7 +23,7 @@ from paleo.operations.optimizers import Optimizer, optimizer
 from paleo.operations.precision import Precision, autocast, precision
 from paleo.parallel.mesh import Mesh
 from paleo.parallel.placement import Placement, parse_strategy
-from paleo.pricing.communication import Fabric
+from paleo.pricing.communication import Fabric, collective_sources
 from paleo.pricing.kernels import Pricer, pricer
 from paleo.schedules.base import Numeric
 from paleo.specs.calibration import Calibration
@@ -173,6 +173,13 @@ class Backend:
             checkpoints=Checkpoints(self.software.recomputation.stops_early, self.software.recomputation.selective),
         )
         return without_backward(program) if self.run.forward_only else program
+
+    def calibration(self, mesh: Mesh) -> str:
+        """Where the prices of kernels come from, and of several devices those of the links between them."""
+        if mesh.size == 1 or self.prices.rates is not None:
+            return self.prices.name
+        links = collective_sources(self.fabric, "all_reduce", self.fabric.links(1, mesh.size))
+        return f"{self.prices.name}; links: {links}"
 
     def _targets(self, mesh: Mesh) -> int | None:
         """Nodes (within one: devices) to which a token goes once."""

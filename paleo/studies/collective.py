@@ -11,7 +11,7 @@ import numpy as np
 from paleo.collectives.base import Algorithm, algorithms_for
 from paleo.collectives.traffic import Array
 from paleo.errors import PlanError, SpecError
-from paleo.pricing.calibration import rates
+from paleo.pricing.calibration import constants
 from paleo.pricing.communication import Fabric, collective_sources
 from paleo.pricing.links.alpha_beta import bus_factor
 from paleo.pricing.links.choice import Crossover, crossovers
@@ -84,9 +84,9 @@ def collective(
         raise SpecError(f"ranks: {ranks} must be 2 or more; one rank has nobody to talk to")
     if not system.levels:
         raise PlanError(f"system {system.name} is one device alone; {operation} over {ranks} ranks needs links")
-    constants = rates(calibration)
-    own_file = calibration_file(calibration) if constants is None and calibration != "auto" else None
-    fabric = Fabric(system, rates=constants, own=own_file, dtype=dtype)
+    constant = constants(system.device.kind, calibration)
+    measured = calibration_file(calibration) if constant is None and calibration != "auto" else None
+    fabric = Fabric(system, rates=constant, own=measured, dtype=dtype)
     links = fabric.links(1, ranks)
     bounds = {
         in_network: float(fabric.policy.least(operation, payload_bytes, links, in_network=in_network))
@@ -105,7 +105,7 @@ def _rows(
     operation: str, payload_bytes: float, links: GroupLinks, fabric: Fabric, bounds: Mapping[bool, float]
 ) -> tuple[AlgorithmRow, ...]:
     """Every algorithm that the network can carry out, fastest first; servers too, though never chosen unasked."""
-    able = [algorithm for algorithm in algorithms_for(operation) if links.can_run(algorithm)]
+    able = [algorithm for algorithm in algorithms_for(operation) if links.can_run(algorithm, operation)]
     seconds = fabric.prices(operation, links, np.asarray(payload_bytes), [algorithm.name for algorithm in able])
     factor = float(bus_factor(operation, links.ranks))
     candidates = fabric.policy.candidates(operation, links)

@@ -299,6 +299,36 @@ def test_a_step_and_the_study_have_one_price(system: str, ranks: int, algorithm:
     assert float(seconds[0]) == (study.best.time if algorithm is None else rows[algorithm])
 
 
+def test_a_torus_uses_all_links_of_a_chip() -> None:
+    """64 chips of a v5p are a cube of 4 x 4 x 4 whose dimensions close: 2 S 63/64 over six links at 0.9 of 100 GB/s."""
+    system = load_system("tpu-v5p-pod")
+    study = collective("all_reduce", 6.4e9, 64, system)
+    assert study.best.algorithm == "torus"
+    assert study.best.time == pytest.approx(2 * 6.4e9 * 63 / 64 / (6 * 90e9), rel=1e-2)
+    line = collective("all_reduce", 6.4e9, 4, load_system("tpu-v5e-pod"))  # 2 x 2: one link to each neighbour
+    assert line.best.time == pytest.approx(2 * 6.4e9 * 3 / 4 / (2 * 45e9), rel=1e-2)
+    across = collective("all_to_all", 1e9, 256, load_system("tpu-v5e-pod"))  # 64 GB cross 32 links of the middle
+    assert across.best.time == pytest.approx(128 * 0.5e9 / (2 * 16 * 45e9), rel=1e-2)
+    assert {"ring", "torus"} <= {row.algorithm for row in study.rows}
+    assert not {"butterfly", "double_tree"} & {row.algorithm for row in study.rows}
+
+
+def test_boxes_of_a_torus_nest_and_axes_of_a_mesh_fill_its_dimensions() -> None:
+    system = load_system("tpu-v5p-pod")
+    whole, outer = system.group(1, 512), system.group(8, 64)
+    assert [(span.fan_out, span.bandwidth) for span in whole] == [(8, 200e9), (8, 1600e9), (8, 12800e9)]
+    assert [(span.fan_out, span.bandwidth) for span in outer] == [(1, 200e9), (8, 200e9), (8, 1600e9)]
+
+
+def test_pairs_of_a_mesh_share_no_links() -> None:
+    """A peer of an MI300X is one link of 64 GB/s away, one of Polaris four links of 25; V100s find rings."""
+    for system, ranks, rate in (("mi300x-8", 2, 64e9), ("mi300x-8", 8, 448e9), ("polaris", 2, 100e9)):
+        links = links_across(load_system(system), ranks=ranks, ranks_per_node=ranks)
+        assert float(links.rank_bandwidth) == pytest.approx(rate)
+    cube = [links_across(load_system("aws-p3.16xlarge"), ranks=n, ranks_per_node=n) for n in (2, 5, 8)]
+    assert [float(links.rank_bandwidth) for links in cube] == pytest.approx([25e9, 1.65 * 25e9, 150e9])
+
+
 def test_double_precision_is_added_in_the_switch() -> None:
     """nccl-tests in fp64 on 8 H100: 481.8 GB/s of bus bandwidth at 16 GiB, more than the 450 GB/s of a link."""
     times = [collective("all_reduce", 2.0**34, 8, H100, dtype=dtype).best.time for dtype in ("fp64", "bf16", "int8")]

@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 from paleo.errors import PlanError, SpecError
+from paleo.predict import predict
 from paleo.specs.hardware import System, find_device, load_device, load_link, load_system
+from paleo.specs.model import load_model
+from paleo.specs.run import Run
 from paleo.units import GIB, GIGA, MICROSECOND, TERA
 
 
@@ -219,3 +222,42 @@ def test_a_system_loads_cold_from_its_own_files_alone() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2]
     )
     assert 3 <= int(run.stdout) <= 8
+
+
+TPU_PODS = ("tpu-v2-pod", "tpu-v3-pod", "tpu-v4-pod", "tpu-v5e-pod", "tpu-v5p-pod", "tpu-v6e-pod", "tpu7x-pod")
+
+
+@pytest.mark.parametrize("name", [*TPU_PODS, "gaudi2", "gaudi3"])
+def test_devices_without_a_published_fp32_rate_run(name: str) -> None:
+    """Only the formats that a run needs are asked for; collectives of a pod go over its torus."""
+    pod = name in TPU_PODS
+    step = predict(load_model("gpt2"), load_system(name), Run(gpus=64 if pod else 1, batch=8))
+    assert 0.1 < step.mfu < 0.75
+    assert (step.breakdown.communication_total > 0) == pod
+
+
+def test_the_calibration_of_a_step_names_that_of_its_links() -> None:
+    model = load_model("gpt2")
+    assert "links" not in predict(model, load_system("dgx-h100"), Run(gpus=1)).calibration
+    assert "measured (dgx-h100) collective.nccl" in predict(model, load_system("dgx-h100"), Run(gpus=8)).calibration
+    slow = predict(model, load_system("l40s-pcie-8gpu"), Run(gpus=8))
+    quick = predict(model, load_system("l40s-8-p2p"), Run(gpus=8))
+    assert "measured (l40s-pcie-8gpu) collective.nccl" in slow.calibration
+    assert quick.breakdown.communication_total < 0.2 * slow.breakdown.communication_total
+
+
+@pytest.mark.parametrize(
+    ("level", "says"),
+    [
+        ("{name: n, ranks: 8, link: nvlink4-link, topology: switch, shape: [2, 4], ports: 4}", "only a torus"),
+        ("{name: n, ranks: 8, link: ici-tpu-v4, topology: torus, shape: [2, 4], ports: 3}", "4 links"),
+        ("{name: n, ranks: 8, link: nvlink2-link, topology: mesh, rings: [0, 1], ports: 6}", "each of 1 to 8"),
+    ],
+)
+def test_a_level_that_contradicts_itself_is_refused(tmp_path: Path, level: str, says: str) -> None:
+    file = tmp_path / "odd.yaml"
+    file.write_text(
+        f"full_name: odd\nyear: 2024\ndevice: h100-sxm5-80gb\ndevices_per_node: 8\nlevels: [{level}]\nsource: here\n"
+    )
+    with pytest.raises(SpecError, match=says):
+        load_system(str(file))

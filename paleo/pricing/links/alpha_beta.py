@@ -101,6 +101,22 @@ def lower_bound(
     return np.asarray(latency + slowest)
 
 
+def torus_bound(operation: str, payload_bytes: Numeric, group: Group, costs: Sequence[LevelCost]) -> Array:
+    """As `lower_bound` where each level is a dimension of a torus: what a rank must send, over all its links [s].
+
+    >>> costs = [LevelCost(alpha=1.0, beta=0.01), LevelCost(alpha=1.0, beta=0.01 / 8)]
+    >>> float(torus_bound("all_gather", 6400.0, (8, 8), costs))  # 6300 bytes over links of 100 bytes a second each
+    31.5
+    """
+    payload, fan_outs = checked_payload(payload_bytes), checked_group(group)
+    rate: Array = np.zeros(())
+    for index, cost in enumerate(costs):
+        rate = rate + np.where(fan_outs[index] > 1, 1.0, 0.0) / (cost.beta * ranks_of(fan_outs[:index]))
+    ranks = ranks_of(fan_outs)
+    sent = bus_factor(operation, ranks) * payload * (ranks > 1)
+    return np.asarray(sent / np.where(rate > 0, rate, np.inf))
+
+
 def _least_share(operation: str, fan_outs: tuple[Array, ...], index: int, in_network: bool) -> Array:
     """Share of the payload that each unit must send into a level."""
     fan_out = fan_outs[index]

@@ -77,10 +77,11 @@ class GroupLinks:
         alone = tuple(np.ones_like(np.asarray(fan_out)) for fan_out in self.fan_outs[self.inner_levels :])
         return dataclasses.replace(self, fan_outs=(*self.fan_outs[: self.inner_levels], *alone))
 
-    def can_run(self, algorithm: Algorithm) -> bool:
+    def can_run(self, algorithm: Algorithm, operation: str) -> bool:
         """Whether the system has what an algorithm asks for."""
         switches = self.switch_reduces or not algorithm.in_network
-        return switches and (algorithm.topology is None or algorithm.topology in self.topologies)
+        near = not (operation in algorithm.distant and "torus" in self.topologies)
+        return switches and near and (algorithm.topology is None or algorithm.topology in self.topologies)
 
     def wire_time(self, traffic: Traffic, levels: slice = slice(None)) -> Array:
         """Seconds of the slowest of some levels at the datasheet's bandwidth, phase after phase."""
@@ -159,8 +160,8 @@ def stack_links(groups: Sequence[GroupLinks], index: npt.NDArray[np.intp]) -> Gr
 
 
 def between_nodes(system: System, level: Level) -> bool:
-    """Whether a level joins nodes."""
-    return level.ranks is None or level.ranks > system.devices_per_node
+    """Whether a level joins nodes by their network; a torus joins chips directly, whichever host they belong to."""
+    return (level.ranks is None or level.ranks > system.devices_per_node) and level.topology != "torus"
 
 
 def links_of_spans(system: System, spans: Sequence[Span]) -> GroupLinks:
@@ -212,6 +213,17 @@ def link_kind(system: System) -> str:
     return "nvlink" if system.levels[0].link.kind in _LIKE_NVLINK else "pcie"
 
 
+def _direct_links(span: Span, fan_out: int) -> float:
+    """Links of a unit that lead to others of ``fan_out`` units: of a mesh those of its pairs or rings, else all."""
+    level = span.level
+    if level.topology != "mesh" or level.ranks is None or fan_out == 1:
+        return float(level.ports)
+    if level.rings is not None:
+        return level.rings[fan_out - 1]
+    others = span.units - 1
+    return level.ports * min(fan_out - 1, others) / others
+
+
 def _usable_ports(system: System, span: Span, outside: bool) -> tuple[float, float]:
     """Ports of one unit for this group, and for one rank of it: its share of them, and no more than its rings reach.
 
@@ -220,7 +232,12 @@ def _usable_ports(system: System, span: Span, outside: bool) -> tuple[float, flo
     """
     share = span.level.ports / span.groups_sharing
     if not outside:
-        usable = min(share, 1.0) if span.level.link.kind in ("pcie", "qpi") else share
-        return usable, usable
+        usable = (
+            min(share, 1.0)
+            if span.level.link.kind in ("pcie", "qpi")
+            else min(share, _direct_links(span, span.fan_out))
+        )
+        of_a_rank = max(1.0, usable / (span.members_below * span.groups_sharing))
+        return usable, min(of_a_rank, _direct_links(span, 2))
     of_a_rank = max(1.0, span.level.ports / system.devices_per_node)
     return min(share, span.members_below * of_a_rank), min(share, of_a_rank)

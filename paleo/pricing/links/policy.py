@@ -16,7 +16,7 @@ from paleo.collectives.base import Algorithm, algorithms_for
 from paleo.collectives.traffic import Array, Numeric
 from paleo.errors import PlanError, SpecError, near
 from paleo.pricing.calibration import Rates
-from paleo.pricing.links.alpha_beta import LevelCost, lower_bound, traffic_time
+from paleo.pricing.links.alpha_beta import LevelCost, lower_bound, torus_bound, traffic_time
 from paleo.pricing.links.choice import Choice, fastest
 from paleo.pricing.links.fabric import FabricParameters, fabric_time
 from paleo.pricing.links.group import Flags, GroupLinks
@@ -57,7 +57,7 @@ def named(operation: str, links: GroupLinks, names: Sequence[str]) -> list[Algor
     for name in names:
         if name not in serving:
             raise SpecError(f"no algorithm {name!r} for {operation!r}; {near(name, serving)}")
-        if not links.can_run(serving[name]):
+        if not links.can_run(serving[name], operation):
             needed = serving[name].topology or "switches that add"
             raise PlanError(f"algorithm {name!r} needs a network with {needed}; links are {sorted(links.topologies)}")
     return [serving[name] for name in names]
@@ -112,7 +112,7 @@ class Textbook:
 
     def candidates(self, operation: str, links: GroupLinks) -> list[Algorithm]:
         """All that need no servers of their own."""
-        return [each for each in algorithms_for(operation) if each.automatic and links.can_run(each)]
+        return [each for each in algorithms_for(operation) if each.automatic and links.can_run(each, operation)]
 
     def chooses(self, algorithm: Algorithm, links: GroupLinks) -> Flags:
         """Any of them."""
@@ -124,7 +124,7 @@ class Textbook:
 
     def least(self, operation: str, payload_bytes: Numeric, links: GroupLinks, *, in_network: bool) -> Array:
         """The textbook's lower bound."""
-        return lower_bound(operation, payload_bytes, links.fan_outs, self.costs(links), in_network=in_network)
+        return _least(operation, payload_bytes, links, self.costs(links), in_network)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ class Nccl:
     def candidates(self, operation: str, links: GroupLinks) -> list[Algorithm]:
         """What NCCL has for an operation, and what is open to any library."""
         serving = (each for each in algorithms_for(operation) if each.belongs_to("nccl", operation))
-        return [each for each in serving if links.can_run(each)]
+        return [each for each in serving if links.can_run(each, operation)]
 
     def chooses(self, algorithm: Algorithm, links: GroupLinks) -> Flags:
         """Trees are for several nodes, the switch's arithmetic for `SWITCH_RANKS` of a node and more."""
@@ -184,4 +184,10 @@ class Nccl:
         ]
         inside = self.exchange.launch if operation in EXCHANGES else self.inside.launch
         launch = np.where(links.nodes > 1, self.between.launch, inside) * (links.ranks > 1)
-        return np.asarray(launch + lower_bound(operation, payload_bytes, links.fan_outs, costs, in_network=in_network))
+        return np.asarray(launch + _least(operation, payload_bytes, links, costs, in_network))
+
+
+def _least(operation: str, payload: Numeric, links: GroupLinks, costs: Sequence[LevelCost], in_network: bool) -> Array:
+    if links.topologies == {"torus"}:
+        return torus_bound(operation, payload, links.fan_outs, costs)
+    return lower_bound(operation, payload, links.fan_outs, costs, in_network=in_network)
