@@ -75,6 +75,9 @@ class RunOptions:
     recompute: Annotated[str | None, _option("none, selective or full recomputation of activations.")] = None
     recompute_layers: Annotated[int | None, _option("Full recomputation of so many layers a stage. [all]")] = None
     compress: Annotated[str | None, _option("Compressed gradients: fp16, onebit, topk:0.001, … [none]")] = None
+    consistency: Annotated[str | None, _option("bsp, async, ssp:4, local:32, diloco:100, gossip:exp2, … [bsp]")] = None
+    servers: Annotated[int | None, _option("Parameter servers, for async. [one]")] = None
+    jitter: Annotated[float | None, _option("Noise of a rank's step, as a share of it. [0]")] = None
     software: Annotated[str | None, _option("Profile of a framework: host time, overlap. [pytorch-eager]")] = None
     calibration: Annotated[str | None, _option("auto, ideal, ppp=0.6 or a calibration. [auto]")] = None
     run_file: Annotated[str | None, _option("A run as a YAML file; options win over it.", "--run", metavar="FILE")] = (

@@ -69,6 +69,9 @@ def within(strategy: str | None, **stated: object) -> Space:
 
 def check_searched(run: Run) -> None:
     """PlanError for what a search does not range over."""
+    if run.consistency != "bsp":
+        stale = f"consistency {run.consistency!r}: plans are ranked by time alone, which always prefers the stalest"
+        raise PlanError(f"{stale}; estimate it, or compare it with bsp")
     if run.offload != "none":
         raise PlanError(f"offload {run.offload!r}: a search does not range over it; leave it out, or estimate one run")
     if run.placement:

@@ -40,6 +40,9 @@ class Run(Spec):
 
     ``batch`` is per data-parallel rank, ``global_batch`` over all of them. ``algorithm`` forces one collective
     algorithm. ``compress`` names a compression of the gradients, ``topk:0.001`` (`paleo.compression`).
+    ``consistency`` is how workers wait for one another, ``ssp:4`` (`paleo.consistency`), with ``servers`` where there
+    are parameter servers; ``jitter`` is the noise of a rank's step from one step to the next, as a share of it, and
+    ``slow_ranks`` that of ranks that are always slower or faster.
     ``cudnn``, ``attention`` and ``exchange`` are what the ``software`` profile does unless they are given.
     ``bucket`` is how many bytes of gradients go out together (25 MiB in PyTorch's DDP). ``offload`` names what lives in
     host memory: optimizer, gradients, parameters, activations. ``input`` is data loading; None is synthetic data, which
@@ -77,6 +80,10 @@ class Run(Spec):
     bucket: Bytes = 25 * MEBIBYTE
     algorithm: Text | None = None
     compress: Text | None = None
+    consistency: Text = "bsp"
+    servers: PositiveCount | None = None
+    jitter: Annotated[float, Field(ge=0, le=3)] = 0.0
+    slow_ranks: Annotated[float, Field(ge=0, le=3)] = 0.0
     calibration: Text = "auto"
     offload: Text = "none"
     clip: Literal["none", "norm", "scaled"] | None = None

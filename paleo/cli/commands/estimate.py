@@ -63,6 +63,7 @@ def estimate(
     """One configuration: step time with its parts, memory, throughput; time, rent and energy of a training."""
     from paleo.predict import predict
     from paleo.report import documents, tables
+    from paleo.report.blocks import Blocks
     from paleo.report.target import goodput_below, with_goodput
     from paleo.specs.hardware import load_system
     from paleo.specs.model import load_model
@@ -83,10 +84,10 @@ def estimate(
         from paleo.report import plots
 
         draw(path, lambda: plots.estimate(step))
-    changes = advise(step)
+    changes, blocks = advise(step), Blocks(step)
     show_document(
-        lambda: with_goodput(documents.estimate(step, cost, changes), with_failures),
-        lambda: goodput_below(tables.estimate(step, cost, changes, verbose=verbose), with_failures),
+        lambda: {**with_goodput(documents.estimate(step, cost, changes), with_failures), **blocks.documents()},
+        lambda: blocks.below(goodput_below(tables.estimate(step, cost, changes, verbose=verbose), with_failures)),
         as_json,
     )
     warn(step.warnings if as_json else ())

@@ -1,0 +1,38 @@
+"""What an estimate says beside the step where it was asked for: consistency and compression."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from paleo.predict import Prediction
+from paleo.report import compression, consistency
+from paleo.report.documents import Document
+from paleo.studies import compression as compression_study
+from paleo.studies import consistency as consistency_study
+
+
+class Blocks:
+    """The studies that a run asks for, each computed once."""
+
+    def __init__(self, prediction: Prediction) -> None:
+        self._consistency = consistency_study.studied(prediction)
+        self._compression = compression_study.studied(prediction)
+
+    def documents(self) -> Document:
+        """Keys that are added to an estimate's document."""
+        shown: Document = {}
+        if self._consistency is not None:
+            shown["consistency"] = consistency.document(self._consistency)
+        if self._compression is not None:
+            shown["compression"] = compression.document(self._compression)
+        return shown
+
+    def below(self, table: RenderableType) -> RenderableType:
+        """A table with these blocks below it."""
+        parts: list[RenderableType] = [table]
+        if self._consistency is not None:
+            parts += [Text(), consistency.table(self._consistency)]
+        if self._compression is not None:
+            parts += [Text(), compression.table(self._compression)]
+        return Group(*parts) if len(parts) > 1 else table

@@ -1,0 +1,60 @@
+"""A run under its consistency model, as a table and as a document."""
+
+from __future__ import annotations
+
+import math
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from paleo.report.documents import Document
+from paleo.report.tables import grid, percent, prose
+from paleo.studies.consistency import ConsistencyStudy
+from paleo.units import duration, gibibytes
+
+NO_VERDICT = "What staleness does to the loss is not predicted."
+
+
+def document(study: ConsistencyStudy) -> Document:
+    """Figures of one configuration; those of a server are null without one."""
+    cycle = study.cycle
+    utilization, knee = float(cycle.utilization), float(cycle.knee)
+    return {
+        "model": study.prediction.run.consistency,
+        "summary": study.model.summary,
+        "reference": study.model.reference,
+        "exact": study.model.exact,
+        "workers": study.workers,
+        "step_time_s": float(cycle.step),
+        "synchronous_step_time_s": float(study.synchronous.step),
+        "updates_per_s": float(cycle.updates_per_s),
+        "samples_per_s": study.samples_per_s,
+        "exposed_s": float(cycle.exposed),
+        "bytes_per_s": float(cycle.bytes_per_s),
+        "staleness": {"mean": float(cycle.staleness_mean), "sd": float(cycle.staleness_sd)},
+        "server_utilization": None if math.isnan(utilization) else utilization,
+        "knee": None if math.isnan(knee) else knee,
+        "extra_memory_bytes": float(cycle.extra_memory),
+    }
+
+
+def table(study: ConsistencyStudy) -> RenderableType:
+    """The same for people."""
+    shown, cycle = grid("Consistency", ["what", "figure"], left=2), study.cycle
+    synchronous = float(study.synchronous.step)
+    shown.add_row("model", f"{study.prediction.run.consistency}: {study.model.summary}")
+    shown.add_row("step of a worker", f"{duration(float(cycle.step))}, synchronous {duration(synchronous)}")
+    shown.add_row("updates of the model", f"{float(cycle.updates_per_s):,.3g} a second")
+    shown.add_row("samples", f"{study.samples_per_s:,.0f} a second")
+    shown.add_row("exchange and waiting", duration(float(cycle.exposed)))
+    mean, deviation = float(cycle.staleness_mean), float(cycle.staleness_sd)
+    shown.add_row("staleness", f"{mean:.3g} updates on average, deviation {deviation:.3g}")
+    if not math.isnan(float(cycle.knee)):
+        shown.add_row(
+            "server", f"{percent(float(cycle.utilization))} busy; the limit from {float(cycle.knee):.3g} workers on"
+        )
+    if float(cycle.extra_memory) > 0:
+        shown.add_row("memory beside a synchronous run", gibibytes(float(cycle.extra_memory)))
+    if study.model.exact:
+        return shown
+    return Group(shown, Text(), prose(NO_VERDICT))

@@ -1,0 +1,111 @@
+"""What a consistency model makes of a predicted step: updates a second, staleness, what servers limit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from paleo.consistency.base import Consistency, Cycle, Server, Workload, consistency
+from paleo.errors import PlanError
+from paleo.parallel.mesh import BATCH_AXES
+from paleo.predict import Prediction, predict
+
+#: Seconds of software of a parameter server for each tensor that is pushed and pulled: TensorFlow's, as fitted to
+#: four saturated rates of CM-DARE (Li, Walls, Guo, ICDCS 2020).
+SERVER_CALL = 0.102e-3
+#: Bytes of host memory that a server moves for each byte pushed: gradient, parameter read and written, reply.
+SERVER_PASSES = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class ConsistencyStudy:
+    """A run under its consistency model: ``cycle`` of one configuration, beside the synchronous one. ``exposed`` and
+    the rest are in the cycle; ``workers``: data-parallel replicas."""
+
+    prediction: Prediction
+    model: Consistency
+    workload: Workload
+    cycle: Cycle
+    synchronous: Cycle
+
+    @property
+    def workers(self) -> int:
+        return self.prediction.plan.dp
+
+    @property
+    def samples_per_s(self) -> float:
+        """Samples that all workers see a second."""
+        return self.prediction.plan.global_batch / float(self.cycle.step)
+
+
+def studied(prediction: Prediction) -> ConsistencyStudy | None:
+    """The study of a run that names a consistency model or noise; None for plain synchronous steps."""
+    run = prediction.run
+    if run.forward_only or (run.consistency == "bsp" and not run.jitter and not run.slow_ranks):
+        return None
+    model, work = consistency(run.consistency), workload(prediction)
+    return ConsistencyStudy(prediction, model, work, model.cycle(work), consistency("bsp").cycle(work))
+
+
+def workload(prediction: Prediction) -> Workload:
+    """A predicted step as the workload of like workers; PlanError where sharding ties workers together.
+
+    Compute is the step less its sums of gradients; a worker is a data-parallel replica with all its ranks.
+    """
+    plan, run = prediction.plan, prediction.run
+    if plan.parallel.zero == 3:
+        raise PlanError(f"consistency {run.consistency}: with zero=3 no worker has all parameters; use zero=0, 1 or 2")
+    after = prediction if run.exchange == "after" else _unhidden(prediction)
+    batch = after.steps.batch
+    seconds, _ = batch.layouts.exchange(batch.assignment, plan.parallel.zero, chunks=False)
+    exchange = float(seconds.sum(axis=1).max()) if plan.dp > 1 else 0.0
+    compute = max(after.step_time - exchange, 0.0)
+    elements = float(batch.layouts.elements(batch.assignment.kinds.stages, trained=True).max())
+    payload = elements * batch.backend.formats.gradient
+    tensors = sum(section.tensors * section.repeat for section in prediction.program.sections) / plan.stages
+    return Workload(
+        workers=float(plan.dp),
+        compute=compute,
+        all_reduce=exchange,
+        hidden=max(0.0, exchange - (prediction.step_time - compute)),
+        neighbour=_neighbour(after, payload),
+        payload=payload,
+        parameters=elements,
+        tensors=float(tensors),
+        jitter=run.jitter,
+        persistent=run.slow_ranks,
+        server=_server(prediction),
+    )
+
+
+def _unhidden(prediction: Prediction) -> Prediction:
+    """The same run with its gradients summed after the passes."""
+    microbatch = prediction.plan.microbatch
+    run = prediction.run.model_copy(update={"exchange": "after", "microbatch": microbatch})
+    return predict(prediction.model, prediction.system, run)
+
+
+def _neighbour(prediction: Prediction, payload: float) -> float:
+    """Seconds in which a worker sends its payload to the worker that is farthest away."""
+    mesh = prediction.plan.mesh
+    if prediction.plan.dp == 1:
+        return 0.0
+    stride, ranks = np.array([mesh.stride(BATCH_AXES)]), np.array([mesh.ways(BATCH_AXES)])
+    fabric = prediction.steps.batch.backend.fabric
+    return float(fabric.times("send_recv", stride, ranks, np.array([payload]))[0])
+
+
+def _server(prediction: Prediction) -> Server | None:
+    """Parameter servers on nodes of the system: their port takes pushes and replies at the same time, their memory
+    holds the update."""
+    run, system = prediction.run, prediction.system
+    if run.servers is None and run.consistency != "async":
+        return None
+    links = [level for level in system.levels if level.ranks is None] or list(system.levels)
+    if not links:
+        raise PlanError(f"consistency {run.consistency}: {system.name} is one device without links to a server")
+    port = links[-1].link.bandwidth * max(1, links[-1].ports or 1)
+    memory = system.host.memory_bandwidth if system.host is not None and system.host.memory_bandwidth else np.inf
+    rate = 1.0 / (1.0 / port + SERVER_PASSES / memory)
+    return Server(call=SERVER_CALL, bandwidth=float(rate), count=run.servers or 1)
