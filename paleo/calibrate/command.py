@@ -29,6 +29,7 @@ from paleo.calibrate.software import (
     software_jobs,
     software_text,
 )
+from paleo.calibrate.tasks import asked_for_tasks, fit_tasks
 from paleo.errors import SpecError
 from paleo.files import checked_output, write_text
 from paleo.specs.calibration import Calibration
@@ -60,6 +61,8 @@ def fit(
     if output is not None and output_dir is not None:
         raise SpecError("-o and --output-dir exclude each other: one file, or one file a device in a folder")
     date = today or datetime.date.today().isoformat()
+    if all(asked_for_tasks(file) for file in files):
+        return fit_tasks(files, output_dir, date)
     if any(asked_for_links(file, only) for file in files):
         return _fit_links(files, only, output, output_dir, free, date)
     steps = [job for file in files for job in software_jobs(file, only)]

@@ -13,7 +13,7 @@ import pandas as pd
 
 from paleo.errors import PaleoError
 from paleo.specs.task import Code, Evaluation, Submissions, Task, load_task
-from paleo.studies.target import TargetTime, forward_seconds, timed
+from paleo.studies.target import TargetTime, timed
 from paleo.units import MILLISECOND
 from paleo.validate.steps.base import filled, records
 from paleo.validate.steps.training_runs import MINUTE, copies, target_of_row
@@ -35,7 +35,6 @@ class Row:
 
     index: int
     point: TargetTime
-    forward: float
     round_name: str
     exact: bool
     runs: float
@@ -74,7 +73,6 @@ def _row(index: int, cells: dict[str, Any], point: TargetTime) -> Row:
     return Row(
         index=index,
         point=point,
-        forward=forward_seconds(point.prediction),
         round_name=str(cells["round"]),
         exact=cells.get("config_match") == "exact",
         runs=measured("runs"),
@@ -201,20 +199,24 @@ def fit_evaluation(rows: list[Row], code: Code, rounds: list[str], towards: str)
     seconds = np.array([row.evaluation for row in fitted]) / np.array(counts)
     passes = np.array([_timed(row, neutral).evaluation_time for row in fitted])
     weights = _weights(fitted, rounds, towards)
-    work, fixed = weighted_median(seconds / passes, weights), weighted_median(seconds, weights)
-    by_work = work > 0 and _scatter(seconds / passes / work) <= _scatter(seconds / max(fixed, TINY))
-    found = (work, 0.0) if by_work or fixed <= 0 else (0.0, fixed)
-    return evaluation.model_copy(update={"work": max(round(found[0], 4), LEAST_WORK), "fixed": round(found[1], 3)})
+    work, fixed = _work_and_fixed(seconds, passes, weights)
+    return evaluation.model_copy(update={"work": max(round(work, 4), LEAST_WORK), "fixed": round(fixed, 3)})
 
 
-def _scatter(ratios: Array) -> float:
-    """Median distance of the logarithms of ratios from zero, of those above zero."""
-    logs = np.abs(np.log(ratios[ratios > 0]))
-    return float(np.median(logs)) if len(logs) else float("inf")
+def _work_and_fixed(seconds: Array, passes: Array, weights: Array) -> tuple[float, float]:
+    """Work and fixed seconds in the mixture of both that scatters least about what was measured."""
+    usual, best = float(np.median(passes)), (float("inf"), 1.0, 0.0)
+    for share in MIXTURES:
+        mixture = share * passes / usual + (1.0 - share)
+        scale = weighted_median(seconds / mixture, weights)
+        logs = np.abs(np.log(seconds[seconds > 0] / mixture[seconds > 0] / max(scale, TINY)))
+        scatter = float(np.median(logs)) if len(logs) and scale > 0 else float("inf")
+        best = min(best, (scatter, share * scale / usual, (1.0 - share) * scale))
+    return (0.0, 0.0) if weighted_median(seconds, weights) <= 0 else best[1:]
 
 
-#: Seconds that are none.
-TINY = 1e-12
+#: Shares of passes in the seconds of an evaluation that are tried, and seconds that are none.
+MIXTURES, TINY = (0.0, 0.25, 0.5, 0.75, 1.0), 1e-12
 
 
 def weighted_median(values: Array, weights: Array) -> float:
@@ -234,7 +236,7 @@ LEAST_WORK = 1e-4
 
 def _timed(row: Row, task: Task) -> TargetTime:
     runs = row.runs if row.runs > 0 else 1.0
-    return timed(task, row.point.prediction, row.forward, global_batch=row.point.global_batch, runs=runs)
+    return timed(task, row.point.prediction, row.point.forward, global_batch=row.point.global_batch, runs=runs)
 
 
 def fitted_task(task: Task, rows: list[Row], rounds: list[str], towards: str) -> Task:
@@ -290,4 +292,9 @@ def step_residual(rows: list[Row], rounds: list[str]) -> float:
         task = known[0].point.task.model_copy(update={"code": code})
         logs += [np.log(row.step / _timed(row, task).step_time) for row in known if row.round_name == towards]
     spread = 1.48 * float(np.median(np.abs(logs)))
-    return round(float(np.sqrt(np.mean(np.minimum(np.abs(logs), 4.0 * max(spread, LEAST_SPREAD)) ** 2))), 4)
+    rms = float(np.sqrt(np.mean(np.minimum(np.abs(logs), 4.0 * max(spread, LEAST_SPREAD)) ** 2)))
+    return round(rms if len({row.round_name for row in known}) > 1 else max(rms, ONE_ROUND), 4)
+
+
+#: Least residual of a code that only one round is known of: rounds of the other codes differ by so much.
+ONE_ROUND = 0.15

@@ -29,10 +29,12 @@ SUBMITTERS = 0.03
 @dataclass(frozen=True, slots=True)
 class TargetTime:
     """What a task takes on one configuration: samples, seconds of a step and of all evaluations, with one sigma of the
-    logarithm of each part; ``prediction`` is the step's, ``step_time`` that of the task's code."""
+    logarithm of each part; ``prediction`` is the step's and ``forward`` the seconds of its forward pass, ``step_time``
+    is that of the task's code."""
 
     task: Task
     prediction: Prediction
+    forward: float
     global_batch: float
     samples: float
     step_time: float
@@ -144,6 +146,7 @@ def timed(
     return TargetTime(
         task=task,
         prediction=prediction,
+        forward=forward,
         global_batch=global_batch,
         samples=samples,
         step_time=prediction.step_time * ratio,

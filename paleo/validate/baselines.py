@@ -1,0 +1,94 @@
+"""What minutes to target have to beat: three ways to predict a submission from those of other rounds.
+
+All work with device time: minutes x GPUs x peak FLOP/s of tensor cores in 16 bits, which a perfect scaling would keep.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from paleo.errors import PaleoError
+from paleo.specs.hardware import find_device
+
+Array = npt.NDArray[np.float64]
+#: Format whose peak scales a score from one device to another.
+DTYPE = "fp16"
+
+
+def peaks(devices: pd.Series[str]) -> Array:
+    """Peak FLOP/s of each row's device; nan for devices that the catalog lacks."""
+
+    def peak(name: str) -> float:
+        try:
+            return find_device(name).peak_flops_per_s(DTYPE)
+        except PaleoError:
+            try:
+                return find_device(name).peak_flops_per_s("bf16")
+            except PaleoError:
+                return float("nan")
+
+    known = {str(name): peak(str(name)) for name in devices.unique()}
+    return np.asarray(devices.astype(str).map(known), dtype=np.float64)
+
+
+def _work(frame: pd.DataFrame) -> Array:
+    """Minutes x GPUs x peak of each row."""
+    minutes, gpus = (frame[name].to_numpy(dtype=np.float64) for name in ("minutes_to_target", "n_gpus"))
+    return np.asarray(minutes * gpus * peaks(frame["device"]))
+
+
+def scaled_best(frame: pd.DataFrame, others: pd.DataFrame, last: str) -> Array:
+    """The least device time of the round before (``last``), spread over each row's GPUs; nan without one."""
+    before = others[others["round"] == last]
+    work = _work(before)
+    least = np.nanmin(work) if np.isfinite(work).any() else np.nan
+    return np.asarray(least / (frame["n_gpus"].to_numpy(dtype=np.float64) * peaks(frame["device"])))
+
+
+def one_utilisation(frame: pd.DataFrame, others: pd.DataFrame) -> Array:
+    """The median device time of other rounds on the same device (on all, where it is new), over each row's GPUs."""
+    work = pd.Series(_work(others), index=others.index)
+    medians = work.groupby(others["device"]).median()
+    chosen = frame["device"].map(medians).fillna(float(work.median())).to_numpy(dtype=np.float64)
+    return np.asarray(chosen / (frame["n_gpus"].to_numpy(dtype=np.float64) * peaks(frame["device"])))
+
+
+def nearest(frame: pd.DataFrame, others: pd.DataFrame) -> Array:
+    """The submission of other rounds nearest in device first and then in count, its minutes scaled by GPUs and peak."""
+    work, counts = _work(others), np.log(others["n_gpus"].to_numpy(dtype=np.float64))
+    usable = np.isfinite(work)
+    if not usable.any():
+        return np.full(len(frame), np.nan)
+    same = others["device"].to_numpy()[None, :] == frame["device"].to_numpy()[:, None]
+    apart = np.abs(np.log(frame["n_gpus"].to_numpy(dtype=np.float64))[:, None] - counts[None, :])
+    cost = np.where(usable[None, :], apart + np.where(same, 0.0, OTHER_DEVICE), np.inf)
+    found = work[np.argmin(cost, axis=1)]
+    return np.asarray(found / (frame["n_gpus"].to_numpy(dtype=np.float64) * peaks(frame["device"])))
+
+
+#: How many powers of e in count another device is worth.
+OTHER_DEVICE = 10.0
+
+
+def left_out_baselines(frame: pd.DataFrame) -> pd.DataFrame:
+    """The three baselines of every row from all other rounds, in minutes: ``scaled_best``, ``one_utilisation``,
+    ``nearest``."""
+    rounds = sorted(frame["round"].unique())
+    parts = []
+    for benchmark in frame["benchmark"].unique():
+        mine = frame[frame["benchmark"] == benchmark]
+        for name in mine["round"].unique():
+            rows, others = mine[mine["round"] == name], mine[mine["round"] != name]
+            if others.empty:
+                continue
+            earlier = [one for one in rounds if one < name and (others["round"] == one).any()]
+            last = earlier[-1] if earlier else str(others["round"].min())
+            found = {
+                "scaled_best": scaled_best(rows, others, last),
+                "one_utilisation": one_utilisation(rows, others),
+                "nearest": nearest(rows, others),
+            }
+            parts.append(pd.DataFrame(found, index=rows.index))
+    return pd.concat(parts).reindex(frame.index)

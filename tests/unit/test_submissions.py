@@ -1,0 +1,107 @@
+"""What tasks learn from submissions, on rows whose truth is known; baselines worked by hand."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from paleo.calibrate.submissions import Row, fit_code, fit_evaluation, fit_samples, left_out, step_residual
+from paleo.calibrate.tasks import is_of_tasks, with_blocks
+from paleo.specs.task import load_task
+from paleo.studies.target import TargetTime, code_ratio
+from paleo.validate.baselines import left_out_baselines, peaks
+
+ROUNDS = ["v1.0", "v1.1", "v2.0"]
+ARCHITECTURES = {"a30": "Ampere", "h100-sxm5-80gb": "Hopper"}
+
+
+def row(index: int, device: str, round_name: str, *, ratio: float, per_gpu: float = 400.0, samples: float = 1.1) -> Row:
+    """A submission that takes ``ratio`` times as long a step as predicted, and ``samples`` times the law's samples."""
+    task = load_task("mlperf-resnet")
+    prediction = SimpleNamespace(
+        system=SimpleNamespace(
+            device=SimpleNamespace(name=device, architecture=ARCHITECTURES[device]), devices_per_node=8
+        ),
+        plan=SimpleNamespace(gpus=8, global_batch=8 * per_gpu),
+        step_time=0.1,
+        interval=(0.09, 0.11),
+        warnings=(),
+    )
+    point = SimpleNamespace(task=task, prediction=prediction, forward=0.03, global_batch=8 * per_gpu)
+    needed = float(task.law.samples(8 * per_gpu)) * samples
+    evaluation = 9 * 50000 / (8 * per_gpu) * 0.03 * ratio * 2.0
+    return Row(index, cast(TargetTime, point), round_name, True, 5.0, 0.1 * ratio, needed, evaluation, 9.0,
+               needed / (8 * per_gpu) * 0.1 * ratio + evaluation)  # fmt: skip
+
+
+ROWS = [
+    row(index, device, name, ratio=ratio)
+    for index, (device, ratio, name) in enumerate(
+        (device, ratio, name)
+        for device, ratio in (("a30", 0.8), ("h100-sxm5-80gb", 0.6))
+        for name in ROUNDS
+        for _ in range(6)
+    )
+]
+
+
+def test_ratios_by_device_and_architecture() -> None:
+    code = fit_code(ROWS, ROUNDS, "v2.0")
+    assert code.ratio["a30"] == pytest.approx(0.8, rel=0.03)
+    assert code.ratio["h100-sxm5-80gb"] == pytest.approx(0.6, rel=0.03)
+    assert 0.6 < code.ratio["all"] < 0.8
+    unknown = cast(Any, SimpleNamespace(name="b200", architecture="Blackwell"))
+    ratio, sigma = code_ratio(code, unknown, samples_per_gpu=400.0, nodes=1)
+    assert ratio == code.ratio["all"]
+    assert sigma > code.residual  # the spread between architectures is added
+
+
+def test_samples_and_evaluations() -> None:
+    submissions = fit_samples(ROWS, ROUNDS, "v2.0")
+    assert submissions is not None
+    assert submissions.ratio == pytest.approx(1.1, rel=1e-3)
+    assert submissions.residual == pytest.approx(0.0, abs=1e-3)
+    evaluation = fit_evaluation(ROWS, fit_code(ROWS, ROUNDS, "v2.0"), ROUNDS, "v2.0")
+    total = evaluation.work * 50000 / 3200 * 0.03 * 0.8 + evaluation.fixed
+    assert total == pytest.approx(50000 / 3200 * 0.03 * 0.8 * 2.0, rel=0.2)
+
+
+def test_every_round_is_predicted_from_the_others() -> None:
+    found = list(left_out(ROWS, ROUNDS))
+    assert len(found) == len(ROWS)
+    errors = [abs(point.step_time / submission.step - 1) for submission, point in found]
+    assert max(errors) < 0.05
+    assert step_residual(ROWS, ROUNDS) < 0.05
+    assert step_residual([one for one in ROWS if one.round_name == "v1.0"], ROUNDS) == 0.15
+
+
+def test_task_files_keep_all_else() -> None:
+    task = load_task("mlperf-resnet").model_copy(update={"code": fit_code(ROWS, ROUNDS, "v2.0")})
+    text = "title: x\nevaluation:\n  samples: 1\ncode:\n  software: y\nsubmissions:\n  rows: 1\nsource: z\n"
+    written = with_blocks(text, task)
+    assert written.startswith("title: x\nevaluation:\n  samples: 50000\n")
+    assert written.endswith("source: z\n")
+    assert written.count("submissions:") == 1
+    assert is_of_tasks({"benchmark", "round", "device", "n_gpus", "global_batch", "minutes_to_target", "more"})
+    assert not is_of_tasks({"m", "n", "k"})
+
+
+def test_baselines_keep_device_time() -> None:
+    """Worked: 10 minutes on 8 A100 are 5 on 16, and 312 / 989 of that on H100 (dense peaks in 16 bits)."""
+    rows = pd.DataFrame(
+        {
+            "benchmark": "x", "round": ["v1.0", "v1.0", "v1.1", "v1.1"], "n_gpus": [8, 8, 16, 8],
+            "device": ["a100-sxm4-80gb", "a100-sxm4-80gb", "a100-sxm4-80gb", "h100-sxm5-80gb"],
+            "minutes_to_target": [10.0, 12.0, 6.0, 4.0],
+        }
+    )  # fmt: skip
+    found = left_out_baselines(rows)
+    share = peaks(pd.Series(["a100-sxm4-80gb", "h100-sxm5-80gb"]))
+    assert found["scaled_best"].iloc[2] == pytest.approx(5.0)
+    assert found["scaled_best"].iloc[3] == pytest.approx(10.0 * share[0] / share[1])
+    assert found["one_utilisation"].iloc[2] == pytest.approx(5.5)
+    assert np.isfinite(found["nearest"]).all()
