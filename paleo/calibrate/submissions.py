@@ -53,7 +53,7 @@ class Row:
 def rows_of(frame: pd.DataFrame) -> list[Row]:
     """Rows of a table of training runs that can be predicted, copies left out."""
     alone = ~copies(frame)
-    found = []
+    rows = []
     for index, cells in enumerate(records(frame)):
         if not alone[index]:
             continue
@@ -61,8 +61,8 @@ def rows_of(frame: pd.DataFrame) -> list[Row]:
             point = target_of_row(cells)
         except PaleoError:
             continue
-        found.append(_row(index, cells, point))
-    return found
+        rows.append(_row(index, cells, point))
+    return rows
 
 
 def _row(index: int, cells: dict[str, Any], point: TargetTime) -> Row:
@@ -134,8 +134,8 @@ def _terms(row: Row, architectures: list[str], devices: list[str], reference: fl
     several = float(plan.gpus > max(prediction.system.devices_per_node, 1))
     return [
         1.0,
-        *(float(device.architecture == one) for one in architectures),
-        *(float(device.name == one) for one in devices),
+        *(float(device.architecture == architecture) for architecture in architectures),
+        *(float(device.name == name) for name in devices),
         float(np.log2(_samples_per_gpu(row) / reference)),
         several,
     ]

@@ -64,8 +64,8 @@ def nearest(frame: pd.DataFrame, others: pd.DataFrame) -> Array:
     same = others["device"].to_numpy()[None, :] == frame["device"].to_numpy()[:, None]
     apart = np.abs(np.log(frame["n_gpus"].to_numpy(dtype=np.float64))[:, None] - counts[None, :])
     cost = np.where(usable[None, :], apart + np.where(same, 0.0, OTHER_DEVICE), np.inf)
-    found = work[np.argmin(cost, axis=1)]
-    return np.asarray(found / (frame["n_gpus"].to_numpy(dtype=np.float64) * peaks(frame["device"])))
+    chosen = work[np.argmin(cost, axis=1)]
+    return np.asarray(chosen / (frame["n_gpus"].to_numpy(dtype=np.float64) * peaks(frame["device"])))
 
 
 #: How many powers of e in count another device is worth.
@@ -83,12 +83,12 @@ def left_out_baselines(frame: pd.DataFrame) -> pd.DataFrame:
             rows, others = mine[mine["round"] == name], mine[mine["round"] != name]
             if others.empty:
                 continue
-            earlier = [one for one in rounds if one < name and (others["round"] == one).any()]
-            last = earlier[-1] if earlier else str(others["round"].min())
-            found = {
+            before = [earlier for earlier in rounds if earlier < name and (others["round"] == earlier).any()]
+            last = before[-1] if before else str(others["round"].min())
+            predicted = {
                 "scaled_best": scaled_best(rows, others, last),
                 "one_utilisation": one_utilisation(rows, others),
                 "nearest": nearest(rows, others),
             }
-            parts.append(pd.DataFrame(found, index=rows.index))
+            parts.append(pd.DataFrame(predicted, index=rows.index))
     return pd.concat(parts).reindex(frame.index)
