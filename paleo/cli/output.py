@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,14 +17,18 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
+#: The command that runs, whose name a document carries.
+COMMAND: ContextVar[str] = ContextVar("command", default="unknown")
+
+
 def show_document(
     document: Callable[[], Mapping[str, Any]], table: Callable[[], RenderableType], as_json: bool
 ) -> None:
     """One JSON document, or tables."""
     if as_json:
-        from paleo.report.documents import dumped
+        from paleo.report.documents import dumped, with_schema
 
-        sys.stdout.write(dumped(document()) + "\n")
+        sys.stdout.write(dumped(with_schema(COMMAND.get(), document())) + "\n")
         return
     from paleo.report.tables import console
 

@@ -17,6 +17,7 @@ import typer
 
 from paleo.cli import commands
 from paleo.cli.application import CATALOG, DECIDE, FAULT, INTERRUPTED, MEASURE, NO, PREDICT, UNREAD, WRONG, app
+from paleo.cli.output import COMMAND
 from paleo.cli.streams import discard_output, prepare, printable, say
 from paleo.errors import CapacityError, PaleoError
 
@@ -77,6 +78,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _command(arguments: Sequence[str]) -> int:
+    COMMAND.set(next((word for word in arguments if not word.startswith("-")), "help"))
     try:
         return int(app(list(arguments) or ["--help"], standalone_mode=False, prog_name="paleo") or 0)
     except SystemExit as stop:  # how typer reports a pipe without a reader

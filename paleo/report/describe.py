@@ -11,12 +11,15 @@ from paleo.layers.base import LAYERS
 from paleo.operations.optimizers import OPTIMIZERS
 from paleo.parallel.placement import STRATEGIES
 from paleo.schedules.base import SCHEDULES
-from paleo.specs.catalog import is_path, names, read_entry
+from paleo.specs.calibration import Calibration, load_calibration
+from paleo.specs.catalog import is_path, kind_of, names
 from paleo.specs.field_table import FieldRow, field_table, shown
 from paleo.specs.hardware import Device, Link, Price, System, load_device, load_link, load_system
+from paleo.specs.loading import Spec
 from paleo.specs.model import ModelSpec, load_model
-from paleo.specs.run import Run
+from paleo.specs.run import Run, load_run
 from paleo.specs.software import Software, load_software
+from paleo.studies.study_file import load_study
 from paleo.studies.summary import summarise
 from paleo.units import HOUR, duration, engineering, gibibytes
 
@@ -31,18 +34,20 @@ def _first_line(entry: object) -> str:
     return lines[0] if lines else ""
 
 
+def _dated(entry: Device | System) -> str:
+    return entry.full_name if entry.year is None else f"{entry.full_name}, {entry.year}"
+
+
 def _device_line(name: str) -> str:
     device = load_device(name)
     fastest = max(device.peak, key=lambda dtype: device.peak[dtype])
     peak = engineering(device.peak[fastest], "FLOP/s")
-    return (
-        f"{device.full_name}, {device.year}: {peak} {fastest}, {gibibytes(device.memory.capacity)} {device.memory.kind}"
-    )
+    return f"{_dated(device)}: {peak} {fastest}, {gibibytes(device.memory.capacity)} {device.memory.kind}"
 
 
 def _system_line(name: str) -> str:
     system = load_system(name)
-    return f"{system.full_name}, {system.year}: {system.devices_per_node} × {system.device.name} a node"
+    return f"{_dated(system)}: {system.devices_per_node} × {system.device.name} a node"
 
 
 def _link_line(name: str) -> str:
@@ -90,7 +95,7 @@ def find(name: str, kind: str | None = None) -> list[tuple[str, object]]:
     With a ``kind`` (``software``) entries of others are left out.
     """
     if is_path(name):
-        return [_read(name)]
+        return [_read(name, kind)]
     folded = name.strip().lower()
     loaders = _loaders()
     if kind is not None:
@@ -120,18 +125,14 @@ def _loaders() -> dict[str, tuple[Callable[[], Any], Callable[[str], object]]]:
     }
 
 
-def _read(path: str) -> tuple[str, object]:
-    """A YAML file as the kind that its keys show."""
-    _, keys = read_entry("models", path)
-    if "devices_per_node" in keys:
-        return "system", load_system(path)
-    if "multiprocessors" in keys:
-        return "device", load_device(path)
-    if "host" in keys and "layers" not in keys:
-        return "software", load_software(path)
-    if "bandwidth" in keys and "layers" not in keys:
-        return "link", load_link(path)
-    return "model", load_model(path)
+def _read(path: str, kind: str | None = None) -> tuple[str, object]:
+    """A YAML file as the kind that its keys show, or as the one that is named."""
+    loaders: dict[str, Callable[[str], object]] = {name: load for name, (_, load) in _loaders().items()}
+    loaders |= {"calibration": load_calibration, "run": load_run, "study": load_study}
+    shown = kind_of(path) if kind is None else kind.strip().lower()
+    if shown not in loaders:
+        raise SpecError(f"unknown kind {kind!r}; {near(str(kind), loaders)}")
+    return shown, loaders[shown](path)
 
 
 def facts(entry: object) -> list[Fact]:
@@ -146,12 +147,16 @@ def facts(entry: object) -> list[Fact]:
         return _model(entry)
     if isinstance(entry, Software):
         return _software(entry)
+    if isinstance(entry, Calibration):
+        return _calibration(entry)
+    if isinstance(entry, Spec):
+        return _stated(*((name, getattr(entry, name)) for name in sorted(entry.model_fields_set)))
     return _registered(entry)
 
 
 def document(entry: object) -> dict[str, Any]:
     """The same as a document: SI numbers where the entry is a spec."""
-    if isinstance(entry, Device | Link | System | ModelSpec | Software):
+    if isinstance(entry, Spec):
         return entry.model_dump(mode="json", by_alias=True)
     return dict(facts(entry))
 
@@ -173,7 +178,8 @@ def _device(device: Device) -> list[Fact]:
     memory = device.memory
     return _stated(
         ("name", device.full_name),
-        ("architecture", f"{device.vendor} {device.architecture}, {device.year}, {device.form_factor}"),
+        ("architecture", f"{device.vendor} {device.architecture}, {device.form_factor}"),
+        ("year", device.year),
         ("multiprocessors", device.multiprocessors),
         ("boost clock", device.boost_clock and engineering(device.boost_clock, "Hz", digits=4)),
         ("peak, dense", _rates(device.peak)),
@@ -220,7 +226,7 @@ def _system(system: System) -> list[Fact]:
         for index, level in enumerate(system.levels, start=1)
     ]
     return _stated(
-        ("name", f"{system.full_name}, {system.year}"),
+        ("name", _dated(system)),
         ("device", f"{system.device.name}: {system.device.full_name}"),
         ("devices a node", system.devices_per_node),
         ("nodes", system.max_nodes and f"up to {system.max_nodes}"),
@@ -263,6 +269,15 @@ def _software(software: Software) -> list[Fact]:
         ("notes", software.notes),
         ("source", software.source),
     )
+
+
+def _calibration(calibration: Calibration) -> list[Fact]:
+    """One line for each entry: what was fitted to how many rows, and the error on those that were not."""
+    rows = [("subject", calibration.subject)]
+    for entry in calibration.entries:
+        error = "not tested" if entry.residual is None else f"MAPE {entry.residual.mape:.1%} on rows held out"
+        rows.append((f"{entry.family}, {entry.stack}", f"{entry.rows_fitted or 0} rows fitted, {error}; {entry.date}"))
+    return _stated(*rows)
 
 
 def settings(entry: object) -> list[Setting]:

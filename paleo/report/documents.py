@@ -22,6 +22,19 @@ if TYPE_CHECKING:
 Document = dict[str, Any]
 
 
+#: Version of all documents: it rises when a key changes its meaning or goes away.
+SCHEMA_VERSION = 1
+
+
+def with_schema(command: str, document: Mapping[str, Any]) -> Document:
+    """A document that names its schema (``paleo schema COMMAND``).
+
+    >>> with_schema("scale", {"points": []})
+    {'schema': 'paleo.scale/1', 'points': []}
+    """
+    return {"schema": f"paleo.{command}/{SCHEMA_VERSION}", **document}
+
+
 def dumped(document: Mapping[str, Any]) -> str:
     """JSON text of a document; a number that is not finite becomes null."""
     return json.dumps(_finite(document), indent=2, allow_nan=False, ensure_ascii=False)

@@ -92,6 +92,50 @@ def read_entry(kind: str, name_or_path: str | Path) -> tuple[Path, dict[str, Any
     return path, _extended(kind, read_yaml(path), path)
 
 
+#: Keys of a file that show its kind, the first that fits; entries that only extend another are of that one's kind.
+_SHOWS: tuple[tuple[str, frozenset[str]], ...] = (
+    ("calibration", frozenset({"subject", "entries"})),
+    ("study", frozenset({"models", "systems", "axes"})),
+    ("system", frozenset({"device", "devices_per_node", "levels", "price_per_node", "max_nodes"})),
+    ("model", frozenset({"layers", "inputs", "blocks", "task", "params", "expect", "dataset"})),
+    ("device", frozenset({"multiprocessors", "peak", "vector_peak", "memory", "tdp", "vendor", "architecture"})),
+    ("link", frozenset({"bandwidth", "latency", "scope", "achieved_fraction"})),
+    ("run", frozenset({"gpus", "batch", "global_batch", "microbatch", "strategy", "optimizer", "dtype", "schedule"})),
+    ("software", frozenset({"host", "overlap", "convolutions", "formats", "attention", "since", "until"})),
+)
+
+
+def kind_of(path: str | Path) -> str:
+    """What a YAML file describes, by its keys: device, link, system, model, software, calibration, run or study.
+
+    Raises SpecError where no key tells, with the kinds that there are.
+    """
+    chain: list[str] = []
+    while len(chain) <= MAX_EXTENDS:
+        data = read_yaml(path)
+        for kind, keys in _SHOWS:
+            if keys & data.keys():
+                return kind
+        base = data.get("extend")
+        if not isinstance(base, str):
+            break
+        if not is_path(base):
+            return _kind_of_entry(base, path)
+        chain.append(os.path.realpath(path))
+        path = Path(path).parent / base
+    kinds = ", ".join(kind for kind, _ in _SHOWS)
+    raise SpecError(f"{path}: its keys belong to no kind of file; expected one of {kinds} (see `paleo init KIND`)")
+
+
+def _kind_of_entry(name: str, where: str | Path) -> str:
+    """The kind of the catalog entry that a file extends."""
+    kinds = [kind for kind in FOLDERS if name.strip().lower() in entries(kind)]
+    if not kinds:
+        known = [entry for kind in FOLDERS for entry in entries(kind)]
+        raise SpecError(f"{where}: extend: nothing is named {_short(name)}; {_nearest(name, known)}")
+    return kinds[0].removesuffix("s")
+
+
 def read_inline(kind: str, data: Mapping[str, Any], where: Path) -> dict[str, Any]:
     """A mapping that stands inside the file ``where``, laid over the entry that its ``extend:`` names, if any."""
     return _extended(kind, data, where)

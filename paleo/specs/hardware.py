@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from paleo.errors import PlanError, SpecError, near
-from paleo.specs.catalog import device_named, entries, is_path, read_entry, read_inline
+from paleo.specs.catalog import device_named, entries, is_path, kind_of, read_entry, read_inline
 from paleo.specs.loading import PositiveCount, Spec, Text, validate
 from paleo.specs.references import FileCache
 from paleo.units import Bytes, BytesPerSecond, FlopsPerSecond, Hertz, PricePerSecond, Seconds, Watts
@@ -25,6 +25,8 @@ from paleo.units import Bytes, BytesPerSecond, FlopsPerSecond, Hertz, PricePerSe
 Year = Annotated[int, Field(strict=True, ge=1990, le=2100)]
 Fraction = Annotated[float, Field(strict=True, gt=0, le=1)]
 Flag = Annotated[bool, Field(strict=True)]
+#: What stands for the source of figures of one's own machine; the catalog states all of its sources.
+NOT_STATED = "not stated"
 Dtype = Literal["fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "fp4", "int8"]
 Unit = Literal["tensor", "vector"]
 DTYPES: tuple[Dtype, ...] = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "fp4", "int8")
@@ -52,7 +54,7 @@ class Multiprocessor(Spec):
     compute_capability: Text | None = None
     registers: Bytes | None = None
     shared_memory: Bytes | None = None
-    source: Text
+    source: Text = NOT_STATED
 
 
 class Pcie(Spec):
@@ -82,7 +84,7 @@ class Device(Spec):
     vendor: Text
     architecture: Text
     kind: Literal["gpu", "tpu", "accelerator", "cpu"] = "gpu"
-    year: Year
+    year: Year | None = None
     multiprocessors: PositiveCount
     boost_clock: Hertz | None = None
     tensor_clock: Hertz | None = None
@@ -98,7 +100,7 @@ class Device(Spec):
     price: Price | None = None
     aliases: tuple[Text, ...] = ()
     notes: Text | None = None
-    source: Text
+    source: Text = NOT_STATED
 
     @model_validator(mode="after")
     def _has_a_peak(self) -> Device:
@@ -155,15 +157,7 @@ class Link(Spec):
     latency: Seconds | None = None
     latency_source: Text | None = None
     notes: Text | None = None
-    source: Text
-
-    @model_validator(mode="after")
-    def _sources_are_there(self) -> Link:
-        if self.achieved_fraction is not None and self.achieved_source is None:
-            raise SpecError("achieved_source: is missing; say where achieved_fraction comes from")
-        if self.latency is not None and self.latency_source is None:
-            raise SpecError("latency_source: is missing; say where latency comes from")
-        return self
+    source: Text = NOT_STATED
 
 
 class Level(Spec):
@@ -225,7 +219,7 @@ class Host(Spec):
     memory: Bytes | None = None
     memory_bandwidth: BytesPerSecond | None = None
     storage_bandwidth: BytesPerSecond | None = None
-    source: Text
+    source: Text = NOT_STATED
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +252,7 @@ class System(Spec):
 
     name: Text
     full_name: Text
-    year: Year
+    year: Year | None = None
     device: Device
     devices_per_node: PositiveCount
     max_nodes: PositiveCount | None = None
@@ -266,7 +260,7 @@ class System(Spec):
     host: Host | None = None
     price_per_node: Price | None = None
     notes: Text | None = None
-    source: Text
+    source: Text = NOT_STATED
 
     @model_validator(mode="after")
     def _levels_nest(self) -> System:
@@ -404,7 +398,7 @@ def load_link(name_or_path: str | Path) -> Link:
 
 
 def load_system(name_or_path: str | Path) -> System:
-    """The system of that catalog name, or of that YAML file; the name of a device means one such device alone."""
+    """The system of that catalog name, or of that YAML file; a device, by name or file, means one such device alone."""
     return _systems(name_or_path)
 
 
@@ -423,9 +417,14 @@ def find_device(text: str) -> Device:
     return load_device(name)
 
 
+def named(data: Mapping[str, Any], stem: str) -> dict[str, Any]:
+    """The mapping of a device or system with its names: those of its file, where it states none."""
+    return {"name": stem, "full_name": data.get("name", stem), **data}
+
+
 def _device(name_or_path: str | Path) -> Device:
     path, data = read_entry("devices", name_or_path)
-    return validate(Device, {"name": path.stem, **data}, path)
+    return validate(Device, named(data, path.stem), path)
 
 
 def _link(name_or_path: str | Path) -> Link:
@@ -434,15 +433,24 @@ def _link(name_or_path: str | Path) -> Link:
 
 
 def _system(name_or_path: str | Path) -> System:
-    if not is_path(name_or_path) and name_or_path not in entries("systems") and name_or_path in entries("devices"):
+    if _means_device(name_or_path):
         return _alone(load_device(name_or_path))
     path, data = read_entry("systems", name_or_path)
-    data = {"name": path.stem, **data}
+    data = named(data, path.stem)
     if "device" in data:
         data["device"] = _part("devices", data["device"], path, "device")
     if isinstance(data.get("levels"), list):
         data["levels"] = [_with_link(level, path, index) for index, level in enumerate(data["levels"])]
     return validate(System, data, path)
+
+
+def _means_device(name_or_path: str | Path) -> bool:
+    if not is_path(name_or_path):
+        return name_or_path not in entries("systems") and name_or_path in entries("devices")
+    try:
+        return kind_of(name_or_path) == "device"
+    except SpecError:  # reading it as a system says more of what is wrong
+        return False
 
 
 _devices, _links, _systems = FileCache(_device), FileCache(_link), FileCache(_system)
@@ -458,7 +466,9 @@ def _part(kind: Literal["devices", "links"], value: object, where: Path, key: st
     """A device or link of a system: text is a name or a path (from the file's folder), a mapping stands for itself."""
     try:
         if isinstance(value, Mapping):
-            return {"name": f"{where.stem} {key}", **read_inline(kind, value, where)}
+            inline = read_inline(kind, value, where)
+            stem = f"{where.stem} {key}"
+            return named(inline, stem) if kind == "devices" else {"name": stem, **inline}
         if isinstance(value, str):
             text: str | Path = where.parent / value if is_path(value) else value
             return load_device(text) if kind == "devices" else load_link(text)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from paleo.specs.loading import PositiveCount, Spec, Text
+from paleo.specs.loading import PositiveCount, Spec, Text, read_yaml, validate
 from paleo.units import MEBIBYTE, Bytes, BytesPerSecond, Seconds
 
 #: When gradients are exchanged: in buckets while backward still runs, all after it, or through parameter servers.
@@ -98,3 +99,8 @@ class Run(Spec):
     def algorithm_or_server(self) -> str | None:
         """The forced all-reduce algorithm; a parameter-server exchange is one unless another is named."""
         return self.algorithm or ("parameter_server" if self.exchange == "parameter-server" else None)
+
+
+def load_run(path: str | Path) -> Run:
+    """A run from its YAML file."""
+    return validate(Run, read_yaml(path), path)

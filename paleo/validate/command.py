@@ -44,7 +44,9 @@ def validate(
 
 def _print(reports: Sequence[FileReport], as_json: bool, worst: int) -> None:
     if as_json:
-        sys.stdout.write(json.dumps(document(reports), indent=2, allow_nan=False) + "\n")
+        sys.stdout.write(
+            json.dumps({"schema": "paleo.validate/1", **document(reports)}, indent=2, allow_nan=False) + "\n"
+        )
         return
     from rich.console import Console
 

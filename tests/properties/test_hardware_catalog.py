@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paleo.specs.catalog import entries, names
-from paleo.specs.hardware import Device, find_device, load_device, load_link, load_system
+from paleo.specs.hardware import NOT_STATED, Device, find_device, load_device, load_link, load_system
 from paleo.specs.loading import read_yaml
 from paleo.units import GIB, GIGA, KILO, MICROSECOND, TERA
 
@@ -43,7 +43,8 @@ def test_a_file_is_named_as_its_entry(kind: str) -> None:
 @pytest.mark.parametrize("name", names("devices"))
 def test_a_device_is_sane(name: str) -> None:
     device = load_device(name)
-    assert len(device.source) > 3
+    assert device.source != NOT_STATED and device.year is not None
+    assert device.multiprocessor is None or device.multiprocessor.source != NOT_STATED
     assert GIB <= device.memory.capacity <= KILO * GIB
     assert 30 * GIGA <= device.memory.bandwidth <= 20 * TERA
     fastest = max(rate for dtype, rate in device.peak.items() if dtype in ("fp32", "fp16", "bf16"))
@@ -93,7 +94,9 @@ def test_aliases_are_unique_and_all_resolve() -> None:
 @pytest.mark.parametrize("name", names("links"))
 def test_a_link_is_sane(name: str) -> None:
     link = load_link(name)
-    assert len(link.source) > 3
+    assert link.source != NOT_STATED
+    assert link.achieved_fraction is None or link.achieved_source is not None
+    assert link.latency is None or link.latency_source is not None
     assert GIGA / 10 <= link.bandwidth <= TERA
     assert link.latency is None or 0.1 * MICROSECOND <= link.latency <= 50 * MICROSECOND
 
@@ -101,7 +104,8 @@ def test_a_link_is_sane(name: str) -> None:
 @pytest.mark.parametrize("name", names("systems"))
 def test_a_system_is_sane(name: str) -> None:
     system = load_system(name)
-    assert system.name == name and len(system.source) > 3
+    assert system.name == name and system.source != NOT_STATED and system.year is not None
+    assert system.host is None or system.host.source != NOT_STATED
     assert system.levels
     assert system.device.name in names("devices")
     for level in system.levels:

@@ -171,9 +171,9 @@ TEXTS = frozenset(
 SIGNED = {"bias", "total_error", "parameters", "uncertainty", "year"}
 REQUIRED = {
     "model": "title task source inputs layers dataset.name dataset.samples expect.parameters expect.source",
-    "device": "full_name vendor architecture year multiprocessors peak memory.capacity memory.bandwidth memory source",
-    "link": "kind scope bandwidth source",
-    "system": "full_name year device devices_per_node source levels.0.name levels.0.link levels.0.topology",
+    "device": "vendor architecture multiprocessors peak memory.capacity memory.bandwidth memory",
+    "link": "kind scope bandwidth",
+    "system": "device devices_per_node levels.0.name levels.0.link levels.0.topology",
     "software": "title host source",
     "calibration": "subject entries entries.0.family entries.0.stack entries.0.source"
     " entries.0.parameters entries.0.interval",

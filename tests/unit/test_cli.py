@@ -138,7 +138,7 @@ def test_list_and_show_know_every_kind(document: Any) -> None:
     kinds = document("list")[1]
     assert {"models", "devices", "links", "systems", "collectives", "schedules", "layers"} <= set(kinds)
     for kind in ("collectives", "schedules", "layers", "strategies", "optimizers", "links", "software"):
-        assert document("list", kind)[1] == {kind: kinds[kind]}
+        assert document("list", kind)[1] == {"schema": "paleo.list/1", kind: kinds[kind]}
         for name in list(kinds[kind])[:2]:
             assert document("show", name)[0] == 0
     assert document("show", "h100-sxm5-80gb")[1]["device"]["memory"]["capacity"] == 80 * 2**30

@@ -10,7 +10,8 @@ import pytest
 
 from paleo.errors import PlanError, SpecError
 from paleo.predict import predict
-from paleo.specs.hardware import System, find_device, load_device, load_link, load_system
+from paleo.specs.catalog import kind_of
+from paleo.specs.hardware import NOT_STATED, System, find_device, load_device, load_link, load_system
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.units import GIB, GIGA, MICROSECOND, TERA
@@ -205,10 +206,53 @@ def test_a_bad_device_is_one_message(tmp_path: Path, change: str, message: str) 
     assert str(caught.value).startswith(str(path))
 
 
-def test_a_link_names_the_source_of_what_was_measured(tmp_path: Path) -> None:
-    (path := tmp_path / "mine.yaml").write_text("extend: infiniband-xdr\nlatency: 1 us\n")
-    with pytest.raises(SpecError, match="latency_source: is missing"):
-        load_link(path)
+def test_a_box_of_ones_own_needs_neither_year_nor_source(tmp_path: Path) -> None:
+    (tmp_path / "wire.yaml").write_text("{kind: ethernet, scope: one port, bandwidth: 25 Gb/s, latency: 10 us}")
+    (tmp_path / "card.yaml").write_text(
+        "{vendor: me, architecture: Ada Lovelace, multiprocessors: 128, peak: {fp16: 165 TFLOP/s, fp32: 82 TFLOP/s}, "
+        "form_factor: PCIe, memory: {capacity: 24 GiB, bandwidth: 1008 GB/s, kind: GDDR6X}}"
+    )
+    (tmp_path / "box.yaml").write_text(
+        "device: ./card.yaml\ndevices_per_node: 4\nlevels:\n"
+        "- {name: PCIe, ranks: 4, link: pcie4-x16, topology: pcie-tree}\n"
+        "- {name: Ethernet, ranks: null, link: ./wire.yaml, topology: fabric}\n"
+    )
+    system = load_system(tmp_path / "box.yaml")
+    assert (system.full_name, system.year, system.source) == ("box", None, NOT_STATED)
+    assert (system.device.full_name, system.levels[1].link.latency) == ("card", 1e-5)
+    assert load_system(tmp_path / "card.yaml").capacity == 1
+
+
+def test_all_missing_keys_are_named_at_once(tmp_path: Path) -> None:
+    (path := tmp_path / "card.yaml").write_text("vendor: me\nmultiprocessors: 8\n")
+    with pytest.raises(SpecError) as caught:
+        load_device(path)
+    assert "architecture, peak, memory, form_factor: these keys are missing" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("extend: dgx-a100-80gb", "system"),
+        ("extend: a100-sxm4-80gb", "device"),
+        ("extend: ./other.yaml", "link"),
+        ("{gpus: 8}", "run"),
+        ("{subject: l40s, entries: []}", "calibration"),
+    ],
+)
+def test_a_file_is_of_the_kind_that_its_keys_show(tmp_path: Path, text: str, kind: str) -> None:
+    (tmp_path / "other.yaml").write_text("extend: nvswitch2-a100\n")
+    (tmp_path / "f.yaml").write_text(text)
+    assert kind_of(tmp_path / "f.yaml") == kind
+
+
+def test_a_file_of_no_kind_says_which_there_are(tmp_path: Path) -> None:
+    (tmp_path / "f.yaml").write_text("colour: red\n")
+    with pytest.raises(SpecError, match="no kind of file; expected one of calibration, study, system"):
+        kind_of(tmp_path / "f.yaml")
+    (tmp_path / "f.yaml").write_text("extend: dgx-a100-80g\n")
+    with pytest.raises(SpecError, match="extend: nothing is named 'dgx-a100-80g'; nearest: 'dgx-a100-80gb'"):
+        kind_of(tmp_path / "f.yaml")
 
 
 def test_a_system_loads_cold_from_its_own_files_alone() -> None:

@@ -42,9 +42,9 @@ def import_(
     if path is not None:
         write_text(path, network.text)
     if as_json:
-        from paleo.report.documents import dumped
+        from paleo.report.documents import dumped, with_schema
 
-        sys.stdout.write(dumped(network.document(output)) + "\n")
+        sys.stdout.write(dumped(with_schema("import", network.document(output))) + "\n")
     elif output is None:
         sys.stdout.write(network.text)
     else:

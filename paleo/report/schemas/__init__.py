@@ -1,0 +1,68 @@
+"""JSON Schema of every kind of spec file and of what every command prints with --json.
+
+A document names its schema by its key ``schema``, such as ``paleo.estimate/1``; the number rises when a key changes its
+meaning or goes away, not when one is added. Schemas of documents lie beside this file, those of spec files come from
+their models: text with a unit where a quantity is meant, a name or a path where another entry may stand.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from paleo.errors import SpecError, near
+from paleo.specs.calibration import Calibration
+from paleo.specs.hardware import Device, Link, System
+from paleo.specs.model import ModelSpec
+from paleo.specs.run import Run
+from paleo.specs.software import Software
+from paleo.studies.study_file import Study
+
+DRAFT = "https://json-schema.org/draft/2020-12/schema"
+FILES: dict[str, type[BaseModel]] = {
+    "device": Device,
+    "link": Link,
+    "system": System,
+    "model": ModelSpec,
+    "run": Run,
+    "software": Software,
+    "calibration": Calibration,
+    "study": Study,
+}
+#: Kinds whose files may extend another; the entries that a key may name instead of holding them.
+EXTENDING = frozenset(FILES) - {"run", "study"}
+NAMED = {"system": ("Device", "Link")}
+_FOLDER = Path(__file__).parent
+
+
+def documents() -> list[str]:
+    """Names of the commands that print documents."""
+    return sorted(path.stem for path in _FOLDER.glob("*.json"))
+
+
+def schema_of(kind: str) -> dict[str, Any]:
+    """The schema of a kind of file, or of the document that a command prints; SpecError with the names there are."""
+    if kind in FILES:
+        return _of_file(kind)
+    if kind in documents():
+        return dict(json.loads((_FOLDER / f"{kind}.json").read_text(encoding="utf-8")))
+    known = [*FILES, *documents()]
+    raise SpecError(f"no schema of {kind!r:.80}; {near(kind, known)} (all: {', '.join(sorted(known))})")
+
+
+def _of_file(kind: str) -> dict[str, Any]:
+    schema = FILES[kind].model_json_schema(by_alias=True)
+    properties = schema["properties"]
+    properties.pop("path", None)  # where a model was read, which no file states
+    required = [key for key in schema.pop("required", []) if key not in ("name", "full_name")]
+    for name in NAMED.get(kind, ()):
+        schema["$defs"][name] = {"anyOf": [{"type": "string", "description": "a name, or a path"}, {"type": "object"}]}
+    if kind in EXTENDING:
+        properties["extend"] = {"type": "string", "description": "a name or a path; its keys stand below these"}
+        schema |= {"if": {"required": ["extend"]}, "else": {"required": required}}
+    else:
+        schema["required"] = required
+    return {"$schema": DRAFT, "$id": f"paleo.{kind}-file/1", **schema}

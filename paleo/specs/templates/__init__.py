@@ -1,0 +1,25 @@
+"""Commented templates of spec files, as data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from paleo.errors import SpecError, near
+
+_FOLDER = Path(__file__).parent
+
+
+def kinds() -> list[str]:
+    """Kinds of files that there is a template of."""
+    return sorted(path.stem for path in _FOLDER.glob("*.yaml"))
+
+
+def template(kind: str) -> str:
+    """The template of a kind of file, as text.
+
+    >>> template("link").splitlines()[1]
+    'kind: ethernet # pcie, nvlink, nvswitch, infinity_fabric, ici, qpi, ethernet, infiniband, efa, slingshot, other'
+    """
+    if kind not in kinds():
+        raise SpecError(f"no template of {kind!r:.80}; {near(kind, kinds())}")
+    return (_FOLDER / f"{kind}.yaml").read_text(encoding="utf-8")

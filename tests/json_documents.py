@@ -1,0 +1,142 @@
+"""What every command prints with --json, and the schemas that these documents are held to.
+
+``python -m tests.json_documents`` writes the schemas anew from the documents of `CALLS`: types, the keys that all of
+them have, and the types of what lists and free mappings hold. Keys may be added; one that goes away, or a type that
+changes, fails tests/unit/test_schemas.py until the schemas (and the version) are written anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from paleo.cli import run
+from paleo.report import schemas
+
+FOLDER = Path(schemas.__file__).parent
+SAMPLES = Path(__file__).parent / "fuzz" / "samples"
+NODE = ["--system", "dgx-a100-80gb"]
+LOG = " iteration   {n}/ 100 | elapsed time per iteration (ms): 1.5 | global batch size: 64 |"
+#: command -> calls whose documents have all the keys there are; {tmp} is an empty folder.
+CALLS: dict[str, list[list[str]]] = {
+    "list": [["list"], ["list", "links"], ["list", "optimizers"]],
+    "show": [["show", "lenet"], ["show", "dgx-a100-80gb"], ["show", "ring"], ["show", "pytorch-eager"]],
+    "summary": [["summary", "lenet"], ["summary", "gpt2", "--seq", "64", "--batch", "2"]],
+    "estimate": [
+        ["estimate", "lenet", *NODE],
+        ["estimate", "lenet", *NODE, "--gpus", "16", "--epochs", "1", "--price", "2 USD/h"],
+        ["estimate", "gpt2", "--system", "l4", "--batch", "512", "--calibration", "ideal"],
+        ["estimate", "gpt2", *NODE, "--gpus", "8", "--strategy", "tp=2,pp=2", "--global-batch", "32"],
+    ],
+    "scale": [
+        ["scale", "lenet", *NODE, "--gpus", "1,8"],
+        ["scale", "gpt2", *NODE, "strong", "--gpus", "1,16", "--global-batch", "32"],
+    ],
+    "compare": [
+        ["compare", "lenet", "--systems", "dgx-a100-80gb,dgx-h100", "--gpus", "8"],
+        ["compare", "gpt2", "--systems", "l4,dgx-h100", "--gpus", "1", "--tokens", "1000000"],
+    ],
+    "plan": [
+        ["plan", "gpt2", *NODE, "--gpus", "8", "--global-batch", "32"],
+        ["plan", "lenet", *NODE, "--gpus", "1,8", "--batch", "8", "--explain"],
+    ],
+    "collective": [["collective", "all_reduce", *NODE, "--bytes", "1MB", "--ranks", "16"]],
+    "validate": [["validate", str(SAMPLES / f"{name}.csv")] for name in ("gemm", "llm_iterations", "memory")],
+    "import": [["import", "hf", "{tmp}/config.json"], ["import", "hf", "{tmp}/config.json", "-o", "{tmp}/m.yaml"]],
+    "target": [["target", "mlperf:bert", "--system", "dgx-h100", "--gpus", "8,64"]],
+    "audit": [["audit", "{tmp}/train.log", "--model", "lenet", *NODE, "--global-batch", "64"]],
+}
+#: Mappings whose keys are names, not fields.
+FREE = {"by_device", "by_source", "by_benchmark", "unsupported_reasons", "document"}
+HF = {
+    "model_type": "llama", "hidden_size": 8, "intermediate_size": 20, "num_attention_heads": 2, "vocab_size": 11,
+    "num_key_value_heads": 1, "num_hidden_layers": 3, "max_position_embeddings": 64,
+}  # fmt: skip
+
+
+def printed(call: list[str], folder: Path) -> Any:
+    """The document of one call."""
+    (folder / "config.json").write_text(json.dumps(HF))
+    (folder / "train.log").write_text("\n".join(LOG.format(n=number) for number in range(1, 13)) + "\n")
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        code = run([word.replace("{tmp}", str(folder)) for word in (*call, "--json")])
+    assert code in (0, 1), f"{call}: exit code {code}"
+    return json.loads(out.getvalue())
+
+
+def described(value: Any, *, free: bool = False) -> dict[str, Any]:
+    """The schema of one value."""
+    if isinstance(value, Mapping):
+        if free:
+            return {"type": ["object"], "additionalProperties": merged(described(item) for item in value.values())}
+        fields = {key: described(item, free=key in FREE) for key, item in value.items()}
+        return {"type": ["object"], "properties": fields, "required": sorted(fields)}
+    if isinstance(value, list):
+        return {"type": ["array"], "items": merged(described(item) for item in value)}
+    names = {bool: "boolean", int: "number", float: "number", str: "string", type(None): "null"}
+    return {"type": [names[type(value)]]}
+
+
+def merged(parts: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """A schema that all of the parts fulfil; {} for none."""
+    schemas_of = [part for part in parts if part]
+    if not schemas_of:
+        return {}
+    result: dict[str, Any] = {"type": sorted({name for part in schemas_of for name in part["type"]})}
+    objects = [part for part in schemas_of if "properties" in part]
+    if objects:
+        keys = dict.fromkeys(key for part in objects for key in part["properties"])
+        fields = {key: merged(part["properties"].get(key, {}) for part in objects) for key in keys}
+        common = set.intersection(*(set(part["required"]) for part in objects))
+        result |= {"properties": fields, "required": sorted(common)}
+    for key in ("items", "additionalProperties"):
+        if any(key in part for part in schemas_of):
+            result[key] = merged(part.get(key, {}) for part in schemas_of)
+    return result
+
+
+def violations(value: Any, schema: Mapping[str, Any], where: str = "document") -> Iterator[str]:
+    """What of a value does not fulfil a schema of the kind that `described` makes."""
+    kinds = {dict: "object", list: "array", bool: "boolean", int: "number", float: "number", str: "string"}
+    kind = kinds.get(type(value), "null")
+    if "const" in schema and value != schema["const"]:
+        yield f"{where}: {value!r} is not {schema['const']!r}"
+    if "type" in schema and kind not in schema["type"]:
+        yield f"{where}: is {kind}, expected {schema['type']}"
+    elif kind == "object":
+        yield from (f"{where}.{key}: is missing" for key in schema.get("required", []) if key not in value)
+        fields, rest = schema.get("properties", {}), schema.get("additionalProperties", {})
+        for key, item in value.items():
+            yield from violations(item, fields.get(key, rest), f"{where}.{key}")
+    elif kind == "array":
+        for index, item in enumerate(value):
+            yield from violations(item, schema.get("items", {}), f"{where}[{index}]")
+
+
+def schema_from(command: str, values: list[Any]) -> dict[str, Any]:
+    """The schema of a command's documents."""
+    name = f"paleo.{command}/1"
+    body = merged(described(value) for value in values)
+    if command in ("list", "show"):  # keys are kinds of entries
+        body = {"type": ["object"], "properties": {"schema": {}}, "required": ["schema"]}
+    body["properties"]["schema"] = {"type": ["string"], "const": name}
+    return {"$schema": schemas.DRAFT, "$id": name, "title": f"What paleo {command} --json prints", **body}
+
+
+def main() -> None:
+    """Write all schemas."""
+    for command, calls in CALLS.items():
+        with tempfile.TemporaryDirectory() as folder:
+            values = [printed(call, Path(folder)) for call in calls]
+        text = json.dumps(schema_from(command, values), indent=1) + "\n"
+        (FOLDER / f"{command}.json").write_text(text)
+
+
+if __name__ == "__main__":
+    main()

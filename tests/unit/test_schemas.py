@@ -1,0 +1,99 @@
+"""Every --json document names its schema and fulfils it; every kind of file has a schema and a template that work."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from pathlib import Path
+
+import pytest
+import typer
+
+from paleo.cli import app, run
+from paleo.report.schemas import FILES, documents, schema_of
+from paleo.specs.catalog import kind_of
+from paleo.specs.templates import kinds, template
+from tests.json_documents import CALLS, printed, violations
+
+
+@pytest.mark.parametrize("command", sorted(CALLS))
+def test_what_a_command_prints_fulfils_its_schema(command: str, tmp_path: Path) -> None:
+    document = printed(CALLS[command][-1], tmp_path)
+    assert document["schema"] == schema_of(command)["$id"] == f"paleo.{command}/1"
+    assert list(violations(document, schema_of(command))) == []
+
+
+def test_every_command_with_a_document_has_a_schema() -> None:
+    commands = {
+        str(command.name or command.callback.__name__): inspect.signature(command.callback).parameters
+        for command in app.registered_commands
+        if command.callback is not None
+    }
+    printing = {name.rstrip("_") for name, parameters in commands.items() if "as_json" in parameters}
+    assert printing == set(documents()) == set(CALLS)
+
+
+def test_a_key_that_is_missing_or_of_another_type_is_found(tmp_path: Path) -> None:
+    document = printed(CALLS["scale"][0], tmp_path)
+    del document["points"][0]["speedup"]
+    document["points"][1]["gpus"] = "two"
+    found = list(violations(document, schema_of("scale")))
+    assert found == [
+        "document.points[0].speedup: is missing",
+        "document.points[1].gpus: is string, expected ['number']",
+    ]
+
+
+@pytest.mark.parametrize("kind", sorted(FILES))
+def test_the_schema_of_a_kind_of_file(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["schema", kind]) == 0
+    schema = json.loads(capsys.readouterr().out)
+    assert schema["$id"] == f"paleo.{kind}-file/1" and schema["type"] == "object"
+    assert schema["additionalProperties"] is False
+    assert "path" not in schema["properties"]
+
+
+def test_quantities_are_text_and_entries_may_be_named() -> None:
+    assert schema_of("link")["properties"]["bandwidth"]["type"] == "string"
+    assert {"type": "object"} in schema_of("system")["$defs"]["Device"]["anyOf"]
+    assert schema_of("device")["else"]["required"] == [
+        "vendor", "architecture", "multiprocessors", "peak", "memory", "form_factor"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", kinds())
+def test_a_template_is_a_good_file_of_its_kind(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / f"{kind}.yaml"
+    assert run(["init", kind, "-o", str(path)]) == 0
+    assert path.read_text() == template(kind) and template(kind).startswith("# ")
+    assert kind_of(path) == kind
+    assert run(["show", str(path)]) == 0
+    used = {
+        "device": ["estimate", "lenet", "--system", str(path)],
+        "system": ["estimate", "lenet", "--system", str(path), "--gpus", "8"],
+        "model": ["estimate", str(path), "--system", "rtx-4090", "--batch", "2"],
+        "run": ["estimate", "lenet", "--system", "dgx-a100-80gb", "--run", str(path)],
+        "link": ["show", str(path), "--json"],
+    }
+    assert run(used[kind]) == 0, capsys.readouterr().err
+
+
+def test_the_parameters_that_the_model_template_states_are_those_that_are_counted(tmp_path: Path) -> None:
+    path = tmp_path / "m.yaml"
+    path.write_text(template("model").replace("# expect:", "expect:"))
+    from paleo.network.graph import build
+    from paleo.specs.model import load_model, within
+
+    model = load_model(path)
+    assert model.expect is not None
+    assert within(model.expect.parameters, build(model, batch=1).parameters)
+
+
+@pytest.mark.parametrize("call", [["init", "modle"], ["schema", "estimat"]])
+def test_kinds_that_there_are_not(call: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(call) == 2
+    assert "nearest: " in capsys.readouterr().err
+
+
+def test_commands_are_those_that_typer_knows() -> None:
+    assert {"init", "schema"} <= set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
