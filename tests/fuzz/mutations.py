@@ -74,7 +74,7 @@ def _changed(data: Any, rng: random.Random) -> Any:
     return data
 
 
-_NUMBERS = re.compile(r"\d+(?:\.\d+)?")
+_NUMBERS = re.compile(r"\d{1,30}(?:\.\d{1,30})?")
 
 
 def _other_number(number: float, rng: random.Random) -> float:
