@@ -1,0 +1,64 @@
+"""The examples of CONTRIBUTING.md, all added to one copy of the checkout, work as they stand."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+FILES = re.findall(r"^`([\w./-]+)`\n\n```\w+\n(.*?)```", TEXT, re.M | re.S)
+COMMANDS = [
+    line.removeprefix("paleo ")
+    for block in re.findall(r"^```sh\n(.*?)```", TEXT, re.M | re.S)
+    for line in block.splitlines()
+    if line.startswith("paleo ")
+]
+RUN_ALL = """
+import json, shlex, sys
+from paleo.cli import run
+for line in sys.stdin.read().splitlines():
+    code = run(shlex.split(line))
+    print(f"exit code {code} of {line}", file=sys.stderr)
+"""
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What one process of the copy says of every command."""
+    copy = tmp_path_factory.mktemp("checkout")
+    for folder in ("paleo", "hardware_specs", "models"):
+        shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    for path, text in FILES:
+        assert not (copy / path).exists(), path
+        (copy / path).write_text(text)
+    environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", RUN_ALL], input="\n".join(COMMANDS), text=True, capture_output=True, check=False,
+        cwd=copy, env=environment,
+    )  # fmt: skip
+    return done.stderr
+
+
+def test_every_row_has_an_example() -> None:
+    rows = re.findall(r"^\| an? ([\w ]+?)(?: \(preset\))? \|", TEXT, re.M)
+    headings = " ".join(re.findall(r"^### (.*)$", TEXT, re.M)).lower()
+    missing = [row for row in rows if row.removeprefix("operation ") not in headings]
+    assert len(rows) >= 17 and missing == []
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_an_example_works(command: str, outcomes: str) -> None:
+    assert f"exit code 0 of {command}\n" in outcomes, outcomes[-3000:]
+
+
+def test_examples_are_short() -> None:
+    assert max(len([line for line in text.splitlines() if line.strip()]) for _, text in FILES) <= 30
+    assert all(shlex.split(command) for command in COMMANDS)
