@@ -36,6 +36,7 @@ def validated(shared: Path) -> Callable[[str], FileReport]:
 #: Files whose tests share a fit or a study that takes seconds: one worker runs them all, so that it is made once.
 TOGETHER = {
     "test_compression_rows",
+    "test_contributing",
     "test_consistency_rows",
     "test_fit_links",
     "test_fit_software",

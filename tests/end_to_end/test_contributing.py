@@ -21,9 +21,18 @@ COMMANDS = [
     for line in block.splitlines()
     if line.startswith("paleo ")
 ]
+#: Entries that no command lists.
+REGISTERED = ["example-paused", "example_power", "example_gate", "example-lines", "example-nibbles"]
 RUN_ALL = """
-import json, shlex, sys
+import shlex, sys
 from paleo.cli import run
+from paleo.compression.base import COMPRESSIONS
+from paleo.consistency.base import CONSISTENCY
+from paleo.layers.base import LAYERS
+from paleo.learning.base import LAWS
+from paleo.logs.base import READERS
+for registry in (COMPRESSIONS, CONSISTENCY, LAYERS, LAWS, READERS):
+    print(f"registered {' '.join(registry)} ", file=sys.stderr)
 for line in sys.stdin.read().splitlines():
     code = run(shlex.split(line))
     print(f"exit code {code} of {line}", file=sys.stderr)
@@ -57,6 +66,11 @@ def test_every_row_has_an_example() -> None:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_an_example_works(command: str, outcomes: str) -> None:
     assert f"exit code 0 of {command}\n" in outcomes, outcomes[-3000:]
+
+
+@pytest.mark.parametrize("name", REGISTERED)
+def test_an_example_is_found(name: str, outcomes: str) -> None:
+    assert re.search(rf"^registered .*\b{name}\b", outcomes, re.M), outcomes[:500]
 
 
 def test_examples_are_short() -> None:
