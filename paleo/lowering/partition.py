@@ -1,4 +1,4 @@
-"""The cut of a program into pipeline stages: whole layers and whole turns of repeated blocks, in order."""
+"""The partition of a program into pipeline stages: whole layers, those of repeated blocks one by one, in order."""
 
 from __future__ import annotations
 
@@ -8,55 +8,129 @@ from paleo.errors import PlanError
 from paleo.lowering.program import Program, Section
 from paleo.specs.run import Cut
 
-#: A run of layers on one stage: positions of sections, each with how many of its turns are here.
+#: A run of layers on one stage: positions of sections, each with how many of its layers are in it.
 Chunk = tuple[tuple[int, int], ...]
 #: Room for rounding when weights are added up.
 _SLACK = 1.0 + 2.0**-40
 
 
 def cut(program: Program, weights: Sequence[float], pieces: int, how: Cut | None = None) -> list[Chunk]:
-    """``pieces`` runs of layers, cut ``how`` a run says. Left to itself: where the heaviest block's turns divide evenly
-    they are dealt out evenly, as Megatron does, with what comes before on the first piece and what comes after on the
-    last; else the slowest piece is made as light as it can be.
+    """``pieces`` runs of layers, cut ``how`` a run says. Left to itself: where the layers of the heaviest block divide
+    evenly each piece gets as many, as in Megatron, with what comes before on the first piece and what comes after on
+    the last; else the slowest piece is made as light as it can be.
 
-    ``weights``: seconds of one turn of each section, forward and backward.
+    ``weights``: seconds of one layer iteration of each section, forward and backward.
     """
     sections = program.sections
     if isinstance(how, tuple):
-        return _by_hand(program, how)
+        return _stated(program, how)
     if pieces == 1:
         return [tuple((index, section.repeat) for index, section in enumerate(sections))]
     heaviest = max(range(len(sections)), key=lambda i: weights[i] * sections[i].repeat)
-    turns = sections[heaviest].repeat
-    if how != "time" and turns % pieces == 0:
-        return _dealt(program, heaviest, pieces)
+    layers = sections[heaviest].repeat
+    if how != "time" and layers % pieces == 0:
+        return _even(program, heaviest, pieces)
     if how == "uniform":
-        problem = f"the {turns} layers of {sections[heaviest].name!r} cannot be dealt out over {pieces} pieces"
+        problem = f"the {layers} layers of {sections[heaviest].name!r} cannot be divided evenly over {pieces} pieces"
         raise PlanError(f"cut 'uniform': {problem}; use cut=time, or state the layers of each piece")
     return _balanced(program, weights, pieces)
 
 
-def _by_hand(program: Program, layers: Sequence[int]) -> list[Chunk]:
-    """Pieces of stated numbers of layers: turns of repeated blocks where there are any, with the sections between them
-    beside the turn before (the first ones beside the first turn); else whole sections."""
+def layer_counts(program: Program) -> list[int]:
+    """Layers of each section that a stated cut counts: those of repeated blocks where there are any, else each section
+    as one: (sections,)."""
     folded = any(section.repeat > 1 for section in program.sections)
-    counts = [section.repeat if section.repeat > 1 or not folded else 0 for section in program.sections]
+    return [section.repeat if section.repeat > 1 or not folded else 0 for section in program.sections]
+
+
+def _stated(program: Program, layers: Sequence[int]) -> list[Chunk]:
+    """Pieces of stated numbers of layers, with the sections between them beside the layer before (the first ones beside
+    the first layer). The first piece may have none, and is what comes before the first layer; the last one too."""
+    counts = layer_counts(program)
     if sum(layers) != sum(counts):
         stated = f"cut {list(layers)}: adds up to {sum(layers)} layers"
-        raise PlanError(f"{stated}; the network has {sum(counts)} to deal out")
+        raise PlanError(f"{stated}; the network has {sum(counts)} to divide")
+    _check_empty(program, layers, counts)
     pieces: list[list[tuple[int, int]]] = [[]]
     left = list(layers)
     for index, (section, count) in enumerate(zip(program.sections, counts, strict=True)):
         if not count:
+            if left == [0, 0]:  # behind the last layer
+                left.pop(0)
+                pieces.append([])
             pieces[-1].append((index, section.repeat))
         while count:
             if not left[0]:
                 left.pop(0)
                 pieces.append([])
-            turns = min(count, left[0])
-            pieces[-1].append((index, turns))
-            count, left[0] = count - turns, left[0] - turns
+            taken = min(count, left[0])
+            pieces[-1].append((index, taken))
+            count, left[0] = count - taken, left[0] - taken
     return [tuple(piece) for piece in pieces]
+
+
+def _check_empty(program: Program, layers: Sequence[int], counts: Sequence[int]) -> None:
+    """PlanError for a piece without any section."""
+    if 0 in layers[1:-1]:
+        raise PlanError(f"cut {list(layers)}: only the first and the last piece may be without layers")
+    for place, section, name in ((0, counts[0], "first"), (-1, counts[-1], "last")):
+        if layers[place] == 0 and section:
+            raise PlanError(f"cut {list(layers)}: the {name} piece is empty; the network has nothing beside its layers")
+
+
+def balanced_cut(program: Program, weights: Sequence[float], pieces: int) -> tuple[int, ...]:
+    """Layers of each piece, as `cut` takes them, so that the heaviest piece is as light as it can be; early pieces are
+    the lighter ones. Empty where there are fewer layers than pieces.
+
+    ``weights`` as in `cut`."""
+    units = _units(program, weights)
+    if len(units) < pieces:
+        return ()
+    low, high = max(weight for weight, _ in units), sum(weight for weight, _ in units)
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (low, middle) if len(_from_behind(units, middle)) <= pieces else (middle, high)
+    ends = _from_behind(units, high)
+    while len(ends) < pieces:
+        longest = max(range(len(ends)), key=lambda i: len(ends[i]))
+        half = len(ends[longest]) // 2
+        ends[longest : longest + 1] = [ends[longest][:half], ends[longest][half:]]
+    return tuple(sum(layers for _, layers in piece) for piece in ends)
+
+
+def heaviest_piece(program: Program, weights: Sequence[float], chunks: Sequence[Chunk]) -> float:
+    """Seconds of the heaviest of some pieces."""
+    return max(sum(weights[section] * layers for section, layers in chunk) for chunk in chunks)
+
+
+def _units(program: Program, weights: Sequence[float]) -> list[tuple[float, int]]:
+    """What may be divided: weight and number of layers (0 or 1) of what comes before the first layer, of each layer
+    with the sections behind it, and of what comes after the last layer."""
+    units: list[tuple[float, int]] = []
+    counts = layer_counts(program)
+    last = max((index for index, count in enumerate(counts) if count), default=-1)
+    for index, (section, count) in enumerate(zip(program.sections, counts, strict=True)):
+        if count:
+            units += [(weights[index], 1)] * count
+        elif not units or index == last + 1:
+            units.append((weights[index] * section.repeat, 0))
+        else:
+            weight, layers = units[-1]
+            units[-1] = (weight + weights[index] * section.repeat, layers)
+    return units
+
+
+def _from_behind(units: Sequence[tuple[float, int]], most: float) -> list[list[tuple[float, int]]]:
+    """Pieces filled up to a weight, the last one first."""
+    pieces: list[list[tuple[float, int]]] = [[]]
+    total = 0.0
+    for unit in reversed(units):
+        if pieces[0] and total + unit[0] > most * _SLACK:
+            pieces.insert(0, [])
+            total = 0.0
+        pieces[0].insert(0, unit)
+        total += unit[0]
+    return pieces
 
 
 def cut_by_work(program: Program, pieces: int) -> list[Chunk]:
@@ -64,27 +138,29 @@ def cut_by_work(program: Program, pieces: int) -> list[Chunk]:
     the sum from the first one on has passed its share of the whole, so early pieces are the fuller ones and the output
     layer counts. Where that leaves a piece empty, as ``cut`` does it."""
     work = [product_flops(section) for section in program.sections]
-    total = sum(one * section.repeat for one, section in zip(work, program.sections, strict=True))
-    found: list[list[int]] = [[]]
+    total = sum(flops * section.repeat for flops, section in zip(work, program.sections, strict=True))
+    filled: list[list[int]] = [[]]
     done = 0.0
     for index, section in enumerate(program.sections):
         for _ in range(section.repeat):
-            found[-1].append(index)
+            filled[-1].append(index)
             done += work[index]
-            if len(found) < pieces and done > total * len(found) / pieces * _SLACK:
-                found.append([])
-    return [_counted(piece) for piece in found] if len(found) == pieces and found[-1] else cut(program, work, pieces)
+            if len(filled) < pieces and done > total * len(filled) / pieces * _SLACK:
+                filled.append([])
+    complete = len(filled) == pieces and filled[-1]
+    return [_counted(piece) for piece in filled] if complete else cut(program, work, pieces)
 
 
 def product_flops(section: Section) -> float:
-    """FLOP of the forward products of one turn that have weights in them: those of attention's core count for none."""
-    counted = [one for one in section.kernels if one.kernel.family == "gemm" and not one.core]
-    return sum(one.times * one.kernel.flops for one in counted if one.kernel.phase == "forward")
+    """FLOP of the forward products of one layer that have weights in them: those of attention's core count for none."""
+    counted = [kernel for kernel in section.kernels if kernel.kernel.family == "gemm" and not kernel.core]
+    return sum(kernel.times * kernel.kernel.flops for kernel in counted if kernel.kernel.phase == "forward")
 
 
-def _dealt(program: Program, block: int, pieces: int) -> list[Chunk]:
-    turns = program.sections[block].repeat // pieces
-    chunks: list[list[tuple[int, int]]] = [[(block, turns)] for _ in range(pieces)]
+def _even(program: Program, block: int, pieces: int) -> list[Chunk]:
+    """As many layers of a block on each piece."""
+    layers = program.sections[block].repeat // pieces
+    chunks: list[list[tuple[int, int]]] = [[(block, layers)] for _ in range(pieces)]
     chunks[0][:0] = [(i, program.sections[i].repeat) for i in range(block)]
     chunks[-1] += [(i, program.sections[i].repeat) for i in range(block + 1, len(program.sections))]
     return [tuple(chunk) for chunk in chunks]
@@ -99,25 +175,25 @@ def _balanced(program: Program, weights: Sequence[float], pieces: int) -> list[C
     for _ in range(60):
         middle = (low + high) / 2
         low, high = (low, middle) if len(_filled(units, middle)) <= pieces else (middle, high)
-    found = _filled(units, high)
-    while len(found) < pieces:
-        longest = max(range(len(found)), key=lambda i: len(found[i]))
-        half = len(found[longest]) // 2
-        found[longest : longest + 1] = [found[longest][:half], found[longest][half:]]
-    return [_counted(piece) for piece in found]
+    filled = _filled(units, high)
+    while len(filled) < pieces:
+        longest = max(range(len(filled)), key=lambda i: len(filled[i]))
+        half = len(filled[longest]) // 2
+        filled[longest : longest + 1] = [filled[longest][:half], filled[longest][half:]]
+    return [_counted(piece) for piece in filled]
 
 
 def _filled(units: list[tuple[int, float]], most: float) -> list[list[int]]:
     """Fill pieces one after another up to a weight."""
-    found: list[list[int]] = [[]]
+    pieces: list[list[int]] = [[]]
     total = 0.0
     for index, weight in units:
-        if found[-1] and total + weight > most * _SLACK:
-            found.append([])
+        if pieces[-1] and total + weight > most * _SLACK:
+            pieces.append([])
             total = 0.0
-        found[-1].append(index)
+        pieces[-1].append(index)
         total += weight
-    return found
+    return pieces
 
 
 def _counted(piece: list[int]) -> Chunk:

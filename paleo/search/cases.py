@@ -84,9 +84,10 @@ class Choice(NamedTuple):
 
 class Solved(NamedTuple):
     """Configurations of one choice: positions of their cases among all and in their ``batch``, seconds of a step, bytes
-    of the fullest stage."""
+    of the fullest stage. ``cut``: layers of each piece, where they have to be stated."""
 
     batch: Batch
+    cut: tuple[int, ...] | None
     case: Codes
     row: Codes
     step_time: Array
@@ -108,6 +109,7 @@ class Results:
 
     cases: tuple[Codes, Codes, Codes]
     batches: tuple[Batch, ...]
+    cuts: tuple[tuple[int, ...] | None, ...]
     choices: tuple[Choice, ...]
     case: Codes
     choice: Codes
@@ -129,12 +131,17 @@ class Results:
         choice = np.repeat(np.arange(len(solved), dtype=np.int32), [len(part) for part in columns[0]])
         batches = tuple(replace(part.batch, shared=Shared()) for part in solved)
         choices = tuple(part.choice for part in solved)
-        return cls(cases, batches, choices, case, choice, row, step, memory)  # type: ignore[arg-type]
+        cuts = tuple(part.cut for part in solved)
+        return cls(cases, batches, cuts, choices, case, choice, row, step, memory)  # type: ignore[arg-type]
 
     def at(self, index: int) -> tuple[int, int, int, Choice]:
         """Layout, microbatch, recomputation and choice of one configuration."""
         layout, microbatch, recompute = (int(column[self.case[index]]) for column in self.cases)
         return layout, microbatch, recompute, self.choices[self.choice[index]]
+
+    def cut(self, index: int) -> tuple[int, ...] | None:
+        """Layers of each piece of one configuration, where a run has to state them."""
+        return self.cuts[int(self.choice[index])]
 
     @property
     def exact(self) -> npt.NDArray[np.bool_]:

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from paleo.lowering.partition import Chunk
 from paleo.lowering.program import Program
 from paleo.lowering.recompute import RECOMPUTE, Policies, wholly_recomputed
 from paleo.schedules.base import SCHEDULES, Schedule
 from paleo.search.cases import Group, Results, Solved, groups
+from paleo.search.cuts import Cuts, chunk_counts
 from paleo.search.points import Points
-from paleo.search.space import Layout, Space, divisors
+from paleo.search.space import Layout, Space
 from paleo.step.backend import Backend
 from paleo.step.batch import Batch, Cases
 from paleo.step.layouts import Layouts, Shared
@@ -40,15 +40,14 @@ def evaluate(points: Points, layouts: Sequence[Layout], space: Space, backend: B
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """The network in ``pieces`` for the stages of some cases, ``chunks`` on each, placed as ``schedules`` do. With
-    ``sharded`` parameters it is another one, as their gathers weigh, too."""
+    """The network laid over the stages of some cases, as ``schedules`` do; ``stated``: layers of each piece, where a
+    run has to say them. With ``sharded`` parameters it is cut apart, as their gathers weigh, too."""
 
-    pieces: tuple[Chunk, ...]
-    chunks: int
     cases: Index
     sharded: bool
     schedules: list[Schedule]
     assignment: Assignment
+    stated: tuple[int, ...] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,67 +126,37 @@ class _Members:
                 if overlapped and len(choices) > 1 and not cut.sharded:
                     following = tails(cases.layouts, cut.assignment, zero, overlapped=True)
                     own = own & following.sends[cases.layout]
-                yield self._solved(index, step(batch), own)
+                yield self._solved(index, step(batch), own, cut.stated)
 
-    def _solved(self, index: Index, steps: StepArrays, own: npt.NDArray[np.bool_] | None = None) -> Solved:
+    def _solved(
+        self,
+        index: Index,
+        steps: StepArrays,
+        own: npt.NDArray[np.bool_] | None = None,
+        stated: tuple[int, ...] | None = None,
+    ) -> Solved:
         """Steps of the cases at some positions; of these, those that are configurations of their own."""
         cases, rows = (index + self.group.before).astype(np.int32), np.arange(len(index), dtype=np.int32)
         if own is None or own.all():
-            return Solved(steps.batch, cases, rows, steps.step_time, steps.memory)
+            return Solved(steps.batch, stated, cases, rows, steps.step_time, steps.memory)
         rows = rows[own]
-        return Solved(steps.batch, cases[rows], rows, steps.step_time[rows], steps.memory[rows])
+        return Solved(steps.batch, stated, cases[rows], rows, steps.step_time[rows], steps.memory[rows])
 
     # cuts
 
     def _cuts(self) -> Iterator[_Cut]:
         """Every way to cut the network and to lay it over the stages."""
         stages, ties = self.group.stages, self.programs[0].ties
-        kinds, every = Kinds(StageKinds(), StageKinds()), np.arange(len(self.cases))
+        kinds = Kinds(StageKinds(), StageKinds())
         for sharded in (False, True) if self.space.sharded_pipelines else (False,):
             times, layouts = self.cases.times, self.cases.layouts
             seconds = iteration_seconds(times, layouts, self.cases.layout, sharded=sharded)
-            for chunks in self._chunks():
-                for pieces, cases in self._pieces(seconds, stages * chunks, every):
+            cuts = Cuts(self.programs, self.block_of, seconds, self.backend)
+            for chunks in chunk_counts(self.programs[0], stages, self.space, self.backend):
+                for pieces, cases, stated in cuts.of(stages * chunks):
                     for schedules in self._alike(chunks):
                         assignment = Assignment.of(pieces, schedules[0], stages, chunks, ties, kinds)
-                        yield _Cut(pieces, chunks, cases, sharded, schedules, assignment)
-
-    def _chunks(self) -> tuple[int, ...]:
-        """Chunks of a stage in which whole blocks divide evenly."""
-        stages = self.group.stages
-        repeats = {s.repeat for s in self.programs[0].sections if s.repeat > 1 and s.repeat % stages == 0}
-        even = {chunks for repeat in repeats for chunks in divisors(repeat // stages)} | {1}
-        return tuple(sorted(even if self.space.chunks is None else even & set(self.space.chunks)))
-
-    def _pieces(self, seconds: Array, pieces: int, every: Index) -> Iterator[tuple[tuple[Chunk, ...], Index]]:
-        """Ways to cut the network, each with the cases that it serves: the blocks of a folded network in numbers that
-        divide evenly, or any cut where none repeats."""
-        sections = self.programs[0].sections
-        folded = any(section.repeat > 1 for section in sections)
-        repeat = np.array([section.repeat for section in sections])
-        heaviest = (seconds * repeat[:, None]).argmax(axis=0)
-        evenly = folded and self.backend.software.parallelism.stages == "even"
-        known: dict[tuple[Chunk, ...], list[Index]] = {}
-        by_work: dict[int, tuple[Chunk, ...]] = {}
-        for block in np.unique(heaviest).tolist():
-            cases = np.flatnonzero(heaviest == block)
-            if repeat[block] % pieces and (folded or pieces > len(sections)):
-                continue
-            if evenly:  # whole blocks in even numbers are cut alike for all cases
-                known.setdefault(self._cut(seconds, int(cases[0]), pieces, by_work), []).append(cases)
-                continue
-            for case in cases.tolist():
-                known.setdefault(self._cut(seconds, case, pieces, by_work), []).append(every[case : case + 1])
-        yield from ((cut, np.sort(np.concatenate(cases))) for cut, cases in known.items())
-
-    def _cut(self, seconds: Array, case: int, pieces: int, by_work: dict[int, tuple[Chunk, ...]]) -> tuple[Chunk, ...]:
-        """The pieces of one case; by work, those of its layout do for every microbatch."""
-        block = int(self.block_of[case])
-        if self.backend.software.parallelism.stages == "even":
-            return tuple(self.backend.cut(self.programs[block], seconds[:, case], pieces))
-        if block not in by_work:
-            by_work[block] = tuple(self.backend.cut(self.programs[block], seconds[:, case], pieces))
-        return by_work[block]
+                        yield _Cut(cases, sharded, schedules, assignment, stated)
 
     def _alike(self, chunks: int) -> list[list[Schedule]]:
         """Schedules that lay a cut over the stages in the same way."""

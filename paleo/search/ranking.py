@@ -137,7 +137,8 @@ class Ranking:
         rows: dict[tuple[object, ...], PlanRow] = {}
         for index in self.leading(2 * top):
             row = self.row(int(index))
-            rows.setdefault((row.gpus, row.strategy, row.microbatch, row.recompute, row.schedule), row)
+            key = row.gpus, row.strategy, row.microbatch, row.recompute, row.schedule, row.run.cut
+            rows.setdefault(key, row)
         return tuple(rows.values())[:top]
 
     def runner_up(self, best: PlanRow) -> PlanRow | None:
@@ -168,9 +169,12 @@ class Ranking:
 
     def _at(self, index: int) -> tuple[Part, int, int, int, Choice]:
         """The part of a configuration, and its layout, microbatch, recompute policy and choice."""
-        number = int(np.searchsorted(self.first, index, side="right")) - 1
+        number = self._part(index)
         part = self.parts[number]
         return part, *part.results.at(index - int(self.first[number]))
+
+    def _part(self, index: int) -> int:
+        return int(np.searchsorted(self.first, index, side="right")) - 1
 
     def row(self, index: int) -> PlanRow:
         """One configuration as a row of a table, run pass by pass."""
@@ -180,6 +184,9 @@ class Ranking:
         strategy, recompute = _strategy(layout, choice.zero, choice.chunks), RECOMPUTE[policy]
         changed: dict[str, object] = {"strategy": strategy, "microbatch": microbatch, "recompute": recompute}
         changed["schedule"] = "1f1b" if schedule == "interleaved" else schedule
+        cut = part.results.cut(index - int(self.first[self._part(index)]))
+        if cut is not None:
+            changed["cut"] = cut
         if part.run.exchange is None:
             changed["exchange"] = "overlapped" if choice.overlapped else "after"
         return PlanRow(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
@@ -78,8 +79,8 @@ def check_searched(run: Run) -> None:
         raise PlanError(f"placement: {', '.join(run.placement)}: a search places layers itself; leave it out")
     if uneven(run):
         raise PlanError("recompute_layers and the like: a search recomputes all layers alike; leave them out")
-    if run.cut is not None:
-        raise PlanError("cut: a search cuts the network itself, evenly; leave it out")
+    if run.cut == "time":
+        raise PlanError("cut 'time': a search balances pieces itself; leave it out, or state the layers of each piece")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,16 +98,27 @@ class Layout:
 
 
 def layouts(graph: Graph, gpus: int, global_batch: int, space: Space) -> list[Layout]:
-    """Every mesh of ``gpus`` whose axes all divide something and whose data-parallel ranks share the batch evenly."""
+    """Every mesh of ``gpus`` whose axes all divide something and whose data-parallel ranks all have work."""
     useful = _useful(graph)
     found = []
     for tp, cp, ep, pp in product(*(_degrees(axis, gpus, graph, useful, space) for axis in SPLITS)):
         ranks, replicas = tp * cp * ep * pp, gpus // (tp * cp * pp)
-        if gpus % ranks or global_batch % replicas or space.degrees.get("dp", replicas) != replicas:
+        if gpus % ranks or space.degrees.get("dp", replicas) != replicas or not _shared(global_batch, replicas):
             continue
         mesh = Mesh.of({"tp": tp, "cp": cp, "ep": ep, "pp": pp, "dp": gpus // ranks})
-        found += [Layout(mesh, sp, global_batch // mesh.replicas) for sp in _sequence_parallel(tp, space)]
+        local = math.ceil(global_batch / replicas)
+        found += [Layout(mesh, sp, local) for sp in _sequence_parallel(tp, space)]
     return found
+
+
+#: Slots for samples beyond those of the batch, as a share of it, that a layout may leave idle.
+_IDLE = 0.25
+
+
+def _shared(global_batch: int, replicas: int) -> bool:
+    """Whether ranks share a batch so that each has work and few of them wait for others with a sample more."""
+    local = math.ceil(global_batch / replicas)
+    return math.ceil(global_batch / local) == replicas and local * replicas <= (1.0 + _IDLE) * global_batch
 
 
 def _degrees(axis: str, gpus: int, graph: Graph, useful: frozenset[str], space: Space) -> Sequence[int]:
@@ -118,10 +130,9 @@ def _degrees(axis: str, gpus: int, graph: Graph, useful: frozenset[str], space: 
 
 
 def _cuts(graph: Graph, stages: int) -> bool:
-    """Whether some cut into so many stages may be even: by the turns of a repeated block, or layer by layer where none
-    repeats."""
-    repeats = {node.repeats[0][1] for node in graph.nodes if node.repeat > 1}
-    return any(repeat % stages == 0 for repeat in repeats) if repeats else stages <= len(graph.nodes)
+    """Whether a network can be cut into so many stages: it has as many layers, those of repeated blocks one by one."""
+    repeats = {node.repeats[0] for node in graph.nodes if node.repeat > 1}
+    return stages <= (sum(repeat for _, repeat in repeats) if repeats else len(graph.nodes))
 
 
 def _useful(graph: Graph) -> frozenset[str]:

@@ -19,7 +19,7 @@ Recompute = Literal["none", "selective", "full"]
 
 
 #: How a pipeline's pieces are made; numbers are the layers of each piece, in the order of the network.
-Cut = Literal["uniform", "time"] | tuple[PositiveCount, ...]
+Cut = Literal["uniform", "time"] | tuple[Annotated[int, Field(strict=True, ge=0)], ...]
 
 
 class Input(Spec):

@@ -1,0 +1,152 @@
+"""Ways to cut a network into the pieces of a pipeline that a search tries: evenly, and where that is not possible, or
+where the sections beside the blocks weigh much, so that the heaviest piece is as light as it can be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from paleo.lowering.partition import Chunk, balanced_cut, cut, heaviest_piece, layer_counts
+from paleo.lowering.program import Program
+from paleo.search.space import Space, divisors
+from paleo.step.backend import Backend
+
+Array = npt.NDArray[np.float64]
+Index = npt.NDArray[np.intp]
+#: Weights of sections are told apart in steps of this share of the heaviest block's layer.
+_STEP = 1 / 20
+#: By which a balanced cut's heaviest piece has to be lighter than an even cut's.
+_GAIN = 0.995
+#: Chunks of a stage that are tried beside those that divide the layers evenly: two for schedules that hold two, more
+#: where hardly any divide.
+_TWO, _FEW = (2,), (2, 3, 4)
+
+Pieces = tuple[Chunk, ...]
+
+
+class Partition(NamedTuple):
+    """A network in pieces, the ``cases`` that are cut so, and the layers of each piece where they have to be stated."""
+
+    pieces: Pieces
+    cases: Index
+    stated: tuple[int, ...] | None = None
+
+
+def chunk_counts(program: Program, stages: int, space: Space, backend: Backend) -> tuple[int, ...]:
+    """Chunks of a stage that a search tries."""
+    stated = backend.run.cut
+    if isinstance(stated, tuple):
+        chunks = (len(stated) // stages,) if len(stated) % stages == 0 else ()
+        return tuple(n for n in chunks if space.chunks is None or n in space.chunks)
+    repeats = {s.repeat for s in program.sections if s.repeat > 1 and s.repeat % stages == 0}
+    even = {chunks for repeat in repeats for chunks in divisors(repeat // stages)}
+    layers = sum(layer_counts(program))
+    most = (layers + 2) // stages
+    if not any(section.repeat > 1 for section in program.sections) or backend.run.cut == "uniform":
+        tried = even | {1}
+    elif even:
+        tried = even | {n for n in (_TWO if len(even) > 2 else _FEW) if n * stages <= layers}
+    else:
+        tried = set(range(1, most + 1))
+    return tuple(sorted(tried if space.chunks is None else {n for n in space.chunks if n in even or n <= most}))
+
+
+class Cuts:
+    """Cuts for the cases of some stages; ``seconds``: of one layer iteration of each section, (sections, cases)."""
+
+    def __init__(self, programs: Sequence[Program], program_of: Index, seconds: Array, backend: Backend) -> None:
+        self.programs, self.program_of, self.seconds, self.backend = programs, program_of, seconds, backend
+        sections = programs[0].sections
+        self.repeat = np.array([section.repeat for section in sections])
+        self.folded = any(section.repeat > 1 for section in sections)
+        self.heaviest = (seconds * self.repeat[:, None]).argmax(axis=0)
+        self._profiles: list[tuple[list[float], Index]] | None = None
+
+    def of(self, pieces: int) -> Iterator[Partition]:
+        """Every cut into so many pieces."""
+        run, program = self.backend.run, self.programs[0]
+        if isinstance(run.cut, tuple):
+            stated = cut(program, self.seconds[:, 0].tolist(), pieces, run.cut)
+            yield Partition(tuple(stated), np.arange(self.seconds.shape[1]))
+        elif self.backend.software.parallelism.stages == "work" and run.cut is None:
+            yield from self._by_work(pieces)
+        elif self.folded:
+            yield from self._even(pieces)
+            if run.cut is None:
+                yield from self._balanced(pieces)
+        else:
+            yield from self._each_case(pieces)
+
+    def _even(self, pieces: int) -> Iterator[Partition]:
+        """Whole blocks in even numbers, cut alike for all cases with the same heaviest block."""
+        for block in np.unique(self.heaviest).tolist():
+            if self.repeat[block] % pieces == 0:
+                cases = np.flatnonzero(self.heaviest == block)
+                weights = self.seconds[:, cases[0]].tolist()
+                yield Partition(tuple(cut(self.programs[0], weights, pieces)), cases)
+
+    def _balanced(self, pieces: int) -> Iterator[Partition]:
+        """The heaviest piece as light as it can be, where that is lighter than in even numbers."""
+        by_layers: dict[tuple[int, ...], list[Index]] = {}
+        program = self.programs[0]
+        for weights, cases in self.profiles:
+            block = int(np.argmax(np.array(weights) * self.repeat))
+            even = self.repeat[block] % pieces == 0
+            if even and self._light_ends(weights, block, pieces):
+                continue
+            layers = balanced_cut(program, weights, pieces)
+            if not layers:
+                continue
+            if even:
+                balanced = heaviest_piece(program, weights, cut(program, weights, pieces, layers))
+                if balanced > _GAIN * heaviest_piece(program, weights, cut(program, weights, pieces)):
+                    continue
+            by_layers.setdefault(layers, []).append(cases)
+        for layers, cases_of in by_layers.items():
+            chunks = cut(program, self.seconds[:, 0].tolist(), pieces, layers)
+            yield Partition(tuple(chunks), np.sort(np.concatenate(cases_of)), layers)
+
+    def _light_ends(self, weights: Sequence[float], block: int, pieces: int) -> bool:
+        """Whether what lies before and behind a block cannot be worth a layer of another piece."""
+        ends = [sum(w * r for w, r in zip(weights[part], self.repeat[part], strict=True)) for part in _around(block)]
+        return bool(max(ends) <= weights[block] * (1.0 + (1.0 - _GAIN) * self.repeat[block] / pieces))
+
+    @property
+    def profiles(self) -> list[tuple[list[float], Index]]:
+        """Weights of sections, beside those of the heaviest block, and the cases that have them but for rounding."""
+        if self._profiles is None:
+            every = np.arange(self.seconds.shape[1])
+            relative = np.rint(self.seconds / self.seconds[self.heaviest, every] / _STEP) * _STEP
+            kinds, kind_of = np.unique(relative, axis=1, return_inverse=True)
+            cases = [np.flatnonzero(kind_of.ravel() == kind) for kind in range(kinds.shape[1])]
+            self._profiles = [(kinds[:, kind].tolist(), each) for kind, each in enumerate(cases)]
+        return self._profiles
+
+    def _by_work(self, pieces: int) -> Iterator[Partition]:
+        """By the work of products, alike for every microbatch of a layout."""
+        if pieces > self.repeat.sum():
+            return
+        known: dict[Pieces, list[Index]] = {}
+        for number in np.unique(self.program_of).tolist():
+            cases = np.flatnonzero(self.program_of == number)
+            chunks = self.backend.cut(self.programs[number], self.seconds[:, cases[0]], pieces)
+            known.setdefault(tuple(chunks), []).append(cases)
+        yield from (Partition(chunks, np.sort(np.concatenate(cases))) for chunks, cases in known.items())
+
+    def _each_case(self, pieces: int) -> Iterator[Partition]:
+        """A network of layers that do not repeat, cut for each case by itself."""
+        if pieces > len(self.repeat):
+            return
+        known: dict[Pieces, list[int]] = {}
+        for case in range(self.seconds.shape[1]):
+            chunks = self.backend.cut(self.programs[int(self.program_of[case])], self.seconds[:, case], pieces)
+            known.setdefault(tuple(chunks), []).append(case)
+        yield from (Partition(chunks, np.array(cases, dtype=np.intp)) for chunks, cases in known.items())
+
+
+def _around(block: int) -> tuple[slice, slice]:
+    """What lies before and behind a section."""
+    return slice(0, block), slice(block + 1, None)
