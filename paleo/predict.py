@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -11,8 +10,10 @@ import numpy.typing as npt
 
 from paleo.lowering.partition import Chunk
 from paleo.lowering.program import Program
+from paleo.lowering.recompute import runs
 from paleo.network.graph import Graph
-from paleo.operations.kernel import Kernel
+from paleo.operations.attention import executed_share
+from paleo.operations.base import model_flops
 from paleo.operations.precision import Precision
 from paleo.parallel.overrides import placement
 from paleo.parallel.plan import Plan, plan
@@ -29,7 +30,7 @@ from paleo.step.input_pipeline import InputPipeline
 from paleo.step.single import priced, single_batch
 from paleo.step.step import StepArrays, step
 from paleo.step.timeline import step_timeline
-from paleo.step.warnings import OPAQUE, OPAQUE_SPREAD, host_warnings, unmodelled, warnings
+from paleo.step.warnings import OPAQUE, OPAQUE_SPREAD, host_warnings, rare_utilisation, unmodelled, warnings
 
 Array = npt.NDArray[np.float64]
 
@@ -104,9 +105,34 @@ class Prediction:
 
     @property
     def mfu(self) -> float:
-        """Model FLOP of the step over what all gpus could do in it at the peak of the dtype."""
-        peak = self.system.device.peak_flops_per_s(self.plan.dtype)
-        return self.flops / (self.step_time * self.plan.gpus * peak)
+        """Model FLOP of the step over what all gpus could do in it at the peak of the dtype: what the network asks for,
+        a causal mask's half of attention, nothing that is computed again (Chowdhery et al., PaLM, 2022, appendix B,
+        who count the whole rectangle of scores)."""
+        return self.flops / self._possible
+
+    @property
+    def hfu(self) -> float:
+        """The same with the FLOP that the devices execute: recomputed layers and scores, padding, too."""
+        return self.executed_flops / self._possible
+
+    @property
+    def _possible(self) -> float:
+        return self.step_time * self.plan.gpus * self.system.device.peak_flops_per_s(self.plan.dtype)
+
+    @property
+    def executed_flops(self) -> float:
+        """FLOP that all devices execute in a step."""
+        ranks = self.plan.mesh.size // self.plan.stages
+        each = (
+            executed_share(counted.kernel)
+            * counted.kernel.flops
+            * runs(section, counted)
+            * counted.times
+            * section.repeat
+            for section in self.program.sections
+            for counted in section.kernels
+        )
+        return sum(each) * self.plan.microbatches * ranks
 
 
 def predict(
@@ -127,6 +153,7 @@ def predict(
     steps = step(single_batch(program, layout, backend, arriving))
     breakdown = Breakdown(**{part: float(seconds[0]) for part, seconds in steps.parts.items()})
     away = float(steps.stage_memory.away.mean())
+    flops = _model_flops(graph, backend.formats, layout, run)
     return Prediction(
         model,
         system,
@@ -137,11 +164,15 @@ def predict(
         steps,
         breakdown,
         _footprint(steps, system),
-        _model_flops(graph, backend.formats, layout, run),
+        flops,
         _interval(program.program, program.kernels, breakdown.step),
         backend.calibration(layout.mesh),
         unmodelled(program.program, run),
-        (*warnings(layout, graph, placed), *host_warnings(system, layout, away)),
+        (
+            *warnings(layout, graph, placed),
+            *host_warnings(system, layout, away),
+            *rare_utilisation(system, layout, flops / breakdown.step),
+        ),
         away,
         arriving,
         tuple(program.pieces),
@@ -164,22 +195,10 @@ def _footprint(steps: StepArrays, system: System) -> Footprint:
 
 
 def _model_flops(graph: Graph, formats: Precision, layout: Plan, run: Run) -> float:
-    """FLOP of the whole global batch, each rank's padding left out."""
-    forward, backward = graph_flops(graph, formats)
-    return (forward + (0.0 if run.forward_only else backward)) / graph.batch * layout.global_batch
-
-
-def graph_flops(graph: Graph, formats: Precision) -> tuple[float, float]:
-    """FLOP of one forward and one backward pass over the graph's batch, on no particular device."""
-    forward = backward = 0.0
-    for node in graph.nodes:
-        forward += node.repeat * _flops([kernel for op in node.operations for kernel in op.forward(formats)])
-        backward += node.repeat * _flops([kernel for op in node.operations for kernel in op.backward(formats)])
-    return forward, backward
-
-
-def _flops(kernels: Sequence[Kernel]) -> float:
-    return sum(kernel.flops for kernel in kernels)
+    """FLOP that the network asks for over the whole global batch, each rank's padding left out."""
+    counts = [(node.repeat, model_flops(operation, formats)) for node in graph.nodes for operation in node.operations]
+    flops = sum(repeat * (forward + (0.0 if run.forward_only else backward)) for repeat, (forward, backward) in counts)
+    return flops / graph.batch * layout.global_batch
 
 
 def _interval(program: Program, kernels: KernelTimes, seconds: float) -> tuple[float, float]:

@@ -10,7 +10,7 @@ from pydantic import Field, PositiveInt
 
 from paleo.errors import GraphError
 from paleo.layers.base import LAYERS, Choices, Expansion, Layer, describe, project, vector
-from paleo.operations.attention import FusedAttention
+from paleo.operations.attention import FusedAttention, visible_share
 from paleo.operations.base import Operation
 from paleo.operations.contraction import Contraction
 from paleo.operations.memory_pass import MemoryPass
@@ -45,7 +45,8 @@ def attend(
     scores = Tensor(f"{name}.core.scores", tuple(of), tuple(of.values()))
     plain = choices.attention == "stepwise"
     copies, (query, key, value) = _copied(f"{name}.core", query, key, value) if plain else ((), (query, key, value))
-    chain: list[Operation] = [*copies, Contraction(scores.name, query, key, scores)]
+    asked = visible_share(key.sizes[1], min(window or key.sizes[1], key.sizes[1])) if causal else 1.0
+    chain: list[Operation] = [*copies, Contraction(scores.name, query, key, scores, asked=asked)]
     if plain:
         passes, scores = _masked(f"{name}.core", scores)
         chain += passes
@@ -68,7 +69,9 @@ def attend(
         )
         weights = dropped
     product = out.like(f"{name}.core.context") if plain else out
-    summed = Contraction(f"{name}.core.context", weights, value.renamed({value.dims[-1]: "value_dim"}), product)
+    summed = Contraction(
+        f"{name}.core.context", weights, value.renamed({value.dims[-1]: "value_dim"}), product, asked=asked
+    )
     back = (MemoryPass(out.name, "copy", (product,), out, flops_per_element=0.0),) if plain else ()
     return (*chain, summed, *back), out
 

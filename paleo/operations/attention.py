@@ -10,6 +10,25 @@ from paleo.operations.precision import Precision
 from paleo.operations.tensor import Size, Tensor, split_all
 
 
+def visible_share(keys: Size, attended: Size) -> float:
+    """Scores that a causal mask leaves of the rectangle of ``keys`` queries and ``attended`` keys each.
+
+    >>> visible_share(4, 4), visible_share(8, 4), round(visible_share(1024, 1024), 4)
+    (0.625, 0.8125, 0.5005)
+    """
+    return float((attended + 1.0) / 2.0 + keys - attended) / float(keys)
+
+
+def executed_share(kernel: Kernel) -> float:
+    """Share of the counted FLOP that a kernel executes: fused attention skips blocks behind a causal mask."""
+    shape = kernel.shape
+    if kernel.family != "attention" or not shape["causal"]:
+        return 1.0
+    keys, attended = shape["kv_len"], shape["attended"]
+    whole = 2.0 * keys - shape["q_len"] if attended == keys else keys
+    return visible_share(whole, whole if attended == keys else attended)
+
+
 @dataclass(frozen=True, slots=True)
 class FusedAttention:
     """Scores, softmax and weighted sum in one kernel that keeps only its output and a log-sum-exp per row
@@ -30,6 +49,18 @@ class FusedAttention:
     out: Tensor
     causal: bool
     attended: Size
+
+    @property
+    def useful(self) -> tuple[float, float]:
+        """Shares of its FLOP, forward and backward, that the network asks for: scores before the mask's edge, once.
+
+        >>> x = Tensor("x", ("batch", "seq", "kv_heads", "group", "head_dim"), (1, 4, 1, 1, 8))
+        >>> key = Tensor("k", ("batch", "keys", "kv_heads", "head_dim"), (1, 4, 1, 8))
+        >>> FusedAttention("a", x, key, key, x, True, 4).useful  # 10 of 16 scores; 4 of 5 products backward
+        (0.625, 0.5)
+        """
+        visible = visible_share(self.key.sizes[1], self.attended) if self.causal else 1.0
+        return visible, visible * 2.0 * self._flops(1, 1) / self._flops(3, 2)
 
     @property
     def reads(self) -> tuple[Tensor, ...]:

@@ -47,6 +47,15 @@ class Operation(Protocol):
     def backward(self, precision: Precision) -> tuple[Kernel, ...]: ...
 
 
+def model_flops(operation: Operation, precision: Precision) -> tuple[float, float]:
+    """FLOP that the network asks for, forward and backward: not what a kernel computes again, nor what a mask hides."""
+    forward, backward = getattr(operation, "useful", (1.0, 1.0))
+    return (
+        forward * sum(kernel.flops for kernel in operation.forward(precision)),
+        backward * sum(kernel.flops for kernel in operation.backward(precision)),
+    )
+
+
 def is_core(operation: Operation) -> bool:
     """Whether an operation belongs to the core of attention: scores, softmax, dropout, weighted sum."""
     return ATTENTION_CORE in operation.name

@@ -68,6 +68,7 @@ def estimate(prediction: Prediction, training: Training | None = None, advice: S
         "samples_per_s": prediction.samples_per_s,
         "tokens_per_s": prediction.tokens_per_s,
         "mfu": prediction.mfu,
+        "hfu": prediction.hfu,
         "flops_per_step": prediction.flops,
         "breakdown_s": asdict(prediction.breakdown),
         "memory_bytes": _memory(prediction.memory),

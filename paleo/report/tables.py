@@ -141,7 +141,7 @@ def _headline(prediction: Prediction) -> Text:
     text.append(
         f"step time {duration(prediction.step_time)}", style="bold green" if prediction.memory.fits else "bold red"
     )
-    text.append(f"  (90 % interval {duration(low)} to {duration(high)}),  {rates},  MFU {percent(prediction.mfu)}\n")
+    text.append(f"  (90 % interval {duration(low)} to {duration(high)}),  {rates},  {_utilisation(prediction)}\n")
     if not prediction.memory.fits:
         text.append(
             f"DOES NOT FIT: {gibibytes(prediction.memory.total)} of {gibibytes(prediction.memory.capacity)}\n",
@@ -431,6 +431,12 @@ def catalog(kind: str, entries: Mapping[str, str]) -> RenderableType:
     for name, line in entries.items():
         table.add_row(name, line)
     return Constrain(table, TEXT_WIDTH)
+
+
+def _utilisation(prediction: Prediction) -> str:
+    """MFU, and HFU where devices compute more than the network asks for."""
+    more = prediction.hfu > 1.01 * prediction.mfu
+    return f"MFU {percent(prediction.mfu)}" + (f" (HFU {percent(prediction.hfu)})" if more else "")
 
 
 def described(title: str, rows: Sequence[Fact], fields: Sequence[Setting]) -> Iterable[RenderableType]:

@@ -67,6 +67,18 @@ def _whole_layers(chosen: Plan, shares: Mapping[str, float]) -> list[str]:
     return [f"tp={chosen.mesh.degree('tp')} does not split {names}{more}: every rank keeps and computes {kept} whole"]
 
 
+#: A share of the peak that nobody has been seen to reach with a whole training step.
+RARE_UTILISATION = 0.75
+
+
+def rare_utilisation(system: System, chosen: Plan, flops_per_s: float) -> list[str]:
+    """Whether a step would use more of the devices' arithmetic than is seen in practice."""
+    mfu = flops_per_s / (chosen.gpus * system.device.peak_flops_per_s(chosen.dtype))
+    if mfu <= RARE_UTILISATION:
+        return []
+    return [f"MFU {mfu:.0%}: hardly anybody reaches {RARE_UTILISATION:.0%} in practice; expect a slower step"]
+
+
 def warnings(chosen: Plan, graph: Graph, placement: Placement) -> tuple[str, ...]:
     """Ranks that do nothing new, or nothing at all; parameters that tensor parallelism does not divide."""
     idle = idle_axes(graph, placement, chosen.mesh)

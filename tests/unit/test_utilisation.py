@@ -1,0 +1,68 @@
+"""MFU counts what the network asks for, HFU what devices execute."""
+
+from __future__ import annotations
+
+import pytest
+
+from paleo.predict import Prediction, predict
+from paleo.specs.hardware import load_system
+from paleo.specs.model import load_model
+from paleo.specs.run import Run
+from paleo.step.warnings import rare_utilisation
+
+H100 = load_system("dgx-h100")
+
+
+def predicted(network: str = "llama3-8b", **run: object) -> Prediction:
+    asked = {"gpus": 8, "batch": 1, "microbatch": 1, "dtype": "bf16", "software": "megatron-core", **run}
+    return predict(load_model(network), H100, Run.model_validate(asked))
+
+
+def test_model_flops_of_a_causal_transformer_are_those_of_the_formula() -> None:
+    """Llama 3 8B at 8,192 tokens: 6 FLOP a weight of every product and token, and half of 12·layers·hidden·seq."""
+    layers, hidden, seq = 32, 4096, 8192
+    weights = layers * (hidden * (4096 + 2 * 1024) + 4096 * hidden + 3 * hidden * 14336) + hidden * 128256
+    expected = 6.0 * weights + 12.0 * layers * hidden * (seq + 1) / 2
+    prediction = predicted()
+    assert prediction.flops / (8 * seq) == pytest.approx(expected, rel=1e-9)
+
+
+def test_fused_attention_executes_its_scores_twice() -> None:
+    """Four products of visible scores are asked for backward, five are made: with forward 7 to 6 of attention."""
+    prediction = predicted()
+    attention = 12.0 * 32 * 4096 * 8193 / 2 * 8 * 8192
+    assert prediction.executed_flops - prediction.flops == pytest.approx(attention / 6.0, rel=1e-9)
+
+
+def test_recomputation_is_in_hfu_alone() -> None:
+    """Full recomputation of all blocks makes their forward pass again; the head is not recomputed."""
+    plain, full = predicted(), predicted(recompute="full")
+    assert full.flops == plain.flops
+    blocks = 2.0 * (
+        sum(t.elements * n.repeat for n in plain.graph.nodes for t in n.parameters.values() if len(t.dims) > 1)
+    )
+    head_and_table = 2.0 * 2 * 4096 * 128256
+    scores = 4.0 * 32 * 4096 * 8193 / 2
+    again = (blocks - head_and_table + scores) * 8 * 8192
+    assert full.executed_flops - plain.executed_flops == pytest.approx(again, rel=1e-6)
+    assert full.hfu > full.mfu
+
+
+def test_unfused_attention_executes_what_the_mask_hides() -> None:
+    plain, unfused = predicted("gpt2"), predicted("gpt2", attention="unfused")
+    assert unfused.flops == pytest.approx(plain.flops, rel=1e-12)
+    assert unfused.executed_flops > 1.03 * unfused.flops
+
+
+def test_long_contexts_stay_below_the_peak() -> None:
+    """115 % at 128k tokens, when whole rectangles and scores made again were counted."""
+    prediction = predicted(gpus=32, strategy="tp=2,cp=16", batch=2, model={"seq": 131072})
+    assert 0.3 < prediction.mfu < prediction.hfu < 0.75
+
+
+def test_a_share_of_the_peak_that_nobody_reaches_is_warned_about() -> None:
+    layout = predicted().plan
+    peak = H100.device.peak_flops_per_s("bf16") * 8
+    assert rare_utilisation(H100, layout, 0.7 * peak) == []
+    (warning,) = rare_utilisation(H100, layout, 0.8 * peak)
+    assert warning.startswith("MFU 80%")
