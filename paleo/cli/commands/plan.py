@@ -2,15 +2,54 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from paleo.cli.application import DECIDE, NO, app
-from paleo.cli.options import AsJson, Counts, ModelName, Plot, RunOptions, SystemName, gpu_counts, takes_run
+from paleo.cli.options import AsJson, Counts, ModelName, Plot, RunOptions, completes, gpu_counts, takes_run
 from paleo.cli.output import draw, picture_path, show_document
+from paleo.cli.training_options import (
+    Bought,
+    Electricity,
+    Epochs,
+    GpuPrice,
+    HostPower,
+    Pue,
+    RentTerm,
+    Samples,
+    Tokens,
+    tariff,
+)
 from paleo.errors import SpecError
 
+if TYPE_CHECKING:
+    from paleo.specs.model import ModelSpec
+    from paleo.specs.run import Run
+    from paleo.studies.buying import Wish
+    from paleo.studies.cost import Tariff
+
+OneSystem = Annotated[
+    str | None,
+    typer.Option(
+        "--system",
+        metavar="S",
+        help="A system or device of the catalog, or a YAML file.",
+        autocompletion=completes("systems", "devices"),
+    ),
+]
+SeveralSystems = Annotated[
+    str | None,
+    typer.Option(
+        "--systems",
+        metavar="A,B",
+        help="Several of them: the best is found.",
+        autocompletion=completes("systems"),
+    ),
+]
+Deadline = Annotated[str | None, typer.Option(metavar="TIME", help="When the training has to be done: 60d, 12h.")]
+Budget = Annotated[str | None, typer.Option(metavar="USD", help="What it may cost: 5M, 20000.")]
 Goal = Annotated[str, typer.Option(help="What is made small: time, cost, energy, or gpus.")]
 Top = Annotated[int, typer.Option(min=1, metavar="K", help="So many plans.")]
 Explain = Annotated[bool, typer.Option("--explain", help="Why the winner wins, and how near the next one is.")]
@@ -21,10 +60,22 @@ PerLayer = Annotated[bool, typer.Option("--per-layer", help="Choose the split of
 @takes_run
 def plan_(
     model: ModelName,
-    system: SystemName,
     gpus: Counts,
     options: RunOptions,
+    system: OneSystem = None,
+    systems: SeveralSystems = None,
     objective: Goal = "time",
+    tokens: Tokens = None,
+    epochs: Epochs = None,
+    samples: Samples = None,
+    deadline: Deadline = None,
+    budget: Budget = None,
+    price: GpuPrice = None,
+    electricity: Electricity = None,
+    pue: Pue = None,
+    host_power: HostPower = None,
+    term: RentTerm = "on-demand",
+    buy: Bought = None,
     top: Top = 10,
     explain: Explain = False,
     per_layer: PerLayer = False,
@@ -35,13 +86,17 @@ def plan_(
 
     Options of a run that are given narrow the search: --strategy tp=8 tries tp=8 alone.
     """
+    from paleo.report import buying as buying_report
     from paleo.report import search as shown
     from paleo.search import plans, space
     from paleo.specs.hardware import load_system
     from paleo.specs.model import load_model
+    from paleo.studies import buying
+    from paleo.studies.launch import schedules_of
 
     path = picture_path(plot)
-    counts, network, machine = gpu_counts(gpus), load_model(model), load_system(system)
+    machines = [load_system(name) for name in _systems(system, systems)]
+    counts, network, machine = gpu_counts(gpus), load_model(model), machines[0]
     run = options.run(gpus=counts[0], strategy="dp")
     if per_layer and path is not None:
         raise SpecError("--plot draws plans of whole networks; leave out --per-layer")
@@ -55,6 +110,21 @@ def plan_(
     fields_of = {"microbatches": "microbatch", "recompute": "recompute", "schedules": "schedule"}
     fixed = {listed: options.stated(name) for listed, name in fields_of.items()}
     narrowed = space.within(options.stated("strategy"), **fixed)
+    runnable = schedules_of(run.software)
+    if runnable is not None and options.stated("schedule") is None:
+        narrowed = replace(narrowed, schedules=runnable)
+    if systems is not None or any(value is not None for value in (tokens, epochs, samples, deadline, budget)):
+        rates = tariff(price, electricity, pue, host_power, term, buy)
+        wish = _wish(network, run, tokens, epochs, samples, deadline, budget, objective, rates)
+        reply = buying.answer(network, machines, counts, run, wish, space=narrowed, top=top)
+        show_document(
+            lambda: {"model": network.name, "objective": objective, **buying_report.document(reply)},
+            lambda: buying_report.table(reply),
+            as_json,
+        )
+        if reply.best is None:
+            raise typer.Exit(NO)
+        return
     ranking = plans.search(network, machine, run, counts=counts, space=narrowed, objective=objective, top=top)
     best = plans.explain(network, machine, ranking) if explain else None
     names = network.name, machine.name
@@ -65,3 +135,42 @@ def plan_(
     show_document(lambda: shown.document(*names, ranking, best), lambda: shown.table(*names, ranking, best), as_json)
     if not ranking.fitting:
         raise typer.Exit(NO)
+
+
+def _systems(system: str | None, systems: str | None) -> list[str]:
+    """Names that --system or --systems state."""
+    if (system is None) == (systems is None):
+        raise SpecError("expected --system S or --systems A,B, one of them")
+    names = [name.strip() for name in (system or systems or "").split(",") if name.strip()]
+    if not names:
+        raise SpecError(f"--systems {systems!r}: expected names such as dgx-a100-80gb,dgx-h100")
+    return names
+
+
+def _wish(
+    network: ModelSpec,
+    run: Run,
+    tokens: float | None,
+    epochs: float | None,
+    samples: float | None,
+    deadline: str | None,
+    budget: str | None,
+    objective: str,
+    rates: Tariff,
+) -> Wish:
+    """What is asked of a purchase."""
+    from paleo.network.graph import build
+    from paleo.studies.buying import Wish
+    from paleo.studies.training import amount
+    from paleo.units import DAY, parse
+
+    tokens_per_sample = None if tokens is None else build(network, batch=1, overrides=run.model).tokens_per_sample
+    wanted = amount(network, epochs=epochs, samples=samples, tokens=tokens, tokens_per_sample=tokens_per_sample)
+    seconds = dollars = None
+    if deadline is not None:
+        days = deadline.strip().removesuffix("d")
+        is_days = deadline.strip().endswith("d") and days.replace(".", "", 1).isdigit()
+        seconds = float(days) * DAY if is_days else parse(deadline, "time")
+    if budget is not None:
+        dollars = parse(budget.removesuffix("USD").strip(), "count")
+    return Wish(wanted, seconds, dollars, objective, rates)

@@ -1,0 +1,99 @@
+"""The answer to a purchase, as a table and as a document."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from paleo.report.documents import Document
+from paleo.report.tables import NONE, grid, money, percent, prose
+from paleo.studies.buying import Answer, PricedPlan, verdict
+from paleo.studies.training import JOULES_PER_KWH
+from paleo.units import DAY, duration
+
+
+def document(reply: Answer) -> Document:
+    """Keys that are added to the document of a search: the verdict, and what each plan takes."""
+    return {
+        "verdict": verdict(reply),
+        "flags": reply.flags,
+        "global_batch_size": reply.global_batch,
+        "configurations": sum(result.configurations for _, result in reply.searches),
+        "fitting": sum(result.fitting for _, result in reply.searches),
+        "seconds": sum(result.seconds for _, result in reply.searches),
+        "plans": [plan_document(plan) for plan in reply.plans],
+        "reasons": list(reply.reasons),
+    }
+
+
+def plan_document(plan: PricedPlan) -> Document:
+    """One plan; null where no amount or price is known."""
+    row = plan.row
+    return {
+        "system": plan.system.name,
+        "gpus": row.gpus,
+        "strategy": row.strategy,
+        "microbatch": row.microbatch,
+        "recompute": row.recompute,
+        "schedule": "1f1b" if row.schedule == "none" else row.schedule,
+        "overlapped": row.overlapped,
+        "step_time_s": row.step_time,
+        "step_time_interval_s": list(plan.interval),
+        "memory_bytes": row.memory,
+        "fits": row.fits,
+        "mfu": plan.mfu,
+        "samples_per_s": plan.samples_per_s,
+        "tokens_per_s": plan.tokens_per_s,
+        "days": None if plan.seconds is None else plan.seconds / DAY,
+        "usd": plan.usd,
+        "kwh": None if plan.joules is None else plan.joules / JOULES_PER_KWH,
+        "command": plan.command,
+    }
+
+
+def table(reply: Answer) -> RenderableType:
+    """The verdict first, then the plans, then what to paste."""
+    parts: list[RenderableType] = [prose(Text(verdict(reply), style="bold")), Text(), _plans(reply)]
+    for reason in reply.reasons[:5]:
+        parts += [Text(), prose(f"Not possible: {reason}")]
+    if reply.plans:
+        parts += [Text(), prose(f"Show it again: {reply.plans[0].command}")]
+    if reply.flags:
+        parts += [Text(), prose(f"Start it: {reply.flags}")]
+    return Group(*parts)
+
+
+def _plans(reply: Answer) -> RenderableType:
+    tokens = any(plan.tokens_per_s is not None for plan in reply.plans)
+    trained = reply.wish.amount is not None
+    columns = ["system", "strategy", "GPUs", "step time", "MFU", "tokens/s" if tokens else "samples/s"]
+    columns += ["days", "cost", "energy"] if trained else []
+    shown = grid("Plans", [*columns, "memory"], left=2)
+    for plan in reply.plans:
+        rate = plan.tokens_per_s if tokens else plan.samples_per_s
+        cells = [
+            plan.system.name,
+            _strategy(plan),
+            f"{plan.row.gpus:,}",
+            duration(plan.row.step_time),
+            percent(plan.mfu),
+        ]
+        cells.append(NONE if rate is None else f"{rate:,.0f}")
+        if trained:
+            days = NONE if plan.seconds is None else f"{plan.seconds / DAY:.3g}"
+            kilowatts = NONE if plan.joules is None else f"{plan.joules / JOULES_PER_KWH:,.3g} kWh"
+            cells += [days, money(plan.usd), kilowatts]
+        held = plan.row.memory / plan.system.device.memory.capacity
+        shown.add_row(*cells, percent(held) if plan.row.fits else f"{percent(held)}, too much")
+    return shown
+
+
+def _strategy(plan: PricedPlan) -> str:
+    """Strategy with what else is chosen."""
+    row = plan.row
+    parts = [row.strategy or "dp", f"microbatch {row.microbatch}"]
+    if row.recompute != "none":
+        parts.append(f"{row.recompute} recomputation")
+    if row.schedule not in ("none", "1f1b"):
+        parts.append(row.schedule)
+    return ", ".join(parts)

@@ -1,0 +1,269 @@
+"""The answer to a purchase: which system, how many of its GPUs and which layout train so much, by when, for how much.
+
+Every system is searched at every count, all at one global batch; the best plans of each are priced. Intervals and power
+are those of the best plan of a system and count, taken over by its other plans in proportion to their steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from paleo.errors import PaleoError, PlanError, SpecError
+from paleo.predict import Prediction, predict
+from paleo.search.plans import Search, search
+from paleo.search.ranking import PlanRow
+from paleo.search.space import Space
+from paleo.specs.hardware import System
+from paleo.specs.model import ModelSpec
+from paleo.specs.run import Run
+from paleo.studies.cost import Tariff
+from paleo.studies.launch import estimate_command, launch_flags
+from paleo.studies.training import Amount, Training, training
+from paleo.units import DAY, counted
+
+#: The largest count that is tried to find one that fits, or that is in time.
+MOST_GPUS = 16_384
+OBJECTIVES = ("time", "cost", "energy", "gpus")
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What is asked: how much training (None: a step alone), within how many seconds and USD, best by what."""
+
+    amount: Amount | None = None
+    deadline: float | None = None
+    budget: float | None = None
+    objective: str = "time"
+    tariff: Tariff = field(default_factory=Tariff)
+
+
+@dataclass(frozen=True, slots=True)
+class PricedPlan:
+    """A plan with what it takes; None where no amount of training or no price is known. ``lead`` is the prediction of
+    the best plan of its system and count."""
+
+    system: System
+    row: PlanRow
+    lead: Prediction
+    lead_training: Training | None
+
+    @property
+    def ratio(self) -> float:
+        """Its step over that of the leading plan."""
+        return self.row.step_time / self.lead.step_time
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Ends of the 90 % interval of its step [s]."""
+        low, high = self.lead.interval
+        return low * self.ratio, high * self.ratio
+
+    @property
+    def mfu(self) -> float:
+        return self.lead.mfu / self.ratio
+
+    @property
+    def samples_per_s(self) -> float:
+        return self.lead.samples_per_s / self.ratio
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        tokens = self.lead.tokens_per_s
+        return None if tokens is None else tokens / self.ratio
+
+    @property
+    def seconds(self) -> float | None:
+        """Seconds of the whole training."""
+        return None if self.lead_training is None else self.lead_training.time * self.ratio
+
+    @property
+    def usd(self) -> float | None:
+        cost = None if self.lead_training is None else self.lead_training.cost
+        return None if cost is None else cost * self.ratio
+
+    @property
+    def joules(self) -> float | None:
+        energy = None if self.lead_training is None else self.lead_training.energy
+        return None if energy is None else energy * self.ratio
+
+    @property
+    def command(self) -> str:
+        """The estimate that shows it again."""
+        return estimate_command(self.lead.model.name, self.system.name, self.row.run)
+
+    def score(self, objective: str) -> float:
+        """What is made small; infinite where it is not known."""
+        figures = {
+            "time": self.row.step_time if self.seconds is None else self.seconds,
+            "cost": self.usd,
+            "energy": self.joules,
+            "gpus": float(self.row.gpus),
+        }
+        value = figures[objective]
+        return math.inf if value is None else value
+
+    def meets(self, wish: Wish) -> bool:
+        """Whether it fits, is in time and within the budget."""
+        in_time = wish.deadline is None or (self.seconds is not None and self.seconds <= wish.deadline)
+        paid = wish.budget is None or (self.usd is not None and self.usd <= wish.budget)
+        return self.row.fits and in_time and paid
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Plans of all systems and counts, those that meet the wish first, each part by the objective; ``searches`` by
+    system; ``reasons`` why a system or count has none; ``remedy``: what would meet the wish where nothing does."""
+
+    model: ModelSpec
+    wish: Wish
+    global_batch: int
+    plans: tuple[PricedPlan, ...]
+    searches: tuple[tuple[System, Search], ...]
+    reasons: tuple[str, ...]
+    remedy: str = ""
+
+    @property
+    def best(self) -> PricedPlan | None:
+        """The first plan, where it meets the wish."""
+        return self.plans[0] if self.plans and self.plans[0].meets(self.wish) else None
+
+    @property
+    def flags(self) -> str:
+        """How the framework is started with the first plan."""
+        if not self.plans:
+            return ""
+        first = self.plans[0]
+        return launch_flags(predict(self.model, first.system, first.row.run))
+
+
+def answer(
+    model: ModelSpec,
+    systems: Sequence[System],
+    counts: Sequence[int],
+    run: Run,
+    wish: Wish,
+    *,
+    space: Space | None = None,
+    top: int = 10,
+) -> Answer:
+    """Search every system at every count, price the plans, order them by the wish."""
+    if wish.objective not in OBJECTIVES:
+        raise SpecError(f"objective {wish.objective!r}; expected one of {', '.join(OBJECTIVES)}")
+    if wish.amount is None and (wish.deadline is not None or wish.budget is not None):
+        raise SpecError("--deadline and --budget need an amount of training: state --tokens, --epochs or --samples")
+    sized = run if run.global_batch is not None else run.model_copy(update={"gpus": max(counts)})
+    priced: list[PricedPlan] = []
+    searches: list[tuple[System, Search]] = []
+    reasons: list[str] = []
+    for system in systems:
+        for gpus in counts:
+            try:
+                result = _search(model, system, gpus, sized, wish, space, top)
+            except PaleoError as error:
+                reasons.append(f"{gpus} GPUs of {system.name}: {error}")
+                continue
+            searches.append((system, result))
+            priced += _priced(model, system, result, wish)
+    if not searches:
+        raise PlanError("; ".join(dict.fromkeys(reasons)))
+    priced.sort(key=lambda plan: (not plan.meets(wish), not plan.row.fits, plan.score(wish.objective)))
+    batch = searches[0][1].global_batch
+    reply = Answer(model, wish, batch, tuple(priced[:top]), tuple(searches), tuple(reasons))
+    if reply.best is not None:
+        return reply
+    remedy = _remedy(
+        model, systems, sized.model_copy(update={"global_batch": batch, "batch": None}), wish, space, counts
+    )
+    return Answer(model, wish, batch, reply.plans, reply.searches, reply.reasons, remedy)
+
+
+def _search(model: ModelSpec, system: System, gpus: int, run: Run, wish: Wish, space: Space | None, top: int) -> Search:
+    objective = "gpus" if wish.objective == "gpus" else "time"
+    return search(model, system, run, counts=(gpus,), space=space, objective=objective, top=top)
+
+
+def _priced(model: ModelSpec, system: System, result: Search, wish: Wish) -> list[PricedPlan]:
+    first = result.plans[0]
+    lead = predict(model, system, first.run)
+    whole = None if wish.amount is None else training(lead, wish.amount, wish.tariff)
+    return [PricedPlan(system, row, lead, whole) for row in result.plans]
+
+
+def _remedy(
+    model: ModelSpec, systems: Sequence[System], run: Run, wish: Wish, space: Space | None, counts: Sequence[int]
+) -> str:
+    """The smallest doubled count that meets the wish, of the first system that has one, or the offload that fits."""
+    for system in systems:
+        gpus = max(counts) * 2
+        while gpus <= min(MOST_GPUS, system.capacity or MOST_GPUS):
+            try:
+                plans = _priced(model, system, _search(model, system, gpus, run, wish, space, 1), wish)
+            except PaleoError:
+                plans = []
+            if plans and plans[0].meets(wish):
+                return f"{counted(gpus, 'GPU')} of {system.name} would do: {plans[0].command}"
+            gpus *= 2
+    return _offload(model, systems, run, counts)
+
+
+def _offload(model: ModelSpec, systems: Sequence[System], run: Run, counts: Sequence[int]) -> str:
+    """Full recomputation, sharded parameters and the optimizer in host memory, where that fits."""
+    for system in systems:
+        for parts in ("optimizer", "optimizer,gradients,parameters"):
+            offloaded = {
+                "gpus": max(counts),
+                "strategy": "zero=3",
+                "recompute": "full",
+                "microbatch": 1,
+                "offload": parts,
+            }
+            chosen = run.model_copy(update=offloaded)
+            try:
+                fits = predict(model, system, chosen).memory.fits
+            except PaleoError:
+                continue
+            if fits:
+                return f"with {parts} in host memory it fits: {estimate_command(model.name, system.name, chosen)}"
+    return ""
+
+
+def verdict(reply: Answer) -> str:
+    """The answer in a sentence."""
+    wish, best = reply.wish, reply.best
+    asked = _asked(wish)
+    if best is not None:
+        what = {"time": "Fastest", "cost": "Cheapest", "energy": "Least energy", "gpus": "Fewest GPUs"}[wish.objective]
+        return f"{what}{asked}: {_told(best)}."
+    fitting = [plan for plan in reply.plans if plan.row.fits]
+    if not fitting:
+        nothing = "Nothing fits into memory"
+        return (
+            f"{nothing}; {reply.remedy}."
+            if reply.remedy
+            else f"{nothing}, and no larger count or offload that was tried does."
+        )
+    missed = f"Nothing is done{asked}. Nearest: {_told(fitting[0])}"
+    return f"{missed}; {reply.remedy}." if reply.remedy else f"{missed}."
+
+
+def _asked(wish: Wish) -> str:
+    parts = []
+    if wish.deadline is not None:
+        parts.append(f"in {wish.deadline / DAY:.3g} days")
+    if wish.budget is not None:
+        parts.append(f"for {wish.budget:,.0f} USD")
+    return " " + " and ".join(parts) if parts else ""
+
+
+def _told(plan: PricedPlan) -> str:
+    told = f"{counted(plan.row.gpus, 'GPU')} of {plan.system.name} with {plan.row.strategy or 'dp'}"
+    if plan.seconds is not None:
+        low, high = (end / plan.row.step_time for end in plan.interval)
+        told += (
+            f", {plan.seconds / DAY:.3g} days (90 %: {low * plan.seconds / DAY:.3g} to {high * plan.seconds / DAY:.3g})"
+        )
+    if plan.usd is not None:
+        told += f", {plan.usd:,.0f} USD"
+    return told

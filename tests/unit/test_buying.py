@@ -1,0 +1,112 @@
+"""The answer to a purchase: what meets the wish comes first, the command shows it again, misses name a remedy."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import Any
+
+import pytest
+
+from paleo import Run, load_model, load_system
+from paleo.cli import run as paleo
+from paleo.errors import SpecError
+from paleo.studies.buying import Wish, answer, verdict
+from paleo.studies.launch import launch_flags, schedules_of
+from paleo.studies.training import Amount
+from paleo.units import DAY
+
+MODEL = "gpt2-medium"
+AMOUNT = Amount(2e6, "2,000,000 samples")
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> dict[str, Any]:
+    assert paleo([*arguments, "--json"]) == code
+    document: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return document
+
+
+def test_the_cheapest_that_is_in_time_comes_first() -> None:
+    systems = [load_system(name) for name in ("dgx-h100", "dgx-a100-80gb")]
+    wish = Wish(AMOUNT, objective="cost")
+    reply = answer(load_model(MODEL), systems, (8, 16), Run(global_batch=64), wish)
+    costs = [plan.usd for plan in reply.plans]
+    assert costs == sorted(costs) and reply.best is reply.plans[0]
+    slowest = max(plan.seconds or 0.0 for plan in reply.plans)
+    tight = Wish(AMOUNT, deadline=slowest * 0.9, objective="cost")
+    sooner = answer(load_model(MODEL), systems, (8, 16), Run(global_batch=64), tight)
+    assert sooner.best is not None and (sooner.best.seconds or 0.0) <= slowest * 0.9
+    assert "Cheapest in" in verdict(sooner)
+
+
+def test_where_nothing_is_in_time_a_larger_count_is_named() -> None:
+    fast = answer(load_model(MODEL), [load_system("dgx-h100")], (32,), Run(global_batch=64), Wish(AMOUNT))
+    assert fast.best is not None and fast.best.seconds is not None
+    wish = Wish(AMOUNT, deadline=fast.best.seconds * 1.05)
+    reply = answer(load_model(MODEL), [load_system("dgx-h100")], (8,), Run(global_batch=64), wish)
+    assert reply.best is None and "GPUs of dgx-h100 would do" in reply.remedy
+    assert verdict(reply).startswith("Nothing is done in")
+
+
+def test_where_nothing_fits_a_count_or_an_offload_is_named() -> None:
+    reply = answer(load_model("llama3-70b"), [load_system("dgx-a100-80gb")], (8,), Run(global_batch=8), Wish())
+    assert reply.best is None and verdict(reply).startswith("Nothing fits into memory")
+    assert "would do: paleo estimate" in reply.remedy or "host memory" in reply.remedy
+
+
+def test_the_command_shows_the_plan_again(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("--system", "dgx-a100-80gb", "--gpus", "8", "--global-batch", "32", "--samples", "1e6", "--top", "3")
+    document = printed(capsys, "plan", MODEL, *arguments)
+    assert document["verdict"].startswith("Fastest: 8 GPUs of dgx-a100-80gb")
+    for plan in document["plans"]:
+        again = printed(capsys, *shlex.split(plan["command"])[1:])
+        assert again["step_time_s"] == pytest.approx(plan["step_time_s"], rel=1e-9)
+        assert again["memory_bytes"]["total"] == pytest.approx(plan["memory_bytes"], rel=1e-9)
+    first = document["plans"][0]
+    again = printed(capsys, *shlex.split(first["command"])[1:], "--samples", "1e6")
+    assert (
+        again["mfu"] == pytest.approx(first["mfu"]) and again["step_time_interval_s"] == first["step_time_interval_s"]
+    )
+    assert again["training"]["time_s"] / DAY == pytest.approx(first["days"])
+
+
+@pytest.mark.parametrize(
+    ("software", "words"),
+    [
+        ("megatron-core", "--tensor-model-parallel-size"),
+        ("torchtitan", "--parallelism.tensor_parallel_degree"),
+        ("huggingface-eager", "zero_optimization.stage"),
+    ],
+)
+def test_flags_name_the_layout(software: str, words: str) -> None:
+    run = Run(global_batch=64, software=software)
+    reply = answer(load_model(MODEL), [load_system("dgx-a100-80gb")], (8,), run, Wish())
+    assert words in reply.flags and "64" in reply.flags
+    assert launch_flags(reply.plans[0].lead)
+
+
+def test_only_schedules_that_a_framework_runs() -> None:
+    assert schedules_of("megatron-core") == ("1f1b", "interleaved")
+    assert schedules_of("pytorch-eager") is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--gpus", "8"), "expected --system S or --systems"),
+        (("--system", "dgx-h100", "--systems", "dgx-h100", "--gpus", "8"), "one of them"),
+        (("--system", "dgx-h100", "--gpus", "8", "--deadline", "60d"), "need an amount of training"),
+        (("--system", "dgx-h100", "--gpus", "8", "--tokens", "1e9", "--deadline", "60 dogs"), "dogs"),
+        (("--system", "dgx-h100", "--gpus", "8", "--tokens", "1e9", "--objective", "fun"), "objective 'fun'"),
+    ],
+)
+def test_bad_questions_are_one_message(
+    arguments: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert paleo(["plan", MODEL, *arguments]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_wishes_without_an_amount_are_refused() -> None:
+    with pytest.raises(SpecError, match="need an amount"):
+        answer(load_model(MODEL), [load_system("dgx-h100")], (8,), Run(), Wish(deadline=DAY))
