@@ -83,8 +83,8 @@ def _plans(reply: Answer) -> RenderableType:
             days = NONE if plan.seconds is None else f"{plan.seconds / DAY:.3g}"
             kilowatts = NONE if plan.joules is None else f"{plan.joules / JOULES_PER_KWH:,.3g} kWh"
             cells += [days, money(plan.usd), kilowatts]
-        held = plan.row.memory / plan.system.device.memory.capacity
-        shown.add_row(*cells, percent(held) if plan.row.fits else f"{percent(held)}, too much")
+        share = plan.row.memory / plan.system.device.memory.capacity
+        shown.add_row(*cells, percent(share) if plan.row.fits else f"{percent(share)}, too much")
     return shown
 
 
