@@ -234,8 +234,8 @@ def verdict(reply: Answer) -> str:
     wish, best = reply.wish, reply.best
     asked = _asked(wish)
     if best is not None:
-        what = {"time": "Fastest", "cost": "Cheapest", "energy": "Least energy", "gpus": "Fewest GPUs"}[wish.objective]
-        return f"{what}{asked}: {_told(best)}."
+        title = {"time": "Fastest", "cost": "Cheapest", "energy": "Least energy", "gpus": "Fewest GPUs"}[wish.objective]
+        return f"{title}{asked}: {_told(best)}."
     fitting = [plan for plan in reply.plans if plan.row.fits]
     if not fitting:
         nothing = "Nothing fits into memory"
