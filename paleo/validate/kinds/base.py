@@ -113,6 +113,8 @@ class TableKind(ABC, Generic[Figures]):
 
     def measured(self, frame: pd.DataFrame) -> Array:
         """Measured seconds; nan where a cell is empty, no number, or not above zero."""
+        if self.measured_column not in frame.columns:
+            raise SpecError(f"column {self.measured_column!r} is missing; {near(self.measured_column, frame.columns)}")
         times = pd.to_numeric(frame[self.measured_column], errors="coerce").to_numpy(dtype=np.float64)
         return np.where(np.isfinite(times) & (times > 0), times, np.nan) * self.measured_unit
 
