@@ -149,9 +149,9 @@ def _whole_lines(file: BinaryIO) -> int:
     while end > 0:
         start = max(0, end - 65536)
         file.seek(start)
-        found = file.read(end - start).rfind(b"\n")
-        if found >= 0:
-            return start + found + 1
+        last = file.read(end - start).rfind(b"\n")
+        if last >= 0:
+            return start + last + 1
         end = start
     return 0
 

@@ -32,9 +32,10 @@ from paleo.calibrate.software import (
 from paleo.calibrate.tasks import asked_for_tasks, fit_tasks
 from paleo.errors import SpecError
 from paleo.files import checked_output, write_text
-from paleo.specs.calibration import Calibration
+from paleo.specs.calibration import Calibration, Residual
 from paleo.specs.hardware import find_device, load_system
 from paleo.units import counted
+from paleo.validate.residual import Residual as FittedResidual
 
 #: Tables that no family is fitted to: they inform.
 UNFITTED = ("copies",)
@@ -180,31 +181,34 @@ def _print_links(result: LinksFitted, path: Path) -> None:
     console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
     console.print(f"links of {result.job.system.name} {where}")
     console.print(table)
-    for word, one in (("before", result.before), ("after", result.after)):
-        errors = f"median {one.median_ape:.1%}, MAPE {one.mape:.1%}, bias {one.bias:+.1%}, total {one.total_error:+.1%}"
-        console.print(f"on the {one.rows} steps held out, {word}: {errors}")
+    for word, residual in (("before", result.before), ("after", result.after)):
+        console.print(f"on the {residual.rows} steps held out, {word}: {_errors(residual)}")
     if result.job.skipped:
         console.print(f"{result.job.skipped} rows could not be predicted; `paleo validate` says why")
 
 
-def _print_profile(job: SoftwareJob, made: SoftwareFitted, path: Path) -> None:
+def _errors(residual: FittedResidual | Residual) -> str:
+    shares = f"median {residual.median_ape:.1%}, MAPE {residual.mape:.1%}, bias {residual.bias:+.1%}"
+    return f"{shares}, total {residual.total_error:+.1%}"
+
+
+def _print_profile(job: SoftwareJob, result: SoftwareFitted, path: Path) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    found = made.after.fit
-    if found is None:
+    fit_of_profile = result.after.fit
+    if fit_of_profile is None:
         return
     table = Table()
     for heading in ("number", "before", "after"):
         table.add_column(heading, justify="left" if heading == "number" else "right")
-    for name, value in made.numbers():
+    for name, value in result.numbers():
         table.add_row(name, *value)
-    one = found.residual
-    console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
-    console.print(f"{made.after.name} -> {path}: {found.rows_fitted} steps fitted, {found.rows_held_out} held out")
+    console = Console(width=None if sys.stdout.isatty() else 120, highlight=False, markup=False)
+    rows = f"{fit_of_profile.rows_fitted} steps fitted, {fit_of_profile.rows_held_out} held out"
+    console.print(f"{result.after.name} -> {path}: {rows}")
     console.print(table)
-    errors = f"median {one.median_ape:.1%}, MAPE {one.mape:.1%}, bias {one.bias:+.1%}, total {one.total_error:+.1%}"
-    console.print(f"on the {one.rows} steps held out: {errors}")
+    console.print(f"on the {fit_of_profile.residual.rows} steps held out: {_errors(fit_of_profile.residual)}")
     if job.skipped:
         console.print(f"{job.skipped} rows could not be predicted; `paleo validate` says why")
 
@@ -257,10 +261,10 @@ def _print_summary(calibration: Calibration, path: Path) -> None:
     for heading in ("family", "stack", "fitted", "held out", "median", "MAPE", "bias", "total"):
         table.add_column(heading, justify="left" if heading in ("family", "stack") else "right")
     for entry in calibration.entries:
-        one = entry.residual
-        shares = ("-",) * 4 if one is None else (
-            f"{one.median_ape:.1%}", f"{one.mape:.1%}", f"{one.bias:+.1%}", f"{one.total_error:+.1%}"
-        )  # fmt: skip
+        residual = entry.residual
+        errors = () if residual is None else (residual.median_ape, residual.mape, residual.bias, residual.total_error)
+        shares = [format(error, form) for error, form in zip(errors, (".1%", ".1%", "+.1%", "+.1%"), strict=False)]
+        shares = shares or ["-"] * 4
         table.add_row(entry.family, entry.stack, str(entry.rows_fitted), str(entry.rows_held_out), *shares)
     Console(width=None if sys.stdout.isatty() else 120, highlight=False).print(table)
 
@@ -291,7 +295,7 @@ def measure(
         raise SpecError(f"--budget {budget:g} and --largest {largest} must be above zero")
     measured = bench(device, name, date)
     peaks = find_device(measured.name).peak
-    chosen = tuple(dtypes) or tuple(one for one in ("fp32", "tf32", "fp16", "bf16") if one in peaks)
+    chosen = tuple(dtypes) or tuple(dtype for dtype in ("fp32", "tf32", "fp16", "bf16") if dtype in peaks)
     wanted = points(tuple(suites) or USUAL, chosen, largest)
     tables = Tables(folder, measured.name, measured.library)
     written, failed = _measured_with_progress(measured, wanted, tables, budget)

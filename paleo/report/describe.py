@@ -73,12 +73,12 @@ KINDS: dict[str, Lines] = {
     "devices": _cataloged("devices", _device_line),
     "links": _cataloged("links", _link_line),
     "systems": _cataloged("systems", _system_line),
-    "collectives": lambda: {name: one.summary for name, one in ALGORITHMS.items()},
+    "collectives": lambda: {name: algorithm.summary for name, algorithm in ALGORITHMS.items()},
     "layers": lambda: {name: _first_line(layer) for name, layer in LAYERS.items()},
-    "schedules": lambda: {name: one.reference for name, one in SCHEDULES.items()},
+    "schedules": lambda: {name: schedule.reference for name, schedule in SCHEDULES.items()},
     "software": _cataloged("software", lambda name: load_software(name).title),
     "strategies": lambda: {name: _first_line(preset) for name, preset in STRATEGIES.items()},
-    "optimizers": lambda: {name: one.reference for name, one in sorted(OPTIMIZERS.items())},
+    "optimizers": lambda: {name: rule.reference for name, rule in sorted(OPTIMIZERS.items())},
 }
 
 

@@ -67,6 +67,7 @@ _STYLE: Any = {
     "axes.axisbelow": True,
     "legend.frameon": False,
     "svg.hashsalt": "paleo",
+    "text.parse_math": False,  # names are people's, and a dollar in one is a dollar
 }
 
 

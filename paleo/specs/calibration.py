@@ -139,7 +139,7 @@ class Inheritance(Spec):
 
 def check_bins(bins: tuple[IntervalBin, ...]) -> None:
     """SpecError unless the bins' times rise and the last one has no end."""
-    times = [one.up_to_s for one in bins]
+    times = [interval.up_to_s for interval in bins]
     ends = [time for time in times[:-1] if time is not None]
     if times[-1] is not None or len(ends) != len(bins) - 1 or ends != sorted(set(ends)):
         raise SpecError("interval: up_to_s must rise from bin to bin and be left out in the last one")

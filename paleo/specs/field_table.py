@@ -52,7 +52,7 @@ def unit_of(field: FieldInfo) -> str:
     inside = (field.annotation, *get_args(field.annotation))
     for dimension, unit in _UNITS.items():
         validator = get_args(dimension)[1]
-        if dimension in inside or any(one is validator for one in field.metadata):
+        if dimension in inside or any(entry is validator for entry in field.metadata):
             return unit
     return ""
 

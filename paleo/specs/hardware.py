@@ -129,9 +129,9 @@ class Device(Spec):
         """
         rates: Mapping[Dtype, float] = self.vector_peak if unit == "vector" else self.peak
         known = self.tensor_dtypes if unit == "tensor" else tuple(rates)
-        for one in known:
-            if one == dtype:
-                return rates[one]
+        for name in known:
+            if name == dtype:
+                return rates[name]
         where = f"{unit} peak" if unit else "peak"
         raise SpecError(f"device {self.name} has no {where} for dtype {dtype!r}; {near(dtype, known)}")
 

@@ -101,9 +101,9 @@ def rent_quote(system: System, term: Term) -> Quote | None:
 
 def purchase_quote(system: System) -> Quote | None:
     """Price of one device with its share of the machine where whole machines were sold, else of the bare device."""
-    found, exact = offers(system, "purchase")
+    sold, exact = offers(system, "purchase")
     return _quote(
-        [(offer.price / offer.devices, name, offer) for name, offer in found if offer.price is not None], exact
+        [(offer.price / offer.devices, name, offer) for name, offer in sold if offer.price is not None], exact
     )
 
 

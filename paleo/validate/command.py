@@ -65,5 +65,6 @@ def _write_predictions(file: BinaryIO, table: Path, reports: Sequence[FileReport
 
 def escaped(rows: pd.DataFrame) -> pd.DataFrame:
     """The table with cells that a spreadsheet would take for formulas escaped."""
-    texts = {name: rows[name].map(csv_cell) for name in rows.columns if rows[name].dtype == object}
+    words = [name for name in rows.columns if not pd.api.types.is_numeric_dtype(rows[name])]
+    texts = {name: rows[name].map(csv_cell) for name in words}
     return rows.assign(**texts).rename(columns=csv_cell)

@@ -150,6 +150,7 @@ def _amount(report: FileReport, value: float) -> str:
 
 def figure(reports: Sequence[FileReport]) -> Figure:
     """Predicted against measured, one panel a file, one colour a device; lines of equality, of twice and of half."""
+    from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -157,8 +158,9 @@ def figure(reports: Sequence[FileReport]) -> Figure:
     rows = -(-len(reports) // columns)
     drawn = Figure(figsize=(5.2 * columns, 4.9 * rows), layout="constrained")
     FigureCanvasAgg(drawn)
-    for index, report in enumerate(reports):
-        _panel(drawn.add_subplot(rows, columns, index + 1), report)
+    with rc_context({"text.parse_math": False}):  # names of devices and files may hold a dollar
+        for index, report in enumerate(reports):
+            _panel(drawn.add_subplot(rows, columns, index + 1), report)
     return drawn
 
 

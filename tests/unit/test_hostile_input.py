@@ -169,3 +169,44 @@ def test_a_malformed_cell_is_a_reason_or_one_line(
         (report,) = json.loads(captured.out)["files"]
         assert (code, captured.err) == (0, "")
         assert sum(report["unsupported_reasons"].values()) == report["unsupported"]
+
+
+# names that mean something to a terminal, a picture or a page
+
+NAMES = "extend: lenet\nname: '$\\bad{$ [/red] <script>'\ntitle: '[/x] $\\frac{$ &'\n"
+BOX = "extend: dgx-a100-80gb\nname: '[/red]$x_{$ <b>'\nfull_name: '[/b]'\n"
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        ["estimate", "{m}", "--system", "{s}", "--plot", "{d}/p.png"],
+        ["summary", "{m}", "--system", "{s}", "--plot", "{d}/p.svg"],
+        ["scale", "{m}", "--system", "{s}", "--gpus", "1,8", "--plot", "{d}/p.png"],
+        ["compare", "{m}", "--systems", "{s},dgx-h100", "--plot", "{d}/p.png"],
+        ["plan", "{m}", "--system", "{s}", "--gpus", "8", "--global-batch", "32", "--plot", "{d}/p.pdf"],
+        ["collective", "all_reduce", "--bytes", "1MB", "--ranks", "8", "--system", "{s}", "--plot", "{d}/p.png"],
+        ["report", "{m}", "--systems", "{s}:8", "-o", "{d}/r.html"],
+        ["show", "{m}"],
+        ["show", "{s}"],
+    ],
+    ids=lambda call: call[0],
+)
+def test_names_are_text(call: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "m.yaml").write_text(NAMES)
+    (tmp_path / "s.yaml").write_text(BOX)
+    places = {"m": f"{tmp_path}/m.yaml", "s": f"{tmp_path}/s.yaml", "d": str(tmp_path)}
+    assert run([word.format(**places) for word in call]) == 0, capsys.readouterr().err
+    if call[0] == "report":
+        assert (
+            "<script>'" not in (tmp_path / "r.html").read_text()
+            and "[/red] <script>" not in (tmp_path / "r.html").read_text()
+        )
+
+
+def test_cells_that_a_spreadsheet_would_run_are_escaped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = tmp_path / "t.csv"
+    table.write_text(HEADER.replace("batch,", "batch,=note,") + "=cmd|'/C calc'!A0,l40s,@x,bf16,64,64,64,1,-z,5\n")
+    assert run(["validate", str(table), "--predictions", str(tmp_path / "p.csv")]) == 0
+    header, row = list(csv.reader((tmp_path / "p.csv").read_text().splitlines()))
+    assert "'=note" in header and row[:3] == ["'=cmd|'/C calc'!A0", "l40s", "'@x"] and "'-z" in row

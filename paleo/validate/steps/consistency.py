@@ -130,7 +130,8 @@ def _step(seconds: float, ideal: float, subject: str) -> Step:
 
 def _steps_alone(frame: pd.DataFrame) -> dict[tuple[str, str], float]:
     """Steps of one worker by network and device."""
-    known = frame[frame["one_worker_step_s"].notna() & frame["device"].notna()]
+    steps = number(frame, "one_worker_step_s", float("nan"))
+    known = frame.assign(one_worker_step_s=steps)[np.isfinite(steps) & frame["device"].notna()]
     keys = zip(known["model"].astype(str), known["device"].astype(str), strict=True)
     return dict(zip(keys, known["one_worker_step_s"].astype(float), strict=True))
 
