@@ -3,15 +3,86 @@ in which a framework checkpoints."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from paleo.network.graph import Node
 from paleo.operations.base import Operation, is_core
 from paleo.operations.contraction import Contraction
+from paleo.operations.memory_pass import MemoryPass
 from paleo.operations.tensor import Tensor
+from paleo.registry import Registry
 
 Selective = Literal["attention", "products"]
+
+
+@dataclass(frozen=True, slots=True)
+class RecomputeModule:
+    """A part of a block that selective recomputation runs again, by the names of Megatron-Core's
+    ``--recompute-modules``.
+
+    ``selects(layer, name of an operation within it, operation)`` says which operations it runs again. What
+    they make is not kept, but for tensors that others read, too; a module that ``discards`` its outputs gives those up
+    as well (they are made again before whoever reads them runs backward), with the ``views`` of them, by the ends of
+    their names.
+    """
+
+    name: str
+    meaning: str
+    selects: Callable[[Node, str, Operation], bool]
+    discards: bool = False
+    views: tuple[str, ...] = ()
+
+
+RECOMPUTE_MODULES: Registry[RecomputeModule] = Registry("module to recompute", "paleo.lowering")
+
+
+def add_recompute_module(module: RecomputeModule) -> RecomputeModule:
+    """Register a module under its own name."""
+    return RECOMPUTE_MODULES.register(module.name)(module)
+
+
+def _is_norm(layer: Node, part: str, operation: Operation) -> bool:
+    """A normalisation of a repeated block, not that before the head."""
+    return bool(layer.repeats) and layer.type in ("layer_norm", "rms_norm") and isinstance(operation, MemoryPass)
+
+
+def _is_expert_activation(layer: Node, part: str, operation: Operation) -> bool:
+    return layer.type == "moe" and part.startswith("expert.act")
+
+
+def _is_latent_projection(layer: Node, part: str, operation: Operation) -> bool:
+    return layer.type == "latent_attention" and (part in ("query", "kv_up") or part.endswith(".rotated"))
+
+
+CORE = add_recompute_module(
+    RecomputeModule(
+        "core_attn", "scores, softmax, dropout and weighted sum", lambda _, __, operation: is_core(operation)
+    )
+)
+add_recompute_module(RecomputeModule("layernorm", "normalisations between layers", _is_norm, discards=True))
+add_recompute_module(RecomputeModule("moe_act", "activations of experts", _is_expert_activation, discards=True))
+add_recompute_module(
+    RecomputeModule(
+        "mla_up_proj",
+        "what latent attention projects out of its latent vectors, and its rotation",
+        _is_latent_projection,
+        discards=True,
+        views=(".query", ".key", ".value"),
+    )
+)
+add_recompute_module(RecomputeModule("mlp", "dense feed-forward layers", lambda layer, _, __: layer.type == "mlp"))
+add_recompute_module(
+    RecomputeModule("moe", "mixtures of experts, router and all", lambda layer, _, __: layer.type == "moe")
+)
+add_recompute_module(
+    RecomputeModule(
+        "shared_experts",
+        "experts that every token visits",
+        lambda layer, part, __: layer.type == "moe" and part.startswith("shared."),
+    )
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,25 +90,51 @@ class Checkpoints:
     """How a framework recomputes.
 
     A block ``stops_early`` where its backward pass has all that it needs (PyTorch's non-reentrant checkpoints, 2.1 and
-    later), or runs to its end. ``selective`` recomputation is of the core of ``attention`` (Korthikanti et al., 2022),
-    or of all but it and every second of the ``products`` (torchtitan's selective activation checkpointing by
-    operation).
+    later), or runs to its end. ``selective`` recomputation is of ``modules`` (the core of attention alone, Korthikanti
+    et al., 2022), or of all but that core and every second of the ``products`` (torchtitan's selective activation
+    checkpointing by operation).
     """
 
     stops_early: bool = False
     selective: Selective = "attention"
+    modules: tuple[str, ...] = (CORE.name,)
 
     def again(self, operation: Operation, left_out: frozenset[str]) -> float:
         """How often full recomputation runs an operation."""
         return 0.0 if self.stops_early and operation.name in left_out else 1.0
 
-    def selected(self, operation: Operation, left_out: frozenset[str]) -> float:
+    def selected(self, node: Node, operation: Operation, left_out: frozenset[str]) -> float:
         """How often selective recomputation runs an operation; half for one of two products."""
-        core = is_core(operation)
         if self.selective == "attention":
-            return float(core)
+            return float(any(_selects(RECOMPUTE_MODULES[name], node, operation) for name in self.modules))
         once = 0.5 if isinstance(operation, Contraction) else 1.0
-        return 0.0 if core else once * self.again(operation, left_out)
+        return 0.0 if is_core(operation) else once * self.again(operation, left_out)
+
+    def freed(self, nodes: Sequence[Node]) -> frozenset[str]:
+        """Names of the tensors of a block that selective recomputation of modules does not keep."""
+        return frozenset().union(*(_freed(RECOMPUTE_MODULES[name], nodes) for name in self.modules))
+
+
+def _selects(module: RecomputeModule, node: Node, operation: Operation) -> bool:
+    return module.selects(node, operation.name.removeprefix(f"{node.name}."), operation)
+
+
+def _freed(module: RecomputeModule, nodes: Sequence[Node]) -> set[str]:
+    """What the operations of a module make, or keep beside it; outputs that others read stay unless it discards
+    them."""
+    inner, outer = set[str](), set[str]()
+    for node in nodes:
+        for operation in node.operations:
+            if not _selects(module, node, operation):
+                outer.update(tensor.name for tensor in operation.reads)
+                continue
+            inner.add(operation.out.name)
+            inner.update({tensor.name for tensor in operation.saves} - {tensor.name for tensor in operation.reads})
+            views = [tensor.name for tensor in operation.reads if tensor.name.endswith(module.views or ("\0",))]
+            inner.update(name for name in views if module.discards)
+    if module.discards:
+        return inner | {name for name in outer if inner and name.endswith(module.views or ("\0",))}
+    return inner - outer - {node.out.name for node in nodes}
 
 
 #: Blocks run again to their end, or the core of their attention.

@@ -49,7 +49,7 @@ class Counted:
 class Transfer:
     """A collective of one iteration: ``payload_bytes`` follows nccl-tests (the full buffer of the group). In so many
     ``pieces`` it is dealt out beside the product that feeds it or waits for it. ``again``: full recomputation needs it
-    once more."""
+    once more, ``selected``: selective recomputation does."""
 
     name: str
     operation: str
@@ -60,6 +60,7 @@ class Transfer:
     overlapped: bool = False
     pieces: int = 1
     again: bool = True
+    selected: bool = False
 
     @property
     def beside(self) -> Literal["nothing", "section", "core", "products"]:
@@ -231,6 +232,7 @@ class _Lowering:
         name, repeat = first.node.repeats[0] if first.node.repeats else (first.node.name, 1)
         gradients: dict[Axes, float] = {}
         met: set[str] = set()
+        freed = self.checkpoints.freed([layer.node for layer in members])
         saved = core = tensors = parameters = 0.0
         for layer in members:
             for tensor, axes in layer.parameters:
@@ -246,7 +248,7 @@ class _Lowering:
                 if tensor.grad:
                     tensors += iterations
                     gradients[axes] = gradients.get(axes, 0.0) + elements * iterations
-            kept, inside = self._saves(layer)
+            kept, inside = self._saves(layer, freed)
             saved, core = saved + kept / repeat, core + inside / repeat
         spared = left_out([operation for layer in members for operation in layer.operations])
         return Section(
@@ -276,16 +278,16 @@ class _Lowering:
                 stays += share * operation.out.bytes(self.precision) * (layer.node.repeat // repeat)
         return max(0.0, saved - stays)
 
-    def _saves(self, placed: PlacedNode) -> tuple[float, float]:
-        """Bytes that this layer, all iterations of it, is the first to keep for its backward pass, and those inside the
-        core of attention."""
+    def _saves(self, placed: PlacedNode, freed: frozenset[str]) -> tuple[float, float]:
+        """Bytes that this layer, all iterations of it, is the first to keep for its backward pass, and those of tensors
+        that selective recomputation has ``freed``."""
         total = core = 0.0
         for operation in placed.operations:
             for tensor in kept_tensors(operation):
                 size = tensor.bytes(self.precision) / placed.gathered.get(tensor.name, 1)
                 size *= self._storage.add(tensor, placed.node)
                 total += size
-                core += size if ATTENTION_CORE in tensor.name else 0.0
+                core += size if tensor.name in freed else 0.0
         return total, core
 
     def _kernels(self, members: list[PlacedNode], repeat: int, spared: frozenset[str]) -> Iterable[Counted]:
@@ -297,7 +299,7 @@ class _Lowering:
                 operation.forward(self._formats(layer)),
                 operation.backward(self._formats(layer)),
                 self.checkpoints.again(operation, spared),
-                self.checkpoints.selected(operation, spared),
+                self.checkpoints.selected(layer.node, operation, spared),
             )
             for layer in members
             for operation in layer.operations
@@ -320,7 +322,7 @@ class _Lowering:
             if not isinstance(operation, FusedAttention):
                 continue
             shares = placed.gathered.get(operation.key.name, 1)
-            flags = self.checkpoints.again(operation, spared), self.checkpoints.selected(operation, spared)
+            flags = self.checkpoints.again(operation, spared), self.checkpoints.selected(placed.node, operation, spared)
             merged = (operation.out, 1), (operation.query, 1), (operation.key, shares), (operation.value, shares)
             for tensor, parts in merged if shares > 1 else ():
                 phase: Phase = "forward" if tensor is operation.out else "backward"
@@ -360,7 +362,9 @@ class _Lowering:
         return accumulation(placed.node.name, size / self.precision.activation, size)
 
     def _transfers(self, placed: PlacedNode, repeat: int, spared: frozenset[str]) -> Iterable[Transfer]:
-        again = not self.checkpoints.stops_early or not all(operation.name in spared for operation in placed.operations)
+        names = {operation.name for operation in placed.operations}
+        again = not self.checkpoints.stops_early or not names <= spared
+        rerun = self._selected(placed)
         for owed in placed.communications:
             phase: Phase = "forward" if owed.when == "forward" else "backward"
             payload, times = owed.tensor.bytes(self.precision), placed.node.repeat // repeat
@@ -377,7 +381,16 @@ class _Lowering:
                 owed.overlapped,
                 pieces,
                 again,
+                phase == "forward" and not owed.overlapped and (owed.name in rerun or len(rerun) == len(names) > 0),
             )
+
+    def _selected(self, placed: PlacedNode) -> set[str]:
+        """Names of the operations that modules of selective recomputation run again."""
+        if self.checkpoints.selective != "attention":
+            return set()
+        spared = frozenset[str]()
+        operations = placed.node.operations
+        return {each.name for each in operations if self.checkpoints.selected(placed.node, each, spared)}
 
 
 def _divisible(communication: Communication) -> bool:

@@ -376,7 +376,9 @@ def _structure(program: Program) -> tuple[object, ...]:
         for section in program.sections
         for c in section.kernels
     )
-    owed = tuple((i, one.times, one.phase, one.beside, one.pieces, one.again) for i, one in collectives(program))
+    owed = tuple(
+        (i, one.times, one.phase, one.beside, one.pieces, one.again, one.selected) for i, one in collectives(program)
+    )
     return kernels, owed, tuple(len(section.kernels) for section in program.sections)
 
 

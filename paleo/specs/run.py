@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from paleo.specs.loading import PositiveCount, Spec, Text, read_yaml, validate
 from paleo.units import MEBIBYTE, Bytes, BytesPerSecond, Seconds
@@ -53,7 +53,9 @@ class Run(Spec):
     uniform where that is possible. ``placement`` lays splits of single layers over those of the strategy:
     ``{block.*.mlp1: {ffn: tp}}``, see `paleo.parallel.overrides`. ``recompute_layers`` limits full recomputation to so
     many first layers of each piece of the pipeline, the others keep all activations; ``recompute_every`` keeps one
-    input for so many layers, which are then brought back together; ``recompute_by_layer`` names layers that differ from
+    input for so many layers, which are then brought back together; ``recompute_modules`` says which parts of a block
+    selective recomputation runs again instead of what the software does (core_attn, layernorm, moe_act, mla_up_proj,
+    mlp, moe, shared_experts, as Megatron-Core calls them); ``recompute_by_layer`` names layers that differ from
     ``recompute``: ``{"block.[0-3]": full}``. ``expert_imbalance`` is how many tokens the busiest rank of experts has
     over their mean. ``adapters`` is the rank of low-rank adapters that are trained while all other weights are frozen
     (LoRA), and ``adapted`` says which products of the repeated blocks have one: those of attention, as in the paper (Hu
@@ -73,6 +75,7 @@ class Run(Spec):
     recompute: Recompute = "none"
     recompute_layers: Annotated[int, Field(strict=True, ge=0)] | None = None
     recompute_every: PositiveCount | None = None
+    recompute_modules: tuple[Text, ...] = ()
     recompute_by_layer: dict[Text, Recompute] = Field(default_factory=dict)
     software: Text = "pytorch-eager"
     cudnn: Annotated[float, Field(gt=0)] | None = None
@@ -94,6 +97,15 @@ class Run(Spec):
     forward_only: Annotated[bool, Field(strict=True)] = False
     #: parameters of the model file to replace (seq, hidden, …)
     model: dict[str, int | float | str] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _modules_are_of_selective_recomputation(self) -> Run:
+        if self.recompute_modules and self.recompute != "selective":
+            raise ValueError(
+                f"recompute_modules: say what selective recomputation runs again, but recompute is {self.recompute!r}; "
+                "use selective"
+            )
+        return self
 
     @property
     def algorithm_or_server(self) -> str | None:

@@ -170,7 +170,7 @@ class Backend:
             softmax_multiple=self.software.fusion.softmax_multiple,
             pieces=mesh.degree("tp") if self.software.overlap.tensor else 1,
             targets=self._targets(mesh),
-            checkpoints=Checkpoints(self.software.recomputation.stops_early, self.software.recomputation.selective),
+            checkpoints=self._checkpoints,
         )
         return without_backward(program) if self.run.forward_only else program
 
@@ -180,6 +180,14 @@ class Backend:
             return self.prices.name
         links = collective_sources(self.fabric, "all_reduce", self.fabric.links(1, mesh.size))
         return f"{self.prices.name}; links: {links}"
+
+    @property
+    def _checkpoints(self) -> Checkpoints:
+        """What recomputation runs again: the run's modules, or what the software does."""
+        habit = self.software.recomputation
+        if not self.run.recompute_modules:
+            return Checkpoints(habit.stops_early, habit.selective)
+        return Checkpoints(habit.stops_early, "attention", self.run.recompute_modules)
 
     def _targets(self, mesh: Mesh) -> int | None:
         """Nodes (within one: devices) to which a token goes once."""

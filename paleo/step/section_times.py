@@ -27,7 +27,8 @@ class SectionCosts:
     """One layer iteration of each section without recomputation, (sections, …): seconds by pass, seconds of the
     collectives that computation waits for, bytes.
 
-    ``again`` is what full recomputation runs once more of ``forward``, ``selected`` what selective does. ``hidden`` are
+    ``again`` is what full recomputation runs once more of ``forward``, ``selected`` what selective does, and so the
+    transfers of these names. ``hidden`` are
     seconds of collectives that run beside computation which takes as long; what is left of them is waited for.
     ``limits`` are seconds of kernels by what limits them (arithmetic, memory, constant launches), of those that run
     once, that full and that selective recomputation runs again: (3 limits, 3 runs, sections, …). ``repeat`` has the
@@ -41,6 +42,7 @@ class SectionCosts:
     selected: Array
     forward_transfers: Array
     again_transfers: Array
+    selected_transfers: Array
     backward_transfers: Array
     hidden: Array
     limits: Array
@@ -67,7 +69,7 @@ BYTES = ("saved_bytes", "selected_bytes", "input_bytes", "output_bytes", "larges
 #: Figures of `SectionCosts` with a last axis of configurations.
 FIGURES = (
     *("forward", "backward", "weights", "again", "selected"),
-    *("forward_transfers", "again_transfers", "backward_transfers", "hidden", "limits"),
+    *("forward_transfers", "again_transfers", "selected_transfers", "backward_transfers", "hidden", "limits"),
     *BYTES,
 )
 
@@ -128,6 +130,7 @@ class Sums:
     again: Array
     selected: Array
     spared: Array
+    selected_transfers: Array
     forward_transfers: Array
     backward_transfers: Array
     forward_overlapped: Array
@@ -166,6 +169,7 @@ class Sums:
             for share in (attrgetter("again"), attrgetter("selected"))
         )
         spared = matrix([(i, each.times, each.phase == "forward" and not each.again) for i, each in transfers])
+        selected = matrix([(i, each.times, each.selected) for i, each in transfers])
         overlaps = [
             matrix([(i, each.times, (each.phase, each.beside) == (phase, beside)) for i, each in transfers])
             for beside in ("nothing", "section", "core", "products")
@@ -175,7 +179,9 @@ class Sums:
         products = (forward * gemm, (backward + weights) * gemm)
         pieces = np.asarray(max((float(each.pieces) for _, each in transfers), default=1.0))
         calls = np.stack([sum(matrix.sum(axis=1) for matrix in overlaps[phase::2]) for phase in (0, 1)])
-        return cls(*(forward, backward, weights, *cores, *recomputed, spared, *overlaps, *products, pieces, calls))
+        return cls(
+            *(forward, backward, weights, *cores, *recomputed, spared, selected, *overlaps, *products, pieces, calls)
+        )
 
 
 def section_costs(
@@ -213,6 +219,7 @@ def section_costs(
         paced(sums.selected @ device, sums.selected @ host),
         there,
         once_more,
+        sums.selected_transfers @ transfers,
         back,
         hidden,
         _limits(sums, kernels),
@@ -286,7 +293,7 @@ def layer_times(costs: SectionCosts, policies: Policies) -> LayerTimes:
         costs.backward + again,
         costs.weights,
         costs.forward_transfers,
-        costs.backward_transfers + np.where(whole, costs.again_transfers, 0.0),
+        costs.backward_transfers + np.where(whole, costs.again_transfers, core * costs.selected_transfers),
         costs.hidden,
         np.asarray(costs.limits[:, 0] + np.where(whole, costs.limits[:, 1], core * costs.limits[:, 2])),
         kept,
