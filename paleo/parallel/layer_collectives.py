@@ -15,7 +15,7 @@ from paleo.operations.contraction import Contraction
 from paleo.operations.memory_pass import MemoryPass
 from paleo.operations.tensor import Tensor
 from paleo.operations.window import Window
-from paleo.parallel.mesh import Mesh
+from paleo.parallel.mesh import Mesh, joined
 from paleo.parallel.placement import Context, Split
 
 When = Literal["forward", "backward"]
@@ -154,9 +154,9 @@ def expert_exchange(node: Node, split: Split, ways: Mapping[str, float]) -> Iter
     for operation in node.operations:
         moved = [t for t in (*operation.reads, operation.out) if "capacity" in t.dims and t.role == "activation"]
         if moved and isinstance(operation, MemoryPass) and operation.kind.routes:
-            for axis in split.get("experts", ()):
-                for when in WAYS:
-                    yield Communication(operation.name, "all_to_all", axis, moved[0].split(ways), when, chosen=chosen)
+            axis = joined(split.get("experts", ()))
+            for when in WAYS if axis else ():
+                yield Communication(operation.name, "all_to_all", axis, moved[0].split(ways), when, chosen=chosen)
 
 
 def _chosen(node: Node) -> tuple[int, int] | None:

@@ -14,6 +14,15 @@ Axes = tuple[str, ...]
 BATCH_AXES: Axes = ("ep", "shard", "dp")
 
 
+def joined(axes: Axes) -> str:
+    """One name for the group over several axes that one collective spans.
+
+    >>> joined(("tp", "ep")), Mesh.of({"tp": 2, "ep": 4, "dp": 3}).degree("tp+ep")
+    ('tp+ep', 8)
+    """
+    return "+".join(axes)
+
+
 @dataclass(frozen=True, slots=True)
 class Mesh:
     """Degrees of the axes; ranks are numbered with the first axis fastest.
@@ -38,11 +47,14 @@ class Mesh:
         return math.prod(degree for _, degree in self.degrees)
 
     def degree(self, axis: str) -> int:
-        return self._by_axis[axis]
+        """Ranks along an axis, or along several joined by ``+`` (`joined`)."""
+        known = self._by_axis.get(axis)
+        return self.ways(tuple(axis.split("+"))) if known is None else known
 
     def stride(self, axes: Axes) -> int:
         """How far apart neighbours of a group along the axes are numbered: the stride of the innermost one in use."""
         names = [name for name, _ in self.degrees]
+        axes = tuple(name for axis in axes for name in axis.split("+"))
         used = [axis for axis in axes if self.degree(axis) > 1] or list(axes)
         innermost = min(names.index(axis) for axis in used)
         return math.prod(degree for _, degree in self.degrees[:innermost])

@@ -86,7 +86,9 @@ class Strategy:
     ``zero`` shards over the data-parallel ranks: 1 the optimizer's states, 2 the gradients too, 3 the parameters too
     (FSDP); a degree ``shard`` limits that to groups of so many of them (HSDP). ``sequence_parallel`` splits the
     sequence over tp outside the tensor-parallel layers. ``chunks`` is the number of pieces that each pipeline stage
-    holds (virtual stages). ``context`` is how attention works over cp.
+    holds (virtual stages). ``context`` is how attention works over cp. ``etp`` is the tensor degree of experts, 1 or
+    tp, where these are folded over the ranks of tp, cp and dp from the innermost on (Megatron-Core 0.9 and later,
+    "MoE parallel folding", Liu et al., 2025); None spreads them over data-parallel ranks alone.
     """
 
     preset: str = "dp"
@@ -95,6 +97,19 @@ class Strategy:
     sequence_parallel: bool = False
     chunks: int = 1
     context: Context = "ring"
+    etp: int | None = None
+
+    @property
+    def expert_axes(self) -> Axes:
+        """The axes over which experts are spread, from the innermost on."""
+        if self.etp is None or self.degrees.get("ep", 1) == 1:
+            return ("ep",)
+        return ("cp", "ep") if self.etp == self.degrees.get("tp", 1) > 1 else ("tp", "cp", "ep")
+
+    @property
+    def experts_apart(self) -> bool:
+        """Whether experts have a tensor degree of their own, so that tp divides their tokens instead."""
+        return self.etp is not None and self.etp < self.degrees.get("tp", 1)
 
     @property
     def flags(self) -> list[str]:
@@ -128,7 +143,7 @@ def parse_strategy(text: str) -> Strategy:
             raise PlanError(f"strategy {text!r}: {part!r} is not one whole number, such as {key}=8")
         else:
             numbers[key] = int(value)
-    known = [*AXES, "zero", "vp"]
+    known = [*AXES, "zero", "vp", "etp"]
     unknown = [key for key in numbers if key not in known] + [
         word for word in words if word not in FLAGS and word not in STRATEGIES
     ]
@@ -142,7 +157,7 @@ _MOST = 9_999_999
 
 def _strategy(text: str, words: list[str], numbers: dict[str, int]) -> Strategy:
     presets = [word for word in words if word not in FLAGS]
-    zero, chunks = numbers.pop("zero", 0), numbers.pop("vp", 1)
+    zero, chunks, etp = numbers.pop("zero", 0), numbers.pop("vp", 1), numbers.pop("etp", None)
     if len(presets) > 1 or len(words) != len(set(words)):
         raise PlanError(f"strategy {text!r}: names more than one preset; known: {', '.join(STRATEGIES)}")
     if zero > 3:
@@ -150,5 +165,7 @@ def _strategy(text: str, words: list[str], numbers: dict[str, int]) -> Strategy:
     for key, value in (numbers | {"vp": chunks}).items():
         if value < 1:
             raise PlanError(f"strategy {text!r}: {key}={value} must be 1 or more")
+    if etp not in (None, 1, numbers.get("tp", 1)):
+        raise PlanError(f"strategy {text!r}: etp={etp} must be 1 or tp={numbers.get('tp', 1)}")
     context: Context = "all_to_all" if "ulysses" in words else "ring"
-    return Strategy((presets or ["dp"])[0], numbers, zero, "sp" in words, chunks, context)  # type: ignore[arg-type]
+    return Strategy((presets or ["dp"])[0], numbers, zero, "sp" in words, chunks, context, etp)  # type: ignore[arg-type]

@@ -65,9 +65,11 @@ class Plan:
         """The strategy in the spelling of the command line."""
         shown = {axis: degree for axis, degree in self.mesh.degrees if degree > 1}
         shown |= {"dp": self.dp} if self.dp > 1 else {}
+        shown |= {} if self.parallel.etp is None else {"ep": self.mesh.ways(self.parallel.expert_axes)}
         parts = [] if self.parallel.preset == "dp" and shown else [self.parallel.preset]
         parts += [f"{axis}={degree}" for axis, degree in shown.items()]
         parts += [f"vp={self.parallel.chunks}"] if self.parallel.chunks > 1 else []
+        parts += [] if self.parallel.etp is None else [f"etp={self.parallel.etp}"]
         parts += [f"zero={self.parallel.zero}"] if self.parallel.zero else []
         return ",".join(parts + self.parallel.flags)
 
@@ -82,13 +84,13 @@ def plan(model: ModelSpec, system: System, run: Run) -> Plan:
     if run.gpus > 1 and not system.levels:
         raise PlanError(f"gpus: {system.name} is one device without links; name a system for {run.gpus} gpus")
     global_batch, local = _batches(model, run, replicas)
-    experts = strategy.degrees.get("ep", 1)
+    experts = _expert_ranks(run, strategy)
     busy = min(replicas, math.ceil(global_batch / local))
     if busy % experts:
         raise PlanError(
             f"strategy {run.strategy!r}: {busy} data-parallel ranks with work cannot be divided over ep={experts}"
         )
-    mesh = Mesh.of({**strategy.degrees, "dp": busy // (experts * _shards(run, strategy, busy))})
+    mesh = Mesh.of({**strategy.degrees, "ep": experts, "dp": busy // (experts * _shards(run, strategy, busy))})
     stages = mesh.degree("pp")
     strategy = _with_chunks(run, strategy) if stages > 1 else strategy
     _check_cut(run, stages, strategy.chunks)
@@ -142,10 +144,23 @@ def _replicas(run: Run, strategy: Strategy) -> int:
     if strategy.degrees.get("dp", replicas) != replicas:
         needed = others * strategy.degrees["dp"]
         raise PlanError(f"strategy {run.strategy!r}: takes {needed} gpus, the run has {run.gpus}")
-    experts = strategy.degrees.get("ep", 1)
+    experts = _expert_ranks(run, strategy)
     if replicas % experts:
-        raise PlanError(f"strategy {run.strategy!r}: ep={experts} does not divide the {replicas} data-parallel ranks")
+        fold = "" if strategy.etp is not None else "; etp=1 folds experts over tp and cp, too"
+        stated = f"strategy {run.strategy!r}: ep={strategy.degrees['ep']}"
+        raise PlanError(f"{stated} does not divide the {replicas} data-parallel ranks{fold}")
     return replicas
+
+
+def _expert_ranks(run: Run, strategy: Strategy) -> int:
+    """Data-parallel ranks over which experts are spread: those beyond the ranks of tp and cp that they are folded
+    over."""
+    experts = strategy.degrees.get("ep", 1)
+    inner = math.prod(strategy.degrees.get(axis, 1) for axis in strategy.expert_axes if axis != "ep")
+    if experts == 1 or experts % inner == 0:
+        return max(1, experts // inner)
+    over = " and ".join(axis for axis in strategy.expert_axes if axis != "ep")
+    raise PlanError(f"strategy {run.strategy!r}: ep={experts} is no multiple of the {inner} ranks of {over}")
 
 
 def _shards(run: Run, strategy: Strategy, replicas: int) -> int:

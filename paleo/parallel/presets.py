@@ -25,7 +25,10 @@ def data_tensor_expert(graph: Graph, strategy: Strategy) -> Placement:
     height (Dryden et al., IPDPS 2019)."""
     inside = _BATCH | {"seq": ("cp",)}
     between = _BATCH | {"seq": ("tp", "cp") if strategy.sequence_parallel else ("cp",), "height": ("spatial",)}
-    rules = (Rule(between), *(Rule(inside | _model_split(LAYERS[name]), layer=name) for name in _divisible(graph)))
+    rules = (
+        Rule(between),
+        *(Rule(inside | _model_split(LAYERS[name], strategy), layer=name) for name in _divisible(graph)),
+    )
     placement = Placement(rules, strategy.context)
     return replace(placement, rules=(*rules, *_without_space(graph, placement, strategy.degrees.get("spatial", 1))))
 
@@ -36,12 +39,18 @@ def _divisible(graph: Graph) -> list[str]:
     return [name for name in types if LAYERS[name].tensor_dims or LAYERS[name].expert_dims]
 
 
-def _model_split(layer: type[Layer]) -> dict[str, Axes]:
+def _model_split(layer: type[Layer], strategy: Strategy) -> dict[str, Axes]:
     """The dims that a layer lets tensor and expert parallelism divide; tokens on their way to experts are shared out
-    over the other ranks of the batch."""
+    over the other ranks of the batch. Experts that are folded over tp take their tokens from a sequence divided over
+    it, and stay whole themselves."""
     tensor: dict[str, Axes] = dict.fromkeys(layer.tensor_dims or (), ("tp",))
-    experts: dict[str, Axes] = dict.fromkeys(layer.expert_dims, ("ep",))
-    return tensor | experts | ({"capacity": ("shard", "dp", "cp")} if experts else {})
+    if not layer.expert_dims:
+        return tensor
+    axes = strategy.expert_axes
+    experts = dict.fromkeys(layer.expert_dims, axes)
+    shares = ("shard", "dp", "cp", "tp") if strategy.experts_apart else ("shard", "dp", "cp")
+    capacity: dict[str, Axes] = {"capacity": tuple(axis for axis in shares if axis not in axes)}
+    return (experts | {"seq": ("tp", "cp")} if strategy.experts_apart else tensor | experts) | capacity
 
 
 def _without_space(graph: Graph, placement: Placement, ranks: int) -> Iterator[Rule]:

@@ -56,6 +56,8 @@ def within(strategy: str | None, **stated: object) -> Space:
         )
         if other is not None:
             raise PlanError(f"strategy {strategy!r}: a search does not range over {other!r}; use estimate for it")
+        if parsed.etp is not None:
+            raise PlanError(f"strategy {strategy!r}: a search does not fold experts (etp); use estimate for it")
         words = {part.partition("=")[0].strip() for part in strategy.split(",")}
         fixed["degrees"] = dict(parsed.degrees)
         fixed |= {"zero": (parsed.zero,), "sharded_pipelines": parsed.zero == 3} if "zero" in words else {}

@@ -169,7 +169,7 @@ class Backend:
             regather=self.software.parallelism.regather,
             softmax_multiple=self.software.fusion.softmax_multiple,
             pieces=mesh.degree("tp") if self.software.overlap.tensor else 1,
-            targets=self._targets(mesh),
+            targets=self._targets(placement, mesh),
             checkpoints=self._checkpoints,
         )
         return without_backward(program) if self.run.forward_only else program
@@ -189,10 +189,12 @@ class Backend:
             return Checkpoints(habit.stops_early, habit.selective)
         return Checkpoints(habit.stops_early, "attention", self.run.recompute_modules)
 
-    def _targets(self, mesh: Mesh) -> int | None:
+    def _targets(self, placement: Placement, mesh: Mesh) -> int | None:
         """Nodes (within one: devices) to which a token goes once."""
         once = self.software.parallelism.expert_dispatch == "once"
-        return self.fabric.targets(mesh.stride(("ep",)), mesh.degree("ep")) if once else None
+        spread = (rule.split["experts"] for rule in placement.rules if rule.split.get("experts"))
+        axes = next(spread, ("ep",))
+        return self.fabric.targets(mesh.stride(axes), mesh.ways(axes)) if once else None
 
 
 def backend_of(

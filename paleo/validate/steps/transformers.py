@@ -71,6 +71,7 @@ def strategy_of(row: Row, software: Software) -> str:
     if whole(row, "n_experts", 0) > 1 and whole(row, "n_gpus", 1) > 1 and not filled(row, "ep"):
         raise SpecError("ep is not stated: where the experts lie is unknown")
     parts = [f"{axis}={whole(row, axis, 1)}" for axis in ("tp", "pp", "dp", "cp", "ep") if whole(row, axis, 1) > 1]
+    parts += _folded(row)
     sharding = _sharding(row)
     if sharding not in SHARDING:
         raise SpecError(f"sharding {sharding!r} is not modelled")
@@ -87,6 +88,17 @@ def strategy_of(row: Row, software: Software) -> str:
     if whole(row, "sequence_parallel", int(software.parallelism.sequence_parallel)) and whole(row, "tp", 1) > 1:
         parts.append("sp")
     return ",".join(parts) or "dp"
+
+
+def _folded(row: Row) -> list[str]:
+    """The tensor degree of experts: as stated, or 1 where their ranks do not divide the data-parallel ones, so that
+    they lie over those of tp and cp, too."""
+    experts = whole(row, "ep", 1)
+    if experts == 1:
+        return []
+    if filled(row, "expert_tp"):
+        return [f"etp={whole(row, 'expert_tp', 1)}"]
+    return ["etp=1"] if whole(row, "dp", 1) % experts else []
 
 
 def _shard_group(row: Row) -> list[str]:

@@ -1,0 +1,101 @@
+"""Experts folded over the ranks of tp, cp and dp, with a tensor degree of their own (Megatron-Core 0.9 and later)."""
+
+from __future__ import annotations
+
+import pytest
+
+from paleo.errors import PlanError
+from paleo.network.graph import build
+from paleo.parallel.mesh import Mesh
+from paleo.parallel.placement import STRATEGIES, parse_strategy
+from paleo.parallel.plan import plan
+from paleo.parallel.propagation import propagate
+from paleo.predict import Prediction, predict
+from paleo.specs.hardware import load_system
+from paleo.specs.model import load_model
+from paleo.specs.run import Run
+from paleo.specs.software import load_software
+from paleo.validate.steps.transformers import strategy_of
+
+H100 = load_system("dgx-h100")
+MIXTRAL = load_model("mixtral-8x7b")
+#: 32 layers of 8 experts with three matrices of 4,096 x 14,336, and all other weights.
+EXPERTS = 32 * 8 * 3 * 4096 * 14336
+OTHERS = build(MIXTRAL, batch=1).parameters - EXPERTS
+
+
+def predicted(strategy: str, **run: object) -> Prediction:
+    asked = {"gpus": 32, "global_batch": 32, "microbatch": 1, "dtype": "bf16", "software": "megatron-core", **run}
+    return predict(MIXTRAL, H100, Run.model_validate({"model": {"seq": 1024}, **asked, "strategy": strategy}))
+
+
+def test_a_rank_has_its_share_of_experts_whole() -> None:
+    """Eight ranks share the experts out; tp divides all else. Router and norms (1.3 M weights) stay whole."""
+    prediction = predicted("tp=2,ep=8,dp=16,sp,etp=1")
+    assert prediction.memory.parameters / 2 == pytest.approx(EXPERTS / 8 + OTHERS / 2, rel=1e-3)
+    halved = predicted("tp=2,ep=8,dp=16,sp,etp=2")
+    assert halved.memory.parameters / 2 == pytest.approx(EXPERTS / 16 + OTHERS / 2, rel=1e-3)
+
+
+def test_experts_need_not_divide_the_data_parallel_ranks() -> None:
+    prediction = predicted("tp=4,cp=2,ep=8,dp=4,sp,etp=1")
+    assert prediction.memory.parameters / 2 == pytest.approx(EXPERTS / 8 + OTHERS / 4, rel=2e-3)
+    assert prediction.plan.strategy == "tp=4,cp=2,dp=4,ep=8,etp=1,sp"
+    assert parse_strategy(prediction.plan.strategy).expert_axes == ("tp", "cp", "ep")
+
+
+@pytest.mark.parametrize(
+    "strategy", ["tp=2,ep=8,dp=16,sp,etp=1", "tp=4,cp=2,ep=8,dp=4,sp,etp=1", "tp=2,dp=16,sp,etp=1"]
+)
+def test_work_is_conserved(strategy: str) -> None:
+    """All ranks together do what one does; only routers of a sequence divided over tp, and scores, differ."""
+    whole = predicted("dp=32")
+    assert predicted(strategy).executed_flops == pytest.approx(whole.executed_flops, rel=1e-3)
+
+
+def test_tokens_travel_in_one_exchange_inside_the_node_first() -> None:
+    """Dispatch and combine, each way: the tokens of a rank, twice each, over tp and ep together."""
+    strategy = parse_strategy("tp=2,ep=8,dp=16,sp,etp=1")
+    graph = build(MIXTRAL, batch=16, overrides={"seq": 1024})
+    mesh = Mesh.of({"tp": 2, "ep": 4, "dp": 4})
+    placed = propagate(graph, STRATEGIES["dp"](graph, strategy), mesh)
+    exchanges = [owed for node in placed if node.node.type == "moe" for owed in node.communications
+                 if owed.operation == "all_to_all"]  # fmt: skip
+    assert {owed.axis for owed in exchanges} == {"tp+ep"} and len(exchanges) == 4
+    assert all(owed.tensor.elements == 2 * 512 * 4096 for owed in exchanges)
+    assert (mesh.stride(("tp+ep",)), mesh.degree("tp+ep")) == (1, 8)
+
+
+def test_gradients_of_experts_are_summed_over_what_is_left() -> None:
+    strategy = parse_strategy("tp=2,ep=8,dp=16,sp,etp=1")
+    graph = build(MIXTRAL, batch=16)
+    placed = propagate(graph, STRATEGIES["dp"](graph, strategy), Mesh.of({"tp": 2, "ep": 4, "dp": 4}))
+    (axes,) = {axes for node in placed for tensor, axes in node.parameters if "expert.up" in tensor.name}
+    assert axes == ("dp",)
+
+
+def test_tokens_travel_less_between_nodes_where_experts_are_folded() -> None:
+    """Eight ranks of a node have all experts; spread over data-parallel ranks alone, they lie on two nodes."""
+    folded, spread = (predicted(f"tp=2,ep=8,dp=16,sp{more}", forward_only=True) for more in (",etp=1", ""))
+    assert folded.breakdown.communication_total < 0.5 * spread.breakdown.communication_total
+
+
+@pytest.mark.parametrize(
+    ("strategy", "message"),
+    [
+        ("tp=4,cp=2,ep=8,dp=4", "ep=8 does not divide the 4 data-parallel ranks; etp=1 folds"),
+        ("tp=2,ep=8,dp=16,etp=3", "etp=3 must be 1 or tp=2"),
+        ("cp=8,ep=4,dp=4,etp=1", "ep=4 is no multiple of the 8 ranks of tp and cp"),
+    ],
+)
+def test_what_cannot_be_folded_is_said(strategy: str, message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        plan(MIXTRAL, H100, Run(gpus=32, strategy=strategy))
+
+
+def test_rows_of_tables_are_folded_where_they_say_so_or_must_be() -> None:
+    row = {"tp": 2, "pp": 1, "dp": 4, "cp": 1, "ep": 8, "n_experts": 8, "n_gpus": 8, "sequence_parallel": 1}
+    software = load_software("megatron-core")
+    assert strategy_of(row, software) == "tp=2,dp=4,ep=8,etp=1,zero=1,sp"
+    assert strategy_of(row | {"dp": 8, "n_gpus": 16}, software) == "tp=2,dp=8,ep=8,zero=1,sp"
+    assert strategy_of(row | {"dp": 8, "n_gpus": 16, "expert_tp": 1}, software) == "tp=2,dp=8,ep=8,etp=1,zero=1,sp"
