@@ -117,7 +117,8 @@ class Prediction:
 
     @property
     def _possible(self) -> float:
-        return self.step_time * self.plan.gpus * self.system.device.peak_flops_per_s(self.plan.dtype)
+        device = self.system.device
+        return self.step_time * self.plan.gpus * device.peak_flops_per_s(device.arithmetic(self.plan.dtype))
 
     @property
     def executed_flops(self) -> float:

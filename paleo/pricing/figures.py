@@ -87,7 +87,7 @@ def figures(device: Device, dtype: str, compute: str | None = None) -> DeviceFig
     False
     """
     unit = unit_of(device, dtype, compute)
-    arithmetic = "fp32" if compute == "fp32" else dtype
+    arithmetic = "fp32" if compute == "fp32" else dtype if compute else device.arithmetic(dtype)
     ordinary = unit == "vector" and arithmetic in device.vector_peak
     peak = device.peak_flops_per_s(arithmetic, "vector" if ordinary else None)
     return DeviceFigures(

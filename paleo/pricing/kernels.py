@@ -94,7 +94,9 @@ class ConstantRates:
         moved = np.where(free, 0.0, [kernel.bytes for kernel in kernels])
         vector = np.where(update | (not original), [kernel.vector_flops for kernel in kernels], 0.0)
         plain: Unit | None = "vector" if "fp32" in self.device.vector_peak else None
-        work = np.array([kernel.flops for kernel in kernels]) / self.device.peak_flops_per_s(self.dtype)
+        work = np.array([kernel.flops for kernel in kernels]) / self.device.peak_flops_per_s(
+            self.device.arithmetic(self.dtype)
+        )
         work = work + vector / self.device.peak_flops_per_s(pointwise_format(self.device), plain)
         compute, memory = (np.where(update, 1.0, share) for share in (self.rates.compute, self.rates.memory))
         bandwidth = self.device.memory.bandwidth * memory

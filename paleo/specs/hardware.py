@@ -121,6 +121,17 @@ class Device(Spec):
         """Whether 16-bit matrix products have their own units."""
         return any(dtype in ("fp16", "bf16") for dtype in self.tensor_dtypes)
 
+    def arithmetic(self, dtype: str) -> str:
+        """The format that libraries multiply numbers of ``dtype`` in: fp32 where ordinary cores are faster at that than
+        at sixteen bits (a GeForce of Pascal does one 64th), as cuBLAS and cuDNN do when asked for fp32 accumulation.
+
+        >>> load_device("gtx-1080-ti").arithmetic("fp16"), load_device("p100-pcie-16gb").arithmetic("fp16")
+        ('fp32', 'fp16')
+        """
+        native, wide = self.peak.get(dtype), self.vector_peak.get("fp32")  # type: ignore[call-overload]
+        slower = native is not None and wide is not None and native < wide
+        return "fp32" if dtype in ("fp16", "bf16") and slower else dtype
+
     def peak_flops_per_s(self, dtype: str, unit: Unit | None = None) -> float:
         """Dense peak of ``dtype`` [FLOP/s] on the fastest unit, or on the ``unit`` that is named.
 

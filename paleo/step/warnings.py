@@ -73,7 +73,8 @@ RARE_UTILISATION = 0.75
 
 def rare_utilisation(system: System, chosen: Plan, flops_per_s: float) -> list[str]:
     """Whether a step would use more of the devices' arithmetic than is seen in practice."""
-    mfu = flops_per_s / (chosen.gpus * system.device.peak_flops_per_s(chosen.dtype))
+    peak = system.device.peak_flops_per_s(system.device.arithmetic(chosen.dtype))
+    mfu = flops_per_s / (chosen.gpus * peak)
     if mfu <= RARE_UTILISATION:
         return []
     return [f"MFU {mfu:.0%}: hardly anybody reaches {RARE_UTILISATION:.0%} in practice; expect a slower step"]
