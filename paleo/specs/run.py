@@ -44,7 +44,8 @@ class Run(Spec):
     ``consistency`` is how workers wait for one another, ``ssp:4`` (`paleo.consistency`), with ``servers`` where there
     are parameter servers; ``jitter`` is the noise of a rank's step from one step to the next, as a share of it, and
     ``slow_ranks`` that of ranks that are always slower or faster.
-    ``cudnn``, ``attention`` and ``exchange`` are what the ``software`` profile does unless they are given.
+    ``cudnn``, ``attention``, ``cross_entropy``, ``main_gradients`` and ``exchange`` are what the ``software`` profile
+    does unless they are given.
     ``bucket`` is how many bytes of gradients go out together (25 MiB in PyTorch's DDP). ``offload`` names what lives in
     host memory: optimizer, gradients, parameters, activations. ``input`` is data loading; None is synthetic data, which
     costs nothing. ``clip`` is what the software does with the norm of the gradients, unless it is given. ``cut`` is how
@@ -80,6 +81,8 @@ class Run(Spec):
     software: Text = "pytorch-eager"
     cudnn: Annotated[float, Field(gt=0)] | None = None
     attention: Literal["fused", "unfused", "stepwise"] | None = None
+    cross_entropy: Literal["fused", "recomputed", "upcast", "stepwise"] | None = None
+    main_gradients: Literal["narrow", "fp32"] | None = None
     exchange: Exchange | None = None
     bucket: Bytes = 25 * MEBIBYTE
     algorithm: Text | None = None

@@ -97,6 +97,12 @@ class NumberFormats(Spec):
         "masters",
         description="masters: fp32 copies beside narrow weights; autocast: fp32 weights, narrowed for products",
     )
+    main_gradients: Literal["narrow", "fp32"] = Field(
+        "narrow",
+        description="the format in which gradients are summed up, kept and exchanged beside fp32 masters: that of the "
+        "weights, or fp32 in place of it (Megatron-LM's --accumulate-allreduce-grads-in-fp32, its default in bf16: 18 "
+        "bytes a parameter, 6 + 12/dp with a distributed optimizer)",
+    )
     wide: tuple[Literal["embedding", "norm", "softmax", "gelu"], ...] = Field(
         (), description="what autocast computes and hands on in fp32"
     )

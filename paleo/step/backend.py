@@ -59,7 +59,7 @@ class Backend:
         wide = frozenset(software.formats.wide if self.formats.casts else ())
         return Choices(
             self.run.attention or software.attention.implementation,
-            software.fusion.loss,
+            self.run.cross_entropy or software.fusion.loss,
             gates,
             software.fusion.gelu,
             wide,
@@ -210,4 +210,6 @@ def backend_of(
     formats = autocast(precision(dtype)) if software.formats.mixed == "autocast" else precision(dtype)
     accumulator, accesses = software.gradients.accumulator, software.gradients.accesses
     formats = replace(formats, accumulator=accumulator, gradient_accesses=accesses)
+    if formats.master and (run.main_gradients or software.formats.main_gradients) == "fp32":
+        formats = replace(formats, gradient=formats.wide)
     return Backend(run, system, formats, software, prices, fabric, offload_of(run.offload, system))

@@ -132,12 +132,25 @@ def run_of(row: Row) -> Run:
         dtype=str(row["dtype"]),
         strategy=strategy_of(row, load_software(software)),
         recompute=recompute_of(row, load_software(software)),
+        recompute_modules=_modules(row),
+        attention="fused" if _stated(row, "attention") in ("flash", "fused") else None,
+        cross_entropy="fused" if _stated(row, "cross_entropy") == "fused" else None,
         software=software,
         offload=offload(row),
         adapters=rank if "[lora]" in str(row.get("model", "")).lower() else None,
         adapted=adapted,
         model=sizes,
     )
+
+
+def _stated(row: Row, column: str) -> str:
+    return str(row[column]).strip().lower() if filled(row, column) else ""
+
+
+def _modules(row: Row) -> tuple[str, ...]:
+    """Parts of blocks that a row's selective recomputation runs again: ``layernorm+moe_act``."""
+    selective = _stated(row, "recompute") == "selective"
+    return tuple(filter(None, _stated(row, "recompute_modules").split("+"))) if selective else ()
 
 
 def recompute_of(row: Row, software: Software) -> str:

@@ -1,0 +1,85 @@
+"""Gradients in fp32 beside bf16 weights, as Megatron-LM sums them up, and what a run may state of its software."""
+
+from __future__ import annotations
+
+import pytest
+
+from paleo.predict import Prediction, predict
+from paleo.specs.hardware import load_system
+from paleo.specs.model import load_model
+from paleo.specs.run import Run
+from paleo.specs.software import load_software
+from paleo.validate.steps.transformers import run_of
+
+H100 = load_system("dgx-h100")
+
+
+def predicted(strategy: str = "dp", **run: object) -> Prediction:
+    asked = {"gpus": 8, "batch": 1, "microbatch": 1, "dtype": "bf16", "software": "megatron-core", **run}
+    return predict(load_model("llama3-8b"), H100, Run.model_validate({**asked, "strategy": strategy}))
+
+
+def bytes_a_parameter(prediction: Prediction) -> float:
+    kept = prediction.memory
+    return (kept.parameters + kept.gradients + kept.optimizer) / prediction.graph.parameters
+
+
+@pytest.mark.parametrize(
+    ("strategy", "gradients", "expected"),
+    [
+        ("dp", "narrow", 16),
+        ("dp", "fp32", 18),
+        ("dp=8,zero=1", "narrow", 4 + 12 / 8),
+        ("dp=8,zero=1", "fp32", 6 + 12 / 8),
+    ],
+)
+def test_bytes_a_parameter_are_those_of_megatron(strategy: str, gradients: str, expected: float) -> None:
+    assert bytes_a_parameter(predicted(strategy, main_gradients=gradients)) == pytest.approx(expected, rel=1e-6)
+
+
+def test_wider_gradients_take_longer_to_exchange_and_to_write() -> None:
+    narrow, wide = (predicted(main_gradients=format, exchange="after") for format in ("narrow", "fp32"))
+    total = narrow.breakdown.communication_total
+    assert wide.breakdown.communication_total == pytest.approx(2 * total, rel=0.05)
+    assert (
+        wide.step_time - wide.breakdown.communication_exposed
+        > narrow.step_time - narrow.breakdown.communication_exposed
+    )
+
+
+def test_fp32_training_and_autocast_have_them_anyway() -> None:
+    narrow, wide = (predicted(dtype="fp32", main_gradients=format) for format in ("narrow", "fp32"))
+    assert narrow.step_time == wide.step_time and narrow.memory == wide.memory
+
+
+def test_a_profile_may_say_so_too() -> None:
+    profile = load_software("megatron-core").changed({"formats.main_gradients": "fp32"})
+    run = Run(gpus=8, batch=1, dtype="bf16", software="megatron-core")
+    assert bytes_a_parameter(predict(load_model("llama3-8b"), H100, run, profile)) == pytest.approx(18, rel=1e-6)
+
+
+ROW = {
+    "source": "s", "model": "llama3-8b", "system": "dgx-h100", "device": "h100-sxm5-80gb", "layers": 32, "hidden": 4096,
+    "heads": 32, "kv_heads": 8, "ffn_hidden": 14336, "gated_mlp": 1, "vocab": 128256, "seq_len": 8192, "n_gpus": 8,
+    "tp": 1, "pp": 1, "dp": 8, "dtype": "bf16", "micro_batch": 1, "global_batch": 8, "recompute": "none",
+    "software": "pytorch-eager", "framework": "huggingface",
+}  # fmt: skip
+
+
+def test_rows_state_their_attention_and_their_loss() -> None:
+    """Long contexts of Hugging Face were priced with eager attention: ten times the time at 256k tokens."""
+    plain, stated = run_of(ROW), run_of(ROW | {"attention": "flash", "cross_entropy": "fused"})
+    assert (plain.attention, plain.cross_entropy) == (None, None)
+    assert (stated.attention, stated.cross_entropy) == ("fused", "fused")
+    model = load_model("llama3-8b")
+    eager, flash = (
+        predict(model, H100, run.model_copy(update={"software": "huggingface-eager"})) for run in (plain, stated)
+    )
+    assert flash.step_time < 0.8 * eager.step_time
+    assert flash.memory.activations < 0.3 * eager.memory.activations
+
+
+def test_rows_state_the_modules_that_they_recompute() -> None:
+    run = run_of(ROW | {"recompute": "selective", "recompute_modules": "layernorm+moe_act"})
+    assert run.recompute_modules == ("layernorm", "moe_act")
+    assert run_of(ROW).recompute_modules == ()
