@@ -173,13 +173,14 @@ class Builder:
             if not (value.static or value.index):
                 raise UntranslatableError("a tensor from nowhere")
             root = self.first if value.root is None else self.placed[value.root]
-            self.placed[value] = root if root.tensor.sizes == value.shape else self._stand_in(value, root)
+            same = root.tensor.sizes == value.shape and not value.static
+            self.placed[value] = root if same else self._stand_in(value, root)
         return self.placed[value]
 
     def _stand_in(self, value: Value, root: Placed) -> Placed:
         like = None if value.static else root.tensor
         dims = dict(zip(self.names(value.shape, like), value.shape, strict=True))
-        return Placed.of(self.add("view", {"dims": dims}, [root], ""))
+        return Placed.of(self.add("view", {"dims": dims, "constant": value.static or None}, [root], ""))
 
     def view(self, source: Placed, sizes: Mapping[str, Size], path: str) -> Placed:
         """The same numbers under other dims; a view of a view is one of what that one looks at."""
@@ -228,6 +229,11 @@ class Builder:
     def sources(self, call: Call) -> list[Placed]:
         """`moving`, or whole numbers where nothing else moves."""
         return self.moving(call) or [self.at(v) for v in call.inputs if v is not None and not v.static][:1]
+
+    def kept_per_element(self, call: Call, value: Value) -> float | None:
+        """Numbers that a call keeps beside its inputs and outputs, for each of the largest tensor; None for none."""
+        elements = [value.elements, *(source.tensor.elements for source in self.sources(call))]
+        return call.kept_elements / max(1, *elements) or None
 
     def weight(self, value: Value | None) -> tuple[Value, Entry | None]:
         """A weight, and the entry that holds it already."""

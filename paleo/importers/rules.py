@@ -129,6 +129,7 @@ def plain_name(label: str) -> str:
     >>> plain_name("__iadd__"), plain_name("__rtruediv__"), plain_name("relu_")
     ('add', 'div', 'relu')
     """
+    label = label.partition(".")[0] if not label.startswith("_") else label
     if label in TORCH:
         return label
     name = label.strip("_") or label

@@ -30,8 +30,16 @@ class Import:
     @property
     def unknown(self) -> tuple[str, ...]:
         """Functions of the source that no layer stands for."""
-        found = {op.label for node in self.graph.nodes for op in node.operations if isinstance(op, Unmodelled)}
-        return tuple(sorted(found))
+        return tuple(sorted({operation.label for operation in self._unmodelled()}))
+
+    @property
+    def unpriced(self) -> tuple[str, ...]:
+        """Those of them that hold no FLOP that could be priced: their bytes alone are."""
+        return tuple(sorted({op.label for op in self._unmodelled() if not op.flops_per_element}))
+
+    def _unmodelled(self) -> list[Unmodelled]:
+        operations = (operation for node in self.graph.nodes for operation in node.operations)
+        return [operation for operation in operations if isinstance(operation, Unmodelled)]
 
     @property
     def flops(self) -> float:
@@ -64,10 +72,11 @@ def imported(
         raise SpecError(f"--loss {loss!r}: expected auto or none")
     if kind not in _READERS:
         raise SpecError(f"cannot import {kind!r}; {near(kind, _READERS)}")
-    return _made(_READERS[kind](source, inputs, dict(sizes or {}), loss))
+    return imported_mapping(_READERS[kind](source, inputs, dict(sizes or {}), loss))
 
 
-def _made(mapping: Mapping[str, Any], name: str = "imported.yaml") -> Import:
+def imported_mapping(mapping: Mapping[str, Any], name: str = "imported.yaml") -> Import:
+    """The model that a mapping says, written and read back."""
     text = checked(mapping)
     model = model_from(parse_yaml(text, where=name), name)
     return Import(text, model, build(model, batch=1))
@@ -102,20 +111,22 @@ def from_torch(module: Any, inputs: Sequence[Any], *, loss: str = "auto") -> Mod
     tensors, shapes, or texts such as ``8x512:int64``.
     """
     torch = torch_module()
-    made = (
-        module if isinstance(module, torch.nn.Module) else build_module(module, getattr(module, "__name__", "factory"))
-    )
-    return _made(
-        from_module(made, [_spec(torch, one) for one in inputs], loss=loss), f"{type(made).__name__}.yaml"
-    ).model
+    ready = isinstance(module, torch.nn.Module)
+    built = module if ready else build_module(module, getattr(module, "__name__", "factory"))
+    return from_module_import(built, [_spec(torch, example) for example in inputs], loss=loss).model
 
 
-def _spec(torch: Any, given: Any) -> InputSpec:
-    if isinstance(given, str):
-        return parse_input(given)
-    if isinstance(given, torch.Tensor):
-        return InputSpec(tuple(given.shape), str(given.dtype).removeprefix("torch."))
-    return InputSpec(tuple(int(size) for size in given))
+def from_module_import(module: Any, inputs: Sequence[InputSpec], *, loss: str = "auto") -> Import:
+    """A torch module as an imported model with its text and graph."""
+    return imported_mapping(from_module(module, inputs, loss=loss), f"{type(module).__name__}.yaml")
+
+
+def _spec(torch: Any, example: Any) -> InputSpec:
+    if isinstance(example, str):
+        return parse_input(example)
+    if isinstance(example, torch.Tensor):
+        return InputSpec(tuple(example.shape), str(example.dtype).removeprefix("torch."))
+    return InputSpec(tuple(int(size) for size in example))
 
 
 def sizes_of(texts: Sequence[str]) -> dict[str, int]:
@@ -124,10 +135,10 @@ def sizes_of(texts: Sequence[str]) -> dict[str, int]:
     >>> sizes_of(["seq=2048"])
     {'seq': 2048}
     """
-    found = {}
+    sizes = {}
     for text in texts:
         name, equals, number = text.partition("=")
         if not equals or not number.strip().isdecimal() or not 0 < int(number) < LARGEST:
             raise SpecError(f"--size {text!r}: expected a named dim and its size, such as seq=2048")
-        found[name.strip()] = int(number)
-    return found
+        sizes[name.strip()] = int(number)
+    return sizes

@@ -40,8 +40,10 @@ def _traced(module: Any, sizes: Sizes) -> Trace:
     torch = torch_module()
     failed: SpecError | None = None
     # Tensors that the module creates without naming a device are real at first, then without data, too.
-    for all_meta in (False, True):
-        tape = Tape(torch, module, all_meta=all_meta)
+    for all_meta, half in ((False, False), (True, False), (True, True)):
+        if half and (failed is None or ("bf16" not in str(failed).lower() and "bfloat16" not in str(failed).lower())):
+            continue
+        tape = Tape(torch, module, all_meta=all_meta, half=half)
         try:
             with _inference(module):
                 outputs = tape.run([tape.input(spec) for spec in sizes.inputs], [spec.name for spec in sizes.inputs])
@@ -78,12 +80,17 @@ def _would_checkpoint(module: Any) -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def _inference(module: Any) -> Iterator[None]:
-    """The module in inference mode, and each part in its own mode again afterwards."""
+    """The module in inference mode and without caches of keys and values, and each part as it was again afterwards."""
     modes = [(part, part.training) for part in module.modules()]
+    configs = {id(c): c for part, _ in modes if getattr(c := getattr(part, "config", None), "use_cache", None) is True}
     module.eval()
+    for config in configs.values():
+        config.use_cache = False
     try:
         yield
     finally:
+        for config in configs.values():
+            config.use_cache = True
         for part, training in modes:
             part.training = training
 
@@ -131,6 +138,7 @@ def from_module(
     from paleo.importers.model import model_of
 
     title = title or type(module).__name__
+    _settle_lazy(module, inputs)
     failed: SpecError | None = None
     for sizes in _attempts(module, inputs):
         try:
@@ -140,3 +148,19 @@ def from_module(
         except SpecError as error:
             failed = failed or error
     raise failed or SpecError("the module cannot be traced")
+
+
+def _settle_lazy(module: Any, inputs: Sequence[InputSpec]) -> None:
+    """Runs a module once whose layers learn their sizes from their first input."""
+    torch = torch_module()
+    uninitialized = torch.nn.parameter.UninitializedTensorMixin
+    if not any(isinstance(tensor, uninitialized) for tensor in (*module.parameters(), *module.buffers())):
+        return
+    tensors = [(s.name, torch.zeros(s.shape, dtype=getattr(torch, s.dtype), device="meta")) for s in inputs]
+    positional = [tensor for name, tensor in tensors if name is None]
+    try:
+        with torch.no_grad(), _inference(module):
+            module(*positional, **{name: tensor for name, tensor in tensors if name is not None})
+    except Exception as error:
+        message = " ".join(str(error).split())[:300]
+        raise SpecError(f"the lazy layers cannot take these inputs: {type(error).__name__}: {message}") from None

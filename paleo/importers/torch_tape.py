@@ -41,8 +41,10 @@ _CHOOSES_BOXES = ("nms", "postprocess", "post_process", "filter_proposals", "sel
 class Tape:
     """Notes every function call of torch while the module runs."""
 
-    def __init__(self, torch: Any, module: Any, *, all_meta: bool) -> None:
+    def __init__(self, torch: Any, module: Any, *, all_meta: bool, half: bool = False) -> None:
         self.torch, self.module, self.all_meta = torch, module, all_meta
+        #: Real numbers in bf16 instead of fp32, for kernels that take no other.
+        self.half = half
         self._modules = dict(module.named_modules())
         self.calls: list[Call] = []
         self.inputs: list[Value] = []
@@ -56,7 +58,7 @@ class Tape:
         self._values: dict[int, Value] = {}
         self._alive: list[Any] = []
         self._weights = {
-            name: parameter.detach().to("meta").requires_grad_(_trainable(parameter))
+            name: self._cast(parameter.detach().to("meta")).requires_grad_(_trainable(parameter))
             for name, parameter in module.named_parameters()
         }
         self._known_storages = {storage_key(weight) for weight in self._weights.values()}
@@ -64,11 +66,14 @@ class Tape:
             parameter = Value(tuple(weight.shape), "parameter", name, static=True, sources=frozenset({name}))
             self._bind(weight, parameter)
 
+    def _cast(self, tensor: Any) -> Any:
+        return tensor.to(self.torch.bfloat16) if self.half and tensor.dtype == self.torch.float32 else tensor
+
     # Values.
 
     def input(self, spec: InputSpec) -> Any:
         """A tensor for an input."""
-        tensor = self.torch.zeros(spec.shape, dtype=getattr(self.torch, spec.dtype), device="meta")
+        tensor = self._cast(self.torch.zeros(spec.shape, dtype=getattr(self.torch, spec.dtype), device="meta"))
         value = Value(spec.shape, "input", spec.name or f"input{len(self.inputs) + 1}", index=spec.index)
         value.root = value if spec.index else None
         self.inputs.append(value)
@@ -97,7 +102,8 @@ class Tape:
     def run(self, tensors: Sequence[Any], names: Sequence[str | None]) -> list[Value]:
         """The outputs of the module; SpecError where it reads the values of its tensors."""
         torch = self.torch
-        state = self._weights | {name: buffer.to("meta") for name, buffer in self.module.named_buffers()}
+        buffers = {name: self._cast(buffer.to("meta")) for name, buffer in self.module.named_buffers()}
+        state = self._weights | buffers
         positional = tuple(tensor for tensor, name in zip(tensors, names, strict=True) if name is None)
         keywords = {name: tensor for tensor, name in zip(tensors, names, strict=True) if name is not None}
         with self._watched(), _without_checkpoints(self), torch.enable_grad():
@@ -193,19 +199,17 @@ class Tape:
         inputs = [] if kind == "create" else values if reading.inputs is None else reading.inputs
         shapes, options = [_described(tensor) for tensor in outputs], reading.options
         call = record(kind, label, inputs, shapes, options=options, flops=flops, path=path)
-        self._keep(call, arguments, outputs, mark)
-        self._add(call, arguments, outputs)
+        if not hasattr(function, "_overloadpacket"):  # compiled code calls operators below autograd
+            self._keep(call, arguments, outputs, mark)
+            call.trains = any(tensor.requires_grad for tensor in outputs)
+            call.stops = not call.trains and any(tensor.requires_grad for tensor in arguments)
+        self.calls.append(call)
+        if len(self.calls) > MOST_CALLS:
+            raise SpecError(f"more than {MOST_CALLS} calls in one pass; the module loops too long")
         for tensor, value in zip(outputs, call.outputs, strict=True):
             self._bind(tensor, value)
             if tensor._base is not None and _writes(label) and id(tensor._base) in self._values:
                 self._rebind(tensor._base, value, label, path)
-
-    def _add(self, call: Call, arguments: Sequence[Any], outputs: Sequence[Any]) -> None:
-        call.trains = any(tensor.requires_grad for tensor in outputs)
-        call.stops = not call.trains and any(tensor.requires_grad for tensor in arguments)
-        self.calls.append(call)
-        if len(self.calls) > MOST_CALLS:
-            raise SpecError(f"more than {MOST_CALLS} calls in one pass; the module loops too long")
 
     def _rebind(self, base: Any, value: Value, label: str, path: str) -> None:
         """A view was written into: what it looks at is another value from now on."""
@@ -227,7 +231,7 @@ class Tape:
             elif key not in self._known_storages:
                 more += size
                 self._known_storages.add(key)
-        call.kept, call.kept_elements = frozenset(kept), more / FP32_BYTES
+        call.kept, call.kept_elements = frozenset(kept), more / (FP32_BYTES // 2 if self.half else FP32_BYTES)
 
     def keep_function(self, call: Call, arguments: Sequence[Any], mark: int) -> None:
         """What a function of autograd keeps, beside what its last call does."""
@@ -275,17 +279,32 @@ def _writes(label: str) -> bool:
     return label.startswith(("__setitem__", "__i")) or (label.endswith("_") and not label.endswith("__"))
 
 
-def _flop_counter() -> Any:
-    """Adds up torch's formulas for FLOP."""
-    from torch.utils._python_dispatch import TorchDispatchMode
+def grouped_flops(left: Any, right: Any, *args: Any, **kwargs: Any) -> float:
+    """FLOP of products in groups: of rows (rows, k) with (groups, k, n), or of columns (m, rows) with (rows, n)."""
+    return 2.0 * float(left.numel()) * float(right.shape[-1])
+
+
+def flop_formulas() -> dict[Any, Any]:
+    """torch's formulas for FLOP by operator, and those that it lacks."""
+    import torch
     from torch.utils.flop_counter import flop_registry
+
+    grouped = getattr(torch.ops.aten, "_grouped_mm", None)
+    return {**({grouped: grouped_flops} if grouped is not None else {}), **flop_registry}
+
+
+def _flop_counter() -> Any:
+    """Adds up FLOP."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    formulas = flop_formulas()
 
     class Counter(TorchDispatchMode):  # type: ignore[misc]
         total = 0.0
 
         def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             kwargs = kwargs or {}
-            formula = flop_registry.get(function._overloadpacket)
+            formula = formulas.get(function._overloadpacket)
             if formula is None:
                 with self:
                     result = function.decompose(*args, **kwargs)
@@ -295,6 +314,12 @@ def _flop_counter() -> Any:
             return result
 
     return Counter()
+
+
+def _formula_flops(function: Any, args: Any, kwargs: Any, result: Any) -> float:
+    """FLOP of an operator that compiled code calls: the counter adds them after it."""
+    formula = flop_formulas().get(getattr(function, "_overloadpacket", None))
+    return float(formula(*args, **kwargs, out_val=result)) if formula is not None else 0.0
 
 
 def _recorder(tape: Tape) -> Any:
@@ -317,9 +342,8 @@ def _recorder(tape: Tape) -> Any:
                 kwargs = {**kwargs, "device": "meta"}
             before, mark = tape.counter.total, len(tape.packed)
             result = function(*args, **kwargs)
-            tape.note(
-                function, args, kwargs, args[0] if label == "__setitem__" else result, tape.counter.total - before, mark
-            )
+            flops = tape.counter.total - before or _formula_flops(function, args, kwargs, result)
+            tape.note(function, args, kwargs, args[0] if label == "__setitem__" else result, flops, mark)
             return result
 
     return Recorder()

@@ -136,6 +136,30 @@ def record(
     return call
 
 
+#: Functions whose gradient needs nothing kept.
+_LINEAR_FUNCTIONS = frozenset({"add", "sub", "rsub", "neg", "masked_fill", "where", "cumsum", "mean", "sum"})
+
+
+def keeps_of(call: Call) -> str | list[int] | None:
+    """What of its inputs and output a call keeps for the backward pass, as the source told, else as its name says."""
+    if call.kept is None:
+        plain = call.label.strip("_").lower()
+        return None if plain in _LINEAR_FUNCTIONS or call.kind == "copy" else "inputs"
+    places = [place for place, value in enumerate(moving_values(call)) if value in call.kept]
+    output = any(value in call.kept for value in call.outputs)
+    if output:
+        return "output" if not places else "all"
+    if len(places) == len(moving_values(call)):
+        return "inputs" if places else None
+    return places or None
+
+
+def moving_values(call: Call) -> list[Value]:
+    """What a call reads that depends on an input of the network, each once."""
+    values = dict.fromkeys(value for value in call.inputs if value is not None)
+    return [value for value in values if not value.static and (not value.index or value.origin == "input")]
+
+
 def learns(call: Call, place: int) -> bool:
     """Whether a learned tensor stands at that place."""
     value = call.inputs[place] if len(call.inputs) > place else None

@@ -8,11 +8,12 @@ with its bytes and FLOP, so that nothing is dropped.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from paleo.errors import SpecError
 from paleo.importers.builder import Builder, Entry, Network, Placed, UntranslatableError
 from paleo.importers.rules import TRANSLATIONS
-from paleo.importers.trace import Call, Trace
+from paleo.importers.trace import Call, Trace, keeps_of
 from paleo.operations.precision import precision
 
 _FP32 = precision("fp32")
@@ -93,19 +94,15 @@ def _place_opaque(builder: Builder, call: Call) -> None:
     """A call that no layer says: its bytes, its FLOP, its parameters."""
     sources = builder.sources(call) or [builder.first]
     largest = max(sources, key=lambda source: source.tensor.elements).tensor
-    flops = call.flops
-    for value in call.outputs:
-        if value.static or value.index or not value.elements:
-            continue
-        dims = dict(zip(builder.names(value.shape, largest), value.shape, strict=True)) or {"batch": 1}
-        options = {
-            "of": call.label,
-            "dims": dims,
-            "flops_per_element": flops / value.elements if flops else None,
-            "parameters": builder.parameters(call.inputs) or None,
-        }
+    values = [value for value in call.outputs if not (value.static or value.index) and value.elements]
+    for value in values:
+        options: dict[str, Any] = {"of": call.label, "parameters": builder.parameters(call.inputs) or None}
+        options["dims"] = dict(zip(builder.names(value.shape, largest), value.shape, strict=True)) or {"batch": 1}
+        options["keeps"] = "nothing"
+        if value is values[0]:
+            kept = {"keeps": keeps_of(call) or "nothing", "kept_per_element": builder.kept_per_element(call, value)}
+            options |= kept | {"flops_per_element": call.flops / value.elements if call.flops else None}
         entry = builder.add("opaque", options, sources, call.path)
-        builder.put(value, entry)
+        builder.placed[value] = Placed.of(entry)
         for name in frozenset[str]().union(*(v.sources for v in call.inputs if v is not None)):
             builder.owners.setdefault(name, entry)
-        flops = None

@@ -26,13 +26,16 @@ MOST_INPUTS = 10_000
 @LAYERS.register("view")
 class View(Layer):
     """The same numbers under other dims, in any order, a part of them (a slice), or each many times (a broadcast);
-    costs nothing."""
+    costs nothing. A ``constant`` stands for numbers that are there all the time: no activation."""
 
     dims: dict[str, PositiveInt]
+    constant: bool = False
 
     def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
         (x,) = inputs
         sizes: dict[str, Size] = dict(self.dims)
+        if self.constant:
+            return Expansion((), Tensor(name, tuple(sizes), tuple(sizes.values()), "statistic", grad=False))
         return Expansion((), x.reshaped(sizes, name=x.name if math.prod(sizes.values()) == x.elements else name))
 
 
@@ -98,7 +101,8 @@ class Pass(Layer):
     """A pass over memory from any number of inputs to an output of the sizes ``dims``.
 
     ``parameters`` are learned numbers that it reads. ``keeps`` says what stays for the backward pass: some of the
-    inputs by their places, or a word for them; ``kept_per_element`` are numbers beside them, for each of the output.
+    inputs by their places, or a word for them; ``kept_per_element`` are numbers beside them, for each of the largest
+    tensor that it reads or writes.
     """
 
     arity: ClassVar[int | None] = 1
@@ -115,7 +119,7 @@ class Pass(Layer):
             raise GraphError(f"{name}: keeps {self.keeps}, but there are {len(inputs)} inputs")
         read = () if self.keeps in ("output", "nothing") else tuple(inputs[place] for place in places)
         written = (out,) if self.keeps in ("output", "all") else ()
-        more = math.ceil(self.kept_per_element * out.elements)
+        more = math.ceil(self.kept_per_element * max(t.elements for t in (*inputs, out)))
         beside = (Tensor(f"{name}.kept", ("entries",), (more,)),) if more else ()
         return (*(t for t in read if t.role == "activation"), *written, *beside)
 

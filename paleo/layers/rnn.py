@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import PositiveInt
+from pydantic import Field, PositiveInt
 
 from paleo.errors import GraphError
 from paleo.layers.base import LAYERS, Choices, Expansion, Layer, describe, project
@@ -22,7 +22,8 @@ class Recurrent(Layer):
     ``biases`` counts bias vectors for each gate: 2 as in cuDNN and PyTorch, 1 as in most papers, 0 for none. Without
     ``project`` the input already holds gates x hidden entries, which both directions read (cuDNN's skip-input mode).
     ``merge`` says how the two directions meet. ``projection`` narrows the state that goes from step to step (Sak et
-    al., 2014); its products are counted for all steps at once.
+    al., 2014); its products are counted for all steps at once. ``kept_per_state`` says how many numbers stay for the
+    backward pass for each of the state (PyTorch without cuDNN: 7 for an LSTM, 8 for a GRU).
     """
 
     cell: ClassVar[str]
@@ -32,6 +33,7 @@ class Recurrent(Layer):
     merge: Literal["concat", "sum"] = "concat"
     project: bool = True
     projection: PositiveInt | None = None
+    kept_per_state: Annotated[float, Field(gt=0)] | None = None
 
     def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
         (x,) = inputs
@@ -44,19 +46,19 @@ class Recurrent(Layer):
         states = Tensor(name, (batch, seq, "features"), (x.sizes[0], x.sizes[1], self.hidden * directions))
         if self.projection is not None:
             wide = states.like(f"{name}.wide")
-            steps = Recurrence(f"{name}.steps", self.cell, gated, weight, wide, seq, directions)
+            steps = self._steps(name, gated, weight, wide, directions)
             product, out = self._projected(name, wide, directions, self.projection)
             return Expansion((*products, steps, product), out)
         if not self.bidirectional or self.merge == "concat":
-            return Expansion(
-                (*products, Recurrence(f"{name}.steps", self.cell, gated, weight, states, seq, directions)), states
-            )
+            return Expansion((*products, self._steps(name, gated, weight, states, directions)), states)
         both = states.like(f"{name}.states")
         out = states.reshaped({batch: x.sizes[0], seq: x.sizes[1], "features": self.hidden})
         summed = MemoryPass(f"{name}.sum", "elementwise", (both,), out, backward_pass="free")
-        return Expansion(
-            (*products, Recurrence(f"{name}.steps", self.cell, gated, weight, both, seq, directions), summed), out
-        )
+        return Expansion((*products, self._steps(name, gated, weight, both, directions), summed), out)
+
+    def _steps(self, name: str, gated: Tensor, weight: Tensor, states: Tensor, directions: int) -> Recurrence:
+        seq = states.dims[1]
+        return Recurrence(f"{name}.steps", self.cell, gated, weight, states, seq, directions, self.kept_per_state)
 
     def _projected(self, name: str, wide: Tensor, directions: int, projection: int) -> tuple[Contraction, Tensor]:
         """Each direction's states times a matrix of its own, all steps at once."""

@@ -103,7 +103,8 @@ class Graph:
     @cached_property
     def made_in(self) -> Mapping[str, Loops]:
         """The loops in which each tensor is made."""
-        return {node.out.name: node.repeats for node in reversed(self.nodes) if node.operations}
+        nodes = reversed(self.nodes)
+        return {n.out.name: n.repeats for n in nodes if n.operations or n.out.name not in {t.name for t in n.inputs}}
 
     @property
     def parameters(self) -> int:

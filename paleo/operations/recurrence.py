@@ -27,6 +27,8 @@ class Recurrence:
     out: Tensor
     steps_dim: str = "seq"
     directions: int = 1
+    #: Numbers that stay for the backward pass, for each of the output; None for the gates, the output and LSTM's cell.
+    kept_per_state: float | None = None
 
     @property
     def reads(self) -> tuple[Tensor, ...]:
@@ -34,6 +36,9 @@ class Recurrence:
 
     @property
     def saves(self) -> tuple[Tensor, ...]:
+        if self.kept_per_state is not None:
+            sizes = (*self.out.sizes[:-1], self.out.sizes[-1] * self.kept_per_state)
+            return (replace(self.out, name=f"{self.name}.kept", sizes=sizes),)
         cells = (self.out.like(f"{self.name}.cell"),) if self.cell == "lstm" else ()
         return (self.gates, self.out, *cells)
 

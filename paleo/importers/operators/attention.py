@@ -34,6 +34,7 @@ def _heads(call: Invocation) -> Reading:
         "heads": given["num_heads"],
         "dropout": given.get("dropout_p", 0.0),
         "causal": bool(given.get("is_causal")),
+        "weights": bool(given.get("need_weights", True)),
     }
     return Reading("mha", [call.tensor(given.get(name)) for name in _HEADS], options)
 
@@ -144,6 +145,14 @@ def multi_head(b: Builder, call: Call) -> None:
     settings["out_bias"] = (out_bias is not None) if (out_bias is not None) != bias else None
     entry = b.sharing(b.add("attention", settings, sources, call.path), call.inputs)
     batch, seq, hidden = entry.out.sizes
+    if not call.options["weights"]:  # heads come out batch first and are copied for the output projection
+        entry = b.add(
+            "pass",
+            {"kind": "copy", "of": "transpose", "dims": Placed.of(entry).dims, "flops_per_element": 0.0}
+            | {"kept_per_element": 1.0},
+            [Placed.of(entry)],
+            call.path,
+        )
     dims = {entry.out.dims[1]: seq, "batch": batch, entry.out.dims[2]: hidden}
     back = b.view(Placed.of(entry), dims, call.path)
     if len(call.out.shape) == 2:

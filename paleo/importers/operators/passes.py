@@ -14,7 +14,7 @@ from paleo.importers.rules import (
     torch_functions,
     translates,
 )  # fmt: skip
-from paleo.importers.trace import Call, Value
+from paleo.importers.trace import Call, keeps_of
 
 plain_functions(
     "elementwise",
@@ -45,7 +45,7 @@ plain_functions(
     "copy tile channel_shuffle setitem meshgrid hstack vstack dstack column_stack rot90 index_put rot affine_grid "
     "new_tensor index grid_sample one_hot masked_select topk sort argsort kthvalue scatter_reduce index_fill "
     "index_copy index_reduce masked_scatter diag_embed diag block_diag outer kron cross put take select_scatter "
-    "slice_scatter searchsorted bucketize bincount unique unique_consecutive nonzero constant_pad_nd clone_contiguous "
+    "pack_padded_sequence pad_packed_sequence slice_scatter searchsorted bucketize bincount unique unique_consecutive nonzero constant_pad_nd clone_contiguous "
     "combinations cartesian_prod histc max_unpool2d max_unpool1d native_channel_shuffle col2im im2col vander",
     "Pad Resize Upsample Tile DepthToSpace SpaceToDepth GatherElements GatherND ScatterND ScatterElements OneHot "
     "ReverseSequence GridSample Compress Col2Im CenterCropPad",
@@ -85,29 +85,6 @@ def _onnx_concat(node: OnnxNode) -> Reading:
 
 # Layers.
 
-#: Functions whose gradient needs nothing kept.
-_LINEAR_FUNCTIONS = frozenset({"add", "sub", "rsub", "neg", "masked_fill", "where", "cumsum", "mean", "sum"})
-
-
-def keeps_of(call: Call) -> str | list[int] | None:
-    """What of its inputs and output a call keeps for the backward pass, as the source told, else as its name says."""
-    if call.kept is None:
-        plain = call.label.strip("_").lower()
-        return None if plain in _LINEAR_FUNCTIONS or call.kind == "copy" else "inputs"
-    places = [place for place, value in enumerate(moving_values(call)) if value in call.kept]
-    output = any(value in call.kept for value in call.outputs)
-    if output:
-        return "output" if not places else "all"
-    if len(places) == len(moving_values(call)):
-        return "inputs" if places else None
-    return places or None
-
-
-def moving_values(call: Call) -> list[Value]:
-    """What a call reads that depends on an input of the network, each once."""
-    values = dict.fromkeys(value for value in call.inputs if value is not None)
-    return [value for value in values if not value.static and (not value.index or value.origin == "input")]
-
 
 @translates("elementwise")
 def elementwise(b: Builder, call: Call) -> None:
@@ -134,12 +111,14 @@ def memory_pass(b: Builder, call: Call, kind: str, *, flops: float | None = None
         raise UntranslatableError("nothing moves")
     largest = max(sources, key=lambda source: source.tensor.elements)
     keeps = keeps_of(call)
+    first = next((v for v in call.outputs if not (v.index or v.static) and v.elements), None)
     for value in call.outputs:
         if value.index or value.static or not value.elements:
             continue
         dims = dict(zip(b.names(value.shape, largest.tensor), value.shape, strict=True)) or {"batch": 1}
         options: dict[str, Any] = {"kind": kind, "of": call.label, "dims": dims, "flops_per_element": flops}
         options |= {"keeps": keeps, "parameters": b.parameters(call.inputs) or None}
+        options["kept_per_element"] = b.kept_per_element(call, value) if value is first else None
         entry = b.add("pass", options, sources, call.path)
         if value.shape:
             b.put(value, entry)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from paleo.importers.builder import Builder, Entry, UntranslatableError
+from paleo.importers.operators.passes import memory_pass
 from paleo.importers.rules import Invocation, OnnxNode, Reading, onnx_operators, torch_functions, translates
 from paleo.importers.trace import Call, Shape, Value, learns
 from paleo.operations.tensor import Tensor
@@ -59,6 +60,12 @@ def _tensordot(call: Invocation) -> Reading:
     summed = {first[x] for x, _ in pairs}
     result = [letter for letter in (*first, *second) if letter not in summed]
     return Reading("einsum", [left, right], {"equation": f"{''.join(first)},{''.join(second)}->{''.join(result)}"})
+
+
+@torch_functions("grouped_mm functional_grouped_mm")
+def _grouped(call: Invocation) -> Reading:
+    """Rows in groups; the places where groups end are whole numbers."""
+    return call.reading("grouped_product", ("input", "mat2", "offs", "bias"), ("input", "mat2"))
 
 
 @onnx_operators("Gemm")
@@ -126,6 +133,12 @@ def feature_name(b: Builder, x: Tensor, features: int) -> str:
 def product(b: Builder, call: Call) -> None:
     """Products of two tensors, by letters; a static factor of parameters is a weight."""
     operands = call.inputs[:2] if call.kind != "einsum" else call.inputs
+    if call.kind == "einsum" and len(operands) == 1:
+        memory_pass(b, call, "reduce" if call.out.elements < (operands[0] or call.out).elements else "copy")
+        return
+    if call.kind == "einsum" and len(operands) > 2:
+        _chain(b, call)
+        return
     if len(operands) != 2 or operands[0] is None or operands[1] is None:
         raise UntranslatableError("a product of other than two tensors")
     left, right = operands[0], operands[1]
@@ -147,6 +160,38 @@ def product(b: Builder, call: Call) -> None:
     entry = b.add("einsum", options | {"weight": list(weight.shape)}, [x], call.path)
     entry.share = owner if owner is not None and owner.kind == "einsum" else None
     b.put(call.out, entry)
+
+
+@translates("grouped_product")
+def grouped_product(b: Builder, call: Call) -> None:
+    """Rows times the matrix of their group."""
+    x, (weight, _) = b.at(call.inputs[0]), b.weight(call.inputs[1])
+    if len(weight.shape) != 3 or len(x.tensor.dims) != 2:
+        raise UntranslatableError("groups of another shape")
+    groups, features = weight.shape[0], call.out.shape[-1]
+    options = {"groups": groups, "features": features, "dim": feature_name(b, x.tensor, features)}
+    b.put(call.out, b.sharing(b.add("grouped_linear", options, [x], call.path), call.inputs[1:2]))
+
+
+def _chain(b: Builder, call: Call) -> None:
+    """An einsum of more than two factors, two at a time from the left."""
+    sides, _, result = str(call.options["equation"]).replace(" ", "").partition("->")
+    factors = sides.split(",")
+    if "..." in sides or len(factors) != len(call.inputs):
+        raise UntranslatableError(sides)
+    left, letters = call.inputs[0], factors[0]
+    for index in range(1, len(factors)):
+        right, side = call.inputs[index], factors[index]
+        last = index == len(factors) - 1
+        later = set("".join([*factors[index + 1 :], result]))
+        out = result if last else "".join(dict.fromkeys(c for c in letters + side if c in later))
+        if left is None or right is None:
+            raise UntranslatableError(sides)
+        sizes = dict(zip(letters, left.shape, strict=True)) | dict(zip(side, right.shape, strict=True))
+        step = Call("einsum", call.label, [left, right], [], {"equation": f"{letters},{side}->{out}"}, path=call.path)
+        step.outputs = [call.out] if last else [Value(tuple(sizes[letter] for letter in out), "call", maker=step)]
+        product(b, step)
+        left, letters = step.out, out
 
 
 def matmul_letters(left: Shape, right: Shape) -> tuple[list[list[str]], list[str]]:

@@ -9,6 +9,8 @@ from paleo.importers.builder import Builder, Entry, Placed, UntranslatableError
 from paleo.importers.rules import Invocation, OnnxNode, Reading, onnx_operators, torch_functions, translates
 from paleo.importers.trace import Call, dropout_rate
 
+#: How many entries before the last of a cell its first product may stand.
+_CELL_ENTRIES = 5
 _CELLS = {"lstm": "lstm", "gru": "gru", "rnn_tanh": "rnn", "rnn_relu": "rnn"}
 
 
@@ -91,12 +93,23 @@ def rnn(b: Builder, call: Call) -> None:
     if options["projected"]:
         hidden = next(v for v in call.inputs[1:] if v is not None).shape[0] // 4
         settings |= {"hidden": hidden, "projection": last}
+    settings["kept_per_state"] = _kept_per_state(call, x, settings)
     rate = dropout_rate(options.get("dropout"))
     for layer in range(options["layers"]):
         x = Placed.of(b.add(options["cell"], settings, [x], call.path))
         if rate and layer + 1 < options["layers"]:
             x = Placed.of(b.add("dropout", {"rate": rate}, [x], call.path))
     _place_outputs(b, call, x)
+
+
+def _kept_per_state(call: Call, x: Placed, settings: dict[str, Any]) -> float | None:
+    """What autograd keeps of all steps, for each number of the states; outputs between layers are counted by what reads
+    them."""
+    steps = float(x.tensor.sizes[0] * x.tensor.sizes[1]) * (1 + call.options["both"])
+    states, layers = steps * settings["hidden"], call.options["layers"]
+    between = steps * settings.get("projection", settings["hidden"]) * (layers - 1)
+    kept = (call.kept_elements - between) / (states * layers)
+    return round(kept, 2) if call.kept is not None and kept > 0 else None
 
 
 def _batch_first(b: Builder, call: Call) -> Placed:
@@ -142,13 +155,14 @@ def cell(b: Builder, call: Call) -> None:
         for source, weight in ((call.inputs[0], weights[0]), (call.inputs[1], weights[1]))
     ]
     states = [b.at(value) for value in call.inputs[6:] if value is not None and not value.static]
-    kept = call.kept_elements / call.out.elements
+    kept = call.kept_elements / float(gates[0].out.elements)
+    keeps = "output" if call.kept is not None and call.out in call.kept else None
     for value in call.outputs:
         dims = dict(zip(b.names(value.shape, gates[0].out), value.shape, strict=True))
         options = {"kind": "elementwise", "of": call.label, "dims": dims, "flops_per_element": 10.0}
-        options |= {"kept_per_element": kept or None}
+        options |= {"kept_per_element": kept or None, "keeps": keeps}
         b.put(value, b.add("pass", options, [*map(Placed.of, gates), *states], call.path))
-        kept = 0.0
+        kept, keeps = 0.0, None
 
 
 def _gate_product(b: Builder, call: Call, source: Any, weight: Any, *, bias: bool) -> Entry:
@@ -167,7 +181,7 @@ def _holder(b: Builder, owner: Entry, shape: Sequence[int]) -> Entry:
     """The linear layer of an earlier step whose weight has this shape."""
     entries = b.network.entries
     place = entries.index(owner)
-    earlier = entries[max(0, place - 3) : place + 1]
+    earlier = entries[max(0, place - _CELL_ENTRIES) : place + 1]
     for entry in earlier:
         if entry.kind == "linear" and entry.share is None and entry.options["features"] == shape[0]:
             inputs = next((op.reads[1] for op in entry.operations), None)

@@ -1,0 +1,280 @@
+"""Imports hundreds of architectures and holds their counts to torch's own: parameters, FLOP of both passes operation by
+operation, and what autograd keeps.
+
+    python benchmarks/importers.py [--only WORD] [--shard 1/4] [--fast] [--json FILE]
+
+The networks stand in `importer_networks.py`, the versions of their libraries in `importer_requirements.txt`. Nothing is
+downloaded and no weight is allocated: modules are built from their configurations on the meta device. A library that is
+not installed is named, and its networks are counted as left out.
+
+Bars: parameters equal, forward FLOP within 0.1 %, backward FLOP within 1 %; activations that are kept, of the networks
+that `KEPT` names, within 5 %.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import json
+import math
+import resource
+import statistics
+import sys
+import time
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from importer_networks import FAST, KEPT, LIBRARIES, NETWORKS, Network
+
+from paleo.errors import PaleoError
+from paleo.importers.sources import Import, from_module_import
+from paleo.importers.torch import InputSpec, build_module, parse_input
+from paleo.layers.base import Choices
+from paleo.network.graph import Graph, Storage, build
+from paleo.operations.precision import precision
+
+FP32 = precision("fp32")
+#: Bars: relative errors of forward FLOP, backward FLOP and kept activations.
+FORWARD, BACKWARD, KEEPS = 0.001, 0.01, 0.05
+
+
+@dataclass
+class Outcome:
+    """One architecture: what came out, beside what torch counted."""
+
+    name: str
+    status: str
+    message: str = ""
+    seconds: float = 0.0
+    parameters: tuple[float, float] | None = None
+    forward: tuple[float, float] | None = None
+    backward: tuple[float, float] | None = None
+    kept: tuple[float, float] | None = None
+    unknown: list[str] = field(default_factory=list)
+    unpriced: list[str] = field(default_factory=list)
+
+    @property
+    def priced(self) -> bool:
+        """Whether it was imported with every call recognised or priced from its FLOP."""
+        return self.status == "imported" and not self.unpriced
+
+    def error(self, count: str) -> float | None:
+        """Relative error of a count, None where there is nothing to compare."""
+        pair = getattr(self, count)
+        return None if pair is None else abs(pair[0] - pair[1]) / max(abs(pair[1]), 1.0)
+
+
+def flops(graph: Graph, phase: str) -> float:
+    """FLOP of one pass."""
+    kernels = ((n, k) for n in graph.nodes for op in n.operations for k in getattr(op, phase)(FP32))
+    return sum(node.repeat * kernel.flops for node, kernel in kernels)
+
+
+def kept_bytes(graph: Graph) -> float:
+    """Bytes of activations that stay for the backward pass."""
+    storage = Storage(graph)
+    saved = ((node, tensor) for node in graph.nodes for op in node.operations for tensor in op.saves)
+    return sum(t.bytes(FP32) * storage.add(t, node) for node, t in saved if t.role != "parameter")
+
+
+class Reference:
+    """torch's own counts of a module on the meta device."""
+
+    def __init__(self, module: Any, inputs: Sequence[InputSpec]) -> None:
+        import torch
+
+        self.torch, self.module = torch, module
+        specs = [(spec, torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype), device="meta")) for spec in inputs]
+        self.positional = [tensor for spec, tensor in specs if spec.name is None]
+        self.keywords = {spec.name: tensor for spec, tensor in specs if spec.name is not None}
+
+    def parameters(self) -> int:
+        """Numbers that it learns, or holds frozen."""
+        return sum(p.numel() for p in self.module.parameters())
+
+    def outputs(self) -> list[Any]:
+        """Its outputs of real numbers."""
+        from paleo.importers.torch_tape import tensors_in
+
+        tensors = tensors_in(self.torch, self.module(*self.positional, **self.keywords))
+        return [tensor for tensor in tensors if tensor.dtype.is_floating_point or tensor.dtype.is_complex]
+
+    def flops(self) -> tuple[float, float]:
+        """Forward and backward FLOP, operation by operation."""
+        with _counter() as forward:
+            outputs = self.outputs()
+        trained = [tensor for tensor in outputs if tensor.requires_grad]
+        with _counter() as backward:
+            if trained:
+                total = sum(t.real.sum() if t.dtype.is_complex else t.sum() for t in trained)
+                total.backward()
+        return float(forward.get_total_flops()), float(backward.get_total_flops())
+
+    def kept(self) -> tuple[float, bool]:
+        """Bytes of activations that autograd keeps, each storage once, and whether fused attention is asked for.
+
+        Attention is one kernel that keeps its operands, its output and a number a row, dropout keeps a byte for each
+        element: as on a GPU.
+        """
+        torch = self.torch
+        parameters = {t.untyped_storage()._cdata for t in (*self.module.parameters(), *self.module.buffers())}
+        sizes: dict[int, int] = {}
+        alive, fused = [], []
+
+        def pack(tensor: Any) -> Any:
+            key = tensor.untyped_storage()._cdata
+            if key not in parameters:
+                sizes[key] = tensor.untyped_storage().nbytes()
+                alive.append(tensor)
+            return tensor
+
+        with _as_on_a_gpu(torch, fused), torch.autograd.graph.saved_tensors_hooks(pack, lambda packed: packed):
+            outputs = self.outputs()
+        del outputs
+        return float(sum(sizes.values())), bool(fused)
+
+
+def _counter() -> Any:
+    """torch's counter; the weight gradient of a grouped convolution costs what its forward pass does."""
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
+
+    def gradients(
+        grad_out: Any, x: Any, weight: Any, bias: Any, stride: Any, padding: Any, dilation: Any, transposed: bool,
+        output_padding: Any, groups: int, output_mask: Any, out_shape: Any,
+    ) -> int:  # fmt: skip
+        return sum(output_mask[:2]) * conv_flop_count(x, weight, grad_out, transposed=transposed)
+
+    def grouped(left: Any, right: Any, *args: Any, out_shape: Any, **more: Any) -> int:
+        return int(2 * math.prod(left) * right[-1])
+
+    formulas = {torch.ops.aten.convolution_backward: gradients, torch.ops.aten._grouped_mm: grouped}
+    return FlopCounterMode(display=False, custom_mapping=formulas)
+
+
+@contextlib.contextmanager
+def _as_on_a_gpu(torch: Any, fused: list[bool]) -> Iterator[None]:
+    """Attention as one kernel, dropout with a mask of bytes."""
+    functional = torch.nn.functional
+    old = functional.scaled_dot_product_attention, functional.dropout
+
+    class Attention(torch.autograd.Function):  # type: ignore[misc]
+        @staticmethod
+        def forward(context: Any, query: Any, key: Any, value: Any) -> Any:
+            *lead, rows, _ = query.shape
+            # As the kernels lay it out: the heads of a row side by side.
+            out = query.new_empty((*lead[:-1], rows, *lead[-1:], value.shape[-1])).transpose(-3, -2)
+            context.save_for_backward(query, key, value, out, query.new_empty(query.shape[:-1]))
+            return out
+
+    def attention(query: Any, key: Any, value: Any, *args: Any, **more: Any) -> Any:
+        fused.append(True)
+        return Attention.apply(query, key, value)
+
+    def dropout(x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+        return torch.native_dropout(x, p, True)[0] if p > 0 else x
+
+    functional.scaled_dot_product_attention, functional.dropout = attention, dropout
+    try:
+        yield
+    finally:
+        functional.scaled_dot_product_attention, functional.dropout = old
+
+
+def examined(name: str, network: Network) -> Outcome:
+    """One architecture, imported and compared."""
+    factory, texts = network
+    specs = [parse_input(text) for text in texts]
+    try:
+        module = build_module(factory, name).eval()
+    except ModuleNotFoundError as error:
+        return Outcome(name, "left out", str(error))
+    except PaleoError as error:
+        return Outcome(name, "refused", str(error))
+    started = time.perf_counter()
+    try:
+        result = from_module_import(module, specs, loss="none")
+    except PaleoError as error:
+        return Outcome(name, "refused", str(error), time.perf_counter() - started)
+    except Exception as error:  # what the bar forbids: anything but one helpful line
+        return Outcome(name, "traceback", f"{type(error).__name__}: {error}", time.perf_counter() - started)
+    outcome = Outcome(name, "imported", result.model.notes or "", time.perf_counter() - started)
+    outcome.unknown, outcome.unpriced = list(result.unknown), list(result.unpriced)
+    _compare(outcome, module, specs, result)
+    return outcome
+
+
+def _compare(outcome: Outcome, module: Any, specs: Sequence[InputSpec], result: Import) -> None:
+    """Fills in both counts."""
+    batch = 1 if "alone" in outcome.message else specs[0].shape[0]
+    seq = {"seq": specs[0].shape[1]} if "seq" in result.model.params else {}
+    graph = build(result.model, batch=batch, choices=Choices(attention="unfused"), overrides=seq)
+    reference = Reference(module, specs)
+    outcome.parameters = float(graph.parameters), float(reference.parameters())
+    if "cut at" in outcome.message.lower():
+        return
+    try:
+        forward, backward = reference.flops()
+        outcome.forward, outcome.backward = (flops(graph, "forward"), forward), (flops(graph, "backward"), backward)
+        if outcome.name in KEPT:
+            kept, fused = reference.kept()
+            attention = build(result.model, batch=batch, choices=Choices(attention="fused" if fused else "unfused"))
+            outcome.kept = kept_bytes(attention), kept
+    except Exception as error:  # torch itself cannot run it at these sizes
+        outcome.message += f" (reference: {type(error).__name__}: {' '.join(str(error).split())[:100]})"
+
+
+def report(outcomes: Sequence[Outcome]) -> bool:
+    """Prints the totals; whether all bars are met."""
+    known = [outcome for outcome in outcomes if outcome.status != "left out"]
+    count = Counter(outcome.status for outcome in outcomes)
+    priced = sum(outcome.priced for outcome in known)
+    print(f"{len(outcomes)} architectures: " + ", ".join(f"{n} {status}" for status, n in count.items()))
+    print(f"every call recognised or priced from its FLOP: {priced} of {len(known)} ({priced / len(known):.1%})")
+    passed = priced >= 0.92 * len(known) and not count["traceback"]
+    for label, bar in (("parameters", 0.0), ("forward", FORWARD), ("backward", BACKWARD), ("kept", KEEPS)):
+        errors = [(outcome.error(label), outcome) for outcome in known if outcome.error(label) is not None]
+        within = sum(error <= bar for error, _ in errors)  # type: ignore[operator]
+        print(f"{label}: {within} of {len(errors)} within {bar:.1%}")
+        for error, outcome in sorted(((e, o) for e, o in errors if e > bar), key=lambda pair: -pair[0])[:40]:  # type: ignore
+            print(f"    {outcome.name}: {error:.2%} {getattr(outcome, label)}")
+        passed = passed and within == len(errors)
+    seconds = [outcome.seconds for outcome in known if outcome.status == "imported"]
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    print(f"import: median {statistics.median(seconds):.2f} s, longest {max(seconds):.1f} s; {memory:.2f} GiB at most")
+    return passed
+
+
+def main() -> int:
+    """Runs the networks that are asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="names that hold this word")
+    parser.add_argument("--shard", default="1/1", help="such as 2/4: the second quarter")
+    parser.add_argument("--fast", action="store_true", help="the part that CI runs")
+    parser.add_argument("--json", help="a file for all outcomes")
+    options = parser.parse_args()
+    part, parts = (int(number) for number in options.shard.split("/"))
+    names = [name for name in (FAST if options.fast else NETWORKS) if options.only in name][part - 1 :: parts]
+    warnings.simplefilter("ignore")
+    outcomes = []
+    for name in names:
+        outcomes.append(examined(name, NETWORKS[name]))
+        last = outcomes[-1]
+        if last.status != "imported" or last.unpriced:
+            print(f"{name}: {last.status} {last.unpriced} {last.message[:200]}", flush=True)
+        gc.collect()
+    if options.json:
+        Path(options.json).write_text(json.dumps([asdict(outcome) for outcome in outcomes], indent=1))
+    print(f"libraries: {LIBRARIES()}")
+    return 0 if report(outcomes) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
