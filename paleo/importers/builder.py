@@ -246,8 +246,16 @@ class Builder:
         """The entry with the weights of an earlier one, where all of these values are that one's."""
         owners = {self.owners.get(name) for v in values if v is not None for name in v.sources}
         if len(owners) == 1 and (owner := next(iter(owners))) is not None and owner.kind == entry.kind:
-            entry.share = owner
+            self.lend(owner, entry)
         return entry
+
+    def lend(self, owner: Entry | None, entry: Entry) -> None:
+        """An entry has the weights of an earlier one of its kind, where there is one; both have as many."""
+        if owner is None or owner.kind != entry.kind:
+            return
+        if owner.own_parameters != entry.own_parameters:
+            raise UntranslatableError("weights that an earlier layer has otherwise")
+        entry.share = owner
 
     def finished(self) -> Network:
         """The network; parameters that nothing reads stand at its end."""

@@ -82,7 +82,8 @@ def _would_checkpoint(module: Any) -> tuple[str, ...]:
 def _inference(module: Any) -> Iterator[None]:
     """The module in inference mode and without caches of keys and values, and each part as it was again afterwards."""
     modes = [(part, part.training) for part in module.modules()]
-    configs = {id(c): c for part, _ in modes if getattr(c := getattr(part, "config", None), "use_cache", None) is True}
+    parts = (getattr(part, "config", None) for part, _ in modes)
+    configs: dict[int, Any] = {id(config): config for config in parts if getattr(config, "use_cache", None) is True}
     module.eval()
     for config in configs.values():
         config.use_cache = False

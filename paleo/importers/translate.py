@@ -81,8 +81,10 @@ def _settle(builder: Builder, call: Call, entries: Sequence[Entry], before: set[
     names = frozenset[str]().union(*(v.sources for v in call.inputs if v is not None))
     new = sum(builder.trace.parameters[name] for name in names if name not in before)
     stated = sum(entry.own_parameters for entry in entries)
+    learned = [entry for entry in entries if entry.own_parameters]
+    owner = learned[0] if len(learned) == 1 else entries[-1] if entries else builder.network.entries[-1]
     for name in names:
-        builder.owners.setdefault(name, entries[-1] if entries else builder.network.entries[-1])
+        builder.owners.setdefault(name, owner)
     if stated > new:
         raise UntranslatableError(f"{stated:g} parameters, not {new}")
     if stated < new and entries:

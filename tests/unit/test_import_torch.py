@@ -366,6 +366,35 @@ class Steps(nn.Module):
         return state
 
 
+class Unusual(nn.Module):
+    """Einsums of one and three factors, tensordot, a distance, a table in a buffer, a transform, a compiled part
+    and one that learns its width."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.core, self.lazy = nn.Parameter(torch.zeros(16, 16)), nn.LazyLinear(16)
+        self.compiled = torch.jit.script(nn.Sequential(nn.Linear(16, 16), nn.ReLU()))
+        self.register_buffer("table", torch.zeros(16, 8))
+
+    def forward(self, x: Any) -> Any:
+        y = self.compiled(self.lazy(x))
+        mixed = torch.einsum("bi,ij,bj->b", x, self.core, y) + torch.einsum("bi->b", y)
+        spectrum = torch.fft.irfft(torch.fft.rfft(torch.tensordot(y, self.core, 1)), n=16)
+        return mixed[:, None] + spectrum @ self.table + torch.cdist(x, y).mean(-1, keepdim=True)
+
+
+class Grouped(nn.Module):
+    """Rows in groups, each with a matrix of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router, self.experts = nn.Linear(16, 4), nn.Parameter(torch.zeros(4, 16, 32))
+
+    def forward(self, x: Any) -> Any:
+        ends = torch.histc(self.router(x).argmax(-1).float(), 4, 0, 3).cumsum(0).to(torch.int32)
+        return torch._grouped_mm(x, self.experts, offs=ends)
+
+
 def window() -> tuple[Any, Any]:
     return nn.Conv2d(8, 8, 3, padding=1), nn.ReLU()
 
@@ -378,20 +407,32 @@ COUNTED = {
     "an LSTM with a projection": (lambda: nn.LSTM(16, 32, 2, proj_size=8, batch_first=True), (3, 64, 16)),
     "a GRU cell": (lambda: Steps(nn.GRUCell), (3, 6, 16)),
     "an LSTM cell": (lambda: Steps(nn.LSTMCell), (3, 6, 16)),
+    "unusual calls": (Unusual, (20, 16)),
 }  # fmt: skip
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 @pytest.mark.parametrize("name", COUNTED)
 def test_both_passes_are_those_of_an_operation_by_operation_count(name: str) -> None:
     factory, shape = COUNTED[name]
-    module = factory().to("meta")
-    forward, backward = counted_by_torch(module, shape)
+    with torch.device("meta"):
+        module = factory()
     model = read(module, shape, loss="none")
+    forward, backward = counted_by_torch(module, shape)
     graph = build(model, batch=shape[0])
     assert graph.parameters == sum(p.numel() for p in module.parameters())
     assert sum(n.repeat * k.flops for n in graph.nodes for op in n.operations for k in op.forward(FP32)) == forward
     assert backward_flops(graph) == pytest.approx(backward, rel=0.01)
     assert model.notes is not None and "Not recognised" not in model.notes
+
+
+def test_groups_of_rows_are_one_product_in_bf16() -> None:
+    """2 FLOP for each row, column and number of the input, however the rows are shared out."""
+    model = read(Grouped, "64x16", loss="none")
+    graph = build(model, batch=64)
+    forward = sum(k.flops for n in graph.nodes for op in n.operations for k in op.forward(FP32))
+    assert "grouped_linear" in kinds(graph) and graph.parameters == 4 * 16 * 32
+    assert forward == 2 * 64 * 16 * 32 and "Every call" in str(model.notes)
 
 
 def test_activations_that_keep_their_input_say_so() -> None:

@@ -59,7 +59,7 @@ def convolution(b: Builder, call: Call) -> None:
         raise UntranslatableError("an image of another rank")
     source = b.view(source, dict(zip(_image_dims(source.tensor), source.tensor.sizes, strict=True)), call.path)
     entry = b.add(call.kind, _conv_options(call, weight, source.tensor), [source], call.path)
-    entry.share = owner if owner is not None and owner.kind == call.kind else None
+    b.lend(owner, entry)
     if len(call.out.shape) == len(weight.shape):
         b.put(call.out, entry)
     else:

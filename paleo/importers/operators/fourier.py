@@ -10,8 +10,8 @@ from paleo.importers.trace import Call, keeps_of
 
 plain_functions(
     "fourier",
-    "fft_fft fft_ifft fft_rfft fft_irfft fft_fft2 fft_ifft2 fft_rfft2 fft_irfft2 fft_fftn fft_ifftn fft_rfftn fft_irfftn "
-    "fft_hfft fft_ihfft stft istft",
+    "fft_fft fft_ifft fft_rfft fft_irfft fft_fft2 fft_ifft2 fft_rfft2 fft_irfft2 fft_fftn fft_ifftn fft_rfftn "
+    "fft_irfftn fft_hfft fft_ihfft stft istft",
     "DFT STFT",
 )
 plain_functions("copy", "fft_fftshift fft_ifftshift")

@@ -105,7 +105,7 @@ def linear(b: Builder, call: Call) -> None:
     bias = call.inputs[2] if len(call.inputs) > 2 else None
     if owner.kind == "linear" and (bias is None or not b.parameters([bias])) and _same_bias(owner, options):
         entry = b.add("linear", options, [x], call.path)
-        entry.share = owner
+        b.lend(owner, entry)
     else:
         entry = b.add("linear", options, [x], call.path, tie=owner)
     b.put(call.out, entry)
@@ -158,7 +158,7 @@ def product(b: Builder, call: Call) -> None:
         return
     weight, owner = b.weight(right)
     entry = b.add("einsum", options | {"weight": list(weight.shape)}, [x], call.path)
-    entry.share = owner if owner is not None and owner.kind == "einsum" else None
+    b.lend(owner, entry)
     b.put(call.out, entry)
 
 
