@@ -431,7 +431,7 @@ def test_groups_of_rows_are_one_product_in_bf16() -> None:
     model = read(Grouped, "64x16", loss="none")
     graph = build(model, batch=64)
     forward = sum(k.flops for n in graph.nodes for op in n.operations for k in op.forward(FP32))
-    assert "grouped_linear" in kinds(graph) and graph.parameters == 4 * 16 * 32
+    assert "grouped_linear" in kinds(graph) and graph.parameters == 4 * 16 * 32 + 16 * 4 + 4
     assert forward == 2 * 64 * 16 * 32 and "Every call" in str(model.notes)
 
 

@@ -1,0 +1,130 @@
+"""The keys of a configuration of transformers (config.json), with messages that name the file and the key."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from paleo.errors import SpecError, near
+from paleo.registry import Registry
+
+Entry = Any
+Model = dict[str, Any]
+#: A family is a function from the keys of its configuration to a model, registered under its ``model_type``.
+FAMILIES: Registry[Callable[[Config], Model]] = Registry("model_type of a configuration", "paleo.importers.families")
+
+
+MAX_CONFIG_BYTES = 2_000_000
+#: Sequences that nobody asked for stay this short; --seq says otherwise.
+LONGEST_SEQ = 4096
+#: Names of element-wise functions in configurations -> ours, and their gated form; what their code spells out is _tanh.
+ACTIVATIONS = {
+    "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh", "gelu_pytorch_tanh": "gelu",
+    "quick_gelu": "silu", "relu": "relu", "silu": "silu", "swish": "silu", "tanh": "tanh",
+}  # fmt: skip
+GATED = {"silu": "swiglu", "gelu": "geglu", "gelu_tanh": "geglu", "relu": "reglu"}
+
+
+class UnreadHeadError(Exception):
+    """The architecture of a configuration has a head that its family's reader does not know."""
+
+
+class Config(Mapping[str, Any]):
+    """The keys of a configuration, with messages that name the file and the key."""
+
+    def __init__(self, data: Mapping[str, Any], path: str) -> None:
+        self._data, self.path = data, path
+
+    def __getitem__(self, key: str) -> Any:
+        return self._data[key]
+
+    def __iter__(self) -> Any:
+        return iter(self._data)
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def integer(self, *keys: str, default: int | None = None) -> int:
+        """The whole number, 1 or more, under the first of these keys that is there."""
+        value = next((self[key] for key in keys if self.get(key) is not None), default)
+        if value is None:
+            raise SpecError(f"{self.path}: {keys[0]}: this key is missing; {near(keys[0], self._data)}")
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**40:
+            raise SpecError(f"{self.path}: {keys[0]}: {value!r:.60} must be a whole number of 1 or more")
+        return value
+
+    def share(self, *keys: str, default: float = 0.0) -> float:
+        """A dropout rate from 0 to below 1."""
+        value = next((self[key] for key in keys if self.get(key) is not None), default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
+            raise SpecError(f"{self.path}: {keys[0]}: {value!r:.60} must be a share from 0 to below 1")
+        return float(value)
+
+    def flag(self, key: str, default: bool = False) -> bool:
+        """A yes or no."""
+        value = self.get(key)
+        if value is not None and not isinstance(value, bool):
+            raise SpecError(f"{self.path}: {key}: {value!r:.60} must be true or false")
+        return default if value is None else value
+
+    def activation(self, *keys: str, default: str, gated: bool = False) -> str:
+        """The element-wise function of the feed-forward block."""
+        name = next((self[key] for key in keys if self.get(key) is not None), default)
+        function = ACTIVATIONS.get(name) if isinstance(name, str) else None
+        if function is None or (gated and function not in GATED):
+            raise SpecError(
+                f"{self.path}: {keys[0]}: {name!r:.60} is no function that is known; {near(str(name), ACTIVATIONS)}"
+            )
+        return GATED[function] if gated else function
+
+    @property
+    def remote_code(self) -> str:
+        """The files and classes of the model's own code that it names; they never run."""
+        named = self.get("auto_map")
+        entries = named.values() if isinstance(named, Mapping) else []
+        words = {str(word) for entry in entries for word in (entry if isinstance(entry, list) else [entry]) if word}
+        return ", ".join(sorted(words))[:200]
+
+    def kinds(self, key: str, layers: int) -> list[str] | None:
+        """A list of one word for each layer, if there is one."""
+        value = self.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, list) or len(value) != layers or not all(isinstance(word, str) for word in value):
+            raise SpecError(f"{self.path}: {key}: expected {layers} words, one for each layer")
+        return value
+
+
+def read_config(path: str | Path) -> Config:
+    """The configuration in a file, or in the ``config.json`` of a folder."""
+    file = Path(path)
+    file = file / "config.json" if file.is_dir() else file
+    try:
+        with file.open("rb") as stream:
+            raw = stream.read(MAX_CONFIG_BYTES + 1)
+        data = json.loads(raw) if len(raw) <= MAX_CONFIG_BYTES else None
+    except FileNotFoundError:
+        raise SpecError(f"{file}: no such file; expected the config.json of a model") from None
+    except OSError as error:
+        raise SpecError(f"{file}: cannot be read ({error.strerror})") from None
+    except (ValueError, RecursionError):
+        raise SpecError(f"{file}: is not JSON; expected the config.json of a model") from None
+    if not isinstance(data, dict):
+        raise SpecError(f"{file}: expected one JSON mapping of at most {MAX_CONFIG_BYTES} bytes")
+    return Config(data, str(file))
+
+
+def labels(config: Config) -> int:
+    """How many classes a classifier tells apart."""
+    names = config.get("id2label")
+    return max(1, len(names)) if isinstance(names, Mapping) else config.integer("num_labels", default=2)
+
+
+def architecture(config: Config, prefixes: Sequence[str], default: str) -> str:
+    """``ForMaskedLM`` of ``BertForMaskedLM``."""
+    named = config.get("architectures")
+    if not isinstance(named, list) or not named or not isinstance(named[0], str):
+        return default
+    return next((named[0].removeprefix(prefix) for prefix in prefixes if named[0].startswith(prefix)), named[0])
