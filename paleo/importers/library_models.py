@@ -12,8 +12,8 @@ from typing import Any
 from paleo.errors import SpecError
 from paleo.importers.configuration import LONGEST_SEQ, Config, Model
 
-#: Sizes of inputs that a configuration does not state: pixels a side, frames, samples of sound.
-IMAGE, FRAMES, SOUND = 224, 16, 32_000
+#: Sizes of inputs that a configuration does not state: pixels a side, frames, samples of sound, rows of its spectrogram.
+IMAGE, FRAMES, SOUND, FRAMES_OF_SOUND = 224, 16, 32_000, 998
 _TEXT = frozenset({"input_ids", "text"})
 
 
@@ -115,7 +115,11 @@ def _video(config: Any) -> str:
 
 def _wave(config: Any) -> str:
     mels = _number(config, "num_mel_bins", default=0)
-    return f"input_values=2x{_number(config, 'max_length', default=1024)}x{mels}" if mels else f"input_values=2x{SOUND}"
+    return (
+        f"input_values=2x{_number(config, 'max_length', default=FRAMES_OF_SOUND)}x{mels}"
+        if mels
+        else f"input_values=2x{SOUND}"
+    )
 
 
 def _features(config: Any) -> str:
