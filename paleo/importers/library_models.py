@@ -12,7 +12,7 @@ from typing import Any
 from paleo.errors import SpecError
 from paleo.importers.configuration import LONGEST_SEQ, Config, Model
 
-#: Sizes of inputs that a configuration does not state: pixels a side, frames, samples of sound, rows of its spectrogram.
+#: Sizes of inputs that a configuration does not state: pixels a side, frames, samples of sound, rows of a spectrogram.
 IMAGE, FRAMES, SOUND, FRAMES_OF_SOUND = 224, 16, 32_000, 998
 _TEXT = frozenset({"input_ids", "text"})
 
