@@ -94,9 +94,10 @@ NUMBERS: Mapping[str, Number] = {
         "collective.exchange", "launch", ("peer", "start", "fill"), "start of an exchange in pairs inside a node"
     ),
     "between_share": Number(
-        "collective.fabric", "fabric_fraction", ("low_fraction",), "share of a node's ports that is reached"
+        "collective.fabric", "fabric_fraction", ("exchange_fraction", "send_fraction"),
+        "share of a node's ports that is reached",
     ),
-    "between_latency": Number("collective.fabric", "fabric_step", ("simple_step",), "one hop between nodes"),
+    "between_latency": Number("collective.fabric", "fabric_step", ("long_step", "peer"), "one hop between nodes"),
 }  # fmt: skip
 
 

@@ -33,6 +33,7 @@ class Algorithm:
     one_port      a rank sends one message at a time, so that no operation ends before log2 P steps
     in_network    switches combine or copy data: the bandwidth bound of host algorithms does not hold
     automatic     may be chosen as the best one (parameter servers ask for servers, and are only chosen by name)
+    lockstep      every rank sends in every step, so that a step lasts as long as its slowest link
     between_nodes libraries choose it for groups of several nodes only
     distant       operations in which ranks that are no neighbours send to each other, which a torus carries over every
                   link between them: not priced there
@@ -48,6 +49,7 @@ class Algorithm:
     one_port: bool = True
     in_network: bool = False
     automatic: bool = True
+    lockstep: bool = False
     between_nodes: bool = False
     distant: tuple[str, ...] = ()
     topology: str | None = None

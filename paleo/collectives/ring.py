@@ -65,6 +65,7 @@ RING = add_algorithm(
             "all_gather": all_gather,
             "broadcast": broadcast,
         },
+        lockstep=True,
         libraries={"nccl": ("all_reduce", "reduce_scatter", "all_gather", "broadcast")},
     )
 )

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from paleo.errors import PlanError
 from paleo.parallel.mesh import Axes, Mesh
 from paleo.pricing.calibration import Rates
-from paleo.pricing.links.fabric import FabricParameters, fabric_defaults
+from paleo.pricing.links.fabric import FabricParameters, fabric_defaults, measured_fabric
 from paleo.pricing.links.group import GroupLinks, group_links, link_kind, stack_links
 from paleo.pricing.links.node import EXCHANGES, ExchangeParameters, NcclParameters
 from paleo.pricing.links.policy import Nccl, Policy, Textbook, best, prices
@@ -45,8 +45,13 @@ def link_parameters(system: System, family: str, own: Calibration | None = None)
         stacks=NCCL_STACKS,
         own=own,
     )
-    assumed = calibrated.origin == "default" and family == "collective.fabric"
-    return replace(calibrated, parameters=fabric_defaults(system)) if assumed else calibrated
+    if calibrated.origin != "default" or family != "collective.fabric":
+        return calibrated
+    relative = measured_fabric(system)
+    if relative is None:
+        return replace(calibrated, parameters=fabric_defaults(system))
+    inherited = lookup(LINK_FAMILIES[family], subject=relative, architecture="", family=family, stacks=NCCL_STACKS)
+    return replace(inherited, origin="inherited")
 
 
 @dataclass(frozen=True, slots=True)

@@ -259,6 +259,7 @@ class System(Spec):
     """Nodes of one kind of device and the levels of links between them, inner to outer.
 
     Ranks are numbered consecutively, innermost level first. ``price_per_node`` is for all devices of a node.
+    ``devices_per_host``: where one NVLink domain joins several machines, the devices of one of them.
     """
 
     name: Text
@@ -266,6 +267,7 @@ class System(Spec):
     year: Year | None = None
     device: Device
     devices_per_node: PositiveCount
+    devices_per_host: PositiveCount | None = None
     max_nodes: PositiveCount | None = None
     levels: tuple[Level, ...] = ()
     host: Host | None = None

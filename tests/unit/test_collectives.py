@@ -224,6 +224,7 @@ def test_a_group_knows_its_levels_and_the_nics_it_reaches() -> None:
 def test_a_pcie_tree_is_no_nvlink_and_a_system_without_fabric_stays_in_its_node() -> None:
     tree = load_system("deepbench-8gpu-dual-root")
     assert link_kind(tree) == "pcie" and link_kind(A100) == "nvlink"
+    assert link_kind(load_system("l40s-pcie-8gpu")) == "pcie-staged"
     assert not links_across(tree, ranks=8, ranks_per_node=8).nvlink
     with pytest.raises(PlanError, match="nodes"):
         links_across(load_system("l40s-pcie-8gpu"), ranks=16, ranks_per_node=8)
@@ -267,6 +268,45 @@ def test_a_send_between_nodes_has_the_port_of_one_rank(ranks: int, per_node: int
     for policy in (Nccl(), Textbook(IDEAL)):
         rate = payload / float(best(policy, "send_recv", payload, links).time)
         assert 0.7 * 50e9 < rate <= 50e9 * (1 + 1e-9)
+
+
+def test_a_rank_that_sends_and_receives_has_half_a_port_where_its_neighbours_differ() -> None:
+    """nccl-tests' send_recv over ten nodes of one rank reaches 24.9 of 50 GB/s, over two 39.6 (xxrjun's cluster)."""
+    for nodes, measured in ((2, 39.6e9), (10, 24.9e9)):
+        links = links_across(H100, ranks=nodes, ranks_per_node=1)
+        rate = 2.0**34 / float(best(Nccl(shift=True), "send_recv", 2.0**34, links).time)
+        assert rate == pytest.approx(measured, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("operation", "payload", "measured"),
+    [("all_reduce", 2**30, 48.6e9), ("all_gather", 2**30, 46.9e9), ("reduce_scatter", 2**30, 47.9e9),
+     ("all_to_all", 2**30, 44.7e9), ("all_reduce", 2**26, 47.5e9)],
+)  # fmt: skip
+def test_an_unmeasured_infiniband_fabric_is_near_nccl_tests(operation: str, payload: int, measured: float) -> None:
+    """Bus bandwidth of ten nodes of one H100 each over NDR (xxrjun's cluster, NCCL 2.29.2); no parameter was fitted."""
+    links = links_across(H100, ranks=10, ranks_per_node=1)
+    seconds = float(best(Nccl(), operation, float(payload), links).time)
+    assert float(bus_factor(operation, 10)) * payload / seconds == pytest.approx(measured, rel=0.08)
+
+
+def test_rings_wait_for_their_slowest_hop_once_there_is_much_to_send() -> None:
+    """Polaris, all_gather over 32 ranks: 64.5 us for 8 KiB in LL, 689 us for 1 MiB in Simple (ALCF)."""
+    polaris = load_system("polaris")
+    measured = Fabric(polaris).parameters()["collective.fabric"].parameters
+    links = links_across(polaris, ranks=32, ranks_per_node=4)
+    low, high = (float(best(Nccl(between=measured), "all_gather", size, links).time) for size in (2.0**13, 2.0**20))
+    assert low == pytest.approx(64.5e-6, rel=0.2) and high == pytest.approx(689e-6, rel=0.25)
+    crowd = links_across(polaris, ranks=1024, ranks_per_node=4)
+    assert float(best(Nccl(between=measured), "all_gather", 2.0**13, crowd).time) > 30 * low  # NCCL leaves LL
+
+
+def test_machines_of_one_nvlink_domain_are_one_node() -> None:
+    rack = load_system("gb200-nvl72")
+    assert float(links_across(rack, ranks=72, ranks_per_node=4).nodes) == 1.0
+    assert float(links_across(rack, ranks=144, ranks_per_node=4).nodes) == 2.0
+    between = best(Nccl(), "all_reduce", 2.0**30, links_across(rack, ranks=144, ranks_per_node=4))
+    assert between.algorithm.item() != "in_switch"
 
 
 def test_an_exchange_over_a_rack_is_not_faster_than_its_links() -> None:
@@ -384,9 +424,9 @@ def test_fabric_bandwidth_grows_with_the_nics_in_use() -> None:
         seconds = best(Nccl(), "all_reduce", payload, links, ["ring"]).time
         return float(bus_factor("all_reduce", ranks) * payload / seconds)
 
-    assert bus(2, 1) == pytest.approx(0.9 * 25e9, rel=0.02)
+    assert bus(2, 1) == pytest.approx(0.97 * 25e9, rel=0.02)
     assert bus(4, 2) == pytest.approx(2 * bus(2, 1), rel=0.05)
-    assert bus(16, 8) == pytest.approx(0.9 * 200e9, rel=0.05)
+    assert bus(16, 8) == pytest.approx(0.97 * 200e9, rel=0.05)
 
 
 def test_rows_of_several_groups_are_priced_as_one_by_one() -> None:

@@ -121,7 +121,7 @@ def test_a_fit_finds_the_links_between_nodes(tmp_path: Path) -> None:
     assert made.better and made.before.mape > 0.2 and made.after.mape < 0.01
     (entry,) = made.entries
     assert entry.parameters["fabric_fraction"] == pytest.approx(0.4, rel=0.02)
-    assert entry.parameters["simple_step"] / entry.parameters["fabric_step"] == pytest.approx(2.5, rel=0.001)
+    assert entry.parameters["long_step"] / entry.parameters["fabric_step"] == pytest.approx(2.0, rel=0.001)
 
 
 def test_rows_of_one_node_say_nothing_of_the_links_between(

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paleo.collectives.traffic import Array, Traffic
+from paleo.collectives.traffic import Array, Numeric, Traffic
 from paleo.pricing.links.group import GroupLinks, between_nodes
 from paleo.pricing.links.transfer import NANOSECOND, fill_time, hidden, with_skew
 from paleo.pricing.parameters import parameter
 from paleo.specs.hardware import System
-from paleo.units import MICROSECOND
+from paleo.units import MEBIBYTE, MICROSECOND
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,34 +29,47 @@ class FabricParameters:
         1 * MICROSECOND, low=0.1 * MICROSECOND, high=5 * MICROSECOND, unit="s", meaning="one hop inside a node"
     )
     fabric_step: float = parameter(
-        4 * MICROSECOND, low=0.5 * MICROSECOND, high=500 * MICROSECOND, unit="s", meaning="one hop between nodes in LL"
-    )
-    simple_start: float = parameter(
-        10 * MICROSECOND,
-        low=0.1 * MICROSECOND,
-        high=1000 * MICROSECOND,
+        4 * MICROSECOND,
+        low=0.5 * MICROSECOND,
+        high=500 * MICROSECOND,
         unit="s",
-        meaning="what Simple adds to the launch",
+        meaning="one hop between nodes in LL, with little to send",
     )
-    simple_step: float = parameter(
-        10 * MICROSECOND,
+    long_step: float = parameter(
+        8 * MICROSECOND,
         low=0.5 * MICROSECOND,
         high=1000 * MICROSECOND,
         unit="s",
-        meaning="what Simple adds to a fabric hop",
+        meaning="one hop in Simple, with much to send",
+    )
+    turn: float = parameter(
+        12000.0, low=500.0, high=MEBIBYTE, unit="byte", meaning="bytes of a step at which a hop lies between both"
+    )
+    peer: float = parameter(
+        4 * MICROSECOND,
+        low=0.1 * MICROSECOND,
+        high=200 * MICROSECOND,
+        unit="s",
+        meaning="one more peer of an exchange between nodes",
     )
     inner_fraction: float = parameter(0.75, low=0.05, high=1.0, unit="1", meaning="share of the link inside a node")
-    fabric_fraction: float = parameter(0.9, low=0.05, high=1.0, unit="1", meaning="share of a NIC with Simple")
-    low_fraction: float = parameter(0.4, low=0.02, high=0.6, unit="1", meaning="share of a NIC with LL")
+    fabric_fraction: float = parameter(0.97, low=0.05, high=1.0, unit="1", meaning="share of a NIC of rings and trees")
+    exchange_fraction: float = parameter(0.9, low=0.05, high=1.0, unit="1", meaning="share of a NIC of an all_to_all")
+    send_fraction: float = parameter(
+        0.82, low=0.05, high=1.0, unit="1", meaning="share of a NIC of one rank that sends"
+    )
+    congestion: float = parameter(
+        0.02,
+        low=0.002,
+        high=0.3,
+        unit="1",
+        meaning="an exchange's share of the NICs falls as nodes to this power",
+    )
     rail_power: float = parameter(
         1.0, low=0.2, high=1.0, unit="1", meaning="node bandwidth grows with the NICs in use to this power"
     )
     fill: float = parameter(
-        1 * MICROSECOND,
-        low=NANOSECOND,
-        high=1000 * MICROSECOND,
-        unit="s",
-        meaning="cost of one more chunk, per fabric hop",
+        0.5, low=0.002, high=5.0, unit="1", meaning="cost of one more chunk in the pipeline of a tree, in hops"
     )
     skew: float = parameter(
         NANOSECOND,
@@ -69,49 +82,103 @@ class FabricParameters:
 
 #: Over TCP sockets: 14 to 30 us one way (links.csv), 0.72 of the port (Paleo's 10 Gb/s case study).
 SOCKETS = FabricParameters(
-    launch=30 * MICROSECOND, fabric_step=30 * MICROSECOND, simple_step=30 * MICROSECOND, fabric_fraction=0.72
-)
+    launch=30 * MICROSECOND, fabric_step=30 * MICROSECOND, long_step=60 * MICROSECOND, peer=30 * MICROSECOND,
+    fabric_fraction=0.72, exchange_fraction=0.72, send_fraction=0.72,
+)  # fmt: skip
+#: From so many ranks on rings leave LL, and exchanges get channels in turns: a hop in lockstep, and one more peer, take
+#: that many times as long (Polaris, 512 to 2,160 ranks against 8 and 32).
+CROWDED_RANKS, CROWDED_STEP, CROWDED_PEER = 129, 2.0, 3.0
+#: Pieces of an exchange below so many bytes take as long a peer as in a crowd [byte].
+SMALL_PIECE = 200.0
+#: Share of what a NIC does for one direction when a rank sends to one neighbour and receives from another.
+BOTH_WAYS = 0.6
+
+
+#: Systems whose fabric was measured and stands for others of the same kind of link.
+MEASURED = {"slingshot": "polaris"}
+
+
+def measured_fabric(system: System) -> str | None:
+    """The measured system whose fabric has the same kind of link."""
+    outer = [level.link.kind for level in system.levels if between_nodes(system, level)]
+    return MEASURED.get(outer[0]) if outer else None
 
 
 def fabric_defaults(system: System) -> FabricParameters:
     """Parameters of a fabric that nobody measured: by its link, sockets or remote memory access.
 
-    InfiniBand and the like: 0.9 of a NIC (365 of 400 GB/s on p5en, links.csv) and the step latencies of NCCL's tuner.
+    InfiniBand and the like: 0.97 of a NIC for rings and trees (CX7 in SimAI's calbusbw.h; 0.96 to 0.98 measured with 1
+    to 4 ranks a node), step latencies between those of NCCL's tuner and 8 us a hop of an all_gather.
     """
     outer = [level.link for level in system.levels if between_nodes(system, level)]
     sockets = bool(outer) and outer[0].kind == "ethernet" and "roce" not in outer[0].name.lower()
     return SOCKETS if sockets else FabricParameters()
 
 
-def fabric_time(*, operation: str, traffic: Traffic, links: GroupLinks, parameters: FabricParameters) -> Array:
-    """Seconds of a traffic that crosses nodes: the faster of LL and Simple.
+def fabric_time(
+    *, operation: str, traffic: Traffic, links: GroupLinks, parameters: FabricParameters, lockstep: bool
+) -> Array:
+    """Seconds of rings or trees that cross nodes: launch + hidden(hops, wire).
 
-    Steps inside and between nodes add; so do step latency and transfer where they cannot overlap (`hidden`); the slower
-    of the node's inside and its NICs sets the bandwidth. NICs that the group uses: see `group_links`.
+    A hop lasts ``fabric_step`` with little and ``long_step`` with much to send, as LL gives way to Simple at ``turn``
+    bytes a step. In LL the hops of a path add up, cheap inside nodes; in Simple a ``lockstep`` algorithm waits for the
+    slowest hop in each step, and a tree fills its pipeline. The slower of the node's inside and its NICs sets the
+    bandwidth.
+
+    Holds for 2 to 2,160 ranks.
     """
-    low, simple = _over_fabric(traffic, links, parameters)
-    return with_skew(np.minimum(low, simple), 0.0 if operation == "send_recv" else parameters.skew)
+    p, hops_in, hops_out = parameters, *_hops(traffic, links)
+    hops = np.maximum(hops_in + hops_out, 1.0)
+    wire = _wire_time(traffic, links, p, p.fabric_fraction)
+    short = p.step * hops_in + p.fabric_step * hops_out
+    if lockstep:
+        short = np.where(links.ranks >= CROWDED_RANKS, CROWDED_STEP * p.fabric_step * hops, short)
+    long = p.long_step * hops if lockstep else p.step * hops_in + p.long_step * hops_out
+    sent = np.asarray(traffic.levels[-1].wire_bytes)
+    share = _of_much(sent / hops, p.turn, 2.0) if lockstep else _of_much(sent / 2.0, p.turn, 1.0)
+    seconds = p.launch + hidden(short + (long - short) * share, wire)
+    if not lockstep:
+        seconds = seconds + fill_time(wire, p.fill * long) * share
+    return with_skew(seconds, p.skew)
 
 
-def _over_fabric(traffic: Traffic, links: GroupLinks, p: FabricParameters) -> tuple[Array, Array]:
-    inner = links.inner_levels
-    hops_in = sum((np.asarray(traffic.level(i).steps) for i in range(inner)), np.zeros(()))
-    hops_out = sum((np.asarray(traffic.level(i).steps) for i in range(inner, len(links.fan_outs))), np.zeros(()))
-    slow_wire, fast_wire = np.zeros(()), np.zeros(())
+def fabric_exchange_time(
+    *, operation: str, traffic: Traffic, links: GroupLinks, parameters: FabricParameters, shift: bool = False
+) -> Array:
+    """Seconds of an all_to_all or a send that crosses nodes: launch + hidden(peers, wire), one peer after the other.
+
+    ``shift``: each rank sends to one neighbour and receives from another (nccl-tests' send_recv), not from the same.
+    """
+    p, peers = parameters, sum(_hops(traffic, links))
+    if operation == "send_recv":
+        share = p.send_fraction * np.where(shift & (links.nodes > 2), BOTH_WAYS, 1.0)
+        return np.asarray(p.launch + hidden(p.peer, _wire_time(traffic, links, p, share)))
+    share = p.exchange_fraction * links.nodes**-p.congestion
+    piece = traffic.levels[0].wire_bytes / np.maximum(links.ranks - 1.0, 1.0)
+    crowded = (links.ranks >= CROWDED_RANKS) | (piece < SMALL_PIECE)
+    peer = p.peer * np.where(crowded, CROWDED_PEER, 1.0)
+    return with_skew(p.launch + hidden(peer * peers, _wire_time(traffic, links, p, share)), p.skew)
+
+
+def _hops(traffic: Traffic, links: GroupLinks) -> tuple[Array, Array]:
+    """Steps inside and between nodes."""
+    steps = [np.asarray(level.steps) for level in traffic.levels]
+    return sum(steps[: links.inner_levels], np.zeros(())), sum(steps[links.inner_levels :], np.zeros(()))
+
+
+def _of_much(step_bytes: Array, turn: float, sharpness: float) -> Array:
+    """0 for steps of few bytes, towards 1 for steps of many: at once where all ranks change together, hop by hop in a
+    tree, through which all of the payload goes up and comes down."""
+    ratio = (step_bytes / turn) ** sharpness
+    return np.asarray(ratio / (1.0 + ratio))
+
+
+def _wire_time(traffic: Traffic, links: GroupLinks, p: FabricParameters, share: Numeric) -> Array:
+    """Seconds on the slower of the links inside a node and of the NICs, phase after phase."""
+    seconds, inner = np.zeros(()), links.inner_levels
     for phase in traffic.phases:
-        wire_in, wire_out = _wires(Traffic((phase,)), links, p)
-        slow_wire = slow_wire + np.maximum(2.0 * wire_in, wire_out / p.low_fraction)
-        fast_wire = fast_wire + np.maximum(wire_in, wire_out / p.fabric_fraction)
-    low = p.launch + hidden(p.step * hops_in + p.fabric_step * hops_out, slow_wire)
-    simple_hops = p.step * hops_in + (p.fabric_step + p.simple_step) * hops_out
-    simple = p.launch + p.simple_start + hidden(simple_hops, fast_wire)
-    chunk = p.fill * hops_out
-    return low + fill_time(slow_wire, chunk), simple + fill_time(fast_wire, chunk)
-
-
-def _wires(traffic: Traffic, links: GroupLinks, p: FabricParameters) -> tuple[Array, Array]:
-    """Seconds on the links inside a node, at the share that they reach, and on the NICs by datasheet."""
-    inner = links.inner_levels
-    rails = np.asarray(links.ports[-1])
-    wire_out = links.wire_time(traffic, slice(inner, None)) * rails ** (1.0 - p.rail_power)
-    return links.wire_time(traffic, slice(0, inner)) / p.inner_fraction, np.asarray(wire_out)
+        single = Traffic((phase,))
+        inside = links.wire_time(single, slice(0, inner)) / p.inner_fraction
+        outside = links.wire_time(single, slice(inner, None)) * np.asarray(links.ports[-1]) ** (1.0 - p.rail_power)
+        seconds = seconds + np.maximum(inside, outside / share)
+    return np.asarray(seconds)

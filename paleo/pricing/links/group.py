@@ -34,6 +34,7 @@ class GroupLinks:
     fabric_levels    how many of the levels lie between nodes
     generation       of the device, for the constants of NCCL's tuner
     switch_reduces   the inner level's switches add and multicast (NVLink SHARP)
+    many_hosts       a node is an NVLink domain of several machines
     topologies       of the system's levels: algorithms that are written for one ask for it
     """
 
@@ -48,6 +49,7 @@ class GroupLinks:
     fabric_levels: int = 0
     generation: str = "Ampere"
     switch_reduces: bool = False
+    many_hosts: bool = False
     topologies: frozenset[str] = frozenset()
 
     @property
@@ -130,8 +132,9 @@ def group_links(system: System, *, stride: int, size: int) -> GroupLinks:
 
 
 def links_across(system: System, *, ranks: int, ranks_per_node: int) -> GroupLinks:
-    """The links of a group with ``ranks_per_node`` neighbours in each of its nodes, alone on the system."""
-    inside = min(ranks, ranks_per_node)
+    """The links of a group with ``ranks_per_node`` neighbours in each of its nodes, alone on the system; machines of
+    one NVLink domain count as one node."""
+    inside = min(ranks, domain_ranks(system, ranks_per_node))
     spans, nodes = list(system.group(1, inside)), -(-ranks // inside)
     outer = [index for index, span in enumerate(spans) if between_nodes(system, span.level)]
     if nodes > 1 and not outer:
@@ -139,6 +142,12 @@ def links_across(system: System, *, ranks: int, ranks_per_node: int) -> GroupLin
     if nodes > 1:
         spans[outer[0]] = Span(spans[outer[0]].level, nodes, inside, 1)
     return links_of_spans(system, spans)
+
+
+def domain_ranks(system: System, ranks_per_node: int) -> int:
+    """Neighbours that reach each other without the network between nodes, where each machine holds so many."""
+    hosts = system.devices_per_host
+    return system.devices_per_node if hosts is not None and ranks_per_node <= hosts else ranks_per_node
 
 
 def stack_links(groups: Sequence[GroupLinks], index: npt.NDArray[np.intp]) -> GroupLinks:
@@ -183,6 +192,7 @@ def links_of_spans(system: System, spans: Sequence[Span]) -> GroupLinks:
         fabric_levels=sum(fabric),
         generation=system.device.architecture,
         switch_reduces=not fabric[0] and spans[0].level.in_switch_reduction,
+        many_hosts=system.devices_per_host is not None,
         topologies=frozenset(level.topology for level in system.levels),
     )
     return _with_node(links) if fabric[0] else links
@@ -202,15 +212,21 @@ def _with_node(links: GroupLinks) -> GroupLinks:
 
 
 def link_kind(system: System) -> str:
-    """What joins the devices of a node, as calibrations tell systems apart: nvlink, pcie, or none.
+    """What joins the devices of a node, as calibrations tell systems apart: nvlink, none, or PCIe: pcie-staged where
+    copies pass the host's memory, pcie-switch where all devices reach each other below one root, else pcie.
 
     >>> from paleo.specs.hardware import load_system
-    >>> link_kind(load_system("dgx-h100")), link_kind(load_system("deepbench-8gpu-dual-root"))
-    ('nvlink', 'pcie')
+    >>> [link_kind(load_system(name)) for name in ("dgx-h100", "deepbench-8gpu-dual-root", "deepbench-10gpu-pascal")]
+    ['nvlink', 'pcie', 'pcie-switch']
     """
-    if not system.levels or between_nodes(system, system.levels[0]):
+    inner = [level for level in system.levels if not between_nodes(system, level)]
+    if not inner:
         return "none"
-    return "nvlink" if system.levels[0].link.kind in _LIKE_NVLINK else "pcie"
+    if inner[0].link.kind in _LIKE_NVLINK:
+        return "nvlink"
+    if not inner[0].peer_to_peer:
+        return "pcie-staged"
+    return "pcie-switch" if all(level.peer_to_peer for level in inner) else "pcie"
 
 
 def _direct_links(span: Span, fan_out: int) -> float:

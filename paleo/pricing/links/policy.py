@@ -13,12 +13,12 @@ from typing import Protocol
 import numpy as np
 
 from paleo.collectives.base import Algorithm, algorithms_for
-from paleo.collectives.traffic import Array, Numeric
+from paleo.collectives.traffic import Array, Numeric, Traffic
 from paleo.errors import PlanError, SpecError, near
 from paleo.pricing.calibration import Rates
 from paleo.pricing.links.alpha_beta import LevelCost, lower_bound, torus_bound, traffic_time
 from paleo.pricing.links.choice import Choice, fastest
-from paleo.pricing.links.fabric import FabricParameters, fabric_time
+from paleo.pricing.links.fabric import FabricParameters, fabric_exchange_time, fabric_time
 from paleo.pricing.links.group import Flags, GroupLinks
 from paleo.pricing.links.node import (
     EXCHANGES,
@@ -132,7 +132,8 @@ class Nccl:
     """NCCL with calibrated parameters.
 
     ``switch_can_add``: the switches can add this dtype (they have no int8). ``low_latency`` and ``trees``: the library
-    has LL (NCCL 2.1 and later) and trees between nodes (2.4 and later).
+    has LL (NCCL 2.1 and later) and trees between nodes (2.4 and later). ``shift``: in a send_recv all ranks send round
+    the group at once, as nccl-tests do; else neighbours talk in pairs, as the stages of a pipeline do.
     """
 
     inside: NcclParameters = field(default_factory=NcclParameters)
@@ -141,6 +142,7 @@ class Nccl:
     switch_can_add: bool | Flags = True
     low_latency: bool | Flags = True
     trees: bool | Flags = True
+    shift: bool = False
 
     def candidates(self, operation: str, links: GroupLinks) -> list[Algorithm]:
         """What NCCL has for an operation, and what is open to any library."""
@@ -148,20 +150,32 @@ class Nccl:
         return [each for each in serving if links.can_run(each, operation)]
 
     def chooses(self, algorithm: Algorithm, links: GroupLinks) -> Flags:
-        """Trees are for several nodes, the switch's arithmetic for `SWITCH_RANKS` of a node and more."""
-        several = ((links.nodes > 1) & self.trees) | (not algorithm.between_nodes)
-        return np.asarray(several & ((links.inside.ranks >= SWITCH_RANKS) | (not algorithm.in_network)))
+        """Trees are for several nodes, the switch's arithmetic for `SWITCH_RANKS` of a node and more; it does not go on
+        between domains of several machines."""
+        crosses = links.nodes > 1
+        several = (crosses & self.trees) | (not algorithm.between_nodes)
+        in_switch = (links.inside.ranks >= SWITCH_RANKS) & ~(crosses & links.many_hosts)
+        return np.asarray(several & (in_switch | (not algorithm.in_network)))
 
     def seconds(self, algorithm: Algorithm, operation: str, payload_bytes: Numeric, links: GroupLinks) -> Array:
         """Seconds of one algorithm: inside a node, or between nodes and then no less than the node's own ranks need."""
         crosses, inside = links.nodes > 1, self._inside(algorithm, operation, payload_bytes, links.inside)
         if np.any(crosses):
             traffic = algorithm.traffic(operation, payload_bytes, links.fan_outs)
-            across = fabric_time(operation=operation, traffic=traffic, links=links, parameters=self.between)
+            across = self._across(algorithm, operation, traffic, links)
             part_of_it = (links.inside.ranks > 1) & (operation not in EXCHANGES)
             inside = np.where(crosses, np.maximum(across, np.where(part_of_it, inside, 0.0)), inside)
         able = np.asarray(self.switch_can_add) | (not algorithm.in_network)
         return np.where(able, inside, np.inf)
+
+    def _across(self, algorithm: Algorithm, operation: str, traffic: Traffic, links: GroupLinks) -> Array:
+        if operation in EXCHANGES:
+            return fabric_exchange_time(
+                operation=operation, traffic=traffic, links=links, parameters=self.between, shift=self.shift
+            )
+        return fabric_time(
+            operation=operation, traffic=traffic, links=links, parameters=self.between, lockstep=algorithm.lockstep
+        )
 
     def _inside(self, algorithm: Algorithm, operation: str, payload: Numeric, links: GroupLinks) -> Array:
         traffic = algorithm.traffic(operation, payload, links.fan_outs)

@@ -17,7 +17,7 @@ from paleo.pricing.communication import NOT_IN_SWITCH
 from paleo.pricing.links.alpha_beta import bus_factor
 from paleo.pricing.links.custom import CustomParameters, custom_time
 from paleo.pricing.links.fabric import FabricParameters
-from paleo.pricing.links.group import GroupLinks, link_kind, links_across, stack_links
+from paleo.pricing.links.group import GroupLinks, domain_ranks, link_kind, links_across, stack_links
 from paleo.pricing.links.node import EXCHANGES, ExchangeParameters, NcclParameters
 from paleo.pricing.links.policy import Nccl, best
 from paleo.pricing.links.transfer import NANOSECOND
@@ -69,9 +69,10 @@ class CollectiveTable(TableKind[System]):
         waits = stack.startswith("kernel")
         skew, fixed = (40 * MICROSECOND, ()) if waits else (NANOSECOND, ("skew",))
         if family == "collective.fabric":
-            slow = replace(FabricParameters(), skew=skew, fabric_fraction=0.5, low_fraction=0.3, rail_power=0.7)
-            return (slow if waits else FabricParameters(fabric_fraction=0.6)), fixed
-        if link_kind(figures) == "pcie":
+            slow = replace(FabricParameters(), skew=skew, fabric_fraction=0.5, rail_power=0.7)
+            plain = FabricParameters(fabric_fraction=0.8, exchange_fraction=0.6)
+            return (slow, fixed) if waits else (plain, (*fixed, "rail_power", "send_fraction"))
+        if link_kind(figures).startswith("pcie"):
             tree = NcclParameters(launch=12 * MICROSECOND, simple_step=14 * MICROSECOND, simple_fraction=0.4)
             return tree, (*fixed, "switch_fraction", "ll128_fraction")
         return NcclParameters(skew=skew), fixed
@@ -125,7 +126,7 @@ class CollectiveTable(TableKind[System]):
 
     def family(self, frame: pd.DataFrame) -> pd.Series[str]:
         """collective.custom; collective.fabric for groups that cross nodes; inside, collective.exchange or .nccl."""
-        crosses = number(frame, "ranks", 0.0) > number(frame, "ranks_per_node", np.inf)
+        crosses = self._crosses(frame)
         inside = np.where(text(frame, "op").isin(EXCHANGES), "collective.exchange", "collective.nccl")
         plain = np.where(crosses, "collective.fabric", inside)
         return pd.Series(np.where(self._custom(frame), "collective.custom", plain), index=frame.index, dtype=object)
@@ -160,12 +161,20 @@ class CollectiveTable(TableKind[System]):
                 seconds[mine] = custom_time(payload_bytes=payload[mine], links=links, parameters=parameters)
                 continue
             release = {"switch_can_add": adds[mine], "low_latency": recent[mine], "trees": recent[mine]}
-            policy = replace(_nccl(parameters), **release)
+            policy = replace(_nccl(parameters), shift=True, **release)
             seconds[mine] = best(policy, str(operation), payload[mine], links).time
         return seconds
 
     def _custom(self, frame: pd.DataFrame) -> pd.Series[bool]:
-        return text(frame, "algo").str.lower().str.startswith("custom")
+        """Engines' own kernels read the memory of other devices; where those cannot be reached, NCCL does it."""
+        return text(frame, "algo").str.lower().str.startswith("custom") & ~text(frame, "system").map(_staged)
+
+    def _crosses(self, frame: pd.DataFrame) -> pd.Series[bool]:
+        """Groups that leave a node; machines of one NVLink domain are one."""
+        neighbours = number(frame, "ranks_per_node", np.inf)
+        pairs = zip(text(frame, "system"), neighbours, strict=True)
+        inside = pd.Series([_neighbours(name, count) for name, count in pairs], index=frame.index, dtype=np.float64)
+        return pd.Series(number(frame, "ranks", 0.0) > inside, index=frame.index)
 
     def _links(self, frame: pd.DataFrame, system: System) -> GroupLinks:
         sizes = np.stack([number(frame, "ranks"), number(frame, "ranks_per_node")], axis=1)
@@ -179,6 +188,23 @@ def _largest(engine: str, system: System) -> float:
     if engine == "trtllm" and system.device.architecture == "Ampere":
         return 2.0**20
     return LARGEST.get(engine, 2.0**23)
+
+
+@cache
+def _staged(system: str) -> bool:
+    try:
+        return link_kind(load_system(system)) == "pcie-staged"
+    except PaleoError:
+        return False
+
+
+@cache
+def _neighbours(system: str, ranks_per_node: float) -> float:
+    try:
+        whole = np.isfinite(ranks_per_node) and ranks_per_node >= 1
+        return float(domain_ranks(load_system(system), int(ranks_per_node))) if whole else ranks_per_node
+    except PaleoError:
+        return ranks_per_node
 
 
 @cache
