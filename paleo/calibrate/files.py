@@ -62,12 +62,12 @@ class Fit:
 
 def jobs(files: Iterable[str | Path], only: Sequence[str] = ()) -> list[Job]:
     """What there is to fit in the tables, in the order of the fits; ``only`` names subjects."""
-    found = [job for file in files if fits(file) for job in _jobs_of(file)]
-    subjects = {job.subject for job in found}
+    fitted = [job for file in files if fits(file) for job in _jobs_of(file)]
+    subjects = {job.subject for job in fitted}
     for name in only:
         if name not in subjects:
             raise SpecError(f"the tables have no rows of {name!r} to fit; {near(name, subjects)}")
-    chosen = [job for job in found if not only or job.subject in only]
+    chosen = [job for job in fitted if not only or job.subject in only]
     return sorted(chosen, key=lambda job: (_order(job.stack), job.family, job.subject))
 
 
@@ -137,14 +137,14 @@ def fitted_job(job: Job, fitted: Mapping[tuple[str, str, str], Any]) -> FitResul
 
 def _many(job: Job) -> bool:
     """Whether all three parts of a split would have rows."""
-    parts = [split(one.frame, job.kind.configuration) for one in job.rows]
+    parts = [split(rows.frame, job.kind.configuration) for rows in job.rows]
     together = np.concatenate(parts)
     return len(together) >= LEAST_ROWS and all((together == part).any() for part in range(3))
 
 
 def _entries(job: Job, result: FitResult[Any], date: str) -> Iterator[Entry]:
     for stack, parameters in result.parameters.items():
-        frame = pd.concat([one.frame for one in job.rows if one.stack == stack])
+        frame = pd.concat([rows.frame for rows in job.rows if rows.stack == stack])
         residual, tested = result.residual_by_stack[stack], result.rows_held_out > 0
         yield Entry(
             family=job.family,
@@ -175,11 +175,11 @@ def _uncertainty(sigma: Mapping[str, float], stack: str) -> dict[str, float]:
     return {name.partition("[")[0]: rounded(value, ERROR_DIGITS) for name, value in mine.items()}
 
 
-def rounded_residual(one: Residual) -> dict[str, float]:
+def rounded_residual(errors: Residual) -> dict[str, float]:
     """A residual as it is written."""
     return {
         name: value if name == "rows" else rounded(value, ERROR_DIGITS)
-        for name, value in dataclasses.asdict(one).items()
+        for name, value in dataclasses.asdict(errors).items()
     }
 
 
@@ -187,11 +187,11 @@ def _interval(bins: Sequence[IntervalBin]) -> tuple[dict[str, float], ...]:
     """Bins as data, the last without an end; each is stretched to hold the prediction itself."""
     return tuple(
         {
-            **({} if math.isinf(one.up_to_s) else {"up_to_s": rounded(one.up_to_s, 4)}),
-            "low": rounded(min(one.low, 1.0), 4),
-            "high": rounded(max(one.high, 1.0), 4),
+            **({} if math.isinf(interval.up_to_s) else {"up_to_s": rounded(interval.up_to_s, 4)}),
+            "low": rounded(min(interval.low, 1.0), 4),
+            "high": rounded(max(interval.high, 1.0), 4),
         }
-        for one in bins
+        for interval in bins
     )
 
 
@@ -206,8 +206,8 @@ def calibrations(fits: Sequence[Fit], folder: Path | None = None) -> dict[str, C
     Entries that its file in ``folder`` has of other families and stacks are kept, and so are people's notes on entries.
     """
     out = {}
-    for subject in sorted({one.subject for one in fits}):
-        new = {(one.entry.family, one.entry.stack): one.entry for one in fits if one.subject == subject}
+    for subject in sorted({fitted.subject for fitted in fits}):
+        new = {(fitted.entry.family, fitted.entry.stack): fitted.entry for fitted in fits if fitted.subject == subject}
         kept = _existing(folder / f"{subject}.yaml") if folder else {}
         for key in kept.keys() & new.keys():
             new[key] = new[key].model_copy(update={"notes": new[key].notes or kept[key].notes})
@@ -220,8 +220,8 @@ def _existing(path: Path) -> dict[tuple[str, str], Entry]:
     if not path.is_file():
         return {}
     data = parse_yaml(path.read_text(encoding="utf-8"), where=path)
-    found = validate(Calibration, {"name": path.stem, **data}, path)
-    return {(entry.family, entry.stack): entry for entry in found.entries}
+    calibration = validate(Calibration, {"name": path.stem, **data}, path)
+    return {(entry.family, entry.stack): entry for entry in calibration.entries}
 
 
 def yaml_text(calibration: Calibration) -> str:

@@ -63,7 +63,7 @@ class Rows:
 
 def count(rows: Iterable[Rows]) -> int:
     """How many rows there are in several groups."""
-    return sum(len(one.measured) for one in rows)
+    return sum(len(group.measured) for group in rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ def conformal_bins(
     edges = np.quantile(predicted, np.arange(1, bins) / bins)
     which = np.searchsorted(edges, predicted)
     ratio = measured / predicted
-    factors = [conformal_factors(ratio[which == one]) for one in range(bins)]
+    factors = [conformal_factors(ratio[which == index]) for index in range(bins)]
     return tuple(IntervalBin(float(edge), *pair) for edge, pair in zip([*edges, math.inf], factors, strict=True))
 
 
@@ -219,7 +219,7 @@ def _search(
 
     generator, least_squares = np.random.default_rng(seed), _least_squares()
     runs: list[OptimizeResult] = []
-    points = [packing.centre, *(packing.logs(one) for one in alternatives)]
+    points = [packing.centre, *(packing.logs(alternative) for alternative in alternatives)]
     points += [packing.centre + generator.normal(0.0, 0.3, len(packing.centre)) for _ in range(starts - 1)]
     for point in points:
         first = packing.inside(point)
@@ -292,16 +292,16 @@ def fit(
         alternatives=alternatives,
     )
     parameters = packing.unpack(run.x)
-    held = [group.take(part == (2 if hold_out else 0)) for group, part in parts]
+    held_out = [group.take(part == (2 if hold_out else 0)) for group, part in parts]
     between = [group.take(part == 1) for group, part in parts]
-    predicted, measured = predictions(kind, held, parameters)
+    predicted, measured = predictions(kind, held_out, parameters)
     stacks = {stack: [group for group in between if group.stack == stack] for stack in parameters}
     return FitResult(
         parameters=parameters,
         uncertainty={packing.label(k): float(s) for k, s in zip(packing.keys, _log_sigma(run), strict=True)},
         residual=residual(predicted, measured),
         residual_by_stack={
-            stack: residual(*predictions(kind, [g for g in held if g.stack == stack], parameters))
+            stack: residual(*predictions(kind, [g for g in held_out if g.stack == stack], parameters))
             for stack in parameters
         },
         interval=_interval(kind, between, parameters),

@@ -193,8 +193,8 @@ def _gemm(bench: Bench, row: Mapping[str, Any]) -> list[Call]:
 
     def operand(rows: int, columns: int, turned: bool) -> Any:
         shape = (columns, rows) if turned else (rows, columns)
-        made = bench.normal(*((batch, *shape) if batch > 1 else shape), dtype=dtype)
-        return made.transpose(-1, -2) if turned else made
+        matrices = bench.normal(*((batch, *shape) if batch > 1 else shape), dtype=dtype)
+        return matrices.transpose(-1, -2) if turned else matrices
 
     left = operand(m, k, row["trans_a"] == "T")
     copies = WEIGHT_COPIES if bench.on_cuda else 1
@@ -226,7 +226,7 @@ def _attention(bench: Bench, row: Mapping[str, Any]) -> list[Call]:
     if not row["phase"].endswith("backward"):
         return [_bound(attend, query, key, value, **how)]
     with torch.enable_grad():
-        inputs = [one.requires_grad_() for one in (query, key, value)]
+        inputs = [tensor.requires_grad_() for tensor in (query, key, value)]
         out = attend(*inputs, **how)
     gradient = torch.randn_like(out)
     return [_bound(torch.autograd.grad, out, inputs, gradient, retain_graph=True)]
@@ -344,8 +344,8 @@ def _driver() -> str:
     return _nvidia_smi("driver_version")
 
 
-def _nvidia_smi(what: str) -> str:
-    command = ["nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader,nounits"]
+def _nvidia_smi(query: str) -> str:
+    command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits"]
     with suppress(OSError, subprocess.SubprocessError):
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
         return done.stdout.strip().splitlines()[0].strip()

@@ -40,7 +40,7 @@ def gemm(dtypes: tuple[str, ...], largest: int) -> Iterator[Point]:
     deep = [(64, 64, 16384), (256, 256, 8192), (128, 4096, 16384), (512, 512, 32768), (2048, 512, 512)]
     odd = [(1000, 1000, 1000), (777, 2049, 513), (3000, 100, 3000), (5000, 5000, 500), (129, 8193, 4096)]
     batched = [(128, 128, 64, 96), (512, 512, 64, 64), (2048, 64, 2048, 16), (KI, KI, 128, 32), (333, 77, 64, 48)]
-    single = [(*one, 1) for one in (*square, *skinny, *deep, *odd)]
+    single = [(*sizes, 1) for sizes in (*square, *skinny, *deep, *odd)]
     for dtype, (m, n, k, batch) in itertools.product(dtypes, [*single, *batched]):
         if max(m, n, k) <= largest:
             sizes = {"m": m, "n": n, "k": k, "batch": batch}
@@ -82,7 +82,7 @@ def attention(dtypes: tuple[str, ...], largest: int) -> Iterator[Point]:
     heads = ((32, 32), (32, 8), (16, 16))
     lengths = ((1, 512), (4, KI), (8, 2048), (1, 8192), (2, 4096), (16, 256), (1, 129))
     for dtype, (q_heads, kv_heads), (batch, length), head_dim in itertools.product(
-        (one for one in dtypes if WIDTH[one] == 2), heads, lengths, (64, 128)
+        (dtype for dtype in dtypes if WIDTH[dtype] == 2), heads, lengths, (64, 128)
     ):
         common = {"dtype": dtype, "batch": batch, "q_heads": q_heads, "kv_heads": kv_heads, "head_dim": head_dim}
         for phase in ("context", "encoder", "generation", "context_backward"):

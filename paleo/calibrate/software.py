@@ -155,9 +155,9 @@ def _job(table: StepTable, file: str, frame: pd.DataFrame, profile: Software) ->
     architectures = [find_device(str(name)).architecture for name in fine["device"]]
     measured = table.measured(fine)
     groups = []
-    for one in sorted(set(architectures)):
-        mask = np.array([name == one for name in architectures])
-        groups.append(Rows(fine[mask], Figures(table, profile), one, measured[mask]))
+    for architecture in sorted(set(architectures)):
+        mask = np.array([name == architecture for name in architectures])
+        groups.append(Rows(fine[mask], Figures(table, profile), architecture, measured[mask]))
     sources = ", ".join(sorted(set(text(fine, "source")) - {""}))
     return SoftwareJob(profile, file, sources, tuple(groups), len(frame) - len(fine))
 
@@ -168,7 +168,7 @@ def fit_software(job: SoftwareJob, date: str, free: Sequence[str] = ()) -> Softw
     moving = tuple(free) or tuple(_stated(profile))
     if not moving:
         raise SpecError(f"{profile.name}: the profile states no host time, contention or slowdown to fit; name them")
-    known = {one.name: one for one in dataclasses.fields(SoftwareParameters)}
+    known = {parameter.name: parameter for parameter in dataclasses.fields(SoftwareParameters)}
     for name in moving:
         if name not in known or name == "ratio":
             raise SpecError(f"--free {name}: no such number of a profile; {near(name, set(known) - {'ratio'})}")
@@ -194,7 +194,7 @@ def _stated(profile: Software) -> Iterator[str]:
 
 def _inside(start: SoftwareParameters, moving: Sequence[str]) -> SoftwareParameters:
     """The start, with what is fitted from nothing set off its bound."""
-    floor = {one.name: one.metadata["low"] for one in dataclasses.fields(SoftwareParameters)}
+    floor = {parameter.name: parameter.metadata["low"] for parameter in dataclasses.fields(SoftwareParameters)}
     return dataclasses.replace(start, **{name: max(getattr(start, name), floor[name]) for name in moving})
 
 
@@ -209,7 +209,10 @@ def _profile(job: SoftwareJob, result: FitResult[SoftwareParameters], moving: Se
     if "contention" in moving:
         update["overlap.contention"] = rounded(some.contention, ERROR_DIGITS)
     if "attention_slowdown" in moving:
-        slow = {stack: rounded(one.attention_slowdown, ERROR_DIGITS) for stack, one in result.parameters.items()}
+        slow = {
+            stack: rounded(parameters.attention_slowdown, ERROR_DIGITS)
+            for stack, parameters in result.parameters.items()
+        }
         kept = job.profile.attention.slowdown
         update["attention.slowdown"] = {**(kept if isinstance(kept, dict) else {}), **slow}
     record = SoftwareFit(
@@ -224,7 +227,9 @@ def _profile(job: SoftwareJob, result: FitResult[SoftwareParameters], moving: Se
 
 
 def _shown(value: float | Mapping[str, float]) -> str:
-    return f"{value:g}" if isinstance(value, float) else ", ".join(f"{name} {one:g}" for name, one in value.items())
+    return (
+        f"{value:g}" if isinstance(value, float) else ", ".join(f"{name} {number:g}" for name, number in value.items())
+    )
 
 
 def software_text(profile: Software) -> str:

@@ -107,11 +107,11 @@ def _mapping(value: object) -> Mapping[str, float]:
 
 def number_behind(pattern: re.Pattern[str], line: str, unit: float = 1.0) -> float | None:
     """The first group of a pattern as a number above zero, thousands separated by commas or not."""
-    found = pattern.search(line)
-    if found is None:
+    match = pattern.search(line)
+    if match is None:
         return None
     try:
-        value = float(found.group(1).replace(",", "")) * unit
+        value = float(match.group(1).replace(",", "")) * unit
     except ValueError:
         return None
     return value if 0 < value < float("inf") else None

@@ -108,7 +108,7 @@ class FamilyPrices:
             architecture=device.architecture,
             memory_kind=device.memory.kind,
             family=family,
-            own=self.own,
+            user_calibration=self.own,
         )
         self.origins[family] = f"{result.origin} ({result.subject})"
         return result

@@ -43,7 +43,7 @@ def link_parameters(system: System, family: str, own: Calibration | None = None)
         memory_kind=link_kind(system),
         family=family,
         stacks=NCCL_STACKS,
-        own=own,
+        user_calibration=own,
     )
     if calibrated.origin != "default" or family != "collective.fabric":
         return calibrated

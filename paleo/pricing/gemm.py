@@ -136,9 +136,9 @@ def _fourth_root(x: Array) -> Array:
 def _split_counts(blocks: Array, k: Array, batch: Array, device: DeviceFigures) -> tuple[Array | float, ...]:
     """Splits of k that a library would try: none, one wave of blocks, two waves; batched kernels do not split."""
     most = np.where(batch > 1, 1.0, np.maximum(np.floor(k / LEAST_SPLIT), 1.0))
-    one = np.clip(np.floor(device.multiprocessors / blocks), 1.0, most)
+    wave = np.clip(np.floor(device.multiprocessors / blocks), 1.0, most)
     two = np.clip(np.rint(2.0 * device.multiprocessors / blocks), 1.0, most)
-    return (1.0, one, two)
+    return (1.0, wave, two)
 
 
 def _busy_time(

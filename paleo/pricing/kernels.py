@@ -150,11 +150,13 @@ class Calibrated:
         return KernelTimes(prices.seconds, none, host, work >= moved, prices.low, prices.high)
 
 
-def pricer(device: Device, dtype: str, calibration: str, software: Software, own: Calibration | None = None) -> Pricer:
+def pricer(
+    device: Device, dtype: str, calibration: str, software: Software, user_calibration: Calibration | None = None
+) -> Pricer:
     """What prices a run: ``ideal``, ``ppp=…``, a calibration file, or (``auto``) the best calibration there is for the
-    device; ``own`` in place of such a file."""
-    constant = constants(device.kind, calibration) if own is None else rates(calibration)
+    device; ``user_calibration`` in place of such a file."""
+    constant = constants(device.kind, calibration) if user_calibration is None else rates(calibration)
     if constant is not None:
         return ConstantRates(device, dtype, constant)
-    named = own if own is not None or calibration == "auto" else load_calibration(calibration)
+    named = user_calibration if user_calibration is not None or calibration == "auto" else load_calibration(calibration)
     return Calibrated(FamilyPrices(device, dtype, software, named))

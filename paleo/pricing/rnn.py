@@ -234,9 +234,9 @@ def rnn_time(
     """
     g, h, b, t, e = (np.asarray(x, dtype=np.float64) for x in (gate_count, hidden, batch, timesteps, element_bytes))
     shared = {"gate_count": g, "hidden": h, "batch": b, "element_bytes": e}
-    one = step_time(**shared, device=device, parameters=parameters)
+    cell = step_time(**shared, device=device, parameters=parameters)
     early = parameters.ramp * np.minimum(t, parameters.ramp_steps)
-    recurrence = t * (parameters.step + one) + early
+    recurrence = t * (parameters.step + cell) + early
     if persistent:
         kept = persistent_step_time(**shared, device=device, parameters=parameters)
         recurrence = np.minimum(recurrence, t * kept)

@@ -84,15 +84,15 @@ def lookup(
     family: str,
     memory_kind: str = "",
     stacks: Sequence[str] = STEP_STACKS,
-    own: Calibration | None = None,
+    user_calibration: Calibration | None = None,
 ) -> Found[P]:
     """Parameters of ``family`` for a device or system, in the first of ``stacks`` that there is.
 
-    ``memory_kind`` is the kind of memory of a device, of the links inside a node of a system. ``own`` is a user's
-    calibration file, asked before the shipped ones.
+    ``memory_kind`` is the kind of memory of a device, of the links inside a node of a system. ``user_calibration`` is a
+    user's calibration file, asked before the shipped ones.
     """
     wanted = _with_variants(stacks)
-    for calibration in filter(None, (own, _shipped(subject))):
+    for calibration in filter(None, (user_calibration, _shipped(subject))):
         entry = _first(calibration.entries, family, wanted)
         if entry is not None:
             entry = _hosted(entry, wanted, architecture, memory_kind)
@@ -113,9 +113,9 @@ def _rank(stack: str, stacks: Sequence[str]) -> int:
     return list(stacks).index(stack) if stack in stacks else len(stacks)
 
 
-def _first(found: Sequence[Entry], family: str, stacks: Sequence[str]) -> Entry | None:
+def _first(entries: Sequence[Entry], family: str, stacks: Sequence[str]) -> Entry | None:
     """The entry of a family in the first of the wanted stacks that has one."""
-    fitting = [entry for entry in found if entry.family == family and entry.stack in stacks]
+    fitting = [entry for entry in entries if entry.family == family and entry.stack in stacks]
     return min(fitting, key=lambda entry: _rank(entry.stack, stacks), default=None)
 
 
@@ -167,7 +167,7 @@ def _memory_distance(rule: Rule, memory_kind: str) -> int:
         return 1
     if memory_kind in rule.memory_kinds:
         return 0
-    return 2 if any(one[:3] == memory_kind[:3] for one in rule.memory_kinds) else 3
+    return 2 if any(kind[:3] == memory_kind[:3] for kind in rule.memory_kinds) else 3
 
 
 def resolved(rule: Rule, family: str, stack: str, architecture: str, memory_kind: str) -> Entry:
@@ -175,7 +175,7 @@ def resolved(rule: Rule, family: str, stack: str, architecture: str, memory_kind
     changes = rule.stacks[stack]
     there = rule.family_there or family
     sources = [_source(subject, there, changes.like or stack) for subject in rule.inherits]
-    parameters = _mean([one.parameters for one in sources], list(rule.inherits.values()))
+    parameters = _mean([source.parameters for source in sources], list(rule.inherits.values()))
     if rule.host is not None:
         parameters |= host_parameters(_source(rule.host, there, changes.like or stack))
     parameters |= {name: parameters[name] * factor for name, factor in {**rule.scale, **changes.scale}.items()}
@@ -205,7 +205,7 @@ def _mean(sets: Sequence[Mapping[str, float]], weights: Sequence[float]) -> dict
     if len(sets) == 1:
         return dict(sets[0])
     total = sum(weights)
-    logs = {name: [math.log(one[name]) for one in sets] for name in sets[0]}
+    logs = {name: [math.log(member[name]) for member in sets] for name in sets[0]}
     return {
         name: math.exp(sum(w * v for w, v in zip(weights, values, strict=True)) / total)
         for name, values in logs.items()
@@ -215,7 +215,10 @@ def _mean(sets: Sequence[Mapping[str, float]], weights: Sequence[float]) -> dict
 def _widened(entry: Entry, factor: float) -> Entry:
     if factor == 1.0:
         return entry
-    bins = tuple(one.model_copy(update={"low": one.low / factor, "high": one.high * factor}) for one in entry.interval)
+    bins = tuple(
+        interval.model_copy(update={"low": interval.low / factor, "high": interval.high * factor})
+        for interval in entry.interval
+    )
     return entry.model_copy(update={"interval": bins})
 
 
@@ -225,5 +228,5 @@ def _shipped(subject: str) -> Calibration | None:
 
 
 def _found(kind: type[P], entry: Entry, origin: str, subject: str) -> Found[Any]:
-    bins = tuple((one.up_to_s or math.inf, one.low, one.high) for one in entry.interval)
+    bins = tuple((interval.up_to_s or math.inf, interval.low, interval.high) for interval in entry.interval)
     return Found(from_mapping(kind, entry.parameters, where=f"{subject}: {entry.family}"), origin, subject, bins)

@@ -176,7 +176,7 @@ class KernelTable:
         calibration = self.calibration if self.calibration is not None and self.calibration.subject == subject else None
         return lookup(
             self.kind.families[group.family], subject=subject, architecture=architecture, memory_kind=memory_kind,
-            family=group.family, stacks=(group.stack,), own=calibration,
+            family=group.family, stacks=(group.stack,), user_calibration=calibration,
         )  # fmt: skip
 
 

@@ -23,10 +23,11 @@ KNOWN_TWINS = {
 }  # fmt: skip
 #: Names that say nothing of what they stand for.
 PRONOUNS = frozenset({"made", "one", "found", "own", "held", "it", "here", "what", "thing", "stuff"})
-#: Folders (and modules of the package itself) whose functions still use them; the list only shrinks.
+#: Folders and modules whose functions still use them; the list only shrinks.
 NOT_YET = {
-    "paleo.calibrate", "paleo.files", "paleo.importers", "paleo.logs", "paleo.lowering", "paleo.pricing",
-    "paleo.search", "paleo.specs", "paleo.step", "paleo.validate.kinds",
+    "paleo.calibrate.links", "paleo.files", "paleo.importers", "paleo.lowering", "paleo.pricing.calibrated",
+    "paleo.pricing.communication", "paleo.pricing.convolution", "paleo.pricing.figures", "paleo.search", "paleo.specs",
+    "paleo.step", "paleo.validate.kinds",
 }  # fmt: skip
 
 
@@ -54,7 +55,7 @@ def named(function: ast.AST) -> Iterator[str]:
             yield node.id
 
 
-@pytest.mark.parametrize("module", [name for name in trees() if folder(name) not in NOT_YET])
+@pytest.mark.parametrize("module", [name for name in trees() if not {name, folder(name)} & NOT_YET])
 def test_parameters_and_variables_are_nouns(module: str) -> None:
     for node in ast.walk(trees()[module]):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
