@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from paleo.errors import CapacityError, PlanError, SpecError, near
 from paleo.parallel.plan import plan
@@ -36,6 +36,7 @@ class Search:
     plans: tuple[PlanRow, ...]
     front: tuple[PlanRow, ...]
     runner_up: PlanRow | None = None
+    ranking: Ranking | None = field(default=None, repr=False, compare=False)
 
 
 def search(
@@ -75,7 +76,7 @@ def search(
     runner_up = ranking.runner_up(plans[0])
     configurations, fitting = sum(len(part.results) for part in parts), len(ranking.fitting)
     seconds = time.perf_counter() - started
-    return Search(configurations, fitting, seconds, objective, global_batch, plans, front, runner_up)
+    return Search(configurations, fitting, seconds, objective, global_batch, plans, front, runner_up, ranking)
 
 
 def _sized(run: Run, gpus: int, global_batch: int) -> Run:

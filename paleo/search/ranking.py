@@ -18,6 +18,7 @@ from paleo.schedules.base import SCHEDULES
 from paleo.search.cases import Choice, Results
 from paleo.search.space import Layout
 from paleo.specs.hardware import System
+from paleo.specs.prices import rent_quote
 from paleo.specs.run import Run
 
 Array = npt.NDArray[np.float64]
@@ -165,7 +166,7 @@ class Ranking:
 
     def _strategy(self, index: int) -> tuple[int, str]:
         part, layout, _, _, choice = self._at(index)
-        return part.run.gpus, _strategy(part.layouts[layout], choice.zero, choice.chunks)
+        return part.run.gpus, strategy_words(part.layouts[layout], choice.zero, choice.chunks)
 
     def _at(self, index: int) -> tuple[Part, int, int, int, Choice]:
         """The part of a configuration, and its layout, microbatch, recompute policy and choice."""
@@ -181,7 +182,7 @@ class Ranking:
         self.play(np.array([index], dtype=np.intp))
         part, position, microbatch, policy, choice = self._at(index)
         layout, schedule = part.layouts[position], list(SCHEDULES)[choice.schedule]
-        strategy, recompute = _strategy(layout, choice.zero, choice.chunks), RECOMPUTE[policy]
+        strategy, recompute = strategy_words(layout, choice.zero, choice.chunks), RECOMPUTE[policy]
         changed: dict[str, object] = {"strategy": strategy, "microbatch": microbatch, "recompute": recompute}
         changed["schedule"] = "1f1b" if schedule == "interleaved" else schedule
         cut = part.results.cut(index - int(self.first[self._part(index)]))
@@ -215,10 +216,13 @@ def _rate(system: System, gpus: int, objective: str) -> float:
         return system.price_per_node.rate * -(-gpus // system.devices_per_node)
     if system.device.price is not None:
         return system.device.price.rate * gpus
+    quote = rent_quote(system, "on-demand")
+    if quote is not None:
+        return quote.value * -(-gpus // system.devices_per_node) * system.devices_per_node
     raise SpecError(f"objective 'cost': no price is known for {system.name}; add price_per_node, or use energy")
 
 
-def _strategy(layout: Layout, zero: int, chunks: int) -> str:
+def strategy_words(layout: Layout, zero: int, chunks: int) -> str:
     """The strategy in the spelling of the command line."""
     degrees = {**dict(layout.mesh.degrees), "dp": layout.mesh.replicas}
     parts = [f"{axis}={degree}" for axis, degree in degrees.items() if degree > 1]

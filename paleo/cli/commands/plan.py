@@ -25,6 +25,10 @@ from paleo.cli.training_options import (
 from paleo.errors import SpecError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from paleo.search.plans import Search
+    from paleo.specs.hardware import System
     from paleo.specs.model import ModelSpec
     from paleo.specs.run import Run
     from paleo.studies.buying import Wish
@@ -47,6 +51,9 @@ SeveralSystems = Annotated[
         help="Several of them: the best is found.",
         autocompletion=completes("systems"),
     ),
+]
+Explore = Annotated[
+    str | None, typer.Option(metavar="FILE", help="Every plan as one page with sliders: .html, no network needed.")
 ]
 Deadline = Annotated[str | None, typer.Option(metavar="TIME", help="When the training has to be done: 60d, 12h.")]
 Budget = Annotated[str | None, typer.Option(metavar="USD", help="What it may cost: 5M, 20000.")]
@@ -81,11 +88,13 @@ def plan_(
     per_layer: PerLayer = False,
     as_json: AsJson = False,
     plot: Plot = None,
+    explore: Explore = None,
 ) -> None:
     """The fastest (or cheapest) strategies of all: degrees, microbatch, recomputation, ZeRO, schedule.
 
     Options of a run that are given narrow the search: --strategy tp=8 tries tp=8 alone.
     """
+    from paleo.files import checked_output
     from paleo.report import buying as buying_report
     from paleo.report import search as shown
     from paleo.search import plans, space
@@ -98,6 +107,9 @@ def plan_(
     machines = [load_system(name) for name in _systems(system, systems)]
     counts, network, machine = gpu_counts(gpus), load_model(model), machines[0]
     run = options.run(gpus=counts[0], strategy="dp")
+    page = None if explore is None else checked_output(explore, (".html",), option="--explore")
+    if page is not None and (len(machines) > 1 or per_layer):
+        raise SpecError("--explore shows the plans of one system; state --system, without --per-layer")
     if per_layer and path is not None:
         raise SpecError("--plot draws plans of whole networks; leave out --per-layer")
     if per_layer:
@@ -117,6 +129,9 @@ def plan_(
         rates = tariff(price, electricity, pue, host_power, term, buy)
         wish = _wish(network, run, tokens, epochs, samples, deadline, budget, objective, rates)
         reply = buying.answer(network, machines, counts, run, wish, space=narrowed, top=top)
+        if page is not None:
+            ranking = plans.search(network, machine, run, counts=counts, space=narrowed, objective=objective, top=top)
+            _explored(page, ranking, network, machine, wish)
         show_document(
             lambda: {"model": network.name, "objective": objective, **buying_report.document(reply)},
             lambda: buying_report.table(reply),
@@ -127,6 +142,8 @@ def plan_(
         return
     ranking = plans.search(network, machine, run, counts=counts, space=narrowed, objective=objective, top=top)
     best = plans.explain(network, machine, ranking) if explain else None
+    if page is not None:
+        _explored(page, ranking, network, machine, buying.Wish(objective=objective))
     names = network.name, machine.name
     if path is not None:
         from paleo.report import plots
@@ -135,6 +152,23 @@ def plan_(
     show_document(lambda: shown.document(*names, ranking, best), lambda: shown.table(*names, ranking, best), as_json)
     if not ranking.fitting:
         raise typer.Exit(NO)
+
+
+def _explored(path: Path, searched: Search, network: ModelSpec, machine: System, wish: Wish) -> None:
+    """Writes the page of all plans."""
+    from paleo.files import write_text
+    from paleo.predict import predict
+    from paleo.report.explorer import MOST_PLANS, explorer
+    from paleo.search.columns import columns
+    from paleo.studies.training import training
+
+    if searched.ranking is None or not searched.plans:
+        raise SpecError("--explore: the search has no plans to show")
+    best = predict(network, machine, searched.plans[0].run)
+    whole = None if wish.amount is None else training(best, wish.amount, wish.tariff)
+    table = columns(searched.ranking, MOST_PLANS)
+    batch = searched.global_batch
+    write_text(path, explorer(table, best, whole, objective=wish.objective, global_batch=batch))
 
 
 def _systems(system: str | None, systems: str | None) -> list[str]:

@@ -1,0 +1,121 @@
+"""One self-contained page of every evaluated plan of a search: sliders, the front of time, cost and memory, the chosen
+plan's breakdown and its command. No server, no network, no library; works by keyboard, on a telephone, dark and light.
+
+Columns are packed as typed arrays in base64, so that 200,000 plans take about 4 MB.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from html import escape
+
+import numpy as np
+import numpy.typing as npt
+
+from paleo.predict import Prediction
+from paleo.report.explorer_assets import SCRIPT, STYLE
+from paleo.search.columns import PlanColumns
+from paleo.studies.launch import estimate_command
+from paleo.studies.training import Training, rent
+from paleo.units import HOUR
+
+#: Plans that a page holds; beyond them only the best are kept.
+MOST_PLANS = 200_000
+
+
+def explorer(
+    table: PlanColumns, best: Prediction, training: Training | None, *, objective: str, global_batch: int
+) -> str:
+    """The page of plans on one system; ``best`` is the one to begin with, ``training`` its whole training, if any."""
+    system, model = best.system, best.model
+    rate, _ = rent(system, system.devices_per_node)
+    steps = None if training is None else training.steps
+    command = estimate_command(model.name, system.name, best.run)
+    facts = {
+        "model": model.name,
+        "system": system.name,
+        "objective": objective,
+        "globalBatch": global_batch,
+        "count": len(table),
+        "evaluated": table.evaluated,
+        "strategies": table.strategies,
+        "policies": table.policies,
+        "schedules": table.schedules,
+        "capacity": system.device.memory.capacity,
+        "perNode": system.devices_per_node,
+        "gpuHour": None if rate is None else rate / system.devices_per_node * HOUR,
+        "steps": steps,
+        "amount": None if training is None else training.amount.words,
+        "samplesPerStep": global_batch,
+        "tokensPerSample": best.graph.tokens_per_sample,
+        "command": command,
+        "breakdown": {name: getattr(best.breakdown, name) for name in _PARTS},
+        "bestIndex": _place(table, best),
+        "bestStep": best.step_time,
+        "interval": list(best.interval),
+        "columns": {name: _packed(values) for name, values in _columns(table).items()},
+    }
+    title = f"Plans of {model.name} on {system.name}"
+    data = json.dumps(facts, allow_nan=False).replace("</", "<\\/")
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
+        f"<style>{STYLE}</style></head>\n<body><main><h1>{escape(title)}</h1>{_BODY}</main>"
+        f'<script id="plans" type="application/json">{data}</script><script>{SCRIPT}</script></body></html>\n'
+    )
+
+
+_PARTS = {
+    "compute": "arithmetic",
+    "memory_bound": "memory traffic",
+    "launch": "launches",
+    "communication_exposed": "communication",
+    "bubble": "bubble",
+    "optimizer": "optimizer",
+    "input": "input",
+}
+
+_BODY = """
+<p id="verdict" role="status" aria-live="polite"></p>
+<section id="controls" aria-label="Filters"></section>
+<figure><canvas id="plot" tabindex="0" role="img"
+ aria-label="Step time against memory of every plan; arrow keys move along the front"></canvas>
+<figcaption id="legend"></figcaption></figure>
+<section id="chosen" aria-label="The chosen plan"></section>
+<section><h2>The front</h2><div class="scroll"><table id="front"><thead></thead><tbody></tbody></table></div></section>
+<noscript>The page needs its own script to draw; nothing is loaded from elsewhere.</noscript>
+"""
+
+
+def _place(table: PlanColumns, best: Prediction) -> int:
+    """Where a plan stands among the columns; -1 where it does not."""
+    run = best.run
+    alike = (table.gpus == run.gpus) & (table.microbatch == best.plan.microbatch)
+    alike &= np.array(table.strategies)[table.strategy] == run.strategy
+    alike &= np.array(table.policies)[table.policy] == run.recompute
+    if run.exchange is not None:
+        alike &= table.overlapped == (run.exchange == "overlapped")
+    names = np.array(table.schedules)[table.schedule]
+    pipelined = best.plan.stages > 1 and best.plan.parallel.chunks > 1 and run.schedule == "1f1b"
+    alike &= names == ("interleaved" if pipelined else run.schedule)
+    places = np.flatnonzero(alike)
+    return int(places[0]) if len(places) else -1
+
+
+def _columns(table: PlanColumns) -> dict[str, npt.NDArray[np.generic]]:
+    """Each column in the narrowest type that a browser has and that holds it."""
+    return {
+        "step": table.step_time.astype("<f4"),
+        "memory": table.memory.astype("<f4"),
+        "gpus": table.gpus.astype("<u4"),
+        "microbatch": table.microbatch.astype("<u4"),
+        "strategy": table.strategy.astype("<u2"),
+        "policy": table.policy.astype("u1"),
+        "schedule": table.schedule.astype("u1"),
+        "overlapped": table.overlapped.astype("u1"),
+    }
+
+
+def _packed(values: npt.NDArray[np.generic]) -> str:
+    return base64.b64encode(np.ascontiguousarray(values).tobytes()).decode("ascii")
