@@ -57,9 +57,12 @@ def test_nodes_and_counts_of_submissions() -> None:
     ten = system_of_row({"system": "pcie4-8gpu", "device": "a30", "n_gpus": 10, "nodes": 1})
     assert ten.devices_per_node == 10
     unet, resnet = load_task("mlperf-unet3d"), load_task("mlperf-resnet")
-    assert training_gpus(8, 56, unet) == (8, {})
-    assert training_gpus(768, 84, unet) == (336, {"strategy": "dp=84,spatial=4"})
-    assert training_gpus(72, 56, resnet) == (56, {})
+    lora = load_task("mlperf-llama2_70b_lora")
+    assert training_gpus({"n_gpus": 8}, 56, unet) == (8, {})
+    assert training_gpus({"n_gpus": 768}, 84, unet) == (336, {"strategy": "spatial=4,dp=84"})
+    assert training_gpus({"n_gpus": 72}, 56, resnet) == (56, {})
+    assert training_gpus({"n_gpus": 1024}, 128, lora) == (1024, {"strategy": "tp=8,dp=128,zero=1,sp"})
+    assert training_gpus({"n_gpus": 1024, "tp": 4}, 128, lora) == (1024, {})
     assert switch({"sp": "False"}, "sp", True) is False
     frame = pd.DataFrame([RUN, RUN])
     assert copies(frame).tolist() == [False, True]

@@ -70,14 +70,22 @@ def _grown(system: System, each: int, nodes: int) -> System:
     )
 
 
-def training_gpus(gpus: int, rows: float, task: Task) -> tuple[int, dict[str, str]]:
-    """GPUs that train, and how: where there are more than samples of a batch, as many as divide it, each sample of a
-    volume split over up to four neighbours; the others evaluate."""
-    if rows >= gpus:
+def training_gpus(row: Row, rows: float, task: Task) -> tuple[int, dict[str, str]]:
+    """GPUs that train, and how. Where there are more than input ``rows`` of a batch and the row states no degrees, a
+    language model is spread over up to eight ranks by tensor parallelism and a volume over up to four neighbours;
+    otherwise as many train as divide the batch, and the others evaluate."""
+    gpus = whole(row, "n_gpus")
+    if rows >= gpus or any(filled(row, axis) for axis in ("tp", "pp", "cp")):
         return gpus, {}
     ranks = max(count for count in range(1, int(rows) + 1) if rows % count == 0)
-    ways = 1 if task.model != "unet3d" else max(way for way in (1, 2, 4) if ranks * way <= gpus)
-    return ranks * ways, {} if ways == 1 else {"strategy": f"dp={ranks},spatial={ways}"}
+    axis, most = SPREAD.get(task.code.software, ("spatial", 4 if task.model == "unet3d" else 1))
+    ways = max(way for way in (1, 2, 4, 8) if ranks * way <= gpus and way <= most)
+    more = ",zero=1,sp" if axis == "tp" else ""
+    return ranks * ways, {} if ways == 1 else {"strategy": f"{axis}={ways},dp={ranks}{more}"}
+
+
+#: The axis that takes GPUs beyond the samples of a batch, and the most ranks of it, by software.
+SPREAD = {"megatron-core": ("tp", 8)}
 
 
 #: Batches of the Transformer above this one count tokens, of which a pair of sentences has so many.
@@ -140,9 +148,9 @@ def _target(cells: tuple[tuple[str, Any], ...]) -> TargetTime:
     if not batch >= 1:
         raise SpecError("global_batch is not stated")
     batch = batch / (TOKENS if batch > MOST_SENTENCES and task.model == "transformer_big" else 1.0)
-    gpus, spatial = training_gpus(whole(row, "n_gpus"), max(1, round(batch / task.packed)), task)
+    gpus, spread = training_gpus(row, max(1, round(batch / task.packed)), task)
     runs = float(row.get("runs", 1.0))
-    run = run_of(task, gpus, batch, **{**options_of(row, task, gpus), **spatial})
+    run = run_of(task, gpus, batch, **{**options_of(row, task, gpus), **spread})
     point = time_to_target(task, system, run, global_batch=batch, runs=runs)
     if point.prediction.memory.fits or "strategy" in run.model_fields_set:
         return point
