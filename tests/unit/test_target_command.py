@@ -48,6 +48,9 @@ def test_target_document(capsys: pytest.CaptureFixture[str]) -> None:
         (["target", "mlperf:bertt", "--system", "dgx-h100", "--gpus", "8"], "mlperf-bert"),
         ([*TARGET[:-1], "many", "--gpus", "8"], "--batch 'many'"),
         ([*ESTIMATE, "--tokens", "1T", "--failures", "4"], "has no unit"),
+        ([*ESTIMATE, "--loss", "1.8"], "endless data"),
+        ([*ESTIMATE, "--loss", "2.1", "--tokens", "1T"], "exclude each other"),
+        ([*ESTIMATE, "--target", "mlperf:bert"], "is a task of model bert_large"),
         ([*ESTIMATE, "--goodput"], "has to be stated"),
         ([*ESTIMATE, "--tokens", "1T", "--checkpoint", "1s", "--storage", "1GB/s"], "longer than the interval"),
         ([*ESTIMATE, "--tokens", "1T", "--checkpointing", "never"], "none of sync, async, memory"),
@@ -68,6 +71,18 @@ def test_goodput_of_a_long_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["finish_s_interval"][0] <= found["finish_s"] <= found["finish_s_interval"][1]
     # 8.03 G parameters of 14 bytes: bf16 weights, fp32 masters and two states
     assert found["checkpoint_bytes"] == pytest.approx(14 * 8030261248)
+
+
+def test_length_from_a_loss_a_task_and_a_noise_scale(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run([*ESTIMATE, "--loss", "2.1", "--json"], capsys)
+    # worked: 1.8172 + 482.01 / 8.03e9^0.3478 + 2085.43 / D^0.3658 = 2.1
+    left = 2.1 - 1.8172 - 482.01 / 8030261248**0.3478
+    assert json.loads(out)["training"]["samples"] * 8192 == pytest.approx((2085.43 / left) ** (1 / 0.3658), rel=1e-3)
+    _, out, _ = run([*ESTIMATE, "--samples", "1M", "--noise-scale", "64", "--json"], capsys)
+    assert json.loads(out)["training"]["samples"] == pytest.approx(2e6)
+    resnet = ["estimate", "resnet50-v1.5", "--system", "dgx-a100-80gb", "--gpus", "8", "--batch", "408"]
+    _, out, _ = run([*resnet, "--target", "mlperf:resnet", "--json"], capsys)
+    assert json.loads(out)["training"]["samples"] == pytest.approx(45097078, rel=0.02)
 
 
 def test_a_run_that_never_finishes(capsys: pytest.CaptureFixture[str]) -> None:

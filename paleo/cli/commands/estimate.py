@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from paleo.cli.application import NO, PREDICT, app
+from paleo.cli.goal_options import Loss, NoiseScale, Target
 from paleo.cli.long_run_options import (
     Checkpoint,
     Checkpointing,
@@ -43,6 +44,9 @@ def estimate(
     epochs: Epochs = None,
     samples: Samples = None,
     tokens: Tokens = None,
+    loss: Loss = None,
+    target: Target = None,
+    noise_scale: NoiseScale = None,
     price: GpuPrice = None,
     electricity: Electricity = None,
     pue: Pue = None,
@@ -68,6 +72,7 @@ def estimate(
     from paleo.specs.hardware import load_system
     from paleo.specs.model import load_model
     from paleo.studies.advice import advise
+    from paleo.studies.learning import Goal, amount_for
     from paleo.studies.long_run import LongRunOptions, failing
     from paleo.studies.training import amount, training
 
@@ -76,6 +81,8 @@ def estimate(
     step = predict(network, load_system(system), options.run())
     tokens_per_sample = step.graph.tokens_per_sample
     wanted = amount(network, epochs=epochs, samples=samples, tokens=tokens, tokens_per_sample=tokens_per_sample)
+    goal = Goal(loss, target, noise_scale)
+    wanted, notes = amount_for(step, goal, wanted)
     rates = tariff(price, electricity, pue, host_power, term, buy)
     cost = None if wanted is None else training(step, wanted, rates)
     long = LongRunOptions(failures, checkpoint, checkpointing, storage, None, restart, spares)
@@ -90,6 +97,6 @@ def estimate(
         lambda: blocks.below(goodput_below(tables.estimate(step, cost, changes, verbose=verbose), with_failures)),
         as_json,
     )
-    warn(step.warnings if as_json else ())
+    warn((*(step.warnings if as_json else ()), *notes))
     if not step.memory.fits:
         raise typer.Exit(NO)
