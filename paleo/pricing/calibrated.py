@@ -4,7 +4,7 @@ once."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,14 @@ from paleo.pricing.convolution import (
 )
 from paleo.pricing.figures import figures, pointwise_format
 from paleo.pricing.gemm import GemmParameters, gemm_time
-from paleo.pricing.memory import MemoryParameters, layer_norm_passes, memory_time, softmax_passes
+from paleo.pricing.memory import (
+    SCALAR_LOADS,
+    MemoryParameters,
+    layer_norm_passes,
+    memory_time,
+    softmax_passes,
+    transposed_time,
+)
 from paleo.pricing.parameters import DeviceFigures
 from paleo.pricing.power import slow_down
 from paleo.pricing.rnn import RnnDirection, RnnParameters, rnn_time
@@ -117,6 +124,11 @@ class FamilyPrices:
     def sixteen_bits(self) -> str:
         """The format of what a run in fp8 or fp4 does not narrow: attention, the head; else the run's own."""
         return "bf16" if precision(self.dtype).narrow else self.dtype
+
+    @property
+    def channels_first(self) -> bool:
+        """Whether the run keeps tensors channels-first that tensor cores want channels-last."""
+        return self.dtype in self.software.formats.transposes and self.figures().tensor_cores
 
     @property
     def attention_activity(self) -> float:
@@ -211,8 +223,8 @@ def _convolved_by_either(
     products = tuple(name for name in algorithms if name not in NO_PRODUCT)
     moved = np.array([kernel.bytes for kernel in kernels])
     tensor = _heated(prices, kernels, _convolved(prices, kernels, prices.figures(), parameters, products), moved)
-    if prices.dtype in prices.software.formats.transposes:
-        tensor = tensor + 2.0 * moved / prices.device.memory.bandwidth
+    if prices.channels_first:
+        tensor = tensor + transposed_time(moved, moved / precision(prices.dtype).operand, prices.figures())
     vector = prices.found(ConvolutionParameters, "conv.vector").parameters
     names = algorithms if prices.dtype == "tf32" else NARROW
     return np.minimum(tensor, _convolved(prices, kernels, prices.figures("fp32"), vector, names))
@@ -269,6 +281,7 @@ def _convolved(
         direction=np.array([_DIRECTIONS[kernel.operation] for kernel in kernels]),
         element_bytes=precision(prices.dtype).operand,
         library=software.convolutions.cudnn if software.convolutions.algorithms is None else OWN_KERNELS,
+        channels_last=not prices.channels_first,
         algorithms=algorithms,
         available=SEARCHED_FROM if software.convolutions.searches else AVAILABLE_FROM,
         workspace_limit=np.inf if software.convolutions.workspace is None else software.convolutions.workspace,
@@ -305,6 +318,7 @@ def _attention(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> t
 def _memory(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[Found[Any], Array]:
     family = group.removesuffix(".twice")
     found = prices.found(MemoryParameters, family)
+    parameters: MemoryParameters = found.parameters
     device, width = prices.figures(pointwise_format(prices.device)), precision(prices.dtype).activation
     moved = np.array([kernel.bytes for kernel in kernels])
     rows, columns = _column(kernels, "rows"), np.maximum(_column(kernels, "columns"), 1.0)
@@ -323,8 +337,10 @@ def _memory(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tupl
     if group != family:  # two sweeps: statistics first, then everything once more; what was fused to it only then
         read = np.array([kernel.shape.get("swept", kernel.bytes_read) for kernel in kernels])
         rowwise = {"reread_bytes": read, "reread_footprint": read}
+        if prices.channels_first:
+            elements, parameters = (moved + read) / width, replace(parameters, elements_per_cycle=SCALAR_LOADS)
     times = memory_time(
-        moved_bytes=moved, elements=elements, device=device, parameters=found.parameters, host_calls=0.0, **rowwise
+        moved_bytes=moved, elements=elements, device=device, parameters=parameters, host_calls=0.0, **rowwise
     )
     return found, times
 

@@ -230,9 +230,14 @@ DIRECT_SHARE = 0.25
 #: Elements that a tensor-core kernel sums over at a time.
 TENSOR_STEP = 32.0
 #: Operand bytes that a multiprocessor's tensor cores ask for in a clock, as FLOP times bytes of an element: a V100's in
-#: fp16, for which ``tile_penalty`` was measured, and the most above it. Shared memory gives 128 bytes a clock on all of
-#: them; from Hopper on, instructions that four warps share take no more from it than an A100's.
-TENSOR_DEMAND, LARGEST_DEMAND = 2048.0, 2.0
+#: fp16, for which ``tile_penalty`` was measured, and the most above it, before `AMPERE_KERNELS` and since. Shared
+#: memory gives 128 bytes a clock on all of them. Instructions of Ampere share operands over 32 threads instead of 8,
+#: and copies to shared memory pass by the registers (NVIDIA A100 whitepaper, 2020), so that twice the rate does not
+#: ask for twice the bytes; images on A100 say 1.4, on H100 1.0.
+TENSOR_DEMAND, LARGEST_DEMAND, AMPERE_DEMAND = 2048.0, 2.0, 1.25
+#: The cuDNN release (early 2021) from which convolutions are written for Ampere's instructions, and from which few
+#: channels, laid out last, are padded to 4, 8 or 16 instead of a whole step.
+AMPERE_KERNELS = 8.1
 #: Positions that the filter gradient sums at a time; it starts each image anew.
 IMAGE_STEP = 32.0
 #: Outputs (rows, columns) of one image and filters that one block of the fused Winograd kernel owns (cuDNN's tile148).
@@ -284,11 +289,13 @@ def sustained_clock_share(device: DeviceFigures, energy_per_flop: float) -> floa
 
 @dataclass(frozen=True, slots=True)
 class _Machine:
-    """A device, its calibration, and the bytes of an element."""
+    """A device, its calibration, the bytes of an element, and the library."""
 
     device: DeviceFigures
     parameters: ConvolutionParameters
     element_bytes: Array
+    library: Array
+    channels_last: bool
 
     @property
     def clock(self) -> float:
@@ -303,7 +310,8 @@ class _Machine:
     def tile_penalty(self) -> Array:
         """Tile width at which operand loads cost as much as arithmetic: faster tensor cores need wider tiles."""
         demand = self.device.flops_per_clock * self.element_bytes / TENSOR_DEMAND if self.device.tensor_cores else 1.0
-        return np.asarray(self.parameters.tile_penalty * np.minimum(demand, LARGEST_DEMAND))
+        most = np.where(self.library >= AMPERE_KERNELS, AMPERE_DEMAND, LARGEST_DEMAND)
+        return np.asarray(self.parameters.tile_penalty * np.minimum(demand, most))
 
     def memory_time(self, elements: Array, fraction: float) -> Array:
         return elements * self.element_bytes / (fraction * self.device.memory_bandwidth)
@@ -380,8 +388,13 @@ def _by_direction(shape: ConvolutionShape, forward: Array, data: Array, filters:
 
 
 def _padded(channels: Array, machine: _Machine) -> Array:
-    """Channels that a kernel sums over at each tap: tensor cores take them in steps of 32."""
-    return np.ceil(channels / TENSOR_STEP) * TENSOR_STEP if machine.device.tensor_cores else channels
+    """Channels that a kernel sums over at each tap: tensor cores take them in steps of 32, or few of them, laid out
+    last, in 4, 8 or 16."""
+    if not machine.device.tensor_cores:
+        return channels
+    whole = np.ceil(channels / TENSOR_STEP) * TENSOR_STEP
+    few = 2.0 ** np.ceil(np.log2(np.maximum(channels, 4.0)))
+    return np.where((channels <= 16) & machine.channels_last & (machine.library >= AMPERE_KERNELS), few, whole)
 
 
 def _joined(shape: ConvolutionShape, machine: _Machine) -> Array:
@@ -397,6 +410,8 @@ def _joined(shape: ConvolutionShape, machine: _Machine) -> Array:
 
 def implicit_cost(shape: ConvolutionShape, machine: _Machine) -> Cost:
     """One product over the im2col matrix, which is never stored; no workspace but block sums of the filter gradient.
+
+    On tensor cores a depthwise filter gradient has no such product.
 
     Forward (n p q) x (c r s) x k; data gradient (n h w) x (k r s) x c, zeros of the stride included; filter gradient
     k x (n p q) x (c r s).
@@ -420,7 +435,9 @@ def implicit_cost(shape: ConvolutionShape, machine: _Machine) -> Cost:
     kernels = TENSOR_KERNELS if tensor else VECTOR_KERNELS
     forward, data, filters = (product_time(m, n, k, count, machine, tiles=t, splits=s) for t, s in kernels)
     arithmetic = _by_direction(shape, forward, data, filters) * factor * p.implicit_factor
-    return Cost(overlapped(arithmetic, machine.streamed(shape.elements)), np.zeros_like(m))
+    depthwise = (shape.channels == 1) & (shape.groups > 1) & (shape.direction == Direction.FILTER)
+    seconds = overlapped(arithmetic, machine.streamed(shape.elements))
+    return Cost(np.where(depthwise & tensor, np.inf, seconds), np.zeros_like(m))
 
 
 def explicit_cost(shape: ConvolutionShape, machine: _Machine) -> Cost:
@@ -523,12 +540,12 @@ def fft_cost(shape: ConvolutionShape, machine: _Machine) -> Cost:
 def direct_cost(shape: ConvolutionShape, machine: _Machine) -> Cost:
     """No product form: each result sums its taps alone, at a small share of peak or at the speed of memory.
 
-    Of the filter gradient each tap is a result of its own: its block reads the whole of its channel in both tensors,
-    and all but the first such reading find it in L2.
+    Of the filter gradient each tap is a result of its own: its block reads the whole of its channel in both tensors, in
+    all images, of which L2 keeps nothing.
     """
     arithmetic = shape.flops / (DIRECT_SHARE * machine.block_rate * machine.device.multiprocessors)
     again = np.where(shape.direction == Direction.FILTER, shape.taps - 1.0, 0.0)
-    reread = again * (shape.input_elements + shape.output_elements) / L2_OVER_MEMORY
+    reread = again * (shape.input_elements + shape.output_elements)
     seconds = overlapped(arithmetic, machine.streamed(shape.elements + reread))
     return Cost(np.where((shape.channels == 1) & (shape.groups > 1), seconds, np.inf), np.zeros_like(arithmetic))
 
@@ -550,6 +567,7 @@ def algorithm_costs(
     parameters: ConvolutionParameters,
     element_bytes: Number = 4.0,
     library: Number = PRESENT,
+    channels_last: bool = False,
     algorithms: Collection[str] = tuple(AVAILABLE_FROM),
     available: Mapping[str, tuple[float, float, float]] = AVAILABLE_FROM,
 ) -> dict[str, Cost]:
@@ -557,7 +575,8 @@ def algorithm_costs(
 
     ``available``: the versions that have it, `AVAILABLE_FROM` or `SEARCHED_FROM`.
     """
-    machine = _Machine(device, parameters, np.asarray(element_bytes, dtype=np.float64))
+    width, release = (np.asarray(number, dtype=np.float64) for number in (element_bytes, library))
+    machine = _Machine(device, parameters, width, release, channels_last)
     costs = {}
     for name in algorithms:
         cost = ALGORITHMS[name](shape, machine)
@@ -588,6 +607,7 @@ def convolution_time(
     direction: int | npt.NDArray[np.int64] = Direction.FORWARD,
     element_bytes: Number = 4.0,
     library: Number = PRESENT,
+    channels_last: bool = False,
     workspace_limit: Number = np.inf,
     algorithms: Collection[str] = tuple(AVAILABLE_FROM),
     available: Mapping[str, tuple[float, float, float]] = AVAILABLE_FROM,
@@ -597,9 +617,10 @@ def convolution_time(
     """Seconds of convolution calls, by the fastest algorithm of ``algorithms`` that fits the workspace limit.
 
     Extents are those of the whole layer (NCHW, channels and filters over all groups) and broadcast; ``element_bytes``
-    of storage; ``library`` is the cuDNN version, e.g. 7.6; ``workspace_limit`` in bytes. Infinite
-    where no algorithm applies. Holds for 2-D convolutions of 1 to 10^5 positions and more; library heuristics that
-    pick a slower kernel than they have (cuDNN 4 to 6 did) are modelled by ``available`` alone.
+    of storage; ``library`` is the cuDNN version, e.g. 7.6; ``channels_last`` says that tensors are laid out so on
+    tensor cores; ``workspace_limit`` in bytes. Infinite where no algorithm applies. Holds for 2-D convolutions of 1 to
+    10^5 positions and more; library heuristics that pick a slower kernel than they have (cuDNN 4 to 6 did) are modelled
+    by ``available`` alone.
     """
     shape = convolution_shape(
         batch=batch, channels=channels, height=height, width=width, filters=filters,
@@ -608,7 +629,7 @@ def convolution_time(
     )  # fmt: skip
     costs = algorithm_costs(
         shape, device=device, parameters=parameters, element_bytes=element_bytes, library=library,
-        algorithms=algorithms, available=available,
+        channels_last=channels_last, algorithms=algorithms, available=available,
     )  # fmt: skip
     return fastest_time(costs, workspace_limit)
 

@@ -33,7 +33,8 @@ def unit_of(device: Device, dtype: str, compute: str | None = None) -> Unit:
         raise SpecError(f"compute {compute!r} is unknown; expected one of {', '.join(repr(one) for one in COMPUTE)}")
     if compute:
         return "tensor" if compute == "tensor" else "vector"
-    return "tensor" if dtype in device.tensor_dtypes and dtype != "fp32" else "vector"
+    arithmetic = device.arithmetic(dtype)
+    return "tensor" if arithmetic in device.tensor_dtypes and arithmetic != "fp32" else "vector"
 
 
 def clock_of(device: Device) -> float:

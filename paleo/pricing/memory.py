@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from paleo.pricing.parameters import DeviceFigures, parameter
+from paleo.pricing.parameters import DeviceFigures, floats, parameter
 from paleo.units import MICROSECOND
 
 Array = npt.NDArray[np.float64]
@@ -95,7 +95,7 @@ def memory_time(
     Holds from empty calls to gigabytes. The norms |.|_p are smooth maxima.
     """
     p, rate = parameters, device.multiprocessors * device.clock_hz
-    moved, reread, footprint, count = _floats(moved_bytes, reread_bytes, reread_footprint, rows)
+    moved, reread, footprint, count = floats(moved_bytes, reread_bytes, reread_footprint, rows)
     live = p.cache_fraction * device.l2_bytes
     missed = np.where(warm, miss_fraction(moved, live), 1.0)
     streamed = moved * missed + reread * miss_fraction(footprint, live)
@@ -127,7 +127,7 @@ def miss_fraction(footprint: Sizes, capacity: float) -> Array:
     >>> [round(float(one), 3) for one in miss_fraction(np.array([0.0, 1.0, 2.0]), 1.0)]
     [0.0, 0.5, 0.941]
     """
-    (live,) = _floats(footprint)
+    (live,) = floats(footprint)
     inverse = capacity / np.maximum(live, capacity * np.finfo(np.float32).eps)
     return np.asarray(1.0 / (1.0 + inverse**CACHE_STEEPNESS))
 
@@ -170,7 +170,7 @@ def softmax_passes(*, rows: Sizes, length: Sizes, element_bytes: Sizes, device: 
     >>> float(passes.reread_bytes), float(passes.threads_per_row)
     (16384000.0, 256.0)
     """
-    n, d, width = _floats(rows, length, element_bytes)
+    n, d, width = floats(rows, length, element_bytes)
     short = d <= WARP_SOFTMAX
     power = 2.0 ** np.ceil(np.log2(np.maximum(d, 1.0)))
     threads = np.where(short, 32.0, np.clip(2.0 ** np.ceil(np.log2(np.maximum(d / 8, 1.0))), 32.0, BLOCK_THREADS))
@@ -186,7 +186,7 @@ def layer_norm_passes(*, rows: Sizes, length: Sizes, element_bytes: Sizes, devic
     Rows whose length is a multiple of four elements are read as vectors by one kernel, and the second read finds what
     the resident blocks left in L2; other rows take two kernels, and the whole tensor lies between the reads.
     """
-    n, d, width = _floats(rows, length, element_bytes)
+    n, d, width = floats(rows, length, element_bytes)
     vector = d % 4 == 0
     threads = np.where(vector, NORM_THREADS, MOMENT_THREADS)
     live = np.where(vector, device.multiprocessors * resident_blocks(threads) * d * width, n * d * width)
@@ -206,11 +206,33 @@ def block_passes(
     >>> float(passes.elements), float(passes.reread_bytes), float(passes.steps_per_row)
     (15000.0, 16384.0, 4.0)
     """
-    n, d, width, moved = _floats(rows, length, element_bytes, moved_bytes)
+    n, d, width, moved = floats(rows, length, element_bytes, moved_bytes)
     threads = np.clip(d, 32.0, BLOCK_THREADS)
     reread = np.where(reduces, n * d * width, 0.0)
     steps = np.ceil(d / threads)
     return RowPasses(moved / width, reread, np.zeros_like(moved), threads, steps)
+
+
+#: Elements that one multiprocessor moves per clock where each thread loads one number at a time, as channels-first
+#: batch normalisations and transposes do: 2048 threads with about two loads in flight each over a latency of 800 to 900
+#: cycles (Little's law). Images on V100 and A100 choose 4.5; 3.5 to 6 do about as well.
+SCALAR_LOADS = 4.5
+#: Share of the bandwidth that a transpose reaches: images on V100, RTX 2080 Ti and RTX 3090.
+TRANSPOSED_BANDWIDTH = 0.75
+
+
+def transposed_time(moved_bytes: Sizes, elements: Sizes, device: DeviceFigures) -> Array:
+    """Seconds in which tensors of ``moved_bytes`` and ``elements`` go to channels-last and back: read and written once.
+
+    >>> from paleo.pricing.parameters import DeviceFigures
+    >>> v100 = DeviceFigures("v100", "Volta", "HBM2", 80, 1.5e9, 14e12, 9e11, 6e6, 250, True)
+    >>> float(transposed_time(1e9, 5e8, v100).round(6))  # 2 GB at 675 GB/s, and 10^9 numbers at 540 a nanosecond
+    0.003052
+    """
+    moved, count = floats(moved_bytes, elements)
+    streamed = 2.0 * moved / (TRANSPOSED_BANDWIDTH * device.memory_bandwidth)
+    loaded = 2.0 * count / (SCALAR_LOADS * device.multiprocessors * device.clock_hz)
+    return np.asarray((streamed**STREAM_ORDER + loaded**STREAM_ORDER) ** (1.0 / STREAM_ORDER))
 
 
 #: Achieved share of the nominal bandwidth in large streams, by kind of memory (see ``streaming_fraction``).
@@ -250,7 +272,7 @@ def gather_traffic(*, rows: Sizes, row_bytes: Sizes, index_bytes: Sizes = 8.0, s
     >>> float(gather_traffic(rows=10.0, row_bytes=40.0).moved_bytes)
     1120.0
     """
-    n, wide, index = _floats(rows, row_bytes, index_bytes)
+    n, wide, index = floats(rows, row_bytes, index_bytes)
     return Traffic(n * (np.ceil(wide / sector_bytes) * sector_bytes + wide + index), n * wide / 4.0)
 
 
@@ -262,7 +284,7 @@ def scatter_add_traffic(
     >>> float(scatter_add_traffic(rows=10.0, row_bytes=32.0).moved_bytes)
     1040.0
     """
-    n, wide, index = _floats(rows, row_bytes, index_bytes)
+    n, wide, index = floats(rows, row_bytes, index_bytes)
     return Traffic(n * (2 * np.ceil(wide / sector_bytes) * sector_bytes + wide + index), n * wide / 4.0)
 
 
@@ -284,9 +306,5 @@ def optimizer_traffic(
     >>> float(optimizer_traffic(parameters=1.0, states=2, gradient_bytes=2.0, copy_bytes=2.0).moved_bytes)  # mixed Adam
     28.0
     """
-    n, gradient, state, master, copy = _floats(parameters, gradient_bytes, state_bytes, master_bytes, copy_bytes)
+    n, gradient, state, master, copy = floats(parameters, gradient_bytes, state_bytes, master_bytes, copy_bytes)
     return Traffic(n * (gradient + 2 * master + 2 * states * state + copy), n)
-
-
-def _floats(*sizes: Sizes) -> tuple[Array, ...]:
-    return tuple(np.asarray(size, dtype=np.float64) for size in sizes)

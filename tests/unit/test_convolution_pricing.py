@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -28,8 +29,10 @@ from paleo.pricing.convolution import (
     sustained_clock_share,
     waves,
 )
+from paleo.pricing.figures import figures
 from paleo.pricing.microbatch import best_cut, cut_minibatch
 from paleo.pricing.parameters import DeviceFigures
+from paleo.specs.hardware import load_device
 from paleo.units import GIGA, MEGA, TERA
 from paleo.validate.kinds.base import KINDS, kind_of
 from paleo.validate.kinds.cnn_layers import framework_of, layer_shape
@@ -123,14 +126,14 @@ def test_groups_share_the_steps_of_tensor_cores() -> None:
 
 
 def test_depthwise_filter_gradients_read_their_channel_for_each_tap() -> None:
-    """Memory-bound: (elements + (taps - 1)(input + output) / 3) over elements, 1 + 8 / 3 where filters are nothing."""
+    """Memory-bound: (elements + (taps - 1)(input + output)) over elements, 1 + 8 where filters are nothing."""
     calm = dataclasses.replace(V100, peak_flops_per_s=1e4 * TERA)
     times = [
         seconds(square(64.0, 96.0, 56.0, 96.0, groups=96.0, direction=way), calm)["direct"] - PARAMETERS.launch
         for way in (Direction.FORWARD, Direction.DATA, Direction.FILTER)
     ]
     assert times[1] == pytest.approx(times[0])
-    assert times[2] / times[0] == pytest.approx(1 + 8 / 3, rel=1e-3)
+    assert times[2] / times[0] == pytest.approx(1 + 8, rel=1e-3)
 
 
 def test_faster_tensor_cores_need_wider_tiles() -> None:
@@ -320,3 +323,36 @@ def test_layers_of_networks() -> None:
         layers(layer_type="InnerProduct", input_shape="128x256x6x6", output_shape="128x4096"), Direction.FORWARD
     )
     assert float(dense.flops[0]) == 2 * 128 * 256 * 36 * 4096
+
+
+def _tensor_time(**changes: Any) -> float:
+    shape: dict[str, Any] = {
+        "batch": 64.0, "channels": 64.0, "height": 56.0, "width": 56.0, "filters": 64.0, "kernel_h": 3.0,
+        "kernel_w": 3.0, "pad_h": 1.0, "pad_w": 1.0, "element_bytes": 2.0, "algorithms": ("implicit",),
+        "device": figures(load_device("a100-sxm4-80gb"), "fp16"), "parameters": ConvolutionParameters(),
+    }  # fmt: skip
+    return float(convolution_time(**(shape | changes)))
+
+
+def test_kernels_for_ampere_ask_for_fewer_operands_from_release_8_1_on() -> None:
+    many = {"channels": 512.0, "filters": 512.0}
+    assert _tensor_time(**many, library=8.1) < 0.95 * _tensor_time(**many, library=8.0)
+    v100 = {"device": figures(load_device("v100-sxm2-16gb"), "fp16")}
+    assert _tensor_time(**many, **v100, library=8.1) == _tensor_time(**many, **v100, library=8.0)
+
+
+def test_few_channels_laid_out_last_are_padded_to_four() -> None:
+    image = {"channels": 3.0, "kernel_h": 7.0, "kernel_w": 7.0, "height": 224.0, "width": 224.0}
+    last = _tensor_time(**image, library=8.1, channels_last=True)
+    assert last < 0.5 * _tensor_time(**image, library=8.1)
+    four = _tensor_time(**(image | {"channels": 4.0}), library=8.1, channels_last=True)
+    assert last == pytest.approx(four, rel=0.02)  # a fourth channel is read, not summed for nothing
+    assert _tensor_time(library=8.1, channels_last=True) == _tensor_time(library=8.1)  # 64 channels are two steps
+
+
+def test_a_depthwise_filter_gradient_reads_both_tensors_once_a_tap() -> None:
+    depthwise = {"channels": 256.0, "filters": 256.0, "groups": 256.0, "direction": Direction.FILTER}
+    assert np.isinf(_tensor_time(**depthwise))
+    seconds = _tensor_time(**depthwise, algorithms=("direct",))
+    moved = 9 * 2 * 64 * 56 * 56 * 256 * 2.0  # nine taps, two tensors, two bytes
+    assert seconds > moved / (ConvolutionParameters().bandwidth_fraction * 2.039e12)

@@ -10,6 +10,7 @@ import pytest
 
 from paleo.errors import PlanError, SpecError
 from paleo.predict import predict
+from paleo.pricing.figures import figures
 from paleo.specs.catalog import kind_of
 from paleo.specs.hardware import NOT_STATED, System, find_device, load_device, load_link, load_system
 from paleo.specs.model import load_model
@@ -305,3 +306,18 @@ def test_a_level_that_contradicts_itself_is_refused(tmp_path: Path, level: str, 
     )
     with pytest.raises(SpecError, match=says):
         load_system(str(file))
+
+
+def test_libraries_compute_in_fp32_where_half_precision_is_slower() -> None:
+    """GTX 1080 Ti does fp16 at 1/64 of its fp32 rate; P100 does it at twice the rate, V100 on tensor cores."""
+    card = load_device("gtx-1080-ti")
+    assert figures(card, "fp16").peak_flops_per_s == card.vector_peak["fp32"]
+    assert figures(card, "fp16", "vector").peak_flops_per_s == card.vector_peak["fp16"]  # what a table says it did
+    for name in ("p100-pcie-16gb", "v100-sxm2-16gb"):
+        assert load_device(name).arithmetic("fp16") == "fp16"
+    slow, narrow = (
+        predict(load_model("resnet50"), load_system(name), Run(batch=32, dtype="fp16"))
+        for name in ("gtx-1080-ti", "p100-pcie-16gb")
+    )
+    assert slow.step_time < 2.5 * narrow.step_time
+    assert slow.mfu < 1.0

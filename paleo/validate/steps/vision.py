@@ -25,6 +25,9 @@ WITHOUT_UPDATE = "no weight update"
 
 #: Profiles of kernels that a row names beside its framework, by a word of the latter; the first that fits.
 OWN_KERNELS = (("convnet2", "cuda-convnet2"), ("fbfft", "fbfft"), ("torch-7", "torch7-native"), ("neon", "neon"))
+#: Sources whose PyTorch scripts lay images out channels-last in sixteen bits, by what they begin with (the option
+#: --memory-format nhwc of their configurations), and the profile of such scripts.
+CHANNELS_LAST, PYTORCH_CHANNELS_LAST = ("DeepLearningExamples",), "pytorch-ngc-channels-last"
 #: Frameworks by a word of their name whose convolutions are OpenCL programs.
 OPENCL = ("cl-nn", "greentea", "deepcl")
 #: Columns in which the rows of one scaling curve agree.
@@ -112,6 +115,8 @@ def profile_of(row: Row) -> str:
     if native_profile is not None:
         return native_profile
     software = software_of(row, "cudnn-library")
+    if software.startswith("pytorch") and str(row.get("source", "")).startswith(CHANNELS_LAST):
+        return PYTORCH_CHANNELS_LAST
     native = software == "caffe" and cudnn_version(cudnn) in (None, 1.0)
     return "caffe-native" if native else software
 
