@@ -7,7 +7,7 @@ that a strategy can split them; its backward operations are derived, not written
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields, replace
+from dataclasses import fields, is_dataclass, replace
 from typing import Any, Protocol
 
 from paleo.operations.kernel import Kernel
@@ -83,6 +83,8 @@ def with_tensors(operation: Operation, change: Callable[[Tensor], Tensor]) -> Op
     def changed(value: Any) -> Any:
         if isinstance(value, Tensor):
             return change(value)
+        if is_dataclass(value) and hasattr(value, "forward"):
+            return with_tensors(value, change)  # type: ignore[arg-type]
         return tuple(map(changed, value)) if isinstance(value, tuple) else value
 
     result: Operation = replace(operation, **{f.name: changed(getattr(operation, f.name)) for f in fields(operation)})  # type: ignore

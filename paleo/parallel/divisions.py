@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from paleo.errors import PlanError
 from paleo.network.graph import Node
 from paleo.operations.base import Operation, is_core
+from paleo.operations.chain import RecomputedChain
 from paleo.operations.contraction import Contraction
 from paleo.operations.memory_pass import MemoryPass
 from paleo.operations.recurrence import Recurrence
@@ -55,6 +56,8 @@ def _undivided(operation: Operation) -> tuple[frozenset[str], str]:
     """Dims whose shares would have to wait for one another, or that a view hides, and why they stay whole."""
     if isinstance(operation, Recurrence):
         return frozenset({operation.steps_dim}), "its steps wait for one another"
+    if isinstance(operation, RecomputedChain):
+        return operation.whole_dims, "its steps wait for one another"
     if is_core(operation):
         return _PACKED, "attention is divided by batch, seq or kv_heads"
     if isinstance(operation, Contraction):

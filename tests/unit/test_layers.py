@@ -178,6 +178,15 @@ CASES = [
         "rnn", (SEQUENCE,), (2, 5, 12), {"hidden": 6, "bidirectional": True, "biases": 0}, 2 * (48 + 36),
         2 * 10 * 168, 4 * 10 * 168, 320 + 480 + 480, (320 + 384 + 480) + (480 + 288 + 480),
     ),
+    # two groups of two heads of 2, 3 states: 16 features a group in, 8 to 8 out, convolution of 10 by 4 and a bias a
+    # group, three vectors of 4, norm of 8; scores, what is added, within and across: 600 + 480 + 800 + 480 FLOP, thrice
+    # backward
+    Case(
+        "mamba2", (SEQUENCE,), (2, 5, 8), {"heads": 4, "head_dim": 2, "groups": 2, "state": 3, "chunk": 5},
+        256 + 64 + 100 + 12 + 8, 6400 + 2360, 2 * 6400 + 3 * 2360,
+        320 + 800 + (320 + 240 + 240 + 160) + 3 * 320,
+        2624 + 2000 + (320 + 880 + 752 + 384 + 1040 + 752) + 992 + 896,
+    ),
     # no more than the 56 entries of the table move
     Case("embedding", (WORDS,), (2, 5, 8), {"entries": 7, "features": 8}, 56, saved=80, moved=80 + 224 + 320),
     Case("embedding", (WORDS,), (2, 5, 8), {"entries": 70, "features": 8}, 560, saved=80, moved=80 + 320 + 320),

@@ -29,6 +29,7 @@ def test_every_dim_that_tensor_parallelism_divides_is_said_by_a_layer() -> None:
         "latent_attention": ("kv_heads",),
         "mlp": ("ffn",),
         "moe": ("ffn",),
+        "mamba2": ("ssm_groups",),
         "linear": ("vocab",),
         "embedding": ("vocab",),
         "cross_entropy": ("vocab",),
