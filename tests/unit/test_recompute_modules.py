@@ -59,8 +59,8 @@ def test_activations_of_experts_are_made_again_without_a_product() -> None:
 def test_latent_attention_projects_up_again() -> None:
     """16 heads of DeepSeek-V2-Lite: query (192) and key (192) rotated and as they were, value (128)."""
     assert again("deepseek_v2-lite", "mla_up_proj") > 0
-    one = TOKENS * 16 * 2.0
-    assert freed("deepseek_v2-lite", "mla_up_proj") >= one * (192 + 192 + 128) * 0.9
+    entry = TOKENS * 16 * 2.0
+    assert freed("deepseek_v2-lite", "mla_up_proj") >= entry * (192 + 192 + 128) * 0.9
 
 
 def test_the_core_of_attention_is_what_the_software_recomputes_by_itself() -> None:
