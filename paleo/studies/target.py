@@ -301,7 +301,7 @@ def _first_fitting(task: Task, system: System, gpus: int, batch: float, options:
         return point
     for strategy in MODEL_PARALLEL:
         try:
-            other = point_of(strategy=strategy)
+            other = point_of(strategy=strategy, microbatch=1 if "tp=" in strategy else None)
         except PlanError:
             continue
         if other.prediction.memory.fits:

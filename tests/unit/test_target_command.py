@@ -63,6 +63,15 @@ def test_bad_input_is_one_message(arguments: list[str], message: str, capsys: py
     assert len(err.strip().splitlines()) == 1
 
 
+def test_a_model_too_large_for_a_gpu_is_spread(capsys: pytest.CaptureFixture[str]) -> None:
+    lora = ["target", "mlperf:llama2_70b_lora", "--system", "dgx-h100", "--gpus", "8", "--batch", "8", "--json"]
+    code, out, _ = run(lora, capsys)
+    (point,) = json.loads(out)["points"]
+    assert code == 0
+    assert point["fits"]
+    assert point["strategy"] != "dp=8"
+
+
 def test_goodput_of_a_long_run(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run([*ESTIMATE, "--tokens", "15T", "--goodput", "--json"], capsys)
     found = json.loads(out)["goodput"]
