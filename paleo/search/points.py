@@ -144,8 +144,8 @@ class _Blocks:
         """
 
         def found(layout: Layout) -> Key:
-            tp, cp, ep, dp = (layout.mesh.degree(axis) for axis in ("tp", "cp", "ep", "dp"))
-            return tp, cp, ep, dp if self.exact else 2, layout.sequence_parallel
+            tp, cp, ep = (layout.mesh.degree(axis) for axis in ("tp", "cp", "ep"))
+            return tp, cp, ep, 2, layout.sequence_parallel
 
         return found
 
@@ -189,7 +189,7 @@ class _Blocks:
         as many lowerings as there are points."""
         sizes = sorted({size for counts in family.values() for size in counts})
         corners = self._corners(family, most_cp=True), self._corners(family, most_cp=False)
-        if (self.exact and len(family) > 1) or self.uneven or len(sizes) < 2 or not all(corners):
+        if self.uneven or len(sizes) < 2 or not all(corners):
             return None
         ends = list(product(corners[0], sizes[:2])), list(product(corners[1], _FULL))
         met = {key[0] for points in corners for key in points}
