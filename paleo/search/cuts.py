@@ -71,6 +71,8 @@ class Cuts:
         if isinstance(run.cut, tuple):
             stated = cut(program, self.seconds[:, 0].tolist(), pieces, run.cut)
             yield Partition(tuple(stated), np.arange(self.seconds.shape[1]))
+        elif self.backend.offload.parts:  # traffic to the host weighs, which depends on the stage of ZeRO
+            yield from self._balanced(pieces)
         elif self.backend.software.parallelism.stages == "work" and run.cut is None:
             yield from self._by_work(pieces)
         elif self.folded:
@@ -94,7 +96,7 @@ class Cuts:
         program = self.programs[0]
         for weights, cases in self.profiles:
             block = int(np.argmax(np.array(weights) * self.repeat))
-            even = self.repeat[block] % pieces == 0
+            even = self.repeat[block] % pieces == 0 and not self.backend.offload.parts
             if even and self._light_ends(weights, block, pieces):
                 continue
             layers = balanced_cut(program, weights, pieces)

@@ -80,8 +80,14 @@ class _Members:
 
     @property
     def several(self) -> npt.NDArray[np.bool_]:
-        """Cases whose batch is shared out over several ranks."""
+        """Cases whose states may be shared out over several ranks."""
         return self.cases.layouts.replicas[self.cases.layout] > 1
+
+    @property
+    def zero(self) -> tuple[int, ...]:
+        """Stages of ZeRO; a shard group has states to share out."""
+        least = 1 if self.space.degrees.get("shard", 1) > 1 else 0
+        return tuple(zero for zero in self.space.zero if zero >= least)
 
     def single(self) -> Iterator[Solved]:
         """Configurations without a pipeline."""
@@ -91,7 +97,7 @@ class _Members:
         every, several = np.arange(len(self.cases)), np.flatnonzero(self.several)
         sharing = {False: (self.cases, Shared()), True: (self.cases.of(several), Shared())}
         for overlapped in modes(self.space, self.backend):
-            for zero in self.space.zero:
+            for zero in self.zero:
                 cases, shared = sharing[zero > 0]
                 index = several if zero else every
                 batch = Batch(cases, assignment, schedule, zero, overlapped, self.arrival[index], "closed", shared)
@@ -119,7 +125,7 @@ class _Members:
     def _chosen(self, cut: _Cut, schedule: Schedule, index: Index, cases: Cases, shared: Shared) -> Iterator[Solved]:
         """What each ZeRO stage and each way to exchange gradients makes of some cases."""
         choices, several = modes(self.space, self.backend), self.several[index]
-        for zero in (zero for zero in self.space.zero if (zero == 3) == cut.sharded):
+        for zero in (zero for zero in self.zero if (zero == 3) == cut.sharded):
             for overlapped in choices:
                 batch = Batch(cases, cut.assignment, schedule, zero, overlapped, self.arrival[index], "closed", shared)
                 own = several if zero else np.ones_like(several)

@@ -15,12 +15,12 @@ from itertools import pairwise
 import numpy as np
 
 from paleo.errors import PlanError
+from paleo.lowering.recompute import uneven
 from paleo.network.graph import Graph, Node
 from paleo.parallel.mesh import Mesh
 from paleo.parallel.placement import Placement, Rule, Split
 from paleo.parallel.plan import plan
 from paleo.parallel.propagation import PlacedNode, propagate
-from paleo.search.space import check_searched
 from paleo.specs.hardware import System
 from paleo.specs.model import ModelSpec
 from paleo.specs.run import Run
@@ -62,7 +62,7 @@ def hybrid(model: ModelSpec, system: System, run: Run) -> Hybrid:
 
     Raises PlanError for a network whose layers are no chain.
     """
-    check_searched(run)
+    _check(run)
     chosen = plan(model, system, run)
     backend = backend_of(system, run, chosen.dtype)
     graph = backend.graph(model, chosen.microbatch * chosen.dp)
@@ -74,6 +74,16 @@ def hybrid(model: ModelSpec, system: System, run: Run) -> Hybrid:
     plain = [next(index for index, one in enumerate(layer) if one.split == _BATCH) for layer in options]
     layers = tuple((node.name, options[i][pick].words) for i, (node, pick) in enumerate(zip(chain, best, strict=True)))
     return Hybrid(layers, search.total(options, best), search.total(options, plain))
+
+
+def _check(run: Run) -> None:
+    """PlanError for what a search layer by layer does not range over."""
+    if run.placement:
+        raise PlanError(f"placement: {', '.join(run.placement)}: a search layer by layer places them; leave it out")
+    if run.offload != "none":
+        raise PlanError(f"offload {run.offload!r}: a search layer by layer has no states to move; leave it out")
+    if uneven(run) or run.cut is not None:
+        raise PlanError("recompute_layers and the like, cut: a search layer by layer has no pieces; leave them out")
 
 
 def _chain(graph: Graph) -> list[Node]:

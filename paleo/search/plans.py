@@ -86,13 +86,15 @@ def _sized(run: Run, gpus: int, global_batch: int) -> Run:
 
 
 def _searched(model: ModelSpec, system: System, run: Run, space: Space) -> Part:
-    backend = backend_of(system, run, plan(model, system, run.model_copy(update={"global_batch": None})).dtype)
+    backend = backend_of(
+        system, run, plan(model, system, run.model_copy(update={"global_batch": None, "cut": None})).dtype
+    )
     graph = backend.graph(model, 1)
     chosen = layouts(graph, run.gpus, run.global_batch or 1, space)
     if not chosen:
         raise PlanError(f"{run.gpus} gpus: no degrees share {run.global_batch} samples evenly")
-    points = priced(model, backend, chosen, lambda layout: microbatches(layout.local_batch, space))
-    return Part(run, tuple(chosen), evaluate(points, chosen, space, backend))
+    points = priced(model, backend, chosen, lambda layout: microbatches(layout.local_batch, space), space)
+    return Part(run, tuple(chosen), evaluate(points, chosen, space, backend), space.preset)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,10 +25,10 @@ from paleo.operations.tensor import Size
 from paleo.parallel.divisions import PADDED
 from paleo.parallel.mesh import Mesh
 from paleo.parallel.overrides import placement
-from paleo.parallel.placement import Placement, Strategy
+from paleo.parallel.placement import Context, Placement, Strategy
 from paleo.parallel.propagation import check_divisions
 from paleo.pricing.kernels import KernelTimes
-from paleo.search.space import Layout
+from paleo.search.space import Layout, Space
 from paleo.specs.model import ModelSpec
 from paleo.step.backend import Backend
 from paleo.step.section_times import BYTES, FIGURES, SectionCosts, Sums, section_costs
@@ -43,8 +44,18 @@ _SAME = 2.0**-36
 #: Microbatches that fill up every sparse count.
 _FULL = (2**16, 2**17)
 
-#: tp, cp, ep, dp, sequence parallelism: what the layers of a rank depend on.
-Key = tuple[int, int, int, int, bool]
+
+class Key(NamedTuple):
+    """What the layers of a rank depend on: degrees, and how sequences are split and seen."""
+
+    tp: int
+    cp: int
+    ep: int
+    dp: int
+    sequence_parallel: bool
+    context: Context = "ring"
+    spatial: int = 1
+    shard: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,19 +105,21 @@ class Points:
 
 
 def priced(
-    model: ModelSpec, backend: Backend, layouts: Sequence[Layout], sizes: Callable[[Layout], Sequence[int]]
+    model: ModelSpec,
+    backend: Backend,
+    layouts: Sequence[Layout],
+    sizes: Callable[[Layout], Sequence[int]],
+    space: Space | None = None,
 ) -> Points:
     """Every point of the layouts, each at the microbatches of ``sizes``."""
-    blocks = _Blocks(model, backend)
+    blocks = _Blocks(model, backend, space)
     key = blocks.key()
     wanted: dict[Key, set[int]] = {}
     for layout in layouts:
         wanted.setdefault(key(layout), set()).update(sizes(layout))
     families: dict[tuple[object, ...], dict[Key, list[int]]] = {}
     for one, counts in wanted.items():
-        tp, cp, ep, _, sequence_parallel = one
-        family = (tp > 1, cp > 1, ep, sequence_parallel)
-        families.setdefault(family, {})[one] = sorted(counts)
+        families.setdefault((one.tp > 1, one.cp > 1, *one[2:]), {})[one] = sorted(counts)
     priced_blocks = [block for family in families.values() for block in blocks.of(family)]
     if not priced_blocks:
         raise PlanError(f"{blocks.problem or 'no way to lay the network over these gpus'}")
@@ -123,31 +136,29 @@ class _Blocks:
     """Lowers layouts; remembers graphs, and why the last layout could not be lowered. ``uneven``: which kernels there
     are depends on the microbatch, so that each is lowered by itself."""
 
-    def __init__(self, model: ModelSpec, backend: Backend) -> None:
+    def __init__(self, model: ModelSpec, backend: Backend, space: Space | None = None) -> None:
+        space = space or Space()
         self.model, self.backend = model, backend
         self.problem = ""
         self._graphs: dict[int, Graph] = {}
         self._known: dict[tuple[Key, int], Program] = {}
-        self._placements: dict[tuple[int, bool], Placement] = {}
+        self._placements: dict[tuple[object, ...], Placement] = {}
         self.uneven = backend.software.fusion.softmax_multiple > 1
-        self.exact = any(
-            "capacity" in tensor.dims
-            for node in self.graph(1).nodes
-            for operation in node.operations
-            for tensor in (*operation.reads, operation.out)
-        )
+        self.counts_dp = space.preset != "dp" or bool(backend.run.placement)
+        self.preset = space.preset
 
     def key(self) -> Callable[[Layout], Key]:
-        """What a layout's layers depend on: tp, cp, ep, sequence parallelism, and dp only where some layer looks at it.
+        """What a layout's layers depend on; dp only where a placement may split by it anything but the batch.
 
         Else two dp ranks stand for any number of them: a collective over one rank takes no time.
         """
 
-        def found(layout: Layout) -> Key:
-            tp, cp, ep = (layout.mesh.degree(axis) for axis in ("tp", "cp", "ep"))
-            return tp, cp, ep, 2, layout.sequence_parallel
+        def key(layout: Layout) -> Key:
+            tp, cp, ep, dp, spatial, shard = map(layout.mesh.degree, ("tp", "cp", "ep", "dp", "spatial", "shard"))
+            dp, shard = (dp, shard) if self.counts_dp else (2, min(shard, 2))
+            return Key(tp, cp, ep, dp, layout.sequence_parallel, layout.context, spatial, shard)
 
-        return found
+        return key
 
     def graph(self, batch: int) -> Graph:
         """The network at a batch, built once."""
@@ -158,7 +169,7 @@ class _Blocks:
     def of(self, family: Mapping[Key, Sequence[int]]) -> list[Block]:
         """Blocks of layouts that differ in tp and cp alone, those left out whose layers cannot be divided."""
         able = {key: sizes for key, sizes in family.items() if self._divides(key)}
-        return self._blocks(able, (lambda key: key[0], lambda key: key)) if able else []
+        return self._blocks(able, (lambda key: key.tp, lambda key: key)) if able else []
 
     def _blocks(self, family: Mapping[Key, Sequence[int]], apart: Sequence[Callable[[Key], object]]) -> list[Block]:
         """All layouts on one surface, else those that are alike in the first of ``apart``, and so on, else each point
@@ -208,12 +219,12 @@ class _Blocks:
         """Layouts on two values of tp and two of cp (one, where there are no more), of the family or like it: the
         fewest tp and the most cp ranks, on which a small microbatch fills no sparse count, or the most tp and the
         fewest cp ranks. Empty where there are none."""
-        rest = next(iter(family))[2:]
-        tps, cps = (sorted({key[axis] for key in family}) for axis in (0, 1))
+        any_key = next(iter(family))
+        tps, cps = sorted({key.tp for key in family}), sorted({key.cp for key in family})
         tps, least = tps[:2] if most_cp else tps[-2:], min(len(cps), 2)
         whole: list[list[Key]] = []
         for cp in reversed(cps) if most_cp else cps:
-            keys = [(tp, cp, *rest) for tp in tps]
+            keys = [any_key._replace(tp=tp, cp=cp) for tp in tps]
             if len(whole) < least and all(key in family or self._divides(key) for key in keys):
                 whole.append(keys)
         return [key for keys in whole for key in keys] if len(whole) == least else []
@@ -250,7 +261,7 @@ class _Blocks:
     def _shares(self, tps: Collection[int]) -> list[Callable[[int], float]]:
         """What a count over tp may be affine in: 1/tp, or the share of a dim that does not divide evenly."""
         graph = self.graph(1)
-        laid = self._placement(graph, (1, 1, 1, 1, False))
+        laid = self._placement(graph, Key(1, 1, 1, 1, False))
         padded = {
             tensor.size(dim)
             for node in graph.nodes
@@ -271,16 +282,17 @@ class _Blocks:
         return self._known[key, microbatch]
 
     def _placement(self, graph: Graph, key: Key) -> Placement:
-        known, chosen = self._placements, (graph.batch, key[-1])
+        known, chosen = self._placements, (graph.batch, *key[4:])
         if chosen not in known:
-            strategy = Strategy(sequence_parallel=key[-1])
-            known[chosen] = placement(graph, strategy, {}, self.backend.run.expert_imbalance)
+            degrees = {"spatial": key.spatial} if key.spatial > 1 else {}
+            strategy = Strategy(self.preset, degrees, 0, key.sequence_parallel, 1, key.context)
+            run = self.backend.run
+            known[chosen] = placement(graph, strategy, run.placement, run.expert_imbalance)
         return known[chosen]
 
 
 def _mesh(key: Key) -> Mesh:
-    tp, cp, ep, dp, _ = key
-    return Mesh.of({"tp": tp, "cp": cp, "ep": ep, "dp": dp})
+    return Mesh.of({axis: getattr(key, axis) for axis in ("tp", "cp", "ep", "dp", "spatial", "shard")})
 
 
 def _between(key: Key, corners: Mapping[Key, Array], share: Callable[[int], float]) -> Array:
@@ -288,9 +300,10 @@ def _between(key: Key, corners: Mapping[Key, Array], share: Callable[[int], floa
     found = np.zeros(())
     for corner, numbers in corners.items():
         weight = 1.0
-        for axis, of in enumerate((share, _even_share)):
-            for other in {one[axis] for one in corners} - {corner[axis]}:
-                weight *= (of(key[axis]) - of(other)) / (of(corner[axis]) - of(other))
+        for axis, of in (("tp", share), ("cp", _even_share)):
+            own, at = getattr(key, axis), getattr(corner, axis)
+            for other in {getattr(each, axis) for each in corners} - {at}:
+                weight *= (of(own) - of(other)) / (of(at) - of(other))
         found = found + weight * numbers
     return np.asarray(found)
 

@@ -53,6 +53,7 @@ class Part:
     run: Run
     layouts: tuple[Layout, ...]
     results: Results
+    preset: str = "dp"
 
 
 class Ranking:
@@ -166,7 +167,7 @@ class Ranking:
 
     def _strategy(self, index: int) -> tuple[int, str]:
         part, layout, _, _, choice = self._at(index)
-        return part.run.gpus, strategy_words(part.layouts[layout], choice.zero, choice.chunks)
+        return part.run.gpus, strategy_words(part.layouts[layout], choice.zero, choice.chunks, part.preset)
 
     def _at(self, index: int) -> tuple[Part, int, int, int, Choice]:
         """The part of a configuration, and its layout, microbatch, recompute policy and choice."""
@@ -182,7 +183,7 @@ class Ranking:
         self.play(np.array([index], dtype=np.intp))
         part, position, microbatch, policy, choice = self._at(index)
         layout, schedule = part.layouts[position], list(SCHEDULES)[choice.schedule]
-        strategy, recompute = strategy_words(layout, choice.zero, choice.chunks), RECOMPUTE[policy]
+        strategy, recompute = strategy_words(layout, choice.zero, choice.chunks, part.preset), RECOMPUTE[policy]
         changed: dict[str, object] = {"strategy": strategy, "microbatch": microbatch, "recompute": recompute}
         changed["schedule"] = "1f1b" if schedule == "interleaved" else schedule
         cut = part.results.cut(index - int(self.first[self._part(index)]))
@@ -222,10 +223,11 @@ def _rate(system: System, gpus: int, objective: str) -> float:
     raise SpecError(f"objective 'cost': no price is known for {system.name}; add price_per_node, or use energy")
 
 
-def strategy_words(layout: Layout, zero: int, chunks: int) -> str:
+def strategy_words(layout: Layout, zero: int, chunks: int, preset: str = "dp") -> str:
     """The strategy in the spelling of the command line."""
     degrees = {**dict(layout.mesh.degrees), "dp": layout.mesh.replicas}
     parts = [f"{axis}={degree}" for axis, degree in degrees.items() if degree > 1]
     parts += [f"vp={chunks}"] if chunks > 1 else []
     parts += [f"zero={zero}"] if zero else []
-    return ",".join(parts + (["sp"] if layout.sequence_parallel else [])) or "dp"
+    flags = ["sp"] * layout.sequence_parallel + ["ulysses"] * (layout.context == "all_to_all")
+    return ",".join([*([] if preset == "dp" and parts else [preset]), *parts, *flags])

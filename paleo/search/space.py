@@ -11,7 +11,7 @@ from paleo.errors import PlanError, SpecError
 from paleo.lowering.recompute import RECOMPUTE, uneven
 from paleo.network.graph import Graph
 from paleo.parallel.mesh import Mesh
-from paleo.parallel.placement import STRATEGIES, Strategy, parse_strategy
+from paleo.parallel.placement import STRATEGIES, Context, Strategy, parse_strategy
 from paleo.parallel.plan import DEFAULT_BATCH, DEFAULT_SEQUENCES
 from paleo.schedules.base import SCHEDULES
 from paleo.specs.model import ModelSpec
@@ -27,7 +27,9 @@ class Space:
 
     ``degrees`` fixes axes, ``microbatches`` and ``chunks`` list what may be tried, ``sequence_parallel`` and
     ``overlapped`` fix a choice. Pipelines with sharded parameters (ZeRO-3) are tried with ``sharded_pipelines``
-    alone."""
+    alone, shard groups and images split in space where ``degrees`` has them (``shard``, ``spatial``). ``contexts``: how
+    attention sees a sequence that is split over cp; None tries rings, and from `LONG` tokens a sequence on all-to-alls
+    too. ``preset`` is that of the strategy."""
 
     degrees: Mapping[str, int] = field(default_factory=dict)
     microbatches: tuple[int, ...] | None = None
@@ -38,6 +40,12 @@ class Space:
     sequence_parallel: bool | None = None
     overlapped: bool | None = None
     sharded_pipelines: bool = False
+    contexts: tuple[Context, ...] | None = None
+    preset: str = "dp"
+
+
+#: Tokens of a sequence from which all-to-alls over cp are tried beside rings.
+LONG = 16384
 
 
 def within(strategy: str | None, **stated: object) -> Space:
@@ -49,15 +57,10 @@ def within(strategy: str | None, **stated: object) -> Space:
     fixed: dict[str, object] = {name: (value,) for name, value in stated.items() if value is not None}
     if strategy is not None:
         parsed = parse_strategy(strategy)
-        if parsed.preset != "dp":
-            raise PlanError(f"strategy {strategy!r}: a search ranges over degrees, not over {parsed.preset!r}")
-        other = next((name for name in parsed.degrees if name not in (*SPLITS, "dp")), None) or next(
-            (flag for flag in parsed.flags if flag != "sp"), None
-        )
-        if other is not None:
-            raise PlanError(f"strategy {strategy!r}: a search does not range over {other!r}; use estimate for it")
         if parsed.etp is not None:
             raise PlanError(f"strategy {strategy!r}: a search does not fold experts (etp); use estimate for it")
+        fixed |= {"preset": parsed.preset}
+        fixed |= {"contexts": (parsed.context,)} if "ulysses" in parsed.flags else {}
         words = {part.partition("=")[0].strip() for part in strategy.split(",")}
         fixed["degrees"] = dict(parsed.degrees)
         fixed |= {"zero": (parsed.zero,), "sharded_pipelines": parsed.zero == 3} if "zero" in words else {}
@@ -75,10 +78,6 @@ def check_searched(run: Run) -> None:
     if run.consistency != "bsp":
         stale = f"consistency {run.consistency!r}: plans are ranked by time alone, which always prefers the stalest"
         raise PlanError(f"{stale}; estimate it, or compare it with bsp")
-    if run.offload != "none":
-        raise PlanError(f"offload {run.offload!r}: a search does not range over it; leave it out, or estimate one run")
-    if run.placement:
-        raise PlanError(f"placement: {', '.join(run.placement)}: a search places layers itself; leave it out")
     if uneven(run):
         raise PlanError("recompute_layers and the like: a search recomputes all layers alike; leave them out")
     if run.cut == "time":
@@ -87,30 +86,36 @@ def check_searched(run: Run) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A mesh, whether sequences are split over tp between layers, and the samples of each data-parallel rank."""
+    """A mesh, whether sequences are split over tp between layers, the samples of each data-parallel rank, and how
+    attention sees a sequence that is split over cp."""
 
     mesh: Mesh
     sequence_parallel: bool
     local_batch: int
-
-    @property
-    def strategy(self) -> Strategy:
-        """The strategy of its layers; states and pipeline chunks are chosen apart."""
-        return Strategy("dp", {}, 0, self.sequence_parallel)
+    context: Context = "ring"
 
 
 def layouts(graph: Graph, gpus: int, global_batch: int, space: Space) -> list[Layout]:
     """Every mesh of ``gpus`` whose axes all divide something and whose data-parallel ranks all have work."""
-    useful = _useful(graph)
-    found = []
+    useful, laid_out = _useful(graph, space), []
+    spatial, shard = space.degrees.get("spatial", 1), space.degrees.get("shard", 1)
     for tp, cp, ep, pp in product(*(_degrees(axis, gpus, graph, useful, space) for axis in SPLITS)):
-        ranks, replicas = tp * cp * ep * pp, gpus // (tp * cp * pp)
+        others = tp * cp * pp * spatial
+        ranks, replicas = others * ep * shard, gpus // others
         if gpus % ranks or space.degrees.get("dp", replicas) != replicas or not _shared(global_batch, replicas):
             continue
-        mesh = Mesh.of({"tp": tp, "cp": cp, "ep": ep, "pp": pp, "dp": gpus // ranks})
-        local = math.ceil(global_batch / replicas)
-        found += [Layout(mesh, sp, local) for sp in _sequence_parallel(tp, space)]
-    return found
+        degrees = {"tp": tp, "cp": cp, "ep": ep, "pp": pp, "dp": gpus // ranks, "spatial": spatial, "shard": shard}
+        mesh, local = Mesh.of(degrees), math.ceil(global_batch / replicas)
+        for context in _contexts(graph, cp, space):
+            laid_out += [Layout(mesh, sp, local, context) for sp in _sequence_parallel(tp, space)]
+    return laid_out
+
+
+def _contexts(graph: Graph, cp: int, space: Space) -> tuple[Context, ...]:
+    """How attention may see a sequence over cp."""
+    if cp == 1 or space.contexts is not None:
+        return space.contexts or ("ring",)
+    return ("ring", "all_to_all") if (graph.tokens_per_sample or 0) >= LONG else ("ring",)
 
 
 #: Slots for samples beyond those of the batch, as a share of it, that a layout may leave idle.
@@ -137,9 +142,9 @@ def _cuts(graph: Graph, stages: int) -> bool:
     return stages <= (sum(repeat for _, repeat in repeats) if repeats else len(graph.nodes))
 
 
-def _useful(graph: Graph) -> frozenset[str]:
+def _useful(graph: Graph, space: Space) -> frozenset[str]:
     """Axes that divide a dim of some layer that dp does not divide."""
-    placement = STRATEGIES["dp"](graph, Strategy())
+    placement = STRATEGIES[space.preset](graph, Strategy(space.preset))
     used: set[str] = set()
     for node in graph.nodes:
         dims = {dim for op in node.operations for tensor in (*op.reads, op.out) for dim in tensor.dims} - {"batch"}

@@ -13,9 +13,9 @@ import pytest
 from paleo.errors import PaleoError
 from paleo.predict import Prediction, predict
 from paleo.schedules.base import SCHEDULES
-from paleo.search.plans import _searched, _sized
+from paleo.search.plans import _searched, _sized, search
 from paleo.search.ranking import Ranking
-from paleo.search.space import Space
+from paleo.search.space import Space, within
 from paleo.specs.hardware import load_system
 from paleo.specs.loading import validate
 from paleo.specs.model import load_model
@@ -100,23 +100,67 @@ def test_many_microbatches_are_drawn_as_a_window(name: str) -> None:
 
 #: Configurations compared for each search; 2,000 were when the step became one.
 DRAWS = 25
-SEARCHED = [
-    ("gpt2", "dgx-h100", {"gpus": 24, "global_batch": 96}),
-    ("llama2-7b", "dgx-a100-80gb", {"gpus": 32, "global_batch": 64, "software": "megatron-core"}),
-    ("mixtral-8x7b", "dgx-h100", {"gpus": 16, "global_batch": 32}),
+SEARCHED: list[tuple[str, dict[str, Any]]] = [
+    ("gpt2", {"gpus": 24, "global_batch": 96}),
+    ("llama2-7b", {"gpus": 32, "global_batch": 64, "software": "megatron-core"}),
+    ("mixtral-8x7b", {"gpus": 16, "global_batch": 32}),
 ]
 
 
-@pytest.mark.parametrize(("model", "system", "options"), SEARCHED)
-def test_a_search_asks_for_the_same_step(model: str, system: str, options: dict[str, Any]) -> None:
-    network, machine, run = load_model(model), load_system(system), validate(Run, options, "test")
-    part = _searched(network, machine, _sized(run, run.gpus, run.global_batch or 0), Space())
+#: What a search is told beside degrees: strategies and options that each of its configurations has.
+STATED: list[tuple[str, dict[str, Any], str | None]] = [
+    ("gpt2", {"offload": "optimizer,activations"}, None),
+    ("gpt2", {"offload": "optimizer,gradients,parameters"}, "zero=3"),
+    ("gpt2", {}, "zero=3,shard=8"),
+    ("gpt2", {}, "cp=4,ulysses"),
+    ("resnet50", {}, "spatial=2"),
+    ("alexnet", {}, "owt"),
+    ("gpt2", {"placement": {"block.*.mlp1": {"ffn": None}}}, None),
+    ("gpt2", {"cut": (3, 3, 4, 2)}, "pp=4"),
+    ("gpt2", {"model": {"layers": 13}}, None),
+]
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "strategy", "draws"),
+    [
+        *((model, options, None, DRAWS) for model, options in SEARCHED),
+        *((model, {"gpus": 16, "global_batch": 64} | options, strategy, 6) for model, options, strategy in STATED),
+    ],
+)
+def test_a_search_asks_for_the_same_step(model: str, options: dict[str, Any], strategy: str | None, draws: int) -> None:
+    network, machine, run = load_model(model), load_system("dgx-h100"), validate(Run, options, "test")
+    part = _searched(network, machine, _sized(run, run.gpus, run.global_batch or 0), within(strategy))
     ranking = Ranking([part], machine, "time")
-    for index in random.Random(2026).sample(range(len(ranking.step)), DRAWS):
+    for index in random.Random(2026).sample(range(len(ranking.step)), draws):
         row = ranking.row(index)
         alone = predict(network, machine, row.run)
         assert row.step_time == pytest.approx(alone.step_time, rel=1e-9), row
         assert row.memory == pytest.approx(alone.memory.total, rel=1e-9), row
+
+
+@pytest.mark.parametrize("layers", [12, 13])
+def test_no_strategy_that_fits_beats_the_first_plan(layers: int) -> None:
+    """Runs drawn from a seed: degrees, chunks, schedules, cuts, recomputation of some layers, shard groups."""
+    network, machine = load_model("gpt2"), load_system("dgx-h100")
+    stated: dict[str, Any] = {"gpus": 16, "global_batch": 16, "model": {"layers": layers, "seq": 512}}
+    best = search(network, machine, validate(Run, stated, "test"), top=1).plans[0]
+    draw, tried = random.Random(layers), 0
+    for _ in range(160):
+        pipeline, tensor = draw.choice((1, 2, 4, 8)), draw.choice((1, 2))
+        chunks = draw.choice((1, 1, 2, 3)) if pipeline > 1 else 1
+        more = draw.choice(("", ",zero=1", ",zero=2", ",zero=1,shard=2"))
+        strategy = f"tp={tensor},pp={pipeline}{more}" + (f",vp={chunks}" if chunks > 1 else "")
+        recompute = draw.choice(({}, {}, {"recompute": "full", "recompute_layers": 1}))
+        cut = draw.choice(({}, {"cut": "time"})) if pipeline > 1 else {}
+        free = {"strategy": strategy, "microbatch": draw.choice((1, 2)), "schedule": draw.choice(("1f1b", "zb-h1"))}
+        try:
+            alone = predict(network, machine, validate(Run, stated | free | recompute | cut, "test"))
+        except PaleoError:
+            continue
+        tried += 1
+        assert alone.step_time >= 0.99 * best.step_time, alone.run
+    assert tried > 50
 
 
 def test_one_configuration_is_what_it_is_among_others() -> None:

@@ -16,7 +16,6 @@ from paleo.parallel.placement import STRATEGIES, parse_strategy
 from paleo.parallel.propagation import propagate
 from paleo.predict import Prediction, predict
 from paleo.search.hybrid import hybrid
-from paleo.search.plans import search
 from paleo.specs.hardware import load_system
 from paleo.specs.model import load_model, model_from
 from paleo.specs.run import Run
@@ -144,11 +143,10 @@ def test_steps_of_a_recurrence_cannot_be_divided() -> None:
         predict(load_model("lstm_lm"), SYSTEM, Run(gpus=2, batch=4, strategy="cp=2", model={"seq": 64}))
 
 
-def test_a_search_places_layers_itself() -> None:
+def test_a_search_layer_by_layer_places_layers_itself() -> None:
     run = Run(gpus=8, global_batch=64, placement={"head": {"vocab": None}})
-    for call in (search, hybrid):
-        with pytest.raises(PlanError, match="placement: head: a search places layers itself"):
-            call(load_model("gpt2"), SYSTEM, run)
+    with pytest.raises(PlanError, match="placement: head: a search layer by layer places them"):
+        hybrid(load_model("gpt2"), SYSTEM, run)
 
 
 def test_a_run_may_be_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
