@@ -56,7 +56,9 @@ def columns(ranking: Ranking, most: int) -> PlanColumns:
         schedule[places], overlapped[places] = choices[choice, 0], choices[choice, 3] > 0
         pairs = np.stack([layout, choices[choice, 1], choices[choice, 2]], axis=1)
         unique, inverse = np.unique(pairs, axis=0, return_inverse=True)
-        words = [strategy_words(part.layouts[each], int(zero), int(chunks)) for each, chunks, zero in unique]
+        words = [
+            strategy_words(part.layouts[each], int(zero), int(chunks), part.preset) for each, chunks, zero in unique
+        ]
         codes = np.array([names.setdefault(word, len(names)) for word in words], dtype=np.intp)
         strategy[places] = codes[inverse.ravel()] if len(codes) else 0
     return PlanColumns(
