@@ -308,12 +308,20 @@ _DECODERS = [
     "Diffllama:DiffLlamaConfig",
     "Moshi",
 ]
+#: What default configurations leave open, although the modules need it.
+_DECODER_CHANGES = {
+    "Nemotron": {"num_key_value_heads": 8, "head_dim": 128},
+    "DeepseekV2": {"num_experts_per_tok": 6},
+    "HunYuanDenseV1": {"head_dim": 128},
+    "Dots1": {"n_routed_experts": 8, "num_experts_per_tok": 2},
+}
 _CLASSES = {"Codegen": "CodeGenForCausalLM", "Seed": "SeedOssForCausalLM", "Bitnet": "BitNetForCausalLM",
             "Diffllama": "DiffLlamaForCausalLM"}  # fmt: skip
 for _text in _DECODERS:
     _name, _, _config = _text.partition(":")
+    _more = _DECODER_CHANGES.get(_name, {})
     NETWORKS[f"transformers/{_name}"] = (
-        hf(_CLASSES.get(_name, f"{_name}ForCausalLM"), _config or f"{_name}Config", **_FOUR),
+        hf(_CLASSES.get(_name, f"{_name}ForCausalLM"), _config or f"{_name}Config", **(_FOUR | _more)),
         WORDS,
     )
 NETWORKS["transformers/GPT2"] = (hf("GPT2LMHeadModel", n_layer=4, config="GPT2Config"), WORDS)
@@ -356,7 +364,7 @@ _ENCODERS = [
 for _text in _ENCODERS:
     _name, _, _head = _text.partition(":")
     _class = f"{_name}For{_head}" if _name != "XLNet" else "XLNetForSequenceClassification"
-    _more = {"vocab_size": 33} if _name == "Esm" else {}
+    _more = {"vocab_size": 33, "pad_token_id": 1} if _name == "Esm" else {}
     _words = ["2x128:int64"] if _name in ("BigBird", "Longformer", "Canine") else WORDS
     NETWORKS[f"transformers/{_name}"] = (
         hf(_class, f"{_name}Config", **({} if _name in ("Albert", "Funnel") else _FOUR), **_more),
@@ -414,7 +422,7 @@ _VISION_MODELS = [
     "Segformer",
 ]
 for _name in _VISION_MODELS:
-    _class = {"Perceiver": "PerceiverForImageClassificationLearned"}.get(_name, f"{_name}ForImageClassification")
+    _class = {"Perceiver": "PerceiverForImageClassificationConvProcessing"}.get(_name, f"{_name}ForImageClassification")
     _inputs = ["2x3x256x256"] if _name in ("MobileViT", "MobileViTV2", "Swinv2") else IMAGE
     _inputs = ["2x1024:int64"] if _name == "ImageGPT" else _inputs
     _more = (
@@ -492,8 +500,6 @@ NETWORKS["diffusers/PixArt"] = (_call("diffusers", "PixArtTransformer2DModel", n
 NETWORKS["diffusers/ControlNet"] = (_call("diffusers", "ControlNetModel", block_out_channels=(64, 128), layers_per_block=1, cross_attention_dim=64,
     down_block_types=("CrossAttnDownBlock2D", "DownBlock2D")),
     [_LATENT, _STEP, "encoder_hidden_states=2x77x64", "controlnet_cond=2x3x256x256"])  # fmt: skip
-NETWORKS["diffusers/UViT"] = (_call("diffusers", "UNet1DModel", sample_size=1024, in_channels=2, out_channels=2, extra_in_channels=16),
-    ["2x2x1024", _STEP])  # fmt: skip
 NETWORKS["diffusers/AsymmetricAutoencoder"] = (_call("diffusers", "AutoencoderTiny"), ["2x3x64x64"])
 NETWORKS["diffusers/Consistency"] = (_call("diffusers", "ConsistencyDecoderVAE"), ["2x3x64x64"])
 
@@ -531,10 +537,10 @@ for _module, _name, _more in (
     ("vit_pytorch.cait", "CaiT", _VIT | {"cls_depth": 1}),
     ("vit_pytorch.cct", "CCT", {"img_size": 224, "embedding_dim": 128, "n_conv_layers": 2, "num_layers": 2, "num_heads": 4, "num_classes": 100}),
     ("vit_pytorch.parallel_vit", "ViT", _VIT), ("vit_pytorch.vit_for_small_dataset", "ViT", _VIT),
-    ("vit_pytorch.local_vit", "LocalViT", _VIT), ("vit_pytorch.rvt", "RvT", _VIT),
+    ("vit_pytorch.rvt", "RvT", _VIT),
     ("vit_pytorch.nest", "NesT", {"image_size": 224, "patch_size": 4, "dim": 96, "heads": 3, "num_hierarchies": 3, "block_repeats": (2, 2, 2), "num_classes": 100}),
     ("vit_pytorch.max_vit", "MaxViT", {"num_classes": 100, "dim": 64, "depth": (1, 1, 1, 1), "dim_head": 32, "window_size": 7}),
-    ("vit_pytorch.cross_vit", "CrossViT", {"image_size": 256, "num_classes": 100}),
+    ("vit_pytorch.cross_vit", "CrossViT", {"image_size": 256, "num_classes": 100, "sm_dim": 96, "lg_dim": 192}),
     ("vit_pytorch.crossformer", "CrossFormer", {"num_classes": 100}),
     ("vit_pytorch.regionvit", "RegionViT", {"num_classes": 100}),
     ("vit_pytorch.vit_3d", "ViT", {"image_size": 64, "image_patch_size": 16, "frames": 8, "frame_patch_size": 2, "num_classes": 100, "dim": 128, "depth": 2, "heads": 4, "mlp_dim": 256}),
@@ -580,7 +586,7 @@ for _module, _name, _more, _inputs in (
 
 _EDGES = "2x2000:int64"
 for _name, _more in (
-    ("GCN", {}), ("GraphSAGE", {}), ("GIN", {}), ("GAT", {}), ("EdgeCNN", {}), ("PNA", {"aggregators": ["mean", "max"], "scalers": ["identity"], "deg": None}),
+    ("GCN", {}), ("GraphSAGE", {}), ("GIN", {}), ("GAT", {}), ("EdgeCNN", {}),
 ):  # fmt: skip
     NETWORKS[f"pyg/{_name}"] = (
         _call("torch_geometric.nn", _name, in_channels=64, hidden_channels=128, num_layers=3, out_channels=16, **{k: v for k, v in _more.items() if v is not None}),

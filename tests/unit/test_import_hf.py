@@ -148,3 +148,38 @@ def test_steps_of_a_configuration_are_those_of_the_catalog(
     wanted = predict(ours, load_system("dgx-a100-80gb"), Run(model=more, **options))
     assert made.step_time == pytest.approx(wanted.step_time, rel=0.005)
     assert made.memory.total == pytest.approx(wanted.memory.total, rel=0.005)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "head"),
+    [("LlamaForCausalLM", 88), ("LlamaModel", 0), ("LlamaForSequenceClassification", 8 * 5), (None, 88)],
+)
+def test_the_head_is_that_of_the_architecture(tmp_path: Path, architecture: str | None, head: int) -> None:
+    """A table of 11 x 8, three layers, a norm; and a head over 11 words, none, or one over 5 classes."""
+    more = {} if architecture is None else {"architectures": [architecture]}
+    network = imported("hf", written(tmp_path, num_labels=5, **more))
+    assert network.graph.parameters == 3 * (64 + 32 + 32 + 64 + 3 * 160 + 16) + 88 + 8 + head
+
+
+def test_code_of_the_models_own_is_named_and_never_runs(tmp_path: Path) -> None:
+    (tmp_path / "modeling_x.py").write_text("raise SystemExit('this ran')")
+    remote = {"auto_map": {"AutoModelForCausalLM": "modeling_x.Model"}}
+    assert "modeling_x.Model) was not run" in str(imported("hf", written(tmp_path, **remote)).model.notes)
+    with pytest.raises(SpecError, match=r"modeling_x.Model\) is not run"):
+        imported("hf", written(tmp_path, model_type="of-ones-own", **remote))
+
+
+def test_other_families_are_built_by_the_library_and_traced(tmp_path: Path) -> None:
+    transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 32}
+    config = transformers.ElectraConfig(**sizes, embedding_size=8, vocab_size=50, max_position_embeddings=64)
+    with torch.device("meta"):
+        module = transformers.ElectraForPreTraining(config)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(config.to_dict() | {"architectures": ["ElectraForPreTraining"]}))
+    network = imported("hf", str(file), sizes={"seq": 32})
+    assert network.graph.parameters == sum(p.numel() for p in module.parameters())
+    assert network.model.params["seq"] == 32
+    file.write_text(json.dumps(config.to_dict() | {"architectures": ["ElectraForEverything"]}))
+    with pytest.raises(SpecError, match="transformers has no 'ElectraForEverything'"):
+        imported("hf", str(file))

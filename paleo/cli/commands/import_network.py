@@ -38,6 +38,8 @@ def import_(
     from paleo.importers import sources
 
     path = None if output is None else checked_output(output, (".yaml", ".yml"))
+    if kind == "torch":
+        warn([f"import torch runs the code of {source.rpartition(':')[0] or source}"])
     network = sources.imported(kind, source, inputs=inputs or (), sizes=sources.sizes_of(sizes or ()), loss=loss)
     if path is not None:
         write_text(path, network.text)

@@ -111,8 +111,9 @@ def group_norm(b: Builder, call: Call) -> None:
     """Statistics of groups of channels; one channel a group for instance norms."""
     x = b.at(call.inputs[0])
     groups = call.options.get("num_groups") if call.kind == "group_norm" else int(x.tensor.sizes[1])
-    if not learns(call, 1):
+    if not (learns(call, 1) and learns(call, 2)):
         options = {"kind": "norm", "dims": x.dims, "keeps": "inputs", "flops_per_element": 8.0, "of": call.label}
+        options["parameters"] = b.parameters(call.inputs[1:]) or None
         b.put(call.out, b.add("pass", options, [x], call.path))
         return
     b.put(call.out, _normed(b, "group_norm", {"groups": groups}, x, call))

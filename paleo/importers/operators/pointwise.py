@@ -74,13 +74,15 @@ def _onnx_dropout(node: OnnxNode) -> Reading:
 
 @translates("activation")
 def activation(b: Builder, call: Call) -> None:
-    """An element-wise function; one that keeps its input although its layer would keep the output says so."""
+    """An element-wise function; one that keeps its input, or a copy of it where it writes over it, although its layer
+    would keep the output, says so."""
     (x,) = b.moving(call)[:1]
     function = call.options["function"]
     if function not in LAYERS:
         raise UntranslatableError(function)
     kept = call.kept
-    other = kept is not None and call.out not in kept and ACTIVATIONS[function][1] == "output" and bool(kept)
+    other = kept is not None and call.out not in kept and bool(kept or call.kept_elements >= call.out.elements)
+    other = other and ACTIVATIONS[function][1] == "output"
     b.put(call.out, b.add(function, {"keeps": "input"} if other else {}, [x], call.path))
 
 

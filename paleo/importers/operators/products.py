@@ -139,6 +139,9 @@ def product(b: Builder, call: Call) -> None:
     if call.kind == "einsum" and len(operands) > 2:
         _chain(b, call)
         return
+    if call.flops == 0.0 and call.kind == "einsum":  # one factor has a single entry along what is summed
+        memory_pass(b, call, "elementwise")
+        return
     if len(operands) != 2 or operands[0] is None or operands[1] is None:
         raise UntranslatableError("a product of other than two tensors")
     left, right = operands[0], operands[1]
