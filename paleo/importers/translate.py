@@ -82,9 +82,11 @@ def _settle(builder: Builder, call: Call, entries: Sequence[Entry], before: set[
     new = sum(builder.trace.parameters[name] for name in names if name not in before)
     stated = sum(entry.own_parameters for entry in entries)
     learned = [entry for entry in entries if entry.own_parameters]
-    owner = learned[0] if len(learned) == 1 else entries[-1] if entries else builder.network.entries[-1]
+    owners = learned if len(learned) == 1 else (entries or builder.network.entries)[-1:]
+    if names and not owners:
+        raise UntranslatableError("weights before the first layer")
     for name in names:
-        builder.owners.setdefault(name, owner)
+        builder.owners.setdefault(name, owners[0])
     if stated > new:
         raise UntranslatableError(f"{stated:g} parameters, not {new}")
     if stated < new and entries:
