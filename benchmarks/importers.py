@@ -225,8 +225,8 @@ def _compare(outcome: Outcome, module: Any, specs: Sequence[InputSpec], result: 
         outcome.forward, outcome.backward = (flops(graph, "forward"), forward), (flops(graph, "backward"), backward)
         if outcome.name in KEPT:
             kept, fused = reference.kept()
-            attention = build(result.model, batch=batch, choices=Choices(attention="fused" if fused else "unfused"))
-            outcome.kept = kept_bytes(attention), kept
+            eager = Choices(attention="fused" if fused else "unfused", gates="separate", gelu="tanh-stepwise")
+            outcome.kept = kept_bytes(build(result.model, batch=batch, choices=eager)), kept
     except Exception as error:  # torch itself cannot run it at these sizes
         outcome.message += f" (reference: {type(error).__name__}: {' '.join(str(error).split())[:100]})"
 
