@@ -98,6 +98,19 @@ def parse(text: object, dimension: str) -> float:
     return value
 
 
+def whole_number(text: str, most: int) -> int | None:
+    """A text of digits as a whole number of at most ``most``; None for anything else, however long it is.
+
+    >>> whole_number("42", 100), whole_number("9" * 5000, 100), whole_number("x", 100)
+    (42, None, None)
+    """
+    digits = text.strip()
+    if not digits.isdecimal() or len(digits) > len(str(most)) + 8:
+        return None
+    number = int(digits)
+    return number if number <= most else None
+
+
 def _unit_message(text: object, unit: str, dimension: str) -> str:
     example = _EXAMPLE[dimension]
     if not unit:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from paleo.errors import SpecError
+from paleo.units import whole_number
 
 if TYPE_CHECKING:
     from paleo.specs.run import Run
@@ -170,8 +171,9 @@ def takes_run(command: Callable[..., None]) -> Callable[..., None]:
 def gpu_counts(text: str) -> list[int]:
     """Counts as --gpus lists them; SpecError where one is no count."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
-    if not parts or not all(part.isdecimal() and 0 < int(part) <= MOST_GPUS for part in parts):
-        raise SpecError(f"--gpus {text!r}: expected GPU counts from 1 up, such as 1,2,4,8")
+    counts = [whole_number(part, MOST_GPUS) or 0 for part in parts]
+    if not counts or not all(counts):
+        raise SpecError(f"--gpus {text[:80]!r}: expected GPU counts from 1 up, such as 1,2,4,8")
     if len(parts) > MOST_COUNTS:
         raise SpecError(f"--gpus: {len(parts)} counts; {MOST_COUNTS} are enough for a curve")
-    return [int(part) for part in parts]
+    return counts

@@ -16,7 +16,7 @@ from paleo.network.graph import Graph, build
 from paleo.operations.precision import precision
 from paleo.specs.loading import parse_yaml
 from paleo.specs.model import ModelSpec, model_from
-from paleo.units import engineering
+from paleo.units import engineering, whole_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,8 @@ def sizes_of(texts: Sequence[str]) -> dict[str, int]:
     sizes = {}
     for text in texts:
         name, equals, number = text.partition("=")
-        if not equals or not number.strip().isdecimal() or not 0 < int(number) < LARGEST:
-            raise SpecError(f"--size {text!r}: expected a named dim and its size, such as seq=2048")
-        sizes[name.strip()] = int(number)
+        size = whole_number(number, LARGEST - 1)
+        if not equals or not size:
+            raise SpecError(f"--size {text[:80]!r}: expected a named dim and its size, such as seq=2048")
+        sizes[name.strip()] = size
     return sizes

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from paleo.errors import SpecError, near
+from paleo.units import whole_number
 
 _INPUT = re.compile(r"(?:([A-Za-z_]\w*)=)?(\d+(?:x\d+)*)(?::(\w+))?\Z")
 DTYPES = ("float32", "float16", "bfloat16", "int64", "int32", "bool")
@@ -49,9 +50,9 @@ def parse_input(text: str) -> InputSpec:
     if match is None:
         raise SpecError(f"--input {text!r}: expected sizes such as 32x3x224x224, 8x512:int64 or input_ids=8x512:int64")
     name, sizes, dtype = match.groups()
-    shape = tuple(int(size) for size in sizes.split("x"))
-    if not all(0 < size < 2**31 for size in shape) or len(shape) > 8:
-        raise SpecError(f"--input {text!r}: sizes go from 1 up, at most 8 of them")
+    shape = tuple(whole_number(size, 2**31 - 1) or 0 for size in sizes.split("x"))
+    if not all(shape) or len(shape) > 8:
+        raise SpecError(f"--input {text[:80]!r}: sizes go from 1 up, at most 8 of them")
     if dtype is not None and dtype not in DTYPES:
         raise SpecError(f"--input {text!r}: unknown dtype {dtype!r}; {near(dtype, DTYPES)}")
     return InputSpec(shape, dtype or "float32", name)

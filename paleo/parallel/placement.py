@@ -12,6 +12,7 @@ from paleo.layers.base import LAYERS
 from paleo.network.graph import Graph, Node
 from paleo.parallel.mesh import AXES, Axes, Mesh
 from paleo.registry import Registry
+from paleo.units import whole_number
 
 #: dim -> mesh axes that divide it.
 Split = Mapping[str, Axes]
@@ -139,10 +140,10 @@ def parse_strategy(text: str) -> Strategy:
         key, equals, value = part.partition("=")
         if not equals:
             words.append(key)
-        elif key in numbers or not value.isdecimal() or not int(value) <= _MOST:
-            raise PlanError(f"strategy {text!r}: {part!r} is not one whole number, such as {key}=8")
+        elif key in numbers or (number := whole_number(value, _MOST)) is None:
+            raise PlanError(f"strategy {text[:200]!r}: {part[:80]!r} is not one whole number, such as {key[:80]}=8")
         else:
-            numbers[key] = int(value)
+            numbers[key] = number
     known = [*AXES, "zero", "vp", "etp"]
     unknown = [key for key in numbers if key not in known] + [
         word for word in words if word not in FLAGS and word not in STRATEGIES

@@ -24,6 +24,10 @@ class Amount:
     words: str
 
 
+#: Far more than anyone trains on; more is a slip of an exponent.
+MOST_AMOUNT = 1e30
+
+
 def amount(
     model: ModelSpec,
     *,
@@ -40,8 +44,8 @@ def amount(
     if len(given) > 1:
         raise SpecError(f"{' and '.join(given)}: state one of them")
     (name, value), *_ = given.items()
-    if not (math.isfinite(value) and value > 0):
-        raise SpecError(f"{name}: {value} must be above zero")
+    if not 0 < value <= MOST_AMOUNT:
+        raise SpecError(f"{name}: {value} must be above zero, and at most {MOST_AMOUNT:.0e}")
     if epochs is not None:
         if model.dataset is None:
             raise SpecError(f"epochs: model {model.name} names no data set; state samples (or tokens) instead")

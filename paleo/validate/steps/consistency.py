@@ -131,9 +131,9 @@ def _step(seconds: float, ideal: float, subject: str) -> Step:
 def _steps_alone(frame: pd.DataFrame) -> dict[tuple[str, str], float]:
     """Steps of one worker by network and device."""
     steps = number(frame, "one_worker_step_s", float("nan"))
-    known = frame.assign(one_worker_step_s=steps)[np.isfinite(steps) & frame["device"].notna()]
-    keys = zip(known["model"].astype(str), known["device"].astype(str), strict=True)
-    return dict(zip(keys, known["one_worker_step_s"].astype(float), strict=True))
+    models, devices = text(frame, "model"), text(frame, "device")
+    known = np.isfinite(steps) & (devices != "").to_numpy()
+    return dict(zip(zip(models[known], devices[known], strict=True), steps[known].tolist(), strict=True))
 
 
 def _asynchronous(row: Row) -> bool:
