@@ -79,6 +79,8 @@ class RunOptions:
     consistency: Annotated[str | None, _option("bsp, async, ssp:4, local:32, diloco:100, gossip:exp2, … [bsp]")] = None
     servers: Annotated[int | None, _option("Parameter servers, for async. [one]")] = None
     jitter: Annotated[float | None, _option("Noise of a rank's step, as a share of it. [0]")] = None
+    nodes: Annotated[str | None, _option("Where nodes lie: packed, random, spread:8 leaf switches. [packed]")] = None
+    background: Annotated[float | None, _option("Share of the links above leaf switches that others use. [0]")] = None
     software: Annotated[str | None, _option("Profile of a framework: host time, overlap. [pytorch-eager]")] = None
     calibration: Annotated[str | None, _option("auto, ideal, ppp=0.6 or a calibration. [auto]")] = None
     run_file: Annotated[str | None, _option("A run as a YAML file; options win over it.", "--run", metavar="FILE")] = (

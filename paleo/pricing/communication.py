@@ -15,6 +15,7 @@ from paleo.pricing.calibration import Rates
 from paleo.pricing.links.fabric import FabricParameters, fabric_defaults, measured_fabric
 from paleo.pricing.links.group import GroupLinks, group_links, link_kind, stack_links
 from paleo.pricing.links.node import EXCHANGES, ExchangeParameters, NcclParameters
+from paleo.pricing.links.placement import NodePlacement, placed
 from paleo.pricing.links.policy import Nccl, Policy, Textbook, best, prices
 from paleo.pricing.store import Found, lookup
 from paleo.specs.calibration import Calibration
@@ -120,6 +121,7 @@ class Fabric:
     own: Calibration | None = None
     host: float = 0.0
     dtype: str | None = None
+    placement: NodePlacement | None = None
     _links: dict[tuple[int, int], GroupLinks] = field(default_factory=dict, init=False, repr=False, compare=False)
     _policies: list[Policy] = field(default_factory=list, init=False, repr=False, compare=False)
 
@@ -138,7 +140,7 @@ class Fabric:
         """Payload i over group ``index[i]``."""
         if not self.system.levels:
             raise PlanError(f"system {self.system.name} is one device alone; {operation} needs links")
-        links = stack_links([self.links(*group) for group in groups], index)
+        links = stack_links([self._placed(operation, self.links(*group)) for group in groups], index)
         names = [self.algorithm] if self.algorithm is not None and operation == "all_reduce" else None
         return np.maximum(best(self.policy, operation, payload_bytes, links, names).time, self._floor)
 
@@ -151,6 +153,14 @@ class Fabric:
     def _floor(self) -> float:
         """Constants know no host."""
         return self.host if self.rates is None else 0.0
+
+    def _placed(self, operation: str, links: GroupLinks) -> GroupLinks:
+        """The links as far as the placement of the nodes, hashing and neighbours leave them."""
+        if self.placement is None or links.fabric_levels == 0:
+            return links
+        share = placed(self.system, int(links.nodes), self.placement).share(operation)
+        inside, outside = links.bandwidths[: links.inner_levels], links.bandwidths[links.inner_levels :]
+        return replace(links, bandwidths=(*inside, *(bandwidth * share for bandwidth in outside)))
 
     def targets(self, stride: int, ranks: int) -> int:
         """The nodes that a group spans; its ranks where that is one."""

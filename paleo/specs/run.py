@@ -44,6 +44,8 @@ class Run(Spec):
     ``consistency`` is how workers wait for one another, ``ssp:4`` (`paleo.consistency`), with ``servers`` where there
     are parameter servers; ``jitter`` is the noise of a rank's step from one step to the next, as a share of it, and
     ``slow_ranks`` that of ranks that are always slower or faster.
+    ``nodes`` says where nodes lie: packed, random or ``spread:8`` leaf switches; ``background`` is the share of the
+    links above those that others use.
     ``cudnn``, ``attention``, ``cross_entropy``, ``main_gradients`` and ``exchange`` are what the ``software`` profile
     does unless they are given.
     ``bucket`` is how many bytes of gradients go out together (25 MiB in PyTorch's DDP). ``offload`` names what lives in
@@ -90,6 +92,8 @@ class Run(Spec):
     consistency: Text = "bsp"
     servers: PositiveCount | None = None
     jitter: Annotated[float, Field(ge=0, le=3)] = 0.0
+    nodes: Text = "packed"
+    background: Annotated[float, Field(ge=0, lt=1)] = 0.0
     slow_ranks: Annotated[float, Field(ge=0, le=3)] = 0.0
     calibration: Text = "auto"
     offload: Text = "none"

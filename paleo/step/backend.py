@@ -25,6 +25,7 @@ from paleo.parallel.mesh import Mesh
 from paleo.parallel.placement import Placement, parse_strategy
 from paleo.pricing.communication import Fabric, collective_sources
 from paleo.pricing.kernels import Pricer, pricer
+from paleo.pricing.links.placement import node_placement
 from paleo.schedules.base import Numeric
 from paleo.specs.calibration import Calibration
 from paleo.specs.hardware import System
@@ -206,7 +207,11 @@ def backend_of(
     software = software if run.cudnn is None else software.changed({"convolutions.cudnn": run.cudnn})
     prices = pricer(system.device, dtype, run.calibration, software, calibration)
     software = software if prices.rates is None else software.changed({"overlap.contention": 0.0})
-    fabric = Fabric(system, run.algorithm_or_server, prices.rates, prices.own, software.host.forward)
+    nodes = node_placement(run.nodes, run.background)
+    fabric = Fabric(
+        system, run.algorithm_or_server, prices.rates, prices.own, software.host.forward,
+        placement=None if nodes.usual else nodes,
+    )  # fmt: skip
     formats = autocast(precision(dtype)) if software.formats.mixed == "autocast" else precision(dtype)
     accumulator, accesses = software.gradients.accumulator, software.gradients.accesses
     formats = replace(formats, accumulator=accumulator, gradient_accesses=accesses)

@@ -29,6 +29,7 @@ def estimate_command(model: str, system: str, run: Run) -> str:
         "gpus": run.gpus, "global-batch": run.global_batch, "batch": run.batch, "microbatch": run.microbatch,
         "dtype": run.dtype, "optimizer": run.optimizer, "strategy": run.strategy, "schedule": run.schedule,
         "recompute": run.recompute, "recompute-layers": run.recompute_layers, "compress": run.compress,
+        "nodes": None if run.nodes == "packed" else run.nodes, "background": run.background or None,
         "software": run.software, "calibration": run.calibration,
     }  # fmt: skip
     for name, value in options.items():
