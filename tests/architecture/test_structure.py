@@ -12,7 +12,6 @@ from tests.structure import circles, folder, import_graph, trees
 
 #: Circles that are known, and to be undone.
 KNOWN_CIRCLES = [
-    ["paleo.importers.calls", "paleo.importers.translate"],
     ["paleo.schedules.base", "paleo.schedules.longest_path"],
 ]
 #: Names that two classes of different folders still share, and shall not.

@@ -74,9 +74,9 @@ def test_the_written_profile_is_one_that_runs(table: Path, tmp_path: Path) -> No
     ],
 )
 def test_bad_requests_say_what_is_expected(
-    table: Path, more: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    table: Path, more: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(["calibrate", "--fit", str(table), *more]) == 2
+    assert run(["calibrate", "--fit", str(table), "--output-dir", str(tmp_path), *more]) == 2
     assert said in " ".join(capsys.readouterr().err.split())
 
 
