@@ -157,12 +157,12 @@ class LinkJob:
     @property
     def held_out(self) -> Flags:
         """Which rows no fit sees."""
-        return np.concatenate([split(one.frame, _Steps.configuration) > 0 for one in self.rows])
+        return np.concatenate([split(part.frame, _Steps.configuration) > 0 for part in self.rows])
 
     @property
     def fitted(self) -> list[Rows]:
         """The rows that a fit sees."""
-        return sample([one.take(split(one.frame, _Steps.configuration) == 0) for one in self.rows], TRAINING_ROWS, 0)
+        return sample([part.take(split(part.frame, _Steps.configuration) == 0) for part in self.rows], TRAINING_ROWS, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,14 +209,14 @@ def link_jobs(files: Sequence[str | Path], only: Sequence[str], free: Sequence[s
         if name not in NUMBERS:
             raise SpecError(f"--free {name}: no such number of a system's links; {near(name, NUMBERS)}")
     wanted = [] if EVERY in only else [load_system(name).name for name in only]
-    found: dict[str, list[_Found]] = {}
+    by_system: dict[str, list[_Found]] = {}
     for file in files:
         for name, rows in _by_system(Path(file), wanted).items():
-            found.setdefault(name, []).append(rows)
+            by_system.setdefault(name, []).append(rows)
     for name in wanted:
-        if name not in found:
-            raise SpecError(f"{files[0]}: no row of several devices of {name!r}; {near(name, found)}")
-    return [_job(rows, tuple(free) or tuple(NUMBERS)) for _, rows in sorted(found.items())]
+        if name not in by_system:
+            raise SpecError(f"{files[0]}: no row of several devices of {name!r}; {near(name, by_system)}")
+    return [_job(rows, tuple(free) or tuple(NUMBERS)) for _, rows in sorted(by_system.items())]
 
 
 class _Found(NamedTuple):
@@ -234,10 +234,10 @@ def _by_system(file: Path, only: Sequence[str]) -> dict[str, _Found]:
     if not isinstance(table, StepTable) or not table.calibrates:
         return {}
     systems = [_system_of(table, row) for row in records(frame)]
-    known = {one.name: one for one in systems if one is not None and (not only or one.name in only)}
+    known = {system.name: system for system in systems if system is not None and (not only or system.name in only)}
     out = {}
     for name, system in sorted(known.items()):
-        mine = frame[[one is not None and one.name == name for one in systems]]
+        mine = frame[[system is not None and system.name == name for system in systems]]
         seconds = table.predict(mine).seconds
         fine = mine[np.isfinite(seconds)]
         figures = Figures(table, system, {family: link_parameters(system, family) for family in LINK_FAMILIES})
@@ -262,19 +262,19 @@ def configurations(frame: pd.DataFrame) -> pd.Series[str]:
     return joined(frame, columns)
 
 
-def _job(found: Sequence[_Found], names: Sequence[str]) -> LinkJob:
-    figures: Figures = found[0].rows.figures
-    leads = {name: getattr(figures.before[one.family].parameters, one.leads) for name, one in NUMBERS.items()}
+def _job(groups: Sequence[_Found], names: Sequence[str]) -> LinkJob:
+    figures: Figures = groups[0].rows.figures
+    leads = {name: getattr(figures.before[group.family].parameters, group.leads) for name, group in NUMBERS.items()}
     start = LinkParameters(**leads)
-    spoken = {name: [_dependent(one, start, name) for one in found] for name in names}
-    used = [np.any([flags[index] for flags in spoken.values()], axis=0) for index in range(len(found))]
-    kept = [(one.rows.take(mask), mask) for one, mask in zip(found, used, strict=True)]
-    words = sorted({word for one, _ in kept for word in _sources(one.frame)})
+    spoken = {name: [_dependent(group, start, name) for group in groups] for name in names}
+    used = [np.any([flags[index] for flags in spoken.values()], axis=0) for index in range(len(groups))]
+    kept = [(group.rows.take(mask), mask) for group, mask in zip(groups, used, strict=True)]
+    words = sorted({word for group, _ in kept for word in _sources(group.frame)})
     return LinkJob(
-        figures.system, start, "; ".join(words), tuple(one for one, mask in kept if mask.any()),
-        {name: np.concatenate([one[mask] for one, mask in zip(flags, used, strict=True)])
+        figures.system, start, "; ".join(words), tuple(group for group, mask in kept if mask.any()),
+        {name: np.concatenate([group[mask] for group, mask in zip(flags, used, strict=True)])
          for name, flags in spoken.items()},
-        sum(one.skipped for one in found),
+        sum(group.skipped for group in groups),
     )  # fmt: skip
 
 
@@ -283,43 +283,43 @@ def _sources(frame: pd.DataFrame) -> Iterator[str]:
         yield f"{name} ({', '.join(sorted(set(text(part, 'source')) - {''}))})"
 
 
-def _dependent(found: _Found, start: LinkParameters, name: str) -> Flags:
+def _dependent(group: _Found, start: LinkParameters, name: str) -> Flags:
     """Rows whose step gets longer when one number gets worse."""
     value = getattr(start, name)
     worse = dataclasses.replace(start, **{name: value / WORSE if name.endswith("share") else value * WORSE})
-    slower = _Steps([name]).time(found.rows.frame, found.rows.figures, worse)
-    return np.asarray(slower / found.seconds - 1.0 >= MOVED)
+    slower = _Steps([name]).time(group.rows.frame, group.rows.figures, worse)
+    return np.asarray(slower / group.seconds - 1.0 >= MOVED)
 
 
 def fit_links(job: LinkJob, date: str, free: Sequence[str] = ()) -> LinksFitted:
     """The fit of one system: what its rows leave open stays, which is an error where ``free`` names it."""
-    held, name = job.held_out, job.system.name
-    if held.all() or not held.any():
+    apart, name = job.held_out, job.system.name
+    if apart.all() or not apart.any():
         raise SpecError(f"{name}: its {job.steps} steps are of too few configurations to fit some and test others")
     still = f"no fitted step gets {MOVED:.1%} longer when it is {WORSE:g} times worse"
-    left = {name: still for name, spoken in job.spoken.items() if not (spoken & ~held).any()}
-    found, sigma = job.start, dict[str, float]()
+    left = {name: still for name, spoken in job.spoken.items() if not (spoken & ~apart).any()}
+    parameters, sigma = job.start, dict[str, float]()
     if not (free and left):
-        found, sigma = _settled(job, [name for name in job.spoken if name not in left], left)
+        parameters, sigma = _settled(job, [name for name in job.spoken if name not in left], left)
     if (free and left) or not sigma:
         reasons = "; ".join(f"{name}: {why}" for name, why in left.items())
         raise SpecError(f"{name}: its {job.steps} steps do not settle what is to be fitted ({reasons})")
-    return _fitted(job, found, sigma, left, date)
+    return _fitted(job, parameters, sigma, left, date)
 
 
 def _settled(job: LinkJob, moving: list[str], left: dict[str, str]) -> tuple[LinkParameters, dict[str, float]]:
     """The numbers that the rows settle, found without those that they leave open, which go to ``left``."""
-    found = job.start
+    parameters = job.start
     while moving:
-        found = _search(job, found, moving)
-        sigma = sigmas(job, found, moving)
-        loose = _loosest(found, sigma)
+        parameters = _search(job, parameters, moving)
+        sigma = sigmas(job, parameters, moving)
+        loose = _loosest(parameters, sigma)
         if loose is None:
-            return found, sigma
-        left[loose] = _why(found, loose, sigma[loose])
+            return parameters, sigma
+        left[loose] = _why(parameters, loose, sigma[loose])
         moving.remove(loose)
-        found = dataclasses.replace(found, **{loose: getattr(job.start, loose)})
-    return found, {}
+        parameters = dataclasses.replace(parameters, **{loose: getattr(job.start, loose)})
+    return parameters, {}
 
 
 def _search(job: LinkJob, start: LinkParameters, moving: Sequence[str]) -> LinkParameters:
@@ -330,12 +330,16 @@ def _search(job: LinkJob, start: LinkParameters, moving: Sequence[str]) -> LinkP
     ).parameters[STACK]  # fmt: skip
 
 
-def sigmas(job: LinkJob, found: LinkParameters, moving: Sequence[str]) -> dict[str, float]:
+def sigmas(job: LinkJob, parameters: LinkParameters, moving: Sequence[str]) -> dict[str, float]:
     """One sigma of each number's logarithm, sqrt(diag(s² (JᵀJ)⁻¹)) over the fitted rows, where s is their own spread,
     and `REPEATED` at least; infinite for what they do not tell apart."""
 
     def errors(name: str | None, factor: float) -> Array:
-        point = found if name is None else dataclasses.replace(found, **{name: getattr(found, name) * factor})
+        point = (
+            parameters
+            if name is None
+            else dataclasses.replace(parameters, **{name: getattr(parameters, name) * factor})
+        )
         return log_errors(_Steps(moving), job.fitted, {STACK: point})
 
     up, down = math.exp(DERIVATIVE), math.exp(-DERIVATIVE)
@@ -344,28 +348,28 @@ def sigmas(job: LinkJob, found: LinkParameters, moving: Sequence[str]) -> dict[s
     _, sizes, turns = np.linalg.svd(jacobian, full_matrices=False)
     with np.errstate(divide="ignore", invalid="ignore"):
         variance = np.nansum((turns / sizes[:, None]) ** 2, axis=0)
-    return {name: spread * math.sqrt(one) for name, one in zip(moving, variance.tolist(), strict=True)}
+    return {name: spread * math.sqrt(variance_of) for name, variance_of in zip(moving, variance.tolist(), strict=True)}
 
 
-def _loosest(found: LinkParameters, sigma: Mapping[str, float]) -> str | None:
+def _loosest(parameters: LinkParameters, sigma: Mapping[str, float]) -> str | None:
     """The number that the rows settle least, where there is one that they do not."""
-    loose = {name: one for name, one in sigma.items() if one > LOOSEST or _bound(found, name) is not None}
+    loose = {name: width for name, width in sigma.items() if width > LOOSEST or _bound(parameters, name) is not None}
     return max(loose, key=lambda name: loose[name]) if loose else None
 
 
-def _bound(found: LinkParameters, name: str) -> float | None:
+def _bound(parameters: LinkParameters, name: str) -> float | None:
     """The end of a number's range that a search has run into."""
-    (of,) = [one for one in dataclasses.fields(LinkParameters) if one.name == name]
-    value = getattr(found, name)
+    (of,) = [field for field in dataclasses.fields(LinkParameters) if field.name == name]
+    value = getattr(parameters, name)
     ends = [of.metadata[end] for end in ("low", "high")]
     return next((float(end) for end in ends if abs(math.log(value / end)) < AT_BOUND), None)
 
 
-def _why(found: LinkParameters, name: str, sigma: float) -> str:
+def _why(parameters: LinkParameters, name: str, sigma: float) -> str:
     if sigma > LOOSEST:
         spread = f"one sigma is a factor of {math.exp(sigma):.2g}" if sigma < 1.0 else "any value does"
         return f"the steps leave it open ({spread})"
-    end = _bound(found, name)
+    end = _bound(parameters, name)
     return f"the fit runs into its bound {_shown(name, end or math.nan)}: the steps miss for another reason"
 
 
@@ -374,18 +378,18 @@ def _shown(name: str, value: float) -> str:
 
 
 def _fitted(
-    job: LinkJob, found: LinkParameters, sigma: Mapping[str, float], left: Mapping[str, str], date: str
+    job: LinkJob, parameters: LinkParameters, sigma: Mapping[str, float], left: Mapping[str, str], date: str
 ) -> LinksFitted:
-    moving, measured = list(sigma), np.concatenate([one.measured for one in job.rows])
-    ratios = [np.exp(log_errors(_Steps(moving), job.rows, {STACK: one})) for one in (job.start, found)]
+    moving, measured = list(sigma), np.concatenate([part.measured for part in job.rows])
+    ratios = [np.exp(log_errors(_Steps(moving), job.rows, {STACK: part})) for part in (job.start, parameters)]
 
     def tested(names: Sequence[str]) -> tuple[Residual, Residual]:
         mask = job.held_out & np.any([job.spoken[name] for name in names], axis=0)
         before, after = (residual(ratio[mask] * measured[mask], measured[mask]) for ratio in ratios)
         return before, after
 
-    made = []
-    for entry in entries(job.before, found, moving):
+    updated = []
+    for entry in entries(job.before, parameters, moving):
         mine = [name for name in moving if NUMBERS[name].family == entry.family]
         before, after = tested(mine)
         fitted = int((~job.held_out & np.any([job.spoken[name] for name in mine], axis=0)).sum())
@@ -393,18 +397,18 @@ def _fitted(
             "parameters": {name: rounded(value) for name, value in entry.parameters.items()},
             "source": job.source, "date": date, "rows_fitted": min(fitted, TRAINING_ROWS), "rows_held_out": after.rows,
             "uncertainty": {NUMBERS[name].leads: rounded(sigma[name], 2) for name in mine},
-            "residual": rounded_residual(after) if after.rows else None, "notes": _notes(job, found, mine, before),
+            "residual": rounded_residual(after) if after.rows else None, "notes": _notes(job, parameters, mine, before),
         }  # fmt: skip
-        made.append(Entry(**{**entry.model_dump(), **update}))
-    return LinksFitted(job, found, sigma, left, *tested(moving), tuple(made))
+        updated.append(Entry(**{**entry.model_dump(), **update}))
+    return LinksFitted(job, parameters, sigma, left, *tested(moving), tuple(updated))
 
 
-def _notes(job: LinkJob, found: LinkParameters, mine: Sequence[str], before: Residual) -> str:
+def _notes(job: LinkJob, parameters: LinkParameters, mine: Sequence[str], before: Residual) -> str:
     moved = []
     for name in mine:
-        one = NUMBERS[name]
-        values = " -> ".join(_shown(name, getattr(at, name)) for at in (job.start, found))
-        moved.append(f"{one.leads} {values}, in proportion {', '.join(one.follow)}")
+        number = NUMBERS[name]
+        values = " -> ".join(_shown(name, getattr(at, name)) for at in (job.start, parameters))
+        moved.append(f"{number.leads} {values}, in proportion {', '.join(number.follow)}")
     tested = f"; MAPE of the steps held out {before.mape:.3f} before" if before.rows else ""
     return f"fitted to whole steps: {'; '.join(moved)}{tested}"
 
@@ -414,33 +418,34 @@ def entries(before: Mapping[str, Found[Any]], parameters: LinkParameters, moving
     for family in dict.fromkeys(NUMBERS[name].family for name in moving):
         values: dict[str, float] = dataclasses.asdict(before[family].parameters)
         for name in moving:
-            one = NUMBERS[name]
-            if one.family == family:
-                factor = getattr(parameters, name) / values[one.leads]
+            number = NUMBERS[name]
+            if number.family == family:
+                factor = getattr(parameters, name) / values[number.leads]
                 values |= {
-                    each: _within(before[family], each, values[each] * factor) for each in (one.leads, *one.follow)
+                    each: _within(before[family], each, values[each] * factor)
+                    for each in (number.leads, *number.follow)
                 }
         bins = [{"up_to_s": None if math.isinf(end) else end, "low": low, "high": high}
                 for end, low, high in before[family].interval]  # fmt: skip
         yield Entry(family=family, stack=STACK, source="steps", date="-", parameters=values, interval=tuple(bins))
 
 
-def _within(found: Found[Any], name: str, value: float) -> float:
+def _within(measured: Found[Any], name: str, value: float) -> float:
     """A parameter kept in the range that its family allows."""
-    (of,) = [one for one in dataclasses.fields(found.parameters) if one.name == name]
+    (of,) = [field for field in dataclasses.fields(measured.parameters) if field.name == name]
     return float(min(max(value, of.metadata["low"]), of.metadata["high"]))
 
 
-def calibration(system: System, made: Iterator[Entry] | Sequence[Entry]) -> Calibration:
+def calibration(system: System, fitted: Iterator[Entry] | Sequence[Entry]) -> Calibration:
     """Entries as the calibration of a system."""
-    return Calibration(name=system.name, subject=system.name, entries=tuple(made))
+    return Calibration(name=system.name, subject=system.name, entries=tuple(fitted))
 
 
-def numbers(made: LinksFitted) -> Iterator[tuple[str, ...]]:
+def numbers(result: LinksFitted) -> Iterator[tuple[str, ...]]:
     """Rows of a table for people: name, before, after, sigma, and what the number is or why it was left."""
-    for name, one in NUMBERS.items():
-        if name in made.sigma:
-            after, sigma = _shown(name, getattr(made.parameters, name)), f"{math.expm1(made.sigma[name]):.1%}"
-            yield name, _shown(name, getattr(made.job.start, name)), after, sigma, one.meaning
-        elif name in made.left:
-            yield name, _shown(name, getattr(made.job.start, name)), "as it was", "", made.left[name]
+    for name, number in NUMBERS.items():
+        if name in result.sigma:
+            after, sigma = _shown(name, getattr(result.parameters, name)), f"{math.expm1(result.sigma[name]):.1%}"
+            yield name, _shown(name, getattr(result.job.start, name)), after, sigma, number.meaning
+        elif name in result.left:
+            yield name, _shown(name, getattr(result.job.start, name)), "as it was", "", result.left[name]

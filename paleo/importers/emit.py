@@ -66,8 +66,8 @@ def _keyed(key: str, value: Any, indent: int, *, tall: bool = False) -> list[str
 
 def _below(value: Mapping[str, Any] | Sequence[Any], indent: int) -> list[str]:
     if isinstance(value, Mapping):
-        return [line for key, one in value.items() for line in _keyed(_scalar(key), one, indent, tall=key in _TALL)]
-    return [line for one in value for line in _item(one, indent)]
+        return [line for key, entry in value.items() for line in _keyed(_scalar(key), entry, indent, tall=key in _TALL)]
+    return [line for entry in value for line in _item(entry, indent)]
 
 
 def _item(value: Any, indent: int) -> list[str]:
@@ -88,9 +88,9 @@ def _single(value: Any) -> bool:
 
 def _flow(value: Any) -> str:
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_scalar(key)}: {_flow(one)}".rstrip() for key, one in value.items()) + "}"
+        return "{" + ", ".join(f"{_scalar(key)}: {_flow(entry)}".rstrip() for key, entry in value.items()) + "}"
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(_flow(one) for one in value) + "]"
+        return "[" + ", ".join(_flow(entry) for entry in value) + "]"
     return _scalar(value)
 
 

@@ -102,7 +102,11 @@ def _bounded_functions(model: Any, path: str) -> None:
                 raise SpecError(f"{path}: function {node.op_type[:60]!r} calls itself, or calls nest too deeply")
             if key in bodies and key not in sizes:
                 sizes[key] = written_out(bodies[key], (*calling, key))
-            inner = [graph for one in node.attribute for graph in ([one.g] if one.HasField("g") else one.graphs)]
+            inner = [
+                graph
+                for attribute in node.attribute
+                for graph in ([attribute.g] if attribute.HasField("g") else attribute.graphs)
+            ]
             total += sizes.get(key, 1) + sum(written_out(graph.node, calling) for graph in inner)
         return total
 

@@ -99,8 +99,8 @@ class FamilyPrices:
             groups.setdefault(_group(kernel), []).append(index)
         for group, indices in groups.items():
             chosen = [kernels[index] for index in indices]
-            found, times = _FORMULAS[group.partition(".")[0]](self, group, chosen)
-            factors = np.array([found.factors(time) for time in times.tolist()])
+            lookup_result, times = _FORMULAS[group.partition(".")[0]](self, group, chosen)
+            factors = np.array([lookup_result.factors(time) for time in times.tolist()])
             spread = SUSTAINED_SPREAD if group.partition(".")[0] in ARITHMETIC else 1.0
             seconds[indices] = times
             low[indices], high[indices] = factors[:, 0] / spread, factors[:, 1] * spread
@@ -163,7 +163,7 @@ def _gemm(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[
     dtype = prices.dtype if group == "gemm.narrow" else prices.sixteen_bits
     tensor = prices.figures(dtype).tensor_cores
     family = f"gemm.{dtype}" if precision(dtype).narrow else "gemm.tensor" if tensor else "gemm.simt"
-    found = prices.found(GemmParameters, family)
+    entry = prices.found(GemmParameters, family)
     formats = precision(dtype)
     times = gemm_time(
         m=np.maximum(_column(kernels, "m"), 1.0),
@@ -173,12 +173,12 @@ def _gemm(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[
         element_bytes=formats.operand,
         result_bytes=formats.activation,
         weight_copies=np.inf,
-        activity=found.parameters.training_activity if tensor else 1.0,
+        activity=entry.parameters.training_activity if tensor else 1.0,
         sustained=1.0,
         device=prices.figures(dtype),
-        parameters=found.parameters,
+        parameters=entry.parameters,
     )
-    return found, times
+    return entry, times
 
 
 def _convolution_family(prices: FamilyPrices) -> str:
@@ -196,21 +196,21 @@ NO_PRODUCT, NARROW = ("direct",), ("implicit", "direct")
 
 def _conv(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[Found[Any], Array]:
     """The fastest algorithm that the software has, or where none applies a SpecError."""
-    found, software = prices.found(ConvolutionParameters, _convolution_family(prices)), prices.software
+    entry, software = prices.found(ConvolutionParameters, _convolution_family(prices)), prices.software
     algorithms: tuple[str, ...] = software.convolutions.algorithms or tuple(AVAILABLE_FROM)
     both = software.convolutions.algorithms is None and prices.figures().tensor_cores and "fp32" in prices.device.peak
     if both:
-        times = _convolved_by_either(prices, kernels, found.parameters, algorithms)
+        times = _convolved_by_either(prices, kernels, entry.parameters, algorithms)
     else:
-        times = _convolved(prices, kernels, prices.figures(), found.parameters, algorithms)
+        times = _convolved(prices, kernels, prices.figures(), entry.parameters, algorithms)
     if not np.all(np.isfinite(times)):
         lacking = kernels[int(np.argmin(np.isfinite(times)))].name
-        has, what = ", ".join(algorithms), f"{prices.dtype} on {prices.device.name}"
+        has, tried = ", ".join(algorithms), f"{prices.dtype} on {prices.device.name}"
         raise SpecError(
-            f"software {software.name}: none of its algorithms ({has}) computes convolution {lacking} in {what}; "
+            f"software {software.name}: none of its algorithms ({has}) computes convolution {lacking} in {tried}; "
             "expected fp32, or another profile"
         )
-    return found, times
+    return entry, times
 
 
 def _convolved_by_either(
@@ -293,7 +293,7 @@ def _convolved(
 def _attention(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[Found[Any], Array]:
     device = prices.device
     kernel_name = prices.software.attention.kernel or default_kernel(device.architecture, device.memory.kind)
-    found = prices.found(PrefillParameters, f"attention.{kernel_name}.prefill")
+    entry = prices.found(PrefillParameters, f"attention.{kernel_name}.prefill")
     attended, keys = _column(kernels, "attended"), _column(kernels, "kv_len")
     formula = attention_prefill_time if group.endswith("forward") else attention_backward_time
     times = formula(
@@ -310,29 +310,29 @@ def _attention(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> t
         sustained=1.0,
         activity=prices.attention_activity,
         device=prices.figures(prices.sixteen_bits),
-        parameters=found.parameters,
+        parameters=entry.parameters,
     )
-    return found, times * prices.software.slowdown_on(prices.device.architecture)
+    return entry, times * prices.software.slowdown_on(prices.device.architecture)
 
 
 def _memory(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[Found[Any], Array]:
     family = group.removesuffix(".twice")
-    found = prices.found(MemoryParameters, family)
-    parameters: MemoryParameters = found.parameters
+    entry = prices.found(MemoryParameters, family)
+    parameters: MemoryParameters = entry.parameters
     device, width = prices.figures(pointwise_format(prices.device)), precision(prices.dtype).activation
     moved = np.array([kernel.bytes for kernel in kernels])
     rows, columns = _column(kernels, "rows"), np.maximum(_column(kernels, "columns"), 1.0)
     rowwise: dict[str, Any] = {}
     elements = moved / width / 2.0
     if family in ROW_PASSES:
-        made = ROW_PASSES[family](rows=rows, length=columns, element_bytes=width, device=device)
-        elements = made.elements
+        passes = ROW_PASSES[family](rows=rows, length=columns, element_bytes=width, device=device)
+        elements = passes.elements
         rowwise = {
-            "reread_bytes": made.reread_bytes,
-            "reread_footprint": made.reread_footprint,
+            "reread_bytes": passes.reread_bytes,
+            "reread_footprint": passes.reread_footprint,
             "rows": rows,
-            "threads_per_row": made.threads_per_row,
-            "steps_per_row": made.steps_per_row,
+            "threads_per_row": passes.threads_per_row,
+            "steps_per_row": passes.steps_per_row,
         }
     if group != family:  # two sweeps: statistics first, then everything once more; what was fused to it only then
         read = np.array([kernel.shape.get("swept", kernel.bytes_read) for kernel in kernels])
@@ -342,11 +342,11 @@ def _memory(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tupl
     times = memory_time(
         moved_bytes=moved, elements=elements, device=device, parameters=parameters, host_calls=0.0, **rowwise
     )
-    return found, times
+    return entry, times
 
 
 def _rnn(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[Found[Any], Array]:
-    found = prices.found(RnnParameters, f"rnn.{_unit(prices)}")
+    entry = prices.found(RnnParameters, f"rnn.{_unit(prices)}")
     times = rnn_time(
         gate_count=_column(kernels, "gates"),
         hidden=_column(kernels, "hidden"),
@@ -356,9 +356,9 @@ def _rnn(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[F
         bidirectional=_column(kernels, "directions") - 1.0,
         element_bytes=precision(prices.dtype).operand,
         device=prices.figures(),
-        parameters=found.parameters,
+        parameters=entry.parameters,
     )
-    return found, times
+    return entry, times
 
 
 _Formula = Callable[[FamilyPrices, str, Sequence[Kernel]], tuple[Found[Any], Array]]

@@ -35,7 +35,7 @@ NCCL_STACKS = ("step", "back-to-back")
 NOT_IN_SWITCH = frozenset({"int8"})
 
 
-def link_parameters(system: System, family: str, own: Calibration | None = None) -> Found[Any]:
+def link_parameters(system: System, family: str, calibration: Calibration | None = None) -> Found[Any]:
     """Parameters of a family of links; a fabric that nobody measured has those usual for its kind of link."""
     calibrated = lookup(
         LINK_FAMILIES[family],
@@ -44,7 +44,7 @@ def link_parameters(system: System, family: str, own: Calibration | None = None)
         memory_kind=link_kind(system),
         family=family,
         stacks=NCCL_STACKS,
-        user_calibration=own,
+        user_calibration=calibration,
     )
     if calibrated.origin != "default" or family != "collective.fabric":
         return calibrated

@@ -324,8 +324,8 @@ class _Machine:
 
     def kept(self, elements: Array) -> Array:
         """Time of traffic between kernels over that of the same traffic through memory: below 1 where L2 holds it."""
-        held = 1.0 / (1.0 + (elements * self.element_bytes / (L2_SHARE * self.device.l2_bytes)) ** 4)
-        return np.asarray(1.0 - held * (1.0 - 1.0 / L2_OVER_MEMORY))
+        kept = 1.0 / (1.0 + (elements * self.element_bytes / (L2_SHARE * self.device.l2_bytes)) ** 4)
+        return np.asarray(1.0 - kept * (1.0 - 1.0 / L2_OVER_MEMORY))
 
 
 def overlapped(*times: Array) -> Array:
@@ -418,7 +418,7 @@ def implicit_cost(shape: ConvolutionShape, machine: _Machine) -> Cost:
     """
     p, tensor = machine.parameters, machine.device.tensor_cores
     joined = _joined(shape, machine)
-    channels, made = shape.channels * joined, shape.filters * joined
+    channels, outputs = shape.channels * joined, shape.filters * joined
     columns = _padded(channels, machine) * shape.taps
     classes = np.minimum(shape.stride_h, shape.kernel_h) * np.minimum(shape.stride_w, shape.kernel_w)
     classes = classes if tensor else np.ones_like(columns)
@@ -426,12 +426,12 @@ def implicit_cost(shape: ConvolutionShape, machine: _Machine) -> Cost:
     pixels = np.ceil(shape.batch * shape.height * shape.width / stride)
     image = shape.out_h * shape.out_w
     image = image if tensor else np.ceil(image / IMAGE_STEP) * IMAGE_STEP
-    m = _by_direction(shape, shape.positions, pixels, made)
-    n = _by_direction(shape, made, channels, columns)
-    k = _by_direction(shape, columns, _padded(made, machine) * shape.taps / classes, shape.batch * image)
+    m = _by_direction(shape, shape.positions, pixels, outputs)
+    n = _by_direction(shape, outputs, channels, columns)
+    k = _by_direction(shape, columns, _padded(outputs, machine) * shape.taps / classes, shape.batch * image)
     count = shape.groups / joined * np.where(shape.direction == Direction.DATA, classes, 1.0)
-    one = np.ones_like(m)
-    factor = _by_direction(shape, one, p.data_gradient_factor * one, p.filter_gradient_factor * one)
+    ones = np.ones_like(m)
+    factor = _by_direction(shape, ones, p.data_gradient_factor * ones, p.filter_gradient_factor * ones)
     kernels = TENSOR_KERNELS if tensor else VECTOR_KERNELS
     forward, data, filters = (product_time(m, n, k, count, machine, tiles=t, splits=s) for t, s in kernels)
     arithmetic = _by_direction(shape, forward, data, filters) * factor * p.implicit_factor
@@ -478,9 +478,9 @@ def _ends(shape: ConvolutionShape) -> tuple[Array, Array, Array, Array]:
 def winograd_cost(shape: ConvolutionShape, machine: _Machine) -> Cost:
     """F(2x2, 3x3) fused: 16 products of 32 tiles x 32 filters in a block, so edges of an image cost whole blocks."""
     p, device = machine.parameters, machine.device
-    rows, columns, summed, made = _ends(shape)
+    rows, columns, summed, outputs = _ends(shape)
     high, wide, deep = WINOGRAD_BLOCK
-    blocks = shape.batch * np.ceil(rows / high) * np.ceil(columns / wide) * np.ceil(made / deep) * shape.groups
+    blocks = shape.batch * np.ceil(rows / high) * np.ceil(columns / wide) * np.ceil(outputs / deep) * shape.groups
     flops = 2.0 * 16.0 * (high * wide / 4.0) * deep * np.ceil(summed / 8.0) * 8.0
     rate = p.winograd_efficiency * machine.block_rate
     seconds = waves(blocks, device.multiprocessors) * (flops / rate + p.winograd_cycles / machine.clock)
@@ -499,10 +499,10 @@ def _transformed_cost(
     """
     p, g = machine.parameters, shape.groups
     filters = shape.direction == Direction.FILTER
-    _, _, summed, made = _ends(shape)
-    m, n, k = np.where(filters, made, tiles), np.where(filters, summed, made), np.where(filters, tiles, summed)
+    _, _, summed, outputs = _ends(shape)
+    m, n, k = np.where(filters, outputs, tiles), np.where(filters, summed, outputs), np.where(filters, tiles, summed)
     arithmetic = product_time(m, n, k, points * g, machine) * flop_factor
-    ends, middle = points * words * tiles * (summed + made) * g, points * words * summed * made * g
+    ends, middle = points * words * tiles * (summed + outputs) * g, points * words * summed * outputs * g
     kept = machine.kept(ends + middle)
     product = overlapped(arithmetic, machine.streamed(kept * (ends + middle)))
     weights = machine.memory_time(kept * middle + shape.filter_elements, p.weight_transform_bandwidth)

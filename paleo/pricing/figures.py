@@ -30,7 +30,9 @@ def unit_of(device: Device, dtype: str, compute: str | None = None) -> Unit:
     ('tensor', 'vector')
     """
     if compute and compute not in COMPUTE:
-        raise SpecError(f"compute {compute!r} is unknown; expected one of {', '.join(repr(one) for one in COMPUTE)}")
+        raise SpecError(
+            f"compute {compute!r} is unknown; expected one of {', '.join(repr(known) for known in COMPUTE)}"
+        )
     if compute:
         return "tensor" if compute == "tensor" else "vector"
     arithmetic = device.arithmetic(dtype)

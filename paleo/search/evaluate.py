@@ -128,24 +128,24 @@ class _Members:
         for zero in (zero for zero in self.zero if (zero == 3) == cut.sharded):
             for overlapped in choices:
                 batch = Batch(cases, cut.assignment, schedule, zero, overlapped, self.arrival[index], "closed", shared)
-                own = several if zero else np.ones_like(several)
+                chosen = several if zero else np.ones_like(several)
                 if overlapped and len(choices) > 1 and not cut.sharded:
                     following = tails(cases.layouts, cut.assignment, zero, overlapped=True)
-                    own = own & following.sends[cases.layout]
-                yield self._solved(index, step(batch), own, cut.stated)
+                    chosen = chosen & following.sends[cases.layout]
+                yield self._solved(index, step(batch), chosen, cut.stated)
 
     def _solved(
         self,
         index: Index,
         steps: StepArrays,
-        own: npt.NDArray[np.bool_] | None = None,
+        chosen: npt.NDArray[np.bool_] | None = None,
         stated: tuple[int, ...] | None = None,
     ) -> Solved:
         """Steps of the cases at some positions; of these, those that are configurations of their own."""
         cases, rows = (index + self.group.before).astype(np.int32), np.arange(len(index), dtype=np.int32)
-        if own is None or own.all():
+        if chosen is None or chosen.all():
             return Solved(steps.batch, stated, cases, rows, steps.step_time, steps.memory)
-        rows = rows[own]
+        rows = rows[chosen]
         return Solved(steps.batch, stated, cases[rows], rows, steps.step_time[rows], steps.memory[rows])
 
     # cuts

@@ -71,7 +71,7 @@ def hybrid(model: ModelSpec, system: System, run: Run) -> Hybrid:
     search = _Chain(graph, chain, mesh, backend)
     options = search.options()
     best = search.shortest(options)
-    plain = [next(index for index, one in enumerate(layer) if one.split == _BATCH) for layer in options]
+    plain = [next(index for index, option in enumerate(layer) if option.split == _BATCH) for layer in options]
     layers = tuple((node.name, options[i][pick].words) for i, (node, pick) in enumerate(zip(chain, best, strict=True)))
     return Hybrid(layers, search.total(options, best), search.total(options, plain))
 
@@ -88,14 +88,14 @@ def _check(run: Run) -> None:
 
 def _chain(graph: Graph) -> list[Node]:
     """The layers that compute, if each reads the one before it alone."""
-    found = [node for node in graph.nodes if node.operations]
-    for before, node in pairwise(found):
+    nodes = [node for node in graph.nodes if node.operations]
+    for before, node in pairwise(nodes):
         read = {tensor.name for tensor in node.inputs} - set(graph.inputs)
         if read != {before.out.name} or node.repeat > 1:
             raise PlanError(
                 f"layer {node.name!r} does not follow {before.name!r} alone: a per-layer search takes chains of layers"
             )
-    return found
+    return nodes
 
 
 class _Chain:
@@ -127,7 +127,11 @@ class _Chain:
         except PlanError:
             return None
         formats = self.backend.formats
-        kernels = [kernel for one in placed.operations for kernel in (*one.forward(formats), *one.backward(formats))]
+        kernels = [
+            kernel
+            for operation in placed.operations
+            for kernel in (*operation.forward(formats), *operation.backward(formats))
+        ]
         seconds = float(self.backend.prices.times(kernels).alone.sum())
         sums = [float(tensor.elements) * formats.gradient for tensor, axes in placed.parameters if axes and tensor.grad]
         return _Option(split, seconds + self._collectives([("all_reduce", size) for size in sums]))
@@ -137,8 +141,12 @@ class _Chain:
         key = index, tuple(before), tuple(after)
         if key not in self._known:
             formats = self.backend.formats
-            owed = [one for one in self._placed(index, before, after).communications if not one.overlapped]
-            self._known[key] = self._collectives([(one.operation, one.tensor.bytes(formats)) for one in owed])
+            owed = [
+                owed_part for owed_part in self._placed(index, before, after).communications if not owed_part.overlapped
+            ]
+            self._known[key] = self._collectives(
+                [(owed_part.operation, owed_part.tensor.bytes(formats)) for owed_part in owed]
+            )
         return self._known[key]
 
     def _placed(self, index: int, before: Split, after: Split) -> PlacedNode:
@@ -147,7 +155,7 @@ class _Chain:
         nodes = list(self.graph.nodes)
         first = nodes.index(self.chain[index - 1]) if index else nodes.index(node)
         part = nodes[first : nodes.index(node) + 1]
-        outside = {tensor.name: tensor for one in part for tensor in one.inputs}
+        outside = {tensor.name: tensor for operation in part for tensor in operation.inputs}
         graph = replace(self.graph, nodes=tuple(part), inputs=outside)
         rules = [Rule(_BATCH), *([Rule(before, name=part[0].name)] if index else []), Rule(after, name=node.name)]
         return propagate(graph, Placement(tuple(rules)), self.mesh)[-1]
@@ -161,7 +169,7 @@ class _Chain:
     def shortest(self, options: Sequence[Sequence[_Option]]) -> list[int]:
         """Dynamic programming: the cheapest option of each layer, given the best way to each option of the one
         before."""
-        costs = np.array([one.seconds + self.change(0, _BATCH, one.split) for one in options[0]])
+        costs = np.array([option.seconds + self.change(0, _BATCH, option.split) for option in options[0]])
         came: list[np.ndarray] = []
         for index in range(1, len(options)):
             change = np.array(
@@ -169,7 +177,7 @@ class _Chain:
             )
             through = costs[:, None] + change
             came.append(through.argmin(axis=0))
-            costs = through.min(axis=0) + np.array([one.seconds for one in options[index]])
+            costs = through.min(axis=0) + np.array([option.seconds for option in options[index]])
         picks = [int(costs.argmin())]
         for back in reversed(came):
             picks.append(int(back[picks[-1]]))
@@ -178,8 +186,8 @@ class _Chain:
     def total(self, options: Sequence[Sequence[_Option]], picks: Sequence[int]) -> float:
         """Seconds of one choice."""
         chosen = [layer[pick] for layer, pick in zip(options, picks, strict=True)]
-        before = [_BATCH, *(one.split for one in chosen[:-1])]
+        before = [_BATCH, *(option.split for option in chosen[:-1])]
         return sum(
-            one.seconds + self.change(i, split, one.split)
-            for i, (one, split) in enumerate(zip(chosen, before, strict=True))
+            option.seconds + self.change(i, split, option.split)
+            for i, (option, split) in enumerate(zip(chosen, before, strict=True))
         )

@@ -106,14 +106,14 @@ class Explanation:
     text: str
 
 
-def explain(model: ModelSpec, system: System, found: Search) -> Explanation:
+def explain(model: ModelSpec, system: System, result: Search) -> Explanation:
     """The winner against the first plan with another strategy, part by part, and whether the interval can tell them
     apart."""
-    if not found.plans or not found.plans[0].fits:
-        raise CapacityError(f"none of {found.configurations:,} configurations fits {system.device.name}'s memory")
-    first = found.plans[0]
+    if not result.plans or not result.plans[0].fits:
+        raise CapacityError(f"none of {result.configurations:,} configurations fits {system.device.name}'s memory")
+    first = result.plans[0]
     winner = predict(model, system, first.run)
-    second = None if found.runner_up is None else predict(model, system, found.runner_up.run)
+    second = None if result.runner_up is None else predict(model, system, result.runner_up.run)
     return Explanation(winner, second, _words(winner, second))
 
 

@@ -76,8 +76,12 @@ class Block:
         """``values`` in parts, (numbers, microbatches) each: of kernels, payloads of collectives, what operations put
         out, `SIZES` of sections."""
         sections = self.program.sections
-        numbers = sum(_COUNTS + len(one.kernel.shape) for section in sections for one in section.kernels)
-        lengths = numbers, sum(len(one.transfers) for one in sections), sum(len(one.made_bytes) for one in sections)
+        numbers = sum(_COUNTS + len(counted.kernel.shape) for section in sections for counted in section.kernels)
+        lengths = (
+            numbers,
+            sum(len(counted.transfers) for counted in sections),
+            sum(len(counted.made_bytes) for counted in sections),
+        )
         kernels, payloads, outputs, sizes = np.split(self.values.T, np.cumsum(lengths))
         return kernels, payloads, outputs, sizes
 
@@ -113,13 +117,13 @@ def priced(
 ) -> Points:
     """Every point of the layouts, each at the microbatches of ``sizes``."""
     blocks = _Blocks(model, backend, space)
-    key = blocks.key()
+    key_of = blocks.key()
     wanted: dict[Key, set[int]] = {}
     for layout in layouts:
-        wanted.setdefault(key(layout), set()).update(sizes(layout))
+        wanted.setdefault(key_of(layout), set()).update(sizes(layout))
     families: dict[tuple[object, ...], dict[Key, list[int]]] = {}
-    for one, counts in wanted.items():
-        families.setdefault((one.tp > 1, one.cp > 1, *one[2:]), {})[one] = sorted(counts)
+    for key, counts in wanted.items():
+        families.setdefault((key.tp > 1, key.cp > 1, *key[2:]), {})[key] = sorted(counts)
     priced_blocks = [block for family in families.values() for block in blocks.of(family)]
     if not priced_blocks:
         raise PlanError(f"{blocks.problem or 'no way to lay the network over these gpus'}")
@@ -129,7 +133,7 @@ def priced(
     lengths = [len(block.microbatches) for block in priced_blocks]
     block_of = np.repeat(np.arange(len(priced_blocks)), lengths)
     programs = tuple(block.program for block in priced_blocks)
-    return Points(_costs(priced_blocks, backend), programs, block_of, where, key, blocks.graph(1))
+    return Points(_costs(priced_blocks, backend), programs, block_of, where, key_of, blocks.graph(1))
 
 
 class _Blocks:
@@ -174,9 +178,9 @@ class _Blocks:
     def _blocks(self, family: Mapping[Key, Sequence[int]], apart: Sequence[Callable[[Key], object]]) -> list[Block]:
         """All layouts on one surface, else those that are alike in the first of ``apart``, and so on, else each point
         by itself."""
-        found = self._surface(family)
-        if found is not None:
-            return found
+        surface = self._surface(family)
+        if surface is not None:
+            return surface
         if not apart:
             points = [(key, size, self._lower(key, size)) for key, sizes in family.items() for size in sizes]
             return [Block(key, program, (size,), _values(program)[None]) for key, size, program in points]
@@ -241,18 +245,20 @@ class _Blocks:
         rows = {point: _values(self._lower(*point)) for point in lowered}
         if len({len(row) for row in rows.values()}) > 1:
             return None
-        columns = [(points, size) for points, own in zip(ends, (sizes[:2], _FULL), strict=True) for size in own]
+        columns = [(points, size) for points, size_of in zip(ends, (sizes[:2], _FULL), strict=True) for size in size_of]
         count = len(next(iter(rows.values())))
         values = {key: np.empty((len(family[key]), count)) for key in family}
         wrong = np.ones(count, dtype=bool)
         for share in self._shares({key[0] for key in family}):
             corners = [{key: rows[key, size][wrong] for key, met in points if met == size} for points, size in columns]
             keys = {*family, *(key for key, _ in rows)}
-            found = {key: np.stack([_between(key, one, share) for one in corners]) for key in keys}
-            lower = _concave(sizes, found[min(family)])
+            between = {key: np.stack([_between(key, corner, share) for corner in corners]) for key in keys}
+            lower = _concave(sizes, between[min(family)])
             for key in family:
-                values[key][:, wrong] = _lines(family[key], sizes, found[key], lower)
-            apart = [_apart(_lines((size,), sizes, found[key], lower)[0], rows[key, size][wrong]) for key, size in rows]
+                values[key][:, wrong] = _lines(family[key], sizes, between[key], lower)
+            apart = [
+                _apart(_lines((size,), sizes, between[key], lower)[0], rows[key, size][wrong]) for key, size in rows
+            ]
             wrong[wrong] = np.any(apart, axis=0)
             if not wrong.any():
                 return values
@@ -297,15 +303,15 @@ def _mesh(key: Key) -> Mesh:
 
 def _between(key: Key, corners: Mapping[Key, Array], share: Callable[[int], float]) -> Array:
     """Numbers of a layout from those at the corners of a surface that is affine in a ``share`` of tp and in 1/cp."""
-    found = np.zeros(())
+    numbers_between = np.zeros(())
     for corner, numbers in corners.items():
         weight = 1.0
         for axis, of in (("tp", share), ("cp", _even_share)):
-            own, at = getattr(key, axis), getattr(corner, axis)
+            degree, at = getattr(key, axis), getattr(corner, axis)
             for other in {getattr(each, axis) for each in corners} - {at}:
-                weight *= (of(own) - of(other)) / (of(at) - of(other))
-        found = found + weight * numbers
-    return np.asarray(found)
+                weight *= (of(degree) - of(other)) / (of(at) - of(other))
+        numbers_between = numbers_between + weight * numbers
+    return np.asarray(numbers_between)
 
 
 def _even_share(ways: int) -> float:
@@ -337,22 +343,28 @@ def _lines(wanted: Sequence[int], sizes: Sequence[int], rows: Array, lower: npt.
     def line(near: int, far: int) -> Array:
         return np.asarray(rows[near] + (rows[far] - rows[near]) / (ends[far] - ends[near]) * (at - ends[near]))
 
-    found = np.where(lower, np.minimum(line(0, 1), line(2, 3)), np.maximum(line(0, 1), line(2, 3)))
-    whole = np.rint(found)
-    return np.where(np.abs(found - whole) <= _SAME * np.abs(whole), whole, found)
+    count = np.where(lower, np.minimum(line(0, 1), line(2, 3)), np.maximum(line(0, 1), line(2, 3)))
+    whole = np.rint(count)
+    return np.where(np.abs(count - whole) <= _SAME * np.abs(whole), whole, count)
 
 
 def _values(program: Program) -> Array:
     """The numbers of a program that depend on its batch: kernels, collectives, sizes of sections."""
-    found: list[float] = []
+    values: list[float] = []
     for section in program.sections:
         for counted in section.kernels:
-            one = counted.kernel
-            found += (one.flops, one.vector_flops, one.bytes_read, one.bytes_written, *one.shape.values())
-    found += [one.payload_bytes for _, one in collectives(program)]
-    found += [size for section in program.sections for size in section.made_bytes]
-    found += [getattr(section, name) for name in SIZES for section in program.sections]
-    return np.array(found, dtype=np.float64)
+            kernel = counted.kernel
+            values += (
+                kernel.flops,
+                kernel.vector_flops,
+                kernel.bytes_read,
+                kernel.bytes_written,
+                *kernel.shape.values(),
+            )
+    values += [kernel.payload_bytes for _, kernel in collectives(program)]
+    values += [size for section in program.sections for size in section.made_bytes]
+    values += [getattr(section, name) for name in SIZES for section in program.sections]
+    return np.array(values, dtype=np.float64)
 
 
 def _costs(blocks: Sequence[Block], backend: Backend) -> SectionCosts:
@@ -390,7 +402,8 @@ def _structure(program: Program) -> tuple[object, ...]:
         for c in section.kernels
     )
     owed = tuple(
-        (i, one.times, one.phase, one.beside, one.pieces, one.again, one.selected) for i, one in collectives(program)
+        (i, transfer.times, transfer.phase, transfer.beside, transfer.pieces, transfer.again, transfer.selected)
+        for i, transfer in collectives(program)
     )
     return kernels, owed, tuple(len(section.kernels) for section in program.sections)
 

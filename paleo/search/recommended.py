@@ -20,9 +20,9 @@ def recommended(model: ModelSpec, system: System, run: Run, *, headroom: float) 
 
     Both leave ``headroom`` of the memory free where any plan does. The runner-up differs in step time.
     """
-    found = search(model, system, run, space=COMMON, top=LOOKED_AT)
+    result = search(model, system, run, space=COMMON, top=LOOKED_AT)
     roomy = (1.0 - headroom) * system.device.memory.capacity
-    rows = [row for row in found.plans if row.memory <= roomy] or list(found.plans)
+    rows = [row for row in result.plans if row.memory <= roomy] or list(result.plans)
     others = (row for row in rows if abs(row.step_time / rows[0].step_time - 1.0) > 1 / 10_000)
     chosen = [rows[0], *(row for row in [next(others, None)] if row is not None)]
-    return [predict(model, system, row.run) for row in chosen], found.configurations, found.fitting
+    return [predict(model, system, row.run) for row in chosen], result.configurations, result.fitting

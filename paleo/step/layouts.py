@@ -142,27 +142,27 @@ class Layouts:
         mesh = self.meshes[layout]
         return self.shared.once(("group", layout, axes), lambda: (mesh.stride(axes), mesh.ways(axes)))
 
-    def sent(self, holdings: Array, copies: int, what: Sent, zero: int, width: float) -> Array:
+    def sent(self, holdings: Array, copies: int, content: Sent, zero: int, width: float) -> Array:
         """Seconds in which the gradients of some holdings are summed over their replicas, or their parameters gathered,
         and their bytes, ``width`` for each element: (2, stages, chunks, layouts) of (stages, chunks, sections and
         ties). With several ``copies`` the first axis is that of the stages."""
         seconds = np.zeros((2, *holdings.shape[:2], len(self)))
-        for owed in self._owed(copies, what, zero):
+        for owed in self._owed(copies, content, zero):
             each = self.collective(owed.operation, owed.groups, holdings @ owed.elements * width)
             np.add.at(seconds[0].T, owed.layout, each.T)
-        seconds[1] = holdings @ self._travelling(copies, what) * width
+        seconds[1] = holdings @ self._travelling(copies, content) * width
         return seconds
 
-    def _owed(self, copies: int, what: Sent, zero: int) -> list[Owed]:
+    def _owed(self, copies: int, content: Sent, zero: int) -> list[Owed]:
         """The collectives of every layout, by operation."""
-        key = "owed", copies, what, zero > 0
-        return self.shared.once(key, lambda: self._priced_together(copies, what, zero))
+        key = "owed", copies, content, zero > 0
+        return self.shared.once(key, lambda: self._priced_together(copies, content, zero))
 
-    def _priced_together(self, copies: int, what: Sent, zero: int) -> list[Owed]:
+    def _priced_together(self, copies: int, content: Sent, zero: int) -> list[Owed]:
         cells: dict[str, list[tuple[int, Axes, Array]]] = {}
-        for layout, shares in enumerate(self._shares(copies, what)):
+        for layout, shares in enumerate(self._shares(copies, content)):
             for axes, elements in shares.items():
-                for operation, over_axes, part in self.operations(layout, what, zero, axes, elements):
+                for operation, over_axes, part in self.operations(layout, content, zero, axes, elements):
                     if over_axes or copies > 1:
                         cells.setdefault(operation, []).append((layout, over_axes, part))
         owed = []
@@ -173,10 +173,10 @@ class Layouts:
         return owed
 
     def operations(
-        self, layout: int, what: Sent, zero: int, axes: Axes, elements: Numbers
+        self, layout: int, content: Sent, zero: int, axes: Axes, elements: Numbers
     ) -> tuple[tuple[str, Axes, Numbers], ...]:
         """The collectives of some elements (or bytes)."""
-        if what == "gradients":
+        if content == "gradients":
             owed = gradient_exchange(zero, axes, elements, self.meshes[layout])
             method = self.backend.compression
             return owed if method is None else compressed(method, self.gradient(layout, axes), owed)
@@ -215,27 +215,27 @@ class Layouts:
         ]
         return np.asarray(trained * np.array(each))
 
-    def _shares(self, copies: int, what: Sent) -> list[dict[Axes, Array]]:
+    def _shares(self, copies: int, content: Sent) -> list[dict[Axes, Array]]:
         """Elements of each holding by the axes over which they travel, for each layout."""
-        return self.shared.once(("shares", copies, what), lambda: self._by_axes(copies, what))
+        return self.shared.once(("shares", copies, content), lambda: self._by_axes(copies, content))
 
-    def _by_axes(self, copies: int, what: Sent) -> list[dict[Axes, Array]]:
+    def _by_axes(self, copies: int, content: Sent) -> list[dict[Axes, Array]]:
         known: dict[tuple[object, ...], dict[Axes, Array]] = {}
         shares = []
         for program, mesh in zip(self.programs, self.meshes, strict=True):
             key = id(program), tuple(axis for axis, degree in mesh.degrees if degree > 1)
             if key not in known:
-                split = gradient_shares if what == "gradients" else partial(gathered_shares, frozen=what == "all")
+                split = gradient_shares if content == "gradients" else partial(gathered_shares, frozen=content == "all")
                 known[key] = split(program, mesh, copies)
             shares.append(known[key])
         return shares
 
-    def _travelling(self, copies: int, what: Sent) -> Array:
+    def _travelling(self, copies: int, content: Sent) -> Array:
         """Elements of each holding that travel at all: (sections and ties, layouts)."""
         none = np.zeros(len(self.programs[0].sections) + len(self.programs[0].ties))
-        shares = self._shares(copies, what)
+        shares = self._shares(copies, content)
         return self.shared.once(
-            ("travelling", copies, what), lambda: np.stack([sum(each.values(), none) for each in shares], axis=1)
+            ("travelling", copies, content), lambda: np.stack([sum(each.values(), none) for each in shares], axis=1)
         )
 
     # sums of gradients, gathers and updates of stages

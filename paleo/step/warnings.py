@@ -22,13 +22,15 @@ def unmodelled(program: Program, run: Run) -> tuple[str, ...]:
     constant = "launches of kernels and latencies of links, as ppp= is a share of peaks alone"
     shares_of_peaks = [constant] if run.calibration.startswith("ppp=") else []
     always = (*([loading] if run.input is None else []), "memory fragmentation", *shares_of_peaks)
-    turns = [(one.kernel, one.times * section.repeat) for section in program.sections for one in section.kernels]
-    guessed = [(kernel, times) for kernel, times in turns if kernel.operation == OPAQUE]
+    launches = [
+        (counted.kernel, counted.times * section.repeat) for section in program.sections for counted in section.kernels
+    ]
+    guessed = [(kernel, times) for kernel, times in launches if kernel.operation == OPAQUE]
     if not guessed:
         return always
     shares = [
         sum(getattr(kernel, count) * times for kernel, times in guessed)
-        / (sum(getattr(kernel, count) * times for kernel, times in turns) or 1.0)
+        / (sum(getattr(kernel, count) * times for kernel, times in launches) or 1.0)
         for count in ("flops", "bytes")
     ]
     names = ", ".join(dict.fromkeys(kernel.name for kernel, _ in guessed if kernel.phase == "forward"))
@@ -84,17 +86,17 @@ def warnings(chosen: Plan, graph: Graph, placement: Placement) -> tuple[str, ...
     """Ranks that do nothing new, or nothing at all; parameters that tensor parallelism does not divide."""
     idle = idle_axes(graph, placement, chosen.mesh)
     whole = {} if "tp" in idle else undivided_parameters(graph, placement, chosen.mesh)
-    found = [*_whole_layers(chosen, whole)]
-    found += [
+    lines = [*_whole_layers(chosen, whole)]
+    lines += [
         f"{axis}={chosen.mesh.degree(axis)} splits nothing in this network: its ranks all do the same work"
         for axis in idle
     ]
     if chosen.idle:
-        found.append(
+        lines.append(
             f"{chosen.idle} of {chosen.gpus} gpus are idle: the global batch has only {chosen.global_batch} samples"
         )
     elif chosen.local_batch * chosen.dp > chosen.global_batch:
         spare = chosen.local_batch * chosen.dp - chosen.global_batch
         uneven = f"the global batch does not divide evenly: the step waits for ranks with {chosen.local_batch} samples"
-        found.append(f"{uneven} ({spare} slots idle)")
-    return tuple(found)
+        lines.append(f"{uneven} ({spare} slots idle)")
+    return tuple(lines)

@@ -8,7 +8,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.structure import circles, folder, import_graph, trees
+from tests.sizes import body_length
+from tests.structure import circles, import_graph, trees
+
+#: Lines of the longest body.
+LONGEST_BODY = 50
 
 #: Circles that are known, and to be undone.
 KNOWN_CIRCLES = [
@@ -22,11 +26,6 @@ KNOWN_TWINS = {
 }  # fmt: skip
 #: Names that say nothing of what they stand for.
 PRONOUNS = frozenset({"made", "one", "found", "own", "held", "it", "here", "what", "thing", "stuff"})
-#: Folders and modules whose functions still use them; the list only shrinks.
-NOT_YET = {
-    "paleo.calibrate.links", "paleo.importers", "paleo.pricing.calibrated", "paleo.pricing.communication",
-    "paleo.pricing.convolution", "paleo.pricing.figures", "paleo.search", "paleo.step", "paleo.validate.kinds",
-}  # fmt: skip
 
 
 def test_no_modules_import_each_other() -> None:
@@ -53,9 +52,20 @@ def named(function: ast.AST) -> Iterator[str]:
             yield node.id
 
 
-@pytest.mark.parametrize("module", [name for name in trees() if not {name, folder(name)} & NOT_YET])
+@pytest.mark.parametrize("module", list(trees()))
 def test_parameters_and_variables_are_nouns(module: str) -> None:
     for node in ast.walk(trees()[module]):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             pronouns = PRONOUNS & set(named(node))
             assert not pronouns, f"{module}:{node.lineno} {node.name}: {', '.join(sorted(pronouns))}"
+
+
+def test_no_function_is_longer_than_a_screen() -> None:
+    """Lines of a body without its docstring."""
+    lengths = {
+        f"{module}:{node.lineno} {node.name}": body_length(node)
+        for module, tree in trees().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+    assert {name: length for name, length in lengths.items() if length > LONGEST_BODY} == {}

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from paleo.search.plans import Search
+    from paleo.search.space import Space
     from paleo.specs.hardware import System
     from paleo.specs.model import ModelSpec
     from paleo.specs.run import Run
@@ -97,11 +98,10 @@ def plan_(
     from paleo.files import checked_output
     from paleo.report import buying as buying_report
     from paleo.report import search as shown
-    from paleo.search import plans, space
+    from paleo.search import plans
     from paleo.specs.hardware import load_system
     from paleo.specs.model import load_model
     from paleo.studies import buying
-    from paleo.studies.launch import schedules_of
 
     path = picture_path(plot)
     machines = [load_system(name) for name in _systems(system, systems)]
@@ -113,18 +113,9 @@ def plan_(
     if per_layer and path is not None:
         raise SpecError("--plot draws plans of whole networks; leave out --per-layer")
     if per_layer:
-        from paleo.search import hybrid
-
-        split = hybrid.hybrid(network, machine, run)
-        names = network.name, machine.name
-        show_document(lambda: shown.hybrid_document(*names, split), lambda: shown.hybrid_table(*names, split), as_json)
+        _split_layers(network, machine, run, as_json)
         return
-    fields_of = {"microbatches": "microbatch", "recompute": "recompute", "schedules": "schedule"}
-    fixed = {listed: options.stated(name) for listed, name in fields_of.items()}
-    narrowed = space.within(options.stated("strategy"), **fixed)
-    runnable = schedules_of(run.software)
-    if runnable is not None and options.stated("schedule") is None:
-        narrowed = replace(narrowed, schedules=runnable)
+    narrowed = _narrowed(options, run)
     if systems is not None or any(value is not None for value in (tokens, epochs, samples, deadline, budget)):
         rates = tariff(price, electricity, pue, host_power, term, buy)
         wish = _wish(network, run, tokens, epochs, samples, deadline, budget, objective, rates)
@@ -152,6 +143,30 @@ def plan_(
     show_document(lambda: shown.document(*names, ranking, best), lambda: shown.table(*names, ranking, best), as_json)
     if not ranking.fitting:
         raise typer.Exit(NO)
+
+
+def _split_layers(network: ModelSpec, machine: System, run: Run, as_json: bool) -> None:
+    """The split of each layer of a chain."""
+    from paleo.report import search as shown
+    from paleo.search import hybrid
+
+    split, names = hybrid.hybrid(network, machine, run), (network.name, machine.name)
+    show_document(lambda: shown.hybrid_document(*names, split), lambda: shown.hybrid_table(*names, split), as_json)
+
+
+def _narrowed(options: RunOptions, run: Run) -> Space:
+    """What options of a run leave to be searched; schedules that the stated software is not known to run are left
+    out."""
+    from paleo.search import space
+    from paleo.studies.launch import schedules_of
+
+    fields_of = {"microbatches": "microbatch", "recompute": "recompute", "schedules": "schedule"}
+    fixed = {listed: options.stated(name) for listed, name in fields_of.items()}
+    narrowed = space.within(options.stated("strategy"), **fixed)
+    runnable = schedules_of(run.software)
+    if runnable is not None and options.stated("schedule") is None:
+        return replace(narrowed, schedules=runnable)
+    return narrowed
 
 
 def _explored(path: Path, searched: Search, network: ModelSpec, machine: System, wish: Wish) -> None:

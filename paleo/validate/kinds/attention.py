@@ -133,15 +133,15 @@ def _kernel(frame: pd.DataFrame) -> pd.Series[str]:
     kernel[device.str.startswith(BLACKWELL)] = default_kernel("Blackwell")
     named = pd.Series(False, index=frame.index)
     for word, name in NAMED:
-        here = library.str.contains(word, regex=False) & ~named
-        kernel[here], named = name, named | here
+        matches = library.str.contains(word, regex=False) & ~named
+        kernel[matches], named = name, named | matches
     return kernel
 
 
 def _phase(frame: pd.DataFrame) -> pd.Series[str]:
     """A causal context of one token runs the decode kernel."""
-    phase, one = text(frame, "phase"), number(frame, "q_len") == 1
-    decode = (phase == "generation") | ((phase == "context") & one)
+    phase, single = text(frame, "phase"), number(frame, "q_len") == 1
+    decode = (phase == "generation") | ((phase == "context") & single)
     return pd.Series(np.select([decode, phase == "encoder"], ["decode", "encoder"], "prefill"), index=frame.index)
 
 

@@ -170,8 +170,8 @@ def layer_shape(frame: pd.DataFrame, direction: Direction, calls: Array | float 
 
 def _extents(frame: pd.DataFrame, column: str) -> Array:
     """N, C, H, W of a shape column such as 128x3x224x224; H = W = 1 where they are absent, nan where it is no shape."""
-    found = text(frame, column).str.extract(r"^(\d+)x(\d+)(?:x(\d+)x(\d+))?$")
-    return np.asarray(found.apply(pd.to_numeric).fillna({2: 1.0, 3: 1.0}), dtype=np.float64)
+    sizes = text(frame, column).str.extract(r"^(\d+)x(\d+)(?:x(\d+)x(\d+))?$")
+    return np.asarray(sizes.apply(pd.to_numeric).fillna({2: 1.0, 3: 1.0}), dtype=np.float64)
 
 
 def _moved(frame: pd.DataFrame) -> tuple[Array, Array]:

@@ -156,8 +156,8 @@ def library_version(library: pd.Series[str]) -> Array:
     >>> library_version(pd.Series(["cuDNN 7.6.2.24 (CUDA 10.1.243)", "PyTorch 2.1.0+cu121 (cuDNN 8.9.2)", ""])).tolist()
     [7.6, 8.9, 9.0]
     """
-    found = library.str.extract(r"(?i)cudnn[ _-]*v?(\d+)(?:\.(\d+))?")
-    major, minor = (pd.to_numeric(found[column]).to_numpy(dtype=np.float64) for column in (0, 1))
+    release = library.str.extract(r"(?i)cudnn[ _-]*v?(\d+)(?:\.(\d+))?")
+    major, minor = (pd.to_numeric(release[column]).to_numpy(dtype=np.float64) for column in (0, 1))
     version = major + np.minimum(np.nan_to_num(minor), 9.0) / 10.0
     return np.where(np.isnan(major), PRESENT, version)
 

@@ -120,7 +120,7 @@ class GemmTable(TableKind[DeviceFigures]):
             launch=20 * MICROSECOND, efficiency=0.9, l2_rate=0.02, split_time=3 * MICROSECOND, page_stall=stall,
             energy=energies.vector, training_energy=energies.vector, least_tile=tile,
         )  # fmt: skip
-        return (first, *(dataclasses.replace(first, least_tile=one) for one in TILES if one != tile))
+        return (first, *(dataclasses.replace(first, least_tile=other) for other in TILES if other != tile))
 
     def fit_plan(self, subject: str, family: str, stack: str, figures: DeviceFigures, fitted: Fitted) -> FitPlan:
         """Rows of DeepBench are few: they set out from the silicon of a device with many, and stay near it."""
