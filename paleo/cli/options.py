@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from paleo.errors import SpecError
-from paleo.units import whole_number
 
 if TYPE_CHECKING:
     from paleo.specs.run import Run
@@ -172,6 +171,8 @@ def takes_run(command: Callable[..., None]) -> Callable[..., None]:
 
 def gpu_counts(text: str) -> list[int]:
     """Counts as --gpus lists them; SpecError where one is no count."""
+    from paleo.units import whole_number
+
     parts = [part.strip() for part in text.split(",") if part.strip()]
     counts = [whole_number(part, MOST_GPUS) or 0 for part in parts]
     if not counts or not all(counts):

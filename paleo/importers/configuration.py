@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from paleo.errors import SpecError, near
+from paleo.files import read_bytes
 from paleo.registry import Registry
 
 Entry = Any
@@ -101,18 +102,13 @@ def read_config(path: str | Path) -> Config:
     """The configuration in a file, or in the ``config.json`` of a folder."""
     file = Path(path)
     file = file / "config.json" if file.is_dir() else file
+    raw = read_bytes(file, most=MAX_CONFIG_BYTES, expected="the config.json of a model")
     try:
-        with file.open("rb") as stream:
-            raw = stream.read(MAX_CONFIG_BYTES + 1)
-        data = json.loads(raw) if len(raw) <= MAX_CONFIG_BYTES else None
-    except FileNotFoundError:
-        raise SpecError(f"{file}: no such file; expected the config.json of a model") from None
-    except OSError as error:
-        raise SpecError(f"{file}: cannot be read ({error.strerror})") from None
+        data = json.loads(raw)
     except (ValueError, RecursionError):
         raise SpecError(f"{file}: is not JSON; expected the config.json of a model") from None
     if not isinstance(data, dict):
-        raise SpecError(f"{file}: expected one JSON mapping of at most {MAX_CONFIG_BYTES} bytes")
+        raise SpecError(f"{file}: expected one JSON mapping")
     return Config(data, str(file))
 
 

@@ -82,10 +82,15 @@ def imported_mapping(mapping: Mapping[str, Any], name: str = "imported.yaml") ->
     return Import(text, model, build(model, batch=1))
 
 
-def _torch(source: str, inputs: Sequence[str], sizes: dict[str, int], loss: str) -> dict[str, Any]:
-    if not inputs:
+def inputs_of(texts: Sequence[str]) -> list[InputSpec]:
+    """Shapes of a module's inputs; SpecError where there are none, or one is wrong, before any code of it runs."""
+    if not texts:
         raise SpecError("import torch: needs --input, such as 32x3x224x224 or 8x512:int64")
-    specs = [parse_input(text) for text in inputs]
+    return [parse_input(text) for text in texts]
+
+
+def _torch(source: str, inputs: Sequence[str], sizes: dict[str, int], loss: str) -> dict[str, Any]:
+    specs = inputs_of(inputs)
     return from_module(load_module(source), specs, title=source, source=f"torch module {source}", loss=loss)
 
 

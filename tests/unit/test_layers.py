@@ -98,6 +98,8 @@ CASES = [
         2 * 96 * 8, 4 * 96 * 8, 384, 384 + 4 * 26 + 4 * 256,
     ),
     Case("linear", (SEQUENCE,), (2, 5, 6), {"features": 6}, 54, 2 * 10 * 48, 4 * 10 * 48, 320, 320 + 4 * 54 + 4 * 60),
+    # 1 row for each of 2 matrices of 8 x 6
+    Case("grouped_linear", (VECTOR,), (2, 6), {"groups": 2, "features": 6}, 96, 192, 384, 64, 64 + 4 * 96 + 48),
     # keeps x, the input of the GELU (160 elements) and its output
     Case(
         "mlp", (SEQUENCE,), (2, 5, 8), {"ffn": 16}, 8 * 16 + 16 + 16 * 8 + 8,

@@ -132,7 +132,9 @@ def test_pipelines_exchange_gradients_after_their_last_pass_or_beside_it() -> No
 def test_no_configuration_occurs_twice() -> None:
     _, _, part, _ = everything("dense")
     r = part.results
-    rows = np.stack([r.layout, r.microbatch, r.recompute, *map(r.chosen, Choice._fields)])
+    cuts = {cut: number for number, cut in enumerate(dict.fromkeys(r.cuts))}
+    cut = np.array([cuts[each] for each in r.cuts])[r.choice]
+    rows = np.stack([r.layout, r.microbatch, r.recompute, cut, *map(r.chosen, Choice._fields)])
     assert np.unique(rows, axis=1).shape == rows.shape
 
 

@@ -39,6 +39,7 @@ def import_(
 
     path = None if output is None else checked_output(output, (".yaml", ".yml"))
     if kind == "torch":
+        sources.inputs_of(inputs or ())
         warn([f"import torch runs the code of {source.rpartition(':')[0] or source}"])
     network = sources.imported(kind, source, inputs=inputs or (), sizes=sources.sizes_of(sizes or ()), loss=loss)
     if path is not None:
