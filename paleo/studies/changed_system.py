@@ -23,6 +23,7 @@ def changed(system: System, path: str, value: Any) -> System:
 
     Raises SpecError where there is no such figure, or where the new one makes no system: 2.4 ranks, no bandwidth.
 
+    >>> from paleo.specs.hardware import load_system
     >>> slow = changed(load_system("dgx-h100"), "levels[*].link.bandwidth", "x0.5")
     >>> load_system("dgx-h100").levels[1].link.bandwidth / slow.levels[1].link.bandwidth
     2.0
