@@ -85,11 +85,16 @@ def test_work_is_linear_in_the_batch_and_parameters_are_not(name: str) -> None:
     assert saved(two) == pytest.approx(2 * saved(one), rel=0.01)  # statistics of batch normalisation do not grow
 
 
+#: Networks whose first layer, over inputs without a gradient, is nearly all of their work: one product for one.
+FIRST_LAYER_IS_MOST = {"rgat"}
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_backward_is_about_twice_forward(name: str) -> None:
     """Two products for one; less where the input needs no gradient, more where attention is computed again."""
     one = graph(name)
-    assert 1.5 <= flops(one, "backward") / flops(one) <= 2.5
+    least = 1.0 if name in FIRST_LAYER_IS_MOST else 1.5
+    assert least <= flops(one, "backward") / flops(one) <= 2.5
 
 
 @pytest.mark.parametrize("name", MODELS)
