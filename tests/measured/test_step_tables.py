@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
 
 from paleo.validate.runner import FileReport
-from paleo.validate.scaling import GOAL, summary
+from paleo.validate.scaling import GOAL, EfficiencyPoint, summary
 
 Validated = Callable[[str], FileReport]
 CNN, OTHERS = "cnn_iterations.csv", "other_iterations.csv"
@@ -56,7 +56,6 @@ def test_other_networks_stay_within_their_bar(validated: Validated) -> None:
 
 @pytest.mark.shared
 @pytest.mark.xdist_group(CNN)
-@pytest.mark.xfail(reason="bars missed since the vision kernels were fitted again", strict=False)
 def test_steps_of_convolutional_networks_stay_within_their_bars(validated: Validated) -> None:
     report = validated(CNN)
     for (source, devices), bar in CNN_BARS.items():
@@ -65,8 +64,6 @@ def test_steps_of_convolutional_networks_stay_within_their_bars(validated: Valid
     plain = report.frame["dtype"].eq("fp32").to_numpy() & (report.sources == "lambda-tensorflow-benchmark")
     errors = report.errors(plain)
     assert errors.rows >= 48 and errors.mape is not None and errors.mape < 0.08
-    narrow = report.errors(report.frame["dtype"].eq("tf32").to_numpy() & on(report, "a100-pcie-40gb"))
-    assert narrow.rows >= 12 and narrow.mape is not None and narrow.mape < 0.12
     containers = report.frame["framework"].str.contains("mxnet-").fillna(False).to_numpy()
     nvidia = report.errors(containers & on(report, "v100-sxm2-16gb"))
     assert nvidia.rows >= 8 and nvidia.mape is not None and nvidia.mape < 0.05
@@ -77,19 +74,35 @@ def test_steps_of_convolutional_networks_stay_within_their_bars(validated: Valid
 
 @pytest.mark.shared
 @pytest.mark.xdist_group(CNN)
-@pytest.mark.xfail(reason="bars missed since the vision kernels were fitted again", strict=False)
+@pytest.mark.xfail(reason="12.5 % since layouts and first layers of images are priced", strict=True)
+def test_steps_in_tf32_stay_within_their_bar(validated: Validated) -> None:
+    report = validated(CNN)
+    narrow = report.errors(report.frame["dtype"].eq("tf32").to_numpy() & on(report, "a100-pcie-40gb"))
+    assert narrow.rows >= 12 and narrow.mape is not None and narrow.mape < 0.12
+
+
+def first_points(points: Sequence[EfficiencyPoint]) -> list[EfficiencyPoint]:
+    """Points of the sources that the bars of scaling were set for."""
+    sources = ("DeepLearningExamples v100-sxm2-", "lambda-tensorflow-benchmark a100-sxm4-40gb")
+    return [point for point in points if point.what.startswith(sources)]
+
+
+@pytest.mark.shared
+@pytest.mark.xdist_group(CNN)
 def test_scaling_of_convolutional_networks(validated: Validated) -> None:
     """Points of frameworks without mixed-precision EfficientNets lie within the goal of 8 on average."""
     points = validated(CNN).scaling
-    first = [
-        point
-        for point in points
-        if point.what.startswith(("DeepLearningExamples v100-sxm2-", "lambda-tensorflow-benchmark a100-sxm4-40gb"))
-    ]
+    first = first_points(points)
     whole = summary(first)
     assert whole.points >= 68 and whole.impossible <= 6
     assert whole.mean_error is not None and whole.mean_error < 9.5
-    plain = summary([point for point in first if "fficient" not in point.what])
-    assert plain.points >= 48 and plain.mean_error is not None and plain.mean_error < 4.0
     later = summary([point for point in points if point not in first and "fficient" not in point.what])
     assert later.points >= 60 and later.mean_error is not None and later.mean_error < GOAL
+
+
+@pytest.mark.shared
+@pytest.mark.xdist_group(CNN)
+@pytest.mark.xfail(reason="4.2 points since layouts and first layers of images are priced", strict=True)
+def test_scaling_without_efficient_networks(validated: Validated) -> None:
+    plain = summary([point for point in first_points(validated(CNN).scaling) if "fficient" not in point.what])
+    assert plain.points >= 48 and plain.mean_error is not None and plain.mean_error < 4.0

@@ -377,12 +377,7 @@ def test_every_schedule_holds_for_every_family(schedule: str, chunks: int, name:
 
 
 @pytest.mark.parametrize(("schedule", "chunks"), PIPELINES)
-def test_gradients_that_travel_early_save_no_more_than_they_take(
-    schedule: str, chunks: int, request: pytest.FixtureRequest
-) -> None:
-    if schedule == "interleaved":
-        missed = "the step run pass by pass is 0.008 % above what the closed form of the exchange allows"
-        request.applymarker(pytest.mark.xfail(reason=missed, strict=False))
+def test_gradients_that_travel_early_save_no_more_than_they_take(schedule: str, chunks: int) -> None:
     """A pipeline's last pass hides part of its exchange; where computation loses as much, nothing is gained. Chunks
     that send by themselves cost more start-ups than all at once."""
     strategy = "pp=2,zero=1" + (f",vp={chunks}" if chunks > 1 else "")
@@ -396,9 +391,45 @@ def test_gradients_that_travel_early_save_no_more_than_they_take(
     assert late.step_time - early.step_time <= late.breakdown.communication_total
     assert early.breakdown.communication_total >= early.breakdown.communication_exposed
     assert early.memory == late.memory
-    eager = [on(CLUSTER, "gpt2", strategy, "auto", schedule, exchange=how, gpus=32) for how in ("after", "overlapped")]
-    more = eager[1].breakdown.communication_total - eager[0].breakdown.communication_total
-    assert eager[1].step_time <= (eager[0].step_time + max(0.0, more)) * (1 + 1e-12)
+
+
+def started_early(schedule: str, chunks: int) -> tuple[Prediction, Prediction]:
+    """A step whose gradients travel after the passes, and during them, where that wins nothing."""
+    strategy = "pp=2,zero=1" + (f",vp={chunks}" if chunks > 1 else "")
+    late, early = (
+        on(CLUSTER, "gpt2", strategy, "auto", schedule, exchange=how, gpus=32) for how in ("after", "overlapped")
+    )
+    assert late is not None and early is not None
+    return late, early
+
+
+@pytest.mark.parametrize(
+    ("schedule", "chunks"),
+    [
+        pytest.param(
+            *pipeline,
+            marks=pytest.mark.xfail(
+                pipeline == ("interleaved", 2),
+                reason="parts are those of the busiest stage, which is not the one that ends last: 0.9 us too little",
+                strict=True,
+            ),
+        )
+        for pipeline in PIPELINES
+    ],
+)
+def test_more_start_ups_cost_no_more_than_the_parts_say(schedule: str, chunks: int) -> None:
+    late, early = started_early(schedule, chunks)
+    more = early.breakdown.communication_total - late.breakdown.communication_total
+    assert early.step_time <= (late.step_time + max(0.0, more)) * (1 + 1e-12)
+
+
+@pytest.mark.parametrize(("schedule", "chunks"), PIPELINES)
+def test_more_start_ups_cost_no_more_than_they_do_on_some_stage(schedule: str, chunks: int) -> None:
+    predictions = started_early(schedule, chunks)
+    batches = [prediction.steps.batch for prediction in predictions]
+    sums = [batch.layouts.exchange(batch.assignment, 1, chunks=batch.overlapped)[0].sum(axis=1) for batch in batches]
+    more = float((sums[1] - sums[0]).max())
+    assert predictions[1].step_time <= (predictions[0].step_time + max(0.0, more)) * (1 + 1e-12)
 
 
 def test_a_schedule_of_one_stage_changes_nothing() -> None:
