@@ -146,27 +146,36 @@ def _put(data: dict[str, Any], key: str, value: Any) -> None:
         data[key] = value
 
 
-def takes_run(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command the options of a run, packed into its argument ``options``; its own options of a name win."""
-    stated = inspect.signature(command, eval_str=True).parameters
-    hints = get_type_hints(RunOptions, include_extras=True)
-    shared = [field for field in fields(RunOptions) if field.name not in stated]
-    parameters = [parameter for name, parameter in stated.items() if name != "options"]
-    parameters += [
-        inspect.Parameter(
-            field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=hints[field.name]
-        )
-        for field in shared
-    ]
+def packs(argument: str, options: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Gives a command the options that the fields of a dataclass are, packed into one argument; the command's own
+    options of a name win."""
 
-    @functools.wraps(command)
-    def wrapper(**values: Any) -> None:
-        options = RunOptions(**{field.name: values.pop(field.name) for field in shared})
-        command(options=options, **values)
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        stated = inspect.signature(command, eval_str=True).parameters
+        hints = get_type_hints(options, include_extras=True)
+        shared = [field for field in fields(options) if field.name not in stated]
+        parameters = [parameter for name, parameter in stated.items() if name != argument]
+        parameters += [
+            inspect.Parameter(
+                field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=hints[field.name]
+            )
+            for field in shared
+        ]
 
-    wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return wrapper
+        @functools.wraps(command)
+        def wrapper(**values: Any) -> None:
+            packed = options(**{field.name: values.pop(field.name) for field in shared})
+            command(**{argument: packed}, **values)
+
+        wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return wrapper
+
+    return decorate
+
+
+#: The options of a run, in the argument ``options``.
+takes_run = packs("options", RunOptions)
 
 
 def gpu_counts(text: str) -> list[int]:

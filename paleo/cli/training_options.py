@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, cast, get_args
 
 import typer
 
+from paleo.cli.options import packs
 from paleo.errors import SpecError
 
 if TYPE_CHECKING:
@@ -53,32 +55,42 @@ MOST_YEARS = 30
 RankBy = Annotated[str | None, typer.Option("--objective", help="Best first by time, cost or energy.")]
 
 
-def tariff(
-    price: str | None,
-    electricity: str | None,
-    pue: float | None,
-    host_power: str | None,
-    term: str = "on-demand",
-    years: float | None = None,
-) -> Tariff:
-    """What is paid beside the catalog's rent."""
-    from paleo.specs.loading import validate
-    from paleo.specs.prices import term_named
-    from paleo.studies.cost import Tariff
-    from paleo.units import YEAR
+@dataclass(frozen=True, kw_only=True)
+class TariffOptions:
+    """What is paid beside the catalog's rent, for the commands that price a training."""
 
-    if years is not None and not 0 < years <= MOST_YEARS:
-        raise SpecError(f"--buy {years:g}: expected the years in which a machine is written off, up to {MOST_YEARS}")
-    stated = {
-        "gpu_price": None if price is None or "=" in price else price,
-        "gpu_prices": _prices_by_system(price) if price is not None and "=" in price else None,
-        "electricity": electricity,
-        "pue": pue,
-        "host_power": host_power,
-        "term": term_named(term),
-        "years": None if years is None else f"{years * YEAR} s",
-    }
-    return validate(Tariff, {key: value for key, value in stated.items() if value is not None}, "options")
+    price: GpuPrice = None
+    electricity: Electricity = None
+    pue: Pue = None
+    host_power: HostPower = None
+    term: RentTerm = "on-demand"
+    buy: Bought = None
+
+    def tariff(self) -> Tariff:
+        """The tariff that the options describe; SpecError names the option that is wrong."""
+        from paleo.specs.loading import validate
+        from paleo.specs.prices import term_named
+        from paleo.studies.cost import Tariff
+        from paleo.units import YEAR
+
+        by_system = self.price is not None and "=" in self.price
+        if self.buy is not None and not 0 < self.buy <= MOST_YEARS:
+            years = f"the years in which a machine is written off, up to {MOST_YEARS}"
+            raise SpecError(f"--buy {self.buy:g}: expected {years}")
+        stated = {
+            "gpu_price": None if by_system else self.price,
+            "gpu_prices": _prices_by_system(str(self.price)) if by_system else None,
+            "electricity": self.electricity,
+            "pue": self.pue,
+            "host_power": self.host_power,
+            "term": term_named(self.term),
+            "years": None if self.buy is None else f"{self.buy * YEAR} s",
+        }
+        return validate(Tariff, {key: value for key, value in stated.items() if value is not None}, "options")
+
+
+#: Those options, in the argument ``rates``.
+takes_tariff = packs("rates", TariffOptions)
 
 
 def _prices_by_system(text: str) -> dict[str, str]:

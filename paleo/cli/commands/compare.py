@@ -7,39 +7,22 @@ import typer
 from paleo.cli.application import DECIDE, NO, app
 from paleo.cli.options import AsJson, ModelName, Plot, RunOptions, Systems, takes_run
 from paleo.cli.output import draw, picture_path, show_document
-from paleo.cli.training_options import (
-    Bought,
-    Electricity,
-    Epochs,
-    GpuPrice,
-    HostPower,
-    Pue,
-    RankBy,
-    RentTerm,
-    Samples,
-    Tokens,
-    objective_named,
-    tariff,
-)
+from paleo.cli.training_options import Epochs, RankBy, Samples, TariffOptions, Tokens, objective_named, takes_tariff
 from paleo.errors import SpecError
 
 
 @app.command(rich_help_panel=DECIDE)
 @takes_run
+@takes_tariff
 def compare(
     model: ModelName,
     systems: Systems,
     options: RunOptions,
+    rates: TariffOptions,
     epochs: Epochs = None,
     samples: Samples = None,
     tokens: Tokens = None,
     objective: RankBy = None,
-    price: GpuPrice = None,
-    electricity: Electricity = None,
-    pue: Pue = None,
-    host_power: HostPower = None,
-    term: RentTerm = "on-demand",
-    buy: Bought = None,
     as_json: AsJson = False,
     plot: Plot = None,
 ) -> None:
@@ -58,7 +41,7 @@ def compare(
         raise SpecError(f"--systems {systems!r}: expected names such as dgx-a100-80gb,dgx-h100")
     tokens_per_sample = None if tokens is None else build(network, batch=1, overrides=run.model).tokens_per_sample
     wanted = amount(network, epochs=epochs, samples=samples, tokens=tokens, tokens_per_sample=tokens_per_sample)
-    study = comparison.compare(network, machines, run, wanted, tariff(price, electricity, pue, host_power, term, buy))
+    study = comparison.compare(network, machines, run, wanted, rates.tariff())
     study = study if objective is None else study.ranked(objective_named(objective, "time"))
     if path is not None:
         from paleo.report import plots

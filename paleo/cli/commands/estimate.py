@@ -19,40 +19,25 @@ from paleo.cli.long_run_options import (
 )
 from paleo.cli.options import AsJson, ModelName, Plot, RunOptions, SystemName, takes_run
 from paleo.cli.output import draw, picture_path, show_document, warn
-from paleo.cli.training_options import (
-    Bought,
-    Electricity,
-    Epochs,
-    GpuPrice,
-    HostPower,
-    Pue,
-    RentTerm,
-    Samples,
-    Tokens,
-    tariff,
-)
+from paleo.cli.training_options import Epochs, Samples, TariffOptions, Tokens, takes_tariff
 
 Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Sections and streams, too.")]
 
 
 @app.command(rich_help_panel=PREDICT)
 @takes_run
+@takes_tariff
 def estimate(
     model: ModelName,
     system: SystemName,
     options: RunOptions,
+    rates: TariffOptions,
     epochs: Epochs = None,
     samples: Samples = None,
     tokens: Tokens = None,
     loss: Loss = None,
     target: Target = None,
     noise_scale: NoiseScale = None,
-    price: GpuPrice = None,
-    electricity: Electricity = None,
-    pue: Pue = None,
-    host_power: HostPower = None,
-    term: RentTerm = "on-demand",
-    buy: Bought = None,
     goodput: WithFailures = False,
     failures: Failures = None,
     checkpoint: Checkpoint = None,
@@ -83,8 +68,7 @@ def estimate(
     wanted = amount(network, epochs=epochs, samples=samples, tokens=tokens, tokens_per_sample=tokens_per_sample)
     goal = Goal(loss, target, noise_scale)
     wanted, notes = amount_for(step, goal, wanted)
-    rates = tariff(price, electricity, pue, host_power, term, buy)
-    cost = None if wanted is None else training(step, wanted, rates)
+    cost = None if wanted is None else training(step, wanted, rates.tariff())
     long = LongRunOptions(failures, checkpoint, checkpointing, storage, None, restart, spares)
     with_failures = failing(step, cost, long) if goodput or long != LongRunOptions() else None
     if path is not None:

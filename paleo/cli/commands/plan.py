@@ -10,18 +10,7 @@ import typer
 from paleo.cli.application import DECIDE, NO, app
 from paleo.cli.options import AsJson, Counts, ModelName, Plot, RunOptions, completes, gpu_counts, takes_run
 from paleo.cli.output import draw, picture_path, show_document
-from paleo.cli.training_options import (
-    Bought,
-    Electricity,
-    Epochs,
-    GpuPrice,
-    HostPower,
-    Pue,
-    RentTerm,
-    Samples,
-    Tokens,
-    tariff,
-)
+from paleo.cli.training_options import Epochs, Samples, TariffOptions, Tokens, takes_tariff
 from paleo.errors import SpecError
 
 if TYPE_CHECKING:
@@ -66,10 +55,12 @@ PerLayer = Annotated[bool, typer.Option("--per-layer", help="Choose the split of
 
 @app.command("plan", rich_help_panel=DECIDE)
 @takes_run
+@takes_tariff
 def plan_(
     model: ModelName,
     gpus: Counts,
     options: RunOptions,
+    rates: TariffOptions,
     system: OneSystem = None,
     systems: SeveralSystems = None,
     objective: Goal = "time",
@@ -78,12 +69,6 @@ def plan_(
     samples: Samples = None,
     deadline: Deadline = None,
     budget: Budget = None,
-    price: GpuPrice = None,
-    electricity: Electricity = None,
-    pue: Pue = None,
-    host_power: HostPower = None,
-    term: RentTerm = "on-demand",
-    buy: Bought = None,
     top: Top = 10,
     explain: Explain = False,
     per_layer: PerLayer = False,
@@ -117,8 +102,7 @@ def plan_(
         return
     narrowed = _narrowed(options, run)
     if systems is not None or any(value is not None for value in (tokens, epochs, samples, deadline, budget)):
-        rates = tariff(price, electricity, pue, host_power, term, buy)
-        wish = _wish(network, run, tokens, epochs, samples, deadline, budget, objective, rates)
+        wish = _wish(network, run, tokens, epochs, samples, deadline, budget, objective, rates.tariff())
         reply = buying.answer(network, machines, counts, run, wish, space=narrowed, top=top)
         if page is not None:
             ranking = plans.search(network, machine, run, counts=counts, space=narrowed, objective=objective, top=top)

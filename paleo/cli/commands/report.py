@@ -10,18 +10,7 @@ import typer
 
 from paleo.cli.application import DECIDE, NO, app
 from paleo.cli.options import ModelName, RunOptions, completes, gpu_counts, takes_run
-from paleo.cli.training_options import (
-    Electricity,
-    Epochs,
-    GpuPrice,
-    HostPower,
-    Pue,
-    RankBy,
-    Samples,
-    Tokens,
-    objective_named,
-    tariff,
-)
+from paleo.cli.training_options import Epochs, RankBy, Samples, TariffOptions, Tokens, objective_named, takes_tariff
 from paleo.errors import SpecError
 from paleo.files import checked_output, write_text
 
@@ -45,12 +34,14 @@ OutputFile = Annotated[str, typer.Option("-o", "--output", metavar="FILE", help=
 
 @app.command(rich_help_panel=DECIDE)
 @takes_run
+@takes_tariff
 def report(
     model: ModelName,
     systems: Annotated[
         str, typer.Option("--systems", metavar="A:8,B:16", help="Systems, each with its GPUs or --gpus.")
     ],
     options: RunOptions,
+    rates: TariffOptions,
     output: OutputFile = "report.html",
     epochs: Epochs = None,
     samples: Samples = None,
@@ -59,10 +50,6 @@ def report(
     counts: Annotated[str | None, typer.Option(metavar="1,2,4,…", help="GPU counts of the scaling curves.")] = None,
     mode: Annotated[str, typer.Option(help="Of the scaling curves: strong or weak.")] = "strong",
     critical_batch: CriticalBatch = None,
-    price: GpuPrice = None,
-    electricity: Electricity = None,
-    pue: Pue = None,
-    host_power: HostPower = None,
 ) -> None:
     """A page that answers a purchase question: one HTML file, self-contained. Without --strategy plans are searched."""
     import datetime
@@ -86,7 +73,7 @@ def report(
             _systems(systems, run.gpus),
             run,
             wanted or comparison.usual_amount(network),
-            tariff(price, electricity, pue, host_power),
+            rates.tariff(),
             critical_batch,
             objective_named(objective, "cost"),
             tuple(gpu_counts(counts)) if counts else (),

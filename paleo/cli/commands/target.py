@@ -9,7 +9,7 @@ import typer
 from paleo.cli.application import NO, PREDICT, app
 from paleo.cli.options import AsJson, Counts, Plot, SystemName, completes, gpu_counts
 from paleo.cli.output import draw, picture_path, show_document, warn
-from paleo.cli.training_options import Electricity, GpuPrice, HostPower, Pue, tariff
+from paleo.cli.training_options import TariffOptions, takes_tariff
 
 TaskName = Annotated[
     str,
@@ -28,18 +28,16 @@ Software = Annotated[str | None, typer.Option(help="Profile of a framework. [the
 
 
 @app.command(rich_help_panel=PREDICT)
+@takes_tariff
 def target(
     task: TaskName,
     system: SystemName,
     gpus: Counts,
+    rates: TariffOptions,
     batch: Batch = "auto",
     strategy: Strategy = None,
     dtype: Dtype = None,
     software: Software = None,
-    price: GpuPrice = None,
-    electricity: Electricity = None,
-    pue: Pue = None,
-    host_power: HostPower = None,
     as_json: AsJson = False,
     plot: Plot = None,
 ) -> None:
@@ -51,12 +49,12 @@ def target(
 
     path = picture_path(plot)
     goal, machine = load_task(task), load_system(system)
-    rates = tariff(price, electricity, pue, host_power)
     options = {"strategy": strategy, "dtype": dtype, "software": software}
     curve = scaling(over_counts(goal, machine, gpu_counts(gpus), batch, **options))
     names = (goal.name, machine.name)
     draw(path, lambda: report.figure(*names, curve))
-    show_document(lambda: report.document(*names, curve, rates), lambda: report.table(*names, curve, rates), as_json)
+    tariff = rates.tariff()
+    show_document(lambda: report.document(*names, curve, tariff), lambda: report.table(*names, curve, tariff), as_json)
     warn(list(dict.fromkeys(warning for point in curve.points for warning in point.warnings)))
     if not any(point.prediction.memory.fits for point in curve.points):
         raise typer.Exit(NO)
