@@ -18,7 +18,7 @@ from paleo.schedules.base import SCHEDULES
 from paleo.search.cases import Choice, Results
 from paleo.search.space import Layout
 from paleo.specs.hardware import System
-from paleo.specs.prices import rent_quote
+from paleo.specs.prices import rented
 from paleo.specs.run import Run
 
 Array = npt.NDArray[np.float64]
@@ -213,13 +213,9 @@ def _rate(system: System, gpus: int, objective: str) -> float:
         return float(gpus)
     if objective == "energy":
         return float(gpus)
-    if system.price_per_node is not None:
-        return system.price_per_node.rate * -(-gpus // system.devices_per_node)
-    if system.device.price is not None:
-        return system.device.price.rate * gpus
-    quote = rent_quote(system, "on-demand")
-    if quote is not None:
-        return quote.value * -(-gpus // system.devices_per_node) * system.devices_per_node
+    offer = rented(system, gpus)
+    if offer is not None:
+        return offer[0]
     raise SpecError(f"objective 'cost': no price is known for {system.name}; add price_per_node, or use energy")
 
 

@@ -6,6 +6,7 @@ by offers of the very system, else by what the market asks for its device.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cache
 from statistics import median
@@ -97,6 +98,22 @@ def rent_quote(system: System, term: Term) -> Quote | None:
     device; None where no list has one."""
     asked, exact = offers(system, term)
     return _quote([(offer.rate / offer.devices, name, offer) for name, offer in asked if offer.rate is not None], exact)
+
+
+def rented(system: System, gpus: int, term: Term = "on-demand") -> tuple[float, Price, bool] | None:
+    """USD per second for the nodes that hold ``gpus`` devices (a device's own price is for each), the price it is made
+    of, and whether it is for the very system; None where nobody offers it.
+
+    The price in the system's or the device's file comes first, for machines rented on demand; then the price lists.
+    """
+    if term == "on-demand" and system.price_per_node is not None:
+        return system.price_per_node.rate * math.ceil(gpus / system.devices_per_node), system.price_per_node, True
+    if term == "on-demand" and system.device.price is not None:
+        return system.device.price.rate * gpus, system.device.price, True
+    quote = rent_quote(system, term)
+    if quote is None:
+        return None
+    return quote.value * math.ceil(gpus / system.devices_per_node) * system.devices_per_node, quote.price, quote.exact
 
 
 def purchase_quote(system: System) -> Quote | None:

@@ -6,14 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from paleo.consistency.asynchronous import SERVER_CALL
 from paleo.consistency.base import Consistency, Cycle, Server, Workload, consistency
 from paleo.errors import PlanError
 from paleo.parallel.mesh import BATCH_AXES
 from paleo.predict import Prediction, predict
 
-#: Seconds of software of a parameter server for each tensor that is pushed and pulled: TensorFlow's, as fitted to
-#: four saturated rates of CM-DARE (Li, Walls, Guo, ICDCS 2020).
-SERVER_CALL = 0.102e-3
 #: Bytes of host memory that a server moves for each byte pushed: gradient, parameter read and written, reply.
 SERVER_PASSES = 4.0
 

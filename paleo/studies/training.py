@@ -9,7 +9,7 @@ from paleo.errors import SpecError
 from paleo.predict import Prediction
 from paleo.specs.hardware import Price, System
 from paleo.specs.model import ModelSpec
-from paleo.specs.prices import purchase_quote, rent_quote
+from paleo.specs.prices import purchase_quote, rented
 from paleo.studies.cost import Tariff, energy, samples_to_target
 from paleo.units import HOUR, KILO, YEAR, counted
 
@@ -148,15 +148,10 @@ def rent(system: System, gpus: int, tariff: Tariff | None = None) -> tuple[float
         return stated * gpus, price
     if terms.years is not None:
         return _written_off(system, gpus, terms.years)
-    devices = math.ceil(gpus / system.devices_per_node) * system.devices_per_node
-    if terms.term == "on-demand" and system.price_per_node is not None:
-        return system.price_per_node.rate * devices / system.devices_per_node, system.price_per_node
-    if terms.term == "on-demand" and system.device.price is not None:
-        return system.device.price.rate * gpus, system.device.price
-    quote = rent_quote(system, terms.term)
-    if quote is None or (terms.electricity is not None and not quote.exact):
+    offer = rented(system, gpus, terms.term)
+    if offer is None or (terms.electricity is not None and not offer[2]):
         return None, None
-    return quote.value * devices, quote.price
+    return offer[0], offer[1]
 
 
 def _written_off(system: System, gpus: int, seconds: float) -> tuple[float | None, Price | None]:

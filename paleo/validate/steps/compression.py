@@ -21,6 +21,7 @@ from paleo.specs.software import Software
 from paleo.units import TERA
 from paleo.validate.kinds.base import Array, number
 from paleo.validate.steps.base import Row, Step, StepTable, filled, records, whole
+from paleo.validate.steps.consistency import BACKWARD, HOST_MEMORY_RING
 from paleo.validate.tables import STEPS, Predictions
 
 #: Columns that may hold what was measured, the first filled one counts, and their units.
@@ -34,12 +35,11 @@ PASS_EFFICIENCY = 0.8
 #: Seconds of framework calls for a tensor that is compressed by itself: DGC's chart leaves 0.4 to 0.8 ms a tensor
 #: (ResNet-50) and 1.9 to 2.3 ms (VGG-16).
 TENSOR_CALL = 0.0011
-#: Share of a step that is backward, beside which BytePS sends gradients. Horovod's and DeepSpeed's runs of these pages
-#: sum them behind it: on 16 GPUs their dense steps are longer by the whole ring.
-BACKWARD = 2.0 / 3.0
-#: What rings inside a node reach [byte/s]: nodes of four cards through host memory (as in steps under consistency
-#: models), nodes of eight and more by NVLink (V100).
-HOST_MEMORY, NVLINK = 4.4e9, 65.0e9
+#: BytePS sends gradients beside the backward pass; Horovod's and DeepSpeed's runs of these pages sum them behind it: on
+#: 16 GPUs their dense steps are longer by the whole ring.
+BESIDE_BACKWARD = "BytePS"
+#: What rings inside nodes of eight V100 and more reach by NVLink [byte/s]; nodes of four go through host memory.
+NVLINK = 65.0e9
 #: Share of a nominal TCP rate that a process reaches where the row's rate is not one that was measured.
 TCP_SHARE = {"OpenMPI": 0.5, "NCCL": 0.85}
 
@@ -59,7 +59,7 @@ class _Cluster:
         gpus, per_node = float(whole(row, "gpus")), float(whole(row, "gpus_per_node"))
         link = float(row["link_bytes_per_s"]) * TCP_SHARE.get(str(row.get("transport")), 1.0)
         device = load_device(str(row["device"]))
-        inside = HOST_MEMORY if "4 GPUs a node" in str(row.get("system_text")) else NVLINK
+        inside = HOST_MEMORY_RING if "4 GPUs a node" in str(row.get("system_text")) else NVLINK
         return cls(gpus, per_node, link, inside, device.memory.bandwidth * PASS_EFFICIENCY)
 
     @property
@@ -169,7 +169,7 @@ def _seconds(row: Row, cluster: _Cluster, compute: float) -> float:
         elements=float(row["parameters"]), tensors=_matrices(row) if str(row["compressor"]).startswith("dgc") else 1.0,
         ranks=cluster.gpus, width=2.0 if _dtype(row) == "fp16" else 4.0, ranks_per_node=cluster.per_node,
     )  # fmt: skip
-    hidden = BACKWARD * compute if str(row.get("software", "")).startswith("BytePS") else 0.0
+    hidden = BACKWARD * compute if str(row.get("software", "")).startswith(BESIDE_BACKWARD) else 0.0
     name = str(row["compressor"])
     if name == "none":
         exchange = cluster.seconds(Message("all_reduce", gradient.bytes))

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from paleo.consistency.asynchronous import service_time
+from paleo.consistency.asynchronous import SERVER_CALL, service_time
 from paleo.consistency.base import Server, Workload, consistency
 from paleo.consistency.queueing import mixed_queue
 from paleo.errors import SpecError
@@ -27,7 +27,7 @@ from paleo.validate.tables import STEPS, Predictions
 
 #: TensorFlow's parameter server on a cloud machine of four virtual cores: 0.102 ms a tensor and 0.68 GB/s of push,
 #: update and pull, fitted to four saturated rates of P100 workers; 6.5 % on 93 other rates (other cards, other years).
-CLOUD_SERVER = Server(call=0.102e-3, bandwidth=0.68e9)
+CLOUD_SERVER = Server(call=SERVER_CALL, bandwidth=0.68e9)
 #: Links whose latency stands for a hop of a collective, by the transport that a row names.
 LINKS = {"tcp": "ethernet-10g-tcp", "rdma": "infiniband-edr"}
 #: Share of a link's rate that one process reaches. TCP at 100 Gb/s is bound by a core: 2.2 to 2.7 GB/s were measured
