@@ -214,7 +214,8 @@ def gemm_time(
 
     >>> from paleo.units import GIGA, TERA, MEGA
     >>> d = DeviceFigures("x", "Ampere", "HBM2e", 108, 1.41 * GIGA, 312 * TERA, 2.0 * TERA, 40 * MEGA, 400, True)
-    >>> t = gemm_time(m=8192, n=8192, k=8192, element_bytes=2, result_bytes=2, device=d, parameters=GemmParameters())
+    >>> a100 = GemmParameters(energy=0.8, training_energy=1.0)  # as fitted to its rows
+    >>> t = gemm_time(m=8192, n=8192, k=8192, element_bytes=2, result_bytes=2, device=d, parameters=a100)
     >>> bool(3.5 < float(t) / MILLISECOND < 4.8)  # 1.1 TFLOP at 312 TFLOP/s take 3.52 ms at the least
     True
     """

@@ -226,8 +226,8 @@ def transposed_time(moved_bytes: Sizes, elements: Sizes, device: DeviceFigures) 
 
     >>> from paleo.pricing.parameters import DeviceFigures
     >>> v100 = DeviceFigures("v100", "Volta", "HBM2", 80, 1.5e9, 14e12, 9e11, 6e6, 250, True)
-    >>> float(transposed_time(1e9, 5e8, v100).round(6))  # 2 GB at 675 GB/s, and 10^9 numbers at 540 a nanosecond
-    0.003052
+    >>> float(transposed_time(1e9, 5e8, v100).round(6))  # (2 GB / 675 GB/s)^4 + (10^9 / 540 a ns)^4, fourth root
+    0.00307
     """
     moved, count = floats(moved_bytes, elements)
     streamed = 2.0 * moved / (TRANSPOSED_BANDWIDTH * device.memory_bandwidth)
