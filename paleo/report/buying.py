@@ -58,8 +58,8 @@ def table(reply: Answer) -> RenderableType:
         parts += [Text(), prose(f"Not possible: {reason}")]
     if reply.plans:
         parts += [Text(), prose(f"Show it again: {reply.plans[0].command}")]
-    if reply.flags:
-        parts += [Text(), prose(f"Start it: {reply.flags}")]
+    if flags := reply.flags:
+        parts += [Text(), prose(f"Start it: {flags}")]
     return Group(*parts)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from paleo.errors import CapacityError, PlanError, SpecError, near
 from paleo.parallel.plan import plan
@@ -89,6 +89,8 @@ def _searched(model: ModelSpec, system: System, run: Run, space: Space) -> Part:
     backend = backend_of(
         system, run, plan(model, system, run.model_copy(update={"global_batch": None, "cut": None})).dtype
     )
+    if backend.compression is not None and not backend.compression.linear:  # as an estimate has it: sums alone
+        space = replace(space, zero=tuple(stage for stage in space.zero if stage < 3), sharded_pipelines=False)
     graph = backend.graph(model, 1)
     chosen = layouts(graph, run.gpus, run.global_batch or 1, space)
     if not chosen:

@@ -51,6 +51,7 @@ class Backend:
     prices: Pricer
     fabric: Fabric
     offload: Offload
+    compression: Compression | None = None
 
     @property
     def choices(self) -> Choices:
@@ -103,12 +104,6 @@ class Backend:
         section."""
         by_work = self.run.cut is None and self.software.parallelism.stages == "work" and pieces > 1
         return cut_by_work(program, pieces) if by_work else cut(program, iteration.tolist(), pieces, self.run.cut)
-
-    @property
-    def compression(self) -> Compression | None:
-        """How gradients are compressed on their way."""
-        zero = parse_strategy(self.run.strategy).zero
-        return method_of(self.run.compress, zero=zero, forward_only=self.run.forward_only)
 
     def coded(self, counts: Array, gradient: Gradient) -> Array:
         """Seconds in which a device codes and decodes so many elements of a gradient; ``gradient`` is one of them."""
@@ -217,4 +212,5 @@ def backend_of(
     formats = replace(formats, accumulator=accumulator, gradient_accesses=accesses)
     if formats.master and (run.main_gradients or software.formats.main_gradients) == "fp32":
         formats = replace(formats, gradient=formats.wide)
-    return Backend(run, system, formats, software, prices, fabric, offload_of(run.offload, system))
+    method = method_of(run.compress, zero=parse_strategy(run.strategy).zero, forward_only=run.forward_only)
+    return Backend(run, system, formats, software, prices, fabric, offload_of(run.offload, system), method)

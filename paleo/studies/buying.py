@@ -135,7 +135,8 @@ class Answer:
         if not self.plans:
             return ""
         first = self.plans[0]
-        return launch_flags(predict(self.model, first.system, first.row.run))
+        alike = first.row.run == first.lead.run
+        return launch_flags(first.lead if alike else predict(self.model, first.system, first.row.run))
 
 
 def answer(

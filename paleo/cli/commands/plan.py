@@ -105,7 +105,8 @@ def plan_(
         wish = _wish(network, run, tokens, epochs, samples, deadline, budget, objective, rates.tariff())
         reply = buying.answer(network, machines, counts, run, wish, space=narrowed, top=top)
         if page is not None:
-            ranking = plans.search(network, machine, run, counts=counts, space=narrowed, objective=objective, top=top)
+            alone = reply.searches[0][1] if len(counts) == 1 else None
+            ranking = alone or plans.search(network, machine, run, counts=counts, space=narrowed, objective=objective)
             _explored(page, ranking, network, machine, wish)
         show_document(
             lambda: {"model": network.name, "objective": objective, **buying_report.document(reply)},
