@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, cast, get_args
 
 import typer
@@ -50,8 +50,6 @@ Pue = Annotated[float | None, typer.Option(help="Energy of the building over tha
 HostPower = Annotated[
     str | None, typer.Option(metavar="POWER", help="Of the host, for each GPU: '150 W'. [not counted]")
 ]
-#: The longest time over which machines are written off.
-MOST_YEARS = 30
 RankBy = Annotated[str | None, typer.Option("--objective", help="Best first by time, cost or energy.")]
 
 
@@ -68,42 +66,13 @@ class TariffOptions:
 
     def tariff(self) -> Tariff:
         """The tariff that the options describe; SpecError names the option that is wrong."""
-        from paleo.specs.loading import validate
-        from paleo.specs.prices import term_named
-        from paleo.studies.cost import Tariff
-        from paleo.units import YEAR
+        from paleo.studies.cost import stated_tariff
 
-        by_system = self.price is not None and "=" in self.price
-        if self.buy is not None and not 0 < self.buy <= MOST_YEARS:
-            years = f"the years in which a machine is written off, up to {MOST_YEARS}"
-            raise SpecError(f"--buy {self.buy:g}: expected {years}")
-        stated = {
-            "gpu_price": None if by_system else self.price,
-            "gpu_prices": _prices_by_system(str(self.price)) if by_system else None,
-            "electricity": self.electricity,
-            "pue": self.pue,
-            "host_power": self.host_power,
-            "term": term_named(self.term),
-            "years": None if self.buy is None else f"{self.buy * YEAR} s",
-        }
-        return validate(Tariff, {key: value for key, value in stated.items() if value is not None}, "options")
+        return stated_tariff(**asdict(self))
 
 
 #: Those options, in the argument ``rates``.
 takes_tariff = packs("rates", TariffOptions)
-
-
-def _prices_by_system(text: str) -> dict[str, str]:
-    """``A=2.1,B=1.3`` in USD an hour; a rate with its unit does as well."""
-    from paleo.specs.hardware import load_system
-
-    prices: dict[str, str] = {}
-    for part in text.split(","):
-        name, _, rate = (piece.strip() for piece in part.partition("="))
-        if not rate:
-            raise SpecError(f"--price {text!r}: expected one rate, or NAME=RATE for each system; {part!r} is neither")
-        prices[load_system(name).name] = rate if "USD" in rate else f"{rate} USD/h"
-    return prices
 
 
 def objective_named(text: str | None, default: Objective) -> Objective:

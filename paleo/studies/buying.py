@@ -21,7 +21,7 @@ from paleo.specs.run import Run
 from paleo.studies.cost import Tariff
 from paleo.studies.launch import estimate_command, launch_flags
 from paleo.studies.training import Amount, Training, training
-from paleo.units import DAY, counted
+from paleo.units import DAY, counted, parse
 
 #: The largest count that is tried to find one that fits, or that is in time.
 MOST_GPUS = 16_384
@@ -37,6 +37,24 @@ class Wish:
     budget: float | None = None
     objective: str = "time"
     tariff: Tariff = field(default_factory=Tariff)
+
+
+def stated_wish(
+    amount: Amount | None, deadline: str | None, budget: str | float | None, objective: str, tariff: Tariff
+) -> Wish:
+    """A wish in words: ``deadline`` as ``60d`` or ``12h``, ``budget`` in USD as ``5M``; SpecError where they are not.
+
+    >>> stated_wish(None, "1.5d", "20k USD", "cost", Tariff()).deadline
+    129600.0
+    """
+    seconds = dollars = None
+    if deadline is not None:
+        days = deadline.strip().removesuffix("d")
+        is_days = deadline.strip().endswith("d") and days.replace(".", "", 1).isdigit()
+        seconds = float(days) * DAY if is_days else parse(deadline, "time")
+    if budget is not None:
+        dollars = parse(str(budget).removesuffix("USD").strip(), "count")
+    return Wish(amount, seconds, dollars, objective, tariff)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,19 +13,22 @@ from typing import Annotated
 
 from pydantic import Field
 
+from paleo.errors import SpecError
 from paleo.lowering.recompute import runs
 from paleo.operations.kernel import Kernel
 from paleo.predict import Prediction
 from paleo.pricing.gemm import GemmParameters
 from paleo.pricing.power import DRAM_ENERGY, IDLE_SHARE, PICO
 from paleo.pricing.store import lookup
-from paleo.specs.hardware import Device
-from paleo.specs.loading import Spec
-from paleo.specs.prices import Term
-from paleo.units import PricePerEnergy, PricePerSecond, Seconds, Watts
+from paleo.specs.hardware import Device, load_system
+from paleo.specs.loading import Spec, validate
+from paleo.specs.prices import Term, term_named
+from paleo.units import YEAR, PricePerEnergy, PricePerSecond, Seconds, Watts
 
 #: Arithmetic of element-wise passes runs on ordinary cores in fp32, whatever the dtype of a run.
 VECTOR_FAMILY = "gemm.simt"
+#: The longest time over which machines are written off [years].
+MOST_YEARS = 30
 
 
 class Tariff(Spec):
@@ -50,6 +53,43 @@ class Tariff(Spec):
     def rented(self) -> bool:
         """Whether the price of a machine holds its electricity."""
         return self.years is None
+
+
+def stated_tariff(
+    *,
+    price: str | None = None,
+    electricity: str | None = None,
+    pue: float | None = None,
+    host_power: str | None = None,
+    term: str = "on-demand",
+    buy: float | None = None,
+) -> Tariff:
+    """A tariff in words: ``price`` is one rate (``2.5 USD/h``) or one for each system in USD an hour (``A=2.1,B=1.3``),
+    ``buy`` the years over which machines are written off. SpecError names what is wrong."""
+    by_system = price is not None and "=" in price
+    if buy is not None and not 0 < buy <= MOST_YEARS:
+        raise SpecError(f"--buy {buy:g}: expected the years in which a machine is written off, up to {MOST_YEARS}")
+    stated = {
+        "gpu_price": None if by_system else price,
+        "gpu_prices": _prices_by_system(str(price)) if by_system else None,
+        "electricity": electricity,
+        "pue": pue,
+        "host_power": host_power,
+        "term": term_named(term),
+        "years": None if buy is None else f"{buy * YEAR} s",
+    }
+    return validate(Tariff, {key: value for key, value in stated.items() if value is not None}, "options")
+
+
+def _prices_by_system(text: str) -> dict[str, str]:
+    """``A=2.1,B=1.3`` in USD an hour; a rate with its unit does as well."""
+    prices: dict[str, str] = {}
+    for part in text.split(","):
+        name, _, rate = (piece.strip() for piece in part.partition("="))
+        if not rate:
+            raise SpecError(f"--price {text!r}: expected one rate, or NAME=RATE for each system; {part!r} is neither")
+        prices[load_system(name).name] = rate if "USD" in rate else f"{rate} USD/h"
+    return prices
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,12 @@ import math
 from dataclasses import dataclass
 
 from paleo.errors import SpecError
+from paleo.network.graph import build
 from paleo.predict import Prediction
 from paleo.specs.hardware import Price, System
 from paleo.specs.model import ModelSpec
 from paleo.specs.prices import purchase_quote, rented
+from paleo.specs.run import Run
 from paleo.studies.cost import Tariff, energy, samples_to_target
 from paleo.units import HOUR, KILO, YEAR, counted
 
@@ -55,6 +57,19 @@ def amount(
             raise SpecError(f"tokens: samples of model {model.name} are not counted in tokens; state samples")
         return Amount(tokens / tokens_per_sample, counted(round(tokens), "token"))
     return Amount(value, counted(value, "sample"))
+
+
+def stated_amount(
+    model: ModelSpec,
+    run: Run,
+    *,
+    epochs: float | None = None,
+    samples: float | None = None,
+    tokens: float | None = None,
+) -> Amount | None:
+    """As `amount`, with the tokens of a sample as the network under the run's ``model`` parameters has them."""
+    each = None if tokens is None else build(model, batch=1, overrides=run.model).tokens_per_sample
+    return amount(model, epochs=epochs, samples=samples, tokens=tokens, tokens_per_sample=each)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,20 +27,18 @@ def compare(
     plot: Plot = None,
 ) -> None:
     """The same run on several systems: step time, speed-up, memory, rent and energy."""
-    from paleo.network.graph import build
     from paleo.report import documents, tables
     from paleo.specs.hardware import load_system
     from paleo.specs.model import load_model
     from paleo.studies import comparison
-    from paleo.studies.training import amount
+    from paleo.studies.training import stated_amount
 
     path = picture_path(plot)
     network, run = load_model(model), options.run()
     machines = [load_system(name.strip()) for name in systems.split(",") if name.strip()]
     if not machines:
         raise SpecError(f"--systems {systems!r}: expected names such as dgx-a100-80gb,dgx-h100")
-    tokens_per_sample = None if tokens is None else build(network, batch=1, overrides=run.model).tokens_per_sample
-    wanted = amount(network, epochs=epochs, samples=samples, tokens=tokens, tokens_per_sample=tokens_per_sample)
+    wanted = stated_amount(network, run, epochs=epochs, samples=samples, tokens=tokens)
     study = comparison.compare(network, machines, run, wanted, rates.tariff())
     study = study if objective is None else study.ranked(objective_named(objective, "time"))
     if path is not None:

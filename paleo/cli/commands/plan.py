@@ -193,18 +193,8 @@ def _wish(
     rates: Tariff,
 ) -> Wish:
     """What is asked of a purchase."""
-    from paleo.network.graph import build
-    from paleo.studies.buying import Wish
-    from paleo.studies.training import amount
-    from paleo.units import DAY, parse
+    from paleo.studies.buying import stated_wish
+    from paleo.studies.training import stated_amount
 
-    tokens_per_sample = None if tokens is None else build(network, batch=1, overrides=run.model).tokens_per_sample
-    wanted = amount(network, epochs=epochs, samples=samples, tokens=tokens, tokens_per_sample=tokens_per_sample)
-    seconds = dollars = None
-    if deadline is not None:
-        days = deadline.strip().removesuffix("d")
-        is_days = deadline.strip().endswith("d") and days.replace(".", "", 1).isdigit()
-        seconds = float(days) * DAY if is_days else parse(deadline, "time")
-    if budget is not None:
-        dollars = parse(budget.removesuffix("USD").strip(), "count")
-    return Wish(wanted, seconds, dollars, objective, rates)
+    wanted = stated_amount(network, run, epochs=epochs, samples=samples, tokens=tokens)
+    return stated_wish(wanted, deadline, budget, objective, rates)

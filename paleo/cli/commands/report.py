@@ -54,19 +54,17 @@ def report(
     """A page that answers a purchase question: one HTML file, self-contained. Without --strategy plans are searched."""
     import datetime
 
-    from paleo.network.graph import build
     from paleo.report.html import report as page
     from paleo.search.recommended import recommended
     from paleo.specs.model import load_model
     from paleo.studies import comparison, purchase
     from paleo.studies.scaling import scalings
-    from paleo.studies.training import amount
+    from paleo.studies.training import stated_amount
 
     path = checked_output(output)
     network, run = load_model(model), options.run()
     run = run if options.stated("strategy") is not None else run.model_copy(update={"strategy": purchase.AUTO})
-    tokens_per_sample = None if tokens is None else build(network, batch=1, overrides=run.model).tokens_per_sample
-    wanted = amount(network, epochs=epochs, samples=samples, tokens=tokens, tokens_per_sample=tokens_per_sample)
+    wanted = stated_amount(network, run, epochs=epochs, samples=samples, tokens=tokens)
     study = purchase.purchase(
         purchase.Asked(
             network,
