@@ -100,7 +100,7 @@ def words(run: Run) -> str:
     if run.recompute_by_layer:
         return ", ".join([run.recompute, *(f"{how} of {name}" for name, how in run.recompute_by_layer.items())])
     if run.recompute_layers is not None:
-        return f"{run.recompute}, {run.recompute_layers} layers a stage"
+        return f"{run.recompute}, {run.recompute_layers} layer{'s' * (run.recompute_layers != 1)} a stage"
     return run.recompute if run.recompute_every is None else f"{run.recompute}, every {run.recompute_every} layers"
 
 

@@ -13,6 +13,7 @@ from html import escape
 import numpy as np
 import numpy.typing as npt
 
+from paleo.lowering.recompute import words
 from paleo.predict import Prediction
 from paleo.report.explorer_assets import SCRIPT, STYLE
 from paleo.search.columns import PlanColumns
@@ -93,7 +94,7 @@ def _place(table: PlanColumns, best: Prediction) -> int:
     run = best.run
     alike = (table.gpus == run.gpus) & (table.microbatch == best.plan.microbatch)
     alike &= np.array(table.strategies)[table.strategy] == run.strategy
-    alike &= np.array(table.policies)[table.policy] == run.recompute
+    alike &= np.array(table.policies)[table.policy] == words(run)  # no plan of the table recomputes some layers alone
     if run.exchange is not None:
         alike &= table.overlapped == (run.exchange == "overlapped")
     names = np.array(table.schedules)[table.schedule]

@@ -11,6 +11,7 @@ from paleo.parallel.plan import plan
 from paleo.predict import Prediction, predict
 from paleo.schedules.base import SCHEDULES
 from paleo.search.evaluate import evaluate
+from paleo.search.partial_recompute import partly_recomputed
 from paleo.search.points import priced
 from paleo.search.ranking import Part, PlanRow, Ranking
 from paleo.search.space import Space, batch, check_searched, layouts, microbatches
@@ -72,11 +73,20 @@ def search(
         raise PlanError(
             f"no configuration of {tried} gpus shares {global_batch} samples and the layers evenly{ordered}"
         )
-    plans, front = ranking.best(top), ranking.front()
+    plans, front = _best(model, system, ranking, top), ranking.front()
     runner_up = ranking.runner_up(plans[0])
     configurations, fitting = sum(len(part.results) for part in parts), len(ranking.fitting)
     seconds = time.perf_counter() - started
     return Search(configurations, fitting, seconds, objective, global_batch, plans, front, runner_up, ranking)
+
+
+def _best(model: ModelSpec, system: System, ranking: Ranking, top: int) -> tuple[PlanRow, ...]:
+    """The first ``top`` plans, those before them that recompute some layers alone."""
+    plans = ranking.best(top)
+    if not plans or not plans[0].fits or not ranking.timed:
+        return plans
+    some = partly_recomputed(model, system, ranking, ranking.rates[plans[0].gpus] * plans[0].step_time)
+    return (*reversed(some), *plans)[:top]
 
 
 def _sized(run: Run, gpus: int, global_batch: int) -> Run:

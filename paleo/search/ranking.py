@@ -57,7 +57,8 @@ class Part:
 
 
 class Ranking:
-    """Results of all counts of GPUs together, ordered."""
+    """Results of all counts of GPUs together, ordered. ``rates``: what a second on each count of GPUs counts for;
+    ``timed``: whether seconds count at all."""
 
     def __init__(self, parts: Sequence[Part], system: System, objective: str) -> None:
         self.parts, self.capacity = parts, system.device.memory.capacity
@@ -69,14 +70,15 @@ class Ranking:
         self.fits = self.memory <= self.capacity
         self.fitting = np.flatnonzero(self.fits)
         self.exact = np.concatenate([part.results.exact for part in parts] or [np.zeros(0, dtype=bool)])
-        rates = [_rate(system, part.run.gpus, objective) for part in parts]
+        self.rates = {part.run.gpus: _rate(system, part.run.gpus, objective) for part in parts}
+        rates = [self.rates[part.run.gpus] for part in parts]
         self._rates = np.repeat(rates, [len(part.results) for part in parts])
-        self._timed = objective != "gpus"
+        self.timed = objective != "gpus"
 
     @property
     def score(self) -> Array:
         """What is made small: (configurations,)."""
-        return self._rates * self.step if self._timed else self._rates
+        return self._rates * self.step if self.timed else self._rates
 
     @property
     def score_of_all(self) -> Array:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from paleo.errors import PaleoError
 from paleo.lowering.recompute import RECOMPUTE, uneven
 from paleo.predict import Prediction, predict
+from paleo.search.partial_recompute import fewest_layers
 from paleo.specs.run import Run
-from paleo.studies.fit_in_memory import fewest_layers
 
 #: How much deeper a pipeline is tried than it is.
 DEEPER = 8

@@ -11,13 +11,13 @@ from paleo.errors import PaleoError, PlanError
 from paleo.lowering.recompute import most_layers, words
 from paleo.predict import Prediction, predict
 from paleo.schedules.base import SCHEDULES
+from paleo.search.partial_recompute import fewest_layers
 from paleo.search.plans import search
 from paleo.specs.hardware import load_system
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.studies.advice import advise
 from paleo.studies.cost import power
-from paleo.studies.fit_in_memory import fewest_layers
 
 SYSTEM = load_system("dgx-h100")
 #: Layers of a small network of each family, by the parameter that counts them.

@@ -10,13 +10,13 @@ from paleo.lowering.recompute import RECOMPUTE
 from paleo.network.adapters import Adapted
 from paleo.predict import Prediction, predict
 from paleo.pricing.footprint import Footprint
+from paleo.search.partial_recompute import fewest_layers
 from paleo.specs.calibration import Calibration
 from paleo.specs.catalog import names
 from paleo.specs.hardware import System, load_system
 from paleo.specs.model import ModelSpec
 from paleo.specs.run import Run
 from paleo.specs.software import Software, load_software
-from paleo.studies.fit_in_memory import fewest_layers
 from paleo.validate.steps.base import Row, Step, StepTable, died, filled, of_prediction, software_of, whole, with_device
 from paleo.validate.steps.networks import network_of
 from paleo.validate.tables import STEPS

@@ -1,0 +1,135 @@
+"""Plans that recompute some layers of each stage: as few as let a configuration fit that does not without.
+
+Seconds and bytes of a step are nearly linear in the layers that are recomputed, so the two ends that a search has
+evaluated, no layer and every layer, tell which configurations are worth trying and at how many layers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from paleo.lowering.recompute import RECOMPUTE, most_layers, words
+from paleo.predict import Prediction, predict
+from paleo.search.ranking import PlanRow, Ranking
+from paleo.specs.calibration import Calibration
+from paleo.specs.hardware import System
+from paleo.specs.model import ModelSpec
+from paleo.specs.software import Software
+
+Array = npt.NDArray[np.float64]
+Index = npt.NDArray[np.intp]
+#: Configurations that are tried at most, and probes near an expected number of layers before a bisection.
+_TRIES, _NEAR = 8, 3
+
+
+def fewest_layers(
+    prediction: Prediction,
+    software: Software | None = None,
+    calibration: Calibration | None = None,
+    share: float | None = None,
+) -> Prediction | None:
+    """The run with full recomputation of as few first layers of each stage as let it fit (each layer more takes less
+    memory); None where all of them do not. ``share`` of the layers is tried first, where one is expected."""
+
+    def tried(layers: int) -> Prediction:
+        changed = {"recompute": "full", "recompute_layers": layers, "recompute_every": None, "recompute_by_layer": {}}
+        return predict(
+            prediction.model, prediction.system, prediction.run.model_copy(update=changed), software, calibration
+        )
+
+    most = most_layers(prediction.program, prediction.pieces)
+    return _least(tried, most, None if share is None else min(max(1, math.ceil(share * most)), most))
+
+
+def _least(tried: Callable[[int], Prediction], most: int, expected: int | None = None) -> Prediction | None:
+    """The smallest number that fits: the ``expected`` one and those beside it first, then by bisection."""
+    low, high, smallest = 0, most + 1, None
+    number, near = (most, 0) if expected is None else (expected, _NEAR)
+    while high - low > 1:
+        trial = tried(number)
+        if not trial.memory.fits and number == most:
+            return None
+        low, high, smallest = (low, number, trial) if trial.memory.fits else (number, high, smallest)
+        near -= 1
+        beside = high - 1 if trial.memory.fits else low + 1
+        number = beside if near > 0 else (low + high) // 2
+    return smallest
+
+
+class _Candidate(NamedTuple):
+    """A configuration that recomputes every layer, the share of layers that would do, and the score expected of it."""
+
+    configuration: int
+    share: float
+    score: float
+
+
+def partly_recomputed(model: ModelSpec, system: System, ranking: Ranking, best: float) -> list[PlanRow]:
+    """Plans with some layers recomputed whose score is below ``best``, tried in the order of what is expected."""
+    rows: list[PlanRow] = []
+    candidates = sorted(_candidates(ranking, best), key=lambda candidate: candidate.score)
+    for candidate in candidates[:_TRIES]:
+        if candidate.score >= best:
+            break
+        row = ranking.row(candidate.configuration)
+        some = fewest_layers(predict(model, system, row.run), share=candidate.share)
+        if some is None or some.run.recompute_layers is None:
+            continue
+        score = ranking.rates[row.gpus] * some.step_time
+        if score < best:
+            best = score
+            rows.append(_row(row, some))
+    return rows
+
+
+def _row(row: PlanRow, some: Prediction) -> PlanRow:
+    return replace(
+        row, recompute=words(some.run), step_time=some.step_time, memory=some.memory.total, fits=True, run=some.run
+    )
+
+
+def _candidates(ranking: Ranking, best: float) -> Iterator[_Candidate]:
+    """The most promising configurations of each count of GPUs, expected between their two ends."""
+    score = ranking.score
+    for number in range(len(ranking.parts)):
+        unfitting, fitting = _ends(ranking, number, score < best)
+        over, room = ranking.memory[unfitting], ranking.memory[fitting]
+        shares = (over - ranking.capacity) / np.maximum(over - room, 1.0)
+        expected = score[unfitting] + shares * (score[fitting] - score[unfitting])
+        places = np.argsort(expected, kind="stable")[:_TRIES]
+        columns = fitting[places].tolist(), shares[places].tolist(), expected[places].tolist()
+        yield from (_Candidate(*each) for each in zip(*columns, strict=True))
+
+
+def _ends(ranking: Ranking, number: int, better: npt.NDArray[np.bool_]) -> tuple[Index, Index]:
+    """Configurations of a count of GPUs that would be better but do not fit without recomputation, and the same ones
+    that fit with every layer recomputed."""
+    results, first = ranking.parts[number].results, int(ranking.first[number])
+    rows = slice(first, first + len(results))
+    none = np.flatnonzero(better[rows] & ~ranking.fits[rows] & (results.recompute == RECOMPUTE.index("none")))
+    cases = len(results.cases[0])
+    keys = results.choice.astype(np.int64) * cases + results.case  # rising: choice by choice, case by case
+    twin = _every_layer(results.cases)[results.case[none]]
+    wanted = results.choice[none].astype(np.int64) * cases + twin
+    places = np.minimum(np.searchsorted(keys, wanted), max(len(keys) - 1, 0))
+    alike = (twin >= 0) & (keys[places] == wanted) if len(none) else np.zeros(0, dtype=bool)
+    none, places = none[alike] + first, places[alike] + first
+    fitting = ranking.fits[places]
+    return none[fitting], places[fitting]
+
+
+def _every_layer(cases: tuple[npt.NDArray[np.integer], ...]) -> npt.NDArray[np.int64]:
+    """For each case the one of the same layout and microbatch that recomputes every layer; -1 where there is none."""
+    layout, microbatch, policy = (column.astype(np.int64) for column in cases)
+    point = layout * (int(microbatch.max(initial=0)) + 1) + microbatch
+    full = np.flatnonzero(policy == RECOMPUTE.index("full"))
+    full = full[np.argsort(point[full])]
+    if not len(full):
+        return np.full(len(point), -1)
+    places = np.minimum(np.searchsorted(point[full], point), len(full) - 1)
+    return np.where(point[full][places] == point, full[places], -1)

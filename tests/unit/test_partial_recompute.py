@@ -1,0 +1,59 @@
+"""Plans that recompute some layers of each stage."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from paleo.errors import PaleoError
+from paleo.predict import predict
+from paleo.search.partial_recompute import _every_layer, fewest_layers
+from paleo.search.plans import search
+from paleo.search.space import Space
+from paleo.specs.hardware import load_system
+from paleo.specs.model import load_model
+from paleo.specs.run import Run
+
+NETWORK, MACHINE, RUN = "llama3-8b", "dgx-h100", Run(gpus=4, global_batch=64)
+
+
+def test_no_number_of_recomputed_layers_beats_the_first_plan() -> None:
+    network, machine = load_model(NETWORK), load_system(MACHINE)
+    first = search(network, machine, RUN, top=1).plans[0]
+    assert first.run.recompute_layers is not None  # else the case shows nothing
+    assert first.recompute == f"full, {first.run.recompute_layers} layer a stage"
+    alone = predict(network, machine, first.run)
+    assert (alone.step_time, alone.memory.total) == (first.step_time, first.memory)
+    tried = 0
+    for strategy in ("pp=2,zero=1", "pp=2,zero=2", "tp=2,zero=1,sp", "tp=2,pp=2,sp", "pp=4", "zero=3", "cp=2,zero=2"):
+        for layers in (0, 1, 4):
+            stated = {"strategy": strategy, "microbatch": 1, "recompute": "full", "recompute_layers": layers}
+            try:
+                other = predict(network, machine, RUN.model_copy(update=stated))
+            except PaleoError:
+                continue
+            if other.memory.fits:
+                tried += 1
+                assert other.step_time >= 0.99 * first.step_time, other.run
+    assert tried > 5
+
+
+def test_what_recomputes_all_layers_by_order_stays_so() -> None:
+    plans = search(load_model(NETWORK), load_system(MACHINE), RUN, space=Space(recompute=("full",)), top=3).plans
+    assert {row.recompute for row in plans} == {"full"}
+
+
+@pytest.mark.parametrize("share", [None, 0.01, 1.0])
+def test_an_expected_share_of_layers_changes_the_way_not_the_answer(share: float | None) -> None:
+    options = {"strategy": "pp=2,zero=1", "microbatch": 2, "recompute": "full", "schedule": "1f1b"}
+    whole = predict(load_model(NETWORK), load_system(MACHINE), RUN.model_copy(update=options))
+    some = fewest_layers(whole, share=share)
+    assert some is not None and some.memory.fits and some.run.recompute_layers is not None
+    one_less = some.run.model_copy(update={"recompute_layers": some.run.recompute_layers - 1})
+    assert not predict(load_model(NETWORK), load_system(MACHINE), one_less).memory.fits
+
+
+def test_cases_that_recompute_every_layer() -> None:
+    layout, microbatch, policy = (0, 0, 1, 0, 0, 1), (1, 2, 1, 1, 2, 1), (0, 0, 0, 2, 2, 1)
+    cases = tuple(np.array(column) for column in (layout, microbatch, policy))
+    assert _every_layer(cases).tolist() == [3, 4, -1, 3, 4, -1]  # type: ignore[arg-type]
