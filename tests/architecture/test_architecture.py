@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import ast
-from pathlib import Path
 
-import pytest
-
-PACKAGE = Path(__file__).resolve().parents[2] / "paleo"
+from tests.structure import trees
 
 #: From the bottom up; parts of one line may not import each other.
 LEVELS: list[set[str]] = [
@@ -32,17 +29,13 @@ LEVELS: list[set[str]] = [
     {"__init__", "__main__"},
 ]
 HEIGHT = {part: level for level, parts in enumerate(LEVELS) for part in parts}
-MODULES = sorted(PACKAGE.rglob("*.py"))
-
-
-def part_of(path: Path) -> str:
-    """The top-level part that a module belongs to."""
-    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+#: Every module by the parts of its name behind the package: ``("search", "plans")``.
+MODULES = {tuple(name.split(".")[1:]) or ("__init__",): tree for name, tree in trees().items()}
 
 
 def imported_parts(tree: ast.AST) -> set[tuple[str, int]]:
     """Parts of paleo that a module imports, with the line; annotations under TYPE_CHECKING count too."""
-    found = set()
+    parts = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"line {node.lineno}: relative import"
@@ -51,48 +44,42 @@ def imported_parts(tree: ast.AST) -> set[tuple[str, int]]:
             names = [alias.name for alias in node.names]
         else:
             continue
-        for name in names:
-            if name.startswith("paleo."):
-                found.add((name.split(".")[1], node.lineno))
-    return found
+        parts |= {(name.split(".")[1], node.lineno) for name in names if name.startswith("paleo.")}
+    return parts
 
 
 def test_every_part_has_its_level() -> None:
-    assert {part_of(path) for path in MODULES} <= set(HEIGHT)
+    assert {module[0] for module in MODULES} <= set(HEIGHT)
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_imports_go_down(path: Path) -> None:
-    own = part_of(path)
-    for part, line in imported_parts(ast.parse(path.read_text())):
-        if part not in HEIGHT:  # `from paleo import __version__` and the public names of the package
-            assert own in {"cli", "report", "demo", "__main__"}, f"{path.name}:{line} imports paleo.{part}"
-            continue
-        below = HEIGHT[part] < HEIGHT[own]
-        assert below or part == own, f"{path.name}:{line}: {own} imports {part}, which stands above or beside it"
+def test_imports_go_down() -> None:
+    upward = []
+    for (importer, *rest), tree in MODULES.items():
+        for part, line in imported_parts(tree):
+            if part not in HEIGHT:  # `from paleo import __version__` and the public names of the package
+                allowed = importer in {"cli", "report", "demo", "__main__"}
+            else:
+                allowed = HEIGHT[part] < HEIGHT[importer] or part == importer
+            upward += [] if allowed else [f"{'.'.join([importer, *rest])}:{line} imports {part}"]
+    assert upward == []
 
 
 HEAVY = {"pandas", "matplotlib", "networkx", "torch", "onnx", "scipy", "transformers"}
+NEVER = {"torch", "onnx", "scipy", "transformers"}
 MAY_BE_HEAVY = {"validate", "calibrate", "report", "importers"}
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_heavy_imports_are_lazy(path: Path) -> None:
+def test_heavy_imports_are_lazy() -> None:
     """Only the edges import heavy libraries when they are loaded; torch, onnx and scipy never."""
-    own = part_of(path)
-    tree = ast.parse(path.read_text())
-    for node in tree.body:
-        names = (
-            [a.name for a in node.names]
-            if isinstance(node, ast.Import)
-            else [node.module or ""]
-            if isinstance(node, ast.ImportFrom)
-            else []
-        )
-        for name in {name.split(".")[0] for name in names} & HEAVY:
-            assert own in MAY_BE_HEAVY and name not in {"torch", "onnx", "scipy", "transformers"}, (
-                f"{path.name}:{node.lineno} imports {name}"
-            )
+    eager = []
+    for module, tree in MODULES.items():
+        forbidden = NEVER if module[0] in MAY_BE_HEAVY else HEAVY
+        for node in tree.body:
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            loaded = {name.split(".")[0] for name in names} & forbidden
+            eager += [f"{'.'.join(module)}:{node.lineno} imports {name}" for name in loaded]
+    assert eager == []
 
 
 def is_scale(value: object) -> bool:
@@ -103,11 +90,13 @@ def is_scale(value: object) -> bool:
     return float(value) in scales | {1024.0, 1024.0**2, 1024.0**3, 2.0**40}
 
 
-@pytest.mark.parametrize(
-    "path", [p for p in MODULES if p.name != "units.py"], ids=lambda path: str(path.relative_to(PACKAGE))
-)
-def test_powers_of_ten_stand_in_units_alone(path: Path) -> None:
+def test_powers_of_ten_stand_in_units_alone() -> None:
     """A bare 1e9 or 1024 in code is a hidden conversion; limits that are no units say so by another value."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Constant):
-            assert not is_scale(node.value), f"{path.name}:{node.lineno}: {node.value!r} belongs into units.py"
+    scales = [
+        f"{'.'.join(module)}:{node.lineno}: {node.value!r}"
+        for module, tree in MODULES.items()
+        if module != ("units",)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and is_scale(node.value)
+    ]
+    assert scales == []
