@@ -167,8 +167,10 @@ def _even(program: Program, block: int, pieces: int) -> list[Chunk]:
 
 
 def _balanced(program: Program, weights: Sequence[float], pieces: int) -> list[Chunk]:
-    """Contiguous pieces whose heaviest is as light as possible, by bisection on the heaviest weight."""
-    units = [(i, weights[i]) for i, section in enumerate(program.sections) for _ in range(section.repeat)]
+    """Contiguous pieces whose heaviest is as light as possible, by bisection on the heaviest weight. The output
+    layer and its loss stay together: on another stage the loss would be sent all logits (Megatron's
+    account_for_loss_in_pipeline_split counts both as one layer, too)."""
+    units = _divisible(program, weights)
     if len(units) < pieces:
         raise PlanError(f"{len(units)} layers cannot be cut into {pieces} pipeline stages")
     low, high = max(weight for _, weight in units), sum(weight for _, weight in units)
@@ -180,18 +182,30 @@ def _balanced(program: Program, weights: Sequence[float], pieces: int) -> list[C
         longest = max(range(len(filled)), key=lambda i: len(filled[i]))
         half = len(filled[longest]) // 2
         filled[longest : longest + 1] = [filled[longest][:half], filled[longest][half:]]
-    return [_counted(piece) for piece in filled]
+    return [_counted([index for sections in piece for index in sections]) for piece in filled]
 
 
-def _filled(units: list[tuple[int, float]], most: float) -> list[list[int]]:
+def _divisible(program: Program, weights: Sequence[float]) -> list[tuple[tuple[int, ...], float]]:
+    """What may be divided: positions of sections with their weight, layer by layer; the last layer that has parameters
+    and what follows it are one."""
+    holders = [index for index, section in enumerate(program.sections) if section.parameters]
+    last = max([*holders, *(tie.reader for tie in program.ties)], default=len(program.sections) - 1)
+    layers = [index for index, section in enumerate(program.sections) for _ in range(section.repeat)]
+    units = [((index,), weights[index]) for index in layers if index <= last]
+    behind = tuple(index for index in layers if index > last)
+    (*others, (final, weight)) = units
+    return [*others, ((*final, *behind), weight + sum(weights[index] for index in behind))]
+
+
+def _filled(units: Sequence[tuple[tuple[int, ...], float]], most: float) -> list[list[tuple[int, ...]]]:
     """Fill pieces one after another up to a weight."""
-    pieces: list[list[int]] = [[]]
+    pieces: list[list[tuple[int, ...]]] = [[]]
     total = 0.0
-    for index, weight in units:
+    for sections, weight in units:
         if pieces[-1] and total + weight > most * _SLACK:
             pieces.append([])
             total = 0.0
-        pieces[-1].append(index)
+        pieces[-1].append(sections)
         total += weight
     return pieces
 

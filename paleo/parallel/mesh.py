@@ -66,8 +66,10 @@ class Mesh:
 
     @property
     def state_axes(self) -> Axes:
-        """Axes over which ZeRO shares out states: those of the shard group, or of all replicas."""
-        axes = ("shard",) if self.degree("shard") > 1 else ("ep", "dp")
+        """Axes over which ZeRO shares out states: those of the shard group, or of all replicas, and in either case the
+        ranks of cp, which hold the same parameters (Megatron's distributed optimizer and FSDP share states over dp x
+        cp)."""
+        axes = ("cp", "shard") if self.degree("shard") > 1 else ("cp", "ep", "dp")
         return tuple(axis for axis in axes if self.degree(axis) > 1)
 
     def ways(self, axes: Axes) -> int:

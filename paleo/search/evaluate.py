@@ -81,13 +81,15 @@ class _Members:
     @property
     def several(self) -> npt.NDArray[np.bool_]:
         """Cases whose states may be shared out over several ranks."""
-        return self.cases.layouts.replicas[self.cases.layout] > 1
+        return self.cases.layouts.shards[self.cases.layout] > 1
 
     @property
     def zero(self) -> tuple[int, ...]:
-        """Stages of ZeRO; a shard group has states to share out."""
+        """Stages of ZeRO; a shard group has states to share out. ZeRO-2 of software that scatters gradients once a step
+        is ZeRO-1."""
         least = 1 if self.space.degrees.get("shard", 1) > 1 else 0
-        return tuple(zero for zero in self.space.zero if zero >= least)
+        same = {2} if 1 in self.space.zero and not self.backend.scatters(2, self.group.stages) else set[int]()
+        return tuple(zero for zero in self.space.zero if zero >= least and zero not in same)
 
     def single(self) -> Iterator[Solved]:
         """Configurations without a pipeline."""

@@ -183,6 +183,11 @@ class Parallelism(Spec):
         description="how often a stage gathers sharded parameters: for every pass, or once a step while it sums "
         "gradients with the last microbatch alone, which is ZeRO-1",
     )
+    gradient_scatters: Literal["pass", "step"] = Field(
+        "pass",
+        description="how often ZeRO-2 sums and scatters gradients: after every backward pass (DeepSpeed; FSDP's "
+        "SHARD_GRAD_OP), or once a step, until when each rank keeps them whole, as in ZeRO-1",
+    )
     regather: Flag = Field(
         True, description="whether inputs gathered over tp are kept as shards and gathered again for backward"
     )

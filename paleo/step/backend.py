@@ -99,6 +99,12 @@ class Backend:
         """Whether gradients travel during backward."""
         return (self.run.exchange or ("overlapped" if self.software.overlap.gradients else "after")) == "overlapped"
 
+    def scatters(self, zero: int, stages: int) -> bool:
+        """Whether gradients are summed and scattered after every backward pass, rather than once a step."""
+        habit = self.software.parallelism
+        each_pass = habit.gradient_scatters == "pass" and (stages == 1 or habit.pipeline_gathers == "pass")
+        return zero == 3 or (zero == 2 and each_pass)
+
     def cut(self, program: Program, iteration: Array, pieces: int) -> list[Chunk]:
         """Pieces of a pipeline, as the software cuts them; ``iteration``: seconds of one layer iteration of each
         section."""

@@ -17,8 +17,9 @@ from paleo.step.stages import Assignment
 
 Array = npt.NDArray[np.float64]
 Index = npt.NDArray[np.intp]
-#: ZeRO stages that communicate in the same way: none, sharded states (1 and 2), sharded parameters.
-Sharding = Literal["none", "states", "parameters"]
+#: ZeRO stages that communicate in the same way: none, sharded states (1, and 2 where gradients are scattered once a
+#: step), gradients scattered after every backward pass, sharded parameters.
+Sharding = Literal["none", "states", "gradients", "parameters"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,15 +98,25 @@ class Batch:
     @property
     def sharded(self) -> bool:
         """Whether parameters are gathered for every pass: ZeRO-3 over several ranks."""
-        if self.zero < 3:
-            return False
+        return self.zero == 3 and self._shared_out
+
+    @property
+    def scattered(self) -> bool:
+        """Whether gradients are summed and scattered after every backward pass: ZeRO-3, and ZeRO-2 where the software
+        does so, over several ranks."""
+        return self.backend.scatters(self.zero, self.assignment.stages) and self._shared_out
+
+    @property
+    def _shared_out(self) -> bool:
         ranks = self.layouts.shards[self.cases.layout] * self.assignment.copies
         return bool(np.all(ranks > 1))
 
     @property
     def sharding(self) -> Sharding:
         """What travels over the replicas."""
-        return "none" if self.zero == 0 else "parameters" if self.sharded else "states"
+        if self.zero == 0:
+            return "none"
+        return "parameters" if self.sharded else "gradients" if self.scattered else "states"
 
     @property
     def times(self) -> LayerTimes:
@@ -118,7 +129,8 @@ class Batch:
         layouts, layout = self.layouts, self.cases.layout
         sections = len(self.cases.times.forward)
         elements, learned = (layouts.parameters(trained)[:sections, layout] for trained in (False, True))
-        shares = Shares.of(self.zero, layouts.shards[layout], self.microbatches)
+        scattered = self.backend.scatters(self.zero, self.assignment.stages)
+        shares = Shares.of(self.zero, layouts.shards[layout], self.microbatches, scattered=scattered)
         return streamed(self.cases.times, elements, learned, self.backend.offload, self.backend.formats, shares)
 
     def taken(self, figures: Array) -> Array:

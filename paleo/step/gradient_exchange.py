@@ -101,5 +101,6 @@ def gradient_exchange(zero: int, axes: Axes, size: Numbers, mesh: Mesh) -> tuple
     """
     if not zero or mesh.degree("shard") == 1 or "shard" not in axes:
         return (("reduce_scatter" if zero else "all_reduce", axes, size),)
-    others = tuple(axis for axis in axes if axis != "shard")
-    return ("reduce_scatter", ("shard",), size), ("all_reduce", others, size / mesh.degree("shard"))
+    shared = tuple(axis for axis in axes if axis in mesh.state_axes)
+    others = tuple(axis for axis in axes if axis not in shared)
+    return ("reduce_scatter", shared, size), ("all_reduce", others, size / mesh.ways(shared))

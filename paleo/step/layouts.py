@@ -332,14 +332,15 @@ class Layouts:
         known: dict[tuple[object, ...], Array] = {}
         columns = []
         for program, mesh in zip(self.programs, self.meshes, strict=True):
-            key = id(program), *(mesh.degree(axis) for axis in BATCH_AXES)
+            key = id(program), *(mesh.degree(axis) for axis in ("cp", *BATCH_AXES))
             if key not in known:
                 known[key] = owned_elements(program, mesh, copies)
             columns.append(known[key])
         return np.stack(columns, axis=1)
 
-    def states(self, kinds: StageKinds, zero: int) -> tuple[States, Array]:
+    def states(self, kinds: StageKinds, zero: int, stages: int) -> tuple[States, Array]:
         """Bytes of the states of each kind of stage on the device, and in host memory: (kinds, layouts) each."""
+        zero = 1 if zero == 2 and not self.backend.scatters(zero, stages) else zero
         return self.shared.once(("states", zero), lambda: self._states(kinds, zero))
 
     def _states(self, kinds: StageKinds, zero: int) -> tuple[States, Array]:

@@ -72,12 +72,12 @@ class Shares:
     accumulates: Numeric = 0.0
 
     @classmethod
-    def of(cls, zero: int, ranks: Numeric, microbatches: Numeric) -> Shares:
+    def of(cls, zero: int, ranks: Numeric, microbatches: Numeric, *, scattered: bool) -> Shares:
         """Weights are whole unless ZeRO-3 divides them; gradients unless they are summed over ranks before they go:
-        with every microbatch in ZeRO-3, else with the last one."""
+        with every microbatch where they are ``scattered`` after each, else with the last one."""
         whole = 1.0 / np.asarray(ranks)
         several = np.asarray(microbatches) > 1
-        summed = np.where(several & (zero < 3), 1.0, whole) if zero else 1.0
+        summed = np.where(several & (not scattered), 1.0, whole) if zero else 1.0
         return cls(whole if zero == 3 else 1.0, summed, several.astype(np.float64))
 
 

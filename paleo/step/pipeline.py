@@ -24,8 +24,9 @@ Index = npt.NDArray[np.intp]
 
 @dataclass(frozen=True, slots=True)
 class ShardedChunks:
-    """Passes of stages whose parameters are sharded: seconds of each chunk with gathers and scatters that are waited
-    for, (3 passes, stages, chunks, cases), and seconds of all gathers and scatters of a microbatch, (stages, cases)."""
+    """Passes of stages whose parameters or gradients are sharded: seconds of each chunk with gathers and scatters that
+    are waited for, (3 passes, stages, chunks, cases), and seconds of all gathers and scatters of a microbatch, (stages,
+    cases)."""
 
     passes: Array
     communication: Array
@@ -39,8 +40,8 @@ def stage_passes(batch: Batch) -> Passes:
 
 def _passes_key(batch: Batch) -> tuple[object, ...]:
     """What passes of the same cases and assignment depend on."""
-    if batch.sharded:
-        return "sharded", batch.overlapped, batch.schedule.splits_backward
+    if batch.scattered:
+        return batch.sharding, batch.overlapped, batch.schedule.splits_backward
     return ("offload", batch.zero) if batch.backend.offload.parts else ("plain",)
 
 
@@ -52,7 +53,7 @@ def _stage_passes(batch: Batch) -> Passes:
 
 def _computed(batch: Batch) -> tuple[Array, Array, Array]:
     """Passes without sends: (stages, cases) each."""
-    if batch.sharded:
+    if batch.scattered:
         forward, backward, weights = sharded_chunks(batch).passes.sum(axis=2) / batch.assignment.copies
         return forward, backward, weights
     times, computed = batch.times, batch.assignment.computed
@@ -61,7 +62,7 @@ def _computed(batch: Batch) -> tuple[Array, Array, Array]:
 
 def chunk_passes(batch: Batch) -> Array:
     """Seconds of one microbatch through each chunk of each stage, sends left out: (3 passes, stages, chunks, cases)."""
-    if batch.sharded:
+    if batch.scattered:
         return sharded_chunks(batch).passes
     times, placed = batch.times, batch.assignment.placed
     return np.stack([over(placed, each) for each in (times.forwards, times.backwards, times.weights)])
@@ -121,7 +122,7 @@ def iteration_seconds(times: LayerTimes, layouts: Layouts, layout: Index, *, sha
 
 
 def sharded_chunks(batch: Batch) -> ShardedChunks:
-    """Chunks whose layers are gathered for every pass."""
+    """Chunks whose layers are gathered for every pass, or whose gradients are scattered after it."""
     return batch.shared.once(_passes_key(batch), lambda: _sharded_chunks(batch))
 
 
@@ -160,6 +161,7 @@ def _sharded_collectives(batch: Batch) -> tuple[Array, Array, Array, Array]:
     parts = layer_parameters(assignment.layers, layouts.programs[0].ties)
     copies = assignment.copies
     gather = batch.taken(layouts.sent(parts, copies, "all", 3, formats.parameter)[0])
+    gather = gather if batch.sharded else np.zeros_like(gather)
     if batch.overlapped:
         late = np.zeros((*assignment.placed.shape[:2], len(batch)))
         return parts, gather, batch.taken(layouts.sent(parts, copies, "gradients", 3, formats.gradient)[0]), late

@@ -56,7 +56,7 @@ class Contended:
 def buckets_of(batch: Batch) -> Buckets:
     """How the gradients and parameters of a batch travel."""
     backend = batch.backend
-    return Buckets(backend.run.bucket, backend.formats.gradient, batch.overlapped, batch.sharded)
+    return Buckets(backend.run.bucket, backend.formats.gradient, batch.overlapped, batch.sharded, batch.scattered)
 
 
 def stream_seconds(batch: Batch) -> StreamSeconds:
@@ -85,7 +85,7 @@ def _order(layouts: Layouts, layout: int, buckets: Buckets) -> tuple[Shape, Orde
         each = iterations(program, buckets, last=True)
         return tuple((i.section, i.direction, i.count, i.gathers, bool(i.buckets)) for i in each), each
 
-    return layouts.shared.once(("order", id(program), buckets.overlapped, buckets.sharded), order)
+    return layouts.shared.once(("order", id(program), buckets), order)
 
 
 def _walked(batch: Batch, buckets: Buckets, members: Sequence[tuple[int, Order]], alike: Index) -> tuple[Array, Array]:
@@ -100,7 +100,7 @@ def _walked(batch: Batch, buckets: Buckets, members: Sequence[tuple[int, Order]]
     times = contended_times(batch, alike)
     last, count = times.last, batch.microbatches[alike]
     backward = last.backwards + last.weights
-    if buckets.sharded:
+    if buckets.scattered:
         once = np.maximum(*walk(order, last.forwards, backward, gather, sent, 0.0))
     else:
         program, earlier = batch.layouts.programs[members[0][0]], times.earlier
@@ -115,12 +115,13 @@ def _walked(batch: Batch, buckets: Buckets, members: Sequence[tuple[int, Order]]
 def contended_times(batch: Batch, cases: Index) -> Contended:
     """Times of layers of some cases beside the collectives that overlap with them."""
     times, contention = batch.times.of(cases), batch.backend.software.overlap.contention
-    if not contention or not (batch.overlapped or batch.sharded):
+    if not contention or not (batch.overlapped or batch.scattered):
         return Contended(times, times)
     layout = batch.cases.layout[cases]
     gathers = section_gathers(batch.layouts)[:, layout] if batch.sharded else np.zeros((1, 1))
-    slower = contended(times, gathers, section_exchanges(batch.layouts, batch.zero)[:, layout], contention)
-    return Contended(slower, slower if batch.sharded else times)
+    sums = section_exchanges(batch.layouts, batch.zero)[:, layout] if batch.overlapped else np.zeros((1, 1))
+    slower = contended(times, gathers, sums, contention)
+    return Contended(slower, slower if batch.scattered else times)
 
 
 def bucket_seconds(batch: Batch, members: Sequence[tuple[int, Order]]) -> Array:

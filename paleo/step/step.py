@@ -80,8 +80,8 @@ def step(batch: Batch) -> StepArrays:
 
 
 def _worked(batch: Batch) -> Array:
-    """Seconds of a step whose input is there: (configurations,). ZeRO-1 and ZeRO-2 take the same."""
-    zero = batch.zero if batch.backend.offload.parts else batch.zero - batch.zero // 2
+    """Seconds of a step whose input is there: (configurations,)."""
+    zero = batch.zero if batch.backend.offload.parts else batch.sharding
     key = "worked", batch.schedule.name, zero, batch.overlapped
     return batch.shared.once(key, lambda: _worked_seconds(batch))
 
@@ -158,7 +158,7 @@ def _after(batch: Batch, stage: Index) -> _Communication:
     """What the busiest stage of a pipeline communicates beside collectives of layers and sends."""
     after = after_passes(batch, stage_passes(batch)) - updates(batch)
     hidden = batch.taken(batch_tails(batch).total) - after
-    if batch.sharded:
+    if batch.scattered:
         times, computed = batch.times, batch.assignment.computed
         passes = stage_passes(batch)
         plain = over(computed, times.iteration) + 2.0 * sends(batch)
@@ -176,7 +176,7 @@ def stage_memory(batch: Batch) -> StageMemory:
     """Bytes by part."""
     layouts, assignment = batch.layouts, batch.assignment
     kinds, rows = assignment.kinds.stages, assignment.stage_kind
-    kept, away = layouts.states(kinds, batch.zero)
+    kept, away = layouts.states(kinds, batch.zero, assignment.stages)
     parts = (kept.parameters, kept.gradients, kept.optimizer, kept.gathered)
     taken = (batch.taken(np.broadcast_to(part, away.shape)[rows]) for part in parts)
     activations, work = _passing(batch)
@@ -191,7 +191,7 @@ def memory_total(batch: Batch) -> Array:
     kinds = assignment.kinds.stages
 
     def owned() -> Array:
-        kept, _ = layouts.states(kinds, batch.zero)
+        kept, _ = layouts.states(kinds, batch.zero, assignment.stages)
         return total_memory(kept, np.zeros(1), layouts.reserved())
 
     stays = layouts.shared.once(("owned", batch.zero), owned)[assignment.stage_kind]
@@ -219,7 +219,7 @@ def _passing(batch: Batch) -> tuple[Array, Array]:
 
 def _passing_bytes(batch: Batch) -> tuple[Array, Array]:
     layouts, assignment, times = batch.layouts, batch.assignment, batch.times
-    several = layouts.replicas * assignment.copies > 1
+    several = layouts.shards * assignment.copies > 1
     buckets = batch.taken(np.where(several & batch.training, batch.backend.run.bucket, 0.0))
     work = workspace(assignment.layers, times.largest_output_bytes, times.transient, buckets)
     return over(assignment.layers, times.kept), work

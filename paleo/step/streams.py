@@ -25,14 +25,15 @@ class Buckets:
     """How gradients and sharded parameters travel.
 
     ``overlapped`` starts buckets of ``least`` bytes inside backward, else all go out after it. ``sharded`` parameters
-    (ZeRO-3) are gathered before each layer iteration, forward and backward, and their gradients are sent with every
-    microbatch.
+    (ZeRO-3) are gathered before each layer iteration, forward and backward; ``scattered`` gradients are sent with every
+    microbatch (ZeRO-2 and 3).
     """
 
     least: float
     gradient_bytes: float
     overlapped: bool
     sharded: bool
+    scattered: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +49,10 @@ class LayerIteration:
 
 
 def iterations(program: Program, buckets: Buckets, *, last: bool) -> list[LayerIteration]:
-    """Forward and backward of one microbatch; gradients go out with the ``last`` one, or always where parameters are
-    sharded."""
+    """Forward and backward of one microbatch; gradients go out with the ``last`` one, or always where they are
+    scattered."""
     order: list[LayerIteration] = []
-    sends = last or buckets.sharded
+    sends = last or buckets.scattered
     for index, section in enumerate(program.sections):
         gathers = bool(buckets.sharded and section.parameters)
         times = section.repeat if gathers else 1

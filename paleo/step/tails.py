@@ -6,6 +6,7 @@ or the cases along the last."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,9 @@ from paleo.step.stages import Assignment
 
 Array = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
+#: Gradients that are summed after the last pass: none without a pipeline (`paleo.step.streams` has them), those of tied
+#: parameters alone where all others are scattered after every pass.
+Summed = Literal["none", "tied", "all"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +41,15 @@ class Tails:
     sends: Mask
 
 
-def tails(layouts: Layouts, assignment: Assignment, zero: int, *, overlapped: bool, summed: bool = True) -> Tails:
-    """What follows the last backward pass: gradients, where they are ``summed`` then, the update unless the host does
-    it, and gathers of sharded states."""
+def tails(layouts: Layouts, assignment: Assignment, zero: int, *, overlapped: bool, summed: Summed = "all") -> Tails:
+    """What follows the last backward pass: the gradients that are ``summed`` then, the update unless the host does it,
+    and gathers of sharded states."""
     part = assignment.key if overlapped else assignment.stages_key
     key = "tails", part, min(zero, 1) + (zero == 3), overlapped, summed
     return layouts.shared.once(key, lambda: _tails(layouts, assignment, zero, overlapped, summed))
 
 
-def _tails(layouts: Layouts, assignment: Assignment, zero: int, overlapped: bool, summed: bool) -> Tails:
+def _tails(layouts: Layouts, assignment: Assignment, zero: int, overlapped: bool, summed: Summed) -> Tails:
     backend, kinds, rows = layouts.backend, assignment.kinds.stages, assignment.stage_kind
     sizes = layouts.elements(kinds, trained=True)[rows] * backend.formats.parameter
     fixed = np.zeros((assignment.stages, len(layouts)))
@@ -53,8 +57,9 @@ def _tails(layouts: Layouts, assignment: Assignment, zero: int, overlapped: bool
     sent, total = sums, fixed
     if zero in (1, 2) and layouts.training:
         gathers = layouts.state_gathers(assignment)
-    if summed:
+    if summed != "none":
         fixed = fixed + layouts.tied_sums(assignment)
+    if summed == "all":
         sums, sent = layouts.exchange(assignment, zero, chunks=overlapped)
     exchanged = sums.sum(axis=1)
     total, sends = fixed + exchanged + gathers, np.asarray((exchanged + gathers).any(axis=0))
@@ -132,20 +137,11 @@ def host_updates(batch: Batch) -> Array:
 
 
 def batch_tails(batch: Batch, *, summed: bool = True) -> Tails:
-    """The tails of a batch; gradients of sharded parameters have gone out with every microbatch."""
-    if batch.sharded and batch.assignment.stages > 1:
-        return sharded_tails(batch)
-    return tails(batch.layouts, batch.assignment, batch.zero, overlapped=batch.overlapped, summed=summed)
-
-
-def sharded_tails(batch: Batch) -> Tails:
-    """Tied parameters and the update alone."""
-    layouts, assignment = batch.layouts, batch.assignment
-    tied = layouts.tied_sums(assignment)
-    fixed, none = tied, np.zeros_like(tied)
-    if not batch.backend.offload.holds("optimizer"):
-        fixed = fixed + layouts.updates(assignment.kinds.stages, sharded=True)[assignment.stage_kind]
-    return Tails(fixed, none[:, None], none[:, None], none, none, tied, np.asarray(tied.any(axis=0)))
+    """The tails of a batch; scattered gradients have gone out with every microbatch, those of tied parameters alone
+    have not."""
+    scattered = batch.scattered and batch.assignment.stages > 1
+    how: Summed = "none" if not summed else "tied" if scattered else "all"
+    return tails(batch.layouts, batch.assignment, batch.zero, overlapped=batch.overlapped, summed=how)
 
 
 def _sends_in_order(batch: Batch, following: Tails) -> Sends:

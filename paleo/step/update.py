@@ -31,4 +31,4 @@ def clip_kernels(count: float, clip: str, formats: Precision) -> list[Kernel]:
 def clip_axes(zero: int) -> Axes:
     """The axes over which parts of the norm are summed: whatever parameters, or shards of their gradients, are divided
     over."""
-    return ("tp", "ep", "dp", "pp") if zero else ("tp", "pp")
+    return ("tp", "cp", "ep", "shard", "dp", "pp") if zero else ("tp", "pp")

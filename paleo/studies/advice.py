@@ -91,7 +91,7 @@ def _strategies(prediction: Prediction, axis: str) -> Iterator[Change]:
     if plan.parallel.preset != "dp":
         return
     if axis == "zero":
-        stages = range(plan.parallel.zero + 1, 4) if plan.dp > 1 else range(0)
+        stages = range(plan.parallel.zero + 1, 4) if plan.shards > 1 else range(0)
         for stage in stages:
             yield {"zero": stage}
         return

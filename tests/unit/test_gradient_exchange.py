@@ -20,7 +20,7 @@ from paleo.specs.hardware import load_system
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.software import Software, load_software
-from paleo.step.gradient_exchange import replica_groups
+from paleo.step.gradient_exchange import gradient_exchange, replica_groups
 from paleo.step.overlap import bucket_count, exposed_exchange, exposed_gather, in_order
 from paleo.step.stages import tied_copies
 
@@ -291,3 +291,64 @@ def test_experts_without_copies_are_not_gathered() -> None:
         assert moved == {2.0 * (rest + (0 if ep == 8 else experts / ep))}
     full, part = (made(**options, strategy=f"ep={ep},zero=1", exchange="after").breakdown for ep in (4, 8))
     assert part.communication_total < full.communication_total
+
+
+# gradients and states shared out
+
+#: Llama 3 8B on eight H100s, 16 microbatches of one sequence.
+LLAMA: dict[str, Any] = {"model": "llama3-8b", "gpus": 8, "batch": 16, "microbatch": 1, "dtype": "bf16"}
+
+
+@pytest.mark.parametrize("split", ["dp=8", "dp=4,pp=2"])
+@pytest.mark.parametrize("exchange", ["overlapped", "after"])
+def test_sharded_gradients_are_scattered_with_every_microbatch(split: str, exchange: str) -> None:
+    """ZeRO-2 keeps an eighth of the gradients and pays for it: 16 reduce-scatters instead of one, and no gather more
+    than ZeRO-1."""
+    whole, sharded, parameters = (
+        made(**LLAMA, strategy=f"{split},zero={zero}", exchange=exchange) for zero in (1, 2, 3)
+    )
+    assert sharded.memory.gradients == pytest.approx(whole.memory.gradients / whole.plan.dp)
+    assert whole.step_time * 1.01 < sharded.step_time < parameters.step_time
+    assert sharded.timeline.end == pytest.approx(sharded.step_time, rel=1e-9)
+
+
+def test_a_single_microbatch_is_summed_once_either_way() -> None:
+    """Fifteen more of them cost fifteen more reduce-scatters, each as long as the gather of as many parameters."""
+    states, gradients = (
+        [
+            made(**{**LLAMA, "batch": batch}, strategy=f"dp=8,zero={zero}", exchange="after").step_time
+            for batch in (1, 16)
+        ]
+        for zero in (1, 2)
+    )
+    assert gradients[0] == pytest.approx(states[0], rel=1e-9)
+    once = made(**{**LLAMA, "batch": 1}, strategy="dp=8,zero=1", exchange="after").breakdown
+    assert (gradients[1] - states[1]) / 15 == pytest.approx(once.communication_exposed / 2, rel=0.1)
+
+
+def test_software_that_scatters_once_a_step_keeps_gradients_whole() -> None:
+    first, second = (made(**LLAMA, software="megatron-core", strategy=f"dp=8,zero={zero}") for zero in (1, 2))
+    assert second.step_time == first.step_time and second.memory == first.memory
+    pipelines = [made(**LLAMA, software="torchtitan", strategy=f"dp=4,pp=2,zero={zero}") for zero in (1, 2)]
+    assert pipelines[0].step_time == pipelines[1].step_time
+
+
+@pytest.mark.parametrize("software", ["megatron-core", "torchtitan"])
+def test_states_are_shared_out_over_context_parallel_ranks(software: str) -> None:
+    """Ranks of cp hold the same parameters: 12 bytes of each are shared out over dp x cp."""
+    plain, shared = (made(**LLAMA, software=software, strategy=f"cp=8,{zero}") for zero in ("zero=0", "zero=1"))
+    assert shared.memory.optimizer == pytest.approx(plain.memory.optimizer / 8)
+    assert shared.breakdown.optimizer < 0.25 * plain.breakdown.optimizer
+    both = made(**LLAMA, software=software, strategy="tp=2,cp=2,dp=2,zero=1")
+    assert both.memory.optimizer == pytest.approx(plain.memory.optimizer / 8, rel=1e-4)  # norms are not split over tp
+    whole = made(**LLAMA, software=software, strategy="cp=8,zero=3")
+    assert whole.memory.parameters == pytest.approx(plain.memory.parameters / 8)
+
+
+def test_a_shard_group_takes_in_the_ranks_of_context() -> None:
+    """torchtitan's FSDP shards over dp_shard x cp, and sums shards over the replicas of that."""
+    mesh = Mesh.of({"cp": 2, "shard": 4, "dp": 3})
+    assert gradient_exchange(3, ("cp", "shard", "dp"), 24.0, mesh) == (
+        ("reduce_scatter", ("cp", "shard"), 24.0),
+        ("all_reduce", ("dp",), 3.0),
+    )

@@ -79,8 +79,11 @@ def test_the_host_adds_up_gradients_of_several_microbatches() -> None:
 
 def test_shares_follow_zero() -> None:
     """ZeRO-3 fetches and sends a rank's shards; ZeRO-1 sends shards where there is one microbatch, whole weights."""
-    assert Shares.of(0, 8, 1) == Shares(1.0, 1.0) and Shares.of(3, 8, 2) == Shares(1 / 8, 1 / 8, accumulates=True)
-    assert Shares.of(1, 8, 1) == Shares(1.0, 1 / 8) and Shares.of(2, 8, 4) == Shares(accumulates=True)
+    once, each = {"scattered": False}, {"scattered": True}
+    assert Shares.of(0, 8, 1, **once) == Shares(1.0, 1.0)
+    assert Shares.of(3, 8, 2, **each) == Shares(1 / 8, 1 / 8, accumulates=True)
+    assert Shares.of(1, 8, 1, **once) == Shares(1.0, 1 / 8) and Shares.of(2, 8, 4, **once) == Shares(accumulates=True)
+    assert Shares.of(2, 8, 4, **each) == Shares(1.0, 1 / 8, accumulates=True)
 
 
 def test_update_on_the_host_by_hand() -> None:

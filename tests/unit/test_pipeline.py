@@ -8,8 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paleo.errors import PlanError
+from paleo.predict import predict
 from paleo.schedules.base import SCHEDULES, Passes
 from paleo.schedules.pipeline import StageTime, check, pipeline_time
+from paleo.specs.hardware import load_system
+from paleo.specs.model import load_model
+from paleo.specs.run import Run
 
 
 def uniform(
@@ -298,3 +302,22 @@ def test_closed_forms_broadcast() -> None:
         for i, count in enumerate(counts):
             alone = schedule.span(Passes(*columns[:, :, i]), float(count), chunks)
             assert together[i] == pytest.approx(float(alone), rel=1e-12), name
+
+
+def test_an_output_layer_keeps_its_loss() -> None:
+    """94 layers in 96 chunks: the embedding and the output layer with its loss are the other two, as Megatron counts
+    them; a loss on a stage of its own would be sent the logits of every token, 1.2 GB."""
+    system, model = load_system("dgx-h100"), load_model("qwen3-235b-a22b")
+    run = {"gpus": 256, "global_batch": 1024, "microbatch": 1, "dtype": "bf16", "software": "megatron-core"}
+    plain, interleaved = (
+        predict(model, system, Run.model_validate({**run, "strategy": f"pp=32,ep=8,zero=1,vp={chunks}"}))
+        for chunks in (1, 3)
+    )
+    pieces = interleaved.steps.batch.assignment.pieces
+    names = [section.name for section in interleaved.program.sections]
+    assert [names[section] for section, _ in pieces[-1]][-2:] == names[-2:]
+    block = max(range(len(names)), key=lambda index: interleaved.program.sections[index].repeat)
+    assert [dict(piece).get(block, 0) for piece in pieces] == [0, *[1] * 94, 0]
+    last = interleaved.breakdown
+    assert interleaved.step_time < 1.15 * plain.step_time
+    assert last.communication_exposed < 2 * plain.breakdown.communication_exposed

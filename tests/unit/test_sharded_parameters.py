@@ -52,7 +52,7 @@ def test_one_piece_takes_what_the_streams_of_one_device_take(name: str) -> None:
     """The closed form of a whole network against the walk through its two streams, with any seconds."""
     program, random = made("dp", name=name, gpus=8, batch=1, model={}).program, np.random.default_rng(5)
     count = len(program.sections)
-    order = iterations(program, Buckets(0.0, 2.0, True, True), last=True)
+    order = iterations(program, Buckets(0.0, 2.0, True, True, True), last=True)
     gathered = np.array([section.parameters > 0 for section in program.sections])
     goes_back = np.array([section.goes_back for section in program.sections])
     learns = np.array([bool(section.gradients) for section in program.sections])

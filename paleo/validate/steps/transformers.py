@@ -77,7 +77,7 @@ def strategy_of(row: Row, software: Software) -> str:
         raise SpecError(f"sharding {sharding!r} is not modelled")
     stages = whole(row, "pp", 1)
     zero = SHARDING[sharding] if filled(row, "sharding") else software.parallelism.zero
-    zero = zero if whole(row, "dp", 1) > 1 else 0
+    zero = zero if whole(row, "dp", 1) * whole(row, "cp", 1) > 1 else 0
     if zero == 3 and stages > 1 and software.parallelism.pipeline_gathers == "step":
         zero = 1
     if zero:
