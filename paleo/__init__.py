@@ -2,11 +2,13 @@
 
     import paleo
 
-    run = paleo.Run(gpus=64, batch=32)
-    prediction = paleo.predict(paleo.load_model("resnet50"), paleo.load_system("dgx-a100-80gb"), run)
-    prediction.step_time, prediction.memory.fits
+    paleo.compare("bert_large", ["dgx-a100-80gb", "dgx-h100"], gpus=8, batch=16)
+    answer = paleo.estimate("resnet50", "dgx-a100-80gb", gpus=64, batch=32, epochs=90)
+    answer.step_time, answer.memory.fits, answer.to_dict(), answer.to_frame()
 
-The names are loaded when they are first used, so that ``import paleo`` costs nothing.
+`estimate`, `scale`, `compare`, `search`, `plan` and `target` answer as the commands of those names do (`search` is
+``paleo plan`` without an amount of training). `predict` is one step alone, of what was loaded. The names are loaded
+when they are first used, so that ``import paleo`` costs nothing.
 """
 
 from __future__ import annotations
@@ -17,23 +19,39 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from paleo.errors import PaleoError as PaleoError
     from paleo.importers.sources import from_torch as from_torch
     from paleo.predict import Prediction as Prediction
     from paleo.predict import predict as predict
+    from paleo.questions import compare as compare
+    from paleo.questions import estimate as estimate
+    from paleo.questions import plan as plan
+    from paleo.questions import scale as scale
+    from paleo.questions import search as search
+    from paleo.questions import target as target
     from paleo.specs.hardware import load_system as load_system
     from paleo.specs.model import load_model as load_model
     from paleo.specs.run import Run as Run
+    from paleo.specs.task import load_task as load_task
 
 __version__ = "0.1.0"
-__all__ = ["Prediction", "Run", "__version__", "from_torch", "load_model", "load_system", "predict"]
-
 _HOMES = {
+    "PaleoError": "paleo.errors",
     "Prediction": "paleo.predict",
     "Run": "paleo.specs.run",
+    "compare": "paleo.questions",
+    "estimate": "paleo.questions",
     "from_torch": "paleo.importers.sources",
     "load_model": "paleo.specs.model",
     "load_system": "paleo.specs.hardware",
+    "load_task": "paleo.specs.task",
+    "plan": "paleo.questions",
+    "predict": "paleo.predict",
+    "scale": "paleo.questions",
+    "search": "paleo.questions",
+    "target": "paleo.questions",
 }
+__all__ = ["__version__", *_HOMES]
 
 
 class _Package(ModuleType):
@@ -42,16 +60,17 @@ class _Package(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name not in _HOMES:
             raise AttributeError(f"module 'paleo' has no attribute {name!r}")
-        return getattr(import_module(_HOMES[name]), name)
+        return import_module(_HOMES[name]).__dict__[name]
 
-    @property
-    def predict(self) -> Any:
-        """The function, whether or not the module of that name has been imported already."""
-        return import_module("paleo.predict").__dict__["predict"]
-
-    @predict.setter
-    def predict(self, module: ModuleType) -> None:
-        """Importing a module sets it on its package; here the function keeps the name."""
+    def __dir__(self) -> list[str]:
+        return sorted(__all__)
 
 
+def _function(name: str) -> property:
+    """A public function that keeps its name when a module of that name is imported, which sets it on the package."""
+    return property(lambda package: _Package.__getattr__(package, name), lambda package, module: None)
+
+
+_Package.predict = _function("predict")  # type: ignore[attr-defined]
+_Package.search = _function("search")  # type: ignore[attr-defined]
 sys.modules[__name__].__class__ = _Package

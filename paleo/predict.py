@@ -31,6 +31,7 @@ from paleo.step.single import priced, single_batch
 from paleo.step.step import StepArrays, step
 from paleo.step.timeline import step_timeline
 from paleo.step.warnings import OPAQUE, OPAQUE_SPREAD, host_warnings, rare_utilisation, unmodelled, warnings
+from paleo.units import counted, duration
 
 Array = npt.NDArray[np.float64]
 
@@ -58,7 +59,7 @@ class Breakdown:
         return worked + self.communication_exposed + self.bubble + self.optimizer + self.input
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Prediction:
     """One training step (or forward pass) of ``model`` under ``plan`` on ``system``, in SI. ``steps`` is that step with
     all its arrays, ``pieces`` are those of a pipeline."""
@@ -80,6 +81,17 @@ class Prediction:
     host_memory: float = 0.0
     input_pipeline: InputPipeline | None = None
     pieces: tuple[Chunk, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"<Prediction: {self.headline}>"
+
+    @property
+    def headline(self) -> str:
+        """The step in a line."""
+        low, high = (duration(end) for end in self.interval)
+        fits = "" if self.memory.fits else ", does not fit"
+        machines = f"{counted(self.plan.gpus, 'GPU')} of {self.system.name}"
+        return f"{self.model.name} on {machines}, {duration(self.step_time)} a step ({low} to {high}){fits}"
 
     @cached_property
     def timeline(self) -> Timeline:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Annotated, cast, get_args
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,7 +11,6 @@ from paleo.cli.options import packs
 from paleo.errors import SpecError
 
 if TYPE_CHECKING:
-    from paleo.studies.comparison import Objective
     from paleo.studies.cost import Tariff
 
 
@@ -73,14 +72,3 @@ class TariffOptions:
 
 #: Those options, in the argument ``rates``.
 takes_tariff = packs("rates", TariffOptions)
-
-
-def objective_named(text: str | None, default: Objective) -> Objective:
-    """What --objective says, or the default; SpecError names the nearest."""
-    from paleo.errors import near
-    from paleo.studies.comparison import Objective
-
-    for objective in get_args(Objective):
-        if objective == (text or default):
-            return cast("Objective", objective)
-    raise SpecError(f"--objective {text!r} is not time, cost or energy; {near(str(text), get_args(Objective))}")

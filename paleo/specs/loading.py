@@ -12,7 +12,7 @@ import re
 import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -51,6 +51,17 @@ class Spec(BaseModel):
     """Base of everything that is read from YAML: frozen, and a key that it does not know is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
+
+    if not TYPE_CHECKING:  # type checkers go by the fields
+
+        def __init__(self, **data: Any) -> None:
+            """From keywords; SpecError, as for a file, where they are wrong."""
+            try:
+                super().__init__(**data)
+            except ValidationError as error:
+                raise SpecError(_first_problem(type(self), data, type(self).__name__, error)) from None
+
+        __init__.__pydantic_base_init__ = True  # files are validated without it, and named in their messages
 
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -208,13 +219,18 @@ def validate(model: type[Model], data: object, where: str | Path) -> Model:
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        errors = error.errors(include_url=False)
+        raise SpecError(_first_problem(model, data, where, error)) from None
+
+
+def _first_problem(model: type[BaseModel], data: object, where: str | Path, error: ValidationError) -> str:
+    """The message for the first thing that is wrong, and how much else is."""
+    errors = error.errors(include_url=False)
     depth = {id(error): len(_path_in_data(data, error["loc"], error["type"])) for error in errors}
     first = min(errors, key=lambda error: (error["type"] != "extra_forbidden", -depth[id(error)]))
     if first["type"] == "missing":
-        raise SpecError(_capped(f"{where}: {_all_missing(data, errors)}")) from None
+        return _capped(f"{where}: {_all_missing(data, errors)}")
     more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
-    raise SpecError(_capped(f"{where}: {_explained(model, data, first)}", more)) from None
+    return _capped(f"{where}: {_explained(model, data, first)}", more)
 
 
 def _all_missing(data: object, errors: Sequence[Any]) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from paleo.errors import SpecError
 from paleo.specs.loading import PositiveCount, Spec, Text, read_yaml, validate
 from paleo.units import MEBIBYTE, Bytes, BytesPerSecond, Seconds
 
@@ -20,6 +22,10 @@ Recompute = Literal["none", "selective", "full"]
 
 #: How a pipeline's pieces are made; numbers are the layers of each piece, in the order of the network.
 Cut = Literal["uniform", "time"] | tuple[Annotated[int, Field(strict=True, ge=0)], ...]
+
+
+#: A run may state the length of its sequences without ``model``.
+SEQUENCE = "seq"
 
 
 class Input(Spec):
@@ -37,7 +43,8 @@ class Input(Spec):
 
 
 class Run(Spec):
-    """One training run. Sizes left out follow from the others; what was decided is in the prediction.
+    """One training run. Sizes left out follow from the others; what was decided is in the prediction. ``seq=512`` is
+    short for ``model={"seq": 512}``.
 
     ``batch`` is per data-parallel rank, ``global_batch`` over all of them. ``algorithm`` forces one collective
     algorithm. ``compress`` names a compression of the gradients, ``topk:0.001`` (`paleo.compression`).
@@ -104,6 +111,18 @@ class Run(Spec):
     forward_only: Annotated[bool, Field(strict=True)] = False
     #: parameters of the model file to replace (seq, hidden, …)
     model: dict[str, int | float | str] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _sequence_length(cls, data: Any) -> Any:
+        """``seq`` is a parameter of the model; it may stand among the fields of the run."""
+        if not isinstance(data, Mapping) or SEQUENCE not in data:
+            return data
+        others = {key: value for key, value in data.items() if key != SEQUENCE}
+        sizes = others.get("model") or {}
+        if SEQUENCE in sizes:
+            raise SpecError("seq: stands beside model.seq; keep one")
+        return {**others, "model": {**sizes, SEQUENCE: data[SEQUENCE]}}
 
     @model_validator(mode="after")
     def _modules_are_of_selective_recomputation(self) -> Run:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast, get_args
 
-from paleo.errors import PaleoError, PlanError, SpecError
+from paleo.errors import PaleoError, PlanError, SpecError, near
 from paleo.predict import Prediction, predict
 from paleo.specs.hardware import System
 from paleo.specs.model import ModelSpec
@@ -17,6 +17,14 @@ from paleo.units import MEGA
 
 #: What systems are ranked by.
 Objective = Literal["time", "cost", "energy"]
+
+
+def objective_named(text: str) -> Objective:
+    """An objective by its name; SpecError with the nearest."""
+    known = get_args(Objective)
+    if text not in known:
+        raise SpecError(f"--objective {text!r} is not time, cost or energy; {near(text, known)}")
+    return cast("Objective", text)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,8 @@ LEVELS: list[set[str]] = [
     {"validate"},
     {"calibrate"},
     {"report"},
+    {"answers"},
+    {"questions"},
     {"cli", "demo"},
     {"__init__", "__main__"},
 ]

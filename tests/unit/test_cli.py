@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from paleo import questions
 from paleo.cli import run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -246,9 +247,9 @@ def test_an_internal_error_is_a_fault_of_ours_in_one_line(
     def broken(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(sys.modules["paleo.predict"], "predict", broken)
+    monkeypatch.setattr(questions, "predict", broken)
     assert run(ESTIMATE) == 3
-    assert capsys.readouterr().err.startswith("error: a fault of paleo, not of yours: ZeroDivisionError at estimate.py")
+    assert capsys.readouterr().err.startswith("error: a fault of paleo, not of yours: ZeroDivisionError at questions.")
 
 
 # files

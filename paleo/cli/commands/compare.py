@@ -7,7 +7,7 @@ import typer
 from paleo.cli.application import DECIDE, NO, app
 from paleo.cli.options import AsJson, ModelName, Plot, RunOptions, Systems, takes_run
 from paleo.cli.output import draw, picture_path, show_document
-from paleo.cli.training_options import Epochs, RankBy, Samples, TariffOptions, Tokens, objective_named, takes_tariff
+from paleo.cli.training_options import Epochs, RankBy, Samples, TariffOptions, Tokens, takes_tariff
 from paleo.errors import SpecError
 
 
@@ -40,7 +40,7 @@ def compare(
         raise SpecError(f"--systems {systems!r}: expected names such as dgx-a100-80gb,dgx-h100")
     wanted = stated_amount(network, run, epochs=epochs, samples=samples, tokens=tokens)
     study = comparison.compare(network, machines, run, wanted, rates.tariff())
-    study = study if objective is None else study.ranked(objective_named(objective, "time"))
+    study = study if objective is None else study.ranked(comparison.objective_named(objective))
     if path is not None:
         from paleo.report import plots
 

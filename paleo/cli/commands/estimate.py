@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -50,37 +51,33 @@ def estimate(
     verbose: Verbose = False,
 ) -> None:
     """One configuration: step time with its parts, memory, throughput; time, rent and energy of a training."""
-    from paleo.predict import predict
-    from paleo.report import documents, tables
-    from paleo.report.blocks import Blocks
-    from paleo.report.target import goodput_below, with_goodput
-    from paleo.specs.hardware import load_system
-    from paleo.specs.model import load_model
-    from paleo.studies.advice import advise
-    from paleo.studies.learning import Goal, amount_for
-    from paleo.studies.long_run import LongRunOptions, failing
-    from paleo.studies.training import amount, training
+    from paleo.questions import estimate as answered
 
     path = picture_path(plot)
-    network = load_model(model)
-    step = predict(network, load_system(system), options.run())
-    tokens_per_sample = step.graph.tokens_per_sample
-    wanted = amount(network, epochs=epochs, samples=samples, tokens=tokens, tokens_per_sample=tokens_per_sample)
-    goal = Goal(loss, target, noise_scale)
-    wanted, notes = amount_for(step, goal, wanted)
-    cost = None if wanted is None else training(step, wanted, rates.tariff())
-    long = LongRunOptions(failures, checkpoint, checkpointing, storage, None, restart, spares)
-    with_failures = failing(step, cost, long) if goodput or long != LongRunOptions() else None
+    answer = answered(
+        model,
+        system,
+        run=options.run(),
+        epochs=epochs,
+        samples=samples,
+        tokens=tokens,
+        loss=loss,
+        target=target,
+        noise_scale=noise_scale,
+        goodput=goodput,
+        failures=failures,
+        checkpoint=checkpoint,
+        checkpointing=checkpointing,
+        storage=storage,
+        restart=restart,
+        spares=spares,
+        **asdict(rates),
+    )
     if path is not None:
         from paleo.report import plots
 
-        draw(path, lambda: plots.estimate(step))
-    changes, blocks = advise(step), Blocks(step)
-    show_document(
-        lambda: {**with_goodput(documents.estimate(step, cost, changes), with_failures), **blocks.documents()},
-        lambda: blocks.below(goodput_below(tables.estimate(step, cost, changes, verbose=verbose), with_failures)),
-        as_json,
-    )
-    warn((*(step.warnings if as_json else ()), *notes))
-    if not step.memory.fits:
+        draw(path, lambda: plots.estimate(answer.prediction))
+    show_document(answer.document, lambda: answer.table(verbose=verbose), as_json)
+    warn((*(answer.prediction.warnings if as_json else ()), *answer.notes))
+    if not answer.memory.fits:
         raise typer.Exit(NO)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -140,18 +139,10 @@ def _split_layers(network: ModelSpec, machine: System, run: Run, as_json: bool) 
 
 
 def _narrowed(options: RunOptions, run: Run) -> Space:
-    """What options of a run leave to be searched; schedules that the stated software is not known to run are left
-    out."""
-    from paleo.search import space
-    from paleo.studies.launch import schedules_of
+    """What options of a run leave to be searched."""
+    from paleo.questions import NARROWING, narrowed
 
-    fields_of = {"microbatches": "microbatch", "recompute": "recompute", "schedules": "schedule"}
-    fixed = {listed: options.stated(name) for listed, name in fields_of.items()}
-    narrowed = space.within(options.stated("strategy"), **fixed)
-    runnable = schedules_of(run.software)
-    if runnable is not None and options.stated("schedule") is None:
-        return replace(narrowed, schedules=runnable)
-    return narrowed
+    return narrowed(run, {name: options.stated(name) for name in NARROWING})
 
 
 def _explored(path: Path, searched: Search, network: ModelSpec, machine: System, wish: Wish) -> None:

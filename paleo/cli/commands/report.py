@@ -10,7 +10,7 @@ import typer
 
 from paleo.cli.application import DECIDE, NO, app
 from paleo.cli.options import ModelName, RunOptions, completes, gpu_counts, takes_run
-from paleo.cli.training_options import Epochs, RankBy, Samples, TariffOptions, Tokens, objective_named, takes_tariff
+from paleo.cli.training_options import Epochs, RankBy, Samples, TariffOptions, Tokens, takes_tariff
 from paleo.errors import SpecError
 from paleo.files import checked_output, write_text
 
@@ -73,7 +73,7 @@ def report(
             wanted or comparison.usual_amount(network),
             rates.tariff(),
             critical_batch,
-            objective_named(objective, "cost"),
+            comparison.objective_named(objective or "cost"),
             tuple(gpu_counts(counts)) if counts else (),
             scalings(mode)[0],
             functools.partial(recommended, headroom=purchase.HEADROOM),

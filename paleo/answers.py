@@ -1,0 +1,305 @@
+"""Answers as objects: the tables of the command line in a notebook, the document of ``--json``, rows as a data frame.
+
+`paleo.questions` has the functions that give them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.console import RenderableType
+
+    from paleo.predict import Prediction
+    from paleo.pricing.footprint import Footprint
+    from paleo.report.blocks import Blocks
+    from paleo.search.plans import Explanation, Search
+    from paleo.specs.hardware import System
+    from paleo.specs.model import ModelSpec
+    from paleo.specs.run import Run
+    from paleo.specs.task import Task
+    from paleo.studies import buying
+    from paleo.studies.advice import Advice
+    from paleo.studies.comparison import Candidate, Comparison, Objective
+    from paleo.studies.cost import Tariff
+    from paleo.studies.goodput import Goodput
+    from paleo.studies.scaling import ScaleCurve, ScalePoint
+    from paleo.studies.target import TargetScaling, TargetTime
+    from paleo.studies.training import Training
+
+Document = dict[str, Any]
+
+
+class StudyResult(ABC):
+    """An answer: the tables of the command line in a notebook, its document, and its rows as a data frame."""
+
+    #: The command whose document this is, and the key of its rows; None: the document is the one row.
+    command: ClassVar[str]
+    rows: ClassVar[str | None] = None
+
+    @abstractmethod
+    def document(self) -> Document:
+        """What the command prints with --json, without its schema."""
+
+    @abstractmethod
+    def table(self) -> RenderableType:
+        """What the command prints."""
+
+    @property
+    @abstractmethod
+    def headline(self) -> str:
+        """The answer in a line."""
+
+    def to_dict(self) -> Document:
+        """The document of ``--json``: seconds, bytes, FLOP (``paleo schema COMMAND`` describes it)."""
+        from paleo.report.documents import with_schema
+
+        return with_schema(self.command, self.document())
+
+    def to_frame(self) -> pd.DataFrame:
+        """A row for each point, system or plan, in SI; a key of a key is ``breakdown_s.compute``."""
+        import pandas as pd
+
+        document = self.document()
+        rows = [document] if self.rows is None else document[self.rows]
+        return pd.DataFrame([_flat(row) for row in rows])
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self.headline}>"
+
+    def _repr_html_(self) -> str:
+        from paleo.report.notebook import html
+
+        return html(self.table())
+
+
+def _flat(row: Mapping[str, Any], before: str = "") -> Document:
+    """Nested keys joined by dots, ends of intervals in columns of their own."""
+    flat: Document = {}
+    for key, value in row.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{before}{key}.")
+        elif "interval" in key and isinstance(value, Sequence) and len(value) == 2:
+            flat |= {f"{before}{key}.low": value[0], f"{before}{key}.high": value[1]}
+        else:
+            flat[before + key] = value
+    return flat
+
+
+@dataclass(frozen=True, repr=False)
+class Estimate(StudyResult):
+    """One configuration; ``training`` where its length was stated, ``goodput`` where failures were counted."""
+
+    command = "estimate"
+    prediction: Prediction
+    training: Training | None
+    advice: tuple[Advice, ...]
+    blocks: Blocks
+    goodput: Goodput | None
+    notes: tuple[str, ...]
+
+    @property
+    def step_time(self) -> float:
+        """Seconds of one step."""
+        return self.prediction.step_time
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Ends of the 90 % interval of the step [s]."""
+        return self.prediction.interval
+
+    @property
+    def samples_per_s(self) -> float:
+        return self.prediction.samples_per_s
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        return self.prediction.tokens_per_s
+
+    @property
+    def mfu(self) -> float:
+        return self.prediction.mfu
+
+    @property
+    def memory(self) -> Footprint:
+        """What the fullest GPU holds [bytes]."""
+        return self.prediction.memory
+
+    @property
+    def headline(self) -> str:
+        return self.prediction.headline
+
+    def document(self) -> Document:
+        from paleo.report import documents
+        from paleo.report.target import with_goodput
+
+        shown = documents.estimate(self.prediction, self.training, self.advice)
+        return {**with_goodput(shown, self.goodput), **self.blocks.documents()}
+
+    def table(self, *, verbose: bool = False) -> RenderableType:
+        from paleo.report import tables
+        from paleo.report.target import goodput_below
+
+        shown = tables.estimate(self.prediction, self.training, self.advice, verbose=verbose)
+        return self.blocks.below(goodput_below(shown, self.goodput))
+
+
+@dataclass(frozen=True, repr=False)
+class ScalingCurves(StudyResult):
+    """A network on more and more GPUs; ``curves`` holds one for each kind of scaling."""
+
+    command, rows = "scale", "points"
+    model: ModelSpec
+    system: System
+    curves: tuple[ScaleCurve, ...]
+
+    @property
+    def points(self) -> tuple[ScalePoint, ...]:
+        """The points of all curves."""
+        return tuple(point for curve in self.curves for point in curve.points)
+
+    @property
+    def verdict(self) -> str:
+        """Up to how many GPUs it pays, and why no further."""
+        from paleo.studies.scaling import verdict
+
+        return " ".join(verdict(curve).text for curve in self.curves)
+
+    @property
+    def headline(self) -> str:
+        return f"{self.model.name} on {self.system.name}: {self.verdict}"
+
+    def document(self) -> Document:
+        from paleo.report import documents
+
+        return documents.scale(self.model.name, self.system.name, self.curves)
+
+    def table(self) -> RenderableType:
+        from paleo.report import tables
+
+        return tables.scale(self.model.name, self.system.name, self.curves)
+
+
+@dataclass(frozen=True, repr=False)
+class Compared(StudyResult):
+    """The same run on several systems."""
+
+    command, rows = "compare", "systems"
+    comparison: Comparison
+
+    def best(self, objective: Objective = "time") -> Candidate | None:
+        """The system that fits and takes the least time, money (cost) or energy; None where no figure is known."""
+        return self.comparison.best(objective)
+
+    @property
+    def headline(self) -> str:
+        winner = self.best()
+        names = ", ".join(candidate.system.name for candidate in self.comparison.candidates)
+        return f"{names}; " + ("it fits none of them" if winner is None else f"fastest is {winner.system.name}")
+
+    def document(self) -> Document:
+        from paleo.report import documents
+
+        return documents.compare(self.comparison)
+
+    def table(self) -> RenderableType:
+        from paleo.report import tables
+
+        return tables.compare(self.comparison)
+
+
+@dataclass(frozen=True, repr=False)
+class Searched(StudyResult):
+    """Every strategy of a search, the best first; ``explanation`` says why the first one wins."""
+
+    command, rows = "plan", "plans"
+    model: ModelSpec
+    system: System
+    search: Search
+    explanation: Explanation | None
+
+    @property
+    def best(self) -> Run | None:
+        """The run of the best plan that fits."""
+        fitting = [plan for plan in self.search.plans if plan.fits]
+        return fitting[0].run if fitting else None
+
+    @property
+    def headline(self) -> str:
+        first = self.search.plans[0]
+        fits = f"best is {first.strategy or 'dp'}" if first.fits else "none fits"
+        return f"{self.search.configurations:,} plans of {self.model.name} on {self.system.name}, {fits}"
+
+    def document(self) -> Document:
+        from paleo.report import search as shown
+
+        return shown.document(self.model.name, self.system.name, self.search, self.explanation)
+
+    def table(self) -> RenderableType:
+        from paleo.report import search as shown
+
+        return shown.table(self.model.name, self.system.name, self.search, self.explanation)
+
+
+@dataclass(frozen=True, repr=False)
+class Planned(StudyResult):
+    """The answer to a purchase: plans of all systems and counts, those that meet the wish first."""
+
+    command, rows = "plan", "plans"
+    reply: buying.Answer
+
+    @property
+    def best(self) -> buying.PricedPlan | None:
+        """The first plan, where it meets the wish."""
+        return self.reply.best
+
+    @property
+    def headline(self) -> str:
+        from paleo.studies.buying import verdict
+
+        return verdict(self.reply)
+
+    def document(self) -> Document:
+        from paleo.report import buying
+
+        shown = {"model": self.reply.model.name, "objective": self.reply.wish.objective}
+        return {**shown, **buying.document(self.reply)}
+
+    def table(self) -> RenderableType:
+        from paleo.report import buying
+
+        return buying.table(self.reply)
+
+
+@dataclass(frozen=True, repr=False)
+class TimeToTarget(StudyResult):
+    """How long a task takes to its quality over counts of GPUs."""
+
+    command, rows = "target", "points"
+    task: Task
+    system: System
+    curve: TargetScaling
+    tariff: Tariff
+
+    @property
+    def points(self) -> tuple[TargetTime, ...]:
+        """A point for each count that runs."""
+        return self.curve.points
+
+    @property
+    def headline(self) -> str:
+        return f"{self.task.name} on {self.system.name}: {self.curve.verdict}"
+
+    def document(self) -> Document:
+        from paleo.report import target
+
+        return target.document(self.task.name, self.system.name, self.curve, self.tariff)
+
+    def table(self) -> RenderableType:
+        from paleo.report import target
+
+        return target.table(self.task.name, self.system.name, self.curve, self.tariff)

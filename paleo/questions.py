@@ -1,0 +1,265 @@
+"""The questions of the command line as functions; `paleo.answers` has what they return.
+
+    import paleo
+
+    paleo.compare("bert_large", ["dgx-a100-80gb", "dgx-h100"], gpus=8, batch=16)   # a table, in a notebook
+    paleo.scale("resnet50", "dgx-a100-80gb", [1, 8, 64], global_batch=1024).to_frame()
+
+Networks, systems and tasks are names of the catalog, paths, or what was loaded. Keywords beside those of a function are
+fields of `paleo.specs.run.Run` (``seq`` too) and, where a training is priced, of the tariff: ``price``, ``term``,
+``buy``, ``electricity``, ``pue``, ``host_power``, as the command line spells them; any other one is a SpecError.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paleo.answers import Compared, Document, Estimate, Planned, ScalingCurves, Searched, TimeToTarget
+from paleo.errors import SpecError, near
+from paleo.predict import predict
+from paleo.report.blocks import Blocks
+from paleo.specs.hardware import System, load_system
+from paleo.specs.loading import validate
+from paleo.specs.model import ModelSpec, load_model
+from paleo.specs.run import SEQUENCE, Run
+from paleo.specs.task import Task, load_task
+from paleo.studies.advice import advise
+from paleo.studies.cost import Tariff, stated_tariff
+from paleo.studies.learning import Goal, amount_for
+from paleo.studies.long_run import LongRunOptions, failing
+from paleo.studies.training import amount, stated_amount, training
+
+if TYPE_CHECKING:
+    from paleo.search.space import Space
+    from paleo.studies.comparison import Objective
+
+#: Keywords of a tariff, and those of a long run.
+TARIFF_WORDS = frozenset(inspect.signature(stated_tariff).parameters)
+LONG_RUN_WORDS = frozenset(field.name for field in fields(LongRunOptions))
+
+
+def estimate(
+    model: str | Path | ModelSpec,
+    system: str | Path | System,
+    *,
+    run: Run | None = None,
+    epochs: float | None = None,
+    samples: float | None = None,
+    tokens: float | None = None,
+    loss: float | None = None,
+    target: str | None = None,
+    noise_scale: float | None = None,
+    goodput: bool = False,
+    **options: Any,
+) -> Estimate:
+    """One configuration: its step, memory, throughput; time, rent and energy of a training.
+
+    ``options`` may hold those of a long run, too: failures, checkpoint, checkpointing, storage, restart, spares.
+    """
+    asked = _Asked.of("estimate", run, options, long_run=True)
+    network = _model(model)
+    step = predict(network, _system(system), asked.run)
+    each = step.graph.tokens_per_sample
+    stated = amount(network, epochs=epochs, samples=samples, tokens=tokens, tokens_per_sample=each)
+    wanted, notes = amount_for(step, Goal(loss, target, noise_scale), stated)
+    cost = None if wanted is None else training(step, wanted, asked.tariff)
+    long = asked.long_run
+    failures = failing(step, cost, long) if goodput or long != LongRunOptions() else None
+    return Estimate(step, cost, advise(step), Blocks(step), failures, notes)
+
+
+def scale(
+    model: str | Path | ModelSpec,
+    system: str | Path | System,
+    gpus: int | Sequence[int],
+    *,
+    mode: str | None = None,
+    run: Run | None = None,
+    **options: Any,
+) -> ScalingCurves:
+    """The same network on more and more GPUs; ``mode``: strong (with ``global_batch``), weak (else) or both."""
+    from paleo.studies import scaling
+
+    asked = _Asked.of("scale", run, options, priced=False)
+    kinds = scaling.scalings(mode or ("weak" if asked.run.global_batch is None else "strong"))
+    network, machine = _model(model), _system(system)
+    counts = _counts("scale", gpus)
+    curves = tuple(scaling.scale(network, machine, asked.run, counts, kind) for kind in kinds)
+    return ScalingCurves(network, machine, curves)
+
+
+def compare(
+    model: str | Path | ModelSpec,
+    systems: str | Path | System | Sequence[str | Path | System],
+    *,
+    run: Run | None = None,
+    epochs: float | None = None,
+    samples: float | None = None,
+    tokens: float | None = None,
+    objective: Objective | None = None,
+    **options: Any,
+) -> Compared:
+    """The same run on several systems, in the order given or best first by ``objective``: time, cost or energy."""
+    from paleo.studies import comparison
+
+    asked = _Asked.of("compare", run, options)
+    network = _model(model)
+    wanted = stated_amount(network, asked.run, epochs=epochs, samples=samples, tokens=tokens)
+    study = comparison.compare(network, _machines("compare", systems), asked.run, wanted, asked.tariff)
+    return Compared(study if objective is None else study.ranked(comparison.objective_named(objective)))
+
+
+def search(
+    model: str | Path | ModelSpec,
+    system: str | Path | System,
+    gpus: int | Sequence[int],
+    *,
+    objective: str = "time",
+    top: int = 10,
+    explain: bool = False,
+    run: Run | None = None,
+    **options: Any,
+) -> Searched:
+    """The best strategies of all on one system; ``strategy``, ``microbatch``, ``recompute`` and ``schedule`` narrow the
+    search where they are given."""
+    from paleo.search import plans
+
+    network, machine = _model(model), _system(system)
+    counts = _counts("search", gpus)
+    stated = _Asked.of("search", run, options, priced=False).run
+    space, sized = narrowed(stated, _given(stated)), stated.model_copy(update={"gpus": counts[0], "strategy": "dp"})
+    ranking = plans.search(network, machine, sized, counts=counts, space=space, objective=objective, top=top)
+    return Searched(network, machine, ranking, plans.explain(network, machine, ranking) if explain else None)
+
+
+def _given(run: Run) -> Document:
+    """Fields of a run that were stated."""
+    return {name: getattr(run, name) for name in run.model_fields_set}
+
+
+#: Fields of a run that narrow a search.
+NARROWING = ("strategy", "microbatch", "recompute", "schedule")
+
+
+def narrowed(run: Run, stated: Mapping[str, Any]) -> Space:
+    """What the stated fields of a run leave to be searched; schedules that the run's software is not known to run are
+    left out unless one is stated."""
+    from paleo.search.space import within
+    from paleo.studies.launch import schedules_of
+
+    fields_of = {"microbatches": "microbatch", "recompute": "recompute", "schedules": "schedule"}
+    space = within(stated.get("strategy"), **{listed: stated.get(name) for listed, name in fields_of.items()})
+    runnable = schedules_of(run.software)
+    if runnable is not None and stated.get("schedule") is None:
+        return replace(space, schedules=runnable)
+    return space
+
+
+def plan(
+    model: str | Path | ModelSpec,
+    systems: str | Path | System | Sequence[str | Path | System],
+    gpus: int | Sequence[int],
+    *,
+    epochs: float | None = None,
+    samples: float | None = None,
+    tokens: float | None = None,
+    deadline: str | None = None,
+    budget: str | float | None = None,
+    objective: str = "time",
+    top: int = 10,
+    run: Run | None = None,
+    **options: Any,
+) -> Planned:
+    """Which system, how many of its GPUs and which strategy train so much within ``deadline`` (``60d``) and ``budget``
+    (``5M``, USD), best by time, cost, energy or gpus."""
+    from paleo.studies import buying
+
+    network = _model(model)
+    machines = _machines("plan", systems)
+    counts = _counts("plan", gpus)
+    asked = _Asked.of("plan", run, options)
+    wanted = stated_amount(network, asked.run, epochs=epochs, samples=samples, tokens=tokens)
+    wish = buying.stated_wish(wanted, deadline, budget, objective, asked.tariff)
+    sized = asked.run.model_copy(update={"gpus": counts[0], "strategy": "dp"})
+    space = narrowed(asked.run, _given(asked.run))
+    return Planned(buying.answer(network, machines, counts, sized, wish, space=space, top=top))
+
+
+def target(
+    task: str | Path | Task,
+    system: str | Path | System,
+    gpus: int | Sequence[int],
+    *,
+    batch: int | str = "auto",
+    **options: Any,
+) -> TimeToTarget:
+    """How long a task such as ``mlperf:bert`` takes to its target; ``batch`` in samples of all GPUs, or the best."""
+    from paleo.studies.target import over_counts, scaling
+
+    asked = _Asked.of("target", None, options)
+    goal = load_task(task) if isinstance(task, str | Path) else task
+    machine, counts = _system(system), _counts("target", gpus)
+    points = over_counts(goal, machine, counts, str(batch), **_given(asked.run))
+    return TimeToTarget(goal, machine, scaling(points), asked.tariff)
+
+
+# what is asked
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """The run, the tariff and the options of a long run that keywords state."""
+
+    run: Run
+    tariff: Tariff
+    long_run: LongRunOptions
+
+    @classmethod
+    def of(
+        cls, name: str, run: Run | None, options: Document, *, priced: bool = True, long_run: bool = False
+    ) -> _Asked:
+        of_run = {*Run.model_fields, SEQUENCE}
+        of_tariff, of_long_run = TARIFF_WORDS if priced else set(), LONG_RUN_WORDS if long_run else set()
+        _check_keywords(name, options, {*of_run, *of_tariff, *of_long_run})
+        stated = {key: value for key, value in options.items() if key in of_run}
+        if run is not None and stated:
+            raise SpecError(f"paleo.{name}: {', '.join(stated)} beside run=…; state the run in one way")
+        tariff = stated_tariff(**{key: value for key, value in options.items() if key in of_tariff})
+        long = {key: value for key, value in options.items() if key in of_long_run}
+        return cls(run or validate(Run, stated, f"paleo.{name}"), tariff, LongRunOptions(**long))
+
+
+def _check_keywords(name: str, options: Mapping[str, Any], known: set[str]) -> None:
+    """SpecError for a keyword that a function does not take, with the nearest that it does."""
+    keywords = set(inspect.signature(globals()[name]).parameters) - {"options"}
+    for keyword in options:
+        if keyword not in known:
+            raise SpecError(f"paleo.{name}: unknown keyword {keyword!r}; {near(keyword, known | keywords)}")
+
+
+def _counts(name: str, gpus: int | Sequence[int]) -> list[int]:
+    """Counts of GPUs, one or several; SpecError where one is none."""
+    counts = [gpus] if isinstance(gpus, int) else list(gpus)
+    if not counts or not all(isinstance(count, int) and count > 0 for count in counts):
+        raise SpecError(f"paleo.{name}: gpus={gpus!r}: expected a count of 1 or more, or several such as [8, 16]")
+    return counts
+
+
+def _machines(name: str, systems: str | Path | System | Sequence[str | Path | System]) -> list[System]:
+    """Systems, one or several; SpecError where there is none."""
+    listed = [systems] if isinstance(systems, str | Path | System) else list(systems)
+    if not listed:
+        raise SpecError(f"paleo.{name}: systems={systems!r}: expected names such as ['dgx-a100-80gb', 'dgx-h100']")
+    return [_system(system) for system in listed]
+
+
+def _model(model: str | Path | ModelSpec) -> ModelSpec:
+    return load_model(model) if isinstance(model, str | Path) else model
+
+
+def _system(system: str | Path | System) -> System:
+    return load_system(system) if isinstance(system, str | Path) else system

@@ -1,0 +1,122 @@
+"""The questions as functions: the documents of the command line, tables in notebooks, data frames, our errors."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import paleo
+from paleo.cli import run as command
+from paleo.errors import PaleoError, SpecError
+
+NODE = "dgx-a100-80gb"
+#: The same question in Python and on the command line, and words that its table shows.
+ASKED: dict[str, tuple[Callable[[], Any], str, str]] = {
+    "estimate": (
+        lambda: paleo.estimate("lenet", NODE, gpus=8, epochs=2, price="2 USD/h", failures="4/knodeday"),
+        f"estimate lenet --system {NODE} --gpus 8 --epochs 2 --price 2USD/h --failures 4/knodeday",
+        "Memory of the fullest GPU",
+    ),
+    "scale": (
+        lambda: paleo.scale("gpt2", NODE, [1, 8], mode="both", seq=64),
+        f"scale gpt2 both --system {NODE} --gpus 1,8 --seq 64",
+        "efficiency",
+    ),
+    "compare": (
+        lambda: paleo.compare("lenet", [NODE, "dgx-h100"], gpus=8, samples=1e6, objective="cost"),
+        f"compare lenet --systems {NODE},dgx-h100 --gpus 8 --samples 1M --objective cost",
+        "dgx-h100",
+    ),
+    "search": (
+        lambda: paleo.search("lenet", NODE, 2, global_batch=4, top=3, recompute="none"),
+        f"plan lenet --system {NODE} --gpus 2 --global-batch 4 --top 3 --recompute none",
+        "Best plans",
+    ),
+    "plan": (
+        lambda: paleo.plan("lenet", [NODE], [2, 4], global_batch=4, samples=1e6, deadline="60d", budget="5M"),
+        f"plan lenet --systems {NODE} --gpus 2,4 --global-batch 4 --samples 1M --deadline 60d --budget 5M",
+        "Show it again",
+    ),
+    "target": (
+        lambda: paleo.target("mlperf:bert", NODE, [8], batch=448),
+        f"target mlperf:bert --system {NODE} --gpus 8 --batch 448",
+        "fastest with 8 GPUs",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_an_answer_is_that_of_the_command_line(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    ask, line, words = ASKED[name]
+    answer = ask()
+    assert command([*line.split(), "--json"]) in (0, 1)
+    printed, document = json.loads(capsys.readouterr().out), json.loads(json.dumps(answer.to_dict()))
+    for each in (printed, document):
+        each.pop("seconds", None)  # of the search
+    assert document == printed
+    shown = answer._repr_html_()
+    assert shown.count("<table>") >= 1 and words in shown
+    assert len(repr(answer)) < 300 and "\n" not in repr(answer)
+
+
+def test_rows_of_a_frame() -> None:
+    points = ASKED["scale"][0]().to_frame()
+    assert list(points["gpus"]) == [1, 8, 1, 8]
+    assert points["breakdown_s.memory_bound"].gt(0).all()
+    assert (points["step_time_interval_s.low"] <= points["step_time_s"]).all()
+    assert (points["step_time_s"] <= points["step_time_interval_s.high"]).all()
+    one = ASKED["estimate"][0]()
+    frame = one.to_frame()
+    assert len(frame) == 1
+    assert frame["step_time_s"].item() == one.step_time == one.prediction.step_time
+
+
+def test_a_run_takes_the_length_of_its_sequences() -> None:
+    assert paleo.Run(seq=64).model == {"seq": 64}
+    assert paleo.Run(seq=64, model={"hidden": 8}).model == {"hidden": 8, "seq": 64}
+    with pytest.raises(SpecError, match=r"beside model\.seq"):
+        paleo.Run(seq=64, model={"seq": 32})
+
+
+@pytest.mark.parametrize(
+    ("ask", "words"),
+    [
+        (lambda: paleo.Run(gpu=8), "Run: gpu: unknown key; nearest: 'gpus'"),
+        (lambda: paleo.Run(gpus="many"), "Run: gpus: 'many': it should be a whole number"),
+        (lambda: paleo.estimate("lenet", NODE, epoch=2), "paleo.estimate: unknown keyword 'epoch'; nearest: 'epochs'"),
+        (lambda: paleo.scale("lenet", NODE, [1], price="2 USD/h"), "paleo.scale: unknown keyword 'price'"),
+        (lambda: paleo.compare("lenet", [], gpus=8), "paleo.compare: systems=[]: expected names"),
+        (lambda: paleo.search("lenet", NODE, 0), "paleo.search: gpus=0: expected a count of 1 or more"),
+        (lambda: paleo.plan("lenet", NODE, 8, deadline="soon"), "'soon'"),
+        (lambda: paleo.compare("lenet", NODE, run=paleo.Run(), gpus=8), "gpus beside run=…"),
+        (lambda: paleo.compare("lenet", NODE, objective="mony"), "'mony' is not time, cost or energy"),
+    ],
+)
+def test_misspelt_keywords(ask: Callable[[], Any], words: str) -> None:
+    with pytest.raises(PaleoError) as problem:
+        ask()
+    assert words in str(problem.value)
+
+
+def test_the_package_lists_its_names_and_loads_nothing() -> None:
+    assert {"estimate", "scale", "compare", "search", "plan", "target", "Run", "predict"} <= set(dir(paleo))
+    assert all(getattr(paleo, name) is not None for name in dir(paleo))
+    light = "import sys, paleo; print(sorted({m.partition('.')[0] for m in sys.modules} & {'numpy', 'pydantic'}))"
+    printed = subprocess.run([sys.executable, "-c", light], capture_output=True, text=True, check=True).stdout
+    assert printed.strip() == "[]"
+
+
+def test_functions_keep_their_names_when_modules_of_theirs_are_imported() -> None:
+    code = "import paleo.search.plans, paleo.predict, paleo; print(paleo.search.__module__, paleo.predict.__name__)"
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert printed.split() == ["paleo.questions", "predict"]
+
+
+def test_a_prediction_is_short_in_print() -> None:
+    step = paleo.predict(paleo.load_model("lenet"), paleo.load_system(NODE), paleo.Run(gpus=8))
+    assert repr(step).startswith(f"<Prediction: lenet on 8 GPUs of {NODE}, ")
