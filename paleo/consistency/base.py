@@ -53,7 +53,8 @@ class Workload:
 
     ``compute``: a worker's step without any exchange between workers, its optimizer included. ``all_reduce``: seconds
     in which all workers sum their gradients (or average their parameters), ``hidden`` of them beside computation in a
-    synchronous step. ``neighbour``: seconds in which a worker sends its payload to one other worker. ``payload``: bytes
+    synchronous step (negative where buckets beside it cost more than they hide).
+    ``neighbour``: seconds in which a worker sends its payload to one other worker. ``payload``: bytes
     of gradients that a worker sends a step; ``parameters``: elements that a worker holds; ``tensors``: how many tensors
     they are. ``jitter`` and ``persistent``: noise of a worker's step, independent and its own, as shares of its mean
     (`paleo.step.stragglers`). ``round_trip``: seconds of a message to the server and back, for each tensor's exchange.

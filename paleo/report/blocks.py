@@ -1,4 +1,4 @@
-"""What an estimate says beside the step where it was asked for: consistency and compression."""
+"""What an estimate says beside the step where it was asked for: consistency, compression, placement."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from paleo.predict import Prediction
-from paleo.report import compression, consistency
+from paleo.report import compression, consistency, placement
 from paleo.report.documents import Document
 from paleo.studies import compression as compression_study
 from paleo.studies import consistency as consistency_study
+from paleo.studies import placement as placement_study
 
 
 class Blocks:
@@ -18,6 +19,7 @@ class Blocks:
     def __init__(self, prediction: Prediction) -> None:
         self._consistency = consistency_study.studied(prediction)
         self._compression = compression_study.studied(prediction)
+        self._placement = placement_study.studied(prediction)
 
     def documents(self) -> Document:
         """Keys that are added to an estimate's document."""
@@ -26,6 +28,8 @@ class Blocks:
             shown["consistency"] = consistency.document(self._consistency)
         if self._compression is not None:
             shown["compression"] = compression.document(self._compression)
+        if self._placement is not None:
+            shown["placement"] = placement.document(self._placement)
         return shown
 
     def below(self, table: RenderableType) -> RenderableType:
@@ -35,4 +39,6 @@ class Blocks:
             parts += [Text(), consistency.table(self._consistency)]
         if self._compression is not None:
             parts += [Text(), compression.table(self._compression)]
+        if self._placement is not None:
+            parts += [Text(), placement.table(self._placement)]
         return Group(*parts) if len(parts) > 1 else table

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from rich.console import Group, RenderableType
 from rich.text import Text
 
@@ -17,23 +15,29 @@ NO_VERDICT = "What staleness does to the loss is not predicted."
 
 def document(study: ConsistencyStudy) -> Document:
     """Figures of one configuration; those of a server are null without one."""
-    cycle = study.cycle
-    utilization, knee = float(cycle.utilization), float(cycle.knee)
     return {
         "model": study.prediction.run.consistency,
         "summary": study.model.summary,
         "reference": study.model.reference,
         "exact": study.model.exact,
         "workers": study.workers,
-        "step_time_s": float(cycle.step),
+        "step_time_s": study.step_time,
         "synchronous_step_time_s": float(study.synchronous.step),
-        "updates_per_s": float(cycle.updates_per_s),
         "samples_per_s": study.samples_per_s,
+        **figures(study),
+    }
+
+
+def figures(study: ConsistencyStudy) -> Document:
+    """What a consistency model adds to a step; what belongs to a server is null without one."""
+    cycle = study.cycle
+    return {
+        "updates_per_s": float(cycle.updates_per_s),
         "exposed_s": float(cycle.exposed),
         "bytes_per_s": float(cycle.bytes_per_s),
         "staleness": {"mean": float(cycle.staleness_mean), "sd": float(cycle.staleness_sd)},
-        "server_utilization": None if math.isnan(utilization) else utilization,
-        "knee": None if math.isnan(knee) else knee,
+        "server_utilization": float(cycle.utilization) if study.served else None,
+        "knee": float(cycle.knee) if study.served else None,
         "extra_memory_bytes": float(cycle.extra_memory),
     }
 
@@ -49,7 +53,7 @@ def table(study: ConsistencyStudy) -> RenderableType:
     shown.add_row("exchange and waiting", duration(float(cycle.exposed)))
     mean, deviation = float(cycle.staleness_mean), float(cycle.staleness_sd)
     shown.add_row("staleness", f"{mean:.3g} updates on average, deviation {deviation:.3g}")
-    if not math.isnan(float(cycle.knee)):
+    if study.served:
         shown.add_row(
             "server", f"{percent(float(cycle.utilization))} busy; the limit from {float(cycle.knee):.3g} workers on"
         )

@@ -156,41 +156,52 @@ def summary(study: Summary) -> Document:
 
 def scale(model: str, system: str, curves: Sequence[ScaleCurve]) -> Document:
     """Scaling curves one after another in ``points``; each point says which curve (``scaling``) it belongs to."""
-    from paleo.studies.scaling import verdict
+    from paleo.studies.scaling import placement_advice, verdict
 
-    verdicts = {curve.scaling: verdict(curve) for curve in curves}
     return {
         "model": model,
         "system": system,
         "curves": [
             {
                 "scaling": curve.scaling,
+                "consistency": curve.consistency,
+                "nodes": curve.nodes,
                 "global_batch_size" if curve.scaling == "strong" else "local_batch_size": curve.fixed_batch,
                 "base_gpus": curve.base.gpus,
-                **asdict(verdicts[curve.scaling]),
+                **asdict(verdict(curve)),
             }
             for curve in curves
         ],
         "points": [_point(curve, point) for curve in curves for point in curve.points if point.usable],
         "unusable": [
-            {"scaling": curve.scaling, "gpus": point.gpus, "reason": point.problem}
+            {**_of_curve(curve), "gpus": point.gpus, "reason": point.problem}
             for curve in curves
             for point in curve.points
             if not point.usable
         ],
+        "placement_advice": list(placement_advice(curves)),
     }
 
 
+def _of_curve(curve: ScaleCurve) -> Document:
+    """What tells the curves of one document apart."""
+    return {"scaling": curve.scaling, "consistency": curve.consistency, "nodes": curve.nodes}
+
+
 def _point(curve: ScaleCurve, point: ScalePoint) -> Document:
+    from paleo.report.consistency import figures
+
     prediction = point.predicted
+    shown = {} if point.consistency is None else figures(point.consistency)
     return {
-        "scaling": curve.scaling,
+        **_of_curve(curve),
+        "consistency": {"model": curve.consistency, **shown},
         "gpus": point.gpus,
         "global_batch_size": prediction.plan.global_batch,
         "local_batch_size": prediction.plan.local_batch,
-        "step_time_s": prediction.step_time,
-        "step_time_interval_s": list(prediction.interval),
-        "samples_per_s": prediction.samples_per_s,
+        "step_time_s": point.step_time,
+        "step_time_interval_s": [end * point.step_time / prediction.step_time for end in prediction.interval],
+        "samples_per_s": point.samples_per_s,
         "speedup": curve.speedup(point),
         "efficiency": curve.efficiency(point),
         "breakdown_s": asdict(prediction.breakdown),
@@ -220,9 +231,13 @@ def compare(comparison: Comparison) -> Document:
 def _candidate(comparison: Comparison, candidate: Candidate) -> Document:
     if candidate.prediction is None or candidate.training is None:
         return {"system": candidate.system.name, "error": candidate.problem}
+    from paleo.report.consistency import document
+
     wanted = _training(candidate.training)
+    shown = {} if candidate.consistency is None else {"consistency": document(candidate.consistency)}
     return {
         **estimate(candidate.prediction),
+        **shown,
         "training": wanted,
         "device": candidate.system.device.name,
         "speedup": comparison.speedup(candidate),

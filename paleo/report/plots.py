@@ -156,7 +156,7 @@ def _speedup(axes: Axes, curve: ScaleCurve, colour: str, mark: str) -> None:
     gpus = [point.gpus for point in points]
     if not axes.lines:
         axes.plot(gpus, [count / curve.base.gpus for count in gpus], "--", color=GREY, label="ideal")
-    axes.plot(gpus, [curve.speedup(point) for point in points], color=colour, label=f"{curve.scaling} scaling")
+    axes.plot(gpus, [curve.speedup(point) for point in points], color=colour, label=curve.label)
     axes.fill_between(
         gpus, *_reach(curve, points), color=colour, alpha=0.15, linewidth=0, label="90 % interval of each step"
     )

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from paleo.studies.advice import Advice
     from paleo.studies.collective import CollectiveStudy
     from paleo.studies.comparison import Candidate, Comparison
+    from paleo.studies.consistency import ConsistencyStudy
     from paleo.studies.scaling import ScaleCurve, ScalePoint
     from paleo.studies.summary import LayerCount, Summary
     from paleo.studies.training import Training
@@ -246,32 +247,51 @@ def _provenance(prediction: Prediction) -> RenderableType:
 
 def scale(model: str, system: str, curves: Sequence[ScaleCurve]) -> RenderableType:
     """For each curve its verdict, then its table."""
-    from paleo.studies.scaling import verdict
+    from paleo.studies.scaling import placement_advice, verdict
 
     parts: list[RenderableType] = []
     for curve in curves:
         kept = f"{counted(curve.fixed_batch, 'sample')} " + (
             "in all" if curve.scaling == "strong" else "for each data-parallel rank"
         )
-        parts.append(Text(f"{model} on {system}, {curve.scaling} scaling: {kept}", style="bold"))
+        parts.append(Text(f"{model} on {system}, {curve.label}: {kept}", style="bold"))
         parts.append(prose(f"{verdict(curve).text}\n"))
         parts += [_curve(curve), Text()]
+    parts += [prose(sentence) for sentence in placement_advice(curves)]
     return Group(*parts)
 
 
 def _curve(curve: ScaleCurve) -> Table:
     against = f"speedup over {curve.base.gpus}"
-    columns = ("GPUs", "batch/GPU", "step time", "samples/s", against, "efficiency", "communication", "MFU", "")
-    table = grid("", columns, left=0)
+    columns = ("GPUs", "batch/GPU", "step time", "samples/s", against, "efficiency", "communication", "MFU")
+    studied = any(point.consistency is not None for point in curve.points)
+    table = grid("", (*columns, *(CYCLE if studied else ()), ""), left=0)
     table.columns[-1].justify = "left"
     for point in curve.points:
-        table.add_row(*_point(curve, point))
+        figures, note = _point(curve, point)
+        table.add_row(*figures, *(_cycle(point.consistency) if studied else ()), note)
     return table
 
 
-def _point(curve: ScaleCurve, point: ScalePoint) -> tuple[str, ...]:
+#: Columns of what a consistency model makes of a step.
+CYCLE = ("updates/s", "staleness", "knee", "server busy")
+
+
+def _cycle(study: ConsistencyStudy | None) -> tuple[str, ...]:
+    """Updates of the model a second, staleness with its deviation, the workers from which on a server is the limit, and
+    the busy share of the fullest."""
+    if study is None:
+        return (NONE,) * len(CYCLE)
+    cycle, served = study.cycle, study.served
+    stale = f"{float(cycle.staleness_mean):.3g} ± {float(cycle.staleness_sd):.2g}"
+    knee, busy = (f"{float(cycle.knee):.3g}", percent(float(cycle.utilization))) if served else (NONE, NONE)
+    return rate(float(cycle.updates_per_s)), stale, knee, busy
+
+
+def _point(curve: ScaleCurve, point: ScalePoint) -> tuple[tuple[str, ...], str]:
+    """Figures of a point, and a note on it."""
     if point.prediction is None or not point.usable:
-        return (str(point.gpus), *[NONE] * 7, point.problem)
+        return (str(point.gpus), *[NONE] * 7), point.problem
     prediction = point.prediction
     note = "" if prediction.memory.fits else f"does not fit: {gibibytes(prediction.memory.total)}"
     if prediction.plan.idle:
@@ -279,14 +299,13 @@ def _point(curve: ScaleCurve, point: ScalePoint) -> tuple[str, ...]:
     return (
         str(point.gpus),
         str(prediction.plan.local_batch),
-        duration(prediction.step_time),
-        rate(prediction.samples_per_s),
+        duration(point.step_time),
+        rate(point.samples_per_s),
         f"{curve.speedup(point):.2f}",
         percent(curve.efficiency(point)),
-        percent(prediction.breakdown.communication_exposed / prediction.step_time),
-        percent(prediction.mfu),
-        note,
-    )
+        percent(point.exchange / point.step_time),
+        percent(prediction.mfu * prediction.step_time / point.step_time),
+    ), note
 
 
 # compare
@@ -300,9 +319,11 @@ def compare(comparison: Comparison) -> RenderableType:
     winners = [
         f"{words[objective]}: {candidate.system.name}" for objective, candidate in best.items() if candidate is not None
     ]
-    table = grid("", columns)
+    studied = any(candidate.consistency is not None for candidate in comparison.candidates)
+    table = grid("", (*columns, *(CYCLE[:3] if studied else ())))
     for candidate in comparison.candidates:
-        table.add_row(*_candidate(comparison, candidate, best))
+        shown = _cycle(candidate.consistency)[:3] if studied else ()
+        table.add_row(*_candidate(comparison, candidate, best), *shown)
     prices = {
         candidate.system.name: candidate.training.price
         for candidate in comparison.candidates
@@ -335,8 +356,8 @@ def _candidate(comparison: Comparison, candidate: Candidate, best: Mapping[str, 
     return (
         candidate.system.name,
         str(prediction.plan.gpus),
-        duration(prediction.step_time),
-        rate(prediction.samples_per_s),
+        duration(candidate.step_time or 0.0),
+        rate(candidate.samples_per_s or 0.0),
         f"{comparison.speedup(candidate):.2f}",
         memory if prediction.memory.fits else f"{memory}: does not fit",
         NONE if wanted.price_per_hour is None else f"{wanted.price_per_hour:,.2f}",

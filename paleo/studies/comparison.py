@@ -11,6 +11,7 @@ from paleo.predict import Prediction, predict
 from paleo.specs.hardware import System
 from paleo.specs.model import ModelSpec
 from paleo.specs.run import Run
+from paleo.studies.consistency import ConsistencyStudy, studied
 from paleo.studies.cost import Tariff
 from paleo.studies.training import Amount, Training, amount, training
 from paleo.units import MEGA
@@ -29,12 +30,28 @@ def objective_named(text: str) -> Objective:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One system of a comparison, or why it cannot take part."""
+    """One system of a comparison, or why it cannot take part; ``consistency`` is what the run's consistency model makes
+    of the step, None for plain synchronous steps."""
 
     system: System
     prediction: Prediction | None = None
     training: Training | None = None
     problem: str = ""
+    consistency: ConsistencyStudy | None = None
+
+    @property
+    def step_time(self) -> float | None:
+        """Seconds in which the global batch is seen once; None without a prediction."""
+        if self.consistency is not None:
+            return self.consistency.step_time
+        return None if self.prediction is None else self.prediction.step_time
+
+    @property
+    def samples_per_s(self) -> float | None:
+        """Samples that all GPUs see a second; None without a prediction."""
+        if self.consistency is not None:
+            return self.consistency.samples_per_s
+        return None if self.prediction is None else self.prediction.samples_per_s
 
     @property
     def runs(self) -> bool:
@@ -49,8 +66,8 @@ class Comparison:
     candidates: tuple[Candidate, ...]
 
     def speedup(self, candidate: Candidate) -> float | None:
-        first = next(candidate.prediction for candidate in self.candidates if candidate.prediction is not None)
-        return None if candidate.prediction is None else candidate.prediction.samples_per_s / first.samples_per_s
+        first = next(rate for rate in (each.samples_per_s for each in self.candidates) if rate is not None)
+        return None if candidate.samples_per_s is None else candidate.samples_per_s / first
 
     def best(self, objective: Objective) -> Candidate | None:
         """The candidate that fits and takes the least time, money or energy; None where no figure is known."""
@@ -91,7 +108,8 @@ def compare(
     for system in systems:
         try:
             prediction = predict(model, system, run)
-            candidates.append(Candidate(system, prediction, training(prediction, wanted, tariff)))
+            cost = training(prediction, wanted, tariff)
+            candidates.append(Candidate(system, prediction, cost, consistency=studied(prediction)))
         except (PlanError, SpecError) as error:
             errors.append(error)
             candidates.append(Candidate(system, problem=str(error)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,9 +33,19 @@ class ConsistencyStudy:
         return self.prediction.plan.dp
 
     @property
+    def step_time(self) -> float:
+        """Seconds in which every worker makes a step: the whole global batch is seen once."""
+        return float(self.cycle.step)
+
+    @property
     def samples_per_s(self) -> float:
         """Samples that all workers see a second."""
-        return self.prediction.plan.global_batch / float(self.cycle.step)
+        return self.prediction.plan.global_batch / self.step_time
+
+    @property
+    def served(self) -> bool:
+        """Whether there is a parameter server, with a utilization and a knee."""
+        return not math.isnan(float(self.cycle.knee))
 
 
 def studied(prediction: Prediction) -> ConsistencyStudy | None:
@@ -44,6 +55,12 @@ def studied(prediction: Prediction) -> ConsistencyStudy | None:
         return None
     model, work = consistency(run.consistency), workload(prediction)
     return ConsistencyStudy(prediction, model, work, model.cycle(work), consistency("bsp").cycle(work))
+
+
+def step_seconds(prediction: Prediction) -> float:
+    """Seconds in which a run sees its global batch once, under the consistency model that it names."""
+    study = studied(prediction)
+    return prediction.step_time if study is None else study.step_time
 
 
 def workload(prediction: Prediction) -> Workload:
@@ -66,7 +83,7 @@ def workload(prediction: Prediction) -> Workload:
         workers=float(plan.dp),
         compute=compute,
         all_reduce=exchange,
-        hidden=max(0.0, exchange - (prediction.step_time - compute)),
+        hidden=exchange - (prediction.step_time - compute),
         neighbour=_neighbour(after, payload),
         payload=payload,
         parameters=elements,

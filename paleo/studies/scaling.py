@@ -12,6 +12,8 @@ from paleo.predict import Prediction, predict
 from paleo.specs.hardware import System
 from paleo.specs.model import ModelSpec
 from paleo.specs.run import Run
+from paleo.studies import placement
+from paleo.studies.consistency import ConsistencyStudy, studied
 from paleo.units import counted, gibibytes
 
 Scaling = Literal["strong", "weak"]
@@ -40,11 +42,29 @@ def scalings(text: str) -> tuple[Scaling, ...]:
 
 @dataclass(frozen=True, slots=True)
 class ScalePoint:
-    """One GPU count. ``problem`` says why it cannot be used (no samples left, a strategy that does not divide it)."""
+    """One GPU count. ``problem`` says why it cannot be used (no samples left, a strategy that does not divide it);
+    ``consistency`` is what the run's consistency model makes of the step, None for plain synchronous steps."""
 
     gpus: int
     prediction: Prediction | None
     problem: str = ""
+    consistency: ConsistencyStudy | None = None
+
+    @property
+    def step_time(self) -> float:
+        """Seconds in which the global batch is seen once, exchange and waiting of the consistency model included."""
+        return self.predicted.step_time if self.consistency is None else self.consistency.step_time
+
+    @property
+    def exchange(self) -> float:
+        """Seconds of it in which exchange, and under a consistency model other workers, are waited for."""
+        study = self.consistency
+        return self.predicted.breakdown.communication_exposed if study is None else float(study.cycle.exposed)
+
+    @property
+    def samples_per_s(self) -> float:
+        """Samples that all GPUs see a second."""
+        return self.predicted.samples_per_s if self.consistency is None else self.consistency.samples_per_s
 
     @property
     def usable(self) -> bool:
@@ -74,11 +94,20 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class ScaleCurve:
-    """Predictions over rising GPU counts; speed-up and efficiency refer to ``base``, the first count that runs."""
+    """Predictions over rising GPU counts; speed-up and efficiency refer to ``base``, the first count that runs.
+    ``consistency`` and ``nodes`` are those of the run."""
 
     scaling: Scaling
     fixed_batch: int
     points: tuple[ScalePoint, ...]
+    consistency: str = "bsp"
+    nodes: str = "packed"
+
+    @property
+    def label(self) -> str:
+        """What tells the curve from others of one chart: ``weak scaling, async, random nodes``."""
+        words = [f"{self.scaling} scaling"] + ([self.consistency] if self.consistency != "bsp" else [])
+        return ", ".join(words + ([f"{self.nodes} nodes"] if self.nodes != "packed" else []))
 
     @property
     def base(self) -> ScalePoint:
@@ -87,7 +116,7 @@ class ScaleCurve:
 
     def speedup(self, point: ScalePoint) -> float:
         """Samples per second over those of ``base``."""
-        return point.predicted.samples_per_s / self.base.predicted.samples_per_s
+        return point.samples_per_s / self.base.samples_per_s
 
     def efficiency(self, point: ScalePoint) -> float:
         """Speed-up over the growth in GPUs; 1 is perfect."""
@@ -107,7 +136,25 @@ def scale(model: ModelSpec, system: System, run: Run, counts: Sequence[int], sca
     points = tuple(_point(model, system, run, count, scaling, fixed) for count in rising)
     if not any(point.usable for point in points):
         raise PlanError(points[0].problem)
-    return ScaleCurve(scaling, fixed, points)
+    return ScaleCurve(scaling, fixed, points, run.consistency, run.nodes)
+
+
+def variants(run: Run) -> tuple[Run, ...]:
+    """The runs of the curves that a run asks for: one for each consistency model of a list (``bsp,async``), on packed
+    nodes first and then where else the run says its nodes lie.
+
+    >>> [each.nodes for each in variants(Run(nodes="random"))]
+    ['packed', 'random']
+    """
+    models = [name.strip() for name in run.consistency.split(",") if name.strip()]
+    places = [name.strip() for name in run.nodes.split(",") if name.strip()]
+    if not models or not places:
+        raise SpecError("--consistency and --nodes: expected names, such as bsp,async and packed,random")
+    return tuple(
+        run.model_copy(update={"consistency": model, "nodes": place})
+        for model in dict.fromkeys(models)
+        for place in dict.fromkeys(["packed", *places])
+    )
 
 
 def _fixed_batch(model: ModelSpec, system: System, run: Run, counts: Sequence[int], scaling: Scaling) -> int:
@@ -130,12 +177,14 @@ def _point(model: ModelSpec, system: System, run: Run, count: int, scaling: Scal
         chosen = plan(model, system, at)
         microbatch = None if run.microbatch is None else min(run.microbatch, chosen.local_batch)
         prediction = predict(model, system, at.model_copy(update={"microbatch": microbatch}))
+        consistency = studied(prediction)
     except PlanError as error:
         return ScalePoint(count, None, str(error))
     if chosen.idle and chosen.local_batch == 1:
         idle = counted(chosen.idle, "GPU")
-        return ScalePoint(count, prediction, f"{NO_SAMPLES}: {chosen.global_batch:,} of them, {idle} idle")
-    return ScalePoint(count, prediction)
+        problem = f"{NO_SAMPLES}: {chosen.global_batch:,} of them, {idle} idle"
+        return ScalePoint(count, prediction, problem, consistency)
+    return ScalePoint(count, prediction, consistency=consistency)
 
 
 def verdict(curve: ScaleCurve) -> Verdict:
@@ -154,6 +203,17 @@ def verdict(curve: ScaleCurve) -> Verdict:
             return _stops(curve, last, point)
         last = point
     return _goes_on(curve, last)
+
+
+def placement_advice(curves: Sequence[ScaleCurve]) -> tuple[str, ...]:
+    """For each curve whose nodes are not packed, what its placement costs at its largest count, and why."""
+    sentences = []
+    for curve in curves:
+        points = [point for point in curve.points if point.usable]
+        study = placement.studied(points[-1].predicted) if points else None
+        if study is not None:
+            sentences.append(f"{curve.nodes} nodes at {counted(points[-1].gpus, 'GPU')}: {study.advice}")
+    return tuple(sentences)
 
 
 def _goes_on(curve: ScaleCurve, last: ScalePoint) -> Verdict:
@@ -178,8 +238,8 @@ def _reason(point: ScalePoint) -> str:
 
 def _worth(curve: ScaleCurve, last: ScalePoint, point: ScalePoint) -> float:
     """What each GPU added after ``last`` brings, over what each GPU of ``base`` brings."""
-    added = point.predicted.samples_per_s - last.predicted.samples_per_s
-    each = curve.base.predicted.samples_per_s / curve.base.gpus
+    added = point.samples_per_s - last.samples_per_s
+    each = curve.base.samples_per_s / curve.base.gpus
     return added / (point.gpus - last.gpus) / each
 
 
@@ -204,6 +264,8 @@ def _shortage(prediction: Prediction) -> str:
 
 
 _WORDS = {
+    "server": "the parameter servers are busy {busy} of the time, and are the limit from {knee} workers on",
+    "waiting": "exchange and waiting for other workers take {share} of the step",
     "communication_exposed": "waiting for communication takes {share} of the step",
     "launch": "kernel launches take {share} of the step, however small the batch",
     "optimizer": "the optimizer's pass over all parameters takes {share} of the step",
@@ -215,19 +277,30 @@ _WORDS = {
 
 def _cause(curve: ScaleCurve, point: ScalePoint) -> tuple[str, str]:
     """The part of the step that exceeds its fair share most at ``point``, and a sentence on it."""
-    step, base = point.predicted, curve.base.predicted
+    step = point.predicted
     shrinks = curve.base.gpus / point.gpus if curve.scaling == "strong" else 1.0
-    parts, fair = _parts(step), _parts(base)
+    parts, fair = _parts(point), _parts(curve.base)
     cause = max(parts, key=lambda part: parts[part] - fair[part] * shrinks)
-    share, batch = _percent(parts[cause] / step.step_time), step.plan.local_batch
-    return cause, _WORDS[cause].format(share=share, batch=counted(batch, "sample"), s="s" if batch == 1 else "")
+    share, batch = _percent(parts[cause] / point.step_time), step.plan.local_batch
+    served = {} if point.consistency is None or not point.consistency.served else _served(point.consistency)
+    words = {"share": share, "batch": counted(batch, "sample"), "s": "s" if batch == 1 else ""}
+    return cause, _WORDS[cause].format(**words, **served)
 
 
-def _parts(prediction: Prediction) -> dict[str, float]:
-    """Seconds of the step by what may stop it from scaling."""
-    spent = prediction.breakdown
+def _served(study: ConsistencyStudy) -> dict[str, str]:
+    """Words on the parameter servers."""
+    return {"busy": _percent(float(study.cycle.utilization)), "knee": f"{float(study.cycle.knee):.3g}"}
+
+
+def _parts(point: ScalePoint) -> dict[str, float]:
+    """Seconds of the step by what may stop it from scaling; under a consistency model its exchange and waiting take the
+    place of the collectives that are waited for."""
+    spent, study = point.predicted.breakdown, point.consistency
+    exchange = {"communication_exposed": spent.communication_exposed}
+    if study is not None:
+        exchange = {"server" if study.served else "waiting": float(study.cycle.exposed)}
     return {
-        "communication_exposed": spent.communication_exposed,
+        **exchange,
         "kernels": spent.compute + spent.memory_bound,
         "launch": spent.launch,
         "optimizer": spent.optimizer,

@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 import json
 import logging
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, CancelledError, ProcessPoolExecutor
@@ -26,10 +27,12 @@ from paleo.specs.hardware import System, load_system
 from paleo.specs.model import ModelSpec, load_model
 from paleo.specs.references import changed_files, recorded
 from paleo.specs.software import load_software
+from paleo.studies import consistency
 from paleo.studies.changed_system import changed
+from paleo.studies.consistency import ConsistencyStudy
 from paleo.studies.cost import power
 from paleo.studies.study_file import Point, Study, corners, run_of
-from paleo.studies.sweep_table import FIGURES, Record
+from paleo.studies.sweep_table import CYCLE, FIGURES, Record
 from paleo.studies.training import rent
 
 #: Points of one part: enough to be worth a file or a message, few enough to lose little.
@@ -108,18 +111,22 @@ def _record(job: Job, point: Point) -> Record:
 
 def _figures(prediction: Prediction) -> Record:
     plan, drawn, data = prediction.plan, power(prediction), prediction.model.dataset
-    spent = {f"{name}_s": seconds for name, seconds in asdict(prediction.breakdown).items()}
+    study = consistency.studied(prediction)
+    seconds = prediction.step_time if study is None else study.step_time
+    low, high = (end * seconds / prediction.step_time for end in prediction.interval)
+    spent = {f"{name}_s": value for name, value in asdict(prediction.breakdown).items()}
+    tokens = prediction.graph.tokens_per_sample
     figures = {
         "plan": plan.strategy or "dp",
         "dtype": plan.dtype,
         "global_batch_size": plan.global_batch,
         "microbatch_size": plan.microbatch,
-        "step_time_s": prediction.step_time,
-        "step_time_low_s": prediction.interval[0],
-        "step_time_high_s": prediction.interval[1],
-        "samples_per_s": prediction.samples_per_s,
-        "tokens_per_s": prediction.tokens_per_s,
-        "mfu": prediction.mfu,
+        "step_time_s": seconds,
+        "step_time_low_s": low,
+        "step_time_high_s": high,
+        "samples_per_s": plan.global_batch / seconds,
+        "tokens_per_s": None if tokens is None else tokens * plan.global_batch / seconds,
+        "mfu": prediction.mfu * prediction.step_time / seconds,
         "memory_bytes": prediction.memory.total,
         "memory_capacity_bytes": prediction.memory.capacity,
         "fits": prediction.memory.fits,
@@ -128,9 +135,22 @@ def _figures(prediction: Prediction) -> Record:
         "rent_per_s": rent(prediction.system, plan.gpus)[0],
         "tdp": prediction.system.device.tdp,
         "dataset_samples": None if data is None else data.samples,
-        "tokens_per_sample": prediction.graph.tokens_per_sample,
+        "tokens_per_sample": tokens,
+        **(_SYNCHRONOUS if study is None else _cycle(study)),
     }
     return {**{name: value for name, value in spent.items() if name in FIGURES}, **figures, "problem": ""}
+
+
+#: Columns of the consistency model, empty for plain synchronous steps.
+_SYNCHRONOUS: Record = dict.fromkeys(CYCLE)
+
+
+def _cycle(study: ConsistencyStudy) -> Record:
+    """What a consistency model adds to the figures of a point."""
+    cycle = study.cycle
+    figures = (cycle.updates_per_s, cycle.staleness_mean, cycle.staleness_sd, cycle.utilization, cycle.knee)
+    values = (float(figure) for figure in figures)
+    return {name: None if math.isnan(value) else value for name, value in zip(CYCLE, values, strict=True)}
 
 
 Evaluator = Callable[[Job, Sequence[int]], Iterator[tuple[int, list[Record]]]]

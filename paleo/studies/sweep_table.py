@@ -25,10 +25,13 @@ Format = Callable[[BinaryIO, Path, Iterator[Columns]], int]
 
 #: Rows that are written at once.
 BLOCK = 200_000
+#: What a consistency model adds to a point; empty for plain synchronous steps.
+CYCLE = ("updates_per_s", "staleness_mean", "staleness_sd", "server_utilization", "knee")
 FIGURES = (
     "plan", "dtype", "global_batch_size", "microbatch_size", "step_time_s", "step_time_low_s", "step_time_high_s",
     "samples_per_s", "tokens_per_s", "mfu", "memory_bytes", "memory_capacity_bytes", "fits", "compute_s",
     "memory_bound_s", "launch_s", "communication_exposed_s", "bubble_s", "optimizer_s", "gpu_power_w",
+    *CYCLE,
 )  # fmt: skip
 #: Figures that accounts are worked out from and that no table shows.
 HIDDEN = ("world", "rent_per_s", "tdp", "dataset_samples", "tokens_per_sample")

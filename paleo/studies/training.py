@@ -12,6 +12,7 @@ from paleo.specs.hardware import Price, System
 from paleo.specs.model import ModelSpec
 from paleo.specs.prices import purchase_quote, rented
 from paleo.specs.run import Run
+from paleo.studies.consistency import step_seconds
 from paleo.studies.cost import Tariff, energy, samples_to_target
 from paleo.units import HOUR, KILO, YEAR, counted
 
@@ -126,12 +127,14 @@ class Training:
 def training(
     prediction: Prediction, wanted: Amount, tariff: Tariff | None = None, *, critical_batch: float | None = None
 ) -> Training:
-    """What an amount of training takes; whole nodes are paid for, each step is a whole step."""
+    """What an amount of training takes; whole nodes are paid for, each step is a whole step. Under a consistency model
+    a step is what all workers take to see the global batch once."""
     terms, plan = tariff or Tariff(), prediction.plan
     samples = samples_to_target(samples=wanted.samples, global_batch=plan.global_batch, critical_batch=critical_batch)
     steps = math.ceil(samples / plan.global_batch)
-    seconds = steps * prediction.step_time
-    low, high = prediction.interval
+    step = step_seconds(prediction)
+    seconds = steps * step
+    low, high = (end * step / prediction.step_time for end in prediction.interval)
     rate, price = rent(prediction.system, plan.gpus, terms)
     watts = prediction.system.device.tdp
     limit = None if watts is None else (watts + (terms.host_power or 0.0)) * terms.pue * plan.gpus * seconds

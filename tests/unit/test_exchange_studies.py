@@ -10,7 +10,13 @@ import pytest
 from paleo import Prediction, Run, load_model, load_system, predict
 from paleo.cli import run as paleo
 from paleo.errors import PlanError
-from paleo.studies import compression, consistency
+from paleo.specs.hardware import System
+from paleo.studies import compression, consistency, placement
+from paleo.studies.comparison import compare
+from paleo.studies.scaling import placement_advice, scale, variants, verdict
+from paleo.studies.study_file import Study
+from paleo.studies.sweep_points import evaluate, job_of
+from paleo.studies.training import Amount, training
 
 
 def step(**run: object) -> Prediction:
@@ -78,3 +84,75 @@ def test_a_search_refuses_to_rank_by_staleness(capsys: pytest.CaptureFixture[str
     arguments = ["plan", "resnet50", "--system", "dgx-a100-80gb", "--gpus", "8", "--consistency", "async"]
     assert paleo(arguments) == 2
     assert "always prefers the stalest" in capsys.readouterr().err
+
+
+def test_a_curve_under_a_consistency_model() -> None:
+    """Two workers already ask for more than a server of this node gives: the curve is flat and says so."""
+    run = Run(batch=32, consistency="async")
+    curve = scale(load_model("resnet50"), load_system("dgx-a100-80gb"), run, [1, 8, 16], "weak")
+    studies = [point.consistency for point in curve.points]
+    assert [float(study.cycle.staleness_mean) for study in studies if study is not None] == [0.0, 7.0, 15.0]
+    assert curve.speedup(curve.points[-1]) < 1.1 * float(studies[0].cycle.knee if studies[0] else 0.0)
+    stops = verdict(curve)
+    assert (stops.pays_up_to, stops.cause) == (1, "server") and "parameter servers are busy" in stops.text
+
+
+def test_curves_of_several_models_and_places() -> None:
+    runs = variants(Run(consistency="bsp,ssp:4", nodes="random"))
+    expected = [("bsp", "packed"), ("bsp", "random"), ("ssp:4", "packed"), ("ssp:4", "random")]
+    assert [(run.consistency, run.nodes) for run in runs] == expected
+    assert variants(Run()) == (Run(),)
+
+
+def test_the_command_prints_curves_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--system", "dgx-h100", "--gpus", "8,64", "--consistency", "bsp,async", "--nodes", "random"]
+    assert paleo(["scale", "lenet", *options, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert len(document["curves"]) == 4 and len(document["points"]) == 8
+    updates = [point["consistency"].get("updates_per_s") for point in document["points"]]
+    assert [rate is None for rate in updates] == [True] * 4 + [False] * 4
+    assert paleo(["scale", "lenet", *options]) == 0
+    shown = capsys.readouterr().out
+    assert "staleness" in shown and "random nodes at 64 GPUs: Placement" in shown
+
+
+def test_a_training_lasts_as_long_as_its_workers_take() -> None:
+    stale = step(consistency="async", gpus=8)
+    study, amount = consistency.studied(stale), Amount(stale.plan.global_batch * 10.0, "ten steps")
+    assert study is not None and training(stale, amount).time == pytest.approx(10 * study.step_time)
+    candidates = compare(stale.model, [stale.system], stale.run, amount).candidates
+    assert candidates[0].samples_per_s == pytest.approx(study.samples_per_s)
+
+
+def test_a_sweep_has_columns_of_consistency() -> None:
+    axes = {"consistency": ["bsp", "async"]}
+    study = Study(models=["lenet"], systems=["dgx-a100-80gb"], run={"gpus": 8, "batch": 32}, axes=axes)
+    plain, stale = evaluate(job_of(study), 0)
+    assert plain["updates_per_s"] is None and stale["staleness_mean"] == 7.0
+    assert stale["samples_per_s"] == pytest.approx(stale["global_batch_size"] / stale["step_time_s"])
+
+
+def leaves_of_four(oversubscription: float) -> System:
+    system = load_system("dgx-h100")
+    fabric = system.levels[-1].model_copy(update={"leaf": 4, "oversubscription": oversubscription})
+    return system.model_copy(update={"levels": (*system.levels[:-1], fabric), "max_nodes": 64})
+
+
+def test_advice_says_when_placement_matters() -> None:
+    """An exchange of experts between nodes over uplinks eight times oversubscribed is slower on random nodes; sums of
+    gradients by sorted rings on uplinks that are not oversubscribed are not."""
+    experts = Run(gpus=128, batch=1, strategy="zero=1,ep=128", nodes="random")
+    for model, run, ratio, matters in (
+        ("qwen3-30b-a3b", experts, 8.0, True), ("gpt2", Run(gpus=128, batch=1, nodes="random"), 1.0, False),
+    ):  # fmt: skip
+        study = placement.studied(predict(load_model(model), leaves_of_four(ratio), run))
+        assert study is not None and study.matters is matters and 1.0 < study.share.leaves <= 16
+        assert study.advice.startswith("Placement matters" if matters else "Placement does not matter")
+    assert placement.studied(step()) is None
+
+
+def test_curves_say_what_placement_costs() -> None:
+    run = Run(batch=1, nodes="random")
+    curve = scale(load_model("gpt2"), leaves_of_four(1.0), run, [8, 64], "weak")
+    (sentence,) = placement_advice([curve])
+    assert sentence.startswith("random nodes at 64 GPUs: Placement does not matter")

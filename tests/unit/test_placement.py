@@ -88,6 +88,28 @@ def test_nodes_drawn_at_random() -> None:
     assert float(leaves_touched(8, 1024, 1024)) == pytest.approx(1.0)
 
 
+def ring_rates(leaf_of: Sequence[int], leaf: int, oversubscription: float) -> np.ndarray:
+    """Rates of the flows of a ring in the order of its nodes, over ports and the up- and downlinks of leaves."""
+    nodes, leaves = len(leaf_of), max(leaf_of) + 1
+    paths = []
+    for sender, receiver in ((node, (node + 1) % nodes) for node in range(nodes)):
+        path = [sender, nodes + receiver]
+        if leaf_of[sender] != leaf_of[receiver]:
+            path += [2 * nodes + leaf_of[sender], 2 * nodes + leaves + leaf_of[receiver]]
+        paths.append(path)
+    return max_min_rates(paths, [1.0] * (2 * nodes) + [leaf / oversubscription] * (2 * leaves))
+
+
+def test_a_ring_in_rank_order_over_random_nodes() -> None:
+    """Against the slowest flow of drawn placements, leaves four times oversubscribed."""
+    shares = []
+    for _ in range(60):
+        _, leaf_of = np.unique(RANDOM.permutation(256)[:128] // 16, return_inverse=True)
+        shares.append(ring_rates(RANDOM.permutation(leaf_of).tolist(), 16, 4.0).min())
+    share = placed(oversubscribed(4.0, leaf=16, nodes=256), 128, node_placement("random")).unsorted_share
+    assert share == pytest.approx(float(np.mean(shares)), rel=0.05)
+
+
 def test_the_fullest_leaf_of_a_random_exchange() -> None:
     """Against the slowest flow of drawn placements, leaves four times oversubscribed."""
     system = oversubscribed(4.0, leaf=8, nodes=64)

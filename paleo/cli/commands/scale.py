@@ -45,7 +45,9 @@ def scale(
         raise SpecError(f"--mode {mode_option}: the argument says {mode!r}; keep one")
     kinds = scaling.scalings(mode or mode_option or ("weak" if run.global_batch is None else "strong"))
     network, machine = load_model(model), load_system(system)
-    curves = [scaling.scale(network, machine, run, counts, kind) for kind in kinds]
+    curves = [
+        scaling.scale(network, machine, variant, counts, kind) for kind in kinds for variant in scaling.variants(run)
+    ]
     names = (network.name, machine.name)
     if path is not None:
         from paleo.report import plots

@@ -113,6 +113,19 @@ def exchange_share(nodes: Numeric, members: Numeric, leaf: int, oversubscription
     return np.asarray(np.minimum(1.0, leaf / oversubscription / np.maximum(asked, 1e-30)))
 
 
+def unsorted_ring_share(
+    nodes: Numeric, machine: Numeric, leaf: int, members: Numeric, oversubscription: float
+) -> Array:
+    """Share of its port that a node keeps in a ring in rank order of nodes drawn at random, ``members`` of them on the
+    fullest leaf: that leaf sends a flow for each hop that leaves it, m (1 - (q-1)/(T-1)) of them, and has q/o.
+
+    >>> float(unsorted_ring_share(32, 1024, 32, 16.0, 4.0).round(2))
+    0.52
+    """
+    leaving = np.asarray(members) * ring_crossings(nodes, machine, leaf) / np.asarray(nodes)
+    return np.asarray(np.minimum(1.0, leaf / oversubscription / np.maximum(leaving, 1e-30)))
+
+
 def shared_slowdown(share: Numeric, other: Numeric) -> Array:
     """How much longer the steps of a job get that is on the wire for ``share`` of a step, beside one that is for
     ``other``,
@@ -123,13 +136,13 @@ def shared_slowdown(share: Numeric, other: Numeric) -> Array:
 @dataclass(frozen=True, slots=True)
 class NetworkShare:
     """A placement on a system: leaves of the job, hops of an unsorted ring that leave one, and the share of the
-    nodes' ports
-    that rings and exchanges keep."""
+    nodes' ports that sorted rings, exchanges and rings in rank order keep."""
 
     leaves: float
     crossings: float
     ring_share: float
     exchange_share: float
+    unsorted_share: float = 1.0
 
     def share(self, operation: str) -> float:
         """Of an operation."""
@@ -148,7 +161,10 @@ def placed(system: System, nodes: int, placement: NodePlacement) -> NetworkShare
     above = _above_a_leaf(level, leaf, placement.background) if leaves > 1 else 1.0
     exchange = above * float(exchange_share(nodes, members, leaf, level.oversubscription)) if leaves > 1 else 1.0
     ring = above if level.oversubscription <= leaf else above * leaf / level.oversubscription
-    return NetworkShare(leaves, crossings, ring, exchange)
+    unsorted = ring
+    if placement.kind == "random":
+        unsorted = above * float(unsorted_ring_share(nodes, machine, leaf, members, level.oversubscription))
+    return NetworkShare(leaves, crossings, ring, exchange, unsorted)
 
 
 def _spread(nodes: int, machine: int, leaf: int, placement: NodePlacement) -> tuple[float, float]:

@@ -1,0 +1,71 @@
+"""What the placement of a job's nodes costs: the run as it lies beside the same run packed, and when it matters."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from paleo.predict import Prediction, predict
+from paleo.pricing.links.group import between_nodes
+from paleo.pricing.links.placement import NetworkShare, NodePlacement, node_placement, placed
+
+#: A longer step than this, as a share of it, is a loss worth a word; a share of the ports below it is lost bandwidth.
+NOTABLE = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementStudy:
+    """A run whose nodes lie as it says, beside the run on packed nodes that it has to itself; ``share`` is what its
+    nodes keep of their ports."""
+
+    prediction: Prediction
+    packed: Prediction
+    placement: NodePlacement
+    share: NetworkShare
+    nodes: int
+
+    @property
+    def slowdown(self) -> float:
+        """The step over that of the packed run."""
+        return self.prediction.step_time / self.packed.step_time
+
+    @property
+    def matters(self) -> bool:
+        """Whether the step is notably longer."""
+        return self.slowdown > 1.0 + NOTABLE
+
+    @property
+    def advice(self) -> str:
+        """When the placement matters, in a sentence or two."""
+        return _advice(self)
+
+
+def studied(prediction: Prediction) -> PlacementStudy | None:
+    """The study of a run that says where its nodes lie or that others use the network; None for the usual run."""
+    run, system = prediction.run, prediction.system
+    placement = node_placement(run.nodes, run.background)
+    if placement.usual or not any(between_nodes(system, level) for level in system.levels):
+        return None
+    nodes = math.ceil(prediction.plan.gpus / system.devices_per_node)
+    stated = {"nodes": "packed", "background": 0.0, "microbatch": prediction.plan.microbatch}
+    packed = predict(prediction.model, system, run.model_copy(update=stated))
+    return PlacementStudy(prediction, packed, placement, placed(system, nodes, placement), nodes)
+
+
+def _advice(study: PlacementStudy) -> str:
+    share = study.share
+    if share.leaves <= 1:
+        return "All nodes lie on one leaf switch: what lies above it does not matter."
+    rings = f"rings sorted by leaf keep {_percent(share.ring_share)} of the nodes' ports"
+    exchanges = f"all-to-alls {_percent(share.exchange_share)}"
+    unsorted = f"rings in the order of the ranks would keep {_percent(share.unsorted_share)}"
+    if study.matters:
+        longer = f"The step is {100 * (study.slowdown - 1):.0f} % longer than on packed nodes of one's own"
+        return f"Placement matters: {longer}; {rings}, {exchanges}. Ask for nodes that share leaf switches."
+    if share.exchange_share < 1.0 - NOTABLE or share.unsorted_share < 1.0 - NOTABLE:
+        return f"Placement does not matter to this run: {rings}. It would to others: {exchanges}, and {unsorted}."
+    return f"Placement does not matter: the uplinks of the leaf switches carry what their nodes can send; {rings}."
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
