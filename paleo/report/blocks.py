@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from paleo.predict import Prediction
-from paleo.report import compression, consistency, placement
+from paleo.report import compression, consistency, documents, placement
 from paleo.report.documents import Document
 from paleo.studies import compression as compression_study
 from paleo.studies import consistency as consistency_study
@@ -25,7 +25,7 @@ class Blocks:
         """Keys that are added to an estimate's document."""
         shown: Document = {}
         if self._consistency is not None:
-            shown["consistency"] = consistency.document(self._consistency)
+            shown["consistency"] = documents.consistency(self._consistency)
         if self._compression is not None:
             shown["compression"] = compression.document(self._compression)
         if self._placement is not None:

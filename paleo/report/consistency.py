@@ -1,45 +1,15 @@
-"""A run under its consistency model, as a table and as a document."""
+"""A run under its consistency model, as a table."""
 
 from __future__ import annotations
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from paleo.report.documents import Document
 from paleo.report.tables import grid, percent, prose
 from paleo.studies.consistency import ConsistencyStudy
 from paleo.units import duration, gibibytes
 
 NO_VERDICT = "What staleness does to the loss is not predicted."
-
-
-def document(study: ConsistencyStudy) -> Document:
-    """Figures of one configuration; those of a server are null without one."""
-    return {
-        "model": study.prediction.run.consistency,
-        "summary": study.model.summary,
-        "reference": study.model.reference,
-        "exact": study.model.exact,
-        "workers": study.workers,
-        "step_time_s": study.step_time,
-        "synchronous_step_time_s": float(study.synchronous.step),
-        "samples_per_s": study.samples_per_s,
-        **figures(study),
-    }
-
-
-def figures(study: ConsistencyStudy) -> Document:
-    """What a consistency model adds to a step; what belongs to a server is null without one."""
-    cycle = study.cycle
-    return {
-        "updates_per_s": float(cycle.updates_per_s),
-        "exposed_s": float(cycle.exposed),
-        "bytes_per_s": float(cycle.bytes_per_s),
-        "staleness": {"mean": float(cycle.staleness_mean), "sd": float(cycle.staleness_sd)},
-        "server_utilization": float(cycle.utilization) if study.served else None,
-        "knee": float(cycle.knee) if study.served else None,
-        "extra_memory_bytes": float(cycle.extra_memory),
-    }
 
 
 def table(study: ConsistencyStudy) -> RenderableType:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from paleo.studies.advice import Advice
     from paleo.studies.collective import CollectiveStudy
     from paleo.studies.comparison import Candidate, Comparison
+    from paleo.studies.consistency import ConsistencyStudy
     from paleo.studies.scaling import ScaleCurve, ScalePoint
     from paleo.studies.summary import Summary
     from paleo.studies.training import Training
@@ -189,10 +190,8 @@ def _of_curve(curve: ScaleCurve) -> Document:
 
 
 def _point(curve: ScaleCurve, point: ScalePoint) -> Document:
-    from paleo.report.consistency import figures
-
     prediction = point.predicted
-    shown = {} if point.consistency is None else figures(point.consistency)
+    shown = {} if point.consistency is None else _cycle(point.consistency)
     return {
         **_of_curve(curve),
         "consistency": {"model": curve.consistency, **shown},
@@ -208,6 +207,35 @@ def _point(curve: ScaleCurve, point: ScalePoint) -> Document:
         "memory_total_bytes": prediction.memory.total,
         "fits": prediction.memory.fits,
         "idle_gpus": prediction.plan.idle,
+    }
+
+
+def consistency(study: ConsistencyStudy) -> Document:
+    """Figures of one configuration; those of a server are null without one."""
+    return {
+        "model": study.prediction.run.consistency,
+        "summary": study.model.summary,
+        "reference": study.model.reference,
+        "exact": study.model.exact,
+        "workers": study.workers,
+        "step_time_s": study.step_time,
+        "synchronous_step_time_s": float(study.synchronous.step),
+        "samples_per_s": study.samples_per_s,
+        **_cycle(study),
+    }
+
+
+def _cycle(study: ConsistencyStudy) -> Document:
+    """What a consistency model adds to a step; what belongs to a server is null without one."""
+    cycle = study.cycle
+    return {
+        "updates_per_s": float(cycle.updates_per_s),
+        "exposed_s": float(cycle.exposed),
+        "bytes_per_s": float(cycle.bytes_per_s),
+        "staleness": {"mean": float(cycle.staleness_mean), "sd": float(cycle.staleness_sd)},
+        "server_utilization": float(cycle.utilization) if study.served else None,
+        "knee": float(cycle.knee) if study.served else None,
+        "extra_memory_bytes": float(cycle.extra_memory),
     }
 
 
@@ -231,10 +259,8 @@ def compare(comparison: Comparison) -> Document:
 def _candidate(comparison: Comparison, candidate: Candidate) -> Document:
     if candidate.prediction is None or candidate.training is None:
         return {"system": candidate.system.name, "error": candidate.problem}
-    from paleo.report.consistency import document
-
     wanted = _training(candidate.training)
-    shown = {} if candidate.consistency is None else {"consistency": document(candidate.consistency)}
+    shown = {} if candidate.consistency is None else {"consistency": consistency(candidate.consistency)}
     return {
         **estimate(candidate.prediction),
         **shown,
