@@ -74,6 +74,9 @@ class RunOptions:
     schedule: Annotated[str | None, _option("Order of a pipeline: gpipe, 1f1b, … [1f1b]")] = None
     recompute: Annotated[str | None, _option("none, selective or full recomputation of activations.")] = None
     recompute_layers: Annotated[int | None, _option("Full recomputation of so many layers a stage. [all]")] = None
+    lora: Annotated[str | None, _option("Adapters of a rank, the rest frozen: 16, 16:all, 16:mlp. [none]")] = None
+    qlora: Annotated[bool | None, _option("Frozen weights in NF4; without --lora, 64:all.", "--qlora")] = None
+    freeze: Annotated[str | None, _option("Layers that are not trained: embed,block.[0-9]. [none]")] = None
     compress: Annotated[str | None, _option("Compressed gradients: fp16, onebit, topk:0.001, … [none]")] = None
     consistency: Annotated[str | None, _option("bsp, async, ssp:4, local:32, diloco:100, gossip:exp2, … [bsp]")] = None
     servers: Annotated[int | None, _option("Parameter servers, for async. [one]")] = None

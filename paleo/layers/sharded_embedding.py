@@ -75,6 +75,8 @@ class RowLookup:
         return (self._kernel("forward", rows + self.x.bytes(precision), self.out.bytes(precision)),)
 
     def backward(self, precision: Precision) -> tuple[Kernel, ...]:
+        if not self.table.grad:
+            return ()
         half = self.rows_each * self.out.elements * SPARSE_UPDATE / 2.0
         return (self._kernel("backward", self.out.bytes(precision) + self.x.bytes(precision) + half, half),)
 

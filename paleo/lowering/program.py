@@ -15,7 +15,7 @@ from paleo.lowering.checkpoint_policy import WHOLE_BLOCKS, Checkpoints, kept_ten
 from paleo.lowering.fusion import Chains, Launches, fuse, softmax_by_steps
 from paleo.network.graph import Graph, Node, Storage
 from paleo.operations.attention import FusedAttention
-from paleo.operations.base import ATTENTION_CORE, is_core
+from paleo.operations.base import ATTENTION_CORE, Operation, is_core
 from paleo.operations.contraction import Contraction
 from paleo.operations.kernel import Kernel, Phase, accumulation, flat_pass
 from paleo.operations.memory_pass import MemoryPass
@@ -95,7 +95,8 @@ class Tie:
 @dataclass(frozen=True, slots=True)
 class Section:
     """A layer, or one iteration of a repeated block; bytes and counts are of one iteration on one rank. ``parameters``
-    are all numbers that its weights hold, frozen ones too; ``tensors`` is how many weights are trained, by name.
+    are all numbers that its weights hold, frozen ones too, of which packed ones count as so many of the run's format as
+    take their bytes; ``tensors`` is how many weights are trained, by name.
 
     ``saved_bytes`` live until backward, ``selected_bytes`` of them not under selective recomputation. ``input_bytes``
     is what full recomputation keeps instead, ``output_bytes`` what goes on to the next section, ``made_bytes`` what
@@ -239,7 +240,8 @@ class _Lowering:
                 if tensor.name in met:
                     continue
                 met.add(tensor.name)
-                owner, elements = self._known.setdefault(tensor.name, number), float(tensor.elements)
+                owner = self._known.setdefault(tensor.name, number)
+                elements = tensor.bytes(self.precision) / self.precision.parameter
                 iterations = layer.node.repeat // repeat
                 if owner != number:
                     self.ties.append(Tie(tensor.name, owner, number, axes, elements, tensor.grad))
@@ -263,7 +265,7 @@ class _Lowering:
             self._freed(members, repeat, saved, core),
             _local_bytes(first, first.node.inputs[0], self.precision),
             last.operations[-1].out.bytes(self.precision) if last.operations else 0.0,
-            tuple(operation.out.bytes(self.precision) for layer in members for operation in layer.operations),
+            tuple(size for layer in members for each in layer.operations for size in _made(each, self.precision)),
         )
 
     def _freed(self, members: list[PlacedNode], repeat: int, saved: float, core: float) -> float:
@@ -407,6 +409,12 @@ def _readers(nodes: Sequence[Node]) -> dict[str, list[str]]:
             if tensor.grad and node.operations:
                 readers.setdefault(tensor.name, []).append(node.name)
     return readers
+
+
+def _made(operation: Operation, precision: Precision) -> Iterable[float]:
+    """Bytes of what an operation makes, and of packed weights that it brings to the format of activations."""
+    yield operation.out.bytes(precision)
+    yield from (float(each.elements) * precision.activation for each in operation.reads if each.packed)
 
 
 def _local_bytes(placed: PlacedNode, tensor: Tensor, precision: Precision) -> float:

@@ -68,8 +68,13 @@ class FusedAttention:
 
     @property
     def saves(self) -> tuple[Tensor, ...]:
-        statistic = self.query.without(self.query.dims[-1], name=f"{self.name}.logsumexp", role="statistic")
-        return (*self.reads, self.out, statistic)
+        if not any(tensor.grad for tensor in self.reads):
+            return ()
+        return (*self.reads, self.out, self._statistic)
+
+    @property
+    def _statistic(self) -> Tensor:
+        return self.query.without(self.query.dims[-1], name=f"{self.name}.logsumexp", role="statistic")
 
     @property
     def private_dims(self) -> frozenset[str]:
@@ -90,7 +95,7 @@ class FusedAttention:
 
     def forward(self, precision: Precision) -> tuple[Kernel, ...]:
         read = sum(t.bytes(precision) for t in self.reads)
-        written = self.out.bytes(precision) + self.saves[-1].bytes(precision)
+        written = self.out.bytes(precision) + self._statistic.bytes(precision)
         return (self._kernel("forward", self._flops(1, 1), read, written),)
 
     def backward(self, precision: Precision) -> tuple[Kernel, ...]:
@@ -99,6 +104,8 @@ class FusedAttention:
         Five products, three of them along the head dim: 2.5 times the FLOP of the forward pass where the value is as
         wide.
         """
+        if not self.saves:
+            return ()
         read = sum(t.bytes(precision) for t in (*self.saves, self.out))
         return (self._kernel("backward", self._flops(3, 2), read, sum(t.bytes(precision) for t in self.reads)),)
 

@@ -31,7 +31,8 @@ class RecomputedChain:
 
     @property
     def saves(self) -> tuple[Tensor, ...]:
-        return tuple(tensor for tensor in self.inputs if tensor.role != "parameter")
+        trained = any(tensor.grad for tensor in self.inputs)
+        return tuple(tensor for tensor in self.inputs if trained and tensor.role != "parameter")
 
     @property
     def private_dims(self) -> frozenset[str]:
@@ -52,6 +53,8 @@ class RecomputedChain:
         return tuple(kernel for operation in self.operations for kernel in operation.forward(precision))
 
     def backward(self, precision: Precision) -> tuple[Kernel, ...]:
+        if not any(tensor.grad for tensor in self.reads):
+            return ()
         again = tuple(replace(kernel, phase="backward") for kernel in self.forward(precision))
         back = (kernel for operation in reversed(self.operations) for kernel in operation.backward(precision))
         return (*again, *(replace(kernel, phase="backward") for kernel in back))

@@ -93,6 +93,8 @@ class Contraction:
         )
 
     def backward(self, precision: Precision) -> tuple[Kernel, ...]:
+        if not any(tensor.grad for tensor in self.reads):
+            return ()
         precision = self._operands(precision)
         kernels = [self._quantised("backward", self.out, precision)] if precision.narrow else []
         if self.lhs.grad:

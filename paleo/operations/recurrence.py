@@ -36,6 +36,8 @@ class Recurrence:
 
     @property
     def saves(self) -> tuple[Tensor, ...]:
+        if not (self.gates.grad or self.weight.grad):
+            return ()
         if self.kept_per_state is not None:
             sizes = (*self.out.sizes[:-1], self.out.sizes[-1] * self.kept_per_state)
             return (replace(self.out, name=f"{self.name}.kept", sizes=sizes),)
@@ -59,6 +61,8 @@ class Recurrence:
         return (self._kernel("forward", "fwd", (self.gates, self.weight), (self.out, *self.saves[2:]), precision),)
 
     def backward(self, precision: Precision) -> tuple[Kernel, ...]:
+        if not self.saves:
+            return ()
         data = self._kernel("backward", "bwd_data", (self.out, self.weight, *self.saves), (self.gates,), precision)
         weight = self._kernel("backward_weight", "bwd_filter", (self.out, self.gates), (self.weight,), precision)
         return (data, weight) if self.weight.grad else (data,)

@@ -16,7 +16,8 @@ class Tensor:
     """A tensor by name (the identity of its storage: views share it), dims and sizes.
 
     ``grad`` is False for what needs no gradient: graph inputs, masks, indices, frozen weights. ``wide`` activations
-    stay fp32 under mixed precision, and so does what element-wise passes make of them.
+    stay fp32 under mixed precision, and so does what element-wise passes make of them. ``packed`` weights are stored in
+    so many bytes each, whatever the run's format; 0: in that.
 
     >>> x = Tensor("x", ("batch", "features"), (4, 8))
     >>> x.elements, x.size("features"), x.split({"batch": 2}).sizes
@@ -29,6 +30,7 @@ class Tensor:
     role: Role = "activation"
     grad: bool = True
     wide: bool = False
+    packed: float = 0.0
 
     @property
     def elements(self) -> Size:
@@ -43,7 +45,7 @@ class Tensor:
             return self
         pairs = zip(self.dims, self.sizes, strict=True)
         sizes = tuple([_share(n, ways[dim]) if dim in ways else n for dim, n in pairs])
-        return Tensor(self.name, self.dims, sizes, self.role, self.grad, self.wide)
+        return Tensor(self.name, self.dims, sizes, self.role, self.grad, self.wide, self.packed)
 
     def renamed(self, names: Mapping[str, str]) -> Tensor:
         return replace(self, dims=tuple(names.get(dim, dim) for dim in self.dims))
@@ -62,7 +64,7 @@ class Tensor:
 
     def bytes(self, precision: Precision) -> float:
         each = precision.wide if self.wide and self.role == "activation" else precision.bytes_of(self.role)
-        return float(self.elements * each)
+        return float(self.elements * (self.packed or each))
 
 
 def _share(size: Size, ways: float) -> Size:

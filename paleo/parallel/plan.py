@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from paleo.collectives.base import ALGORITHMS, algorithms_for
 from paleo.errors import PlanError, SpecError, near
+from paleo.network.fine_tuning import fine_tuning
 from paleo.operations.optimizers import optimizer
 from paleo.operations.precision import BYTES
 from paleo.parallel.mesh import AXES, BATCH_AXES, Mesh
@@ -127,8 +128,7 @@ def _check_names(run: Run) -> None:
     """What a run names must exist, whether or not this plan has a use for it."""
     SCHEDULES[run.schedule]
     optimizer(run.optimizer)
-    if run.adapters is not None and run.forward_only:
-        raise PlanError(f"adapters: {run.adapters} are for training; a forward pass has them merged into the weights")
+    fine_tuning(run)
     if run.algorithm is not None and "all_reduce" not in ALGORITHMS[run.algorithm].operations:
         known = [algorithm.name for algorithm in algorithms_for("all_reduce")]
         raise PlanError(f"algorithm: {run.algorithm!r} is no all_reduce; {near(run.algorithm, known)}")

@@ -12,6 +12,7 @@ from rich.constrain import Constrain
 from rich.table import Table
 from rich.text import Text
 
+from paleo.network.fine_tuning import fine_tuning
 from paleo.step.timeline import COMPUTE
 from paleo.units import GIGA, MICROSECOND, counted, duration, engineering, gibibytes
 
@@ -133,12 +134,9 @@ def _headline(prediction: Prediction) -> Text:
     batch += f", microbatches of {plan.microbatch})" if plan.microbatches > 1 else ")"
     text = Text()
     text.append(f"{prediction.model.name} on {counted(plan.gpus, 'GPU')} of {prediction.system.name}\n", style="bold")
-    adapters = (
-        ""
-        if prediction.run.adapters is None
-        else f", adapters of rank {prediction.run.adapters} ({prediction.run.adapted})"
-    )
-    text.append(f"{plan.strategy or 'dp'}, {plan.dtype}, {batch}{adapters}\n\n")
+    tuning = fine_tuning(prediction.run)
+    tuned = f", {tuning}" if tuning else ""
+    text.append(f"{plan.strategy or 'dp'}, {plan.dtype}, {batch}{tuned}\n\n")
     text.append(
         f"step time {duration(prediction.step_time)}", style="bold green" if prediction.memory.fits else "bold red"
     )

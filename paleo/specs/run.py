@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from paleo.errors import SpecError
 from paleo.specs.loading import PositiveCount, Spec, Text, read_yaml, validate
@@ -26,6 +26,16 @@ Cut = Literal["uniform", "time"] | tuple[Annotated[int, Field(strict=True, ge=0)
 
 #: A run may state the length of its sequences without ``model``.
 SEQUENCE = "seq"
+
+
+def _rank_as_text(value: object) -> object:
+    """``lora: 16`` is ``lora: "16"``."""
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def _listed(value: object) -> object:
+    """``embed,block.0`` is a list of two."""
+    return [name.strip() for name in value.split(",")] if isinstance(value, str) else value
 
 
 class Input(Spec):
@@ -67,9 +77,11 @@ class Run(Spec):
     selective recomputation runs again instead of what the software does (core_attn, layernorm, moe_act, mla_up_proj,
     mlp, moe, shared_experts, as Megatron-Core calls them); ``recompute_by_layer`` names layers that differ from
     ``recompute``: ``{"block.[0-3]": full}``. ``expert_imbalance`` is how many tokens the busiest rank of experts has
-    over their mean. ``adapters`` is the rank of low-rank adapters that are trained while all other weights are frozen
-    (LoRA), and ``adapted`` says which products of the repeated blocks have one: those of attention, as in the paper (Hu
-    et al., ICLR 2022), or all."""
+    over their mean. ``lora`` is the rank of low-rank adapters that are trained while all other weights are frozen, and
+    which products of the repeated blocks have one, ``16:attention`` (as in the paper, Hu et al., ICLR 2022),
+    ``16:mlp``, ``16:all`` or a pattern of names; ``qlora`` stores the frozen products in NF4 with double quantisation
+    (Dettmers et al., NeurIPS 2023). ``freeze`` names layers that are not trained, by patterns: ``[embed,
+    "block.[0-9]"]``."""
 
     gpus: PositiveCount = 1
     batch: PositiveCount | None = None
@@ -106,8 +118,9 @@ class Run(Spec):
     offload: Text = "none"
     clip: Literal["none", "norm", "scaled"] | None = None
     input: Input | None = None
-    adapters: PositiveCount | None = None
-    adapted: Literal["attention", "all"] = "attention"
+    lora: Annotated[Text, BeforeValidator(_rank_as_text)] | None = None
+    qlora: Annotated[bool, Field(strict=True)] = False
+    freeze: Annotated[tuple[Text, ...], BeforeValidator(_listed)] = ()
     forward_only: Annotated[bool, Field(strict=True)] = False
     #: parameters of the model file to replace (seq, hidden, …)
     model: dict[str, int | float | str] = Field(default_factory=dict)

@@ -68,7 +68,7 @@ class Submissions(Spec):
 class Task(Spec):
     """A network trained to a target. ``params`` replace those of the model; ``packed`` samples share one input row of
     the network. ``benchmarks`` and ``rounds`` say which submissions it is a task of (no rounds: all others). ``run``
-    holds further options of a run: optimizer, adapters."""
+    holds further options of a run: optimizer, lora."""
 
     name: Text
     title: Text

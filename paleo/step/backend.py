@@ -16,7 +16,7 @@ from paleo.lowering.checkpoint_policy import Checkpoints
 from paleo.lowering.fusion import Chains
 from paleo.lowering.partition import Chunk, cut, cut_by_work
 from paleo.lowering.program import Program, lower, without_backward
-from paleo.network.adapters import adapted
+from paleo.network.fine_tuning import fine_tuned, fine_tuning
 from paleo.network.graph import Graph, build
 from paleo.operations.kernel import Kernel
 from paleo.operations.optimizers import Optimizer, optimizer
@@ -156,9 +156,9 @@ class Backend:
         return size if self.system.device.kind == "gpu" else 0.0
 
     def graph(self, model: ModelSpec, batch: int) -> Graph:
-        """The network at a batch, with the run's adapters."""
+        """The network at a batch, with what the run freezes and adapts."""
         graph = build(model, batch=batch, choices=self.choices, overrides=self.run.model)
-        return adapted(graph, self.run.adapters, self.run.adapted)
+        return fine_tuned(graph, fine_tuning(self.run))
 
     def lowered(self, graph: Graph, placement: Placement, mesh: Mesh) -> Program:
         """One rank's program."""

@@ -29,13 +29,15 @@ def estimate_command(model: str, system: str, run: Run) -> str:
         "gpus": run.gpus, "global-batch": run.global_batch, "batch": run.batch, "microbatch": run.microbatch,
         "dtype": run.dtype, "optimizer": run.optimizer, "strategy": run.strategy, "schedule": run.schedule,
         "recompute": run.recompute, "recompute-layers": run.recompute_layers, "compress": run.compress,
+        "lora": run.lora, "freeze": ",".join(run.freeze) or None,
         "nodes": None if run.nodes == "packed" else run.nodes, "background": run.background or None,
         "software": run.software, "calibration": run.calibration,
     }  # fmt: skip
     for name, value in options.items():
         if value is not None and value != getattr(defaults, name.replace("-", "_")):
             words += [f"--{name}", str(value)]
-    settings: dict[str, object] = {"exchange": run.exchange, "offload": run.offload, "adapters": run.adapters}
+    words += ["--qlora"] if run.qlora else []
+    settings: dict[str, object] = {"exchange": run.exchange, "offload": run.offload}
     settings |= {f"model.{name}": value for name, value in run.model.items()}
     for name, value in settings.items():
         if value is not None and value != getattr(defaults, name, None):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from paleo.layers.base import Choices
-from paleo.network.adapters import adapted
+from paleo.network.fine_tuning import fine_tuned, fine_tuning
 from paleo.network.graph import Graph, Node, Storage, build
 from paleo.operations.kernel import Kernel
 from paleo.operations.precision import Precision, precision
@@ -57,7 +57,7 @@ def summarise(model: ModelSpec, run: Run) -> Summary:
     dtype = run.dtype or "fp32"
     formats = precision(dtype)
     choices = Choices(run.attention or load_software(run.software).attention.implementation)
-    graph = adapted(build(model, batch=run.batch or 1, choices=choices, overrides=run.model), run.adapters, run.adapted)
+    graph = fine_tuned(build(model, batch=run.batch or 1, choices=choices, overrides=run.model), fine_tuning(run))
     storage, known = Storage(graph), set[str]()
     return Summary(graph, dtype, tuple(_counted(node, formats, storage, known) for node in graph.nodes))
 

@@ -179,7 +179,8 @@ def evaluation_time(task: Task, forward: float, batch: float) -> float:
 def forward_seconds(prediction: Prediction) -> float:
     """Seconds of the forward pass of the same batch on the same GPUs."""
     run, plan = prediction.run, prediction.plan
-    keeps = {"forward_only": True, "adapters": None, "offload": "none", "recompute": "none", "recompute_layers": None}
+    keeps = {"forward_only": True, "offload": "none", "recompute": "none", "recompute_layers": None}
+    keeps |= {"lora": None, "qlora": False, "freeze": ()}
     spared = run.model_copy(update={**keeps, "microbatch": plan.microbatch})
     try:
         return predict(prediction.model, prediction.system, spared).step_time

@@ -68,7 +68,7 @@ RUN: dict[str, Any] = {
     "bucket": "25 MiB",
     "offload": "none", "placement": {"block.*": {"ffn": "tp"}}, "recompute_by_layer": {"block.[0-3]": "full"},
     "expert_imbalance": 1.2, "input": {"sample": "100 kB", "storage": "1 GB/s", "decode": "1 ms", "cores": 4},
-    "cut": "uniform", "adapters": 8, "adapted": "all", "model": {"seq": 32},
+    "cut": "uniform", "lora": "8:all", "qlora": False, "freeze": [], "model": {"seq": 32},
 }  # fmt: skip
 STUDY: dict[str, Any] = {
     "models": ["lenet"], "systems": ["dgx-a100-80gb"], "run": {"optimizer": "momentum"},

@@ -40,16 +40,16 @@ CASES = {
     "uneven experts": ("mixtral-8x7b", "dgx-h100", {"gpus": 16, "global_batch": 32, "expert_imbalance": 1.25}),
     "compiled": ("gpt2", "dgx-a100-80gb", {"gpus": 32, "global_batch": 64, "software": "cuda-graph"}),
     "forward": ("gpt2", "dgx-h100", {"gpus": 16, "global_batch": 64, "forward_only": True}),
-    "adapters": ("llama2-7b", "dgx-h100", {"gpus": 16, "global_batch": 64, "adapters": 8, "dtype": "fp8"}),
+    "adapters": ("llama2-7b", "dgx-h100", {"gpus": 16, "global_batch": 64, "lora": "8", "dtype": "fp8"}),
     "adapters everywhere": (
         "gpt2",
         "dgx-h100",
-        {"gpus": 16, "global_batch": 64, "adapters": 4, "adapted": "all", "software": "megatron-core"},
+        {"gpus": 16, "global_batch": 64, "lora": "4:all", "qlora": True, "software": "megatron-core"},
     ),
     "adapters of experts": (
         "mixtral-8x7b",
         "dgx-h100",
-        {"gpus": 16, "global_batch": 32, "adapters": 8, "adapted": "all"},
+        {"gpus": 16, "global_batch": 32, "lora": "8:all"},
     ),
     "measured links": (
         "gpt2",

@@ -187,10 +187,10 @@ def test_experts_lie_where_a_row_says_or_nowhere() -> None:
 def test_fine_tuning_with_adapters_is_run_so() -> None:
     row = WIDE | {"model": "LLAMA2-7B [LoRA]", "gated_mlp": 1, "micro_batch": 1, "global_batch": 1}
     tuned, whole = (transformers.prediction_of(row | {"model": name}) for name in ("LLAMA2-7B [LoRA]", "LLAMA2-7B"))
-    assert (tuned.run.adapters, tuned.run.adapted) == transformers.USUAL_ADAPTERS
+    assert tuned.run.lora == transformers.USUAL_LORA
     other = transformers.run_of(WIDE | {"model": "Llama3 8B [LoRA]", "software": "nemo-automodel"})
-    assert (other.adapters, other.adapted) == (8, "all"), "as its recipes state"
-    assert whole.run.adapters is None and tuned.step_time < 0.8 * whole.step_time
+    assert other.lora == "8:all", "as its recipes state"
+    assert whole.run.lora is None and tuned.step_time < 0.8 * whole.step_time
 
 
 # --- what profiles do ----------------------------------------------------------------------------------------------

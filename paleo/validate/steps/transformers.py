@@ -7,7 +7,6 @@ from functools import cache
 
 from paleo.errors import SpecError
 from paleo.lowering.recompute import RECOMPUTE
-from paleo.network.adapters import Adapted
 from paleo.predict import Prediction, predict
 from paleo.pricing.footprint import Footprint
 from paleo.search.partial_recompute import fewest_layers
@@ -115,16 +114,15 @@ def without_update(row: Row) -> bool:
 
 #: Rank of adapters, and what they stand beside, where a row says no more than that it was fine-tuning with LoRA: 8 to
 #: 32 are usual, of attention's products as in its paper; recipes of AutoModel state rank 8 and all products.
-ADAPTERS: dict[str, tuple[int, Adapted]] = {"nemo-automodel": (8, "all")}
-USUAL_ADAPTERS: tuple[int, Adapted] = (16, "attention")
+LORA = {"nemo-automodel": "8:all"}
+USUAL_LORA = "16:attention"
 
 
 def run_of(row: Row) -> Run:
     """The run that a row of ``llm_iterations`` describes; recomputation that is not stated is the software's habit.
-    Models marked ``[LoRA]`` are tuned by adapters (`ADAPTERS`), with all else frozen."""
+    Models marked ``[LoRA]`` are tuned by adapters (`LORA`), with all else frozen."""
     software = software_of(row)
     _, sizes = network_of(row)
-    rank, adapted = ADAPTERS.get(software, USUAL_ADAPTERS)
     return Run(
         gpus=whole(row, "n_gpus"),
         global_batch=whole(row, "global_batch"),
@@ -137,8 +135,7 @@ def run_of(row: Row) -> Run:
         cross_entropy="fused" if _stated(row, "cross_entropy") == "fused" else None,
         software=software,
         offload=offload(row),
-        adapters=rank if "[lora]" in str(row.get("model", "")).lower() else None,
-        adapted=adapted,
+        lora=LORA.get(software, USUAL_LORA) if "[lora]" in str(row.get("model", "")).lower() else None,
         model=sizes,
     )
 

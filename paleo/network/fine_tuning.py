@@ -1,0 +1,397 @@
+"""Fine-tuning: frozen layers, low-rank adapters, and frozen weights in four bits.
+
+``freeze``: layers whose weights are not trained; what lies before the first trained weight has no backward pass.
+``lora`` (Hu et al., LoRA, ICLR 2022): y = x·W + (α/r) · (x·A)·B, with W (in, out) frozen, A (in, r) and B (r, out)
+learned. ``qlora`` (Dettmers et al., QLoRA, NeurIPS 2023): W of the repeated blocks' products stored in NF4 and brought
+to sixteen bits before each product, forward and backward. All three are changes of the graph: what is derived from one
+(backward kernels, exchange, states, memory, FLOP) follows. Not counted: dropout before A, which recipes set to 0 or to
+a few per cent, and optimizer states that are paged out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from itertools import accumulate, groupby
+
+from paleo.errors import PlanError, near
+from paleo.network.graph import Graph, Node
+from paleo.operations.base import Operation, with_tensors
+from paleo.operations.contraction import Contraction
+from paleo.operations.kernel import Kernel, Phase, accumulation, flat_pass
+from paleo.operations.memory_pass import MemoryPass
+from paleo.operations.precision import Precision
+from paleo.operations.tensor import Size, Tensor
+from paleo.specs.run import Run
+
+#: Words for the products that get an adapter; other targets are patterns of names.
+TARGETS = ("attention", "mlp", "all")
+#: Rank and targets of ``qlora`` without ``lora``: those of its paper (section 4 and appendix B).
+QLORA_DEFAULT = "64:all"
+#: Bytes of a number in NF4 with double quantisation: half a byte, one byte for the constant of each block of 64, and
+#: four for that of each 256 such constants (QLoRA, section 3).
+NF4_BYTES = 0.5 + 1.0 / 64 + 4.0 / (64 * 256)
+
+
+@dataclass(frozen=True, slots=True)
+class FineTuning:
+    """What a run trains: ``rank`` of adapters (None: the weights themselves), the products that get one, whether frozen
+    products are ``packed`` in NF4, and patterns of ``frozen`` layers, which get no adapters either."""
+
+    rank: int | None = None
+    targets: str = "attention"
+    packed: bool = False
+    frozen: tuple[str, ...] = field(default=())
+
+    def __str__(self) -> str:
+        """In short: ``LoRA of rank 16 (attention), NF4``."""
+        words = [] if self.rank is None else [f"LoRA of rank {self.rank} ({self.targets})"]
+        words += ["frozen weights in NF4"] if self.packed else []
+        return ", ".join(words + ([f"frozen: {', '.join(self.frozen)}"] if self.frozen else []))
+
+
+def fine_tuning(run: Run) -> FineTuning | None:
+    """What a run says of it; None where all weights are trained.
+
+    >>> print(fine_tuning(Run(lora="16")))
+    LoRA of rank 16 (attention)
+
+    Raises PlanError for what is not ``RANK`` or ``RANK:TARGETS``, and for runs that cannot have it.
+    """
+    if run.lora is None and not run.qlora and not run.freeze:
+        return None
+    stated = run.lora if run.lora is not None else QLORA_DEFAULT if run.qlora else None
+    if stated is not None and run.forward_only:
+        raise PlanError(f"lora: {stated} is for training; a forward pass has adapters merged into the weights")
+    if stated is None:
+        return FineTuning(frozen=run.freeze)
+    rank, _, targets = str(stated).partition(":")
+    if not rank.isdecimal() or not 1 <= int(rank) <= MOST_RANK or (":" in str(stated) and not targets):
+        raise PlanError(
+            f"lora: {stated!r}: expected RANK or RANK:TARGETS, a rank from 1 to {MOST_RANK} and attention, mlp, all or "
+            "a pattern of layers' names, such as 16 or 64:all"
+        )
+    return FineTuning(int(rank), targets or "attention", run.qlora, run.freeze)
+
+
+#: The highest rank of an adapter; above, it is wider than the widest product that anyone adapts.
+MOST_RANK = 65536
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterProduct(Contraction):
+    """x·A or (x·A)·B, in sixteen bits beside products in narrower formats. The gradient that A's product ``joins`` is
+    there already, from the frozen product: it is added in a pass of its own."""
+
+    joins: bool = False
+
+    def backward(self, precision: Precision) -> tuple[Kernel, ...]:
+        kernels = Contraction.backward(self, precision)
+        if not (self.joins and self.lhs.grad):
+            return kernels
+        return (*kernels, accumulation(self.name, float(self.lhs.elements), self.lhs.bytes(precision)))
+
+    def _operands(self, precision: Precision) -> Precision:
+        return precision.sixteen_bits
+
+
+@dataclass(frozen=True, slots=True)
+class PackedProduct(Contraction):
+    """A product with a frozen weight that is stored in four bits: one pass over the weight makes sixteen bits of it
+    before each product that reads it."""
+
+    def forward(self, precision: Precision) -> tuple[Kernel, ...]:
+        return (self._unpacked("forward", precision), *Contraction.forward(self, precision))
+
+    def backward(self, precision: Precision) -> tuple[Kernel, ...]:
+        kernels = Contraction.backward(self, precision)
+        return (self._unpacked("backward", precision), *kernels) if self.lhs.grad else kernels
+
+    def _unpacked(self, phase: Phase, precision: Precision) -> Kernel:
+        count = float(self.rhs.elements)
+        read, written = self.rhs.bytes(precision), count * precision.activation
+        return flat_pass(f"{self.name}.dequantise", "elementwise", phase, count, read, written)
+
+    def _operands(self, precision: Precision) -> Precision:
+        return precision.sixteen_bits
+
+
+def fine_tuned(graph: Graph, tuning: FineTuning | None) -> Graph:
+    """The graph with what is not trained frozen, and adapters beside products; None leaves it as it is.
+
+    Gradients go back as far as the first trained weight: what lies before has no backward pass. A folded block counts
+    its first iteration like the others; iterations that differ in what is frozen become blocks of their own.
+    """
+    if tuning is None:
+        return graph
+    graph, frozen = _divided(graph, tuning.frozen)
+    nodes = [_tuned(node, tuning, node.name in frozen) for node in graph.nodes]
+    if not any(_trains(node) for node in nodes):
+        raise PlanError(_nothing_trained(graph, tuning))
+    live = _with_gradients(graph, nodes)
+    dead = {node.out.name for node in nodes if node.out.name not in live}
+    return replace(graph, nodes=tuple(_marked(node, live, dead) for node in nodes))
+
+
+def _nothing_trained(graph: Graph, tuning: FineTuning) -> str:
+    if tuning.rank is None:
+        return f"freeze: {', '.join(tuning.frozen)} leaves no weight of {graph.name} to train"
+    hints = {"attention": " whose layers are called attention; try all", "all": ""}
+    called = f" called {tuning.targets!r}; {near(tuning.targets, _product_names(graph))}"
+    return (
+        f"lora: model {graph.name!r} has no products with weights in repeated blocks{hints.get(tuning.targets, called)}"
+    )
+
+
+def _product_names(graph: Graph) -> list[str]:
+    return [*TARGETS, *(each.name for node in graph.nodes for each in node.operations if _has_weight(each))]
+
+
+def _tuned(node: Node, tuning: FineTuning, frozen: bool) -> Node:
+    """The layer as it is trained."""
+    if tuning.rank is None:
+        return _frozen(node) if frozen else node
+    rank = None if frozen or not node.repeats else tuning.rank
+    packs = tuning.packed and bool(node.repeats)
+    changed: list[Operation] = []
+    for operation in _frozen(node).operations:
+        if not (isinstance(operation, Contraction) and _has_weight(operation)):
+            changed.append(operation)
+            continue
+        product = _packed(operation) if packs else operation
+        chosen = rank is not None and _chosen(node, operation, tuning.targets)
+        changed += _beside(product, rank) if rank is not None and chosen else [product]
+    return replace(node, operations=tuple(changed))
+
+
+def _has_weight(operation: Operation) -> bool:
+    """Whether it is a product with a weight; convolutions get no adapters and stay in sixteen bits."""
+    return isinstance(operation, Contraction) and operation.rhs.role == "parameter" and not operation.windows
+
+
+def _chosen(node: Node, product: Contraction, targets: str) -> bool:
+    attention = node.type.endswith("attention")
+    if targets in TARGETS:
+        return targets == "all" or attention == (targets == "attention")
+    return _is_called(product.name, targets)
+
+
+def _is_called(name: str, pattern: str) -> bool:
+    """Whether a name, or what it stands in, is called so: ``block`` and ``block.*.mlp1`` are names of all below."""
+    parts = name.split(".")
+    names = (".".join(parts[: end + 1]) for end in range(len(parts)))
+    return any(fnmatchcase(each, pattern) for each in names) or fnmatchcase(parts[-1], pattern)
+
+
+def _frozen(node: Node) -> Node:
+    return replace(node, operations=tuple(with_tensors(operation, _without_training) for operation in node.operations))
+
+
+def _without_training(tensor: Tensor) -> Tensor:
+    return replace(tensor, grad=False) if tensor.role == "parameter" else tensor
+
+
+def _packed(product: Contraction) -> Contraction:
+    """The product with its weight in NF4."""
+    stored = replace(product.rhs, packed=NF4_BYTES)
+    return PackedProduct(
+        product.name, product.lhs, stored, product.out, product.bias, product.windows, product.transposed,
+        product.halos, product.asked,
+    )  # fmt: skip
+
+
+def _beside(product: Contraction, rank: int) -> Iterator[Operation]:
+    """The product, its adapter, the factor α/r over its output and the sum, as NeMo and PEFT do them."""
+    x, weight, out, name = product.lhs, product.rhs, product.out, f"{product.name}.adapter"
+    of = dict(zip(weight.dims, weight.sizes, strict=True))
+    kept: dict[str, Size] = {dim: size for dim, size in of.items() if dim in x.dims and dim in out.dims}
+    narrow: dict[str, Size] = {
+        dim: size for dim, size in zip(x.dims, x.sizes, strict=True) if dim not in of or dim in kept
+    }
+    into = {dim: size for dim, size in of.items() if dim not in out.dims}
+    outof = {dim: size for dim, size in of.items() if dim not in x.dims}
+    base, wide = out.like(f"{name}.base"), out.like(f"{name}.up")
+    low = _tensor(f"{name}.down", narrow | {"rank": rank})
+    down = _tensor(f"{name}.A", kept | into | {"rank": rank}, learned=True)
+    up = _tensor(f"{name}.B", kept | {"rank": rank} | outof, learned=True)
+    scaled = out.like(f"{name}.scaled")
+    yield replace(product, out=base)
+    yield AdapterProduct(low.name, x, down, low, joins=True)
+    yield AdapterProduct(wide.name, low, up, wide)
+    yield MemoryPass(scaled.name, "elementwise", (wide,), scaled, linear=True)
+    yield MemoryPass(f"{name}.add", "elementwise", (base, scaled), out, backward_pass="free")
+
+
+def _tensor(name: str, sizes: dict[str, Size], *, learned: bool = False) -> Tensor:
+    return Tensor(name, tuple(sizes), tuple(sizes.values()), "parameter" if learned else "activation")
+
+
+def _trains(node: Node) -> bool:
+    return any(tensor.grad for tensor in node.parameters.values())
+
+
+#: Names of tensors that need a gradient, and (loop, name) of those that only later iterations of a loop read as such.
+Live = set[str | tuple[str, str]]
+
+
+def _with_gradients(graph: Graph, nodes: list[Node]) -> Live:
+    """Outputs behind the first trained weight, and what enters a loop that makes such: later iterations read it so."""
+    iterations = {loop: times for node in nodes for loop, times in node.repeats}
+    live = Live()
+    while True:
+        before = len(live)
+        live |= {node.out.name for node in nodes if _goes_back(node, live)}
+        live |= {
+            (loop, enters)
+            for loop, (enters, changed) in graph.carried.items()
+            if changed in live and iterations.get(loop, 1) > 1
+        }
+        if len(live) == before:
+            return live
+
+
+def _goes_back(node: Node, live: Live) -> bool:
+    return _trains(node) or any(tensor.grad and _is_live(node, tensor, live) for tensor in node.inputs)
+
+
+def _is_live(node: Node, tensor: Tensor, live: Live) -> bool:
+    return tensor.name in live or any((loop, tensor.name) in live for loop, _ in node.repeats)
+
+
+def _marked(node: Node, live: Live, dead: set[str]) -> Node:
+    """The layer with no gradient for what ``dead`` layers made, nor inside it where it is one of them; such a layer
+    keeps nothing for a backward pass."""
+    idle = not (_trains(node) or any(_is_live(node, tensor, live) for tensor in node.inputs))
+
+    def marked(tensor: Tensor) -> Tensor:
+        gone = tensor.role != "parameter" and (idle or (tensor.name in dead and not _is_live(node, tensor, live)))
+        return replace(tensor, grad=False) if gone else tensor
+
+    def changed(operation: Operation) -> Operation:
+        result = with_tensors(operation, marked)
+        return replace(result, keeps=()) if idle and isinstance(result, MemoryPass) else result
+
+    return replace(
+        node,
+        inputs=tuple(marked(tensor) for tensor in node.inputs),
+        operations=tuple(map(changed, node.operations)),
+        out=replace(node.out, grad=node.out.grad and node.out.name in live),
+    )
+
+
+# frozen layers, and iterations of a folded block that differ in them
+
+
+def _divided(graph: Graph, patterns: Sequence[str]) -> tuple[Graph, frozenset[str]]:
+    """The graph with each folded block divided where its iterations (``block.0``, ``block.1``, …) differ in what is
+    frozen, and the names of frozen layers. PlanError for a pattern that no layer is called."""
+    _check_patterns(graph, patterns)
+    frozen = {node.name for node in graph.nodes if not node.repeats and _is_frozen((node.name,), patterns)}
+    for loop, times in dict.fromkeys(node.repeats[0] for node in graph.nodes if node.repeats):
+        inside = [node for node in graph.nodes if node.repeats[:1] == ((loop, times),)]
+        layers = [_frozen_in(inside, loop, iteration, patterns) for iteration in range(times)]
+        alike = [(names, len(list(members))) for names, members in groupby(layers)]
+        if len(alike) == 1:
+            frozen |= layers[0]
+            continue
+        parts = _parts(loop, [length for _, length in alike])
+        graph = _with_loop_in_parts(graph, loop, parts)
+        frozen |= {
+            part + name.removeprefix(loop) for (names, _), part in zip(alike, parts, strict=True) for name in names
+        }
+    return graph, frozenset(frozen)
+
+
+def _check_patterns(graph: Graph, patterns: Sequence[str]) -> None:
+    names = {
+        name for node in graph.nodes if node.operations for turn in range(_turns(node)) for name in _names(node, turn)
+    }
+    for pattern in patterns:
+        if not any(_is_called(name, pattern) for name in names):
+            hint = near(pattern, dict.fromkeys(node.name for node in graph.nodes))
+            raise PlanError(f"freeze: no layer of {graph.name} is called {pattern!r}; {hint}")
+
+
+def _turns(node: Node) -> int:
+    return node.repeats[0][1] if node.repeats else 1
+
+
+def _names(node: Node, iteration: int) -> tuple[str, ...]:
+    """Names of a layer in one iteration of its outermost folded block: ``block.mlp1`` and ``block.3.mlp1``."""
+    if not node.repeats:
+        return (node.name,)
+    loop = node.repeats[0][0]
+    return node.name, f"{loop}.{iteration}{node.name.removeprefix(loop)}"
+
+
+def _is_frozen(names: Sequence[str], patterns: Sequence[str]) -> bool:
+    return any(_is_called(name, pattern) for name in names for pattern in patterns)
+
+
+def _frozen_in(nodes: Sequence[Node], loop: str, iteration: int, patterns: Sequence[str]) -> frozenset[str]:
+    return frozenset(node.name for node in nodes if _is_frozen(_names(node, iteration), patterns))
+
+
+def _parts(loop: str, lengths: Sequence[int]) -> dict[str, int]:
+    """Names of a block's parts, ``block.0-3`` or ``block.4``, and iterations of each."""
+    ends = list(accumulate(lengths))
+    starts = [end - length for end, length in zip(ends, lengths, strict=True)]
+    return {
+        f"{loop}.{start}" if length == 1 else f"{loop}.{start}-{start + length - 1}": length
+        for start, length in zip(starts, lengths, strict=True)
+    }
+
+
+def _with_loop_in_parts(graph: Graph, loop: str, parts: Mapping[str, int]) -> Graph:
+    """The graph with one folded block for each part, which reads what the part before it made."""
+    enters, changed = graph.carried.get(loop, ("", ""))
+    names = list(parts)
+    before = dict(zip(names[1:], names, strict=False))
+
+    def inside(tensor: Tensor, part: str) -> Tensor:
+        if tensor.name == enters and part in before:
+            return replace(tensor, name=_within(changed, loop, before[part]))
+        return outside(tensor, part)
+
+    def outside(tensor: Tensor, part: str) -> Tensor:
+        return replace(tensor, name=_within(tensor.name, loop, part))
+
+    nodes: list[Node] = []
+    for folded, members in groupby(graph.nodes, key=lambda node: bool(node.repeats) and node.repeats[0][0] == loop):
+        if folded:
+            copies = list(members)
+            nodes += [_renamed(node, loop, part, parts[part], inside) for part in names for node in copies]
+        else:
+            nodes += [_renamed(node, loop, names[-1], 0, outside) for node in members]
+    carried = {name: ends for name, ends in graph.carried.items() if name != loop and not name.startswith(f"{loop}.")}
+    around = {name: ends for name, ends in graph.carried.items() if name not in carried}
+    for part in names:
+        entry = _within(changed, loop, before[part]) if part in before else enters
+        for name, (first, last) in around.items():
+            start = entry if first == enters else _within(first, loop, part)
+            carried[_within(name, loop, part)] = start, _within(last, loop, part)
+    return replace(graph, nodes=tuple(nodes), carried=carried)
+
+
+def _within(name: str, loop: str, part: str) -> str:
+    """A name inside a folded block as it is in one part of it."""
+    return part + name.removeprefix(loop) if name == loop or name.startswith(f"{loop}.") else name
+
+
+def _renamed(node: Node, loop: str, part: str, times: int, renamed: Callable[[Tensor, str], Tensor]) -> Node:
+    """The layer as it is in one part of a divided block, or behind it."""
+
+    def operation(each: Operation) -> Operation:
+        changed: Operation = with_tensors(each, lambda tensor: renamed(tensor, part))
+        return replace(changed, name=_within(each.name, loop, part))  # type: ignore[type-var]
+
+    repeats = tuple((_within(name, loop, part), times if name == loop else turns) for name, turns in node.repeats)
+    return replace(
+        node,
+        name=_within(node.name, loop, part),
+        inputs=tuple(renamed(tensor, part) for tensor in node.inputs),
+        operations=tuple(map(operation, node.operations)),
+        out=renamed(node.out, part),
+        repeats=repeats,
+    )
