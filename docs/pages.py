@@ -75,10 +75,21 @@ def cli() -> str:
     group: Any = typer.main.get_command(app)
     parts = ["# Command line\n", "Exit codes: 0; 1 (the answer is no); 2 (wrong input).\n"]
     for name, command in group.commands.items():
-        parts += [f"## paleo {name}\n", f"{command.help or ''}\n"]
-        rows = [(_usage(parameter), (getattr(parameter, "help", None) or "").strip()) for parameter in command.params]
-        parts.append(table(("option", "what it does"), [row for row in rows if row[0] != "`--help`, `-h`"]))
+        text, _, examples = (command.help or "").partition("\b")
+        parts += [f"## paleo {name}\n", f"{text.strip()}\n", f"```sh\n{examples.strip()}\n```\n"]
+        rows = [(_usage(p), (getattr(p, "help", None) or "").strip(), _left_out(p)) for p in command.params]
+        parts.append(
+            table(("option", "what it does", "if left out"), [row for row in rows if row[0] != "`--help`, `-h`"])
+        )
     return "\n".join(parts)
+
+
+def _left_out(parameter: Any) -> str:
+    """The default of an option, in words where it has them."""
+    if parameter.required:
+        return "required"
+    stated = getattr(parameter, "show_default", True)
+    return stated if isinstance(stated, str) else str(parameter.default)
 
 
 def _usage(parameter: Any) -> str:

@@ -2,12 +2,51 @@
 
 from __future__ import annotations
 
+import re
 import sys
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar
 
 import typer
+from typer.core import TyperArgument, TyperCommand, TyperOption
 
-app = typer.Typer(
+_BRACKETS = re.compile(r"\s*\[([^\]]+)\]\Z")
+
+
+class Command(TyperCommand):
+    """A command whose help shows the default of every option: what stands in brackets at the end of its help, where
+    the value itself does not say it."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        for parameter in self.params:
+            if isinstance(parameter, TyperOption | TyperArgument) and not parameter.required:
+                show_default(parameter)
+
+
+def show_default(parameter: TyperOption | TyperArgument) -> None:
+    """Moves the default that a help text states to where it is shown; a flag is off, an option without one is none."""
+    text = parameter.help or ""
+    stated = _BRACKETS.search(text)
+    if stated is not None:
+        parameter.help, parameter.show_default = text[: stated.start()], stated.group(1)
+    elif parameter.default is False:
+        parameter.show_default = "off"
+    elif parameter.default is None:
+        parameter.show_default = "none"
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class Application(typer.Typer):
+    """Commands of `Command`'s kind."""
+
+    def command(self, name: str | None = None, **options: Any) -> Callable[[Function], Function]:
+        return super().command(name, cls=Command, **options)
+
+
+app = Application(
     name="paleo",
     help="Predicts how fast a neural network trains on a machine, and how that scales, before anyone buys it.",
     pretty_exceptions_enable=False,

@@ -9,7 +9,7 @@ import typer
 from paleo.cli.options import completes
 
 Loss = Annotated[
-    float | None, typer.Option(help="Train a language model to this loss [nats a token], by Chinchilla's law.")
+    float | None, typer.Option(help="Train a language model to this loss in nats a token, by Chinchilla's law.")
 ]
 Target = Annotated[
     str | None,

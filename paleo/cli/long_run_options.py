@@ -17,4 +17,4 @@ Checkpoint = Annotated[str | None, _option("auto, 30min or 250steps. [auto]", me
 Checkpointing = Annotated[str | None, _option("sync, async or memory. [sync]")]
 Storage = Annotated[str | None, _option("What it takes in: '2 GB/s'. [100 GB/s]", metavar="RATE")]
 Restart = Annotated[str | None, _option("From a failure to the next step: '10min'. [4 min]", metavar="TIME")]
-Spares = Annotated[int | None, _option("Spare nodes that stand in at once.")]
+Spares = Annotated[int | None, _option("Spare nodes that stand in at once. [0]")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -15,20 +15,40 @@ from paleo.errors import SpecError
 if TYPE_CHECKING:
     from paleo.specs.run import Run
 
+#: Formats that --dtype completes.
+DTYPES = ("fp32", "tf32", "bf16", "fp16", "fp8")
 #: The largest GPU count that --gpus takes, and the most counts.
 MOST_GPUS, MOST_COUNTS = 10**7, 200
 
 
 def completes(*kinds: str) -> Callable[[str], list[str]]:
-    """Completes names of the catalog; of a list, its last name."""
+    """Completes names of the catalog, by its kinds; of a list, its last name."""
 
     def complete(incomplete: str) -> list[str]:
-        from paleo.specs.catalog import names
-
-        before, comma, begun = incomplete.rpartition(",")
-        return [before + comma + name for kind in kinds for name in names(kind) if name.startswith(begun)]
+        return _completed(incomplete, (name for kind in kinds for name in _names(kind)))
 
     return complete
+
+
+def words(*known: str) -> Callable[[str], list[str]]:
+    """Completes one of these words."""
+    return lambda incomplete: _completed(incomplete, known)
+
+
+def _completed(incomplete: str, known: Iterable[str]) -> list[str]:
+    before, comma, begun = incomplete.rpartition(",")
+    return [before + comma + name for name in known if name.startswith(begun)]
+
+
+def _names(kind: str) -> Iterable[str]:
+    """Names of a kind: files of the catalog, or what is registered."""
+    from paleo.specs.catalog import FOLDERS, names
+
+    if kind in FOLDERS:
+        return names(kind)
+    from paleo.report.describe import lines
+
+    return lines(kind)
 
 
 ModelName = Annotated[
@@ -47,7 +67,10 @@ SystemName = Annotated[
 Systems = Annotated[
     str,
     typer.Option(
-        "--systems", metavar="A,B,C", help="Names of the catalog, or YAML files.", autocompletion=completes("systems")
+        "--systems",
+        metavar="A,B,C",
+        help="Systems or devices of the catalog, or YAML files.",
+        autocompletion=completes("systems", "devices"),
     ),
 ]
 Counts = Annotated[str, typer.Option("--gpus", metavar="1,2,4,…", help="GPU counts.")]
@@ -64,15 +87,36 @@ class RunOptions:
     """The options of a run, shared by the commands that predict; what is not given keeps the default of ``Run``."""
 
     gpus: Annotated[int | None, _option("GPUs in all. [1]")] = None
-    batch: Annotated[int | None, _option("Samples for each data-parallel rank and step.")] = None
-    global_batch: Annotated[int | None, _option("Samples of a step over all ranks, instead of --batch.")] = None
-    microbatch: Annotated[int | None, _option("Samples of one pass; a step has as many as it takes.")] = None
-    seq: Annotated[int | None, _option("Sequence length, for models that have one.")] = None
-    dtype: Annotated[str | None, _option("fp32, tf32, bf16, fp16, fp8. [the device's best 16 bits]")] = None
-    optimizer: Annotated[str | None, _option("sgd, momentum, adam, adamw, lars, lamb. [adamw]")] = None
-    strategy: Annotated[str | None, _option("Preset, degrees or both: dp, owt, tp=8,pp=4,zero=1,sp. [dp]")] = None
-    schedule: Annotated[str | None, _option("Order of a pipeline: gpipe, 1f1b, … [1f1b]")] = None
-    recompute: Annotated[str | None, _option("none, selective or full recomputation of activations.")] = None
+    batch: Annotated[
+        int | None, _option("Samples for each data-parallel rank and step. [32 samples, or 8 sequences]")
+    ] = None
+    global_batch: Annotated[
+        int | None, _option("Samples of a step over all ranks, instead of --batch. [--batch times the ranks]")
+    ] = None
+    microbatch: Annotated[
+        int | None, _option("Samples of one pass; a step has as many as it takes. [all, or 1 in a pipeline]")
+    ] = None
+    seq: Annotated[int | None, _option("Sequence length, for models that have one. [the model's]")] = None
+    dtype: Annotated[
+        str | None, _option("fp32, tf32, bf16, fp16, fp8. [the device's best 16 bits]", autocompletion=words(*DTYPES))
+    ] = None
+    optimizer: Annotated[
+        str | None, _option("sgd, momentum, adam, adamw, lars, lamb. [adamw]", autocompletion=completes("optimizers"))
+    ] = None
+    strategy: Annotated[
+        str | None,
+        _option("Preset, degrees or both: dp, owt, tp=8,pp=4,zero=1,sp. [dp]", autocompletion=completes("strategies")),
+    ] = None
+    schedule: Annotated[
+        str | None, _option("Order of a pipeline: gpipe, 1f1b, … [1f1b]", autocompletion=completes("schedules"))
+    ] = None
+    recompute: Annotated[
+        str | None,
+        _option(
+            "Recomputation of activations: none, selective or full. [none]",
+            autocompletion=words("none", "selective", "full"),
+        ),
+    ] = None
     recompute_layers: Annotated[int | None, _option("Full recomputation of so many layers a stage. [all]")] = None
     lora: Annotated[str | None, _option("Adapters of a rank, the rest frozen: 16, 16:all, 16:mlp. [none]")] = None
     qlora: Annotated[bool | None, _option("Frozen weights in NF4; without --lora, 64:all.", "--qlora")] = None
@@ -83,8 +127,14 @@ class RunOptions:
     jitter: Annotated[float | None, _option("Noise of a rank's step, as a share of it. [0]")] = None
     nodes: Annotated[str | None, _option("Where nodes lie: packed, random, spread:8 leaf switches. [packed]")] = None
     background: Annotated[float | None, _option("Share of the links above leaf switches that others use. [0]")] = None
-    software: Annotated[str | None, _option("Profile of a framework: host time, overlap. [pytorch-eager]")] = None
-    calibration: Annotated[str | None, _option("auto, ideal, ppp=0.6 or a calibration. [auto]")] = None
+    software: Annotated[
+        str | None,
+        _option("Profile of a framework: host time, overlap. [pytorch-eager]", autocompletion=completes("software")),
+    ] = None
+    calibration: Annotated[
+        str | None,
+        _option("auto, ideal, ppp=0.6 or a calibration. [auto]", autocompletion=words("auto", "ideal", "ppp=")),
+    ] = None
     run_file: Annotated[str | None, _option("A run as a YAML file; options win over it.", "--run", metavar="FILE")] = (
         None
     )

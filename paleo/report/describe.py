@@ -19,9 +19,10 @@ from paleo.specs.loading import Spec
 from paleo.specs.model import ModelSpec, load_model
 from paleo.specs.run import Run, load_run
 from paleo.specs.software import Software, load_software
+from paleo.specs.task import load_task
 from paleo.studies.study_file import load_study
 from paleo.studies.summary import summarise
-from paleo.units import HOUR, duration, engineering, gibibytes
+from paleo.units import HOUR, counted, duration, engineering, gibibytes
 
 #: A name and its value, as people read them.
 Fact = tuple[str, str]
@@ -60,6 +61,20 @@ def _model_line(name: str) -> str:
     return f"{model.title}: {model.task}"
 
 
+def _software_line(name: str) -> str:
+    """What a profile stands for, and which measured steps its constants were fitted to."""
+    profile = load_software(name)
+    if profile.fit is None:
+        return f"{profile.title}. Nothing fitted"
+    tested = f"MAPE {profile.fit.residual.mape:.1%} on {profile.fit.residual.rows:,} held out"
+    return f"{profile.title}. Fitted to {counted(profile.fit.rows_fitted, 'row')}: {tested}"
+
+
+def _task_line(name: str) -> str:
+    task = load_task(name)
+    return f"{task.title}: {task.target}"
+
+
 Lines = Callable[[], Mapping[str, str]]
 
 
@@ -76,9 +91,10 @@ KINDS: dict[str, Lines] = {
     "collectives": lambda: {name: algorithm.summary for name, algorithm in ALGORITHMS.items()},
     "layers": lambda: {name: _first_line(layer) for name, layer in LAYERS.items()},
     "schedules": lambda: {name: schedule.reference for name, schedule in SCHEDULES.items()},
-    "software": _cataloged("software", lambda name: load_software(name).title),
+    "software": _cataloged("software", _software_line),
     "strategies": lambda: {name: _first_line(preset) for name, preset in STRATEGIES.items()},
     "optimizers": lambda: {name: rule.reference for name, rule in sorted(OPTIMIZERS.items())},
+    "tasks": _cataloged("tasks", _task_line),
 }
 
 
@@ -122,6 +138,7 @@ def _loaders() -> dict[str, tuple[Callable[[], Any], Callable[[str], object]]]:
         "software": (lambda: names("software"), load_software),
         "strategy": (lambda: STRATEGIES, lambda name: STRATEGIES[name]),
         "optimizer": (lambda: OPTIMIZERS, lambda name: OPTIMIZERS[name]),
+        "task": (lambda: names("tasks"), load_task),
     }
 
 

@@ -7,14 +7,19 @@ from typing import Annotated
 import typer
 
 from paleo.cli.application import PREDICT, app
-from paleo.cli.options import AsJson, RunOptions, SystemName, takes_run
+from paleo.cli.options import AsJson, RunOptions, SystemName, completes, takes_run
 from paleo.cli.output import show_document
 
 LogFile = Annotated[
     str,
     typer.Argument(metavar="LOG", help="Ten steps of Megatron-LM, torchtitan, NeMo, llm-foundry, HF Trainer."),
 ]
-Model = Annotated[str, typer.Option("--model", metavar="M", help="A model of the catalog, or a YAML file.")]
+Model = Annotated[
+    str,
+    typer.Option(
+        "--model", metavar="M", help="A model of the catalog, or a YAML file.", autocompletion=completes("models")
+    ),
+]
 
 
 @app.command(rich_help_panel=PREDICT)

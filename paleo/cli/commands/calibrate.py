@@ -42,7 +42,12 @@ def calibrate(
     dtypes: Annotated[str | None, typer.Option(help="In which formats: fp32,tf32,fp16,bf16. [all it has]")] = None,
     largest: Annotated[int, typer.Option(help="Bound of the sizes.")] = 16384,
 ) -> None:
-    """Measure this machine's GPU, or fit measured tables: a calibration file."""
+    """Measure this machine's GPU, or fit measured tables: a calibration file.
+
+    \b
+    paleo calibrate --device cuda:0 -o my-gpu.yaml
+    paleo calibrate --fit gemm.csv -o my-gpu.yaml
+    """
     from paleo.calibrate import command
 
     if fit:

@@ -7,13 +7,27 @@ from typing import Annotated
 import typer
 
 from paleo.cli.application import CATALOG, app
-from paleo.cli.options import AsJson
+from paleo.cli.options import AsJson, completes
 from paleo.cli.output import show_document
 from paleo.errors import SpecError
 
-Kind = Annotated[str | None, typer.Argument(metavar="[KIND]", help="models, devices, links, systems, …")]
+
+def _kinds(incomplete: str) -> list[str]:
+    from paleo.report.describe import KINDS
+
+    return [kind for kind in KINDS if kind.startswith(incomplete)]
+
+
+Kind = Annotated[
+    str | None, typer.Argument(metavar="[KIND]", help="models, devices, links, systems, … [all]", autocompletion=_kinds)
+]
 EntryName = Annotated[
-    list[str], typer.Argument(metavar="[KIND] NAME", help="Any name of the catalog, or a YAML file; perhaps its kind.")
+    list[str],
+    typer.Argument(
+        metavar="[KIND] NAME",
+        help="Any name of the catalog, or a YAML file; perhaps its kind.",
+        autocompletion=completes("models", "devices", "links", "systems", "software", "calibrations"),
+    ),
 ]
 
 
@@ -22,7 +36,12 @@ def list_(
     kind: Kind = None,
     as_json: AsJson = False,
 ) -> None:
-    """What the catalog holds."""
+    """What the catalog holds.
+
+    \b
+    paleo list systems
+    paleo list software --json
+    """
     from paleo.report import describe, tables
 
     kinds = [kind] if kind is not None else list(describe.KINDS)
@@ -40,6 +59,10 @@ def show(
     """All that is known of one model, device, link, system, software, collective, layer, strategy or optimizer.
 
     A name that several kinds share may stand behind its kind: `paleo show software megatron-core`.
+
+    \b
+    paleo show dgx-h100
+    paleo show software megatron-core
     """
     from rich.console import Group
 

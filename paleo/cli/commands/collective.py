@@ -7,11 +7,16 @@ from typing import Annotated
 import typer
 
 from paleo.cli.application import PREDICT, app
-from paleo.cli.options import AsJson, Plot, SystemName
+from paleo.cli.options import AsJson, Plot, SystemName, words
 from paleo.cli.output import draw, picture_path, show_document
 from paleo.errors import SpecError
 
-Operation = Annotated[str, typer.Argument(metavar="OP", help="all_reduce, all_gather, reduce_scatter, …")]
+#: Operations that the shell completes.
+OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce")
+Operation = Annotated[
+    str,
+    typer.Argument(metavar="OP", help="all_reduce, all_gather, reduce_scatter, …", autocompletion=words(*OPERATIONS)),
+]
 Payload = Annotated[str, typer.Option("--bytes", metavar="SIZE", help="Payload with its unit: 100MB, 64KiB.")]
 Ranks = Annotated[int, typer.Option(help="Ranks of the group, neighbours on the system.")]
 Calibration = Annotated[str, typer.Option(help="auto, ideal, ppp=0.6 or a calibration file.")]
@@ -29,7 +34,12 @@ def collective(
     as_json: AsJson = False,
     plot: Plot = None,
 ) -> None:
-    """Every algorithm for a collective operation: time, bandwidth, distance from the lower bound, cross-overs."""
+    """Every algorithm for a collective operation: time, bandwidth, distance from the lower bound, cross-overs.
+
+    \b
+    paleo collective all_reduce --bytes 100MB --ranks 64 --system dgx-h100
+    paleo collective all_to_all --bytes 1GB --ranks 16 --system dgx-a100-80gb --plot a2a.png
+    """
     from paleo.report import documents, tables
     from paleo.specs.hardware import load_system
     from paleo.studies import collective as studies

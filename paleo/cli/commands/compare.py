@@ -26,7 +26,12 @@ def compare(
     as_json: AsJson = False,
     plot: Plot = None,
 ) -> None:
-    """The same run on several systems: step time, speed-up, memory, rent and energy."""
+    """The same run on several systems: step time, speed-up, memory, rent and energy.
+
+    \b
+    paleo compare bert_large --systems aws-p4d.24xlarge,aws-p5.48xlarge --gpus 8 --batch 16
+    paleo compare llama3-8b --systems dgx-a100-80gb,dgx-h100 --gpus 64 --tokens 1T --objective cost
+    """
     from paleo.report import documents, tables
     from paleo.specs.hardware import load_system
     from paleo.specs.model import load_model

@@ -50,7 +50,12 @@ def estimate(
     plot: Plot = None,
     verbose: Verbose = False,
 ) -> None:
-    """One configuration: step time with its parts, memory, throughput; time, rent and energy of a training."""
+    """One configuration: step time with its parts, memory, throughput; time, rent and energy of a training.
+
+    \b
+    paleo estimate resnet50 --system dgx-a100-80gb --gpus 8 --epochs 90
+    paleo estimate llama3-8b --system dgx-h100 --gpus 64 --strategy zero=3 --tokens 1T --json
+    """
     from paleo.questions import estimate as answered
 
     path = picture_path(plot)

@@ -34,7 +34,12 @@ def import_(
     output: ModelFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """A network from elsewhere as a model file: a torch module, an ONNX file, a configuration of transformers."""
+    """A network from elsewhere as a model file: a torch module, an ONNX file, a configuration of transformers.
+
+    \b
+    paleo import hf config.json -o model.yaml
+    paleo import torch mynet:build --input 32x3x224x224 -o model.yaml
+    """
     from paleo.importers import sources
 
     path = None if output is None else checked_output(output, (".yaml", ".yml"))

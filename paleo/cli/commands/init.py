@@ -9,17 +9,39 @@ from typing import Annotated
 import typer
 
 from paleo.cli.application import CATALOG, app
+from paleo.cli.options import words
 
-TemplateKind = Annotated[str, typer.Argument(metavar="KIND", help="device, link, system, model or run.")]
+TEMPLATES = ("device", "link", "system", "model", "run")
+TemplateKind = Annotated[
+    str, typer.Argument(metavar="KIND", help="device, link, system, model or run.", autocompletion=words(*TEMPLATES))
+]
 TemplateFile = Annotated[str | None, typer.Option("-o", "--output", metavar="FILE", help="The file. [stdout]")]
+
+
+def _schemas(incomplete: str) -> list[str]:
+    from paleo.report.schemas import FILES, documents
+
+    return [kind for kind in (*FILES, *documents()) if kind.startswith(incomplete)]
+
+
 SchemaKind = Annotated[
-    str, typer.Argument(metavar="KIND", help="A kind of file (device, model, …) or a command (estimate, scale, …).")
+    str,
+    typer.Argument(
+        metavar="KIND",
+        help="A kind of file (device, model, …) or a command (estimate, scale, …).",
+        autocompletion=_schemas,
+    ),
 ]
 
 
 @app.command(rich_help_panel=CATALOG)
 def init(kind: TemplateKind, output: TemplateFile = None) -> None:
-    """A commented template of a file of your own: device, link, system, model or run."""
+    """A commented template of a file of your own: device, link, system, model or run.
+
+    \b
+    paleo init system -o my-box.yaml
+    paleo init device
+    """
     from paleo.files import checked_output, write_text
     from paleo.specs.templates import template
 
@@ -33,7 +55,12 @@ def init(kind: TemplateKind, output: TemplateFile = None) -> None:
 
 @app.command(rich_help_panel=CATALOG)
 def schema(kind: SchemaKind) -> None:
-    """JSON Schema of a kind of file, or of what a command prints with --json."""
+    """JSON Schema of a kind of file, or of what a command prints with --json.
+
+    \b
+    paleo schema estimate
+    paleo schema system
+    """
     from paleo.report.schemas import schema_of
 
     sys.stdout.write(json.dumps(schema_of(kind.strip().lower()), indent=2) + "\n")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paleo.cli.application import DECIDE, NO, app
-from paleo.cli.options import AsJson, Counts, ModelName, Plot, RunOptions, completes, gpu_counts, takes_run
+from paleo.cli.options import AsJson, Counts, ModelName, Plot, RunOptions, completes, gpu_counts, takes_run, words
 from paleo.cli.output import draw, picture_path, show_document
 from paleo.cli.training_options import Epochs, Samples, TariffOptions, Tokens, takes_tariff
 from paleo.errors import SpecError
@@ -38,7 +38,7 @@ SeveralSystems = Annotated[
         "--systems",
         metavar="A,B",
         help="Several of them: the best is found.",
-        autocompletion=completes("systems"),
+        autocompletion=completes("systems", "devices"),
     ),
 ]
 Explore = Annotated[
@@ -46,7 +46,13 @@ Explore = Annotated[
 ]
 Deadline = Annotated[str | None, typer.Option(metavar="TIME", help="When the training has to be done: 60d, 12h.")]
 Budget = Annotated[str | None, typer.Option(metavar="USD", help="What it may cost: 5M, 20000.")]
-Goal = Annotated[str, typer.Option(help="What is made small: time, cost, energy, or gpus.")]
+Goal = Annotated[
+    str,
+    typer.Option(
+        help="What is made small: time, cost, energy, or gpus.",
+        autocompletion=words("time", "cost", "energy", "gpus"),
+    ),
+]
 Top = Annotated[int, typer.Option(min=1, metavar="K", help="So many plans.")]
 Explain = Annotated[bool, typer.Option("--explain", help="Why the winner wins, and how near the next one is.")]
 PerLayer = Annotated[bool, typer.Option("--per-layer", help="Choose the split of each layer, for chains of layers.")]
@@ -78,6 +84,10 @@ def plan_(
     """The fastest (or cheapest) strategies of all: degrees, microbatch, recomputation, ZeRO, schedule.
 
     Options of a run that are given narrow the search: --strategy tp=8 tries tp=8 alone.
+
+    \b
+    paleo plan llama3-70b --system dgx-h100 --gpus 512 --global-batch 1024 --explain
+    paleo plan llama3-8b --systems dgx-a100-80gb,dgx-h100 --gpus 64,128 --tokens 1T --deadline 60d
     """
     from paleo.files import checked_output
     from paleo.report import buying as buying_report

@@ -23,11 +23,11 @@ Offered = Annotated[
         "--systems",
         metavar="A:8,B:16",
         help="Systems, each with its GPUs, else --gpus.",
-        autocompletion=completes("systems"),
+        autocompletion=completes("systems", "devices"),
     ),
 ]
 CriticalBatch = Annotated[
-    float | None, typer.Option(help="Gradient noise scale [samples]: large batches then need more samples.")
+    float | None, typer.Option(help="Gradient noise scale in samples: large batches then need more. [not counted]")
 ]
 OutputFile = Annotated[str, typer.Option("-o", "--output", metavar="FILE", help="File to write.")]
 
@@ -37,9 +37,7 @@ OutputFile = Annotated[str, typer.Option("-o", "--output", metavar="FILE", help=
 @takes_tariff
 def report(
     model: ModelName,
-    systems: Annotated[
-        str, typer.Option("--systems", metavar="A:8,B:16", help="Systems, each with its GPUs or --gpus.")
-    ],
+    systems: Offered,
     options: RunOptions,
     rates: TariffOptions,
     output: OutputFile = "report.html",
@@ -51,7 +49,12 @@ def report(
     mode: Annotated[str, typer.Option(help="Of the scaling curves: strong or weak.")] = "strong",
     critical_batch: CriticalBatch = None,
 ) -> None:
-    """A page that answers a purchase question: one HTML file, self-contained. Without --strategy plans are searched."""
+    """A page that answers a purchase question: one HTML file, self-contained. Without --strategy plans are searched.
+
+    \b
+    paleo report bert_large --systems aws-p4d.24xlarge:16,aws-p5.48xlarge:8 --samples 1M
+    paleo report llama3-8b --systems dgx-h100:64 --tokens 1T --electricity "0.12 USD/kWh"
+    """
     import datetime
 
     from paleo.report.html import report as page

@@ -33,7 +33,12 @@ def scale(
     as_json: AsJson = False,
     plot: Plot = None,
 ) -> None:
-    """The same network on more and more GPUs: speed-up, efficiency, and where it stops paying and why."""
+    """The same network on more and more GPUs: speed-up, efficiency, and where it stops paying and why.
+
+    \b
+    paleo scale resnet50 --system dgx-a100-80gb --gpus 1,2,4,8,16,32 --global-batch 1024
+    paleo scale bert_large weak --system dgx-h100 --gpus 8,64,512 --batch 16 --plot curve.png
+    """
     from paleo.report import documents, tables
     from paleo.specs.hardware import load_system
     from paleo.specs.model import load_model

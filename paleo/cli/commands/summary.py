@@ -7,11 +7,16 @@ from typing import Annotated
 import typer
 
 from paleo.cli.application import PREDICT, app
-from paleo.cli.options import AsJson, ModelName, Plot, RunOptions, takes_run
+from paleo.cli.options import AsJson, ModelName, Plot, RunOptions, completes, takes_run
 from paleo.cli.output import draw, picture_path, show_document
 from paleo.errors import SpecError
 
-Roofline = Annotated[str | None, typer.Option("--system", metavar="S", help="Whose roofline --plot draws.")]
+Roofline = Annotated[
+    str | None,
+    typer.Option(
+        "--system", metavar="S", help="Whose roofline --plot draws.", autocompletion=completes("systems", "devices")
+    ),
+]
 
 
 @app.command(rich_help_panel=PREDICT)
@@ -23,7 +28,12 @@ def summary(
     as_json: AsJson = False,
     plot: Plot = None,
 ) -> None:
-    """A network layer by layer: shape, parameters, FLOP, bytes, intensity, saved activations."""
+    """A network layer by layer: shape, parameters, FLOP, bytes, intensity, saved activations.
+
+    \b
+    paleo summary resnet50 --batch 32
+    paleo summary gpt2 --seq 1024 --json
+    """
     from paleo.report import documents, tables
     from paleo.specs.hardware import load_system
     from paleo.specs.model import load_model

@@ -15,12 +15,17 @@ from paleo.cli.application import DECIDE, app
 def sweep(
     study: Annotated[str, typer.Argument(metavar="STUDY", help="A YAML file: models, systems, run, axes.")],
     output: Annotated[
-        str | None, typer.Option("-o", "--output", metavar="FILE", help=".csv, .csv.gz or .parquet [STUDY.csv]")
+        str | None, typer.Option("-o", "--output", metavar="FILE", help=".csv, .csv.gz or .parquet. [STUDY.csv]")
     ] = None,
     jobs: Annotated[int, typer.Option(help="Processes of this machine; 0: as many as pay.")] = 0,
     scheduler: Annotated[str | None, typer.Option(metavar="URL", help="A Dask scheduler: tcp://host:8786.")] = None,
 ) -> None:
-    """The product of models, systems, runs, changed hardware and prices as a table; goes on where it was stopped."""
+    """The product of models, systems, runs, changed hardware and prices as a table; goes on where it was stopped.
+
+    \b
+    paleo sweep study.yaml -o points.csv
+    paleo sweep study.yaml -o points.parquet --jobs 4
+    """
     from rich.console import Console
     from rich.progress import Progress
 

@@ -24,7 +24,9 @@ Batch = Annotated[
 ]
 Strategy = Annotated[str | None, typer.Option(help="As in estimate. [dp, or what fits]")]
 Dtype = Annotated[str | None, typer.Option(help="As in estimate. [the device's best 16 bits]")]
-Software = Annotated[str | None, typer.Option(help="Profile of a framework. [the task's]")]
+Software = Annotated[
+    str | None, typer.Option(help="Profile of a framework. [the task's]", autocompletion=completes("software"))
+]
 
 
 @app.command(rich_help_panel=PREDICT)
@@ -41,7 +43,12 @@ def target(
     as_json: AsJson = False,
     plot: Plot = None,
 ) -> None:
-    """How long a task takes to its target: steps from its law of samples, seconds of a step, evaluations."""
+    """How long a task takes to its target: steps from its law of samples, seconds of a step, evaluations.
+
+    \b
+    paleo target mlperf:bert --system dgx-h100 --gpus 8,64,512
+    paleo target mlperf:resnet --system dgx-a100-80gb --gpus 8,64 --batch 4096 --plot minutes.png
+    """
     from paleo.report import target as report
     from paleo.specs.hardware import load_system
     from paleo.specs.task import load_task

@@ -19,7 +19,12 @@ TraceFile = Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help=
 @app.command(rich_help_panel=PREDICT)
 @takes_run
 def trace(model: ModelName, system: SystemName, options: RunOptions, output: TraceFile) -> None:
-    """One step as a timeline for Perfetto or chrome://tracing: a track for each stream of each class of ranks."""
+    """One step as a timeline for Perfetto or chrome://tracing: a track for each stream of each class of ranks.
+
+    \b
+    paleo trace resnet50 --system dgx-a100-80gb --gpus 8 -o trace.json
+    paleo trace gpt2 --system dgx-h100 --gpus 8 --strategy pp=4 --global-batch 32 -o trace.json
+    """
     from paleo.predict import predict
     from paleo.report.documents import dumped
     from paleo.report.trace import trace as traced

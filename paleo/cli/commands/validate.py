@@ -26,7 +26,12 @@ def validate(
     ] = None,
     worst: Annotated[int, typer.Option(min=0, help="How many of the worst rows to show.")] = 5,
 ) -> None:
-    """Predictions against measured tables: errors by device and source, beside a roofline."""
+    """Predictions against measured tables: errors by device and source, beside a roofline.
+
+    \b
+    paleo validate gemm.csv
+    paleo validate steps.csv --predictions rows.csv --plot parity.png
+    """
     from paleo.validate.command import validate as run_validation
 
     finish(
