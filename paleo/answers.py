@@ -92,14 +92,13 @@ def _flat(row: Mapping[str, Any], before: str = "") -> Document:
 
 @dataclass(frozen=True, repr=False)
 class Estimate(StudyResult):
-    """One configuration; ``training`` where its length was stated, ``goodput`` where failures were counted."""
+    """One configuration; ``training`` where its length was stated."""
 
     command = "estimate"
     prediction: Prediction
     training: Training | None
     advice: tuple[Advice, ...]
     blocks: Blocks
-    goodput: Goodput | None
     notes: tuple[str, ...]
 
     @property
@@ -130,22 +129,23 @@ class Estimate(StudyResult):
         return self.prediction.memory
 
     @property
+    def goodput(self) -> Goodput | None:
+        """The run with failures, where they were counted."""
+        return None if self.training is None else self.training.goodput
+
+    @property
     def headline(self) -> str:
         return self.prediction.headline
 
     def document(self) -> Document:
         from paleo.report import documents
-        from paleo.report.target import with_goodput
 
-        shown = documents.estimate(self.prediction, self.training, self.advice)
-        return {**with_goodput(shown, self.goodput), **self.blocks.documents()}
+        return {**documents.estimate(self.prediction, self.training, self.advice), **self.blocks.documents()}
 
     def table(self, *, verbose: bool = False) -> RenderableType:
         from paleo.report import tables
-        from paleo.report.target import goodput_below
 
-        shown = tables.estimate(self.prediction, self.training, self.advice, verbose=verbose)
-        return self.blocks.below(goodput_below(shown, self.goodput))
+        return self.blocks.below(tables.estimate(self.prediction, self.training, self.advice, verbose=verbose))
 
 
 @dataclass(frozen=True, repr=False)

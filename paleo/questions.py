@@ -7,7 +7,8 @@
 
 Networks, systems and tasks are names of the catalog, paths, or what was loaded. Keywords beside those of a function are
 fields of `paleo.specs.run.Run` (``seq`` too) and, where a training is priced, of the tariff: ``price``, ``term``,
-``buy``, ``electricity``, ``pue``, ``host_power``, as the command line spells them; any other one is a SpecError.
+``buy``, ``electricity``, ``pue``, ``host_power``, and where failures are counted ``goodput`` and the options of a long
+run (`paleo.studies.long_run.LongRunOptions`), as the command line spells them; any other one is a SpecError.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ from paleo.specs.task import Task, load_task
 from paleo.studies.advice import advise
 from paleo.studies.cost import Tariff, stated_tariff
 from paleo.studies.learning import Goal, amount_for
-from paleo.studies.long_run import LongRunOptions, failing
-from paleo.studies.training import amount, stated_amount, training
+from paleo.studies.long_run import LongRunOptions, stated_long_run
+from paleo.studies.training import amount, stated_amount, training, with_length
 
 if TYPE_CHECKING:
     from paleo.search.space import Space
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
 #: Keywords of a tariff, and those of a long run.
 TARIFF_WORDS = frozenset(inspect.signature(stated_tariff).parameters)
-LONG_RUN_WORDS = frozenset(field.name for field in fields(LongRunOptions))
+LONG_RUN_WORDS = frozenset({"goodput", *(field.name for field in fields(LongRunOptions))})
 
 
 def estimate(
@@ -53,23 +54,18 @@ def estimate(
     loss: float | None = None,
     target: str | None = None,
     noise_scale: float | None = None,
-    goodput: bool = False,
     **options: Any,
 ) -> Estimate:
-    """One configuration: its step, memory, throughput; time, rent and energy of a training.
-
-    ``options`` may hold those of a long run, too: failures, checkpoint, checkpointing, storage, restart, spares.
-    """
-    asked = _Asked.of("estimate", run, options, long_run=True)
+    """One configuration: its step, memory, throughput; time, rent and energy of a training."""
+    asked = _Asked.of("estimate", run, options)
     network = _model(model)
     step = predict(network, _system(system), asked.run)
     each = step.graph.tokens_per_sample
     stated = amount(network, epochs=epochs, samples=samples, tokens=tokens, tokens_per_sample=each)
     wanted, notes = amount_for(step, Goal(loss, target, noise_scale), stated)
-    cost = None if wanted is None else training(step, wanted, asked.tariff)
-    long = asked.long_run
-    failures = failing(step, cost, long) if goodput or long != LongRunOptions() else None
-    return Estimate(step, cost, advise(step), Blocks(step), failures, notes)
+    failing = with_length(asked.long_run, wanted)
+    cost = None if wanted is None else training(step, wanted, asked.tariff, long_run=failing)
+    return Estimate(step, cost, advise(step), Blocks(step), notes)
 
 
 def scale(
@@ -88,7 +84,7 @@ def scale(
     kinds = scaling.scalings(mode or ("weak" if asked.run.global_batch is None else "strong"))
     network, machine = _model(model), _system(system)
     counts = _counts("scale", gpus)
-    curves = tuple(scaling.scale(network, machine, asked.run, counts, kind) for kind in kinds)
+    curves = tuple(scaling.scale(network, machine, asked.run, counts, kind, asked.long_run) for kind in kinds)
     return ScalingCurves(network, machine, curves)
 
 
@@ -109,7 +105,7 @@ def compare(
     asked = _Asked.of("compare", run, options)
     network = _model(model)
     wanted = stated_amount(network, asked.run, epochs=epochs, samples=samples, tokens=tokens)
-    study = comparison.compare(network, _machines("compare", systems), asked.run, wanted, asked.tariff)
+    study = comparison.compare(network, _machines("compare", systems), asked.run, wanted, asked.tariff, asked.long_run)
     return Compared(study if objective is None else study.ranked(comparison.objective_named(objective)))
 
 
@@ -130,7 +126,7 @@ def search(
 
     network, machine = _model(model), _system(system)
     counts = _counts("search", gpus)
-    stated = _Asked.of("search", run, options, priced=False).run
+    stated = _Asked.of("search", run, options, priced=False, long_run=False).run
     space, sized = narrowed(stated, _given(stated)), stated.model_copy(update={"gpus": counts[0], "strategy": "dp"})
     ranking = plans.search(network, machine, sized, counts=counts, space=space, objective=objective, top=top)
     return Searched(network, machine, ranking, plans.explain(network, machine, ranking) if explain else None)
@@ -183,7 +179,8 @@ def plan(
     counts = _counts("plan", gpus)
     asked = _Asked.of("plan", run, options)
     wanted = stated_amount(network, asked.run, epochs=epochs, samples=samples, tokens=tokens)
-    wish = buying.stated_wish(wanted, deadline, budget, objective, asked.tariff)
+    failing = with_length(asked.long_run, wanted)
+    wish = replace(buying.stated_wish(wanted, deadline, budget, objective, asked.tariff), long_run=failing)
     sized = asked.run.model_copy(update={"gpus": counts[0], "strategy": "dp"})
     space = narrowed(asked.run, _given(asked.run))
     return Planned(buying.answer(network, machines, counts, sized, wish, space=space, top=top))
@@ -200,7 +197,7 @@ def target(
     """How long a task such as ``mlperf:bert`` takes to its target; ``batch`` in samples of all GPUs, or the best."""
     from paleo.studies.target import over_counts, scaling
 
-    asked = _Asked.of("target", None, options)
+    asked = _Asked.of("target", None, options, long_run=False)
     goal = load_task(task) if isinstance(task, str | Path) else task
     machine, counts = _system(system), _counts("target", gpus)
     points = over_counts(goal, machine, counts, str(batch), **_given(asked.run))
@@ -216,12 +213,10 @@ class _Asked:
 
     run: Run
     tariff: Tariff
-    long_run: LongRunOptions
+    long_run: LongRunOptions | None
 
     @classmethod
-    def of(
-        cls, name: str, run: Run | None, options: Document, *, priced: bool = True, long_run: bool = False
-    ) -> _Asked:
+    def of(cls, name: str, run: Run | None, options: Document, *, priced: bool = True, long_run: bool = True) -> _Asked:
         of_run = {*Run.model_fields, SEQUENCE}
         of_tariff, of_long_run = TARIFF_WORDS if priced else set(), LONG_RUN_WORDS if long_run else set()
         _check_keywords(name, options, {*of_run, *of_tariff, *of_long_run})
@@ -230,7 +225,7 @@ class _Asked:
             raise SpecError(f"paleo.{name}: {', '.join(stated)} beside run=…; state the run in one way")
         tariff = stated_tariff(**{key: value for key, value in options.items() if key in of_tariff})
         long = {key: value for key, value in options.items() if key in of_long_run}
-        return cls(run or validate(Run, stated, f"paleo.{name}"), tariff, LongRunOptions(**long))
+        return cls(run or validate(Run, stated, f"paleo.{name}"), tariff, stated_long_run(**long))
 
 
 def _check_keywords(name: str, options: Mapping[str, Any], known: set[str]) -> None:

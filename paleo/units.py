@@ -52,6 +52,7 @@ DIMENSIONS: dict[str, dict[str, Decimal]] = {
     "price": _prefixed("USD"),
     "price_per_s": {f"USD/{unit}": 1 / factor for unit, factor in _SECONDS.items()},
     "price_per_energy": {"USD/kWh": 1 / Decimal(3600000)},
+    "failures": {"/nodeday": 1 / Decimal(86400), "/knodeday": 1 / Decimal(86400000)},
     "count": _prefixed(""),
 }
 _EXAMPLE = {
@@ -65,6 +66,7 @@ _EXAMPLE = {
     "price": "350000 USD",
     "price_per_s": "32.77 USD/h",
     "price_per_energy": "0.12 USD/kWh",
+    "failures": "4/knodeday",
     "count": "300G",
 }
 _MISSPELT = {"FLOPS": "FLOP/s", "FLOPs": "FLOP", "OPS": "OP/s", "Bps": "B/s", "bps": "b/s", "bit/s": "b/s"}
@@ -134,6 +136,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "price": (1e-6, 1e15),
     "price_per_s": (1e-15, 1e9),
     "price_per_energy": (1e-15, 1.0),
+    "failures": (1e-15, 1e6),
 }
 
 
@@ -176,6 +179,7 @@ Watts = Annotated[float, Quantity("power", positive=True)]
 Dollars = Annotated[float, Quantity("price")]
 PricePerSecond = Annotated[float, Quantity("price_per_s")]
 PricePerEnergy = Annotated[float, Quantity("price_per_energy")]
+FailuresPerSecond = Annotated[float, Quantity("failures")]
 
 _STEPS = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 

@@ -32,10 +32,12 @@ CALLS: dict[str, list[list[str]]] = {
         ["estimate", "lenet", *NODE, "--gpus", "16", "--epochs", "1", "--price", "2 USD/h"],
         ["estimate", "gpt2", "--system", "l4", "--batch", "512", "--calibration", "ideal"],
         ["estimate", "gpt2", *NODE, "--gpus", "8", "--strategy", "tp=2,pp=2", "--global-batch", "32"],
+        ["estimate", "lenet", *NODE, "--gpus", "16", "--epochs", "1", "--goodput"],
     ],
     "scale": [
         ["scale", "lenet", *NODE, "--gpus", "1,8"],
         ["scale", "gpt2", *NODE, "strong", "--gpus", "1,16", "--global-batch", "32"],
+        ["scale", "lenet", *NODE, "--gpus", "8,16", "--goodput"],
     ],
     "compare": [
         ["compare", "lenet", "--systems", "dgx-a100-80gb,dgx-h100", "--gpus", "8"],

@@ -47,6 +47,7 @@ def plan_document(plan: PricedPlan) -> Document:
         "days": None if plan.seconds is None else plan.seconds / DAY,
         "usd": plan.usd,
         "kwh": None if plan.joules is None else plan.joules / JOULES_PER_KWH,
+        **({} if plan.goodput is None else {"goodput": plan.goodput}),
         "command": plan.command,
     }
 
@@ -67,7 +68,9 @@ def _plans(reply: Answer) -> RenderableType:
     tokens = any(plan.tokens_per_s is not None for plan in reply.plans)
     trained = reply.wish.amount is not None
     columns = ["system", "strategy", "GPUs", "step time", "MFU", "tokens/s" if tokens else "samples/s"]
+    failing = any(plan.goodput is not None for plan in reply.plans)
     columns += ["days", "cost", "energy"] if trained else []
+    columns += ["goodput"] if failing else []
     shown = grid("Plans", [*columns, "memory"], left=2)
     for plan in reply.plans:
         rate = plan.tokens_per_s if tokens else plan.samples_per_s
@@ -83,6 +86,8 @@ def _plans(reply: Answer) -> RenderableType:
             days = NONE if plan.seconds is None else f"{plan.seconds / DAY:.3g}"
             kilowatts = NONE if plan.joules is None else f"{plan.joules / JOULES_PER_KWH:,.3g} kWh"
             cells += [days, money(plan.usd), kilowatts]
+        if failing:
+            cells.append(NONE if plan.goodput is None else percent(plan.goodput))
         share = plan.row.memory / plan.system.device.memory.capacity
         shown.add_row(*cells, percent(share) if plan.row.fits else f"{percent(share)}, too much")
     return shown

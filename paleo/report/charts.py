@@ -143,6 +143,42 @@ def _line(line: Curve, x: AxisScale, y: AxisScale, most: float) -> list[str]:
     ]
 
 
+def heat_map(
+    shares: Sequence[Sequence[float]], *, columns: Sequence[str], rows: Sequence[str], marked: tuple[int, int],
+    colour: str, title: str, x_label: str, y_label: str,
+) -> str:  # fmt: skip
+    """Shares from 0 to 1 as cells with their per cent, darker where they are higher; ``marked``: row and column of the
+    cell that is framed."""
+    left, top, height = 66, 18, 24
+    width = (WIDTH - left) / len(columns)
+    parts = [_text(0, 11, y_label)]
+    for row, (name, line) in enumerate(zip(rows, shares, strict=True)):
+        y = top + row * height
+        parts.append(_text(left - 5, y + 16, name, "", "end"))
+        for column, share in enumerate(line):
+            parts.append(_cell(left + column * width, y, width - 1, height - 1, share, colour, (row, column) == marked))
+    bottom = top + len(rows) * height
+    for column, name in enumerate(columns):
+        lowered = 13 if column % 2 == 0 else 26
+        parts.append(_text(left + (column + 0.5) * width, bottom + lowered, name, "", "middle"))
+    parts.append(_text((left + WIDTH) / 2, bottom + 42, x_label, "", "middle"))
+    return _svg(parts, bottom + 48, title)
+
+
+def _cell(x: float, y: float, width: float, height: float, share: float, colour: str, framed: bool) -> str:
+    frame = ' stroke="#000" stroke-width="2"' if framed else ""
+    ink = ' style="fill:#fff"' if share > DARK else ""
+    return (
+        f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" fill="{colour}" '
+        f'fill-opacity="{max(share, 0.03):.2f}"{frame}/><text x="{x + width / 2:.1f}" y="{y + 16:.1f}" '
+        f'text-anchor="middle"{ink}>{100 * share:.0f}</text>'
+    )
+
+
+#: Share from which a cell is so dark that its number is written in white.
+DARK = 0.55
+
+
 class AxisScale:
     """A logarithmic axis: value -> place."""
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from paleo.studies.collective import CollectiveStudy
     from paleo.studies.comparison import Candidate, Comparison
     from paleo.studies.consistency import ConsistencyStudy
+    from paleo.studies.goodput import Goodput
     from paleo.studies.scaling import ScaleCurve, ScalePoint
     from paleo.studies.summary import Summary
     from paleo.studies.training import Training
@@ -82,6 +83,7 @@ def estimate(prediction: Prediction, training: Training | None = None, advice: S
         "input_s": None if prediction.input_pipeline is None else _input(prediction.input_pipeline),
         "advice": [_advice(change) for change in advice],
         "training": None if training is None else _training(training),
+        **({} if training is None or training.goodput is None else {"goodput": goodput(training.goodput)}),
         "unmodelled": list(prediction.unmodelled),
         "warnings": list(prediction.warnings),
     }
@@ -104,6 +106,26 @@ def _advice(advice: Advice) -> Document:
 
 def _memory(memory: Footprint) -> Document:
     return {**memory.parts, "total": memory.total, "capacity": memory.capacity}
+
+
+def goodput(run: Goodput) -> Document:
+    """A long run with failures; seconds, bytes."""
+    return {
+        "goodput": run.share,
+        "goodput_range": list(run.share_range),
+        "interval_s": run.interval,
+        "checkpoint_bytes": run.checkpoint_bytes,
+        "checkpoint_s": run.save,
+        "restart_s": run.restart,
+        "mtbf_s": run.mtbf,
+        "failures": run.failures,
+        "failures_source": run.source,
+        "spares": run.spares,
+        "work_s": run.work,
+        "finish_s": run.finish,
+        "finish_s_interval": list(run.finish_interval),
+        "lost": run.lost,
+    }
 
 
 def _training(training: Training) -> Document:
@@ -172,6 +194,7 @@ def scale(model: str, system: str, curves: Sequence[ScaleCurve]) -> Document:
                 "global_batch_size" if curve.scaling == "strong" else "local_batch_size": curve.fixed_batch,
                 "base_gpus": curve.base.gpus,
                 **asdict(verdict(curve)),
+                **_turnover(curve),
             }
             for curve in curves
         ],
@@ -191,6 +214,13 @@ def _of_curve(curve: ScaleCurve) -> Document:
     return {"scaling": curve.scaling, "consistency": curve.consistency, "nodes": curve.nodes}
 
 
+def _turnover(curve: ScaleCurve) -> Document:
+    """Where a run with failures turns over (null: not at these counts); nothing where they are not counted."""
+    if all(point.goodput is None for point in curve.points):
+        return {}
+    return {"turnover_gpus": None if curve.turnover is None else curve.turnover.gpus}
+
+
 def _point(curve: ScaleCurve, point: ScalePoint) -> Document:
     prediction = point.predicted
     shown = {} if point.consistency is None else _cycle(point.consistency)
@@ -205,6 +235,7 @@ def _point(curve: ScaleCurve, point: ScalePoint) -> Document:
         "samples_per_s": point.samples_per_s,
         "speedup": curve.speedup(point),
         "efficiency": curve.efficiency(point),
+        **({} if point.goodput is None else {"goodput": point.goodput}),
         "breakdown_s": asdict(prediction.breakdown),
         "memory_total_bytes": prediction.memory.total,
         "fits": prediction.memory.fits,
@@ -264,7 +295,7 @@ def _candidate(comparison: Comparison, candidate: Candidate) -> Document:
     wanted = _training(candidate.training)
     shown = {} if candidate.consistency is None else {"consistency": consistency(candidate.consistency)}
     return {
-        **estimate(candidate.prediction),
+        **estimate(candidate.prediction, candidate.training),
         **shown,
         "training": wanted,
         "device": candidate.system.device.name,

@@ -14,6 +14,7 @@ from html import escape
 from paleo import __version__
 from paleo.lowering.recompute import words
 from paleo.predict import Prediction
+from paleo.report import failures
 from paleo.report.assets import SCRIPT, STYLE
 from paleo.report.charts import COLOURS, Bar, Curve, bars, curves, deviations, legend, stacks
 from paleo.report.tables import PARTS, energy, money, percent, rate
@@ -44,6 +45,7 @@ def report(study: Purchase, *, date: str) -> str:
         _pictures(study),
         _scaling(study),
         _plans(study),
+        failures.section(study),
         _what_if(study),
         _statistics(study),
         _assumptions(study),
@@ -68,8 +70,20 @@ def _head(study: Purchase, title: str, date: str) -> str:
     return (
         f"<header><p>{badge} Paleo {__version__}, {escape(date)}</p><h1>{escape(title)}</h1>"
         f"<p>{escape(words)}Whole training steps: forward, backward, gradient exchange and update; "
-        f"no input pipeline, no restarts.</p></header>"
+        f"{_left_out(study)}.</p></header>"
     )
+
+
+def _failing(study: Purchase) -> bool:
+    return any(offer.candidate.training and offer.candidate.training.goodput for offer in study.offers)
+
+
+def _others(study: Purchase) -> str:
+    return "other users of machine and network" + ("" if _failing(study) else ", failures, restarts, checkpoints")
+
+
+def _left_out(study: Purchase) -> str:
+    return "no input pipeline" if _failing(study) else "no input pipeline, no restarts"
 
 
 # the answer
@@ -472,8 +486,9 @@ def _assumptions(study: Purchase) -> str:
     rows = [
         ("Measured or predicted?", "Predicted. No figure of this page was measured on these systems by Paleo."),
         ("Calibrated?", _calibrations(study)),
-        ("Kernel or whole application?", "Whole training steps, not kernels; no input pipeline, validation, "
-                                         "checkpoints or restarts."),
+        ("Kernel or whole application?", "Whole training steps, not kernels; no input pipeline or "
+                                         "validation" + (", checkpoints and restarts are counted." if _failing(study)
+                                                         else ", checkpoints or restarts.")),
         ("Baseline", f"None hidden: absolute times and rates everywhere; {baseline} stands first because it was "
                      f"asked for first."),
         ("Scaling", f"{asked.scaling}; {kept} is kept"),
@@ -482,7 +497,8 @@ def _assumptions(study: Purchase) -> str:
         ("FLOP", "1 multiply-add is 2 FLOP; MFU counts the model's FLOP, not what is recomputed."),
         ("Rates or time to solution?", f"Both; the ranking is by {_GOALS[asked.objective][1]} of "
                                        f"{asked.amount.words}."),
-        ("What is paid", f"{paid}; no storage, traffic, staff or failures. Whole nodes are paid for."),
+        ("What is paid", f"{paid}; no storage, traffic{', staff' if _failing(study) else ', staff or failures'}. "
+                         f"Whole nodes are paid for."),
         ("Energy", _energy_words(study)),
         ("Tuning", f"Every system gets its own best plan out of those tried, with the software profile "
                    f"{prediction.run.software}."),
@@ -502,7 +518,7 @@ def _assumptions(study: Purchase) -> str:
     warnings = f"<h3>Warnings</h3><ul>{_items(warned)}</ul>" if warned else ""
     return (
         f"<section><h2>Assumptions</h2><table class=plain>{lines}</table><h3>Not modelled</h3><ul>{_items(missing)}"
-        f"<li>other users of machine and network, failures, restarts, checkpoints</li></ul>{warnings}</section>"
+        f"<li>{_others(study)}</li></ul>{warnings}</section>"
     )
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from paleo.studies.collective import CollectiveStudy
     from paleo.studies.comparison import Candidate, Comparison
     from paleo.studies.consistency import ConsistencyStudy
+    from paleo.studies.goodput import Goodput
     from paleo.studies.scaling import ScaleCurve, ScalePoint
     from paleo.studies.summary import LayerCount, Summary
     from paleo.studies.training import Training
@@ -119,6 +120,7 @@ def estimate(
         parts += [_advice(advice), Text()]
     if training is not None:
         parts += [_training(training), Text()]
+        parts += [] if training.goodput is None else [goodput(training.goodput), Text()]
     if verbose:
         parts += [_sections(prediction), Text()]
     parts.append(_provenance(prediction))
@@ -212,6 +214,26 @@ def _training(training: Training) -> RenderableType:
     return Constrain(table, TEXT_WIDTH)
 
 
+def goodput(run: Goodput) -> Table:
+    """What failures make of a long run."""
+    low, high = run.share_range
+    early, late = run.finish_interval
+    bounds = "" if low == high else f" ({low:.1%} to {high:.1%} over the range of failure rates)"
+    often = "none" if run.failures == 0 else f"one every {duration(run.mtbf)}, {run.failures:,.0f} until the end"
+    every = f"{duration(run.interval)}, {duration(run.save)} each"
+    if run.checkpoints.survived:
+        every += f"; in storage every {duration(run.checkpoints.storage_interval(run.interval))}"
+    table = grid("With failures", ("what", "figure"), left=2)
+    table.add_row("goodput", f"{run.share:.1%}{bounds}")
+    table.add_row("lost", ", ".join(f"{name} {share:.1%}" for name, share in run.lost.items()))
+    table.add_row("failures", f"{often} ({run.source})")
+    table.add_row("checkpoints", f"{engineering(run.checkpoint_bytes, 'B')} every {every}")
+    table.add_row("restart", f"{duration(run.restart)}; spare nodes for 99 % of repairs: {run.spares:,}")
+    table.add_row("finished after", f"{duration(run.finish)} (p10 to p90: {duration(early)} to {duration(late)})")
+    table.add_row("without failures", duration(run.work))
+    return table
+
+
 def _rent(training: Training) -> str:
     if training.price is None:
         return "no price is known for this system"
@@ -245,7 +267,7 @@ def _provenance(prediction: Prediction) -> RenderableType:
 
 def scale(model: str, system: str, curves: Sequence[ScaleCurve]) -> RenderableType:
     """For each curve its verdict, then its table."""
-    from paleo.studies.scaling import placement_advice, verdict
+    from paleo.studies.scaling import placement_advice, turnover_words, verdict
 
     parts: list[RenderableType] = []
     for curve in curves:
@@ -253,7 +275,7 @@ def scale(model: str, system: str, curves: Sequence[ScaleCurve]) -> RenderableTy
             "in all" if curve.scaling == "strong" else "for each data-parallel rank"
         )
         parts.append(Text(f"{model} on {system}, {curve.label}: {kept}", style="bold"))
-        parts.append(prose(f"{verdict(curve).text}\n"))
+        parts.append(prose(f"{' '.join(filter(None, (verdict(curve).text, turnover_words(curve))))}\n"))
         parts += [_curve(curve), Text()]
     parts += [prose(sentence) for sentence in placement_advice(curves)]
     return Group(*parts)
@@ -263,16 +285,27 @@ def _curve(curve: ScaleCurve) -> Table:
     against = f"speedup over {curve.base.gpus}"
     columns = ("GPUs", "batch/GPU", "step time", "samples/s", against, "efficiency", "communication", "MFU")
     studied = any(point.consistency is not None for point in curve.points)
-    table = grid("", (*columns, *(CYCLE if studied else ()), ""), left=0)
+    failing = any(point.goodput is not None for point in curve.points)
+    more = (*(CYCLE if studied else ()), *(FAILING if failing else ()))
+    table = grid("", (*columns, *more, ""), left=0)
     table.columns[-1].justify = "left"
     for point in curve.points:
         figures, note = _point(curve, point)
-        table.add_row(*figures, *(_cycle(point.consistency) if studied else ()), note)
+        further = (*(_cycle(point.consistency) if studied else ()), *(_failing(curve, point) if failing else ()))
+        table.add_row(*figures, *further, note)
     return table
 
 
 #: Columns of what a consistency model makes of a step.
 CYCLE = ("updates/s", "staleness", "knee", "server busy")
+#: Columns of a run with failures: goodput, and the speed-up that is left of it.
+FAILING = ("goodput", "with failures")
+
+
+def _failing(curve: ScaleCurve, point: ScalePoint) -> tuple[str, ...]:
+    if point.goodput is None or not point.usable:
+        return (NONE,) * len(FAILING)
+    return f"{point.goodput:.1%}", f"{curve.speedup(point) * point.goodput:.2f}"
 
 
 def _cycle(study: ConsistencyStudy | None) -> tuple[str, ...]:
@@ -341,6 +374,14 @@ def compare(comparison: Comparison) -> RenderableType:
     notes += [
         "* best of those that fit. Energy: modelled from the work of the GPUs; hosts and building as far as stated."
     ]
+    failing = {
+        candidate.system.name: candidate.training.goodput
+        for candidate in comparison.candidates
+        if candidate.training is not None and candidate.training.goodput is not None
+    }
+    if failing:
+        shares = ", ".join(f"{name} {percent(run.share)}" for name, run in failing.items())
+        notes.append(f"Failures, checkpoints and restarts are in time, cost and energy; goodput: {shares}.")
     head = f"{comparison.amount.words}. {', '.join(winners).capitalize() or 'It fits none of them'}.\n"
     return Group(prose(Text(head, style="bold")), table, Text(), prose(Text("\n".join(notes), style="dim")))
 

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from paleo.studies.cost import Tariff
-    from paleo.studies.goodput import Goodput
     from paleo.studies.target import TargetScaling, TargetTime
 
 MINUTE = 60.0
@@ -112,46 +111,3 @@ def figure(task: str, system: str, curve: TargetScaling) -> Figure:
     axes.grid(visible=True, which="major", linewidth=0.3)
     axes.legend(frameon=False)
     return drawn
-
-
-def goodput_document(run: Goodput) -> dict[str, Any]:
-    """A long run with failures; seconds, bytes."""
-    return {
-        "goodput": run.share,
-        "interval_s": run.interval,
-        "checkpoint_bytes": run.checkpoint_bytes,
-        "checkpoint_s": run.save,
-        "restart_s": run.restart,
-        "mtbf_s": run.mtbf,
-        "failures": run.failures,
-        "finish_s": run.finish,
-        "finish_s_interval": list(run.finish_interval),
-        "lost": run.lost,
-    }
-
-
-def goodput_lines(run: Goodput) -> RenderableType:
-    """The same in three lines."""
-    from rich.text import Text
-
-    low, high = run.finish_interval
-    lost = ", ".join(f"{name} {share:.1%}" for name, share in run.lost.items())
-    return Text(
-        f"with failures: goodput {run.share:.1%} (lost: {lost})\n"
-        f"  a failure every {duration(run.mtbf)}, {run.failures:,.0f} until the end; checkpoints of "
-        f"{engineering(run.checkpoint_bytes, 'B')} every {duration(run.interval)} take {duration(run.save)}\n"
-        f"  finished after {duration(run.finish)} (p10 to p90: {duration(low)} to {duration(high)}), "
-        f"{duration(run.work)} without failures"
-    )
-
-
-def with_goodput(document: dict[str, Any], run: Goodput | None) -> dict[str, Any]:
-    """The document of an estimate with the goodput of a long run, where one was asked for."""
-    return document if run is None else {**document, "goodput": goodput_document(run)}
-
-
-def goodput_below(shown: RenderableType, run: Goodput | None) -> RenderableType:
-    """The tables of an estimate with the goodput of a long run below, where one was asked for."""
-    from rich.console import Group
-
-    return shown if run is None else Group(shown, goodput_lines(run))

@@ -20,7 +20,7 @@ from paleo.errors import PlanError, SpecError, near
 from paleo.specs.catalog import device_named, entries, is_path, kind_of, read_entry, read_inline
 from paleo.specs.loading import PositiveCount, Spec, Text, validate
 from paleo.specs.references import FileCache
-from paleo.units import Bytes, BytesPerSecond, FlopsPerSecond, Hertz, PricePerSecond, Seconds, Watts
+from paleo.units import Bytes, BytesPerSecond, FailuresPerSecond, FlopsPerSecond, Hertz, PricePerSecond, Seconds, Watts
 
 Year = Annotated[int, Field(strict=True, ge=1990, le=2100)]
 Fraction = Annotated[float, Field(strict=True, gt=0, le=1)]
@@ -233,6 +233,22 @@ class Host(Spec):
     source: Text = NOT_STATED
 
 
+class Reliability(Spec):
+    """Failures of one node and second that end a job, by hardware or software, and the range from ``low`` to ``high``
+    that nine of ten clusters of the kind lie in. In files per node-day or thousand of them: ``4/knodeday``."""
+
+    failures: FailuresPerSecond
+    low: FailuresPerSecond
+    high: FailuresPerSecond
+    source: Text
+
+    @model_validator(mode="after")
+    def _range_holds_the_rate(self) -> Reliability:
+        if not self.low <= self.failures <= self.high:
+            raise SpecError("low: expected low <= failures <= high")
+        return self
+
+
 @dataclass(frozen=True, slots=True)
 class Span:
     """What a group of ranks has of one level.
@@ -260,6 +276,7 @@ class System(Spec):
 
     Ranks are numbered consecutively, innermost level first. ``price_per_node`` is for all devices of a node.
     ``devices_per_host``: where one NVLink domain joins several machines, the devices of one of them.
+    ``reliability``: how often its nodes fail, where that is known (`paleo.specs.reliability` for all others).
     """
 
     name: Text
@@ -272,6 +289,7 @@ class System(Spec):
     levels: tuple[Level, ...] = ()
     host: Host | None = None
     price_per_node: Price | None = None
+    reliability: Reliability | None = None
     notes: Text | None = None
     source: Text = NOT_STATED
 

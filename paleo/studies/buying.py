@@ -20,6 +20,7 @@ from paleo.specs.model import ModelSpec
 from paleo.specs.run import Run
 from paleo.studies.cost import Tariff
 from paleo.studies.launch import estimate_command, launch_flags
+from paleo.studies.long_run import LongRunOptions
 from paleo.studies.training import Amount, Training, training
 from paleo.units import DAY, counted, parse
 
@@ -30,13 +31,15 @@ OBJECTIVES = ("time", "cost", "energy", "gpus")
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What is asked: how much training (None: a step alone), within how many seconds and USD, best by what."""
+    """What is asked: how much training (None: a step alone), within how many seconds and USD, best by what; with
+    failures where a ``long_run`` is stated."""
 
     amount: Amount | None = None
     deadline: float | None = None
     budget: float | None = None
     objective: str = "time"
     tariff: Tariff = field(default_factory=Tariff)
+    long_run: LongRunOptions | None = None
 
 
 def stated_wish(
@@ -105,6 +108,12 @@ class PricedPlan:
     def joules(self) -> float | None:
         energy = None if self.lead_training is None else self.lead_training.energy
         return None if energy is None else energy * self.ratio
+
+    @property
+    def goodput(self) -> float | None:
+        """Share of the time that makes new steps; None where failures are not counted."""
+        failing = None if self.lead_training is None else self.lead_training.goodput
+        return None if failing is None else failing.share
 
     @property
     def command(self) -> str:
@@ -206,7 +215,7 @@ def _search(model: ModelSpec, system: System, gpus: int, run: Run, wish: Wish, s
 def _priced(model: ModelSpec, system: System, result: Search, wish: Wish) -> list[PricedPlan]:
     first = result.plans[0]
     lead = predict(model, system, first.run)
-    whole = None if wish.amount is None else training(lead, wish.amount, wish.tariff)
+    whole = None if wish.amount is None else training(lead, wish.amount, wish.tariff, long_run=wish.long_run)
     return [PricedPlan(system, row, lead, whole) for row in result.plans]
 
 

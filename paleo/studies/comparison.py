@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
-from paleo.errors import PaleoError, PlanError, SpecError, near
+from paleo.errors import CapacityError, PaleoError, PlanError, SpecError, near
 from paleo.predict import Prediction, predict
 from paleo.specs.hardware import System
 from paleo.specs.model import ModelSpec
 from paleo.specs.run import Run
 from paleo.studies.consistency import ConsistencyStudy, studied
 from paleo.studies.cost import Tariff
+from paleo.studies.long_run import LongRunOptions
 from paleo.studies.training import Amount, Training, amount, training
 from paleo.units import MEGA
 
@@ -101,16 +102,18 @@ def compare(
     run: Run,
     wanted: Amount | None = None,
     tariff: Tariff | None = None,
+    long_run: LongRunOptions | None = None,
 ) -> Comparison:
-    """The same run on several systems. Amount left out: one epoch, or a million samples without a data set."""
+    """The same run on several systems, with failures where a ``long_run`` is asked for. Amount left out: one epoch, or
+    a million samples without a data set."""
     wanted = wanted or usual_amount(model)
     candidates, errors = [], list[PaleoError]()
     for system in systems:
         try:
             prediction = predict(model, system, run)
-            cost = training(prediction, wanted, tariff)
+            cost = training(prediction, wanted, tariff, long_run=long_run)
             candidates.append(Candidate(system, prediction, cost, consistency=studied(prediction)))
-        except (PlanError, SpecError) as error:
+        except (PlanError, SpecError, CapacityError) as error:
             errors.append(error)
             candidates.append(Candidate(system, problem=str(error)))
     if errors and len(errors) == len(candidates):

@@ -14,9 +14,9 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from paleo.errors import CapacityError, SpecError
+from paleo.errors import CapacityError
 from paleo.step.stragglers import normal_quantile
-from paleo.units import DAY, KILO, duration, engineering
+from paleo.units import duration, engineering
 
 Array = npt.NDArray[np.float64]
 Numeric = float | Array
@@ -24,16 +24,12 @@ Numeric = float | Array
 #: most failures are survived by the copy in memory.
 Checkpointing = Literal["sync", "async", "memory"]
 CHECKPOINTING: tuple[Checkpointing, ...] = ("sync", "async", "memory")
-#: Failures of GPU nodes per node and second, hardware and software of a tended cluster: 4 per 1,000 node-days, between
-#: 2 and 16. Llama 3 405B 3.8 (419 in 54 days of 2,048 nodes), BLOOM 3.0, RSC-1 6.5, RSC-2 2.3, OPT-175B 16.1.
-NODE_FAILURES = 4.0 / (KILO * DAY)
-NODE_FAILURES_RANGE = (2.0 / (KILO * DAY), 16.0 / (KILO * DAY))
 #: Share of failures that leave the copy in host memory intact (DLRover: three of four restart a process).
 SURVIVED = 0.75
 
 
 def mean_time_between_failures(
-    *, nodes: Numeric, node_rate: Numeric = NODE_FAILURES, gpus: Numeric = 0.0, gpu_rate: Numeric = 0.0,
+    *, nodes: Numeric, node_rate: Numeric, gpus: Numeric = 0.0, gpu_rate: Numeric = 0.0,
     software_rate: Numeric = 0.0,
 ) -> Array:  # fmt: skip
     """Mean time between failures of a job [s]: 1 / (nodes · node_rate + gpus · gpu_rate + software_rate), rates per
@@ -113,18 +109,34 @@ HOPELESS = 100.0
 
 def two_level_goodput(
     *, memory_interval: Numeric, memory_save: Numeric, storage_interval: Numeric, storage_save: Numeric,
-    restart_memory: Numeric, restart_storage: Numeric, mtbf: Numeric, survived: float = SURVIVED,
+    restart_memory: Numeric, restart_storage: Numeric, mtbf: Numeric, survived: float = SURVIVED, lag: Numeric = 0.0,
 ) -> Array:  # fmt: skip
     """Goodput with copies in host memory and in storage: the share ``survived`` of failures falls back to the former.
 
-    1 − Σ [δ_i / τ_i + λ_i (τ_i / 2 + R_i)], to first order (Moody et al., SC 2010, two levels).
+    (w − Σ p_i l_i / M) / (1 + Σ p_i r_i / M), with w = 1 / (1 + Σ δ / τ) the share of running time that is not saving,
+    l_i the work lost, on average, and r_i = M (e^(R_i/M) − 1) a restart that failures strike, too. A failure finds a
+    copy in memory that is M − s / (e^(s/M) − 1) old, s the time between two; one in storage is older by ``lag``.
+
+    Two levels as in Moody et al., SC 2010.
     """
-    rate = 1.0 / np.asarray(mtbf, dtype=np.float64)
-    fast = memory_save / np.asarray(memory_interval) + rate * survived * (memory_interval / 2.0 + restart_memory)
-    slow = storage_save / np.asarray(storage_interval) + rate * (1.0 - survived) * (
-        storage_interval / 2.0 + restart_storage
-    )
-    return np.asarray(np.clip(1.0 - fast - slow, 0.0, 1.0))
+    m = np.asarray(mtbf, dtype=np.float64)
+    running = 1.0 / (1.0 + memory_save / np.asarray(memory_interval) + storage_save / np.asarray(storage_interval))
+    fast = _age(np.asarray(memory_interval) / running, m)
+    slow = _age(np.asarray(storage_interval) / running, m) + lag
+    lost = (survived * fast + (1.0 - survived) * slow) * running
+    again = survived * np.expm1(restart_memory / m) + (1.0 - survived) * np.expm1(restart_storage / m)
+    return np.asarray(np.clip(running - lost / m, 0.0, 1.0) / (1.0 + again))
+
+
+def _age(between: Numeric, mtbf: Array) -> Array:
+    """Mean age of the last copy when a failure strikes, with ``between`` seconds from one to the next."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        aged = mtbf - between / np.expm1(between / mtbf)
+    return np.where(np.asarray(between) < SHORT * mtbf, np.asarray(between) / 2.0, aged)
+
+
+#: Below this share of the mean time between failures the age of a copy is half the time between two.
+SHORT = 1e-4
 
 
 def save_seconds(
@@ -150,6 +162,8 @@ def spares_needed(*, nodes: float, node_rate: float, repair: float, quantile: fl
     16
     """
     mean = nodes * node_rate * repair
+    if mean > NORMAL:
+        return math.ceil(mean + float(normal_quantile(quantile)) * math.sqrt(mean))
     term, reached, count = math.exp(-mean), math.exp(-mean), 0
     while reached < quantile:
         count += 1
@@ -158,41 +172,123 @@ def spares_needed(*, nodes: float, node_rate: float, repair: float, quantile: fl
     return count
 
 
+#: Mean from which on a law of Poisson is taken as normal.
+NORMAL = 400.0
+
+
+def replacement_wait(*, mean_in_repair: float, spares: int, repair: float, swap: float) -> float:
+    """Expected seconds until a node stands in for a failed one: ``swap`` with a spare, else until the first of those in
+    repair is back, repair / (k + 1) with k others there. Nodes in repair are Poisson with their mean.
+
+    >>> round(replacement_wait(mean_in_repair=1.0, spares=0, repair=86400.0, swap=30.0))  # repair (1 - 1/e)
+    54627
+    """
+    if mean_in_repair > NORMAL:
+        return swap if spares > mean_in_repair else max(repair / (mean_in_repair + 1.0), swap)
+    most = math.ceil(mean_in_repair + TAIL * math.sqrt(mean_in_repair) + TAIL)
+    counts = np.arange(most + 1.0)
+    logs = np.cumsum(np.log(np.maximum(counts, 1.0)))
+    probabilities = np.exp(counts * math.log(max(mean_in_repair, 1e-300)) - mean_in_repair - logs)
+    waits = np.where(counts < spares, swap, np.maximum(repair / (counts + 1.0), swap))
+    return float(np.sum(probabilities * waits) / np.sum(probabilities))
+
+
+#: Standard deviations up to which the law of Poisson is summed.
+TAIL = 8.0
+
+
 def elastic_goodput(*, base: Numeric, replicas: Numeric, failures_in_repair: Numeric) -> Array:
     """Goodput of a run that goes on with (n − k)/n of its replicas while k are repaired, on average."""
     return np.asarray(base * (1.0 - np.asarray(failures_in_repair) / np.asarray(replicas)))
 
 
 @dataclass(frozen=True, slots=True)
-class Reliability:
-    """What fails and what a restart takes [s]: failures are per node and second; ``detect`` is until the failure is
-    seen, ``replace`` until a node stands in, ``launch`` until processes run, ``warm_up`` until steps are as fast as
-    before. Defaults are a tended cluster with health checks and spares: Llama 3's 90 % at a failure every 3.1 h leave
-    340 s for all of it, reading the checkpoint included; without health checks the time-out of collectives (10 min in
-    PyTorch) comes first, and by hand it takes hours."""
+class RestartPath:
+    """What a restart takes [s]: ``detect`` is until the failure is seen, ``replace`` until a spare node stands in,
+    ``launch`` until processes run, ``warm_up`` until steps are as fast as before. Defaults are a tended cluster with
+    health checks and spares: Llama 3's 90 % at a failure every 3.1 h leave 340 s for all of it, reading the checkpoint
+    included; without health checks the time-out of collectives (10 min in PyTorch) comes first, and by hand it takes
+    hours."""
 
-    node_rate: float = NODE_FAILURES
     detect: float = 60.0
     replace: float = 30.0
     launch: float = 60.0
     warm_up: float = 30.0
 
-    def restart(self, load: float) -> float:
+    def restart(self, load: float, replace: float | None = None) -> float:
         """Seconds from a failure to the next new step, ``load`` of them reading the checkpoint."""
-        return self.detect + self.replace + self.launch + load + self.warm_up
+        return self.detect + (self.replace if replace is None else replace) + self.launch + load + self.warm_up
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoints:
+    """How a run saves and comes back [s]: training stops for ``save``, a copy is durable ``lag`` later, and ``restart``
+    lies between a failure and the next new step.
+
+    ``survived``: share of failures that leave a copy in host memory intact; these take ``restart_memory`` and lose what
+    was done since that copy, the others fall back to storage, which is written to without a pause. ``replicas`` above
+    zero: the run is elastic, a failure stops it for ``restart`` alone while others hold its states, and the replica is
+    away for ``away`` seconds.
+    """
+
+    save: float
+    restart: float
+    lag: float = 0.0
+    survived: float = 0.0
+    restart_memory: float = 0.0
+    replicas: int = 0
+    away: float = 0.0
+
+    def best_interval(self, mtbf: float) -> float:
+        """The interval of the highest goodput; of copies in memory, to first order for the failures they survive."""
+        return float(best_interval(save=self.save, mtbf=mtbf / self.survived if self.survived else mtbf))
+
+    def storage_interval(self, interval: float) -> float:
+        """Seconds between copies in storage: one is written after the other."""
+        return max(interval, self.lag)
+
+    def goodput(self, interval: Numeric, mtbf: Numeric) -> Array:
+        """Share of wall time that makes new steps; broadcasts."""
+        if self.replicas:
+            standing = 1.0 - self.restart / np.asarray(mtbf, dtype=np.float64)
+            base = np.maximum(standing, 0.0) / (1.0 + self.save / np.asarray(interval))
+            return elastic_goodput(base=base, replicas=self.replicas, failures_in_repair=self.away / np.asarray(mtbf))
+        if self.survived:
+            return two_level_goodput(
+                memory_interval=interval, memory_save=self.save, storage_save=0.0, lag=self.lag,
+                storage_interval=np.maximum(interval, self.lag), restart_memory=self.restart_memory,
+                restart_storage=self.restart, mtbf=mtbf, survived=self.survived,
+            )  # fmt: skip
+        return goodput(interval=interval, save=self.save, restart=self.restart, mtbf=mtbf, lag=self.lag)
 
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """A long run with failures: ``work`` seconds of steps, what it takes in all, and its interval p10 to p90."""
+    """A long run with failures: ``work`` seconds of steps, what it takes in all, and its interval p10 to p90.
+
+    ``rate_range``: the range of failure rates over the rate taken; ``source`` says where that is from. ``spares``:
+    nodes that cover repairs with 99 %.
+    """
 
     work: float
     mtbf: float
     checkpoint_bytes: float
-    save: float
+    checkpoints: Checkpoints
     interval: float
-    restart: float
     share: float
+    rate_range: tuple[float, float] = (1.0, 1.0)
+    source: str = "as stated"
+    spares: int = 0
+
+    @property
+    def save(self) -> float:
+        """Seconds that training stops for a checkpoint."""
+        return self.checkpoints.save
+
+    @property
+    def restart(self) -> float:
+        """Seconds from a failure to the next new step."""
+        return self.checkpoints.restart
 
     @property
     def finish(self) -> float:
@@ -205,56 +301,74 @@ class Goodput:
         return self.finish / self.mtbf if math.isfinite(self.mtbf) else 0.0
 
     @property
+    def share_range(self) -> tuple[float, float]:
+        """Goodput at the high and the low end of the failure rates, the interval kept."""
+        ends = self.checkpoints.goodput(self.interval, self.mtbf / np.array(self.rate_range))
+        return float(ends[1]), float(ends[0])
+
+    @property
     def finish_interval(self) -> tuple[float, float]:
-        """p10 and p90 of the wall time: failures are Poisson, each loses the restart and work uniform in an interval:
-        variance n (R² + R τ + τ²/3)."""
+        """p10 and p90 of the wall time.
+
+        Failures are Poisson, and each loses the restart and work uniform in an interval: variance n (R² + R τ + τ²/3).
+        The rate itself is lognormal, its range holding nine of ten clusters: what is lost moves with it.
+        """
         each = self.restart**2 + self.restart * self.interval + self.interval**2 / 3.0
-        sd = math.sqrt(self.failures * each)
-        tail = float(normal_quantile(0.9)) * sd
+        low, high = self.rate_range
+        rate_sigma = math.log(high / low) / (2.0 * float(normal_quantile(0.95)))
+        lost = (self.finish - self.work) * rate_sigma
+        tail = float(normal_quantile(0.9)) * math.sqrt(self.failures * each + lost**2)
         return max(self.work, self.finish - tail), self.finish + tail
 
     @property
     def lost(self) -> dict[str, float]:
-        """Shares lost to checkpoints, to work done again and to restarts, to first order."""
+        """Shares lost to checkpoints, to work done again and to restarts (with an elastic run: to replicas that are
+        away), to first order."""
+        saving = self.save / self.interval
         if math.isinf(self.mtbf):
-            return {"checkpoints": self.save / self.interval, "again": 0.0, "restarts": 0.0}
-        shares = losses(interval=self.interval, save=self.save, restart=self.restart, mtbf=self.mtbf)
-        return dict(zip(("checkpoints", "again", "restarts"), (float(share) for share in shares), strict=True))
+            return {"checkpoints": saving, "again": 0.0, "restarts": 0.0}
+        way = self.checkpoints
+        if way.replicas:
+            away = way.away / self.mtbf / way.replicas
+            return {"checkpoints": saving, "restarts": way.restart / self.mtbf, "replicas away": away}
+        storage = way.storage_interval(self.interval)
+        fast, slow = way.survived / self.mtbf, (1.0 - way.survived) / self.mtbf
+        again = fast * (self.interval + way.save) / 2.0 + slow * ((storage + way.save) / 2.0 + way.lag)
+        return {"checkpoints": saving, "again": again, "restarts": fast * way.restart_memory + slow * way.restart}
 
 
 def long_run(
-    *, work: float, mtbf: float, checkpoint_bytes: float, save: float, restart: float, interval: float | None = None,
-    lag: float = 0.0,
+    *, work: float, mtbf: float, checkpoint_bytes: float, checkpoints: Checkpoints, interval: float | None = None,
+    rate_range: tuple[float, float] = (1.0, 1.0), source: str = "as stated", spares: int = 0,
 ) -> Goodput:  # fmt: skip
     """Goodput of a run with the best interval, or the one given.
 
-    Raises SpecError where a checkpoint takes longer than its interval, CapacityError where the run never finishes.
+    Raises CapacityError where a checkpoint takes longer than its interval, and where the run never finishes.
     """
-    chosen = float(best_interval(save=save, mtbf=mtbf)) if interval is None else interval
-    if interval is None and math.isinf(chosen):
-        chosen = work
-    if save + lag > chosen and interval is not None:
-        raise SpecError(
-            f"checkpoint: one takes {duration(save + lag)}, longer than the interval of {duration(chosen)}; expected a "
-            "longer interval or faster storage"
+    save, lag = checkpoints.save, 0.0 if checkpoints.survived else checkpoints.lag
+    best = checkpoints.best_interval(mtbf) if interval is None else interval
+    chosen = work if math.isinf(best) else max(best, lag + save) if interval is None else best
+    if save + lag > chosen:
+        raise CapacityError(
+            f"never finishes: a checkpoint takes {duration(save + lag)}, longer than the interval of "
+            f"{duration(chosen)}; expected a longer interval or faster storage"
         )
-    share = float(goodput(interval=chosen, save=save, restart=restart, mtbf=mtbf, lag=lag))
+    share = float(checkpoints.goodput(chosen, mtbf))
     if not share > NEVER:
         raise CapacityError(
-            f"never finishes: a failure every {duration(mtbf)}, {duration(restart)} to restart, checkpoints of "
-            f"{engineering(checkpoint_bytes, 'B')} every {duration(chosen)}"
+            f"never finishes: a failure every {duration(mtbf)}, {duration(checkpoints.restart)} to restart, "
+            f"checkpoints of {engineering(checkpoint_bytes, 'B')} every {duration(chosen)}"
         )
-    return Goodput(work, mtbf, checkpoint_bytes, save, chosen, restart, share)
+    return Goodput(work, mtbf, checkpoint_bytes, checkpoints, chosen, share, rate_range, source, spares)
 
 
 #: Goodput below which a run is said never to finish.
 NEVER = 1e-4
 
 
-def check_storage(checkpoint_bytes: float, capacity: float | None) -> None:
-    """CapacityError where a checkpoint is larger than the storage that is to hold it."""
-    if capacity is not None and checkpoint_bytes > capacity:
+def check_room(place: str, needed: float, capacity: float | None) -> None:
+    """CapacityError where a checkpoint is larger than the place that is to hold it."""
+    if capacity is not None and needed > capacity:
         raise CapacityError(
-            f"storage: a checkpoint of {engineering(checkpoint_bytes, 'B')} does not fit into "
-            f"{engineering(capacity, 'B')}"
+            f"{place}: a checkpoint of {engineering(needed, 'B')} does not fit into {engineering(capacity, 'B')}"
         )

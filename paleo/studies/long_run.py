@@ -2,33 +2,39 @@
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass
+from typing import Any
 
-from paleo.errors import SpecError
+from paleo.errors import CapacityError, SpecError
 from paleo.operations.optimizers import optimizer
 from paleo.operations.precision import precision
 from paleo.predict import Prediction
+from paleo.specs.hardware import Reliability
+from paleo.specs.reliability import nodes_of, reliability_of
 from paleo.studies.checkpoint import WRITERS
 from paleo.studies.goodput import (
     CHECKPOINTING,
+    SURVIVED,
     Checkpointing,
+    Checkpoints,
     Goodput,
-    Reliability,
-    check_storage,
+    RestartPath,
+    check_room,
     long_run,
     mean_time_between_failures,
+    replacement_wait,
     save_seconds,
+    spares_needed,
 )
-from paleo.studies.training import Training
-from paleo.units import DAY, GIGA, KILO, parse
+from paleo.units import DAY, GIGA, YEAR, Quantity, parse
 
 #: What shared storage takes in where nobody states it [byte/s]: a parallel file system of a large cluster.
 STORAGE_RATE = 100.0 * GIGA
 #: Bytes per second that a process copies into host memory, and seconds that the call takes.
 COPY_RATE, PAUSE = 10.0 * GIGA, 0.2
-_FAILURES = re.compile(r"\s*([\d.]+(?:[eE][+-]?\d+)?)\s*/\s*(k?)node-?days?\s*\Z")
+#: How long a failed node is away where nobody states it: a technician a day.
+REPAIR = DAY
 
 
 def failure_rate(text: str) -> float:
@@ -37,10 +43,15 @@ def failure_rate(text: str) -> float:
     >>> round(failure_rate("4/knodeday") * 86400 * 1000, 6)
     4.0
     """
-    match = _FAILURES.match(text)
-    if match is None:
-        raise SpecError(f"--failures {text!r} has no unit; write it like '4/knodeday' (per thousand days of a node)")
-    return float(match.group(1)) / DAY / (KILO if match.group(2) else 1.0)
+    return _quantity("failures", text, "failures")
+
+
+def _quantity(option: str, text: str, dimension: str) -> float:
+    """The value of an option with its unit; SpecError names the option."""
+    try:
+        return Quantity(dimension).parsed(text)
+    except SpecError as error:
+        raise SpecError(f"--{option} {error}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +62,17 @@ class LongRunOptions:
     checkpoint: str | None = None
     checkpointing: str | None = None
     storage: str | None = None
-    capacity: str | None = None
+    storage_size: str | None = None
     restart: str | None = None
     spares: int | None = None
+    repair: str | None = None
+    elastic: bool = False
+
+
+def stated_long_run(*, goodput: bool = False, **options: Any) -> LongRunOptions | None:
+    """The options as they are stated; None where neither they nor ``goodput`` ask for failures."""
+    stated = LongRunOptions(**options)
+    return stated if goodput or stated != LongRunOptions() else None
 
 
 def checkpoint_bytes(prediction: Prediction) -> float:
@@ -68,39 +87,88 @@ def goodput_of(prediction: Prediction, work: float, options: LongRunOptions) -> 
 
     Raises SpecError for what cannot be read, CapacityError where a checkpoint does not fit or the run never finishes.
     """
-    total = checkpoint_bytes(prediction)
-    check_storage(total, None if options.capacity is None else parse(options.capacity, "bytes"))
-    plan, system = prediction.plan, prediction.system
-    nodes = math.ceil(plan.gpus / max(system.devices_per_node, 1))
-    reliability = Reliability() if options.failures is None else Reliability(node_rate=failure_rate(options.failures))
-    rate = STORAGE_RATE if options.storage is None else parse(options.storage, "bandwidth")
-    write = float(
-        save_seconds(
-            total_bytes=total,
-            process_rate=WRITERS["megatron"].rate,
-            processes=plan.gpus,
-            nodes=nodes,
-            storage_rate=rate,
-        )
-    )
-    mode = checkpointing_named(options.checkpointing)
-    save = write if mode == "sync" else PAUSE + total / plan.gpus / COPY_RATE
-    replace = 0.0 if options.spares else reliability.replace
-    load = total / rate
-    restart = (
-        reliability.restart(load) - reliability.replace + replace
-        if options.restart is None
-        else parse(options.restart, "time")
-    )
+    nodes = nodes_of(prediction.system, prediction.plan.gpus)
+    rates = _reliability(prediction, options)
+    repair = REPAIR if options.repair is None else _quantity("repair", options.repair, "time")
     return long_run(
         work=work,
-        mtbf=float(mean_time_between_failures(nodes=nodes, node_rate=reliability.node_rate)),
-        checkpoint_bytes=total,
-        save=save,
-        restart=restart,
+        mtbf=float(mean_time_between_failures(nodes=nodes, node_rate=rates.failures)),
+        checkpoint_bytes=checkpoint_bytes(prediction),
+        checkpoints=checkpoints_of(prediction, options, in_repair=nodes * rates.failures * repair, repair=repair),
         interval=checkpoint_interval(options.checkpoint, prediction.step_time),
-        lag=0.0 if mode == "sync" else write,
+        rate_range=(rates.low / rates.failures, rates.high / rates.failures) if rates.failures else (1.0, 1.0),
+        source=rates.source,
+        spares=spares_needed(nodes=nodes, node_rate=rates.failures, repair=repair),
     )
+
+
+def goodput_share(prediction: Prediction, options: LongRunOptions) -> float:
+    """The goodput of a run however long; 0 where it never finishes or its checkpoints have no room."""
+    try:
+        return goodput_of(prediction, YEAR, options).share
+    except CapacityError:
+        return 0.0
+
+
+def _reliability(prediction: Prediction, options: LongRunOptions) -> Reliability:
+    if options.failures is None:
+        return reliability_of(prediction.system)
+    rate = failure_rate(options.failures)
+    return Reliability.model_construct(failures=rate, low=rate, high=rate, source="as stated")
+
+
+def checkpoints_of(
+    prediction: Prediction, options: LongRunOptions, *, in_repair: float, repair: float
+) -> Checkpoints:  # fmt: skip
+    """How the run saves and comes back; ``in_repair`` nodes are away on average, each for ``repair`` seconds."""
+    total, plan = checkpoint_bytes(prediction), prediction.plan
+    nodes = nodes_of(prediction.system, plan.gpus)
+    rate = STORAGE_RATE if options.storage is None else _quantity("storage", options.storage, "bandwidth")
+    size = None if options.storage_size is None else _quantity("storage-size", options.storage_size, "bytes")
+    check_room("storage", total, size)
+    mode, writer = checkpointing_named(options.checkpointing), WRITERS["megatron"].rate
+    write = float(
+        save_seconds(total_bytes=total, process_rate=writer, processes=plan.gpus, nodes=nodes, storage_rate=rate)
+    )
+    copy = total / plan.gpus / COPY_RATE
+    path = RestartPath()
+    replace = path.replace
+    if options.spares is not None:
+        replace = replacement_wait(
+            mean_in_repair=in_repair, spares=options.spares, repair=repair, swap=path.replace if options.spares else 0.0
+        )
+    restart = path.restart(total / rate, replace)
+    if options.restart is not None:
+        restart = _quantity("restart", options.restart, "time")
+    if options.elastic:
+        _check_replicas(prediction)
+        standing = path.detect + path.warm_up if options.restart is None else restart
+        away = replace + path.launch + copy
+        return Checkpoints(write if mode == "sync" else PAUSE + copy, standing, 0.0, replicas=plan.dp, away=away)
+    if mode == "sync":
+        return Checkpoints(write, restart)
+    if mode == "async":
+        return Checkpoints(PAUSE + copy, restart, write)
+    _check_host_memory(prediction, total / nodes)
+    again = min(path.restart(copy, 0.0), restart)
+    return Checkpoints(PAUSE + copy, restart, write, survived=SURVIVED, restart_memory=again)
+
+
+def _check_replicas(prediction: Prediction) -> None:
+    """SpecError where a data-parallel replica cannot be lost."""
+    plan = prediction.plan
+    if plan.dp < 2 or plan.parallel.zero:
+        raise SpecError(
+            f"--elastic: {plan.strategy or 'one GPU'} has no replica that others can do without; expected dp of 2 or "
+            "more whose states are not sharded (zero=0)"
+        )
+
+
+def _check_host_memory(prediction: Prediction, needed: float) -> None:
+    """CapacityError where the copy in memory is larger than what a node has beside the run."""
+    host = prediction.system.host
+    if host is not None and host.memory is not None:
+        check_room("host memory of a node", needed, host.memory)
 
 
 def checkpointing_named(text: str | None) -> Checkpointing:
@@ -117,10 +185,3 @@ def checkpoint_interval(text: str | None, step_time: float) -> float | None:
         return None
     steps = re.match(r"\s*(\d+)\s*steps?\s*\Z", str(text))
     return float(steps.group(1)) * step_time if steps else parse(text, "time")
-
-
-def failing(prediction: Prediction, training: Training | None, options: LongRunOptions) -> Goodput:
-    """The goodput of a training; SpecError where its length is not stated."""
-    if training is None:
-        raise SpecError("--goodput: how long the run is has to be stated: --tokens, --samples or --epochs")
-    return goodput_of(prediction, training.time, options)

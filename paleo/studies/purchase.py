@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from paleo.errors import PaleoError, PlanError, SpecError
+from paleo.errors import CapacityError, PaleoError, PlanError, SpecError
 from paleo.lowering.recompute import RECOMPUTE
 from paleo.parallel.plan import plan
 from paleo.predict import Prediction, predict
@@ -16,6 +16,7 @@ from paleo.specs.model import ModelSpec
 from paleo.specs.run import Run
 from paleo.studies.comparison import Candidate, Comparison, Objective
 from paleo.studies.cost import Power, Tariff, power
+from paleo.studies.long_run import LongRunOptions
 from paleo.studies.scaling import ScaleCurve, Scaling, scale
 from paleo.studies.training import Amount, training
 
@@ -53,6 +54,7 @@ class Asked:
     counts: tuple[int, ...] = ()
     scaling: Scaling = "strong"
     planner: Planner = few
+    long_run: LongRunOptions | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +137,7 @@ def purchase(asked: Asked) -> Purchase:
     for system, gpus in asked.systems:
         try:
             offers.append(_offer(asked, system, gpus, batch))
-        except (PlanError, SpecError) as error:
+        except (PlanError, SpecError, CapacityError) as error:
             errors.append(error)
             offers.append(Offer(Candidate(system, problem=str(error)), gpus, 0, 0, None, None, (), None))
     if len(errors) == len(offers):
@@ -164,7 +166,7 @@ def _offer(asked: Asked, system: System, gpus: int, batch: int) -> Offer:
         predictions = [predict(asked.model, system, run)]
         tried, fit = 1, int(predictions[0].memory.fits)
     best, fitting = predictions[0], [prediction for prediction in predictions if prediction.memory.fits]
-    trained = training(best, asked.amount, asked.tariff, critical_batch=asked.critical_batch)
+    trained = training(best, asked.amount, asked.tariff, critical_batch=asked.critical_batch, long_run=asked.long_run)
     return Offer(
         Candidate(system, best, trained),
         gpus,
@@ -255,7 +257,7 @@ def _curve(asked: Asked, best: Prediction) -> ScaleCurve | None:
     if asked.scaling == "weak":
         run = run.model_copy(update={"batch": best.plan.local_batch, "global_batch": None})
     try:
-        return scale(asked.model, best.system, run, counts, asked.scaling)
+        return scale(asked.model, best.system, run, counts, asked.scaling, asked.long_run)
     except PlanError:
         return None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from paleo.errors import PlanError, SpecError, near
@@ -14,6 +14,7 @@ from paleo.specs.model import ModelSpec
 from paleo.specs.run import Run
 from paleo.studies import placement
 from paleo.studies.consistency import ConsistencyStudy, studied
+from paleo.studies.long_run import LongRunOptions, goodput_share
 from paleo.units import counted, gibibytes
 
 Scaling = Literal["strong", "weak"]
@@ -43,12 +44,14 @@ def scalings(text: str) -> tuple[Scaling, ...]:
 @dataclass(frozen=True, slots=True)
 class ScalePoint:
     """One GPU count. ``problem`` says why it cannot be used (no samples left, a strategy that does not divide it);
-    ``consistency`` is what the run's consistency model makes of the step, None for plain synchronous steps."""
+    ``consistency`` is what the run's consistency model makes of the step, None for plain synchronous steps;
+    ``goodput`` the share of the time that makes new steps, where failures are counted."""
 
     gpus: int
     prediction: Prediction | None
     problem: str = ""
     consistency: ConsistencyStudy | None = None
+    goodput: float | None = None
 
     @property
     def step_time(self) -> float:
@@ -122,18 +125,34 @@ class ScaleCurve:
         """Speed-up over the growth in GPUs; 1 is perfect."""
         return self.speedup(point) * self.base.gpus / point.gpus
 
+    @property
+    def turnover(self) -> ScalePoint | None:
+        """The count beyond which more GPUs make a run with failures slower; None where it is the last, or none are
+        counted."""
+        counted_in = [point for point in self.points if point.runs and point.goodput is not None]
+        best = max(counted_in, key=lambda point: self.speedup(point) * (point.goodput or 0.0), default=None)
+        return None if best is None or best is counted_in[-1] else best
 
-def scale(model: ModelSpec, system: System, run: Run, counts: Sequence[int], scaling: Scaling) -> ScaleCurve:
+
+def scale(
+    model: ModelSpec,
+    system: System,
+    run: Run,
+    counts: Sequence[int],
+    scaling: Scaling,
+    long_run: LongRunOptions | None = None,
+) -> ScaleCurve:
     """Predictions for rising GPU counts: ``strong`` keeps the global batch, ``weak`` the batch of each GPU.
 
     What is kept is the run's ``global_batch`` or ``batch`` (its default too) as they come out at the smallest count.
-    A count that the strategy or the system cannot use is kept as a point with its reason; PlanError if all are.
+    A count that the strategy or the system cannot use is kept as a point with its reason; PlanError if all are. With a
+    ``long_run`` each point has its goodput.
     """
     if not counts or min(counts) < 1:
         raise SpecError(f"gpus: {list(counts)} must be counts of 1 or more, such as 1,2,4,8")
     rising = sorted(set(counts))
     fixed = _fixed_batch(model, system, run, rising, scaling)
-    points = tuple(_point(model, system, run, count, scaling, fixed) for count in rising)
+    points = tuple(_failing(_point(model, system, run, count, scaling, fixed), long_run) for count in rising)
     if not any(point.usable for point in points):
         raise PlanError(points[0].problem)
     return ScaleCurve(scaling, fixed, points, run.consistency, run.nodes)
@@ -185,6 +204,24 @@ def _point(model: ModelSpec, system: System, run: Run, count: int, scaling: Scal
         problem = f"{NO_SAMPLES}: {chosen.global_batch:,} of them, {idle} idle"
         return ScalePoint(count, prediction, problem, consistency)
     return ScalePoint(count, prediction, consistency=consistency)
+
+
+def _failing(point: ScalePoint, long_run: LongRunOptions | None) -> ScalePoint:
+    if long_run is None or point.prediction is None:
+        return point
+    return replace(point, goodput=goodput_share(point.prediction, long_run))
+
+
+def turnover_words(curve: ScaleCurve) -> str:
+    """Where a run with failures turns over, in a sentence; empty where failures are not counted."""
+    last = next((point for point in reversed(curve.points) if point.runs and point.goodput is not None), None)
+    if last is None:
+        return ""
+    best = curve.turnover
+    if best is None:
+        return f"With failures it still gains at {counted(last.gpus, 'GPU')} (goodput {_percent(last.goodput or 0.0)})."
+    lost = f"goodput {_percent(best.goodput or 0.0)} there, {_percent(last.goodput or 0.0)} at {last.gpus:,}"
+    return f"With failures it turns over at {counted(best.gpus, 'GPU')}: more of them finish later ({lost})."
 
 
 def verdict(curve: ScaleCurve) -> Verdict:

@@ -11,9 +11,12 @@ from paleo.predict import Prediction
 from paleo.specs.hardware import Price, System
 from paleo.specs.model import ModelSpec
 from paleo.specs.prices import purchase_quote, rented
+from paleo.specs.reliability import nodes_of
 from paleo.specs.run import Run
 from paleo.studies.consistency import step_seconds
 from paleo.studies.cost import Tariff, energy, samples_to_target
+from paleo.studies.goodput import Goodput
+from paleo.studies.long_run import LongRunOptions, goodput_of
 from paleo.units import HOUR, KILO, YEAR, counted
 
 JOULES_PER_KWH = KILO * HOUR
@@ -79,6 +82,7 @@ class Training:
 
     ``energy`` is modelled from the work done (see ``paleo.studies.cost``), ``energy_limit`` is every GPU at its design
     power all the time. ``interval`` are the ends of the 90 % interval of ``time``; cost and energy scale with it.
+    ``goodput``: with failures, where they are counted; all figures then hold what they cost.
     """
 
     amount: Amount
@@ -91,6 +95,7 @@ class Training:
     energy: float | None
     energy_limit: float | None
     tariff: Tariff
+    goodput: Goodput | None = None
 
     @property
     def rent(self) -> float | None:
@@ -125,31 +130,39 @@ class Training:
 
 
 def training(
-    prediction: Prediction, wanted: Amount, tariff: Tariff | None = None, *, critical_batch: float | None = None
-) -> Training:
+    prediction: Prediction, wanted: Amount, tariff: Tariff | None = None, *, critical_batch: float | None = None,
+    long_run: LongRunOptions | None = None,
+) -> Training:  # fmt: skip
     """What an amount of training takes; whole nodes are paid for, each step is a whole step. Under a consistency model
-    a step is what all workers take to see the global batch once."""
+    a step is what all workers take to see the global batch once. With a ``long_run`` failures, checkpoints and spare
+    nodes are counted, too.
+
+    Raises CapacityError where such a run never finishes.
+    """
     terms, plan = tariff or Tariff(), prediction.plan
     samples = samples_to_target(samples=wanted.samples, global_batch=plan.global_batch, critical_batch=critical_batch)
     steps = math.ceil(samples / plan.global_batch)
-    step = step_seconds(prediction)
-    seconds = steps * step
-    low, high = (end * step / prediction.step_time for end in prediction.interval)
+    work = steps * step_seconds(prediction)
+    low, high = (work * end / prediction.step_time for end in prediction.interval)
     rate, price = rent(prediction.system, plan.gpus, terms)
+    failing = None if long_run is None else goodput_of(prediction, work, long_run)
+    seconds = work if failing is None else failing.finish
+    if failing is not None:
+        early, late = failing.finish_interval
+        low, high = low + early - work, high + late - work
+    if rate is not None and long_run is not None and long_run.spares:
+        rate *= 1.0 + long_run.spares / nodes_of(prediction.system, plan.gpus)
     watts = prediction.system.device.tdp
     limit = None if watts is None else (watts + (terms.host_power or 0.0)) * terms.pue * plan.gpus * seconds
-    return Training(
-        wanted,
-        samples,
-        steps,
-        seconds,
-        (steps * low, steps * high),
-        rate,
-        price,
-        energy(prediction, seconds, terms),
-        limit,
-        terms,
-    )
+    drawn = energy(prediction, seconds, terms)
+    return Training(wanted, samples, steps, seconds, (low, high), rate, price, drawn, limit, terms, failing)
+
+
+def with_length(long_run: LongRunOptions | None, wanted: Amount | None) -> LongRunOptions | None:
+    """The options of a long run whose length is stated; SpecError where it is not."""
+    if long_run is not None and wanted is None:
+        raise SpecError("--goodput: how long the run is has to be stated: --tokens, --samples or --epochs")
+    return long_run
 
 
 def rent(system: System, gpus: int, tariff: Tariff | None = None) -> tuple[float | None, Price | None]:

@@ -15,10 +15,12 @@ from pathlib import Path
 import pytest
 
 from paleo.cli import run as paleo
+from paleo.report.failures import shares
 from paleo.report.html import report
 from paleo.specs.hardware import load_system
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
+from paleo.studies.long_run import LongRunOptions
 from paleo.studies.purchase import AUTO, Asked, Purchase, purchase, recommend, sensitivity
 from paleo.studies.training import amount
 
@@ -117,6 +119,21 @@ def test_a_critical_batch_raises_times_and_costs_alike(study: Purchase) -> None:
         assert after.candidate.training.samples == pytest.approx(2 * before.candidate.training.samples)
         assert after.candidate.training.time == pytest.approx(2 * before.candidate.training.time, rel=1e-3)
     assert "2.00 times the samples" in report(more, date="2026-11-21")
+
+
+def test_failures_are_a_section_with_a_map() -> None:
+    study = purchase(asked(long_run=LongRunOptions(failures="50/knodeday"), counts=()))
+    page = report(study, date="2026-11-21")
+    (offer, *_) = study.offers
+    failing = offer.candidate.training.goodput  # type: ignore[union-attr]
+    assert failing is not None
+    assert f"goodput {failing.share:.1%}" in page
+    assert page.count("Goodput [%] of 8 × aws-p5.48xlarge; framed: this run</figcaption>") == 1
+    assert "failures, restarts, checkpoints" not in page
+    table = shares(failing, (0.5, 1.0, 2.0))
+    assert table[1, 1] == pytest.approx(failing.share)
+    assert table[1, 1] > max(table[1, 0], table[1, 2])  # the interval is the best one
+    assert table[0, 1] < table[1, 1] < table[2, 1]
 
 
 def test_names_are_escaped() -> None:

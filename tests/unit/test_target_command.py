@@ -7,6 +7,8 @@ import json
 import pytest
 
 from paleo.cli.process import run as command
+from paleo.specs.hardware import load_system
+from paleo.specs.reliability import USUAL, reliability_of
 
 TARGET = ["target", "mlperf:resnet", "--system", "dgx-a100-80gb", "--batch", "3264"]
 ESTIMATE = [
@@ -52,7 +54,8 @@ def test_target_document(capsys: pytest.CaptureFixture[str]) -> None:
         ([*ESTIMATE, "--loss", "2.1", "--tokens", "1T"], "exclude each other"),
         ([*ESTIMATE, "--target", "mlperf:bert"], "is a task of model bert_large"),
         ([*ESTIMATE, "--goodput"], "has to be stated"),
-        ([*ESTIMATE, "--tokens", "1T", "--checkpoint", "1s", "--storage", "1GB/s"], "longer than the interval"),
+        ([*ESTIMATE, "--tokens", "1T", "--elastic"], "no replica that others can do without"),
+        ([*ESTIMATE, "--tokens", "1T", "--failures=-4/knodeday"], "zero or more"),
         ([*ESTIMATE, "--tokens", "1T", "--checkpointing", "never"], "none of sync, async, memory"),
     ],
 )
@@ -94,7 +97,49 @@ def test_length_from_a_loss_a_task_and_a_noise_scale(capsys: pytest.CaptureFixtu
     assert json.loads(out)["training"]["samples"] == pytest.approx(45097078, rel=0.02)
 
 
-def test_a_run_that_never_finishes(capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, err = run([*ESTIMATE, "--tokens", "1T", "--failures", "9e6/nodeday", "--restart", "10min"], capsys)
-    assert code == 1
-    assert "never finishes" in err
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--failures", "9e6/nodeday", "--restart", "10min"], "never finishes"),
+        (["--checkpoint", "1s", "--storage", "1GB/s"], "never finishes: a checkpoint takes"),
+        (["--storage-size", "100 GB"], "storage: a checkpoint of 112 GB does not fit into 100 GB"),
+    ],
+)
+def test_a_run_that_never_finishes(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run([*ESTIMATE, "--tokens", "1T", *options], capsys)
+    assert (code, out) == (1, "")
+    assert message in err
+
+
+def test_failures_are_in_the_money(capsys: pytest.CaptureFixture[str]) -> None:
+    systems = ["compare", "llama3-8b", "--systems", "dgx-a100-80gb,dgx-h100", "--gpus", "64", "--global-batch", "64"]
+    systems += ["--strategy", "zero=3", "--tokens", "1T", "--price", "2 USD/h", "--json"]
+    _, plain, _ = run(systems, capsys)
+    _, failing, _ = run([*systems, "--failures", "400/knodeday", "--spares", "1", "--repair", "1h"], capsys)
+    for before, after in zip(json.loads(plain)["systems"], json.loads(failing)["systems"], strict=True):
+        share = after["goodput"]["goodput"]
+        assert 0.5 < share < 0.999
+        assert after["training"]["time_s"] == pytest.approx(before["training"]["time_s"] / share)
+        # eight nodes and a spare one
+        assert after["training"]["rent_usd"] == pytest.approx(before["training"]["rent_usd"] / share * 9 / 8)
+
+
+def test_scaling_turns_over(capsys: pytest.CaptureFixture[str]) -> None:
+    scale = ["scale", "resnet50-v1.5", "--system", "dgx-a100-80gb", "--gpus", "8,64,512", "--batch", "64", "--json"]
+    _, out, _ = run([*scale, "--failures", "4/nodeday", "--restart", "30min"], capsys)
+    document = json.loads(out)
+    points = document["points"]
+    assert document["curves"][0]["turnover_gpus"] == 64
+    worth = [point["speedup"] * point["goodput"] for point in points]
+    assert worth[1] == max(worth)
+    _, out, _ = run(scale, capsys)
+    assert "turnover_gpus" not in json.loads(out)["curves"][0]
+
+
+def test_failures_of_a_system_are_its_own_or_those_of_one_like_it() -> None:
+    own, inherited = reliability_of(load_system("meta-grand-teton-h100")), reliability_of(load_system("dgx-h100"))
+    assert own.failures * 86400e3 == pytest.approx(3.79)
+    assert inherited.failures == pytest.approx(own.failures)
+    assert inherited.low < own.low < own.high < inherited.high
+    assert "meta-grand-teton-h100" in inherited.source
+    assert reliability_of(load_system("tpu-v4-pod")) is USUAL

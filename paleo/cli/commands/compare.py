@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from paleo.cli.application import DECIDE, NO, app
+from paleo.cli.long_run_options import LongRunFlags, takes_long_run
 from paleo.cli.options import AsJson, ModelName, Plot, RunOptions, Systems, takes_run
 from paleo.cli.output import draw, picture_path, show_document
 from paleo.cli.training_options import Epochs, RankBy, Samples, TariffOptions, Tokens, takes_tariff
@@ -14,11 +15,13 @@ from paleo.errors import SpecError
 @app.command(rich_help_panel=DECIDE)
 @takes_run
 @takes_tariff
+@takes_long_run
 def compare(
     model: ModelName,
     systems: Systems,
     options: RunOptions,
     rates: TariffOptions,
+    long_run: LongRunFlags,
     epochs: Epochs = None,
     samples: Samples = None,
     tokens: Tokens = None,
@@ -44,7 +47,7 @@ def compare(
     if not machines:
         raise SpecError(f"--systems {systems!r}: expected names such as dgx-a100-80gb,dgx-h100")
     wanted = stated_amount(network, run, epochs=epochs, samples=samples, tokens=tokens)
-    study = comparison.compare(network, machines, run, wanted, rates.tariff())
+    study = comparison.compare(network, machines, run, wanted, rates.tariff(), long_run.stated())
     study = study if objective is None else study.ranked(comparison.objective_named(objective))
     if path is not None:
         from paleo.report import plots

@@ -9,15 +9,7 @@ import typer
 
 from paleo.cli.application import NO, PREDICT, app
 from paleo.cli.goal_options import Loss, NoiseScale, Target
-from paleo.cli.long_run_options import (
-    Checkpoint,
-    Checkpointing,
-    Failures,
-    Restart,
-    Spares,
-    Storage,
-    WithFailures,
-)
+from paleo.cli.long_run_options import LongRunFlags, takes_long_run
 from paleo.cli.options import AsJson, ModelName, Plot, RunOptions, SystemName, takes_run
 from paleo.cli.output import draw, picture_path, show_document, warn
 from paleo.cli.training_options import Epochs, Samples, TariffOptions, Tokens, takes_tariff
@@ -28,24 +20,19 @@ Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Sections and str
 @app.command(rich_help_panel=PREDICT)
 @takes_run
 @takes_tariff
+@takes_long_run
 def estimate(
     model: ModelName,
     system: SystemName,
     options: RunOptions,
     rates: TariffOptions,
+    long_run: LongRunFlags,
     epochs: Epochs = None,
     samples: Samples = None,
     tokens: Tokens = None,
     loss: Loss = None,
     target: Target = None,
     noise_scale: NoiseScale = None,
-    goodput: WithFailures = False,
-    failures: Failures = None,
-    checkpoint: Checkpoint = None,
-    checkpointing: Checkpointing = None,
-    storage: Storage = None,
-    restart: Restart = None,
-    spares: Spares = None,
     as_json: AsJson = False,
     plot: Plot = None,
     verbose: Verbose = False,
@@ -69,13 +56,7 @@ def estimate(
         loss=loss,
         target=target,
         noise_scale=noise_scale,
-        goodput=goodput,
-        failures=failures,
-        checkpoint=checkpoint,
-        checkpointing=checkpointing,
-        storage=storage,
-        restart=restart,
-        spares=spares,
+        **long_run.keywords(),
         **asdict(rates),
     )
     if path is not None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from paleo.cli.application import DECIDE, NO, app
+from paleo.cli.long_run_options import LongRunFlags, takes_long_run
 from paleo.cli.options import AsJson, Counts, ModelName, Plot, RunOptions, completes, gpu_counts, takes_run, words
 from paleo.cli.output import draw, picture_path, show_document
 from paleo.cli.training_options import Epochs, Samples, TariffOptions, Tokens, takes_tariff
@@ -61,11 +63,13 @@ PerLayer = Annotated[bool, typer.Option("--per-layer", help="Choose the split of
 @app.command("plan", rich_help_panel=DECIDE)
 @takes_run
 @takes_tariff
+@takes_long_run
 def plan_(
     model: ModelName,
     gpus: Counts,
     options: RunOptions,
     rates: TariffOptions,
+    long_run: LongRunFlags,
     system: OneSystem = None,
     systems: SeveralSystems = None,
     objective: Goal = "time",
@@ -96,6 +100,7 @@ def plan_(
     from paleo.specs.hardware import load_system
     from paleo.specs.model import load_model
     from paleo.studies import buying
+    from paleo.studies.training import with_length
 
     path = picture_path(plot)
     machines = [load_system(name) for name in _systems(system, systems)]
@@ -112,6 +117,7 @@ def plan_(
     narrowed = _narrowed(options, run)
     if systems is not None or any(value is not None for value in (tokens, epochs, samples, deadline, budget)):
         wish = _wish(network, run, tokens, epochs, samples, deadline, budget, objective, rates.tariff())
+        wish = replace(wish, long_run=with_length(long_run.stated(), wish.amount))
         reply = buying.answer(network, machines, counts, run, wish, space=narrowed, top=top)
         if page is not None:
             alone = reply.searches[0][1] if len(counts) == 1 else None
@@ -125,6 +131,7 @@ def plan_(
         if reply.best is None:
             raise typer.Exit(NO)
         return
+    with_length(long_run.stated(), None)
     ranking = plans.search(network, machine, run, counts=counts, space=narrowed, objective=objective, top=top)
     best = plans.explain(network, machine, ranking) if explain else None
     if page is not None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paleo.cli.application import DECIDE, NO, app
+from paleo.cli.long_run_options import LongRunFlags, takes_long_run
 from paleo.cli.options import ModelName, RunOptions, completes, gpu_counts, takes_run
 from paleo.cli.training_options import Epochs, RankBy, Samples, TariffOptions, Tokens, takes_tariff
 from paleo.errors import SpecError
@@ -35,11 +36,13 @@ OutputFile = Annotated[str, typer.Option("-o", "--output", metavar="FILE", help=
 @app.command(rich_help_panel=DECIDE)
 @takes_run
 @takes_tariff
+@takes_long_run
 def report(
     model: ModelName,
     systems: Offered,
     options: RunOptions,
     rates: TariffOptions,
+    long_run: LongRunFlags,
     output: OutputFile = "report.html",
     epochs: Epochs = None,
     samples: Samples = None,
@@ -80,6 +83,7 @@ def report(
             tuple(gpu_counts(counts)) if counts else (),
             scalings(mode)[0],
             functools.partial(recommended, headroom=purchase.HEADROOM),
+            long_run.stated(),
         )
     )
     text = page(study, date=datetime.date.today().isoformat())

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from paleo.cli.application import NO, PREDICT, app
+from paleo.cli.long_run_options import LongRunFlags, takes_long_run
 from paleo.cli.options import AsJson, Counts, ModelName, Plot, RunOptions, SystemName, gpu_counts, takes_run
 from paleo.cli.output import draw, picture_path, show_document
 from paleo.errors import SpecError
@@ -23,11 +24,13 @@ ModeOption = Annotated[str | None, typer.Option("--mode", metavar="MODE", help="
 
 @app.command(rich_help_panel=PREDICT)
 @takes_run
+@takes_long_run
 def scale(
     model: ModelName,
     system: SystemName,
     gpus: Counts,
     options: RunOptions,
+    long_run: LongRunFlags,
     mode: Mode = None,
     mode_option: ModeOption = None,
     as_json: AsJson = False,
@@ -50,8 +53,11 @@ def scale(
         raise SpecError(f"--mode {mode_option}: the argument says {mode!r}; keep one")
     kinds = scaling.scalings(mode or mode_option or ("weak" if run.global_batch is None else "strong"))
     network, machine = load_model(model), load_system(system)
+    failing = long_run.stated()
     curves = [
-        scaling.scale(network, machine, variant, counts, kind) for kind in kinds for variant in scaling.variants(run)
+        scaling.scale(network, machine, variant, counts, kind, failing)
+        for kind in kinds
+        for variant in scaling.variants(run)
     ]
     names = (network.name, machine.name)
     if path is not None:

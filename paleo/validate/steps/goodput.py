@@ -6,8 +6,9 @@ import math
 
 from paleo.errors import SpecError
 from paleo.specs.hardware import System
+from paleo.specs.reliability import USUAL
 from paleo.specs.software import Software
-from paleo.studies.goodput import NODE_FAILURES_RANGE, Reliability, best_interval, goodput, mean_time_between_failures
+from paleo.studies.goodput import RestartPath, best_interval, goodput, mean_time_between_failures
 from paleo.units import HOUR
 from paleo.validate.steps.base import Row, Step, StepTable, filled
 from paleo.validate.tables import STEPS
@@ -23,7 +24,7 @@ BY_HAND, HOURS_BY_HAND = ("manual", "by hand", "without dlrover"), 6.6
 PAUSE = 10.0
 
 
-def mtbf_of(row: Row, reliability: Reliability) -> float:
+def mtbf_of(row: Row) -> float:
     """The mean time between failures that a row states, else by its failures, else of so many nodes."""
     if filled(row, "mtbf_s"):
         return float(row["mtbf_s"])
@@ -36,17 +37,17 @@ def mtbf_of(row: Row, reliability: Reliability) -> float:
         nodes = float(row["gpus"]) / (TRAINIUM_PER_NODE if trainium else GPUS_PER_NODE)
     else:
         raise SpecError("neither failures nor nodes are stated")
-    return float(mean_time_between_failures(nodes=nodes, node_rate=reliability.node_rate))
+    return float(mean_time_between_failures(nodes=nodes, node_rate=USUAL.failures))
 
 
-def restart_of(row: Row, reliability: Reliability) -> float:
+def restart_of(row: Row) -> float:
     """Seconds from a failure to the next new step."""
     said = f"{row.get('run', '')} {row.get('notes', '')}".lower()
     if filled(row, "restart_s"):
         return float(row["restart_s"])
     if any(word in said for word in BY_HAND):
         return HOURS_BY_HAND * HOUR
-    return reliability.restart(float(row["load_s"]) if filled(row, "load_s") else 60.0)
+    return RestartPath().restart(float(row["load_s"]) if filled(row, "load_s") else 60.0)
 
 
 def save_of(row: Row) -> float:
@@ -69,14 +70,13 @@ class LongRuns(StepTable):
 
     def step(self, row: Row, software: Software | None = None) -> Step:
         """The goodput of the row's run; ends of the interval are those of the range of failure rates."""
-        reliability = Reliability()
         if REPEATED in str(row.get("notes", "")):
             raise SpecError("the run of another row by another count")
-        mtbf, restart, save = mtbf_of(row, reliability), restart_of(row, reliability), save_of(row)
+        mtbf, restart, save = mtbf_of(row), restart_of(row), save_of(row)
         interval = float(row["interval_s"]) if filled(row, "interval_s") else float(best_interval(save=save, mtbf=mtbf))
         shares = [
             float(goodput(interval=interval, save=save, restart=restart, mtbf=mtbf * factor))
-            for factor in (1.0, *(reliability.node_rate / rate for rate in reversed(NODE_FAILURES_RANGE)))
+            for factor in (1.0, USUAL.failures / USUAL.high, USUAL.failures / USUAL.low)
         ]
         if not math.isfinite(shares[0]):
             raise SpecError("nothing is known of failures")

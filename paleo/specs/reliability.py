@@ -1,0 +1,64 @@
+"""How often nodes fail: what a system's file says, else what the files of systems like it say."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+from paleo.specs.catalog import entries
+from paleo.specs.hardware import Reliability, System, load_system
+from paleo.units import DAY, KILO
+
+#: Between RSC-2 (2.3) and OPT-175B (16.1 failures per thousand node-days); near Llama 3 (3.8) and BLOOM (3.0).
+USUAL = Reliability.model_construct(
+    failures=4.0 / (KILO * DAY),
+    low=2.0 / (KILO * DAY),
+    high=16.0 / (KILO * DAY),
+    source="the usual rate of tended clusters of GPUs: published runs lie between 2.3 and 16 per thousand node-days",
+)
+
+
+def reliability_of(system: System) -> Reliability:
+    """How often a node of the system fails, from the nearest that is known: its own file, systems of the catalog with
+    its device, with a device of its architecture, the `USUAL` rate.
+
+    What is inherited is the geometric mean, in a range that holds those of all of them and the usual one: clusters of
+    one kind of machine differ by as much as clusters of different kinds.
+    """
+    if system.reliability is not None:
+        return system.reliability
+    known = _known()
+    for alike, words in (
+        ([other for other in known if other.device.name == system.device.name], system.device.name),
+        ([other for other in known if other.device.architecture == system.device.architecture], "its architecture"),
+    ):
+        if alike:
+            return _inherited(alike, words)
+    return USUAL
+
+
+def _inherited(systems: list[System], words: str) -> Reliability:
+    stated = [system.reliability for system in systems if system.reliability is not None]
+    mean = math.exp(sum(math.log(entry.failures) for entry in stated) / len(stated))
+    return Reliability.model_construct(
+        failures=mean,
+        low=min(USUAL.low, *(entry.low for entry in stated)),
+        high=max(USUAL.high, *(entry.high for entry in stated)),
+        source=f"of other systems with {words}: {', '.join(system.name for system in systems)}",
+    )
+
+
+@cache
+def _known() -> list[System]:
+    """Systems of the catalog whose files state failures; a look into the text spares reading all the others."""
+    stating = [name for name, path in entries("systems").items() if "\nreliability:" in path.read_text("utf-8")]
+    return [load_system(name) for name in stating]
+
+
+def nodes_of(system: System, gpus: int) -> int:
+    """Machines that a job of so many devices keeps busy: hosts, where one NVLink domain joins several.
+
+    >>> nodes_of(load_system("dgx-h100"), 20), nodes_of(load_system("gb200-nvl72"), 72)
+    (3, 18)
+    """
+    return math.ceil(gpus / (system.devices_per_host or system.devices_per_node))
