@@ -83,7 +83,7 @@ def _others(study: Purchase) -> str:
 
 
 def _left_out(study: Purchase) -> str:
-    return "no input pipeline" if _failing(study) else "no input pipeline, no restarts"
+    return "no input pipeline" if _failing(study) else "no input pipeline, no checkpoints or restarts"
 
 
 # the answer
@@ -486,9 +486,8 @@ def _assumptions(study: Purchase) -> str:
     rows = [
         ("Measured or predicted?", "Predicted. No figure of this page was measured on these systems by Paleo."),
         ("Calibrated?", _calibrations(study)),
-        ("Kernel or whole application?", "Whole training steps, not kernels; no input pipeline or "
-                                         "validation" + (", checkpoints and restarts are counted." if _failing(study)
-                                                         else ", checkpoints or restarts.")),
+        ("Kernel or whole application?", f"Whole training steps, not kernels; {_left_out(study)}, no "
+                                         f"validation."),
         ("Baseline", f"None hidden: absolute times and rates everywhere; {baseline} stands first because it was "
                      f"asked for first."),
         ("Scaling", f"{asked.scaling}; {kept} is kept"),
@@ -497,8 +496,7 @@ def _assumptions(study: Purchase) -> str:
         ("FLOP", "1 multiply-add is 2 FLOP; MFU counts the model's FLOP, not what is recomputed."),
         ("Rates or time to solution?", f"Both; the ranking is by {_GOALS[asked.objective][1]} of "
                                        f"{asked.amount.words}."),
-        ("What is paid", f"{paid}; no storage, traffic{', staff' if _failing(study) else ', staff or failures'}. "
-                         f"Whole nodes are paid for."),
+        ("What is paid", f"{paid}; no storage, traffic or staff. Whole nodes are paid for."),
         ("Energy", _energy_words(study)),
         ("Tuning", f"Every system gets its own best plan out of those tried, with the software profile "
                    f"{prediction.run.software}."),

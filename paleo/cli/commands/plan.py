@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from paleo.specs.run import Run
     from paleo.studies.buying import Wish
     from paleo.studies.cost import Tariff
+    from paleo.studies.long_run import LongRunOptions
 
 OneSystem = Annotated[
     str | None,
@@ -100,7 +101,6 @@ def plan_(
     from paleo.specs.hardware import load_system
     from paleo.specs.model import load_model
     from paleo.studies import buying
-    from paleo.studies.training import with_length
 
     path = picture_path(plot)
     machines = [load_system(name) for name in _systems(system, systems)]
@@ -115,9 +115,9 @@ def plan_(
         _split_layers(network, machine, run, as_json)
         return
     narrowed = _narrowed(options, run)
-    if systems is not None or any(value is not None for value in (tokens, epochs, samples, deadline, budget)):
-        wish = _wish(network, run, tokens, epochs, samples, deadline, budget, objective, rates.tariff())
-        wish = replace(wish, long_run=with_length(long_run.stated(), wish.amount))
+    stated, failing = (tokens, epochs, samples, deadline, budget), long_run.stated()
+    if systems is not None or failing or any(value is not None for value in stated):
+        wish = _wish(network, run, *stated, objective, rates.tariff(), failing)
         reply = buying.answer(network, machines, counts, run, wish, space=narrowed, top=top)
         if page is not None:
             alone = reply.searches[0][1] if len(counts) == 1 else None
@@ -131,7 +131,6 @@ def plan_(
         if reply.best is None:
             raise typer.Exit(NO)
         return
-    with_length(long_run.stated(), None)
     ranking = plans.search(network, machine, run, counts=counts, space=narrowed, objective=objective, top=top)
     best = plans.explain(network, machine, ranking) if explain else None
     if page is not None:
@@ -199,10 +198,12 @@ def _wish(
     budget: str | None,
     objective: str,
     rates: Tariff,
+    failing: LongRunOptions | None,
 ) -> Wish:
     """What is asked of a purchase."""
     from paleo.studies.buying import stated_wish
-    from paleo.studies.training import stated_amount
+    from paleo.studies.training import stated_amount, with_length
 
     wanted = stated_amount(network, run, epochs=epochs, samples=samples, tokens=tokens)
-    return stated_wish(wanted, deadline, budget, objective, rates)
+    wish = stated_wish(wanted, deadline, budget, objective, rates)
+    return replace(wish, long_run=with_length(failing, wanted))
