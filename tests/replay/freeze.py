@@ -185,8 +185,8 @@ ROWS = 30
 
 def row_keys(table: pd.DataFrame, columns: Sequence[str]) -> list[str]:
     """A short name for each row by what stands in these columns."""
-    texts = table[list(columns)].fillna("").astype(str).agg("|".join, axis=1)
-    return [sha1(text.encode()).hexdigest()[:7] for text in texts]
+    texts = (table[name].fillna("").astype(str) for name in columns)
+    return [sha1("|".join(row).encode()).hexdigest()[:7] for row in zip(*texts, strict=True)]
 
 
 def sampled(table: str) -> Case:
