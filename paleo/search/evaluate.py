@@ -126,14 +126,26 @@ class _Members:
 
     def _chosen(self, cut: _Cut, schedule: Schedule, index: Index, cases: Cases, shared: Shared) -> Iterator[Solved]:
         """What each ZeRO stage and each way to exchange gradients makes of some cases."""
-        choices, several = modes(self.space, self.backend), self.several[index]
+        several = self.several[index]
         for zero in (zero for zero in self.zero if (zero == 3) == cut.sharded):
-            for overlapped in choices:
-                batch = Batch(cases, cut.assignment, schedule, zero, overlapped, self.arrival[index], "closed", shared)
-                chosen = several if zero else np.ones_like(several)
-                if overlapped and len(choices) > 1 and not cut.sharded:
-                    following = tails(cases.layouts, cut.assignment, zero, overlapped=True)
-                    chosen = chosen & following.sends[cases.layout]
+            if self.backend.scatters(zero, self.group.stages) and not several.all():
+                rows = np.flatnonzero(several)  # of these alone are gradients scattered
+                yield from self._exchanged(cut, schedule, zero, index[rows], cases.of(rows), Shared())
+            else:
+                yield from self._exchanged(cut, schedule, zero, index, cases, shared)
+
+    def _exchanged(
+        self, cut: _Cut, schedule: Schedule, zero: int, index: Index, cases: Cases, shared: Shared
+    ) -> Iterator[Solved]:
+        """What each way to exchange gradients makes of some cases under one stage of ZeRO."""
+        choices, several = modes(self.space, self.backend), self.several[index]
+        for overlapped in choices:
+            batch = Batch(cases, cut.assignment, schedule, zero, overlapped, self.arrival[index], "closed", shared)
+            chosen = several if zero else np.ones_like(several)
+            if overlapped and len(choices) > 1 and not cut.sharded:
+                following = tails(cases.layouts, cut.assignment, zero, overlapped=True)
+                chosen = chosen & following.sends[cases.layout]
+            if len(index):
                 yield self._solved(index, step(batch), chosen, cut.stated)
 
     def _solved(

@@ -118,14 +118,16 @@ def test_every_choice_occurs() -> None:
 
 
 def test_pipelines_exchange_gradients_after_their_last_pass_or_beside_it() -> None:
-    """Both ways of the same plan, where the exchange is not free; early ones are never slower, and no larger."""
+    """Both ways of the same plan, where the exchange is not free; early ones are never slower, and no larger.
+
+    ZeRO-2 sums gradients after every pass: layer by layer beside it, or all together behind it, so either may win."""
     _, _, part, _ = everything("compiled")
     r, stages = part.results, np.array([layout.mesh.degree("pp") for layout in part.layouts])
     piped = stages[r.layout] > 1
     overlapped = r.chosen("overlapped")
     rows = np.stack([r.layout, r.microbatch, r.recompute, *map(r.chosen, ("schedule", "chunks", "zero"))], axis=1)
     late = {tuple(row): i for i, row in enumerate(rows.tolist()) if piped[i] and not overlapped[i]}
-    early = {tuple(row): i for i, row in enumerate(rows.tolist()) if piped[i] and overlapped[i]}
+    early = {tuple(row): i for i, row in enumerate(rows.tolist()) if piped[i] and overlapped[i] and row[-1] < 2}
     assert early and set(early) <= set(late)
     pairs = np.array([(early[row], late[row]) for row in early])
     assert np.all(r.step_time[pairs[:, 0]] <= r.step_time[pairs[:, 1]] * (1 + 1e-12))
