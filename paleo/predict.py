@@ -62,7 +62,7 @@ class Breakdown:
 @dataclass(frozen=True, repr=False)
 class Prediction:
     """One training step (or forward pass) of ``model`` under ``plan`` on ``system``, in SI. ``steps`` is that step with
-    all its arrays, ``pieces`` are those of a pipeline."""
+    all its arrays, ``pieces`` are those of a pipeline, ``kernels`` the prices of the program's kernels in its order."""
 
     model: ModelSpec
     system: System
@@ -70,6 +70,7 @@ class Prediction:
     plan: Plan
     graph: Graph
     program: Program
+    kernels: KernelTimes
     steps: StepArrays
     breakdown: Breakdown
     memory: Footprint
@@ -174,6 +175,7 @@ def predict(
         layout,
         graph,
         program.program,
+        program.kernels,
         steps,
         breakdown,
         _footprint(steps, system),

@@ -21,6 +21,7 @@ from paleo.calibrate.links import (
 )
 from paleo.calibrate.measure import Bench, Tables, bench, import_torch, measure_all, measure_collectives
 from paleo.calibrate.microbenchmarks import USUAL, Point, collective_points, points
+from paleo.calibrate.power import asked_for_power, fit_power
 from paleo.calibrate.software import (
     LEAST_STEPS,
     SoftwareFitted,
@@ -64,6 +65,10 @@ def fit(
     date = today or datetime.date.today().isoformat()
     if all(asked_for_tasks(file) for file in files):
         return fit_tasks(files, output_dir, date)
+    if all(asked_for_power(file) for file in files):
+        boards = fit_power(files, only, date)
+        _write_and_print(boards, _places(sorted({board.subject for board in boards}), output, output_dir), output)
+        return 0
     if any(asked_for_links(file, only) for file in files):
         return _fit_links(files, only, output, output_dir, free, date)
     steps = [job for file in files for job in software_jobs(file, only)]
@@ -103,6 +108,12 @@ def _write_calibrations(fitted: Sequence[Fit], places: Mapping[str, Path], kept:
     for subject, calibration in files.items():
         write_text(places[subject], yaml_text(calibration))
     return files
+
+
+def _write_and_print(fitted: Sequence[Fit], places: Mapping[str, Path], output: str | None) -> None:
+    kept = places[min(places)].parent if output is None else None
+    for subject, calibration in _write_calibrations(fitted, places, kept).items():
+        _print_summary(calibration, places[subject])
 
 
 def _fit_steps(

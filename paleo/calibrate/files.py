@@ -145,23 +145,34 @@ def _many(job: Job) -> bool:
 def _entries(job: Job, result: FitResult[Any], date: str) -> Iterator[Entry]:
     for stack, parameters in result.parameters.items():
         frame = pd.concat([rows.frame for rows in job.rows if rows.stack == stack])
-        residual, tested = result.residual_by_stack[stack], result.rows_held_out > 0
-        yield Entry(
-            family=job.family,
-            stack=stack,
-            source=f"{job.file} ({', '.join(sorted(set(text(frame, 'source')) - {''}))})",
-            date=date,
-            library=_library(frame),
-            rows_fitted=result.rows_fitted,
-            rows_held_out=residual.rows if tested else 0,
-            parameters={name: rounded(value) for name, value in dataclasses.asdict(parameters).items()},
-            uncertainty=_uncertainty(result.uncertainty, stack),
-            residual=rounded_residual(residual) if tested and residual.rows else None,
-            interval=_interval(result.interval_by_stack[stack]),
-            notes=None
-            if tested
-            else f"all {residual.rows} rows fitted, none held out (MAPE there {residual.mape:.3f})",
-        )
+        yield entry_of(job.family, stack, job.file, frame, dataclasses.asdict(parameters), result, date)
+
+
+def entry_of(
+    family: str,
+    stack: str,
+    file: str,
+    frame: pd.DataFrame,
+    parameters: Mapping[str, float],
+    result: FitResult[Any],
+    date: str,
+) -> Entry:
+    """The entry of one family and stack that was fitted to the rows of a frame."""
+    residual, tested = result.residual_by_stack[stack], result.rows_held_out > 0
+    return Entry(
+        family=family,
+        stack=stack,
+        source=f"{file} ({', '.join(sorted(set(text(frame, 'source')) - {''}))})",
+        date=date,
+        library=_library(frame),
+        rows_fitted=result.rows_fitted,
+        rows_held_out=residual.rows if tested else 0,
+        parameters={name: rounded(value) for name, value in parameters.items()},
+        uncertainty=_uncertainty(result.uncertainty, stack),
+        residual=rounded_residual(residual) if tested and residual.rows else None,
+        interval=_interval(result.interval_by_stack[stack]),
+        notes=None if tested else f"all {residual.rows} rows fitted, none held out (MAPE there {residual.mape:.3f})",
+    )
 
 
 def _library(frame: pd.DataFrame) -> str | None:

@@ -1,4 +1,4 @@
-"""What a limit of power costs: the factor by which arithmetic slows once the board may draw no more.
+"""What a limit of power costs: the factor by which arithmetic slows once the board may draw no more; watts of kernels.
 
 Every FLOP and every byte of DRAM costs an energy, and a busy device idles at a share of its limit besides. Where their
 sum over the time at full clock would exceed the limit, the clock falls until it does not. Energy per FLOP is taken as
@@ -9,11 +9,13 @@ gives H100 and B200 the same energy per FLOP (0.6 pJ, both TSMC 4N), as their co
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 
-from paleo.pricing.parameters import DeviceFigures, floats
-from paleo.units import MILLISECOND, TERA
+from paleo.pricing.parameters import DeviceFigures, floats, parameter
+from paleo.units import MICROSECOND, MILLISECOND, TERA
 
 Array = npt.NDArray[np.float64]
 Numbers = npt.ArrayLike
@@ -26,6 +28,8 @@ IDLE_SHARE = 0.15
 LEAST_SHARE = 0.05
 #: Kernel time at which half of the slow-down is felt in a short test run: regulators average over about this long.
 RAMP = 0.3 * MILLISECOND
+#: How watts are read: by the board itself.
+BOARD = "board"
 
 
 def throttle(power_at_full_clock: Numbers, power_limit: Numbers) -> Array:
@@ -64,3 +68,67 @@ def felt(busy: Numbers, sustained: Numbers, ramp: float = RAMP) -> Array:
     """
     seconds, long = floats(busy, sustained)
     return np.asarray(np.maximum(seconds / (seconds + ramp), long))
+
+
+@dataclass(frozen=True, slots=True)
+class PowerParameters:
+    """What a board draws, as shares of its design power and energies of work.
+
+    Fitted to mean watts of training steps under power limits (Zeus: You, Chung, Chowdhury, NSDI 2023). A kernel adds
+    ``busy`` whatever it does: clock trees, schedulers and register files at full clock, leakage of a warm chip.
+    ``training_energy`` of a device's products is the limit less idling over their sustained rate, and so holds that
+    part too: ``arithmetic``, the share of it that goes with FLOP, is what makes watts at that rate meet the limit.
+    """
+
+    idle: float = parameter(
+        IDLE_SHARE, low=0.02, high=0.5, unit="1", fitted=False,
+        meaning="share of the design power drawn with clocks up and nothing running: V100 38 of 250 W",
+    )  # fmt: skip
+    interface: float = parameter(
+        60.0, low=0.0, high=200.0, unit="pJ/B", fitted=False,
+        meaning="power of a running GDDR interface per byte/s that it could move: A40 87 W idle, 42 W above the share",
+    )  # fmt: skip
+    dram: float = parameter(
+        DRAM_ENERGY / PICO, low=10.0, high=200.0, unit="pJ/B", fitted=False, meaning="energy of a byte from DRAM"
+    )
+    busy: float = parameter(
+        0.45, low=0.02, high=0.8, unit="1", meaning="share of the design power that any running kernel adds"
+    )
+    filling: float = parameter(
+        15 * MICROSECOND, low=MICROSECOND, high=200 * MICROSECOND, unit="s",
+        meaning="time in which a kernel spreads over the multiprocessors: shorter ones wake half of them or fewer",
+    )  # fmt: skip
+    least_voltage_clock: float = parameter(
+        0.8, low=0.5, high=1.0, unit="1", fitted=False,
+        meaning="share of the boost clock below which the voltage falls no more",
+    )  # fmt: skip
+
+    @property
+    def arithmetic(self) -> float:
+        """Share of a FLOP's training energy that grows with the rate of FLOP."""
+        return 1.0 - self.busy / (1.0 - IDLE_SHARE)
+
+    def idle_watts(self, design_power: float, memory_kind: str, memory_bandwidth: float) -> float:
+        """Watts while nothing runs.
+
+        >>> round(PowerParameters().idle_watts(300.0, "GDDR6", 696e9), 1)
+        86.8
+        """
+        interface = self.interface * PICO * memory_bandwidth if memory_kind.startswith("GDDR") else 0.0
+        return self.idle * design_power + interface
+
+
+def clock_under_limit(excess: Numbers, least_voltage_clock: float) -> Array:
+    """Share of the boost clock at which dynamic power, ``excess`` times what is left of the limit, just keeps it.
+
+    Dynamic power goes with clock x voltage². Down to ``least_voltage_clock`` the voltage falls with the clock (power
+    ~ clock³), below it stays (power ~ clock).
+
+    >>> clock_under_limit([0.5, 1.5, 4.0], 0.8).round(3)
+    array([1.   , 0.874, 0.391])
+
+    Reference: Weiser, Welch, Demers and Shenker, Scheduling for Reduced CPU Energy, OSDI 1994.
+    """
+    over = np.maximum(np.asarray(excess, dtype=np.float64), 1.0)
+    cubic = 1.0 / np.cbrt(over)
+    return np.asarray(np.where(cubic >= least_voltage_clock, cubic, 1.0 / (over * least_voltage_clock**2)))

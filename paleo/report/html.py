@@ -548,9 +548,8 @@ def _energy_words(study: Purchase) -> str:
     tariff = study.asked.tariff
     hosts = "hosts not counted" if tariff.host_power is None else f"{tariff.host_power:g} W of host for each GPU"
     return (
-        f"GPUs: an idle share of the design power and the energy of each FLOP and byte, capped; not checked against "
-        f"measured watts, so "
-        f"the design power stands beside it. {hosts}; PUE {tariff.pue:g}."
+        f"GPUs: shares of the design power, idle and busy, and the energy of each FLOP and byte, capped; fitted to "
+        f"measured watts of two cards, so the design power stands beside it. {hosts}; PUE {tariff.pue:g}."
     )
 
 

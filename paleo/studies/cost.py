@@ -1,29 +1,35 @@
 """What a step draws and what that costs: power from work done, energy, rent, electricity; samples to a target.
 
-A device draws an idle share of its design power all the time, and energy for each FLOP and each byte on top. The energy
-of a FLOP is the one that explains how far products of training fall below their peak at the power limit
-(``GemmParameters.training_energy``), so that time and energy tell the same story. The design power is given
-beside it as the upper limit.
+A board draws an idle share of its design power all the time, another share while any kernel runs, and energy for each
+FLOP and each byte on top, kernel by kernel and never more than its limit (`paleo.pricing.power.PowerParameters`, fitted
+to measured watts). The energy of a FLOP is a share of the one that explains how far products of training fall below
+their peak at the power limit (``GemmParameters.training_energy``). The design power is given beside it as the upper
+limit.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated
+from dataclasses import dataclass, replace
+from typing import Annotated, NamedTuple, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 from pydantic import Field
 
 from paleo.errors import SpecError
 from paleo.lowering.recompute import runs
-from paleo.operations.kernel import Kernel
+from paleo.operations.precision import precision
 from paleo.predict import Prediction
 from paleo.pricing.gemm import GemmParameters
-from paleo.pricing.power import DRAM_ENERGY, IDLE_SHARE, PICO
-from paleo.pricing.store import lookup
+from paleo.pricing.power import BOARD, LEAST_SHARE, PICO, PowerParameters, clock_under_limit
+from paleo.pricing.store import STEP_STACKS, Found, lookup
 from paleo.specs.hardware import Device, load_system
 from paleo.specs.loading import Spec, validate
 from paleo.specs.prices import Term, term_named
-from paleo.units import YEAR, PricePerEnergy, PricePerSecond, Seconds, Watts
+from paleo.units import KILO, MICROSECOND, YEAR, PricePerEnergy, PricePerSecond, Seconds, Watts
+
+Array = npt.NDArray[np.float64]
+P = TypeVar("P")
 
 #: Arithmetic of element-wise passes runs on ordinary cores in fp32, whatever the dtype of a run.
 VECTOR_FAMILY = "gemm.simt"
@@ -94,90 +100,120 @@ def _prices_by_system(text: str) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Power:
-    """Average power of one GPU over a step [W]; ``cap`` is its design power. ``dynamic`` is what the work would draw
-    uncapped."""
+    """What one GPU draws over a step, averaged over a pipeline's stages [W].
+
+    ``demand`` is what each kernel would draw at full clock and ``seconds`` how long it runs in a step of ``step``
+    seconds; for the rest of the step the board draws ``idle``. ``cap`` is the limit, the design power unless set lower.
+    """
 
     idle: float
-    dynamic: float
+    demand: Array
+    seconds: Array
     cap: float
-    busy_share: float
+    step: float
+
+    @property
+    def busy_share(self) -> float:
+        """Share of the step in which a kernel runs."""
+        return min(1.0, float(self.seconds.sum()) / self.step)
+
+    @property
+    def running(self) -> float:
+        """Average while kernels run: of each, never more than the limit."""
+        total = float(self.seconds.sum())
+        return float((np.minimum(self.demand, self.cap) * self.seconds).sum()) / total if total else self.idle
 
     @property
     def average(self) -> float:
-        """What it draws: while it computes never more than the cap, otherwise the idle part."""
-        return self.idle + min(self.dynamic, self.busy_share * (self.cap - self.idle))
+        """Average over the step."""
+        return self.idle + self.busy_share * (self.running - self.idle)
+
+    @property
+    def dynamic(self) -> float:
+        """Joules of a step above idling, if no limit were."""
+        return float(((self.demand - self.idle) * self.seconds).sum())
+
+    def under(self, limit: float, least_voltage_clock: float) -> Power:
+        """The same work under a lower limit: each kernel's clock falls until it keeps it."""
+        excess = (self.demand - self.idle) / max(limit - self.idle, LEAST_SHARE * self.cap)
+        seconds = self.seconds / clock_under_limit(excess, least_voltage_clock)
+        return replace(self, seconds=seconds, cap=limit, step=self.step + float((seconds - self.seconds).sum()))
+
+    def within(self, seconds: float) -> Power:
+        """The same work in a step of ``seconds``, of which the board idles what kernels leave."""
+        return replace(self, step=max(seconds, float(self.seconds.sum())))
 
 
-def dynamic_energy(
-    *, flops: float, vector_flops: float, moved_bytes: float, flop_energy: float, vector_energy: float
-) -> float:
-    """Energy of work [J]: each FLOP and each byte of memory traffic has its price; the idle power is not in it.
-
-    Holds at full clock; under a power limit clocks and voltage fall, and each FLOP takes less.
-
-    >>> round(dynamic_energy(flops=1e12, vector_flops=0.0, moved_bytes=1e10, flop_energy=1e-12, vector_energy=1e-11), 6)
-    1.4
-
-    References: Horowitz, ISSCC 2014 (energy per operation); O'Connor et al., MICRO 2017 (3.9 pJ/bit of HBM2).
-    """
-    return flops * flop_energy + vector_flops * vector_energy + moved_bytes * DRAM_ENERGY
-
-
-def power(prediction: Prediction) -> Power | None:
-    """Average power of one GPU of a predicted step; None where the device states no design power."""
+def power(prediction: Prediction, figures: PowerParameters | None = None) -> Power | None:
+    """Power of one GPU of a predicted step, by other figures of its board where they are given; None where the device
+    states no design power."""
     device = prediction.system.device
     if device.tdp is None:
         return None
-    tensor = (
-        "gemm.fp8"
-        if prediction.plan.dtype == "fp8"
-        else "gemm.tensor"
-        if _on_tensor_cores(prediction)
-        else VECTOR_FAMILY
+    figures, kernels, spent = figures or board(device), _kernels(prediction), prediction.breakdown
+    idle = figures.idle_watts(device.tdp, device.memory.kind, device.memory.bandwidth)
+    busy = figures.busy * device.tdp
+    filled = kernels.each / (kernels.each + figures.filling)
+    watts = busy * filled + _energies(prediction, figures) @ kernels.work / kernels.each
+    streaming = figures.dram * PICO * device.memory.bandwidth
+    demand = idle + np.append(watts, [busy + streaming, busy])
+    seconds = np.append(kernels.seconds, [spent.optimizer, spent.communication_exposed])
+    return Power(idle, demand, seconds, device.tdp, prediction.step_time)
+
+
+def board(device: Device) -> PowerParameters:
+    """What the device's board draws, calibrated or inherited."""
+    return _calibrated(PowerParameters, device, "power").parameters
+
+
+def power_interval(device: Device) -> tuple[float, float]:
+    """Factors on the watts of a step that hold nine of ten measured ones."""
+    return _calibrated(PowerParameters, device, "power").factors(1.0)
+
+
+def _energies(prediction: Prediction, figures: PowerParameters) -> Array:
+    """Joules of a FLOP on the main unit, of one on ordinary cores, and of a byte."""
+    dtype, device = prediction.plan.dtype, prediction.system.device
+    on_tensor_cores = dtype in device.tensor_dtypes and dtype != "fp32"
+    family = f"gemm.{dtype}" if precision(dtype).narrow else "gemm.tensor" if on_tensor_cores else VECTOR_FAMILY
+    flop, vector = (
+        figures.arithmetic * _calibrated(GemmParameters, device, name).parameters.training_energy
+        for name in (family, VECTOR_FAMILY)
     )
-    flops, vector, moved = _work(prediction)
-    joules = dynamic_energy(
-        flops=flops,
-        vector_flops=vector,
-        moved_bytes=moved,
-        flop_energy=_flop_energy(device, tensor),
-        vector_energy=_flop_energy(device, VECTOR_FAMILY),
-    )
-    spent, idle = prediction.breakdown, IDLE_SHARE * device.tdp
-    busy = spent.compute + spent.memory_bound + spent.launch + spent.optimizer
-    return Power(idle, joules / prediction.step_time, device.tdp, min(1.0, busy / prediction.step_time))
+    return np.array([flop, vector, figures.dram]) * PICO
 
 
-def _on_tensor_cores(prediction: Prediction) -> bool:
-    return prediction.plan.dtype in prediction.system.device.tensor_dtypes and prediction.plan.dtype != "fp32"
-
-
-def _flop_energy(device: Device, family: str) -> float:
-    """Joules of one FLOP in training, calibrated or inherited."""
-    calibrated = lookup(
-        GemmParameters,
+def _calibrated(kind: type[P], device: Device, family: str) -> Found[P]:
+    return lookup(
+        kind,
         subject=device.name,
         architecture=device.architecture,
         memory_kind=device.memory.kind,
         family=family,
+        stacks=(*STEP_STACKS, BOARD),
     )
-    return calibrated.parameters.training_energy * PICO
 
 
-def _work(prediction: Prediction) -> tuple[float, float, float]:
-    """FLOP on the main unit, FLOP on ordinary cores and bytes of one step on an average GPU of a stage."""
-    sums = [0.0, 0.0, 0.0]
-    for section in prediction.program.sections:
-        for counted in section.kernels:
-            turns = counted.times * section.repeat * runs(section, counted)
-            for index, work in enumerate(_counts(counted.kernel)):
-                sums[index] += work * turns
+class _Kernels(NamedTuple):
+    """Work (FLOP, FLOP on ordinary cores, bytes) and seconds of each kernel, and its seconds in a step on an average
+    GPU of a stage."""
+
+    work: Array
+    each: Array
+    seconds: Array
+
+
+def _kernels(prediction: Prediction) -> _Kernels:
+    counted = [
+        (each.kernel, each.times * section.repeat * runs(section, each))
+        for section in prediction.program.sections
+        for each in section.kernels
+    ]
     share = prediction.plan.microbatches / prediction.plan.stages
-    return sums[0] * share, sums[1] * share, sums[2] * share
-
-
-def _counts(kernel: Kernel) -> tuple[float, float, float]:
-    return kernel.flops, kernel.vector_flops, kernel.bytes
+    turns = share * np.array([times for _, times in counted], dtype=np.float64)
+    work = np.array([(kernel.flops, kernel.vector_flops, kernel.bytes) for kernel, _ in counted], dtype=np.float64)
+    each = np.maximum(prediction.kernels.total, MICROSECOND / KILO)
+    return _Kernels(work.reshape(-1, 3).T, each, each * turns)
 
 
 def energy(prediction: Prediction, seconds: float, tariff: Tariff) -> float | None:

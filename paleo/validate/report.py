@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
-from paleo.units import counted, duration, gibibytes
+from paleo.units import counted, duration, engineering, gibibytes
 from paleo.validate.kinds.base import text
 from paleo.validate.runner import Errors, FileReport, with_predictions
 from paleo.validate.scaling import GOAL, IMPOSSIBLE, Scaling, summary
@@ -22,6 +22,12 @@ if TYPE_CHECKING:
 
 #: Colours that people with any colour vision tell apart (Okabe and Ito, 2008).
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "#000000")
+#: Unit of what is predicted and how it is written, by the kind of table; others hold seconds.
+SECONDS: tuple[str, Callable[[float], str]] = ("s", duration)
+UNITS: dict[str, tuple[str, Callable[[float], str]]] = {
+    "memory": ("bytes", gibibytes),
+    "power": ("W", lambda value: engineering(value, "W")),
+}
 #: Most points of a plot for each device: more only cost time and ink.
 POINTS = 4000
 
@@ -145,7 +151,7 @@ def _worst_table(report: FileReport, most: int) -> RenderableType:
 
 
 def _amount(report: FileReport, value: float) -> str:
-    return gibibytes(value) if report.table.name == "memory" else duration(value)
+    return UNITS.get(report.table.name, SECONDS)[1](value)
 
 
 def figure(reports: Sequence[FileReport]) -> Figure:
@@ -166,7 +172,7 @@ def figure(reports: Sequence[FileReport]) -> Figure:
 
 def _panel(axes: Axes, report: FileReport) -> None:
     generator = np.random.default_rng(0)
-    unit = "bytes" if report.table.name == "memory" else "s"
+    unit = UNITS.get(report.table.name, SECONDS)[0]
     names = sorted({str(errors) for errors in report.predictions.subjects[report.predicted]})
     for index, name in enumerate(names):
         rows = np.flatnonzero(report.predicted & (report.predictions.subjects == name))

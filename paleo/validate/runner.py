@@ -22,6 +22,8 @@ Flags = npt.NDArray[np.bool_]
 IMPOSSIBLE = 1.02
 #: Share by which repeated measurements of one configuration must differ to explain a miss.
 SCATTER = 0.2
+#: Kinds of tables whose rooflines are no times.
+UNTIMED = frozenset({"power"})
 #: Rows that take this many rooflines are launches, waits and steps rather than arithmetic or traffic.
 FIXED_COSTS = 20.0
 
@@ -133,7 +135,10 @@ class FileReport:
     def _explained(self, row: int, configuration: str, spread: float) -> Worst:
         of, measured = self.predictions, float(self.measured[row])
         ideal, predicted = float(of.baseline[row]), float(of.seconds[row])
-        reason = explanation(measured, predicted, ideal, spread, str(of.origins[row]))
+        if self.table.name in UNTIMED:
+            reason = f"{predicted / measured:.2f} times what was measured"
+        else:
+            reason = explanation(measured, predicted, ideal, spread, str(of.origins[row]))
         return Worst(row, str(of.subjects[row]), measured, predicted, configuration, reason)
 
     def _scatter(self) -> Array:

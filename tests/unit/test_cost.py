@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import numpy as np
 import pytest
 
 from paleo.errors import SpecError
 from paleo.predict import predict
-from paleo.pricing.power import IDLE_SHARE
+from paleo.pricing.power import IDLE_SHARE, PowerParameters
 from paleo.specs.hardware import load_system
 from paleo.specs.loading import validate
 from paleo.specs.model import load_model
@@ -15,6 +18,7 @@ from paleo.studies.comparison import compare
 from paleo.studies.cost import Power, Tariff, power, samples_to_target
 from paleo.studies.training import Amount, training
 from paleo.units import HOUR
+from paleo.validate.runner import FileReport
 
 HUNDRED = Amount(100.0, "100 samples")
 
@@ -26,17 +30,51 @@ def test_power_lies_between_idle_and_design_power() -> None:
     assert IDLE_SHARE * 400 < small.average < large.average <= 400
 
 
-def test_the_cap_holds_while_a_gpu_computes_and_idle_power_while_it_waits() -> None:
-    assert Power(idle=60.0, dynamic=1000.0, cap=400.0, busy_share=1.0).average == 400.0
-    assert Power(idle=60.0, dynamic=1000.0, cap=400.0, busy_share=0.5).average == 60 + 0.5 * 340
-    assert Power(idle=60.0, dynamic=100.0, cap=400.0, busy_share=1.0).average == 160.0
+def drawing(*watts: float, step: float = 2.0) -> Power:
+    """A board of 400 W that idles at 60, with kernels of so many watts that take a second each."""
+    return Power(idle=60.0, demand=np.array(watts), seconds=np.ones(len(watts)), cap=400.0, step=step)
+
+
+def test_the_cap_holds_for_each_kernel_and_idle_power_between_them() -> None:
+    assert drawing(1000.0, 1000.0).average == 400.0
+    assert drawing(1000.0, 200.0).average == 300.0
+    assert drawing(1000.0).average == 60 + 0.5 * 340
+    assert drawing(200.0, step=1.0).within(4.0).average == 60 + 0.25 * 140
+
+
+def test_under_a_lower_limit_the_clock_falls_first_with_the_cube_root_then_in_proportion() -> None:
+    """Dynamic power of 170 W where 100 are left: 1.7^(1/3) times as long; where 34 are left, 5 · 0.64 times."""
+    mild, hard = (drawing(230.0, step=1.0).under(limit, 0.8) for limit in (160.0, 94.0))
+    assert mild.average == 160.0 and mild.step == pytest.approx(1.7 ** (1 / 3))
+    assert hard.average == 94.0 and hard.step == pytest.approx(5 * 0.64)
+    assert drawing(100.0, step=1.0).under(160.0, 0.8).step == 1.0
+
+
+def test_a_board_idles_by_its_memory_and_meets_its_limit_at_the_sustained_rate_of_products() -> None:
+    figures = PowerParameters(busy=0.425)
+    assert figures.idle_watts(400.0, "HBM2e", 2e12) == 60.0
+    assert figures.idle_watts(300.0, "GDDR6", 700e9) == pytest.approx(45 + 42)
+    sustained = 0.85 * 400.0 / 1e-12  # FLOP/s at a training energy of 1 pJ
+    assert 60.0 + 0.425 * 400.0 + figures.arithmetic * 1e-12 * sustained == pytest.approx(400.0)
+
+
+@pytest.mark.shared
+def test_measured_watts_of_training_steps(validated: Callable[[str], FileReport]) -> None:
+    """12 % is the bar for a card without rows; each of the two, with its own rows, is within it, and so are their
+    intervals within 80 to 97 %."""
+    report = validated("power.csv")
+    assert len(report.unsupported_reasons) == 0
+    for device in ("a40", "v100-pcie-32gb"):
+        errors = report.errors(report.predictions.subjects == device)
+        assert errors.mape is not None and errors.baseline_mape is not None and errors.coverage is not None
+        assert errors.mape < 0.12 < errors.baseline_mape and 0.8 <= errors.coverage < 0.97
 
 
 def test_recomputation_takes_energy_as_it_takes_time() -> None:
     model, system = load_model("gpt2"), load_system("dgx-a100-80gb")
     plain, again = (predict(model, system, Run(gpus=1, batch=8, recompute=way)) for way in ("none", "full"))
-    spent = [(power(made), made.step_time) for made in (plain, again)]
-    joules = [watts.dynamic * seconds for watts, seconds in spent if watts is not None]
+    spent = [power(made) for made in (plain, again)]
+    joules = [watts.dynamic for watts in spent if watts is not None]
     assert 1.15 < joules[1] / joules[0] < 4 / 3 + 0.02  # blocks run a third pass beside one forward and two backward
 
 

@@ -12,6 +12,7 @@ import pytest
 from paleo.errors import SpecError
 from paleo.pricing.gemm import GemmParameters
 from paleo.pricing.parameters import from_mapping
+from paleo.pricing.power import PowerParameters
 from paleo.pricing.store import HOST_PARAMETERS, UNMEASURED, Found, lookup, resolved
 from paleo.specs.calibration import load_calibration, load_inheritance
 from paleo.specs.catalog import names
@@ -129,8 +130,14 @@ def test_devices_without_measurements_inherit(device: str, source: str) -> None:
     assert all(str(origin).startswith("inherited") for origin in out.origins)
 
 
+def every_family() -> dict[str, type]:
+    """The parameters of each family of kernels, and of boards."""
+    kernels = {family: kind for _, table in KINDS.items() for family, kind in table.families.items()}
+    return {**kernels, "power": PowerParameters}
+
+
 def test_every_rule_resolves_and_fits_its_family() -> None:
-    families = {family: kind for _, table in KINDS.items() for family, kind in table.families.items()}
+    families = every_family()
     inheritance = load_inheritance()
     assert inheritance is not None
     for rule in inheritance.rules:
@@ -183,7 +190,7 @@ def test_bounds_follow_the_bins() -> None:
 
 @pytest.mark.parametrize("name", [one for one in names("calibrations") if one != "architectures"])
 def test_shipped_calibrations_load_and_fit_their_families(name: str) -> None:
-    families = {family: kind for _, table in KINDS.items() for family, kind in table.families.items()}
+    families = every_family()
     calibration = load_calibration(name)
     assert calibration.subject == name and calibration.entries
     for entry in calibration.entries:
