@@ -107,7 +107,7 @@ def test_electricity_is_paid_for_ones_own_machines_alone() -> None:
 def test_the_interval_of_a_training_is_that_of_its_steps() -> None:
     made = predict(load_model("lenet"), load_system("dgx-a100-80gb"), Run(gpus=1, batch=10))
     trained = training(made, HUNDRED)
-    assert trained.interval == (10 * made.interval[0], 10 * made.interval[1])
+    assert trained.interval == pytest.approx((10 * made.interval[0], 10 * made.interval[1]), rel=1e-12)
 
 
 def test_samples_to_target_doubles_at_the_critical_batch() -> None:
