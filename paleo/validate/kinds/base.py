@@ -201,7 +201,8 @@ def best_match(columns: Iterable[str], headers: Mapping[str, frozenset[str]]) ->
 
 
 def read_table(path: str | Path) -> pd.DataFrame:
-    """A measured table from a CSV or CSV.gz file; text columns hold '' where a cell is empty.
+    """A measured table from a CSV or CSV.gz file; text columns hold '' where a cell is empty. ``attrs["path"]`` says
+    where it was read, for kinds with a second table beside theirs.
 
     Raises SpecError when the file is missing, is no CSV, or has no rows.
     """
@@ -215,6 +216,7 @@ def read_table(path: str | Path) -> pd.DataFrame:
         raise SpecError(f"{path}: the table has no rows")
     for column in frame.columns[[not pd.api.types.is_numeric_dtype(kind) for kind in frame.dtypes]]:
         frame[column] = frame[column].fillna("").astype(str)
+    frame.attrs["path"] = str(path)
     return frame
 
 
