@@ -34,7 +34,7 @@ Scope = Literal["all", "node", "across"]
 class Gradient:
     """The gradient that a group of ``ranks`` sums, as each rank holds it.
 
-    ``elements`` in ``tensors``, of ``width`` bytes each. ``matrix_elements`` of them are in matrices (a, b), whose
+    ``elements`` in ``tensors``, of ``width`` bytes each. ``matrix_elements`` of them are in ``matrices`` (a, b), whose
     sides a + b add up to ``matrix_sides``; ``dense_elements`` and ``dense_sides`` are those of fully connected layers
     alone. ``samples``: rows a rank's batch multiplies those with. ``ranks_per_node``: ranks of the group in one node.
     """
@@ -44,6 +44,7 @@ class Gradient:
     ranks: Numeric
     width: Numeric = 4.0
     ranks_per_node: Numeric = 1.0
+    matrices: Numeric = 0.0
     matrix_elements: Numeric = 0.0
     matrix_sides: Numeric = 0.0
     dense_elements: Numeric = 0.0
@@ -74,7 +75,8 @@ class Message:
 @dataclass(frozen=True, slots=True)
 class Coding:
     """Work of a rank before and after the messages: bytes ``read`` and ``written`` by element-wise passes, ``flops`` of
-    products, kernel ``launches``, and ``tensor_calls``, calls of the framework for single tensors."""
+    products, kernel ``launches``, and ``tensor_calls``, calls of the framework for single tensors: for matrices, where
+    vectors go dense."""
 
     read: Array
     written: Array

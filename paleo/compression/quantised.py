@@ -24,8 +24,9 @@ from paleo.compression.base import (
 
 @dataclass(frozen=True, slots=True)
 class Quantised:
-    """``bits`` an element. ``feedback``: fp32 values an element that remember what coding lost, on the worker and on
-    the owner of a part; ``norm``: whether a pass finds the scale first."""
+    """``bits`` an element, all tensors as one flat buffer. ``warm_up``: share of the steps, the first ones, that go
+    dense. ``feedback``: fp32 values an element that remember what coding lost, on the worker and on the owner of a
+    part; ``norm``: whether a pass finds the scale first."""
 
     name: str
     bits: float
@@ -33,6 +34,7 @@ class Quantised:
     norm: bool
     unbiased: bool
     reference: str
+    warm_up: float = 0.0
     linear = False
 
     @property
@@ -48,7 +50,7 @@ class Quantised:
         packed = gradient.elements * self.bits / 8.0
         remembered = VALUE_BYTES * gradient.elements * self.feedback
         read = gradient.bytes * (1.0 + self.norm) + remembered
-        return Coding.of(read, packed + remembered, launches=1.0 + self.norm, calls=gradient.tensors)
+        return Coding.of(read, packed + remembered, launches=1.0 + self.norm)
 
     def decode(self, gradient: Gradient) -> Coding:
         """The owner unpacks what all ranks sent of its part, sums and packs it; every rank unpacks the whole."""
@@ -64,10 +66,11 @@ class Quantised:
 
 @COMPRESSIONS.register("onebit")
 def onebit(argument: str) -> Compression:
-    """``onebit``: signs with error feedback, behind a dense warm-up (1-bit SGD, 1-bit Adam and LAMB)."""
-    no_argument("onebit", argument)
+    """``onebit`` or ``onebit:W``: signs with error feedback (1-bit SGD, 1-bit Adam and LAMB), behind a dense warm-up of
+    a share W of all steps, 0.15 to 0.25 for 1-bit Adam."""
+    warm_up = number_argument("onebit", argument, "the share of dense steps", 0.0, 1.0) if argument else 0.0
     source = "Seide et al., Interspeech 2014; Tang et al., 1-bit Adam, ICML 2021"
-    return Quantised("onebit", 1.0, feedback=True, norm=False, unbiased=False, reference=source)
+    return Quantised("onebit", 1.0, feedback=True, norm=False, unbiased=False, reference=source, warm_up=warm_up)
 
 
 @COMPRESSIONS.register("qsgd")

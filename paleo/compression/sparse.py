@@ -25,6 +25,7 @@ from paleo.compression.base import (
     Message,
     Numeric,
     number_argument,
+    wire_bytes,
 )
 
 PAIR_BYTES = VALUE_BYTES + INDEX_BYTES
@@ -87,21 +88,35 @@ class Sparse:
         """What it does."""
         return f"the largest {self.density:g} of the elements, with their indices"
 
+    def schemes(self, gradient: Gradient) -> dict[str, tuple[Message, ...]]:
+        """The ways to sum sparse gradients, by name: all entries gathered; split among ranks and the sums gathered;
+        recursive doubling (SparCML), as payloads of an all-gather of which a rank sends (P - 1) / P."""
+        ranks, elements = np.asarray(gradient.ranks, dtype=np.float64), np.asarray(gradient.elements)
+        pairs = PAIR_BYTES * self.density * elements
+        sums = np.asarray(entry_bytes(union_density(self.density, ranks)) * elements)
+        share = np.divide(ranks, ranks - 1.0, out=np.zeros_like(ranks), where=ranks > 1.0)
+        doubled = np.asarray(doubling_bytes(self.density, ranks) * elements * share)
+        return {
+            "gather all": (Message("all_gather", np.asarray(pairs * ranks)),),
+            "split and gather": (Message("all_to_all", np.asarray(pairs)), Message("all_gather", sums)),
+            "recursive doubling": (Message("all_gather", doubled),),
+        }
+
     def messages(self, gradient: Gradient) -> tuple[Message, ...]:
-        """The cheaper of gathering all entries and of splitting and gathering the sums."""
-        ranks = np.asarray(gradient.ranks, dtype=np.float64)
-        pairs = PAIR_BYTES * self.density * np.asarray(gradient.elements)
-        split = split_bytes(self.density, ranks) < gathered_bytes(self.density, ranks)
-        sums = entry_bytes(union_density(self.density, ranks)) * gradient.elements
-        gathered = np.where(split, sums, pairs * ranks)
-        return Message("all_to_all", np.where(split, pairs, 0.0)), Message("all_gather", np.asarray(gathered))
+        """The cheapest of the schemes, by the bytes that a rank sends."""
+        schemes = self.schemes(gradient)
+        sent = np.stack(np.broadcast_arrays(*(wire_bytes(messages, gradient) for messages in schemes.values())))
+        gathered = np.stack(np.broadcast_arrays(*(messages[-1].payload for messages in schemes.values())))
+        best = np.argmin(sent, axis=0)
+        pairs = np.where(best == 1, schemes["split and gather"][0].payload, 0.0)
+        return Message("all_to_all", pairs), Message("all_gather", np.take_along_axis(gathered, best[None], 0)[0])
 
     def encode(self, gradient: Gradient) -> Coding:
         """Momentum and velocity are read and written, a threshold is found on a sample, and entries are selected."""
         kept = VALUE_BYTES * gradient.elements * (2.0 if self.momentum else 1.0)
         chosen = PAIR_BYTES * self.density * gradient.elements
         read = gradient.bytes + kept + VALUE_BYTES * gradient.elements
-        return Coding.of(read, kept + chosen, launches=4.0 + 2.0 * self.momentum, calls=gradient.tensors)
+        return Coding.of(read, kept + chosen, launches=4.0 + 2.0 * self.momentum, calls=gradient.matrices)
 
     def decode(self, gradient: Gradient) -> Coding:
         """Entries of all ranks, or their sums, are added into an empty gradient."""
@@ -139,7 +154,7 @@ class GlobalTopK:
     def encode(self, gradient: Gradient) -> Coding:
         kept = VALUE_BYTES * gradient.elements
         read = gradient.bytes + kept + VALUE_BYTES * gradient.elements
-        return Coding.of(read, kept, launches=4.0, calls=gradient.tensors)
+        return Coding.of(read, kept, launches=4.0, calls=gradient.matrices)
 
     def decode(self, gradient: Gradient) -> Coding:
         rounds = np.ceil(np.log2(np.maximum(gradient.ranks, 1.0)))

@@ -12,10 +12,6 @@ from paleo.consistency.queueing import closed_queue
 from paleo.errors import PlanError
 from paleo.step.stragglers import Numeric
 
-#: Seconds of software of a parameter server for each tensor that is pushed and pulled: TensorFlow's, fitted to four
-#: saturated rates of P100 workers (Li, Walls, Guo, CM-DARE, ICDCS 2020).
-SERVER_CALL = 0.102e-3
-
 
 def service_time(payload: Numeric, tensors: Numeric, server: Server) -> Array:
     """Seconds that the fullest server is busy with one push and pull: its share of (call · tensors + bytes / rate).

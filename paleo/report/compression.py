@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
+from rich.text import Text
 
 from paleo.report.documents import Document
-from paleo.report.tables import grid
+from paleo.report.tables import grid, percent, prose
+from paleo.studies.compressed_collective import CompressedCollective
 from paleo.studies.compression import CompressionStudy
-from paleo.units import duration, gibibytes
+from paleo.units import counted, duration, engineering, gibibytes
 
 
 def document(study: CompressionStudy) -> Document:
@@ -23,6 +25,8 @@ def document(study: CompressionStudy) -> Document:
         "dense_wire_bytes": study.dense_wire,
         "coding_s": study.coding,
         "dense_step_time_s": study.dense.step_time,
+        "warm_up": study.warm_up,
+        "mean_step_time_s": study.mean_step,
         "rate_bytes_per_s": _finite(study.rate),
         "break_even_bytes_per_s": _finite(study.break_even),
         "pays": study.pays,
@@ -42,10 +46,50 @@ def table(study: CompressionStudy) -> RenderableType:
     dense = study.dense.step_time
     verdict = "pays" if study.pays else "does not pay"
     shown.add_row("step", f"{duration(study.prediction.step_time)}, dense {duration(dense)}: it {verdict}")
+    if study.warm_up:
+        shown.add_row("mean step", f"{duration(study.mean_step)}, the first {percent(study.warm_up)} of all dense")
     below = "any rate" if math.isinf(study.break_even) else f"below {_rate(study.break_even)}"
     shown.add_row("pays without overlap", f"{below}; here ranks send {_rate(study.rate)}")
     return shown
 
 
+def collective_document(study: CompressedCollective) -> Document:
+    """Methods beside a dense sum, fastest first."""
+    return {
+        "dense_time_s": study.time,
+        "dense_sent_bytes": study.sent,
+        "rate_bytes_per_s": study.rate,
+        "tensors": study.tensors,
+        "methods": [
+            {
+                "method": row.method,
+                "scheme": row.scheme or None,
+                "time_s": row.time,
+                "wire_s": row.wire,
+                "coding_s": row.coding,
+                "sent_bytes": row.sent,
+                "break_even_bytes_per_s": _finite(row.break_even),
+                "pays": study.pays(row),
+            }
+            for row in study.rows
+        ],
+    }
+
+
+def collective_table(study: CompressedCollective) -> RenderableType:
+    """The same for people."""
+    columns = ("method", "scheme", "time", "on the wire", "coding", "sent by a rank", "pays below", "")
+    shown = grid("Compressed", columns, left=2)
+    shown.add_row("(dense)", study.dense.best.algorithm, duration(study.time), duration(study.time), "-",
+                  engineering(study.sent, "B"), "", "")  # fmt: skip
+    for row in study.rows:
+        below = "any rate" if math.isinf(row.break_even) else engineering(row.break_even, "B/s")
+        figures = duration(row.time), duration(row.wire), duration(row.coding), engineering(row.sent, "B"), below
+        shown.add_row(row.method, row.scheme, *figures, "pays" if study.pays(row) else "does not pay")
+    reached = f"Here a rank of the dense sum sends {engineering(study.rate, 'B/s')}. "
+    assumed = f"The gradient is taken to lie in {counted(study.tensors, 'square tensor')} (--tensors)."
+    return Group(shown, Text(), prose(reached + assumed))
+
+
 def _rate(value: float) -> str:
-    return "nothing" if math.isinf(value) else f"{gibibytes(value)}/s"
+    return "nothing" if math.isinf(value) else engineering(value, "B/s")

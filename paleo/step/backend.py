@@ -32,7 +32,7 @@ from paleo.specs.hardware import System
 from paleo.specs.model import ModelSpec
 from paleo.specs.run import Run
 from paleo.specs.software import Software, load_software
-from paleo.step.compression import coding_kernels, method_of
+from paleo.step.compression import coding_kernels, method_of, tensor_calls
 from paleo.step.input_pipeline import InputPipeline, input_pipeline, sample_bytes
 from paleo.step.offload import Offload, offload_of
 from paleo.step.update import clip_kernels, update_kernel
@@ -116,7 +116,8 @@ class Backend:
         method = self.compression
         if method is None:
             return np.zeros_like(counts)
-        return self._passes(counts, 0.0, lambda count, _: coding_kernels(method, gradient, count))
+        calls = tensor_calls(method, gradient) * self.software.gradients.compression_call
+        return self._passes(counts, 0.0, lambda count, _: coding_kernels(method, gradient, count)) + calls * counts
 
     @property
     def clip(self) -> str:

@@ -45,11 +45,13 @@ def method_of(text: str | None, *, zero: int, forward_only: bool) -> Compression
 class _Matrices:
     """Matrices of weights: elements, sums of their sides, and of elements times the rows that a product sums."""
 
+    number: float = 0.0
     elements: float = 0.0
     sides: float = 0.0
     summed: float = 0.0
 
     def add(self, rows: float, columns: float, summed: float, count: float) -> None:
+        self.number += count
         self.elements += rows * columns * count
         self.sides += (rows + columns) * count
         self.summed += rows * columns * summed * count
@@ -84,6 +86,7 @@ def unit_gradient(program: Program, ranks: float, width: float) -> Gradient:
     return Gradient(
         elements=1.0, tensors=tensors / whole, ranks=ranks, width=width,
         samples=products.summed / max(products.elements, 1.0),
+        matrices=(products.number + filters.number) / whole,
         matrix_elements=matrices * share, matrix_sides=(products.sides + filters.sides) * share,
         dense_elements=products.elements * share, dense_sides=products.sides * share,
     )  # fmt: skip
@@ -117,7 +120,7 @@ def _ratios(method: Compression, gradient: Gradient, *, scattered: bool) -> list
 
 def scaled(gradient: Gradient, elements: float) -> Gradient:
     """A gradient of so many elements, ``gradient`` being one of them."""
-    counts = ("tensors", "matrix_elements", "matrix_sides", "dense_elements", "dense_sides")
+    counts = ("tensors", "matrices", "matrix_elements", "matrix_sides", "dense_elements", "dense_sides")
     return replace(gradient, elements=elements, **{name: getattr(gradient, name) * elements for name in counts})
 
 
@@ -128,6 +131,11 @@ def coding_kernels(method: Compression, gradient: Gradient, elements: float) -> 
     read, written, flops = (float(figure) for figure in (work.read, work.written, work.flops))
     calls = float(work.launches + work.tensor_calls)
     return [flat_pass("coding", "elementwise", "update", elements, read, written, flops=flops, calls=calls)]
+
+
+def tensor_calls(method: Compression, gradient: Gradient) -> float:
+    """Calls of the framework for single tensors that an element of the gradient costs."""
+    return float((method.encode(gradient) + method.decode(gradient)).tensor_calls)
 
 
 def state_bytes(method: Compression, gradient: Gradient) -> float:

@@ -28,6 +28,16 @@ class CompressionStudy:
     break_even: float
 
     @property
+    def warm_up(self) -> float:
+        """Share of all steps, the first ones, that go dense."""
+        return float(getattr(self.method, "warm_up", 0.0))
+
+    @property
+    def mean_step(self) -> float:
+        """Seconds of a step on average over the run: w dense and 1 − w compressed ones."""
+        return self.warm_up * self.dense.step_time + (1.0 - self.warm_up) * self.prediction.step_time
+
+    @property
     def pays(self) -> bool:
         """Whether the compressed step is the shorter one."""
         return self.prediction.step_time < self.dense.step_time

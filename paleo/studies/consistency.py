@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paleo.consistency.asynchronous import SERVER_CALL
 from paleo.consistency.base import Consistency, Cycle, Server, Workload, consistency
 from paleo.errors import PlanError
 from paleo.parallel.mesh import BATCH_AXES
@@ -123,4 +122,5 @@ def _server(prediction: Prediction) -> Server | None:
     port = links[-1].link.bandwidth * max(1, links[-1].ports or 1)
     memory = system.host.memory_bandwidth if system.host is not None and system.host.memory_bandwidth else np.inf
     rate = 1.0 / (1.0 / port + SERVER_PASSES / memory)
-    return Server(call=SERVER_CALL, bandwidth=float(rate), count=run.servers or 1)
+    call = prediction.steps.batch.backend.software.gradients.server_call
+    return Server(call=call, bandwidth=float(rate), count=run.servers or 1)

@@ -12,7 +12,9 @@ from paleo.cli import run as paleo
 from paleo.errors import PlanError
 from paleo.specs.hardware import System
 from paleo.studies import compression, consistency, placement
+from paleo.studies.collective import collective
 from paleo.studies.comparison import compare
+from paleo.studies.compressed_collective import compressed
 from paleo.studies.scaling import placement_advice, scale, variants, verdict
 from paleo.studies.study_file import Study
 from paleo.studies.sweep_points import evaluate, job_of
@@ -156,3 +158,42 @@ def test_curves_say_what_placement_costs() -> None:
     curve = scale(load_model("gpt2"), leaves_of_four(1.0), run, [8, 64], "weak")
     (sentence,) = placement_advice([curve])
     assert sentence.startswith("random nodes at 64 GPUs: Placement does not matter")
+
+
+def test_compressed_sums_beside_the_dense_one() -> None:
+    """The rate of the dense sum below B* and messages that cost nothing more: it pays, and every figure adds up."""
+    dense = collective("all_reduce", 1.3e9, 64, load_system("aws-p3.16xlarge"), dtype="fp32")
+    study = compressed(dense, ["fp16", "topk:0.001", "powersgd:4"], dtype="fp32", tensors=100)
+    assert {row.scheme for row in study.rows if row.method == "topk:0.001"} == {
+        "gather all", "split and gather", "recursive doubling",
+    }  # fmt: skip
+    (half,) = (row for row in study.rows if row.method == "fp16")
+    assert half.sent == pytest.approx(study.sent / 2) and study.sent == pytest.approx(2 * 63 / 64 * 1.3e9)
+    assert half.break_even == pytest.approx((study.sent - half.sent) / half.coding)
+    assert study.pays(half) and study.rate < half.break_even
+    assert [row.time for row in study.rows] == sorted(row.time for row in study.rows)
+
+
+def test_nothing_pays_inside_a_node_of_fast_links() -> None:
+    dense = collective("all_reduce", 1e8, 8, load_system("dgx-h100"), dtype="bf16")
+    study = compressed(dense, ["dgc:0.001"], tensors=54)
+    assert not any(study.pays(row) for row in study.rows)
+    assert study.rows[0].coding > 54 * 1.1e-3  # calls of the framework, a tensor each
+
+
+def test_collective_takes_methods(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["collective", "all_reduce", "--bytes", "1GB", "--ranks", "16", "--system", "aws-p3.16xlarge"]
+    assert paleo([*arguments, "--compress", "onebit,topk:0.01", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)["compression"]
+    assert len(document["methods"]) == 4 and document["rate_bytes_per_s"] > 0
+    assert paleo([*arguments, "--compress", "onebit"]) == 0
+    assert "pays below" in capsys.readouterr().out
+    for wrong in ("zeropp", "topk", "onebyte"):
+        assert paleo([*arguments, "--compress", wrong]) == 2
+        assert "compress" in capsys.readouterr().err
+
+
+def test_a_warm_up_is_dense() -> None:
+    whole, part = (compression.studied(step(compress=name)) for name in ("onebit", "onebit:0.25"))
+    assert whole is not None and part is not None and whole.mean_step == whole.prediction.step_time
+    assert part.mean_step == pytest.approx(0.25 * part.dense.step_time + 0.75 * part.prediction.step_time)

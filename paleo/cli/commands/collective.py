@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,6 +10,9 @@ from paleo.cli.application import PREDICT, app
 from paleo.cli.options import AsJson, Plot, SystemName, words
 from paleo.cli.output import draw, picture_path, show_document
 from paleo.errors import SpecError
+
+if TYPE_CHECKING:
+    from paleo.studies.collective import CollectiveStudy
 
 #: Operations that the shell completes.
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce")
@@ -22,6 +25,11 @@ Ranks = Annotated[int, typer.Option(help="Ranks of the group, neighbours on the 
 Calibration = Annotated[str, typer.Option(help="auto, ideal, ppp=0.6 or a calibration file.")]
 Dtype = Annotated[str, typer.Option(help="Format of the elements; switches cannot add int8.")]
 
+Compress = Annotated[
+    str | None, typer.Option(metavar="A,B", help="Compressed sums beside the dense one: topk:0.001,onebit,fp8.")
+]
+Tensors = Annotated[int, typer.Option(metavar="N", help="Square matrices that the gradient is, for --compress.")]
+
 
 @app.command(rich_help_panel=PREDICT)
 def collective(
@@ -31,6 +39,8 @@ def collective(
     ranks: Ranks,
     calibration: Calibration = "auto",
     dtype: Dtype = "bf16",
+    compress: Compress = None,
+    tensors: Tensors = 1,
     as_json: AsJson = False,
     plot: Plot = None,
 ) -> None:
@@ -57,4 +67,27 @@ def collective(
         from paleo.report import plots
 
         draw(path, lambda: plots.collective(study))
-    show_document(lambda: documents.collective(study), lambda: tables.collective(study), as_json)
+    if compress is None:
+        show_document(lambda: documents.collective(study), lambda: tables.collective(study), as_json)
+        return
+    _show_compressed(study, compress, dtype, tensors, calibration, as_json)
+
+
+def _show_compressed(
+    study: CollectiveStudy, compress: str, dtype: str, tensors: int, calibration: str, as_json: bool
+) -> None:
+    """The study with compressed sums below."""
+    from rich.console import Group
+
+    from paleo.report import compression, documents, tables
+    from paleo.studies.compressed_collective import compressed
+
+    methods = [name.strip() for name in compress.split(",") if name.strip()]
+    if not methods:
+        raise SpecError(f"--compress {compress!r}: expected methods such as topk:0.001,onebit")
+    coded = compressed(study, methods, dtype=dtype, tensors=tensors, calibration=calibration)
+    show_document(
+        lambda: {**documents.collective(study), "compression": compression.collective_document(coded)},
+        lambda: Group(tables.collective(study), compression.collective_table(coded)),
+        as_json,
+    )

@@ -17,7 +17,7 @@ from paleo.predict import predict
 from paleo.specs.hardware import System, load_device, load_system
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
-from paleo.specs.software import Software
+from paleo.specs.software import Software, load_software
 from paleo.units import TERA
 from paleo.validate.kinds.base import Array, number
 from paleo.validate.steps.base import Row, Step, StepTable, filled, records, whole
@@ -32,9 +32,6 @@ MEASURED = {"step_s": 1.0, "tflops_per_gpu": TERA, "speedup_over_1": 1.0, "time_
 SHARDED_RATE, SHARDED_OVERLAP, SHARDED_NODE_RATE = 93.1 * TERA, 1.35, 50.0e9
 #: Share of memory bandwidth that passes of coding reach.
 PASS_EFFICIENCY = 0.8
-#: Seconds of framework calls for a tensor that is compressed by itself: DGC's chart leaves 0.4 to 0.8 ms a tensor
-#: (ResNet-50) and 1.9 to 2.3 ms (VGG-16).
-TENSOR_CALL = 0.0011
 #: BytePS sends gradients beside the backward pass; Horovod's and DeepSpeed's runs of these pages sum them behind it: on
 #: 16 GPUs their dense steps are longer by the whole ring.
 BESIDE_BACKWARD = "BytePS"
@@ -80,7 +77,8 @@ class _Cluster:
 
     def coding(self, coding: Coding) -> float:
         """Seconds of the passes of coding, with calls for single tensors."""
-        return float(coding.bytes) / self.memory + float(coding.tensor_calls) * TENSOR_CALL
+        call = load_software("pytorch-eager").gradients.compression_call
+        return float(coding.bytes) / self.memory + float(coding.tensor_calls) * call
 
 
 class CompressionSteps(StepTable):
@@ -166,7 +164,8 @@ def _matrices(row: Row) -> float:
 def _seconds(row: Row, cluster: _Cluster, compute: float) -> float:
     """Seconds of a step: the exchange hides beside the backward pass where the software has hooks, coding does not."""
     gradient = Gradient(
-        elements=float(row["parameters"]), tensors=_matrices(row) if str(row["compressor"]).startswith("dgc") else 1.0,
+        elements=float(row["parameters"]), tensors=1.0,
+        matrices=_matrices(row) if str(row["compressor"]).startswith("dgc") else 1.0,
         ranks=cluster.gpus, width=2.0 if _dtype(row) == "fp16" else 4.0, ranks_per_node=cluster.per_node,
     )  # fmt: skip
     hidden = BACKWARD * compute if str(row.get("software", "")).startswith(BESIDE_BACKWARD) else 0.0

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from paleo.consistency.asynchronous import SERVER_CALL, service_time
+from paleo.consistency.asynchronous import service_time
 from paleo.consistency.base import Server, Workload, consistency
 from paleo.consistency.queueing import mixed_queue
 from paleo.errors import SpecError
@@ -20,7 +20,7 @@ from paleo.predict import predict
 from paleo.specs.hardware import System, find_device, load_link, load_system
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
-from paleo.specs.software import Software
+from paleo.specs.software import SERVER_CALL, Software
 from paleo.validate.kinds.base import Array, number, text
 from paleo.validate.steps.base import Row, Step, StepTable, filled, whole
 from paleo.validate.tables import STEPS, Predictions

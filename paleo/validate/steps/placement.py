@@ -67,8 +67,8 @@ class PairNetwork:
         group = np.arange(ranks)
         for row in sorted(records(rows), key=lambda row: str(row["group_a"]) != "any"):  # the general rows first
             a, b = (slice(int(row[f"first_rank_{x}"]), int(row[f"first_rank_{x}"] + row[f"ranks_{x}"])) for x in "ab")
-            for one, other in ((a, b), (b, a)):
-                rates[one, other], shared[one, other] = row["pair_bytes_per_s"], bool(row["shared_by_group"])
+            for source, target in ((a, b), (b, a)):
+                rates[source, target], shared[source, target] = row["pair_bytes_per_s"], bool(row["shared_by_group"])
             if row["group_a"] == row["group_b"]:
                 group[a] = a.start
         return cls(rates, group, shared)
