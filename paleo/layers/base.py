@@ -29,13 +29,15 @@ class Choices:
     logits and writes log-probabilities; ``recomputed`` keeps the logits and a number a row instead, as the kernels of
     Apex and FlashAttention do; ``upcast`` first writes them in fp32, as PyTorch's autocast does; ``stepwise`` makes a
     pass for each step of the vocabulary-parallel loss (Megatron-LM). ``gates``: ``separate`` makes a pass for the
-    function of a gate and one for the product, as eager frameworks do.
+    function of a gate and one for the product, as eager frameworks do. ``experts``: ``stepwise`` makes a pass for each
+    term of biases and clamped gates of experts.
     """
 
     attention: Attending = "fused"
     loss: Literal["fused", "recomputed", "upcast", "stepwise"] = "fused"
     gates: Literal["fused", "separate"] = "fused"
     gelu: Literal["fused", "tanh-stepwise", "stepwise"] = "fused"
+    experts: Literal["fused", "stepwise"] = "fused"
     wide: frozenset[str] = frozenset()
 
     @property

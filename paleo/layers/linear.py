@@ -30,7 +30,7 @@ class Linear(Layer):
 
 
 #: Gated activations: the function of the gate.
-GATED = {"swiglu": "silu", "geglu": "gelu", "reglu": "relu"}
+GATED = {"swiglu": "silu", "geglu": "gelu", "reglu": "relu", "clamped_swiglu": "silu"}
 
 
 @LAYERS.register("mlp")

@@ -9,10 +9,11 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 
 from paleo.errors import GraphError
 from paleo.layers.base import LAYERS, Choices, Expansion, Layer, project
+from paleo.layers.clamped_experts import clamped_experts
 from paleo.layers.linear import feed_forward
 from paleo.operations.base import Operation
 from paleo.operations.memory_pass import MemoryPass
-from paleo.operations.tensor import Tensor
+from paleo.operations.tensor import Size, Tensor
 
 
 @LAYERS.register("moe")
@@ -29,7 +30,9 @@ class MixtureOfExperts(Layer):
     experts: PositiveInt
     top_k: PositiveInt
     ffn: PositiveInt
-    activation: Literal["gelu", "gelu_tanh", "relu", "silu", "tanh", "swiglu", "geglu", "reglu"] = "swiglu"
+    activation: Literal["gelu", "gelu_tanh", "relu", "silu", "tanh", "swiglu", "geglu", "reglu", "clamped_swiglu"] = (
+        "swiglu"
+    )
     bias: bool = False
     shared: NonNegativeInt = 0
     shared_ffn: PositiveInt | None = None
@@ -48,13 +51,22 @@ class MixtureOfExperts(Layer):
         capacity = x.sizes[0] * x.sizes[1] * self.top_k * self.capacity_factor / self.experts
         sent = Tensor(f"{name}.dispatched", ("experts", "capacity", hidden), (self.experts, capacity, x.sizes[-1]))
         dispatch = MemoryPass(f"{name}.dispatch", "gather", (x,), sent, flops_per_element=0.0)
-        inner_ops, inner = feed_forward(
-            f"{name}.expert", sent, self.ffn, self.activation, choices, bias=self.bias, shared=("experts",)
-        )
-        down, back = project(f"{name}.expert.down", inner, {hidden: x.sizes[-1]}, bias=self.bias, shared=("experts",))
+        expert_ops, back = self._experts(f"{name}.expert", sent, {hidden: x.sizes[-1]}, choices)
         out = x.like(name)
-        combine = MemoryPass(f"{name}.combine", "scatter", (back, scores), out, keeps=(back,), flops_per_element=2.0)
-        return Expansion((*route, dispatch, *inner_ops, down, combine, *self._shared(name, x, out, choices)), out)
+        combine = MemoryPass(f"{name}.combine", "scatter", (back, scores), out, flops_per_element=2.0)
+        return Expansion((*route, dispatch, *expert_ops, combine, *self._shared(name, x, out, choices)), out)
+
+    def _experts(
+        self, name: str, sent: Tensor, back: dict[str, Size], choices: Choices
+    ) -> tuple[tuple[Operation, ...], Tensor]:
+        """The feed-forward blocks of all experts; their probabilities are applied inside, so that what comes back is
+        not kept (Megatron-Core 0.12 and later)."""
+        if choices.experts == "stepwise" and self.bias and self.activation == "clamped_swiglu":
+            return clamped_experts(name, sent, self.ffn, back)
+        shared = ("experts",)
+        operations, inner = feed_forward(name, sent, self.ffn, self.activation, choices, bias=self.bias, shared=shared)
+        down, out = project(f"{name}.down", inner, back, bias=self.bias, shared=shared)
+        return (*operations, down), out
 
     def _route(self, name: str, x: Tensor) -> tuple[tuple[Operation, ...], Tensor]:
         """Scores of every expert for every token, their softmax and the top k."""

@@ -49,7 +49,8 @@ class Counted:
 class Transfer:
     """A collective of one iteration: ``payload_bytes`` follows nccl-tests (the full buffer of the group). In so many
     ``pieces`` it is dealt out beside the product that feeds it or waits for it. ``again``: full recomputation needs it
-    once more, ``selected``: selective recomputation does."""
+    once more, ``selected``: selective recomputation does. ``dispatch``: it is of tokens that go to experts or return
+    while another microbatch is worked on."""
 
     name: str
     operation: str
@@ -61,11 +62,14 @@ class Transfer:
     pieces: int = 1
     again: bool = True
     selected: bool = False
+    dispatch: bool = False
 
     @property
-    def beside(self) -> Literal["nothing", "section", "core", "products"]:
-        """The computation that it may hide behind: that of its section, the core of attention (a ring of keys), or
-        products with weights."""
+    def beside(self) -> Literal["nothing", "section", "core", "products", "microbatch"]:
+        """The computation that it may hide behind: that of its section, the core of attention (a ring of keys),
+        products with weights, or another microbatch."""
+        if self.dispatch:
+            return "microbatch"
         if self.pieces > 1:
             return "products"
         return "nothing" if not self.overlapped else "core" if ATTENTION_CORE in self.name else "section"
@@ -162,6 +166,18 @@ class Program:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """How tokens reach their experts: once to each of some ``targets``, nodes or devices, however many of their experts
+    are there (None: once to each expert); ``overlapped``: while another microbatch is worked on."""
+
+    targets: int | None = None
+    overlapped: bool = False
+
+
+ALL_TO_ALL = Dispatch()
+
+
 def lower(
     graph: Graph,
     placement: Placement,
@@ -172,14 +188,14 @@ def lower(
     regather: bool = True,
     softmax_multiple: int = 1,
     pieces: int = 1,
-    targets: int | None = None,
+    dispatch: Dispatch = ALL_TO_ALL,
     checkpoints: Checkpoints = WHOLE_BLOCKS,
 ) -> Program:
     """The program of the fullest rank; ``chains`` of element-wise passes are merged; without ``regather`` inputs that
     were gathered stay whole until backward; ``softmax_multiple`` as in `fusion.softmax_by_steps`; ``pieces`` in which
-    gathers and scatters over tp go beside products; ``targets`` to each of which a token goes once however many of its
-    experts are there (None: once for each expert); ``checkpoints`` says what recomputation runs again."""
-    lowering = _Lowering(graph, precision, chains, softmax_multiple, pieces, targets, checkpoints)
+    gathers and scatters over tp go beside products; ``dispatch`` says how tokens reach their experts, ``checkpoints``
+    what recomputation runs again."""
+    lowering = _Lowering(graph, precision, chains, softmax_multiple, pieces, dispatch, checkpoints)
     placed = propagate(graph, placement, mesh)
     placed = placed if regather else tuple(kept_whole(layer) for layer in placed)
     grouped = enumerate(groupby(zip(_section_names(placed, chains), placed, strict=True), key=lambda pair: pair[0]))
@@ -216,12 +232,12 @@ class _Lowering:
         chains: Chains,
         softmax_multiple: int,
         pieces: int,
-        targets: int | None,
+        dispatch: Dispatch,
         checkpoints: Checkpoints,
     ) -> None:
         self.graph, self.precision, self.chains = graph, precision, chains
         self.softmax_multiple, self.pieces = softmax_multiple, pieces
-        self.targets, self.checkpoints = targets, checkpoints
+        self.dispatch, self.checkpoints = dispatch, checkpoints
         self._readers = _readers(graph.nodes)
         self._reads = Counter(t.name for node in graph.nodes for op in node.operations for t in op.reads)
         self._storage = Storage(graph)
@@ -286,11 +302,21 @@ class _Lowering:
         total = core = 0.0
         for operation in placed.operations:
             for tensor in kept_tensors(operation):
-                size = tensor.bytes(self.precision) / placed.gathered.get(tensor.name, 1)
-                size *= self._storage.add(tensor, placed.node)
+                size, copy = self._stored(placed, operation, tensor)
+                size *= self._storage.add(tensor, placed.node, copy) / placed.gathered.get(tensor.name, 1)
                 total += size
                 core += size if tensor.name in freed else 0.0
         return total, core
+
+    def _stored(self, placed: PlacedNode, operation: Operation, tensor: Tensor) -> tuple[float, str]:
+        """Bytes that are kept of a tensor, and the format where it is a copy: products in a narrow format keep that of
+        their input which they made (Transformer Engine), whatever others keep of the same tensor."""
+        size = tensor.bytes(self.precision)
+        if isinstance(operation, Contraction) and tensor is operation.lhs:
+            formats = operation.operands(self._formats(placed))
+            if formats.narrow:
+                return size * formats.operand / formats.activation, formats.dtype
+        return size, ""
 
     def _kernels(self, members: list[PlacedNode], repeat: int, spared: frozenset[str]) -> Iterable[Counted]:
         launches = [
@@ -316,6 +342,7 @@ class _Lowering:
                 if times:
                     yield Counted(self._accumulate(layer, tensor), layer.node.name, times)
             yield from self._merges(layer, repeat, spared)
+            yield from self._sorts(layer, repeat, spared)
 
     def _merges(self, placed: PlacedNode, repeat: int, spared: frozenset[str]) -> Iterable[Counted]:
         """A ring brings keys and values share by share: the output, and backward the gradients of query, key and value,
@@ -334,6 +361,20 @@ class _Lowering:
                     f"{operation.name}.merge", "elementwise", phase, tensor.elements * more, 2.0 * size, size
                 )
                 yield Counted(kernel, placed.node.name, placed.node.repeat // repeat, *flags)
+
+    def _sorts(self, placed: PlacedNode, repeat: int, spared: frozenset[str]) -> Iterable[Counted]:
+        """Tokens of an all-to-all arrive by the rank that sent them, and are sorted by the local experts, or back
+        before they return, where there are several of these; where each token travels once, its copies are made in
+        that order."""
+        by_name = {operation.name: operation for operation in placed.operations}
+        for owed in placed.communications if self.dispatch.targets is None else ():
+            if owed.chosen is None or owed.tensor.size("experts") <= 1:
+                continue
+            phase: Phase = "forward" if owed.when == "forward" else "backward"
+            size, operation = owed.tensor.bytes(self.precision), by_name[owed.name]
+            kernel = flat_pass(f"{owed.name}.sort", "copy", phase, owed.tensor.elements, size, size, flops=0.0)
+            flags = self.checkpoints.again(operation, spared), self.checkpoints.selected(placed.node, operation, spared)
+            yield Counted(kernel, placed.node.name, placed.node.repeat // repeat, *flags)
 
     def _formats(self, placed: PlacedNode) -> Precision:
         """Formats below sixteen bits are for the products inside the repeated blocks."""
@@ -370,8 +411,8 @@ class _Lowering:
         for owed in placed.communications:
             phase: Phase = "forward" if owed.when == "forward" else "backward"
             payload, times = owed.tensor.bytes(self.precision), placed.node.repeat // repeat
-            if owed.chosen is not None and self.targets is not None:
-                payload *= sent_once(*owed.chosen, self.targets)
+            if owed.chosen is not None and self.dispatch.targets is not None:
+                payload *= sent_once(*owed.chosen, self.dispatch.targets)
             pieces = self.pieces if placed.node.repeats and not owed.overlapped and _divisible(owed) else 1
             yield Transfer(
                 owed.name,
@@ -384,6 +425,7 @@ class _Lowering:
                 pieces,
                 again,
                 phase == "forward" and not owed.overlapped and (owed.name in rerun or len(rerun) == len(names) > 0),
+                owed.chosen is not None and self.dispatch.overlapped,
             )
 
     def _selected(self, placed: PlacedNode) -> set[str]:

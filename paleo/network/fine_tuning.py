@@ -92,7 +92,7 @@ class AdapterProduct(Contraction):
             return kernels
         return (*kernels, accumulation(self.name, float(self.lhs.elements), self.lhs.bytes(precision)))
 
-    def _operands(self, precision: Precision) -> Precision:
+    def operands(self, precision: Precision) -> Precision:
         return precision.sixteen_bits
 
 
@@ -113,7 +113,7 @@ class PackedProduct(Contraction):
         read, written = self.rhs.bytes(precision), count * precision.activation
         return flat_pass(f"{self.name}.dequantise", "elementwise", phase, count, read, written)
 
-    def _operands(self, precision: Precision) -> Precision:
+    def operands(self, precision: Precision) -> Precision:
         return precision.sixteen_bits
 
 

@@ -131,11 +131,12 @@ class Storage:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self._kept = Counter[str]()
-        self._seen: set[tuple[str, str]] = set()
+        self._kept = Counter[tuple[str, str]]()
+        self._seen: set[tuple[str, str, str]] = set()
 
-    def add(self, tensor: Tensor, keeper: Node) -> int:
-        """How many tensors are kept that were not before, as ``keeper`` keeps ``tensor`` in each of its iterations.
+    def add(self, tensor: Tensor, keeper: Node, copy: str = "") -> int:
+        """How many tensors are kept that were not before, as ``keeper`` keeps ``tensor``, or a ``copy`` of it in
+        another format, in each of its iterations.
 
         Of what goes round in a loop, the first iteration reads what enters and the others what the one before has made.
         """
@@ -143,21 +144,21 @@ class Storage:
         read = tensor.name in {each.name for each in keeper.inputs}
         around = [loop for loop in loops if read and self.graph.enters(tensor, loop)]
         outside = loops[: len(loops) - len(around)]
-        new = self._more(tensor.name, str(outside), math.prod(times for _, times in outside))
+        new = self._more(tensor.name, copy, str(outside), math.prod(times for _, times in outside))
         for index, (name, times) in enumerate(around, start=len(outside)):
             iterations = math.prod(times for _, times in loops[:index]) * (times - 1)
-            new += self._more(self.graph.carried[name][1], f"round {name}", iterations)
+            new += self._more(self.graph.carried[name][1], copy, f"round {name}", iterations)
         return new
 
-    def _more(self, name: str, which: str, copies: int) -> int:
+    def _more(self, name: str, copy: str, which: str, copies: int) -> int:
         """``copies`` of the tensor of that name are kept, those of these loops: how many are new."""
-        if (name, which) in self._seen:
+        if (name, copy, which) in self._seen:
             return 0
-        self._seen.add((name, which))
-        maker = self.graph.made_in.get(name)
-        most = self._kept[name] + copies if maker is None else math.prod(times for _, times in maker)
-        before, self._kept[name] = self._kept[name], min(most, self._kept[name] + copies)
-        return self._kept[name] - before
+        self._seen.add((name, copy, which))
+        maker, before = self.graph.made_in.get(name), self._kept[name, copy]
+        most = before + copies if maker is None else math.prod(times for _, times in maker)
+        self._kept[name, copy] = min(most, before + copies)
+        return self._kept[name, copy] - before
 
 
 def build(

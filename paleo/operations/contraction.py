@@ -71,7 +71,7 @@ class Contraction:
         return replace(self, lhs=lhs, rhs=rhs, out=out, bias=bias, halos=halos(self.windows, ways))
 
     def forward(self, precision: Precision) -> tuple[Kernel, ...]:
-        formats = self._operands(precision)
+        formats = self.operands(precision)
         kernels = [self._kernel("forward", self.lhs, self.rhs, self.out, formats, extra=self.bias)]
         if formats.narrow:
             kernels.append(self._quantised("forward", self.lhs, formats))
@@ -95,7 +95,7 @@ class Contraction:
     def backward(self, precision: Precision) -> tuple[Kernel, ...]:
         if not any(tensor.grad for tensor in self.reads):
             return ()
-        precision = self._operands(precision)
+        precision = self.operands(precision)
         kernels = [self._quantised("backward", self.out, precision)] if precision.narrow else []
         if self.lhs.grad:
             kernels.append(self._kernel("backward", self.out, self.rhs, self.lhs, precision))
@@ -108,7 +108,7 @@ class Contraction:
         products = tuple(replace(kernel, calls=1.0 / len(kernels)) for kernel in kernels)
         return (*products, *self._casts("backward", precision))
 
-    def _operands(self, precision: Precision) -> Precision:
+    def operands(self, precision: Precision) -> Precision:
         """Only products with weights are made in formats below sixteen bits, and no convolutions."""
         return precision if self.rhs.role == "parameter" and not self.windows else precision.sixteen_bits
 
@@ -131,7 +131,24 @@ class Contraction:
         else:
             operation, shape = "narrow" if precision.narrow else "gemm", _gemm_shape(left, right, out)
         family: Family = "conv" if self.windows else "gemm"
-        return Kernel(self.name, family, operation, phase, self.flops, 0.0, float(read), float(written), shape)
+        experts = float(self.rhs.size("experts")) if self._of_experts else 0.0
+        return Kernel(
+            self.name,
+            family,
+            operation,
+            phase,
+            self.flops,
+            0.0,
+            float(read),
+            float(written),
+            shape,
+            experts=experts,
+        )
+
+    @property
+    def _of_experts(self) -> bool:
+        """Whether each expert of a mixture has a matrix of its own."""
+        return self.rhs.role == "parameter" and "experts" in self.rhs.dims and "experts" in self.lhs.dims
 
     def _border(self, tensor: Tensor, phase: Phase) -> float:
         """A windowed operand with the rows of its neighbours, over its own rows."""

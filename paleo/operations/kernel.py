@@ -39,6 +39,8 @@ class Kernel:
     #: Calls of the host: below 1 for the kernels of one operation's backward pass, which come out of one call of the
     #: framework; above 1 where many small launches, one a tensor, are counted as one kernel.
     calls: float = 1.0
+    #: Experts of a mixture that it works for: a product of each, or tokens on their way to them and back.
+    experts: float = 0.0
 
     def __post_init__(self) -> None:
         if self.family == "memory":

@@ -50,6 +50,7 @@ def add_kind(kind: Kind) -> Kind:
 
 
 add_kind(Kind("elementwise", "a function of each element", pointwise=True, free_in_paleo=True))
+add_kind(Kind("eager", "a function of each element in a kernel of its own, whatever compilers do"))
 add_kind(Kind("dropout", "zeroes a share of the elements at random", pointwise=True))
 add_kind(Kind("copy", "the same elements elsewhere", moves=True, merges_dims=True, free_in_paleo=True))
 add_kind(Kind("gather", "rows of a table, or tokens on their way to experts", moves=True, routes=True))

@@ -113,7 +113,14 @@ class MemoryPass:
             sum(t.bytes(precision) * self._border(t, phase) for t in reads) + table,
             sum(t.bytes(precision) for t in writes),
             {"rows": float(largest / max(row, 1)), "columns": float(row)},
+            experts=self._experts,
         )
+
+    @property
+    def _experts(self) -> float:
+        """Experts of a mixture that it sends tokens to, or gets them back from."""
+        sent = (t for t in (*self.inputs, self.out) if self.kind.routes and "capacity" in t.dims)
+        return max((float(tensor.size("experts")) for tensor in sent), default=0.0)
 
     def _border(self, tensor: Tensor, phase: Phase) -> float:
         """What a pool reads with the rows of its neighbours, over its own rows."""

@@ -141,13 +141,20 @@ class Calibrated:
         prices = self.families.prices(kernels)
         forward = np.array([kernel.phase == "forward" for kernel in kernels])
         software = self.families.software
-        calls = np.array([kernel.calls for kernel in kernels])
-        host = calls * np.where(forward, software.host.forward, software.host.backward)
+        host = np.where(forward, software.host.forward, software.host.backward) * [kernel.calls for kernel in kernels]
+        host = (host + _mixture(kernels, software)) * (not software.host.whole_iteration)
         device = self.families.device
         work = np.array([kernel.flops for kernel in kernels]) / device.peak_flops_per_s(self.families.dtype)
         moved = np.array([kernel.bytes for kernel in kernels]) / device.memory.bandwidth
         none = np.zeros(len(kernels))
         return KernelTimes(prices.seconds, none, host, work >= moved, prices.low, prices.high)
+
+
+def _mixture(kernels: Sequence[Kernel], software: Software) -> Array:
+    """Seconds of the host for experts beside the calls of their kernels."""
+    products = np.array([kernel.experts if kernel.family == "gemm" else 0.0 for kernel in kernels])
+    routes = np.array([kernel.experts > 0 and kernel.family == "memory" for kernel in kernels])
+    return products * software.host.expert + routes * software.host.routing
 
 
 def pricer(

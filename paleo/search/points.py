@@ -434,7 +434,7 @@ def _kernel_seconds(blocks: Sequence[Block], backend: Backend) -> list[KernelTim
 
 def _kind(kernel: Kernel) -> tuple[object, ...]:
     """Kernels of a kind differ in numbers alone."""
-    return kernel.family, kernel.operation, kernel.phase, kernel.calls, tuple(kernel.shape)
+    return kernel.family, kernel.operation, kernel.phase, kernel.calls, kernel.experts, tuple(kernel.shape)
 
 
 def _numbered(
@@ -449,5 +449,5 @@ def _numbered(
             flops, vector, read, written, *shape = values[row].tolist()
             kept = kernel.name, kernel.family, kernel.operation, kernel.phase
             shaped = dict(zip(kernel.shape, shape, strict=True))
-            unique.append(Kernel(*kept, flops, vector, read, written, shaped, kernel.calls))
+            unique.append(Kernel(*kept, flops, vector, read, written, shaped, kernel.calls, kernel.experts))
     return [met[key] for key in keys]

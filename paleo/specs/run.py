@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from paleo.errors import SpecError
 from paleo.specs.loading import PositiveCount, Spec, Text, read_yaml, validate
+from paleo.specs.software import Dispatch
 from paleo.units import MEBIBYTE, Bytes, BytesPerSecond, Seconds
 
 #: When gradients are exchanged: in buckets while backward still runs, all after it, or through parameter servers.
@@ -63,8 +64,8 @@ class Run(Spec):
     ``slow_ranks`` that of ranks that are always slower or faster.
     ``nodes`` says where nodes lie: packed, random or ``spread:8`` leaf switches; ``background`` is the share of the
     links above those that others use.
-    ``cudnn``, ``attention``, ``cross_entropy``, ``main_gradients`` and ``exchange`` are what the ``software`` profile
-    does unless they are given.
+    ``cudnn``, ``attention``, ``cross_entropy``, ``main_gradients``, ``expert_dispatch``, ``expert_overlap``,
+    ``cuda_graph`` and ``exchange`` are what the ``software`` profile does unless they are given.
     ``bucket`` is how many bytes of gradients go out together (25 MiB in PyTorch's DDP). ``offload`` names what lives in
     host memory: optimizer, gradients, parameters, activations. ``input`` is data loading; None is synthetic data, which
     costs nothing. ``clip`` is what the software does with the norm of the gradients, unless it is given. ``cut`` is how
@@ -77,7 +78,8 @@ class Run(Spec):
     selective recomputation runs again instead of what the software does (core_attn, layernorm, moe_act, mla_up_proj,
     mlp, moe, shared_experts, as Megatron-Core calls them); ``recompute_by_layer`` names layers that differ from
     ``recompute``: ``{"block.[0-3]": full}``. ``expert_imbalance`` is how many tokens the busiest rank of experts has
-    over their mean. ``lora`` is the rank of low-rank adapters that are trained while all other weights are frozen, and
+    over their mean; with ``drop_tokens`` every expert gets its equal share and no more, so that the host waits for no
+    counts. ``lora`` is the rank of low-rank adapters that are trained while all other weights are frozen, and
     which products of the repeated blocks have one, ``16:attention`` (as in the paper, Hu et al., ICLR 2022),
     ``16:mlp``, ``16:all`` or a pattern of names; ``qlora`` stores the frozen products in NF4 with double quantisation
     (Dettmers et al., NeurIPS 2023). ``freeze`` names layers that are not trained, by patterns: ``[embed,
@@ -92,6 +94,10 @@ class Run(Spec):
     strategy: Text = "dp"
     placement: dict[Text, dict[Text, Text | list[Text] | None]] = Field(default_factory=dict)
     expert_imbalance: Annotated[float, Field(ge=1)] = 1.0
+    expert_dispatch: Dispatch | None = None
+    expert_overlap: Annotated[bool, Field(strict=True)] | None = None
+    drop_tokens: Annotated[bool, Field(strict=True)] = False
+    cuda_graph: Literal["none", "full_iteration"] | None = None
     schedule: Text = "1f1b"
     cut: Cut | None = None
     recompute: Recompute = "none"

@@ -32,6 +32,8 @@ Algorithm = Literal["implicit", "explicit", "winograd", "nonfused", "fft", "dire
 #: A day, month or year.
 Date = Annotated[str, BeforeValidator(str), Field(pattern=r"^[0-9]{4}(-[0-9]{2}){0,2}$")]
 Flag = Annotated[bool, Field(strict=True)]
+#: Who deals out tokens to experts.
+Dispatch = Literal["nccl", "deepep", "hybridep"]
 Factor = Annotated[float, Field(ge=0)]
 Slowdown = Annotated[float, Field(ge=1)]
 
@@ -53,6 +55,17 @@ class Host(Spec):
 
     forward: Seconds = Field(description="the host's time to issue one operation of the forward pass")
     backward: Seconds = Field(description="the same for the backward pass of one operation")
+    routing: Seconds = Field(
+        0.0,
+        description="what tokens on their way to experts, or back, cost the host beside that: indices, permutations, "
+        "and the counts of tokens that it waits for",
+    )
+    expert: Seconds = Field(
+        0.0, description="what each expert on the device adds to a grouped product: a call, casts, splits"
+    )
+    whole_iteration: Flag = Field(
+        False, description="whether an iteration is one CUDA graph, so that its operations cost the host nothing"
+    )
 
 
 class AttentionSoftware(Spec):
@@ -81,6 +94,11 @@ class Fusion(Spec):
     gelu: Literal["fused", "tanh-stepwise", "stepwise"] = Field(
         "fused",
         description="tanh-stepwise: a pass for each term of the tanh formula (gelu_tanh); stepwise: every gelu so",
+    )
+    experts: Literal["fused", "stepwise"] = Field(
+        "fused",
+        description="biases and clamped gates of experts. stepwise: a pass for each term, and a piece for each expert, "
+        "cut out by counts on the host, so that a graph of a whole iteration has them fused",
     )
     loss: Literal["fused", "recomputed", "upcast", "stepwise"] = Field(
         "fused",
@@ -151,6 +169,11 @@ class Overlap(Spec):
         description="whether gathers and scatters over tp are made piece by piece beside the products that feed them "
         "or wait for them (Wang et al., ASPLOS 2023)",
     )
+    experts: Flag = Field(
+        False,
+        description="whether tokens travel to experts and back while the device computes on another microbatch "
+        "(Megatron-Core's combined forward and backward passes)",
+    )
     contention: Factor = Field(
         0.0,
         description="seconds that computation loses for each second that a collective runs beside it: "
@@ -202,10 +225,16 @@ class Parallelism(Spec):
     regather: Flag = Field(
         True, description="whether inputs gathered over tp are kept as shards and gathered again for backward"
     )
-    expert_dispatch: Literal["each", "once"] = Field(
-        "each",
-        description="whether a token travels to each of its experts, or once to each node (within one: to each device) "
-        "that has some of them, as DeepEP does (DeepSeek-V3 technical report, 2024, section 3.2.2)",
+    expert_dispatch: Dispatch = Field(
+        "nccl",
+        description="who deals out tokens. nccl: an all-to-all in which a token travels to each of its experts; deepep "
+        "and hybridep: it travels once to each node (within one: to each device) that has some of them (DeepSeek-V3 "
+        "technical report, 2024, section 3.2.2)",
+    )
+    expert_tensor: Literal["tp", "none"] = Field(
+        "tp",
+        description="over how many ranks its users split the tensors of each expert, unless they say otherwise: those "
+        "of tp, or none, so that experts are folded over tp, too",
     )
 
 

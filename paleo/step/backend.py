@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ from paleo.layers.base import Choices
 from paleo.lowering.checkpoint_policy import Checkpoints
 from paleo.lowering.fusion import Chains
 from paleo.lowering.partition import Chunk, cut, cut_by_work
-from paleo.lowering.program import Program, lower, without_backward
+from paleo.lowering.program import Dispatch, Program, lower, without_backward
 from paleo.network.fine_tuning import fine_tuned, fine_tuning
 from paleo.network.graph import Graph, build
 from paleo.operations.kernel import Kernel
@@ -64,6 +64,7 @@ class Backend:
             self.run.cross_entropy or software.fusion.loss,
             gates,
             software.fusion.gelu,
+            "fused" if software.host.whole_iteration else software.fusion.experts,
             wide,
         )
 
@@ -172,7 +173,7 @@ class Backend:
             regather=self.software.parallelism.regather,
             softmax_multiple=self.software.fusion.softmax_multiple,
             pieces=mesh.degree("tp") if self.software.overlap.tensor else 1,
-            targets=self._targets(placement, mesh),
+            dispatch=Dispatch(self._targets(placement, mesh), self.software.overlap.experts),
             checkpoints=self._checkpoints,
         )
         return without_backward(program) if self.run.forward_only else program
@@ -194,10 +195,22 @@ class Backend:
 
     def _targets(self, placement: Placement, mesh: Mesh) -> int | None:
         """Nodes (within one: devices) to which a token goes once."""
-        once = self.software.parallelism.expert_dispatch == "once"
+        once = self.software.parallelism.expert_dispatch != "nccl"
         spread = (rule.split["experts"] for rule in placement.rules if rule.split.get("experts"))
         axes = next(spread, ("ep",))
         return self.fabric.targets(mesh.stride(axes), mesh.ways(axes)) if once else None
+
+
+def _stated(run: Run) -> dict[str, Any]:
+    """Fields of the profile that a run states itself."""
+    stated = {
+        "convolutions.cudnn": run.cudnn,
+        "parallelism.expert_dispatch": run.expert_dispatch,
+        "overlap.experts": run.expert_overlap,
+        "host.routing": 0.0 if run.drop_tokens else None,
+        "host.whole_iteration": None if run.cuda_graph is None else run.cuda_graph == "full_iteration",
+    }
+    return {field: value for field, value in stated.items() if value is not None}
 
 
 def backend_of(
@@ -206,7 +219,7 @@ def backend_of(
     """Software, pricer and links of a run; ``software`` and ``calibration`` in place of the profile and the calibration
     file that it names."""
     software = software or load_software(run.software)
-    software = software if run.cudnn is None else software.changed({"convolutions.cudnn": run.cudnn})
+    software = software.changed(_stated(run))
     prices = pricer(system.device, dtype, run.calibration, software, calibration)
     software = software if prices.rates is None else software.changed({"overlap.contention": 0.0})
     nodes = node_placement(run.nodes, run.background)

@@ -113,12 +113,18 @@ class LayerTimes:
         return LayerTimes(*(np.take(getattr(self, name), configurations, axis=-1) for name in LayerTimes.__slots__))
 
 
+#: What the exchange of tokens leaves of the multiprocessors: its kernels take 24 of 132 (DeepSeek-V3 technical report,
+#: 2024, section 3.2.2: 20; DeepEP's default: 24 on Hopper).
+BESIDE_DISPATCH = 1.0 - 24.0 / 132.0
+
+
 @dataclass(frozen=True, slots=True)
 class Sums:
     """How kernels and collectives add up to sections: matrices of (sections, kernels) and (sections, collectives).
 
     ``forward_overlapped`` and ``backward_overlapped`` are collectives that overlap with the section's computation,
-    those of ``…_ring`` with the core of attention alone, ``…_pieces`` in ``pieces`` with the products with weights.
+    those of ``…_ring`` with the core of attention alone, ``…_pieces`` in ``pieces`` with the products with weights,
+    ``…_experts`` with another microbatch's computation.
     ``calls`` counts the collectives of each section, forward and backward.
     """
 
@@ -139,6 +145,8 @@ class Sums:
     backward_ring: Array
     forward_pieces: Array
     backward_pieces: Array
+    forward_experts: Array
+    backward_experts: Array
     forward_products: Array
     backward_products: Array
     pieces: Array
@@ -172,7 +180,7 @@ class Sums:
         selected = matrix([(i, each.times, each.selected) for i, each in transfers])
         overlaps = [
             matrix([(i, each.times, (each.phase, each.beside) == (phase, beside)) for i, each in transfers])
-            for beside in ("nothing", "section", "core", "products")
+            for beside in ("nothing", "section", "core", "products", "microbatch")
             for phase in ("forward", "backward")
         ]
         gemm = np.array([counted.kernel.family == "gemm" and not counted.core for _, counted in kernels], dtype=float)
@@ -230,7 +238,7 @@ def section_costs(
 def _waited(sums: Sums, device: Array, transfers: Array) -> tuple[Array, Array, Array]:
     """Seconds of collectives that a section waits for, forward and backward, and of those that computation hides:
     (sections, …) each. What is cut into n pieces leaves the first of them uncovered, so hides 1 - 1/n of the shorter of
-    the collective and its products."""
+    the collective and its products. A forward pass beside another microbatch's backward pass shares half of both."""
     forward, backward = sums.forward @ device, (sums.backward + sums.weights) @ device
     overlapped = (
         (sums.forward_overlapped, forward),
@@ -239,15 +247,18 @@ def _waited(sums: Sums, device: Array, transfers: Array) -> tuple[Array, Array, 
         (sums.backward_ring, sums.backward_core @ device),
         (sums.forward_pieces, sums.forward_products @ device),
         (sums.backward_pieces, sums.backward_products @ device),
+        (sums.forward_experts, (forward + backward) / 2.0),
+        (sums.backward_experts, (forward + backward) / 2.0),
     )
     later = 1.0 - 1.0 / sums.pieces
+    shares = (1.0, 1.0, 1.0, 1.0, later, later, BESIDE_DISPATCH, BESIDE_DISPATCH)
     hidden = [
         np.minimum(matrix @ transfers, covering) * share
-        for (matrix, covering), share in zip(overlapped, (1.0, 1.0, 1.0, 1.0, later, later), strict=True)
+        for (matrix, covering), share in zip(overlapped, shares, strict=True)
     ]
     left = [matrix @ transfers - covered for (matrix, _), covered in zip(overlapped, hidden, strict=True)]
-    there = sums.forward_transfers @ transfers + left[0] + left[1] + left[4]
-    back = sums.backward_transfers @ transfers + left[2] + left[3] + left[5]
+    there = sums.forward_transfers @ transfers + left[0] + left[1] + left[4] + left[6]
+    back = sums.backward_transfers @ transfers + left[2] + left[3] + left[5] + left[7]
     return there, back, sum(hidden, np.zeros(()))
 
 

@@ -259,7 +259,7 @@ def test_a_token_goes_once_to_each_node_that_has_some_of_its_experts(chosen: int
 
 def test_dispatch_once_sends_to_nodes_and_within_one_to_devices() -> None:
     once = load_software("nemo-automodel")
-    each = once.changed({"parallelism.expert_dispatch": "each"})
+    each = once.changed({"parallelism.expert_dispatch": "nccl"})
     model, system = load_model("qwen3-30b-a3b"), load_system("dgx-h100")
 
     def sent(software: Software, gpus: int) -> float:

@@ -34,11 +34,12 @@ def block(model: str, **changed: Any) -> frozenset[str]:
 
 def test_what_follows_the_last_tensor_kept_is_left_out() -> None:
     """Llama: the last tensor kept is what the second product of the feed-forward block reads. GPT-2: the mask of its
-    last dropout. A mixture of experts keeps what its experts gave, to weigh it."""
+    last dropout. A mixture of experts weighs inside, and keeps what the second products of its experts read."""
     assert block("llama2-7b") == {"block.branch2.1.mlp1.down", "block.branch2.add"}
     assert block("gpt2", dropout=0.0) == {"block.branch2.1.mlp1.down", "block.branch2.add"}
     assert block("gpt2") == {"block.branch2.add"}
-    assert block("mixtral-8x7b") == {"block.branch2.1.moe1.combine", "block.branch2.add"}
+    weighed = {f"block.branch2.1.moe1.{name}" for name in ("expert.down", "combine")}
+    assert block("mixtral-8x7b") == weighed | {"block.branch2.add"}
 
 
 def made(software: Any, recompute: str, **options: Any) -> Prediction:

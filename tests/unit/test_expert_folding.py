@@ -97,5 +97,8 @@ def test_rows_of_tables_are_folded_where_they_say_so_or_must_be() -> None:
     row = {"tp": 2, "pp": 1, "dp": 4, "cp": 1, "ep": 8, "n_experts": 8, "n_gpus": 8, "sequence_parallel": 1}
     software = load_software("megatron-core")
     assert strategy_of(row, software) == "tp=2,dp=4,ep=8,etp=1,zero=1,sp"
-    assert strategy_of(row | {"dp": 8, "n_gpus": 16}, software) == "tp=2,dp=8,ep=8,zero=1,sp"
+    wider = row | {"dp": 8, "n_gpus": 16}
+    assert strategy_of(wider, software) == "tp=2,dp=8,ep=8,etp=1,zero=1,sp", "as its recipes fold them"
+    split = software.changed({"parallelism.expert_tensor": "tp"})
+    assert strategy_of(wider, split) == "tp=2,dp=8,ep=8,zero=1,sp"
     assert strategy_of(row | {"dp": 8, "n_gpus": 16, "expert_tp": 1}, software) == "tp=2,dp=8,ep=8,etp=1,zero=1,sp"

@@ -159,10 +159,10 @@ CASES = [
         (320 + 128 + 160) + (192 + 128 + 96) + (160 + 96 + 480) + (480 + 16 + 120) + 240 + (120 + 192 + 320),
     ),
     # 10 tokens, 2 of 4 experts each: 20 rows through 3 weights of 48; keeps x, scores, the rows sent, gate and partner,
-    # their product, the rows that come back
+    # their product; probabilities are applied inside, so that the rows that come back are not kept
     Case(
         "moe", (SEQUENCE,), (2, 5, 8), {"experts": 4, "top_k": 2, "ffn": 6}, 32 + 4 * 144,
-        2 * 10 * 32 + 2 * 20 * 144, 4 * 10 * 32 + 4 * 20 * 144, 320 + 160 + 640 + 960 + 480 + 640,
+        2 * 10 * 32 + 2 * 20 * 144, 4 * 10 * 32 + 4 * 20 * 144, 320 + 160 + 640 + 960 + 480,
         (320 + 128 + 160) + (160 + 160) + (320 + 640) + (640 + 1536 + 960) + (960 + 480)
         + (480 + 768 + 640) + (640 + 160 + 320),
     ),

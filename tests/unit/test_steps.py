@@ -185,7 +185,7 @@ def test_experts_lie_where_a_row_says_or_nowhere() -> None:
 
 
 def test_fine_tuning_with_adapters_is_run_so() -> None:
-    row = WIDE | {"model": "LLAMA2-7B [LoRA]", "gated_mlp": 1, "micro_batch": 1, "global_batch": 1}
+    row = WIDE | {"model": "LLAMA2-7B [LoRA]", "gated_mlp": 1, "micro_batch": 4, "global_batch": 4}
     tuned, whole = (transformers.prediction_of(row | {"model": name}) for name in ("LLAMA2-7B [LoRA]", "LLAMA2-7B"))
     assert tuned.run.lora == transformers.USUAL_LORA
     other = transformers.run_of(WIDE | {"model": "Llama3 8B [LoRA]", "software": "nemo-automodel"})

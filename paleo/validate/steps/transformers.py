@@ -18,6 +18,7 @@ from paleo.specs.run import Run
 from paleo.specs.software import Software, load_software
 from paleo.validate.steps.base import Row, Step, StepTable, died, filled, of_prediction, software_of, whole, with_device
 from paleo.validate.steps.networks import network_of
+from paleo.validate.steps.recipes import recipe_of
 from paleo.validate.tables import STEPS
 
 #: Systems for rows that name a device alone.
@@ -70,7 +71,7 @@ def strategy_of(row: Row, software: Software) -> str:
     if whole(row, "n_experts", 0) > 1 and whole(row, "n_gpus", 1) > 1 and not filled(row, "ep"):
         raise SpecError("ep is not stated: where the experts lie is unknown")
     parts = [f"{axis}={whole(row, axis, 1)}" for axis in ("tp", "pp", "dp", "cp", "ep") if whole(row, axis, 1) > 1]
-    parts += _folded(row)
+    parts += _folded(row, software)
     sharding = _sharding(row)
     if sharding not in SHARDING:
         raise SpecError(f"sharding {sharding!r} is not modelled")
@@ -89,15 +90,16 @@ def strategy_of(row: Row, software: Software) -> str:
     return ",".join(parts) or "dp"
 
 
-def _folded(row: Row) -> list[str]:
-    """The tensor degree of experts: as stated, or 1 where their ranks do not divide the data-parallel ones, so that
-    they lie over those of tp and cp, too."""
+def _folded(row: Row, software: Software) -> list[str]:
+    """The tensor degree of experts: as stated, else the software's habit, or 1 where their ranks do not divide the
+    data-parallel ones, so that they lie over those of tp and cp, too."""
     experts = whole(row, "ep", 1)
     if experts == 1:
         return []
     if filled(row, "expert_tp"):
         return [f"etp={whole(row, 'expert_tp', 1)}"]
-    return ["etp=1"] if whole(row, "dp", 1) % experts else []
+    folded = software.parallelism.expert_tensor == "none" and whole(row, "tp", 1) > 1
+    return ["etp=1"] if folded or whole(row, "dp", 1) % experts else []
 
 
 def _shard_group(row: Row) -> list[str]:
@@ -123,6 +125,7 @@ def run_of(row: Row) -> Run:
     Models marked ``[LoRA]`` are tuned by adapters (`LORA`), with all else frozen."""
     software = software_of(row)
     _, sizes = network_of(row)
+    recipe = recipe_of(row)
     return Run(
         gpus=whole(row, "n_gpus"),
         global_batch=whole(row, "global_batch"),
@@ -132,6 +135,10 @@ def run_of(row: Row) -> Run:
         recompute=recompute_of(row, load_software(software)),
         recompute_modules=_modules(row),
         attention="fused" if _stated(row, "attention") in ("flash", "fused") else None,
+        expert_dispatch=recipe.dispatch,
+        expert_overlap=recipe.overlap,
+        drop_tokens=recipe.drops,
+        cuda_graph=recipe.graph,
         cross_entropy="fused" if _stated(row, "cross_entropy") == "fused" else None,
         software=software,
         offload=offload(row),
@@ -191,6 +198,7 @@ class TransformerSteps(StepTable):
         "model", "system", "kv_heads", "ffn_hidden", "gated_mlp", "vocab", "n_experts", "top_k", "dtype",
         "cp", "ep", "vp",
         "sharding", "shard_group", "sequence_parallel", "recompute", "micro_batch", "global_batch", "software",
+        "recompute_modules", "expert_dispatch", "expert_overlap", "expert_tp", "cuda_graph",
         "framework", "notes",
     )  # fmt: skip
 

@@ -1,0 +1,65 @@
+"""What a row states of the recipe that it ran, in columns or in the settings that its notes quote: how tokens reach
+experts, and what of the iteration is a CUDA graph."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from paleo.errors import SpecError
+from paleo.specs.hardware import load_system
+from paleo.specs.software import Dispatch
+from paleo.validate.steps.base import Row, filled, whole
+
+#: Dispatchers by the words of the tables.
+DISPATCH: dict[str, Dispatch] = {"nccl": "nccl", "deepep": "deepep", "deepep-uccl": "deepep", "hybridep": "hybridep"}
+#: Words for whether something is so.
+FLAGS = {"on": True, "off": False, "true": True, "false": False}
+#: Recipes of NeMo's container from this release on capture whole iterations of mixtures, and let tokens travel beside
+#: computation, where one NVLink domain of more than a server holds all experts of a group: those that state it all do.
+WHOLE_ITERATIONS, SERVER = "26.06", 8
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Who deals out tokens, whether they travel beside another microbatch, and which CUDA graph there is (None: not
+    stated); whether an expert ``drops`` those beyond its share."""
+
+    dispatch: Dispatch | None = None
+    overlap: bool | None = None
+    graph: Literal["none", "full_iteration"] | None = None
+    drops: bool = False
+
+
+def recipe_of(row: Row) -> Recipe:
+    """The recipe of a row; what newer recipes of mixtures do where theirs is not stated."""
+    dispatcher = _stated(row, "expert_dispatch", "moe_flex_dispatcher_backend")
+    if dispatcher and dispatcher not in DISPATCH:
+        raise SpecError(f"expert_dispatch {dispatcher!r} is none of {', '.join(DISPATCH)}")
+    overlap, graph = _stated(row, "expert_overlap", "moe_a2a_overlap"), _stated(row, "cuda_graph", "cuda_graph_impl")
+    usual = Recipe("hybridep", True, "full_iteration") if _captures(row) else Recipe()
+    return Recipe(
+        DISPATCH.get(dispatcher, usual.dispatch),
+        FLAGS.get(overlap, usual.overlap),
+        usual.graph if not graph else "full_iteration" if graph == "full_iteration" else "none",
+        "tokendrop" in str(row.get("notes", "")),
+    )
+
+
+def _stated(row: Row, column: str, setting: str) -> str:
+    """A column, or a setting that the notes quote (``cuda_graph_impl=full_iteration``); empty where there is none."""
+    if filled(row, column):
+        return str(row[column]).strip().lower()
+    quoted = re.search(rf"{setting}=(\w+)", str(row.get("notes", "")))
+    return quoted.group(1).lower() if quoted else ""
+
+
+def _captures(row: Row) -> bool:
+    """Whether a whole iteration is to be expected in one graph."""
+    released = re.match(r"2\d\.\d\d", str(row.get("release", "")))
+    if released is None or released.group() < WHOLE_ITERATIONS or not filled(row, "system"):
+        return False
+    levels = load_system(str(row["system"])).levels
+    domain = (levels[0].ranks or 0) if levels else 1
+    return domain > SERVER and 1 < whole(row, "ep", 1) <= domain

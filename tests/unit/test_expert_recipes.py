@@ -1,0 +1,115 @@
+"""Mixtures of experts as software carries them out: the host's calls, who deals out tokens and beside what, graphs of
+whole iterations, biases and clamped gates without a kernel, and what tables say of these."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from paleo.errors import SpecError
+from paleo.layers.clamped_experts import clamped_experts
+from paleo.operations.kernel import Kernel
+from paleo.operations.precision import precision
+from paleo.operations.tensor import Tensor
+from paleo.parallel.mesh import Mesh
+from paleo.parallel.placement import STRATEGIES, parse_strategy
+from paleo.predict import Prediction, predict
+from paleo.specs.hardware import load_system
+from paleo.specs.model import load_model
+from paleo.specs.run import Run
+from paleo.specs.software import load_software
+from paleo.step.backend import Backend, backend_of
+from paleo.validate.steps.recipes import Recipe, recipe_of
+
+H100 = load_system("dgx-h100")
+QWEN = load_model("qwen3-30b-a3b")
+
+
+def predicted(**more: Any) -> Prediction:
+    run = {"gpus": 16, "batch": 2, "microbatch": 1, "strategy": "ep=16", "software": "megatron-core", **more}
+    return predict(QWEN, H100, Run.model_validate({"dtype": "bf16", "model": {"layers": 4}, **run}))
+
+
+def test_the_host_calls_every_expert_and_waits_for_counts() -> None:
+    """Qwen3-30B-A3B over 8 GPUs: 16 experts on each, two products forward and four backward, four times routed."""
+    software = load_software("megatron-core")
+    run = Run(gpus=8, batch=1, dtype="bf16", strategy="ep=8", software="megatron-core", model={"layers": 1})
+    made = backend_of(H100, run, "bf16", software)
+    kernels = [kernel for kernel in _block_kernels(made) if kernel.experts]
+    assert [kernel.experts for kernel in kernels if kernel.family == "gemm"] == [16.0] * 6
+    assert sum(kernel.family == "memory" for kernel in kernels) == 4
+    host = made.prices.times(kernels).host.sum()
+    calls = sum(
+        kernel.calls * (software.host.forward if kernel.phase == "forward" else software.host.backward)
+        for kernel in kernels
+    )
+    assert host == pytest.approx(calls + 6 * 16 * software.host.expert + 4 * software.host.routing)
+
+
+def _block_kernels(made: Backend) -> list[Kernel]:
+    graph, strategy = made.graph(QWEN, 8), parse_strategy("ep=8")
+    lowered = made.lowered(graph, STRATEGIES["dp"](graph, strategy), Mesh.of({"ep": 8}))
+    return [counted.kernel for section in lowered.sections for counted in section.kernels]
+
+
+def test_graphs_and_dropped_tokens_spare_the_host() -> None:
+    eager, dropped, graph = predicted(), predicted(drop_tokens=True), predicted(cuda_graph="full_iteration")
+    assert eager.step_time > dropped.step_time > graph.step_time
+    assert graph.breakdown.launch == pytest.approx(0.0, abs=1e-9)
+
+
+def test_tokens_travel_beside_another_microbatch() -> None:
+    """At most what the exchange's own multiprocessors leave is hidden; what travels stays the same."""
+    alone, beside = predicted(cuda_graph="full_iteration"), predicted(cuda_graph="full_iteration", expert_overlap=True)
+    assert beside.breakdown.communication_total == pytest.approx(alone.breakdown.communication_total, rel=0.01)
+    won = alone.breakdown.communication_exposed - beside.breakdown.communication_exposed
+    assert 0 < won < (1.0 - 24 / 132 + 0.01) * alone.breakdown.communication_total
+
+
+def test_each_dispatcher_sends_what_it_must() -> None:
+    nccl, deepep = (predicted(expert_dispatch=name) for name in ("nccl", "deepep"))
+    assert deepep.breakdown.communication_total < 0.5 * nccl.breakdown.communication_total, "two nodes, eight experts"
+    assert nccl.breakdown.memory_bound > deepep.breakdown.memory_bound, "tokens are sorted by local experts, and back"
+
+
+def test_what_clamped_experts_move() -> None:
+    """Ten tokens for each of two experts, hidden 6, width 5, in bytes for an element.
+
+    A bias in fp32: written 4, added 2 + 4 + 4, joined 4 + 4, narrowed 4 + 2, which is 28. The gate: two clamps 4 each,
+    scale 4, sigmoid 4, product 6, shift 4, product 6, probabilities 2 + 4, narrowed 4 + 2, which is 44.
+    """
+    sent = Tensor("sent", ("experts", "capacity", "hidden"), (2, 10, 6))
+    operations, out = clamped_experts("e", sent, 5, {"hidden": 6})
+    assert out.sizes == (2, 10, 6)
+    passes = [kernel for each in operations for kernel in each.forward(precision("bf16")) if kernel.family == "memory"]
+    elements = 2 * 10
+    biases = 2 * (2 * 5 + 6) * 2
+    probabilities = 3 * 4 * elements
+    expected = elements * (28 * (2 * 5 + 6) + 44 * 5) + biases + probabilities
+    assert sum(kernel.bytes for kernel in passes) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("row", "recipe"),
+    [
+        ({}, Recipe()),
+        ({"expert_dispatch": "deepep-uccl", "expert_overlap": "on"}, Recipe("deepep", True)),
+        ({"cuda_graph": "moe_router+moe_preprocess"}, Recipe(graph="none")),
+        (
+            {"notes": "cuda_graph_impl=full_iteration, moe_flex_dispatcher_backend=hybridep, moe_a2a_overlap=True"},
+            Recipe("hybridep", True, "full_iteration"),
+        ),
+        ({"notes": "tokendrop; token distribution force-balanced"}, Recipe(drops=True)),
+        ({"release": "26.06", "system": "dgx-h100", "ep": 8}, Recipe()),
+        ({"release": "26.06", "system": "gb200-nvl72", "ep": 64}, Recipe("hybridep", True, "full_iteration")),
+        ({"release": "26.04", "system": "gb200-nvl72", "ep": 64}, Recipe()),
+    ],
+)
+def test_rows_state_their_recipe(row: dict[str, Any], recipe: Recipe) -> None:
+    assert recipe_of(row) == recipe
+
+
+def test_an_unknown_dispatcher_is_said() -> None:
+    with pytest.raises(SpecError, match="expert_dispatch 'pigeon' is none of nccl"):
+        recipe_of({"expert_dispatch": "pigeon"})
