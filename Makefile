@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: run test check lint types sizes fuzz clean
+.PHONY: run test check lint types sizes fuzz accuracy wheel clean
 
 run: $(VENV)/.installed
 	@$(BIN)/python -m paleo.demo
@@ -24,6 +24,15 @@ types: $(VENV)/.tested
 # Hostile inputs of every kind; FUZZ="--seed 7 --inputs 100000" for others.
 fuzz: $(VENV)/.tested
 	$(BIN)/python -m tests.fuzz $(FUZZ)
+
+# docs/accuracy.md and the ledger of README.md from every measured table: some minutes on two cores.
+TABLES ?= $(wildcard ../shared/measurements/*.csv ../shared/measurements/*.csv.gz ../shared/measurements/mlperf/*.csv)
+accuracy: $(VENV)/.tested
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python docs/pages.py $(TABLES)
+
+# The wheel in an empty environment of each Python that is there.
+wheel: $(VENV)/.tested
+	BUILDER=$(BIN)/python .ci/wheel
 
 sizes: $(VENV)/.tested
 	@$(BIN)/python tests/sizes.py

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -32,7 +33,12 @@ def on_files(files: Any, config: Any) -> Any:
     """Hook of mkdocs: adds the generated pages of the reference."""
     from mkdocs.structure.files import File
 
-    pages = {"reference/cli.md": cli, "reference/files.md": spec_files, "reference/catalog.md": catalog}
+    pages = {
+        "reference/cli.md": cli,
+        "reference/json.md": json_documents,
+        "reference/files.md": spec_files,
+        "reference/catalog.md": catalog,
+    }
     for name, write in pages.items():
         files.append(File.generated(config, name, content=write()))
     return files
@@ -97,6 +103,42 @@ def _usage(parameter: Any) -> str:
         return f"`{parameter.metavar or parameter.name.upper()}`"
     names = ", ".join(f"`{name}`" for name in parameter.opts)
     return names if parameter.is_flag or not parameter.metavar else f"{names} {parameter.metavar}"
+
+
+# what --json prints
+
+
+def json_documents() -> str:
+    """The keys of every document, from the schemas that ``paleo schema`` prints."""
+    from paleo.report.schemas import documents, schema_of
+
+    parts = [_JSON_INTRO]
+    for name in documents():
+        schema = schema_of(name)
+        parts.append(f"## paleo {name} --json\n\nSchema `{schema['$id']}`.\n")
+        parts.append(table(("key", "holds", ""), _keys(schema)))
+    return "\n".join(parts)
+
+
+_JSON_INTRO = """# JSON
+
+Every document names its schema by its key `schema`; `paleo schema COMMAND` prints it as JSON Schema. The number behind
+the name rises when a key changes its meaning or goes away; keys may be added. Figures are in SI: seconds, bytes, FLOP,
+watt, joule; `usd`, `kwh`, `days` and `minutes` say so. `[]` stands for each entry of a list, `*` for a name. A number
+that is not finite is null.
+"""
+
+
+def _keys(schema: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str, str]]:
+    """Key, type and whether it may be missing, of a schema and of all below it."""
+    required = schema.get("required", ())
+    for key, field in schema.get("properties", {}).items():
+        kinds = " or ".join(field.get("type", ["anything"]))
+        yield f"`{before}{key}`", kinds, "" if key in required else "may be missing"
+        yield from _keys(field, f"{before}{key}.")
+        yield from _keys(field.get("items", {}), f"{before}{key}[].")
+        if field.get("additionalProperties"):
+            yield from _keys({"properties": {"*": field["additionalProperties"]}, "required": ["*"]}, f"{before}{key}.")
 
 
 # files
@@ -234,15 +276,18 @@ def catalog() -> str:
 # how wrong is it
 
 
-def accuracy(files: Sequence[str]) -> str:
+def accuracy(reports: Sequence[Mapping[str, Any]]) -> str:
     """The page on errors, as ``paleo validate --json`` finds them in measured tables."""
-    reports = list(_validated(files))
+    from datetime import date
+
+    from paleo import __version__
+
     parts = [
-        _INTRO,
+        _INTRO.format(release=__version__, date=date.today().isoformat()),
         "## All tables\n",
         table(_HEADS, [_errors(Path(r["file"]).name, r["overall"], r) for r in reports]),
     ]
-    parts += [_reasons(reports), _held_out()]
+    parts += ["## Weakest slices\n", _weakest(reports), _reasons(reports), _held_out()]
     for report in reports:
         parts.append(f"## {Path(report['file']).name}\n")
         for key, title in (("by_device", "device"), ("by_source", "source")):
@@ -261,24 +306,61 @@ _HEADS = (
     "bias",
     "total",
     "coverage",
-    "roofline",
+    "one constant",
     "unsupported",
     "kind",
 )
 _INTRO = """# How wrong is it?
 
-Errors of predictions against measured times. This page is made by `python docs/pages.py TABLE…`, which runs
-`paleo validate --json`; nothing on it is typed by hand. The same tables calibrate the devices that they hold, so that
-for those it shows how well the formulas *fit*, not how well they foretell; "Rows that were not fitted" says that.
+Errors of predictions against measured times, by Paleo {release} on {date}. This page is made by `make accuracy`, which
+runs `paleo validate --json` on every table; nothing on it is typed by hand. The same tables calibrate the devices that
+they hold, so that for those it shows how well the formulas *fit*, not how well they foretell;
+"Rows that were not fitted" says that.
 
 - **median, mean, worst tenth**: relative error of a row, |predicted / measured - 1|; the worst tenth is its 90th
   percentile.
 - **bias**: mean of log(predicted / measured); below zero is too fast.
 - **total**: sum of predicted over sum of measured times, less 1: what long rows say.
 - **coverage**: share of rows inside the stated 90 % interval; 90 % is right, more is too careful, less is too bold.
-- **roofline**: mean error of one constant efficiency over all rows, for comparison.
+- **one constant**: mean error of the bare roofline divided by one efficiency for each device, chosen in hindsight for
+  these very rows; what a prediction has to beat.
 - **unsupported**: rows that cannot be modelled; they are counted, with the reason, never dropped in silence.
 """
+
+
+#: Fewer rows than these make no slice, and so many slices are shown.
+SLICE_ROWS, SLICES = 12, 20
+
+
+def _slices(reports: Sequence[Mapping[str, Any]]) -> list[tuple[str, Mapping[str, Any]]]:
+    """Devices and sources of all tables, the worst mean error first."""
+    found = [
+        (f"{Path(report['file']).name.partition('.')[0]}: {name}", errors)
+        for report in reports
+        for groups in (report["by_device"], report["by_source"])
+        for name, errors in groups.items()
+        if errors["rows"] >= SLICE_ROWS and errors["mape"] is not None
+    ]
+    return sorted(found, key=lambda entry: -entry[1]["mape"])
+
+
+def _weakest(reports: Sequence[Mapping[str, Any]]) -> str:
+    text = f"The {SLICES} worst devices and sources of at least {SLICE_ROWS} rows.\n\n"
+    rows = [_errors(name, errors)[:-2] for name, errors in _slices(reports)[:SLICES]]
+    return text + table(("table: device or source", *_HEADS[1:-2]), rows)
+
+
+def ledger(reports: Sequence[Mapping[str, Any]]) -> str:
+    """The block of README: every table in a line, then the weakest slices."""
+    heads = ("measured rows", "rows", "mean error", "bias", "coverage", "one constant in hindsight")
+    chosen = (0, 1, 3, 5, 7, 8)
+
+    def lines(entries: Iterable[tuple[str, Mapping[str, Any] | None]]) -> str:
+        rows = [_errors(name, errors) for name, errors in entries]
+        return table(heads, [[row[index] for index in chosen] for row in rows])
+
+    whole = [(Path(report["file"]).name.partition(".")[0], report["overall"]) for report in reports]
+    return f"{lines(whole)}\nThe weakest devices and sources:\n\n{lines(_slices(reports)[:6])}"
 
 
 def _held_out() -> str:
@@ -349,10 +431,22 @@ def _reasons(reports: Sequence[Mapping[str, Any]]) -> str:
     return f"### Rows that cannot be modelled\n\n{table(('table', 'reason', 'rows'), rows)}" if rows else ""
 
 
+README = ACCURACY.parent.parent / "README.md"
+_LEDGER = re.compile(r"(<!-- ledger -->\n).*?(<!-- /ledger -->)", re.S)
+
+
+def main(files: Sequence[str]) -> None:
+    """Writes accuracy.md, and the ledger of README.md."""
+    reports = list(_validated(files))
+    ACCURACY.write_text(accuracy(reports), encoding="utf-8")
+    text = README.read_text(encoding="utf-8")
+    README.write_text(_LEDGER.sub(lambda block: f"{block[1]}{ledger(reports)}{block[2]}", text), encoding="utf-8")
+
+
 if __name__ == "__main__":
     if len(sys.argv) == 1:
         raise SystemExit("usage: python docs/pages.py TABLE…")
     try:
-        ACCURACY.write_text(accuracy(sys.argv[1:]), encoding="utf-8")
+        main(sys.argv[1:])
     except PaleoError as error:
         raise SystemExit(f"error: {error}") from None

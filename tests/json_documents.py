@@ -1,8 +1,8 @@
 """What every command prints with --json, and the schemas that these documents are held to.
 
-``python -m tests.json_documents`` writes the schemas anew from the documents of `CALLS`: types, the keys that all of
-them have, and the types of what lists and free mappings hold. Keys may be added; one that goes away, or a type that
-changes, fails tests/unit/test_schemas.py until the schemas (and the version) are written anew.
+``python -m tests.json_documents [COMMAND…]`` writes the schemas from the documents of `CALLS`: types, the keys that
+all of them have, and the types of what lists and free mappings hold. Keys may be added; one that goes away, or a type
+that changes, fails tests/unit/test_schemas.py until the schemas (and the version) are written anew.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -21,6 +22,15 @@ from paleo.report import schemas
 FOLDER = Path(schemas.__file__).parent
 SAMPLES = Path(__file__).parent / "fuzz" / "samples"
 NODE = ["--system", "dgx-a100-80gb"]
+VALIDATED = ("gemm", "llm_iterations", "memory", "consistency", "compression", "goodput")
+TITAN = "step: {n}  loss:  7.1  memory: 47.30GiB(59.8%)  tps: 5,762  tflops: 333.1  mfu: 33.7%"
+NCCL = """# Collective test starting: all_reduce_perf
+#  Rank  0 Group  0 Pid 1 on node device  0 [0x07] NVIDIA A100-SXM4-80GB
+#  Rank  7 Group  0 Pid 8 on node device  7 [0xbd] NVIDIA A100-SXM4-80GB
+     1048576    262144     float     sum      -1    43.45   24.13   42.23      0    42.90   24.44   42.77      0
+    16777216   4194304     float     sum      -1    160.2  104.73  183.27      0    159.0  105.52  184.65      0
+   268435456  67108864     float     sum      -1    4060.0   66.12  115.71      0    4055.0   66.20  115.85      0
+"""
 LOG = " iteration   {n}/ 100 | elapsed time per iteration (ms): 1.5 | global batch size: 64 |"
 #: command -> calls whose documents have all the keys there are; {tmp} is an empty folder.
 CALLS: dict[str, list[list[str]]] = {
@@ -33,6 +43,8 @@ CALLS: dict[str, list[list[str]]] = {
         ["estimate", "gpt2", "--system", "l4", "--batch", "512", "--calibration", "ideal"],
         ["estimate", "gpt2", *NODE, "--gpus", "8", "--strategy", "tp=2,pp=2", "--global-batch", "32"],
         ["estimate", "lenet", *NODE, "--gpus", "16", "--epochs", "1", "--goodput"],
+        ["estimate", "gpt2", *NODE, "--gpus", "16", "--tokens", "1M", "--failures", "4/knodeday", "--compress", "fp16"],
+        ["estimate", "lenet", *NODE, "--gpus", "16", "--consistency", "async", "--set", "input={decode: 1 ms}"],
     ],
     "scale": [
         ["scale", "lenet", *NODE, "--gpus", "1,8"],
@@ -42,19 +54,27 @@ CALLS: dict[str, list[list[str]]] = {
     "compare": [
         ["compare", "lenet", "--systems", "dgx-a100-80gb,dgx-h100", "--gpus", "8"],
         ["compare", "gpt2", "--systems", "l4,dgx-h100", "--gpus", "1", "--tokens", "1000000"],
+        ["compare", "gpt2", "--systems", "titan-v,dgx-h100", "--dtype", "bf16", "--objective", "energy"],
     ],
     "plan": [
         ["plan", "gpt2", *NODE, "--gpus", "8", "--global-batch", "32"],
         ["plan", "lenet", *NODE, "--gpus", "1,8", "--batch", "8", "--explain"],
+        ["plan", "lenet", "--systems", "dgx-a100-80gb,l4", "--gpus", "1,2", "--batch", "8", "--samples", "1M"],
+        ["plan", "lenet", *NODE, "--gpus", "1", "--batch", "8", "--samples", "1M", "--deadline", "1s", "--budget", "1"],
+        ["plan", "alexnet", *NODE, "--gpus", "4", "--per-layer"],
     ],
     "collective": [["collective", "all_reduce", *NODE, "--bytes", "1MB", "--ranks", "16"]],
-    "validate": [["validate", str(SAMPLES / f"{name}.csv")] for name in ("gemm", "llm_iterations", "memory")],
+    "validate": [["validate", str(SAMPLES / f"{name}.csv")] for name in VALIDATED],
     "import": [["import", "hf", "{tmp}/config.json"], ["import", "hf", "{tmp}/config.json", "-o", "{tmp}/m.yaml"]],
     "target": [["target", "mlperf:bert", "--system", "dgx-h100", "--gpus", "8,64"]],
-    "audit": [["audit", "{tmp}/train.log", "--model", "lenet", *NODE, "--global-batch", "64"]],
+    "audit": [
+        ["audit", "{tmp}/train.log", "--model", "lenet", *NODE, "--global-batch", "64"],
+        ["audit", "{tmp}/titan.log", "--model", "gpt2", "--system", "dgx-h100", "--gpus", "8"],
+        ["audit", "{tmp}/nccl.log", "--system", "dgx-a100-80gb"],
+    ],
 }
 #: Mappings whose keys are names, not fields.
-FREE = {"by_device", "by_source", "by_benchmark", "unsupported_reasons", "document"}
+FREE = {"measured", "predicted", "by_device", "by_source", "by_benchmark", "unsupported_reasons", "document"}
 HF = {
     "model_type": "llama", "hidden_size": 8, "intermediate_size": 20, "num_attention_heads": 2, "vocab_size": 11,
     "num_key_value_heads": 1, "num_hidden_layers": 3, "max_position_embeddings": 64,
@@ -65,6 +85,8 @@ def printed(call: list[str], folder: Path) -> Any:
     """The document of one call."""
     (folder / "config.json").write_text(json.dumps(HF))
     (folder / "train.log").write_text("\n".join(LOG.format(n=number) for number in range(1, 13)) + "\n")
+    (folder / "titan.log").write_text("\n".join(TITAN.format(n=number) for number in range(1, 13)) + "\n")
+    (folder / "nccl.log").write_text(NCCL)
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
         code = run([word.replace("{tmp}", str(folder)) for word in (*call, "--json")])
@@ -133,7 +155,8 @@ def schema_from(command: str, values: list[Any]) -> dict[str, Any]:
 
 def main() -> None:
     """Write all schemas."""
-    for command, calls in CALLS.items():
+    chosen = sys.argv[1:] or list(CALLS)
+    for command, calls in ((name, CALLS[name]) for name in chosen):
         with tempfile.TemporaryDirectory() as folder:
             values = [printed(call, Path(folder)) for call in calls]
         text = json.dumps(schema_from(command, values), indent=1) + "\n"

@@ -15,7 +15,8 @@ from paleo.errors import SpecError
 if TYPE_CHECKING:
     from paleo.specs.run import Run
 
-#: Formats that --dtype completes.
+#: Collective operations that the shell completes, and formats.
+OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce")
 DTYPES = ("fp32", "tf32", "bf16", "fp16", "fp8")
 #: The largest GPU count that --gpus takes, and the most counts.
 MOST_GPUS, MOST_COUNTS = 10**7, 200

@@ -9,7 +9,8 @@ from rich.text import Text
 from paleo.report.documents import Document
 from paleo.report.tables import grid, percent, prose
 from paleo.studies.audit import Audit, Fault
-from paleo.units import duration, gibibytes
+from paleo.studies.collective_audit import ADVICE, CollectiveAudit
+from paleo.units import duration, engineering, gibibytes
 
 #: What a log states, as people call it.
 NAMES = {
@@ -64,9 +65,11 @@ def verdict(audit: Audit) -> str:
         if low <= measured <= high:
             return f"{seen}: as predicted, nothing in this log says otherwise."
         return f"{seen}: outside the interval, and no single fault that is known explains it."
+    low, high = audit.expected.interval
+    doubt = " The step lies within the prediction's own 90 % interval, so this may be the model's error."
     names = ", or ".join(fault.text for fault in audit.faults)
     left = f"{audit.ratio - 1:+.0%} of the step stay unexplained" if abs(audit.ratio - 1) >= 0.01 else "nothing is left"
-    return f"{seen}. What explains it: {names}; {left}."
+    return f"{seen}. What explains it: {names}; {left}.{doubt if low <= measured <= high else ''}"
 
 
 def table(audit: Audit) -> RenderableType:
@@ -102,3 +105,43 @@ def _cell(name: str, value: float) -> str:
     if name == "spread":
         return f"{value:.2f}"
     return percent(value - 1.0) if name == "unsteadiness" else duration(value)
+
+
+# links
+
+
+def collective_document(audit: CollectiveAudit) -> Document:
+    """Payloads with measured and predicted seconds, what is off, and the largest payload on more ranks."""
+    log, shown = audit.log, audit.study
+    rows = zip(log.payloads, log.seconds, audit.predicted, strict=True)
+    return {
+        "system": shown.system.name,
+        "gpus": shown.ranks,
+        "log": "nccl-tests",
+        "operation": shown.operation,
+        "verdict": audit.verdict,
+        "small_ratio": audit.small,
+        "large_ratio": audit.large,
+        "faults": [{"name": name, "factor": factor, "advice": ADVICE[name]} for name, factor in audit.faults.items()],
+        "payloads": [
+            {"payload_bytes": payload, "measured_s": measured, "predicted_s": predicted}
+            for payload, measured, predicted in rows
+        ],
+        "beyond": None if audit.beyond is None else {"gpus": audit.beyond[0], "time_s": audit.beyond[1]},
+        "calibration": shown.calibration,
+    }
+
+
+def collective_table(audit: CollectiveAudit) -> RenderableType:
+    """The verdict, payload by payload, and what to do."""
+    table = grid("nccl-tests", ("payload", "measured", "predicted", "measured over predicted"))
+    for payload, measured, predicted in zip(audit.log.payloads, audit.log.seconds, audit.predicted, strict=True):
+        cells = (duration(measured), duration(predicted), f"{measured / predicted:.2f}")
+        table.add_row(engineering(payload, "B"), *cells)
+    parts: list[RenderableType] = [prose(Text(audit.verdict, style="bold")), Text(), table]
+    parts += [prose(f"\n{name}: {ADVICE[name]}.") for name in audit.faults]
+    if audit.beyond is not None:
+        gpus, seconds = audit.beyond
+        largest = engineering(audit.log.payloads[-1], "B")
+        parts.append(prose(f"\n{largest} over {gpus:,} GPUs, with links as they were measured: {duration(seconds)}."))
+    return Group(*parts, prose(f"\nCalibration: {audit.study.calibration}"))

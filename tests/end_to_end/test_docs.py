@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from paleo.cli import run as paleo
-from paleo.specs.hardware import load_system
+from paleo.specs.hardware import load_device, load_system
 from paleo.specs.loading import parse_yaml
 from paleo.specs.model import load_model
 from paleo.studies.study_file import Study
@@ -81,6 +81,8 @@ def test_files_shown_are_right(tmp_path: Path, printed: Callable[..., dict[str, 
             written = ["estimate", "gpt2", "--system", "dgx-a100-80gb", "--run", str(path), "--json"]
             asked = ["--gpus", "16", "--batch", "8", "--strategy", "tp=4,sp", "--json"]
             assert printed(*written) == printed(*written[:4], *asked) | {"strategy": "batch,tp=4,dp=4"}
+        elif "multiprocessors" in data or "peak" in data:
+            assert load_device(path).name == data["name"]
         elif "levels" in data:
             assert load_system(path).levels
         else:
@@ -88,7 +90,7 @@ def test_files_shown_are_right(tmp_path: Path, printed: Callable[..., dict[str, 
 
 
 def test_links_between_pages_lead_somewhere() -> None:
-    generated = {"cli.md", "files.md", "catalog.md"}
+    generated = {"cli.md", "json.md", "files.md", "catalog.md"}
     for page in PAGES:
         for target in re.findall(r"\]\(([^)#:]+\.md)", page.read_text()):
             assert (page.parent / target).exists() or Path(target).name in generated, f"{page.name}: {target}"

@@ -12,9 +12,12 @@ import pytest
 from paleo import Prediction, Run, load_model, load_system, predict
 from paleo.errors import SpecError
 from paleo.logs.base import READERS, read_log
+from paleo.logs.nccl_tests import PROGRAMS, operation_of, read_collectives
 from paleo.specs.hardware import System
 from paleo.specs.software import load_software
 from paleo.studies.audit import HYPOTHESES, audit
+from paleo.studies.collective import collective
+from paleo.studies.collective_audit import audit_collectives, automatic_seconds
 from paleo.studies.purchase import FIGURES
 from paleo.units import GIB, MEBIBYTE
 
@@ -173,6 +176,49 @@ def test_what_is_no_log_is_one_message(tmp_path: Path, text: str) -> None:
         read_log(write(tmp_path, text))
     with pytest.raises(SpecError, match="no such file"):
         read_log(tmp_path / "none.log")
+
+
+def nccl_log(operation: str, ranks: int, *, link: float = 1.0, late: float = 0.0, seed: int = 0) -> str:
+    """As nccl-tests prints them: predicted times with noise, slower links, a later start [s]."""
+    random = np.random.default_rng(seed)
+    payloads = 2.0 ** np.arange(10, 31, 2)
+    study = collective(operation, payloads[-1], ranks, load_system("dgx-h100"))
+    seconds = (automatic_seconds(study, payloads) / link + late) * np.exp(0.05 * random.standard_normal(len(payloads)))
+    program = next(name for name, meant in PROGRAMS.items() if meant == operation)
+    lines = [
+        f"# Collective test starting: {program}",
+        f"#  Rank {ranks - 1:2d} Group  0 Pid 1 on node device  0 [0x07] H100",
+    ]
+    for payload, time in zip(payloads, 1e6 * seconds, strict=True):
+        figures = f"{time:9.2f}  100.00  100.00      0"
+        lines.append(f"{payload:12.0f} {payload / 4:12.0f}     float     sum      -1 {figures} {figures}")
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize("operation", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all"])
+@pytest.mark.parametrize(
+    ("wrong", "fault"),
+    [({}, None), ({"link": 0.4}, "slow link"), ({"late": 2e-4}, "late start"), ({"link": 2}, "faster than stated")],
+)
+def test_logs_of_nccl_tests(operation: str, wrong: dict[str, float], fault: str | None, tmp_path: Path) -> None:
+    log = read_collectives(write(tmp_path, nccl_log(operation, 16, **wrong)))
+    assert log is not None and (log.operation, log.ranks, len(log.payloads)) == (operation, 16, 11)
+    result = audit_collectives(log, operation_of(log, None), 16, load_system("dgx-h100"))
+    assert list(result.faults) == ([] if fault is None else [fault])
+    assert result.beyond is not None and result.beyond[0] == 128
+    if fault == "slow link":
+        assert result.faults[fault] == pytest.approx(2.5, rel=0.1)
+
+
+def test_an_operation_that_no_log_names_has_to_be_stated(tmp_path: Path) -> None:
+    text = nccl_log("all_reduce", 8).partition("\n")[2]
+    log = read_collectives(write(tmp_path, text))
+    assert log is not None
+    with pytest.raises(SpecError, match="--operation"):
+        operation_of(log, None)
+    with pytest.raises(SpecError, match="nearest: 'all_reduce'"):
+        operation_of(log, "allreduce")
+    assert read_collectives(write(tmp_path, megatron_log(prediction("gpt"), 1))) is None
 
 
 def test_every_fault_has_advice() -> None:

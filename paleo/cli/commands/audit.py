@@ -7,37 +7,69 @@ from typing import Annotated
 import typer
 
 from paleo.cli.application import PREDICT, app
-from paleo.cli.options import AsJson, RunOptions, SystemName, completes, takes_run
+from paleo.cli.options import OPERATIONS, AsJson, RunOptions, SystemName, completes, takes_run, words
 from paleo.cli.output import show_document
 
 LogFile = Annotated[
     str,
-    typer.Argument(metavar="LOG", help="Ten steps of Megatron-LM, torchtitan, NeMo, llm-foundry, HF Trainer."),
+    typer.Argument(
+        metavar="LOG", help="Ten steps of Megatron-LM, torchtitan, NeMo, llm-foundry, HF Trainer; or nccl-tests."
+    ),
+]
+Operation = Annotated[
+    str | None,
+    typer.Option(
+        metavar="OP",
+        help="Of a log of nccl-tests: all_reduce, all_gather, … [as the log names it]",
+        autocompletion=words(*OPERATIONS),
+    ),
 ]
 Model = Annotated[
-    str,
+    str | None,
     typer.Option(
-        "--model", metavar="M", help="A model of the catalog, or a YAML file.", autocompletion=completes("models")
+        "--model",
+        metavar="M",
+        help="A model of the catalog, or a YAML file; a log of a training needs it.",
+        autocompletion=completes("models"),
     ),
 ]
 
 
 @app.command(rich_help_panel=PREDICT)
 @takes_run
-def audit(log: LogFile, model: Model, system: SystemName, options: RunOptions, as_json: AsJson = False) -> None:
+def audit(
+    log: LogFile,
+    system: SystemName,
+    options: RunOptions,
+    model: Model = None,
+    operation: Operation = None,
+    as_json: AsJson = False,
+) -> None:
     """What is off in a run: its log against the prediction, the fault that explains it, and the same on 8 x the ranks.
 
     \b
     paleo audit train.log --model llama3-8b --system dgx-h100 --gpus 64 --strategy zero=3 --software torchtitan
     paleo audit slurm.out --model gpt3-175b --system dgx-h100 --gpus 1024 --strategy tp=8,pp=16 --global-batch 1536
+    paleo audit all_reduce_perf.log --system dgx-h100 --gpus 16
     """
+    from paleo.errors import SpecError
     from paleo.logs.base import read_log
+    from paleo.logs.nccl_tests import operation_of, read_collectives
     from paleo.predict import predict
-    from paleo.report.audit import document, table
+    from paleo.report import audit as report
     from paleo.specs.hardware import load_system
     from paleo.specs.model import load_model
     from paleo.studies.audit import audit as audited
+    from paleo.studies.collective_audit import audit_collectives
 
+    machine, timed = load_system(system), read_collectives(log)
+    if timed is not None:
+        ranks = options.stated("gpus") or timed.ranks or 1
+        links = audit_collectives(timed, operation_of(timed, operation), ranks, machine)
+        show_document(lambda: report.collective_document(links), lambda: report.collective_table(links), as_json)
+        return
     read = read_log(log)
-    result = audited(read, predict(load_model(model), load_system(system), options.run()))
-    show_document(lambda: document(result), lambda: table(result), as_json)
+    if model is None:
+        raise SpecError(f"--model: {log} is a log of a training ({read.kind}); state the network that it trains")
+    result = audited(read, predict(load_model(model), machine, options.run()))
+    show_document(lambda: report.document(result), lambda: report.table(result), as_json)

@@ -7,15 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paleo.cli.application import PREDICT, app
-from paleo.cli.options import AsJson, Plot, SystemName, words
+from paleo.cli.options import OPERATIONS, AsJson, Plot, SystemName, words
 from paleo.cli.output import draw, picture_path, show_document
 from paleo.errors import SpecError
 
 if TYPE_CHECKING:
     from paleo.studies.collective import CollectiveStudy
 
-#: Operations that the shell completes.
-OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce")
 Operation = Annotated[
     str,
     typer.Argument(metavar="OP", help="all_reduce, all_gather, reduce_scatter, …", autocompletion=words(*OPERATIONS)),

@@ -1,0 +1,66 @@
+"""Logs of nccl-tests: a line a payload, with the times out of place and in place."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from paleo.errors import SpecError, near
+from paleo.logs.base import lines_of
+from paleo.units import MICROSECOND
+
+#: Programs of nccl-tests and the operations that they time.
+PROGRAMS = {
+    "all_reduce_perf": "all_reduce",
+    "all_gather_perf": "all_gather",
+    "reduce_scatter_perf": "reduce_scatter",
+    "alltoall_perf": "all_to_all",
+    "broadcast_perf": "broadcast",
+    "reduce_perf": "reduce",
+}
+#: Lines by which such a log is recognised.
+FEWEST_PAYLOADS = 3
+_ROW = re.compile(r"^\s*(\d+)\s+\d+\s+\w+\s+\w+\s+(?:-?\d+\s+)?([\d.]+)\s+([\d.]+)\s+([\d.]+)\s+\S+\s+([\d.]+)\s")
+_RANK = re.compile(r"#\s+Rank\s+(\d+)\s")
+_PROGRAM = re.compile(rf"\b({'|'.join(PROGRAMS)})\b")
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveLog:
+    """What a log of nccl-tests states: payloads [bytes] and the shorter of their two times [s]; ``operation`` and
+    ``ranks`` where it says them."""
+
+    payloads: tuple[float, ...]
+    seconds: tuple[float, ...]
+    operation: str | None
+    ranks: int | None
+
+
+def read_collectives(path: str | Path) -> CollectiveLog | None:
+    """The payloads of a log of nccl-tests; None where it is another kind of log."""
+    lines = lines_of(path)
+    rows = [row for row in map(_ROW.match, lines) if row is not None]
+    timed = {float(row[1]): min(float(row[2]), float(row[5])) * MICROSECOND for row in rows}
+    timed = {payload: seconds for payload, seconds in sorted(timed.items()) if payload > 0 and seconds > 0}
+    if len(timed) < FEWEST_PAYLOADS:
+        return None
+    ranks = [int(match[1]) for match in map(_RANK.search, lines) if match is not None]
+    return CollectiveLog(tuple(timed), tuple(timed.values()), _operation(lines), max(ranks) + 1 if ranks else None)
+
+
+def _operation(lines: Iterable[str]) -> str | None:
+    """The operation of the program that the log names."""
+    names = [match[1] for match in map(_PROGRAM.search, lines) if match is not None]
+    return PROGRAMS[names[0]] if names else None
+
+
+def operation_of(log: CollectiveLog, stated: str | None) -> str:
+    """What is stated, else what the log names; SpecError where neither does."""
+    if stated is None and log.operation is None:
+        raise SpecError(f"the log does not name its program; state --operation: {', '.join(PROGRAMS.values())}")
+    operation = str(stated or log.operation).replace("-", "_")
+    if operation not in PROGRAMS.values():
+        raise SpecError(f"--operation {operation!r}; {near(operation, PROGRAMS.values())}")
+    return operation
