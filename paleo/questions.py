@@ -30,7 +30,7 @@ from paleo.specs.run import SEQUENCE, Run
 from paleo.specs.task import Task, load_task
 from paleo.studies.advice import advise
 from paleo.studies.cost import Tariff, stated_tariff
-from paleo.studies.learning import Goal, amount_for
+from paleo.studies.learning import Goal, aimed, amount_for
 from paleo.studies.long_run import LongRunOptions, stated_long_run
 from paleo.studies.training import amount, stated_amount, training, with_length
 
@@ -59,7 +59,8 @@ def estimate(
     """One configuration: its step, memory, throughput; time, rent and energy of a training."""
     asked = _Asked.of("estimate", run, options)
     network = _model(model)
-    step = predict(network, _system(system), asked.run)
+    run_of_task, _ = aimed(network, asked.run, target, None)
+    step = predict(network, _system(system), run_of_task)
     each = step.graph.tokens_per_sample
     stated = amount(network, epochs=epochs, samples=samples, tokens=tokens, tokens_per_sample=each)
     wanted, notes = amount_for(step, Goal(loss, target, noise_scale), stated)
@@ -96,6 +97,7 @@ def compare(
     epochs: float | None = None,
     samples: float | None = None,
     tokens: float | None = None,
+    target: str | None = None,
     objective: Objective | None = None,
     **options: Any,
 ) -> Compared:
@@ -104,8 +106,9 @@ def compare(
 
     asked = _Asked.of("compare", run, options)
     network = _model(model)
-    wanted = stated_amount(network, asked.run, epochs=epochs, samples=samples, tokens=tokens)
-    study = comparison.compare(network, _machines("compare", systems), asked.run, wanted, asked.tariff, asked.long_run)
+    stated = stated_amount(network, asked.run, epochs=epochs, samples=samples, tokens=tokens)
+    asked_run, wanted = aimed(network, asked.run, target, stated)
+    study = comparison.compare(network, _machines("compare", systems), asked_run, wanted, asked.tariff, asked.long_run)
     return Compared(study if objective is None else study.ranked(comparison.objective_named(objective)))
 
 
@@ -163,6 +166,7 @@ def plan(
     epochs: float | None = None,
     samples: float | None = None,
     tokens: float | None = None,
+    target: str | None = None,
     deadline: str | None = None,
     budget: str | float | None = None,
     objective: str = "time",
@@ -178,11 +182,12 @@ def plan(
     machines = _machines("plan", systems)
     counts = _counts("plan", gpus)
     asked = _Asked.of("plan", run, options)
-    wanted = stated_amount(network, asked.run, epochs=epochs, samples=samples, tokens=tokens)
+    stated = stated_amount(network, asked.run, epochs=epochs, samples=samples, tokens=tokens)
+    aimed_run, wanted = aimed(network, asked.run, target, stated)
     failing = with_length(asked.long_run, wanted)
     wish = replace(buying.stated_wish(wanted, deadline, budget, objective, asked.tariff), long_run=failing)
-    sized = asked.run.model_copy(update={"gpus": counts[0], "strategy": "dp"})
-    space = narrowed(asked.run, _given(asked.run))
+    sized = aimed_run.model_copy(update={"gpus": counts[0], "strategy": "dp"})
+    space = narrowed(aimed_run, _given(asked.run))
     return Planned(buying.answer(network, machines, counts, sized, wish, space=space, top=top))
 
 
@@ -192,13 +197,15 @@ def target(
     gpus: int | Sequence[int],
     *,
     batch: int | str = "auto",
+    noise_scale: float | None = None,
     **options: Any,
 ) -> TimeToTarget:
-    """How long a task such as ``mlperf:bert`` takes to its target; ``batch`` in samples of all GPUs, or the best."""
-    from paleo.studies.target import over_counts, scaling
+    """How long a task such as ``mlperf:bert`` takes to its target; ``batch`` in samples of all GPUs, or the best;
+    ``noise_scale`` stands in for the critical batch of its law."""
+    from paleo.studies.target import over_counts, scaling, with_noise_scale
 
     asked = _Asked.of("target", None, options, long_run=False)
-    goal = load_task(task) if isinstance(task, str | Path) else task
+    goal = with_noise_scale(load_task(task) if isinstance(task, str | Path) else task, noise_scale)
     machine, counts = _system(system), _counts("target", gpus)
     points = over_counts(goal, machine, counts, str(batch), **_given(asked.run))
     return TimeToTarget(goal, machine, scaling(points), asked.tariff)

@@ -97,6 +97,7 @@ def figure(task: str, system: str, curve: TargetScaling) -> Figure:
     """Minutes over GPU counts with the 90 % interval."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter, NullLocator
 
     drawn = Figure(figsize=(6.4, 4.4), layout="constrained")
     FigureCanvasAgg(drawn)
@@ -108,6 +109,19 @@ def figure(task: str, system: str, curve: TargetScaling) -> Figure:
     trained = [(point.seconds - point.evaluation_seconds) / MINUTE for point in curve.points]
     axes.plot(gpus, trained, ":", color="#D55E00", label="without evaluation")
     axes.set(xscale="log", yscale="log", xlabel="GPUs", ylabel="minutes", title=f"{task} on {system}")
+    axes.set_xticks(gpus, [f"{count:,}" for count in gpus])
+    axes.xaxis.set_minor_locator(NullLocator())
+    for formats in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+        formats(FuncFormatter(_round_minutes))
+    for count, words in ((curve.knee, "knee"), (curve.largest_useful, "largest useful")):
+        if count is not None:
+            axes.axvline(count, linestyle="--", linewidth=0.8, color="#999999")
+            axes.text(count, 0.02, f" {words}", transform=axes.get_xaxis_transform(), color="#5b6068")
     axes.grid(visible=True, which="major", linewidth=0.3)
     axes.legend(frameon=False)
     return drawn
+
+
+def _round_minutes(value: float, _: object = None) -> str:
+    """A tick of a logarithmic axis: 1, 2 and 5 times a power of ten, nothing between."""
+    return f"{value:g}" if f"{value:e}"[0] in "125" else ""

@@ -6,6 +6,7 @@ are those of the best plan of a system and count, taken over by its other plans 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ from paleo.studies.cost import Tariff
 from paleo.studies.launch import estimate_command, launch_flags
 from paleo.studies.long_run import LongRunOptions
 from paleo.studies.training import Amount, Training, training
-from paleo.units import DAY, counted, parse
+from paleo.units import DAY, counted, duration, parse
 
 #: The largest count that is tried to find one that fits, or that is in time.
 MOST_GPUS = 16_384
@@ -180,24 +181,26 @@ def answer(
     if wish.objective not in OBJECTIVES:
         raise SpecError(f"objective {wish.objective!r}; expected one of {', '.join(OBJECTIVES)}")
     if wish.amount is None and (wish.deadline is not None or wish.budget is not None):
-        raise SpecError("--deadline and --budget need an amount of training: state --tokens, --epochs or --samples")
+        raise SpecError(
+            "--deadline and --budget need an amount of training: state --tokens, --epochs, --samples or --target"
+        )
     sized = run if run.global_batch is not None else run.model_copy(update={"gpus": max(counts)})
+    runs = _of_all_batches(sized, wish)
     priced: list[PricedPlan] = []
     searches: list[tuple[System, Search]] = []
     reasons: list[str] = []
-    for system in systems:
-        for gpus in counts:
-            try:
-                result = _search(model, system, gpus, sized, wish, space, top)
-            except PaleoError as error:
-                reasons.append(f"{gpus} GPUs of {system.name}: {error}")
-                continue
-            searches.append((system, result))
+    for system, gpus, tried in itertools.product(systems, counts, runs):
+        try:
+            result = _search(model, system, gpus, tried, wish, space, top)
             priced += _priced(model, system, result, wish)
+        except PaleoError as error:
+            reasons.append(f"{gpus} GPUs of {system.name}: {error}")
+            continue
+        searches.append((system, result))
     if not searches:
         raise PlanError("; ".join(dict.fromkeys(reasons)))
     priced.sort(key=lambda plan: (not plan.meets(wish), not plan.row.fits, plan.score(wish.objective)))
-    batch = searches[0][1].global_batch
+    batch = priced[0].lead.plan.global_batch
     reply = Answer(model, wish, batch, tuple(priced[:top]), tuple(searches), tuple(reasons))
     if reply.best is not None:
         return reply
@@ -205,6 +208,13 @@ def answer(
         model, systems, sized.model_copy(update={"global_batch": batch, "batch": None}), wish, space, counts
     )
     return Answer(model, wish, batch, reply.plans, reply.searches, reply.reasons, remedy)
+
+
+def _of_all_batches(run: Run, wish: Wish) -> list[Run]:
+    """The run at each global batch that is worth trying, where it states none and the amount depends on it."""
+    free = run.global_batch is None and run.batch is None and wish.amount is not None
+    batches = wish.amount.batches if free and wish.amount is not None else ()
+    return [run.model_copy(update={"global_batch": batch}) for batch in batches] or [run]
 
 
 def _search(model: ModelSpec, system: System, gpus: int, run: Run, wish: Wish, space: Space | None, top: int) -> Search:
@@ -289,9 +299,12 @@ def _told(plan: PricedPlan) -> str:
     told = f"{counted(plan.row.gpus, 'GPU')} of {plan.system.name} with {plan.row.strategy or 'dp'}"
     if plan.seconds is not None:
         low, high = (end / plan.row.step_time for end in plan.interval)
-        told += (
-            f", {plan.seconds / DAY:.3g} days (90 %: {low * plan.seconds / DAY:.3g} to {high * plan.seconds / DAY:.3g})"
-        )
+        told += f", {_long(plan.seconds)} (90 %: {_long(low * plan.seconds)} to {_long(high * plan.seconds)})"
     if plan.usd is not None:
         told += f", {plan.usd:,.0f} USD"
     return told
+
+
+def _long(seconds: float) -> str:
+    """A time in days where it is as long as one."""
+    return duration(seconds) if seconds < DAY else f"{seconds / DAY:.3g} days"

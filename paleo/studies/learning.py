@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from functools import partial
 
 from paleo.errors import SpecError
 from paleo.learning.base import LOSS_LAWS
 from paleo.learning.critical_batch import critical_batch_samples
 from paleo.predict import Prediction
-from paleo.specs.task import load_task
-from paleo.studies.target import samples_needed
-from paleo.studies.training import Amount
+from paleo.specs.model import ModelSpec
+from paleo.specs.run import Run
+from paleo.specs.task import Task, load_task
+from paleo.studies.target import forward_seconds, run_like, samples_needed, timed
+from paleo.studies.training import Amount, Need
 from paleo.units import counted
 
 #: The law that `--loss` goes by.
@@ -37,7 +41,7 @@ def amount_for(prediction: Prediction, goal: Goal, stated: Amount | None) -> tup
         raise SpecError(f"--noise-scale {goal.noise_scale:g} must be above zero: samples of the critical batch")
     asked = [name for name in ("loss", "target") if getattr(goal, name) is not None]
     if len(asked) + (stated is not None) > 1:
-        raise SpecError("--loss, --target, --epochs, --samples and --tokens exclude each other: state one of them")
+        raise SpecError(EXCLUDE)
     amount, warnings = stated, tuple[str, ...]()
     if goal.loss is not None:
         amount, warnings = _for_loss(prediction, goal.loss)
@@ -66,10 +70,58 @@ def _for_loss(prediction: Prediction, loss: float) -> tuple[Amount, tuple[str, .
 
 def _for_task(prediction: Prediction, name: str) -> tuple[Amount, tuple[str, ...]]:
     """Samples that bring a task's network to its target at the run's batch."""
-    task = load_task(name)
-    if task.model != prediction.model.name:
-        raise SpecError(f"--target {name}: is a task of model {task.model}, not of {prediction.model.name}")
+    task = _task_of(prediction.model, name)
     batch = prediction.plan.global_batch * task.packed
     samples, _ = samples_needed(task, batch)
-    words = f"{counted(round(samples), task.sample)} to {task.target}"
-    return Amount(samples / task.packed, words), task.law.warnings(batch)
+    words = f"{counted(round(samples), task.sample)} to {task.target}, evaluations included"
+    return Amount(samples / task.packed, words, target_amount(task).needs), task.law.warnings(batch)
+
+
+def target_amount(task: Task) -> Amount:
+    """Training until a task's target, whatever the batch: samples by its law, the steps of its code, evaluations.
+
+    ``samples`` are those of the smallest batch of the law.
+    """
+    batch = (task.law.batches or (1.0, 1.0))[0]
+    samples, _ = samples_needed(task, batch)
+    return Amount(samples / task.packed, f"{task.title}: {task.target}", partial(_need, task), _batches(task))
+
+
+#: How many global batches of a task are searched at most.
+MOST_BATCHES = 6
+
+
+def _batches(task: Task) -> tuple[int, ...]:
+    """Global batches in the range of the law, in input rows: powers of two, or every other one where there are many."""
+    smallest, largest = task.law.batches or (1.0, 1.0)
+    powers = range(max(0, math.ceil(math.log2(smallest / task.packed))), int(math.log2(largest / task.packed)) + 1)
+    return tuple(2**power for power in powers[:: math.ceil(len(powers) / MOST_BATCHES) or 1])
+
+
+def _need(task: Task, prediction: Prediction) -> Need:
+    batch = prediction.plan.global_batch * task.packed
+    point = timed(task, prediction, forward_seconds(prediction), global_batch=batch)
+    return Need(point.samples / task.packed, point.seconds, point.interval)
+
+
+def aimed(network: ModelSpec, run: Run, target: str | None, stated: Amount | None) -> tuple[Run, Amount | None]:
+    """A run and an amount of training, as stated or, with a target, as its task has them.
+
+    Raises SpecError where both are stated, or where the task is one of another network.
+    """
+    if target is None:
+        return run, stated
+    if stated is not None:
+        raise SpecError(EXCLUDE)
+    task = _task_of(network, target)
+    return run_like(task, run), target_amount(task)
+
+
+def _task_of(network: ModelSpec, target: str) -> Task:
+    task = load_task(target)
+    if task.model != network.name:
+        raise SpecError(f"--target {target}: is a task of model {task.model}, not of {network.name}")
+    return task
+
+
+EXCLUDE = "--loss, --target, --epochs, --samples and --tokens exclude each other: state one of them"

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from paleo.errors import PaleoError, PlanError, SpecError
+from paleo.learning.critical_batch import CriticalBatch
 from paleo.predict import Prediction, predict
 from paleo.specs.hardware import Device, System
 from paleo.specs.model import load_model
@@ -19,6 +20,9 @@ from paleo.step.stragglers import normal_quantile
 from paleo.studies.cost import Tariff, energy
 from paleo.studies.training import JOULES_PER_KWH, rent
 from paleo.units import counted
+
+if TYPE_CHECKING:
+    from paleo.search.space import Space
 
 #: Ends of the interval of minutes, in standard normal deviations: 90 %.
 NINETY = float(normal_quantile(0.95))
@@ -121,6 +125,29 @@ def run_of(task: Task, gpus: int, global_batch: float, **options: Any) -> Run:
     given = {"software": task.code.software, **task.run, **{k: v for k, v in options.items() if v is not None}}
     sizes = {**task.params, **given.pop("model", {})}
     return Run(gpus=gpus, global_batch=rows_of(task, global_batch), model=sizes, **given)
+
+
+def run_like(task: Task, run: Run) -> Run:
+    """A run as the task's submissions do it, wherever it states nothing itself."""
+    usual = {"software": task.code.software, **task.run}
+    sizes = {**task.params, **usual.pop("model", {}), **run.model}
+    left = {name: value for name, value in usual.items() if name not in run.model_fields_set}
+    return Run.model_validate({**{name: getattr(run, name) for name in run.model_fields_set}, **left, "model": sizes})
+
+
+def with_noise_scale(task: Task, noise_scale: float | None) -> Task:
+    """The task with the gradient-noise scale that was measured [samples] in place of its law's critical batch."""
+    if noise_scale is None:
+        return task
+    if not (math.isfinite(noise_scale) and noise_scale > 0):
+        raise SpecError(f"--noise-scale {noise_scale:g} must be above zero: samples of the critical batch")
+    law = task.law
+    smallest = (law.batches or (1.0, 1.0))[0]
+    fewest = float(law.samples(smallest)) / (1.0 + smallest / noise_scale)
+    known = {name: getattr(law, name) for name in ("residual", "seed_noise")}
+    told = f"noise scale {noise_scale:g} as stated, fewest samples of: {law.source}"
+    changed = CriticalBatch(samples_min=fewest, critical_batch=noise_scale, source=told, **known)
+    return task.model_copy(update={"law": changed})
 
 
 def time_to_target(task: Task, system: System, run: Run, *, global_batch: float, runs: float = 1.0) -> TargetTime:
@@ -241,12 +268,46 @@ def over_counts(task: Task, system: System, counts: Sequence[int], batch: str, *
     for gpus in counts:
         tried = batches(task, gpus) if stated is None else [stated]
         try:
-            points.append(best_batch(task, system, gpus, tried, **options))
+            point = best_batch(task, system, gpus, tried, **options)
+            searched = stated is None and options.get("strategy") is None
+            points.append(best_layout(task, point) if searched else point)
         except PlanError as error:
             reason = str(error)
     if not points:
         raise PlanError(reason)
     return points
+
+
+def best_layout(task: Task, point: TargetTime) -> TargetTime:
+    """The soonest of a point, of the best plan that a search finds at its batch, and of that plan at half and twice the
+    batch, where it fits; layout and batch are found in turn."""
+    from paleo.search.plans import search
+
+    first = point.prediction
+    run = first.run.model_copy(update={"microbatch": None, "strategy": "dp"})
+    try:
+        found = search(first.model, first.system, run, space=_space(run), top=1).plans[0]
+    except PaleoError:
+        return point
+    if not found.fits:
+        return point
+    candidates = [point]
+    for batch in (point.global_batch, point.global_batch * 2.0, point.global_batch / 2.0):
+        changed = found.run.model_copy(update={"global_batch": rows_of(task, batch)})
+        try:
+            candidates.append(time_to_target(task, first.system, changed, global_batch=batch))
+        except PlanError:
+            continue
+    return min((each for each in candidates if each.prediction.memory.fits), key=lambda each: each.seconds)
+
+
+def _space(run: Run) -> Space:
+    """All plans whose schedules the run's software is known to run."""
+    from paleo.search.space import Space
+    from paleo.studies.launch import schedules_of
+
+    runnable = schedules_of(run.software)
+    return Space() if runnable is None else Space(schedules=runnable)
 
 
 def positive_batch(text: str) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from paleo.errors import SpecError
@@ -23,11 +24,25 @@ JOULES_PER_KWH = KILO * HOUR
 
 
 @dataclass(frozen=True, slots=True)
+class Need:
+    """What a target takes with a predicted step: samples of its batch, seconds in all, their 90 % interval."""
+
+    samples: float
+    seconds: float
+    interval: tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
 class Amount:
-    """How much training: samples, and in words what they are."""
+    """How much training: samples, and in words what they are.
+
+    Where it follows from the run, ``needs`` is what a predicted step needs (its batch decides on the samples, its
+    system on the evaluations), and ``batches`` are the global batches worth trying."""
 
     samples: float
     words: str
+    needs: Callable[[Prediction], Need] | None = None
+    batches: tuple[int, ...] = ()
 
 
 #: Far more than anyone trains on; more is a slip of an exponent.
@@ -140,10 +155,8 @@ def training(
     Raises CapacityError where such a run never finishes.
     """
     terms, plan = tariff or Tariff(), prediction.plan
-    samples = samples_to_target(samples=wanted.samples, global_batch=plan.global_batch, critical_batch=critical_batch)
-    steps = math.ceil(samples / plan.global_batch)
-    work = steps * step_seconds(prediction)
-    low, high = (work * end / prediction.step_time for end in prediction.interval)
+    needed = wanted.needs(prediction) if wanted.needs is not None else _need(prediction, wanted, critical_batch)
+    work, (low, high) = needed.seconds, needed.interval
     rate, price = rent(prediction.system, plan.gpus, terms)
     failing = None if long_run is None else goodput_of(prediction, work, long_run)
     seconds = work if failing is None else failing.finish
@@ -155,13 +168,23 @@ def training(
     watts = prediction.system.device.tdp
     limit = None if watts is None else (watts + (terms.host_power or 0.0)) * terms.pue * plan.gpus * seconds
     drawn = energy(prediction, seconds, terms)
-    return Training(wanted, samples, steps, seconds, (low, high), rate, price, drawn, limit, terms, failing)
+    steps = math.ceil(needed.samples / plan.global_batch)
+    return Training(wanted, needed.samples, steps, seconds, (low, high), rate, price, drawn, limit, terms, failing)
+
+
+def _need(prediction: Prediction, wanted: Amount, critical_batch: float | None) -> Need:
+    """Whole steps that see a fixed amount of samples."""
+    batch = prediction.plan.global_batch
+    samples = samples_to_target(samples=wanted.samples, global_batch=batch, critical_batch=critical_batch)
+    work = math.ceil(samples / batch) * step_seconds(prediction)
+    low, high = (work * end / prediction.step_time for end in prediction.interval)
+    return Need(samples, work, (low, high))
 
 
 def with_length(long_run: LongRunOptions | None, wanted: Amount | None) -> LongRunOptions | None:
     """The options of a long run whose length is stated; SpecError where it is not."""
     if long_run is not None and wanted is None:
-        raise SpecError("--goodput: how long the run is has to be stated: --tokens, --samples or --epochs")
+        raise SpecError("--goodput: how long the run is has to be stated: --tokens, --samples, --epochs or --target")
     return long_run
 
 

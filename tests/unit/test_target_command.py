@@ -143,3 +143,51 @@ def test_failures_of_a_system_are_its_own_or_those_of_one_like_it() -> None:
     assert inherited.low < own.low < own.high < inherited.high
     assert "meta-grand-teton-h100" in inherited.source
     assert reliability_of(load_system("tpu-v4-pod")) is USUAL
+
+
+BERT = ["bert_large", "--target", "mlperf:bert"]
+
+
+def test_target_and_compare_and_estimate_agree(capsys: pytest.CaptureFixture[str]) -> None:
+    run_options = ["--gpus", "64", "--json"]
+    _, out, _ = run(["target", "mlperf:bert", "--system", "dgx-h100", "--batch", "3072", *run_options], capsys)
+    (point,) = json.loads(out)["points"]
+    _, out, _ = run(["compare", *BERT, "--systems", "dgx-h100", "--global-batch", "1536", *run_options], capsys)
+    (candidate,) = json.loads(out)["systems"]
+    # two sequences share a row of the network
+    assert candidate["training"]["time_s"] == pytest.approx(60.0 * point["minutes"])
+    assert candidate["training"]["samples"] == pytest.approx(point["samples"] / 2)
+    _, out, _ = run(["estimate", *BERT, "--system", "dgx-h100", "--global-batch", "1536", *run_options], capsys)
+    estimated = json.loads(out)["training"]
+    assert estimated["time_s"] == pytest.approx(60.0 * point["minutes"])
+    assert estimated["time_interval_s"] == pytest.approx([60.0 * end for end in point["minutes_interval"]])
+
+
+def test_a_plan_for_a_target_finds_batch_and_layout(capsys: pytest.CaptureFixture[str]) -> None:
+    plan = ["plan", *BERT, "--system", "dgx-h100", "--gpus", "64", "--strategy", "dp", "--recompute", "none", "--json"]
+    _, out, _ = run(plan, capsys)
+    document = json.loads(out)
+    best = document["plans"][0]
+    assert document["global_batch_size"] in (1024, 2048, 4096)
+    assert best["days"] == min(other["days"] for other in document["plans"])
+    _, out, _ = run([*plan, "--global-batch", "8192"], capsys)
+    assert json.loads(out)["plans"][0]["days"] > best["days"]
+
+
+def test_a_noise_scale_stands_in_for_the_critical_batch(capsys: pytest.CaptureFixture[str]) -> None:
+    resnet = [*TARGET, "--gpus", "8", "--json"]
+    _, out, _ = run(resnet, capsys)
+    law = json.loads(out)["points"][0]["samples"]
+    _, out, _ = run([*resnet, "--noise-scale", "1632"], capsys)
+    # the fewest samples are those of the law, so that twice the noise scale needs three times as many
+    assert json.loads(out)["points"][0]["samples"] > 1.4 * law
+    code, _, err = run([*resnet, "--noise-scale", "0"], capsys)
+    assert (code, "--noise-scale 0 must be above zero" in err) == (2, True)
+
+
+def test_a_target_of_another_network_or_beside_an_amount(capsys: pytest.CaptureFixture[str]) -> None:
+    compare = ["compare", "resnet50-v1.5", "--systems", "dgx-h100", "--gpus", "8"]
+    code, _, err = run([*compare, "--target", "mlperf:bert"], capsys)
+    assert (code, "is a task of model bert_large, not of resnet50-v1.5" in err) == (2, True)
+    code, _, err = run([*compare, "--target", "mlperf:resnet", "--epochs", "3"], capsys)
+    assert (code, "exclude each other" in err) == (2, True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from paleo.cli.application import DECIDE, NO, app
+from paleo.cli.goal_options import Target
 from paleo.cli.long_run_options import LongRunFlags, takes_long_run
 from paleo.cli.options import AsJson, ModelName, Plot, RunOptions, Systems, takes_run
 from paleo.cli.output import draw, picture_path, show_document
@@ -25,6 +26,7 @@ def compare(
     epochs: Epochs = None,
     samples: Samples = None,
     tokens: Tokens = None,
+    target: Target = None,
     objective: RankBy = None,
     as_json: AsJson = False,
     plot: Plot = None,
@@ -39,6 +41,7 @@ def compare(
     from paleo.specs.hardware import load_system
     from paleo.specs.model import load_model
     from paleo.studies import comparison
+    from paleo.studies.learning import aimed
     from paleo.studies.training import stated_amount
 
     path = picture_path(plot)
@@ -46,7 +49,8 @@ def compare(
     machines = [load_system(name.strip()) for name in systems.split(",") if name.strip()]
     if not machines:
         raise SpecError(f"--systems {systems!r}: expected names such as dgx-a100-80gb,dgx-h100")
-    wanted = stated_amount(network, run, epochs=epochs, samples=samples, tokens=tokens)
+    stated = stated_amount(network, run, epochs=epochs, samples=samples, tokens=tokens)
+    run, wanted = aimed(network, run, target, stated)
     study = comparison.compare(network, machines, run, wanted, rates.tariff(), long_run.stated())
     study = study if objective is None else study.ranked(comparison.objective_named(objective))
     if path is not None:

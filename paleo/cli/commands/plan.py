@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paleo.cli.application import DECIDE, NO, app
+from paleo.cli.goal_options import Target
 from paleo.cli.long_run_options import LongRunFlags, takes_long_run
 from paleo.cli.options import AsJson, Counts, ModelName, Plot, RunOptions, completes, gpu_counts, takes_run, words
 from paleo.cli.output import draw, picture_path, show_document
@@ -77,6 +78,7 @@ def plan_(
     tokens: Tokens = None,
     epochs: Epochs = None,
     samples: Samples = None,
+    target: Target = None,
     deadline: Deadline = None,
     budget: Budget = None,
     top: Top = 10,
@@ -115,9 +117,9 @@ def plan_(
         _split_layers(network, machine, run, as_json)
         return
     narrowed = _narrowed(options, run)
-    stated, failing = (tokens, epochs, samples, deadline, budget), long_run.stated()
+    stated, failing = (tokens, epochs, samples, target, deadline, budget), long_run.stated()
     if systems is not None or failing or any(value is not None for value in stated):
-        wish = _wish(network, run, *stated, objective, rates.tariff(), failing)
+        run, wish = _wish(network, run, *stated, objective, rates.tariff(), failing)
         reply = buying.answer(network, machines, counts, run, wish, space=narrowed, top=top)
         if page is not None:
             alone = reply.searches[0][1] if len(counts) == 1 else None
@@ -194,16 +196,19 @@ def _wish(
     tokens: float | None,
     epochs: float | None,
     samples: float | None,
+    target: str | None,
     deadline: str | None,
     budget: str | None,
     objective: str,
     rates: Tariff,
     failing: LongRunOptions | None,
-) -> Wish:
-    """What is asked of a purchase."""
+) -> tuple[Run, Wish]:
+    """The run, and what is asked of a purchase."""
     from paleo.studies.buying import stated_wish
+    from paleo.studies.learning import aimed
     from paleo.studies.training import stated_amount, with_length
 
-    wanted = stated_amount(network, run, epochs=epochs, samples=samples, tokens=tokens)
+    stated = stated_amount(network, run, epochs=epochs, samples=samples, tokens=tokens)
+    run, wanted = aimed(network, run, target, stated)
     wish = stated_wish(wanted, deadline, budget, objective, rates)
-    return replace(wish, long_run=with_length(failing, wanted))
+    return run, replace(wish, long_run=with_length(failing, wanted))

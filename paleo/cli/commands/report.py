@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paleo.cli.application import DECIDE, NO, app
+from paleo.cli.goal_options import Target
 from paleo.cli.long_run_options import LongRunFlags, takes_long_run
 from paleo.cli.options import ModelName, RunOptions, completes, gpu_counts, takes_run
 from paleo.cli.training_options import Epochs, RankBy, Samples, TariffOptions, Tokens, takes_tariff
@@ -47,6 +48,7 @@ def report(
     epochs: Epochs = None,
     samples: Samples = None,
     tokens: Tokens = None,
+    target: Target = None,
     objective: RankBy = None,
     counts: Annotated[str | None, typer.Option(metavar="1,2,4,…", help="GPU counts of the scaling curves.")] = None,
     mode: Annotated[str, typer.Option(help="Of the scaling curves: strong or weak.")] = "strong",
@@ -64,13 +66,15 @@ def report(
     from paleo.search.recommended import recommended
     from paleo.specs.model import load_model
     from paleo.studies import comparison, purchase
+    from paleo.studies.learning import aimed
     from paleo.studies.scaling import scalings
     from paleo.studies.training import stated_amount
 
     path = checked_output(output)
     network, run = load_model(model), options.run()
     run = run if options.stated("strategy") is not None else run.model_copy(update={"strategy": purchase.AUTO})
-    wanted = stated_amount(network, run, epochs=epochs, samples=samples, tokens=tokens)
+    stated = stated_amount(network, run, epochs=epochs, samples=samples, tokens=tokens)
+    run, wanted = aimed(network, run, target, stated)
     study = purchase.purchase(
         purchase.Asked(
             network,

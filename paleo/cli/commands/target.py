@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from paleo.cli.application import NO, PREDICT, app
+from paleo.cli.goal_options import NoiseScale
 from paleo.cli.options import AsJson, Counts, Plot, SystemName, completes, gpu_counts
 from paleo.cli.output import draw, picture_path, show_document, warn
 from paleo.cli.training_options import TariffOptions, takes_tariff
@@ -37,6 +38,7 @@ def target(
     gpus: Counts,
     rates: TariffOptions,
     batch: Batch = "auto",
+    noise_scale: NoiseScale = None,
     strategy: Strategy = None,
     dtype: Dtype = None,
     software: Software = None,
@@ -52,10 +54,10 @@ def target(
     from paleo.report import target as report
     from paleo.specs.hardware import load_system
     from paleo.specs.task import load_task
-    from paleo.studies.target import over_counts, scaling
+    from paleo.studies.target import over_counts, scaling, with_noise_scale
 
     path = picture_path(plot)
-    goal, machine = load_task(task), load_system(system)
+    goal, machine = with_noise_scale(load_task(task), noise_scale), load_system(system)
     options = {"strategy": strategy, "dtype": dtype, "software": software}
     curve = scaling(over_counts(goal, machine, gpu_counts(gpus), batch, **options))
     names = (goal.name, machine.name)
