@@ -161,7 +161,8 @@ class RunOptions:
 
     def _given(self) -> dict[str, Any]:
         names = [field.name for field in fields(self) if field.name not in ("set_", "seq", "run_file")]
-        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        return given if self.jitter is None else {**given, **_noise(self.jitter)}
 
     def _file(self) -> dict[str, Any]:
         """What --run states, checked by itself so that a message names the file."""
@@ -188,6 +189,14 @@ class RunOptions:
         if twice:
             raise SpecError(f"--set: {twice[0]} is stated twice; keep one")
         return dict(given)
+
+
+def _noise(text: str) -> dict[str, float]:
+    """Fields of a run that --jitter states."""
+    from paleo.step.stragglers import noise_named
+
+    independent, persistent = noise_named(text)
+    return {"jitter": independent, **({"slow_ranks": persistent} if persistent else {})}
 
 
 def _put(data: dict[str, Any], key: str, value: Any) -> None:

@@ -280,20 +280,20 @@ def over_counts(task: Task, system: System, counts: Sequence[int], batch: str, *
 
 def best_layout(task: Task, point: TargetTime) -> TargetTime:
     """The soonest of a point, of the best plan that a search finds at its batch, and of that plan at half and twice the
-    batch, where it fits; layout and batch are found in turn."""
+    batch, where it fits; layout and batch are plan in turn."""
     from paleo.search.plans import search
 
     first = point.prediction
     run = first.run.model_copy(update={"microbatch": None, "strategy": "dp"})
     try:
-        found = search(first.model, first.system, run, space=_space(run), top=1).plans[0]
+        plan = search(first.model, first.system, run, space=_space(run), top=1).plans[0]
     except PaleoError:
         return point
-    if not found.fits:
+    if not plan.fits:
         return point
     candidates = [point]
     for batch in (point.global_batch, point.global_batch * 2.0, point.global_batch / 2.0):
-        changed = found.run.model_copy(update={"global_batch": rows_of(task, batch)})
+        changed = plan.run.model_copy(update={"global_batch": rows_of(task, batch)})
         try:
             candidates.append(time_to_target(task, first.system, changed, global_batch=batch))
         except PlanError:

@@ -41,10 +41,34 @@ def test_a_workload_is_the_step_again() -> None:
 
 
 def test_jitter_makes_synchronous_steps_wait_and_local_ones_less() -> None:
-    noisy, local = (consistency.studied(step(consistency=name, jitter=0.1)) for name in ("bsp", "local:64"))
-    assert noisy is not None and local is not None
-    assert float(noisy.cycle.step) > step().step_time * 1.05
-    assert float(local.cycle.step) < float(noisy.cycle.step)
+    noisy, local = step(jitter=0.1), consistency.studied(step(consistency="local:64", jitter=0.1))
+    assert local is not None
+    assert noisy.step_time > step().step_time * 1.05
+    assert float(local.cycle.step) < noisy.step_time
+
+
+def test_waiting_for_the_slowest_is_a_part_of_the_step() -> None:
+    quiet, noisy, lengths = step(), step(jitter=0.03, slow_ranks=0.04), step(length_variation=0.4)
+    worked = quiet.breakdown.compute + quiet.breakdown.memory_bound + quiet.breakdown.launch
+    share = float(expected_largest(quiet.plan.dp)) * 0.05  # 3 and 4 per cent make 5
+    assert noisy.breakdown.stragglers == pytest.approx(share * worked)
+    assert noisy.step_time == pytest.approx(quiet.step_time + share * worked)
+    averaged_lengths = 0.4 / quiet.plan.local_batch**0.5
+    assert lengths.breakdown.stragglers == pytest.approx(
+        float(waiting_share(float(quiet.plan.dp), averaged_lengths)) * worked
+    )
+    assert quiet.breakdown.stragglers == 0
+
+
+def test_a_noise_is_named_or_stated(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["estimate", "resnet50", "--system", "dgx-a100-80gb", "--gpus", "64", "--batch", "64", "--json"]
+    shares = []
+    for noise in ("0.015,0.003", "traces"):
+        assert paleo([*options, "--jitter", noise]) == 0
+        shares.append(json.loads(capsys.readouterr().out)["breakdown_s"]["stragglers"])
+    assert shares[0] == shares[1] > 0
+    assert paleo([*options, "--jitter", "much"]) == 2
+    assert "0.02,0.01, or traces" in capsys.readouterr().err
 
 
 def test_more_servers_carry_more_workers() -> None:
