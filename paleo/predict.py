@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -29,6 +29,7 @@ from paleo.step.backend import backend_of
 from paleo.step.input_pipeline import InputPipeline
 from paleo.step.single import priced, single_batch
 from paleo.step.step import StepArrays, step
+from paleo.step.stragglers import averaged, waiting_share
 from paleo.step.timeline import step_timeline
 from paleo.step.warnings import OPAQUE, OPAQUE_SPREAD, host_warnings, rare_utilisation, unmodelled, warnings
 from paleo.units import counted, duration
@@ -41,6 +42,7 @@ class Breakdown:
     """Where a step's seconds go; the parts add up to the step. ``communication_total`` counts hidden collectives too.
 
     With a pipeline it is the breakdown of the busiest stage, and ``bubble`` is what that stage waits for others.
+    ``stragglers``: waiting for the slowest of all ranks, where the run states how unequal they are.
     """
 
     compute: float
@@ -51,12 +53,13 @@ class Breakdown:
     bubble: float
     optimizer: float
     input: float
+    stragglers: float = 0.0
 
     @property
     def step(self) -> float:
         """Seconds of the step: the sum of its parts."""
         worked = self.compute + self.memory_bound + self.launch
-        return worked + self.communication_exposed + self.bubble + self.optimizer + self.input
+        return worked + self.communication_exposed + self.bubble + self.optimizer + self.input + self.stragglers
 
 
 @dataclass(frozen=True, repr=False)
@@ -165,7 +168,7 @@ def predict(
     program = priced(backend.lowered(graph, placed, layout.mesh), layout, backend)
     arriving = backend.input_pipeline(graph, layout.gpus, layout.mesh.size / layout.dp, layout.local_batch)
     steps = step(single_batch(program, layout, backend, arriving))
-    breakdown = Breakdown(**{part: float(seconds[0]) for part, seconds in steps.parts.items()})
+    breakdown = _waiting(Breakdown(**{part: float(seconds[0]) for part, seconds in steps.parts.items()}), run, layout)
     away = float(steps.stage_memory.away.mean())
     flops = _model_flops(graph, backend.formats, layout, run)
     return Prediction(
@@ -192,6 +195,18 @@ def predict(
         arriving,
         tuple(program.pieces),
     )
+
+
+def _waiting(breakdown: Breakdown, run: Run, layout: Plan) -> Breakdown:
+    """With what synchronous ranks wait for the slowest of them: replicas and stages wait for one another.
+
+    The noise of sequences' lengths averages over the samples of a rank (`paleo.step.stragglers`).
+    """
+    if run.consistency != "bsp" or not (run.jitter or run.slow_ranks or run.length_variation):
+        return breakdown
+    independent = np.hypot(run.jitter, averaged(run.length_variation, layout.local_batch))
+    share = float(waiting_share(float(layout.dp * layout.stages), float(independent), run.slow_ranks))
+    return replace(breakdown, stragglers=share * (breakdown.compute + breakdown.memory_bound + breakdown.launch))
 
 
 def _footprint(steps: StepArrays, system: System) -> Footprint:

@@ -125,7 +125,9 @@ class RunOptions:
     compress: Annotated[str | None, _option("Compressed gradients: fp16, onebit, topk:0.001, … [none]")] = None
     consistency: Annotated[str | None, _option("bsp, async, ssp:4, local:32, diloco:100, gossip:exp2, … [bsp]")] = None
     servers: Annotated[int | None, _option("Parameter servers, for async. [one]")] = None
-    jitter: Annotated[float | None, _option("Noise of a rank's step, as a share of it. [0]")] = None
+    jitter: Annotated[
+        str | None, _option("Noise of a rank's step, a share of it: 0.02, with its own 0.02,0.01, or traces. [0]")
+    ] = None
     nodes: Annotated[str | None, _option("Where nodes lie: packed, random, spread:8 leaf switches. [packed]")] = None
     background: Annotated[float | None, _option("Share of the links above leaf switches that others use. [0]")] = None
     software: Annotated[

@@ -41,6 +41,7 @@ PARTS = {
     "bubble": "pipeline bubble",
     "optimizer": "optimizer",
     "input": "input, waited for",
+    "stragglers": "waiting for the slowest",
 }
 
 

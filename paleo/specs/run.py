@@ -61,7 +61,8 @@ class Run(Spec):
     algorithm. ``compress`` names a compression of the gradients, ``topk:0.001`` (`paleo.compression`).
     ``consistency`` is how workers wait for one another, ``ssp:4`` (`paleo.consistency`), with ``servers`` where there
     are parameter servers; ``jitter`` is the noise of a rank's step from one step to the next, as a share of it, and
-    ``slow_ranks`` that of ranks that are always slower or faster.
+    ``slow_ranks`` that of ranks that are always slower or faster; ``length_variation`` is the standard deviation of a
+    sample's work over its mean, as of sequences of unequal lengths.
     ``nodes`` says where nodes lie: packed, random or ``spread:8`` leaf switches; ``background`` is the share of the
     links above those that others use.
     ``cudnn``, ``attention``, ``cross_entropy``, ``main_gradients``, ``expert_dispatch``, ``expert_overlap``,
@@ -120,6 +121,7 @@ class Run(Spec):
     nodes: Text = "packed"
     background: Annotated[float, Field(ge=0, lt=1)] = 0.0
     slow_ranks: Annotated[float, Field(ge=0, le=3)] = 0.0
+    length_variation: Annotated[float, Field(ge=0, le=3)] = 0.0
     calibration: Text = "auto"
     offload: Text = "none"
     clip: Literal["none", "norm", "scaled"] | None = None

@@ -13,10 +13,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from paleo.errors import SpecError
+
 Array = npt.NDArray[np.float64]
 Numeric = float | npt.NDArray[np.floating[Any]]
 #: Noise above which a normal law would give negative steps too often; a lognormal one takes over.
 HEAVY_TAIL = 0.3
+#: Independent and persistent noise of ranks of traced jobs: medians of eight stages of two jobs of ByteDance (the
+#: stage with a worker that was slowed on purpose left out of the persistent one). Lin et al., Understanding stragglers
+#: in large model training using what-if analysis, OSDI 2025, data of ByteDance-Seed/StragglerAnalysis@8efcd7f37f.
+TRACED = (0.015, 0.003)
 #: Coefficients of the rational approximation of the normal quantile: Wichura, Algorithm AS 241, Applied Statistics 37
 #: (1988), routine PPND7 (seven digits): numerator and denominator near the middle, in the shoulders, in the tails.
 _MIDDLE = ((59.109374720, 159.29113202, 50.434271938, 3.3871327179), (67.187563600, 78.757757664, 17.895169469, 1.0))
@@ -69,6 +75,21 @@ def waiting_share(ranks: Numeric, independent: Numeric, persistent: Numeric = 0.
     spread = np.sqrt(np.log1p(noise**2))
     heavy = np.expm1(spread * largest - spread**2 / 2.0)
     return np.where((noise > HEAVY_TAIL) & (np.asarray(ranks) > 1.0), heavy, noise * largest)
+
+
+def noise_named(text: str) -> tuple[float, float]:
+    """Independent and persistent noise from ``0.02``, ``0.02,0.01`` or ``traces``; SpecError for anything else.
+
+    >>> noise_named("0.02,0.01"), noise_named("0.02"), noise_named("traces") == TRACED
+    ((0.02, 0.01), (0.02, 0.0), True)
+    """
+    if text.strip() == "traces":
+        return TRACED
+    try:
+        independent, persistent = (float(part) for part in (text if "," in text else f"{text},0").split(","))
+    except ValueError:
+        raise SpecError(f"--jitter {text!r}: expected a share such as 0.02, two as in 0.02,0.01, or traces") from None
+    return independent, persistent
 
 
 def averaged(noise: Numeric, draws: Numeric) -> Array:

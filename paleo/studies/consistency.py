@@ -48,9 +48,9 @@ class ConsistencyStudy:
 
 
 def studied(prediction: Prediction) -> ConsistencyStudy | None:
-    """The study of a run that names a consistency model or noise; None for plain synchronous steps."""
+    """The study of a run that names a consistency model; None for synchronous steps, which hold their waiting."""
     run = prediction.run
-    if run.forward_only or (run.consistency == "bsp" and not run.jitter and not run.slow_ranks):
+    if run.forward_only or run.consistency == "bsp":
         return None
     model, work = consistency(run.consistency), workload(prediction)
     return ConsistencyStudy(prediction, model, work, model.cycle(work), consistency("bsp").cycle(work))

@@ -308,6 +308,7 @@ _WORDS = {
     "optimizer": "the optimizer's pass over all parameters takes {share} of the step",
     "bubble": "the pipeline is idle {share} of the step",
     "input": "input takes {share} of the step",
+    "stragglers": "waiting for the slowest takes {share} of the step",
     "kernels": "{batch} per GPU no longer fill{s} it",
 }
 
@@ -343,6 +344,7 @@ def _parts(point: ScalePoint) -> dict[str, float]:
         "optimizer": spent.optimizer,
         "bubble": spent.bubble,
         "input": spent.input,
+        "stragglers": spent.stragglers,
     }
 
 

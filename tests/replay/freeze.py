@@ -153,9 +153,11 @@ def step_figures(case: Case) -> Figures:
     """Step time, its parts and interval [s], FLOP, and the parts of the memory [byte] of one configuration."""
     step = predict(load_model(case["model"]), load_system(case["system"]), validate(Run, case["run"], "replay"))
     memory = {**step.memory.parts, "total": step.memory.total, "host": step.host_memory}
+    parts = {field.name: getattr(step.breakdown, field.name) for field in fields(Breakdown)}
+    parts = {name: seconds for name, seconds in parts.items() if seconds or name != "stragglers"}  # asked for alone
     return {
         "step_time": step.step_time,
-        **{field.name: getattr(step.breakdown, field.name) for field in fields(Breakdown)},
+        **parts,
         "interval_low": step.interval[0],
         "interval_high": step.interval[1],
         "flops": step.flops,

@@ -11,6 +11,7 @@ from paleo import Prediction, Run, load_model, load_system, predict
 from paleo.cli import run as paleo
 from paleo.errors import PlanError
 from paleo.specs.hardware import System
+from paleo.step.stragglers import expected_largest, waiting_share
 from paleo.studies import compression, consistency, placement
 from paleo.studies.collective import collective
 from paleo.studies.comparison import compare
