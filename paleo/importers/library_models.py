@@ -5,8 +5,9 @@ Only the library's own classes are built. Code that a configuration names (``aut
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from paleo.errors import SpecError
@@ -31,9 +32,10 @@ def traced(config: Config, seq: int | None) -> Model:
     from paleo.importers.torch import build_module, from_module, parse_input
 
     transformers = importlib.import_module("transformers")
-    library_config = _library_config(transformers, config)
-    name = _class_name(transformers, config, library_config)
-    module = build_module(lambda: getattr(transformers, name)(library_config), f"{config.path}: {name}")
+    with _silent(transformers):
+        library_config = _library_config(transformers, config)
+        name = _class_name(transformers, config, library_config)
+        module = build_module(lambda: getattr(transformers, name)(library_config), f"{config.path}: {name}")
     failed: SpecError | None = None
     for inputs in _inputs(module, library_config, seq):
         try:
@@ -42,6 +44,17 @@ def traced(config: Config, seq: int | None) -> Model:
         except SpecError as error:
             failed = failed or error
     raise SpecError(f"{config.path}: {name} cannot be traced: {failed}")
+
+
+@contextlib.contextmanager
+def _silent(transformers: Any) -> Iterator[None]:
+    """Without the library's remarks about keys, which would stand among the lines of this program."""
+    level = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers.logging.set_verbosity(level)
 
 
 def _library_config(transformers: Any, config: Config) -> Any:

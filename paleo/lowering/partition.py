@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
 
 from paleo.errors import PlanError
 from paleo.lowering.program import Program, Section
@@ -86,16 +90,9 @@ def balanced_cut(program: Program, weights: Sequence[float], pieces: int) -> tup
     units = _units(program, weights)
     if len(units) < pieces:
         return ()
-    low, high = max(weight for weight, _ in units), sum(weight for weight, _ in units)
-    for _ in range(40):
-        middle = (low + high) / 2
-        low, high = (low, middle) if len(_from_behind(units, middle)) <= pieces else (middle, high)
-    ends = _from_behind(units, high)
-    while len(ends) < pieces:
-        longest = max(range(len(ends)), key=lambda i: len(ends[i]))
-        half = len(ends[longest]) // 2
-        ends[longest : longest + 1] = [ends[longest][:half], ends[longest][half:]]
-    return tuple(sum(layers for _, layers in piece) for piece in ends)
+    layers = np.cumsum([count for _, count in units])
+    ends = np.cumsum(_halved(_lengths([weight for weight, _ in reversed(units)], pieces, 40)[::-1], pieces))
+    return tuple(np.diff(layers[ends - 1], prepend=0).tolist())
 
 
 def heaviest_piece(program: Program, weights: Sequence[float], chunks: Sequence[Chunk]) -> float:
@@ -120,17 +117,34 @@ def _units(program: Program, weights: Sequence[float]) -> list[tuple[float, int]
     return units
 
 
-def _from_behind(units: Sequence[tuple[float, int]], most: float) -> list[list[tuple[float, int]]]:
-    """Pieces filled up to a weight, the last one first."""
-    pieces: list[list[tuple[float, int]]] = [[]]
-    total = 0.0
-    for unit in reversed(units):
-        if pieces[0] and total + unit[0] > most * _SLACK:
-            pieces.insert(0, [])
-            total = 0.0
-        pieces[0].insert(0, unit)
-        total += unit[0]
-    return pieces
+def _lengths(weights: Sequence[float], pieces: int, iterations: int) -> list[int]:
+    """Units of each of at most ``pieces`` contiguous pieces, filled from the front, whose heaviest is as light as
+    possible: by bisection on the heaviest weight."""
+    sums = np.cumsum(weights, dtype=np.longdouble)
+    low, high = max(weights), float(sums[-1])
+    for _ in range(iterations):
+        middle = (low + high) / 2
+        low, high = (low, middle) if len(_filled(sums, middle)) <= pieces else (middle, high)
+    return _filled(sums, high)
+
+
+def _halved(lengths: list[int], pieces: int) -> list[int]:
+    """The longest pieces in halves, until there are as many as wanted."""
+    while len(lengths) < pieces:
+        longest = lengths.index(max(lengths))
+        half = lengths[longest] // 2
+        lengths[longest : longest + 1] = [half, lengths[longest] - half]
+    return lengths
+
+
+def _filled(sums: npt.NDArray[np.longdouble], most: float) -> list[int]:
+    """Units of pieces that are filled one after another up to a weight, by the sums of weights up to each unit."""
+    ends, base = [0], np.longdouble(0.0)
+    while ends[-1] < len(sums):
+        end = int(np.searchsorted(sums, base + most * _SLACK, side="right"))
+        ends.append(max(end, ends[-1] + 1))
+        base = sums[ends[-1] - 1]
+    return np.diff(ends).tolist()
 
 
 def cut_by_work(program: Program, pieces: int) -> list[Chunk]:
@@ -173,16 +187,8 @@ def _balanced(program: Program, weights: Sequence[float], pieces: int) -> list[C
     units = _divisible(program, weights)
     if len(units) < pieces:
         raise PlanError(f"{len(units)} layers cannot be cut into {pieces} pipeline stages")
-    low, high = max(weight for _, weight in units), sum(weight for _, weight in units)
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (low, middle) if len(_filled(units, middle)) <= pieces else (middle, high)
-    filled = _filled(units, high)
-    while len(filled) < pieces:
-        longest = max(range(len(filled)), key=lambda i: len(filled[i]))
-        half = len(filled[longest]) // 2
-        filled[longest : longest + 1] = [filled[longest][:half], filled[longest][half:]]
-    return [_counted([index for sections in piece for index in sections]) for piece in filled]
+    ends = np.cumsum([0, *_halved(_lengths([weight for _, weight in units], pieces, 60), pieces)]).tolist()
+    return [_counted([index for sections, _ in units[start:end] for index in sections]) for start, end in pairwise(ends)]
 
 
 def _divisible(program: Program, weights: Sequence[float]) -> list[tuple[tuple[int, ...], float]]:
@@ -195,19 +201,6 @@ def _divisible(program: Program, weights: Sequence[float]) -> list[tuple[tuple[i
     behind = tuple(index for index in layers if index > last)
     (*others, (final, weight)) = units
     return [*others, ((*final, *behind), weight + sum(weights[index] for index in behind))]
-
-
-def _filled(units: Sequence[tuple[tuple[int, ...], float]], most: float) -> list[list[tuple[int, ...]]]:
-    """Fill pieces one after another up to a weight."""
-    pieces: list[list[tuple[int, ...]]] = [[]]
-    total = 0.0
-    for sections, weight in units:
-        if pieces[-1] and total + weight > most * _SLACK:
-            pieces.append([])
-            total = 0.0
-        pieces[-1].append(sections)
-        total += weight
-    return pieces
 
 
 def _counted(piece: list[int]) -> Chunk:

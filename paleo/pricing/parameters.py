@@ -18,6 +18,8 @@ import numpy.typing as npt
 from paleo.errors import SpecError, near
 
 Parameters = TypeVar("Parameters")
+#: How far beyond the range of a fit a value may lie that was inherited and scaled, or written by hand.
+RANGE_SLACK = 2.0
 
 
 def parameter(default: float, *, low: float, high: float, unit: str, meaning: str, fitted: bool = True) -> Any:
@@ -30,12 +32,21 @@ def parameter(default: float, *, low: float, high: float, unit: str, meaning: st
 
 def from_mapping(kind: type[Parameters], values: Mapping[str, float], *, where: str) -> Parameters:
     """Parameters of ``kind`` from a calibration's mapping; a name that the family lacks is an error with the nearest
-    one."""
-    names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
-    for name in values:
-        if name not in names:
-            raise SpecError(f"{where}: unknown parameter {name!r} of {kind.__name__}; {near(name, names)}")
+    one, and so is a value that no fit could have found."""
+    ranges = {field.name: field.metadata for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    for name, value in values.items():
+        if name not in ranges:
+            raise SpecError(f"{where}: unknown parameter {name!r} of {kind.__name__}; {near(name, list(ranges))}")
+        _check_range(name, value, ranges[name], where)
     return kind(**{name: float(value) for name, value in values.items()})
+
+
+def _check_range(name: str, value: float, metadata: Mapping[str, Any], where: str) -> None:
+    low, high = metadata["low"] / RANGE_SLACK, metadata["high"] * RANGE_SLACK
+    if not low <= value <= high:
+        raise SpecError(
+            f"{where}: {name}: {value:g} is no {metadata['meaning']}; expected {low:g} to {high:g} {metadata['unit']}"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,9 @@ _GAIN = 0.995
 #: Chunks of a stage that are tried beside those that divide the layers evenly: two for schedules that hold two, more
 #: where hardly any divide.
 _TWO, _FEW = (2,), (2, 3, 4)
+#: The most chunks of a stage that are tried unasked, so that a search over thousands of layers ends: schedules in use
+#: hold a handful (Megatron-Core, `num_layers_per_virtual_pipeline_stage`), and each further one adds messages.
+_MOST = 32
 
 Pieces = tuple[Chunk, ...]
 
@@ -51,7 +54,9 @@ def chunk_counts(program: Program, stages: int, space: Space, backend: Backend) 
         tried = even | {n for n in (_TWO if len(even) > 2 else _FEW) if n * stages <= layers}
     else:
         tried = set(range(1, most + 1))
-    return tuple(sorted(tried if space.chunks is None else {n for n in space.chunks if n in even or n <= most}))
+    if space.chunks is None:
+        return tuple(sorted(n for n in tried if n <= _MOST))
+    return tuple(sorted({n for n in space.chunks if n in even or n <= most}))
 
 
 class Cuts:

@@ -70,8 +70,8 @@ class Entry(Spec):
     inherits: tuple[Text, ...] = ()
     rows_fitted: Count = 0
     rows_held_out: Count = 0
-    parameters: dict[str, Finite]
-    uncertainty: dict[str, Finite] = Field(default_factory=dict)
+    parameters: dict[str, Positive]
+    uncertainty: dict[str, Share] = Field(default_factory=dict)
     residual: Residual | None = None
     interval: Interval
     notes: Text | None = None
@@ -94,7 +94,7 @@ class Changes(Spec):
     """What differs from the entry that is inherited: parameters set to a value, or multiplied by a factor."""
 
     like: Text | None = None
-    set: dict[str, Finite] = Field(default_factory=dict)
+    set: dict[str, Positive] = Field(default_factory=dict)
     scale: dict[str, Positive] = Field(default_factory=dict)
 
 
@@ -115,7 +115,7 @@ class Rule(Spec):
     family_there: Text | None = None
     host: Text | None = None
     stacks: dict[Text, Changes] = Field(min_length=1)
-    set: dict[str, Finite] = Field(default_factory=dict)
+    set: dict[str, Positive] = Field(default_factory=dict)
     scale: dict[str, Positive] = Field(default_factory=dict)
     stream: Text | None = None
     interval: Interval | None = None

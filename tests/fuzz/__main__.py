@@ -1,9 +1,8 @@
 """``python -m tests.fuzz``: hostile inputs by the thousand; any answer is fine but a traceback, a hang or a flood.
 
-Every input must end within 10 s and 2 GB with exit code 0, 1 or 2; code 2 with one line that starts ``error: ``,
-codes 0
-and 1 with JSON that parses where --json was asked for. Inputs that fail are kept, and their numbers are printed:
-``python -m tests.fuzz --seed S --first N --inputs 1`` does one of them again.
+Every input must end within 10 s and 2 GB with exit code 0, 1 or 2; code 2 with one line that starts ``error: ``, codes
+0 and 1 with JSON that parses where --json was asked for, and in which no promised number is null. Inputs that fail are
+kept, and their numbers are printed: ``python -m tests.fuzz --seed S --first N --inputs 1`` does one of them again.
 """
 
 from __future__ import annotations
@@ -24,14 +23,16 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import tests.fuzz.onnx_inputs
 import tests.fuzz.options  # noqa: F401
 from paleo.cli import run
+from paleo.report.schemas import schema_of
 from tests.fuzz.inputs import KINDS
+from tests.json_documents import violations
 
 #: Seconds of computation, seconds on a clock (a busy machine takes longer), bytes.
 LIMIT_S, PATIENCE_S, LIMIT_BYTES = 10.0, 60.0, 2 * 1024**3
@@ -92,10 +93,18 @@ def _json_fault(out: str) -> str:
         raise ValueError(f"{constant} in JSON")
 
     try:
-        json.loads(out, parse_constant=refuse)
+        document = json.loads(out, parse_constant=refuse)
     except ValueError as error:
         return f"stdout is no JSON: {error}"
-    return ""
+    return next(_nulls(document), "")
+
+
+def _nulls(document: object) -> Iterator[str]:
+    """Numbers that a document's schema promises and that came out as null: they were not finite."""
+    command = str(document.get("schema", "")).partition(".")[2].partition("/")[0] if isinstance(document, dict) else ""
+    for text in violations(document, schema_of(command)) if command else ():
+        if "is null" in text:
+            yield f"a null in JSON: {text}"
 
 
 def _flood() -> str:

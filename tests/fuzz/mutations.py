@@ -47,7 +47,7 @@ def mutated(data: Any, rng: random.Random) -> Any:
 def _changed(data: Any, rng: random.Random) -> Any:
     owners = [node for node in _nodes(data) if node]
     if not owners or rng.random() < 0.01:
-        return rng.choice(HOSTILE)
+        return _hostile(rng)
     owner = rng.choice(owners)
     key = rng.choice(list(owner)) if isinstance(owner, dict) else rng.randrange(len(owner))
     action = rng.randrange(13)
@@ -56,7 +56,7 @@ def _changed(data: Any, rng: random.Random) -> Any:
     elif action == 1 and isinstance(owner, dict):
         owner[_misspelt(str(key), rng)] = owner.pop(key)
     elif action == 2 and isinstance(owner, dict):
-        owner[rng.choice(("extend", "name", "path", "notes", "x", "", "repeat", "source"))] = rng.choice(HOSTILE)
+        owner[rng.choice(("extend", "name", "path", "notes", "x", "", "repeat", "source"))] = _hostile(rng)
     elif action == 3:
         other = rng.choice(owners)
         part = rng.choice(list(other.values()) if isinstance(other, dict) else other)
@@ -70,8 +70,13 @@ def _changed(data: Any, rng: random.Random) -> Any:
     elif action == 6 and isinstance(owner, list):
         owner.insert(key, copy.deepcopy(owner[key]))
     else:
-        owner[key] = rng.choice(HOSTILE)
+        owner[key] = _hostile(rng)
     return data
+
+
+def _hostile(rng: random.Random) -> Any:
+    """A copy: a later change of the data must not change the list of values, nor put one into itself."""
+    return copy.deepcopy(rng.choice(HOSTILE))
 
 
 _NUMBERS = re.compile(r"\d{1,30}(?:\.\d{1,30})?")

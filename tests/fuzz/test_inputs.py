@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import signal
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from paleo.cli import run
 from tests.fuzz import inputs
 from tests.fuzz.__main__ import _fault, _hang, answer
 from tests.fuzz.inputs import KINDS
+from tests.fuzz.mutations import HOSTILE, mutated
 
 
 @pytest.fixture(autouse=True)
@@ -32,6 +34,13 @@ def test_what_is_spoilt_was_good(
     rng = random.Random(0)
     monkeypatch.setattr(rng, "random", lambda: 0.5)
     assert run(KINDS[kind](rng, tmp_path)) == 0
+
+
+def test_spoiling_leaves_the_list_of_hostile_values_as_it_was() -> None:
+    before, rng = copy.deepcopy(HOSTILE), random.Random(0)
+    for _ in range(2000):
+        mutated({"a": [{"b": 1}, [2, "3 GB"]], "c": {"d": [4.0]}}, rng)
+    assert before == HOSTILE
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -54,6 +63,7 @@ def test_some_inputs_of_each_kind(kind: str, tmp_path: Path, monkeypatch: pytest
     [
         (0, "{}", "", ""),
         (0, '{"a": NaN}', "", "NaN in JSON"),
+        (0, '{"schema": "paleo.scale/1", "points": null}', "", "a null in JSON: document.points"),
         (2, "", "error: x\n", ""),
         (2, "", "error: x\nerror: y\n", "2 errors"),
         (2, "", "Traceback\n", "0 errors"),

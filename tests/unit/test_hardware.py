@@ -321,3 +321,28 @@ def test_libraries_compute_in_fp32_where_half_precision_is_slower() -> None:
     )
     assert slow.step_time < 2.5 * narrow.step_time
     assert slow.mfu < 1.0
+
+
+ENTRY = """
+subject: mine
+entries:
+- {family: memory.elementwise, stack: graph, source: mine, date: "2026-01-01", interval: [{low: 0.9, high: 1.1}],
+   parameters: {PARAMETER}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("parameter", "said"),
+    [
+        ("host_overlap: 0", "entries[0].parameters.host_overlap"),
+        ("bandwidth_fraction: -0.5", "entries[0].parameters.bandwidth_fraction"),
+        ("bandwidth_fraction: 300", "bandwidth_fraction: 300 is no achieved memory bandwidth; expected 0.2 to 1.94 1"),
+        ("launch_time: 2", "launch_time: 2 is no host issue of one call; expected 1e-07 to 0.00024 s"),
+        ("lanch_time: 0.000004", "launch_time"),
+    ],
+)
+def test_calibrations_hold_what_a_fit_could_find(tmp_path: Path, parameter: str, said: str) -> None:
+    (file := tmp_path / "mine.yaml").write_text(ENTRY.replace("PARAMETER", parameter))
+    with pytest.raises(SpecError) as caught:
+        predict(load_model("lenet"), load_system("dgx-a100-80gb"), Run(gpus=1, calibration=str(file)))
+    assert said in str(caught.value) and "mine" in str(caught.value)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import combinations, pairwise
 from typing import Any
 
 import pytest
 
 from paleo.layers.base import LAYERS, Choices
-from paleo.lowering.partition import cut_by_work
+from paleo.lowering.partition import _balanced, balanced_cut, cut, cut_by_work, heaviest_piece
 from paleo.lowering.program import Counted, Program, Section
 from paleo.network.graph import build
 from paleo.operations.kernel import Kernel
@@ -72,6 +73,27 @@ def test_pieces_by_work_by_hand() -> None:
 def test_pieces_by_work_leave_none_empty() -> None:
     pieces = cut_by_work(program((3, 1.0), (1, 100.0)), 4)
     assert len(pieces) == 4 and all(pieces)
+
+
+@pytest.mark.parametrize("weights", [(3.0, 1.0, 2.0), (0.5, 2.0, 7.0), (10.0, 0.1, 0.1)])
+@pytest.mark.parametrize("pieces", [2, 3, 5])
+def test_the_heaviest_piece_is_as_light_as_of_all_cuts(weights: tuple[float, ...], pieces: int) -> None:
+    """Every cut of an embedding, eight blocks and a head, tried one by one."""
+    each = [weights[0], *[weights[1]] * 8, weights[2]]
+    every = combinations(range(1, len(each)), pieces - 1)
+    lightest = min(max(sum(each[a:b]) for a, b in pairwise((0, *ends, len(each)))) for ends in every)
+    network = program((1, 1.0), (8, 1.0), (1, 1.0))
+    chunks = _balanced(network, weights, pieces)
+    assert heaviest_piece(network, weights, chunks) == pytest.approx(lightest, rel=1e-9)
+    layers = balanced_cut(network, weights, pieces)
+    assert sum(layers) == 8 and len(layers) == pieces
+    assert heaviest_piece(network, weights, cut(network, weights, pieces, layers)) == pytest.approx(lightest, rel=1e-9)
+
+
+def test_pieces_of_thousands_of_layers_are_filled_evenly() -> None:
+    network = program((1, 1.0), (4999, 1.0))
+    layers = balanced_cut(network, (1.0, 1.0), 512)
+    assert sum(layers) == 4999 and max(layers) == 10 and min(layers) > 0
 
 
 def llama(strategy: str, **options: Any) -> Prediction:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from functools import cache
 from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ import pytest
 from paleo.errors import CapacityError, PlanError, SpecError
 from paleo.predict import predict
 from paleo.search.cases import Choice
+from paleo.search.cuts import chunk_counts
 from paleo.search.evaluate import evaluate
 from paleo.search.hybrid import hybrid
 from paleo.search.plans import Search, _searched, _sized, explain, search
@@ -317,3 +320,15 @@ def test_memory_of_the_search_is_small() -> None:
     _, _, part, _ = everything("large")
     held = sum(getattr(part.results, name).nbytes for name in ("case", "choice", "step_time", "memory"))
     assert held < 0.1 * GIB
+
+
+@pytest.mark.parametrize("layers", [5000, 4999])
+def test_thousands_of_layers_are_cut_in_few_ways(layers: int) -> None:
+    """4999 is prime: no number of chunks divides it."""
+    sections = tuple(SimpleNamespace(repeat=repeat, name=str(repeat)) for repeat in (1, layers))
+    run, space = SimpleNamespace(cut=None), SimpleNamespace(chunks=None)
+    program, backend = cast(Any, SimpleNamespace(sections=sections)), cast(Any, SimpleNamespace(run=run))
+    for stages in (2, 8, 16):
+        counts = chunk_counts(program, stages, cast(Any, space), backend)
+        assert counts[0] == 1 and 3 <= len(counts) <= 32 and counts[-1] <= 32
+    assert chunk_counts(program, 2, cast(Any, SimpleNamespace(chunks=(100,))), backend) == (100,)
