@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.metadata
 from collections.abc import Callable
@@ -38,6 +39,8 @@ def _library(name: str) -> Any:
         "roi_align": "(Tensor input, Tensor rois, float spatial_scale, SymInt pooled_height, SymInt pooled_width, "
         "int sampling_ratio, bool aligned) -> Tensor",
     }
+    with contextlib.suppress(ImportError, RuntimeError):
+        importlib.import_module("torchvision")
     for operator, signature in signatures.items():
         if not hasattr(torch.ops.torchvision, operator):
             torch.library.define(f"torchvision::{operator}", signature)

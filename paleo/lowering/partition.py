@@ -188,7 +188,9 @@ def _balanced(program: Program, weights: Sequence[float], pieces: int) -> list[C
     if len(units) < pieces:
         raise PlanError(f"{len(units)} layers cannot be cut into {pieces} pipeline stages")
     ends = np.cumsum([0, *_halved(_lengths([weight for _, weight in units], pieces, 60), pieces)]).tolist()
-    return [_counted([index for sections, _ in units[start:end] for index in sections]) for start, end in pairwise(ends)]
+    return [
+        _counted([index for sections, _ in units[start:end] for index in sections]) for start, end in pairwise(ends)
+    ]
 
 
 def _divisible(program: Program, weights: Sequence[float]) -> list[tuple[tuple[int, ...], float]]:
