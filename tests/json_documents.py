@@ -63,8 +63,14 @@ CALLS: dict[str, list[list[str]]] = {
         ["plan", "lenet", *NODE, "--gpus", "1", "--batch", "8", "--samples", "1M", "--deadline", "1s", "--budget", "1"],
         ["plan", "alexnet", *NODE, "--gpus", "4", "--per-layer"],
     ],
-    "collective": [["collective", "all_reduce", *NODE, "--bytes", "1MB", "--ranks", "16"]],
-    "validate": [["validate", str(SAMPLES / f"{name}.csv")] for name in VALIDATED],
+    "collective": [
+        ["collective", "all_reduce", "--bytes", "1MB", "--ranks", "16", *NODE],
+        ["collective", "all_reduce", "--bytes", "1MB", "--ranks", "8", "--system", "{tmp}/no_latency.yaml"],
+    ],
+    "validate": [
+        ["validate", "{tmp}/unpredictable.csv"],
+        *(["validate", str(SAMPLES / f"{name}.csv")] for name in VALIDATED),
+    ],
     "import": [["import", "hf", "{tmp}/config.json"], ["import", "hf", "{tmp}/config.json", "-o", "{tmp}/m.yaml"]],
     "target": [["target", "mlperf:bert", "--system", "dgx-h100", "--gpus", "8,64"]],
     "audit": [
@@ -84,6 +90,12 @@ HF = {
 def printed(call: list[str], folder: Path) -> Any:
     """The document of one call."""
     (folder / "config.json").write_text(json.dumps(HF))
+    (folder / "unpredictable.csv").write_text(
+        "source,device,library,dtype,m,n,k,batch,time_us\ns,l40s,x,bf16,8,8,8,1,\n"
+    )
+    (folder / "link.yaml").write_text("{kind: nvlink, scope: a GPU, bandwidth: 300 GB/s, source: none}\n")
+    level = "{name: inside, ranks: 8, link: ./link.yaml, topology: switch}"
+    (folder / "no_latency.yaml").write_text(f"extend: dgx-a100-80gb\nlevels: [{level}]\n")
     (folder / "train.log").write_text("\n".join(LOG.format(n=number) for number in range(1, 13)) + "\n")
     (folder / "titan.log").write_text("\n".join(TITAN.format(n=number) for number in range(1, 13)) + "\n")
     (folder / "nccl.log").write_text(NCCL)

@@ -23,9 +23,9 @@ _GAIN = 0.995
 #: Chunks of a stage that are tried beside those that divide the layers evenly: two for schedules that hold two, more
 #: where hardly any divide.
 _TWO, _FEW = (2,), (2, 3, 4)
-#: The most chunks of a stage that are tried unasked, so that a search over thousands of layers ends: schedules in use
-#: hold a handful (Megatron-Core, `num_layers_per_virtual_pipeline_stage`), and each further one adds messages.
-_MOST = 32
+#: The most chunks of a stage that are tried unasked, where they divide the layers evenly and where not, so that a
+#: search over thousands of layers ends: schedules in use hold a handful, and each further chunk adds messages.
+_MOST_EVEN, _MOST_UNEVEN = 64, 32
 
 Pieces = tuple[Chunk, ...]
 
@@ -53,9 +53,9 @@ def chunk_counts(program: Program, stages: int, space: Space, backend: Backend) 
     elif even:
         tried = even | {n for n in (_TWO if len(even) > 2 else _FEW) if n * stages <= layers}
     else:
-        tried = set(range(1, most + 1))
+        tried = set(range(1, min(most, _MOST_UNEVEN) + 1))
     if space.chunks is None:
-        return tuple(sorted(n for n in tried if n <= _MOST))
+        return tuple(sorted(n for n in tried if n <= _MOST_EVEN))
     return tuple(sorted({n for n in space.chunks if n in even or n <= most}))
 
 

@@ -46,7 +46,7 @@ def _file(report: FileReport) -> dict[str, Any]:
         "predicted": predicted,
         "unsupported": len(report.frame) - predicted,
         "unsupported_reasons": report.unsupported_reasons,
-        "overall": dataclasses.asdict(report.errors()),
+        "overall": dataclasses.asdict(report.errors()) if predicted else None,
         "by_device": {
             name: dataclasses.asdict(errors) for name, errors in report.by(report.predictions.subjects).items()
         },
