@@ -13,7 +13,7 @@ from typing import Any
 
 from paleo.errors import SpecError, near
 from paleo.files import read_bytes
-from paleo.importers.onnx_shapes import FLOATS, SINGLE, SMALL, WHOLE, shape_arithmetic
+from paleo.importers.onnx_shapes import FLOATS, SINGLE, SMALL, WHOLE, shape_arithmetic, shape_of_output
 from paleo.importers.rules import OnnxNode, onnx_reading
 from paleo.importers.trace import Call, Shape, Trace, Value, probe_sizes, record
 
@@ -263,9 +263,29 @@ class _Reader:
             output.type.tensor_type.ClearField("shape")
         for _ in range(MOST_PASSES):
             shapes = self._inferred()
-            if not self._fold_shapes(shapes):
+            if not (self._fold_shapes(shapes) | self._add_shapes(shapes)):
                 break
         return shapes
+
+    def _add_shapes(self, shapes: dict[str, tuple[Shape, bool]]) -> bool:
+        """Shapes of single outputs by rules of our own, for ONNX to go on from; whether there was any."""
+        sizes = {name: shape for name, (shape, _) in shapes.items()}
+        sizes |= {name: value.shape for name, value in self.values.items() if value is not None}
+        added = False
+        for node in self.graph.node:
+            name = node.output[0] if node.output else ""
+            if not name or name in sizes or name in self.constants:
+                continue
+            options = {attribute.name: self._attribute(attribute) for attribute in node.attribute}
+            numbers = [self.constants.get(each) for each in node.input]
+            shape = shape_of_output(node.op_type, [sizes.get(each) for each in node.input], options, numbers)
+            if shape is None or len(shape) > MOST_RANK or any(size >= LARGEST for size in shape):
+                continue
+            index = shapes.get(node.input[0], ((), False))[1]
+            kind = self.onnx.TensorProto.INT64 if index else self.onnx.TensorProto.FLOAT
+            self.graph.value_info.append(self.onnx.helper.make_tensor_value_info(name, kind, shape))
+            sizes[name], shapes[name], added = shape, (shape, index), True
+        return added
 
     def _inferred(self) -> dict[str, tuple[Shape, bool]]:
         try:
@@ -399,6 +419,8 @@ def _flops(call: Call) -> float | None:
         return 2.0 * left.elements * math.prod(right.shape[1:])
     if call.kind in ("linear", "matmul") and left.shape:
         return 2.0 * call.out.elements * left.shape[-1]
+    if call.kind == "unknown" and call.label == "Attention" and len(left.shape) == len(right.shape) == 3:
+        return 2.0 * (left.elements + call.out.elements) * right.shape[1]  # heads side by side: scores, and their sum
     return None
 
 

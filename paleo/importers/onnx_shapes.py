@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from paleo.importers.trace import Shape
 
 #: Constants up to so many elements keep their numbers: the shapes that reshapes ask for.
@@ -47,14 +49,107 @@ def shape_arithmetic(
     if op == "Gather" and len(rest) == 1 and first:
         inside = all(-len(first) <= place < len(first) for place in rest[0])
         return [first[int(place)] for place in rest[0]] if inside else None
-    if op == "Slice" and len(rest) in (2, 3, 4) and all(len(numbers) == 1 for numbers in rest):
-        start, stop, step = (int(numbers[0]) for numbers in (rest[0], rest[1], rest[3] if len(rest) == 4 else [1]))
-        return first[start:stop:step] if step else None
+    if op in ("Slice", "Transpose"):
+        return _rearranged(op, first, rest, options, sizes.get(inputs[0]) or (len(first),))
     if op == "ConstantOfShape" and all(number >= 0 for number in first) and math.prod(first) <= SMALL:
         return [int(options.get("value") or 0)] * int(math.prod(first))
     if op == "Where" and len(rest) == 2 and len(first) == len(rest[0]) == len(rest[1]):
         return [a if yes else b for yes, a, b in zip(first, *rest, strict=True)]
     return _pairwise(op, first, rest[0]) if len(rest) == 1 else None
+
+
+def _rearranged(
+    op: str, first: Numbers, rest: Sequence[Numbers], options: Mapping[str, Any], shape: Shape
+) -> Numbers | None:
+    """Numbers of a small tensor of that shape, turned or cut."""
+    if math.prod(shape) != len(first):
+        return None
+    table = np.array(first, dtype=object).reshape(shape)
+    if op == "Transpose":
+        axes = options.get("perm") or range(len(shape))[::-1]
+        return list(table.transpose(axes).ravel()) if sorted(axes) == list(range(len(shape))) else None
+    starts, stops, *more = rest if len(rest) >= 2 else ([], [])
+    axes = [int(axis) for axis in (more[0] if more else range(len(starts)))]
+    steps = [int(step) for step in (more[1] if len(more) > 1 else [1] * len(starts))]
+    if not (len(starts) == len(stops) == len(axes) == len(steps) and all(steps)):
+        return None
+    cuts = [slice(None)] * len(shape)
+    for axis, start, stop, step in zip(axes, starts, stops, steps, strict=True):
+        if not -len(shape) <= axis < len(shape):
+            return None
+        cuts[axis] = slice(int(start), int(stop), step)
+    return list(table[tuple(cuts)].ravel())
+
+
+#: Operators whose output is as large as their first input, whatever the version of the file.
+_ALIKE = frozenset({
+    "BatchNormalization", "Clip", "Dropout", "Elu", "Erf", "FastGelu", "Gelu", "GroupNormalization", "HardSigmoid",
+    "HardSwish", "Identity", "InstanceNormalization", "LayerNormalization", "LeakyRelu", "LogSoftmax", "Mish",
+    "QuickGelu", "RMSNormalization", "Relu", "Sigmoid", "SimplifiedLayerNormalization", "Softmax", "Softplus", "Sqrt",
+    "Swish", "Tanh",
+})  # fmt: skip
+_BROADCAST = frozenset({"Add", "BiasGelu", "Div", "Mul", "Pow", "Sub", "Where", "Max", "Min"})
+
+
+def shape_of_output(
+    op: str, shapes: Sequence[Shape | None], options: Mapping[str, Any], numbers: Sequence[Numbers | None]
+) -> Shape | None:
+    """The shape of what a node gives, for common operators; ``numbers`` are those of inputs that are known.
+
+    >>> shape_of_output("Pad", [(2, 3), (4,)], {}, [None, [0, 1, 0, 1]])
+    (2, 5)
+    >>> shape_of_output("Reshape", [(2, 3, 4), (2,)], {}, [None, [0, -1]])
+    (2, 12)
+    """
+    first = shapes[0] if shapes else None
+    if first is None:
+        return None
+    if op in _ALIKE:
+        return first
+    if op in _BROADCAST:
+        return _broadcast(shapes)
+    if op == "Transpose":
+        axes = options.get("perm") or list(range(len(first)))[::-1]
+        return tuple(first[axis] for axis in axes) if sorted(axes) == list(range(len(first))) else None
+    if op == "MatMul" and len(first) > 1 and shapes[1] is not None and len(shapes[1]) > 1:
+        lead = _broadcast([first[:-2], shapes[1][:-2]])
+        return None if lead is None else (*lead, first[-2], shapes[1][-1])
+    target = numbers[1] if len(numbers) > 1 else None
+    if target is None:
+        return None
+    if op == "Reshape":
+        return _reshaped(first, target, keeps_zero=bool(options.get("allowzero")))
+    return _padded(first, target, numbers[3] if len(numbers) > 3 else None) if op == "Pad" else None
+
+
+def _broadcast(shapes: Sequence[Shape | None]) -> Shape | None:
+    known = [shape for shape in shapes if shape is not None]
+    try:
+        return np.broadcast_shapes(*known) if len(known) == len(shapes) else None
+    except ValueError:
+        return None
+
+
+def _reshaped(shape: Shape, target: Numbers, *, keeps_zero: bool) -> Shape | None:
+    sizes = [int(size) for size in target]
+    if not keeps_zero:
+        if any(size == 0 and place >= len(shape) for place, size in enumerate(sizes)):
+            return None
+        sizes = [shape[place] if size == 0 else size for place, size in enumerate(sizes)]
+    rest, total = math.prod(size for size in sizes if size != -1), math.prod(shape)
+    if sizes.count(-1) == 1 and rest > 0 and total % rest == 0:
+        sizes[sizes.index(-1)] = total // rest
+    return tuple(sizes) if min(sizes, default=0) >= 0 and math.prod(sizes) == total else None
+
+
+def _padded(shape: Shape, pads: Numbers, axes: Numbers | None) -> Shape | None:
+    places = [int(axis) for axis in (range(len(shape)) if axes is None else axes)]
+    if len(pads) != 2 * len(places) or not all(-len(shape) <= place < len(shape) for place in places):
+        return None
+    sizes = list(shape)
+    for place, before, after in zip(places, pads, pads[len(places) :], strict=False):
+        sizes[place] += int(before + after)
+    return tuple(sizes) if min(sizes, default=1) > 0 else None
 
 
 def _pairwise(op: str, left: Numbers, right: Numbers) -> Numbers | None:

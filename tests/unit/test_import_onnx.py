@@ -12,6 +12,7 @@ import pytest
 
 from paleo.errors import PaleoError, SpecError
 from paleo.importers.onnx import shape_arithmetic
+from paleo.importers.onnx_shapes import shape_of_output
 from paleo.importers.sources import Import, imported
 
 onnx = pytest.importorskip("onnx")
@@ -29,12 +30,18 @@ def numbers(name: str, *values: int) -> Any:
 
 
 def saved(
-    path: Path, nodes: Sequence[Any], inputs: dict[str, Any], weights: Sequence[Any], out: str = "y", kind: int = FLOAT
+    path: Path,
+    nodes: Sequence[Any],
+    inputs: dict[str, Any],
+    weights: Sequence[Any],
+    out: str = "y",
+    kind: int = FLOAT,
+    opset: int = 17,
 ) -> str:
     given = [helper.make_tensor_value_info(name, kind, shape) for name, shape in inputs.items()]
     made = [helper.make_tensor_value_info(out, FLOAT, None)]
     graph = helper.make_graph(nodes, "g", given, made, initializer=weights)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
     file = path / "net.onnx"
     onnx.save(model, str(file))
     return str(file)
@@ -115,6 +122,55 @@ def test_shapes_that_are_worked_out(tmp_path: Path) -> None:
     weights = [numbers("zero", 0), numbers("minus", -1), weight("w", 60, 7)]
     made = imported("onnx", saved(tmp_path, nodes, {"x": ["N", 3, 4, 5]}, weights))
     assert made.flops == 2 * 60 * 7
+
+
+def test_pads_that_are_computed_as_torch_writes_them(tmp_path: Path) -> None:
+    """Widths in reverse order, by rows of two: turned around, transposed and flattened."""
+    nodes = [
+        node("ConstantOfShape", "four", "z", value=numbers("zeros", 0)), node("Concat", "sides z", "all", axis=0),
+        node("Reshape", "all rows", "pairs"), node("Slice", "pairs minus least zero minus", "turned"),
+        node("Transpose", "turned", "columns", perm=[1, 0]), node("Reshape", "columns minus", "pads"),
+        node("Cast", "pads", "whole", to=INT64), node("Pad", "x whole", "p"), node("Conv", "p w", kernel_shape=[3, 3]),
+    ]  # fmt: skip
+    known = [numbers("four", 4), numbers("sides", 1, 2, 0, 0), numbers("rows", -1, 2), numbers("minus", -1)]
+    known += [numbers("least", -(2**62)), numbers("zero", 0), weight("w", 8, 3, 3, 3)]
+    network = imported("onnx", saved(tmp_path, nodes, {"x": ["N", 3, 16, 16]}, known), loss="none")
+    assert network.flops == 2 * 3 * 9 * 8 * 14 * 17
+
+
+def test_operators_whose_shapes_onnx_does_not_infer(tmp_path: Path) -> None:
+    nodes = [node("GroupNormalization", "x g b", "n", num_groups=4), node("Conv", "n w", kernel_shape=[1, 1])]
+    known = [weight("g", 16), weight("b", 16), weight("w", 4, 16, 1, 1)]
+    network = imported("onnx", saved(tmp_path, nodes, {"x": ["N", 16, 8, 8]}, known, opset=21), loss="none")
+    assert network.graph.parameters == 96 and network.flops == 2 * 16 * 4 * 64
+
+
+@pytest.mark.parametrize(
+    ("op", "shapes", "options", "known", "shape"),
+    [
+        ("Reshape", [(2, 3), (2,)], {"allowzero": 1}, [None, [0, 6]], None),
+        ("Reshape", [(2, 3), (3,)], {}, [None, [0, 0, 0]], None),
+        ("Reshape", [(2, 3), (1,)], {}, [None, [-1]], (6,)),
+        ("Pad", [(4, 8, 8), (4,), None, (2,)], {}, [None, [1, 2, 3, 4], None, [-1, -2]], (4, 14, 12)),
+        ("Pad", [(4,), (2,)], {}, [None, [-3, -3]], None),
+        ("Transpose", [(2, 3, 4)], {"perm": [1, 0, 2]}, [None], (3, 2, 4)),
+        ("Transpose", [(2, 3, 4)], {"perm": [1, 0, 5]}, [None], None),
+        ("Add", [(2, 1, 4), (3, 1)], {}, [None, None], (2, 3, 4)),
+        ("Add", [(2, 3), (4,)], {}, [None, None], None),
+        ("MatMul", [(5, 2, 3), (3, 7)], {}, [None, None], (5, 2, 7)),
+        ("Gelu", [None], {}, [None], None),
+    ],
+)
+def test_shapes_by_rules_of_our_own(
+    op: str, shapes: list[Any], options: dict[str, Any], known: list[Any], shape: Any
+) -> None:
+    assert shape_of_output(op, shapes, options, known) == shape
+
+
+def test_attention_of_heads_side_by_side_has_its_flop(tmp_path: Path) -> None:
+    nodes = [node("Attention", "x x x", "a", q_num_heads=4, kv_num_heads=4), node("MatMul", "a w")]
+    network = imported("onnx", saved(tmp_path, nodes, {"x": ["N", 64, 32]}, [weight("w", 32, 32)], opset=23))
+    assert network.flops == 2 * 64 * 32 * 32 + 4 * 64 * 64 * 32 and network.unpriced == ()
 
 
 def test_a_recurrent_layer(tmp_path: Path) -> None:
