@@ -40,6 +40,7 @@ CALLS: dict[str, list[list[str]]] = {
     "estimate": [
         ["estimate", "lenet", *NODE],
         ["estimate", "lenet", *NODE, "--gpus", "16", "--epochs", "1", "--price", "2 USD/h"],
+        ["estimate", "lenet", "--system", "{tmp}/no_latency.yaml", "--gpus", "8", "--epochs", "1"],
         ["estimate", "gpt2", "--system", "l4", "--batch", "512", "--calibration", "ideal"],
         ["estimate", "gpt2", *NODE, "--gpus", "8", "--strategy", "tp=2,pp=2", "--global-batch", "32"],
         ["estimate", "lenet", *NODE, "--gpus", "16", "--epochs", "1", "--goodput"],
@@ -55,6 +56,7 @@ CALLS: dict[str, list[list[str]]] = {
         ["compare", "lenet", "--systems", "dgx-a100-80gb,dgx-h100", "--gpus", "8"],
         ["compare", "gpt2", "--systems", "l4,dgx-h100", "--gpus", "1", "--tokens", "1000000"],
         ["compare", "gpt2", "--systems", "titan-v,dgx-h100", "--dtype", "bf16", "--objective", "energy"],
+        ["compare", "lenet", "--systems", "{tmp}/no_latency.yaml,dgx-h100", "--gpus", "8"],
     ],
     "plan": [
         ["plan", "gpt2", *NODE, "--gpus", "8", "--global-batch", "32"],
@@ -94,8 +96,9 @@ def printed(call: list[str], folder: Path) -> Any:
         "source,device,library,dtype,m,n,k,batch,time_us\ns,l40s,x,bf16,8,8,8,1,\n"
     )
     (folder / "link.yaml").write_text("{kind: nvlink, scope: a GPU, bandwidth: 300 GB/s, source: none}\n")
+    (folder / "card.yaml").write_text("extend: a100-sxm4-80gb\n")  # a card of its own name has no price
     level = "{name: inside, ranks: 8, link: ./link.yaml, topology: switch}"
-    (folder / "no_latency.yaml").write_text(f"extend: dgx-a100-80gb\nlevels: [{level}]\n")
+    (folder / "no_latency.yaml").write_text(f"extend: dgx-a100-80gb\ndevice: ./card.yaml\nlevels: [{level}]\n")
     (folder / "train.log").write_text("\n".join(LOG.format(n=number) for number in range(1, 13)) + "\n")
     (folder / "titan.log").write_text("\n".join(TITAN.format(n=number) for number in range(1, 13)) + "\n")
     (folder / "nccl.log").write_text(NCCL)
