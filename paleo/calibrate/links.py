@@ -345,9 +345,9 @@ def sigmas(job: LinkJob, parameters: LinkParameters, moving: Sequence[str]) -> d
     up, down = math.exp(DERIVATIVE), math.exp(-DERIVATIVE)
     jacobian = np.stack([(errors(name, up) - errors(name, down)) / (2.0 * DERIVATIVE) for name in moving], axis=1)
     spread = max(1.4826 * float(np.median(np.abs(errors(None, 1.0)))), REPEATED)
-    _, sizes, turns = np.linalg.svd(jacobian, full_matrices=False)
+    _, sizes, rotation = np.linalg.svd(jacobian, full_matrices=False)
     with np.errstate(divide="ignore", invalid="ignore"):
-        variance = np.nansum((turns / sizes[:, None]) ** 2, axis=0)
+        variance = np.nansum((rotation / sizes[:, None]) ** 2, axis=0)
     return {name: spread * math.sqrt(variance_of) for name, variance_of in zip(moving, variance.tolist(), strict=True)}
 
 

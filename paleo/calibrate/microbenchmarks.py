@@ -176,8 +176,8 @@ def points(suites: tuple[str, ...], dtypes: tuple[str, ...], largest: int) -> li
     for name in suites:
         if name not in SUITES:
             raise SpecError(f"unknown suite {name!r}; {near(name, SUITES)}")
-    dealt = itertools.zip_longest(*(_spread(list(SUITES[name](dtypes, largest))) for name in suites))
-    return [point for hand in dealt for point in hand if point is not None]
+    rounds = itertools.zip_longest(*(_spread(list(SUITES[name](dtypes, largest))) for name in suites))
+    return [point for each in rounds for point in each if point is not None]
 
 
 def _spread(row: list[Point]) -> list[Point]:

@@ -9,15 +9,15 @@ from paleo.collectives.traffic import Array, LevelTraffic, Traffic
 
 
 def ring_hops(group: tuple[Array, ...]) -> tuple[Array, ...]:
-    """Hops of one turn of the ring that use each level, inner to outer; together P - 1.
+    """Hops of one pass of the ring that use each level, inner to outer; together P - 1.
 
     A ring that enters every unit once crosses the level of fan-out f in (f - 1) hops per parent unit.
     """
     return tuple((fan_out - 1.0) * above for fan_out, above in zip(group, units_above(group), strict=True))
 
 
-def ring_turns(payload: Array, group: tuple[Array, ...], *, turns: float, share: Array, reduced: float) -> Traffic:
-    """``turns`` turns of the ring in which every unit passes ``share`` of the payload a turn through its ports.
+def ring_passes(payload: Array, group: tuple[Array, ...], *, passes: float, share: Array, reduced: float) -> Traffic:
+    """``passes`` passes of the ring in which every unit passes ``share`` of the payload a pass through its ports.
 
     The reduced bytes (``reduced`` times the share) are laid to the levels by their hops.
     """
@@ -25,8 +25,8 @@ def ring_turns(payload: Array, group: tuple[Array, ...], *, turns: float, share:
     return Traffic.of(
         *(
             LevelTraffic(
-                steps=turns * hops,
-                wire_bytes=turns * share * payload * active(fan_out),
+                steps=passes * hops,
+                wire_bytes=passes * share * payload * active(fan_out),
                 reduced_bytes=reduced * share * payload * hops / total_hops,
             )
             for fan_out, hops in zip(group, ring_hops(group), strict=True)
@@ -36,22 +36,22 @@ def ring_turns(payload: Array, group: tuple[Array, ...], *, turns: float, share:
 
 def all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
     """2 alpha (P-1) + 2 beta S (P-1)/P + gamma S (P-1)/P."""
-    return ring_turns(payload, group, turns=2.0, share=others(ranks_of(group)), reduced=1.0)
+    return ring_passes(payload, group, passes=2.0, share=others(ranks_of(group)), reduced=1.0)
 
 
 def reduce_scatter(payload: Array, group: tuple[Array, ...]) -> Traffic:
     """alpha (P-1) + beta S (P-1)/P + gamma S (P-1)/P."""
-    return ring_turns(payload, group, turns=1.0, share=others(ranks_of(group)), reduced=1.0)
+    return ring_passes(payload, group, passes=1.0, share=others(ranks_of(group)), reduced=1.0)
 
 
 def all_gather(payload: Array, group: tuple[Array, ...]) -> Traffic:
     """alpha (P-1) + beta S (P-1)/P."""
-    return ring_turns(payload, group, turns=1.0, share=others(ranks_of(group)), reduced=0.0)
+    return ring_passes(payload, group, passes=1.0, share=others(ranks_of(group)), reduced=0.0)
 
 
 def broadcast(payload: Array, group: tuple[Array, ...]) -> Traffic:
     """A pipelined chain: alpha (P-1) + beta S, its pieces small enough that filling the chain is all latency."""
-    return ring_turns(payload, group, turns=1.0, share=active(ranks_of(group)), reduced=0.0)
+    return ring_passes(payload, group, passes=1.0, share=active(ranks_of(group)), reduced=0.0)
 
 
 RING = add_algorithm(

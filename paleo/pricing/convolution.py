@@ -372,8 +372,8 @@ def product_time(
         blocks = np.ceil(m / a) * np.ceil(n / b) * count
         for parts in splits:
             depth = np.ceil(k / (parts * step)) * step
-            turns = waves(blocks * parts, device.multiprocessors)
-            seconds = turns * (depth * flops / rate + p.wave_cycles / machine.clock)
+            rounds = waves(blocks * parts, device.multiprocessors)
+            seconds = rounds * (depth * flops / rate + p.wave_cycles / machine.clock)
             if parts > 1:
                 sums = 4.0 * m * n * count * (parts + 1.0) / device.memory_bandwidth
                 seconds = np.where(depth >= 4 * step, seconds + p.split_cycles / machine.clock + sums, np.inf)

@@ -143,8 +143,8 @@ def _product_time(
         for parts in splits:
             depth = np.ceil(k / (8.0 * parts)) * 8.0
             share = blocks * parts / device.multiprocessors
-            turns = QUANTISATION * np.ceil(share) + (1.0 - QUANTISATION) * np.maximum(share, 1.0)
-            best = np.minimum(best, turns * depth * cycles + (p.split_cycles if parts > 1 else 0.0))
+            rounds = QUANTISATION * np.ceil(share) + (1.0 - QUANTISATION) * np.maximum(share, 1.0)
+            best = np.minimum(best, rounds * depth * cycles + (p.split_cycles if parts > 1 else 0.0))
     return best / device.clock_hz
 
 

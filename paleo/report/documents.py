@@ -150,7 +150,7 @@ def _training(training: Training) -> Document:
 
 
 def summary(study: Summary) -> Document:
-    """A network layer by layer; the figures of a layer are of one of its ``repeat`` turns, the totals of all."""
+    """A network layer by layer; the figures of a layer are of one of its ``repeat`` iterations, the totals of all."""
     layers = [
         {
             "name": layer.name,

@@ -411,9 +411,9 @@ def _candidate(comparison: Comparison, candidate: Candidate, best: Mapping[str, 
 
 
 def summary(study: Summary) -> RenderableType:
-    """Layer by layer, then the totals; figures of a layer are of one turn."""
+    """Layer by layer, then the totals; figures of a layer are of one iteration."""
     columns = ("layer", "type", "output", "times", "parameters", "FLOP fwd", "FLOP bwd", "bytes fwd", "FLOP/B", "saved")
-    title = f"{study.graph.name}, batch {study.graph.batch}, {study.dtype}; figures of one turn"
+    title = f"{study.graph.name}, batch {study.graph.batch}, {study.dtype}; figures of one iteration"
     table = grid(title, columns, left=3)
     for column in table.columns[1:]:
         column.no_wrap = True
@@ -422,7 +422,7 @@ def summary(study: Summary) -> RenderableType:
     table.add_section()
     sums = {field: study.total(field) for field in ("flops_forward", "flops_backward", "bytes_forward", "saved_bytes")}
     table.add_row(
-        "all turns", "", "", "", engineering(study.graph.parameters, ""),
+        "all iterations", "", "", "", engineering(study.graph.parameters, ""),
         engineering(sums["flops_forward"], ""), engineering(sums["flops_backward"], ""),
         engineering(sums["bytes_forward"], "B"),
         f"{sums['flops_forward'] / max(sums['bytes_forward'], 1):.0f}", engineering(sums["saved_bytes"], "B"),

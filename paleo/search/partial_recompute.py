@@ -98,8 +98,8 @@ def _candidates(ranking: Ranking, best: float) -> Iterator[_Candidate]:
     score = ranking.score
     for number in range(len(ranking.parts)):
         unfitting, fitting = _ends(ranking, number, score < best)
-        over, room = ranking.memory[unfitting], ranking.memory[fitting]
-        shares = (over - ranking.capacity) / np.maximum(over - room, 1.0)
+        over, under = ranking.memory[unfitting], ranking.memory[fitting]
+        shares = (over - ranking.capacity) / np.maximum(over - under, 1.0)
         expected = score[unfitting] + shares * (score[fitting] - score[unfitting])
         places = np.argsort(expected, kind="stable")[:_TRIES]
         columns = fitting[places].tolist(), shares[places].tolist(), expected[places].tolist()

@@ -143,7 +143,7 @@ def test_under_tensor_parallelism_one_of_the_two_is_split() -> None:
 
 
 def test_sharded_weights_are_gathered_frozen_or_not() -> None:
-    """ZeRO-3: every turn gathers all it reads, and what has no backward pass only once."""
+    """ZeRO-3: every iteration gathers all that is read, and what has no backward pass only once."""
     one = made(gpus=4, strategy="zero=3", lora=f"{RANK}:all")
     gathers = [event.task.name for event in one.timeline.events if event.task.kind == "gather"]
     assert gathers.count("weights of block") == 2 * LAYERS

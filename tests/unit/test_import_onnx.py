@@ -251,11 +251,11 @@ def outcome(file: Path, data: bytes) -> Import | PaleoError:
 def test_a_hundred_mutated_files_are_right_or_errors(tmp_path: Path) -> None:
     data = Path(classifier(tmp_path)).read_bytes()
     chance, file = random.Random(7), tmp_path / "mutated.onnx"
-    for turn in range(100):
+    for iteration in range(100):
         changed = bytearray(data)
         for _ in range(chance.randint(1, 8)):
             changed[chance.randrange(len(changed))] = chance.randrange(256)
-        if turn % 3 == 0:
+        if iteration % 3 == 0:
             del changed[chance.randrange(len(changed)) :]
         found = outcome(file, bytes(changed))
         assert isinstance(found, Import) or "mutated.onnx" in str(found)

@@ -62,8 +62,8 @@ def test_two_streams_by_hand() -> None:
 
 
 def test_gathered_weights_are_awaited_by_hand() -> None:
-    """Gathers of 5 s, turns of 1 s: the first turn starts at 5 s; the second gather has been sent at once, the third
-    after turn one."""
+    """Gathers of 5 s, iterations of 1 s: the first one starts at 5 s; the second gather has been sent at once, the third
+    after the first iteration."""
     order = [LayerIteration(0, "forward", 1, gathers=True)] * 3
     compute, network = walk(order, np.ones(1), np.zeros(1), np.full(1, 5.0), [0.0] * 3, 0.0)
     assert (float(compute), float(network)) == (16.0, 15.0)
