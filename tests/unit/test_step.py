@@ -53,8 +53,8 @@ def test_hidden_communication_is_counted_as_the_timeline_has_it() -> None:
 
 
 def test_two_streams_by_hand() -> None:
-    """Backward turns of 2 s; buckets of 3 s go out after the first and of 1 s after the second: 2 + 3 + 1 beside 4 s of
-    work."""
+    """Backward passes of 2 s; buckets of 3 s go out after the first and of 1 s after the second: 2 + 3 + 1 beside 4 s
+    of work."""
     one = (("dp",), 1.0)
     order = [LayerIteration(0, "backward", 1, buckets=(one,)), LayerIteration(1, "backward", 1, buckets=(one,))]
     compute, network = walk(order, np.zeros(2), np.full(2, 2.0), None, [3.0, 1.0], 0.0)
@@ -62,7 +62,7 @@ def test_two_streams_by_hand() -> None:
 
 
 def test_gathered_weights_are_awaited_by_hand() -> None:
-    """Gathers of 5 s, iterations of 1 s: the first one starts at 5 s; the second gather has been sent at once, the third
+    """Gathers of 5 s, iterations of 1 s: the first starts at 5 s; the second gather has been sent at once, the third
     after the first iteration."""
     order = [LayerIteration(0, "forward", 1, gathers=True)] * 3
     compute, network = walk(order, np.ones(1), np.zeros(1), np.full(1, 5.0), [0.0] * 3, 0.0)
@@ -90,13 +90,13 @@ def test_a_stage_needs_no_workspace_for_layers_of_another() -> None:
     assert workspace(held, np.array([3.0, 100.0]), np.zeros(2), 4.0).tolist() == [14.0, 208.0]
 
 
-def test_turns_of_chunks_go_round_the_stages() -> None:
+def test_chunks_go_round_the_stages() -> None:
     pieces = [((0, 1), (1, 2)), ((1, 2),), ((1, 2),), ((1, 2), (2, 1))]
     placed = placed_layers(3, pieces, SCHEDULES["interleaved"].pieces(2, 2))
     assert placed.sum(axis=1).tolist() == [[1, 4, 0], [0, 4, 1]]
 
 
-def test_turns_of_a_v_come_back_to_the_first_stage() -> None:
+def test_chunks_of_a_v_come_back_to_the_first_stage() -> None:
     pieces = [((0, 1), (1, 2)), ((1, 2),), ((1, 2),), ((1, 2), (2, 1))]
     placed = placed_layers(3, pieces, SCHEDULES["zb-v"].pieces(2, 2))
     assert placed.tolist() == [[[1, 2, 0], [0, 2, 1]], [[0, 2, 0], [0, 2, 0]]]
