@@ -32,7 +32,7 @@ from paleo.step.step import StepArrays, step
 from paleo.step.stragglers import averaged, waiting_share
 from paleo.step.timeline import step_timeline
 from paleo.step.warnings import OPAQUE, OPAQUE_SPREAD, host_warnings, rare_utilisation, unmodelled, warnings
-from paleo.units import counted, duration
+from paleo.units import duration
 
 Array = npt.NDArray[np.float64]
 
@@ -94,7 +94,7 @@ class Prediction:
         """The step in a line."""
         low, high = (duration(end) for end in self.interval)
         fits = "" if self.memory.fits else ", does not fit"
-        machines = f"{counted(self.plan.gpus, 'GPU')} of {self.system.name}"
+        machines = self.system.share(self.plan.gpus)
         return f"{self.model.name} on {machines}, {duration(self.step_time)} a step ({low} to {high}){fits}"
 
     @cached_property

@@ -13,6 +13,7 @@ run (`paleo.studies.long_run.LongRunOptions`), as the command line spells them; 
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -32,11 +33,11 @@ from paleo.studies.advice import advise
 from paleo.studies.cost import Tariff, stated_tariff
 from paleo.studies.learning import Goal, aimed, amount_for
 from paleo.studies.long_run import LongRunOptions, stated_long_run
-from paleo.studies.training import amount, stated_amount, training, with_length
+from paleo.studies.training import amount, stated_amount, training, usual_amount, with_length
 
 if TYPE_CHECKING:
     from paleo.search.space import Space
-    from paleo.studies.comparison import Objective
+    from paleo.studies.comparison import Objective, Planner
 
 #: Keywords of a tariff, and those of a long run.
 TARIFF_WORDS = frozenset(inspect.signature(stated_tariff).parameters)
@@ -75,17 +76,24 @@ def scale(
     gpus: int | Sequence[int],
     *,
     mode: str | None = None,
+    epochs: float | None = None,
+    samples: float | None = None,
+    tokens: float | None = None,
     run: Run | None = None,
     **options: Any,
 ) -> ScalingCurves:
-    """The same network on more and more GPUs; ``mode``: strong (with ``global_batch``), weak (else) or both."""
+    """The same network on more and more GPUs; ``mode``: strong (with ``global_batch``), weak (else) or both. Every
+    count is priced for so many epochs, samples or tokens."""
     from paleo.studies import scaling
 
-    asked = _Asked.of("scale", run, options, priced=False)
+    asked = _Asked.of("scale", run, options)
     kinds = scaling.scalings(mode or ("weak" if asked.run.global_batch is None else "strong"))
     network, machine = _model(model), _system(system)
     counts = _counts("scale", gpus)
-    curves = tuple(scaling.scale(network, machine, asked.run, counts, kind, asked.long_run) for kind in kinds)
+    stated = stated_amount(network, asked.run, epochs=epochs, samples=samples, tokens=tokens)
+    wanted = stated or usual_amount(network)
+    terms = asked.long_run, wanted, asked.tariff
+    curves = tuple(scaling.scale(network, machine, asked.run, counts, kind, *terms) for kind in kinds)
     return ScalingCurves(network, machine, curves)
 
 
@@ -101,14 +109,17 @@ def compare(
     objective: Objective | None = None,
     **options: Any,
 ) -> Compared:
-    """The same run on several systems, in the order given or best first by ``objective``: time, cost or energy."""
+    """The same run on several systems, in the order given or best first by ``objective``: time, cost or energy; with
+    ``strategy="auto"`` each has the best plan of a search."""
     from paleo.studies import comparison
 
     asked = _Asked.of("compare", run, options)
     network = _model(model)
     stated = stated_amount(network, asked.run, epochs=epochs, samples=samples, tokens=tokens)
-    asked_run, wanted = aimed(network, asked.run, target, stated)
-    study = comparison.compare(network, _machines("compare", systems), asked_run, wanted, asked.tariff, asked.long_run)
+    aimed_run, wanted = aimed(network, asked.run, target, stated)
+    machines, search_plans = _machines("compare", systems), planner_of(asked.run, _given(asked.run))
+    terms = wanted, asked.tariff, asked.long_run
+    study = comparison.compare(network, machines, aimed_run, *terms, planner=search_plans)
     return Compared(study if objective is None else study.ranked(comparison.objective_named(objective)))
 
 
@@ -148,14 +159,25 @@ def narrowed(run: Run, stated: Mapping[str, Any]) -> Space:
     """What the stated fields of a run leave to be searched; schedules that the run's software is not known to run are
     left out unless one is stated."""
     from paleo.search.space import within
+    from paleo.studies.comparison import AUTO
     from paleo.studies.launch import schedules_of
 
     fields_of = {"microbatches": "microbatch", "recompute": "recompute", "schedules": "schedule"}
-    space = within(stated.get("strategy"), **{listed: stated.get(name) for listed, name in fields_of.items()})
+    strategy = stated.get("strategy")
+    space = within(
+        None if strategy == AUTO else strategy, **{listed: stated.get(name) for listed, name in fields_of.items()}
+    )
     runnable = schedules_of(run.software)
     if runnable is not None and stated.get("schedule") is None:
         return replace(space, schedules=runnable)
     return space
+
+
+def planner_of(run: Run, stated: Mapping[str, Any]) -> Planner:
+    """The search of a plan, narrowed by the stated fields of a run."""
+    from paleo.search.recommended import recommended
+
+    return functools.partial(recommended, space=narrowed(run, stated))
 
 
 def plan(

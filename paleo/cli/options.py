@@ -13,7 +13,9 @@ import typer
 from paleo.errors import SpecError
 
 if TYPE_CHECKING:
+    from paleo.specs.hardware import System
     from paleo.specs.run import Run
+    from paleo.studies.comparison import Planner
 
 #: Collective operations that the shell completes, and formats.
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce")
@@ -254,3 +256,25 @@ def gpu_counts(text: str) -> list[int]:
     if len(parts) > MOST_COUNTS:
         raise SpecError(f"--gpus: {len(parts)} counts; {MOST_COUNTS} are enough for a curve")
     return counts
+
+
+def systems_with_counts(text: str, gpus: int) -> tuple[tuple[System, int], ...]:
+    """Systems by name or path, each with the GPUs behind its colon (``dgx-h100:4`` is four GPUs, not nodes), else
+    ``gpus``."""
+    from paleo.specs.hardware import load_system
+
+    machines = []
+    for part in filter(None, (entry.strip() for entry in text.split(","))):
+        name, colon, count = part.rpartition(":")
+        counts = bool(colon) and count.strip().isdecimal()
+        machines.append((load_system(name.strip() if counts else part), gpu_counts(count)[0] if counts else gpus))
+    if not machines:
+        raise SpecError(f"--systems {text!r}: expected names such as dgx-a100-80gb:16,dgx-h100:8")
+    return tuple(machines)
+
+
+def planner(options: RunOptions, run: Run) -> Planner:
+    """The search of ``paleo plan``, narrowed by the options of a run that are given."""
+    from paleo.questions import NARROWING, planner_of
+
+    return planner_of(run, {name: options.stated(name) for name in NARROWING})

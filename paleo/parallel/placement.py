@@ -89,7 +89,8 @@ class Strategy:
     sequence over tp outside the tensor-parallel layers. ``chunks`` is the number of pieces that each pipeline stage
     holds (virtual stages). ``context`` is how attention works over cp. ``etp`` is the tensor degree of experts, 1 or
     tp, where these are folded over the ranks of tp, cp and dp from the innermost on (Megatron-Core 0.9 and later,
-    "MoE parallel folding", Liu et al., 2025); None spreads them over data-parallel ranks alone.
+    "MoE parallel folding", Liu et al., 2025); None spreads them over data-parallel ranks alone. ``within_nodes``: the
+    groups of ``shard`` are the ranks of a node, however many those are.
     """
 
     preset: str = "dp"
@@ -99,6 +100,7 @@ class Strategy:
     chunks: int = 1
     context: Context = "ring"
     etp: int | None = None
+    within_nodes: bool = False
 
     @property
     def expert_axes(self) -> Axes:
@@ -120,6 +122,8 @@ class Strategy:
 
 #: Words of a strategy that are no presets.
 FLAGS = ("sp", "ulysses")
+#: Data parallelism by PyTorch's names, and the stage of ZeRO that each is; ``hsdp`` shards within each node.
+SHARDED: Mapping[str, Zero] = {"ddp": 0, "fsdp": 3, "hsdp": 3}
 Preset = Callable[[Graph, Strategy], Placement]
 STRATEGIES: Registry[Preset] = Registry("strategy", "paleo.parallel")
 
@@ -127,7 +131,8 @@ STRATEGIES: Registry[Preset] = Registry("strategy", "paleo.parallel")
 def parse_strategy(text: str) -> Strategy:
     """A strategy from the command line: ``dp``, ``owt``, or degrees such as ``tp=8,pp=4,dp=16,zero=1,vp=2,sp``.
 
-    ``ulysses`` exchanges heads for the sequence where cp splits it, ``shard=8`` shards states over groups of 8 ranks.
+    ``ulysses`` exchanges heads for the sequence where cp splits it, ``shard=8`` shards states over groups of 8 ranks;
+    ``ddp`` is plain data parallelism, ``fsdp`` zero=3, and ``hsdp`` that within each node.
 
     >>> parse_strategy("tp=8,dp=4,sp").degrees
     {'tp': 8, 'dp': 4}
@@ -144,12 +149,10 @@ def parse_strategy(text: str) -> Strategy:
             raise PlanError(f"strategy {text[:200]!r}: {part[:80]!r} is not one whole number, such as {key[:80]}=8")
         else:
             numbers[key] = number
-    known = [*AXES, "zero", "vp", "etp"]
-    unknown = [key for key in numbers if key not in known] + [
-        word for word in words if word not in FLAGS and word not in STRATEGIES
-    ]
+    known, spoken = [*AXES, "zero", "vp", "etp"], [*FLAGS, *SHARDED, *STRATEGIES]
+    unknown = [key for key in numbers if key not in known] + [word for word in words if word not in spoken]
     if unknown:
-        raise PlanError(f"strategy {text!r}: unknown {unknown[0]!r}; {near(unknown[0], [*known, *FLAGS, *STRATEGIES])}")
+        raise PlanError(f"strategy {text!r}: unknown {unknown[0]!r}; {near(unknown[0], [*known, *spoken])}")
     return _strategy(text, words, numbers)
 
 
@@ -157,7 +160,13 @@ _MOST = 9_999_999
 
 
 def _strategy(text: str, words: list[str], numbers: dict[str, int]) -> Strategy:
-    presets = [word for word in words if word not in FLAGS]
+    presets = [word for word in words if word not in FLAGS and word not in SHARDED]
+    sharded = [word for word in words if word in SHARDED]
+    if len(sharded) > 1 or (sharded and "zero" in numbers):
+        stated = " and ".join([*sharded, *(f"zero={numbers['zero']}" for _ in sharded if "zero" in numbers)])
+        raise PlanError(f"strategy {text!r}: {stated}: ways to share states; state one of them")
+    numbers |= {"zero": SHARDED[sharded[0]]} if sharded else {}
+    within_nodes = "hsdp" in sharded and "shard" not in numbers
     zero, chunks, etp = numbers.pop("zero", 0), numbers.pop("vp", 1), numbers.pop("etp", None)
     if len(presets) > 1 or len(words) != len(set(words)):
         raise PlanError(f"strategy {text!r}: names more than one preset; known: {', '.join(STRATEGIES)}")
@@ -169,4 +178,4 @@ def _strategy(text: str, words: list[str], numbers: dict[str, int]) -> Strategy:
     if etp not in (None, 1, numbers.get("tp", 1)):
         raise PlanError(f"strategy {text!r}: etp={etp} must be 1 or tp={numbers.get('tp', 1)}")
     context: Context = "all_to_all" if "ulysses" in words else "ring"
-    return Strategy((presets or ["dp"])[0], numbers, zero, "sp" in words, chunks, context, etp)  # type: ignore[arg-type]
+    return Strategy((presets or ["dp"])[0], numbers, zero, "sp" in words, chunks, context, etp, within_nodes)  # type: ignore[arg-type]

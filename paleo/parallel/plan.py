@@ -80,6 +80,7 @@ def plan(model: ModelSpec, system: System, run: Run) -> Plan:
     strategy = parse_strategy(run.strategy)
     _check_names(run)
     replicas = _replicas(run, strategy)
+    strategy = _within_nodes(strategy, system, replicas) if strategy.within_nodes else strategy
     if system.capacity is not None and run.gpus > system.capacity:
         raise PlanError(f"gpus: system {system.name} has {system.capacity} devices, not {run.gpus}")
     if run.gpus > 1 and not system.levels:
@@ -176,6 +177,13 @@ def _shards(run: Run, strategy: Strategy, replicas: int) -> int:
     if replicas % ranks:
         raise PlanError(f"{stated} does not divide the {replicas} data-parallel ranks with work")
     return ranks
+
+
+def _within_nodes(strategy: Strategy, system: System, replicas: int) -> Strategy:
+    """The strategy with the largest groups of data-parallel ranks that share a node."""
+    others = math.prod(strategy.degrees.get(axis, 1) for axis in AXES if axis not in BATCH_AXES and axis != "pp")
+    inside = max((n for n in range(1, system.devices_per_node // others + 1) if replicas % n == 0), default=1)
+    return replace(strategy, degrees={**strategy.degrees, "shard": inside})
 
 
 def _batches(model: ModelSpec, run: Run, replicas: int) -> tuple[int, int]:

@@ -181,7 +181,7 @@ def summary(study: Summary) -> Document:
 
 def scale(model: str, system: str, curves: Sequence[ScaleCurve]) -> Document:
     """Scaling curves one after another in ``points``; each point says which curve (``scaling``) it belongs to."""
-    from paleo.studies.scaling import placement_advice, verdict
+    from paleo.studies.scaling import placement_advice, spending, verdict
 
     return {
         "model": model,
@@ -195,6 +195,7 @@ def scale(model: str, system: str, curves: Sequence[ScaleCurve]) -> Document:
                 "base_gpus": curve.base.gpus,
                 **asdict(verdict(curve)),
                 **_turnover(curve),
+                "spending": spending(curve),
             }
             for curve in curves
         ],
@@ -240,6 +241,7 @@ def _point(curve: ScaleCurve, point: ScalePoint) -> Document:
         "memory_total_bytes": prediction.memory.total,
         "fits": prediction.memory.fits,
         "idle_gpus": prediction.plan.idle,
+        "training": None if point.training is None else _training(point.training),
     }
 
 

@@ -127,7 +127,7 @@ def _card(study: Purchase, objective: Objective) -> str:
 
 
 def _name(offer: Offer) -> str:
-    return f"{offer.gpus} × {offer.candidate.system.name}"
+    return offer.candidate.system.share(offer.gpus)
 
 
 def _figure(trained: Training, objective: Objective) -> str:

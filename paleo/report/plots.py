@@ -97,8 +97,8 @@ def estimate(prediction: Prediction) -> Figure:
     """The step as a timeline of its streams, and what fills the memory."""
     with matplotlib.rc_context(_STYLE):
         figure, (line, memory) = _figure(9.0, 4.6, rows=2, height_ratios=(2, 1))
-        machine = f"{counted(prediction.plan.gpus, 'GPU')} of {prediction.system.name}"
-        figure.suptitle(f"{prediction.model.name} on {machine}: {prediction.plan.strategy or 'dp'}")
+        machines = prediction.system.share(prediction.plan.gpus)
+        figure.suptitle(f"{prediction.model.name} on {machines}: {prediction.plan.strategy or 'dp'}")
         _timeline(line, prediction.timeline.events)
         _memory(memory, prediction)
     return figure

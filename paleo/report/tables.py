@@ -136,7 +136,7 @@ def _headline(prediction: Prediction) -> Text:
     batch = f"global batch {plan.global_batch} ({plan.local_batch} per data-parallel rank"
     batch += f", microbatches of {plan.microbatch})" if plan.microbatches > 1 else ")"
     text = Text()
-    text.append(f"{prediction.model.name} on {counted(plan.gpus, 'GPU')} of {prediction.system.name}\n", style="bold")
+    text.append(f"{prediction.model.name} on {prediction.system.share(plan.gpus)}\n", style="bold")
     tuning = fine_tuning(prediction.run)
     tuned = f", {tuning}" if tuning else ""
     text.append(f"{plan.strategy or 'dp'}, {plan.dtype}, {batch}{tuned}\n\n")
@@ -268,7 +268,7 @@ def _provenance(prediction: Prediction) -> RenderableType:
 
 def scale(model: str, system: str, curves: Sequence[ScaleCurve]) -> RenderableType:
     """For each curve its verdict, then its table."""
-    from paleo.studies.scaling import placement_advice, turnover_words, verdict
+    from paleo.studies.scaling import placement_advice, spending, turnover_words, verdict
 
     parts: list[RenderableType] = []
     for curve in curves:
@@ -276,8 +276,9 @@ def scale(model: str, system: str, curves: Sequence[ScaleCurve]) -> RenderableTy
             "in all" if curve.scaling == "strong" else "for each data-parallel rank"
         )
         parts.append(Text(f"{model} on {system}, {curve.label}: {kept}", style="bold"))
-        parts.append(prose(f"{' '.join(filter(None, (verdict(curve).text, turnover_words(curve))))}\n"))
-        parts += [_curve(curve), Text()]
+        sentences = verdict(curve).text, turnover_words(curve), spending(curve)
+        parts += [prose(sentence) for sentence in sentences if sentence]
+        parts += [Text(), _curve(curve), Text()]
     parts += [prose(sentence) for sentence in placement_advice(curves)]
     return Group(*parts)
 
@@ -287,14 +288,25 @@ def _curve(curve: ScaleCurve) -> Table:
     columns = ("GPUs", "batch/GPU", "step time", "samples/s", against, "efficiency", "communication", "MFU")
     studied = any(point.consistency is not None for point in curve.points)
     failing = any(point.goodput is not None for point in curve.points)
-    more = (*(CYCLE if studied else ()), *(FAILING if failing else ()))
+    priced = any(point.training is not None for point in curve.points)
+    more = (*(CYCLE if studied else ()), *(FAILING if failing else ()), *(SPENT if priced else ()))
     table = grid("", (*columns, *more, ""), left=0)
     table.columns[-1].justify = "left"
     for point in curve.points:
         figures, note = _point(curve, point)
         further = (*(_cycle(point.consistency) if studied else ()), *(_failing(curve, point) if failing else ()))
-        table.add_row(*figures, *further, note)
+        table.add_row(*figures, *further, *(_spent(point.training) if priced else ()), note)
     return table
+
+
+#: Columns of what a training takes.
+SPENT = ("time", "cost", "energy")
+
+
+def _spent(training: Training | None) -> tuple[str, ...]:
+    if training is None:
+        return (NONE,) * len(SPENT)
+    return duration(training.time), money(training.cost), energy(training.energy_kwh)
 
 
 #: Columns of what a consistency model makes of a step.
@@ -352,10 +364,12 @@ def compare(comparison: Comparison) -> RenderableType:
         f"{words[objective]}: {candidate.system.name}" for objective, candidate in best.items() if candidate is not None
     ]
     studied = any(candidate.consistency is not None for candidate in comparison.candidates)
-    table = grid("", (*columns, *(CYCLE[:3] if studied else ())))
+    strategies = {_strategy(each) for each in comparison.candidates if each.prediction is not None}
+    table = grid("", (*columns, *(CYCLE[:3] if studied else ()), *(("strategy",) if len(strategies) > 1 else ())))
     for candidate in comparison.candidates:
         shown = _cycle(candidate.consistency)[:3] if studied else ()
-        table.add_row(*_candidate(comparison, candidate, best), *shown)
+        strategy = (_strategy(candidate),) if len(strategies) > 1 else ()
+        table.add_row(*_candidate(comparison, candidate, best), *shown, *strategy)
     prices = {
         candidate.system.name: candidate.training.price
         for candidate in comparison.candidates
@@ -384,7 +398,30 @@ def compare(comparison: Comparison) -> RenderableType:
         shares = ", ".join(f"{name} {percent(run.share)}" for name, run in failing.items())
         notes.append(f"Failures, checkpoints and restarts are in time, cost and energy; goodput: {shares}.")
     head = f"{comparison.amount.words}. {', '.join(winners).capitalize() or 'It fits none of them'}.\n"
-    return Group(prose(Text(head, style="bold")), table, Text(), prose(Text("\n".join(notes), style="dim")))
+    parts: list[RenderableType] = [prose(Text(head, style="bold")), table, Text()]
+    parts += [prose(sentence) for sentence in map(_remedy, comparison.candidates) if sentence]
+    return Group(*parts, prose(Text("\n".join(notes), style="dim")))
+
+
+def _strategy(candidate: Candidate) -> str:
+    """What divides the work beside the batch, which all have."""
+    if candidate.prediction is None:
+        return NONE
+    parts = candidate.prediction.plan.strategy.split(",")
+    return ",".join(part for part in parts if not part.startswith("dp")) or "dp"
+
+
+def _remedy(candidate: Candidate) -> str:
+    """The fastest change that would make a system's run fit; nothing where none is known."""
+    if not candidate.advice or candidate.prediction is None:
+        return ""
+    machines, best = candidate.system.share(candidate.prediction.plan.gpus), candidate.advice[0]
+    step, size = duration(best.prediction.step_time), gibibytes(best.prediction.memory.total)
+    if best.fits:
+        return f"{machines}: with {best.change} it fits ({step} a step, {size})."
+    return (
+        f"{machines}: nothing that was tried fits; nearest {best.change}, {size}. More GPUs: paleo plan --gpus 8,16,32."
+    )
 
 
 def _candidate(comparison: Comparison, candidate: Candidate, best: Mapping[str, Candidate | None]) -> tuple[str, ...]:

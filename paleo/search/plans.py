@@ -101,7 +101,7 @@ def _searched(model: ModelSpec, system: System, run: Run, space: Space) -> Part:
     )
     if backend.compression is not None and not backend.compression.linear:  # as an estimate has it: sums alone
         space = replace(space, zero=tuple(stage for stage in space.zero if stage < 3), sharded_pipelines=False)
-    graph = backend.graph(model, 1)
+    graph, space = backend.graph(model, 1), space.on(system, run.gpus)
     chosen = layouts(graph, run.gpus, run.global_batch or 1, space)
     if not chosen:
         raise PlanError(f"{run.gpus} gpus: no degrees share {run.global_batch} samples evenly")

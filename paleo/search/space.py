@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 
 from paleo.errors import PlanError, SpecError
 from paleo.lowering.recompute import RECOMPUTE, uneven
 from paleo.network.graph import Graph
 from paleo.parallel.mesh import Mesh
-from paleo.parallel.placement import STRATEGIES, Context, Strategy, parse_strategy
+from paleo.parallel.placement import SHARDED, STRATEGIES, Context, Strategy, parse_strategy
 from paleo.parallel.plan import DEFAULT_BATCH, DEFAULT_SEQUENCES
 from paleo.schedules.base import SCHEDULES
+from paleo.specs.hardware import System
 from paleo.specs.model import ModelSpec
 from paleo.specs.run import Run
 
@@ -29,7 +30,7 @@ class Space:
     ``overlapped`` fix a choice. Pipelines with sharded parameters (ZeRO-3) are tried with ``sharded_pipelines``
     alone, shard groups and images split in space where ``degrees`` has them (``shard``, ``spatial``). ``contexts``: how
     attention sees a sequence that is split over cp; None tries rings, and from `LONG` tokens a sequence on all-to-alls
-    too. ``preset`` is that of the strategy."""
+    too. ``preset`` is that of the strategy; ``within_nodes``: shard groups are nodes."""
 
     degrees: Mapping[str, int] = field(default_factory=dict)
     microbatches: tuple[int, ...] | None = None
@@ -42,6 +43,13 @@ class Space:
     sharded_pipelines: bool = False
     contexts: tuple[Context, ...] | None = None
     preset: str = "dp"
+    within_nodes: bool = False
+
+    def on(self, system: System, gpus: int) -> Space:
+        """The space with shard groups as large as a node of a system, where they are to be nodes."""
+        if not self.within_nodes:
+            return self
+        return replace(self, degrees={**self.degrees, "shard": math.gcd(system.devices_per_node, gpus)})
 
 
 #: Tokens of a sequence from which all-to-alls over cp are tried beside rings.
@@ -63,7 +71,8 @@ def within(strategy: str | None, **stated: object) -> Space:
         fixed |= {"contexts": (parsed.context,)} if "ulysses" in parsed.flags else {}
         words = {part.partition("=")[0].strip() for part in strategy.split(",")}
         fixed["degrees"] = dict(parsed.degrees)
-        fixed |= {"zero": (parsed.zero,), "sharded_pipelines": parsed.zero == 3} if "zero" in words else {}
+        fixed |= {"zero": (parsed.zero,), "sharded_pipelines": parsed.zero == 3} if words & {"zero", *SHARDED} else {}
+        fixed["within_nodes"] = parsed.within_nodes
         fixed |= {"chunks": (parsed.chunks,)} if "vp" in words else {}
         fixed |= {"sequence_parallel": True} if "sp" in words else {}
     if stated.get("schedules") is not None:

@@ -20,7 +20,17 @@ from paleo.errors import PlanError, SpecError, near
 from paleo.specs.catalog import device_named, entries, is_path, kind_of, read_entry, read_inline
 from paleo.specs.loading import PositiveCount, Spec, Text, validate
 from paleo.specs.references import FileCache
-from paleo.units import Bytes, BytesPerSecond, FailuresPerSecond, FlopsPerSecond, Hertz, PricePerSecond, Seconds, Watts
+from paleo.units import (
+    Bytes,
+    BytesPerSecond,
+    FailuresPerSecond,
+    FlopsPerSecond,
+    Hertz,
+    PricePerSecond,
+    Seconds,
+    Watts,
+    counted,
+)
 
 Year = Annotated[int, Field(strict=True, ge=1990, le=2100)]
 Fraction = Annotated[float, Field(strict=True, gt=0, le=1)]
@@ -322,6 +332,12 @@ class System(Spec):
         if self.max_nodes is not None:
             return self.max_nodes * self.devices_per_node
         return self.levels[-1].ranks if self.levels else 1
+
+    def share(self, gpus: int) -> str:
+        """So many of its GPUs in words, and the nodes that hold them."""
+        each, whole = self.devices_per_node, gpus % self.devices_per_node == 0
+        nodes = counted(math.ceil(gpus / each), "node") if whole or gpus > each else f"of {each} in a node"
+        return f"{counted(gpus, 'GPU')} of {self.name}" + (f" ({nodes})" if each > 1 else "")
 
     def group(self, stride: int, size: int) -> tuple[Span, ...]:
         """What a group of ``size`` ranks, ``stride`` apart, has of every level, inner to outer.

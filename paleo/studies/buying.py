@@ -9,12 +9,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from paleo.errors import PaleoError, PlanError, SpecError
 from paleo.predict import Prediction, predict
 from paleo.search.plans import Search, search
 from paleo.search.ranking import PlanRow
+from paleo.search.recommended import HEADROOM, with_room
 from paleo.search.space import Space
 from paleo.specs.hardware import System
 from paleo.specs.model import ModelSpec
@@ -23,7 +24,7 @@ from paleo.studies.cost import Tariff
 from paleo.studies.launch import estimate_command, launch_flags
 from paleo.studies.long_run import LongRunOptions
 from paleo.studies.training import Amount, Training, training
-from paleo.units import DAY, counted, duration, parse
+from paleo.units import DAY, duration, parse
 
 #: The largest count that is tried to find one that fits, or that is in time.
 MOST_GPUS = 16_384
@@ -132,6 +133,11 @@ class PricedPlan:
         value = figures[objective]
         return math.inf if value is None else value
 
+    @property
+    def roomy(self) -> bool:
+        """Whether it leaves memory free for fragmentation."""
+        return self.row.memory <= (1.0 - HEADROOM) * self.system.device.memory.capacity
+
     def meets(self, wish: Wish) -> bool:
         """Whether it fits, is in time and within the budget."""
         in_time = wish.deadline is None or (self.seconds is not None and self.seconds <= wish.deadline)
@@ -194,12 +200,12 @@ def answer(
             result = _search(model, system, gpus, tried, wish, space, top)
             priced += _priced(model, system, result, wish)
         except PaleoError as error:
-            reasons.append(f"{gpus} GPUs of {system.name}: {error}")
+            reasons.append(f"{system.share(gpus)}: {error}")
             continue
         searches.append((system, result))
     if not searches:
         raise PlanError("; ".join(dict.fromkeys(reasons)))
-    priced.sort(key=lambda plan: (not plan.meets(wish), not plan.row.fits, plan.score(wish.objective)))
+    priced.sort(key=lambda plan: (not plan.meets(wish), not plan.row.fits, not plan.roomy, plan.score(wish.objective)))
     batch = priced[0].lead.plan.global_batch
     reply = Answer(model, wish, batch, tuple(priced[:top]), tuple(searches), tuple(reasons))
     if reply.best is not None:
@@ -219,7 +225,8 @@ def _of_all_batches(run: Run, wish: Wish) -> list[Run]:
 
 def _search(model: ModelSpec, system: System, gpus: int, run: Run, wish: Wish, space: Space | None, top: int) -> Search:
     objective = "gpus" if wish.objective == "gpus" else "time"
-    return search(model, system, run, counts=(gpus,), space=space, objective=objective, top=top)
+    result = search(model, system, run, counts=(gpus,), space=space, objective=objective, top=top)
+    return replace(result, plans=with_room(result, system, top))
 
 
 def _priced(model: ModelSpec, system: System, result: Search, wish: Wish) -> list[PricedPlan]:
@@ -241,7 +248,7 @@ def _remedy(
             except PaleoError:
                 plans = []
             if plans and plans[0].meets(wish):
-                return f"{counted(gpus, 'GPU')} of {system.name} would do: {plans[0].command}"
+                return f"{system.share(gpus)} would do: {plans[0].command}"
             gpus *= 2
     return _offload(model, systems, run, counts)
 
@@ -296,7 +303,7 @@ def _asked(wish: Wish) -> str:
 
 
 def _told(plan: PricedPlan) -> str:
-    told = f"{counted(plan.row.gpus, 'GPU')} of {plan.system.name} with {plan.row.strategy or 'dp'}"
+    told = f"{plan.system.share(plan.row.gpus)} with {plan.row.strategy or 'dp'}"
     if plan.seconds is not None:
         low, high = (end / plan.row.step_time for end in plan.interval)
         told += f", {_long(plan.seconds)} (90 %: {_long(low * plan.seconds)} to {_long(high * plan.seconds)})"

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal, cast, get_args
 
 from paleo.errors import CapacityError, PaleoError, PlanError, SpecError, near
+from paleo.parallel.plan import plan
 from paleo.predict import Prediction, predict
 from paleo.specs.hardware import System
 from paleo.specs.model import ModelSpec
 from paleo.specs.run import Run
+from paleo.studies.advice import Advice, advise
 from paleo.studies.consistency import ConsistencyStudy, studied
 from paleo.studies.cost import Tariff
 from paleo.studies.long_run import LongRunOptions
-from paleo.studies.training import Amount, Training, amount, training
-from paleo.units import MEGA
+from paleo.studies.training import Amount, Training, training, usual_amount
 
 #: What systems are ranked by.
 Objective = Literal["time", "cost", "energy"]
+#: A strategy that means: find one.
+AUTO = "auto"
+#: A search: best plans first, how many were compared, how many of them fit.
+Planner = Callable[[ModelSpec, System, Run], tuple[Sequence[Prediction], int, int]]
 
 
 def objective_named(text: str) -> Objective:
@@ -32,13 +37,14 @@ def objective_named(text: str) -> Objective:
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """One system of a comparison, or why it cannot take part; ``consistency`` is what the run's consistency model makes
-    of the step, None for plain synchronous steps."""
+    of the step, None for plain synchronous steps; ``advice``: what would make it fit, where no candidate does."""
 
     system: System
     prediction: Prediction | None = None
     training: Training | None = None
     problem: str = ""
     consistency: ConsistencyStudy | None = None
+    advice: tuple[Advice, ...] = ()
 
     @property
     def step_time(self) -> float | None:
@@ -90,12 +96,6 @@ class Comparison:
         return Comparison(self.amount, tuple(sorted(self.candidates, key=place)))
 
 
-def usual_amount(model: ModelSpec) -> Amount:
-    """One epoch, or a million samples without a data set."""
-    epoch = amount(model, epochs=1) if model.dataset is not None else None
-    return epoch or Amount(MEGA, "1 million samples")
-
-
 def compare(
     model: ModelSpec,
     systems: Sequence[System],
@@ -103,14 +103,22 @@ def compare(
     wanted: Amount | None = None,
     tariff: Tariff | None = None,
     long_run: LongRunOptions | None = None,
+    *,
+    gpus: Sequence[int] = (),
+    planner: Planner | None = None,
 ) -> Comparison:
-    """The same run on several systems, with failures where a ``long_run`` is asked for. Amount left out: one epoch, or
-    a million samples without a data set."""
+    """The same run on several systems, with so many ``gpus`` of each (those of the run by default), and with failures
+    where a ``long_run`` is asked for. Amount left out:
+    one epoch, or a million samples without a data set. Where the run's strategy is ``auto``, ``planner`` finds that of
+    each system, at one global batch."""
     wanted = wanted or usual_amount(model)
+    machines = list(zip(systems, gpus or [run.gpus] * len(systems), strict=True))
+    if run.strategy == AUTO:
+        run = run.model_copy(update={"global_batch": common_batch(model, machines, run), "batch": None})
     candidates, errors = [], list[PaleoError]()
-    for system in systems:
+    for system, count in machines:
         try:
-            prediction = predict(model, system, run)
+            prediction = _predicted(model, system, run.model_copy(update={"gpus": count}), planner)
             cost = training(prediction, wanted, tariff, long_run=long_run)
             candidates.append(Candidate(system, prediction, cost, consistency=studied(prediction)))
         except (PlanError, SpecError, CapacityError) as error:
@@ -118,4 +126,29 @@ def compare(
             candidates.append(Candidate(system, problem=str(error)))
     if errors and len(errors) == len(candidates):
         raise errors[0]
+    if not any(candidate.runs for candidate in candidates):
+        candidates = [_advised(candidate) for candidate in candidates]
     return Comparison(wanted, tuple(candidates))
+
+
+def common_batch(model: ModelSpec, systems: Sequence[tuple[System, int]], run: Run) -> int:
+    """The global batch stated, or the batch of each rank times the ranks of the largest system."""
+    if run.global_batch is not None:
+        return run.global_batch
+    system, gpus = max(systems, key=lambda entry: entry[1])
+    strategy = "dp" if run.strategy == AUTO else run.strategy
+    return plan(
+        model, system, run.model_copy(update={"gpus": gpus, "microbatch": None, "strategy": strategy})
+    ).global_batch
+
+
+def _predicted(model: ModelSpec, system: System, run: Run, planner: Planner | None) -> Prediction:
+    if run.strategy != AUTO:
+        return predict(model, system, run)
+    if planner is None:
+        raise PlanError("strategy 'auto': nothing searches for one here")
+    return planner(model, system, run.model_copy(update={"strategy": "dp"}))[0][0]
+
+
+def _advised(candidate: Candidate) -> Candidate:
+    return candidate if candidate.prediction is None else replace(candidate, advice=advise(candidate.prediction))

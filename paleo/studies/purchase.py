@@ -3,18 +3,17 @@ another."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from paleo.errors import CapacityError, PaleoError, PlanError, SpecError
-from paleo.lowering.recompute import RECOMPUTE
-from paleo.parallel.plan import plan
 from paleo.predict import Prediction, predict
+from paleo.search.recommended import recommended
 from paleo.specs.hardware import Device, System
 from paleo.specs.model import ModelSpec
 from paleo.specs.run import Run
-from paleo.studies.comparison import Candidate, Comparison, Objective
+from paleo.studies.comparison import AUTO, Candidate, Comparison, Objective, Planner, common_batch
 from paleo.studies.cost import Power, Tariff, power
 from paleo.studies.long_run import LongRunOptions
 from paleo.studies.scaling import ScaleCurve, Scaling, scale
@@ -22,22 +21,6 @@ from paleo.studies.training import Amount, training
 
 #: How far each figure of the hardware is moved, up and down.
 CHANGE = 0.2
-#: Degrees of tensor and pipeline parallelism that are tried, and the ways to save activations, cheapest first.
-DEGREES = (1, 2, 4, 8, 16)
-#: Share of the memory that a recommended plan leaves free: fragmentation is not modelled.
-HEADROOM = 0.05
-#: A strategy that means: find one.
-AUTO = "auto"
-
-#: Best plans first, how many were compared, how many of them fit.
-Found = tuple[Sequence[Prediction], int, int]
-Planner = Callable[[ModelSpec, System, Run], Found]
-
-
-def few(model: ModelSpec, system: System, run: Run) -> Found:
-    """The plans of `recommend`."""
-    predictions = recommend(model, system, run)
-    return predictions, len(predictions), sum(prediction.memory.fits for prediction in predictions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +36,7 @@ class Asked:
     objective: Objective = "cost"
     counts: tuple[int, ...] = ()
     scaling: Scaling = "strong"
-    planner: Planner = few
+    planner: Planner = recommended
     long_run: LongRunOptions | None = None
 
 
@@ -132,7 +115,7 @@ def _ends(offer: Offer, objective: Objective) -> tuple[float, float] | None:
 
 def purchase(asked: Asked) -> Purchase:
     """Recommended plans on every system at the same global batch; errors of one system stand beside the others."""
-    batch = _global_batch(asked)
+    batch = common_batch(asked.model, asked.systems, asked.run)
     offers, errors = [], list[PaleoError]()
     for system, gpus in asked.systems:
         try:
@@ -143,19 +126,6 @@ def purchase(asked: Asked) -> Purchase:
     if len(errors) == len(offers):
         raise errors[0]
     return Purchase(asked, batch, tuple(offers))
-
-
-def _global_batch(asked: Asked) -> int:
-    """The batch stated, or the batch of each rank times the ranks of the largest system asked for."""
-    if asked.run.global_batch is not None:
-        return asked.run.global_batch
-    system, gpus = max(asked.systems, key=lambda entry: entry[1])
-    run = asked.run.model_copy(update={"gpus": gpus, "microbatch": None, "strategy": _stated(asked.run)})
-    return plan(asked.model, system, run).global_batch
-
-
-def _stated(run: Run) -> str:
-    return "dp" if run.strategy == AUTO else run.strategy
 
 
 def _offer(asked: Asked, system: System, gpus: int, batch: int) -> Offer:
@@ -177,72 +147,6 @@ def _offer(asked: Asked, system: System, gpus: int, batch: int) -> Offer:
         sensitivity(best),
         _curve(asked, best),
     )
-
-
-def recommend(model: ModelSpec, system: System, run: Run) -> list[Prediction]:
-    """Predictions of the plans worth a try, best first: those that fit by step time, then the others by memory.
-
-    Tensor parallelism stays within a node. Each choice of degrees takes the cheapest recomputation and the microbatches
-    that fit. PlanError if nothing can be planned at all.
-    """
-    predictions: list[Prediction] = []
-    problem: PaleoError | None = None
-    for strategy in _strategies(model, system, run.gpus):
-        try:
-            predictions += _fitted(model, system, run.model_copy(update={"strategy": strategy}))
-        except PlanError as error:
-            problem = problem or error
-    if not predictions:
-        raise problem or PlanError(f"no plan for {run.gpus} GPUs of {system.name}")
-    return sorted(
-        predictions,
-        key=lambda prediction: (
-            not prediction.memory.fits,
-            prediction.step_time if prediction.memory.fits else prediction.memory.total,
-        ),
-    )
-
-
-def _strategies(model: ModelSpec, system: System, gpus: int) -> Iterator[str]:
-    """Degrees worth a try; models without tokens are trained data-parallel."""
-    yield "dp"
-    if model.tokens is None:
-        return
-    yield from ("zero=1", "zero=3") if gpus > 1 else ()
-    for tp in DEGREES:
-        for pp in DEGREES:
-            inside = tp <= system.devices_per_node and tp * pp <= gpus and not gpus % (tp * pp)
-            if tp * pp > 1 and inside:
-                yield ",".join(part for part in (f"tp={tp},sp" * (tp > 1), f"pp={pp}" * (pp > 1), "zero=1") if part)
-
-
-def _fitted(model: ModelSpec, system: System, run: Run) -> list[Prediction]:
-    """With one choice of degrees: the predictions that fit under the cheapest recomputation that does, else the
-    smallest."""
-    local = plan(model, system, run.model_copy(update={"microbatch": None})).local_batch
-    ways = RECOMPUTE if run.recompute == "none" and model.tokens is not None else (run.recompute,)
-    tried: list[Prediction] = []
-    for recompute in ways:
-        sizes = [run.microbatch] if run.microbatch is not None else _sizes(local, run.strategy)
-        for size in sizes:
-            tried.append(predict(model, system, run.model_copy(update={"microbatch": size, "recompute": recompute})))
-            if _roomy(tried[-1]) and "pp=" not in run.strategy:
-                return [tried[-1]]
-        if any(_roomy(prediction) for prediction in tried):
-            return [prediction for prediction in tried if _roomy(prediction)]
-    return [prediction for prediction in tried if prediction.memory.fits][-1:] or tried[-1:]
-
-
-def _roomy(prediction: Prediction) -> bool:
-    return prediction.memory.total <= (1.0 - HEADROOM) * prediction.memory.capacity
-
-
-def _sizes(local: int, strategy: str) -> list[int]:
-    """Microbatches to try: all at once and halves of it; small ones in a pipeline, which wants many."""
-    if "pp=" in strategy:
-        return [size for size in (4, 2, 1) if size <= local]
-    halves = [max(1, local >> power) for power in range(local.bit_length())]
-    return list(dict.fromkeys(halves))
 
 
 def _curve(asked: Asked, best: Prediction) -> ScaleCurve | None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-from paleo.errors import PlanError, SpecError, near
+from paleo.errors import CapacityError, PlanError, SpecError, near
 from paleo.parallel.plan import plan
 from paleo.predict import Prediction, predict
 from paleo.specs.hardware import System
@@ -14,8 +14,10 @@ from paleo.specs.model import ModelSpec
 from paleo.specs.run import Run
 from paleo.studies import placement
 from paleo.studies.consistency import ConsistencyStudy, studied
+from paleo.studies.cost import Tariff
 from paleo.studies.long_run import LongRunOptions, goodput_share
-from paleo.units import counted, gibibytes
+from paleo.studies.training import Amount, Training, training
+from paleo.units import DAY, HOUR, counted, duration, gibibytes
 
 Scaling = Literal["strong", "weak"]
 
@@ -25,6 +27,8 @@ PAYS = 0.5
 NEARLY_PERFECT = 0.98
 #: How the problem of a count begins that is larger than the global batch.
 NO_SAMPLES = "out of samples"
+#: A count pays in money as long as it costs at most this part more than the cheapest.
+DEARER = 0.1
 
 
 def scalings(text: str) -> tuple[Scaling, ...]:
@@ -45,13 +49,15 @@ def scalings(text: str) -> tuple[Scaling, ...]:
 class ScalePoint:
     """One GPU count. ``problem`` says why it cannot be used (no samples left, a strategy that does not divide it);
     ``consistency`` is what the run's consistency model makes of the step, None for plain synchronous steps;
-    ``goodput`` the share of the time that makes new steps, where failures are counted."""
+    ``goodput`` the share of the time that makes new steps, where failures are counted; ``training`` what an amount of
+    training takes, where one is asked for."""
 
     gpus: int
     prediction: Prediction | None
     problem: str = ""
     consistency: ConsistencyStudy | None = None
     goodput: float | None = None
+    training: Training | None = None
 
     @property
     def step_time(self) -> float:
@@ -141,12 +147,14 @@ def scale(
     counts: Sequence[int],
     scaling: Scaling,
     long_run: LongRunOptions | None = None,
+    wanted: Amount | None = None,
+    tariff: Tariff | None = None,
 ) -> ScaleCurve:
     """Predictions for rising GPU counts: ``strong`` keeps the global batch, ``weak`` the batch of each GPU.
 
     What is kept is the run's ``global_batch`` or ``batch`` (its default too) as they come out at the smallest count.
     A count that the strategy or the system cannot use is kept as a point with its reason; PlanError if all are. With a
-    ``long_run`` each point has its goodput.
+    ``long_run`` each point has its goodput; ``wanted`` is how much training points are priced for, under a tariff.
     """
     if not counts or min(counts) < 1:
         raise SpecError(f"gpus: {list(counts)} must be counts of 1 or more, such as 1,2,4,8")
@@ -155,7 +163,20 @@ def scale(
     points = tuple(_failing(_point(model, system, run, count, scaling, fixed), long_run) for count in rising)
     if not any(point.usable for point in points):
         raise PlanError(points[0].problem)
+    if wanted is not None:
+        points = tuple(_with_training(point, wanted, tariff, long_run) for point in points)
     return ScaleCurve(scaling, fixed, points, run.consistency, run.nodes)
+
+
+def _with_training(
+    point: ScalePoint, wanted: Amount, tariff: Tariff | None, long_run: LongRunOptions | None
+) -> ScalePoint:
+    """The point with what the training takes; without it where failures keep it from ever being done."""
+    try:
+        cost = training(point.predicted, wanted, tariff, long_run=long_run) if point.usable else None
+    except CapacityError:
+        cost = None
+    return replace(point, training=cost)
 
 
 def variants(run: Run) -> tuple[Run, ...]:
@@ -293,6 +314,44 @@ def _stops(curve: ScaleCurve, last: ScalePoint, point: ScalePoint) -> Verdict:
         why = f"each GPU added from there to {point.gpus} {brings}; {words}"
     efficiency = _percent(curve.efficiency(last))
     return Verdict(last.gpus, f"{_pays_up_to(curve, last)} (efficiency {efficiency}): {why}.", cause)
+
+
+def spending(curve: ScaleCurve) -> str | None:
+    """Where the curve stops paying in money: the cheapest count, the largest that costs at most `DEARER` more, and what
+    time saved beyond that costs. None where no training is asked for, or no price is known."""
+    priced = [(point.gpus, point.training) for point in curve.points if point.runs and point.training is not None]
+    known = [(gpus, each, each.cost) for gpus, each in priced if each.cost is not None]
+    if not known:
+        return None
+    least = min(known, key=lambda entry: (entry[2], entry[0]))
+    start = f"{least[1].amount.words}: cheapest on {counted(least[0], 'GPU')} ({_spent(least[1])})"
+    within = [entry for entry in known if entry[0] >= least[0] and entry[2] <= (1.0 + DEARER) * least[2]]
+    last = max(within, key=lambda entry: entry[0])
+    words = [start]
+    if last is not least:
+        dearer = _percent(last[2] / least[2] - 1.0)
+        words.append(f"pays in money up to {counted(last[0], 'GPU')} ({_spent(last[1])}, {dearer} dearer)")
+    following = next((entry for entry in known if entry[0] > last[0]), None)
+    if following is not None:
+        words.append(f"beyond, {counted(following[0], 'GPU')} {_beyond(last[1], following[1])}")
+    return "; ".join(words) + "."
+
+
+def _spent(each: Training) -> str:
+    return f"{_dollars(each.cost or 0.0)} in {duration(each.time)}"
+
+
+def _dollars(value: float) -> str:
+    return f"{value:,.0f} USD" if value >= 100 else f"{value:,.3g} USD"
+
+
+def _beyond(before: Training, after: Training) -> str:
+    """What the time that a further count saves costs."""
+    more, saved = (after.cost or 0.0) - (before.cost or 0.0), before.time - after.time
+    if saved <= 0:
+        return f"cost {_dollars(more)} more and save no time"
+    unit, seconds = ("day", DAY) if saved >= DAY else ("hour", HOUR)
+    return f"cost {_dollars(more)} more, {_dollars(more / saved * seconds)} for each {unit} saved"
 
 
 def _shortage(prediction: Prediction) -> str:

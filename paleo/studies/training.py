@@ -18,7 +18,7 @@ from paleo.studies.consistency import step_seconds
 from paleo.studies.cost import Tariff, energy, samples_to_target
 from paleo.studies.goodput import Goodput
 from paleo.studies.long_run import LongRunOptions, goodput_of
-from paleo.units import HOUR, KILO, YEAR, counted
+from paleo.units import HOUR, KILO, MEGA, YEAR, counted
 
 JOULES_PER_KWH = KILO * HOUR
 
@@ -89,6 +89,12 @@ def stated_amount(
     """As `amount`, with the tokens of a sample as the network under the run's ``model`` parameters has them."""
     each = None if tokens is None else build(model, batch=1, overrides=run.model).tokens_per_sample
     return amount(model, epochs=epochs, samples=samples, tokens=tokens, tokens_per_sample=each)
+
+
+def usual_amount(model: ModelSpec) -> Amount:
+    """One epoch, or a million samples without a data set."""
+    epoch = amount(model, epochs=1) if model.dataset is not None else None
+    return epoch or Amount(MEGA, "1 million samples")
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,13 +15,16 @@ from pathlib import Path
 import pytest
 
 from paleo.cli import run as paleo
+from paleo.predict import predict
 from paleo.report.failures import shares
 from paleo.report.html import report
+from paleo.search.recommended import recommended
 from paleo.specs.hardware import load_system
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
+from paleo.studies.comparison import AUTO
 from paleo.studies.long_run import LongRunOptions
-from paleo.studies.purchase import AUTO, Asked, Purchase, purchase, recommend, sensitivity
+from paleo.studies.purchase import Asked, Purchase, purchase, sensitivity
 from paleo.studies.training import amount
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -83,8 +86,8 @@ def test_the_answer_names_the_winner_of_each_goal(study: Purchase, page: str) ->
     cheapest, fastest = study.best("cost"), study.best("time")
     assert cheapest is not None and fastest is not None
     cards = re.findall(r"<h3>(\w+)</h3><p class=winner>(.*?)</p>", page)
-    assert cards[0] == ("Cheapest", f"8 × {cheapest.candidate.system.name}")  # the goal asked for stands first
-    assert ("Fastest", f"8 × {fastest.candidate.system.name}") in cards
+    assert cards[0] == ("Cheapest", cheapest.candidate.system.share(8))  # the goal asked for stands first
+    assert ("Fastest", fastest.candidate.system.share(8)) in cards
     assert "Price of dgx-a100-80gb" in page and "median of" in page  # nobody rents out this very system
 
 
@@ -144,7 +147,7 @@ def test_names_are_escaped() -> None:
 
 
 def test_sensitivity_is_zero_for_what_a_single_gpu_lacks_and_bounded_by_the_change() -> None:
-    made = recommend(load_model("alexnet"), load_system("aws-p3dn.24xlarge"), Run(gpus=1, batch=64))[0]
+    made = predict(load_model("alexnet"), load_system("aws-p3dn.24xlarge"), Run(gpus=1, batch=64))
     found = {one.what: one for one in sensitivity(made)}
     assert found["link bandwidth"].reach == found["link latency"].reach == found["memory capacity"].reach == 0
     for what in ("arithmetic (FLOP/s)", "memory bandwidth"):
@@ -153,7 +156,7 @@ def test_sensitivity_is_zero_for_what_a_single_gpu_lacks_and_bounded_by_the_chan
 
 def test_recommended_plans_fit_where_data_parallelism_does_not() -> None:
     model, system = load_model("llama2-7b"), load_system("aws-p4d.24xlarge")
-    made = recommend(model, system, Run(gpus=8, global_batch=64))
+    made, _, _ = recommended(model, system, Run(gpus=8, global_batch=64))
     assert made[0].memory.fits
     assert made[0].plan.strategy != "dp=8"
     steps = [one.step_time for one in made if one.memory.fits]
@@ -173,7 +176,7 @@ def test_the_command_writes_the_page(tmp_path: Path, capsys: pytest.CaptureFixtu
     systems = "--systems=aws-p3dn.24xlarge:2,aws-p5.48xlarge"
     assert paleo(["report", "lenet", systems, "--gpus=1", "--samples=1000", "-o", str(target), "--objective=time"]) == 0
     text = target.read_text()
-    assert "2 × aws-p3dn.24xlarge" in text and "1 × aws-p5.48xlarge" in text
+    assert "2 GPUs of aws-p3dn.24xlarge" in text and "1 GPU of aws-p5.48xlarge" in text
     assert text.index("Fastest") < text.index("Cheapest")
     assert paleo(["report", "lenet", "--systems=", "-o", str(target)]) == 2
     assert paleo(["report", "lenet", systems, "-o", str(tmp_path / "no" / "page.html")]) == 2

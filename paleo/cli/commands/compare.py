@@ -7,10 +7,18 @@ import typer
 from paleo.cli.application import DECIDE, NO, app
 from paleo.cli.goal_options import Target
 from paleo.cli.long_run_options import LongRunFlags, takes_long_run
-from paleo.cli.options import AsJson, ModelName, Plot, RunOptions, Systems, takes_run
+from paleo.cli.options import (
+    AsJson,
+    ModelName,
+    Plot,
+    RunOptions,
+    Systems,
+    planner,
+    systems_with_counts,
+    takes_run,
+)
 from paleo.cli.output import draw, picture_path, show_document
 from paleo.cli.training_options import Epochs, RankBy, Samples, TariffOptions, Tokens, takes_tariff
-from paleo.errors import SpecError
 
 
 @app.command(rich_help_panel=DECIDE)
@@ -38,7 +46,6 @@ def compare(
     paleo compare llama3-8b --systems dgx-a100-80gb,dgx-h100 --gpus 64 --tokens 1T --objective cost
     """
     from paleo.report import documents, tables
-    from paleo.specs.hardware import load_system
     from paleo.specs.model import load_model
     from paleo.studies import comparison
     from paleo.studies.learning import aimed
@@ -46,12 +53,13 @@ def compare(
 
     path = picture_path(plot)
     network, run = load_model(model), options.run()
-    machines = [load_system(name.strip()) for name in systems.split(",") if name.strip()]
-    if not machines:
-        raise SpecError(f"--systems {systems!r}: expected names such as dgx-a100-80gb,dgx-h100")
+    machines = systems_with_counts(systems, run.gpus)
     stated = stated_amount(network, run, epochs=epochs, samples=samples, tokens=tokens)
     run, wanted = aimed(network, run, target, stated)
-    study = comparison.compare(network, machines, run, wanted, rates.tariff(), long_run.stated())
+    names, counts = [system for system, _ in machines], [count for _, count in machines]
+    search = planner(options, run) if run.strategy == comparison.AUTO else None
+    terms = wanted, rates.tariff(), long_run.stated()
+    study = comparison.compare(network, names, run, *terms, gpus=counts, planner=search)
     study = study if objective is None else study.ranked(comparison.objective_named(objective))
     if path is not None:
         from paleo.report import plots

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import functools
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from paleo.cli.application import DECIDE, NO, app
 from paleo.cli.goal_options import Target
 from paleo.cli.long_run_options import LongRunFlags, takes_long_run
-from paleo.cli.options import ModelName, RunOptions, completes, gpu_counts, takes_run
+from paleo.cli.options import (
+    ModelName,
+    RunOptions,
+    completes,
+    gpu_counts,
+    planner,
+    systems_with_counts,
+    takes_run,
+)
 from paleo.cli.training_options import Epochs, RankBy, Samples, TariffOptions, Tokens, takes_tariff
-from paleo.errors import SpecError
 from paleo.files import checked_output, write_text
-
-if TYPE_CHECKING:
-    from paleo.specs.hardware import System
 
 Offered = Annotated[
     str,
@@ -63,30 +66,29 @@ def report(
     import datetime
 
     from paleo.report.html import report as page
-    from paleo.search.recommended import recommended
     from paleo.specs.model import load_model
     from paleo.studies import comparison, purchase
     from paleo.studies.learning import aimed
     from paleo.studies.scaling import scalings
-    from paleo.studies.training import stated_amount
+    from paleo.studies.training import stated_amount, usual_amount
 
     path = checked_output(output)
     network, run = load_model(model), options.run()
-    run = run if options.stated("strategy") is not None else run.model_copy(update={"strategy": purchase.AUTO})
+    run = run if options.stated("strategy") is not None else run.model_copy(update={"strategy": comparison.AUTO})
     stated = stated_amount(network, run, epochs=epochs, samples=samples, tokens=tokens)
     run, wanted = aimed(network, run, target, stated)
     study = purchase.purchase(
         purchase.Asked(
             network,
-            _systems(systems, run.gpus),
+            systems_with_counts(systems, run.gpus),
             run,
-            wanted or comparison.usual_amount(network),
+            wanted or usual_amount(network),
             rates.tariff(),
             critical_batch,
             comparison.objective_named(objective or "cost"),
             tuple(gpu_counts(counts)) if counts else (),
             scalings(mode)[0],
-            functools.partial(recommended, headroom=purchase.HEADROOM),
+            planner(options, run),
             long_run.stated(),
         )
     )
@@ -95,17 +97,3 @@ def report(
     sys.stderr.write(f"wrote {path}\n")
     if not any(offer.candidate.runs for offer in study.offers):
         raise typer.Exit(NO)
-
-
-def _systems(text: str, gpus: int) -> tuple[tuple[System, int], ...]:
-    """Systems by name or path, each with the count behind its colon."""
-    from paleo.specs.hardware import load_system
-
-    machines = []
-    for part in filter(None, (entry.strip() for entry in text.split(","))):
-        name, colon, count = part.rpartition(":")
-        counted = bool(colon) and count.isdecimal()
-        machines.append((load_system(name if counted else part), gpu_counts(count)[0] if counted else gpus))
-    if not machines:
-        raise SpecError(f"--systems {text!r}: expected names such as dgx-a100-80gb:16,dgx-h100:8")
-    return tuple(machines)

@@ -10,6 +10,7 @@ from paleo.cli.application import NO, PREDICT, app
 from paleo.cli.long_run_options import LongRunFlags, takes_long_run
 from paleo.cli.options import AsJson, Counts, ModelName, Plot, RunOptions, SystemName, gpu_counts, takes_run
 from paleo.cli.output import draw, picture_path, show_document
+from paleo.cli.training_options import Epochs, Samples, TariffOptions, Tokens, takes_tariff
 from paleo.errors import SpecError
 
 Mode = Annotated[
@@ -24,15 +25,20 @@ ModeOption = Annotated[str | None, typer.Option("--mode", metavar="MODE", help="
 
 @app.command(rich_help_panel=PREDICT)
 @takes_run
+@takes_tariff
 @takes_long_run
 def scale(
     model: ModelName,
     system: SystemName,
     gpus: Counts,
     options: RunOptions,
+    rates: TariffOptions,
     long_run: LongRunFlags,
     mode: Mode = None,
     mode_option: ModeOption = None,
+    epochs: Epochs = None,
+    samples: Samples = None,
+    tokens: Tokens = None,
     as_json: AsJson = False,
     plot: Plot = None,
 ) -> None:
@@ -46,6 +52,7 @@ def scale(
     from paleo.specs.hardware import load_system
     from paleo.specs.model import load_model
     from paleo.studies import scaling
+    from paleo.studies.training import stated_amount, usual_amount
 
     path = picture_path(plot)
     run, counts = options.run(), gpu_counts(gpus)
@@ -53,9 +60,10 @@ def scale(
         raise SpecError(f"--mode {mode_option}: the argument says {mode!r}; keep one")
     kinds = scaling.scalings(mode or mode_option or ("weak" if run.global_batch is None else "strong"))
     network, machine = load_model(model), load_system(system)
+    wanted = stated_amount(network, run, epochs=epochs, samples=samples, tokens=tokens) or usual_amount(network)
     failing = long_run.stated()
     curves = [
-        scaling.scale(network, machine, variant, counts, kind, failing)
+        scaling.scale(network, machine, variant, counts, kind, failing, wanted, rates.tariff())
         for kind in kinds
         for variant in scaling.variants(run)
     ]

@@ -1,0 +1,112 @@
+"""Data parallelism by PyTorch's names, counts of each system, one search for every command, and money in scaling."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from paleo.cli.options import systems_with_counts
+from paleo.cli.process import run
+from paleo.errors import PaleoError
+from paleo.parallel.placement import parse_strategy
+from paleo.parallel.plan import plan
+from paleo.predict import predict
+from paleo.search.recommended import HEADROOM, recommended
+from paleo.search.space import within
+from paleo.specs.hardware import load_system
+from paleo.specs.model import load_model
+from paleo.specs.run import Run
+from paleo.studies.buying import Wish, answer
+from paleo.studies.comparison import AUTO, compare
+from paleo.studies.cost import Tariff
+from paleo.studies.scaling import scale, spending
+from paleo.studies.training import Amount
+
+H100 = load_system("dgx-h100")
+GPT2, LLAMA = load_model("gpt2"), load_model("llama2-7b")
+SIXTEEN = Run(gpus=16, global_batch=64)
+
+
+@pytest.mark.parametrize(
+    ("words", "meaning"),
+    [("ddp", "dp"), ("fsdp", "zero=3"), ("fsdp,shard=4", "zero=3,shard=4"), ("hsdp", "zero=3,shard=8"),
+     ("tp=2,hsdp", "tp=2,zero=3,shard=4"), ("hsdp,shard=2", "zero=3,shard=2")],
+)  # fmt: skip
+def test_names_of_data_parallelism_are_stages_of_zero(words: str, meaning: str) -> None:
+    named, stated = (plan(GPT2, H100, SIXTEEN.model_copy(update={"strategy": each})) for each in (words, meaning))
+    assert named.strategy == stated.strategy and named.mesh == stated.mesh
+
+
+def test_a_search_within_named_sharding_tries_that_alone() -> None:
+    assert within("fsdp").zero == (3,) and within("ddp").zero == (0,)
+    assert within("hsdp").on(H100, 16).degrees == {"shard": 8}
+
+
+@pytest.mark.parametrize("words", ["fsdp,zero=1", "ddp,fsdp", "fsdpp"])
+def test_contradictions_are_errors(words: str) -> None:
+    with pytest.raises(PaleoError, match=r"state one of them|nearest"):
+        parse_strategy(words)
+
+
+def test_counts_behind_a_colon_are_gpus_and_words_say_how_many_nodes_those_are() -> None:
+    machines = systems_with_counts("dgx-h100:4, dgx-a100-80gb", 16)
+    assert [(system.name, gpus) for system, gpus in machines] == [("dgx-h100", 4), ("dgx-a100-80gb", 16)]
+    words = [system.share(gpus) for system, gpus in machines]
+    assert words == ["4 GPUs of dgx-h100 (of 8 in a node)", "16 GPUs of dgx-a100-80gb (2 nodes)"]
+    assert H100.share(12) == "12 GPUs of dgx-h100 (2 nodes)"
+
+
+def test_a_comparison_finds_the_plan_that_plan_and_report_find() -> None:
+    """The same search, the same order: that of `recommended`, with room in memory."""
+    auto = Run(strategy=AUTO, global_batch=32)
+    study = compare(LLAMA, [H100], auto, gpus=[8], planner=recommended)
+    assert study.candidates[0].prediction is not None
+    best = study.candidates[0].prediction
+    reply = answer(LLAMA, [H100], [8], Run(global_batch=32), Wish())
+    assert reply.plans[0].row.step_time == best.step_time
+    assert best.memory.total <= (1 - HEADROOM) * best.memory.capacity
+
+
+def test_where_nothing_fits_a_comparison_says_what_would() -> None:
+    study = compare(LLAMA, [H100], Run(gpus=8, batch=4))
+    (candidate,) = study.candidates
+    assert not candidate.runs and candidate.advice[0].fits
+    assert predict(LLAMA, H100, candidate.advice[0].prediction.run).memory.fits
+
+
+def test_json_of_a_comparison_of_counts(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["compare", "alexnet", "--systems", "dgx-h100:4,dgx-1-v100:8", "--json"]) == 0
+    assert [each["gpus"] for each in json.loads(capsys.readouterr().out)["systems"]] == [4, 8]
+
+
+# money
+
+
+def test_spending_names_the_cheapest_count_and_the_price_of_time_saved() -> None:
+    """1 USD for each GPU and hour: cost is GPUs times hours."""
+    tariff = Tariff(gpu_price="1 USD/h")  # type: ignore[arg-type]
+    curve = scale(
+        load_model("resnet50"),
+        H100,
+        Run(global_batch=512),
+        (1, 8, 64),
+        "strong",
+        wanted=Amount(1e11, "x"),
+        tariff=tariff,
+    )
+    costs = [point.training.cost or 0 for point in curve.points if point.training]
+    hours = [point.training.time / 3600 for point in curve.points if point.training]
+    assert costs == pytest.approx([1 * hours[0], 8 * hours[1], 64 * hours[2]])
+    sentence = spending(curve) or ""
+    assert sentence.startswith("x: cheapest on 1 GPU (")
+    more, days = costs[1] - costs[0], (hours[0] - hours[1]) / 24
+    assert f"8 GPUs cost {more:,.0f} USD more, {more / days:.3g} USD for each day saved" in sentence
+
+
+def test_no_price_no_sentence() -> None:
+    curve = scale(load_model("resnet50"), H100, Run(global_batch=512), (1, 8), "strong")
+    assert spending(curve) is None
+    unpriced = replace(curve, points=tuple(replace(point, training=None) for point in curve.points))
+    assert spending(unpriced) is None
