@@ -45,6 +45,7 @@ class Precision:
     accumulator: float = 0.0
     casts: bool = False
     gradient_accesses: float = 0.0
+    accumulated: bool = False
 
     @property
     def wide(self) -> float:

@@ -147,7 +147,8 @@ class Calibrated:
         work = np.array([kernel.flops for kernel in kernels]) / device.peak_flops_per_s(self.families.dtype)
         moved = np.array([kernel.bytes for kernel in kernels]) / device.memory.bandwidth
         none = np.zeros(len(kernels))
-        return KernelTimes(prices.seconds, none, host, work >= moved, prices.low, prices.high)
+        ahead, waited = (none, host) if software.host.blocking else (host, none)
+        return KernelTimes(prices.seconds + waited, waited, ahead, work >= moved, prices.low, prices.high)
 
 
 def _mixture(kernels: Sequence[Kernel], software: Software) -> Array:

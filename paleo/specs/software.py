@@ -66,6 +66,9 @@ class Host(Spec):
     whole_iteration: Flag = Field(
         False, description="whether an iteration is one CUDA graph, so that its operations cost the host nothing"
     )
+    blocking: Flag = Field(
+        False, description="whether it waits for each kernel before it issues the next (CUDA_LAUNCH_BLOCKING=1)"
+    )
 
 
 class AttentionSoftware(Spec):
@@ -136,6 +139,11 @@ class Gradients(Spec):
     """What happens to gradients between the backward pass and the update."""
 
     accesses: Factor = Field(0.0, description="reads and writes of each gradient after every backward pass")
+    accumulated: Flag = Field(
+        False,
+        description="whether the product that makes a weight's gradient adds it to the sum in its last step, which it "
+        "reads and writes with every microbatch (Megatron's gradient_accumulation_fusion)",
+    )
     accumulator: Factor = Field(
         0.0, description="bytes for each parameter beside the gradient, in which it is summed up"
     )
@@ -207,6 +215,10 @@ class Parallelism(Spec):
     sequence_parallel: Flag = Field(
         False, description="whether its users split sequences where they split tensors, unless they say otherwise"
     )
+    interleaves: Flag = Field(
+        False,
+        description="whether its users interleave pipelines, as finely as layers divide, unless they say otherwise",
+    )
     stages: Literal["even", "work"] = Field(
         "even",
         description="how a pipeline is cut: even deals out blocks, work goes by the work of layers, the output layer "
@@ -221,6 +233,11 @@ class Parallelism(Spec):
         "pass",
         description="how often ZeRO-2 sums and scatters gradients: after every backward pass (DeepSpeed; FSDP's "
         "SHARD_GRAD_OP), or once a step, until when each rank keeps them whole, as in ZeRO-1",
+    )
+    whole_tensors: Flag = Field(
+        False,
+        description="whether ZeRO-1 shares out whole tensors, each summed at its owner and broadcast from there, and "
+        "not equal shards of flat buffers",
     )
     regather: Flag = Field(
         True, description="whether inputs gathered over tp are kept as shards and gathered again for backward"

@@ -126,6 +126,28 @@ class Layouts:
         seconds = self.backend.fabric.times(operation, strides, ranks, np.broadcast_to(sizes, whole).ravel())
         return np.asarray(seconds.reshape(whole).max(axis=0))
 
+    def exchanged(self, operation: str, layouts: Sequence[int], groups: Count, sizes: Array) -> Array:
+        """The same of some layouts, where ranks own whole tensors a broadcast from each owner in turn: as many as there
+        are owners, or tensors where these are fewer (to its owner a sum goes the same way back, as long)."""
+        if operation != "broadcast":
+            return self.collective(operation, groups, sizes)
+        message = np.minimum(sizes, self.message_bytes[list(layouts)])
+        count = np.divide(sizes, message, out=np.zeros_like(sizes), where=message > 0)
+        return count * self.collective(operation, groups, message)
+
+    @property
+    def message_bytes(self) -> Array:
+        """Bytes that an owner of whole tensors sends: its share, or one tensor of mean size: (layouts,)."""
+        return self.shared.once("message", self._message_bytes)
+
+    def _message_bytes(self) -> Array:
+        repeat, tensors = (section_figures(self.programs[0], name) for name in ("repeat", "tensors"))
+        trained = repeat @ self.parameters(trained=True)[: len(repeat)]
+        owners = self.shards * self.meshes[0].degree("pp")
+        return np.asarray(
+            trained / np.minimum(owners, max(float(repeat @ tensors), 1.0)) * self.backend.formats.parameter
+        )
+
     def groups(self, layouts: Sequence[int], axes: Sequence[Axes], copies: int = 1) -> Count:
         """Stride and ranks of the groups over some axes of each of some layouts, with ``copies`` of the network: (2,
         groups, stages, layouts); one stage stands for all where they are alike."""
@@ -148,7 +170,7 @@ class Layouts:
         ties). With several ``copies`` the first axis is that of the stages."""
         seconds = np.zeros((2, *holdings.shape[:2], len(self)))
         for owed in self._owed(copies, content, zero):
-            each = self.collective(owed.operation, owed.groups, holdings @ owed.elements * width)
+            each = self.exchanged(owed.operation, owed.layout, owed.groups, holdings @ owed.elements * width)
             np.add.at(seconds[0].T, owed.layout, each.T)
         seconds[1] = holdings @ self._travelling(copies, content) * width
         return seconds
@@ -176,11 +198,14 @@ class Layouts:
         self, layout: int, content: Sent, zero: int, axes: Axes, elements: Numbers
     ) -> tuple[tuple[str, Axes, Numbers], ...]:
         """The collectives of some elements (or bytes)."""
+        owned = self.backend.software.parallelism.whole_tensors and zero in (1, 2)
         if content == "gradients":
             owed = gradient_exchange(zero, axes, elements, self.meshes[layout])
+            if owned:
+                owed = tuple(("broadcast" if op == "reduce_scatter" else op, over, part) for op, over, part in owed)
             method = self.backend.compression
             return owed if method is None else compressed(method, self.gradient(layout, axes), owed)
-        return (("all_gather", axes, elements),)
+        return (("broadcast" if owned else "all_gather", axes, elements),)
 
     def gradient(self, layout: int, axes: Axes) -> Gradient:
         """One element of the gradient of a layout's ranks, as it is compressed on its way over some axes."""

@@ -168,8 +168,9 @@ def _summed(layouts: Layouts, zero: int, cells: Sequence[Cell], shape: tuple[int
                 owed.setdefault(operation, []).append((cell, axes, payload))
     table = np.zeros(shape)
     for operation, members in owed.items():
-        groups = layouts.groups([cell.layout for cell, _, _ in members], [axes for _, axes, _ in members])
-        seconds = layouts.collective(operation, groups, np.array([payload for *_, payload in members]))
+        owing = [cell.layout for cell, _, _ in members]
+        groups = layouts.groups(owing, [axes for _, axes, _ in members])
+        seconds = layouts.exchanged(operation, owing, groups, np.array([payload for *_, payload in members]))
         for (cell, _, _), each in zip(members, seconds.tolist(), strict=True):
             np.add.at(table[:, cell.column], cell.rows, each)
     return table

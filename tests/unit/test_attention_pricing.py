@@ -31,6 +31,9 @@ from paleo.pricing.attention_kernels import (
     wave_splits,
 )
 from paleo.pricing.parameters import DeviceFigures
+from paleo.specs.hardware import load_system
+from paleo.specs.run import Run
+from paleo.step.backend import backend_of
 from paleo.validate.kinds.attention import AttentionTable
 
 #: One multiprocessor at 1 GHz with 1024 FLOP per clock and 1 TB/s: times are cycles in nanoseconds.
@@ -303,3 +306,19 @@ def test_prefill_takes_from_decode_what_its_rows_do_not_tell():
     )
     assert (plan.start.cache_fraction, plan.start.l2_bytes_per_cycle) == (0.77, 12.0)
     assert {"cache_fraction", "l2_bytes_per_cycle"} & {*plan.fixed} == set()  # not fitted as a rule, so not listed
+
+
+@pytest.mark.parametrize(("formula", "products", "published"), [("forward", 2, 335e12), ("backward", 5, 322e12)])
+def test_flash_attention_2_on_hopper_runs_as_published(formula: str, products: int, published: float) -> None:
+    """FLOP/s of causal attention, head dimension 128, 16k tokens on H100 SXM: Shah et al., FlashAttention-3 (2024),
+    figures 5 and 6, read off their text."""
+    run = Run(gpus=1, software="torchtitan", dtype="bf16")
+    families = backend_of(load_system("h100-sxm5-80gb"), run, "bf16").prices.families
+    price = attention_prefill_time if formula == "forward" else attention_backward_time
+    seconds = price(
+        batch=1, query_heads=16, kv_heads=16, query_length=2**14, kv_length=2**14, head_dim=128, causal=True,
+        kernel_name="fa2", device=families.figures(),
+        parameters=families.found(PrefillParameters, "attention.fa2.prefill").parameters,
+    )  # fmt: skip
+    flops = products * 2 * 16 * 2**28 * 128 / 2
+    assert flops / float(seconds) == pytest.approx(published, rel=0.05)

@@ -352,3 +352,15 @@ def test_a_shard_group_takes_in_the_ranks_of_context() -> None:
         ("reduce_scatter", ("cp", "shard"), 24.0),
         ("all_reduce", ("dp",), 3.0),
     )
+
+
+@pytest.mark.parametrize(("gpus", "messages"), [(8, 8), (1024, 195)])
+def test_owners_of_whole_tensors_broadcast_in_turn(gpus: int, messages: int) -> None:
+    """Eight owners send their share, one after another; of 1,024 ranks 195 own one of Llama 3 8B's 195 tensors (six a
+    layer of 32, with query, key and value in one and gate and up in one; embedding, last norm, output layer)."""
+    options = {**LLAMA, "gpus": gpus, "batch": 1, "software": "internevo", "exchange": "after"}
+    batch = made(**options, strategy=f"dp={gpus},zero=1").steps.batch
+    share = 2 * 8.03e9 / messages
+    assert batch.layouts.message_bytes[0] == pytest.approx(share, rel=1e-3)
+    [sent] = batch.backend.fabric.times("broadcast", np.array([1]), np.array([gpus]), np.array([share]))
+    assert batch.layouts.state_gathers(batch.assignment)[0, 0] == pytest.approx(messages * sent, rel=0.01)

@@ -83,3 +83,27 @@ def test_rows_state_the_modules_that_they_recompute() -> None:
     run = run_of(ROW | {"recompute": "selective", "recompute_modules": "layernorm+moe_act"})
     assert run.recompute_modules == ("layernorm", "moe_act")
     assert run_of(ROW).recompute_modules == ()
+
+
+def test_megatron_keeps_them_in_fp32_and_recipes_of_nemo_do_not() -> None:
+    """18 and 6 + 12/dp bytes a parameter (Megatron-Core's documentation of its distributed optimizer); 16 in NeMo."""
+    for software, whole, shared in (("megatron-core", 18, 6 + 12 / 8), ("nemo", 16, 4 + 12 / 8)):
+        assert bytes_a_parameter(predicted(software=software)) == pytest.approx(whole, rel=1e-6)
+        assert bytes_a_parameter(predicted("dp=8,zero=1", software=software)) == pytest.approx(shared, rel=1e-6)
+
+
+@pytest.mark.parametrize(("format", "more"), [("narrow", 2.0), ("fp32", 6.0)])
+def test_a_product_that_adds_to_the_sum_reads_and_writes_it(format: str, more: float) -> None:
+    """A result of 2 bytes a weight becomes a sum that is read and written: 2 bytes more in bf16, 6 in fp32."""
+    fused = load_software("megatron-core")
+    plain = fused.changed({"gradients.accumulated": False})
+    run = Run.model_validate(
+        {"gpus": 1, "batch": 1, "dtype": "bf16", "software": "megatron-core", "main_gradients": format}
+    )
+    moved = [
+        sum(section.repeat * counted.times * counted.kernel.bytes for section in each.program.sections
+            for counted in section.kernels if counted.kernel.name.endswith(".sums"))
+        for each in (predict(load_model("llama3-8b"), H100, run, profile) for profile in (plain, fused))
+    ]  # fmt: skip
+    assert moved[0] == 0.0
+    assert moved[1] == pytest.approx(more * 8.03e9, rel=1e-3)

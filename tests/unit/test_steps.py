@@ -15,6 +15,7 @@ from paleo.specs.catalog import names
 from paleo.specs.hardware import load_system
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
+from paleo.specs.software import load_software
 from paleo.validate.steps import others, transformers
 from paleo.validate.steps.base import software_of
 from paleo.validate.tables import Predictions
@@ -138,7 +139,7 @@ WIDE = LONG | {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("samples", "recompute"), [(8, "none"), (12, "selective"), (32, "full"), (64, "full")])
+@pytest.mark.parametrize(("samples", "recompute"), [(8, "none"), (14, "selective"), (32, "full"), (64, "full")])
 def test_a_measured_run_recomputed_what_it_had_to(samples: int, recompute: str) -> None:
     """32 GB hold 8 samples with their scores, 24 without, 32 with the inputs of blocks; nothing makes room for 64."""
     row = LONG | {"micro_batch": samples, "global_batch": samples}
@@ -149,10 +150,18 @@ def test_a_measured_run_recomputed_what_it_had_to(samples: int, recompute: str) 
     assert stated.run.recompute == "none" and stated.memory.fits == (samples == 8)
 
 
+def test_a_footprint_that_errs_recomputes_nothing() -> None:
+    """Up to a third above the device is within what footprints err by: the run was measured, so it has fitted."""
+    row = LONG | {"micro_batch": 10, "global_batch": 10}
+    near = transformers.prediction_of(row)
+    assert near.run.recompute == "none" and not near.memory.fits
+    assert near.memory.total < transformers.FOOTPRINT_ERROR * near.memory.capacity
+
+
 @pytest.mark.parametrize(("software", "some"), [("megatron-core", True), ("pytorch-eager", False)])
 def test_no_more_layers_are_recomputed_than_have_to_be(software: str, some: bool) -> None:
     """Where the software can choose them; one fewer would not fit."""
-    made = transformers.prediction_of(WIDE | {"micro_batch": 160, "global_batch": 160, "software": software})
+    made = transformers.prediction_of(WIDE | {"micro_batch": 200, "global_batch": 200, "software": software})
     layers = made.run.recompute_layers
     assert made.run.recompute == "full" and made.memory.fits and (layers is not None) == some
     if layers is not None:
@@ -244,3 +253,83 @@ def test_in_fp32_nothing_is_cast() -> None:
         for counted in section.kernels
     ]
     assert kernels and not any(name.endswith(".cast") for name in kernels)
+
+
+#: Llama 2 70B over 16 stages of five layers, 64 microbatches.
+PIPELINED = {
+    "source": "s", "model": "LLAMA2-70B", "system": "dgx-h100", "device": "h100-sxm5-80gb", "layers": 80,
+    "hidden": 8192, "heads": 64, "kv_heads": 8, "ffn_hidden": 28672, "gated_mlp": 1, "vocab": 32000, "seq_len": 4096,
+    "n_gpus": 64, "tp": 4, "pp": 16, "dp": 1, "dtype": "bf16", "micro_batch": 1, "global_batch": 64,
+    "software": "megatron-core", "framework": "Megatron-LM", "recompute": "none",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "chunks"),
+    [
+        ({}, 5),
+        ({"pp": 4, "tp": 16}, 10),
+        ({"layers": 96, "pp": 16}, 6),
+        ({"vp": 1}, 1),
+        ({"global_batch": 24}, 1),
+        ({"layers": 94}, 1),
+        ({"software": "torchtitan"}, 1),
+        ({"pp": 1, "tp": 64}, 1),
+    ],
+)
+def test_unstated_pipelines_of_megatron_are_interleaved(changes: dict[str, object], chunks: int) -> None:
+    """As finely as layers divide, where microbatches go round evenly."""
+    row = PIPELINED | changes
+    assert transformers.chunks_of(row, load_software(str(row["software"]))) == chunks
+    words = f",vp={chunks}" if chunks > 1 else ""
+    assert (words in transformers.run_of(row).strategy) and ("vp=" in transformers.run_of(row).strategy) == (chunks > 1)
+
+
+def test_a_row_may_say_that_nothing_overlaps() -> None:
+    row = PIPELINED | {"dp": 4, "pp": 4, "global_batch": 64}
+    stated = transformers.as_stated(row | {"overlap": "off"}, load_software("megatron-core")).overlap
+    assert not (stated.gradients or stated.gather or stated.tensor)
+    assert transformers.as_stated(row, load_software("megatron-core")) == load_software("megatron-core")
+    usual, off = (transformers.prediction_of(row | {"overlap": word}) for word in ("", "off"))
+    assert off.step_time > 1.02 * usual.step_time
+
+
+def test_recipes_are_told_from_megatron_itself() -> None:
+    row = PIPELINED | {"framework": "Megatron-Bridge (NeMo container 25.11)"}
+    assert transformers.run_of(row).software == "nemo"
+    assert transformers.run_of(PIPELINED).software == "megatron-core"
+    assert transformers.run_of(PIPELINED | {"framework": "InternEvo (flash attention, apex)"}).software == "internevo"
+
+
+def test_a_host_that_waits_for_each_kernel_hides_none_of_its_time() -> None:
+    """CUDA_LAUNCH_BLOCKING=1: kernels and launches one after another, instead of the longer of the two."""
+    plain = load_software("megatron-2021")
+    run = Run.model_validate({"gpus": 1, "batch": 1, "dtype": "bf16", "software": "megatron-2021"})
+    system, model = load_system("dgx-a100-80gb"), load_model("gpt2-xl")
+    ahead, waits = (
+        predict(model, system, run, plain.changed({"host.blocking": blocking})) for blocking in (False, True)
+    )
+    hosts = (
+        sum(
+            section.repeat * counted.times * counted.kernel.calls * (1.0 + counted.again)
+            for section in waits.program.sections
+            for counted in section.kernels
+            if counted.kernel.phase == "forward" and section.recompute == "full"
+        )
+        * plain.host.forward
+    )
+    assert waits.step_time > ahead.step_time + 0.2 * hosts
+    assert waits.breakdown.launch > hosts
+
+
+def test_blooms_scripts_are_told_from_other_megatrons() -> None:
+    row = PIPELINED | {"software": "megatron-2021", "framework": "Megatron-DeepSpeed 2022"}
+    profile = load_software(transformers.run_of(row).software)
+    assert profile.host.blocking and profile.formats.main_gradients == "fp32"
+    assert transformers.run_of(row | {"framework": "Megatron-DeepSpeed 2021"}).software == "megatron-2021"
+
+
+def test_eager_runs_of_torchtitan_are_told_by_their_notes() -> None:
+    row = {"software": "torchtitan", "framework": "torchtitan"}
+    assert software_of(row | {"notes": "FSDP (eager); selective activation checkpointing"}) == "torchtitan-eager"
+    assert software_of(row | {"notes": "FSDP + torch.compile"}) == "torchtitan"

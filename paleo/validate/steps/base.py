@@ -51,15 +51,22 @@ FINER = {
     ("tensorflow1", "1.15"): "tensorflow1.15",
     ("tensorflow1", "-tf1-"): "tensorflow1.15",
     ("mxnet", "-py3"): "mxnet-nvidia",
+    ("megatron-2021", "megatron-deepspeed 2022"): "megatron-deepspeed",
+    ("megatron-core", "nemo"): "nemo",
+    ("megatron-core", "internevo"): "internevo",
 }
+
+#: The same by a word of a row's notes.
+NOTED = {("torchtitan", "fsdp (eager)"): "torchtitan-eager"}
 
 
 def software_of(row: Row, default: str = "pytorch-eager") -> str:
     """The profile that a row names, or a finer one of its framework; where the catalog lacks it, the nearest."""
     stated = str(row.get("software") or "").strip()
     if stated in names("software"):
-        framework = str(row.get("framework", "")).lower()
-        return next((finer for (of, word), finer in FINER.items() if of == stated and word in framework), stated)
+        said = (str(row.get("framework", "")).lower(), FINER), (str(row.get("notes", "")).lower(), NOTED)
+        finer = (name for text, known in said for (of, word), name in known.items() if of == stated and word in text)
+        return next(finer, stated)
     words = f"{stated} {row.get('framework', '')}".lower()
     return next((profile for word, profile in LIKENESS if word in words), default)
 
