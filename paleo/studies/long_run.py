@@ -15,6 +15,7 @@ from paleo.specs.reliability import nodes_of, reliability_of
 from paleo.studies.checkpoint import WRITERS
 from paleo.studies.goodput import (
     CHECKPOINTING,
+    ON_DEMAND_BOOT,
     SURVIVED,
     Checkpointing,
     Checkpoints,
@@ -132,11 +133,7 @@ def checkpoints_of(
     )
     copy = total / plan.gpus / COPY_RATE
     path = RestartPath()
-    replace = path.replace
-    if options.spares is not None:
-        replace = replacement_wait(
-            mean_in_repair=in_repair, spares=options.spares, repair=repair, swap=path.replace if options.spares else 0.0
-        )
+    replace = _replacement(prediction, options, in_repair, repair)
     restart = path.restart(total / rate, replace)
     if options.restart is not None:
         restart = _quantity("restart", options.restart, "time")
@@ -152,6 +149,14 @@ def checkpoints_of(
     _check_host_memory(prediction, total / nodes)
     again = min(path.restart(copy, 0.0), restart)
     return Checkpoints(PAUSE + copy, restart, write, survived=SURVIVED, restart_memory=again)
+
+
+def _replacement(prediction: Prediction, options: LongRunOptions, in_repair: float, repair: float) -> float:
+    """Seconds until a node stands in: a spare one, a machine of the cloud that boots, or the first that is repaired."""
+    swap = RestartPath().replace
+    if options.spares is not None:
+        return replacement_wait(mean_in_repair=in_repair, spares=options.spares, repair=repair, swap=swap)
+    return ON_DEMAND_BOOT.seconds if prediction.system.price_per_node is not None else swap
 
 
 def _check_replicas(prediction: Prediction) -> None:

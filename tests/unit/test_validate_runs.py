@@ -107,6 +107,15 @@ def test_stragglers_and_storage() -> None:
     assert overall["mape"] < 0.03
 
 
+def test_machines_that_start() -> None:
+    rows = [{"device": "k80-die", "preemptible": spot, "boot_s": seconds, "machines": 14} for spot, seconds in
+            ((0, 71.6), (0, 69.6), (1, 80.2), (1, 91.9))]  # fmt: skip
+    overall = errors_of(rows)["overall"]
+    assert isinstance(overall, dict)
+    assert overall["mape"] < 0.06
+    assert overall["coverage"] == 1.0
+
+
 def test_checkpoints() -> None:
     """Worked: 14 bytes of 1.557 G parameters through one process of 1.2 GB/s; a NAS of 150 MB/s is slower still."""
     disk, nas = storage_of("NVMe SSD", 2e9), storage_of("NAS 100 MB/s")
