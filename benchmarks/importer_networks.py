@@ -287,7 +287,7 @@ _DECODERS = [
     "DeepseekV2",
     "DeepseekV3",
     "GraniteMoe",
-    "PhiMoE",
+    "Phimoe",
     "Jamba",
     "Mamba",
     "Mamba2",

@@ -341,7 +341,7 @@ def _recorder(tape: Tape) -> Any:
             if tape.all_meta and label in _CREATORS and kwargs.get("device") is None:
                 kwargs = {**kwargs, "device": "meta"}
             before, mark = tape.counter.total, len(tape.packed)
-            result = function(*args, **kwargs)
+            result = _computed(tape, function, label, args, kwargs)
             flops = tape.counter.total - before or _formula_flops(function, args, kwargs, result)
             tape.note(function, args, kwargs, args[0] if label == "__setitem__" else result, flops, mark)
             return result
@@ -349,8 +349,43 @@ def _recorder(tape: Tape) -> Any:
     return Recorder()
 
 
+def _computed(tape: Tape, function: Any, label: str, args: Any, kwargs: Any) -> Any:
+    """What a call gives. A mask without data selects everything. Products in groups that torch has no kernel for (fp32,
+    sizes that are no multiple of 16 bytes) are computed by one product of as many FLOP."""
+    if label == "__getitem__" and (mask := _mask(tape, args[1])) is not None:
+        tape.remarks.append("masks that select rows are taken to select all of them")
+        return _all_selected(args[0], args[1], mask)
+    try:
+        return function(*args, **kwargs)
+    except RuntimeError:
+        if "grouped_mm" not in label or len(args) < 2 or args[1].dim() != 3:
+            raise
+        return args[0] @ (args[1] if args[0].dim() == 3 else args[1][0])
+
+
+def _mask(tape: Tape, index: Any) -> Any:
+    """The one mask without data among indices that are otherwise slices; None for all other indices."""
+    entries = index if isinstance(index, tuple) else (index,)
+    masks = [entry for entry in entries if tape.is_tensor(entry)]
+    others = [entry for entry in entries if not tape.is_tensor(entry)]
+    plain = all(isinstance(entry, slice) or entry is Ellipsis for entry in others)
+    single = len(masks) == 1 and masks[0].dtype == tape.torch.bool and masks[0].device.type == "meta"
+    return masks[0] if single and plain and masks[0].dim() else None
+
+
+def _all_selected(tensor: Any, index: Any, mask: Any) -> Any:
+    """Every element under a mask, the mask's dims as one."""
+    entries = list(index) if isinstance(index, tuple) else [index]
+    place = next(i for i, entry in enumerate(entries) if entry is mask)
+    before, behind = entries[:place], entries[place + 1 :]
+    start = tensor.dim() - mask.dim() - len(behind) if Ellipsis in before else place
+    flat = tensor.flatten(start, start + mask.dim() - 1)
+    return flat[(*before, slice(None), *behind)]
+
+
 def _guessed(tape: Tape, function: Any, args: Any) -> Any:
-    """What a module is told that asks for values without data: masks are full, nothing is found, no box is suppressed.
+    """What a module is told that asks for values without data: masks are full, nothing is found, no box is suppressed,
+    tensors of one shape are equal.
 
     So attention masks hide nothing, and there is no padding.
     """
@@ -358,6 +393,8 @@ def _guessed(tape: Tape, function: Any, args: Any) -> Any:
     if label.endswith("nms") and args and tape.is_tensor(args[0]) and args[0].device.type == "meta":
         tape.remarks.append("non-maximum suppression is taken to suppress nothing")
         return tape.torch.zeros(args[0].shape[0], dtype=tape.torch.int64, device="meta")
+    if label == "equal" and args and tape.is_tensor(args[0]) and args[0].device.type == "meta":
+        return args[0].shape == args[1].shape
     if label not in ("item", "__bool__", "__contains__") or not args or args[0].device.type != "meta":
         return None
     if label == "__contains__":

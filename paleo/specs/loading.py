@@ -26,7 +26,9 @@ MAX_NODES = 250_000
 MAX_DEPTH = 32
 MAX_MESSAGE = 600
 
-PositiveCount = Annotated[int, Field(strict=True, gt=0)]
+#: Whole numbers up to here are exact as floats.
+MOST_COUNT = 2**53
+PositiveCount = Annotated[int, Field(strict=True, gt=0, le=MOST_COUNT)]
 Text = Annotated[str, Field(strict=True, min_length=1)]
 
 _PARSER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

@@ -106,11 +106,13 @@ def test_functions_that_call_functions_are_counted_before_they_are_written_out(
         (["estimate", "lenet", "--system", "dgx-h100", "--strategy", "tp=" + "9" * 5000], "not one whole number"),
         (["estimate", "lenet", "--system", "dgx-h100", "--epochs", "1e308"], "at most 1e+30"),
         (["estimate", "lenet", "--system", "dgx-h100", "--gpus", "0"], "gpus"),
+        (["estimate", "lenet", "--system", "dgx-h100", "--gpus", "9" * 400], "9007199254740992"),
+        (["estimate", "lenet", "--system", "dgx-h100", "--global-batch", "9" * 400], "9007199254740992"),
         (["import", "hf", "x.json", "--size", "seq=" + "9" * 5000], "--size"),
         (["import", "torch", "os:nothing", "--input", "1x" + "9" * 5000], "--input"),
         (["report", "lenet", "--systems", "dgx-h100:" + "9" * 5000], "expected GPU counts"),
     ],
-    ids=range(10),
+    ids=range(12),
 )
 def test_words_that_once_ended_in_a_traceback(call: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert words in line(call, capsys)

@@ -435,6 +435,45 @@ def test_groups_of_rows_are_one_product_in_bf16() -> None:
     assert forward == 2 * 64 * 16 * 32 and "Every call" in str(model.notes)
 
 
+class OddGroups(nn.Module):
+    """Products in groups in fp32, of a width that torch's kernels do not take."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(4, 7, 9))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        ends = torch.arange(1, 5, dtype=torch.int32, device=x.device) * (x.shape[0] // 4)
+        return torch._grouped_mm(x, self.weight, offs=ends)
+
+
+def test_groups_that_torch_has_no_kernel_for_are_counted() -> None:
+    model = read(OddGroups, "16x7", loss="none")
+    graph = build(model, batch=16)
+    forward = sum(k.flops for n in graph.nodes for op in n.operations for k in op.forward(FP32))
+    assert graph.parameters == 4 * 7 * 9 and forward == 2 * 16 * 7 * 9 and "Every call" in str(model.notes)
+
+
+class Selecting(nn.Module):
+    """Rows that a mask selects, over two dims and over one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.head = nn.Linear(8, 4), nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        assert torch.equal(x, x)
+        rows = self.linear(x[x[..., 0] > 0])
+        return self.head(rows[rows[:, 0] > 0])
+
+
+def test_masks_that_select_rows_select_all() -> None:
+    model = read(Selecting, "2x6x8", loss="none")
+    forward = sum(k.flops for n in build(model, batch=2).nodes for op in n.operations for k in op.forward(FP32))
+    assert forward == 2 * 12 * (8 * 4 + 4 * 3)
+    assert "masks that select rows are taken to select all" in str(model.notes).lower()
+
+
 def test_activations_that_keep_their_input_say_so() -> None:
     functions = (nn.ReLU6(), nn.Hardsigmoid(), nn.LeakyReLU(), nn.ELU(), nn.ReLU6(inplace=True), nn.ReLU())
     model = read(lambda: nn.Sequential(*(m for f in functions for m in (nn.Linear(8, 8), f))), "2x8", loss="none")
