@@ -101,6 +101,10 @@ class LossLaw(Law):
         """Tokens that reach a loss; SpecError where no number of tokens does."""
         raise NotImplementedError
 
+    def sigma(self, loss: float, parameters: float) -> float:
+        """One sigma of the logarithm of `tokens`, as the residual of the law makes it."""
+        raise NotImplementedError
+
     def warnings(self, parameters: float, tokens: float) -> tuple[str, ...]:
         """That the law is left, where it is."""
         raise NotImplementedError

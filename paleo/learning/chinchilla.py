@@ -42,6 +42,14 @@ class Parametric(LossLaw):
             )
         return float((self.b / left) ** (1.0 / self.beta))
 
+    def sigma(self, loss: float, parameters: float) -> float:
+        """residual · loss / (beta · b / D^beta): an error of the loss over its slope in ln D.
+
+        A loss near the end of what the parameters can reach is hardly told apart by more data.
+        """
+        slope = self.beta * self.b / self.tokens(loss, parameters) ** self.beta
+        return float(self.residual * loss / slope)
+
     def best_split(self, compute: float) -> tuple[float, float]:
         """Parameters and tokens of the lowest loss at a training budget C = 6 N D [FLOP].
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from paleo.errors import SpecError
@@ -13,7 +13,7 @@ from paleo.predict import Prediction
 from paleo.specs.model import ModelSpec
 from paleo.specs.run import Run
 from paleo.specs.task import Task, load_task
-from paleo.studies.target import forward_seconds, run_like, samples_needed, timed
+from paleo.studies.target import forward_seconds, run_like, samples_needed, timed, with_noise_scale
 from paleo.studies.training import Amount, Need
 from paleo.units import counted
 
@@ -46,13 +46,13 @@ def amount_for(prediction: Prediction, goal: Goal, stated: Amount | None) -> tup
     if goal.loss is not None:
         amount, warnings = _for_loss(prediction, goal.loss)
     if goal.target is not None:
-        amount, warnings = _for_task(prediction, goal.target)
+        return _for_task(prediction, goal.target, goal.noise_scale)
     if amount is None or goal.noise_scale is None:
         return amount, warnings
     batch = prediction.plan.global_batch
     samples = critical_batch_samples(batch, samples_min=amount.samples, critical_batch=goal.noise_scale)
     words = f"{amount.words}, {float(samples) / amount.samples:.2f} times as many at a batch of {batch:,}"
-    return Amount(float(samples), words), warnings
+    return replace(amount, samples=float(samples), words=words), warnings
 
 
 def _for_loss(prediction: Prediction, loss: float) -> tuple[Amount, tuple[str, ...]]:
@@ -65,12 +65,13 @@ def _for_loss(prediction: Prediction, loss: float) -> tuple[Amount, tuple[str, .
     law, size = LOSS_LAWS[LOSS_LAW], float(prediction.graph.parameters)
     tokens = law.tokens(loss, size)
     words = f"{counted(round(tokens), 'token')} for a loss of {loss:g} nats ({LOSS_LAW})"
-    return Amount(tokens / tokens_per_sample, words), law.warnings(size, tokens)
+    sigma = law.sigma(loss, size)
+    return Amount(tokens / tokens_per_sample, words, sigma=sigma), law.warnings(size, tokens)
 
 
-def _for_task(prediction: Prediction, name: str) -> tuple[Amount, tuple[str, ...]]:
+def _for_task(prediction: Prediction, name: str, noise_scale: float | None) -> tuple[Amount, tuple[str, ...]]:
     """Samples that bring a task's network to its target at the run's batch."""
-    task = _task_of(prediction.model, name)
+    task = with_noise_scale(_task_of(prediction.model, name), noise_scale)
     batch = prediction.plan.global_batch * task.packed
     samples, _ = samples_needed(task, batch)
     words = f"{counted(round(samples), task.sample)} to {task.target}, evaluations included"

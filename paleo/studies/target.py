@@ -16,16 +16,13 @@ from paleo.specs.hardware import Device, System
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.task import Code, Evaluation, Task
-from paleo.step.stragglers import normal_quantile
 from paleo.studies.cost import Tariff, energy
-from paleo.studies.training import JOULES_PER_KWH, rent
+from paleo.studies.training import JOULES_PER_KWH, NINETY, rent
 from paleo.units import counted
 
 if TYPE_CHECKING:
     from paleo.search.space import Space
 
-#: Ends of the interval of minutes, in standard normal deviations: 90 %.
-NINETY = float(normal_quantile(0.95))
 #: What nobody modelled stays: two submitters of one system and configuration differ by 2 to 4 %.
 SUBMITTERS = 0.03
 

@@ -14,12 +14,15 @@ from paleo.specs.model import ModelSpec
 from paleo.specs.prices import purchase_quote, rented
 from paleo.specs.reliability import nodes_of
 from paleo.specs.run import Run
+from paleo.step.stragglers import normal_quantile
 from paleo.studies.consistency import step_seconds
 from paleo.studies.cost import Tariff, energy, samples_to_target
 from paleo.studies.goodput import Goodput
 from paleo.studies.long_run import LongRunOptions, goodput_of
 from paleo.units import HOUR, KILO, MEGA, YEAR, counted
 
+#: Ends of a 90 % interval in standard deviations.
+NINETY = float(normal_quantile(0.95))
 JOULES_PER_KWH = KILO * HOUR
 
 
@@ -37,12 +40,14 @@ class Amount:
     """How much training: samples, and in words what they are.
 
     Where it follows from the run, ``needs`` is what a predicted step needs (its batch decides on the samples, its
-    system on the evaluations), and ``batches`` are the global batches worth trying."""
+    system on the evaluations), and ``batches`` are the global batches worth trying. ``sigma`` is how unsure the samples
+    are, in logarithms."""
 
     samples: float
     words: str
     needs: Callable[[Prediction], Need] | None = None
     batches: tuple[int, ...] = ()
+    sigma: float = 0.0
 
 
 #: Far more than anyone trains on; more is a slip of an exponent.
@@ -183,8 +188,10 @@ def _need(prediction: Prediction, wanted: Amount, critical_batch: float | None) 
     batch = prediction.plan.global_batch
     samples = samples_to_target(samples=wanted.samples, global_batch=batch, critical_batch=critical_batch)
     work = math.ceil(samples / batch) * step_seconds(prediction)
-    low, high = (work * end / prediction.step_time for end in prediction.interval)
-    return Need(samples, work, (low, high))
+    low, high = (end / prediction.step_time for end in prediction.interval)
+    unsure = NINETY * wanted.sigma
+    ends = math.exp(-math.hypot(unsure, math.log(low))), math.exp(math.hypot(unsure, math.log(high)))
+    return Need(samples, work, (work * ends[0], work * ends[1]))
 
 
 def with_length(long_run: LongRunOptions | None, wanted: Amount | None) -> LongRunOptions | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 
@@ -90,6 +91,14 @@ def test_length_from_a_loss_a_task_and_a_noise_scale(capsys: pytest.CaptureFixtu
     # worked: 1.8172 + 482.01 / 8.03e9^0.3478 + 2085.43 / D^0.3658 = 2.1
     left = 2.1 - 1.8172 - 482.01 / 8030261248**0.3478
     assert json.loads(out)["training"]["samples"] * 8192 == pytest.approx((2085.43 / left) ** (1 / 0.3658), rel=1e-3)
+    low, high = json.loads(out)["training"]["time_interval_s"]
+    time_s, steps = json.loads(out)["training"]["time_s"], json.loads(out)["step_time_interval_s"]
+    # an error of 0.9 % of the loss over its slope 0.3658 * left in the logarithm of the tokens
+    doubt = 1.6449 * 0.009 * 2.1 / (0.3658 * left)
+    assert math.log(high / time_s) == pytest.approx(
+        math.hypot(doubt, math.log(steps[1] / json.loads(out)["step_time_s"])), rel=1e-3
+    )
+    assert low < time_s / math.exp(doubt)
     _, out, _ = run([*ESTIMATE, "--samples", "1M", "--noise-scale", "64", "--json"], capsys)
     assert json.loads(out)["training"]["samples"] == pytest.approx(2e6)
     resnet = ["estimate", "resnet50-v1.5", "--system", "dgx-a100-80gb", "--gpus", "8", "--batch", "408"]
