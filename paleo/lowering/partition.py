@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 
 from paleo.errors import PlanError
 from paleo.lowering.program import Program, Section
@@ -91,7 +91,7 @@ def balanced_cut(program: Program, weights: Sequence[float], pieces: int) -> tup
     if len(units) < pieces:
         return ()
     layers = np.cumsum([count for _, count in units])
-    ends = np.cumsum(_halved(_lengths([weight for weight, _ in reversed(units)], pieces, 40)[::-1], pieces))
+    ends = np.cumsum(_halved(_lengths([weight for weight, _ in reversed(units)], pieces)[::-1], pieces))
     return tuple(np.diff(layers[ends - 1], prepend=0).tolist())
 
 
@@ -117,15 +117,21 @@ def _units(program: Program, weights: Sequence[float]) -> list[tuple[float, int]
     return units
 
 
-def _lengths(weights: Sequence[float], pieces: int, iterations: int) -> list[int]:
+def _lengths(weights: Sequence[float], pieces: int) -> list[int]:
     """Units of each of at most ``pieces`` contiguous pieces, filled from the front, whose heaviest is as light as
-    possible: by bisection on the heaviest weight."""
-    sums = np.cumsum(weights, dtype=np.longdouble)
-    low, high = max(weights), float(sums[-1])
-    for _ in range(iterations):
+    possible: by bisection on the heaviest weight, between what a filling reaches and what the next one would."""
+    sums = np.cumsum(weights, dtype=np.longdouble).astype(float).tolist()  # each sum rounded once
+    low, high = max(weights), sums[-1]
+    while low * _SLACK < high:
         middle = (low + high) / 2
-        low, high = (low, middle) if len(_filled(sums, middle)) <= pieces else (middle, high)
-    return _filled(sums, high)
+        ends = _filled(sums, middle)
+        starts = [0.0, *(sums[end - 1] for end in ends[:-1])]
+        if len(ends) <= pieces:
+            high = min(middle, max(sums[end - 1] - start for start, end in zip(starts, ends, strict=True)))
+        else:
+            low = max(middle, min(sums[end] - start for start, end in zip(starts, ends[:-1], strict=False)))
+    lengths: list[int] = np.diff(_filled(sums, high), prepend=0).tolist()
+    return lengths
 
 
 def _halved(lengths: list[int], pieces: int) -> list[int]:
@@ -137,14 +143,14 @@ def _halved(lengths: list[int], pieces: int) -> list[int]:
     return lengths
 
 
-def _filled(sums: npt.NDArray[np.longdouble], most: float) -> list[int]:
-    """Units of pieces that are filled one after another up to a weight, by the sums of weights up to each unit."""
-    ends, base = [0], np.longdouble(0.0)
-    while ends[-1] < len(sums):
-        end = int(np.searchsorted(sums, base + most * _SLACK, side="right"))
-        ends.append(max(end, ends[-1] + 1))
+def _filled(sums: Sequence[float], most: float) -> list[int]:
+    """Ends of pieces that are filled one after another up to a weight, by the sums of weights up to each unit."""
+    ends, base = list[int](), 0.0
+    while not ends or ends[-1] < len(sums):
+        start = ends[-1] if ends else 0
+        ends.append(max(bisect_right(sums, base + most * _SLACK, start), start + 1))
         base = sums[ends[-1] - 1]
-    return np.diff(ends).tolist()
+    return ends
 
 
 def cut_by_work(program: Program, pieces: int) -> list[Chunk]:
@@ -187,7 +193,7 @@ def _balanced(program: Program, weights: Sequence[float], pieces: int) -> list[C
     units = _divisible(program, weights)
     if len(units) < pieces:
         raise PlanError(f"{len(units)} layers cannot be cut into {pieces} pipeline stages")
-    ends = np.cumsum([0, *_halved(_lengths([weight for _, weight in units], pieces, 60), pieces)]).tolist()
+    ends = np.cumsum([0, *_halved(_lengths([weight for _, weight in units], pieces), pieces)]).tolist()
     return [
         _counted([index for sections, _ in units[start:end] for index in sections]) for start, end in pairwise(ends)
     ]

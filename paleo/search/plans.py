@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 
 from paleo.errors import CapacityError, PlanError, SpecError, near
 from paleo.parallel.plan import plan
@@ -73,20 +75,27 @@ def search(
         raise PlanError(
             f"no configuration of {tried} gpus shares {global_batch} samples and the layers evenly{ordered}"
         )
-    plans, front = _best(model, system, ranking, top), ranking.front()
+    plans = ranking.best(top)
+    partial = _partial(model, system, ranking, plans[0])
+    plans, front = (*partial, *plans)[:top], _unbeaten([*partial, *ranking.front()])
     runner_up = ranking.runner_up(plans[0])
     configurations, fitting = sum(len(part.results) for part in parts), len(ranking.fitting)
     seconds = time.perf_counter() - started
     return Search(configurations, fitting, seconds, objective, global_batch, plans, front, runner_up, ranking)
 
 
-def _best(model: ModelSpec, system: System, ranking: Ranking, top: int) -> tuple[PlanRow, ...]:
-    """The first ``top`` plans, those before them that recompute some layers alone."""
-    plans = ranking.best(top)
-    if not plans or not plans[0].fits or not ranking.timed:
-        return plans
-    some = partly_recomputed(model, system, ranking, ranking.rates[plans[0].gpus] * plans[0].step_time)
-    return (*reversed(some), *plans)[:top]
+def _partial(model: ModelSpec, system: System, ranking: Ranking, first: PlanRow) -> tuple[PlanRow, ...]:
+    """Plans before the first one that recompute some layers alone, the best first."""
+    if not first.fits or not ranking.timed:
+        return ()
+    return tuple(reversed(partly_recomputed(model, system, ranking, ranking.rates[first.gpus] * first.step_time)))
+
+
+def _unbeaten(rows: Sequence[PlanRow]) -> tuple[PlanRow, ...]:
+    """Those that no other beats in both step time and memory, the fastest first."""
+    ordered = sorted(rows, key=lambda row: (row.step_time, row.memory))
+    smallest = [math.inf, *accumulate((row.memory for row in ordered), min)]
+    return tuple(row for row, before in zip(ordered, smallest, strict=False) if row.memory < before)
 
 
 def _sized(run: Run, gpus: int, global_batch: int) -> Run:

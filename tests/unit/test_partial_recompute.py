@@ -19,9 +19,11 @@ NETWORK, MACHINE, RUN = "llama3-8b", "dgx-h100", Run(gpus=4, global_batch=64)
 
 def test_no_number_of_recomputed_layers_beats_the_first_plan() -> None:
     network, machine = load_model(NETWORK), load_system(MACHINE)
-    first = search(network, machine, RUN, top=1).plans[0]
+    reply = search(network, machine, RUN, top=1)
+    first = reply.plans[0]
     assert first.run.recompute_layers is not None  # else the case shows nothing
     assert first.recompute == f"full, {first.run.recompute_layers} layer a stage"
+    assert reply.front[0] == first
     alone = predict(network, machine, first.run)
     assert (alone.step_time, alone.memory.total) == (first.step_time, first.memory)
     tried = 0
