@@ -50,7 +50,7 @@ class Transfer:
     """A collective of one iteration: ``payload_bytes`` follows nccl-tests (the full buffer of the group). In so many
     ``pieces`` it is dealt out beside the product that feeds it or waits for it. ``again``: full recomputation needs it
     once more, ``selected``: selective recomputation does. ``dispatch``: it is of tokens that go to experts or return
-    while another microbatch is worked on."""
+    while another microbatch is worked on; ``once``: each of them travels once to a node or device."""
 
     name: str
     operation: str
@@ -63,6 +63,7 @@ class Transfer:
     again: bool = True
     selected: bool = False
     dispatch: bool = False
+    once: bool = False
 
     @property
     def beside(self) -> Literal["nothing", "section", "core", "products", "microbatch"]:
@@ -434,6 +435,7 @@ class _Lowering:
                 again,
                 phase == "forward" and not owed.overlapped and (owed.name in rerun or len(rerun) == len(names) > 0),
                 owed.chosen is not None and self.dispatch.overlapped,
+                owed.chosen is not None and self.dispatch.targets is not None,
             )
 
     def _selected(self, placed: PlacedNode) -> set[str]:

@@ -112,7 +112,8 @@ class Fabric:
     """The links of a system, for groups given by the stride between neighbours and their number of ranks: arrays of
     both at once.
 
-    Fields as in `Network`; links of groups and parameters are looked up once.
+    Fields as in `Network`; links of groups and parameters are looked up once. ``handshake``: seconds that an exchange
+    in which tokens travel once takes over nodes beside its bytes.
     """
 
     system: System
@@ -122,6 +123,7 @@ class Fabric:
     host: float = 0.0
     dtype: str | None = None
     placement: NodePlacement | None = None
+    handshake: float = 0.0
     _links: dict[tuple[int, int], GroupLinks] = field(default_factory=dict, init=False, repr=False, compare=False)
     _policies: list[Policy] = field(default_factory=list, init=False, repr=False, compare=False)
 
@@ -168,6 +170,10 @@ class Fabric:
             return ranks
         nodes = int(self.links(stride, ranks).nodes)
         return nodes if nodes > 1 else ranks
+
+    def handshakes(self, stride: int, ranks: int) -> float:
+        """Seconds beside its bytes of an exchange over one group in which tokens travel once."""
+        return self.handshake if ranks > 1 and int(self.links(stride, ranks).nodes) > 1 else 0.0
 
     def links(self, stride: int, ranks: int) -> GroupLinks:
         """The links of one group."""

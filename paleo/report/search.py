@@ -45,6 +45,7 @@ def _plan(row: PlanRow) -> Document:
         "microbatch": row.microbatch,
         "recompute": row.recompute,
         "schedule": row.schedule,
+        "expert_dispatch": row.run.expert_dispatch,
         "overlapped": row.overlapped,
         "step_time_s": row.step_time,
         "memory_bytes": row.memory,
@@ -82,8 +83,9 @@ _SHOWN = 10
 def _plans(title: str, rows: Sequence[PlanRow]) -> Table:
     columns = ("strategy", "recompute", "schedule", "GPUs", "microbatch", "step time", "memory", "fits")
     shown = grid(title, columns, left=3)
+    chosen = any(row.run.expert_dispatch is not None for row in rows)
     for row in rows:
-        schedule = _schedule(row)
+        schedule = f"{_schedule(row)}, {row.run.expert_dispatch or 'default'} dispatch" if chosen else _schedule(row)
         figures = (str(row.gpus), str(row.microbatch), duration(row.step_time), gibibytes(row.memory))
         shown.add_row(row.strategy, row.recompute, schedule, *figures, "yes" if row.fits else "no")
     return shown

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
@@ -12,15 +12,16 @@ from paleo.errors import CapacityError, PlanError, SpecError, near
 from paleo.parallel.plan import plan
 from paleo.predict import Prediction, predict
 from paleo.schedules.base import SCHEDULES
+from paleo.search.dispatchers import dispatch_words, other_dispatcher
 from paleo.search.evaluate import evaluate
 from paleo.search.partial_recompute import partly_recomputed
 from paleo.search.points import priced
 from paleo.search.ranking import Part, PlanRow, Ranking
-from paleo.search.space import Space, batch, check_searched, layouts, microbatches
+from paleo.search.space import Layout, Space, batch, check_searched, layouts, microbatches
 from paleo.specs.hardware import System
 from paleo.specs.model import ModelSpec
 from paleo.specs.run import Run
-from paleo.step.backend import backend_of
+from paleo.step.backend import Backend, backend_of
 
 #: What a search makes as small as it can.
 OBJECTIVES = ("time", "cost", "energy", "gpus")
@@ -65,8 +66,9 @@ def search(
     chosen = space or Space()
     global_batch = batch(model, run)
     parts = [
-        _searched(model, system, _sized(run, gpus, global_batch), chosen)
+        part
         for gpus in dict.fromkeys(counts or (run.gpus,))
+        for part in _searched(model, system, _sized(run, gpus, global_batch), chosen)
     ]
     ranking = Ranking([part for part in parts if len(part.results)], system, objective)
     if not ranking.parts:
@@ -104,18 +106,29 @@ def _sized(run: Run, gpus: int, global_batch: int) -> Run:
     )
 
 
-def _searched(model: ModelSpec, system: System, run: Run, space: Space) -> Part:
-    backend = backend_of(
-        system, run, plan(model, system, run.model_copy(update={"global_batch": None, "cut": None})).dtype
-    )
+def _searched(model: ModelSpec, system: System, run: Run, space: Space) -> Iterator[Part]:
+    """The configurations of one count of GPUs, by each dispatcher of tokens."""
+    dtype = plan(model, system, run.model_copy(update={"global_batch": None, "cut": None})).dtype
+    backend = backend_of(system, run, dtype)
     if backend.compression is not None and not backend.compression.linear:  # as an estimate has it: sums alone
         space = replace(space, zero=tuple(stage for stage in space.zero if stage < 3), sharded_pipelines=False)
+    if space.etp is None and backend.software.parallelism.expert_tensor == "none":
+        space = replace(space, etp=(None, 1))
     graph, space = backend.graph(model, 1), space.on(system, run.gpus)
     chosen = layouts(graph, run.gpus, run.global_batch or 1, space)
     if not chosen:
         raise PlanError(f"{run.gpus} gpus: no degrees share {run.global_batch} samples evenly")
+    yield _part(model, chosen, space, backend)
+    other, spread = other_dispatcher(backend), [layout for layout in chosen if layout.experts > 1]
+    if other is not None and spread:
+        changed = run.model_copy(update={"expert_dispatch": other})
+        yield _part(model, spread, space, backend_of(system, changed, dtype))
+
+
+def _part(model: ModelSpec, chosen: Sequence[Layout], space: Space, backend: Backend) -> Part:
+    """All configurations of some layouts."""
     points = priced(model, backend, chosen, lambda layout: microbatches(layout.local_batch, space), space)
-    return Part(run, tuple(chosen), evaluate(points, chosen, space, backend), space.preset)
+    return Part(backend.run, tuple(chosen), evaluate(points, chosen, space, backend), space.preset)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +148,7 @@ def explain(model: ModelSpec, system: System, result: Search) -> Explanation:
     first = result.plans[0]
     winner = predict(model, system, first.run)
     second = None if result.runner_up is None else predict(model, system, result.runner_up.run)
-    return Explanation(winner, second, _words(winner, second))
+    return Explanation(winner, second, " ".join(filter(None, [_words(winner, second), dispatch_words(winner)])))
 
 
 #: Plans whose steps differ by less are equally fast, as figures are shown.

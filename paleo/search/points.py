@@ -28,7 +28,7 @@ from paleo.parallel.overrides import placement
 from paleo.parallel.placement import Context, Placement, Strategy
 from paleo.parallel.propagation import check_divisions
 from paleo.pricing.kernels import KernelTimes
-from paleo.search.space import Layout, Space
+from paleo.search.space import Layout, Space, strategy_of_experts
 from paleo.specs.model import ModelSpec
 from paleo.step.backend import Backend
 from paleo.step.section_times import BYTES, FIGURES, SectionCosts, Sums, section_costs
@@ -56,6 +56,7 @@ class Key(NamedTuple):
     context: Context = "ring"
     spatial: int = 1
     shard: int = 1
+    etp: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +124,7 @@ def priced(
         wanted.setdefault(key_of(layout), set()).update(sizes(layout))
     families: dict[tuple[object, ...], dict[Key, list[int]]] = {}
     for key, counts in wanted.items():
-        families.setdefault((key.tp > 1, key.cp > 1, *key[2:]), {})[key] = sorted(counts)
+        families.setdefault(_family(key), {})[key] = sorted(counts)
     priced_blocks = [block for family in families.values() for block in blocks.of(family)]
     if not priced_blocks:
         raise PlanError(f"{blocks.problem or 'no way to lay the network over these gpus'}")
@@ -134,6 +135,12 @@ def priced(
     block_of = np.repeat(np.arange(len(priced_blocks)), lengths)
     programs = tuple(block.program for block in priced_blocks)
     return Points(_costs(priced_blocks, backend), programs, block_of, where, key_of, blocks.graph(1))
+
+
+def _family(key: Key) -> tuple[object, ...]:
+    """What layouts that may lie on one surface have in common. Folded experts are fewer on a rank the more tp and cp
+    there are, and with one alone nothing is sorted: each of those is by itself."""
+    return key if key.etp is not None else (key.tp > 1, key.cp > 1, *key[2:])
 
 
 class _Blocks:
@@ -160,7 +167,7 @@ class _Blocks:
         def key(layout: Layout) -> Key:
             tp, cp, ep, dp, spatial, shard = map(layout.mesh.degree, ("tp", "cp", "ep", "dp", "spatial", "shard"))
             dp, shard = (dp, shard) if self.counts_dp else (2, min(shard, 2))
-            return Key(tp, cp, ep, dp, layout.sequence_parallel, layout.context, spatial, shard)
+            return Key(tp, cp, ep, dp, layout.sequence_parallel, layout.context, spatial, shard, layout.etp)
 
         return key
 
@@ -290,8 +297,9 @@ class _Blocks:
     def _placement(self, graph: Graph, key: Key) -> Placement:
         known, chosen = self._placements, (graph.batch, *key[4:])
         if chosen not in known:
-            degrees = {"spatial": key.spatial} if key.spatial > 1 else {}
-            strategy = Strategy(self.preset, degrees, 0, key.sequence_parallel, 1, key.context)
+            experts = strategy_of_experts(key.etp)
+            degrees = dict(experts.degrees) | ({"spatial": key.spatial} if key.spatial > 1 else {})
+            strategy = Strategy(self.preset, degrees, 0, key.sequence_parallel, 1, key.context, key.etp)
             run = self.backend.run
             known[chosen] = placement(graph, strategy, run.placement, run.expert_imbalance)
         return known[chosen]

@@ -141,7 +141,8 @@ class Ranking:
         rows: dict[tuple[object, ...], PlanRow] = {}
         for index in self.leading(2 * top):
             row = self.row(int(index))
-            key = row.gpus, row.strategy, row.microbatch, row.recompute, row.schedule, row.run.cut
+            choices = row.recompute, row.schedule, row.run.cut, row.run.expert_dispatch
+            key = row.gpus, row.strategy, row.microbatch, *choices
             rows.setdefault(key, row)
         return tuple(rows.values())[:top]
 
@@ -223,9 +224,10 @@ def _rate(system: System, gpus: int, objective: str) -> float:
 
 def strategy_words(layout: Layout, zero: int, chunks: int, preset: str = "dp") -> str:
     """The strategy in the spelling of the command line."""
-    degrees = {**dict(layout.mesh.degrees), "dp": layout.mesh.replicas}
+    degrees = {**dict(layout.mesh.degrees), "dp": layout.mesh.replicas, "ep": layout.experts}
     parts = [f"{axis}={degree}" for axis, degree in degrees.items() if degree > 1]
     parts += [f"vp={chunks}"] if chunks > 1 else []
+    parts += [] if layout.etp is None else [f"etp={layout.etp}"]
     parts += [f"zero={zero}"] if zero else []
     flags = ["sp"] * layout.sequence_parallel + ["ulysses"] * (layout.context == "all_to_all")
     return ",".join([*([] if preset == "dp" and parts else [preset]), *parts, *flags])

@@ -30,7 +30,8 @@ class Space:
     ``overlapped`` fix a choice. Pipelines with sharded parameters (ZeRO-3) are tried with ``sharded_pipelines``
     alone, shard groups and images split in space where ``degrees`` has them (``shard``, ``spatial``). ``contexts``: how
     attention sees a sequence that is split over cp; None tries rings, and from `LONG` tokens a sequence on all-to-alls
-    too. ``preset`` is that of the strategy; ``within_nodes``: shard groups are nodes."""
+    too. ``preset`` is that of the strategy; ``within_nodes``: shard groups are nodes. ``etp``: tensor degrees of
+    experts that are folded over tp and cp (None: not folded); left out, those that the software's users choose."""
 
     degrees: Mapping[str, int] = field(default_factory=dict)
     microbatches: tuple[int, ...] | None = None
@@ -44,6 +45,7 @@ class Space:
     contexts: tuple[Context, ...] | None = None
     preset: str = "dp"
     within_nodes: bool = False
+    etp: tuple[int | None, ...] | None = None
 
     def on(self, system: System, gpus: int) -> Space:
         """The space with shard groups as large as a node of a system, where they are to be nodes."""
@@ -65,9 +67,7 @@ def within(strategy: str | None, **stated: object) -> Space:
     fixed: dict[str, object] = {name: (value,) for name, value in stated.items() if value is not None}
     if strategy is not None:
         parsed = parse_strategy(strategy)
-        if parsed.etp is not None:
-            raise PlanError(f"strategy {strategy!r}: a search does not fold experts (etp); use estimate for it")
-        fixed |= {"preset": parsed.preset}
+        fixed |= {"preset": parsed.preset} | ({} if parsed.etp is None else {"etp": (parsed.etp,)})
         fixed |= {"contexts": (parsed.context,)} if "ulysses" in parsed.flags else {}
         words = {part.partition("=")[0].strip() for part in strategy.split(",")}
         fixed["degrees"] = dict(parsed.degrees)
@@ -95,20 +95,31 @@ def check_searched(run: Run) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A mesh, whether sequences are split over tp between layers, the samples of each data-parallel rank, and how
-    attention sees a sequence that is split over cp."""
+    """A mesh, whether sequences are split over tp between layers, the samples of each data-parallel rank, how attention
+    sees a sequence that is split over cp, and the tensor degree of experts that are folded."""
 
     mesh: Mesh
     sequence_parallel: bool
     local_batch: int
     context: Context = "ring"
+    etp: int | None = None
+
+    @property
+    def experts(self) -> int:
+        """Ranks over which experts are spread."""
+        axes = strategy_of_experts(self.etp).expert_axes
+        return self.mesh.ways(axes)
 
 
 def layouts(graph: Graph, gpus: int, global_batch: int, space: Space) -> list[Layout]:
     """Every mesh of ``gpus`` whose axes all divide something and whose data-parallel ranks all have work."""
     useful, laid_out = _useful(graph, space), []
     spatial, shard = space.degrees.get("spatial", 1), space.degrees.get("shard", 1)
-    for tp, cp, ep, pp in product(*(_degrees(axis, gpus, graph, useful, space) for axis in SPLITS)):
+    splits = product(*(_degrees(axis, gpus, graph, useful, space) for axis in SPLITS))
+    for (tp, cp, experts, pp), etp in product(splits, space.etp or (None,)):
+        ep = _data_ranks(tp, cp, experts, etp)
+        if ep is None:
+            continue
         others = tp * cp * pp * spatial
         ranks, replicas = others * ep * shard, gpus // others
         if gpus % ranks or space.degrees.get("dp", replicas) != replicas or not _shared(global_batch, replicas):
@@ -116,8 +127,22 @@ def layouts(graph: Graph, gpus: int, global_batch: int, space: Space) -> list[La
         degrees = {"tp": tp, "cp": cp, "ep": ep, "pp": pp, "dp": gpus // ranks, "spatial": spatial, "shard": shard}
         mesh, local = Mesh.of(degrees), math.ceil(global_batch / replicas)
         for context in _contexts(graph, cp, space):
-            laid_out += [Layout(mesh, sp, local, context) for sp in _sequence_parallel(tp, space)]
+            laid_out += [Layout(mesh, sp, local, context, etp) for sp in _sequence_parallel(tp, space)]
     return laid_out
+
+
+def _data_ranks(tp: int, cp: int, experts: int, etp: int | None) -> int | None:
+    """Data-parallel ranks over which experts are spread beside those of tp and cp that they are folded over; None where
+    that cannot be, or is no folding."""
+    if etp is None:
+        return experts
+    inner = cp if etp == tp > 1 else tp * cp
+    return experts // inner if experts > 1 and inner > 1 and etp in (1, tp) and experts % inner == 0 else None
+
+
+def strategy_of_experts(etp: int | None) -> Strategy:
+    """A strategy of no more than the tensor degree of its experts, which say over which axes they are folded."""
+    return Strategy(degrees={} if etp is None else {"tp": max(etp, 2), "ep": 2}, etp=etp)
 
 
 def _contexts(graph: Graph, cp: int, space: Space) -> tuple[Context, ...]:

@@ -63,6 +63,11 @@ class Host(Spec):
     expert: Seconds = Field(
         0.0, description="what each expert on the device adds to a grouped product: a call, casts, splits"
     )
+    handshake: Seconds = Field(
+        0.0,
+        description="what an exchange between nodes by deepep or hybridep takes beside its bytes: layout, counts that "
+        "are sent ahead, and the wait for them",
+    )
     whole_iteration: Flag = Field(
         False, description="whether an iteration is one CUDA graph, so that its operations cost the host nothing"
     )

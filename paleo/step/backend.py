@@ -226,6 +226,7 @@ def backend_of(
     fabric = Fabric(
         system, run.algorithm_or_server, prices.rates, prices.own, software.host.forward,
         placement=None if nodes.usual else nodes,
+        handshake=0.0 if prices.rates is not None else software.host.handshake,
     )  # fmt: skip
     formats = autocast(precision(dtype)) if software.formats.mixed == "autocast" else precision(dtype)
     accumulator, accesses = software.gradients.accumulator, software.gradients.accesses

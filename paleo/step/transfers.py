@@ -41,4 +41,8 @@ def transfer_seconds(
         each = np.split(device.times(operation, strides, ranks, sizes), np.cumsum(counts)[:-1])
         for (index, row, *_), priced in zip(members, each, strict=True):
             seconds[index][row] = priced
+    for index, (mesh, program) in enumerate(programs):
+        for row, (_, transfer) in enumerate(collectives(program)):
+            if transfer.once:
+                seconds[index][row] += fabric.handshakes(mesh.stride((transfer.axis,)), mesh.degree(transfer.axis))
     return seconds

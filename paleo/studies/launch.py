@@ -37,7 +37,9 @@ def estimate_command(model: str, system: str, run: Run) -> str:
         if value is not None and value != getattr(defaults, name.replace("-", "_")):
             words += [f"--{name}", str(value)]
     words += ["--qlora"] if run.qlora else []
-    settings: dict[str, object] = {"exchange": run.exchange, "offload": run.offload}
+    settings: dict[str, object] = {
+        "exchange": run.exchange, "offload": run.offload, "expert_dispatch": run.expert_dispatch,
+    }  # fmt: skip
     settings |= {f"model.{name}": value for name, value in run.model.items()}
     for name, value in settings.items():
         if value is not None and value != getattr(defaults, name, None):

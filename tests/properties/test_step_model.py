@@ -130,7 +130,7 @@ STATED: list[tuple[str, dict[str, Any], str | None]] = [
 )
 def test_a_search_asks_for_the_same_step(model: str, options: dict[str, Any], strategy: str | None, draws: int) -> None:
     network, machine, run = load_model(model), load_system("dgx-h100"), validate(Run, options, "test")
-    part = _searched(network, machine, _sized(run, run.gpus, run.global_batch or 0), within(strategy))
+    part, *_ = _searched(network, machine, _sized(run, run.gpus, run.global_batch or 0), within(strategy))
     ranking = Ranking([part], machine, "time")
     for index in random.Random(2026).sample(range(len(ranking.step)), draws):
         row = ranking.row(index)
@@ -166,7 +166,7 @@ def test_no_strategy_that_fits_beats_the_first_plan(layers: int) -> None:
 def test_one_configuration_is_what_it_is_among_others() -> None:
     """Steps of a batch of many cases against those of each alone; their parts add up."""
     network, machine, run = load_model("gpt2"), load_system("dgx-h100"), Run(gpus=16, global_batch=64)
-    part = _searched(network, machine, _sized(run, 16, 64), Space(schedules=("1f1b", "zb-v")))
+    part, *_ = _searched(network, machine, _sized(run, 16, 64), Space(schedules=("1f1b", "zb-v")))
     for batch in part.results.batches[::7]:
         together = step(replace(batch, shared=Shared()))
         added = sum(seconds for name, seconds in together.parts.items() if name != "communication_total")

@@ -3,6 +3,7 @@ whole iterations, biases and clamped gates without a kernel, and what tables say
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from paleo.operations.tensor import Tensor
 from paleo.parallel.mesh import Mesh
 from paleo.parallel.placement import STRATEGIES, parse_strategy
 from paleo.predict import Prediction, predict
+from paleo.search.plans import explain, search
+from paleo.search.space import within
 from paleo.specs.hardware import load_system
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
@@ -69,8 +72,36 @@ def test_tokens_travel_beside_another_microbatch() -> None:
 
 def test_each_dispatcher_sends_what_it_must() -> None:
     nccl, deepep = (predicted(expert_dispatch=name) for name in ("nccl", "deepep"))
-    assert deepep.breakdown.communication_total < 0.5 * nccl.breakdown.communication_total, "two nodes, eight experts"
+    handshakes = 2 * 4 * 4 * load_software("megatron-core").host.handshake  # microbatches, layers, exchanges
+    sent = deepep.breakdown.communication_total - handshakes
+    assert sent < 0.5 * nccl.breakdown.communication_total, "two nodes, eight experts"
     assert nccl.breakdown.memory_bound > deepep.breakdown.memory_bound, "tokens are sorted by local experts, and back"
+
+
+def test_handshakes_pay_from_some_tokens_on() -> None:
+    """Over four nodes: at one short sequence the copies of tokens cost less than four handshakes a layer."""
+    run = {"gpus": 32, "strategy": "ep=32", "global_batch": 512, "cuda_graph": "full_iteration", "batch": None}
+    steps = {
+        (name, seq): predicted(**run, expert_dispatch=name, model={"layers": 2, "seq": seq}).step_time
+        for name in ("nccl", "deepep")
+        for seq in (256, 8192)
+    }
+    assert steps["nccl", 256] < steps["deepep", 256] and steps["nccl", 8192] > steps["deepep", 8192]
+
+
+def test_a_search_chooses_the_dispatcher_and_folds_experts() -> None:
+    run = Run.model_validate({"gpus": 32, "global_batch": 64, "software": "megatron-core", "model": {"layers": 2}})
+    space = replace(within("tp=4,cp=1,ep=16,pp=1,sp", recompute="none"), zero=(1,))
+    found = search(QWEN, H100, run, space=space)
+    assert {row.run.expert_dispatch for row in found.plans} == {None, "deepep"}
+    assert {row.strategy for row in found.plans} == {"tp=4,ep=16,dp=8,etp=1,zero=1,sp"}, "8 ranks of dp hold no 16"
+    for row in found.plans:
+        assert row.step_time == pytest.approx(predict(QWEN, H100, row.run).step_time, rel=1e-9)
+    text = explain(QWEN, H100, found).text
+    used, other = ("NCCL's all-to-all", "DeepEP")[:: 1 if found.plans[0].run.expert_dispatch is None else -1]
+    assert f"Tokens travel by {used}; {other} would be " in text and "aster" in text.partition(other)[2]
+    stated = search(QWEN, H100, run.model_copy(update={"expert_dispatch": "nccl"}), space=space)
+    assert {row.run.expert_dispatch for row in stated.plans} == {"nccl"}
 
 
 def test_what_clamped_experts_move() -> None:

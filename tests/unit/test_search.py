@@ -71,8 +71,8 @@ DRAWS = 15
 def everything(case: str) -> tuple[ModelSpec, System, Part, Ranking]:
     model, system, options = CASES[case]
     network, machine, run = load_model(model), load_system(system), validate(Run, options, "test")
-    part = _searched(network, machine, _sized(run, run.gpus, run.global_batch or 0), Space())
-    return network, machine, part, Ranking([part], machine, "time")
+    parts = list(_searched(network, machine, _sized(run, run.gpus, run.global_batch or 0), Space()))
+    return network, machine, parts[0], Ranking(parts, machine, "time")
 
 
 @pytest.mark.parametrize("case", list(CASES))
@@ -91,7 +91,7 @@ def test_arrays_equal_single_predictions(case: str) -> None:
 def test_pipelines_with_sharded_parameters_are_searched_where_they_are_stated(case: str) -> None:
     model, system, options = CASES[case]
     network, machine, run = load_model(model), load_system(system), validate(Run, options, "test")
-    part = _searched(network, machine, _sized(run, run.gpus, run.global_batch or 0), within("zero=3"))
+    (part,) = _searched(network, machine, _sized(run, run.gpus, run.global_batch or 0), within("zero=3"))
     found = Ranking([part], machine, "time")
     stages = np.array([layout.mesh.degree("pp") for layout in part.layouts])[part.results.layout]
     piped = np.flatnonzero(stages > 1).tolist()
