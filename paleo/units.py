@@ -53,7 +53,7 @@ DIMENSIONS: dict[str, dict[str, Decimal]] = {
     "price_per_s": {f"USD/{unit}": 1 / factor for unit, factor in _SECONDS.items()},
     "price_per_energy": {"USD/kWh": 1 / Decimal(3600000)},
     "failures": {"/nodeday": 1 / Decimal(86400), "/knodeday": 1 / Decimal(86400000)},
-    "count": _prefixed(""),
+    "count": _prefixed("") | {"B": Decimal(10) ** 9},  # as tokens and parameters are counted: 15T, 8B
 }
 _EXAMPLE = {
     "time": "5 us",

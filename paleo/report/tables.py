@@ -361,7 +361,7 @@ def compare(comparison: Comparison) -> RenderableType:
     best = {objective: comparison.best(objective) for objective in ("time", "cost", "energy")}
     words = {"time": "fastest", "cost": "cheapest", "energy": "least energy"}
     winners = [
-        f"{words[objective]}: {candidate.system.name}" for objective, candidate in best.items() if candidate is not None
+        f"{words[objective]}: {_machines(candidate)}" for objective, candidate in best.items() if candidate is not None
     ]
     studied = any(candidate.consistency is not None for candidate in comparison.candidates)
     strategies = {_strategy(each) for each in comparison.candidates if each.prediction is not None}
@@ -397,10 +397,20 @@ def compare(comparison: Comparison) -> RenderableType:
     if failing:
         shares = ", ".join(f"{name} {percent(run.share)}" for name, run in failing.items())
         notes.append(f"Failures, checkpoints and restarts are in time, cost and energy; goodput: {shares}.")
-    head = f"{comparison.amount.words}. {', '.join(winners).capitalize() or 'It fits none of them'}.\n"
+    head = f"{comparison.amount.words}. {_sentence('; '.join(winners)) or 'It fits none of them'}.\n"
     parts: list[RenderableType] = [prose(Text(head, style="bold")), table, Text()]
     parts += [prose(sentence) for sentence in map(_remedy, comparison.candidates) if sentence]
     return Group(*parts, prose(Text("\n".join(notes), style="dim")))
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _machines(candidate: Candidate) -> str:
+    """The system of a candidate, and how many of its GPUs."""
+    prediction = candidate.prediction
+    return candidate.system.name if prediction is None else candidate.system.share(prediction.plan.gpus)
 
 
 def _strategy(candidate: Candidate) -> str:

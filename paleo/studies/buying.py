@@ -210,9 +210,8 @@ def answer(
     reply = Answer(model, wish, batch, tuple(priced[:top]), tuple(searches), tuple(reasons))
     if reply.best is not None:
         return reply
-    remedy = _remedy(
-        model, systems, sized.model_copy(update={"global_batch": batch, "batch": None}), wish, space, counts
-    )
+    kept = sized.model_copy(update={"global_batch": batch, "batch": None})
+    remedy = _remedy(model, systems, kept, wish, space, counts, any(plan.row.fits for plan in priced))
     return Answer(model, wish, batch, reply.plans, reply.searches, reply.reasons, remedy)
 
 
@@ -237,9 +236,17 @@ def _priced(model: ModelSpec, system: System, result: Search, wish: Wish) -> lis
 
 
 def _remedy(
-    model: ModelSpec, systems: Sequence[System], run: Run, wish: Wish, space: Space | None, counts: Sequence[int]
+    model: ModelSpec,
+    systems: Sequence[System],
+    run: Run,
+    wish: Wish,
+    space: Space | None,
+    counts: Sequence[int],
+    fits: bool,
 ) -> str:
-    """The smallest doubled count that meets the wish, of the first system that has one, or the offload that fits."""
+    """The smallest doubled count that meets the wish, of the first system that has one, and where nothing ``fits`` the
+    offload that does."""
+    offload = "" if fits else _offload(model, systems, run, counts)
     for system in systems:
         gpus = max(counts) * 2
         while gpus <= min(MOST_GPUS, system.capacity or MOST_GPUS):
@@ -248,9 +255,9 @@ def _remedy(
             except PaleoError:
                 plans = []
             if plans and plans[0].meets(wish):
-                return f"{system.share(gpus)} would do: {plans[0].command}"
+                return f"{system.share(gpus)} would do: {plans[0].command}" + (f"; or {offload}" if offload else "")
             gpus *= 2
-    return _offload(model, systems, run, counts)
+    return offload
 
 
 def _offload(model: ModelSpec, systems: Sequence[System], run: Run, counts: Sequence[int]) -> str:
