@@ -601,6 +601,12 @@ NETWORKS["pyg/LINKX"] = (_call("torch_geometric.nn", "LINKX", 400, 64, 128, 16, 
 FAST = [name for name in NETWORKS if name.startswith("own/")] + [
     f"transformers/{name}" for name in ("Llama", "GPT2", "Bert", "T5", "ResNet", "Mixtral", "Mamba", "whisper")
 ]
+#: Of those that CI runs, the networks whose kept activations are further off than the bar; one that no longer is has to
+#: leave this list.
+KEPT_MISSES = frozenset(
+    {"own/bags", "own/spectral", "own/multi-head", "own/lstm-projected", "own/lstm-cell"}
+    | {f"transformers/{name}" for name in ("T5", "Llama", "GPT2")}
+)
 #: Networks whose kept activations are compared.
 KEPT = [
     *(name for name in NETWORKS if name.startswith("own/")),
