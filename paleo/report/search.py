@@ -45,7 +45,7 @@ def _plan(row: PlanRow) -> Document:
         "microbatch": row.microbatch,
         "recompute": row.recompute,
         "schedule": row.schedule,
-        "expert_dispatch": row.run.expert_dispatch,
+        "expert_dispatch": row.run.expert_dispatch or "default",
         "overlapped": row.overlapped,
         "step_time_s": row.step_time,
         "memory_bytes": row.memory,
