@@ -26,6 +26,7 @@ from paleo.specs.model import ModelSpec
 from paleo.specs.run import Run
 from paleo.specs.software import Software
 from paleo.step.backend import backend_of
+from paleo.step.compression import check_sharded
 from paleo.step.input_pipeline import InputPipeline
 from paleo.step.single import priced, single_batch
 from paleo.step.step import StepArrays, step
@@ -163,6 +164,7 @@ def predict(
     ``calibration`` stand in for the profile and the calibration file that the run names."""
     layout = plan(model, system, run)
     backend = backend_of(system, run, layout.dtype, software, calibration)
+    check_sharded(run.compress, layout.parallel.zero)
     graph = backend.graph(model, layout.microbatch * layout.dp)
     placed = placement(graph, layout.parallel, run.placement, run.expert_imbalance)
     program = priced(backend.lowered(graph, placed, layout.mesh), layout, backend)

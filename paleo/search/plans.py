@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
+from paleo.compression.base import Compression
+from paleo.compression.zeropp import ZeroPlusPlus
 from paleo.errors import CapacityError, PlanError, SpecError, near
 from paleo.parallel.plan import plan
 from paleo.predict import Prediction, predict
@@ -22,6 +24,7 @@ from paleo.specs.hardware import System
 from paleo.specs.model import ModelSpec
 from paleo.specs.run import Run
 from paleo.step.backend import Backend, backend_of
+from paleo.step.compression import check_sharded
 
 #: What a search makes as small as it can.
 OBJECTIVES = ("time", "cost", "energy", "gpus")
@@ -110,8 +113,7 @@ def _searched(model: ModelSpec, system: System, run: Run, space: Space) -> Itera
     """The configurations of one count of GPUs, by each dispatcher of tokens."""
     dtype = plan(model, system, run.model_copy(update={"global_batch": None, "cut": None})).dtype
     backend = backend_of(system, run, dtype)
-    if backend.compression is not None and not backend.compression.linear:  # as an estimate has it: sums alone
-        space = replace(space, zero=tuple(stage for stage in space.zero if stage < 3), sharded_pipelines=False)
+    space = _compressible(space, backend.compression)
     if space.etp is None and backend.software.parallelism.expert_tensor == "none":
         space = replace(space, etp=(None, 1))
     graph, space = backend.graph(model, 1), space.on(system, run.gpus)
@@ -129,6 +131,17 @@ def _part(model: ModelSpec, chosen: Sequence[Layout], space: Space, backend: Bac
     """All configurations of some layouts."""
     points = priced(model, backend, chosen, lambda layout: microbatches(layout.local_batch, space), space)
     return Part(backend.run, tuple(chosen), evaluate(points, chosen, space, backend), space.preset)
+
+
+def _compressible(space: Space, method: Compression | None) -> Space:
+    """The part of a space that an estimate accepts with a compression: of sharded parameters those with ZeRO-3 alone,
+    of methods that cannot be summed on the wire those without."""
+    if isinstance(method, ZeroPlusPlus):
+        check_sharded("zeropp", 3 if 3 in space.zero else 0)
+        return replace(space, zero=(3,))
+    if method is None or method.linear:
+        return space
+    return replace(space, zero=tuple(stage for stage in space.zero if stage < 3), sharded_pipelines=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,9 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from paleo.compression.base import Compression, Gradient
+from paleo.compression.base import Compression, Gradient, Message
 from paleo.compression.base import compression as named
+from paleo.compression.zeropp import ZeroPlusPlus
 from paleo.errors import PlanError
 from paleo.lowering.program import Program
 from paleo.operations.kernel import Kernel, flat_pass
@@ -25,6 +26,7 @@ from paleo.parallel.mesh import Axes
 Array = npt.NDArray[np.float64]
 Numbers = TypeVar("Numbers", float, Array)
 Owed = tuple[str, Axes, Numbers]
+Groups = npt.NDArray[np.int64]
 
 
 def method_of(text: str | None, *, zero: int, forward_only: bool) -> Compression | None:
@@ -32,13 +34,17 @@ def method_of(text: str | None, *, zero: int, forward_only: bool) -> Compression
     if text is None or forward_only:
         return None
     method = named(text)
-    if text.startswith("zeropp"):
-        raise PlanError("compress zeropp: a step does not tell its gathers inside a node apart; it is priced by tables")
-    if zero == 3 and not method.linear:
+    if zero == 3 and not method.linear and not isinstance(method, ZeroPlusPlus):
         raise PlanError(
             f"compress {text}: with zero=3 gradients are scattered as they come, so only sums in another format do"
         )
     return method
+
+
+def check_sharded(text: str | None, zero: int) -> None:
+    """PlanError where a method of sharded parameters is named for a run that does not shard them."""
+    if text is not None and isinstance(named(text), ZeroPlusPlus) and zero != 3:
+        raise PlanError(f"compress {text}: it compresses the gathers of sharded parameters; state --strategy zero=3")
 
 
 @dataclass(slots=True)
@@ -62,7 +68,7 @@ def _window(shape: Mapping[str, float]) -> float:
     return math.prod(size for name, size in shape.items() if name.startswith("kernel_"))
 
 
-def unit_gradient(program: Program, ranks: float, width: float) -> Gradient:
+def unit_gradient(program: Program, ranks: float, width: float, ranks_per_node: float = 1.0) -> Gradient:
     """The gradient of a rank's program, divided by its elements: one element with its share of matrices.
 
     Matrices are those of the products that make gradients of weights: m by n, where k rows are summed; filters of a
@@ -84,7 +90,7 @@ def unit_gradient(program: Program, ranks: float, width: float) -> Gradient:
     whole, matrices = max(elements, 1.0), products.elements + filters.elements
     share = min(1.0, elements / max(matrices, 1.0)) / whole
     return Gradient(
-        elements=1.0, tensors=tensors / whole, ranks=ranks, width=width,
+        elements=1.0, tensors=tensors / whole, ranks=ranks, width=width, ranks_per_node=ranks_per_node,
         samples=products.summed / max(products.elements, 1.0),
         matrices=(products.number + filters.number) / whole,
         matrix_elements=matrices * share, matrix_sides=(products.sides + filters.sides) * share,
@@ -96,13 +102,46 @@ def compressed(method: Compression, gradient: Gradient, owed: Sequence[Owed[Numb
     """The collectives of a compressed gradient in place of those ``owed``, with their axes and payloads.
 
     ``gradient`` is that of one element. Where states are sharded only the sum is needed, not its return: gathers are
-    left out and sums are scattered.
+    left out and sums are scattered. What a method of sharded parameters does not scatter stays as it is.
     """
+    plain_sums = isinstance(method, ZeroPlusPlus)
     return tuple(
         (operation, axes, size * ratio)
         for plain, axes, size in owed
-        for operation, ratio in _ratios(method, gradient, scattered=plain == "reduce_scatter")
+        for operation, ratio in (
+            [(plain, 1.0)]
+            if plain_sums and plain == "all_reduce"
+            else _ratios(method, gradient, scattered=plain == "reduce_scatter")
+        )
     )
+
+
+def compressed_gather(
+    method: ZeroPlusPlus, gradient: Gradient, width: float, axes: Axes, size: Numbers, *, again: bool
+) -> tuple[Owed[Numbers], ...]:
+    """The gather of sharded parameters of ``width`` bytes before the forward pass, or ``again`` before the backward
+    one; ``gradient`` is that of one element."""
+    message = method.messages(gradient)[int(again)]
+    return ((_scoped_name(message), axes, size * (float(message.payload) / width)),)
+
+
+def _scoped_name(message: Message) -> str:
+    return message.operation if message.scope == "all" else f"{message.operation}@{message.scope}"
+
+
+def scoped(operation: str, groups: Groups, devices_per_node: int) -> tuple[str, Groups]:
+    """The plain operation of a name such as ``all_gather@node``, and the part of each group, (2, …) strides and ranks,
+    that takes part: its ranks of one node, or (``across``) one rank of each node.
+
+    >>> scoped("all_to_all@across", np.array([[1], [64]]), 8)[1].tolist()
+    [[8], [8]]
+    """
+    plain, _, scope = operation.partition("@")
+    if not scope:
+        return plain, groups
+    strides, ranks = groups
+    inside = np.clip(devices_per_node // np.maximum(strides, 1), 1, np.maximum(ranks, 1))
+    return plain, np.stack([strides, inside] if scope == "node" else [strides * inside, -(-ranks // inside)])
 
 
 def _ratios(method: Compression, gradient: Gradient, *, scattered: bool) -> list[tuple[str, float]]:
@@ -112,7 +151,7 @@ def _ratios(method: Compression, gradient: Gradient, *, scattered: bool) -> list
         ratio = float(message.payload) / width
         if scattered and message.operation == "all_gather":
             continue
-        operation = "reduce_scatter" if scattered and message.operation == "all_reduce" else message.operation
+        operation = "reduce_scatter" if scattered and message.operation == "all_reduce" else _scoped_name(message)
         if ratio > 0:
             ratios.append((operation, ratio))
     return ratios

@@ -15,10 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from paleo.compression.base import Gradient
+from paleo.compression.zeropp import ZeroPlusPlus
 from paleo.lowering.program import Program
 from paleo.parallel.mesh import BATCH_AXES, Axes, Mesh
 from paleo.step.backend import Backend
-from paleo.step.compression import compressed, state_bytes, unit_gradient
+from paleo.step.compression import compressed, compressed_gather, scoped, state_bytes, unit_gradient
 from paleo.step.gradient_exchange import (
     gathered_shares,
     gradient_exchange,
@@ -38,8 +39,9 @@ Index = npt.NDArray[np.intp]
 Count = npt.NDArray[np.int64]
 Value = TypeVar("Value")
 Numbers = TypeVar("Numbers", float, Array)
-#: What is sent over the replicas: gradients, or parameters of which the trained or all are gathered.
-Sent = Literal["gradients", "trained", "all"]
+#: What is sent over the replicas: gradients, or parameters of which the trained or all are gathered, or all of them
+#: again before the backward pass.
+Sent = Literal["gradients", "trained", "all", "again"]
 
 
 class Shared:
@@ -86,6 +88,11 @@ class Layouts:
         return not self.backend.run.forward_only
 
     @property
+    def regathers(self) -> bool:
+        """Whether gathers of sharded parameters differ before the backward pass."""
+        return isinstance(self.backend.compression, ZeroPlusPlus)
+
+    @property
     def replicas(self) -> Array:
         """Ranks that share out the batch: (layouts,)."""
         return self.shared.once("replicas", lambda: np.array([float(mesh.replicas) for mesh in self.meshes]))
@@ -118,7 +125,9 @@ class Layouts:
 
     def collective(self, operation: str, groups: Count, sizes: Array) -> Array:
         """Seconds of one collective of ``sizes`` bytes, (…, layouts) or (stages, …, layouts), in the slowest of its
-        ``groups``, (2, groups, stages or 1, layouts), which hold strides and ranks."""
+        ``groups``, (2, groups, stages or 1, layouts), which hold strides and ranks. An operation may name a part of
+        each group, ``all_gather@node``."""
+        operation, groups = scoped(operation, groups, self.backend.system.devices_per_node)
         stages = groups.shape[2:3] if sizes.ndim > 1 else ()
         shape = (*groups.shape[:2], *stages, *(1,) * (sizes.ndim - 2), groups.shape[-1])
         whole = (groups.shape[1], *sizes.shape)
@@ -205,13 +214,21 @@ class Layouts:
                 owed = tuple(("broadcast" if op == "reduce_scatter" else op, over, part) for op, over, part in owed)
             method = self.backend.compression
             return owed if method is None else compressed(method, self.gradient(layout, axes), owed)
+        method = self.backend.compression
+        if content in ("all", "again") and isinstance(method, ZeroPlusPlus):
+            width = self.backend.formats.parameter
+            return compressed_gather(
+                method, self.gradient(layout, axes), width, axes, elements, again=content == "again"
+            )
         return (("broadcast" if owned else "all_gather", axes, elements),)
 
     def gradient(self, layout: int, axes: Axes) -> Gradient:
         """One element of the gradient of a layout's ranks, as it is compressed on its way over some axes."""
-        program, ranks = self.programs[layout], float(self.meshes[layout].ways(axes))
-        key = "gradient", id(program), ranks
-        return self.shared.once(key, lambda: unit_gradient(program, ranks, self.backend.formats.gradient))
+        program, (stride, ranks) = self.programs[layout], self._group(layout, axes)
+        inside = min(ranks, max(1, self.backend.system.devices_per_node // stride))
+        key = "gradient", id(program), ranks, inside
+        width = self.backend.formats.gradient
+        return self.shared.once(key, lambda: unit_gradient(program, float(ranks), width, float(inside)))
 
     def coding(self, kinds: StageKinds) -> Array:
         """Seconds in which each kind of stage codes and decodes its gradients: (kinds, layouts)."""
@@ -250,7 +267,11 @@ class Layouts:
         for program, mesh in zip(self.programs, self.meshes, strict=True):
             key = id(program), tuple(axis for axis, degree in mesh.degrees if degree > 1)
             if key not in known:
-                split = gradient_shares if content == "gradients" else partial(gathered_shares, frozen=content == "all")
+                split = (
+                    gradient_shares
+                    if content == "gradients"
+                    else partial(gathered_shares, frozen=content in ("all", "again"))
+                )
                 known[key] = split(program, mesh, copies)
             shares.append(known[key])
         return shares

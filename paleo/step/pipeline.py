@@ -115,7 +115,8 @@ def iteration_seconds(times: LayerTimes, layouts: Layouts, layout: Index, *, sha
     sections, width = len(goes_back), layouts.backend.formats.gradient
     single = np.eye(sections, sections + len(layouts.programs[0].ties))[None]
     gradients = layouts.sent(single, 1, "gradients", 3, width)[0, 0]
-    return waited_iterations(times, section_gathers(layouts)[:, layout], gradients[:, layout], goes_back)
+    gathers = (section_gathers(layouts, content)[:, layout] for content in ("all", "again"))
+    return waited_iterations(times, *gathers, gradients[:, layout], goes_back)
 
 
 # sharded parameters
@@ -129,7 +130,7 @@ def sharded_chunks(batch: Batch) -> ShardedChunks:
 def _sharded_chunks(batch: Batch) -> ShardedChunks:
     """Stages alike are computed once."""
     assignment, contention = batch.assignment, batch.backend.software.overlap.contention
-    parts, gather, sent, late = _sharded_collectives(batch)
+    parts, gather, regather, sent, late = _sharded_collectives(batch)
     gathered = np.asarray((parts @ batch.layouts.parameters(trained=False)).any(axis=2))
     goes_back = np.array([section.goes_back for section in batch.layouts.programs[0].sections])
     known: dict[tuple[object, ...], Array] = {}
@@ -138,8 +139,9 @@ def _sharded_chunks(batch: Batch) -> ShardedChunks:
         pieces = tuple(assignment.pieces[number] for number in numbers)
         key = pieces, parts[stage].tobytes(), stage if assignment.copies > 1 else 0
         if key not in known:
-            times = contended(batch.times, gather[stage], sent[stage], contention)
-            figures = Figures(times.forwards, times.backwards, times.weights, gather[stage], sent[stage])
+            times = contended(batch.times, gather[stage], sent[stage], contention, regather[stage])
+            passes_of = times.forwards, times.backwards, times.weights
+            figures = Figures(*passes_of, gather[stage], regather[stage], sent[stage])
             chunks = [
                 sharded_passes(
                     piece, figures, gathered[stage], goes_back, splits=batch.schedule.splits_backward, late=after
@@ -148,22 +150,25 @@ def _sharded_chunks(batch: Batch) -> ShardedChunks:
             ]
             known[key] = np.stack([np.stack(np.broadcast_arrays(*chunk)) for chunk in chunks], axis=1)
         passes.append(known[key])
-    twice = 1.0 + goes_back[:, None]
-    communication = np.einsum("ps,psc->pc", assignment.computed, gather * twice + sent)
+    both = gather + regather * goes_back[:, None]
+    communication = np.einsum("ps,psc->pc", assignment.computed, both + sent)
     return ShardedChunks(np.stack(passes, axis=1), communication + late.sum(axis=1) / assignment.copies)
 
 
-def _sharded_collectives(batch: Batch) -> tuple[Array, Array, Array, Array]:
+def _sharded_collectives(batch: Batch) -> tuple[Array, Array, Array, Array, Array]:
     """What each stage gathers for a layer of each section, (stages, sections, sections and ties); seconds of these
-    gathers and of the sums of their gradients during the passes, (stages, sections, cases); and of the sums that come
-    after the last pass of each chunk, (stages, chunks, cases)."""
+    gathers before the forward and before the backward pass, and of the sums of their gradients during the passes,
+    (stages, sections, cases); and of the sums that come after the last pass of each chunk, (stages, chunks, cases)."""
     layouts, assignment, formats = batch.layouts, batch.assignment, batch.backend.formats
     parts = layer_parameters(assignment.layers, layouts.programs[0].ties)
     copies = assignment.copies
     gather = batch.taken(layouts.sent(parts, copies, "all", 3, formats.parameter)[0])
     gather = gather if batch.sharded else np.zeros_like(gather)
+    again = gather
+    if batch.sharded and layouts.regathers:
+        again = batch.taken(layouts.sent(parts, copies, "again", 3, formats.parameter)[0])
     if batch.overlapped:
         late = np.zeros((*assignment.placed.shape[:2], len(batch)))
-        return parts, gather, batch.taken(layouts.sent(parts, copies, "gradients", 3, formats.gradient)[0]), late
+        return parts, gather, again, batch.taken(layouts.sent(parts, copies, "gradients", 3, formats.gradient)[0]), late
     after, _ = layouts.exchange(assignment, 3, chunks=True)
-    return parts, gather, np.zeros_like(gather), batch.taken(after)
+    return parts, gather, again, np.zeros_like(gather), batch.taken(after)

@@ -315,15 +315,19 @@ def layer_times(costs: SectionCosts, policies: Policies) -> LayerTimes:
     )
 
 
-def contended(times: LayerTimes, gathers: Array, gradients: Array, contention: float) -> LayerTimes:
+def contended(
+    times: LayerTimes, gathers: Array, gradients: Array, contention: float, regathers: Array | None = None
+) -> LayerTimes:
     """Iterations slowed by the collectives that overlap with them: ``contention`` seconds for each second of gathers
-    (both directions) and of gradient exchange (backward), no more than they would take one after the other."""
+    (both directions; ``regathers`` backward, where they differ) and of gradient exchange (backward), no more than they
+    would take one after the other."""
     if contention == 0.0:
         return times
+    again = gathers if regathers is None else regathers
     return replace(
         times,
         forward=times.forward + contention * np.minimum(times.forward, gathers),
-        backward=times.backward + contention * np.minimum(times.backward + times.weights, gathers + gradients),
+        backward=times.backward + contention * np.minimum(times.backward + times.weights, again + gradients),
     )
 
 

@@ -32,12 +32,13 @@ Array = npt.NDArray[np.float64]
 
 class Figures(NamedTuple):
     """Seconds of one layer iteration of each section, (sections, …): passes with what they wait for, the gather of its
-    parameters, the exchange of its gradients."""
+    parameters and that before its backward pass, the exchange of its gradients."""
 
     forward: Array
     backward: Array
     weights: Array
     gather: Array
+    regather: Array
     gradients: Array
 
 
@@ -71,16 +72,16 @@ def sharded_passes(
     last = np.asarray(sum(layers * f.weights[section] for section, layers in chunk)) + zero
     if not splits:
         both = f.backward + f.weights
-        backward = _row(back, both, f.gather, f.gradients, back_lead.rest(both) + zero, before)
+        backward = _row(back, both, f.regather, f.gradients, back_lead.rest(both) + zero, before)
         return Passes(forward, backward - last + late, last)
-    backward = _row(back, f.backward, f.gather, 0.0 * f.gradients, back_lead.rest(f.backward) + zero, before)
+    backward = _row(back, f.backward, f.regather, 0.0 * f.gradients, back_lead.rest(f.backward) + zero, before)
     weights = _row(back, f.weights, 0.0 * f.gather, f.gradients, back_lead.rest(f.weights) + zero)
     return Passes(forward, backward, weights + late)
 
 
-def waited_iterations(times: LayerTimes, gather: Array, gradients: Array, goes_back: Mask) -> Array:
+def waited_iterations(times: LayerTimes, gather: Array, regather: Array, gradients: Array, goes_back: Mask) -> Array:
     """Seconds of one layer iteration of each section in a row of its kind, (sections, …): by these a network is cut."""
-    back = gather * goes_back.reshape((-1,) + (1,) * (gather.ndim - 1)) + gradients
+    back = regather * goes_back.reshape((-1,) + (1,) * (gather.ndim - 1)) + gradients
     return np.maximum(times.forwards, gather) + np.maximum(times.backwards + times.weights, back)
 
 

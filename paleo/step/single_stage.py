@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -96,20 +96,29 @@ def _walked(batch: Batch, buckets: Buckets, members: Sequence[tuple[int, Order]]
     member, order = column[batch.cases.layout[alike]], members[0][1]
     seconds = bucket_seconds(batch, members)
     sent = [row[member] if row.any() else 0.0 for row in seconds]
-    gather = section_gathers(batch.layouts)[:, batch.cases.layout[alike]] if buckets.sharded else None
+    layout = batch.cases.layout[alike]
+    gather = section_gathers(batch.layouts)[:, layout] if buckets.sharded else None
+    again = section_gathers(batch.layouts, "again")[:, layout] if buckets.sharded else None
     times = contended_times(batch, alike)
     last, count = times.last, batch.microbatches[alike]
     backward = last.backwards + last.weights
     if buckets.scattered:
-        once = np.maximum(*walk(order, last.forwards, backward, gather, sent, 0.0))
+        once = np.maximum(*walk(order, last.forwards, backward, gather, sent, 0.0, again))
     else:
         program, earlier = batch.layouts.programs[members[0][0]], times.earlier
         plain = iterations(program, buckets, last=False)
         every = walk(plain, earlier.forwards, earlier.backwards + earlier.weights, None, [0.0] * len(plain), 0.0)
         once = np.maximum(*every)
-    end = np.maximum(*walk(order, last.forwards, backward, gather, sent, (count - 1.0) * once))
-    gathers = 0.0 if gather is None else sum(gather[each.section] for each in order if each.gathers)
-    return end, seconds.sum(axis=0)[member] + gathers
+    end = np.maximum(*walk(order, last.forwards, backward, gather, sent, (count - 1.0) * once, again))
+    return end, seconds.sum(axis=0)[member] + _gathered(order, gather, again)
+
+
+def _gathered(order: Order, gather: Array | None, again: Array | None) -> Array | float:
+    """Seconds of all gathers of a microbatch."""
+    if gather is None or again is None:
+        return 0.0
+    passes = {"forward": gather, "backward": again}
+    return sum(passes[each.direction][each.section] for each in order if each.gathers)
 
 
 def contended_times(batch: Batch, cases: Index) -> Contended:
@@ -119,8 +128,9 @@ def contended_times(batch: Batch, cases: Index) -> Contended:
         return Contended(times, times)
     layout = batch.cases.layout[cases]
     gathers = section_gathers(batch.layouts)[:, layout] if batch.sharded else np.zeros((1, 1))
+    again = section_gathers(batch.layouts, "again")[:, layout] if batch.sharded else gathers
     sums = section_exchanges(batch.layouts, batch.zero)[:, layout] if batch.overlapped else np.zeros((1, 1))
-    slower = contended(times, gathers, sums, contention)
+    slower = contended(times, gathers, sums, contention, again)
     return Contended(slower, slower if batch.scattered else times)
 
 
@@ -176,16 +186,18 @@ def _summed(layouts: Layouts, zero: int, cells: Sequence[Cell], shape: tuple[int
     return table
 
 
-def section_gathers(layouts: Layouts) -> Array:
-    """Seconds in which the parameters of one layer of each section are gathered: (sections, layouts)."""
-    return layouts.shared.once("section gathers", lambda: section_gather_figures(layouts)[0])
+def section_gathers(layouts: Layouts, content: Literal["all", "again"] = "all") -> Array:
+    """Seconds in which the parameters of one layer of each section are gathered, or gathered ``again`` before its
+    backward pass: (sections, layouts)."""
+    content = content if layouts.regathers else "all"
+    return layouts.shared.once(("section gathers", content), lambda: section_gather_figures(layouts, content)[0])
 
 
-def section_gather_figures(layouts: Layouts) -> Array:
+def section_gather_figures(layouts: Layouts, content: Literal["all", "again"] = "all") -> Array:
     """The same, and bytes that are gathered: (2, sections, layouts)."""
     sections = len(layouts.programs[0].sections)
     single = np.eye(sections, sections + len(layouts.programs[0].ties))[None]
-    return layouts.sent(single, 1, "all", 3, layouts.backend.formats.parameter)[:, 0]
+    return layouts.sent(single, 1, content, 3, layouts.backend.formats.parameter)[:, 0]
 
 
 def plain_order(program: Program, buckets: Buckets) -> tuple[Order, Order]:

@@ -93,17 +93,21 @@ def walk(
     gather: Array | None,
     buckets: Sequence[Numeric],
     start: Numeric,
+    regather: Array | None = None,
 ) -> tuple[Numeric, Numeric]:
     """When the computing and the network stream have done one pass [s]; the computing one is free from ``start`` on.
 
     Each stream is served in the order in which its work becomes ready. A gather starts once the iteration before the
     last has ended, and its own iteration waits for it; buckets go out after their iteration. ``forward``, ``backward``
-    and ``gather`` are seconds by section, ``buckets`` by iteration; all broadcast with ``start``."""
+    and ``gather`` are seconds by section, ``buckets`` by iteration; all broadcast with ``start``. ``regather``: gathers
+    before the backward pass, where they differ."""
+    again = gather if regather is None else regather
     compute, network, issued = start, 0.0 * np.asarray(start), 0.0 * np.asarray(start)
     sent: list[tuple[Numeric, Numeric]] = []
     for iteration, bucket in zip(order, buckets, strict=True):
-        if iteration.gathers and gather is not None:
-            network = np.maximum(network, issued) + gather[iteration.section]
+        gathers = gather if iteration.direction == "forward" else again
+        if iteration.gathers and gathers is not None:
+            network = np.maximum(network, issued) + gathers[iteration.section]
             awaited, issued = network, np.asarray(compute)
             network = _served(network, sent)
             compute = np.maximum(compute, awaited)

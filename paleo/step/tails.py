@@ -91,6 +91,9 @@ def exposed_communication(batch: Batch, passes: Passes, *, summed: bool = True) 
     """The same without updates of the host."""
     following, contention = batch_tails(batch, summed=summed), batch.backend.software.overlap.contention
     seconds = batch.taken(following.fixed)
+    if batch.zero == 3 and batch.backend.compression is not None:  # gradients are coded with every microbatch
+        kinds, rows = batch.assignment.kinds.stages, batch.assignment.stage_kind
+        seconds = seconds + batch.taken(batch.layouts.coding(kinds)[rows]) * (batch.microbatches - 1.0)
     if following.gathers.any():
         seconds += overlapped_gathers(batch, following, passes)
     if contention >= 1.0:  # as `exposed_sends` has it: nothing is won

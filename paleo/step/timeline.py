@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -61,22 +62,30 @@ def busy(events: Sequence[Event], *kinds: str) -> float:
 @dataclass(frozen=True, slots=True)
 class _Iterations:
     """One microbatch: iterations with the seconds of what goes out after each, seconds of layers by section, seconds
-    and bytes in which the parameters of a section are gathered."""
+    and bytes in which the parameters of a section are gathered before either pass."""
 
     program: Program
     order: list[LayerIteration]
     sent: list[float]
     times: LayerTimes
-    gathers: list[tuple[float, float]]
+    gathers: dict[Direction, list[tuple[float, float]]]
     collectives: list[dict[Direction, list[NamedCollective]]]
+
+
+#: What is gathered before each pass.
+_GATHERS: dict[Direction, Literal["all", "again"]] = {"forward": "all", "backward": "again"}
 
 
 def _streams(batch: Batch, program: Program) -> Timeline:
     """A step without a pipeline."""
     buckets, times = buckets_of(batch), contended_times(batch, _FIRST)
     none = (0.0, 0.0)
-    figures = section_gather_figures(batch.layouts)[:, :, 0].T.tolist() if buckets.sharded else []
-    gathers = [(seconds, size) for seconds, size in figures] or [none] * len(program.sections)
+    gathers = {
+        direction: section_gather_figures(batch.layouts, content)[:, :, 0].T.tolist()
+        if buckets.sharded
+        else [none] * len(program.sections)
+        for direction, content in _GATHERS.items()
+    }
     tasks: list[Task] = []
     count, sent = int(batch.microbatches[0]), list[int]()
     for last in (False, True):
@@ -107,7 +116,7 @@ def _add_microbatch(tasks: list[Task], each: _Iterations) -> list[int]:
         awaited: tuple[int, ...] = ()
         if iteration.gathers:
             latest = _last(tasks)
-            gathering, moved = each.gathers[iteration.section]
+            gathering, moved = each.gathers[iteration.direction][iteration.section]
             tasks.append(Task(f"weights of {section.name}", NETWORK, gathering, issued, "gather", bytes=moved))
             awaited, issued = (len(tasks) - 1,), latest
         _add_iteration(tasks, each, section, iteration, awaited)

@@ -55,7 +55,7 @@ def test_sharded_states_scatter_what_they_need() -> None:
     [
         ("zip", "dp", "unknown compression"),
         ("onebit", "zero=3", "only sums in another format"),
-        ("zeropp", "zero=3", "does not tell its gathers"),
+        ("zeropp", "zero=1", "gathers of sharded parameters"),
         ("topk:2", "dp", "the share of elements"),
     ],
 )
