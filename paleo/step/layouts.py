@@ -224,7 +224,8 @@ class Layouts:
 
     def gradient(self, layout: int, axes: Axes) -> Gradient:
         """One element of the gradient of a layout's ranks, as it is compressed on its way over some axes."""
-        program, (stride, ranks) = self.programs[layout], self._group(layout, axes)
+        program, ranks = self.programs[layout], self.meshes[layout].ways(axes)
+        stride = self.meshes[layout].stride(axes) if ranks > 1 else 1
         inside = min(ranks, max(1, self.backend.system.devices_per_node // stride))
         key = "gradient", id(program), ranks, inside
         width = self.backend.formats.gradient
