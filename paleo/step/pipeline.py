@@ -115,8 +115,8 @@ def iteration_seconds(times: LayerTimes, layouts: Layouts, layout: Index, *, sha
     sections, width = len(goes_back), layouts.backend.formats.gradient
     single = np.eye(sections, sections + len(layouts.programs[0].ties))[None]
     gradients = layouts.sent(single, 1, "gradients", 3, width)[0, 0]
-    gathers = (section_gathers(layouts, content)[:, layout] for content in ("all", "again"))
-    return waited_iterations(times, *gathers, gradients[:, layout], goes_back)
+    gather, again = section_gathers(layouts)[:, layout], section_gathers(layouts, "again")[:, layout]
+    return waited_iterations(times, gather, again, gradients[:, layout], goes_back)
 
 
 # sharded parameters

@@ -118,7 +118,7 @@ def _gathered(order: Order, gather: Array | None, again: Array | None) -> Array 
     if gather is None or again is None:
         return 0.0
     passes = {"forward": gather, "backward": again}
-    return sum(passes[each.direction][each.section] for each in order if each.gathers)
+    return np.asarray(sum(passes[each.direction][each.section] for each in order if each.gathers))
 
 
 def contended_times(batch: Batch, cases: Index) -> Contended:
