@@ -16,6 +16,7 @@ from paleo.units import counted, duration, gibibytes
 if TYPE_CHECKING:
     from paleo.search.hybrid import Hybrid
     from paleo.search.plans import Explanation, Search
+    from paleo.studies.modes import ModeSearch
 from paleo.search.ranking import PlanRow
 
 
@@ -117,3 +118,49 @@ def hybrid_table(model: str, system: str, splits: Hybrid) -> RenderableType:
     for name, split in splits.layers:
         shown.add_row(name, split)
     return Group(prose(Text(text, style="bold")), shown)
+
+
+def modes_document(model: str, system: str, searched: ModeSearch) -> Document:
+    """Plans over consistency models and compressions, best first."""
+    return {
+        "model": model,
+        "system": system,
+        "objective": "time",
+        "global_batch_size": searched.global_batch,
+        "configurations": searched.configurations,
+        "seconds": searched.seconds,
+        "staleness_cost": searched.price.each,
+        "noise_scale": searched.price.noise_scale,
+        "plans": [
+            {
+                **_plan(each.plan),
+                "step_time_s": each.step_time,
+                "consistency": each.consistency,
+                "compress": each.compress,
+                "staleness": each.staleness,
+                "samples_factor": each.samples_factor,
+                "effective_step_time_s": each.effective,
+            }
+            for each in searched.plans
+        ],
+        "refused": list(searched.refused),
+    }
+
+
+def modes_table(model: str, system: str, searched: ModeSearch) -> RenderableType:
+    """The same for people."""
+    price = searched.price
+    cost = f"{price.each:g} samples for each update" if price.each is not None else f"noise scale {price.noise_scale:g}"
+    head = (
+        f"{model} on {system}, global batch {searched.global_batch}: "
+        f"{counted(searched.configurations, 'configuration')} in {duration(searched.seconds)}. "
+        f"Best by time, stale updates priced: {cost}.\n"
+    )
+    columns = ("consistency", "gradients", "strategy", "GPUs", "microbatch", "step", "staleness", "samples", "per step")
+    shown = grid("", columns, left=3)
+    for each in searched.plans:
+        figures = f"{each.staleness:.3g}", f"x {each.samples_factor:.3g}", duration(each.effective)
+        names = each.consistency, each.compress or "dense", each.plan.strategy
+        shown.add_row(*names, str(each.plan.gpus), str(each.plan.microbatch), duration(each.step_time), *figures)
+    notes = ["'per step': for what a synchronous step learns, more samples counted.", *searched.refused]
+    return Group(prose(Text(head, style="bold")), shown, Text(), prose(Text("\n".join(notes), style="dim")))

@@ -86,7 +86,7 @@ def check_searched(run: Run) -> None:
     """PlanError for what a search does not range over."""
     if run.consistency != "bsp":
         stale = f"consistency {run.consistency!r}: plans are ranked by time alone, which always prefers the stalest"
-        raise PlanError(f"{stale}; estimate it, or compare it with bsp")
+        raise PlanError(f"{stale}; state what staleness costs (--staleness-cost, --noise-scale), or estimate it")
     if uneven(run):
         raise PlanError("recompute_layers and the like: a search recomputes all layers alike; leave them out")
     if run.cut == "time":

@@ -11,6 +11,9 @@ from paleo.consistency.base import Consistency, Cycle, Server, Workload, consist
 from paleo.errors import PlanError
 from paleo.parallel.mesh import BATCH_AXES
 from paleo.predict import Prediction, predict
+from paleo.specs.hardware import System
+from paleo.specs.run import Run
+from paleo.specs.software import Software
 
 #: Bytes of host memory that a server moves for each byte pushed: gradient, parameter read and written, reply.
 SERVER_PASSES = 4.0
@@ -68,12 +71,15 @@ def workload(prediction: Prediction) -> Workload:
     Compute is the step less its sums of gradients; a worker is a data-parallel replica with all its ranks.
     """
     plan, run = prediction.plan, prediction.run
-    if plan.parallel.zero == 3:
+    synchronous = run.consistency == "bsp"
+    if plan.parallel.zero == 3 and not synchronous:
         raise PlanError(f"consistency {run.consistency}: with zero=3 no worker has all parameters; use zero=0, 1 or 2")
-    after = prediction if run.exchange == "after" else _unhidden(prediction)
+    plain = run.exchange == "after" or plan.parallel.zero == 3
+    after = prediction if plain else _unhidden(prediction)
     batch = after.steps.batch
     seconds, _ = batch.layouts.exchange(batch.assignment, plan.parallel.zero, chunks=False)
-    exchange = float(seconds.sum(axis=1).max()) if plan.dp > 1 else 0.0
+    apart = plan.dp > 1 and plan.parallel.zero < 3  # sharded parameters travel inside the passes
+    exchange = float(seconds.sum(axis=1).max()) if apart else 0.0
     compute = max(after.step_time - exchange, 0.0)
     elements = float(batch.layouts.elements(batch.assignment.kinds.stages, trained=True).max())
     payload = elements * batch.backend.formats.gradient
@@ -111,16 +117,20 @@ def _neighbour(prediction: Prediction, payload: float) -> float:
 
 
 def _server(prediction: Prediction) -> Server | None:
-    """Parameter servers on nodes of the system: their port takes pushes and replies at the same time, their memory
-    holds the update."""
-    run, system = prediction.run, prediction.system
+    """The parameter servers that a run has."""
+    run = prediction.run
     if run.servers is None and run.consistency != "async":
         return None
+    return server_of(run, prediction.system, prediction.steps.batch.backend.software)
+
+
+def server_of(run: Run, system: System, software: Software) -> Server:
+    """Parameter servers on nodes of the system: their port takes pushes and replies at the same time, their memory
+    holds the update."""
     links = [level for level in system.levels if level.ranks is None] or list(system.levels)
     if not links:
         raise PlanError(f"consistency {run.consistency}: {system.name} is one device without links to a server")
     port = links[-1].link.bandwidth * max(1, links[-1].ports or 1)
     memory = system.host.memory_bandwidth if system.host is not None and system.host.memory_bandwidth else np.inf
     rate = 1.0 / (1.0 / port + SERVER_PASSES / memory)
-    call = prediction.steps.batch.backend.software.gradients.server_call
-    return Server(call=call, bandwidth=float(rate), count=run.servers or 1)
+    return Server(call=software.gradients.server_call, bandwidth=float(rate), count=run.servers or 1)

@@ -59,6 +59,18 @@ Goal = Annotated[
 ]
 Top = Annotated[int, typer.Option(min=1, metavar="K", help="So many plans.")]
 Explain = Annotated[bool, typer.Option("--explain", help="Why the winner wins, and how near the next one is.")]
+StalenessCost = Annotated[
+    float | None,
+    typer.Option(
+        metavar="K",
+        help="Search --consistency bsp,async,… and --compress none,onebit,… too: each update of staleness asks for K "
+        "times the samples more.",
+    ),
+]
+StaleNoise = Annotated[
+    float | None,
+    typer.Option("--noise-scale", metavar="SAMPLES", help="The same with a price from the gradient's noise scale."),
+]
 PerLayer = Annotated[bool, typer.Option("--per-layer", help="Choose the split of each layer, for chains of layers.")]
 
 
@@ -87,6 +99,8 @@ def plan_(
     as_json: AsJson = False,
     plot: Plot = None,
     explore: Explore = None,
+    staleness_cost: StalenessCost = None,
+    noise_scale: StaleNoise = None,
 ) -> None:
     """The fastest (or cheapest) strategies of all: degrees, microbatch, recomputation, ZeRO, schedule.
 
@@ -109,14 +123,15 @@ def plan_(
     counts, network, machine = gpu_counts(gpus), load_model(model), machines[0]
     run = options.run(gpus=counts[0], strategy="dp")
     page = None if explore is None else checked_output(explore, (".html",), option="--explore")
-    if page is not None and (len(machines) > 1 or per_layer):
-        raise SpecError("--explore shows the plans of one system; state --system, without --per-layer")
-    if per_layer and path is not None:
-        raise SpecError("--plot draws plans of whole networks; leave out --per-layer")
+    priced = staleness_cost is not None or noise_scale is not None
+    _check_outputs(page, path, len(machines), per_layer, priced)
     if per_layer:
         _split_layers(network, machine, run, as_json)
         return
     narrowed = _narrowed(options, run)
+    if priced:
+        _modes(network, machine, run, counts, narrowed, staleness_cost, noise_scale, top, as_json)
+        return
     stated, failing = (tokens, epochs, samples, target, deadline, budget), long_run.stated()
     if systems is not None or failing or any(value is not None for value in stated):
         run, wish = _wish(network, run, *stated, objective, rates.tariff(), failing)
@@ -145,6 +160,50 @@ def plan_(
     show_document(lambda: shown.document(*names, ranking, best), lambda: shown.table(*names, ranking, best), as_json)
     if not ranking.fitting:
         raise typer.Exit(NO)
+
+
+def _check_outputs(page: Path | None, path: Path | None, machines: int, per_layer: bool, priced: bool) -> None:
+    """SpecError for a page or a picture of what has none."""
+    if page is not None and (machines > 1 or per_layer):
+        raise SpecError("--explore shows the plans of one system; state --system, without --per-layer")
+    if per_layer and path is not None:
+        raise SpecError("--plot draws plans of whole networks; leave out --per-layer")
+    if priced and (machines > 1 or page is not None or path is not None):
+        raise SpecError("--staleness-cost: plans of one system as a table; leave out --systems, --plot, --explore")
+
+
+def _modes(
+    network: ModelSpec,
+    machine: System,
+    run: Run,
+    counts: list[int],
+    space: Space,
+    each: float | None,
+    noise_scale: float | None,
+    top: int,
+    as_json: bool,
+) -> None:
+    """Plans over the listed consistency models and compressions, stale updates priced."""
+    from paleo.report import search as shown
+    from paleo.studies.modes import StalenessPrice, mode_search
+
+    consistencies = _listed(run.consistency, "--consistency")
+    stated = _listed(run.compress, "--compress") if run.compress is not None else ["none"]
+    compressions = [None if name in ("none", "dense") else name for name in stated]
+    searched = mode_search(
+        network, machine, run, StalenessPrice(each, noise_scale), counts=counts, space=space, top=top,
+        consistencies=consistencies, compressions=compressions,
+    )  # fmt: skip
+    names = network.name, machine.name
+    show_document(lambda: shown.modes_document(*names, searched), lambda: shown.modes_table(*names, searched), as_json)
+
+
+def _listed(text: str, option: str) -> list[str]:
+    """Names with commas between them."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise SpecError(f"{option} {text!r}: expected names with commas between them")
+    return names
 
 
 def _split_layers(network: ModelSpec, machine: System, run: Run, as_json: bool) -> None:

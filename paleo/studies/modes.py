@@ -1,0 +1,208 @@
+"""Plans over consistency models and compressions: layouts, what workers wait for and what they send, searched together.
+
+Speed alone always prefers the stalest model, so staleness has a price: a run whose gradients are stale by τ updates on
+average needs 1 + k τ times the samples of a synchronous one. ``k`` is stated, or follows from the gradient noise
+scale: a step that is τ updates stale is taken to learn no more than one of a batch τ + 1 times as large (the careful
+end: with McCandlish et al., 2018, equation 2.11, k = B / (B + B_noise)). Workloads are arrays over all configurations
+of a search.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from paleo.consistency.base import Workload, consistency
+from paleo.errors import CapacityError, PlanError, SpecError
+from paleo.parallel.mesh import BATCH_AXES
+from paleo.predict import predict
+from paleo.search.plans import Search, search
+from paleo.search.ranking import Part, PlanRow
+from paleo.search.space import Space
+from paleo.specs.hardware import System
+from paleo.specs.model import ModelSpec
+from paleo.specs.run import Run
+from paleo.step.batch import Batch
+from paleo.studies.consistency import server_of, studied
+
+Array = npt.NDArray[np.float64]
+Index = npt.NDArray[np.intp]
+#: Plans of each pair of modes that are predicted one by one.
+LEADING = 4
+#: Why a consistency model has no plan.
+UNTIED = "no plan fits whose workers hold all parameters and exchange apart from their passes"
+
+
+@dataclass(frozen=True, slots=True)
+class StalenessPrice:
+    """What staleness costs: ``each`` times the samples more for each update of it, or the gradient's ``noise_scale``
+    [samples]."""
+
+    each: float | None = None
+    noise_scale: float | None = None
+
+    def __post_init__(self) -> None:
+        if (self.each is None) == (self.noise_scale is None):
+            raise SpecError("a price of staleness: state --staleness-cost or --noise-scale, one of them")
+        stated = self.each if self.each is not None else self.noise_scale
+        if stated is None or not 0 <= stated < float("inf") or (self.noise_scale is not None and stated == 0):
+            raise SpecError(f"a price of staleness: {stated} is not a number from 0 up")
+
+    def samples_factor(self, staleness: Array | float, batch: int) -> Array:
+        """Samples over those of a synchronous run, for updates that are ``staleness`` updates late.
+
+        >>> float(StalenessPrice(noise_scale=300.0).samples_factor(4.0, 100))
+        2.0
+        """
+        each = batch / (batch + self.noise_scale) if self.noise_scale is not None else self.each or 0.0
+        return np.asarray(1.0 + each * np.asarray(staleness))
+
+
+@dataclass(frozen=True, slots=True)
+class ModePlan:
+    """A plan under a consistency model and a compression. ``step_time``: seconds in which the global batch is seen
+    once; ``samples_factor``: samples over those of a synchronous run."""
+
+    consistency: str
+    compress: str | None
+    plan: PlanRow
+    step_time: float
+    staleness: float
+    samples_factor: float
+
+    @property
+    def effective(self) -> float:
+        """Seconds for what a synchronous run learns in a step: what plans are ranked by."""
+        return self.step_time * self.samples_factor
+
+
+@dataclass(frozen=True, slots=True)
+class ModeSearch:
+    """Plans of all modes, best first, and why modes without any were left out."""
+
+    configurations: int
+    seconds: float
+    global_batch: int
+    price: StalenessPrice
+    plans: tuple[ModePlan, ...]
+    refused: tuple[str, ...]
+
+
+def mode_search(
+    model: ModelSpec,
+    system: System,
+    run: Run,
+    price: StalenessPrice,
+    *,
+    consistencies: Sequence[str] = ("bsp",),
+    compressions: Sequence[str | None] = (None,),
+    counts: Sequence[int] = (),
+    space: Space | None = None,
+    top: int = 10,
+) -> ModeSearch:
+    """The best plans over layouts x consistency models x compressions; CapacityError where none fits."""
+    started = time.perf_counter()
+    plans: list[ModePlan] = []
+    refused: list[str] = []
+    configurations = batch = 0
+    for compress in dict.fromkeys(compressions):
+        plain = run.model_copy(update={"compress": compress, "consistency": "bsp"})
+        try:
+            searched = search(model, system, plain, counts=counts, space=space)
+        except PlanError as error:
+            refused.append(f"{compress or 'dense'}: {error}")
+            continue
+        batch = searched.global_batch
+        for name in dict.fromkeys(consistencies):
+            scores = _scores(searched, system, name, price)
+            configurations += int(np.isfinite(scores).sum())
+            leading = list(_leading(model, system, searched, scores, name, price))
+            refused += [] if leading else [f"{name}, {compress or 'dense'}: {UNTIED}"]
+            plans += leading
+    if not plans:
+        raise CapacityError("no plan of these modes fits: " + ("; ".join(refused) or "memory is short in all of them"))
+    ranked = sorted(plans, key=lambda plan: plan.effective)[:top]
+    return ModeSearch(configurations, time.perf_counter() - started, batch, price, tuple(ranked), tuple(refused))
+
+
+def _scores(searched: Search, system: System, name: str, price: StalenessPrice) -> Array:
+    """Seconds of all configurations for what a synchronous run learns in a step; infinite where a model does not suit
+    them or they do not fit: (configurations,)."""
+    ranking = searched.ranking
+    if ranking is None:
+        return np.zeros(0)
+    parts = [_effective(part, system, name, price, searched.global_batch) for part in ranking.parts]
+    return np.where(ranking.fits, np.concatenate(parts), np.inf)
+
+
+def _leading(
+    model: ModelSpec, system: System, searched: Search, scores: Array, name: str, price: StalenessPrice
+) -> Iterator[ModePlan]:
+    """The first plans of a mode, each predicted by itself."""
+    seen: set[tuple[int, str, int]] = set()
+    for index in np.argsort(scores, kind="stable").tolist():
+        if len(seen) == LEADING or not np.isfinite(scores[index]) or searched.ranking is None:
+            return
+        row = searched.ranking.row(index)
+        key = row.gpus, row.strategy, row.microbatch
+        if key not in seen:
+            seen.add(key)
+            yield _predicted(model, system, row, name, price)
+
+
+def _predicted(model: ModelSpec, system: System, row: PlanRow, name: str, price: StalenessPrice) -> ModePlan:
+    """A plan with the figures of its own prediction."""
+    plan = replace(row, run=row.run.model_copy(update={"consistency": name}))
+    prediction = predict(model, system, plan.run)
+    study, batch = studied(prediction), prediction.plan.global_batch
+    if study is None:
+        return ModePlan(name, plan.run.compress, plan, prediction.step_time, 0.0, 1.0)
+    staleness = float(study.cycle.staleness_mean)
+    factor = 1.0 if study.model.exact else float(price.samples_factor(staleness, batch))
+    return ModePlan(name, plan.run.compress, plan, study.step_time, staleness, factor)
+
+
+def _effective(part: Part, system: System, name: str, price: StalenessPrice, batch: int) -> Array:
+    """The scores of a part's configurations, whether they fit or not. Workers that do not wait for one another hold all
+    parameters and exchange apart from their passes."""
+    results, model = part.results, consistency(name)
+    effective = np.full(len(results), np.inf)
+    for number, configurations in enumerate(results.batches):
+        if name != "bsp" and (configurations.zero == 3 or configurations.overlapped):
+            continue
+        mine = np.flatnonzero(results.choice == number)
+        rows = results.row[mine].astype(np.intp)
+        work = _workload(configurations, rows, results.step_time[mine], system, part.run)
+        cycle = model.cycle(work)
+        factor = np.ones(len(mine)) if model.exact else price.samples_factor(cycle.staleness_mean, batch)
+        effective[mine] = np.where(np.asarray(work.workers) > 1, cycle.step * factor, results.step_time[mine])
+    return effective
+
+
+def _workload(batch: Batch, rows: Index, steps: Array, system: System, run: Run) -> Workload:
+    """Some configurations of a batch as the workloads of like workers; steps that overlap keep what they hide."""
+    layouts, layout = batch.layouts, batch.cases.layout[rows]
+    elements = layouts.elements(batch.assignment.kinds.stages, trained=True).max(axis=0)
+    payload = elements * batch.backend.formats.gradient
+    exchange = layouts.exchange(batch.assignment, batch.zero, chunks=False)[0].sum(axis=1).max(axis=0)
+    groups = layouts.groups(range(len(layouts)), [BATCH_AXES] * len(layouts))
+    neighbour = layouts.collective("send_recv", groups, payload)
+    tensors = [sum(section.tensors * section.repeat for section in each.sections) for each in layouts.programs]
+    exposed = np.minimum(exchange[layout], steps)
+    return Workload(
+        workers=layouts.replicas[layout],
+        compute=steps - (0.0 if batch.overlapped else exposed),
+        all_reduce=exchange[layout],
+        hidden=exchange[layout] if batch.overlapped else np.zeros(len(rows)),
+        neighbour=neighbour[layout],
+        payload=payload[layout],
+        parameters=elements[layout],
+        tensors=np.array(tensors)[layout] / batch.assignment.stages,
+        jitter=run.jitter,
+        persistent=run.slow_ranks,
+        server=server_of(run, system, batch.backend.software),
+    )

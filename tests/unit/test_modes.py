@@ -1,0 +1,72 @@
+"""Plans over consistency models and compressions: stale updates have a price, and arrays say what predictions say."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from paleo import Run, load_model, load_system, predict
+from paleo.cli import run as paleo
+from paleo.errors import SpecError
+from paleo.search.plans import search
+from paleo.search.space import within
+from paleo.studies.consistency import studied
+from paleo.studies.modes import StalenessPrice, _effective, mode_search
+
+MODEL, NODES = load_model("lenet"), load_system("aws-p3.16xlarge")
+RUN = Run(gpus=32, global_batch=256, jitter=0.05)
+FREE = StalenessPrice(0.0)
+
+
+@pytest.mark.parametrize("name", ["bsp", "async", "ssp:4", "local:16", "gossip:exp2"])
+def test_arrays_say_what_predictions_say(name: str) -> None:
+    searched = search(MODEL, NODES, RUN, space=within("dp=32"))
+    assert searched.ranking is not None
+    (part,) = searched.ranking.parts
+    effective = _effective(part, NODES, name, FREE, 256)
+    chosen = np.flatnonzero(np.isfinite(effective) & (part.results.chosen("overlapped") == 0))[:3]
+    assert len(chosen) == 3
+    for index in chosen.tolist():
+        run = searched.ranking.row(index).run.model_copy(update={"consistency": name})
+        study = studied(predict(MODEL, NODES, run))
+        assert study is not None and effective[index] == pytest.approx(study.step_time, rel=1e-6)
+
+
+def test_the_price_decides() -> None:
+    """Without a price the stalest exchange wins over slow links; a high one brings synchronous steps back."""
+    modes = {"consistencies": ("bsp", "local:64"), "space": within("dp=32")}
+    cheap, dear = (mode_search(MODEL, NODES, RUN, StalenessPrice(each), **modes) for each in (0.0, 10.0))
+    assert (cheap.plans[0].consistency, dear.plans[0].consistency) == ("local:64", "bsp")
+    assert [plan.effective for plan in cheap.plans] == sorted(plan.effective for plan in cheap.plans)
+    assert dear.plans[-1].samples_factor == pytest.approx(1 + 10.0 * dear.plans[-1].staleness)
+
+
+def test_a_noise_scale_is_a_price() -> None:
+    """Of a batch that is all noise each update late costs what a larger batch would."""
+    assert float(StalenessPrice(noise_scale=256.0).samples_factor(3.0, 256)) == 2.5
+    for wrong in ({}, {"each": 0.1, "noise_scale": 3.0}, {"each": -1.0}, {"noise_scale": 0.0}):
+        with pytest.raises(SpecError, match="price of staleness"):
+            StalenessPrice(**wrong)
+
+
+def test_modes_that_no_plan_suits_say_so() -> None:
+    modes = {"consistencies": ("bsp", "local:8"), "compressions": (None, "zeropp")}
+    found = mode_search(MODEL, NODES, RUN, FREE, space=within("dp=32,zero=3"), **modes)
+    assert {plan.consistency for plan in found.plans} == {"bsp"}
+    assert {plan.compress for plan in found.plans} == {None, "zeropp"}
+    assert len(found.refused) == 2 and "workers hold all parameters" in found.refused[0]
+
+
+def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--system", "aws-p3.16xlarge", "--gpus", "16", "--strategy", "dp=16", "--global-batch", "64"]
+    arguments = ["plan", "lenet", *options, "--consistency", "bsp,async", "--compress", "none,fp16"]
+    assert paleo([*arguments, "--staleness-cost", "0.01", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert {plan["consistency"] for plan in document["plans"]} == {"bsp", "async"}
+    assert {plan["compress"] for plan in document["plans"]} == {None, "fp16"}
+    assert paleo([*arguments, "--noise-scale", "1000"]) == 0
+    assert "stale updates priced" in capsys.readouterr().out
+    assert paleo(["plan", "lenet", *options, "--consistency", "async"]) == 2
+    assert "--staleness-cost" in capsys.readouterr().err
