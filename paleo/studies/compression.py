@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from paleo.compression.base import Compression, Message, break_even_rate, wire_bytes
+from paleo.errors import PlanError
 from paleo.parallel.mesh import BATCH_AXES
 from paleo.predict import Prediction, predict
 from paleo.step.compression import scaled
+from paleo.studies.changed_system import changed
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,3 +67,45 @@ def studied(prediction: Prediction) -> CompressionStudy | None:
     return CompressionStudy(
         prediction, dense, method, sent, plain, coding, rate, float(break_even_rate(plain, sent, coding))
     )
+
+
+#: Rates over that of the system at which steps are compared.
+FACTORS = (1 / 32, 1 / 8, 1 / 2, 1.0, 2.0, 8.0, 32.0)
+
+
+@dataclass(frozen=True, slots=True)
+class BandwidthCurve:
+    """Steps of a compressed run and of the dense one over ``rates`` [byte/s] of a node's links to others; ``stated``:
+    that of the system; ``crossing``: where they are equally long, None where they never are."""
+
+    rates: tuple[float, ...]
+    compressed: tuple[float, ...]
+    dense: tuple[float, ...]
+    stated: float
+    crossing: float | None
+
+
+def against_bandwidth(prediction: Prediction, factors: Sequence[float] = FACTORS) -> BandwidthCurve:
+    """The run on systems whose links between nodes (of one node: inside it) are so many times as fast."""
+    level = len(prediction.system.levels) - 1
+    if level < 0 or prediction.plan.gpus == 1:
+        raise PlanError(f"{prediction.system.name} with {prediction.plan.gpus} GPUs: no links whose rate could change")
+    stated = prediction.system.levels[level].unit_bandwidth
+    steps: dict[str | None, list[float]] = {prediction.run.compress: [], None: []}
+    for factor in factors:
+        system = changed(prediction.system, f"levels[{level}].link.bandwidth", f"x{factor:.6f}")
+        for method, seconds in steps.items():
+            run = prediction.run.model_copy(update={"compress": method, "microbatch": prediction.plan.microbatch})
+            seconds.append(predict(prediction.model, system, run).step_time)
+    rates = tuple(stated * factor for factor in factors)
+    coded, dense = (tuple(seconds) for seconds in steps.values())
+    return BandwidthCurve(rates, coded, dense, stated, _crossing(rates, coded, dense))
+
+
+def _crossing(rates: Sequence[float], coded: Sequence[float], dense: Sequence[float]) -> float | None:
+    """The first rate at which compressing no longer pays, between two of ``rates`` by its logarithm."""
+    gains = np.log(np.asarray(dense)) - np.log(np.asarray(coded))
+    for number in np.flatnonzero((gains[:-1] > 0) & (gains[1:] <= 0)).tolist():
+        share = gains[number] / (gains[number] - gains[number + 1])
+        return float(np.exp(np.log(rates[number]) + share * np.log(rates[number + 1] / rates[number])))
+    return None

@@ -222,3 +222,15 @@ def test_a_warm_up_is_dense() -> None:
     whole, part = (compression.studied(step(compress=name)) for name in ("onebit", "onebit:0.25"))
     assert whole is not None and part is not None and whole.mean_step == whole.prediction.step_time
     assert part.mean_step == pytest.approx(0.25 * part.dense.step_time + 0.75 * part.prediction.step_time)
+
+
+def test_the_rate_at_which_compression_stops_paying() -> None:
+    """Steps cross between the slow links where it pays and the fast ones where it does not."""
+    run = Run(gpus=16, batch=8, dtype="fp16", exchange="after", compress="dgc:0.001")
+    prediction = predict(load_model("vgg16"), load_system("aws-p3.16xlarge"), run)
+    curve = compression.against_bandwidth(prediction, (1 / 32, 1.0, 32.0))
+    pays = [coded < dense for coded, dense in zip(curve.compressed, curve.dense, strict=True)]
+    assert pays[0] and not pays[-1] and curve.crossing is not None
+    assert curve.rates[0] < curve.crossing < curve.rates[-1] and curve.stated == curve.rates[1]
+    with pytest.raises(PlanError, match="no links"):
+        compression.against_bandwidth(predict(load_model("lenet"), load_system("l4"), Run(compress=None)))

@@ -30,8 +30,12 @@ def test_arrays_say_what_predictions_say(name: str) -> None:
     assert len(chosen) == 3
     for index in chosen.tolist():
         run = searched.ranking.row(index).run.model_copy(update={"consistency": name})
-        study = studied(predict(MODEL, NODES, run))
-        assert study is not None and effective[index] == pytest.approx(study.step_time, rel=1e-6)
+        prediction = predict(MODEL, NODES, run)
+        study = studied(prediction)
+        if study is None:  # a synchronous step's noise is that of its passes, here of its update, too
+            assert effective[index] == pytest.approx(prediction.step_time, rel=0.05)
+        else:
+            assert effective[index] == pytest.approx(study.step_time, rel=1e-6)
 
 
 def test_the_price_decides() -> None:

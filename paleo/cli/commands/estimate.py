@@ -60,9 +60,10 @@ def estimate(
         **asdict(rates),
     )
     if path is not None:
-        from paleo.report import plots
+        from paleo.report import exchange_plots, plots
 
-        draw(path, lambda: plots.estimate(answer.prediction))
+        picture = plots.estimate if answer.prediction.run.compress is None else exchange_plots.compression
+        draw(path, lambda: picture(answer.prediction))
     show_document(answer.document, lambda: answer.table(verbose=verbose), as_json)
     warn((*(answer.prediction.warnings if as_json else ()), *answer.notes))
     if not answer.memory.fits:

@@ -69,9 +69,9 @@ def scale(
     ]
     names = (network.name, machine.name)
     if path is not None:
-        from paleo.report import plots
+        from paleo.report import exchange_plots, plots
 
-        draw(path, lambda: plots.scale(*names, curves))
+        draw(path, lambda: exchange_plots.scaling(curves) or plots.scale(*names, curves))
     show_document(lambda: documents.scale(*names, curves), lambda: tables.scale(*names, curves), as_json)
     if not any(curve.base.runs for curve in curves):
         raise typer.Exit(NO)

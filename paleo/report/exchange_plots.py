@@ -1,0 +1,107 @@
+"""Pictures of how workers exchange: a step against the rate of the links, updates and staleness against workers, packed
+nodes against others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullLocator
+
+from paleo.predict import Prediction
+from paleo.report.plots import _STYLE, BLACK, BLUE, CYCLE, GREEN, GREY, MARKS, VERMILION, _figure
+from paleo.studies.compression import BandwidthCurve, against_bandwidth
+from paleo.studies.scaling import ScaleCurve
+from paleo.units import GIGA, MILLISECOND, engineering
+
+
+def compression(prediction: Prediction) -> Figure:
+    """The step of a compressed run and of the dense one over the rate of the links between nodes, with the rate at
+    which they cross, and that of the system."""
+    curve = against_bandwidth(prediction)
+    with matplotlib.rc_context(_STYLE):
+        figure, (axes,) = _figure(7.0, 4.4, columns=1)
+        rates = [rate / GIGA for rate in curve.rates]
+        for label, steps, colour, mark in (
+            ("dense", curve.dense, BLUE, "o"),
+            (str(prediction.run.compress), curve.compressed, VERMILION, "s"),
+        ):
+            axes.plot(rates, [step / MILLISECOND for step in steps], f"-{mark}", color=colour, label=label)
+        _marks(axes, curve)
+        axes.set(xscale="log", yscale="log", xlabel="rate of a node's link [GB/s]", ylabel="step [ms]")
+        _plain(axes)
+        axes.set_title(f"{prediction.model.name} on {prediction.plan.gpus} GPUs of {prediction.system.name}")
+        axes.legend(loc="upper right")
+    return figure
+
+
+def _marks(axes: Axes, curve: BandwidthCurve) -> None:
+    """Lines at the system's rate and where the steps cross."""
+    places = [(curve.stated, GREY, "the system")]
+    if curve.crossing is not None:
+        places.append((curve.crossing, BLACK, f"pays below {engineering(curve.crossing, 'B/s')}"))
+    for rate, colour, words in places:
+        axes.axvline(rate / GIGA, color=colour, linestyle="--", linewidth=1.0, label=words)
+
+
+def scaling(curves: Sequence[ScaleCurve]) -> Figure | None:
+    """The picture of curves under consistency models or on nodes that are not packed; None of others."""
+    if any(point.consistency is not None for curve in curves for point in curve.points):
+        return consistency(curves)
+    return placement(curves) if any(curve.nodes != "packed" for curve in curves) else None
+
+
+def consistency(curves: Sequence[ScaleCurve]) -> Figure:
+    """Updates a second and staleness over workers for each consistency model, with the knees of servers."""
+    with matplotlib.rc_context(_STYLE):
+        figure, (updates, stale) = _figure(10.0, 4.2, columns=2)
+        for curve, colour, mark in zip(curves, CYCLE, MARKS, strict=False):
+            points = [point for point in curve.points if point.usable and point.consistency is not None]
+            studies = [point.consistency for point in points if point.consistency is not None]
+            if not studies:
+                continue
+            workers = [study.workers for study in studies]
+            updates.plot(workers, [float(study.cycle.updates_per_s) for study in studies], f"-{mark}", color=colour,
+                         label=curve.label)  # fmt: skip
+            stale.errorbar(workers, [float(study.cycle.staleness_mean) for study in studies], fmt=f"-{mark}",
+                           yerr=[float(study.cycle.staleness_sd) for study in studies], color=colour,
+                           label=curve.label)  # fmt: skip
+            if studies[-1].served:
+                knee = float(studies[-1].cycle.knee)
+                updates.axvline(knee, color=colour, linestyle="--", linewidth=1.0, label=f"knee at {knee:.3g} workers")
+        updates.set(xscale="log", xlabel="workers", ylabel="updates of the model a second")
+        updates.set_ylim(bottom=0.0)
+        stale.set(xscale="log", yscale="symlog", xlabel="workers", ylabel="staleness [updates]")
+        stale.set_ylim(bottom=0.0)
+        for axes in (updates, stale):
+            _plain(axes, [point.gpus for point in curves[0].points])
+            axes.legend(loc="best")
+    return figure
+
+
+def placement(curves: Sequence[ScaleCurve]) -> Figure:
+    """Steps on packed nodes and on others over GPUs."""
+    with matplotlib.rc_context(_STYLE):
+        figure, (axes,) = _figure(7.0, 4.4, columns=1)
+        for curve, mark in zip(curves, MARKS, strict=False):
+            points = [point for point in curve.points if point.usable]
+            colour = GREEN if curve.nodes == "packed" else VERMILION
+            axes.plot([point.gpus for point in points], [point.step_time / MILLISECOND for point in points], f"-{mark}",
+                      color=colour, label=f"{curve.label} ({curve.nodes})")  # fmt: skip
+        axes.set(xscale="log", xlabel="GPUs", ylabel="step [ms]")
+        axes.set_ylim(bottom=0.0)
+        _plain(axes, [point.gpus for point in curves[0].points])
+        axes.legend(loc="best")
+    return figure
+
+
+def _plain(axes: Axes, places: Sequence[float] = ()) -> None:
+    """Logarithmic axes with plain numbers, those of the horizontal one at some ``places``."""
+    if places:
+        axes.set_xticks(places)
+    for axis, scale in ((axes.xaxis, axes.get_xscale()), (axes.yaxis, axes.get_yscale())):
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        if scale == "log":
+            axis.set_minor_locator(NullLocator())
