@@ -14,6 +14,7 @@ from rich.text import Text
 
 from paleo.network.fine_tuning import fine_tuning
 from paleo.step.timeline import COMPUTE
+from paleo.step.warnings import RARE_UTILISATION
 from paleo.units import GIGA, MICROSECOND, counted, duration, engineering, gibibytes
 
 if TYPE_CHECKING:
@@ -81,6 +82,18 @@ def percent(share: float) -> str:
     ('46 %', '1.2 %')
     """
     return f"{100 * share:.0f} %" if abs(share) >= 0.0995 else f"{100 * share:.1f} %"
+
+
+def remarks(utilisations: Iterable[float]) -> list[str]:
+    """A sentence where a step would use more of the arithmetic than is seen in practice.
+
+    >>> remarks([0.5]), remarks([0.5, 0.9])[0][:8]
+    ([], 'MFU 90 %')
+    """
+    most = max(utilisations, default=0.0)
+    if most <= RARE_UTILISATION:
+        return []
+    return [f"MFU {percent(most)}: hardly anybody reaches {percent(RARE_UTILISATION)}; expect slower steps."]
 
 
 def money(dollars: float | None) -> str:
@@ -280,6 +293,7 @@ def scale(model: str, system: str, curves: Sequence[ScaleCurve]) -> RenderableTy
         parts += [prose(sentence) for sentence in sentences if sentence]
         parts += [Text(), _curve(curve), Text()]
     parts += [prose(sentence) for sentence in placement_advice(curves)]
+    parts += [prose(remark) for remark in remarks(p.prediction.mfu for c in curves for p in c.points if p.prediction)]
     return Group(*parts)
 
 
@@ -389,6 +403,7 @@ def compare(comparison: Comparison) -> RenderableType:
     notes += [
         "* best of those that fit. Energy: modelled from the work of the GPUs; hosts and building as far as stated."
     ]
+    notes += remarks(each.prediction.mfu for each in comparison.candidates if each.prediction is not None)
     failing = {
         candidate.system.name: candidate.training.goodput
         for candidate in comparison.candidates

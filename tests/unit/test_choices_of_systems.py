@@ -110,3 +110,15 @@ def test_no_price_no_sentence() -> None:
     assert spending(curve) is None
     unpriced = replace(curve, points=tuple(replace(point, training=None) for point in curve.points))
     assert spending(unpriced) is None
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["compare", "gpt2", "--systems", "dgx-h100:1"], ["scale", "gpt2", "--system", "dgx-h100", "--gpus", "1"],
+     ["plan", "gpt2", "--systems", "dgx-h100", "--gpus", "1", "--tokens", "1B"]],
+)  # fmt: skip
+def test_a_utilisation_that_nobody_reaches_is_remarked_on(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """On the bare roofline a network without element-wise passes to speak of is near its peak."""
+    sizes = ["--set", "model.hidden=12288", "--set", "model.layers=1", "--set", "model.vocab=512", "--batch", "16"]
+    run([*words, *sizes, "--calibration", "ideal", "--software", "cuda-graph"])
+    assert "hardly anybody reaches 75 %" in capsys.readouterr().out
