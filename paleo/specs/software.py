@@ -74,6 +74,9 @@ class Host(Spec):
     blocking: Flag = Field(
         False, description="whether it waits for each kernel before it issues the next (CUDA_LAUNCH_BLOCKING=1)"
     )
+    jitter: Annotated[float, Field(ge=0, le=1)] = Field(
+        0.0, description="standard deviation of a rank's step from one step to the next, as a share of it"
+    )
 
 
 class AttentionSoftware(Spec):

@@ -17,6 +17,7 @@ from paleo.step.memory import States, alive, total_memory, workspace
 from paleo.step.pipeline import sends, sharded_chunks, stage_ends, stage_passes
 from paleo.step.section_times import over
 from paleo.step.single_stage import stream_seconds
+from paleo.step.stragglers import waiting_share
 from paleo.step.tails import after_passes, after_streams, batch_tails, updates
 
 Array = npt.NDArray[np.float64]
@@ -64,8 +65,8 @@ class StepArrays:
         hidden collectives too, add up to the step.
 
         ``compute``, ``memory_bound`` and ``launch`` are its kernels by what limits them; ``communication_exposed`` what
-        it waits for collectives; ``bubble`` what it waits for other stages; ``optimizer``; ``input`` what the step
-        waits for its next batch. A part that is added (waiting for stragglers, say) is added here."""
+        it waits for collectives and slower ranks; ``bubble`` what it waits for other stages; ``optimizer``; ``input``
+        what the step waits for its next batch. A part that is added is added here."""
         return _parts(self.batch)
 
     @cached_property
@@ -76,7 +77,17 @@ class StepArrays:
 
 def step(batch: Batch) -> StepArrays:
     """One step of each configuration of a batch."""
-    return StepArrays(batch, np.maximum(_worked(batch), batch.arrival))
+    worked = np.maximum(_worked(batch), batch.arrival)
+    return StepArrays(batch, worked + waits(batch))
+
+
+def waits(batch: Batch) -> Array:
+    """Seconds in which ranks of training, which meet in every step, wait for the slowest of them: (configurations,)."""
+    jitter = batch.backend.software.host.jitter
+    if not (jitter and batch.training):
+        return np.zeros(len(batch))
+    ranks = np.array([float(mesh.size) for mesh in batch.layouts.meshes])[batch.cases.layout]
+    return np.maximum(_worked(batch), batch.arrival) * waiting_share(ranks, jitter)
 
 
 def _worked(batch: Batch) -> Array:
@@ -137,6 +148,7 @@ def _parts(batch: Batch) -> dict[str, Array]:
         exposed = waited + 2.0 * busiest(sends(batch)) * count + after.exposed
         total = exposed + after.hidden + hidden
         bubble = np.maximum(0.0, worked - computing - exposed)
+    exposed, total = exposed + waits(batch), total + waits(batch)
     return {
         "compute": arithmetic,
         "memory_bound": moving,

@@ -25,7 +25,7 @@ from paleo.step.named_collectives import NamedCollective, chunk_collectives, sec
 from paleo.step.pipeline import chunk_passes, chunk_sends, stage_ends, stage_passes
 from paleo.step.section_times import LayerTimes
 from paleo.step.single_stage import bucket_seconds, buckets_of, contended_times, section_gather_figures
-from paleo.step.step import StepArrays
+from paleo.step.step import StepArrays, waits
 from paleo.step.streams import Direction, LayerIteration, iterations
 from paleo.step.tails import after_passes, after_streams, exposed_gathers, updates
 
@@ -44,11 +44,16 @@ def step_timeline(steps: StepArrays, program: Program, arriving: InputPipeline |
     arrives."""
     batch = steps.batch
     line = _streams(batch, program) if batch.assignment.stages == 1 else _pipeline(batch, program)
-    if arriving is None:
-        return line
-    seconds = float(arriving.total)
-    task = Task(f"next batch ({arriving.slowest})", "input", seconds, (), "input")
-    return Timeline((*line.events, Event(task, 0.0, seconds)))
+    events = list(line.events)
+    if arriving is not None:
+        seconds = float(arriving.total)
+        task = Task(f"next batch ({arriving.slowest})", "input", seconds, (), "input")
+        events.append(Event(task, 0.0, seconds))
+    waited = float(waits(batch)[0])
+    if waited > 0:
+        end = max(event.end for event in events)
+        events.append(Event(Task("waits for the slowest rank", NETWORK, waited, (), "wait"), end, end + waited))
+    return Timeline(tuple(events))
 
 
 def busy(events: Sequence[Event], *kinds: str) -> float:

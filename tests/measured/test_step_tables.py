@@ -102,7 +102,6 @@ def test_scaling_of_convolutional_networks(validated: Validated) -> None:
 
 @pytest.mark.shared
 @pytest.mark.xdist_group(CNN)
-@pytest.mark.xfail(reason="4.2 points since layouts and first layers of images are priced", strict=True)
 def test_scaling_without_efficient_networks(validated: Validated) -> None:
     plain = summary([point for point in first_points(validated(CNN).scaling) if "fficient" not in point.what])
     assert plain.points >= 48 and plain.mean_error is not None and plain.mean_error < 4.0
