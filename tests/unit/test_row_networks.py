@@ -172,3 +172,9 @@ def test_steps_of_runs_that_ran_out_of_memory() -> None:
     frame = pd.DataFrame([row, row | {"tp": 8, "dp": 1}])
     reasons = TransformerSteps().predict(frame).reasons.tolist()
     assert reasons == ["ran out of memory; predicted: does not fit", "ran out of memory; predicted: fits, WRONGLY"]
+
+
+@pytest.mark.parametrize("name", ["DeepSeek-V3.2", "DeepSeek V4 Flash"])
+def test_sparse_attention_is_refused(name: str) -> None:
+    with pytest.raises(SpecError, match="sparse attention, whose keys an indexer chooses, is not modelled"):
+        network_of({"model": name, "layers": 61, "hidden": 7168, "heads": 128, "seq_len": 4096})

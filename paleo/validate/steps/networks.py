@@ -27,6 +27,8 @@ NAMED = (
     (r"bert", "bert_large"),
     (r"^opt", "opt-125m"),
 )
+#: Names of networks whose attention reads keys that an indexer chooses (DeepSeek-V3.2 and V4).
+SPARSE = r"deepseekv(32|4)"
 #: Columns of sizes, and what families call them; a family with none of the names has that size fixed.
 COLUMNS = {
     "layers": ("layers",),
@@ -53,6 +55,8 @@ def network_of(row: Row) -> tuple[ModelSpec, Sizes]:
 
     A row states its sizes, but where its name is that of a network in the catalog, whose sizes then fill the gaps."""
     name = _plain(row.get("model", ""))
+    if re.match(SPARSE, name):
+        raise SpecError(f"{row['model']}: sparse attention, whose keys an indexer chooses, is not modelled")
     family = next((family for pattern, family in NAMED if re.search(pattern, name)), None) or _by_columns(row)
     model = load_model(family)
     known = name.startswith(_plain(model.title))
