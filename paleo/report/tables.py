@@ -302,7 +302,7 @@ def _curve(curve: ScaleCurve) -> Table:
     columns = ("GPUs", "batch/GPU", "step time", "samples/s", against, "efficiency", "communication", "MFU")
     studied = any(point.consistency is not None for point in curve.points)
     failing = any(point.goodput is not None for point in curve.points)
-    priced = any(point.training is not None for point in curve.points)
+    priced = not studied and any(point.training is not None for point in curve.points)  # or columns are cut
     more = (*(CYCLE if studied else ()), *(FAILING if failing else ()), *(SPENT if priced else ()))
     table = grid("", (*columns, *more, ""), left=0)
     table.columns[-1].justify = "left"
