@@ -83,14 +83,14 @@ def cli() -> str:
     for name, command in group.commands.items():
         text, _, examples = (command.help or "").partition("\b")
         parts += [f"## paleo {name}\n", f"{text.strip()}\n", f"```sh\n{examples.strip()}\n```\n"]
-        rows = [(_usage(p), (getattr(p, "help", None) or "").strip(), _left_out(p)) for p in command.params]
+        rows = [(_usage(p), (getattr(p, "help", None) or "").strip(), _default_of(p)) for p in command.params]
         parts.append(
             table(("option", "what it does", "if left out"), [row for row in rows if row[0] != "`--help`, `-h`"])
         )
     return "\n".join(parts)
 
 
-def _left_out(parameter: Any) -> str:
+def _default_of(parameter: Any) -> str:
     """The default of an option, in words where it has them."""
     if parameter.required:
         return "required"
@@ -276,18 +276,25 @@ def catalog() -> str:
 # how wrong is it
 
 
-def accuracy(reports: Sequence[Mapping[str, Any]]) -> str:
+def _left_out(reports: Sequence[Mapping[str, Any]]) -> str:
+    """Tables that no kind of `paleo validate` reads."""
+    rows = [(Path(report["file"]).name, report["error"]) for report in reports if "error" in report]
+    return f"### Tables that are not read\n\n{table(('table', 'reason'), rows)}" if rows else ""
+
+
+def accuracy(everything: Sequence[Mapping[str, Any]]) -> str:
     """The page on errors, as ``paleo validate --json`` finds them in measured tables."""
     from datetime import date
 
     from paleo import __version__
 
+    reports = [report for report in everything if "error" not in report]
     parts = [
         _INTRO.format(release=__version__, date=date.today().isoformat()),
         "## All tables\n",
         table(_HEADS, [_errors(Path(r["file"]).name, r["overall"], r) for r in reports]),
     ]
-    parts += ["## Weakest slices\n", _weakest(reports), _reasons(reports), _held_out()]
+    parts += ["## Weakest slices\n", _weakest(reports), _reasons(reports), _left_out(everything), _held_out()]
     for report in reports:
         parts.append(f"## {Path(report['file']).name}\n")
         for key, title in (("by_device", "device"), ("by_source", "source")):
@@ -399,13 +406,14 @@ def _held(fitted: int, residual: Any) -> tuple[str, ...]:
 
 
 def _validated(files: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """What ``paleo validate --json`` says of each file; why, under ``error``, where it cannot read one."""
     from paleo.cli import run
 
     for file in files:
         with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as errors:
             code = run(["validate", file, "--json"])
         if code:
-            sys.stderr.write(f"left out: {errors.getvalue()}")
+            yield {"file": file, "error": errors.getvalue().strip().removeprefix("error: ").partition(";")[0]}
             continue
         yield from json.loads(out.getvalue())["files"]
 
@@ -440,7 +448,10 @@ def main(files: Sequence[str]) -> None:
     reports = list(_validated(files))
     ACCURACY.write_text(accuracy(reports), encoding="utf-8")
     text = README.read_text(encoding="utf-8")
-    README.write_text(_LEDGER.sub(lambda block: f"{block[1]}{ledger(reports)}{block[2]}", text), encoding="utf-8")
+    README.write_text(
+        _LEDGER.sub(lambda block: f"{block[1]}{ledger([r for r in reports if 'error' not in r])}{block[2]}", text),
+        encoding="utf-8",
+    )
 
 
 if __name__ == "__main__":
