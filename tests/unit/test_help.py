@@ -83,7 +83,7 @@ def test_no_help_text_holds_brackets_that_the_screen_would_eat() -> None:
 @pytest.mark.parametrize(
     ("complete", "begun", "expected"),
     [
-        (completes("software"), "torcht", ["torchtitan"]),
+        (completes("software"), "megatron-c", ["megatron-core"]),
         (completes("systems", "devices"), "dgx-2,dgx-h2", ["dgx-2,dgx-h200"]),
         (completes("schedules"), "zb", ["zb-h1", "zb-v"]),
         (completes("optimizers"), "adam", ["adam", "adamw"]),

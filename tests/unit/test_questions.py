@@ -89,7 +89,7 @@ def test_a_run_takes_the_length_of_its_sequences() -> None:
         (lambda: paleo.Run(gpu=8), "Run: gpu: unknown key; nearest: 'gpus'"),
         (lambda: paleo.Run(gpus="many"), "Run: gpus: 'many': it should be a whole number"),
         (lambda: paleo.estimate("lenet", NODE, epoch=2), "paleo.estimate: unknown keyword 'epoch'; nearest: 'epochs'"),
-        (lambda: paleo.scale("lenet", NODE, [1], price="2 USD/h"), "paleo.scale: unknown keyword 'price'"),
+        (lambda: paleo.search("lenet", NODE, [1], price="2 USD/h"), "paleo.search: unknown keyword 'price'"),
         (lambda: paleo.compare("lenet", [], gpus=8), "paleo.compare: systems=[]: expected names"),
         (lambda: paleo.search("lenet", NODE, 0), "paleo.search: gpus=0: expected a count of 1 or more"),
         (lambda: paleo.plan("lenet", NODE, 8, deadline="soon"), "'soon'"),
@@ -119,4 +119,4 @@ def test_functions_keep_their_names_when_modules_of_theirs_are_imported() -> Non
 
 def test_a_prediction_is_short_in_print() -> None:
     step = paleo.predict(paleo.load_model("lenet"), paleo.load_system(NODE), paleo.Run(gpus=8))
-    assert repr(step).startswith(f"<Prediction: lenet on 8 GPUs of {NODE}, ")
+    assert repr(step).startswith(f"<Prediction: lenet on 8 GPUs of {NODE}")
