@@ -313,11 +313,10 @@ def _beyond(
     shown = expected if fault is None else fault.prediction
     gpus = expected.plan.gpus * RANKS_BEYOND
     batch = shown.plan.global_batch * RANKS_BEYOND
+    degrees = [part for part in shown.run.strategy.split(",") if not part.strip().startswith("dp=")]
+    more = {"gpus": gpus, "global_batch": batch, "batch": None, "strategy": ",".join(degrees) or "dp"}
     try:
-        system = shown.system
-        larger = predict(
-            shown.model, system, shown.run.model_copy(update={"gpus": gpus, "global_batch": batch, "batch": None})
-        )
+        larger = predict(shown.model, shown.system, shown.run.model_copy(update=more))
     except PaleoError:
         return None
     seconds = larger.step_time * ratio

@@ -140,8 +140,9 @@ def test_clean_logs_are_not_accused(tmp_path: Path, seed: int) -> None:
     assert result.interval[0] < step.step_time < result.interval[1]
 
 
-def test_the_run_goes_on_to_more_ranks(tmp_path: Path) -> None:
-    step = prediction("gpt")
+@pytest.mark.parametrize("strategy", ["dp", "dp=8", "pp=2,dp=4"])
+def test_the_run_goes_on_to_more_ranks(strategy: str, tmp_path: Path) -> None:
+    step = prediction("gpt", strategy=strategy)
     result = audit(read_log(write(tmp_path, megatron_log(step, 1))), step)
     assert result.beyond is not None
     gpus, seconds, (low, high) = result.beyond
