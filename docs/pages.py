@@ -278,7 +278,7 @@ def catalog() -> str:
 
 def _left_out(reports: Sequence[Mapping[str, Any]]) -> str:
     """Tables that no kind of `paleo validate` reads."""
-    rows = [(Path(report["file"]).name, report["error"]) for report in reports if "error" in report]
+    rows = [(_table_name(report), report["error"]) for report in reports if "error" in report]
     return f"### Tables that are not read\n\n{table(('table', 'reason'), rows)}" if rows else ""
 
 
@@ -292,11 +292,11 @@ def accuracy(everything: Sequence[Mapping[str, Any]]) -> str:
     parts = [
         _INTRO.format(release=__version__, date=date.today().isoformat()),
         "## All tables\n",
-        table(_HEADS, [_errors(Path(r["file"]).name, r["overall"], r) for r in reports]),
+        table(_HEADS, [_errors(_table_name(r), r["overall"], r) for r in reports]),
     ]
     parts += ["## Weakest slices\n", _weakest(reports), _reasons(reports), _left_out(everything), _held_out()]
     for report in reports:
-        parts.append(f"## {Path(report['file']).name}\n")
+        parts.append(f"## {_table_name(report)}\n")
         for key, title in (("by_device", "device"), ("by_source", "source")):
             groups: Mapping[str, Any] = report[key]
             rows = [_errors(name, errors)[:-2] for name, errors in sorted(groups.items())]
@@ -335,6 +335,12 @@ they hold, so that for those it shows how well the formulas *fit*, not how well 
 """
 
 
+def _table_name(report: Mapping[str, Any]) -> str:
+    """A table by its file, with the folder where that is not the one of all tables: ``mlperf/storage.csv``."""
+    path = Path(report["file"])
+    return path.name if path.parent.name == "measurements" else f"{path.parent.name}/{path.name}"
+
+
 #: Fewer rows than these make no slice, and so many slices are shown.
 SLICE_ROWS, SLICES = 12, 20
 
@@ -342,7 +348,7 @@ SLICE_ROWS, SLICES = 12, 20
 def _slices(reports: Sequence[Mapping[str, Any]]) -> list[tuple[str, Mapping[str, Any]]]:
     """Devices and sources of all tables, the worst mean error first."""
     found = [
-        (f"{Path(report['file']).name.partition('.')[0]}: {name}", errors)
+        (f"{_table_name(report).partition('.')[0]}: {name}", errors)
         for report in reports
         for groups in (report["by_device"], report["by_source"])
         for name, errors in groups.items()
@@ -366,7 +372,7 @@ def ledger(reports: Sequence[Mapping[str, Any]]) -> str:
         rows = [_errors(name, errors) for name, errors in entries]
         return table(heads, [[row[index] for index in chosen] for row in rows])
 
-    whole = [(Path(report["file"]).name.partition(".")[0], report["overall"]) for report in reports]
+    whole = [(_table_name(report).partition(".")[0], report["overall"]) for report in reports]
     return f"{lines(whole)}\nThe weakest devices and sources:\n\n{lines(_slices(reports)[:6])}"
 
 
@@ -432,7 +438,7 @@ def _errors(name: str, errors: Mapping[str, Any] | None, report: Mapping[str, An
 
 def _reasons(reports: Sequence[Mapping[str, Any]]) -> str:
     rows = [
-        (Path(report["file"]).name, reason, f"{count:,}")
+        (_table_name(report), reason, f"{count:,}")
         for report in reports
         for reason, count in report["unsupported_reasons"].items()
     ]
