@@ -70,10 +70,6 @@ def test_a_search_prices_compression_as_a_prediction_does() -> None:
     plans = search(model, system, run).plans
     assert not any("zero=3" in plan.strategy for plan in plans)  # which an estimate refuses
     for plan in plans[:5]:
-        stated = {"strategy": plan.strategy, "microbatch": plan.microbatch, "recompute": plan.recompute}
-        exchange = "overlapped" if plan.overlapped else "after"
-        schedule = "1f1b" if plan.schedule == "none" else plan.schedule
-        chosen = run.model_copy(update={**stated, "schedule": schedule, "exchange": exchange})
-        single = predict(model, system, chosen)
+        single = predict(model, system, plan.run)
         assert single.step_time == pytest.approx(plan.step_time, rel=1e-9)
         assert np.isclose(single.memory.total, plan.memory, rtol=1e-9)
