@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from paleo.specs.hardware import System
     from paleo.specs.model import ModelSpec
     from paleo.specs.run import Run
-    from paleo.specs.task import Task
+    from paleo.specs.task import TrainingTask
     from paleo.studies import buying
     from paleo.studies.advice import Advice
     from paleo.studies.comparison import Candidate, Comparison, Objective
@@ -280,7 +280,7 @@ class TimeToTarget(StudyResult):
     """How long a task takes to its quality over counts of GPUs."""
 
     command, rows = "target", "points"
-    task: Task
+    task: TrainingTask
     system: System
     curve: TargetScaling
     tariff: Tariff

@@ -28,7 +28,7 @@ from paleo.specs.hardware import System, load_system
 from paleo.specs.loading import validate
 from paleo.specs.model import ModelSpec, load_model
 from paleo.specs.run import SEQUENCE, Run
-from paleo.specs.task import Task, load_task
+from paleo.specs.task import TrainingTask, load_task
 from paleo.studies.advice import advise
 from paleo.studies.cost import Tariff, stated_tariff
 from paleo.studies.learning import Goal, aimed, amount_for
@@ -214,7 +214,7 @@ def plan(
 
 
 def target(
-    task: str | Path | Task,
+    task: str | Path | TrainingTask,
     system: str | Path | System,
     gpus: int | Sequence[int],
     *,

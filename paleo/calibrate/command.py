@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from paleo.calibrate.files import Fit, Job, calibrations, fit_each, fits, jobs, skipped_rows, yaml_text
+from paleo.calibrate.files import Fit, FitJob, calibrations, fit_each, fits, jobs, skipped_rows, yaml_text
 from paleo.calibrate.links import LEAST_STEPS as LEAST_LINKS
 from paleo.calibrate.links import (
     LinkJob,
@@ -36,7 +36,7 @@ from paleo.files import checked_output, write_text
 from paleo.specs.calibration import Calibration, Residual
 from paleo.specs.hardware import find_device, load_system
 from paleo.units import counted
-from paleo.validate.residual import Residual as FittedResidual
+from paleo.validate.residual import ResidualErrors as FittedResidual
 
 #: Tables that no family is fitted to: they inform.
 UNFITTED = ("copies",)
@@ -242,7 +242,7 @@ def _places(subjects: Sequence[str], output: str | None, output_dir: str | None)
 
 
 @contextmanager
-def _progress(count: int) -> Iterator[Callable[[Job | SoftwareJob | LinkJob], object]]:
+def _progress(count: int) -> Iterator[Callable[[FitJob | SoftwareJob | LinkJob], object]]:
     """A progress bar on stderr; called with each job as it starts."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -253,7 +253,7 @@ def _progress(count: int) -> Iterator[Callable[[Job | SoftwareJob | LinkJob], ob
         task = bar.add_task("", total=count)
         started = 0
 
-        def report(job: Job | SoftwareJob | LinkJob) -> None:
+        def report(job: FitJob | SoftwareJob | LinkJob) -> None:
             nonlocal started
             bar.update(task, completed=started, description=job.label)
             if not console.is_terminal:

@@ -12,7 +12,7 @@ import pandas as pd
 
 from paleo.learning.reference_points import ReferencePoints, fitted
 from paleo.specs.catalog import entries
-from paleo.specs.task import Task, load_task
+from paleo.specs.task import TrainingTask, load_task
 
 #: Columns that tell a table of reference points.
 HEADER = frozenset({"benchmark", "round", "global_batch_size", "samples_mean", "samples_std", "n"})
@@ -24,7 +24,7 @@ def is_convergence(columns: Iterable[str]) -> bool:
     return set(columns) >= HEADER
 
 
-def points_of(task: Task, table: pd.DataFrame) -> pd.DataFrame:
+def points_of(task: TrainingTask, table: pd.DataFrame) -> pd.DataFrame:
     """The reference points of a task: of its benchmarks and rounds, the latest of each batch. Rounds from before there
     were reference points have those of the first round with any."""
     mine = table[table["benchmark"].isin(task.benchmarks)]
@@ -74,7 +74,7 @@ def with_law(text: str, block: str) -> str:
     return re.sub(r"(?m)^law:\n(?:[ \t].*\n)+", lambda _: block, text, count=1)
 
 
-def fit_laws(table: pd.DataFrame) -> Iterator[tuple[Task, ReferencePoints]]:
+def fit_laws(table: pd.DataFrame) -> Iterator[tuple[TrainingTask, ReferencePoints]]:
     """Each task of the catalog with reference points in the table, and their law."""
     for name in entries("tasks"):
         task = load_task(name)

@@ -18,12 +18,12 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from paleo.calibrate.fit import FitResult, IntervalBin, Rows, count, fit, split
+from paleo.calibrate.fit import FitResult, FittedBin, Rows, count, fit, split
 from paleo.errors import SpecError, near
 from paleo.specs.calibration import Calibration, Entry
 from paleo.specs.loading import parse_yaml, validate
 from paleo.validate.kinds.base import KINDS, FitPlan, TableKind, groups, measured_time, read_table, text
-from paleo.validate.residual import Residual
+from paleo.validate.residual import ResidualErrors
 from paleo.validate.tables import table_of
 
 #: Order of the fits: stacks with many rows first, since others set out from them.
@@ -36,7 +36,7 @@ HEADER = "# Fitted by `paleo calibrate --fit` to measured tables; residuals are 
 
 
 @dataclass(frozen=True)
-class Job:
+class FitJob:
     """Rows that are fitted together, and what they are rows of."""
 
     kind: TableKind[Any]
@@ -60,7 +60,7 @@ class Fit:
     entry: Entry
 
 
-def jobs(files: Iterable[str | Path], only: Sequence[str] = ()) -> list[Job]:
+def jobs(files: Iterable[str | Path], only: Sequence[str] = ()) -> list[FitJob]:
     """What there is to fit in the tables, in the order of the fits; ``only`` names subjects."""
     fitted = [job for file in files if fits(file) for job in _jobs_of(file)]
     subjects = {job.subject for job in fitted}
@@ -85,7 +85,7 @@ def fits(file: str | Path) -> bool:
     return name in KINDS and KINDS[name].calibrates
 
 
-def _jobs_of(file: str | Path) -> Iterator[Job]:
+def _jobs_of(file: str | Path) -> Iterator[FitJob]:
     frame = sound_rows(file)
     kind = KINDS[table_of(frame.columns).name]
     together: dict[tuple[str, str, str], list[Rows]] = {}
@@ -95,7 +95,7 @@ def _jobs_of(file: str | Path) -> Iterator[Job]:
         rows = Rows(group.frame, figures, group.stack, measured_time(group.frame))
         together.setdefault(key, []).append(rows)
     for (subject, family, stack), rows_of in together.items():
-        yield Job(kind, Path(file).name, subject, family, stack, tuple(rows_of))
+        yield FitJob(kind, Path(file).name, subject, family, stack, tuple(rows_of))
 
 
 def sound_rows(file: str | Path) -> pd.DataFrame:
@@ -111,7 +111,9 @@ def skipped_rows(files: Iterable[str | Path]) -> int:
     return sum(len(read_table(file)) - len(sound_rows(file)) for file in files if fits(file))
 
 
-def fit_each(work: Sequence[Job], date: str, report: Callable[[Job], object] = lambda job: None) -> Iterator[list[Fit]]:
+def fit_each(
+    work: Sequence[FitJob], date: str, report: Callable[[FitJob], object] = lambda job: None
+) -> Iterator[list[Fit]]:
     """Fit job after job, each job's fits as they are finished; later ones may set out from what earlier ones found."""
     fitted: dict[tuple[str, str, str], Any] = {}
     for job in work:
@@ -121,12 +123,12 @@ def fit_each(work: Sequence[Job], date: str, report: Callable[[Job], object] = l
         yield [Fit(job.subject, entry) for entry in _entries(job, result, date)]
 
 
-def fit_all(work: Sequence[Job], date: str, report: Callable[[Job], object] = lambda job: None) -> list[Fit]:
+def fit_all(work: Sequence[FitJob], date: str, report: Callable[[FitJob], object] = lambda job: None) -> list[Fit]:
     """The fits of all jobs."""
     return [fit for fits_of_job in fit_each(work, date, report) for fit in fits_of_job]
 
 
-def fitted_job(job: Job, fitted: Mapping[tuple[str, str, str], Any]) -> FitResult[Any]:
+def fitted_job(job: FitJob, fitted: Mapping[tuple[str, str, str], Any]) -> FitResult[Any]:
     """The fit of one job by its kind's plan."""
     plan: FitPlan = job.kind.fit_plan(job.subject, job.family, job.stack, job.rows[0].figures, fitted)
     return fit(
@@ -135,14 +137,14 @@ def fitted_job(job: Job, fitted: Mapping[tuple[str, str, str], Any]) -> FitResul
     )  # fmt: skip
 
 
-def _many(job: Job) -> bool:
+def _many(job: FitJob) -> bool:
     """Whether all three parts of a split would have rows."""
     parts = [split(rows.frame, job.kind.configuration) for rows in job.rows]
     together = np.concatenate(parts)
     return len(together) >= LEAST_ROWS and all((together == part).any() for part in range(3))
 
 
-def _entries(job: Job, result: FitResult[Any], date: str) -> Iterator[Entry]:
+def _entries(job: FitJob, result: FitResult[Any], date: str) -> Iterator[Entry]:
     for stack, parameters in result.parameters.items():
         frame = pd.concat([rows.frame for rows in job.rows if rows.stack == stack])
         yield entry_of(job.family, stack, job.file, frame, dataclasses.asdict(parameters), result, date)
@@ -186,7 +188,7 @@ def _uncertainty(sigma: Mapping[str, float], stack: str) -> dict[str, float]:
     return {name.partition("[")[0]: rounded(value, ERROR_DIGITS) for name, value in mine.items()}
 
 
-def rounded_residual(errors: Residual) -> dict[str, float]:
+def rounded_residual(errors: ResidualErrors) -> dict[str, float]:
     """A residual as it is written."""
     return {
         name: value if name == "rows" else rounded(value, ERROR_DIGITS)
@@ -194,7 +196,7 @@ def rounded_residual(errors: Residual) -> dict[str, float]:
     }
 
 
-def _interval(bins: Sequence[IntervalBin]) -> tuple[dict[str, float], ...]:
+def _interval(bins: Sequence[FittedBin]) -> tuple[dict[str, float], ...]:
     """Bins as data, the last without an end; each is stretched to hold the prediction itself."""
     return tuple(
         {

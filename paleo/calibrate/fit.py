@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from paleo.errors import SpecError, near
-from paleo.validate.residual import Residual, residual
+from paleo.validate.residual import ResidualErrors, residual
 
 if TYPE_CHECKING:
     from scipy.optimize import OptimizeResult
@@ -36,7 +36,7 @@ MARGIN = 1 / 1000
 UNTESTED = (0.8, 1.25)
 
 
-class Priced(Protocol):
+class PricedRows(Protocol):
     """What a fit asks of a table kind."""
 
     @property
@@ -67,7 +67,7 @@ def count(rows: Iterable[Rows]) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class IntervalBin:
+class FittedBin:
     """90 % factors on the prediction for predicted times up to ``up_to_s`` seconds."""
 
     up_to_s: float
@@ -81,10 +81,10 @@ class FitResult(Generic[P]):
 
     parameters: Mapping[str, P]
     uncertainty: Mapping[str, float]
-    residual: Residual
-    residual_by_stack: Mapping[str, Residual]
-    interval: tuple[IntervalBin, ...]
-    interval_by_stack: Mapping[str, tuple[IntervalBin, ...]]
+    residual: ResidualErrors
+    residual_by_stack: Mapping[str, ResidualErrors]
+    interval: tuple[FittedBin, ...]
+    interval_by_stack: Mapping[str, tuple[FittedBin, ...]]
     rows_fitted: int
     rows_held_out: int
 
@@ -102,16 +102,14 @@ def conformal_factors(ratio: Array, level: float = 0.9) -> tuple[float, float]:
     return float(ordered[max(rank - 1, 0)]), float(ordered[min(len(ordered) - rank, len(ordered) - 1)])
 
 
-def conformal_bins(
-    predicted: Array, measured: Array, *, most: int = 4, least_rows: int = 150
-) -> tuple[IntervalBin, ...]:
+def conformal_bins(predicted: Array, measured: Array, *, most: int = 4, least_rows: int = 150) -> tuple[FittedBin, ...]:
     """Conformal factors in bins of predicted time of equal row count, at least ``least_rows`` rows each."""
     bins = max(1, min(most, len(predicted) // least_rows))
     edges = np.quantile(predicted, np.arange(1, bins) / bins)
     which = np.searchsorted(edges, predicted)
     ratio = measured / predicted
     factors = [conformal_factors(ratio[which == index]) for index in range(bins)]
-    return tuple(IntervalBin(float(edge), *pair) for edge, pair in zip([*edges, math.inf], factors, strict=True))
+    return tuple(FittedBin(float(edge), *pair) for edge, pair in zip([*edges, math.inf], factors, strict=True))
 
 
 def split(frame: pd.DataFrame, configuration: Sequence[str], *, seed: int = 0) -> npt.NDArray[np.int64]:
@@ -180,13 +178,13 @@ class _Packing(Generic[P]):
         return key[0] if key[1] is None or len(self.stacks) == 1 else f"{key[0]}[{key[1]}]"
 
 
-def log_errors(kind: Priced, rows: Sequence[Rows], parameters: Mapping[str, Any]) -> Array:
+def log_errors(kind: PricedRows, rows: Sequence[Rows], parameters: Mapping[str, Any]) -> Array:
     """log(predicted / measured) of all rows, group after group."""
     parts = [np.log(kind.time(g.frame, g.figures, parameters[g.stack]) / g.measured) for g in rows]
     return np.concatenate(parts) if parts else np.zeros(0)
 
 
-def predictions(kind: Priced, rows: Sequence[Rows], parameters: Mapping[str, Any]) -> tuple[Array, Array]:
+def predictions(kind: PricedRows, rows: Sequence[Rows], parameters: Mapping[str, Any]) -> tuple[Array, Array]:
     """Predicted and measured seconds of all rows, group after group."""
     measured = np.concatenate([group.measured for group in rows]) if rows else np.zeros(0)
     return measured * np.exp(log_errors(kind, rows, parameters)), measured
@@ -199,7 +197,7 @@ def _weights(rows: Sequence[Rows], emphasis: float) -> Array:
 
 
 def _search(
-    kind: Priced,
+    kind: PricedRows,
     rows: Sequence[Rows],
     packing: _Packing[Any],
     *,
@@ -249,7 +247,7 @@ def _log_sigma(run: OptimizeResult) -> Array:
 
 
 def fit(
-    kind: Priced,
+    kind: PricedRows,
     rows: Sequence[Rows],
     start: P,
     *,
@@ -311,11 +309,11 @@ def fit(
     )
 
 
-def _parts(kind: Priced, group: Rows, seed: int, hold_out: bool) -> npt.NDArray[np.int64]:
+def _parts(kind: PricedRows, group: Rows, seed: int, hold_out: bool) -> npt.NDArray[np.int64]:
     parts = split(group.frame, kind.configuration, seed=seed)
     return parts if hold_out else np.zeros_like(parts)
 
 
-def _interval(kind: Priced, rows: Sequence[Rows], parameters: Mapping[str, Any]) -> tuple[IntervalBin, ...]:
+def _interval(kind: PricedRows, rows: Sequence[Rows], parameters: Mapping[str, Any]) -> tuple[FittedBin, ...]:
     predicted, measured = predictions(kind, rows, parameters)
-    return conformal_bins(predicted, measured) if len(measured) else (IntervalBin(math.inf, *UNTESTED),)
+    return conformal_bins(predicted, measured) if len(measured) else (FittedBin(math.inf, *UNTESTED),)

@@ -30,7 +30,7 @@ from paleo.specs.catalog import is_path, names
 from paleo.specs.hardware import System, load_system
 from paleo.units import MICROSECOND, MILLISECOND
 from paleo.validate.kinds.base import read_table, text
-from paleo.validate.residual import Residual, residual
+from paleo.validate.residual import ResidualErrors, residual
 from paleo.validate.steps.base import StepTable, records, whole
 from paleo.validate.tables import table_of
 
@@ -101,7 +101,7 @@ NUMBERS: Mapping[str, Number] = {
 }  # fmt: skip
 
 
-class Figures(NamedTuple):
+class LinkFigures(NamedTuple):
     """What predicts rows: the kind of table, and the system's parameters before the fit, by family."""
 
     table: StepTable
@@ -121,7 +121,7 @@ class _Steps:
     def __init__(self, moving: Sequence[str]) -> None:
         self.moving = tuple(moving)
 
-    def time(self, frame: pd.DataFrame, figures: Figures, parameters: LinkParameters) -> Array:
+    def time(self, frame: pd.DataFrame, figures: LinkFigures, parameters: LinkParameters) -> Array:
         """Predicted seconds of each row."""
         table = figures.under(parameters, self.moving)
         return np.array([table.step(row).value for row in records(frame)])
@@ -151,7 +151,7 @@ class LinkJob:
     @property
     def before(self) -> Mapping[str, Found[Any]]:
         """Parameters before the fit, by family."""
-        figures: Figures = self.rows[0].figures
+        figures: LinkFigures = self.rows[0].figures
         return figures.before
 
     @property
@@ -174,8 +174,8 @@ class LinksFitted:
     parameters: LinkParameters
     sigma: Mapping[str, float]
     left: Mapping[str, str]
-    before: Residual
-    after: Residual
+    before: ResidualErrors
+    after: ResidualErrors
     entries: tuple[Entry, ...]
 
     @property
@@ -240,7 +240,7 @@ def _by_system(file: Path, only: Sequence[str]) -> dict[str, _Found]:
         mine = frame[[system is not None and system.name == name for system in systems]]
         seconds = table.predict(mine).seconds
         fine = mine[np.isfinite(seconds)]
-        figures = Figures(table, system, {family: link_parameters(system, family) for family in LINK_FAMILIES})
+        figures = LinkFigures(table, system, {family: link_parameters(system, family) for family in LINK_FAMILIES})
         if len(fine):
             named = fine.assign(configuration=configurations(fine), table=file.name)
             rows = Rows(named, figures, STACK, table.measured(fine))
@@ -263,7 +263,7 @@ def configurations(frame: pd.DataFrame) -> pd.Series[str]:
 
 
 def _job(groups: Sequence[_Found], names: Sequence[str]) -> LinkJob:
-    figures: Figures = groups[0].rows.figures
+    figures: LinkFigures = groups[0].rows.figures
     leads = {name: getattr(figures.before[group.family].parameters, group.leads) for name, group in NUMBERS.items()}
     start = LinkParameters(**leads)
     spoken = {name: [_dependent(group, start, name) for group in groups] for name in names}
@@ -383,7 +383,7 @@ def _fitted(
     moving, measured = list(sigma), np.concatenate([part.measured for part in job.rows])
     ratios = [np.exp(log_errors(_Steps(moving), job.rows, {STACK: part})) for part in (job.start, parameters)]
 
-    def tested(names: Sequence[str]) -> tuple[Residual, Residual]:
+    def tested(names: Sequence[str]) -> tuple[ResidualErrors, ResidualErrors]:
         mask = job.held_out & np.any([job.spoken[name] for name in names], axis=0)
         before, after = (residual(ratio[mask] * measured[mask], measured[mask]) for ratio in ratios)
         return before, after
@@ -403,7 +403,7 @@ def _fitted(
     return LinksFitted(job, parameters, sigma, left, *tested(moving), tuple(updated))
 
 
-def _notes(job: LinkJob, parameters: LinkParameters, mine: Sequence[str], before: Residual) -> str:
+def _notes(job: LinkJob, parameters: LinkParameters, mine: Sequence[str], before: ResidualErrors) -> str:
     moved = []
     for name in mine:
         number = NUMBERS[name]

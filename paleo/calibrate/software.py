@@ -76,7 +76,7 @@ class SoftwareParameters:
         )
 
 
-class Figures(NamedTuple):
+class ProfileFigures(NamedTuple):
     """What predicts rows: the kind of table, and the profile before the fit."""
 
     table: StepTable
@@ -89,7 +89,7 @@ class _Steps:
     def __init__(self, configuration: Sequence[str]) -> None:
         self.configuration = tuple(configuration)
 
-    def time(self, frame: pd.DataFrame, figures: Figures, parameters: SoftwareParameters) -> Array:
+    def time(self, frame: pd.DataFrame, figures: ProfileFigures, parameters: SoftwareParameters) -> Array:
         """Predicted seconds of each row."""
         profile = parameters.applied(figures.profile)
         return np.array([figures.table.step(row, profile).value for row in records(frame)])
@@ -157,7 +157,7 @@ def _job(table: StepTable, file: str, frame: pd.DataFrame, profile: Software) ->
     groups = []
     for architecture in sorted(set(architectures)):
         mask = np.array([name == architecture for name in architectures])
-        groups.append(Rows(fine[mask], Figures(table, profile), architecture, measured[mask]))
+        groups.append(Rows(fine[mask], ProfileFigures(table, profile), architecture, measured[mask]))
     sources = ", ".join(sorted(set(text(fine, "source")) - {""}))
     return SoftwareJob(profile, file, sources, tuple(groups), len(frame) - len(fine))
 

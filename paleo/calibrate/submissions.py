@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from paleo.errors import PaleoError
-from paleo.specs.task import Code, Evaluation, Submissions, Task, load_task
+from paleo.specs.task import Code, Evaluation, Submissions, TrainingTask, load_task
 from paleo.studies.target import TargetTime, timed
 from paleo.units import MILLISECOND
 from paleo.validate.steps.base import filled, records
@@ -234,12 +234,12 @@ def weighted_median(values: Array, weights: Array) -> float:
 LEAST_WORK = 1e-4
 
 
-def _timed(row: Row, task: Task) -> TargetTime:
+def _timed(row: Row, task: TrainingTask) -> TargetTime:
     runs = row.runs if row.runs > 0 else 1.0
     return timed(task, row.point.prediction, row.point.forward, global_batch=row.point.global_batch, runs=runs)
 
 
-def fitted_task(task: Task, rows: list[Row], rounds: list[str], towards: str) -> Task:
+def fitted_task(task: TrainingTask, rows: list[Row], rounds: list[str], towards: str) -> TrainingTask:
     """The task with everything that its rows teach for a round."""
     if not rows:
         return task
@@ -268,13 +268,13 @@ def left_out(rows: list[Row], rounds: list[str]) -> Iterator[tuple[Row, TargetTi
                     yield row, _timed(row, task)
 
 
-def _plain(task: Task) -> Task:
+def _plain(task: TrainingTask) -> TrainingTask:
     """The task before anything was fitted to submissions."""
     code = task.code.model_copy(update={"ratio": {}, "per_doubling": 0.0, "several_nodes": 0.0, "residual": 0.0})
     return task.model_copy(update={"code": code, "submissions": None})
 
 
-def _with_residual(task: Task, rows: list[Row], rounds: list[str]) -> Task:
+def _with_residual(task: TrainingTask, rows: list[Row], rounds: list[str]) -> TrainingTask:
     """The task with the residual of its step: rms of the logarithm over rows, each round left out in turn."""
     residual = step_residual(rows, rounds)
     return task.model_copy(update={"code": task.code.model_copy(update={"residual": residual})})

@@ -15,7 +15,7 @@ from paleo.calibrate.convergence import is_convergence, write_laws
 from paleo.calibrate.submissions import LEAST_ROWS, fitted_task, rows_of, step_residual
 from paleo.errors import SpecError
 from paleo.specs.catalog import FOLDERS, catalog_root, entries
-from paleo.specs.task import Task, load_task
+from paleo.specs.task import TrainingTask, load_task
 from paleo.validate.kinds.base import read_table
 from paleo.validate.steps.training_runs import TrainingRuns
 
@@ -78,7 +78,7 @@ def write_submissions(table: pd.DataFrame, folder: Path, date: str) -> list[Path
     return written
 
 
-def with_blocks(text: str, task: Task) -> str:
+def with_blocks(text: str, task: TrainingTask) -> str:
     """The text of a task file with its code, evaluation and submissions replaced; all else as it is."""
     text = _without(text, "submissions")
     text = _replaced(text, "evaluation", _block("evaluation", task.evaluation.model_dump(), EVALUATION))

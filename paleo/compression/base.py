@@ -31,7 +31,7 @@ Scope = Literal["all", "node", "across"]
 
 
 @dataclass(frozen=True, slots=True)
-class Gradient:
+class SummedGradient:
     """The gradient that a group of ``ranks`` sums, as each rank holds it.
 
     ``elements`` in ``tensors``, of ``width`` bytes each. ``matrix_elements`` of them are in ``matrices`` (a, b), whose
@@ -125,16 +125,16 @@ class Compression(Protocol):
     def unbiased(self) -> bool:
         """Whether the decoded sum is the gradient on average, without error feedback."""
 
-    def messages(self, gradient: Gradient) -> tuple[Message, ...]:
+    def messages(self, gradient: SummedGradient) -> tuple[Message, ...]:
         """The collectives that take the place of the gradient's all-reduce, one after another."""
 
-    def encode(self, gradient: Gradient) -> Coding:
+    def encode(self, gradient: SummedGradient) -> Coding:
         """Work before the messages; it occupies the computing stream."""
 
-    def decode(self, gradient: Gradient) -> Coding:
+    def decode(self, gradient: SummedGradient) -> Coding:
         """Work behind them."""
 
-    def state(self, gradient: Gradient) -> Array:
+    def state(self, gradient: SummedGradient) -> Array:
         """Bytes a rank keeps from step to step (error feedback, momentum of its own)."""
 
 
@@ -152,10 +152,10 @@ def compression(text: str) -> Compression:
     return COMPRESSIONS[name.strip()](argument.strip())
 
 
-def wire_bytes(messages: tuple[Message, ...], gradient: Gradient) -> Array:
+def wire_bytes(messages: tuple[Message, ...], gradient: SummedGradient) -> Array:
     """Bytes that a rank sends for its messages: all_reduce 2 (P − 1) / P of its payload, others (P − 1) / P.
 
-    >>> gradient = Gradient(elements=100.0, tensors=1.0, ranks=4.0)
+    >>> gradient = SummedGradient(elements=100.0, tensors=1.0, ranks=4.0)
     >>> float(wire_bytes((Message("all_reduce", gradient.bytes),), gradient))
     600.0
     """

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paleo.compression.base import COMPRESSIONS, Array, Coding, Compression, Gradient, Message, no_argument
+from paleo.compression.base import COMPRESSIONS, Array, Coding, Compression, Message, SummedGradient, no_argument
 
 #: Elements that share one fp32 scale, in formats with few exponents.
 BLOCK = 256.0
@@ -29,18 +29,18 @@ class Cast:
         """What it does."""
         return f"gradients are summed in {self.name}"
 
-    def messages(self, gradient: Gradient) -> tuple[Message, ...]:
+    def messages(self, gradient: SummedGradient) -> tuple[Message, ...]:
         scales = SCALE_BYTES / BLOCK * self.scaled
         return (Message("all_reduce", np.asarray(gradient.elements * (self.bytes_per_element + scales))),)
 
-    def encode(self, gradient: Gradient) -> Coding:
+    def encode(self, gradient: SummedGradient) -> Coding:
         reads = 1.0 + self.scaled  # the largest of each block comes first
         return Coding.of(reads * gradient.bytes, gradient.elements * self.bytes_per_element, launches=1.0 + self.scaled)
 
-    def decode(self, gradient: Gradient) -> Coding:
+    def decode(self, gradient: SummedGradient) -> Coding:
         return Coding.of(gradient.elements * self.bytes_per_element, gradient.bytes)
 
-    def state(self, gradient: Gradient) -> Array:
+    def state(self, gradient: SummedGradient) -> Array:
         return np.zeros(np.shape(gradient.elements))
 
 

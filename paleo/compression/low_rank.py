@@ -13,8 +13,8 @@ from paleo.compression.base import (
     Array,
     Coding,
     Compression,
-    Gradient,
     Message,
+    SummedGradient,
     no_argument,
     number_argument,
 )
@@ -35,28 +35,28 @@ class PowerSGD:
         """What it does."""
         return f"matrices of gradients as factors of rank {self.rank:g}"
 
-    def messages(self, gradient: Gradient) -> tuple[Message, ...]:
+    def messages(self, gradient: SummedGradient) -> tuple[Message, ...]:
         """Two all-reduces of the factors, (a and b sides), with the vectors in the first."""
         factors = self._factors(gradient)
         vectors = (gradient.elements - np.asarray(gradient.matrix_elements)) * gradient.width
         return Message("all_reduce", np.asarray(factors / 2.0 + vectors)), Message("all_reduce", factors / 2.0)
 
-    def encode(self, gradient: Gradient) -> Coding:
+    def encode(self, gradient: SummedGradient) -> Coding:
         """M Q and Mᵀ P read the matrix each; the error is added before and kept behind."""
         matrix = VALUE_BYTES * np.asarray(gradient.matrix_elements, dtype=np.float64)
         flops = 4.0 * self.rank * gradient.matrix_elements + 2.0 * self.rank**2 * gradient.matrix_sides
         return Coding.of(4.0 * matrix, 2.0 * matrix, flops=flops, launches=4.0 * gradient.tensors)
 
-    def decode(self, gradient: Gradient) -> Coding:
+    def decode(self, gradient: SummedGradient) -> Coding:
         """P Qᵀ is written, the error is what is left."""
         matrix = VALUE_BYTES * np.asarray(gradient.matrix_elements, dtype=np.float64)
         flops = 2.0 * self.rank * gradient.matrix_elements
         return Coding.of(matrix, 2.0 * matrix, flops=flops, launches=np.asarray(gradient.tensors))
 
-    def state(self, gradient: Gradient) -> Array:
+    def state(self, gradient: SummedGradient) -> Array:
         return np.asarray(VALUE_BYTES * np.asarray(gradient.matrix_elements) + self._factors(gradient))
 
-    def _factors(self, gradient: Gradient) -> Array:
+    def _factors(self, gradient: SummedGradient) -> Array:
         largest = np.asarray(gradient.matrix_elements, dtype=np.float64)
         return VALUE_BYTES * np.minimum(self.rank * np.asarray(gradient.matrix_sides, dtype=np.float64), largest)
 
@@ -72,16 +72,16 @@ class SufficientFactors:
     linear = False
     unbiased = True
 
-    def messages(self, gradient: Gradient) -> tuple[Message, ...]:
+    def messages(self, gradient: SummedGradient) -> tuple[Message, ...]:
         pays = self._pays(gradient)
         rest = (gradient.elements - np.where(pays, gradient.dense_elements, 0.0)) * gradient.width
         factors = gradient.ranks * gradient.samples * np.asarray(gradient.dense_sides) * gradient.width
         return Message("all_reduce", np.asarray(rest)), Message("all_gather", np.where(pays, factors, 0.0))
 
-    def encode(self, gradient: Gradient) -> Coding:
+    def encode(self, gradient: SummedGradient) -> Coding:
         return Coding.of(np.zeros(np.shape(gradient.bytes)), 0.0, launches=0.0)
 
-    def decode(self, gradient: Gradient) -> Coding:
+    def decode(self, gradient: SummedGradient) -> Coding:
         """The gradient is rebuilt from all ranks' factors: 2 P B a b FLOP."""
         flops = 2.0 * gradient.ranks * gradient.samples * np.asarray(gradient.dense_elements)
         read = gradient.ranks * gradient.samples * np.asarray(gradient.dense_sides) * gradient.width
@@ -89,10 +89,10 @@ class SufficientFactors:
         pays = self._pays(gradient)
         return Coding.of(*(np.where(pays, each, 0.0) for each in (read, written)), flops=np.where(pays, flops, 0.0))
 
-    def state(self, gradient: Gradient) -> Array:
+    def state(self, gradient: SummedGradient) -> Array:
         return np.zeros(np.shape(gradient.bytes))
 
-    def _pays(self, gradient: Gradient) -> npt.NDArray[np.bool_]:
+    def _pays(self, gradient: SummedGradient) -> npt.NDArray[np.bool_]:
         spent = gradient.ranks * gradient.samples * np.asarray(gradient.dense_sides, dtype=np.float64)
         return np.asarray(spent < 2.0 * np.asarray(gradient.dense_elements))
 

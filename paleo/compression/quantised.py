@@ -15,8 +15,8 @@ from paleo.compression.base import (
     Array,
     Coding,
     Compression,
-    Gradient,
     Message,
+    SummedGradient,
     no_argument,
     number_argument,
 )
@@ -42,24 +42,24 @@ class Quantised:
         """What it does."""
         return f"{self.bits:g} bits an element, decoded and summed by the owner of each part"
 
-    def messages(self, gradient: Gradient) -> tuple[Message, ...]:
+    def messages(self, gradient: SummedGradient) -> tuple[Message, ...]:
         payload = np.asarray(gradient.elements * self.bits / 8.0)
         return Message("all_to_all", payload), Message("all_gather", payload)
 
-    def encode(self, gradient: Gradient) -> Coding:
+    def encode(self, gradient: SummedGradient) -> Coding:
         packed = gradient.elements * self.bits / 8.0
         remembered = VALUE_BYTES * gradient.elements * self.feedback
         read = gradient.bytes * (1.0 + self.norm) + remembered
         return Coding.of(read, packed + remembered, launches=1.0 + self.norm)
 
-    def decode(self, gradient: Gradient) -> Coding:
+    def decode(self, gradient: SummedGradient) -> Coding:
         """The owner unpacks what all ranks sent of its part, sums and packs it; every rank unpacks the whole."""
         packed = gradient.elements * self.bits / 8.0
         part = gradient.elements / np.maximum(gradient.ranks, 1.0) * VALUE_BYTES
         remembered = 2.0 * part * self.feedback
         return Coding.of(2.0 * packed + part + remembered, part + gradient.bytes, launches=3.0)
 
-    def state(self, gradient: Gradient) -> Array:
+    def state(self, gradient: SummedGradient) -> Array:
         own_part = 1.0 + 1.0 / np.maximum(np.asarray(gradient.ranks, dtype=np.float64), 1.0)
         return np.asarray(VALUE_BYTES * gradient.elements * own_part * self.feedback)
 

@@ -21,9 +21,9 @@ from paleo.compression.base import (
     Array,
     Coding,
     Compression,
-    Gradient,
     Message,
     Numeric,
+    SummedGradient,
     number_argument,
     wire_bytes,
 )
@@ -88,7 +88,7 @@ class Sparse:
         """What it does."""
         return f"the largest {self.density:g} of the elements, with their indices"
 
-    def schemes(self, gradient: Gradient) -> dict[str, tuple[Message, ...]]:
+    def schemes(self, gradient: SummedGradient) -> dict[str, tuple[Message, ...]]:
         """The ways to sum sparse gradients, by name: all entries gathered; split among ranks and the sums gathered;
         recursive doubling (SparCML), as payloads of an all-gather of which a rank sends (P - 1) / P."""
         ranks, elements = np.asarray(gradient.ranks, dtype=np.float64), np.asarray(gradient.elements)
@@ -102,7 +102,7 @@ class Sparse:
             "recursive doubling": (Message("all_gather", doubled),),
         }
 
-    def messages(self, gradient: Gradient) -> tuple[Message, ...]:
+    def messages(self, gradient: SummedGradient) -> tuple[Message, ...]:
         """The cheapest of the schemes, by the bytes that a rank sends."""
         schemes = self.schemes(gradient)
         sent = np.stack(np.broadcast_arrays(*(wire_bytes(messages, gradient) for messages in schemes.values())))
@@ -111,21 +111,21 @@ class Sparse:
         pairs = np.where(best == 1, schemes["split and gather"][0].payload, 0.0)
         return Message("all_to_all", pairs), Message("all_gather", np.take_along_axis(gathered, best[None], 0)[0])
 
-    def encode(self, gradient: Gradient) -> Coding:
+    def encode(self, gradient: SummedGradient) -> Coding:
         """Momentum and velocity are read and written, a threshold is found on a sample, and entries are selected."""
         kept = VALUE_BYTES * gradient.elements * (2.0 if self.momentum else 1.0)
         chosen = PAIR_BYTES * self.density * gradient.elements
         read = gradient.bytes + kept + VALUE_BYTES * gradient.elements
         return Coding.of(read, kept + chosen, launches=4.0 + 2.0 * self.momentum, calls=gradient.matrices)
 
-    def decode(self, gradient: Gradient) -> Coding:
+    def decode(self, gradient: SummedGradient) -> Coding:
         """Entries of all ranks, or their sums, are added into an empty gradient."""
         ranks = np.asarray(gradient.ranks, dtype=np.float64)
         entries = np.minimum(ranks * self.density, union_density(self.density, ranks) + self.density)
         moved = PAIR_BYTES * entries * gradient.elements
         return Coding.of(moved, gradient.bytes + moved, launches=2.0)
 
-    def state(self, gradient: Gradient) -> Array:
+    def state(self, gradient: SummedGradient) -> Array:
         return np.asarray(VALUE_BYTES * gradient.elements * (2.0 if self.momentum else 1.0))
 
 
@@ -144,24 +144,24 @@ class GlobalTopK:
         """What it does."""
         return f"the largest {self.density:g} of all ranks' elements"
 
-    def messages(self, gradient: Gradient) -> tuple[Message, ...]:
+    def messages(self, gradient: SummedGradient) -> tuple[Message, ...]:
         ranks = np.maximum(np.asarray(gradient.ranks, dtype=np.float64), 1.0)
         pairs = PAIR_BYTES * self.density * np.asarray(gradient.elements)
         # as an all-gather's payload, of which a rank sends (P - 1) / P
         share = np.divide(ranks, ranks - 1.0, out=np.zeros_like(ranks), where=ranks > 1.0)
         return (Message("all_gather", np.asarray(2.0 * pairs * np.ceil(np.log2(ranks)) * share)),)
 
-    def encode(self, gradient: Gradient) -> Coding:
+    def encode(self, gradient: SummedGradient) -> Coding:
         kept = VALUE_BYTES * gradient.elements
         read = gradient.bytes + kept + VALUE_BYTES * gradient.elements
         return Coding.of(read, kept, launches=4.0, calls=gradient.matrices)
 
-    def decode(self, gradient: Gradient) -> Coding:
+    def decode(self, gradient: SummedGradient) -> Coding:
         rounds = np.ceil(np.log2(np.maximum(gradient.ranks, 1.0)))
         chosen = PAIR_BYTES * self.density * gradient.elements
         return Coding.of(2.0 * rounds * chosen, gradient.bytes + rounds * chosen, launches=1.0 + 2.0 * rounds)
 
-    def state(self, gradient: Gradient) -> Array:
+    def state(self, gradient: SummedGradient) -> Array:
         return np.asarray(VALUE_BYTES * np.asarray(gradient.elements, dtype=np.float64))
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paleo.compression.base import COMPRESSIONS, Array, Coding, Compression, Gradient, Message, no_argument
+from paleo.compression.base import COMPRESSIONS, Array, Coding, Compression, Message, SummedGradient, no_argument
 
 #: Bytes of an element in the gather of the forward pass and in the scatter of gradients, and of the 16-bit copy.
 WEIGHT_BYTES, GRADIENT_BYTES, COPY_BYTES = 1.0, 0.5, 2.0
@@ -28,7 +28,7 @@ class ZeroPlusPlus:
     linear = False
     unbiased = False
 
-    def messages(self, gradient: Gradient) -> tuple[Message, ...]:
+    def messages(self, gradient: SummedGradient) -> tuple[Message, ...]:
         elements = np.asarray(gradient.elements, dtype=np.float64)
         nodes_share = GRADIENT_BYTES * elements / np.maximum(gradient.ranks_per_node, 1.0)
         return (
@@ -38,7 +38,7 @@ class ZeroPlusPlus:
             Message("all_to_all", np.asarray(nodes_share), "across"),
         )
 
-    def encode(self, gradient: Gradient) -> Coding:
+    def encode(self, gradient: SummedGradient) -> Coding:
         """A rank codes its shard of the parameters, and its gradients twice: before each all-to-all."""
         shard = gradient.elements / np.maximum(np.asarray(gradient.ranks, dtype=np.float64), 1.0)
         second = gradient.elements / np.maximum(np.asarray(gradient.ranks_per_node, dtype=np.float64), 1.0)
@@ -46,7 +46,7 @@ class ZeroPlusPlus:
         written = WEIGHT_BYTES * shard + GRADIENT_BYTES * (gradient.elements + second)
         return Coding.of(read, written, launches=3.0 * gradient.tensors)
 
-    def decode(self, gradient: Gradient) -> Coding:
+    def decode(self, gradient: SummedGradient) -> Coding:
         """Gathered parameters are widened, gradients summed behind each all-to-all."""
         elements = np.asarray(gradient.elements, dtype=np.float64)
         second = elements / np.maximum(np.asarray(gradient.ranks_per_node, dtype=np.float64), 1.0)
@@ -54,7 +54,7 @@ class ZeroPlusPlus:
         written = COPY_BYTES * (elements + second)
         return Coding.of(read, written, launches=3.0 * gradient.tensors)
 
-    def state(self, gradient: Gradient) -> Array:
+    def state(self, gradient: SummedGradient) -> Array:
         """The second shard."""
         return np.asarray(COPY_BYTES * np.asarray(gradient.elements) / np.maximum(gradient.ranks_per_node, 1.0))
 

@@ -30,17 +30,17 @@ MOST_DIMS = 99
 
 
 @dataclass(eq=False)
-class Entry:
+class LayerEntry:
     """One line of a model file. ``inputs`` are entries or names of inputs; ``share`` and ``tie`` lend the weights of
     another entry; ``frozen`` ones are not trained."""
 
     kind: str
     options: dict[str, Any]
-    inputs: list[Entry | str]
+    inputs: list[LayerEntry | str]
     out: Tensor
     path: str = ""
-    share: Entry | None = None
-    tie: Entry | None = None
+    share: LayerEntry | None = None
+    tie: LayerEntry | None = None
     operations: tuple[Operation, ...] = ()
     frozen: bool = False
 
@@ -62,11 +62,11 @@ class Entry:
 class Placed:
     """Where a value stands: the entry or input that holds it, as a tensor with the dims and sizes of the value."""
 
-    holder: Entry | str
+    holder: LayerEntry | str
     tensor: Tensor
 
     @classmethod
-    def of(cls, entry: Entry) -> Placed:
+    def of(cls, entry: LayerEntry) -> Placed:
         """What an entry gives."""
         return cls(entry, entry.out)
 
@@ -77,13 +77,13 @@ class Placed:
 
 
 @dataclass
-class Network:
+class ImportedNetwork:
     """Entries in order, inputs with their dims; ``last`` is what the network gives."""
 
-    entries: list[Entry]
+    entries: list[LayerEntry]
     inputs: dict[str, Tensor]
     probes: Mapping[str, int]
-    last: Entry | str = ""
+    last: LayerEntry | str = ""
     fixed_batch: int | None = None
 
 
@@ -96,16 +96,16 @@ class Builder:
     """Adds entries, and knows which entry holds each value and each parameter."""
 
     trace: Trace
-    network: Network = field(init=False)
+    network: ImportedNetwork = field(init=False)
     placed: dict[Value, Placed] = field(default_factory=dict)
-    owners: dict[str, Entry] = field(default_factory=dict)
+    owners: dict[str, LayerEntry] = field(default_factory=dict)
     #: What a view looks at.
-    bases: dict[Entry | str, Placed] = field(default_factory=dict)
+    bases: dict[LayerEntry | str, Placed] = field(default_factory=dict)
     #: Whether the weights of what is added now are not trained.
     untrained: bool = False
 
     def __post_init__(self) -> None:
-        self.network = Network([], {}, self.trace.probes, fixed_batch=self.trace.fixed_batch)
+        self.network = ImportedNetwork([], {}, self.trace.probes, fixed_batch=self.trace.fixed_batch)
         for value in self.trace.inputs:
             role = "index" if value.index else "activation"
             tensor = Tensor(value.name, self._input_dims(value), value.shape, role, grad=False)  # type: ignore[arg-type]
@@ -129,8 +129,8 @@ class Builder:
     # Entries.
 
     def add(
-        self, kind: str, options: Mapping[str, Any], sources: Sequence[Placed], path: str, tie: Entry | None = None
-    ) -> Entry:
+        self, kind: str, options: Mapping[str, Any], sources: Sequence[Placed], path: str, tie: LayerEntry | None = None
+    ) -> LayerEntry:
         """One more entry, expanded as the graph will do; UntranslatableError where the layer refuses."""
         stated = {key: value for key, value in options.items() if value is not None}
         name = f"n{len(self.network.entries)}"
@@ -142,24 +142,24 @@ class Builder:
         except (PaleoError, ValidationError, ValueError, KeyError) as error:
             raise UntranslatableError(str(error)) from None
         holders = [source.holder for source in sources]
-        entry = Entry(kind, stated, holders, expansion.out, path, None, tie, expansion.operations)
+        entry = LayerEntry(kind, stated, holders, expansion.out, path, None, tie, expansion.operations)
         entry.frozen = self.untrained and entry.own_parameters > 0
         self.network.entries.append(entry)
         return entry
 
-    def put(self, value: Value, entry: Entry) -> None:
+    def put(self, value: Value, entry: LayerEntry) -> None:
         """The value is what the entry gives; its sizes must agree."""
         if tuple(entry.out.sizes) != value.shape:
             raise UntranslatableError(f"{entry.out.sizes} is not {value.shape}")
         self.placed[value] = Placed.of(entry)
 
-    def move(self, old: Entry, new: Entry) -> None:
+    def move(self, old: LayerEntry, new: LayerEntry) -> None:
         """All values of one entry stand at another."""
         for value, place in list(self.placed.items()):
             if place.holder is old:
                 self.placed[value] = Placed(new, place.tensor)
 
-    def learned(self, parameters: int, source: Placed, label: str, path: str) -> Entry:
+    def learned(self, parameters: int, source: Placed, label: str, path: str) -> LayerEntry:
         """An entry that holds parameters and hands its input on."""
         return self.add("learned", {"parameters": parameters, "of": label}, [source], path)
 
@@ -235,21 +235,21 @@ class Builder:
         elements = [value.elements, *(source.tensor.elements for source in self.sources(call))]
         return call.kept_elements / max(1, *elements) or None
 
-    def weight(self, value: Value | None) -> tuple[Value, Entry | None]:
+    def weight(self, value: Value | None) -> tuple[Value, LayerEntry | None]:
         """A weight, and the entry that holds it already."""
         if value is None or not value.static or not value.sources:
             raise UntranslatableError("expected a weight made of parameters")
         holders = {self.owners.get(name) for name in value.sources}
         return value, next(iter(holders)) if len(holders) == 1 else None
 
-    def sharing(self, entry: Entry, values: Sequence[Value | None]) -> Entry:
+    def sharing(self, entry: LayerEntry, values: Sequence[Value | None]) -> LayerEntry:
         """The entry with the weights of an earlier one, where all of these values are that one's."""
         owners = {self.owners.get(name) for v in values if v is not None for name in v.sources}
         if len(owners) == 1 and (owner := next(iter(owners))) is not None and owner.kind == entry.kind:
             self.lend(owner, entry)
         return entry
 
-    def lend(self, owner: Entry | None, entry: Entry) -> None:
+    def lend(self, owner: LayerEntry | None, entry: LayerEntry) -> None:
         """An entry has the weights of an earlier one of its kind, where there is one; both have as many."""
         if owner is None or owner.kind != entry.kind:
             return
@@ -257,7 +257,7 @@ class Builder:
             raise UntranslatableError("weights that an earlier layer has otherwise")
         entry.share = owner
 
-    def finished(self) -> Network:
+    def finished(self) -> ImportedNetwork:
         """The network; parameters that nothing reads stand at its end."""
         names = self.trace.parameters.items()
         left = sum(size for name, size in names if name not in self.owners)
@@ -271,7 +271,7 @@ class Builder:
         return self.network
 
     def _drop_idle_views(self) -> None:
-        read: set[Entry | str] = {self.network.last}
+        read: set[LayerEntry | str] = {self.network.last}
         kept = []
         for entry in reversed(self.network.entries):
             if entry.kind == "view" and entry not in read:

@@ -11,7 +11,7 @@ from itertools import chain
 import numpy as np
 import numpy.typing as npt
 
-from paleo.importers.builder import Entry
+from paleo.importers.builder import LayerEntry
 
 #: How many places are tried for a repetition, in all and in one run, and how long an iteration may be.
 MOST_TRIALS, MOST_STARTS, LONGEST_BODY = 4000, 16, 3000
@@ -23,39 +23,39 @@ class Loop:
 
     times: int
     body: list[Item]
-    carry: Entry | str
-    last: Entry
+    carry: LayerEntry | str
+    last: LayerEntry
 
 
 Marks = npt.NDArray[np.int64]
-Item = Entry | Loop
-Ref = Entry | str | None
+Item = LayerEntry | Loop
+Ref = LayerEntry | str | None
 
 
-def fold(entries: Sequence[Entry]) -> list[Item]:
+def fold(entries: Sequence[LayerEntry]) -> list[Item]:
     """The entries with every repeated part folded, largest saving first."""
-    consumers: dict[Entry, list[Entry]] = {}
+    consumers: dict[LayerEntry, list[LayerEntry]] = {}
     for entry in entries:
         for ref in _refs(entry):
-            if isinstance(ref, Entry):
+            if isinstance(ref, LayerEntry):
                 consumers.setdefault(ref, []).append(entry)
     kinds: dict[str, int] = {}
     marks = np.array([kinds.setdefault(_signature(entry), len(kinds)) for entry in entries], dtype=np.int64)
     return _folded(list(entries), marks, consumers)
 
 
-def _refs(entry: Entry) -> list[Ref]:
+def _refs(entry: LayerEntry) -> list[Ref]:
     return [*entry.inputs, entry.share, entry.tie]
 
 
-def _signature(entry: Entry) -> str:
+def _signature(entry: LayerEntry) -> str:
     lent = [entry.share is None, entry.tie is None, entry.frozen, entry.flops_backward]
     return json.dumps(
         [entry.kind, entry.options, len(entry.inputs), lent, entry.out.dims, entry.out.sizes], default=str
     )
 
 
-def _folded(entries: list[Entry], marks: Marks, consumers: dict[Entry, list[Entry]]) -> list[Item]:
+def _folded(entries: list[LayerEntry], marks: Marks, consumers: dict[LayerEntry, list[LayerEntry]]) -> list[Item]:
     best = _best(entries, marks, consumers)
     if best is None:
         return list(entries)
@@ -69,8 +69,8 @@ def _folded(entries: list[Entry], marks: Marks, consumers: dict[Entry, list[Entr
 
 
 def _best(
-    entries: list[Entry], marks: Marks, consumers: dict[Entry, list[Entry]]
-) -> tuple[int, int, int, Entry | str] | None:
+    entries: list[LayerEntry], marks: Marks, consumers: dict[LayerEntry, list[LayerEntry]]
+) -> tuple[int, int, int, LayerEntry | str] | None:
     """The repetition that saves most entries: start, length, times, and what its first iteration takes."""
     repetitions = _candidates(marks, _reaching_over(entries, consumers))
     candidates = sorted(repetitions, key=lambda r: (-r[1] * (r[2] - 1), r[1], r[0]))
@@ -81,7 +81,7 @@ def _best(
     return None
 
 
-def _reaching_over(entries: list[Entry], consumers: dict[Entry, list[Entry]]) -> Marks:
+def _reaching_over(entries: list[LayerEntry], consumers: dict[LayerEntry, list[LayerEntry]]) -> Marks:
     """For each boundary, the last entry that is read behind it without being the one just before it."""
     places = {entry: place for place, entry in enumerate(entries)}
     over = np.full(len(entries) + 1, -1, dtype=np.int64)
@@ -106,12 +106,12 @@ def _candidates(marks: Marks, over: Marks) -> Iterator[tuple[int, int, int]]:
 
 
 def _carried(
-    entries: list[Entry], start: int, length: int, times: int, consumers: dict[Entry, list[Entry]]
-) -> Entry | str | None:
+    entries: list[LayerEntry], start: int, length: int, times: int, consumers: dict[LayerEntry, list[LayerEntry]]
+) -> LayerEntry | str | None:
     """What the first iteration takes from outside as the others take it from the one before; None where there is no
     loop."""
     places = {entry: place for place, entry in enumerate(entries[start : start + length * times])}
-    carry: Entry | str | None = None
+    carry: LayerEntry | str | None = None
     for place in range(length):
         iterations = [_refs(entries[start + iteration * length + place]) for iteration in range(times)]
         for refs in zip(*iterations, strict=True):
@@ -129,14 +129,14 @@ def _carried(
     return carry if _private(entries, start, length, times, places, consumers) else None
 
 
-def _like(carry: Entry | str, last: Entry) -> bool:
+def _like(carry: LayerEntry | str, last: LayerEntry) -> bool:
     """Whether what enters has the shape of what comes out; of inputs the graph sees to it."""
     return isinstance(carry, str) or (carry.out.dims, carry.out.sizes) == (last.out.dims, last.out.sizes)
 
 
-def _relation(refs: tuple[Ref, ...], place: int, length: int, places: dict[Entry, int]) -> str | None:
+def _relation(refs: tuple[Ref, ...], place: int, length: int, places: dict[LayerEntry, int]) -> str | None:
     """Where an input stands in every iteration: inside it, outside, or carried from the iteration before."""
-    inside = [places.get(ref) if isinstance(ref, Entry) else None for ref in refs]
+    inside = [places.get(ref) if isinstance(ref, LayerEntry) else None for ref in refs]
     if all(position is None for position in inside):
         return "outside" if all(ref is refs[0] or ref == refs[0] for ref in refs) else None
     if all(
@@ -149,12 +149,12 @@ def _relation(refs: tuple[Ref, ...], place: int, length: int, places: dict[Entry
 
 
 def _private(
-    entries: list[Entry],
+    entries: list[LayerEntry],
     start: int,
     length: int,
     times: int,
-    places: dict[Entry, int],
-    consumers: dict[Entry, list[Entry]],
+    places: dict[LayerEntry, int],
+    consumers: dict[LayerEntry, list[LayerEntry]],
 ) -> bool:
     """Whether nothing but the last output of an iteration is read outside it."""
     for entry, position in places.items():

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from paleo.importers.builder import Entry, Network
+from paleo.importers.builder import ImportedNetwork, LayerEntry
 from paleo.importers.fold import Item, Loop, fold
 from paleo.importers.patterns import recognise
 from paleo.importers.trace import Trace
@@ -32,15 +32,15 @@ def model_of(trace: Trace, *, title: str, source: str, sizes: Mapping[str, int],
     return model | {"inputs": inputs, "layers": layers}
 
 
-def _loss(network: Network) -> str | None:
-    last = network.last.out if isinstance(network.last, Entry) else None
+def _loss(network: ImportedNetwork) -> str | None:
+    last = network.last.out if isinstance(network.last, LayerEntry) else None
     if last is None or last.role != "activation":
         return None
     classes = len(last.dims) == 2 and last.dims[0] == "batch" and last.sizes[1] > 1
     return "cross_entropy" if classes or last.dims[-1] == "vocab" else None
 
 
-def _notes(network: Network) -> str:
+def _notes(network: ImportedNetwork) -> str:
     opaque = sorted({entry.options["of"] for entry in network.entries if entry.kind == "opaque"})
     if not opaque:
         return "Every call was recognised."
@@ -65,11 +65,11 @@ def _remarks(trace: Trace) -> list[str]:
 class _Writer:
     """Gives names to what is referred to, and writes items."""
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: ImportedNetwork) -> None:
         self.network = network
-        self._names: dict[Entry | str, str] = {name: name for name in network.inputs}
+        self._names: dict[LayerEntry | str, str] = {name: name for name in network.inputs}
         #: Entries that lend their weights, under the names that they have where they stand.
-        self._lenders: dict[Entry, str] = {}
+        self._lenders: dict[LayerEntry, str] = {}
         self._taken = set(network.inputs) | {"input"}
         self._loops = 0
 
@@ -113,7 +113,7 @@ class _Writer:
             lines.append({"inputs": [name], loss: {}} if aside else loss)
         return lines
 
-    def body(self, items: Sequence[Item], current: Entry | str) -> list[Any]:
+    def body(self, items: Sequence[Item], current: LayerEntry | str) -> list[Any]:
         """The lines of a sequence; ``current`` flows in. A loop stands for the last entry of its last iteration."""
         lines: list[Any] = []
         for item in items:
@@ -121,7 +121,7 @@ class _Writer:
             current = item.last if isinstance(item, Loop) else item
         return lines
 
-    def _walk(self, items: Sequence[Item], current: Entry | str) -> None:
+    def _walk(self, items: Sequence[Item], current: LayerEntry | str) -> None:
         """Names for entries that something other than the next line refers to."""
         for item in items:
             if isinstance(item, Loop):
@@ -140,7 +140,7 @@ class _Writer:
                 self._name(item)
             current = item
 
-    def _name(self, ref: Entry | str) -> str:
+    def _name(self, ref: LayerEntry | str) -> str:
         if ref not in self._names:
             self._names[ref] = self._unique(ref if isinstance(ref, str) else _word(ref))
         return self._names[ref]
@@ -155,7 +155,7 @@ class _Writer:
         self._taken.add(name)
         return name
 
-    def _entry(self, entry: Entry, current: Entry | str) -> Any:
+    def _entry(self, entry: LayerEntry, current: LayerEntry | str) -> Any:
         line: dict[str, Any] = {}
         if entry in self._names:
             line["name"] = self._names[entry]
@@ -172,7 +172,7 @@ class _Writer:
             return entry.kind
         return line | {entry.kind: options}
 
-    def _loop(self, loop: Loop, current: Entry | str) -> dict[str, Any]:
+    def _loop(self, loop: Loop, current: LayerEntry | str) -> dict[str, Any]:
         self._loops += 1
         line: dict[str, Any] = {"repeat": loop.times, "name": self._named_loop(loop)}
         if loop.carry is not current:
@@ -205,7 +205,7 @@ def _mentions(lines: Sequence[Any], name: str) -> bool:
     )
 
 
-def _word(entry: Entry) -> str:
+def _word(entry: LayerEntry) -> str:
     """A name from the last words of the module's path."""
     parts = [part for part in re.split(r"[^A-Za-z0-9_]+", entry.path) if part]
     words = [part for part in parts if not part.isdigit()]

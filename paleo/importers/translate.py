@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from paleo.errors import SpecError
-from paleo.importers.builder import Builder, Entry, Network, Placed, UntranslatableError
+from paleo.importers.builder import Builder, ImportedNetwork, LayerEntry, Placed, UntranslatableError
 from paleo.importers.rules import TRANSLATIONS
 from paleo.importers.trace import Call, Trace, keeps_of
 from paleo.operations.precision import precision
@@ -23,7 +23,7 @@ TOLERANCE = 0.0005
 _WITHOUT_FLOPS = frozenset({"cat", "view", "slice"})
 
 
-def translated(trace: Trace) -> Network:
+def translated(trace: Trace) -> ImportedNetwork:
     """All calls of a trace as entries, in their order."""
     builder = Builder(trace)
     for call in trace.calls:
@@ -76,7 +76,7 @@ def _translate(builder: Builder, call: Call) -> None:
     _settle(builder, call, entries, before)
 
 
-def _settle(builder: Builder, call: Call, entries: Sequence[Entry], before: set[str]) -> None:
+def _settle(builder: Builder, call: Call, entries: Sequence[LayerEntry], before: set[str]) -> None:
     """The entries of a call must hold as many new parameters as the call is the first to read."""
     names = frozenset[str]().union(*(v.sources for v in call.inputs if v is not None))
     new = sum(builder.trace.parameters[name] for name in names if name not in before)

@@ -36,7 +36,7 @@ from paleo.parallel.placement import Placement, Split
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class TensorLayout:
     """How a tensor lies over the mesh: axes of each dim, in order of its dims, axes over which it is a partial sum, and
     axes that divide dims which a view has merged with others."""
 
@@ -74,7 +74,7 @@ class PlacedNode:
 
 def propagate(graph: Graph, placement: Placement, mesh: Mesh) -> tuple[PlacedNode, ...]:
     """Every layer's share and what it must communicate, in topological order."""
-    layouts = {name: Layout(tuple(_batch_axes(dim, mesh) for dim in t.dims)) for name, t in graph.inputs.items()}
+    layouts = {name: TensorLayout(tuple(_batch_axes(dim, mesh) for dim in t.dims)) for name, t in graph.inputs.items()}
     return tuple(_place(node, placement, mesh, layouts) for node in graph.nodes)
 
 
@@ -103,7 +103,7 @@ def _ways(split: Split, mesh: Mesh) -> dict[str, float]:
     return {dim: mesh.ways(axes) for dim, axes in split.items() if axes}
 
 
-def _place(node: Node, placement: Placement, mesh: Mesh, layouts: dict[str, Layout]) -> PlacedNode:
+def _place(node: Node, placement: Placement, mesh: Mesh, layouts: dict[str, TensorLayout]) -> PlacedNode:
     split = _active(node, placement.of(node), mesh)
     core = core_split(node, split, placement.context)
     ways, core_ways = _ways(split, mesh), _ways(core, mesh)
@@ -129,12 +129,14 @@ def _place(node: Node, placement: Placement, mesh: Mesh, layouts: dict[str, Layo
     return PlacedNode(node, local, tuple(owed), tuple(_parameters(node, split, ways)), gathered)
 
 
-def _leave(node: Node, split: Split, partial: frozenset[str], layouts: dict[str, Layout]) -> None:
+def _leave(node: Node, split: Split, partial: frozenset[str], layouts: dict[str, TensorLayout]) -> None:
     """How the output lies; a view, or a layer that hands its input on, leaves that as it is."""
     written = next((op.out for op in reversed(node.operations) if op.out.name == node.out.name), None)
     if written is not None or node.out.name not in layouts:
         dims = node.out.dims if written is None else written.dims
-        layouts[node.out.name] = Layout(tuple(split.get(d, ()) if d in dims else () for d in node.out.dims), partial)
+        layouts[node.out.name] = TensorLayout(
+            tuple(split.get(d, ()) if d in dims else () for d in node.out.dims), partial
+        )
 
 
 def _summed(target: Tensor, operation: Operation, split: Split) -> frozenset[str]:
@@ -201,23 +203,28 @@ def _gradient_sums(
 
 
 def _arrive(
-    node: Node, tensor: Tensor, split: Split, sums: Mapping[str, frozenset[str]], mesh: Mesh, layouts: dict[str, Layout]
+    node: Node,
+    tensor: Tensor,
+    split: Split,
+    sums: Mapping[str, frozenset[str]],
+    mesh: Mesh,
+    layouts: dict[str, TensorLayout],
 ) -> Iterator[Communication]:
     """Rule B on one input, forward; then the way back of its gradient."""
     have = layouts[tensor.name]
     if len(have.dims) != len(tensor.dims):  # a view: the batch stays first, other dims are merged
         hidden = frozenset(axis for axes in have.dims[1:] for axis in axes)
-        have = Layout((have.dims[0],) + ((),) * (len(tensor.dims) - 1), have.partial, hidden)
+        have = TensorLayout((have.dims[0],) + ((),) * (len(tensor.dims) - 1), have.partial, hidden)
     names = [_inside(node, tensor, dim) for dim in tensor.dims]
     spread = _spread(node, names)
     pairs = zip(names, tensor.sizes, strict=True)
-    want = Layout(tuple(split.get(dim, ()) if size > 1 or dim not in spread else () for dim, size in pairs))
+    want = TensorLayout(tuple(split.get(dim, ()) if size > 1 or dim not in spread else () for dim, size in pairs))
     yield from _transition(f"{node.name}<{tensor.name}", tensor, have, want, mesh, "forward")
     if have.partial:
         layouts[tensor.name] = want
     if tensor.grad:
-        back = Layout(want.dims, sums.get(tensor.name, frozenset()))
-        target = Layout(have.dims, merged=have.merged)
+        back = TensorLayout(want.dims, sums.get(tensor.name, frozenset()))
+        target = TensorLayout(have.dims, merged=have.merged)
         yield from _transition(f"{node.name}>{tensor.name}", tensor, back, target, mesh, "backward")
 
 
@@ -238,7 +245,7 @@ def _inside(node: Node, tensor: Tensor, dim: str) -> str:
 
 
 def _transition(
-    name: str, tensor: Tensor, have: Layout, want: Layout, mesh: Mesh, when: When
+    name: str, tensor: Tensor, have: TensorLayout, want: TensorLayout, mesh: Mesh, when: When
 ) -> Iterator[Communication]:
     """The collectives from one layout to another, axis by axis; a slice of something whole is free."""
     for axis, degree in mesh.degrees:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from paleo.pricing.attention_kernels import (
     NATIVE_HEAD_DIMS,
     WARP_GROUP_ROWS,
-    Kernel,
+    AttentionKernel,
     balanced_splits,
     decode_splits,
     kernel,
@@ -240,9 +240,18 @@ class _Tiling:
 
 
 def _tiling(
-    division: Kernel, tile: tuple[Array, Array], b: Array, hq: Array, hk: Array, nq: Array, nk: Array, d: Array,
-    causal: Mask, window: Sizes, device: DeviceFigures,
-) -> _Tiling:  # fmt: skip
+    division: AttentionKernel,
+    tile: tuple[Array, Array],
+    b: Array,
+    hq: Array,
+    hk: Array,
+    nq: Array,
+    nk: Array,
+    d: Array,
+    causal: Mask,
+    window: Sizes,
+    device: DeviceFigures,
+) -> _Tiling:
     rows, columns = tile
     group = np.where(np.asarray(causal) & division.packs, hq / hk, 1.0)
     rows = np.where(nq * group <= WARP_GROUP_ROWS, np.minimum(rows, WARP_GROUP_ROWS), rows)

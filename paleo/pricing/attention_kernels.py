@@ -30,7 +30,7 @@ WAVE_SPLITS, CAPTURED_BATCH = 128, 512
 
 
 @dataclass(frozen=True, slots=True)
-class Kernel:
+class AttentionKernel:
     """How one implementation divides the work, from its public source.
 
     ``tiles``: (largest head dimension, query rows, key columns), ascending; ``dense_tiles`` those of keys that lie in a
@@ -51,23 +51,23 @@ class Kernel:
 #: FlashAttention-2 (split-KV kernel for pages), -3 (Hopper, paged keys without TMA), -4 (CuTe) and
 #: trtllm-gen, whose prefill does not pack heads and whose decode holds up to 32 heads in the narrow side of a tile.
 KERNELS = {
-    "fa2": Kernel(
+    "fa2": AttentionKernel(
         ((64, 64, 256), (128, 64, 128), (512, 64, 64)),
         packs=False, most_splits=1, decode_splits="waves", dense_tiles=((64, 128, 128), (512, 128, 64)),
     ),
-    "fa3": Kernel(
+    "fa3": AttentionKernel(
         ((96, 192, 128), (128, 128, 128), (192, 128, 96), (512, 128, 80)),
         packs=True, most_splits=32, decode_splits="balanced",
     ),
-    "fa4": Kernel(((256, 256, 128), (512, 64, 64)), packs=True, most_splits=32, decode_splits="captured"),
-    "trtllm": Kernel(
+    "fa4": AttentionKernel(((256, 256, 128), (512, 64, 64)), packs=True, most_splits=32, decode_splits="captured"),
+    "trtllm": AttentionKernel(
         ((128, 256, 128), (512, 128, 128)),
         packs=False, most_splits=1, decode_splits="filling", decode_tiles=((512, 32, 256),),
     ),
 }  # fmt: skip
 
 
-def kernel(name: str) -> Kernel:
+def kernel(name: str) -> AttentionKernel:
     """The division of work of a kernel by name; SpecError with the nearest one."""
     if name not in KERNELS:
         raise SpecError(f"unknown attention kernel {name!r}; {near(name, KERNELS)}")
@@ -162,7 +162,7 @@ def filling_splits(*, tiles: Sizes, blocks: Sizes, multiprocessors: float) -> Ar
 
 
 def decode_splits(
-    division: Kernel,
+    division: AttentionKernel,
     *,
     batch: Array,
     grouped: npt.NDArray[np.bool_],

@@ -16,7 +16,7 @@ from paleo.pricing.links.fabric import FabricParameters, fabric_defaults, measur
 from paleo.pricing.links.group import GroupLinks, group_links, link_kind, stack_links
 from paleo.pricing.links.node import EXCHANGES, ExchangeParameters, NcclParameters
 from paleo.pricing.links.placement import NodePlacement, placed
-from paleo.pricing.links.policy import Nccl, Policy, Textbook, best, prices
+from paleo.pricing.links.policy import CollectivePolicy, Nccl, Textbook, best, prices
 from paleo.pricing.store import Found, lookup
 from paleo.specs.calibration import Calibration
 from paleo.specs.hardware import System
@@ -125,7 +125,7 @@ class Fabric:
     placement: NodePlacement | None = None
     handshake: float = 0.0
     _links: dict[tuple[int, int], GroupLinks] = field(default_factory=dict, init=False, repr=False, compare=False)
-    _policies: list[Policy] = field(default_factory=list, init=False, repr=False, compare=False)
+    _policies: list[CollectivePolicy] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def times(self, operation: str, strides: Count, ranks: Count, payload_bytes: Array) -> Array:
         """Seconds of one collective each; groups of one rank and empty payloads take none. All arguments have one shape
@@ -182,7 +182,7 @@ class Fabric:
         return self._links[stride, ranks]
 
     @property
-    def policy(self) -> Policy:
+    def policy(self) -> CollectivePolicy:
         """What prices the collectives."""
         if not self._policies:
             self._policies.append(Textbook(self.rates) if self.rates is not None else self._nccl())

@@ -259,33 +259,35 @@ def streaming_fraction(*, memory_kind: str, architecture: str, inline_ecc: bool)
 
 
 @dataclass(frozen=True, slots=True)
-class Traffic:
+class MemoryTraffic:
     """Compulsory bytes and elements of a memory-bound operation: what ``memory_time`` asks of it."""
 
     moved_bytes: Array
     elements: Array
 
 
-def gather_traffic(*, rows: Sizes, row_bytes: Sizes, index_bytes: Sizes = 8.0, sector_bytes: float = 32.0) -> Traffic:
+def gather_traffic(
+    *, rows: Sizes, row_bytes: Sizes, index_bytes: Sizes = 8.0, sector_bytes: float = 32.0
+) -> MemoryTraffic:
     """Embedding lookup: each row is read in whole 32-byte sectors and written, its index is read.
 
     >>> float(gather_traffic(rows=10.0, row_bytes=40.0).moved_bytes)
     1120.0
     """
     n, wide, index = floats(rows, row_bytes, index_bytes)
-    return Traffic(n * (np.ceil(wide / sector_bytes) * sector_bytes + wide + index), n * wide / 4.0)
+    return MemoryTraffic(n * (np.ceil(wide / sector_bytes) * sector_bytes + wide + index), n * wide / 4.0)
 
 
 def scatter_add_traffic(
     *, rows: Sizes, row_bytes: Sizes, index_bytes: Sizes = 8.0, sector_bytes: float = 32.0
-) -> Traffic:
+) -> MemoryTraffic:
     """Gradient of a lookup: each row is read, and its target is read and written in whole sectors.
 
     >>> float(scatter_add_traffic(rows=10.0, row_bytes=32.0).moved_bytes)
     1040.0
     """
     n, wide, index = floats(rows, row_bytes, index_bytes)
-    return Traffic(n * (2 * np.ceil(wide / sector_bytes) * sector_bytes + wide + index), n * wide / 4.0)
+    return MemoryTraffic(n * (2 * np.ceil(wide / sector_bytes) * sector_bytes + wide + index), n * wide / 4.0)
 
 
 #: Optimizer -> state tensors of one parameter that a step reads and writes.
@@ -300,11 +302,11 @@ def optimizer_traffic(
     state_bytes: Sizes = 4.0,
     master_bytes: Sizes = 4.0,
     copy_bytes: Sizes = 0.0,
-) -> Traffic:
+) -> MemoryTraffic:
     """A fused optimizer step: gradient read; master weight and each state read and written; low-precision copy written.
 
     >>> float(optimizer_traffic(parameters=1.0, states=2, gradient_bytes=2.0, copy_bytes=2.0).moved_bytes)  # mixed Adam
     28.0
     """
     n, gradient, state, master, copy = floats(parameters, gradient_bytes, state_bytes, master_bytes, copy_bytes)
-    return Traffic(n * (gradient + 2 * master + 2 * states * state + copy), n)
+    return MemoryTraffic(n * (gradient + 2 * master + 2 * states * state + copy), n)

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from paleo.errors import SpecError
 from paleo.pricing.memory import streaming_fraction
 from paleo.pricing.parameters import from_mapping
-from paleo.specs.calibration import Calibration, Entry, Rule, calibration_of, load_inheritance
+from paleo.specs.calibration import Calibration, Entry, InheritanceRule, calibration_of, load_inheritance
 
 Array = npt.NDArray[np.float64]
 P = TypeVar("P")
@@ -155,13 +155,13 @@ def _relatives(architecture: str) -> Iterator[str]:
 
 
 @cache
-def _rules(family: str, architecture: str) -> tuple[Rule, ...]:
+def _rules(family: str, architecture: str) -> tuple[InheritanceRule, ...]:
     inheritance = load_inheritance()
     rules = inheritance.rules if inheritance else ()
     return tuple(rule for rule in rules if family in rule.families and architecture in rule.architectures)
 
 
-def _memory_distance(rule: Rule, memory_kind: str) -> int:
+def _memory_distance(rule: InheritanceRule, memory_kind: str) -> int:
     """0 for the same kind of memory, 1 for a rule about any, 2 for the same class (HBM, GDDR), 3 for another."""
     if rule.memory_kinds is None:
         return 1
@@ -170,7 +170,7 @@ def _memory_distance(rule: Rule, memory_kind: str) -> int:
     return 2 if any(kind[:3] == memory_kind[:3] for kind in rule.memory_kinds) else 3
 
 
-def resolved(rule: Rule, family: str, stack: str, architecture: str, memory_kind: str) -> Entry:
+def resolved(rule: InheritanceRule, family: str, stack: str, architecture: str, memory_kind: str) -> Entry:
     """The entry that a rule makes of the ones it names; SpecError when one of those is not there."""
     changes = rule.stacks[stack]
     there = rule.family_there or family

@@ -24,7 +24,7 @@ Codes = npt.NDArray[np.integer]
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class CaseGroup:
     """Layouts of one number of stages, and their cases: positions of layouts, points and recompute policies, one entry
     a case. ``before`` are cases of groups before it; ``first`` is a case of each layout."""
 
@@ -42,7 +42,7 @@ class Group:
         return len(self.layout)
 
 
-def groups(points: Points, layouts: Sequence[Layout], space: Space) -> Iterator[Group]:
+def groups(points: Points, layouts: Sequence[Layout], space: Space) -> Iterator[CaseGroup]:
     """The cases of a search, those of one stage first."""
     of_stages: dict[int, list[int]] = {}
     for index, layout in enumerate(layouts):
@@ -63,7 +63,7 @@ def groups(points: Points, layouts: Sequence[Layout], space: Space) -> Iterator[
             layout_of, point_of, size, count = (np.tile(row, len(policies)) for row in np.array(rows, np.intp).T)
             first = np.flatnonzero(np.diff(layout_of[: len(rows)], prepend=-1))
             counts = size.astype(np.float64), count.astype(np.float64), np.repeat(policies, len(rows))
-            yield Group(stages, before, tuple(members), first, layout_of, point_of, *counts)
+            yield CaseGroup(stages, before, tuple(members), first, layout_of, point_of, *counts)
             before += len(layout_of)
 
 
@@ -121,7 +121,7 @@ class Results:
         return len(self.step_time)
 
     @classmethod
-    def of(cls, every: Sequence[Group], solved: Sequence[Solved]) -> Results:
+    def of(cls, every: Sequence[CaseGroup], solved: Sequence[Solved]) -> Results:
         """All that was solved, one part after another."""
         layouts = [np.array(group.layouts)[group.layout] for group in every]
         figures = layouts, [group.microbatch for group in every], [group.recompute for group in every]

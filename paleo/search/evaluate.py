@@ -11,7 +11,7 @@ import numpy.typing as npt
 from paleo.lowering.program import Program
 from paleo.lowering.recompute import RECOMPUTE, Policies, wholly_recomputed
 from paleo.schedules.base import SCHEDULES, Schedule
-from paleo.search.cases import Group, Results, Solved, groups
+from paleo.search.cases import CaseGroup, Results, Solved, groups
 from paleo.search.cuts import Cuts, chunk_counts
 from paleo.search.points import Points
 from paleo.search.space import Layout, Space
@@ -54,7 +54,7 @@ class _Cut:
 class _Members:
     """The cases of a group with their times, and seconds in which the batch of each arrives."""
 
-    group: Group
+    group: CaseGroup
     space: Space
     backend: Backend
     programs: tuple[Program, ...]
@@ -63,7 +63,9 @@ class _Members:
     arrival: Array
 
     @classmethod
-    def of(cls, points: Points, layouts: Sequence[Layout], space: Space, backend: Backend, group: Group) -> _Members:
+    def of(
+        cls, points: Points, layouts: Sequence[Layout], space: Space, backend: Backend, group: CaseGroup
+    ) -> _Members:
         """Those of a group."""
         members = [layouts[index] for index in group.layouts]
         block_of = points.block_of[group.point]

@@ -60,7 +60,7 @@ class Key(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class PricedBlock:
     """The layers of one layout at several microbatches. ``values``: (microbatches, numbers of the program, one after
     another).
 
@@ -177,12 +177,14 @@ class _Blocks:
             self._graphs[batch] = self.backend.graph(self.model, batch)
         return self._graphs[batch]
 
-    def of(self, family: Mapping[Key, Sequence[int]]) -> list[Block]:
+    def of(self, family: Mapping[Key, Sequence[int]]) -> list[PricedBlock]:
         """Blocks of layouts that differ in tp and cp alone, those left out whose layers cannot be divided."""
         able = {key: sizes for key, sizes in family.items() if self._divides(key)}
         return self._blocks(able, (lambda key: key.tp, lambda key: key)) if able else []
 
-    def _blocks(self, family: Mapping[Key, Sequence[int]], apart: Sequence[Callable[[Key], object]]) -> list[Block]:
+    def _blocks(
+        self, family: Mapping[Key, Sequence[int]], apart: Sequence[Callable[[Key], object]]
+    ) -> list[PricedBlock]:
         """All layouts on one surface, else those that are alike in the first of ``apart``, and so on, else each point
         by itself."""
         surface = self._surface(family)
@@ -190,7 +192,7 @@ class _Blocks:
             return surface
         if not apart:
             points = [(key, size, self._lower(key, size)) for key, sizes in family.items() for size in sizes]
-            return [Block(key, program, (size,), _values(program)[None]) for key, size, program in points]
+            return [PricedBlock(key, program, (size,), _values(program)[None]) for key, size, program in points]
         parts: dict[object, dict[Key, Sequence[int]]] = {}
         for key, sizes in family.items():
             parts.setdefault(apart[0](key), {})[key] = sizes
@@ -205,7 +207,7 @@ class _Blocks:
             return False
         return True
 
-    def _surface(self, family: Mapping[Key, Sequence[int]]) -> list[Block] | None:
+    def _surface(self, family: Mapping[Key, Sequence[int]]) -> list[PricedBlock] | None:
         """All layouts from a few: those at the corners, one of each other tp (whose parameters it has) and a few
         between them; all that is lowered checks the surfaces. None where counts do not lie on such, or where it takes
         as many lowerings as there are points."""
@@ -224,7 +226,7 @@ class _Blocks:
         if values is None:
             return None
         programs = {key[0]: self._lower(key, size) for key, size in lowered}
-        return [Block(key, programs[key[0]], tuple(family[key]), values[key]) for key in family]
+        return [PricedBlock(key, programs[key[0]], tuple(family[key]), values[key]) for key in family]
 
     def _corners(self, family: Mapping[Key, Sequence[int]], *, most_cp: bool) -> list[Key]:
         """Layouts on two values of tp and two of cp (one, where there are no more), of the family or like it: the
@@ -375,7 +377,7 @@ def _values(program: Program) -> Array:
     return np.array(values, dtype=np.float64)
 
 
-def _costs(blocks: Sequence[Block], backend: Backend) -> SectionCosts:
+def _costs(blocks: Sequence[PricedBlock], backend: Backend) -> SectionCosts:
     """Prices kernels and collectives of all blocks at once, and adds them up by section: (sections, points)."""
     kernels = _kernel_seconds(blocks, backend)
     programs, payloads = [(block.mesh, block.program) for block in blocks], [block.parts[1] for block in blocks]
@@ -392,7 +394,7 @@ def _costs(blocks: Sequence[Block], backend: Backend) -> SectionCosts:
     return SectionCosts(tables[0].repeat, **joined)
 
 
-def _sizes(block: Block) -> dict[str, Array]:
+def _sizes(block: PricedBlock) -> dict[str, Array]:
     """Bytes by name: (sections, microbatches)."""
     *_, outputs, sizes = block.parts
     by_name = dict(zip(SIZES, np.split(sizes, len(SIZES)), strict=True))
@@ -416,7 +418,7 @@ def _structure(program: Program) -> tuple[object, ...]:
     return kernels, owed, tuple(len(section.kernels) for section in program.sections)
 
 
-def _kernel_seconds(blocks: Sequence[Block], backend: Backend) -> list[KernelTimes]:
+def _kernel_seconds(blocks: Sequence[PricedBlock], backend: Backend) -> list[KernelTimes]:
     """Times of (kernels, microbatches) for each block; a kernel that occurs twice is priced once."""
     alike: dict[object, list[int]] = {}
     for index, block in enumerate(blocks):

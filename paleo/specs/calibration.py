@@ -98,7 +98,7 @@ class Changes(Spec):
     scale: dict[str, Positive] = Field(default_factory=dict)
 
 
-class Rule(Spec):
+class InheritanceRule(Spec):
     """What devices of some architectures inherit of some families.
 
     ``inherits`` names measured subjects with their weights (a weighted geometric mean where there are several).
@@ -123,7 +123,7 @@ class Rule(Spec):
     notes: Text | None = None
 
     @model_validator(mode="after")
-    def _interval_covers_all_times(self) -> Rule:
+    def _interval_covers_all_times(self) -> InheritanceRule:
         if self.interval is not None:
             check_bins(self.interval)
         return self
@@ -134,7 +134,7 @@ class Inheritance(Spec):
 
     name: Text
     relatives: dict[Text, tuple[Text, ...]]
-    rules: tuple[Rule, ...]
+    rules: tuple[InheritanceRule, ...]
 
 
 def check_bins(bins: tuple[IntervalBin, ...]) -> None:

@@ -39,7 +39,7 @@ def _listed(value: object) -> object:
     return [name.strip() for name in value.split(",")] if isinstance(value, str) else value
 
 
-class Input(Spec):
+class InputOptions(Spec):
     """How samples reach the devices; what is left out costs nothing, or is what the system's host states.
 
     ``sample``: stored bytes of one, read at ``storage`` (of a node); ``decode``: seconds of one core for each of them,
@@ -125,7 +125,7 @@ class Run(Spec):
     calibration: Text = "auto"
     offload: Text = "none"
     clip: Literal["none", "norm", "scaled"] | None = None
-    input: Input | None = None
+    input: InputOptions | None = None
     lora: Annotated[Text, BeforeValidator(_rank_as_text)] | None = None
     qlora: Annotated[bool, Field(strict=True)] = False
     freeze: Annotated[tuple[Text, ...], BeforeValidator(_listed)] = ()

@@ -50,7 +50,7 @@ class SoftwareFit(Spec):
     residual: Residual
 
 
-class Host(Spec):
+class HostTime(Spec):
     """The host's time for one operation (used by `paleo.step.offload`)."""
 
     forward: Seconds = Field(description="the host's time to issue one operation of the forward pass")
@@ -298,7 +298,7 @@ class Software(Spec):
     title: Text
     since: Date | None = Field(None, alias="from", description="when the first release that it describes came out")
     until: Date | None = Field(None, description="when releases that it describes were superseded; left out: not yet")
-    host: Host
+    host: HostTime
     attention: AttentionSoftware = AttentionSoftware()
     fusion: Fusion = Fusion()
     formats: NumberFormats = NumberFormats()

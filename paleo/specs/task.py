@@ -1,4 +1,4 @@
-"""Task files: a network, a data set and a quality to reach, with the law of how many samples that takes."""
+"""TrainingTask files: a network, a data set and a quality to reach, with the law of how many samples that takes."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Submissions(Spec):
     source: Text
 
 
-class Task(Spec):
+class TrainingTask(Spec):
     """A network trained to a target. ``params`` replace those of the model; ``packed`` samples share one input row of
     the network. ``benchmarks`` and ``rounds`` say which submissions it is a task of (no rounds: all others). ``run``
     holds further options of a run: optimizer, lora."""
@@ -92,15 +92,15 @@ class Task(Spec):
 
 
 @cache
-def load_task(name_or_path: str | Path) -> Task:
+def load_task(name_or_path: str | Path) -> TrainingTask:
     """A task by its catalog name or path; ``mlperf:bert`` is the entry ``mlperf-bert``."""
     name = str(name_or_path).replace("mlperf:", "mlperf-", 1)
     path, data = read_entry("tasks", name)
-    return validate(Task, {"name": Path(path).stem, **data}, path)
+    return validate(TrainingTask, {"name": Path(path).stem, **data}, path)
 
 
 @cache
-def task_of(benchmark: str, round_name: str) -> Task | None:
+def task_of(benchmark: str, round_name: str) -> TrainingTask | None:
     """The task of a benchmark as a round had it: the file that lists the round, else the one without rounds."""
     known = [load_task(name) for name in entries("tasks")]
     mine = [task for task in known if benchmark in task.benchmarks]

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from paleo.compression.base import Compression, Gradient
+from paleo.compression.base import Compression, SummedGradient
 from paleo.layers.base import Choices
 from paleo.lowering.checkpoint_policy import Checkpoints
 from paleo.lowering.fusion import Chains
@@ -112,7 +112,7 @@ class Backend:
         by_work = self.run.cut is None and self.software.parallelism.stages == "work" and pieces > 1
         return cut_by_work(program, pieces) if by_work else cut(program, iteration.tolist(), pieces, self.run.cut)
 
-    def coded(self, counts: Array, gradient: Gradient) -> Array:
+    def coded(self, counts: Array, gradient: SummedGradient) -> Array:
         """Seconds in which a device codes and decodes so many elements of a gradient; ``gradient`` is one of them."""
         method = self.compression
         if method is None:

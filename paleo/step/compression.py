@@ -15,7 +15,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from paleo.compression.base import Compression, Gradient, Message
+from paleo.compression.base import Compression, Message, SummedGradient
 from paleo.compression.base import compression as named
 from paleo.compression.zeropp import ZeroPlusPlus
 from paleo.errors import PlanError
@@ -68,7 +68,7 @@ def _window(shape: Mapping[str, float]) -> float:
     return math.prod(size for name, size in shape.items() if name.startswith("kernel_"))
 
 
-def unit_gradient(program: Program, ranks: float, width: float, ranks_per_node: float = 1.0) -> Gradient:
+def unit_gradient(program: Program, ranks: float, width: float, ranks_per_node: float = 1.0) -> SummedGradient:
     """The gradient of a rank's program, divided by its elements: one element with its share of matrices.
 
     Matrices are those of the products that make gradients of weights: m by n, where k rows are summed; filters of a
@@ -89,7 +89,7 @@ def unit_gradient(program: Program, ranks: float, width: float, ranks_per_node: 
                 filters.add(shape["k"], shape["c"] / groups * _window(shape), 1.0, count)
     whole, matrices = max(elements, 1.0), products.elements + filters.elements
     share = min(1.0, elements / max(matrices, 1.0)) / whole
-    return Gradient(
+    return SummedGradient(
         elements=1.0, tensors=tensors / whole, ranks=ranks, width=width, ranks_per_node=ranks_per_node,
         samples=products.summed / max(products.elements, 1.0),
         matrices=(products.number + filters.number) / whole,
@@ -98,7 +98,9 @@ def unit_gradient(program: Program, ranks: float, width: float, ranks_per_node: 
     )  # fmt: skip
 
 
-def compressed(method: Compression, gradient: Gradient, owed: Sequence[Owed[Numbers]]) -> tuple[Owed[Numbers], ...]:
+def compressed(
+    method: Compression, gradient: SummedGradient, owed: Sequence[Owed[Numbers]]
+) -> tuple[Owed[Numbers], ...]:
     """The collectives of a compressed gradient in place of those ``owed``, with their axes and payloads.
 
     ``gradient`` is that of one element. Where states are sharded only the sum is needed, not its return: gathers are
@@ -117,7 +119,7 @@ def compressed(method: Compression, gradient: Gradient, owed: Sequence[Owed[Numb
 
 
 def compressed_gather(
-    method: ZeroPlusPlus, gradient: Gradient, width: float, axes: Axes, size: Numbers, *, again: bool
+    method: ZeroPlusPlus, gradient: SummedGradient, width: float, axes: Axes, size: Numbers, *, again: bool
 ) -> tuple[Owed[Numbers], ...]:
     """The gather of sharded parameters of ``width`` bytes before the forward pass, or ``again`` before the backward
     one; ``gradient`` is that of one element."""
@@ -144,7 +146,7 @@ def scoped(operation: str, groups: Groups, devices_per_node: int) -> tuple[str, 
     return plain, np.stack([strides, inside] if scope == "node" else [strides * inside, -(-ranks // inside)])
 
 
-def _ratios(method: Compression, gradient: Gradient, *, scattered: bool) -> list[tuple[str, float]]:
+def _ratios(method: Compression, gradient: SummedGradient, *, scattered: bool) -> list[tuple[str, float]]:
     """Operations of a method with their payload over that of the plain gradient."""
     width, ratios = float(gradient.bytes), []
     for message in method.messages(gradient):
@@ -157,13 +159,13 @@ def _ratios(method: Compression, gradient: Gradient, *, scattered: bool) -> list
     return ratios
 
 
-def scaled(gradient: Gradient, elements: float) -> Gradient:
+def scaled(gradient: SummedGradient, elements: float) -> SummedGradient:
     """A gradient of so many elements, ``gradient`` being one of them."""
     counts = ("tensors", "matrices", "matrix_elements", "matrix_sides", "dense_elements", "dense_sides")
     return replace(gradient, elements=elements, **{name: getattr(gradient, name) * elements for name in counts})
 
 
-def coding_kernels(method: Compression, gradient: Gradient, elements: float) -> list[Kernel]:
+def coding_kernels(method: Compression, gradient: SummedGradient, elements: float) -> list[Kernel]:
     """The passes of coding; products of factors are counted as arithmetic of these passes."""
     whole = scaled(gradient, elements)
     work = method.encode(whole) + method.decode(whole)
@@ -172,11 +174,11 @@ def coding_kernels(method: Compression, gradient: Gradient, elements: float) -> 
     return [flat_pass("coding", "elementwise", "update", elements, read, written, flops=flops, calls=calls)]
 
 
-def tensor_calls(method: Compression, gradient: Gradient) -> float:
+def tensor_calls(method: Compression, gradient: SummedGradient) -> float:
     """Calls of the framework for single tensors that an element of the gradient costs."""
     return float((method.encode(gradient) + method.decode(gradient)).tensor_calls)
 
 
-def state_bytes(method: Compression, gradient: Gradient) -> float:
+def state_bytes(method: Compression, gradient: SummedGradient) -> float:
     """Bytes that a method keeps for an element of the gradient."""
     return float(method.state(gradient))

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from paleo.network.graph import Graph
 from paleo.specs.hardware import System
-from paleo.specs.run import Input
+from paleo.specs.run import InputOptions
 from paleo.step.host_links import host_figure, link_rate
 
 Array = npt.NDArray[np.float64]
@@ -42,7 +42,7 @@ class InputPipeline:
 
 
 def input_pipeline(
-    stages: Input, system: System, sample_bytes: float, *, gpus: int, replica: Numeric, local_batch: Numeric
+    stages: InputOptions, system: System, sample_bytes: float, *, gpus: int, replica: Numeric, local_batch: Numeric
 ) -> InputPipeline:
     """How long a batch takes to arrive, where ``replica`` ranks share the ``local_batch`` samples of one model replica.
 

@@ -14,7 +14,7 @@ from typing import Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from paleo.compression.base import Gradient
+from paleo.compression.base import SummedGradient
 from paleo.compression.zeropp import ZeroPlusPlus
 from paleo.lowering.program import Program
 from paleo.parallel.mesh import BATCH_AXES, Axes, Mesh
@@ -222,7 +222,7 @@ class Layouts:
             )
         return (("broadcast" if owned else "all_gather", axes, elements),)
 
-    def gradient(self, layout: int, axes: Axes) -> Gradient:
+    def gradient(self, layout: int, axes: Axes) -> SummedGradient:
         """One element of the gradient of a layout's ranks, as it is compressed on its way over some axes."""
         program, ranks = self.programs[layout], self.meshes[layout].ways(axes)
         stride = self.meshes[layout].stride(axes) if ranks > 1 else 1

@@ -14,7 +14,7 @@ from paleo.schedules.base import Passes
 from paleo.step.batch import Batch
 from paleo.step.layouts import Layouts
 from paleo.step.section_times import LayerTimes, contended, over
-from paleo.step.sharded_parameters import Figures, sharded_passes, waited_iterations
+from paleo.step.sharded_parameters import ShardedFigures, sharded_passes, waited_iterations
 from paleo.step.single_stage import section_gathers
 from paleo.step.stages import layer_parameters
 
@@ -141,7 +141,7 @@ def _sharded_chunks(batch: Batch) -> ShardedChunks:
         if key not in known:
             times = contended(batch.times, gather[stage], sent[stage], contention, regather[stage])
             passes_of = times.forwards, times.backwards, times.weights
-            figures = Figures(*passes_of, gather[stage], regather[stage], sent[stage])
+            figures = ShardedFigures(*passes_of, gather[stage], regather[stage], sent[stage])
             chunks = [
                 sharded_passes(
                     piece, figures, gathered[stage], goes_back, splits=batch.schedule.splits_backward, late=after

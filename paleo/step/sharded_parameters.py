@@ -30,7 +30,7 @@ Mask = npt.NDArray[np.bool_]
 Array = npt.NDArray[np.float64]
 
 
-class Figures(NamedTuple):
+class ShardedFigures(NamedTuple):
     """Seconds of one layer iteration of each section, (sections, …): passes with what they wait for, the gather of its
     parameters and that before its backward pass, the exchange of its gradients."""
 
@@ -59,7 +59,7 @@ _Row = list[tuple[_Unit, int]]
 
 
 def sharded_passes(
-    chunk: Chunk, figures: Figures, gathered: Mask, goes_back: Mask, *, splits: bool, late: Numeric
+    chunk: Chunk, figures: ShardedFigures, gathered: Mask, goes_back: Mask, *, splits: bool, late: Numeric
 ) -> Passes:
     """The passes of a chunk. ``gathered``: sections that have parameters, (sections,), ``goes_back`` those that have a
     backward pass. ``splits``: gradients of weights are a pass of their own; ``late``: seconds of gradients that go out

@@ -44,7 +44,7 @@ WRITERS: dict[str, Writer] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Storage:
+class CheckpointStorage:
     """What takes a checkpoint in: bytes per second in all and of a node, seconds for each file set and tensor."""
 
     rate: float = math.inf
@@ -55,17 +55,17 @@ class Storage:
 
 
 #: Storages by words of their names, the first that fits.
-STORAGES: dict[str, Storage] = {
-    "google cloud": Storage(rate=61.0 * MEGA, fixed=3.14, per_tensor=0.5 * MILLISECOND,
+STORAGES: dict[str, CheckpointStorage] = {
+    "google cloud": CheckpointStorage(rate=61.0 * MEGA, fixed=3.14, per_tensor=0.5 * MILLISECOND,
                             source="fitted to CM-DARE's saves (16 rows, 3 %)"),
-    "local disk": Storage(rate=1.0 * GIGA, per_tensor=3.7 * MILLISECOND,
+    "local disk": CheckpointStorage(rate=1.0 * GIGA, per_tensor=3.7 * MILLISECOND,
                           source="CM-DARE's worker's disk: time goes by tensors, not by bytes (13 rows)"),
-    "local file": Storage(node_rate=5.5 * GIGA, source="instance NVMe of p4d, 8 processes"),
-    "lustre": Storage(node_rate=2.6 * GIGA, rate=8.0 * GIGA, source="FSx for Lustre from p4d"),
-    "nas": Storage(rate=0.15 * GIGA, source="DLRover's NAS beats the 100 MB/s that its chart states"),
-    "cpfs": Storage(rate=9.0 * GIGA, source="GLM-65B: 910 GB in 102 s"),
-    "gpfs": Storage(rate=60.0 * GIGA, source="BLOOM: 2.3 TB in 40 s on NVMe"),
-    "nvme": Storage(rate=2.0 * GIGA, source="a drive"),
+    "local file": CheckpointStorage(node_rate=5.5 * GIGA, source="instance NVMe of p4d, 8 processes"),
+    "lustre": CheckpointStorage(node_rate=2.6 * GIGA, rate=8.0 * GIGA, source="FSx for Lustre from p4d"),
+    "nas": CheckpointStorage(rate=0.15 * GIGA, source="DLRover's NAS beats the 100 MB/s that its chart states"),
+    "cpfs": CheckpointStorage(rate=9.0 * GIGA, source="GLM-65B: 910 GB in 102 s"),
+    "gpfs": CheckpointStorage(rate=60.0 * GIGA, source="BLOOM: 2.3 TB in 40 s on NVMe"),
+    "nvme": CheckpointStorage(rate=2.0 * GIGA, source="a drive"),
 }  # fmt: skip
 
 
@@ -74,13 +74,13 @@ def writer_of(software: str) -> Writer:
     return _by_word("software", software, WRITERS)
 
 
-def storage_of(name: str, rate: float | None = None) -> Storage:
+def storage_of(name: str, rate: float | None = None) -> CheckpointStorage:
     """The storage of a name with the rate that is stated of it [byte/s]; an unknown one needs the rate."""
     known = next((storage for word, storage in STORAGES.items() if word in name.lower()), None)
     if known is None and rate is None:
         return _by_word("storage", name, STORAGES)
     if known is None:
-        return Storage(rate=float(rate or 0.0))
+        return CheckpointStorage(rate=float(rate or 0.0))
     return known
 
 
@@ -92,9 +92,15 @@ def _by_word(kind: str, name: str, table: Mapping[str, Entry]) -> Entry:
 
 
 def checkpoint_seconds(
-    *, total_bytes: float, software: str, processes: float, nodes: float, storage: Storage, mode: Mode = "sync",
+    *,
+    total_bytes: float,
+    software: str,
+    processes: float,
+    nodes: float,
+    storage: CheckpointStorage,
+    mode: Mode = "sync",
     tensors: float = 0.0,
-) -> float:  # fmt: skip
+) -> float:
     """Seconds that training stops: for all of the write, or for the copy to host memory alone. Sharded states are
     gathered on one rank within a node alone; over several nodes each rank writes its shard."""
     writer = writer_of(software)

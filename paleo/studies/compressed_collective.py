@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from paleo.compression.base import Compression, Gradient, Message, break_even_rate, compression, wire_bytes
+from paleo.compression.base import Compression, Message, SummedGradient, break_even_rate, compression, wire_bytes
 from paleo.compression.sparse import Sparse
 from paleo.errors import SpecError
 from paleo.operations.precision import precision
@@ -82,18 +82,20 @@ def compressed(
     return CompressedCollective(study, tuple(sorted(rows, key=lambda row: row.time)), sent, tensors)
 
 
-def _gradient(study: CollectiveStudy, width: float, tensors: int) -> Gradient:
+def _gradient(study: CollectiveStudy, width: float, tensors: int) -> SummedGradient:
     """A gradient of the study's payload in so many square matrices."""
     elements = study.payload_bytes / width
     sides = 2.0 * tensors * (elements / tensors) ** 0.5
-    return Gradient(
+    return SummedGradient(
         elements=elements, tensors=float(tensors), ranks=float(study.ranks), width=width, matrices=float(tensors),
         ranks_per_node=float(min(study.ranks, study.system.devices_per_node)), matrix_elements=elements,
         matrix_sides=sides,
     )  # fmt: skip
 
 
-def _rows(study: CollectiveStudy, backend: Backend, name: str, whole: Gradient, sent: float) -> list[CompressedRow]:
+def _rows(
+    study: CollectiveStudy, backend: Backend, name: str, whole: SummedGradient, sent: float
+) -> list[CompressedRow]:
     """A row for each scheme of a method."""
     plain = name.partition(":")[0].strip()
     if plain in OF_NETWORKS:
@@ -109,7 +111,7 @@ def _rows(study: CollectiveStudy, backend: Backend, name: str, whole: Gradient, 
     return rows
 
 
-def _coding(backend: Backend, method: Compression, whole: Gradient) -> float:
+def _coding(backend: Backend, method: Compression, whole: SummedGradient) -> float:
     """Seconds of coding and decoding a gradient on the system's device."""
     elements = float(whole.elements)
     single = replace(scaled(whole, 1.0 / elements), elements=1.0)

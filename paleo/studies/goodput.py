@@ -236,7 +236,7 @@ SPOT_BOOT = Boot(87.0, 78.0, 96.0, "CM-DARE, 45 preemptible GPU machines of Goog
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoints:
+class CheckpointSchedule:
     """How a run saves and comes back [s]: training stops for ``save``, a copy is durable ``lag`` later, and ``restart``
     lies between a failure and the next new step.
 
@@ -288,7 +288,7 @@ class Goodput:
     work: float
     mtbf: float
     checkpoint_bytes: float
-    checkpoints: Checkpoints
+    checkpoints: CheckpointSchedule
     interval: float
     share: float
     rate_range: tuple[float, float] = (1.0, 1.0)
@@ -353,9 +353,16 @@ class Goodput:
 
 
 def long_run(
-    *, work: float, mtbf: float, checkpoint_bytes: float, checkpoints: Checkpoints, interval: float | None = None,
-    rate_range: tuple[float, float] = (1.0, 1.0), source: str = "as stated", spares: int = 0,
-) -> Goodput:  # fmt: skip
+    *,
+    work: float,
+    mtbf: float,
+    checkpoint_bytes: float,
+    checkpoints: CheckpointSchedule,
+    interval: float | None = None,
+    rate_range: tuple[float, float] = (1.0, 1.0),
+    source: str = "as stated",
+    spares: int = 0,
+) -> Goodput:
     """Goodput of a run with the best interval, or the one given.
 
     Raises CapacityError where a checkpoint takes longer than its interval, and where the run never finishes.

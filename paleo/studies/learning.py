@@ -12,7 +12,7 @@ from paleo.learning.critical_batch import critical_batch_samples
 from paleo.predict import Prediction
 from paleo.specs.model import ModelSpec
 from paleo.specs.run import Run
-from paleo.specs.task import Task, load_task
+from paleo.specs.task import TrainingTask, load_task
 from paleo.studies.target import forward_seconds, run_like, samples_needed, timed, with_noise_scale
 from paleo.studies.training import Amount, Need
 from paleo.units import counted
@@ -78,7 +78,7 @@ def _for_task(prediction: Prediction, name: str, noise_scale: float | None) -> t
     return Amount(samples / task.packed, words, target_amount(task).needs), task.law.warnings(batch)
 
 
-def target_amount(task: Task) -> Amount:
+def target_amount(task: TrainingTask) -> Amount:
     """Training until a task's target, whatever the batch: samples by its law, the steps of its code, evaluations.
 
     ``samples`` are those of the smallest batch of the law.
@@ -92,14 +92,14 @@ def target_amount(task: Task) -> Amount:
 MOST_BATCHES = 6
 
 
-def _batches(task: Task) -> tuple[int, ...]:
+def _batches(task: TrainingTask) -> tuple[int, ...]:
     """Global batches in the range of the law, in input rows: powers of two, or every other one where there are many."""
     smallest, largest = task.law.batches or (1.0, 1.0)
     powers = range(max(0, math.ceil(math.log2(smallest / task.packed))), int(math.log2(largest / task.packed)) + 1)
     return tuple(2**power for power in powers[:: math.ceil(len(powers) / MOST_BATCHES) or 1])
 
 
-def _need(task: Task, prediction: Prediction) -> Need:
+def _need(task: TrainingTask, prediction: Prediction) -> Need:
     batch = prediction.plan.global_batch * task.packed
     point = timed(task, prediction, forward_seconds(prediction), global_batch=batch)
     return Need(point.samples / task.packed, point.seconds, point.interval)
@@ -118,7 +118,7 @@ def aimed(network: ModelSpec, run: Run, target: str | None, stated: Amount | Non
     return run_like(task, run), target_amount(task)
 
 
-def _task_of(network: ModelSpec, target: str) -> Task:
+def _task_of(network: ModelSpec, target: str) -> TrainingTask:
     task = load_task(target)
     if task.model != network.name:
         raise SpecError(f"--target {target}: is a task of model {task.model}, not of {network.name}")

@@ -18,7 +18,7 @@ from paleo.studies.goodput import (
     ON_DEMAND_BOOT,
     SURVIVED,
     Checkpointing,
-    Checkpoints,
+    CheckpointSchedule,
     Goodput,
     RestartPath,
     check_room,
@@ -120,7 +120,7 @@ def _reliability(prediction: Prediction, options: LongRunOptions) -> Reliability
 
 def checkpoints_of(
     prediction: Prediction, options: LongRunOptions, *, in_repair: float, repair: float
-) -> Checkpoints:  # fmt: skip
+) -> CheckpointSchedule:  # fmt: skip
     """How the run saves and comes back; ``in_repair`` nodes are away on average, each for ``repair`` seconds."""
     total, plan = checkpoint_bytes(prediction), prediction.plan
     nodes = nodes_of(prediction.system, plan.gpus)
@@ -141,14 +141,14 @@ def checkpoints_of(
         _check_replicas(prediction)
         standing = path.detect + path.warm_up if options.restart is None else restart
         away = replace + path.launch + copy
-        return Checkpoints(write if mode == "sync" else PAUSE + copy, standing, 0.0, replicas=plan.dp, away=away)
+        return CheckpointSchedule(write if mode == "sync" else PAUSE + copy, standing, 0.0, replicas=plan.dp, away=away)
     if mode == "sync":
-        return Checkpoints(write, restart)
+        return CheckpointSchedule(write, restart)
     if mode == "async":
-        return Checkpoints(PAUSE + copy, restart, write)
+        return CheckpointSchedule(PAUSE + copy, restart, write)
     _check_host_memory(prediction, total / nodes)
     again = min(path.restart(copy, 0.0), restart)
-    return Checkpoints(PAUSE + copy, restart, write, survived=SURVIVED, restart_memory=again)
+    return CheckpointSchedule(PAUSE + copy, restart, write, survived=SURVIVED, restart_memory=again)
 
 
 def _replacement(prediction: Prediction, options: LongRunOptions, in_repair: float, repair: float) -> float:

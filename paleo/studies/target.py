@@ -15,7 +15,7 @@ from paleo.predict import Prediction, predict
 from paleo.specs.hardware import Device, System
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
-from paleo.specs.task import Code, Evaluation, Task
+from paleo.specs.task import Code, Evaluation, TrainingTask
 from paleo.studies.cost import Tariff, energy
 from paleo.studies.training import JOULES_PER_KWH, NINETY, rent
 from paleo.units import counted
@@ -33,7 +33,7 @@ class TargetTime:
     logarithm of each part; ``prediction`` is the step's and ``forward`` the seconds of its forward pass, ``step_time``
     is that of the task's code."""
 
-    task: Task
+    task: TrainingTask
     prediction: Prediction
     forward: float
     global_batch: float
@@ -112,19 +112,19 @@ def evaluations(evaluation: Evaluation, samples: float) -> float:
 TOLERANCE = 0.01
 
 
-def rows_of(task: Task, global_batch: float) -> int:
+def rows_of(task: TrainingTask, global_batch: float) -> int:
     """Input rows of the network in a global batch of samples: packed samples share one."""
     return max(1, round(global_batch / task.packed))
 
 
-def run_of(task: Task, gpus: int, global_batch: float, **options: Any) -> Run:
+def run_of(task: TrainingTask, gpus: int, global_batch: float, **options: Any) -> Run:
     """The run of a task at a global batch; ``options`` replace those of the task."""
     given = {"software": task.code.software, **task.run, **{k: v for k, v in options.items() if v is not None}}
     sizes = {**task.params, **given.pop("model", {})}
     return Run(gpus=gpus, global_batch=rows_of(task, global_batch), model=sizes, **given)
 
 
-def run_like(task: Task, run: Run) -> Run:
+def run_like(task: TrainingTask, run: Run) -> Run:
     """A run as the task's submissions do it, wherever it states nothing itself."""
     usual = {"software": task.code.software, **task.run}
     sizes = {**task.params, **usual.pop("model", {}), **run.model}
@@ -132,7 +132,7 @@ def run_like(task: Task, run: Run) -> Run:
     return Run.model_validate({**{name: getattr(run, name) for name in run.model_fields_set}, **left, "model": sizes})
 
 
-def with_noise_scale(task: Task, noise_scale: float | None) -> Task:
+def with_noise_scale(task: TrainingTask, noise_scale: float | None) -> TrainingTask:
     """The task with the gradient-noise scale that was measured [samples] in place of its law's critical batch."""
     if noise_scale is None:
         return task
@@ -147,7 +147,9 @@ def with_noise_scale(task: Task, noise_scale: float | None) -> Task:
     return task.model_copy(update={"law": changed})
 
 
-def time_to_target(task: Task, system: System, run: Run, *, global_batch: float, runs: float = 1.0) -> TargetTime:
+def time_to_target(
+    task: TrainingTask, system: System, run: Run, *, global_batch: float, runs: float = 1.0
+) -> TargetTime:
     """What the task takes with a run on a system; ``global_batch`` is in samples of the task, ``runs`` how many runs
     are averaged (MLPerf's rule), which narrows the noise of seeds."""
     prediction = predict(load_model(task.model), system, run)
@@ -155,7 +157,7 @@ def time_to_target(task: Task, system: System, run: Run, *, global_batch: float,
 
 
 def timed(
-    task: Task, prediction: Prediction, forward: float, *, global_batch: float, runs: float = 1.0
+    task: TrainingTask, prediction: Prediction, forward: float, *, global_batch: float, runs: float = 1.0
 ) -> TargetTime:  # fmt: skip
     """As `time_to_target`, of a step that has been predicted; ``forward`` are the seconds of its forward pass."""
     system, plan = prediction.system, prediction.plan
@@ -182,7 +184,7 @@ def timed(
     )
 
 
-def samples_needed(task: Task, global_batch: float, runs: float = 1.0) -> tuple[float, float]:
+def samples_needed(task: TrainingTask, global_batch: float, runs: float = 1.0) -> tuple[float, float]:
     """Samples to the target at a batch, and one sigma of their logarithm: the law, and what submissions need over it
     where that is known."""
     law, extra = task.law, task.submissions
@@ -193,7 +195,7 @@ def samples_needed(task: Task, global_batch: float, runs: float = 1.0) -> tuple[
     return samples * extra.ratio, math.hypot(extra.residual, beyond)
 
 
-def evaluation_time(task: Task, forward: float, batch: float) -> float:
+def evaluation_time(task: TrainingTask, forward: float, batch: float) -> float:
     """Seconds of one evaluation: forward passes of ``forward`` seconds over its samples on all GPUs at the batch of
     training, and what is fixed. A batch that the samples do not fill takes its share."""
     of = task.evaluation
@@ -255,7 +257,9 @@ def scaling(points: list[TargetTime]) -> TargetScaling:
     return TargetScaling(tuple(ordered), knee, gpus[best] if best < len(gpus) - 1 else None)
 
 
-def over_counts(task: Task, system: System, counts: Sequence[int], batch: str, **options: Any) -> list[TargetTime]:
+def over_counts(
+    task: TrainingTask, system: System, counts: Sequence[int], batch: str, **options: Any
+) -> list[TargetTime]:
     """The task on each count of GPUs, at a global batch or at the best one (``auto``).
 
     Raises SpecError where ``batch`` is no number above zero, PlanError where no count can be run.
@@ -275,7 +279,7 @@ def over_counts(task: Task, system: System, counts: Sequence[int], batch: str, *
     return points
 
 
-def best_layout(task: Task, point: TargetTime) -> TargetTime:
+def best_layout(task: TrainingTask, point: TargetTime) -> TargetTime:
     """The soonest of a point, of the best plan that a search finds at its batch, and of that plan at half and twice the
     batch, where it fits; layout and batch are plan in turn."""
     from paleo.search.plans import search
@@ -318,7 +322,9 @@ def positive_batch(text: str) -> float:
     return value
 
 
-def best_batch(task: Task, system: System, gpus: int, candidates: Sequence[float], **options: Any) -> TargetTime:
+def best_batch(
+    task: TrainingTask, system: System, gpus: int, candidates: Sequence[float], **options: Any
+) -> TargetTime:
     """The batch, of the candidates, that reaches the target soonest; runs that do not fit in memory are left out.
 
     Where no strategy is given and data parallelism does not fit, plans that share a model over more and more ranks are
@@ -350,7 +356,9 @@ MODEL_PARALLEL = ("zero=1", "zero=3", "tp=2,zero=1,sp", "tp=4,zero=1,sp", "tp=8,
                   "tp=8,pp=8,zero=1,sp", "tp=8,pp=16,zero=1,sp")  # fmt: skip
 
 
-def _first_fitting(task: Task, system: System, gpus: int, batch: float, options: Mapping[str, Any]) -> TargetTime:
+def _first_fitting(
+    task: TrainingTask, system: System, gpus: int, batch: float, options: Mapping[str, Any]
+) -> TargetTime:
     def point_of(**more: Any) -> TargetTime:
         run = run_of(task, gpus, batch, **{**options, **more})
         return time_to_target(task, system, run, global_batch=batch)
@@ -368,7 +376,7 @@ def _first_fitting(task: Task, system: System, gpus: int, batch: float, options:
     return point
 
 
-def batches(task: Task, gpus: int) -> list[float]:
+def batches(task: TrainingTask, gpus: int) -> list[float]:
     """Global batches worth trying: from one input row a GPU up by doublings, to twice the largest batch of the law."""
     rows = gpus * task.packed
     largest = (task.law.batches or (rows, rows * 64))[1]

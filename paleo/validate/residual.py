@@ -12,7 +12,7 @@ Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Residual:
+class ResidualErrors:
     """Errors of predictions, as fractions; bias is the mean of log(predicted / measured)."""
 
     rows: int
@@ -23,7 +23,7 @@ class Residual:
     total_error: float
 
 
-def residual(predicted: Array, measured: Array) -> Residual:
+def residual(predicted: Array, measured: Array) -> ResidualErrors:
     """Summary of the errors of predictions.
 
     >>> r = residual(np.array([1.1, 1.8]), np.array([1.0, 2.0]))
@@ -31,9 +31,9 @@ def residual(predicted: Array, measured: Array) -> Residual:
     (0.1, 0.1, -0.033)
     """
     if not len(measured):
-        return Residual(0, math.nan, math.nan, math.nan, math.nan, math.nan)
+        return ResidualErrors(0, math.nan, math.nan, math.nan, math.nan, math.nan)
     ape = np.abs(predicted / measured - 1.0)
-    return Residual(
+    return ResidualErrors(
         rows=len(measured),
         median_ape=float(np.median(ape)),
         mape=float(np.mean(ape)),

@@ -13,7 +13,7 @@ import pandas as pd
 
 from paleo.specs.calibration import Calibration
 from paleo.validate.kinds.base import Array, best_constant_efficiency, read_table, text
-from paleo.validate.residual import Residual, residual
+from paleo.validate.residual import ResidualErrors, residual
 from paleo.validate.scaling import EfficiencyPoint, points
 from paleo.validate.tables import MeasuredTable, Predictions, Words, table_of
 
@@ -103,7 +103,7 @@ class FileReport:
         return {name: self.errors(words == name) for name in names}
 
     @property
-    def parts(self) -> dict[str, Residual]:
+    def parts(self) -> dict[str, ResidualErrors]:
         """Errors of the parts of the measured quantity, each over the predicted rows that state it."""
         errors_of_parts = {}
         for name, (predicted, measured) in self.table.parts(self.frame).items():

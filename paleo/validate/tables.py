@@ -14,7 +14,7 @@ from paleo.errors import PaleoError
 from paleo.pricing.store import Found, lookup
 from paleo.registry import Registry
 from paleo.specs.calibration import Calibration
-from paleo.validate.kinds.base import KINDS, Array, Group, TableKind, best_match, groups, text
+from paleo.validate.kinds.base import KINDS, Array, RowGroup, TableKind, best_match, groups, text
 
 Words = npt.NDArray[np.object_]
 #: Sizes above this one are slips.
@@ -143,7 +143,7 @@ class KernelTable:
                 out.reasons[group.frame.index] = str(error)
         return out
 
-    def _price(self, group: Group, out: Predictions) -> None:
+    def _price(self, group: RowGroup, out: Predictions) -> None:
         rows = group.frame.index
         figures = self.kind.figures(group.subject, group.dtype, group.compute)
         calibrated = self.calibrated(group, figures)
@@ -170,7 +170,7 @@ class KernelTable:
         """Kernels do not scale."""
         return None
 
-    def calibrated(self, group: Group, figures: Any) -> Found[Any]:
+    def calibrated(self, group: RowGroup, figures: Any) -> Found[Any]:
         """The parameters that price a group."""
         subject, architecture, memory_kind = self.kind.traits(figures)
         calibration = self.calibration if self.calibration is not None and self.calibration.subject == subject else None

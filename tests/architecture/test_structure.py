@@ -17,11 +17,7 @@ KNOWN_CIRCLES = [
     ["paleo.schedules.base", "paleo.schedules.longest_path"],
 ]
 #: Names that two classes of different folders still share, and shall not.
-KNOWN_TWINS = {
-    "Block", "Checkpoints", "Choice", "Entry", "Figures", "Gradient", "Group", "Host", "Input", "IntervalBin",
-    "Job", "Kernel", "Layout", "Network", "Policy", "Priced", "Prices", "Residual", "Rule", "Storage", "Task",
-    "Traffic",
-}  # fmt: skip
+KNOWN_TWINS: set[str] = set()
 #: Names that say nothing of what they stand for.
 PRONOUNS = frozenset({"made", "one", "found", "own", "held", "it", "here", "what", "thing", "stuff"})
 

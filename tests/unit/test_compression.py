@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paleo.compression.base import COMPRESSIONS, Gradient, break_even_rate, compression, wire_bytes
+from paleo.compression.base import COMPRESSIONS, SummedGradient, break_even_rate, compression, wire_bytes
 from paleo.compression.sparse import doubling_bytes, gathered_bytes, split_bytes, union_density
 from paleo.errors import PaleoError
 
@@ -13,7 +13,7 @@ EXAMPLES = (
     "fp16", "bf16", "fp8", "int8", "onebit", "qsgd:4", "terngrad", "topk:0.001", "dgc:0.001", "gtopk:0.001",
     "powersgd:4", "factors", "zeropp",
 )  # fmt: skip
-GRADIENT = Gradient(
+GRADIENT = SummedGradient(
     elements=25e6, tensors=160.0, ranks=64.0, ranks_per_node=8.0,
     matrix_elements=24e6, matrix_sides=1e5, dense_elements=2e6, dense_sides=3e3, samples=32.0,
 )  # fmt: skip
@@ -28,9 +28,9 @@ def test_methods_broadcast_and_count_something(text: str) -> None:
     method = compression(text)
     ranks = np.array([2.0, 8.0, 64.0])
     fields = {name: getattr(GRADIENT, name) for name in GRADIENT.__dataclass_fields__}
-    many = Gradient(**fields | {"ranks": ranks})
+    many = SummedGradient(**fields | {"ranks": ranks})
     for place, count in enumerate(ranks):
-        alone = Gradient(**fields | {"ranks": float(count)})
+        alone = SummedGradient(**fields | {"ranks": float(count)})
         for several, single in zip(method.messages(many), method.messages(alone), strict=True):
             assert np.broadcast_to(several.payload, ranks.shape)[place] == pytest.approx(float(single.payload))
         coded = method.encode(many) + method.decode(many)
@@ -87,7 +87,7 @@ def test_sparse_sums_never_cost_more_than_dense_ones() -> None:
 def test_factors_pay_for_small_batches_alone() -> None:
     """P B (a + b) < 2 a b: 64 · 32 · 3000 is more than 4 M, 2 · 32 · 3000 is less."""
     fields = {name: getattr(GRADIENT, name) for name in GRADIENT.__dataclass_fields__}
-    many, few = (compression("factors").messages(Gradient(**fields | {"ranks": ranks})) for ranks in (64.0, 2.0))
+    many, few = (compression("factors").messages(SummedGradient(**fields | {"ranks": ranks})) for ranks in (64.0, 2.0))
     assert float(many[1].payload) == 0.0 and float(few[1].payload) == 2 * 32 * 3e3 * 4
 
 
@@ -122,7 +122,7 @@ def test_sparse_sums_on_index_sets(density: float, ranks: int) -> None:
     for distance in (2**number for number in range(int(np.log2(ranks)))):
         sent += np.mean([min(8.0 * len(each), 4.0 * elements) for each in held])
         held = [held[rank] | held[rank ^ distance] for rank in range(ranks)]
-    gradient = Gradient(elements=float(elements), tensors=1.0, ranks=float(ranks))
+    gradient = SummedGradient(elements=float(elements), tensors=1.0, ranks=float(ranks))
     schemes = compression(f"topk:{density}").schemes(gradient)  # type: ignore[attr-defined]
     assert float(wire_bytes(schemes["recursive doubling"], gradient)) == pytest.approx(sent, rel=0.05)
     split = (8.0 * density * elements + min(8.0 * len(held[0]), 4.0 * elements)) * (ranks - 1) / ranks

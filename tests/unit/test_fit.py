@@ -12,7 +12,7 @@ import pytest
 from paleo.calibrate.fit import Array, Rows, conformal_bins, conformal_factors, fit, split
 from paleo.errors import SpecError
 from paleo.pricing.parameters import parameter
-from paleo.validate.residual import Residual, residual
+from paleo.validate.residual import ResidualErrors, residual
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +102,6 @@ def test_small_sets() -> None:
     assert conformal_factors(np.array([0.9, 1.0, 1.2])) == (0.9, 1.2)
     assert len(conformal_bins(np.ones(100), np.ones(100))) == 1
     assert math.isnan(residual(np.zeros(0), np.zeros(0)).mape)
-    assert residual(np.array([2.0]), np.array([1.0])) == Residual(1, 1.0, 1.0, 1.0, math.log(2), 1.0)
+    assert residual(np.array([2.0]), np.array([1.0])) == ResidualErrors(1, 1.0, 1.0, 1.0, math.log(2), 1.0)
     with pytest.raises(SpecError, match="no rows to fit"):
         fit(LineTable(), [], Line())

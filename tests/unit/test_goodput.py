@@ -9,7 +9,7 @@ import pytest
 
 from paleo.errors import CapacityError
 from paleo.studies.goodput import (
-    Checkpoints,
+    CheckpointSchedule,
     RestartPath,
     best_interval,
     check_room,
@@ -91,13 +91,16 @@ def test_published_runs() -> None:
     """Llama 3 405B: 419 failures in 54 days on 2,048 nodes, "more than 90 %" (Dubey et al. 2024); BLOOM: checkpoints of
     40 s every 3 h cost 0.37 %, one failure a week (BigScience chronicles)."""
     llama = long_run(
-        work=54 * 86400 * 0.9, mtbf=54 * 86400 / 419, checkpoint_bytes=14 * 405e9, checkpoints=Checkpoints(30.0, 300.0)
+        work=54 * 86400 * 0.9,
+        mtbf=54 * 86400 / 419,
+        checkpoint_bytes=14 * 405e9,
+        checkpoints=CheckpointSchedule(30.0, 300.0),
     )
     assert llama.share == pytest.approx(0.90, abs=0.01)
     assert llama.failures == pytest.approx(419, rel=0.03)
     assert llama.finish_interval[0] < llama.finish < llama.finish_interval[1]
     bloom = long_run(
-        work=1e7, mtbf=604800.0, checkpoint_bytes=2.46e12, checkpoints=Checkpoints(40.0, 600.0), interval=10800.0
+        work=1e7, mtbf=604800.0, checkpoint_bytes=2.46e12, checkpoints=CheckpointSchedule(40.0, 600.0), interval=10800.0
     )
     assert bloom.lost["checkpoints"] == pytest.approx(0.0037, abs=1e-4)
 
@@ -109,17 +112,19 @@ def test_checkpoints_of_one_process_do_not_get_faster_with_more() -> None:
 
 
 def test_bad_input() -> None:
-    slow = Checkpoints(600.0, 60.0)
+    slow = CheckpointSchedule(600.0, 60.0)
     with pytest.raises(CapacityError, match="never finishes: a checkpoint takes 10 min, longer than the interval"):
         long_run(work=1e6, mtbf=1e5, checkpoint_bytes=1e12, checkpoints=slow, interval=300.0)
     with pytest.raises(CapacityError, match="never finishes: a failure every"):
-        long_run(work=1e6, mtbf=60.0, checkpoint_bytes=1e12, checkpoints=Checkpoints(50.0, 3600.0), interval=100.0)
+        long_run(
+            work=1e6, mtbf=60.0, checkpoint_bytes=1e12, checkpoints=CheckpointSchedule(50.0, 3600.0), interval=100.0
+        )
     with pytest.raises(CapacityError, match="storage: a checkpoint of 2 TB does not fit into 1 TB"):
         check_room("storage", 2e12, 1e12)
     assert RestartPath().restart(30.0) == 210.0
 
 
-def simulated_levels(interval: float, way: Checkpoints, mtbf: float, failures: int = 4000) -> float:
+def simulated_levels(interval: float, way: CheckpointSchedule, mtbf: float, failures: int = 4000) -> float:
     """Work over wall time of a run that copies its states to host memory every ``interval`` seconds of work, and from
     there to storage without a pause, failure by failure."""
     random = np.random.default_rng(11)
@@ -144,16 +149,16 @@ def simulated_levels(interval: float, way: Checkpoints, mtbf: float, failures: i
 
 @pytest.mark.parametrize("mtbf", [11135.0, 4000.0])
 def test_copies_in_memory_and_storage_equal_a_simulation_within_half_a_point(mtbf: float) -> None:
-    way = Checkpoints(2.0, 600.0, lag=300.0, survived=0.75, restart_memory=150.0)
+    way = CheckpointSchedule(2.0, 600.0, lag=300.0, survived=0.75, restart_memory=150.0)
     closed = float(way.goodput(300.0, mtbf))
     assert simulated_levels(300.0, way, mtbf) == pytest.approx(closed, abs=0.005)
 
 
 def test_an_elastic_run_loses_shares_of_a_replica() -> None:
-    way = Checkpoints(10.0, 100.0, replicas=20, away=3600.0)
+    way = CheckpointSchedule(10.0, 100.0, replicas=20, away=3600.0)
     # worked: (1 - 100 / 36000) / (1 + 10 / 1000) (1 - 3600 / 36000 / 20)
     assert float(way.goodput(1000.0, 36000.0)) == pytest.approx(0.997222 / 1.01 * 0.995, rel=1e-6)
-    assert float(way.goodput(1000.0, 36000.0)) > float(Checkpoints(10.0, 3700.0).goodput(1000.0, 36000.0))
+    assert float(way.goodput(1000.0, 36000.0)) > float(CheckpointSchedule(10.0, 3700.0).goodput(1000.0, 36000.0))
 
 
 def test_waiting_for_a_node() -> None:
@@ -164,7 +169,9 @@ def test_waiting_for_a_node() -> None:
 
 def test_the_range_of_failure_rates_widens_the_finish() -> None:
     sure, unsure = (
-        long_run(work=1e7, mtbf=1e4, checkpoint_bytes=1e12, checkpoints=Checkpoints(20.0, 200.0), rate_range=ends)
+        long_run(
+            work=1e7, mtbf=1e4, checkpoint_bytes=1e12, checkpoints=CheckpointSchedule(20.0, 200.0), rate_range=ends
+        )
         for ends in ((1.0, 1.0), (0.5, 4.0))
     )
     assert unsure.share_range[0] < sure.share < unsure.share_range[1]

@@ -15,7 +15,7 @@ from paleo.predict import Prediction, predict
 from paleo.specs.hardware import load_system
 from paleo.specs.loading import validate
 from paleo.specs.model import load_model
-from paleo.specs.run import Input, Run
+from paleo.specs.run import InputOptions, Run
 from paleo.step.host_links import link_rate
 from paleo.step.input_pipeline import input_pipeline
 from paleo.step.offload import Offload, Shares, host_update, offload_of, streamed
@@ -146,7 +146,7 @@ def _too_much() -> Prediction:
 
 def test_a_batch_arrives_by_hand() -> None:
     """16 samples for each of 8 ranks. Storage: 128 · 100 kB at 1 GB/s; 64 cores, 10 ms each; 4 MB each at the link."""
-    wanted = validate(Input, {"sample": "100 kB", "storage": "1 GB/s", "decode": "10 ms", "cores": 8}, "test")
+    wanted = validate(InputOptions, {"sample": "100 kB", "storage": "1 GB/s", "decode": "10 ms", "cores": 8}, "test")
     fed = input_pipeline(wanted, H100, 4e6, gpus=8, replica=1, local_batch=16)
     assert float(fed.storage) == pytest.approx(0.0128)
     assert float(fed.decode) == pytest.approx(128 * 0.01 / 64)
@@ -156,7 +156,7 @@ def test_a_batch_arrives_by_hand() -> None:
 
 def test_replicas_share_a_node() -> None:
     """Replicas of 2 GPUs: 4 of them on the node; of 16: the node feeds its one replica whole."""
-    wanted = validate(Input, {"decode": "10 ms", "cores": 1}, "test")
+    wanted = validate(InputOptions, {"decode": "10 ms", "cores": 1}, "test")
     for replica, samples in ((1, 8), (2, 4), (16, 1)):
         fed = input_pipeline(wanted, H100, 0.0, gpus=32, replica=replica, local_batch=1)
         assert float(fed.decode) == pytest.approx(samples * 0.01 / 8)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from paleo.importers.builder import Builder, Entry, Placed, UntranslatableError
+from paleo.importers.builder import Builder, LayerEntry, Placed, UntranslatableError
 from paleo.importers.rules import Invocation, OnnxNode, Reading, onnx_operators, torch_functions, translates
 from paleo.importers.trace import Call, learns
 
@@ -78,7 +78,7 @@ def batch_norm(b: Builder, call: Call) -> None:
     b.put(call.out, _normed(b, "batch_norm", {} if learns(call, 1) else {"affine": False}, x, call))
 
 
-def _normed(b: Builder, kind: str, options: dict[str, Any], x: Placed, call: Call) -> Entry:
+def _normed(b: Builder, kind: str, options: dict[str, Any], x: Placed, call: Call) -> LayerEntry:
     return b.sharing(b.add(kind, options, [x], call.path), call.inputs[1:])
 
 

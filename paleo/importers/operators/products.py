@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from paleo.importers.builder import Builder, Entry, UntranslatableError
+from paleo.importers.builder import Builder, LayerEntry, UntranslatableError
 from paleo.importers.operators.passes import memory_pass
 from paleo.importers.rules import Invocation, OnnxNode, Reading, onnx_operators, torch_functions, translates
 from paleo.importers.trace import Call, Shape, Value, learns
@@ -111,7 +111,7 @@ def linear(b: Builder, call: Call) -> None:
     b.put(call.out, entry)
 
 
-def _same_bias(owner: Entry, options: dict[str, Any]) -> bool:
+def _same_bias(owner: LayerEntry, options: dict[str, Any]) -> bool:
     same: bool = owner.options["features"] == options["features"]
     return same and bool(owner.options.get("bias")) == options["bias"]
 

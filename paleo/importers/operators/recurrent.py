@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from paleo.importers.builder import Builder, Entry, Placed, UntranslatableError
+from paleo.importers.builder import Builder, LayerEntry, Placed, UntranslatableError
 from paleo.importers.rules import Invocation, OnnxNode, Reading, onnx_operators, torch_functions, translates
 from paleo.importers.trace import Call, dropout_rate
 
@@ -165,7 +165,7 @@ def cell(b: Builder, call: Call) -> None:
         kept, keeps = 0.0, None
 
 
-def _gate_product(b: Builder, call: Call, source: Any, weight: Any, *, bias: bool) -> Entry:
+def _gate_product(b: Builder, call: Call, source: Any, weight: Any, *, bias: bool) -> LayerEntry:
     matrix, owner = b.weight(weight)
     options = {"features": matrix.shape[0], "dim": "gates", "bias": bias}
     x = b.at(source)
@@ -177,7 +177,7 @@ def _gate_product(b: Builder, call: Call, source: Any, weight: Any, *, bias: boo
     return entry
 
 
-def _holder(b: Builder, owner: Entry, shape: Sequence[int]) -> Entry:
+def _holder(b: Builder, owner: LayerEntry, shape: Sequence[int]) -> LayerEntry:
     """The linear layer of an earlier step whose weight has this shape."""
     entries = b.network.entries
     place = entries.index(owner)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from paleo.importers.patterns.group import LIGHT, NORMS, PLAIN, Group, closed, foreign
+from paleo.importers.patterns.group import LIGHT, NORMS, PLAIN, CallGroup, closed, foreign
 from paleo.importers.patterns.scores import triangular
 from paleo.importers.trace import Call, Trace, Value, dropout_rate, record
 
@@ -46,7 +46,7 @@ def _source(value: Value) -> _Source | None:
     return None if linear is None else _Source(linear, calls)
 
 
-def attention_layers(trace: Trace) -> list[Group]:
+def attention_layers(trace: Trace) -> list[CallGroup]:
     """Projections, attention and output projection, as one call ``attention``."""
     consumers, outputs = trace.consumers(), set(trace.outputs)
     groups = []
@@ -58,7 +58,7 @@ def attention_layers(trace: Trace) -> list[Group]:
     return groups
 
 
-def _attention_around(core: Call, consumers: dict[Value, list[Call]], outputs: set[Value]) -> Group | None:
+def _attention_around(core: Call, consumers: dict[Value, list[Call]], outputs: set[Value]) -> CallGroup | None:
     values = [value for value in core.inputs[:3] if value is not None]
     sources = [_source(value) for value in values]
     down = _output_projection(core, consumers)
@@ -104,7 +104,7 @@ def _attention_around(core: Call, consumers: dict[Value, list[Call]], outputs: s
         path=core.path,
     )
     options["inputs"] = len(inputs)
-    return Group(calls, substitute, output.out)
+    return CallGroup(calls, substitute, output.out)
 
 
 def _masked(core: Call) -> bool:

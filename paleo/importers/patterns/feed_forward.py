@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from paleo.importers.patterns.group import Group, closed, foreign
+from paleo.importers.patterns.group import CallGroup, closed, foreign
 from paleo.importers.trace import Call, Trace, Value, dropout_rate, record
 
 
-def feed_forward_blocks(trace: Trace) -> list[Group]:
+def feed_forward_blocks(trace: Trace) -> list[CallGroup]:
     """Up, activation (perhaps gated), down, as one call ``mlp``."""
     consumers, outputs = trace.consumers(), set(trace.outputs)
     groups = []
@@ -18,7 +18,7 @@ def feed_forward_blocks(trace: Trace) -> list[Group]:
     return groups
 
 
-def _feed_into(down: Call, consumers: dict[Value, list[Call]], outputs: set[Value]) -> Group | None:
+def _feed_into(down: Call, consumers: dict[Value, list[Call]], outputs: set[Value]) -> CallGroup | None:
     value, calls, dropout = down.inputs[0], [down], 0.0
     if value is not None and value.maker is not None and value.maker.kind == "dropout":
         dropout = dropout_rate(value.maker.options.get("p", 0.5))
@@ -52,7 +52,7 @@ def _feed_into(down: Call, consumers: dict[Value, list[Call]], outputs: set[Valu
     substitute = record(
         "mlp", "feed forward", [x, *weights], [(down.out.shape, False)], options=options, flops=flops, path=down.path
     )
-    return Group(calls, substitute, down.out)
+    return CallGroup(calls, substitute, down.out)
 
 
 _Up = tuple[str, list[Call], list[Call]]

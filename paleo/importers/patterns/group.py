@@ -30,18 +30,18 @@ PLAIN = frozenset({"view", "slice", "copy"})
 NORMS = frozenset({"rms_norm", "layer_norm"})
 
 
-class Group:
+class CallGroup:
     """Calls that one call replaces."""
 
     def __init__(self, calls: Iterable[Call], substitute: Call, output: Value) -> None:
         self.calls, self.substitute, self.output = set(calls), substitute, output
 
 
-def replace(trace: Trace, groups: Sequence[Group]) -> None:
+def replace(trace: Trace, groups: Sequence[CallGroup]) -> None:
     """Puts each substitute in the place of its group's last call; groups that overlap an earlier one are left alone."""
     places = {call: place for place, call in enumerate(trace.calls)}
     gone: set[Call] = set()
-    last: dict[Call, Group] = {}
+    last: dict[Call, CallGroup] = {}
     for group in groups:
         if not group.calls & gone and _alike(group.calls, trace):
             gone |= group.calls

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paleo.importers.patterns.group import NORMS, Group, between, closed, replace
+from paleo.importers.patterns.group import NORMS, CallGroup, between, closed, replace
 from paleo.importers.trace import Call, Scope, Trace, Value, record
 
 
@@ -23,7 +23,7 @@ def collapse_modules(trace: Trace) -> None:
         if calls and closed(calls, scope.given, consumers, outputs) and not any(call.flops for call in calls):
             substitute = _substitute(kind, scope, scope.taken, scope.given, calls)
             if substitute is not None:
-                groups.append(Group(calls, substitute, scope.given))
+                groups.append(CallGroup(calls, substitute, scope.given))
     replace(trace, groups)
 
 

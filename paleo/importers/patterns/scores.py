@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from paleo.importers.patterns.group import Group, closed
+from paleo.importers.patterns.group import CallGroup, closed
 from paleo.importers.trace import Call, Trace, Value, dropout_rate, record
 
 
-def written_out_scores(trace: Trace) -> list[Group]:
+def written_out_scores(trace: Trace) -> list[CallGroup]:
     """Scores, softmax and weighted sum written out, as one call ``sdpa``."""
     consumers, outputs = trace.consumers(), set(trace.outputs)
     groups = []
@@ -18,7 +18,7 @@ def written_out_scores(trace: Trace) -> list[Group]:
     return groups
 
 
-def _scores_around(softmax: Call, consumers: dict[Value, list[Call]], outputs: set[Value]) -> Group | None:
+def _scores_around(softmax: Call, consumers: dict[Value, list[Call]], outputs: set[Value]) -> CallGroup | None:
     before = _up_to_product(softmax)
     after = _down_to_product(softmax, consumers)
     if before is None or after is None:
@@ -44,7 +44,7 @@ def _scores_around(softmax: Call, consumers: dict[Value, list[Call]], outputs: s
         flops=flops,
         path=softmax.path,
     )
-    return Group(calls, substitute, context.out)
+    return CallGroup(calls, substitute, context.out)
 
 
 def _up_to_product(softmax: Call) -> tuple[Call, list[Call], bool] | None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paleo.importers.patterns.group import Group, between, closed
+from paleo.importers.patterns.group import CallGroup, between, closed
 from paleo.importers.trace import Call, Trace, Value, record
 
 
-def written_out_functions(trace: Trace) -> list[Group]:
+def written_out_functions(trace: Trace) -> list[CallGroup]:
     """Activations and norms that are written out."""
     consumers, outputs = trace.consumers(), set(trace.outputs)
     groups = []
@@ -47,7 +47,9 @@ def _behind_square(value: Value) -> Value:
     return value
 
 
-def _spelled(kind: str, x: Value, seed: Call, consumers: dict[Value, list[Call]], outputs: set[Value]) -> Group | None:
+def _spelled(
+    kind: str, x: Value, seed: Call, consumers: dict[Value, list[Call]], outputs: set[Value]
+) -> CallGroup | None:
     """The element-wise calls from ``x`` over ``seed`` to where they end, as one call."""
     members = {seed: None} | dict.fromkeys(between(x, seed.out, _light_makers(seed)))
     reach = {x, *(call.out for call in members)}
@@ -82,7 +84,7 @@ def _light_makers(seed: Call) -> list[Call]:
     return makers
 
 
-def _spelled_group(kind: str, x: Value, output: Value, calls: Sequence[Call]) -> Group | None:
+def _spelled_group(kind: str, x: Value, output: Value, calls: Sequence[Call]) -> CallGroup | None:
     weights = [v for call in calls for v in call.inputs if v is not None and v.origin == "parameter" and v.elements > 1]
     if kind == "norm":
         centred = sum(call.kind == "reduce" for call in calls) > 1
@@ -91,13 +93,13 @@ def _spelled_group(kind: str, x: Value, output: Value, calls: Sequence[Call]) ->
         substitute = record(
             "layer_norm" if centred else "rms_norm", kind, [x, *weights], [(output.shape, False)], path=calls[0].path
         )
-        return Group(calls, substitute, output)
+        return CallGroup(calls, substitute, output)
     options = {"function": kind}
     substitute = record("activation", kind, [x], [(output.shape, False)], options=options, path=calls[0].path)
-    return None if weights else Group(calls, substitute, output)
+    return None if weights else CallGroup(calls, substitute, output)
 
 
-def products_with_weights(trace: Trace) -> list[Group]:
+def products_with_weights(trace: Trace) -> list[CallGroup]:
     """Products with a learned matrix, perhaps of a flattened tensor, as linear layers."""
     consumers, outputs = trace.consumers(), set(trace.outputs)
     groups = []
@@ -121,7 +123,7 @@ def products_with_weights(trace: Trace) -> list[Group]:
         substitute = record(
             "linear", call.label, [x, weight, shift], [(output.shape, False)], flops=call.flops, path=call.path
         )
-        groups.append(Group(calls, substitute, output))
+        groups.append(CallGroup(calls, substitute, output))
     return groups
 
 

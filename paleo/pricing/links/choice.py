@@ -16,21 +16,21 @@ from paleo.units import TERA
 _BISECTION = 2.0**-30
 
 
-class Prices(Protocol):
+class AlgorithmPrices(Protocol):
     """Seconds by algorithm for an array of payloads, of all candidates or of those that are named."""
 
     def __call__(self, payload_bytes: Array, names: Sequence[str] | None = None, /) -> Mapping[str, Array]: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class FastestAlgorithm:
     """The fastest algorithm per element of the arrays that were asked for."""
 
     algorithm: npt.NDArray[np.str_]
     time: Array
 
 
-def fastest(table: Mapping[str, Array]) -> Choice:
+def fastest(table: Mapping[str, Array]) -> FastestAlgorithm:
     """The least of each element over the algorithms; a tie goes to the first name.
 
     >>> choice = fastest({"ring": np.array([3.0, 1.0]), "tree": np.array([2.0, 4.0])})
@@ -38,7 +38,7 @@ def fastest(table: Mapping[str, Array]) -> Choice:
     (['tree', 'ring'], [2.0, 1.0])
     """
     stacked = np.stack(np.broadcast_arrays(*table.values()))
-    return Choice(np.asarray(list(table))[stacked.argmin(axis=0)], np.asarray(stacked.min(axis=0)))
+    return FastestAlgorithm(np.asarray(list(table))[stacked.argmin(axis=0)], np.asarray(stacked.min(axis=0)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Crossover:
     above: str
 
 
-def crossovers(prices: Prices, *, smallest: float = 1.0, largest: float = TERA) -> list[Crossover]:
+def crossovers(prices: AlgorithmPrices, *, smallest: float = 1.0, largest: float = TERA) -> list[Crossover]:
     """Where the best algorithm changes as the payload grows from ``smallest`` to ``largest`` bytes.
 
     A logarithmic grid shows the changes, bisection places each to a relative 1e-9.
@@ -65,7 +65,7 @@ def crossovers(prices: Prices, *, smallest: float = 1.0, largest: float = TERA) 
     return changes
 
 
-def _crossing(prices: Prices, low: float, high: float, below: str, above: str) -> float:
+def _crossing(prices: AlgorithmPrices, low: float, high: float, below: str, above: str) -> float:
     while high / low - 1.0 > _BISECTION:
         middle = float(np.sqrt(low * high))
         table = prices(np.asarray(middle), [below, above])

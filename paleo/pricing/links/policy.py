@@ -17,7 +17,7 @@ from paleo.collectives.traffic import Array, Numeric, Traffic
 from paleo.errors import PlanError, SpecError, near
 from paleo.pricing.calibration import Rates
 from paleo.pricing.links.alpha_beta import LevelCost, lower_bound, torus_bound, traffic_time
-from paleo.pricing.links.choice import Choice, fastest
+from paleo.pricing.links.choice import FastestAlgorithm, fastest
 from paleo.pricing.links.fabric import FabricParameters, fabric_exchange_time, fabric_time
 from paleo.pricing.links.group import Flags, GroupLinks
 from paleo.pricing.links.node import (
@@ -31,7 +31,7 @@ from paleo.pricing.links.node import (
 )
 
 
-class Policy(Protocol):
+class CollectivePolicy(Protocol):
     """What prices a group's collectives."""
 
     def candidates(self, operation: str, links: GroupLinks) -> list[Algorithm]:
@@ -64,7 +64,11 @@ def named(operation: str, links: GroupLinks, names: Sequence[str]) -> list[Algor
 
 
 def prices(
-    policy: Policy, operation: str, payload_bytes: Numeric, links: GroupLinks, names: Sequence[str] | None = None
+    policy: CollectivePolicy,
+    operation: str,
+    payload_bytes: Numeric,
+    links: GroupLinks,
+    names: Sequence[str] | None = None,
 ) -> dict[str, Array]:
     """Seconds by algorithm: of all candidates of a policy (infinite where it would not run one), or of named ones."""
     if names is not None:
@@ -77,8 +81,12 @@ def prices(
 
 
 def best(
-    policy: Policy, operation: str, payload_bytes: Numeric, links: GroupLinks, names: Sequence[str] | None = None
-) -> Choice:
+    policy: CollectivePolicy,
+    operation: str,
+    payload_bytes: Numeric,
+    links: GroupLinks,
+    names: Sequence[str] | None = None,
+) -> FastestAlgorithm:
     """The fastest candidate of a policy, or of the named algorithms.
 
     >>> links = GroupLinks(fan_outs=(8.0,), bandwidths=(300e9,), ports=(1.0,))

@@ -143,7 +143,7 @@ KINDS: Registry[TableKind[Any]] = Registry("table kind", "paleo.validate.kinds")
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class RowGroup:
     """Rows of a table that one set of figures and one set of parameters price."""
 
     subject: str
@@ -159,7 +159,9 @@ class Group:
         return measured_time(self.frame)
 
 
-def groups(kind: TableKind[Any], frame: pd.DataFrame, checked: npt.NDArray[np.bool_] | None = None) -> Iterator[Group]:
+def groups(
+    kind: TableKind[Any], frame: pd.DataFrame, checked: npt.NDArray[np.bool_] | None = None
+) -> Iterator[RowGroup]:
     """The supported rows of ``frame`` in groups of one subject, family, stack, dtype and compute unit, index kept.
 
     ``checked`` says which rows are supported, where the caller knows.
@@ -175,7 +177,7 @@ def groups(kind: TableKind[Any], frame: pd.DataFrame, checked: npt.NDArray[np.bo
     which, combinations = combined([coded(table, name) for name in names])
     for place, key in sorted(enumerate(combinations), key=lambda pair: pair[1]):
         subject, family, stack, dtype, compute = key
-        yield Group(subject, family, stack, dtype, compute, frame.iloc[np.flatnonzero(which == place)])
+        yield RowGroup(subject, family, stack, dtype, compute, frame.iloc[np.flatnonzero(which == place)])
 
 
 def kind_of(columns: Iterable[str]) -> TableKind[Any]:

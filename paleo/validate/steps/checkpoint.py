@@ -25,7 +25,7 @@ def bytes_of(row: Row) -> float:
     raise SpecError("neither bytes nor parameters are stated")
 
 
-class Checkpoints(StepTable):
+class CheckpointSaves(StepTable):
     """One save a row; the measured quantity is how long training stopped."""
 
     name = "checkpoint"
@@ -58,4 +58,4 @@ class Checkpoints(StepTable):
         return Step(seconds, seconds / SPREAD, seconds * SPREAD, total, str(row["software"]), str(row["storage"]))
 
 
-STEPS.register("checkpoint")(Checkpoints())
+STEPS.register("checkpoint")(CheckpointSaves())

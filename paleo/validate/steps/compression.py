@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from paleo.compression.base import Coding, Compression, Gradient, Message, compression
+from paleo.compression.base import Coding, Compression, Message, SummedGradient, compression
 from paleo.errors import SpecError
 from paleo.predict import predict
 from paleo.specs.hardware import System, load_device, load_system
@@ -163,7 +163,7 @@ def _matrices(row: Row) -> float:
 
 def _seconds(row: Row, cluster: _Cluster, compute: float) -> float:
     """Seconds of a step: the exchange hides beside the backward pass where the software has hooks, coding does not."""
-    gradient = Gradient(
+    gradient = SummedGradient(
         elements=float(row["parameters"]), tensors=1.0,
         matrices=_matrices(row) if str(row["compressor"]).startswith("dgc") else 1.0,
         ranks=cluster.gpus, width=2.0 if _dtype(row) == "fp16" else 4.0, ranks_per_node=cluster.per_node,
@@ -197,7 +197,7 @@ def _sharded_rate(row: Row, cluster: _Cluster) -> float:
     width, coding = 2.0, 0.0
     across = within = 3.0 * width * parameters
     if str(row["compressor"]) != "none":
-        gradient = Gradient(parameters, 1.0, cluster.gpus, width, cluster.per_node)
+        gradient = SummedGradient(parameters, 1.0, cluster.gpus, width, cluster.per_node)
         method = _method(str(row["compressor"]))
         forward, backward, scatter, last = (float(message.payload) for message in method.messages(gradient))
         across, within = forward + last * cluster.per_node, forward + backward + scatter

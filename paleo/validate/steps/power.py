@@ -22,7 +22,7 @@ from paleo.validate.steps.base import Row, Step, StepTable, filled, software_of,
 from paleo.validate.tables import STEPS
 
 
-class Network(NamedTuple):
+class MeasuredNetwork(NamedTuple):
     """A network of the catalog with its sizes, and the samples of an epoch where rows state epochs alone."""
 
     name: str
@@ -33,16 +33,16 @@ class Network(NamedTuple):
 #: Networks by the model and data set of a row, with the sizes that the usual scripts give them: SQuAD in 384 tokens
 #: (huggingface/transformers, run_qa.py), tweets padded to the longest of a batch, utterances of 7 s.
 NETWORKS = {
-    ("resnet50", "imagenet"): Network("resnet50"),
-    ("bert_base_uncased", "squad"): Network("bert_base", {"seq": 384}),
-    ("bert_base_uncased", "sentiment140"): Network("bert_base", {"seq": 48}, 1_600_000),
-    ("deepspeech2", "librispeech"): Network("deepspeech2"),
-    ("shufflenetv2", "cifar100"): Network("shufflenet_v2"),
-    ("ncf", "movielens-1m"): Network("ncf", samples=5 * 994_169),
+    ("resnet50", "imagenet"): MeasuredNetwork("resnet50"),
+    ("bert_base_uncased", "squad"): MeasuredNetwork("bert_base", {"seq": 384}),
+    ("bert_base_uncased", "sentiment140"): MeasuredNetwork("bert_base", {"seq": 48}, 1_600_000),
+    ("deepspeech2", "librispeech"): MeasuredNetwork("deepspeech2"),
+    ("shufflenetv2", "cifar100"): MeasuredNetwork("shufflenet_v2"),
+    ("ncf", "movielens-1m"): MeasuredNetwork("ncf", samples=5 * 994_169),
 }
 
 
-def network_of(row: Row) -> Network:
+def network_of(row: Row) -> MeasuredNetwork:
     """The network of a row; SpecError where the catalog has none."""
     key = (str(row["model"]).strip().lower(), str(row.get("dataset", "")).strip().lower())
     if key not in NETWORKS:

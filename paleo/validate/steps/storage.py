@@ -1,4 +1,4 @@
-"""Rows of MLPerf Storage: samples per second that emulated accelerators are fed with."""
+"""Rows of MLPerf StorageRuns: samples per second that emulated accelerators are fed with."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def fed_samples(*, workload: str, device: str, accelerators: float, read_rate: f
 SLACK = 0.02
 
 
-class Storage(StepTable):
+class StorageRuns(StepTable):
     """One run a row; the measured quantity is samples per second."""
 
     name = "storage"
@@ -70,4 +70,4 @@ class Storage(StepTable):
         return Step(value, value * 0.97, count * batch / seconds, count, f"{workload} {device}", "emulated")
 
 
-STEPS.register("storage")(Storage())
+STEPS.register("storage")(StorageRuns())

@@ -12,7 +12,7 @@ from paleo.errors import PaleoError, PlanError, SpecError
 from paleo.specs.hardware import Level, System, load_link, load_system
 from paleo.specs.run import Run
 from paleo.specs.software import Software, load_software
-from paleo.specs.task import Task, task_of
+from paleo.specs.task import TrainingTask, task_of
 from paleo.studies.target import MODEL_PARALLEL, TargetTime, run_of, time_to_target
 from paleo.units import MILLISECOND
 from paleo.validate.kinds.base import Array, number
@@ -31,7 +31,7 @@ FABRIC = "infiniband-hdr"
 TPU_DTYPE = "bf16"
 
 
-def task_of_row(row: Row) -> Task:
+def task_of_row(row: Row) -> TrainingTask:
     """The task of a row's benchmark and round; SpecError where the catalog has none."""
     benchmark, name = str(row["benchmark"]).strip(), str(row["round"]).strip()
     task = task_of(benchmark, name)
@@ -70,7 +70,7 @@ def _grown(system: System, each: int, nodes: int) -> System:
     )
 
 
-def training_gpus(row: Row, rows: float, task: Task) -> tuple[int, dict[str, str]]:
+def training_gpus(row: Row, rows: float, task: TrainingTask) -> tuple[int, dict[str, str]]:
     """GPUs that train, and how. Where there are more than input ``rows`` of a batch and the row states no degrees, a
     language model is spread over up to eight ranks by tensor parallelism and a volume over up to four neighbours;
     otherwise as many train as divide the batch, and the others evaluate."""
@@ -117,7 +117,7 @@ def strategy_of_row(row: Row, gpus: int, software: Software) -> str:
     return ",".join(parts) or "dp"
 
 
-def options_of(row: Row, task: Task, gpus: int) -> dict[str, Any]:
+def options_of(row: Row, task: TrainingTask, gpus: int) -> dict[str, Any]:
     """Options of the run that the row states: format, degrees, microbatch, recomputation."""
     device_dtype = TPU_DTYPE if str(row["device"]).startswith("tpu") else str(row["dtype"])
     options: dict[str, Any] = {"dtype": device_dtype}
@@ -157,7 +157,7 @@ def _target(cells: tuple[tuple[str, Any], ...]) -> TargetTime:
     return first_that_fits(task, system, run, batch, runs) or point
 
 
-def first_that_fits(task: Task, system: System, run: Run, batch: float, runs: float) -> TargetTime | None:
+def first_that_fits(task: TrainingTask, system: System, run: Run, batch: float, runs: float) -> TargetTime | None:
     """The plan with the fewest ranks that share a model, of those that fit in memory, where a row states none; None
     where nothing fits."""
     for degrees in MODEL_PARALLEL:
