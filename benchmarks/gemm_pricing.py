@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from paleo.pricing.figures import figures
 from paleo.pricing.gemm import GemmParameters, gemm_time
+from paleo.pricing.roofline import figures
 from paleo.specs.hardware import load_device
 from paleo.units import MEGA
 

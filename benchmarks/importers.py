@@ -38,7 +38,7 @@ from paleo.importers.sources import Import, from_module_import
 from paleo.importers.torch import InputSpec, build_module, parse_input
 from paleo.layers.base import Choices
 from paleo.network.graph import Graph, Storage, build
-from paleo.operations.precision import precision
+from paleo.operations.tensor import precision
 
 FP32 = precision("fp32")
 #: Bars: relative errors of forward FLOP, backward FLOP and kept activations.

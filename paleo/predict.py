@@ -14,8 +14,8 @@ from paleo.lowering.recompute import runs
 from paleo.network.graph import Graph
 from paleo.operations.attention import executed_share
 from paleo.operations.base import model_flops
-from paleo.operations.precision import Precision
-from paleo.parallel.overrides import placement
+from paleo.operations.tensor import Precision
+from paleo.parallel.placement import placement
 from paleo.parallel.plan import Plan, plan
 from paleo.pricing.footprint import Footprint
 from paleo.pricing.kernels import KernelTimes

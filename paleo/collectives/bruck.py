@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from paleo.collectives.base import Algorithm, add_algorithm, members_below, one_level_at_a_time, rounds
-from paleo.collectives.traffic import Array, LevelTraffic, Traffic
+from paleo.collectives.base import (
+    Algorithm,
+    Array,
+    LevelTraffic,
+    Traffic,
+    add_algorithm,
+    members_below,
+    one_level_at_a_time,
+    rounds,
+)
 
 
 def all_to_all(payload: Array, group: tuple[Array, ...]) -> Traffic:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from paleo.collectives.base import (
     Algorithm,
+    Array,
+    LevelTraffic,
+    Traffic,
     add_algorithm,
     members_below,
     one_level_at_a_time,
@@ -11,7 +14,6 @@ from paleo.collectives.base import (
     outer_first,
     rounds,
 )
-from paleo.collectives.traffic import Array, LevelTraffic, Traffic
 
 
 def all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:

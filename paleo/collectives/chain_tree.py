@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from paleo.collectives import double_tree
-from paleo.collectives.base import Algorithm, add_algorithm, others
-from paleo.collectives.traffic import Array, LevelTraffic, Traffic
+from paleo.collectives.base import Algorithm, Array, LevelTraffic, Traffic, add_algorithm, others
 
 
 def all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
-from paleo.collectives.base import Algorithm, active, add_algorithm, members_below, others, rounds
-from paleo.collectives.traffic import Array, LevelTraffic, Traffic
+from paleo.collectives.base import (
+    Algorithm,
+    Array,
+    LevelTraffic,
+    Traffic,
+    active,
+    add_algorithm,
+    members_below,
+    others,
+    rounds,
+)
 
 
 def all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from paleo.collectives.base import (
     Algorithm,
+    Array,
+    LevelTraffic,
+    Traffic,
     add_algorithm,
     members_below,
     one_level_at_a_time,
     others,
     outer_first,
 )
-from paleo.collectives.traffic import Array, LevelTraffic, Traffic
 
 
 def reduce_scatter(payload: Array, group: tuple[Array, ...]) -> Traffic:

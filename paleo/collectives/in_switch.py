@@ -7,8 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from paleo.collectives import double_tree
-from paleo.collectives.base import Algorithm, active, add_algorithm, others, ranks_of
-from paleo.collectives.traffic import Array, LevelTraffic, Traffic
+from paleo.collectives.base import Algorithm, Array, LevelTraffic, Traffic, active, add_algorithm, others, ranks_of
 
 
 def all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from paleo.collectives.base import Algorithm, active, add_algorithm, members_below, ranks_of
-from paleo.collectives.traffic import Array, LevelTraffic, Traffic
+from paleo.collectives.base import (
+    Algorithm,
+    Array,
+    LevelTraffic,
+    Traffic,
+    active,
+    add_algorithm,
+    members_below,
+    ranks_of,
+)
 
 
 def all_to_all(payload: Array, group: tuple[Array, ...]) -> Traffic:

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from paleo.collectives.base import Algorithm, active, add_algorithm, members_below, ranks_of
-from paleo.collectives.traffic import Array, LevelTraffic, Numeric, Traffic
+from paleo.collectives.base import (
+    Algorithm,
+    Array,
+    LevelTraffic,
+    Numeric,
+    Traffic,
+    active,
+    add_algorithm,
+    members_below,
+    ranks_of,
+)
 
 
 def parameter_server_all_reduce(payload: Array, group: tuple[Array, ...], *, servers: Numeric) -> Traffic:

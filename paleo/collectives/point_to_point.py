@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from paleo.collectives.base import Algorithm, active, add_algorithm, units_above
-from paleo.collectives.traffic import Array, LevelTraffic, Traffic
+from paleo.collectives.base import Algorithm, Array, LevelTraffic, Traffic, active, add_algorithm, units_above
 
 
 def send_recv(payload: Array, group: tuple[Array, ...]) -> Traffic:

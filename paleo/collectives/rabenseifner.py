@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from paleo.collectives import butterfly
-from paleo.collectives.base import Algorithm, add_algorithm
-from paleo.collectives.traffic import Array, Traffic
+from paleo.collectives.base import Algorithm, Array, Traffic, add_algorithm
 
 
 def all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:

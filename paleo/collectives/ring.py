@@ -4,8 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from paleo.collectives.base import Algorithm, active, add_algorithm, others, ranks_of, units_above
-from paleo.collectives.traffic import Array, LevelTraffic, Traffic
+from paleo.collectives.base import (
+    Algorithm,
+    Array,
+    LevelTraffic,
+    Traffic,
+    active,
+    add_algorithm,
+    others,
+    ranks_of,
+    units_above,
+)
 
 
 def ring_hops(group: tuple[Array, ...]) -> tuple[Array, ...]:

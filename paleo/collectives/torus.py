@@ -7,8 +7,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from paleo.collectives.base import Algorithm, active, add_algorithm, members_below, others, ranks_of
-from paleo.collectives.traffic import Array, LevelTraffic, Traffic
+from paleo.collectives.base import (
+    Algorithm,
+    Array,
+    LevelTraffic,
+    Traffic,
+    active,
+    add_algorithm,
+    members_below,
+    others,
+    ranks_of,
+)
 
 
 def _round_all(payload: Array, group: tuple[Array, ...], *, times: float, reduced: float) -> Traffic:

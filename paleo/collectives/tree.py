@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from paleo.collectives.base import Algorithm, add_algorithm, one_level_at_a_time, outer_first, rounds
-from paleo.collectives.traffic import Array, LevelTraffic, Traffic
+from paleo.collectives.base import (
+    Algorithm,
+    Array,
+    LevelTraffic,
+    Traffic,
+    add_algorithm,
+    one_level_at_a_time,
+    outer_first,
+    rounds,
+)
 
 
 def _climb(payload: Array, group: tuple[Array, ...], *, reduced: float) -> Traffic:

@@ -12,10 +12,9 @@ from pydantic import ValidationError
 from paleo.errors import PaleoError, SpecError
 from paleo.importers.trace import Call, Shape, Trace, Value
 from paleo.layers.base import LAYERS, Choices
-from paleo.network.gradients import frozen, with_gradients_as_needed
+from paleo.network.graph import frozen, with_gradients_as_needed
 from paleo.operations.base import Operation, parameters_of
-from paleo.operations.precision import precision
-from paleo.operations.tensor import Size, Tensor
+from paleo.operations.tensor import Size, Tensor, precision
 
 _FP32, _UNFUSED = precision("fp32"), Choices(attention="unfused")
 #: Dims of inputs by their number.

@@ -13,7 +13,7 @@ from paleo.importers.onnx import LARGEST, from_onnx
 from paleo.importers.torch import InputSpec, build_module, from_module, load_module, parse_input, torch_module
 from paleo.layers.opaque import Unmodelled
 from paleo.network.graph import Graph, build
-from paleo.operations.precision import precision
+from paleo.operations.tensor import precision
 from paleo.specs.loading import parse_yaml
 from paleo.specs.model import ModelSpec, model_from
 from paleo.units import engineering, whole_number

@@ -14,7 +14,7 @@ from paleo.errors import SpecError
 from paleo.importers.builder import Builder, ImportedNetwork, LayerEntry, Placed, UntranslatableError
 from paleo.importers.rules import TRANSLATIONS
 from paleo.importers.trace import Call, Trace, keeps_of
-from paleo.operations.precision import precision
+from paleo.operations.tensor import precision
 
 _FP32 = precision("fp32")
 #: How far the FLOP of layers may be from those that were counted.

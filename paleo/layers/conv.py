@@ -9,8 +9,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 from paleo.errors import GraphError
 from paleo.layers.base import LAYERS, Choices, Expansion, Layer, describe, option
 from paleo.operations.contraction import Contraction
-from paleo.operations.tensor import Size, Tensor
-from paleo.operations.window import Window
+from paleo.operations.tensor import Size, Tensor, Window
 
 Extent = PositiveInt | Annotated[list[PositiveInt], Field(min_length=1, max_length=3)]
 Padding = NonNegativeInt | Annotated[list[NonNegativeInt], Field(min_length=1, max_length=3)] | Literal["same", "valid"]

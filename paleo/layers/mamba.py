@@ -9,9 +9,8 @@ from pydantic import PositiveInt
 from paleo.errors import GraphError
 from paleo.layers.base import LAYERS, Choices, Expansion, Layer, project
 from paleo.operations.base import Operation
-from paleo.operations.chain import RecomputedChain
 from paleo.operations.contraction import Contraction
-from paleo.operations.memory_pass import MemoryPass
+from paleo.operations.memory_pass import MemoryPass, RecomputedChain
 from paleo.operations.tensor import Size, Tensor
 
 

@@ -12,12 +12,10 @@ from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt
 
 from paleo.errors import GraphError
 from paleo.layers.base import LAYERS, Choices, Expansion, Layer, describe
+from paleo.operations.base import KINDS, Kernel, Kind, Phase, add_kind
 from paleo.operations.contraction import Contraction
-from paleo.operations.kernel import Kernel, Phase
-from paleo.operations.kinds import KINDS, Kind, add_kind
 from paleo.operations.memory_pass import MemoryPass
-from paleo.operations.precision import Precision
-from paleo.operations.tensor import Size, Tensor, split_all
+from paleo.operations.tensor import Precision, Size, Tensor, split_all
 
 #: Whatever a pass has more inputs than this, it is no pass.
 MOST_INPUTS = 10_000

@@ -11,8 +11,7 @@ from paleo.errors import GraphError
 from paleo.layers.base import LAYERS, Choices, Expansion, Layer, describe, option
 from paleo.layers.conv import Extent, Padding, padded, window_count
 from paleo.operations.memory_pass import MemoryPass
-from paleo.operations.tensor import Size, Tensor
-from paleo.operations.window import Window
+from paleo.operations.tensor import Size, Tensor, Window
 
 
 class Pool(Layer):

@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 from pydantic import Field, PositiveInt
 
 from paleo.layers.base import LAYERS, Choices, Expansion, Layer
-from paleo.operations.kernel import Kernel
-from paleo.operations.precision import Precision
-from paleo.operations.tensor import Tensor
+from paleo.operations.base import Kernel
+from paleo.operations.tensor import Precision, Tensor
 
 #: Bytes of a row's entry that a sparse update touches: the fp32 weight is read and written.
 SPARSE_UPDATE = 8.0

@@ -17,12 +17,10 @@ from itertools import accumulate, groupby
 
 from paleo.errors import PlanError, near
 from paleo.network.graph import Graph, Node
-from paleo.operations.base import Operation, with_tensors
+from paleo.operations.base import Kernel, Operation, Phase, accumulation, flat_pass, with_tensors
 from paleo.operations.contraction import Contraction
-from paleo.operations.kernel import Kernel, Phase, accumulation, flat_pass
 from paleo.operations.memory_pass import MemoryPass
-from paleo.operations.precision import Precision
-from paleo.operations.tensor import Size, Tensor
+from paleo.operations.tensor import Precision, Size, Tensor
 from paleo.specs.run import Run
 
 #: Words for the products that get an adapter; other targets are patterns of names.

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from paleo.operations.kernel import Kernel, Phase
-from paleo.operations.precision import Precision
-from paleo.operations.tensor import Size, Tensor, split_all
+from paleo.operations.base import Kernel, Phase
+from paleo.operations.tensor import Precision, Size, Tensor, split_all
 
 
 def visible_share(keys: Size, attended: Size) -> float:

@@ -6,11 +6,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from paleo.operations.kernel import Family, Kernel, Phase, flat_pass
+from paleo.operations.base import Family, Kernel, Phase, flat_pass
 from paleo.operations.memory_pass import MemoryPass
-from paleo.operations.precision import Precision
-from paleo.operations.tensor import Tensor, split_all
-from paleo.operations.window import Halos, Window, halos, with_rows
+from paleo.operations.tensor import Halos, Precision, Tensor, Window, halos, split_all, with_rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from paleo.errors import SpecError, near
-from paleo.operations.precision import Precision
+from paleo.operations.tensor import Precision
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Optimizer:
     def state_bytes(self, precision: Precision) -> float:
         """Bytes kept per parameter beside the parameter and its gradient: states and the fp32 master.
 
-        >>> from paleo.operations.precision import precision
+        >>> from paleo.operations.tensor import precision
         >>> OPTIMIZERS["adam"].state_bytes(precision("bf16")), OPTIMIZERS["sgd"].state_bytes(precision("fp32"))
         (12.0, 0.0)
         """
@@ -38,7 +38,7 @@ class Optimizer:
     def update_bytes(self, precision: Precision) -> tuple[float, float]:
         """Bytes read and written per parameter by one update (a second reading where norms are needed).
 
-        >>> from paleo.operations.precision import precision
+        >>> from paleo.operations.tensor import precision
         >>> OPTIMIZERS["adam"].update_bytes(precision("fp32"))
         (16.0, 12.0)
         >>> optimizer("adam", stepwise=True).update_bytes(precision("fp32"))

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from paleo.operations.kernel import Kernel, Phase
-from paleo.operations.precision import Precision
-from paleo.operations.tensor import Tensor, split_all
+from paleo.operations.base import Kernel, Phase
+from paleo.operations.tensor import Precision, Tensor, split_all
 
 #: Gates of a recurrent cell: how many hidden x hidden products a step makes.
 GATES = {"vanilla": 1, "gru": 3, "lstm": 4}

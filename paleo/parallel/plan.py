@@ -9,7 +9,7 @@ from paleo.collectives.base import ALGORITHMS, algorithms_for
 from paleo.errors import PlanError, SpecError, near
 from paleo.network.fine_tuning import fine_tuning
 from paleo.operations.optimizers import optimizer
-from paleo.operations.precision import BYTES
+from paleo.operations.tensor import BYTES
 from paleo.parallel.mesh import AXES, BATCH_AXES, Mesh
 from paleo.parallel.placement import Strategy, parse_strategy
 from paleo.schedules.base import SCHEDULES

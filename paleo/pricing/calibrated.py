@@ -11,11 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from paleo.errors import SpecError
-from paleo.operations.kernel import Kernel
-from paleo.operations.precision import BYTES, precision
-from paleo.pricing.attention import PrefillParameters, attention_backward_time, attention_prefill_time
-from paleo.pricing.attention_kernels import default_kernel
-from paleo.pricing.calibration import Rates
+from paleo.operations.base import Kernel
+from paleo.operations.tensor import BYTES, precision
+from paleo.pricing.attention import PrefillParameters, attention_backward_time, attention_prefill_time, default_kernel
 from paleo.pricing.convolution import (
     AVAILABLE_FROM,
     OWN_KERNELS,
@@ -25,7 +23,6 @@ from paleo.pricing.convolution import (
     Direction,
     convolution_time,
 )
-from paleo.pricing.figures import figures, pointwise_format
 from paleo.pricing.gemm import GemmParameters, gemm_time
 from paleo.pricing.memory import (
     SCALAR_LOADS,
@@ -38,7 +35,8 @@ from paleo.pricing.memory import (
 from paleo.pricing.parameters import DeviceFigures
 from paleo.pricing.power import slow_down
 from paleo.pricing.rnn import RnnDirection, RnnParameters, rnn_time
-from paleo.pricing.store import Found, lookup
+from paleo.pricing.roofline import figures, pointwise_format
+from paleo.pricing.store import Found, Rates, lookup
 from paleo.specs.calibration import Calibration
 from paleo.specs.hardware import Device
 from paleo.specs.software import Software

@@ -11,13 +11,18 @@ import numpy.typing as npt
 
 from paleo.errors import PlanError
 from paleo.parallel.mesh import Axes, Mesh
-from paleo.pricing.calibration import Rates
-from paleo.pricing.links.fabric import FabricParameters, fabric_defaults, measured_fabric
-from paleo.pricing.links.group import GroupLinks, group_links, link_kind, stack_links
-from paleo.pricing.links.node import EXCHANGES, ExchangeParameters, NcclParameters
-from paleo.pricing.links.placement import NodePlacement, placed
+from paleo.pricing.links.fabric import FabricParameters, NodePlacement, fabric_defaults, measured_fabric, placed
+from paleo.pricing.links.group import (
+    EXCHANGES,
+    ExchangeParameters,
+    GroupLinks,
+    NcclParameters,
+    group_links,
+    link_kind,
+    stack_links,
+)
 from paleo.pricing.links.policy import CollectivePolicy, Nccl, Textbook, best, prices
-from paleo.pricing.store import Found, lookup
+from paleo.pricing.store import Found, Rates, lookup
 from paleo.specs.calibration import Calibration
 from paleo.specs.hardware import System
 

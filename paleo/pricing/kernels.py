@@ -9,11 +9,10 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from paleo.operations.kernel import Kernel
+from paleo.operations.base import Kernel
 from paleo.pricing.calibrated import FamilyPrices
-from paleo.pricing.calibration import Rates, constants, rates
-from paleo.pricing.figures import pointwise_format
-from paleo.pricing.roofline import kernel_time
+from paleo.pricing.roofline import kernel_time, pointwise_format
+from paleo.pricing.store import Rates, constants, rates
 from paleo.specs.calibration import Calibration, load_calibration
 from paleo.specs.hardware import Device, Unit
 from paleo.specs.software import Software

@@ -13,12 +13,11 @@ from paleo.parallel.placement import STRATEGIES
 from paleo.schedules.base import SCHEDULES
 from paleo.specs.calibration import Calibration, load_calibration
 from paleo.specs.catalog import is_path, kind_of, names
-from paleo.specs.field_table import FieldRow, field_table, shown
 from paleo.specs.hardware import Device, Link, Price, System, load_device, load_link, load_system
 from paleo.specs.loading import Spec
 from paleo.specs.model import ModelSpec, load_model
 from paleo.specs.run import Run, load_run
-from paleo.specs.software import Software, load_software
+from paleo.specs.software import FieldRow, Software, field_table, load_software, shown
 from paleo.specs.task import load_task
 from paleo.studies.study_file import load_study
 from paleo.studies.summary import summarise

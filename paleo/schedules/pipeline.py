@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from paleo.errors import PlanError
-from paleo.schedules.base import SCHEDULES, Action, Place, Schedule
+from paleo.schedules.base import SCHEDULES, Action, Place, Schedule, unrolled, window
 from paleo.schedules.engine import Event, Task, Timeline, schedule
-from paleo.schedules.longest_path import unrolled, window
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,19 +20,16 @@ import numpy.typing as npt
 from paleo.errors import PlanError
 from paleo.lowering.program import Program
 from paleo.network.graph import Graph
-from paleo.operations.kernel import Kernel
+from paleo.operations.base import Kernel
 from paleo.operations.tensor import Size
-from paleo.parallel.divisions import PADDED
-from paleo.parallel.mesh import Mesh
-from paleo.parallel.overrides import placement
-from paleo.parallel.placement import Context, Placement, Strategy
+from paleo.parallel.mesh import PADDED, Mesh
+from paleo.parallel.placement import Context, Placement, Strategy, placement
 from paleo.parallel.propagation import check_divisions
 from paleo.pricing.kernels import KernelTimes
 from paleo.search.space import Layout, Space, strategy_of_experts
 from paleo.specs.model import ModelSpec
 from paleo.step.backend import Backend
-from paleo.step.section_times import BYTES, FIGURES, SectionCosts, Sums, section_costs
-from paleo.step.transfers import collectives, transfer_seconds
+from paleo.step.section_times import BYTES, FIGURES, SectionCosts, Sums, collectives, section_costs, transfer_seconds
 
 Array = npt.NDArray[np.float64]
 #: Figures of sections beside kernels: those of `SectionCosts` but for a largest output.

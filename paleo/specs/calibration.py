@@ -16,8 +16,8 @@ from pydantic import Field, model_validator
 
 from paleo.errors import SpecError
 from paleo.specs.catalog import entries, read_entry
+from paleo.specs.expressions import FileCache
 from paleo.specs.loading import Spec, Text, validate
-from paleo.specs.references import FileCache
 
 Count = Annotated[int, Field(ge=0)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]

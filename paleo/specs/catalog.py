@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from paleo.errors import SpecError, near
+from paleo.specs.expressions import digest
 from paleo.specs.loading import read_yaml
-from paleo.specs.references import digest
 
 #: kind of entry -> its folder below the catalog root
 FOLDERS = {

@@ -11,10 +11,10 @@ from pydantic import BeforeValidator, Field
 
 from paleo import units
 from paleo.errors import SpecError
-from paleo.operations.precision import Role
+from paleo.operations.tensor import Role
 from paleo.specs.catalog import read_entry
+from paleo.specs.expressions import FileCache
 from paleo.specs.loading import PositiveCount, Spec, Text, validate
-from paleo.specs.references import FileCache
 
 
 def _published(value: object) -> tuple[float, float]:

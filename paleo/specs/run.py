@@ -73,7 +73,7 @@ class Run(Spec):
     a pipeline's pieces are made: ``uniform`` deals out the iterations of the heaviest block evenly, ``time`` makes the
     slowest piece as light as it can be, numbers state the layers of each piece; left out it is as the software does it,
     uniform where that is possible. ``placement`` lays splits of single layers over those of the strategy:
-    ``{block.*.mlp1: {ffn: tp}}``, see `paleo.parallel.overrides`. ``recompute_layers`` limits full recomputation to so
+    ``{block.*.mlp1: {ffn: tp}}``, see `paleo.parallel.placement`. ``recompute_layers`` limits full recomputation to so
     many first layers of each piece of the pipeline, the others keep all activations; ``recompute_every`` keeps one
     input for so many layers, which are then brought back together; ``recompute_modules`` says which parts of a block
     selective recomputation runs again instead of what the software does (core_attn, layernorm, moe_act, mla_up_proj,

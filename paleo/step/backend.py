@@ -13,19 +13,18 @@ import numpy.typing as npt
 from paleo.compression.base import Compression, SummedGradient
 from paleo.layers.base import Choices
 from paleo.lowering.checkpoint_policy import Checkpoints
-from paleo.lowering.fusion import Chains
 from paleo.lowering.partition import Chunk, cut, cut_by_work
-from paleo.lowering.program import Dispatch, Program, lower, without_backward
+from paleo.lowering.program import Chains, Dispatch, Program, lower, without_backward
 from paleo.network.fine_tuning import fine_tuned, fine_tuning
 from paleo.network.graph import Graph, build
-from paleo.operations.kernel import Kernel
+from paleo.operations.base import Kernel
 from paleo.operations.optimizers import Optimizer, optimizer
-from paleo.operations.precision import Precision, autocast, precision
+from paleo.operations.tensor import Precision, autocast, precision
 from paleo.parallel.mesh import Mesh
 from paleo.parallel.placement import Placement, parse_strategy
 from paleo.pricing.communication import Fabric, collective_sources
 from paleo.pricing.kernels import Pricer, pricer
-from paleo.pricing.links.placement import node_placement
+from paleo.pricing.links.fabric import node_placement
 from paleo.schedules.base import Numeric
 from paleo.specs.calibration import Calibration
 from paleo.specs.hardware import System
@@ -34,8 +33,8 @@ from paleo.specs.run import Run
 from paleo.specs.software import Software, load_software
 from paleo.step.compression import coding_kernels, method_of, tensor_calls
 from paleo.step.input_pipeline import InputPipeline, input_pipeline, sample_bytes
+from paleo.step.memory import clip_kernels, update_kernel
 from paleo.step.offload import Offload, offload_of
-from paleo.step.update import clip_kernels, update_kernel
 
 Array = npt.NDArray[np.float64]
 

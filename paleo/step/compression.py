@@ -20,7 +20,7 @@ from paleo.compression.base import compression as named
 from paleo.compression.zeropp import ZeroPlusPlus
 from paleo.errors import PlanError
 from paleo.lowering.program import Program
-from paleo.operations.kernel import Kernel, flat_pass
+from paleo.operations.base import Kernel, flat_pass
 from paleo.parallel.mesh import Axes
 
 Array = npt.NDArray[np.float64]

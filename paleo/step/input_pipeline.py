@@ -14,7 +14,7 @@ import numpy.typing as npt
 from paleo.network.graph import Graph
 from paleo.specs.hardware import System
 from paleo.specs.run import InputOptions
-from paleo.step.host_links import host_figure, link_rate
+from paleo.step.offload import host_figure, link_rate
 
 Array = npt.NDArray[np.float64]
 Numeric = float | Array

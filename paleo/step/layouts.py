@@ -20,7 +20,7 @@ from paleo.lowering.program import Program
 from paleo.parallel.mesh import BATCH_AXES, Axes, Mesh
 from paleo.step.backend import Backend
 from paleo.step.compression import compressed, compressed_gather, scoped, state_bytes, unit_gradient
-from paleo.step.gradient_exchange import (
+from paleo.step.exchange import (
     gathered_shares,
     gradient_exchange,
     gradient_shares,
@@ -28,11 +28,10 @@ from paleo.step.gradient_exchange import (
     replica_groups,
     sharers,
 )
-from paleo.step.memory import States, states
+from paleo.step.memory import NORM_BYTES, States, clip_axes, states
 from paleo.step.offload import divided
 from paleo.step.section_times import over, section_figures
 from paleo.step.stages import Assignment, StageKinds, tied_pairs
-from paleo.step.update import NORM_BYTES, clip_axes
 
 Array = npt.NDArray[np.float64]
 Index = npt.NDArray[np.intp]

@@ -1,5 +1,8 @@
 """Bytes on a device: states, activations and workspace of each stage. Pure functions that broadcast: stages are the
-first axis, configurations the last."""
+first axis, configurations the last.
+
+The optimizer's update and the clipping of gradients before it, as kernels.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from paleo.operations.base import Kernel, flat_pass
 from paleo.operations.optimizers import Optimizer
-from paleo.operations.precision import Precision
+from paleo.operations.tensor import Precision
+from paleo.parallel.mesh import Axes
 from paleo.schedules.base import Numeric, Schedule
 
 Array = npt.NDArray[np.float64]
@@ -78,3 +83,30 @@ def workspace(layers: Array, largest_output_bytes: Array, transient: Array, buck
 def total_memory(states: States, activations: Array, work: Numeric) -> Array:
     """Bytes of each stage, all parts together."""
     return states.parameters + states.gradients + states.optimizer + activations + work + states.gathered
+
+
+#: The squared norm of the gradients is exchanged as one fp32 number.
+NORM_BYTES = 4.0
+
+
+def update_kernel(count: float, tensors: float, optimizer: Optimizer, formats: Precision) -> Kernel:
+    """The optimizer as one pass over all that it reads and writes of ``count`` parameters in ``tensors``."""
+    read, written = (count * per_parameter for per_parameter in optimizer.update_bytes(formats))
+    calls, flops = optimizer.launches(tensors), count * optimizer.flops
+    return flat_pass("update", "optimizer", "update", count, read, written, flops=flops, calls=calls)
+
+
+def clip_kernels(count: float, clip: str, formats: Precision) -> list[Kernel]:
+    """Passes over ``count`` gradients before an update that is clipped to a global norm: they are read once for the
+    norm and, where they are ``scaled`` apart from the update, read and written once more (Pascanu et al., ICML
+    2013)."""
+    size = count * (formats.accumulator or formats.gradient)
+    norm = flat_pass("norm of gradients", "reduce", "update", count, size, 0.0, flops=2.0 * count)
+    scale = flat_pass("scaled gradients", "elementwise", "update", count, size, size)
+    return {"none": [], "norm": [norm], "scaled": [norm, scale]}[clip]
+
+
+def clip_axes(zero: int) -> Axes:
+    """The axes over which parts of the norm are summed: whatever parameters, or shards of their gradients, are divided
+    over."""
+    return ("tp", "cp", "ep", "shard", "dp", "pp") if zero else ("tp", "pp")

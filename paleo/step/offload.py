@@ -3,6 +3,8 @@
 Every device has its own link to the host, both ways at once; memory of a node is shared evenly. Formulas broadcast over
 arrays; seconds and bytes. Traffic on the link and the work of the host overlap with computation: only what does not
 hide there is waited for.
+
+What a system states about its hosts: their links to the devices, memory, storage and cores.
 """
 
 from __future__ import annotations
@@ -14,11 +16,28 @@ import numpy.typing as npt
 
 from paleo.errors import PlanError, SpecError, near
 from paleo.operations.optimizers import Optimizer
-from paleo.operations.precision import Precision
-from paleo.specs.hardware import System
-from paleo.step.host_links import host_figure, link_rate
+from paleo.operations.tensor import Precision
+from paleo.specs.hardware import System, load_link
 from paleo.step.memory import States
 from paleo.step.section_times import LayerTimes
+
+
+def link_rate(system: System) -> float:
+    """What a device and its host send each other, each way [byte/s]: its PCIe lanes at the share that copies reach."""
+    device = system.device
+    if device.pcie is None:
+        raise SpecError(f"device {device.name}: pcie is not stated, so the time of copies to the host is not known")
+    link = load_link(f"pcie{device.pcie.generation}-x16")
+    return link.bandwidth * (link.achieved_fraction or 1.0) * device.pcie.lanes / 16
+
+
+def host_figure(system: System, key: str, instead: str = "") -> float:
+    """A figure of the system's host, for a node; SpecError where it is not stated."""
+    value = None if system.host is None else getattr(system.host, key)
+    if value is None:
+        raise SpecError(f"system {system.name}: host.{key} is not stated; state it in its file{instead}")
+    return float(value)
+
 
 Array = npt.NDArray[np.float64]
 Numeric = float | Array
@@ -135,7 +154,7 @@ def host_update(count: Array, backward: Array, optimizer: Optimizer, formats: Pr
     memory, and new parameters return in tiles as they are ready.
 
     >>> from paleo.operations.optimizers import OPTIMIZERS
-    >>> from paleo.operations.precision import precision
+    >>> from paleo.operations.tensor import precision
     >>> host = Offload(frozenset({"optimizer"}), 20e9, 28e9)
     >>> float(host_update(1e9, 0.06, OPTIMIZERS["adam"], precision("bf16"), host))  # 2 GB out in 0.1 s, 28 GB moved
     1.04

@@ -21,9 +21,16 @@ from paleo.step.batch import Batch, Cases
 from paleo.step.input_pipeline import InputPipeline
 from paleo.step.layouts import Layouts
 from paleo.step.pipeline import iteration_seconds
-from paleo.step.section_times import BYTES, SectionCosts, layer_times, section_costs, section_figures
+from paleo.step.section_times import (
+    BYTES,
+    SectionCosts,
+    collectives,
+    layer_times,
+    section_costs,
+    section_figures,
+    transfer_seconds,
+)
 from paleo.step.stages import Assignment, Kinds, StageKinds
-from paleo.step.transfers import collectives, transfer_seconds
 
 Array = npt.NDArray[np.float64]
 

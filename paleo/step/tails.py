@@ -13,9 +13,9 @@ import numpy.typing as npt
 
 from paleo.schedules.base import Passes
 from paleo.step.batch import Batch
+from paleo.step.exchange import Sends, bucket_count, exposed_gather, exposed_sends, in_order
 from paleo.step.layouts import Layouts
 from paleo.step.offload import host_update
-from paleo.step.overlap import Sends, bucket_count, exposed_gather, exposed_sends, in_order
 from paleo.step.section_times import over
 from paleo.step.stages import Assignment
 

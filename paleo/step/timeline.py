@@ -3,6 +3,8 @@
 Without a pipeline, gradient buckets travel on their own stream as soon as the backward pass has filled them, unless the
 run exchanges gradients after it; sharded parameters are gathered ahead of the section that needs them. Microbatches
 before the last one are one task: nothing is unrolled that repeats.
+
+The collectives that layers wait for, by name, as a timeline shows them.
 """
 
 from __future__ import annotations
@@ -15,19 +17,88 @@ import numpy as np
 import numpy.typing as npt
 
 from paleo.lowering.partition import Chunk
-from paleo.lowering.program import Program, Section
+from paleo.lowering.program import Program, Section, Transfer
 from paleo.lowering.recompute import runs
 from paleo.schedules.engine import Event, Task, Timeline, schedule
 from paleo.schedules.pipeline import StageTime, pipeline_events
 from paleo.step.batch import Batch
 from paleo.step.input_pipeline import InputPipeline
-from paleo.step.named_collectives import NamedCollective, chunk_collectives, section_collectives
 from paleo.step.pipeline import chunk_passes, chunk_sends, stage_ends, stage_passes
-from paleo.step.section_times import LayerTimes
+from paleo.step.section_times import LayerTimes, collectives, transfer_seconds
 from paleo.step.single_stage import bucket_seconds, buckets_of, contended_times, section_gather_figures
 from paleo.step.step import StepArrays, waits
 from paleo.step.streams import Direction, LayerIteration, iterations
 from paleo.step.tails import after_passes, after_streams, exposed_gathers, updates
+
+
+@dataclass(frozen=True, slots=True)
+class NamedCollective:
+    """Seconds that computation waits for a collective, and its payload [byte]."""
+
+    name: str
+    seconds: float
+    bytes: float
+
+
+def section_collectives(batch: Batch, program: Program) -> list[dict[Direction, list[NamedCollective]]]:
+    """The collectives that one layer iteration of each section waits for, by direction, of the first case of a batch
+    that runs ``program``. What a section waits for in all is shared out over them by their seconds alone."""
+    payloads = np.array([[each.payload_bytes] for _, each in collectives(program)]).reshape(-1, 1)
+    [priced] = transfer_seconds(batch.backend.fabric, [(batch.layouts.meshes[0], program)], [payloads])
+    alone: list[list[tuple[Transfer, float]]] = [[] for _ in program.sections]
+    for (section, transfer), seconds in zip(collectives(program), priced[:, 0].tolist(), strict=True):
+        alone[section].append((transfer, seconds * transfer.times))
+    forward, backward = batch.times.forward_transfers[:, 0], batch.times.backward_transfers[:, 0]
+    return [
+        {
+            "forward": _waited(section, alone[row], "forward", float(forward[row])),
+            "backward": _waited(section, alone[row], "backward", float(backward[row])),
+        }
+        for row, section in enumerate(program.sections)
+    ]
+
+
+def _waited(
+    section: Section, transfers: list[tuple[Transfer, float]], direction: Direction, total: float
+) -> list[NamedCollective]:
+    """The collectives of one direction, which add up to ``total`` seconds; backward has those of the forward pass again
+    that full recomputation repeats. What no collective explains is the traffic of an offload."""
+    again = direction == "backward" and section.recompute == "full"
+    owed = [(each, s) for each, s in transfers if each.phase == direction or (again and each.again)]
+    known = sum(seconds for _, seconds in owed)
+    if total <= 0:
+        return []
+    if known == 0:
+        return [NamedCollective(f"{section.name}: host memory", total, 0.0)]
+    return [
+        NamedCollective(f"{each.name} {each.operation} over {each.axis}", s * total / known, each.payload_bytes)
+        for each, s in owed
+        if s > 0
+    ]
+
+
+def chunk_collectives(batch: Batch, program: Program) -> list[list[dict[str, list[NamedCollective]]]]:
+    """The collectives that each pass of each chunk of each stage waits for, by the kind of the pass (F, B, W)."""
+    by_section, assignment = section_collectives(batch, program), batch.assignment
+    kinds: tuple[tuple[str, Direction], ...] = (("F", "forward"), ("B", "backward"))
+    passes = [
+        {kind: _of_piece(by_section, piece, direction) for kind, direction in kinds} | {"W": []}
+        for piece in assignment.pieces
+    ]
+    places = batch.schedule.pieces(assignment.stages, assignment.chunks)
+    return [[passes[piece] for piece in pieces] for pieces in places]
+
+
+def _of_piece(
+    by_section: list[dict[Direction, list[NamedCollective]]], piece: tuple[tuple[int, int], ...], direction: Direction
+) -> list[NamedCollective]:
+    """Those of all layers of a piece, each name once."""
+    return [
+        NamedCollective(each.name, each.seconds * layers, each.bytes * layers)
+        for section, layers in piece
+        for each in by_section[section][direction]
+    ]
+
 
 Array = npt.NDArray[np.float64]
 #: Streams of a device.

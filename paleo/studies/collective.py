@@ -8,15 +8,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paleo.collectives.base import Algorithm, algorithms_for
-from paleo.collectives.traffic import Array
+from paleo.collectives.base import Algorithm, Array, algorithms_for
 from paleo.errors import PlanError, SpecError
-from paleo.pricing.calibration import constants
 from paleo.pricing.communication import Fabric, collective_sources
 from paleo.pricing.links.alpha_beta import bus_factor
-from paleo.pricing.links.choice import Crossover, crossovers
 from paleo.pricing.links.group import GroupLinks
+from paleo.pricing.links.policy import Crossover, crossovers
 from paleo.pricing.links.policy import prices as policy_prices
+from paleo.pricing.store import constants
 from paleo.specs.calibration import calibration_file
 from paleo.specs.hardware import Span, System
 

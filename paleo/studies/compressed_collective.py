@@ -10,7 +10,7 @@ import numpy as np
 from paleo.compression.base import Compression, Message, SummedGradient, break_even_rate, compression, wire_bytes
 from paleo.compression.sparse import Sparse
 from paleo.errors import SpecError
-from paleo.operations.precision import precision
+from paleo.operations.tensor import precision
 from paleo.specs.run import Run
 from paleo.step.backend import Backend, backend_of
 from paleo.step.compression import scaled

@@ -18,7 +18,7 @@ from pydantic import Field
 
 from paleo.errors import SpecError
 from paleo.lowering.recompute import runs
-from paleo.operations.precision import precision
+from paleo.operations.tensor import precision
 from paleo.predict import Prediction
 from paleo.pricing.gemm import GemmParameters
 from paleo.pricing.power import BOARD, LEAST_SHARE, PICO, PowerParameters, clock_under_limit

@@ -8,7 +8,7 @@ from typing import Any
 
 from paleo.errors import CapacityError, SpecError
 from paleo.operations.optimizers import optimizer
-from paleo.operations.precision import precision
+from paleo.operations.tensor import precision
 from paleo.predict import Prediction
 from paleo.specs.hardware import Reliability
 from paleo.specs.reliability import nodes_of, reliability_of

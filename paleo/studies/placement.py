@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 
 from paleo.predict import Prediction, predict
+from paleo.pricing.links.fabric import NetworkShare, NodePlacement, node_placement, placed
 from paleo.pricing.links.group import between_nodes
-from paleo.pricing.links.placement import NetworkShare, NodePlacement, node_placement, placed
 
 #: A longer step than this, as a share of it, is a loss worth a word; a share of the ports below it is lost bandwidth.
 NOTABLE = 0.01

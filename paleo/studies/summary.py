@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from paleo.layers.base import Choices
 from paleo.network.fine_tuning import fine_tuned, fine_tuning
 from paleo.network.graph import Graph, Node, Storage, build
-from paleo.operations.kernel import Kernel
-from paleo.operations.precision import Precision, precision
+from paleo.operations.base import Kernel
+from paleo.operations.tensor import Precision, precision
 from paleo.pricing.kernels import pricer
 from paleo.specs.hardware import System
 from paleo.specs.model import ModelSpec

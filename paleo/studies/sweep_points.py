@@ -23,9 +23,9 @@ from paleo.errors import PaleoError, SpecError
 from paleo.predict import Prediction, predict
 from paleo.specs.calibration import load_calibration
 from paleo.specs.catalog import is_path, release
+from paleo.specs.expressions import changed_files, recorded
 from paleo.specs.hardware import System, load_system
 from paleo.specs.model import ModelSpec, load_model
-from paleo.specs.references import changed_files, recorded
 from paleo.specs.software import load_software
 from paleo.studies import consistency
 from paleo.studies.changed_system import changed

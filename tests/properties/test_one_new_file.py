@@ -89,7 +89,7 @@ COLLECTIVE = '''
 from __future__ import annotations
 
 from paleo.collectives.base import Algorithm, active, add_algorithm, one_level_at_a_time
-from paleo.collectives.traffic import Array, LevelTraffic, Traffic
+from paleo.collectives.base import Array, LevelTraffic, Traffic
 
 
 def all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
@@ -109,7 +109,7 @@ from typing import ClassVar
 from pydantic import PositiveInt
 
 from paleo.layers.base import LAYERS, Choices, Expansion, Layer, project
-from paleo.operations.kinds import Kind, add_kind
+from paleo.operations.base import Kind, add_kind
 from paleo.operations.memory_pass import MemoryPass
 from paleo.operations.tensor import Tensor
 
@@ -161,7 +161,7 @@ from __future__ import annotations
 import numpy as np
 
 from paleo.collectives.base import Algorithm, active, add_algorithm, one_level_at_a_time, others
-from paleo.collectives.traffic import Array, LevelTraffic, Traffic
+from paleo.collectives.base import Array, LevelTraffic, Traffic
 
 
 def all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:

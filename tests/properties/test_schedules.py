@@ -12,8 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from paleo.errors import PlanError
-from paleo.schedules.base import SCHEDULES, Action, ClosedForms, Passes, Schedule
-from paleo.schedules.longest_path import UNROLLED, unrolled
+from paleo.schedules.base import SCHEDULES, UNROLLED, Action, ClosedForms, Passes, Schedule, unrolled
 from paleo.schedules.pipeline import StageTime, pipeline_time
 
 Array = npt.NDArray[np.float64]

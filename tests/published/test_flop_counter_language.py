@@ -18,8 +18,7 @@ import pytest
 from paleo.layers.base import Choices
 from paleo.network.graph import Graph, build
 from paleo.operations.attention import FusedAttention
-from paleo.operations.precision import precision
-from paleo.operations.tensor import Tensor
+from paleo.operations.tensor import Tensor, precision
 from paleo.specs.model import load_model
 
 torch = pytest.importorskip("torch")

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from paleo.network.graph import Graph, build
-from paleo.operations.precision import precision
+from paleo.operations.tensor import precision
 from paleo.specs.catalog import names
 from paleo.specs.model import load_model
 

@@ -11,7 +11,7 @@ import pytest
 from paleo.importers.sources import from_torch, imported
 from paleo.layers.base import Choices
 from paleo.network.graph import Graph, build
-from paleo.operations.precision import precision
+from paleo.operations.tensor import precision
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

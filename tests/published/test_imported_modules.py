@@ -13,7 +13,7 @@ from paleo.importers.sources import imported
 from paleo.importers.torch import build_module, parse_input
 from paleo.layers.base import Choices
 from paleo.network.graph import Graph, build
-from paleo.operations.precision import precision
+from paleo.operations.tensor import precision
 from paleo.specs.hardware import load_system
 from paleo.specs.model import ModelSpec, load_model
 from paleo.specs.run import Run

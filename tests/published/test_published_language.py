@@ -9,7 +9,7 @@ import pytest
 from paleo.errors import GraphError
 from paleo.layers.base import Choices
 from paleo.network.graph import Graph, Node, build
-from paleo.operations.precision import precision
+from paleo.operations.tensor import precision
 from paleo.specs.catalog import names
 from paleo.specs.model import load_model, model_from
 

@@ -13,18 +13,17 @@ from paleo.errors import PlanError
 from paleo.layers.base import Choices
 from paleo.lowering.program import Counted, Program, Transfer, lower
 from paleo.network.graph import build
-from paleo.operations.precision import precision
-from paleo.parallel.layer_collectives import sent_once
+from paleo.operations.tensor import precision
 from paleo.parallel.mesh import Mesh
-from paleo.parallel.overrides import placement
-from paleo.parallel.placement import parse_strategy
+from paleo.parallel.placement import parse_strategy, placement
+from paleo.parallel.propagation import sent_once
 from paleo.predict import Prediction, predict
 from paleo.specs.hardware import load_system
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.software import Software, load_software
 from paleo.step.backend import backend_of
-from paleo.step.gradient_exchange import gradient_exchange
+from paleo.step.exchange import gradient_exchange
 
 SYSTEM = load_system("dgx-a100-80gb")
 SMALL = {"hidden": 256, "heads": 8, "layers": 4, "seq": 128, "vocab": 1024}

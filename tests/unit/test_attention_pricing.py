@@ -11,21 +11,19 @@ import pytest
 
 from paleo.errors import SpecError
 from paleo.pricing.attention import (
+    KERNELS,
     DecodeParameters,
     PrefillParameters,
     attention_backward_time,
     attention_decode_time,
     attention_prefill_time,
-    cache_write_time,
-    miss_fraction,
-)
-from paleo.pricing.attention_kernels import (
-    KERNELS,
     balanced_splits,
+    cache_write_time,
     default_kernel,
     filling_splits,
     kernel,
     key_blocks,
+    miss_fraction,
     padded_head_dim,
     tile_shape,
     wave_splits,

@@ -9,20 +9,27 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from paleo.collectives.base import ALGORITHMS, OPERATIONS
+from paleo.collectives.base import ALGORITHMS, OPERATIONS, LevelTraffic, Traffic
 from paleo.collectives.parameter_server import parameter_server_all_reduce
-from paleo.collectives.traffic import LevelTraffic, Traffic
 from paleo.errors import PlanError, SpecError
-from paleo.pricing.calibration import IDEAL
 from paleo.pricing.communication import Fabric
 from paleo.pricing.links.alpha_beta import LevelCost, bus_factor, lower_bound, traffic_time
-from paleo.pricing.links.choice import crossovers
 from paleo.pricing.links.custom import CustomParameters, custom_time
 from paleo.pricing.links.fabric import FabricParameters, fabric_defaults
-from paleo.pricing.links.group import GroupLinks, group_links, link_kind, links_across, stack_links
-from paleo.pricing.links.node import NcclParameters
-from paleo.pricing.links.policy import Nccl, Textbook, best, prices
-from paleo.pricing.links.protocol import LL, LL128, SIMPLE, protocol
+from paleo.pricing.links.group import (
+    LL,
+    LL128,
+    SIMPLE,
+    GroupLinks,
+    NcclParameters,
+    group_links,
+    link_kind,
+    links_across,
+    protocol,
+    stack_links,
+)
+from paleo.pricing.links.policy import Nccl, Textbook, best, crossovers, prices
+from paleo.pricing.store import IDEAL
 from paleo.specs.catalog import names
 from paleo.specs.hardware import System, load_system
 from paleo.studies.collective import collective

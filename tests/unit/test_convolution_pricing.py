@@ -29,9 +29,9 @@ from paleo.pricing.convolution import (
     sustained_clock_share,
     waves,
 )
-from paleo.pricing.figures import figures
 from paleo.pricing.microbatch import best_cut, cut_minibatch
 from paleo.pricing.parameters import DeviceFigures
+from paleo.pricing.roofline import figures
 from paleo.specs.hardware import load_device
 from paleo.units import GIGA, MEGA, TERA
 from paleo.validate.kinds.base import KINDS, kind_of

@@ -10,9 +10,8 @@ import pytest
 
 from paleo.errors import SpecError
 from paleo.layers.clamped_experts import clamped_experts
-from paleo.operations.kernel import Kernel
-from paleo.operations.precision import precision
-from paleo.operations.tensor import Tensor
+from paleo.operations.base import Kernel
+from paleo.operations.tensor import Tensor, precision
 from paleo.parallel.mesh import Mesh
 from paleo.parallel.placement import STRATEGIES, parse_strategy
 from paleo.predict import Prediction, predict

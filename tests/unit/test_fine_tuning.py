@@ -11,7 +11,7 @@ import pytest
 from paleo.errors import PaleoError
 from paleo.lowering.program import Section
 from paleo.network.fine_tuning import NF4_BYTES
-from paleo.operations.kernel import Kernel
+from paleo.operations.base import Kernel
 from paleo.predict import Prediction, predict
 from paleo.specs.hardware import load_system
 from paleo.specs.loading import validate

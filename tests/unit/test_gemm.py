@@ -11,10 +11,10 @@ import pandas as pd
 import pytest
 
 from paleo.errors import SpecError
-from paleo.pricing.figures import clock_of, figures, unit_of
 from paleo.pricing.gemm import GemmParameters, cache_miss, gemm_time, quantisation_time, waves
 from paleo.pricing.parameters import DeviceFigures
 from paleo.pricing.power import slow_down, throttle
+from paleo.pricing.roofline import clock_of, figures, unit_of
 from paleo.specs.hardware import load_device
 from paleo.units import GIGA, MEGA, MICROSECOND, MILLISECOND, TERA
 from paleo.validate.kinds.base import KINDS, best_constant_efficiency, groups, kind_of, number, read_table

@@ -20,8 +20,14 @@ from paleo.specs.hardware import load_system
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.software import Software, load_software
-from paleo.step.gradient_exchange import gradient_exchange, replica_groups
-from paleo.step.overlap import bucket_count, exposed_exchange, exposed_gather, in_order
+from paleo.step.exchange import (
+    bucket_count,
+    exposed_exchange,
+    exposed_gather,
+    gradient_exchange,
+    in_order,
+    replica_groups,
+)
 from paleo.step.stages import tied_copies
 
 SYSTEM = load_system("dgx-h100")

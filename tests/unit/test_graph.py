@@ -9,7 +9,7 @@ import pytest
 
 from paleo.errors import GraphError, SpecError
 from paleo.network.graph import Graph, Storage, build
-from paleo.operations.precision import precision
+from paleo.operations.tensor import precision
 from paleo.specs.model import ModelSpec, model_from
 
 CONV = {"conv": {"channels": 8, "kernel": 3, "padding": 1}}

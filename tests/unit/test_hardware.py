@@ -10,7 +10,7 @@ import pytest
 
 from paleo.errors import PlanError, SpecError
 from paleo.predict import predict
-from paleo.pricing.figures import figures
+from paleo.pricing.roofline import figures
 from paleo.specs.catalog import kind_of
 from paleo.specs.hardware import NOT_STATED, System, find_device, load_device, load_link, load_system
 from paleo.specs.model import load_model

@@ -12,7 +12,7 @@ import paleo
 from paleo.errors import SpecError
 from paleo.importers.torch import load_module, parse_input
 from paleo.network.graph import Graph, build
-from paleo.operations.precision import precision
+from paleo.operations.tensor import precision
 from paleo.specs.hardware import load_system
 from paleo.specs.model import ModelSpec
 from paleo.specs.run import Run

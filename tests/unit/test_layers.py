@@ -16,11 +16,9 @@ from pydantic import ValidationError
 from paleo.errors import GraphError, SpecError
 from paleo.layers.base import ACTIVATIONS, LAYERS, Choices, Expansion
 from paleo.network.graph import build
-from paleo.operations.base import Operation, parameters_of
+from paleo.operations.base import Kernel, Operation, parameters_of
 from paleo.operations.contraction import Contraction
-from paleo.operations.kernel import Kernel
-from paleo.operations.precision import autocast, precision
-from paleo.operations.tensor import Tensor
+from paleo.operations.tensor import Tensor, autocast, precision
 from paleo.specs.model import model_from
 
 FP32 = precision("fp32")

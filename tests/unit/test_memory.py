@@ -11,9 +11,8 @@ from paleo.layers.base import LAYERS, Choices
 from paleo.lowering.partition import _balanced, balanced_cut, cut, cut_by_work, heaviest_piece
 from paleo.lowering.program import Counted, Program, Section
 from paleo.network.graph import build
-from paleo.operations.kernel import Kernel
-from paleo.operations.precision import precision
-from paleo.operations.tensor import Tensor
+from paleo.operations.base import Kernel
+from paleo.operations.tensor import Tensor, precision
 from paleo.predict import Prediction, predict
 from paleo.specs.hardware import load_system
 from paleo.specs.model import load_model

@@ -10,17 +10,16 @@ import pytest
 from paleo.errors import PlanError, SpecError
 from paleo.lowering.recompute import Policies
 from paleo.operations.optimizers import optimizer
-from paleo.operations.precision import precision
+from paleo.operations.tensor import precision
 from paleo.predict import Prediction, predict
 from paleo.specs.hardware import load_system
 from paleo.specs.loading import validate
 from paleo.specs.model import load_model
 from paleo.specs.run import InputOptions, Run
-from paleo.step.host_links import link_rate
 from paleo.step.input_pipeline import input_pipeline
-from paleo.step.offload import Offload, Shares, host_update, offload_of, streamed
+from paleo.step.memory import clip_axes, clip_kernels
+from paleo.step.offload import Offload, Shares, host_update, link_rate, offload_of, streamed
 from paleo.step.section_times import FIGURES, SectionCosts, layer_times
-from paleo.step.update import clip_axes, clip_kernels
 from paleo.studies.advice import advise
 
 H100 = load_system("dgx-h100")

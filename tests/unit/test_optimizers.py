@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paleo.operations.optimizers import OPTIMIZERS, optimizer
-from paleo.operations.precision import autocast, precision
+from paleo.operations.tensor import autocast, precision
 
 #: Bytes kept, read and written per parameter in fp32 and in bf16. fp32: read gradient, weight, states; write weight,
 #: states. bf16: the gradient is 2, the master 4, and 2 more are written.

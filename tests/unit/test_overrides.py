@@ -11,8 +11,7 @@ from paleo.cli import run as paleo
 from paleo.errors import PlanError
 from paleo.network.graph import build
 from paleo.parallel.mesh import Mesh
-from paleo.parallel.overrides import label, overridden
-from paleo.parallel.placement import STRATEGIES, parse_strategy
+from paleo.parallel.placement import STRATEGIES, label, overridden, parse_strategy
 from paleo.parallel.propagation import propagate
 from paleo.predict import Prediction, predict
 from paleo.search.hybrid import hybrid

@@ -7,7 +7,7 @@ import pytest
 from paleo.errors import PlanError
 from paleo.lowering.program import Program, Transfer, lower
 from paleo.network.graph import build
-from paleo.operations.precision import precision
+from paleo.operations.tensor import precision
 from paleo.parallel.mesh import Mesh
 from paleo.parallel.placement import STRATEGIES, parse_strategy
 from paleo.specs.model import load_model

@@ -11,7 +11,7 @@ import pytest
 from paleo.errors import SpecError
 from paleo.predict import predict
 from paleo.pricing.communication import Fabric
-from paleo.pricing.links.placement import (
+from paleo.pricing.links.fabric import (
     NodePlacement,
     ecmp_share,
     exchange_share,

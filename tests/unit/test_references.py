@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from paleo.specs.expressions import FileCache, changed_files, recorded
 from paleo.specs.hardware import load_system
 from paleo.specs.model import load_model
-from paleo.specs.references import FileCache, changed_files, recorded
 
 MODEL = """
 title: one product

@@ -11,8 +11,7 @@ from pydantic import BaseModel
 from paleo.cli import run
 from paleo.errors import SpecError
 from paleo.specs.catalog import names
-from paleo.specs.field_table import field_table
-from paleo.specs.software import Software, load_software
+from paleo.specs.software import Software, field_table, load_software
 from paleo.units import MICROSECOND
 
 

@@ -11,11 +11,9 @@ import pytest
 from paleo.errors import PlanError
 from paleo.lowering.program import Program, lower
 from paleo.network.graph import Graph, build
-from paleo.operations.precision import precision
-from paleo.operations.window import Window
+from paleo.operations.tensor import Window, precision
 from paleo.parallel.mesh import Mesh
-from paleo.parallel.overrides import overridden, placement
-from paleo.parallel.placement import STRATEGIES, parse_strategy
+from paleo.parallel.placement import STRATEGIES, overridden, parse_strategy, placement
 from paleo.parallel.propagation import PlacedNode, propagate
 from paleo.predict import Prediction, predict
 from paleo.specs.hardware import load_system

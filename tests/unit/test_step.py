@@ -10,9 +10,9 @@ import numpy.typing as npt
 import pytest
 
 from paleo.lowering.program import Counted, Program, Section, Transfer
-from paleo.operations.kernel import Kernel
+from paleo.operations.base import Kernel
 from paleo.operations.optimizers import optimizer
-from paleo.operations.precision import precision
+from paleo.operations.tensor import precision
 from paleo.predict import Prediction, predict
 from paleo.pricing.kernels import KernelTimes
 from paleo.schedules.base import SCHEDULES

@@ -8,7 +8,7 @@ import pytest
 
 from paleo.errors import SpecError
 from paleo.lowering.program import Program, without_backward
-from paleo.operations.kernel import Kernel
+from paleo.operations.base import Kernel
 from paleo.predict import Prediction, predict
 from paleo.pricing.calibrated import FamilyPrices
 from paleo.specs.hardware import Device, load_device, load_system

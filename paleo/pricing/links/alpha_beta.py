@@ -12,6 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from paleo.collectives.base import (
+    Array,
+    Group,
+    LevelTraffic,
+    Numeric,
+    Traffic,
     algorithms_for,
     checked_group,
     checked_payload,
@@ -19,7 +24,6 @@ from paleo.collectives.base import (
     ranks_of,
     rounds,
 )
-from paleo.collectives.traffic import Array, Group, LevelTraffic, Numeric, Traffic
 from paleo.errors import SpecError
 
 

@@ -6,11 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paleo.collectives.base import ALGORITHMS
-from paleo.collectives.traffic import Array, Numeric
+from paleo.collectives.base import ALGORITHMS, Array, Numeric
 from paleo.pricing.links.alpha_beta import bus_factor
-from paleo.pricing.links.group import GroupLinks
-from paleo.pricing.links.node import SWITCH_RANKS
+from paleo.pricing.links.group import SWITCH_RANKS, GroupLinks
 from paleo.pricing.links.transfer import NANOSECOND, fill_time, hidden, with_skew
 from paleo.pricing.parameters import parameter
 from paleo.units import GIB, KILO, MICROSECOND

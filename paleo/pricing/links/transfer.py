@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from paleo.collectives.traffic import Array, Numeric
+from paleo.collectives.base import Array, Numeric
 from paleo.units import KILO, MICROSECOND
 
 #: As good as no time: parameters are searched by their logarithms [s].

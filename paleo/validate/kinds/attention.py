@@ -9,12 +9,13 @@ import numpy as np
 import pandas as pd
 
 from paleo.pricing.attention import (
+    KERNELS,
     DecodeParameters,
     PrefillParameters,
     attention_decode_time,
     attention_prefill_time,
+    default_kernel,
 )
-from paleo.pricing.attention_kernels import KERNELS, default_kernel
 from paleo.pricing.parameters import DeviceFigures
 from paleo.validate.kinds.base import KINDS, Array, FitPlan, Fitted, TableKind, as_timed, number, text
 from paleo.validate.kinds.silicon import WHOLE_SHARE, energy, surviving_share

@@ -24,8 +24,8 @@ import pandas as pd
 
 from paleo.errors import SpecError, near
 from paleo.files import read_bytes
-from paleo.pricing.figures import figures
 from paleo.pricing.parameters import DeviceFigures
+from paleo.pricing.roofline import figures
 from paleo.registry import Registry
 from paleo.specs.hardware import find_device
 from paleo.units import MICROSECOND
@@ -123,7 +123,7 @@ class TableKind(ABC, Generic[Figures]):
         """Calibration key of each row, one of ``families``."""
 
     def compute(self, frame: pd.DataFrame) -> pd.Series[str]:
-        """The arithmetic unit that each row asks for, as ``paleo.pricing.figures`` takes it; '' for the usual one."""
+        """The arithmetic unit that each row asks for, as ``paleo.pricing.roofline`` takes it; '' for the usual one."""
         return text(frame, "compute")
 
     @abstractmethod

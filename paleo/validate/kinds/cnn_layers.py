@@ -22,8 +22,8 @@ from paleo.pricing.convolution import (
     convolution_shape,
     fastest_time,
 )
-from paleo.pricing.figures import figures
 from paleo.pricing.parameters import DeviceFigures
+from paleo.pricing.roofline import figures
 from paleo.specs.hardware import find_device
 from paleo.units import MILLISECOND
 from paleo.validate.kinds.base import KINDS, Array, TableKind, number, text

@@ -17,8 +17,16 @@ from paleo.pricing.communication import NOT_IN_SWITCH
 from paleo.pricing.links.alpha_beta import bus_factor
 from paleo.pricing.links.custom import CustomParameters, custom_time
 from paleo.pricing.links.fabric import FabricParameters
-from paleo.pricing.links.group import GroupLinks, domain_ranks, link_kind, links_across, stack_links
-from paleo.pricing.links.node import EXCHANGES, ExchangeParameters, NcclParameters
+from paleo.pricing.links.group import (
+    EXCHANGES,
+    ExchangeParameters,
+    GroupLinks,
+    NcclParameters,
+    domain_ranks,
+    link_kind,
+    links_across,
+    stack_links,
+)
 from paleo.pricing.links.policy import Nccl, best
 from paleo.pricing.links.transfer import NANOSECOND
 from paleo.specs.hardware import System, load_system

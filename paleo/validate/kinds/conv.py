@@ -20,8 +20,8 @@ from paleo.pricing.convolution import (
     convolution_shape,
     fastest_time,
 )
-from paleo.pricing.figures import unit_of
 from paleo.pricing.parameters import DeviceFigures
+from paleo.pricing.roofline import unit_of
 from paleo.specs.hardware import find_device
 from paleo.validate.kinds.base import (
     KINDS,

@@ -7,7 +7,6 @@ from typing import ClassVar
 import numpy as np
 import pandas as pd
 
-from paleo.pricing.figures import figures
 from paleo.pricing.memory import (
     MemoryParameters,
     RowPasses,
@@ -18,6 +17,7 @@ from paleo.pricing.memory import (
     streaming_fraction,
 )
 from paleo.pricing.parameters import DeviceFigures
+from paleo.pricing.roofline import figures
 from paleo.specs.hardware import find_device
 from paleo.units import MICROSECOND
 from paleo.validate.kinds.base import KINDS, Array, FitPlan, Fitted, TableKind, as_timed, number, text

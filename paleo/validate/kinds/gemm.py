@@ -12,9 +12,9 @@ import numpy as np
 import pandas as pd
 
 from paleo.errors import SpecError
-from paleo.pricing.figures import unit_of
 from paleo.pricing.gemm import GemmParameters, gemm_time, quantisation_time
 from paleo.pricing.parameters import DeviceFigures
+from paleo.pricing.roofline import unit_of
 from paleo.specs.hardware import find_device
 from paleo.units import MICROSECOND
 from paleo.validate.kinds.base import KINDS, Array, FitPlan, Fitted, TableKind, mapped, number, unpriced

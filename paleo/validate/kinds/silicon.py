@@ -54,7 +54,7 @@ SPLIT_SHARE, WHOLE_SHARE = 0.45, 0.9
 def energy(figures: DeviceFigures) -> Energy:
     """Energies of a device by its process; those of 7 nm where the architecture is not known.
 
-    >>> from paleo.pricing.figures import figures
+    >>> from paleo.pricing.roofline import figures
     >>> from paleo.specs.hardware import load_device
     >>> energy(figures(load_device("v100-sxm2-16gb"), "fp16")).tensor
     2.3
