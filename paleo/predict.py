@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +20,6 @@ from paleo.parallel.placement import placement
 from paleo.parallel.plan import Plan, plan
 from paleo.pricing.footprint import Footprint
 from paleo.pricing.kernels import KernelTimes
-from paleo.schedules.engine import Timeline
 from paleo.specs.calibration import Calibration
 from paleo.specs.hardware import System
 from paleo.specs.model import ModelSpec
@@ -31,9 +31,11 @@ from paleo.step.input_pipeline import InputPipeline
 from paleo.step.single import Priced, priced, single_batch
 from paleo.step.step import StepArrays, step
 from paleo.step.stragglers import averaged, waiting_share
-from paleo.step.timeline import step_timeline
 from paleo.step.warnings import OPAQUE, OPAQUE_SPREAD, host_warnings, rare_utilisation, unmodelled, warnings
 from paleo.units import duration
+
+if TYPE_CHECKING:
+    from paleo.schedules.engine import Timeline
 
 Array = npt.NDArray[np.float64]
 #: Share of the variance of kernels' log errors that all kernels of a device have in common, and 90 % half-widths (log)
@@ -107,6 +109,8 @@ class Prediction:
     def timeline(self) -> Timeline:
         """The step as tasks on streams, or a pipeline's passes on stages (a window of them, where it has very many
         microbatches)."""
+        from paleo.step.timeline import step_timeline
+
         return step_timeline(self.steps, self.program, self.input_pipeline)
 
     @property

@@ -25,9 +25,10 @@ def trees(package: Path = PACKAGE) -> Mapping[str, ast.Module]:
 
 
 def nodes_run_on_import(tree: ast.AST) -> Iterator[ast.AST]:
-    """All of a tree but the bodies of functions."""
+    """All of a tree but the bodies of functions, and imports for type checkers alone."""
     for node in ast.iter_child_nodes(tree):
-        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+        checked = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        if not checked and not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             yield node
             yield from nodes_run_on_import(node)
 

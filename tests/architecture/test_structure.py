@@ -12,19 +12,13 @@ from tests.structure import circles, import_graph, trees
 #: Lines of the longest body.
 LONGEST_BODY = 50
 
-#: Circles that are known, and to be undone.
-KNOWN_CIRCLES = [
-    ["paleo.schedules.base", "paleo.schedules.base"],
-]
-#: Names that two classes of different folders still share, and shall not.
-KNOWN_TWINS: set[str] = set()
 #: Names that say nothing of what they stand for.
 PRONOUNS = frozenset({"made", "one", "found", "own", "held", "it", "here", "what", "thing", "stuff"})
 
 
 def test_no_modules_import_each_other() -> None:
     """Imports inside functions count, too."""
-    assert [circle for circle in circles(import_graph()) if circle not in KNOWN_CIRCLES] == []
+    assert circles(import_graph()) == []
 
 
 def test_no_two_classes_have_one_name() -> None:
@@ -33,8 +27,7 @@ def test_no_two_classes_have_one_name() -> None:
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 homes[node.name].append(module)
-    twins = {name: modules for name, modules in homes.items() if len(modules) > 1}
-    assert {name: modules for name, modules in twins.items() if name not in KNOWN_TWINS} == {}
+    assert {name: modules for name, modules in homes.items() if len(modules) > 1} == {}
 
 
 def named(function: ast.AST) -> Iterator[str]:
