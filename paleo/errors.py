@@ -44,7 +44,7 @@ def near(name: str, known: Iterable[str], *, most: int = 3) -> str:
     >>> near("resnet5", ["resnet50", "vgg16"])
     "nearest: 'resnet50'"
     """
-    names = sorted(known)
+    names = sorted(set(known))
     close = get_close_matches(name[:_LONGEST_NAME].lower(), names, n=most, cutoff=0.5)
     if close:
         return "nearest: " + ", ".join(repr(name) for name in close)

@@ -181,7 +181,7 @@ def replacement_wait(*, mean_in_repair: float, spares: int, repair: float, swap:
     repair is back, repair / (k + 1) with k others there. Nodes in repair are Poisson with their mean.
 
     >>> round(replacement_wait(mean_in_repair=1.0, spares=0, repair=86400.0, swap=30.0))  # repair (1 - 1/e)
-    54627
+    54615
     """
     if mean_in_repair > NORMAL:
         return swap if spares > mean_in_repair else max(repair / (mean_in_repair + 1.0), swap)

@@ -431,6 +431,33 @@ class UNet(nn.Module):
         return self.head(x)
 
 
+class ShuffleUnit(nn.Module):
+    """Two halves of the channels, of which one is computed, or both from all of them at stride 2; then shuffled."""
+
+    def __init__(self, cin: int, cout: int, stride: int) -> None:
+        super().__init__()
+        half, self.stride = cout // 2, stride
+        inner = cin if stride > 1 else half
+        depthwise = [nn.Conv2d(half, half, 3, stride, 1, groups=half, bias=False), nn.BatchNorm2d(half)]
+        self.right = chain(cbr(inner, half, 1), depthwise, cbr(half, half, 1))
+        beside = [nn.Conv2d(cin, cin, 3, stride, 1, groups=cin, bias=False), nn.BatchNorm2d(cin)]
+        self.left = chain(beside, cbr(cin, half, 1)) if stride > 1 else nn.Identity()
+
+    def forward(self, x: Any) -> Any:
+        left, right = (x, x) if self.stride > 1 else x.chunk(2, 1)
+        joined = torch.cat([self.left(left), self.right(right)], 1)
+        n, c, h, w = joined.shape
+        return joined.view(n, 2, c // 2, h, w).transpose(1, 2).reshape(n, c, h, w)
+
+
+def shufflenet_v2() -> nn.Module:
+    units, cin = list[nn.Module](), 24
+    for cout, count in ((116, 3), (232, 7), (464, 3)):
+        units += [ShuffleUnit(cin, cout, 2), *(ShuffleUnit(cout, cout, 1) for _ in range(count))]
+        cin = cout
+    return chain(cbr(3, 24, 3), units, cbr(464, 1024, 1), pooled(1024, 100))
+
+
 class Dcgan(nn.Module):
     """One step: the discriminator sees real images, detached fakes, and fakes; all losses together."""
 
@@ -485,10 +512,12 @@ REFERENCES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "mobilenet_v2": (mobilenet_v2, (3, 224, 224)),
     "efficientnet_b0": (lambda: B0[0](*B0[1]), (3, 224, 224)),
     "efficientnet_b4": (lambda: B4[0](*B4[1]), (3, 380, 380)),
+    "shufflenet_v2": (shufflenet_v2, (3, 32, 32)),
     "unet": (UNet, (1, 572, 572)),
     "dcgan": (Dcgan, (3, 64, 64)),
 }
 GROUPED = {
+    "shufflenet_v2",
     "alexnet-grouped",
     "resnext101-32x4d",
     "se-resnext101-32x4d",
