@@ -303,7 +303,11 @@ def _divided(graph: Graph, patterns: Sequence[str]) -> tuple[Graph, frozenset[st
 
 def _check_patterns(graph: Graph, patterns: Sequence[str]) -> None:
     names = {
-        name for node in graph.nodes if node.operations for turn in range(_turns(node)) for name in _names(node, turn)
+        name
+        for node in graph.nodes
+        if node.operations
+        for iteration in range(_iterations(node))
+        for name in _names(node, iteration)
     }
     for pattern in patterns:
         if not any(_is_called(name, pattern) for name in names):
@@ -311,7 +315,7 @@ def _check_patterns(graph: Graph, patterns: Sequence[str]) -> None:
             raise PlanError(f"freeze: no layer of {graph.name} is called {pattern!r}; {hint}")
 
 
-def _turns(node: Node) -> int:
+def _iterations(node: Node) -> int:
     return node.repeats[0][1] if node.repeats else 1
 
 
@@ -384,7 +388,7 @@ def _renamed(node: Node, loop: str, part: str, times: int, renamed: Callable[[Te
         changed: Operation = with_tensors(each, lambda tensor: renamed(tensor, part))
         return replace(changed, name=_within(each.name, loop, part))  # type: ignore[type-var]
 
-    repeats = tuple((_within(name, loop, part), times if name == loop else turns) for name, turns in node.repeats)
+    repeats = tuple((_within(name, loop, part), times if name == loop else count) for name, count in node.repeats)
     return replace(
         node,
         name=_within(node.name, loop, part),

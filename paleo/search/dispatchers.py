@@ -47,12 +47,12 @@ def _crossover(winner: Prediction, used: Dispatch, other: Dispatch) -> str:
     """From which microbatch on the faster of two dispatchers is another one."""
     wins = dict(_compared(winner, used, other))
     sizes = list(wins)
-    turn = next((size for before, size in pairwise(sizes) if wins[before] != wins[size]), None)
-    if turn is None:
+    crossing = next((size for before, size in pairwise(sizes) if wins[before] != wins[size]), None)
+    if crossing is None:
         first = other if wins[sizes[0]] else used
         return f"At microbatches of {sizes[0]} to {sizes[-1]} {NAMES[first]} is the faster one."
     below, above = (other, used) if wins[sizes[0]] else (used, other)
-    return f"Below a microbatch of {turn} {NAMES[below]} is faster, from there on {NAMES[above]}."
+    return f"Below a microbatch of {crossing} {NAMES[below]} is faster, from there on {NAMES[above]}."
 
 
 def _compared(winner: Prediction, used: Dispatch, other: Dispatch) -> Iterator[tuple[int, bool]]:

@@ -1,4 +1,4 @@
-"""TrainingTask files: a network, a data set and a quality to reach, with the law of how many samples that takes."""
+"""Task files: a network, a data set and a quality to reach, with the law of how many samples that takes."""
 
 from __future__ import annotations
 

@@ -210,10 +210,10 @@ def _kernels(prediction: Prediction) -> _Kernels:
         for each in section.kernels
     ]
     share = prediction.plan.microbatches / prediction.plan.stages
-    turns = share * np.array([times for _, times in counted], dtype=np.float64)
+    launches = share * np.array([times for _, times in counted], dtype=np.float64)
     work = np.array([(kernel.flops, kernel.vector_flops, kernel.bytes) for kernel, _ in counted], dtype=np.float64)
     each = np.maximum(prediction.kernels.total, MICROSECOND / KILO)
-    return _Kernels(work.reshape(-1, 3).T, each, each * turns)
+    return _Kernels(work.reshape(-1, 3).T, each, each * launches)
 
 
 def energy(prediction: Prediction, seconds: float, tariff: Tariff) -> float | None:

@@ -1,4 +1,4 @@
-"""Rows of MLPerf StorageRuns: samples per second that emulated accelerators are fed with."""
+"""Rows of MLPerf Storage: samples per second that emulated accelerators are fed with."""
 
 from __future__ import annotations
 
