@@ -83,7 +83,8 @@ def scale(
     **options: Any,
 ) -> ScalingCurves:
     """The same network on more and more GPUs; ``mode``: strong (with ``global_batch``), weak (else) or both. Every
-    count is priced for so many epochs, samples or tokens."""
+    count is priced for so many epochs, samples or tokens. ``consistency`` and ``nodes`` may list several, with a curve
+    for each."""
     from paleo.studies import scaling
 
     asked = _Asked.of("scale", run, options)
@@ -93,8 +94,12 @@ def scale(
     stated = stated_amount(network, asked.run, epochs=epochs, samples=samples, tokens=tokens)
     wanted = stated or usual_amount(network)
     terms = asked.long_run, wanted, asked.tariff
-    curves = tuple(scaling.scale(network, machine, asked.run, counts, kind, *terms) for kind in kinds)
-    return ScalingCurves(network, machine, curves)
+    curves = (
+        scaling.scale(network, machine, variant, counts, kind, *terms)
+        for kind in kinds
+        for variant in scaling.variants(asked.run)
+    )
+    return ScalingCurves(network, machine, tuple(curves))
 
 
 def compare(
@@ -160,17 +165,14 @@ def narrowed(run: Run, stated: Mapping[str, Any]) -> Space:
     left out unless one is stated."""
     from paleo.search.space import within
     from paleo.studies.comparison import AUTO
-    from paleo.studies.launch import schedules_of
+    from paleo.studies.launch import runnable
 
     fields_of = {"microbatches": "microbatch", "recompute": "recompute", "schedules": "schedule"}
     strategy = stated.get("strategy")
     space = within(
         None if strategy == AUTO else strategy, **{listed: stated.get(name) for listed, name in fields_of.items()}
     )
-    runnable = schedules_of(run.software)
-    if runnable is not None and stated.get("schedule") is None:
-        return replace(space, schedules=runnable)
-    return space
+    return runnable(space, run.software) if stated.get("schedule") is None else space
 
 
 def planner_of(run: Run, stated: Mapping[str, Any]) -> Planner:

@@ -217,6 +217,24 @@ def duration(seconds: float, *, digits: int = 3) -> str:
     return f"{_digits(seconds / 86400.0, digits)} days"
 
 
+def whole_percent(share: float) -> str:
+    """A share as a percentage without decimals.
+
+    >>> whole_percent(0.4567)
+    '46 %'
+    """
+    return f"{100 * share:.0f} %"
+
+
+def listed(text: str) -> list[str]:
+    """Entries of a text with commas between them; empty ones are left out.
+
+    >>> listed("bsp, async,")
+    ['bsp', 'async']
+    """
+    return [entry for entry in (part.strip() for part in text.split(",")) if entry]
+
+
 def counted(value: float, noun: str) -> str:
     """How many there are of something, in words.
 

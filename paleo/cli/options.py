@@ -163,6 +163,12 @@ class RunOptions:
         """A field of the run as an option or the run's file states it; None where neither does."""
         return {**self._file(), **self._given()}.get(name)
 
+    def narrowing(self) -> dict[str, Any]:
+        """The stated fields that narrow a search."""
+        from paleo.questions import NARROWING
+
+        return {name: self.stated(name) for name in NARROWING}
+
     def _given(self) -> dict[str, Any]:
         names = [field.name for field in fields(self) if field.name not in ("set_", "seq", "run_file")]
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
@@ -247,9 +253,9 @@ takes_run = packs("options", RunOptions)
 
 def gpu_counts(text: str) -> list[int]:
     """Counts as --gpus lists them; SpecError where one is no count."""
-    from paleo.units import whole_number
+    from paleo.units import listed, whole_number
 
-    parts = [part.strip() for part in text.split(",") if part.strip()]
+    parts = listed(text)
     counts = [whole_number(part, MOST_GPUS) or 0 for part in parts]
     if not counts or not all(counts):
         raise SpecError(f"--gpus {text[:80]!r}: expected GPU counts from 1 up, such as 1,2,4,8")
@@ -262,9 +268,10 @@ def systems_with_counts(text: str, gpus: int) -> tuple[tuple[System, int], ...]:
     """Systems by name or path, each with the GPUs behind its colon (``dgx-h100:4`` is four GPUs, not nodes), else
     ``gpus``."""
     from paleo.specs.hardware import load_system
+    from paleo.units import listed
 
     machines = []
-    for part in filter(None, (entry.strip() for entry in text.split(","))):
+    for part in listed(text):
         name, colon, count = part.rpartition(":")
         counts = bool(colon) and count.strip().isdecimal()
         machines.append((load_system(name.strip() if counts else part), gpu_counts(count)[0] if counts else gpus))
@@ -275,6 +282,6 @@ def systems_with_counts(text: str, gpus: int) -> tuple[tuple[System, int], ...]:
 
 def planner(options: RunOptions, run: Run) -> Planner:
     """The search of ``paleo plan``, narrowed by the options of a run that are given."""
-    from paleo.questions import NARROWING, planner_of
+    from paleo.questions import planner_of
 
-    return planner_of(run, {name: options.stated(name) for name in NARROWING})
+    return planner_of(run, options.narrowing())

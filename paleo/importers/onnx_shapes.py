@@ -66,8 +66,8 @@ def _rearranged(
         return None
     table = np.array(first, dtype=object).reshape(shape)
     if op == "Transpose":
-        axes = options.get("perm") or range(len(shape))[::-1]
-        return list(table.transpose(axes).ravel()) if sorted(axes) == list(range(len(shape))) else None
+        axes = _permutation(options, len(shape))
+        return None if axes is None else list(table.transpose(axes).ravel())
     starts, stops, *more = rest if len(rest) >= 2 else ([], [])
     axes = [int(axis) for axis in (more[0] if more else range(len(starts)))]
     steps = [int(step) for step in (more[1] if len(more) > 1 else [1] * len(starts))]
@@ -109,8 +109,8 @@ def shape_of_output(
     if op in _BROADCAST:
         return _broadcast(shapes)
     if op == "Transpose":
-        axes = options.get("perm") or list(range(len(first)))[::-1]
-        return tuple(first[axis] for axis in axes) if sorted(axes) == list(range(len(first))) else None
+        axes = _permutation(options, len(first))
+        return None if axes is None else tuple(first[axis] for axis in axes)
     if op == "MatMul" and len(first) > 1 and shapes[1] is not None and len(shapes[1]) > 1:
         lead = _broadcast([first[:-2], shapes[1][:-2]])
         return None if lead is None else (*lead, first[-2], shapes[1][-1])
@@ -120,6 +120,12 @@ def shape_of_output(
     if op == "Reshape":
         return _reshaped(first, target, keeps_zero=bool(options.get("allowzero")))
     return _padded(first, target, numbers[3] if len(numbers) > 3 else None) if op == "Pad" else None
+
+
+def _permutation(options: Mapping[str, Any], rank: int) -> list[int] | None:
+    """The order of axes that a Transpose states, the reverse by default; None where it is none."""
+    axes = list(options.get("perm") or range(rank)[::-1])
+    return axes if sorted(axes) == list(range(rank)) else None
 
 
 def _broadcast(shapes: Sequence[Shape | None]) -> Shape | None:

@@ -25,7 +25,7 @@ from paleo.layers.base import LAYERS
 from paleo.network.graph import Graph, Node
 from paleo.parallel.mesh import AXES, Axes, Mesh
 from paleo.registry import Registry
-from paleo.units import whole_number
+from paleo.units import listed, whole_number
 
 #: dim -> mesh axes that divide it.
 Split = Mapping[str, Axes]
@@ -141,6 +141,15 @@ Preset = Callable[[Graph, Strategy], Placement]
 STRATEGIES: Registry[Preset] = Registry("strategy", "paleo.parallel")
 
 
+def without_replicas(text: str) -> str:
+    """A strategy without the data-parallel degree that it states, so that it suits other counts of GPUs.
+
+    >>> without_replicas("tp=2,dp=4,zero=1"), without_replicas("dp=4")
+    ('tp=2,zero=1', 'dp')
+    """
+    return ",".join(part for part in listed(text) if not part.startswith("dp=")) or "dp"
+
+
 def parse_strategy(text: str) -> Strategy:
     """A strategy from the command line: ``dp``, ``owt``, or degrees such as ``tp=8,pp=4,dp=16,zero=1,vp=2,sp``.
 
@@ -154,7 +163,7 @@ def parse_strategy(text: str) -> Strategy:
     """
     words: list[str] = []
     numbers: dict[str, int] = {}
-    for part in filter(None, (piece.strip() for piece in text.split(","))):
+    for part in listed(text):
         key, equals, value = part.partition("=")
         if not equals:
             words.append(key)

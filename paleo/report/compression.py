@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from paleo.report.documents import Document
 from paleo.report.tables import grid, percent, prose
-from paleo.studies.compressed_collective import CompressedCollective
-from paleo.studies.compression import CompressionStudy
 from paleo.units import counted, duration, engineering, gibibytes
+
+if TYPE_CHECKING:
+    from paleo.studies.compressed_collective import CompressedCollective
+    from paleo.studies.compression import CompressionStudy
 
 
 def document(study: CompressionStudy) -> Document:

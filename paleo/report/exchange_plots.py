@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from paleo.predict import Prediction
-from paleo.report.plots import _STYLE, BLACK, BLUE, CYCLE, GREEN, GREY, MARKS, VERMILION, _figure
+from paleo.report.plots import BLACK, BLUE, CYCLE, GREEN, GREY, MARKS, STYLE, VERMILION, figure_of
 from paleo.studies.compression import BandwidthCurve, against_bandwidth
 from paleo.studies.scaling import ScaleCurve
 from paleo.units import GIGA, MILLISECOND, engineering
@@ -21,8 +21,8 @@ def compression(prediction: Prediction) -> Figure:
     """The step of a compressed run and of the dense one over the rate of the links between nodes, with the rate at
     which they cross, and that of the system."""
     curve = against_bandwidth(prediction)
-    with matplotlib.rc_context(_STYLE):
-        figure, (axes,) = _figure(7.0, 4.4, columns=1)
+    with matplotlib.rc_context(STYLE):
+        figure, (axes,) = figure_of(7.0, 4.4, columns=1)
         rates = [rate / GIGA for rate in curve.rates]
         for label, steps, colour, mark in (
             ("dense", curve.dense, BLUE, "o"),
@@ -55,8 +55,8 @@ def scaling(curves: Sequence[ScaleCurve]) -> Figure | None:
 
 def consistency(curves: Sequence[ScaleCurve]) -> Figure:
     """Updates a second and staleness over workers for each consistency model, with the knees of servers."""
-    with matplotlib.rc_context(_STYLE):
-        figure, (updates, stale) = _figure(10.0, 4.2, columns=2)
+    with matplotlib.rc_context(STYLE):
+        figure, (updates, stale) = figure_of(10.0, 4.2, columns=2)
         for curve, colour, mark in zip(curves, CYCLE, MARKS, strict=False):
             points = [point for point in curve.points if point.usable and point.consistency is not None]
             studies = [point.consistency for point in points if point.consistency is not None]
@@ -83,8 +83,8 @@ def consistency(curves: Sequence[ScaleCurve]) -> Figure:
 
 def placement(curves: Sequence[ScaleCurve]) -> Figure:
     """Steps on packed nodes and on others over GPUs."""
-    with matplotlib.rc_context(_STYLE):
-        figure, (axes,) = _figure(7.0, 4.4, columns=1)
+    with matplotlib.rc_context(STYLE):
+        figure, (axes,) = figure_of(7.0, 4.4, columns=1)
         for curve, mark in zip(curves, MARKS, strict=False):
             points = [point for point in curve.points if point.usable]
             colour = GREEN if curve.nodes == "packed" else VERMILION

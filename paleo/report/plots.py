@@ -58,7 +58,7 @@ _KINDS = {
     "bucket": ("gradients", ORANGE),
     "update": ("update", BLACK),
 }
-_STYLE: Any = {
+STYLE: Any = {
     "font.size": 9,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -75,13 +75,14 @@ def save(figure: Figure, path: Path) -> None:
     """Write a picture whole or not at all, in the format of its suffix, the same bytes for the same figure."""
     kind = path.suffix.lower().removeprefix(".") or "png"
     dated: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind, {})
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         write_whole(path, lambda file: figure.savefig(file, format=kind, dpi=150, metadata=dated))
 
 
-def _figure(
+def figure_of(
     width: float, height: float, columns: int = 1, *, rows: int = 1, **layout: Any
 ) -> tuple[Figure, list[Axes]]:
+    """A figure of so many inches, and its axes row by row."""
     figure = Figure(figsize=(width, height), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False, **layout)
     return figure, list(axes.flat)
@@ -95,8 +96,8 @@ def _parts_legend(figure: Figure, *axes: Axes) -> None:
 
 def estimate(prediction: Prediction) -> Figure:
     """The step as a timeline of its streams, and what fills the memory."""
-    with matplotlib.rc_context(_STYLE):
-        figure, (line, memory) = _figure(9.0, 4.6, rows=2, height_ratios=(2, 1))
+    with matplotlib.rc_context(STYLE):
+        figure, (line, memory) = figure_of(9.0, 4.6, rows=2, height_ratios=(2, 1))
         machines = prediction.system.share(prediction.plan.gpus)
         figure.suptitle(f"{prediction.model.name} on {machines}: {prediction.plan.strategy or 'dp'}")
         _timeline(line, prediction.timeline.events)
@@ -140,8 +141,8 @@ def _memory(axes: Axes, prediction: Prediction) -> None:
 
 def scale(model: str, system: str, curves: Sequence[ScaleCurve]) -> Figure:
     """Speed-up beside the ideal, and for each curve the parts of a step over the GPU count."""
-    with matplotlib.rc_context(_STYLE):
-        figure, (speedup, *stacks) = _figure(4.5 * (1 + len(curves)), 4.4, columns=1 + len(curves))
+    with matplotlib.rc_context(STYLE):
+        figure, (speedup, *stacks) = figure_of(4.5 * (1 + len(curves)), 4.4, columns=1 + len(curves))
         figure.suptitle(f"{model} on {system}")
         for curve, colour, mark in zip(curves, CYCLE, MARKS, strict=False):
             _speedup(speedup, curve, colour, mark)
@@ -201,8 +202,8 @@ def _stacked(axes: Axes, curve: ScaleCurve) -> None:
 
 def plan(model: str, system: str, ranking: Search, capacity: float) -> Figure:
     """Plans by step time and memory: the best ones, and the front of those that no other beats in both."""
-    with matplotlib.rc_context(_STYLE):
-        figure, (axes,) = _figure(7.5, 4.6, columns=1)
+    with matplotlib.rc_context(STYLE):
+        figure, (axes,) = figure_of(7.5, 4.6, columns=1)
         front = sorted(ranking.front, key=lambda row: row.step_time)
         times, sizes = [row.step_time for row in front], [row.memory / GIB for row in front]
         axes.plot(times, sizes, "-o", color=CYCLE[0], label="no other is better in both", drawstyle="steps-post")
@@ -244,8 +245,8 @@ def compare(comparison: Comparison) -> Figure:
     candidates = [candidate for candidate in comparison.candidates if candidate.prediction is not None]
     names = [candidate.system.name + ("" if candidate.runs else "\n(does not fit)") for candidate in candidates]
     priced = any(candidate.training is not None and candidate.training.cost is not None for candidate in candidates)
-    with matplotlib.rc_context(_STYLE):
-        figure, axes = _figure(4.0 * (3 if priced else 2), 4.4, columns=3 if priced else 2)
+    with matplotlib.rc_context(STYLE):
+        figure, axes = figure_of(4.0 * (3 if priced else 2), 4.4, columns=3 if priced else 2)
         predictions = [candidate.prediction for candidate in candidates if candidate.prediction is not None]
         figure.suptitle(f"{predictions[0].model.name}, {comparison.amount.words}")
         _bars(axes[0], names, [candidate.samples_per_s / KILO for candidate in predictions], "thousand samples/s", BLUE)
@@ -280,8 +281,8 @@ def roofline(study: Summary, system: System, run: Run) -> Figure:
         if layer.flops_forward > 0 and time > 0:
             share = layer.flops_forward * layer.repeat / study.total("flops_forward")
             points.setdefault(layer.type, []).append((layer.intensity, layer.flops_forward / time / TERA, share))
-    with matplotlib.rc_context(_STYLE):
-        figure, (axes,) = _figure(7.5, 5.0)
+    with matplotlib.rc_context(STYLE):
+        figure, (axes,) = figure_of(7.5, 5.0)
         spread = [point[0] for kind in points.values() for point in kind] or [1.0]
         x = np.geomspace(min(spread) / 3, max(*spread, peak / bandwidth) * 3, 200)
         axes.plot(x, np.minimum(peak, x * bandwidth) / TERA, color=BLACK, label=f"roof of {device.name}, {study.dtype}")
@@ -307,8 +308,8 @@ def collective(study: CollectiveStudy) -> Figure:
     sizes = np.geomspace(KILO, max(10 * GIGA, 10 * study.payload_bytes), 200)
     names = [row.algorithm for row in study.rows]
     table = study.times(sizes)
-    with matplotlib.rc_context(_STYLE):
-        figure, (axes,) = _figure(8.0, 5.0)
+    with matplotlib.rc_context(STYLE):
+        figure, (axes,) = figure_of(8.0, 5.0)
         for (name, seconds), colour in zip(table.items(), CYCLE * 3, strict=False):
             style = "-" if name in names[: len(CYCLE)] else ":"
             axes.plot(sizes, seconds / MICROSECOND, style, color=colour, label=name)

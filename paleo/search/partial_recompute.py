@@ -8,18 +8,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from paleo.lowering.recompute import RECOMPUTE, most_layers, words
 from paleo.predict import Prediction, predict
-from paleo.search.ranking import PlanRow, Ranking
 from paleo.specs.calibration import Calibration
 from paleo.specs.hardware import System
 from paleo.specs.model import ModelSpec
 from paleo.specs.software import Software
+
+if TYPE_CHECKING:
+    from paleo.search.ranking import PlanRow, Ranking
 
 Array = npt.NDArray[np.float64]
 Index = npt.NDArray[np.intp]

@@ -20,6 +20,7 @@ from paleo.operations.tensor import Precision
 from paleo.specs.hardware import System, load_link
 from paleo.step.memory import States
 from paleo.step.section_times import LayerTimes
+from paleo.units import listed
 
 
 def link_rate(system: System) -> float:
@@ -67,7 +68,7 @@ NOTHING = Offload(frozenset(), np.inf, np.inf)
 def offload_of(text: str, system: System) -> Offload:
     """The parts that a run names, ``optimizer,activations``, with the links of the system; SpecError where a name or a
     figure is missing."""
-    names = [part.strip() for part in text.split(",") if part.strip()]
+    names = listed(text)
     if names == ["none"]:
         return NOTHING
     for name in names:

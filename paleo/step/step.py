@@ -148,7 +148,8 @@ def _parts(batch: Batch) -> dict[str, Array]:
         exposed = waited + 2.0 * busiest(sends(batch)) * count + after.exposed
         total = exposed + after.hidden + hidden
         bubble = np.maximum(0.0, worked - computing - exposed)
-    exposed, total = exposed + waits(batch), total + waits(batch)
+    waited = waits(batch)
+    exposed, total = exposed + waited, total + waited
     return {
         "compute": arithmetic,
         "memory_bound": moving,

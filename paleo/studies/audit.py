@@ -18,6 +18,7 @@ from statistics import median
 
 from paleo.errors import PaleoError, SpecError
 from paleo.logs.base import Log, StepRecord
+from paleo.parallel.placement import without_replicas
 from paleo.predict import Prediction, predict
 from paleo.specs.hardware import System
 from paleo.specs.software import Software, load_software
@@ -313,8 +314,8 @@ def _beyond(
     shown = expected if fault is None else fault.prediction
     gpus = expected.plan.gpus * RANKS_BEYOND
     batch = shown.plan.global_batch * RANKS_BEYOND
-    degrees = [part for part in shown.run.strategy.split(",") if not part.strip().startswith("dp=")]
-    more = {"gpus": gpus, "global_batch": batch, "batch": None, "strategy": ",".join(degrees) or "dp"}
+    strategy = without_replicas(shown.run.strategy)
+    more = {"gpus": gpus, "global_batch": batch, "batch": None, "strategy": strategy}
     try:
         larger = predict(shown.model, shown.system, shown.run.model_copy(update=more))
     except PaleoError:

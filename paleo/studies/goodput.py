@@ -164,12 +164,7 @@ def spares_needed(*, nodes: float, node_rate: float, repair: float, quantile: fl
     mean = nodes * node_rate * repair
     if mean > NORMAL:
         return math.ceil(mean + float(normal_quantile(quantile)) * math.sqrt(mean))
-    term, reached, count = math.exp(-mean), math.exp(-mean), 0
-    while reached < quantile:
-        count += 1
-        term *= mean / count
-        reached += term
-    return count
+    return int(np.searchsorted(np.cumsum(_poisson(mean)), quantile))
 
 
 #: Mean from which on a law of Poisson is taken as normal.
@@ -185,16 +180,25 @@ def replacement_wait(*, mean_in_repair: float, spares: int, repair: float, swap:
     """
     if mean_in_repair > NORMAL:
         return swap if spares > mean_in_repair else max(repair / (mean_in_repair + 1.0), swap)
-    most = math.ceil(mean_in_repair + TAIL * math.sqrt(mean_in_repair) + TAIL)
-    counts = np.arange(most + 1.0)
-    logs = np.cumsum(np.log(np.maximum(counts, 1.0)))
-    probabilities = np.exp(counts * math.log(max(mean_in_repair, 1e-300)) - mean_in_repair - logs)
+    probabilities = _poisson(mean_in_repair)
+    counts = np.arange(len(probabilities))
     waits = np.where(counts < spares, swap, np.maximum(repair / (counts + 1.0), swap))
     return float(np.sum(probabilities * waits) / np.sum(probabilities))
 
 
 #: Standard deviations up to which the law of Poisson is summed.
 TAIL = 8.0
+
+
+def _poisson(mean: float) -> Array:
+    """Probabilities of 0, 1, 2, … up to `TAIL` standard deviations above a mean of up to `NORMAL`.
+
+    >>> _poisson(1.0)[:3].round(3).tolist()
+    [0.368, 0.368, 0.184]
+    """
+    counts = np.arange(math.ceil(mean + TAIL * math.sqrt(mean) + TAIL) + 1.0)
+    ratios = np.divide(mean, counts, out=np.ones_like(counts), where=counts > 0)
+    return np.asarray(math.exp(-mean) * np.cumprod(ratios))
 
 
 def elastic_goodput(*, base: Numeric, replicas: Numeric, failures_in_repair: Numeric) -> Array:

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from paleo.predict import Prediction
 from paleo.specs.run import Run
+
+if TYPE_CHECKING:
+    from paleo.search.space import Space
 
 #: Pipeline schedules that a framework's releases can run, by the beginning of the profile's name.
 SCHEDULES_OF = {
@@ -19,6 +24,12 @@ SCHEDULES_OF = {
 def schedules_of(software: str) -> tuple[str, ...] | None:
     """Schedules that the framework of a profile is known to run; None where that is not known."""
     return next((known for name, known in SCHEDULES_OF.items() if software.startswith(name)), None)
+
+
+def runnable(space: Space, software: str) -> Space:
+    """The part of a space whose schedules the framework is known to run; all of it where that is not known."""
+    known = schedules_of(software)
+    return space if known is None else replace(space, schedules=known)
 
 
 def estimate_command(model: str, system: str, run: Run) -> str:

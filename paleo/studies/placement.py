@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from paleo.predict import Prediction, predict
 from paleo.pricing.links.fabric import NetworkShare, NodePlacement, node_placement, placed
 from paleo.pricing.links.group import between_nodes
+from paleo.units import whole_percent
 
 #: A longer step than this, as a share of it, is a loss worth a word; a share of the ports below it is lost bandwidth.
 NOTABLE = 0.01
@@ -56,16 +57,12 @@ def _advice(study: PlacementStudy) -> str:
     share = study.share
     if share.leaves <= 1:
         return "All nodes lie on one leaf switch: what lies above it does not matter."
-    rings = f"rings sorted by leaf keep {_percent(share.ring_share)} of the nodes' ports"
-    exchanges = f"all-to-alls {_percent(share.exchange_share)}"
-    unsorted = f"rings in the order of the ranks would keep {_percent(share.unsorted_share)}"
+    rings = f"rings sorted by leaf keep {whole_percent(share.ring_share)} of the nodes' ports"
+    exchanges = f"all-to-alls {whole_percent(share.exchange_share)}"
+    unsorted = f"rings in the order of the ranks would keep {whole_percent(share.unsorted_share)}"
     if study.matters:
         longer = f"The step is {100 * (study.slowdown - 1):.0f} % longer than on packed nodes of one's own"
         return f"Placement matters: {longer}; {rings}, {exchanges}. Ask for nodes that share leaf switches."
     if share.exchange_share < 1.0 - NOTABLE or share.unsorted_share < 1.0 - NOTABLE:
         return f"Placement does not matter to this run: {rings}. It would to others: {exchanges}, and {unsorted}."
     return f"Placement does not matter: the uplinks of the leaf switches carry what their nodes can send; {rings}."
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %"

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paleo.errors import CapacityError, PaleoError, PlanError, SpecError
+from paleo.parallel.placement import without_replicas
 from paleo.predict import Prediction, predict
 from paleo.search.recommended import recommended
 from paleo.specs.hardware import Device, System
@@ -156,8 +157,7 @@ def _curve(asked: Asked, best: Prediction) -> ScaleCurve | None:
     counts = [count for count in asked.counts if count % ranks == 0 and (capacity is None or count <= capacity)]
     if not counts:
         return None
-    degrees = [part for part in best.run.strategy.split(",") if not part.startswith("dp=")] or ["dp"]
-    run = best.run.model_copy(update={"strategy": ",".join(degrees)})
+    run = best.run.model_copy(update={"strategy": without_replicas(best.run.strategy)})
     if asked.scaling == "weak":
         run = run.model_copy(update={"batch": best.plan.local_batch, "global_batch": None})
     try:

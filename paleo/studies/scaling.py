@@ -17,7 +17,7 @@ from paleo.studies.consistency import ConsistencyStudy, studied
 from paleo.studies.cost import Tariff
 from paleo.studies.long_run import LongRunOptions, goodput_share
 from paleo.studies.training import Amount, Training, training
-from paleo.units import DAY, HOUR, counted, duration, gibibytes
+from paleo.units import DAY, HOUR, counted, duration, gibibytes, listed, whole_percent
 
 Scaling = Literal["strong", "weak"]
 
@@ -186,8 +186,7 @@ def variants(run: Run) -> tuple[Run, ...]:
     >>> [each.nodes for each in variants(Run(nodes="random"))]
     ['packed', 'random']
     """
-    models = [name.strip() for name in run.consistency.split(",") if name.strip()]
-    places = [name.strip() for name in run.nodes.split(",") if name.strip()]
+    models, places = listed(run.consistency), listed(run.nodes)
     if not models or not places:
         raise SpecError("--consistency and --nodes: expected names, such as bsp,async and packed,random")
     return tuple(
@@ -240,8 +239,9 @@ def turnover_words(curve: ScaleCurve) -> str:
         return ""
     best = curve.turnover
     if best is None:
-        return f"With failures it still gains at {counted(last.gpus, 'GPU')} (goodput {_percent(last.goodput or 0.0)})."
-    lost = f"goodput {_percent(best.goodput or 0.0)} there, {_percent(last.goodput or 0.0)} at {last.gpus:,}"
+        kept = whole_percent(last.goodput or 0.0)
+        return f"With failures it still gains at {counted(last.gpus, 'GPU')} (goodput {kept})."
+    lost = f"goodput {whole_percent(best.goodput or 0.0)} there, {whole_percent(last.goodput or 0.0)} at {last.gpus:,}"
     return f"With failures it turns over at {counted(best.gpus, 'GPU')}: more of them finish later ({lost})."
 
 
@@ -278,7 +278,7 @@ def _goes_on(curve: ScaleCurve, last: ScalePoint) -> Verdict:
     cause, words = _cause(curve, last)
     efficiency = curve.efficiency(last)
     end = "." if efficiency > NEARLY_PERFECT else f"; {words}."
-    text = f"{_pays_up_to(curve, last)}, the most asked for: efficiency {_percent(efficiency)}{end}"
+    text = f"{_pays_up_to(curve, last)}, the most asked for: efficiency {whole_percent(efficiency)}{end}"
     return Verdict(last.gpus, text, cause)
 
 
@@ -310,9 +310,9 @@ def _stops(curve: ScaleCurve, last: ScalePoint, point: ScalePoint) -> Verdict:
     else:
         cause, words = _cause(curve, point)
         worth = _worth(curve, last, point)
-        brings = f"brings {_percent(worth)} of what the first ones bring" if worth > 0 else "slows the step down"
+        brings = f"brings {whole_percent(worth)} of what the first ones bring" if worth > 0 else "slows the step down"
         why = f"each GPU added from there to {point.gpus} {brings}; {words}"
-    efficiency = _percent(curve.efficiency(last))
+    efficiency = whole_percent(curve.efficiency(last))
     return Verdict(last.gpus, f"{_pays_up_to(curve, last)} (efficiency {efficiency}): {why}.", cause)
 
 
@@ -329,7 +329,7 @@ def spending(curve: ScaleCurve) -> str | None:
     last = max(within, key=lambda entry: entry[0])
     words = [start]
     if last is not least:
-        dearer = _percent(last[2] / least[2] - 1.0)
+        dearer = whole_percent(last[2] / least[2] - 1.0)
         words.append(f"pays in money up to {counted(last[0], 'GPU')} ({_spent(last[1])}, {dearer} dearer)")
     following = next((entry for entry in known if entry[0] > last[0]), None)
     if following is not None:
@@ -378,7 +378,7 @@ def _cause(curve: ScaleCurve, point: ScalePoint) -> tuple[str, str]:
     shrinks = curve.base.gpus / point.gpus if curve.scaling == "strong" else 1.0
     parts, fair = _parts(point), _parts(curve.base)
     cause = max(parts, key=lambda part: parts[part] - fair[part] * shrinks)
-    share, batch = _percent(parts[cause] / point.step_time), step.plan.local_batch
+    share, batch = whole_percent(parts[cause] / point.step_time), step.plan.local_batch
     served = {} if point.consistency is None or not point.consistency.served else _served(point.consistency)
     words = {"share": share, "batch": counted(batch, "sample"), "s": "s" if batch == 1 else ""}
     return cause, _WORDS[cause].format(**words, **served)
@@ -386,7 +386,7 @@ def _cause(curve: ScaleCurve, point: ScalePoint) -> tuple[str, str]:
 
 def _served(study: ConsistencyStudy) -> dict[str, str]:
     """Words on the parameter servers."""
-    return {"busy": _percent(float(study.cycle.utilization)), "knee": f"{float(study.cycle.knee):.3g}"}
+    return {"busy": whole_percent(float(study.cycle.utilization)), "knee": f"{float(study.cycle.knee):.3g}"}
 
 
 def _parts(point: ScalePoint) -> dict[str, float]:
@@ -405,7 +405,3 @@ def _parts(point: ScalePoint) -> dict[str, float]:
         "input": spent.input,
         "stragglers": spent.stragglers,
     }
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %"

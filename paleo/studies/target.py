@@ -21,7 +21,7 @@ from paleo.studies.training import JOULES_PER_KWH, NINETY, rent
 from paleo.units import counted
 
 if TYPE_CHECKING:
-    from paleo.search.space import Space
+    pass
 
 #: What nobody modelled stays: two submitters of one system and configuration differ by 2 to 4 %.
 SUBMITTERS = 0.03
@@ -281,13 +281,15 @@ def over_counts(
 
 def best_layout(task: TrainingTask, point: TargetTime) -> TargetTime:
     """The soonest of a point, of the best plan that a search finds at its batch, and of that plan at half and twice the
-    batch, where it fits; layout and batch are plan in turn."""
+    batch, where it fits; layout and batch are planned in turn."""
     from paleo.search.plans import search
+    from paleo.search.space import Space
+    from paleo.studies.launch import runnable
 
     first = point.prediction
     run = first.run.model_copy(update={"microbatch": None, "strategy": "dp"})
     try:
-        plan = search(first.model, first.system, run, space=_space(run), top=1).plans[0]
+        plan = search(first.model, first.system, run, space=runnable(Space(), run.software), top=1).plans[0]
     except PaleoError:
         return point
     if not plan.fits:
@@ -300,15 +302,6 @@ def best_layout(task: TrainingTask, point: TargetTime) -> TargetTime:
         except PlanError:
             continue
     return min((each for each in candidates if each.prediction.memory.fits), key=lambda each: each.seconds)
-
-
-def _space(run: Run) -> Space:
-    """All plans whose schedules the run's software is known to run."""
-    from paleo.search.space import Space
-    from paleo.studies.launch import schedules_of
-
-    runnable = schedules_of(run.software)
-    return Space() if runnable is None else Space(schedules=runnable)
 
 
 def positive_batch(text: str) -> float:

@@ -67,4 +67,6 @@ def calibrate(
 
 
 def _names(text: str | None) -> tuple[str, ...]:
-    return tuple(part.strip() for part in (text or "").split(",") if part.strip())
+    from paleo.units import listed
+
+    return tuple(listed(text or ""))

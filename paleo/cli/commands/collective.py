@@ -79,8 +79,9 @@ def _show_compressed(
 
     from paleo.report import compression, documents, tables
     from paleo.studies.compressed_collective import compressed
+    from paleo.units import listed
 
-    methods = [name.strip() for name in compress.split(",") if name.strip()]
+    methods = listed(compress)
     if not methods:
         raise SpecError(f"--compress {compress!r}: expected methods such as topk:0.001,onebit")
     coded = compressed(study, methods, dtype=dtype, tensors=tensors, calibration=calibration)

@@ -111,7 +111,7 @@ def plan_(
     paleo plan llama3-8b --systems dgx-a100-80gb,dgx-h100 --gpus 64,128 --tokens 1T --deadline 60d
     """
     from paleo.files import checked_output
-    from paleo.report import buying as buying_report
+    from paleo.questions import narrowed
     from paleo.report import search as shown
     from paleo.search import plans
     from paleo.specs.hardware import load_system
@@ -128,27 +128,16 @@ def plan_(
     if per_layer:
         _split_layers(network, machine, run, as_json)
         return
-    narrowed = _narrowed(options, run)
+    space = narrowed(run, options.narrowing())
     if priced:
-        _modes(network, machine, run, counts, narrowed, staleness_cost, noise_scale, top, as_json)
+        _modes(network, machine, run, counts, space, staleness_cost, noise_scale, top, as_json)
         return
     stated, failing = (tokens, epochs, samples, target, deadline, budget), long_run.stated()
     if systems is not None or failing or any(value is not None for value in stated):
         run, wish = _wish(network, run, *stated, objective, rates.tariff(), failing)
-        reply = buying.answer(network, machines, counts, run, wish, space=narrowed, top=top)
-        if page is not None:
-            alone = reply.searches[0][1] if len(counts) == 1 else None
-            ranking = alone or plans.search(network, machine, run, counts=counts, space=narrowed, objective=objective)
-            _explored(page, ranking, network, machine, wish)
-        show_document(
-            lambda: {"model": network.name, "objective": objective, **buying_report.document(reply)},
-            lambda: buying_report.table(reply),
-            as_json,
-        )
-        if reply.best is None:
-            raise typer.Exit(NO)
+        _purchase(network, machines, counts, run, wish, space, top, page, as_json)
         return
-    ranking = plans.search(network, machine, run, counts=counts, space=narrowed, objective=objective, top=top)
+    ranking = plans.search(network, machine, run, counts=counts, space=space, objective=objective, top=top)
     best = plans.explain(network, machine, ranking) if explain else None
     if page is not None:
         _explored(page, ranking, network, machine, buying.Wish(objective=objective))
@@ -159,6 +148,36 @@ def plan_(
         draw(path, lambda: plots.plan(*names, ranking, machine.device.memory.capacity))
     show_document(lambda: shown.document(*names, ranking, best), lambda: shown.table(*names, ranking, best), as_json)
     if not ranking.fitting:
+        raise typer.Exit(NO)
+
+
+def _purchase(
+    network: ModelSpec,
+    machines: list[System],
+    counts: list[int],
+    run: Run,
+    wish: Wish,
+    space: Space,
+    top: int,
+    page: Path | None,
+    as_json: bool,
+) -> None:
+    """The answer to a purchase, and the page of all plans where there is one system."""
+    from paleo.report import buying as shown
+    from paleo.search import plans
+    from paleo.studies import buying
+
+    reply, goal = buying.answer(network, machines, counts, run, wish, space=space, top=top), wish.objective
+    if page is not None:
+        alone = reply.searches[0][1] if len(counts) == 1 else None
+        ranking = alone or plans.search(network, machines[0], run, counts=counts, space=space, objective=goal)
+        _explored(page, ranking, network, machines[0], wish)
+    show_document(
+        lambda: {"model": network.name, "objective": goal, **shown.document(reply)},
+        lambda: shown.table(reply),
+        as_json,
+    )
+    if reply.best is None:
         raise typer.Exit(NO)
 
 
@@ -200,7 +219,9 @@ def _modes(
 
 def _listed(text: str, option: str) -> list[str]:
     """Names with commas between them."""
-    names = [name.strip() for name in text.split(",") if name.strip()]
+    from paleo.units import listed
+
+    names = listed(text)
     if not names:
         raise SpecError(f"{option} {text!r}: expected names with commas between them")
     return names
@@ -213,13 +234,6 @@ def _split_layers(network: ModelSpec, machine: System, run: Run, as_json: bool) 
 
     split, names = hybrid.hybrid(network, machine, run), (network.name, machine.name)
     show_document(lambda: shown.hybrid_document(*names, split), lambda: shown.hybrid_table(*names, split), as_json)
-
-
-def _narrowed(options: RunOptions, run: Run) -> Space:
-    """What options of a run leave to be searched."""
-    from paleo.questions import NARROWING, narrowed
-
-    return narrowed(run, {name: options.stated(name) for name in NARROWING})
 
 
 def _explored(path: Path, searched: Search, network: ModelSpec, machine: System, wish: Wish) -> None:
@@ -241,9 +255,11 @@ def _explored(path: Path, searched: Search, network: ModelSpec, machine: System,
 
 def _systems(system: str | None, systems: str | None) -> list[str]:
     """Names that --system or --systems state."""
+    from paleo.units import listed
+
     if (system is None) == (systems is None):
         raise SpecError("expected --system S or --systems A,B, one of them")
-    names = [name.strip() for name in (system or systems or "").split(",") if name.strip()]
+    names = listed(system or systems or "")
     if not names:
         raise SpecError(f"--systems {systems!r}: expected names such as dgx-a100-80gb,dgx-h100")
     return names

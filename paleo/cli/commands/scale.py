@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -48,30 +49,27 @@ def scale(
     paleo scale resnet50 --system dgx-a100-80gb --gpus 1,2,4,8,16,32 --global-batch 1024
     paleo scale bert_large weak --system dgx-h100 --gpus 8,64,512 --batch 16 --plot curve.png
     """
-    from paleo.report import documents, tables
-    from paleo.specs.hardware import load_system
-    from paleo.specs.model import load_model
-    from paleo.studies import scaling
-    from paleo.studies.training import stated_amount, usual_amount
+    from paleo.questions import scale as answered
 
     path = picture_path(plot)
-    run, counts = options.run(), gpu_counts(gpus)
     if mode is not None and mode_option not in (None, mode):
         raise SpecError(f"--mode {mode_option}: the argument says {mode!r}; keep one")
-    kinds = scaling.scalings(mode or mode_option or ("weak" if run.global_batch is None else "strong"))
-    network, machine = load_model(model), load_system(system)
-    wanted = stated_amount(network, run, epochs=epochs, samples=samples, tokens=tokens) or usual_amount(network)
-    failing = long_run.stated()
-    curves = [
-        scaling.scale(network, machine, variant, counts, kind, failing, wanted, rates.tariff())
-        for kind in kinds
-        for variant in scaling.variants(run)
-    ]
-    names = (network.name, machine.name)
+    amount = {"epochs": epochs, "samples": samples, "tokens": tokens}
+    answer = answered(
+        model,
+        system,
+        gpu_counts(gpus),
+        mode=mode or mode_option,
+        run=options.run(),
+        **amount,
+        **long_run.keywords(),
+        **asdict(rates),
+    )
     if path is not None:
         from paleo.report import exchange_plots, plots
 
+        curves, names = answer.curves, (answer.model.name, answer.system.name)
         draw(path, lambda: exchange_plots.scaling(curves) or plots.scale(*names, curves))
-    show_document(lambda: documents.scale(*names, curves), lambda: tables.scale(*names, curves), as_json)
-    if not any(curve.base.runs for curve in curves):
+    show_document(answer.document, answer.table, as_json)
+    if not any(curve.base.runs for curve in answer.curves):
         raise typer.Exit(NO)
