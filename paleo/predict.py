@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -30,7 +30,6 @@ from paleo.step.compression import check_sharded
 from paleo.step.input_pipeline import InputPipeline
 from paleo.step.single import Priced, priced, single_batch
 from paleo.step.step import StepArrays, step
-from paleo.step.stragglers import averaged, waiting_share
 from paleo.step.warnings import OPAQUE, OPAQUE_SPREAD, host_warnings, rare_utilisation, unmodelled, warnings
 from paleo.units import duration
 
@@ -50,7 +49,7 @@ class Breakdown:
     """Where a step's seconds go; the parts add up to the step. ``communication_total`` counts hidden collectives too.
 
     With a pipeline it is the breakdown of the busiest stage, and ``bubble`` is what that stage waits for others.
-    ``stragglers``: waiting for the slowest of all ranks, where the run states how unequal they are.
+    ``stragglers``: waiting for the slowest of all ranks, where the run or the software says how unequal they are.
     """
 
     compute: float
@@ -179,7 +178,7 @@ def predict(
     program = priced(backend.lowered(graph, placed, layout.mesh), layout, backend)
     arriving = backend.input_pipeline(graph, layout.gpus, layout.mesh.size / layout.dp, layout.local_batch)
     steps = step(single_batch(program, layout, backend, arriving))
-    breakdown = _waiting(Breakdown(**{part: float(seconds[0]) for part, seconds in steps.parts.items()}), run, layout)
+    breakdown = Breakdown(**{part: float(seconds[0]) for part, seconds in steps.parts.items()})
     away = float(steps.stage_memory.away.mean())
     flops = _model_flops(graph, backend.formats, layout, run)
     return Prediction(
@@ -206,18 +205,6 @@ def predict(
         arriving,
         tuple(program.pieces),
     )
-
-
-def _waiting(breakdown: Breakdown, run: Run, layout: Plan) -> Breakdown:
-    """With what synchronous ranks wait for the slowest of them: replicas and stages wait for one another.
-
-    The noise of sequences' lengths averages over the samples of a rank (`paleo.step.stragglers`).
-    """
-    if run.consistency != "bsp" or not (run.jitter or run.slow_ranks or run.length_variation):
-        return breakdown
-    independent = np.hypot(run.jitter, averaged(run.length_variation, layout.local_batch))
-    share = float(waiting_share(float(layout.dp * layout.stages), float(independent), run.slow_ranks))
-    return replace(breakdown, stragglers=share * (breakdown.compute + breakdown.memory_bound + breakdown.launch))
 
 
 def _footprint(steps: StepArrays, system: System) -> Footprint:

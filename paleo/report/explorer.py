@@ -75,6 +75,7 @@ _PARTS = {
     "bubble": "bubble",
     "optimizer": "optimizer",
     "input": "input",
+    "stragglers": "waiting for the slowest",
 }
 
 _BODY = """

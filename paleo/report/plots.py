@@ -43,6 +43,7 @@ _PARTS = {
     "bubble": ("bubble", GREY),
     "optimizer": ("optimizer", GREEN),
     "input": ("input", PURPLE),
+    "stragglers": ("waiting for the slowest", ORANGE),
 }
 _MEMORY = (BLUE, SKY, GREEN, ORANGE, PURPLE, YELLOW, GREY, VERMILION)
 #: Kind of a task -> its name in a picture and its colour.

@@ -76,7 +76,9 @@ class _Members:
         whole = wholly_recomputed(repeat)[:, None] & (hows == RECOMPUTE.index("full"))
         core = np.broadcast_to(hows == RECOMPUTE.index("selective"), whole.shape)
         times = layer_times(points.costs.of(group.point), Policies(whole, core, np.ones(whole.shape)))
-        cases = Cases(Layouts(backend, meshes, programs, sequence), group.layout, group.microbatches, times)
+        local_batches = tuple(each.local_batch for each in members)
+        every = Layouts(backend, meshes, programs, sequence, local_batches)
+        cases = Cases(every, group.layout, group.microbatches, times)
         arrival = _arrival(points, members, backend)[group.layout]
         return cls(group, space, backend, points.programs, block_of, cases, arrival)
 

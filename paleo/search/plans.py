@@ -193,4 +193,5 @@ _PARTS = {
     "communication_exposed": "exposed communication",
     "bubble": "pipeline bubble",
     "optimizer": "optimizer",
+    "stragglers": "waiting for the slowest",
 }

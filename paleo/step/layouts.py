@@ -70,12 +70,13 @@ class Owed:
 @dataclass(frozen=True, slots=True)
 class Layouts:
     """Layouts of equal stages: ``meshes`` and ``programs``, one of each a layout; ``sequence_parallel`` says which
-    split the sequence over tp between layers."""
+    split the sequence over tp between layers, ``local_batches`` the samples of each data-parallel rank."""
 
     backend: Backend
     meshes: tuple[Mesh, ...]
     programs: tuple[Program, ...]
     sequence_parallel: tuple[bool, ...]
+    local_batches: tuple[int, ...]
     shared: Shared = field(default_factory=Shared, compare=False)
 
     def __len__(self) -> int:

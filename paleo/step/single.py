@@ -80,7 +80,8 @@ def _batch(
 ) -> Batch:
     """One configuration; a network in one piece is laid over one stage."""
     schedule, stages = schedule_of(layout, backend), layout.stages if len(pieces) > 1 else 1
-    layouts = Layouts(backend, (layout.mesh,), (program,), (layout.parallel.sequence_parallel,))
+    sequence_parallel, local_batches = (layout.parallel.sequence_parallel,), (layout.local_batch,)
+    layouts = Layouts(backend, (layout.mesh,), (program,), sequence_parallel, local_batches)
     cases = Cases(
         layouts, np.zeros(1, dtype=np.intp), np.array([float(layout.microbatches)]), layer_times(costs, policies)
     )

@@ -17,7 +17,7 @@ from paleo.step.memory import States, alive, total_memory, workspace
 from paleo.step.pipeline import sends, sharded_chunks, stage_ends, stage_passes
 from paleo.step.section_times import over
 from paleo.step.single_stage import stream_seconds
-from paleo.step.stragglers import waiting_share
+from paleo.step.stragglers import Noise, waiting_share
 from paleo.step.tails import after_passes, after_streams, batch_tails, updates
 
 Array = npt.NDArray[np.float64]
@@ -65,8 +65,9 @@ class StepArrays:
         hidden collectives too, add up to the step.
 
         ``compute``, ``memory_bound`` and ``launch`` are its kernels by what limits them; ``communication_exposed`` what
-        it waits for collectives and slower ranks; ``bubble`` what it waits for other stages; ``optimizer``; ``input``
-        what the step waits for its next batch. A part that is added is added here."""
+        it waits for collectives; ``bubble`` what it waits for other stages; ``optimizer``; ``input`` what the step
+        waits for its next batch; ``stragglers`` what it waits for the slowest rank. A part that is added is added
+        here."""
         return _parts(self.batch)
 
     @cached_property
@@ -82,12 +83,19 @@ def step(batch: Batch) -> StepArrays:
 
 
 def waits(batch: Batch) -> Array:
-    """Seconds in which ranks of training, which meet in every step, wait for the slowest of them: (configurations,)."""
-    jitter = batch.backend.software.host.jitter
-    if not (jitter and batch.training):
+    """Seconds in which synchronous ranks of training, which meet in every step, wait for the slowest of them:
+    (configurations,).
+
+    Replicas and stages wait for one another; what varies is the work of a rank itself, not its collectives. Under
+    another consistency model the model says who waits (`paleo.consistency`).
+    """
+    run, layouts = batch.backend.run, batch.layouts
+    noise = Noise.of(run, batch.backend.software, np.array(layouts.local_batches, dtype=np.float64))
+    if not (noise.any and batch.training and run.consistency == "bsp"):
         return np.zeros(len(batch))
-    ranks = np.array([float(mesh.size) for mesh in batch.layouts.meshes])[batch.cases.layout]
-    return np.maximum(_worked(batch), batch.arrival) * waiting_share(ranks, jitter)
+    share = waiting_share(layouts.replicas * batch.assignment.stages, noise.independent, noise.persistent)
+    arithmetic, moving, launch = _kernel_parts(batch, busiest_stage(batch))
+    return batch.taken(share) * (arithmetic + moving + launch)
 
 
 def _worked(batch: Batch) -> Array:
@@ -128,16 +136,10 @@ class _Communication:
 def _parts(batch: Batch) -> dict[str, Array]:
     stage, count = busiest_stage(batch), batch.microbatches
     times, computed = batch.times, batch.assignment.computed
-
-    def busiest(figures: Array) -> Array:
-        return np.asarray(np.take_along_axis(figures, stage[None], axis=0)[0])
-
-    arithmetic, moving, launch = (busiest(over(computed, limit)) * count for limit in times.limits)
-    kernels = busiest(over(computed, times.forward + times.backward + times.weights)) * count
-    launch = launch + np.maximum(0.0, kernels - arithmetic - moving - launch)
-    update = busiest(updates(batch))
-    waited = busiest(over(computed, times.forward_transfers + times.backward_transfers)) * count
-    hidden = busiest(over(computed, times.hidden)) * count
+    arithmetic, moving, launch = _kernel_parts(batch, stage)
+    update = _of_stage(updates(batch), stage)
+    waited = _of_stage(over(computed, times.forward_transfers + times.backward_transfers), stage) * count
+    hidden = _of_stage(over(computed, times.hidden), stage) * count
     computing, worked = arithmetic + moving + launch + update, _worked(batch)
     if batch.assignment.stages == 1:
         total = waited + hidden + stream_seconds(batch).communication + _state_gathers(batch)
@@ -145,11 +147,9 @@ def _parts(batch: Batch) -> dict[str, Array]:
         total, bubble = np.maximum(total, exposed), np.zeros_like(worked)  # contention counts, too
     else:
         after = _after(batch, stage)
-        exposed = waited + 2.0 * busiest(sends(batch)) * count + after.exposed
+        exposed = waited + 2.0 * _of_stage(sends(batch), stage) * count + after.exposed
         total = exposed + after.hidden + hidden
         bubble = np.maximum(0.0, worked - computing - exposed)
-    waited = waits(batch)
-    exposed, total = exposed + waited, total + waited
     return {
         "compute": arithmetic,
         "memory_bound": moving,
@@ -159,7 +159,24 @@ def _parts(batch: Batch) -> dict[str, Array]:
         "bubble": bubble,
         "optimizer": update,
         "input": np.maximum(0.0, batch.arrival - worked),
+        "stragglers": waits(batch),
     }
+
+
+def _of_stage(figures: Array, stage: Index) -> Array:
+    """Figures of (stages, configurations), those of one stage of each configuration."""
+    return np.asarray(np.take_along_axis(figures, stage[None], axis=0)[0])
+
+
+def _kernel_parts(batch: Batch, stage: Index) -> tuple[Array, Array, Array]:
+    """Seconds of the kernels of a stage by what limits them (arithmetic, memory, launches); what no limit explains is
+    launches."""
+    times, computed = batch.times, batch.assignment.computed
+    arithmetic, moving, launch = (
+        _of_stage(over(computed, limit), stage) * batch.microbatches for limit in times.limits
+    )
+    kernels = _of_stage(over(computed, times.forward + times.backward + times.weights), stage) * batch.microbatches
+    return arithmetic, moving, launch + np.maximum(0.0, kernels - arithmetic - moving - launch)
 
 
 def _state_gathers(batch: Batch) -> Array:

@@ -8,12 +8,15 @@ deviations as a share of a rank's mean step. All functions broadcast over arrays
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from paleo.errors import SpecError
+from paleo.specs.run import Run
+from paleo.specs.software import Software
 
 Array = npt.NDArray[np.float64]
 Numeric = float | npt.NDArray[np.floating[Any]]
@@ -75,6 +78,27 @@ def waiting_share(ranks: Numeric, independent: Numeric, persistent: Numeric = 0.
     spread = np.sqrt(np.log1p(noise**2))
     heavy = np.expm1(spread * largest - spread**2 / 2.0)
     return np.where((noise > HEAVY_TAIL) & (np.asarray(ranks) > 1.0), heavy, noise * largest)
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """How unequal the steps of ranks are, as shares of their mean: ``independent`` noise, drawn anew in every step, and
+    ``persistent`` noise, a rank's own."""
+
+    independent: Array
+    persistent: float
+
+    @classmethod
+    def of(cls, run: Run, software: Software, local_batch: Numeric) -> Noise:
+        """That of a run and of its software, which are independent of each other; the lengths of sequences vary by
+        sample and average over the ``local_batch`` samples of a rank."""
+        lengths = averaged(run.length_variation, local_batch)
+        return cls(np.sqrt(run.jitter**2 + software.host.jitter**2 + lengths**2), run.slow_ranks)
+
+    @property
+    def any(self) -> bool:
+        """Whether ranks differ at all."""
+        return bool(self.persistent or self.independent.any())
 
 
 def noise_named(text: str) -> tuple[float, float]:

@@ -142,7 +142,7 @@ def evidence_of(prediction: Prediction, *, slowed: float = 1.0) -> dict[str, flo
         "spread": slowed,
         "unsteadiness": 1.0 + DEVIATION["unsteadiness"] / 2.0,
         "compute": computing,
-        "exchange": parts.communication_exposed,
+        "exchange": parts.communication_exposed + parts.stragglers,
         "optimizer": parts.optimizer,
     }
 

@@ -14,6 +14,7 @@ from paleo.predict import Prediction, predict
 from paleo.specs.hardware import System
 from paleo.specs.run import Run
 from paleo.specs.software import Software
+from paleo.step.stragglers import Noise
 
 #: Bytes of host memory that a server moves for each byte pushed: gradient, parameter read and written, reply.
 SERVER_PASSES = 4.0
@@ -71,15 +72,13 @@ def workload(prediction: Prediction) -> Workload:
     Compute is the step less its sums of gradients; a worker is a data-parallel replica with all its ranks.
     """
     plan, run = prediction.plan, prediction.run
-    synchronous = run.consistency == "bsp"
-    if plan.parallel.zero == 3 and not synchronous:
+    if plan.parallel.zero == 3:
         raise PlanError(f"consistency {run.consistency}: with zero=3 no worker has all parameters; use zero=0, 1 or 2")
-    plain = run.exchange == "after" or plan.parallel.zero == 3
-    after = prediction if plain else _unhidden(prediction)
+    after = prediction if run.exchange == "after" else _unhidden(prediction)
     batch = after.steps.batch
     seconds, _ = batch.layouts.exchange(batch.assignment, plan.parallel.zero, chunks=False)
-    apart = plan.dp > 1 and plan.parallel.zero < 3  # sharded parameters travel inside the passes
-    exchange = float(seconds.sum(axis=1).max()) if apart else 0.0
+    exchange = float(seconds.sum(axis=1).max()) if plan.dp > 1 else 0.0
+    noise = Noise.of(run, batch.backend.software, plan.local_batch)
     compute = max(after.step_time - exchange, 0.0)
     elements = float(batch.layouts.elements(batch.assignment.kinds.stages, trained=True).max())
     payload = elements * batch.backend.formats.gradient
@@ -93,8 +92,8 @@ def workload(prediction: Prediction) -> Workload:
         payload=payload,
         parameters=elements,
         tensors=float(tensors),
-        jitter=run.jitter,
-        persistent=run.slow_ranks,
+        jitter=float(noise.independent),
+        persistent=noise.persistent,
         server=_server(prediction),
     )
 

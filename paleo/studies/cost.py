@@ -157,7 +157,8 @@ def power(prediction: Prediction, figures: PowerParameters | None = None) -> Pow
     watts = busy * filled + _energies(prediction, figures) @ kernels.work / kernels.each
     streaming = figures.dram * PICO * device.memory.bandwidth
     demand = idle + np.append(watts, [busy + streaming, busy])
-    seconds = np.append(kernels.seconds, [spent.optimizer, spent.communication_exposed])
+    waited = spent.communication_exposed + spent.stragglers  # a rank that waits spins in its collective
+    seconds = np.append(kernels.seconds, [spent.optimizer, waited])
     return Power(idle, demand, seconds, device.tdp, prediction.step_time)
 
 

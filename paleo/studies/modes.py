@@ -27,10 +27,14 @@ from paleo.specs.hardware import System
 from paleo.specs.model import ModelSpec
 from paleo.specs.run import Run
 from paleo.step.batch import Batch
+from paleo.step.step import waits
+from paleo.step.stragglers import Noise
 from paleo.studies.consistency import server_of, studied
 
 Array = npt.NDArray[np.float64]
 Index = npt.NDArray[np.intp]
+#: The consistency model of the steps that a search ranks.
+SYNCHRONOUS = "bsp"
 #: Plans of each pair of modes that are predicted one by one.
 LEADING = 4
 #: Why a consistency model has no plan.
@@ -135,6 +139,8 @@ def _scores(searched: Search, system: System, name: str, price: StalenessPrice) 
     ranking = searched.ranking
     if ranking is None:
         return np.zeros(0)
+    if name == SYNCHRONOUS:
+        return np.where(ranking.fits, ranking.step, np.inf)
     parts = [_effective(part, system, name, price, searched.global_batch) for part in ranking.parts]
     return np.where(ranking.fits, np.concatenate(parts), np.inf)
 
@@ -167,12 +173,12 @@ def _predicted(model: ModelSpec, system: System, row: PlanRow, name: str, price:
 
 
 def _effective(part: Part, system: System, name: str, price: StalenessPrice, batch: int) -> Array:
-    """The scores of a part's configurations, whether they fit or not. Workers that do not wait for one another hold all
-    parameters and exchange apart from their passes."""
+    """The scores of a part's configurations under a model that is not synchronous, whether they fit or not. Workers
+    that do not wait for one another hold all parameters and exchange apart from their passes."""
     results, model = part.results, consistency(name)
     effective = np.full(len(results), np.inf)
     for number, configurations in enumerate(results.batches):
-        if name != "bsp" and (configurations.zero == 3 or configurations.overlapped):
+        if configurations.zero == 3 or configurations.overlapped:
             continue
         mine = np.flatnonzero(results.choice == number)
         rows = results.row[mine].astype(np.intp)
@@ -184,7 +190,7 @@ def _effective(part: Part, system: System, name: str, price: StalenessPrice, bat
 
 
 def _workload(batch: Batch, rows: Index, steps: Array, system: System, run: Run) -> Workload:
-    """Some configurations of a batch as the workloads of like workers; steps that overlap keep what they hide."""
+    """Some configurations of a batch, whose exchange follows their passes, as the workloads of like workers."""
     layouts, layout = batch.layouts, batch.cases.layout[rows]
     elements = layouts.elements(batch.assignment.kinds.stages, trained=True).max(axis=0)
     payload = elements * batch.backend.formats.gradient
@@ -192,17 +198,19 @@ def _workload(batch: Batch, rows: Index, steps: Array, system: System, run: Run)
     groups = layouts.groups(range(len(layouts)), [BATCH_AXES] * len(layouts))
     neighbour = layouts.collective("send_recv", groups, payload)
     tensors = [sum(section.tensors * section.repeat for section in each.sections) for each in layouts.programs]
-    exposed = np.minimum(exchange[layout], steps)
+    noise = Noise.of(run, batch.backend.software, np.array(layouts.local_batches, dtype=np.float64))
+    worked = steps - waits(batch)[rows]
+    exposed = np.minimum(exchange[layout], worked)
     return Workload(
         workers=layouts.replicas[layout],
-        compute=steps - (0.0 if batch.overlapped else exposed),
+        compute=worked - exposed,
         all_reduce=exchange[layout],
-        hidden=exchange[layout] if batch.overlapped else np.zeros(len(rows)),
+        hidden=np.zeros(len(rows)),
         neighbour=neighbour[layout],
         payload=payload[layout],
         parameters=elements[layout],
         tensors=np.array(tensors)[layout] / batch.assignment.stages,
-        jitter=run.jitter,
-        persistent=run.slow_ranks,
+        jitter=noise.independent[layout],
+        persistent=noise.persistent,
         server=server_of(run, system, batch.backend.software),
     )
