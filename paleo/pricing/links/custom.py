@@ -45,7 +45,7 @@ class CustomParameters:
     )
     two_shot_fraction: float = parameter(0.6, low=0.05, high=1.0, unit="1", meaning="share of the link, two-shot")
     largest: float = parameter(2.0**23, low=KILO, high=GIB, unit="byte", meaning="largest payload", fitted=False)
-    turn: float = parameter(
+    two_shot_threshold: float = parameter(
         2.0**21, low=KILO, high=GIB, unit="byte", meaning="payload times ranks from which two-shot runs", fitted=False
     )
     ring_start: float = parameter(
@@ -78,7 +78,7 @@ def custom_time(*, payload_bytes: Numeric, links: GroupLinks, parameters: Custom
     start = p.launch + p.peer * ranks
     one_shot = start + wire * ranks / 2.0 / p.one_shot_fraction
     two_shot = start + p.two_shot + wire / p.two_shot_fraction
-    kernel = np.where(np.logical_and(payload * ranks >= p.turn, ranks > 2), two_shot, one_shot)
+    kernel = np.where(np.logical_and(payload * ranks >= p.two_shot_threshold, ranks > 2), two_shot, one_shot)
     time = np.where(payload <= p.largest, kernel, _ring_beyond(payload, wire, links, p))
     return with_skew(np.where(ranks > 1, time, 0.0), p.host)
 

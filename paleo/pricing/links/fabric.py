@@ -55,8 +55,8 @@ class FabricParameters:
         unit="s",
         meaning="one hop in Simple, with much to send",
     )
-    turn: float = parameter(
-        12000.0, low=500.0, high=MEBIBYTE, unit="byte", meaning="bytes of a step at which a hop lies between both"
+    ll_threshold: float = parameter(
+        12000.0, low=500.0, high=MEBIBYTE, unit="byte", meaning="bytes of a step at which a hop lies between LL and Simple"
     )
     peer: float = parameter(
         4 * MICROSECOND,
@@ -133,7 +133,7 @@ def fabric_time(
 ) -> Array:
     """Seconds of rings or trees that cross nodes: launch + hidden(hops, wire).
 
-    A hop lasts ``fabric_step`` with little and ``long_step`` with much to send, as LL gives way to Simple at ``turn``
+    A hop lasts ``fabric_step`` with little and ``long_step`` with much to send, as LL gives way to Simple at ``ll_threshold``
     bytes a step. In LL the hops of a path add up, cheap inside nodes; in Simple a ``lockstep`` algorithm waits for the
     slowest hop in each step, and a tree fills its pipeline. The slower of the node's inside and its NICs sets the
     bandwidth.
@@ -148,7 +148,7 @@ def fabric_time(
         short = np.where(links.ranks >= CROWDED_RANKS, CROWDED_STEP * p.fabric_step * hops, short)
     long = p.long_step * hops if lockstep else p.step * hops_in + p.long_step * hops_out
     sent = np.asarray(traffic.levels[-1].wire_bytes)
-    share = _of_much(sent / hops, p.turn, 2.0) if lockstep else _of_much(sent / 2.0, p.turn, 1.0)
+    share = _of_much(sent / hops, p.ll_threshold, 2.0) if lockstep else _of_much(sent / 2.0, p.ll_threshold, 1.0)
     seconds = p.launch + hidden(short + (long - short) * share, wire)
     if not lockstep:
         seconds = seconds + fill_time(wire, p.fill * long) * share
@@ -179,10 +179,10 @@ def _hops(traffic: Traffic, links: GroupLinks) -> tuple[Array, Array]:
     return sum(steps[: links.inner_levels], np.zeros(())), sum(steps[links.inner_levels :], np.zeros(()))
 
 
-def _of_much(step_bytes: Array, turn: float, sharpness: float) -> Array:
+def _of_much(step_bytes: Array, threshold: float, sharpness: float) -> Array:
     """0 for steps of few bytes, towards 1 for steps of many: at once where all ranks change together, hop by hop in a
     tree, through which all of the payload goes up and comes down."""
-    ratio = (step_bytes / turn) ** sharpness
+    ratio = (step_bytes / threshold) ** sharpness
     return np.asarray(ratio / (1.0 + ratio))
 
 
