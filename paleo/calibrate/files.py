@@ -89,7 +89,7 @@ def _jobs_of(file: str | Path) -> Iterator[FitJob]:
     frame = sound_rows(file)
     kind = KINDS[table_of(frame.columns).name]
     together: dict[tuple[str, str, str], list[Rows]] = {}
-    for group in groups(kind, frame):
+    for group in groups(kind, kind.prepared(frame)):
         figures = kind.figures(group.subject, group.dtype, group.compute)
         key = (kind.traits(figures)[0], group.family, group.stack.partition("/")[0])
         rows = Rows(group.frame, figures, group.stack, measured_time(group.frame))

@@ -129,7 +129,7 @@ class KernelTable:
 
     def predict(self, frame: pd.DataFrame) -> Predictions:
         """Rows of one subject, family, stack, dtype and unit at once; an error of a group is the reason of its rows."""
-        frame = _categorised(frame.reset_index(drop=True), self.kind.sizes)
+        frame = _categorised(self.kind.prepared(frame.reset_index(drop=True)), self.kind.sizes)
         out = Predictions.none(len(frame))
         out.subjects[:] = text(frame, self.kind.subject).to_numpy()
         out.reasons[:] = _malformed(self.kind, frame)

@@ -487,6 +487,39 @@ def measured_rows(**changes: object) -> pd.DataFrame:
         ({"library": "SGLang 0.5.14", "algo": "custom: x_graph"}, "collective.custom", "sglang-0.5.14-graph"),
         ({"library": "SGLang 0.5.9", "algo": "custom: x_graph"}, "collective.custom", "sglang-graph"),
         ({"library": "TRTLLM 1.0.0", "algo": "custom: TRTLLM"}, "collective.custom", "trtllm-graph"),
+        (
+            {
+                "source": "aiconfigurator",
+                "library": "SGLang 0.5.9",
+                "algo": "custom: x_graph",
+                "system": "l40s-8-p2p",
+                "ranks": 2,
+            },
+            "collective.custom",
+            "sglang-graph",
+        ),
+        (
+            {
+                "source": "aiconfigurator",
+                "library": "SGLang 0.5.9",
+                "algo": "custom: x_graph",
+                "system": "l40s-8-p2p",
+                "ranks": 4,
+            },
+            "collective.nccl",
+            "back-to-back",
+        ),
+        (
+            {
+                "source": "aiconfigurator",
+                "library": "SGLang 0.5.9",
+                "algo": "custom: x_eager",
+                "system": "l40s-pcie-8gpu",
+                "ranks": 2,
+            },
+            "collective.nccl",
+            "back-to-back/eager",
+        ),
     ],
 )
 def test_rows_find_their_family_and_stack(changes: dict[str, object], family: str, stack: str) -> None:
@@ -513,6 +546,14 @@ def test_rows_find_their_family_and_stack(changes: dict[str, object], family: st
 )
 def test_rows_that_cannot_be_priced_say_why(changes: dict[str, object], says: str) -> None:
     assert says in KINDS["collective"].unsupported(measured_rows(**changes)).item()
+
+
+def test_rows_of_another_server_than_they_name_are_priced_there() -> None:
+    """SGLang 0.5.12's L40S reach at 8 ranks ten times what a server without peer-to-peer gives four other libraries."""
+    libraries = ("SGLang 0.5.10", "SGLang 0.5.12")
+    frames = [measured_rows(system="l40s-pcie-8gpu", library=library, bytes=2**27) for library in libraries]
+    prepared = [KINDS["collective"].prepared(frame)["system"].item() for frame in frames]
+    assert prepared == ["l40s-pcie-8gpu", "l40s-8-p2p"]
 
 
 def test_work_of_a_row_is_what_a_rank_sends() -> None:

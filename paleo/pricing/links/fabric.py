@@ -56,7 +56,11 @@ class FabricParameters:
         meaning="one hop in Simple, with much to send",
     )
     ll_threshold: float = parameter(
-        12000.0, low=500.0, high=MEBIBYTE, unit="byte", meaning="bytes of a step at which a hop lies between LL and Simple"
+        12000.0,
+        low=500.0,
+        high=MEBIBYTE,
+        unit="byte",
+        meaning="bytes of a step at which a hop lies between LL and Simple",
     )
     peer: float = parameter(
         4 * MICROSECOND,

@@ -366,7 +366,6 @@ class NcclParameters:
         high=2.5,
         unit="1",
         meaning="without peer-to-peer, link share falls as (ranks / 2) to this power",
-        fitted=False,
     )
     skew: float = parameter(
         NANOSECOND,
@@ -476,7 +475,6 @@ class ExchangeParameters:
         high=2.5,
         unit="1",
         meaning="without peer-to-peer, link share falls as (ranks / 2) to this power",
-        fitted=False,
     )
 
 

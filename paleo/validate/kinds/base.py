@@ -83,6 +83,10 @@ class TableKind(ABC, Generic[Figures]):
     measured_column: ClassVar[str] = "time_us"
     measured_unit: ClassVar[float] = MICROSECOND
 
+    def prepared(self, frame: pd.DataFrame) -> pd.DataFrame:
+        """The rows as they are priced: as the table has them, unless a kind knows better what they ran on."""
+        return frame
+
     @abstractmethod
     def unsupported(self, frame: pd.DataFrame) -> pd.Series[str]:
         """Why a row cannot be modelled, or an empty string; one entry per row."""

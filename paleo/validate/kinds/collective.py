@@ -39,6 +39,13 @@ EARLY_LIBRARIES = ("NCCL 1.", "NCCL 2.0", "Baidu", "OSU")
 OTHER_STACKS = {"single process": "single-process", "Baidu": "host-ring", "OSU": "mpi"}
 #: The one parameter that a stack of a handful of rows can tell.
 SINGLE_SIZE = {"single-process": "simple_fraction", "host-ring": "fabric_fraction", "mpi": "fabric_step"}
+#: Rows whose times another server than the one they name must have given: (system, library) -> the system. SGLang
+#: 0.5.12's eight L40S reach 21 GB/s, its four 21, where four other libraries get 1.4 to 2.0 and 3.7 to 4.7 GB/s from the
+#: server without peer-to-peer: its copies do not pass the host's memory.
+OTHER_SERVERS = {("l40s-pcie-8gpu", "SGLang 0.5.12"): "l40s-8-p2p"}
+#: Most ranks over PCIe that engines' own kernels join; beyond, they leave it to NCCL (vLLM and SGLang,
+#: custom_all_reduce.py: not supported on more than two PCIe-only GPUs).
+MOST_OVER_PCIE = 2
 Flags = npt.NDArray[np.bool_]
 #: Largest payload of the engines' own kernels [byte]; vLLM's must be below 8 MiB, so 4 MiB is its last power of two.
 LARGEST = {"vllm": 2.0**22, "sglang": 2.0**23, "sglang-0.5.14": 2.0**24, "trtllm": 2.0**22}
@@ -72,15 +79,18 @@ class CollectiveTable(TableKind[System]):
             return replace(
                 CustomParameters(), largest=_largest(engine, figures), host=20 * MICROSECOND if eager else NANOSECOND
             ), (() if eager else ("host",))
+        joined = link_kind(figures)
+        alike = () if joined == "pcie-staged" else ("staging_power",)
         if family == "collective.exchange":
-            return ExchangeParameters(), ()
+            return ExchangeParameters(), alike
         waits = stack.startswith("kernel")
         skew, fixed = (40 * MICROSECOND, ()) if waits else (NANOSECOND, ("skew",))
         if family == "collective.fabric":
             slow = replace(FabricParameters(), skew=skew, fabric_fraction=0.5, rail_power=0.7)
             plain = FabricParameters(fabric_fraction=0.8, exchange_fraction=0.6)
             return (slow, fixed) if waits else (plain, (*fixed, "rail_power", "send_fraction"))
-        if link_kind(figures).startswith("pcie"):
+        fixed = (*fixed, *alike)
+        if joined.startswith("pcie"):
             tree = NcclParameters(launch=12 * MICROSECOND, simple_step=14 * MICROSECOND, simple_fraction=0.4)
             return tree, (*fixed, "switch_fraction", "ll128_fraction")
         return NcclParameters(skew=skew), fixed
@@ -93,6 +103,9 @@ class CollectiveTable(TableKind[System]):
             fixed = tuple(name for name in names if name != SINGLE_SIZE[stack])
             return FitPlan(plain, fixed=fixed, starts=1, prior=0.0)
         start, fixed = self.start(family, stack, figures)
+        if family == "collective.nccl" and link_kind(figures) == "pcie-staged":
+            fixed = tuple(name for name in fixed if name != "skew")
+            return FitPlan(replace(start, skew=10 * MICROSECOND), apart=("skew",), fixed=fixed)
         return FitPlan(start, fixed=fixed)
 
     def figures(self, subject: str, dtype: str, compute: str) -> System:
@@ -102,6 +115,14 @@ class CollectiveTable(TableKind[System]):
     def traits(self, figures: System) -> tuple[str, str, str]:
         """Name, the devices' architecture, and what joins the devices of a node."""
         return figures.name, figures.device.architecture, link_kind(figures)
+
+    def prepared(self, frame: pd.DataFrame) -> pd.DataFrame:
+        """The rows with the system that ran them, where their own times say that it was not the one they name."""
+        systems = text(frame, "system")
+        libraries = text(frame, "library")
+        for (system, library), other in OTHER_SERVERS.items():
+            systems = systems.mask((systems == system) & (libraries == library), other)
+        return frame.assign(system=systems)
 
     def unsupported(self, frame: pd.DataFrame) -> pd.Series[str]:
         """An unknown operation or system, or a group that the system cannot hold."""
@@ -119,7 +140,8 @@ class CollectiveTable(TableKind[System]):
         return pd.Series([_reason(*row[:4], row[4] > 0, row[5]) for row in rows], index=frame.index, dtype=object)
 
     def stack(self, frame: pd.DataFrame) -> pd.Series[str]:
-        """kernel (duration on rank 0) or back-to-back for NCCL; <engine>-graph or <engine>-eager for custom kernels.
+        """kernel (duration on rank 0) or back-to-back for NCCL (back-to-back/eager where an engine calls it outside a
+        graph); <engine>-graph or <engine>-eager for custom kernels.
 
         The fabric between vidur's nodes is not documented, and kept apart from that of the system it names.
         """
@@ -128,6 +150,7 @@ class CollectiveTable(TableKind[System]):
         engine = library.map(_engine)
         plain = (text(frame, "source") == "vidur").map({True: "kernel", False: "back-to-back"})
         plain = plain.mask((plain == "kernel") & (self.family(frame) == "collective.fabric"), "kernel-unknown-fabric")
+        plain = plain.mask(algorithm.str.lower().str.contains("eager"), "back-to-back/eager")
         for words, name in OTHER_STACKS.items():
             plain = plain.mask(library.str.contains(words, regex=False), name)
         return plain.where(~self._custom(frame), engine + "-" + how)
@@ -174,8 +197,11 @@ class CollectiveTable(TableKind[System]):
         return seconds
 
     def _custom(self, frame: pd.DataFrame) -> pd.Series[bool]:
-        """Engines' own kernels read the memory of other devices; where those cannot be reached, NCCL does it."""
-        return text(frame, "algo").str.lower().str.startswith("custom") & ~text(frame, "system").map(_staged)
+        """Engines' own kernels read the memory of other devices; where those cannot be reached, or are many and joined
+        by PCIe, NCCL does it."""
+        ranks = zip(text(frame, "system"), number(frame, "ranks", 0.0), strict=True)
+        able = pd.Series([count <= _most_ranks(name) for name, count in ranks], index=frame.index, dtype=bool)
+        return text(frame, "algo").str.lower().str.startswith("custom") & able
 
     def _crosses(self, frame: pd.DataFrame) -> pd.Series[bool]:
         """Groups that leave a node; machines of one NVLink domain are one."""
@@ -199,11 +225,13 @@ def _largest(engine: str, system: System) -> float:
 
 
 @cache
-def _staged(system: str) -> bool:
+def _most_ranks(system: str) -> float:
+    """Ranks that an engine's own kernels join on a system."""
     try:
-        return link_kind(load_system(system)) == "pcie-staged"
+        joined = link_kind(load_system(system))
     except PaleoError:
-        return False
+        return np.inf
+    return {"pcie-staged": 0.0, "pcie": MOST_OVER_PCIE, "pcie-switch": MOST_OVER_PCIE}.get(joined, np.inf)
 
 
 @cache
