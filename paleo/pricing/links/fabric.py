@@ -137,10 +137,10 @@ def fabric_time(
 ) -> Array:
     """Seconds of rings or trees that cross nodes: launch + hidden(hops, wire).
 
-    A hop lasts ``fabric_step`` with little and ``long_step`` with much to send, as LL gives way to Simple at ``ll_threshold``
-    bytes a step. In LL the hops of a path add up, cheap inside nodes; in Simple a ``lockstep`` algorithm waits for the
-    slowest hop in each step, and a tree fills its pipeline. The slower of the node's inside and its NICs sets the
-    bandwidth.
+    A hop lasts ``fabric_step`` with little and ``long_step`` with much to send, as LL gives way to Simple at
+    ``ll_threshold`` bytes a step. In LL the hops of a path add up, cheap inside nodes; in Simple a ``lockstep``
+    algorithm waits for the slowest hop in each step, and a tree fills its pipeline. The slower of the node's inside and
+    its NICs sets the bandwidth.
 
     Holds for 2 to 2,160 ranks.
     """

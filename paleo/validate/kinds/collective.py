@@ -40,7 +40,7 @@ OTHER_STACKS = {"single process": "single-process", "Baidu": "host-ring", "OSU":
 #: The one parameter that a stack of a handful of rows can tell.
 SINGLE_SIZE = {"single-process": "simple_fraction", "host-ring": "fabric_fraction", "mpi": "fabric_step"}
 #: Rows whose times another server than the one they name must have given: (system, library) -> the system. SGLang
-#: 0.5.12's eight L40S reach 21 GB/s, its four 21, where four other libraries get 1.4 to 2.0 and 3.7 to 4.7 GB/s from the
+#: 0.5.12's four and eight L40S reach 21 GB/s, where four other libraries get 3.7 to 4.7 and 1.4 to 2.0 GB/s from the
 #: server without peer-to-peer: its copies do not pass the host's memory.
 OTHER_SERVERS = {("l40s-pcie-8gpu", "SGLang 0.5.12"): "l40s-8-p2p"}
 #: Most ranks over PCIe that engines' own kernels join; beyond, they leave it to NCCL (vLLM and SGLang,
