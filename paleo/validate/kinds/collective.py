@@ -103,7 +103,7 @@ class CollectiveTable(TableKind[System]):
             fixed = tuple(name for name in names if name != SINGLE_SIZE[stack])
             return FitPlan(plain, fixed=fixed, starts=1, prior=0.0)
         start, fixed = self.start(family, stack, figures)
-        if family == "collective.nccl" and link_kind(figures) == "pcie-staged":
+        if isinstance(start, NcclParameters) and link_kind(figures) == "pcie-staged":
             fixed = tuple(name for name in fixed if name != "skew")
             return FitPlan(replace(start, skew=10 * MICROSECOND), apart=("skew",), fixed=fixed)
         return FitPlan(start, fixed=fixed)
