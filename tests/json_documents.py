@@ -51,6 +51,7 @@ CALLS: dict[str, list[list[str]]] = {
         ["scale", "lenet", *NODE, "--gpus", "1,8"],
         ["scale", "gpt2", *NODE, "strong", "--gpus", "1,16", "--global-batch", "32"],
         ["scale", "lenet", *NODE, "--gpus", "8,16", "--goodput"],
+        ["scale", "lenet", *NODE, "--gpus", "8,7,12", "--strategy", "tp=4", "--consistency", "bsp,async"],
     ],
     "compare": [
         ["compare", "lenet", "--systems", "dgx-a100-80gb,dgx-h100", "--gpus", "8"],

@@ -201,7 +201,7 @@ def scale(model: str, system: str, curves: Sequence[ScaleCurve]) -> Document:
         ],
         "points": [_point(curve, point) for curve in curves for point in curve.points if point.usable],
         "unusable": [
-            {**_of_curve(curve), "gpus": point.gpus, "reason": point.problem}
+            {**_of_curve(curve, None), "gpus": point.gpus, "reason": point.problem}
             for curve in curves
             for point in curve.points
             if not point.usable
@@ -210,9 +210,11 @@ def scale(model: str, system: str, curves: Sequence[ScaleCurve]) -> Document:
     }
 
 
-def _of_curve(curve: ScaleCurve) -> Document:
-    """What tells the curves of one document apart."""
-    return {"scaling": curve.scaling, "consistency": curve.consistency, "nodes": curve.nodes}
+def _of_curve(curve: ScaleCurve, study: ConsistencyStudy | None) -> Document:
+    """What tells the curves of one document apart; ``consistency`` is a mapping in every point, with the figures of its
+    study where there is one."""
+    cycle = {} if study is None else _cycle(study)
+    return {"scaling": curve.scaling, "consistency": {"model": curve.consistency, **cycle}, "nodes": curve.nodes}
 
 
 def _turnover(curve: ScaleCurve) -> Document:
@@ -224,10 +226,8 @@ def _turnover(curve: ScaleCurve) -> Document:
 
 def _point(curve: ScaleCurve, point: ScalePoint) -> Document:
     prediction = point.predicted
-    shown = {} if point.consistency is None else _cycle(point.consistency)
     return {
-        **_of_curve(curve),
-        "consistency": {"model": curve.consistency, **shown},
+        **_of_curve(curve, point.consistency),
         "gpus": point.gpus,
         "global_batch_size": prediction.plan.global_batch,
         "local_batch_size": prediction.plan.local_batch,

@@ -58,25 +58,23 @@ def consistency(curves: Sequence[ScaleCurve]) -> Figure:
     with matplotlib.rc_context(STYLE):
         figure, (updates, stale) = figure_of(10.0, 4.2, columns=2)
         for curve, colour, mark in zip(curves, CYCLE, MARKS, strict=False):
-            points = [point for point in curve.points if point.usable and point.consistency is not None]
-            studies = [point.consistency for point in points if point.consistency is not None]
-            if not studies:
-                continue
-            workers = [study.workers for study in studies]
-            updates.plot(workers, [float(study.cycle.updates_per_s) for study in studies], f"-{mark}", color=colour,
-                         label=curve.label)  # fmt: skip
-            stale.errorbar(workers, [float(study.cycle.staleness_mean) for study in studies], fmt=f"-{mark}",
-                           yerr=[float(study.cycle.staleness_sd) for study in studies], color=colour,
-                           label=curve.label)  # fmt: skip
-            if studies[-1].served:
-                knee = float(studies[-1].cycle.knee)
+            points = [point for point in curve.points if point.usable]
+            workers = [point.predicted.plan.dp for point in points]
+            means, deviations = zip(*(point.staleness for point in points), strict=True)
+            label = f"{curve.label}, bsp" if curve.consistency == "bsp" else curve.label
+            look = {"fmt": f"-{mark}", "color": colour, "label": label, "clip_on": False, "zorder": 3}
+            updates.errorbar(workers, [point.updates_per_s for point in points], **look)
+            stale.errorbar(workers, means, yerr=deviations, **look)
+            study = points[-1].consistency
+            if study is not None and study.served:
+                knee = float(study.cycle.knee)
                 updates.axvline(knee, color=colour, linestyle="--", linewidth=1.0, label=f"knee at {knee:.3g} workers")
         updates.set(xscale="log", xlabel="workers", ylabel="updates of the model a second")
-        updates.set_ylim(bottom=0.0)
         stale.set(xscale="log", yscale="symlog", xlabel="workers", ylabel="staleness [updates]")
-        stale.set_ylim(bottom=0.0)
+        counts = sorted({point.predicted.plan.dp for curve in curves for point in curve.points if point.usable})
         for axes in (updates, stale):
-            _plain(axes, [point.gpus for point in curves[0].points])
+            axes.set_ylim(bottom=0.0)
+            _plain(axes, counts)
             axes.legend(loc="best")
     return figure
 

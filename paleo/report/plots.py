@@ -58,6 +58,7 @@ _KINDS = {
     "gather": ("gathered weights", YELLOW),
     "bucket": ("gradients", ORANGE),
     "update": ("update", BLACK),
+    "wait": ("waiting for the slowest", GREY),
 }
 STYLE: Any = {
     "font.size": 9,

@@ -52,10 +52,16 @@ class ConsistencyStudy:
 
 
 def studied(prediction: Prediction) -> ConsistencyStudy | None:
-    """The study of a run that names a consistency model; None for synchronous steps, which hold their waiting."""
+    """The study of a run that names a consistency model, worked out once for a prediction; None for synchronous steps,
+    which hold their waiting."""
     run = prediction.run
     if run.forward_only or run.consistency == "bsp":
         return None
+    return prediction.steps.batch.shared.once("consistency", lambda: _study(prediction))
+
+
+def _study(prediction: Prediction) -> ConsistencyStudy:
+    run = prediction.run
     model, work = consistency(run.consistency), workload(prediction)
     return ConsistencyStudy(prediction, model, work, model.cycle(work), consistency("bsp").cycle(work))
 

@@ -76,6 +76,17 @@ class ScalePoint:
         return self.predicted.samples_per_s if self.consistency is None else self.consistency.samples_per_s
 
     @property
+    def updates_per_s(self) -> float:
+        """Updates of the model a second; a synchronous step of all workers is one."""
+        return 1.0 / self.step_time if self.consistency is None else float(self.consistency.cycle.updates_per_s)
+
+    @property
+    def staleness(self) -> tuple[float, float]:
+        """Mean and deviation of the updates that a gradient is late by; none of a synchronous step."""
+        study = self.consistency
+        return (0.0, 0.0) if study is None else (float(study.cycle.staleness_mean), float(study.cycle.staleness_sd))
+
+    @property
     def usable(self) -> bool:
         return self.prediction is not None and not self.problem
 

@@ -10,6 +10,7 @@ import pytest
 from paleo import Prediction, Run, load_model, load_system, predict
 from paleo.cli import run as paleo
 from paleo.errors import PlanError
+from paleo.report.exchange_plots import scaling as scaling_picture
 from paleo.specs.hardware import System
 from paleo.step.stragglers import expected_largest, waiting_share
 from paleo.studies import compression, consistency, placement
@@ -149,6 +150,41 @@ def test_a_training_lasts_as_long_as_its_workers_take() -> None:
     assert study is not None and training(stale, amount).time == pytest.approx(10 * study.step_time)
     candidates = compare(stale.model, [stale.system], stale.run, amount).candidates
     assert candidates[0].samples_per_s == pytest.approx(study.samples_per_s)
+
+
+def test_a_study_is_worked_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A training, a comparison and the blocks of an estimate ask for the same one."""
+    calls: list[Run] = []
+    counting = consistency.predict
+
+    def counted_predict(*arguments: object) -> Prediction:
+        calls.append(arguments[2])
+        return counting(*arguments)
+
+    monkeypatch.setattr(consistency, "predict", counted_predict)
+    stale = step(consistency="async", gpus=8)
+    training(stale, Amount(1000.0, "some"))
+    assert consistency.studied(stale) is consistency.studied(stale)
+    assert [run.exchange for run in calls] == ["after"]
+
+
+def test_a_picture_shows_every_model_that_a_scale_compares() -> None:
+    systems, counts = load_system("dgx-a100-80gb"), [1, 8, 16]
+    runs = variants(Run(batch=32, consistency="bsp,async"))
+    figure = scaling_picture([scale(load_model("lenet"), systems, run, counts, "weak") for run in runs])
+    assert figure is not None
+    stale = figure.axes[1]
+    assert {text.get_text() for text in stale.get_legend().get_texts()} == {"weak scaling, bsp", "weak scaling, async"}
+    assert [list(line.get_ydata()) for line in stale.lines[:2]] == [[0.0] * 3, [0.0, 7.0, 15.0]]
+    assert not any(line.get_clip_on() for line in stale.lines[:2])
+
+
+def test_points_that_do_not_run_name_their_model_as_others_do(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--system", "dgx-a100-80gb", "--gpus", "8,7", "--strategy", "tp=4", "--consistency", "bsp,async"]
+    assert paleo(["scale", "lenet", *options, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert [point["consistency"] for point in document["unusable"]] == [{"model": "bsp"}, {"model": "async"}]
+    assert [point["consistency"]["model"] for point in document["points"]] == ["bsp", "async"]
 
 
 def test_a_sweep_has_columns_of_consistency() -> None:
