@@ -4,6 +4,7 @@ nodes against others."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -62,7 +63,7 @@ def consistency(curves: Sequence[ScaleCurve]) -> Figure:
             workers = [point.predicted.plan.dp for point in points]
             means, deviations = zip(*(point.staleness for point in points), strict=True)
             label = f"{curve.label}, bsp" if curve.consistency == "bsp" else curve.label
-            look = {"fmt": f"-{mark}", "color": colour, "label": label, "clip_on": False, "zorder": 3}
+            look: dict[str, Any] = {"fmt": f"-{mark}", "color": colour, "label": label, "clip_on": False, "zorder": 3}
             updates.errorbar(workers, [point.updates_per_s for point in points], **look)
             stale.errorbar(workers, means, yerr=deviations, **look)
             study = points[-1].consistency
