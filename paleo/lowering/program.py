@@ -497,23 +497,24 @@ class _Lowering:
         return self.precision if placed.node.repeats else self.precision.sixteen_bits
 
     def _passes(self, section: str, elements: float, tensors: float) -> Iterable[Counted]:
-        """What the framework does to each gradient once backward has made it: a launch for each tensor and two
-        accesses; where the product itself adds it to the sum, the sum is read and written in place of a result in
-        sixteen bits, without a launch."""
-        accesses = self.precision.gradient_accesses
-        if self.precision.accumulated and elements:
-            sums = elements * self.precision.gradient
-            written = sums - elements * self.precision.activation
-            kernel = flat_pass(
-                f"{section}.sums", "elementwise", "backward_weight", elements, sums, max(written, 0.0), calls=0.0
-            )
-            yield Counted(kernel, section, 1)
-        if accesses and elements:
-            moved = elements * accesses * self.precision.gradient / 2.0
-            flops, calls = elements * accesses / 2.0, tensors * accesses / 2.0
-            name = f"{section}.gradients"
-            kernel = flat_pass(name, "elementwise", "backward_weight", elements, moved, moved, flops=flops, calls=calls)
-            yield Counted(kernel, section, 1)
+        """What the framework does to each gradient once backward has made it: it is added to an accumulator of its own,
+        in a launch for each tensor; or the product itself adds it to the sum, which is read and written in place of a
+        result in sixteen bits, without a launch; and other accesses, two of them a launch for each tensor."""
+        formats, half = self.precision, self.precision.gradient_accesses / 2.0
+        moved = half * formats.gradient
+        passes = [("gradients", moved, moved, half, tensors * half)]
+        if formats.accumulator:
+            read = formats.gradient + formats.accumulator
+            passes.insert(0, ("accumulation", read, formats.accumulator, 1.0, tensors))
+        if formats.accumulated:
+            passes.insert(0, ("sums", formats.gradient, max(formats.gradient - formats.activation, 0.0), 1.0, 0.0))
+        for name, read, written, flops, calls in passes:
+            if read * elements:
+                sizes = elements, elements * read, elements * written
+                kernel = flat_pass(
+                    f"{section}.{name}", "elementwise", "backward_weight", *sizes, flops=elements * flops, calls=calls
+                )
+                yield Counted(kernel, section, 1)
 
     def _additions(self, node: Node, tensor: Tensor) -> int:
         """How often the iterations of this reader add their gradient of an input to one that is there: all but the

@@ -47,7 +47,7 @@ class Optimizer:
         if self.stepwise:
             return self._stepwise_bytes(precision)
         weight = precision.master or precision.parameter
-        read = precision.gradient + weight + self.states * precision.state
+        read = precision.summed + weight + self.states * precision.state
         narrow = precision.parameter if precision.master else 0.0
         written = weight + self.states * precision.state + narrow
         return read * (2.0 if self.norms else 1.0), written
@@ -65,7 +65,7 @@ class Optimizer:
         read, written = (count * precision.state for count in self.accesses)
         if not precision.master:
             return read, written
-        return read + precision.gradient + precision.master, written + precision.state + precision.parameter
+        return read + precision.summed + precision.master, written + precision.state + precision.parameter
 
 
 _ALL = (

@@ -35,11 +35,11 @@ class Precision:
 
     ``activation`` is what layers pass on, ``operand`` what matrix products read, ``parameter`` the copy that forward
     and backward use, ``gradient`` the parameter gradients, ``master`` the optimizer's own fp32 copy (0 where the
-    parameter is already fp32), ``state`` each optimizer state, ``accumulator`` a second copy of the gradients in which
-    a framework sums them (kept, not exchanged). Statistics (means, variances, log-sum-exp) are fp32,
-    dropout masks one byte, indices int64. With ``casts`` weights stay fp32, and products read narrow copies that are
-    made for each pass; their gradients are widened again. ``gradient_accesses`` are reads and writes of each gradient
-    after every backward pass: unscaling, norms, clipping, accumulation.
+    parameter is already fp32), ``state`` each optimizer state, ``accumulator`` a second copy of the gradients to which
+    a framework adds each of them, in a pass of its own, and which it exchanges, clips and hands to the optimizer.
+    Statistics (means, variances, log-sum-exp) are fp32, dropout masks one byte, indices int64. With ``casts`` weights
+    stay fp32, and products read narrow copies that are made for each pass; their gradients are widened again.
+    ``gradient_accesses`` are reads and writes of each gradient after every backward pass: unscaling, norms, clipping.
     """
 
     dtype: str
@@ -53,6 +53,15 @@ class Precision:
     casts: bool = False
     gradient_accesses: float = 0.0
     accumulated: bool = False
+
+    @property
+    def summed(self) -> float:
+        """Bytes of a gradient in the sum that is exchanged, clipped and handed to the optimizer.
+
+        >>> precision("bf16").summed, replace(precision("bf16"), accumulator=4.0).summed
+        (2, 4.0)
+        """
+        return self.accumulator or self.gradient
 
     @property
     def wide(self) -> float:

@@ -133,7 +133,7 @@ class _Chain:
             for kernel in (*operation.forward(formats), *operation.backward(formats))
         ]
         seconds = float(self.backend.prices.times(kernels).alone.sum())
-        sums = [float(tensor.elements) * formats.gradient for tensor, axes in placed.parameters if axes and tensor.grad]
+        sums = [float(tensor.elements) * formats.summed for tensor, axes in placed.parameters if axes and tensor.grad]
         return _Option(split, seconds + self._collectives([("all_reduce", size) for size in sums]))
 
     def change(self, index: int, before: Split, after: Split) -> float:

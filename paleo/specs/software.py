@@ -136,6 +136,11 @@ class HostTime(Spec):
         description="what an exchange between nodes by deepep or hybridep takes beside its bytes: layout, counts that "
         "are sent ahead, and the wait for them",
     )
+    piece: Seconds = Field(
+        0.0,
+        description="what each piece of a tensor that one rank updated costs the host when ZeRO-1 and 2 gather it: "
+        "views and a copy (0: flat buffers, gathered whole)",
+    )
     whole_iteration: Flag = Field(
         False, description="whether an iteration is one CUDA graph, so that its operations cost the host nothing"
     )
@@ -221,7 +226,9 @@ class Gradients(Spec):
         "reads and writes with every microbatch (Megatron's gradient_accumulation_fusion)",
     )
     accumulator: Factor = Field(
-        0.0, description="bytes for each parameter beside the gradient, in which it is summed up"
+        0.0,
+        description="bytes for each parameter beside a gradient in sixteen bits, to which a pass of its own adds it "
+        "after every backward pass, and which is what is exchanged",
     )
     clip: Literal["none", "norm", "scaled"] = Field(
         "none",

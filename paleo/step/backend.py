@@ -90,6 +90,11 @@ class Backend:
         return self.software.host.forward if self.prices.rates is None else 0.0
 
     @property
+    def piece(self) -> float:
+        """Seconds of the host for a piece of a tensor that ZeRO-1 and 2 gather."""
+        return self.software.host.piece if self.prices.rates is None else 0.0
+
+    @property
     def gathers_ahead(self) -> bool:
         """Whether updated parameters are gathered during the next step's forward pass."""
         return self.overlapped and self.software.overlap.gather
@@ -228,7 +233,7 @@ def backend_of(
         handshake=0.0 if prices.rates is not None else software.host.handshake,
     )  # fmt: skip
     formats = autocast(precision(dtype)) if software.formats.mixed == "autocast" else precision(dtype)
-    accumulator, accesses = software.gradients.accumulator, software.gradients.accesses
+    accumulator, accesses = software.gradients.accumulator if formats.master else 0.0, software.gradients.accesses
     accumulated = software.gradients.accumulated and not formats.casts
     formats = replace(formats, accumulator=accumulator, gradient_accesses=accesses, accumulated=accumulated)
     if formats.master and (run.main_gradients or software.formats.main_gradients) == "fp32":

@@ -228,7 +228,7 @@ class Layouts:
         stride = self.meshes[layout].stride(axes) if ranks > 1 else 1
         inside = min(ranks, max(1, self.backend.system.devices_per_node // stride))
         key = "gradient", id(program), ranks, inside
-        width = self.backend.formats.gradient
+        width = self.backend.formats.summed
         return self.shared.once(key, lambda: unit_gradient(program, float(ranks), width, float(inside)))
 
     def coding(self, kinds: StageKinds) -> Array:
@@ -291,7 +291,7 @@ class Layouts:
         """Seconds in which gradients are summed, and their bytes: of each chunk (stages, chunks, layouts), or of all
         chunks of a stage in one go (stages, 1, layouts)."""
         kinds, copies = assignment.kinds, assignment.copies
-        width = self.backend.formats.gradient
+        width = self.backend.formats.summed
         if copies > 1:  # how far apart the copies of a stage are depends on the stage
             stage, chunk = kinds.stages.holdings[assignment.stage_kind], kinds.chunks.holdings[assignment.chunk_kind]
             both = np.concatenate([stage[:, None], chunk], axis=1)
@@ -306,11 +306,14 @@ class Layouts:
         return seconds[0, rows], seconds[1, rows]
 
     def state_gathers(self, assignment: Assignment) -> Array:
-        """Seconds in which each stage gathers the parameters that other ranks updated: (stages, layouts)."""
+        """Seconds in which each stage gathers the parameters that other ranks updated, the host's for their pieces too:
+        (stages, layouts)."""
         kinds, width = assignment.kinds.stages, self.backend.formats.parameter
+        pieces = self.tensors(kinds) * self.shards * (self.shards > 1) * self.backend.piece
 
         def gathers(rows: Index | slice) -> Array:
-            return np.asarray(self.sent(kinds.holdings[rows, None], assignment.copies, "trained", 1, width)[0, :, 0])
+            seconds = self.sent(kinds.holdings[rows, None], assignment.copies, "trained", 1, width)[0, :, 0]
+            return np.asarray(seconds + pieces[rows])
 
         if assignment.copies > 1:
             key = "state gathers", assignment.stages_key
@@ -332,7 +335,7 @@ class Layouts:
 
     def _tied_sum(self, tie: int, apart: int) -> Array:
         strides = np.array([mesh.stride(("pp",)) for mesh in self.meshes])
-        sizes = np.array([program.ties[tie].elements for program in self.programs]) * self.backend.formats.gradient
+        sizes = np.array([program.ties[tie].elements for program in self.programs]) * self.backend.formats.summed
         return self.backend.fabric.times("all_reduce", strides * apart, np.full(len(sizes), 2), sizes)
 
     def updates(self, kinds: StageKinds, *, sharded: bool) -> Array:
@@ -344,9 +347,12 @@ class Layouts:
         counts = self.owned(kinds, sharded=sharded)
         if not self.training:
             return np.zeros_like(counts)
+        return self.backend.updated(counts, self.tensors(kinds)) + self.clipping(kinds, sharded=sharded)
+
+    def tensors(self, kinds: StageKinds) -> Array:
+        """Parameter tensors of each kind of stage: (kinds, 1)."""
         each = section_figures(self.programs[0], "tensors")
-        tensors = over(kinds.holdings[:, : len(each)], each)[:, None]
-        return self.backend.updated(counts, tensors) + self.clipping(kinds, sharded=sharded)
+        return over(kinds.holdings[:, : len(each)], each)[:, None]
 
     def clipping(self, kinds: StageKinds, *, sharded: bool) -> Array:
         """Seconds in which gradients are clipped, the sum of their norm over ranks too: (kinds, layouts)."""

@@ -100,7 +100,7 @@ def clip_kernels(count: float, clip: str, formats: Precision) -> list[Kernel]:
     """Passes over ``count`` gradients before an update that is clipped to a global norm: they are read once for the
     norm and, where they are ``scaled`` apart from the update, read and written once more (Pascanu et al., ICML
     2013)."""
-    size = count * (formats.accumulator or formats.gradient)
+    size = count * formats.summed
     norm = flat_pass("norm of gradients", "reduce", "update", count, size, 0.0, flops=2.0 * count)
     scale = flat_pass("scaled gradients", "elementwise", "update", count, size, size)
     return {"none": [], "norm": [norm], "scaled": [norm, scale]}[clip]

@@ -112,7 +112,7 @@ def iteration_seconds(times: LayerTimes, layouts: Layouts, layout: Index, *, sha
     if not sharded:
         return times.iteration
     goes_back = np.array([section.goes_back for section in layouts.programs[0].sections])
-    sections, width = len(goes_back), layouts.backend.formats.gradient
+    sections, width = len(goes_back), layouts.backend.formats.summed
     single = np.eye(sections, sections + len(layouts.programs[0].ties))[None]
     gradients = layouts.sent(single, 1, "gradients", 3, width)[0, 0]
     gather, again = section_gathers(layouts)[:, layout], section_gathers(layouts, "again")[:, layout]
@@ -169,6 +169,6 @@ def _sharded_collectives(batch: Batch) -> tuple[Array, Array, Array, Array, Arra
         again = batch.taken(layouts.sent(parts, copies, "again", 3, formats.parameter)[0])
     if batch.overlapped:
         late = np.zeros((*assignment.placed.shape[:2], len(batch)))
-        return parts, gather, again, batch.taken(layouts.sent(parts, copies, "gradients", 3, formats.gradient)[0]), late
+        return parts, gather, again, batch.taken(layouts.sent(parts, copies, "gradients", 3, formats.summed)[0]), late
     after, _ = layouts.exchange(assignment, 3, chunks=True)
     return parts, gather, again, np.zeros_like(gather), batch.taken(after)

@@ -56,7 +56,7 @@ class Contended:
 def buckets_of(batch: Batch) -> Buckets:
     """How the gradients and parameters of a batch travel."""
     backend = batch.backend
-    return Buckets(backend.run.bucket, backend.formats.gradient, batch.overlapped, batch.sharded, batch.scattered)
+    return Buckets(backend.run.bucket, backend.formats.summed, batch.overlapped, batch.sharded, batch.scattered)
 
 
 def stream_seconds(batch: Batch) -> StreamSeconds:
@@ -155,7 +155,7 @@ def section_exchanges(layouts: Layouts, zero: int) -> Array:
 
 
 def _section_exchanges(layouts: Layouts, zero: int) -> Array:
-    width = layouts.backend.formats.gradient
+    width = layouts.backend.formats.summed
     shape = len(layouts.programs[0].sections), len(layouts)
     if layouts.backend.run.bucket <= 0:
         return np.zeros(shape)

@@ -87,7 +87,7 @@ def workload(prediction: Prediction) -> Workload:
     noise = Noise.of(run, batch.backend.software, plan.local_batch)
     compute = max(after.step_time - exchange, 0.0)
     elements = float(batch.layouts.elements(batch.assignment.kinds.stages, trained=True).max())
-    payload = elements * batch.backend.formats.gradient
+    payload = elements * batch.backend.formats.summed
     tensors = sum(section.tensors * section.repeat for section in prediction.program.sections) / plan.stages
     return Workload(
         workers=float(plan.dp),

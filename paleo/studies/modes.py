@@ -193,7 +193,7 @@ def _workload(batch: Batch, rows: Index, steps: Array, system: System, run: Run)
     """Some configurations of a batch, whose exchange follows their passes, as the workloads of like workers."""
     layouts, layout = batch.layouts, batch.cases.layout[rows]
     elements = layouts.elements(batch.assignment.kinds.stages, trained=True).max(axis=0)
-    payload = elements * batch.backend.formats.gradient
+    payload = elements * batch.backend.formats.summed
     exchange = layouts.exchange(batch.assignment, batch.zero, chunks=False)[0].sum(axis=1).max(axis=0)
     groups = layouts.groups(range(len(layouts)), [BATCH_AXES] * len(layouts))
     neighbour = layouts.collective("send_recv", groups, payload)

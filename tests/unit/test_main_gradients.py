@@ -107,3 +107,31 @@ def test_a_product_that_adds_to_the_sum_reads_and_writes_it(format: str, more: f
     ]  # fmt: skip
     assert moved[0] == 0.0
     assert moved[1] == pytest.approx(more * 8.03e9, rel=1e-3)
+
+
+def test_an_accumulator_is_added_to_in_a_pass_of_its_own_and_exchanged() -> None:
+    """bf16 read, fp32 read and written: 10 bytes a parameter; kept: 2 + 2 + 4 + 12; exchanged: 4."""
+    plain = load_software("megatron-2021")
+    summing = plain.changed({"gradients.accumulator": 4.0})
+    run = Run.model_validate({"gpus": 8, "batch": 1, "dtype": "bf16", "software": "megatron-2021"})
+    narrow, wide = (predict(load_model("llama3-8b"), H100, run, profile) for profile in (plain, summing))
+    moved = sum(
+        section.repeat * counted.times * counted.kernel.bytes
+        for section in wide.program.sections
+        for counted in section.kernels
+        if counted.kernel.name.endswith(".accumulation")
+    )
+    assert moved == pytest.approx(10 * 8.03e9, rel=1e-3)
+    assert bytes_a_parameter(wide) == pytest.approx(20, rel=1e-6)
+    assert wide.breakdown.communication_total == pytest.approx(2 * narrow.breakdown.communication_total, rel=0.05)
+
+
+def test_pieces_that_zero_gathers_one_by_one_cost_the_host() -> None:
+    """32 blocks of 4 products and 2 norms, embedding, last norm and output: 195 tensors, each in 8 pieces of 17 us."""
+    pieces = load_software("nanotron")
+    flat = pieces.changed({"host.piece": 0.0})
+    run = {"gpus": 8, "batch": 8, "dtype": "bf16", "software": "nanotron"}
+    for strategy, seconds in (("zero=1", 195 * 8 * 17e-6), ("dp", 0.0)):
+        asked = Run.model_validate({**run, "strategy": strategy})
+        slow, fast = (predict(load_model("llama3-8b"), H100, asked, profile) for profile in (pieces, flat))
+        assert slow.step_time - fast.step_time == pytest.approx(seconds, abs=1e-9)
