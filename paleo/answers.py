@@ -223,6 +223,13 @@ class Searched(StudyResult):
     explanation: Explanation | None
 
     @property
+    def wish(self) -> buying.Wish:
+        """The wish for one step alone."""
+        from paleo.studies.buying import Wish
+
+        return Wish(objective=self.search.objective)
+
+    @property
     def best(self) -> Run | None:
         """The run of the best plan that fits."""
         fitting = [plan for plan in self.search.plans if plan.fits]
@@ -251,6 +258,25 @@ class Planned(StudyResult):
 
     command, rows = "plan", "plans"
     reply: buying.Answer
+
+    @property
+    def model(self) -> ModelSpec:
+        return self.reply.model
+
+    @property
+    def system(self) -> System:
+        """The first system."""
+        return self.reply.searches[0][0]
+
+    @property
+    def search(self) -> Search:
+        """All plans on the first system, at the global batch of the answer."""
+        return self.reply.search
+
+    @property
+    def wish(self) -> buying.Wish:
+        """What was asked for."""
+        return self.reply.wish
 
     @property
     def best(self) -> buying.PricedPlan | None:

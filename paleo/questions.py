@@ -5,7 +5,8 @@
     paleo.compare("bert_large", ["dgx-a100-80gb", "dgx-h100"], gpus=8, batch=16)   # a table, in a notebook
     paleo.scale("resnet50", "dgx-a100-80gb", [1, 8, 64], global_batch=1024).to_frame()
 
-Networks, systems and tasks are names of the catalog, paths, or what was loaded. Keywords beside those of a function are
+Networks, systems and tasks are names of the catalog, paths, or what was loaded; `compare` takes ``dgx-h100:4`` and
+``("dgx-h100", 4)`` for four GPUs of a system. Keywords beside those of a function are
 fields of `paleo.specs.run.Run` (``seq`` too) and, where a training is priced, of the tariff: ``price``, ``term``,
 ``buy``, ``electricity``, ``pue``, ``host_power``, and where failures are counted ``goodput`` and the options of a long
 run (`paleo.studies.long_run.LongRunOptions`), as the command line spells them; any other one is a SpecError.
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,11 +35,18 @@ from paleo.studies.cost import Tariff, stated_tariff
 from paleo.studies.learning import Goal, aimed, amount_for
 from paleo.studies.long_run import LongRunOptions, stated_long_run
 from paleo.studies.training import amount, stated_amount, training, usual_amount, with_length
+from paleo.units import listed, whole_number
 
 if TYPE_CHECKING:
     from paleo.search.space import Space
-    from paleo.studies.comparison import Objective, Planner
+    from paleo.studies.comparison import Planner
 
+#: A system by name, path or as loaded, perhaps with its GPUs: ``dgx-h100:4``, ``("dgx-h100", 4)``.
+Offered = str | Path | System | tuple[str | Path | System, int]
+#: GPU counts: one, several, or a text such as ``8,16`` or ``8..64``.
+Counts = int | str | Sequence[int]
+#: The largest count of GPUs, and the most counts.
+MOST_GPUS, MOST_COUNTS = 10**7, 200
 #: Keywords of a tariff, and those of a long run.
 TARIFF_WORDS = frozenset(inspect.signature(stated_tariff).parameters)
 LONG_RUN_WORDS = frozenset({"goodput", *(field.name for field in fields(LongRunOptions))})
@@ -73,7 +81,7 @@ def estimate(
 def scale(
     model: str | Path | ModelSpec,
     system: str | Path | System,
-    gpus: int | Sequence[int],
+    gpus: Counts,
     *,
     mode: str | None = None,
     epochs: float | None = None,
@@ -90,7 +98,7 @@ def scale(
     asked = _Asked.of("scale", run, options)
     kinds = scaling.scalings(mode or ("weak" if asked.run.global_batch is None else "strong"))
     network, machine = _model(model), _system(system)
-    counts = _counts("scale", gpus)
+    counts = gpu_counts(gpus)
     stated = stated_amount(network, asked.run, epochs=epochs, samples=samples, tokens=tokens)
     wanted = stated or usual_amount(network)
     terms = asked.long_run, wanted, asked.tariff
@@ -104,34 +112,35 @@ def scale(
 
 def compare(
     model: str | Path | ModelSpec,
-    systems: str | Path | System | Sequence[str | Path | System],
+    systems: Offered | Sequence[Offered],
     *,
     run: Run | None = None,
     epochs: float | None = None,
     samples: float | None = None,
     tokens: float | None = None,
     target: str | None = None,
-    objective: Objective | None = None,
+    objective: str | None = None,
     **options: Any,
 ) -> Compared:
     """The same run on several systems, in the order given or best first by ``objective``: time, cost or energy; with
-    ``strategy="auto"`` each has the best plan of a search."""
+    ``strategy="auto"`` each has the best plan of a search. ``gpus`` are those of every system that states none."""
     from paleo.studies import comparison
 
     asked = _Asked.of("compare", run, options)
     network = _model(model)
     stated = stated_amount(network, asked.run, epochs=epochs, samples=samples, tokens=tokens)
     aimed_run, wanted = aimed(network, asked.run, target, stated)
-    machines, search_plans = _machines("compare", systems), planner_of(asked.run, _given(asked.run))
-    terms = wanted, asked.tariff, asked.long_run
-    study = comparison.compare(network, machines, aimed_run, *terms, planner=search_plans)
+    offers, terms = systems_with_counts(systems, aimed_run.gpus), (wanted, asked.tariff, asked.long_run)
+    machines, counts = [system for system, _ in offers], [count for _, count in offers]
+    planner = planner_of(asked.run, aimed_run.software) if aimed_run.strategy == comparison.AUTO else None
+    study = comparison.compare(network, machines, aimed_run, *terms, gpus=counts, planner=planner)
     return Compared(study if objective is None else study.ranked(comparison.objective_named(objective)))
 
 
 def search(
     model: str | Path | ModelSpec,
     system: str | Path | System,
-    gpus: int | Sequence[int],
+    gpus: Counts,
     *,
     objective: str = "time",
     top: int = 10,
@@ -144,48 +153,43 @@ def search(
     from paleo.search import plans
 
     network, machine = _model(model), _system(system)
-    counts = _counts("search", gpus)
+    counts = gpu_counts(gpus)
     stated = _Asked.of("search", run, options, priced=False, long_run=False).run
-    space, sized = narrowed(stated, _given(stated)), stated.model_copy(update={"gpus": counts[0], "strategy": "dp"})
+    space, sized = narrowed(stated), stated.model_copy(update={"gpus": counts[0], "strategy": "dp"})
     ranking = plans.search(network, machine, sized, counts=counts, space=space, objective=objective, top=top)
     return Searched(network, machine, ranking, plans.explain(network, machine, ranking) if explain else None)
 
 
-def _given(run: Run) -> Document:
-    """Fields of a run that were stated."""
-    return {name: getattr(run, name) for name in run.model_fields_set}
-
-
-#: Fields of a run that narrow a search.
-NARROWING = ("strategy", "microbatch", "recompute", "schedule")
-
-
-def narrowed(run: Run, stated: Mapping[str, Any]) -> Space:
-    """What the stated fields of a run leave to be searched; schedules that the run's software is not known to run are
-    left out unless one is stated."""
+def narrowed(run: Run, software: str | None = None) -> Space:
+    """What the stated fields of a run (strategy, microbatch, recompute, schedule) leave to be searched; schedules that
+    the ``software`` (by default the run's) is not known to run are left out unless one is stated."""
     from paleo.search.space import within
     from paleo.studies.comparison import AUTO
     from paleo.studies.launch import runnable
 
-    fields_of = {"microbatches": "microbatch", "recompute": "recompute", "schedules": "schedule"}
-    strategy = stated.get("strategy")
-    space = within(
-        None if strategy == AUTO else strategy, **{listed: stated.get(name) for listed, name in fields_of.items()}
-    )
-    return runnable(space, run.software) if stated.get("schedule") is None else space
+    stated = _stated(run)
+    strategy = None if stated.get("strategy") == AUTO else stated.get("strategy")
+    lists = {"microbatches": "microbatch", "recompute": "recompute", "schedules": "schedule"}
+    space = within(strategy, **{choices: stated.get(name) for choices, name in lists.items()})
+    return runnable(space, software or run.software) if stated.get("schedule") is None else space
 
 
-def planner_of(run: Run, stated: Mapping[str, Any]) -> Planner:
+def _stated(run: Run) -> Document:
+    """The fields of a run that were stated, by their names."""
+    return {name: getattr(run, name) for name in run.model_fields_set}
+
+
+def planner_of(run: Run, software: str | None = None) -> Planner:
     """The search of a plan, narrowed by the stated fields of a run."""
     from paleo.search.recommended import recommended
 
-    return functools.partial(recommended, space=narrowed(run, stated))
+    return functools.partial(recommended, space=narrowed(run, software))
 
 
 def plan(
     model: str | Path | ModelSpec,
-    systems: str | Path | System | Sequence[str | Path | System],
-    gpus: int | Sequence[int],
+    systems: Offered | Sequence[Offered],
+    gpus: Counts,
     *,
     epochs: float | None = None,
     samples: float | None = None,
@@ -203,22 +207,24 @@ def plan(
     from paleo.studies import buying
 
     network = _model(model)
-    machines = _machines("plan", systems)
-    counts = _counts("plan", gpus)
+    machines = _machines(systems)
+    counts = gpu_counts(gpus)
     asked = _Asked.of("plan", run, options)
     stated = stated_amount(network, asked.run, epochs=epochs, samples=samples, tokens=tokens)
     aimed_run, wanted = aimed(network, asked.run, target, stated)
     failing = with_length(asked.long_run, wanted)
+    if deadline is None and budget is None and (asked.tariff != Tariff() or objective in ("cost", "energy")):
+        wanted = wanted or usual_amount(network)
     wish = replace(buying.stated_wish(wanted, deadline, budget, objective, asked.tariff), long_run=failing)
     sized = aimed_run.model_copy(update={"gpus": counts[0], "strategy": "dp"})
-    space = narrowed(aimed_run, _given(asked.run))
+    space = narrowed(asked.run, aimed_run.software)
     return Planned(buying.answer(network, machines, counts, sized, wish, space=space, top=top))
 
 
 def target(
     task: str | Path | TrainingTask,
     system: str | Path | System,
-    gpus: int | Sequence[int],
+    gpus: Counts,
     *,
     batch: int | str = "auto",
     noise_scale: float | None = None,
@@ -230,8 +236,8 @@ def target(
 
     asked = _Asked.of("target", None, options, long_run=False)
     goal = with_noise_scale(load_task(task) if isinstance(task, str | Path) else task, noise_scale)
-    machine, counts = _system(system), _counts("target", gpus)
-    points = over_counts(goal, machine, counts, str(batch), **_given(asked.run))
+    machine, counts = _system(system), gpu_counts(gpus)
+    points = over_counts(goal, machine, counts, str(batch), **_stated(asked.run))
     return TimeToTarget(goal, machine, scaling(points), asked.tariff)
 
 
@@ -267,20 +273,66 @@ def _check_keywords(name: str, options: Mapping[str, Any], known: set[str]) -> N
             raise SpecError(f"paleo.{name}: unknown keyword {keyword!r}; {near(keyword, known | keywords)}")
 
 
-def _counts(name: str, gpus: int | Sequence[int]) -> list[int]:
-    """Counts of GPUs, one or several; SpecError where one is none."""
-    counts = [gpus] if isinstance(gpus, int) else list(gpus)
-    if not counts or not all(isinstance(count, int) and count > 0 for count in counts):
-        raise SpecError(f"paleo.{name}: gpus={gpus!r}: expected a count of 1 or more, or several such as [8, 16]")
-    return counts
+def gpu_counts(gpus: Counts) -> list[int]:
+    """GPU counts from a number, several, or a text such as ``8,16`` and ``8..64`` (8, 16, 32, 64); SpecError where one
+    is none.
+
+    >>> gpu_counts("1,8..64")
+    [1, 8, 16, 32, 64]
+    """
+    parts = listed(gpus) if isinstance(gpus, str) else [gpus] if isinstance(gpus, int) else list(gpus)
+    counts = [count for part in parts for count in _one_or_doublings(part)]
+    if not counts or not all(counts):
+        raise SpecError(f"gpus {str(gpus)[:80]!r}: expected GPU counts from 1 up, such as 1,2,4,8 or 8..64")
+    if len(counts) > MOST_COUNTS:
+        raise SpecError(f"gpus: {len(counts)} counts; {MOST_COUNTS} are enough for a curve")
+    return list(dict.fromkeys(counts))
 
 
-def _machines(name: str, systems: str | Path | System | Sequence[str | Path | System]) -> list[System]:
-    """Systems, one or several; SpecError where there is none."""
-    listed = [systems] if isinstance(systems, str | Path | System) else list(systems)
-    if not listed:
-        raise SpecError(f"paleo.{name}: systems={systems!r}: expected names such as ['dgx-a100-80gb', 'dgx-h100']")
-    return [_system(system) for system in listed]
+def _one_or_doublings(part: object) -> list[int]:
+    """A count, or the doublings from ``8..64``; 0 stands for what is no count."""
+    if isinstance(part, int):
+        return [part if 0 < part <= MOST_GPUS else 0]
+    first, dots, last = str(part).partition("..")
+    low = whole_number(first, MOST_GPUS) or 0
+    high = whole_number(last, MOST_GPUS) or 0 if dots else low
+    doublings = [low * 2**power for power in range(MOST_GPUS.bit_length()) if 0 < low * 2**power <= high]
+    return [*doublings, *([high] if doublings and doublings[-1] < high else [])] or [0]
+
+
+def systems_with_counts(systems: Offered | Sequence[Offered], gpus: int) -> tuple[tuple[System, int], ...]:
+    """Systems, each with its GPUs: ``dgx-h100:4`` and ``("dgx-h100", 4)`` are four GPUs (not nodes), one without a
+    count has ``gpus``. SpecError where there is no system, or a count is none."""
+    offers = tuple(_offer(each, gpus) for each in _separate(systems))
+    if not offers:
+        raise SpecError(f"systems {systems!r}: expected names such as dgx-a100-80gb:16,dgx-h100:8")
+    return offers
+
+
+def _separate(systems: Offered | Sequence[Offered]) -> Iterable[Offered]:
+    """Systems one by one; a text may hold several with commas between them."""
+    if isinstance(systems, Path | System) or _is_pair(systems):
+        return (systems,)  # type: ignore[return-value]
+    return listed(systems) if isinstance(systems, str) else systems  # type: ignore[return-value]
+
+
+def _is_pair(offered: object) -> bool:
+    return isinstance(offered, tuple) and len(offered) == 2 and isinstance(offered[1], int)
+
+
+def _offer(offered: Offered, gpus: int) -> tuple[System, int]:
+    """A system and its GPUs."""
+    if isinstance(offered, tuple):
+        return _system(offered[0]), gpu_counts(offered[1])[0]
+    name, colon, count = offered.rpartition(":") if isinstance(offered, str) else ("", "", "")
+    if isinstance(offered, str) and colon and count.strip().isdecimal():
+        return _system(name.strip()), gpu_counts(count)[0]
+    return _system(offered), gpus
+
+
+def _machines(systems: Offered | Sequence[Offered]) -> list[System]:
+    """Systems of which no count is asked for; SpecError where there is none."""
+    return [system for system, _ in systems_with_counts(list(_separate(systems)), 1)]
 
 
 def _model(model: str | Path | ModelSpec) -> ModelSpec:

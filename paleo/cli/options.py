@@ -13,15 +13,11 @@ import typer
 from paleo.errors import SpecError
 
 if TYPE_CHECKING:
-    from paleo.specs.hardware import System
     from paleo.specs.run import Run
-    from paleo.studies.comparison import Planner
 
 #: Collective operations that the shell completes, and formats.
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce")
 DTYPES = ("fp32", "tf32", "bf16", "fp16", "fp8")
-#: The largest GPU count that --gpus takes, and the most counts.
-MOST_GPUS, MOST_COUNTS = 10**7, 200
 
 
 def completes(*kinds: str) -> Callable[[str], list[str]]:
@@ -76,7 +72,7 @@ Systems = Annotated[
         autocompletion=completes("systems", "devices"),
     ),
 ]
-Counts = Annotated[str, typer.Option("--gpus", metavar="1,2,4,…", help="GPU counts.")]
+Counts = Annotated[str, typer.Option("--gpus", metavar="1,2,4,…", help="GPU counts: 8,16 or 8..64, by doublings.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 Plot = Annotated[str | None, typer.Option("--plot", metavar="FILE", help="Draw it, too: .png, .svg or .pdf.")]
 
@@ -147,27 +143,18 @@ class RunOptions:
         list[str] | None, _option("Any other field of a run, or model.PARAMETER.", "--set", metavar="KEY=VALUE")
     ] = None
 
-    def run(self, **more: Any) -> Run:
-        """The run that the options describe; SpecError names the option that is wrong."""
+    def run(self) -> Run:
+        """The run that the options describe, its fields set as far as stated; SpecError names the option that is
+        wrong."""
         from paleo.specs.loading import validate
         from paleo.specs.run import Run
 
-        data = {**self._given(), **more}
+        data = self._given()
         for key, value in self._settings().items():
             _put(data, key, value)
         file = self._file()
-        model = {**file.get("model", {}), **data.get("model", {})}
-        return validate(Run, {**file, **data, "model": model}, "options")
-
-    def stated(self, name: str) -> Any:
-        """A field of the run as an option or the run's file states it; None where neither does."""
-        return {**self._file(), **self._given()}.get(name)
-
-    def narrowing(self) -> dict[str, Any]:
-        """The stated fields that narrow a search."""
-        from paleo.questions import NARROWING
-
-        return {name: self.stated(name) for name in NARROWING}
+        sizes = {**file.get("model", {}), **data.get("model", {})}
+        return validate(Run, {**file, **data, **({"model": sizes} if sizes else {})}, "options")
 
     def _given(self) -> dict[str, Any]:
         names = [field.name for field in fields(self) if field.name not in ("set_", "seq", "run_file")]
@@ -249,39 +236,3 @@ def packs(argument: str, options: type[Any]) -> Callable[[Callable[..., None]], 
 
 #: The options of a run, in the argument ``options``.
 takes_run = packs("options", RunOptions)
-
-
-def gpu_counts(text: str) -> list[int]:
-    """Counts as --gpus lists them; SpecError where one is no count."""
-    from paleo.units import listed, whole_number
-
-    parts = listed(text)
-    counts = [whole_number(part, MOST_GPUS) or 0 for part in parts]
-    if not counts or not all(counts):
-        raise SpecError(f"--gpus {text[:80]!r}: expected GPU counts from 1 up, such as 1,2,4,8")
-    if len(parts) > MOST_COUNTS:
-        raise SpecError(f"--gpus: {len(parts)} counts; {MOST_COUNTS} are enough for a curve")
-    return counts
-
-
-def systems_with_counts(text: str, gpus: int) -> tuple[tuple[System, int], ...]:
-    """Systems by name or path, each with the GPUs behind its colon (``dgx-h100:4`` is four GPUs, not nodes), else
-    ``gpus``."""
-    from paleo.specs.hardware import load_system
-    from paleo.units import listed
-
-    machines = []
-    for part in listed(text):
-        name, colon, count = part.rpartition(":")
-        counts = bool(colon) and count.strip().isdecimal()
-        machines.append((load_system(name.strip() if counts else part), gpu_counts(count)[0] if counts else gpus))
-    if not machines:
-        raise SpecError(f"--systems {text!r}: expected names such as dgx-a100-80gb:16,dgx-h100:8")
-    return tuple(machines)
-
-
-def planner(options: RunOptions, run: Run) -> Planner:
-    """The search of ``paleo plan``, narrowed by the options of a run that are given."""
-    from paleo.questions import planner_of
-
-    return planner_of(run, options.narrowing())

@@ -137,6 +137,18 @@ class Strategy:
 FLAGS = ("sp", "ulysses")
 #: Data parallelism by PyTorch's names, and the stage of ZeRO that each is; ``hsdp`` shards within each node.
 SHARDED: Mapping[str, Zero] = {"ddp": 0, "fsdp": 3, "hsdp": 3}
+
+
+def ranks_in_a_node(devices_per_node: int, replicas: int, split: int) -> int:
+    """The largest group of data-parallel ranks in a node: a divisor of the ``replicas``, each of ``split`` devices that
+    divide its layers.
+
+    >>> ranks_in_a_node(8, replicas=16, split=1), ranks_in_a_node(8, replicas=8, split=2), ranks_in_a_node(8, 3, 16)
+    (8, 4, 1)
+    """
+    return max((ranks for ranks in range(1, devices_per_node // split + 1) if replicas % ranks == 0), default=1)
+
+
 Preset = Callable[[Graph, Strategy], Placement]
 STRATEGIES: Registry[Preset] = Registry("strategy", "paleo.parallel")
 

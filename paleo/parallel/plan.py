@@ -11,7 +11,7 @@ from paleo.network.fine_tuning import fine_tuning
 from paleo.operations.optimizers import optimizer
 from paleo.operations.tensor import BYTES
 from paleo.parallel.mesh import AXES, BATCH_AXES, Mesh
-from paleo.parallel.placement import Strategy, parse_strategy
+from paleo.parallel.placement import Strategy, parse_strategy, ranks_in_a_node
 from paleo.schedules.base import SCHEDULES
 from paleo.specs.hardware import Device, System
 from paleo.specs.model import ModelSpec
@@ -182,7 +182,7 @@ def _shards(run: Run, strategy: Strategy, replicas: int) -> int:
 def _within_nodes(strategy: Strategy, system: System, replicas: int) -> Strategy:
     """The strategy with the largest groups of data-parallel ranks that share a node."""
     others = math.prod(strategy.degrees.get(axis, 1) for axis in AXES if axis not in BATCH_AXES and axis != "pp")
-    inside = max((n for n in range(1, system.devices_per_node // others + 1) if replicas % n == 0), default=1)
+    inside = ranks_in_a_node(system.devices_per_node, replicas, others)
     return replace(strategy, degrees={**strategy.degrees, "shard": inside})
 
 

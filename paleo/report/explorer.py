@@ -13,25 +13,47 @@ from html import escape
 import numpy as np
 import numpy.typing as npt
 
+from paleo.errors import SpecError
 from paleo.lowering.recompute import words
-from paleo.predict import Prediction
+from paleo.predict import Prediction, predict
 from paleo.report.explorer_assets import SCRIPT, STYLE
-from paleo.search.columns import PlanColumns
+from paleo.search.columns import PlanColumns, columns
+from paleo.search.plans import Search
+from paleo.specs.hardware import System
+from paleo.specs.model import ModelSpec
+from paleo.studies.buying import Wish
+from paleo.studies.cost import Tariff
 from paleo.studies.launch import estimate_command
-from paleo.studies.training import Training, rent
+from paleo.studies.training import Training, rent, training
 from paleo.units import HOUR
 
 #: Plans that a page holds; beyond them only the best are kept.
 MOST_PLANS = 200_000
 
 
+def explored(model: ModelSpec, system: System, search: Search, wish: Wish) -> str:
+    """The page of all plans of a search on one system; SpecError where it has none."""
+    if search.ranking is None or not search.plans:
+        raise SpecError("--explore: the search has no plans to show")
+    best = predict(model, system, search.plans[0].run)
+    whole = None if wish.amount is None else training(best, wish.amount, wish.tariff, long_run=wish.long_run)
+    table = columns(search.ranking, MOST_PLANS)
+    return explorer(table, best, whole, wish.tariff, objective=wish.objective, global_batch=search.global_batch)
+
+
 def explorer(
-    table: PlanColumns, best: Prediction, training: Training | None, *, objective: str, global_batch: int
+    table: PlanColumns,
+    best: Prediction,
+    whole: Training | None,
+    tariff: Tariff | None = None,
+    *,
+    objective: str,
+    global_batch: int,
 ) -> str:
-    """The page of plans on one system; ``best`` is the one to begin with, ``training`` its whole training, if any."""
+    """The page of plans on one system; ``best`` is the one to begin with, ``whole`` its whole training, if any."""
     system, model = best.system, best.model
-    rate, _ = rent(system, system.devices_per_node)
-    steps = None if training is None else training.steps
+    rate, _ = rent(system, system.devices_per_node, tariff)
+    steps = None if whole is None else whole.steps
     command = estimate_command(model.name, system.name, best.run)
     facts = {
         "model": model.name,
@@ -47,7 +69,7 @@ def explorer(
         "perNode": system.devices_per_node,
         "gpuHour": None if rate is None else rate / system.devices_per_node * HOUR,
         "steps": steps,
-        "amount": None if training is None else training.amount.words,
+        "amount": None if whole is None else whole.amount.words,
         "samplesPerStep": global_batch,
         "tokensPerSample": best.graph.tokens_per_sample,
         "command": command,

@@ -82,7 +82,7 @@ def search(
         )
     plans = ranking.best(top)
     partial = _partial(model, system, ranking, plans[0])
-    plans, front = (*partial, *plans)[:top], _unbeaten([*partial, *ranking.front()])
+    plans, front = (*partial, *plans)[:top], unbeaten([*partial, *ranking.front()])
     runner_up = ranking.runner_up(plans[0])
     configurations, fitting = sum(len(part.results) for part in parts), len(ranking.fitting)
     seconds = time.perf_counter() - started
@@ -96,7 +96,7 @@ def _partial(model: ModelSpec, system: System, ranking: Ranking, first: PlanRow)
     return tuple(reversed(partly_recomputed(model, system, ranking, ranking.rates[first.gpus] * first.step_time)))
 
 
-def _unbeaten(rows: Sequence[PlanRow]) -> tuple[PlanRow, ...]:
+def unbeaten(rows: Sequence[PlanRow]) -> tuple[PlanRow, ...]:
     """Those that no other beats in both step time and memory, the fastest first."""
     ordered = sorted(rows, key=lambda row: (row.step_time, row.memory))
     smallest = [math.inf, *accumulate((row.memory for row in ordered), min)]
@@ -116,8 +116,8 @@ def _searched(model: ModelSpec, system: System, run: Run, space: Space) -> Itera
     space = _compressible(space, backend.compression)
     if space.etp is None and backend.software.parallelism.expert_tensor == "none":
         space = replace(space, etp=(None, 1))
-    graph, space = backend.graph(model, 1), space.on(system, run.gpus)
-    chosen = layouts(graph, run.gpus, run.global_batch or 1, space)
+    graph = backend.graph(model, 1)
+    chosen = layouts(graph, run.gpus, run.global_batch or 1, space, system.devices_per_node)
     if not chosen:
         raise PlanError(f"{run.gpus} gpus: no degrees share {run.global_batch} samples evenly")
     yield _part(model, chosen, space, backend)

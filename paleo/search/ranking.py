@@ -75,6 +75,15 @@ class Ranking:
         self._rates = np.repeat(rates, [len(part.results) for part in parts])
         self.timed = objective != "gpus"
 
+    @classmethod
+    def joined(cls, rankings: Sequence[Ranking], system: System, objective: str) -> Ranking:
+        """Several rankings as one, with the configurations that each has run pass by pass."""
+        whole = cls([part for ranking in rankings for part in ranking.parts], system, objective)
+        whole.step, whole.exact = (
+            np.concatenate([getattr(ranking, name) for ranking in rankings]) for name in ("step", "exact")
+        )
+        return whole
+
     @property
     def score(self) -> Array:
         """What is made small: (configurations,)."""

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import product
 
 from paleo.errors import PlanError, SpecError
 from paleo.lowering.recompute import RECOMPUTE, uneven
 from paleo.network.graph import Graph
 from paleo.parallel.mesh import Mesh
-from paleo.parallel.placement import SHARDED, STRATEGIES, Context, Strategy, parse_strategy
+from paleo.parallel.placement import SHARDED, STRATEGIES, Context, Strategy, parse_strategy, ranks_in_a_node
 from paleo.parallel.plan import DEFAULT_BATCH, DEFAULT_SEQUENCES
 from paleo.schedules.base import SCHEDULES
-from paleo.specs.hardware import System
 from paleo.specs.model import ModelSpec
 from paleo.specs.run import Run
 
@@ -46,12 +45,6 @@ class Space:
     preset: str = "dp"
     within_nodes: bool = False
     etp: tuple[int | None, ...] | None = None
-
-    def on(self, system: System, gpus: int) -> Space:
-        """The space with shard groups as large as a node of a system, where they are to be nodes."""
-        if not self.within_nodes:
-            return self
-        return replace(self, degrees={**self.degrees, "shard": math.gcd(system.devices_per_node, gpus)})
 
 
 #: Tokens of a sequence from which all-to-alls over cp are tried beside rings.
@@ -111,17 +104,21 @@ class Layout:
         return self.mesh.ways(axes)
 
 
-def layouts(graph: Graph, gpus: int, global_batch: int, space: Space) -> list[Layout]:
+def layouts(graph: Graph, gpus: int, global_batch: int, space: Space, devices_per_node: int = 1) -> list[Layout]:
     """Every mesh of ``gpus`` whose axes all divide something and whose data-parallel ranks all have work."""
     useful, laid_out = _useful(graph, space), []
-    spatial, shard = space.degrees.get("spatial", 1), space.degrees.get("shard", 1)
+    spatial = space.degrees.get("spatial", 1)
     splits = product(*(_degrees(axis, gpus, graph, useful, space) for axis in SPLITS))
     for (tp, cp, experts, pp), etp in product(splits, space.etp or (None,)):
         ep = _data_ranks(tp, cp, experts, etp)
         if ep is None:
             continue
         others = tp * cp * pp * spatial
-        ranks, replicas = others * ep * shard, gpus // others
+        replicas = gpus // others
+        shard = space.degrees.get("shard", 1)
+        if space.within_nodes:
+            shard = ranks_in_a_node(devices_per_node, replicas, tp * cp * spatial)
+        ranks = others * ep * shard
         if gpus % ranks or space.degrees.get("dp", replicas) != replicas or not _shared(global_batch, replicas):
             continue
         degrees = {"tp": tp, "cp": cp, "ep": ep, "pp": pp, "dp": gpus // ranks, "spatial": spatial, "shard": shard}

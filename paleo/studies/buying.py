@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 
 from paleo.errors import PaleoError, PlanError, SpecError
 from paleo.predict import Prediction, predict
-from paleo.search.plans import Search, search
-from paleo.search.ranking import PlanRow
+from paleo.search.plans import Search, search, unbeaten
+from paleo.search.ranking import PlanRow, Ranking
 from paleo.search.recommended import HEADROOM, with_room
 from paleo.search.space import Space
 from paleo.specs.hardware import System
@@ -162,6 +162,18 @@ class Answer:
     def best(self) -> PricedPlan | None:
         """The first plan, where it meets the wish."""
         return self.plans[0] if self.plans and self.plans[0].meets(self.wish) else None
+
+    @property
+    def search(self) -> Search:
+        """All plans on the first system at this global batch as one search, whose first plans are the answer's."""
+        system, batch = self.searches[0][0], self.global_batch
+        alike = [result for each, result in self.searches if each is system and result.global_batch == batch]
+        rankings = [result.ranking for result in alike if result.ranking is not None]
+        ranking = Ranking.joined(rankings, system, alike[0].objective)
+        rows = tuple(plan.row for plan in self.plans if plan.system is system)
+        front = unbeaten([row for result in alike for row in result.front])
+        sums = {name: sum(getattr(result, name) for result in alike) for name in ("configurations", "fitting")}
+        return replace(alike[0], plans=rows, front=front, ranking=ranking, objective=self.wish.objective, **sums)
 
     @property
     def flags(self) -> str:

@@ -7,14 +7,15 @@ from dataclasses import replace
 
 import pytest
 
-from paleo.cli.options import systems_with_counts
 from paleo.cli.process import run
 from paleo.errors import PaleoError
+from paleo.network.graph import build
 from paleo.parallel.placement import parse_strategy
 from paleo.parallel.plan import plan
 from paleo.predict import predict
+from paleo.questions import systems_with_counts
 from paleo.search.recommended import HEADROOM, recommended
-from paleo.search.space import within
+from paleo.search.space import layouts, within
 from paleo.specs.hardware import load_system
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
@@ -41,7 +42,13 @@ def test_names_of_data_parallelism_are_stages_of_zero(words: str, meaning: str) 
 
 def test_a_search_within_named_sharding_tries_that_alone() -> None:
     assert within("fsdp").zero == (3,) and within("ddp").zero == (0,)
-    assert within("hsdp").on(H100, 16).degrees == {"shard": 8}
+
+
+@pytest.mark.parametrize("words", ["hsdp", "tp=2,hsdp", "tp=8,hsdp"])
+def test_a_search_shards_within_nodes_as_a_run_does(words: str) -> None:
+    chosen = layouts(build(GPT2, batch=1), 16, 64, within(words), H100.devices_per_node)
+    stated = plan(GPT2, H100, SIXTEEN.model_copy(update={"strategy": words}))
+    assert stated.mesh in [layout.mesh for layout in chosen]
 
 
 @pytest.mark.parametrize("words", ["fsdp,zero=1", "ddp,fsdp", "fsdpp"])

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import paleo
+from paleo import questions
 from paleo.cli import run as command
 from paleo.errors import PaleoError, SpecError
 
@@ -28,13 +29,13 @@ ASKED: dict[str, tuple[Callable[[], Any], str, str]] = {
         "efficiency",
     ),
     "compare": (
-        lambda: paleo.compare("lenet", [NODE, "dgx-h100"], gpus=8, samples=1e6, objective="cost"),
-        f"compare lenet --systems {NODE},dgx-h100 --gpus 8 --samples 1M --objective cost",
+        lambda: paleo.compare("lenet", [NODE, ("dgx-h100", 4)], gpus=8, samples=1e6, objective="cost"),
+        f"compare lenet --systems {NODE},dgx-h100:4 --gpus 8 --samples 1M --objective cost",
         "dgx-h100",
     ),
     "search": (
         lambda: paleo.search("lenet", NODE, 2, global_batch=4, top=3, recompute="none"),
-        f"plan lenet --system {NODE} --gpus 2 --global-batch 4 --top 3 --recompute none",
+        f"plan lenet --system {NODE} --gpus 2 --global-batch 4 --top 3 --set recompute=none",
         "Best plans",
     ),
     "plan": (
@@ -64,6 +65,55 @@ def test_an_answer_is_that_of_the_command_line(name: str, capsys: pytest.Capture
     assert len(repr(answer)) < 300 and "\n" not in repr(answer)
 
 
+#: A mistake in Python and on the command line: one message.
+MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
+    "no system": (lambda: paleo.compare("lenet", ","), "compare lenet --systems ,"),
+    "no such system": (lambda: paleo.compare("lenet", "dgx-h10:8"), "compare lenet --systems dgx-h10:8"),
+    "no count": (lambda: paleo.plan("lenet", [NODE], "8,x"), f"plan lenet --systems {NODE} --gpus 8,x"),
+    "no objective": (
+        lambda: paleo.compare("lenet", NODE, objective="mony"),
+        f"compare lenet --systems {NODE} --objective mony",
+    ),
+    "a deadline of nothing": (
+        lambda: paleo.plan("lenet", NODE, 8, deadline="60d"),
+        f"plan lenet --system {NODE} --gpus 8 --deadline 60d",
+    ),
+    "no batch": (
+        lambda: paleo.target("mlperf:bert", NODE, 8, batch="many"),
+        f"target mlperf:bert --system {NODE} --gpus 8 --batch many",
+    ),
+    "failures of a run without length": (
+        lambda: paleo.plan("lenet", NODE, 8, goodput=True),
+        f"plan lenet --system {NODE} --gpus 8 --goodput",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_has_one_message(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    ask, line = MISTAKES[name]
+    with pytest.raises(PaleoError) as problem:
+        ask()
+    assert command(line.split()) == 2
+    assert capsys.readouterr().err == f"error: {problem.value}\n"
+
+
+def test_counts_by_doublings() -> None:
+    assert questions.gpu_counts("1,8..64") == [1, 8, 16, 32, 64]
+    assert questions.gpu_counts("3..8") == [3, 6, 8]
+    assert questions.gpu_counts([8, "16"]) == [8, 16]  # type: ignore[list-item]
+    for wrong in ("8..4", "0..8", "8..", "..8", "8...16", [True, 0]):
+        with pytest.raises(SpecError, match="expected GPU counts"):
+            questions.gpu_counts(wrong)
+
+
+def test_a_price_without_a_length_is_that_of_the_usual_training() -> None:
+    """An objective of money is never decided by plans without a price."""
+    answer = paleo.plan("lenet", NODE, [1, 8], global_batch=64, objective="cost", top=3)
+    costs = [plan.usd for plan in answer.reply.plans]
+    assert None not in costs and costs == sorted(costs, key=float)  # type: ignore[arg-type]
+
+
 def test_rows_of_a_frame() -> None:
     points = ASKED["scale"][0]().to_frame()
     assert list(points["gpus"]) == [1, 8, 1, 8]
@@ -90,8 +140,8 @@ def test_a_run_takes_the_length_of_its_sequences() -> None:
         (lambda: paleo.Run(gpus="many"), "Run: gpus: 'many': it should be a whole number"),
         (lambda: paleo.estimate("lenet", NODE, epoch=2), "paleo.estimate: unknown keyword 'epoch'; nearest: 'epochs'"),
         (lambda: paleo.search("lenet", NODE, [1], price="2 USD/h"), "paleo.search: unknown keyword 'price'"),
-        (lambda: paleo.compare("lenet", [], gpus=8), "paleo.compare: systems=[]: expected names"),
-        (lambda: paleo.search("lenet", NODE, 0), "paleo.search: gpus=0: expected a count of 1 or more"),
+        (lambda: paleo.compare("lenet", [], gpus=8), "systems []: expected names such as dgx-a100-80gb:16"),
+        (lambda: paleo.search("lenet", NODE, 0), "gpus '0': expected GPU counts from 1 up"),
         (lambda: paleo.plan("lenet", NODE, 8, deadline="soon"), "'soon'"),
         (lambda: paleo.compare("lenet", NODE, run=paleo.Run(), gpus=8), "gpus beside run=…"),
         (lambda: paleo.compare("lenet", NODE, objective="mony"), "'mony' is not time, cost or energy"),

@@ -64,7 +64,8 @@ def audit(
 
     machine, timed = load_system(system), read_collectives(log)
     if timed is not None:
-        ranks = options.stated("gpus") or timed.ranks or 1
+        run = options.run()
+        ranks = run.gpus if "gpus" in run.model_fields_set else timed.ranks or 1
         links = audit_collectives(timed, operation_of(timed, operation), ranks, machine)
         show_document(lambda: report.collective_document(links), lambda: report.collective_table(links), as_json)
         return

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import typer
 
 from paleo.cli.application import DECIDE, NO, app
 from paleo.cli.goal_options import Target
 from paleo.cli.long_run_options import LongRunFlags, takes_long_run
-from paleo.cli.options import (
-    AsJson,
-    ModelName,
-    Plot,
-    RunOptions,
-    Systems,
-    planner,
-    systems_with_counts,
-    takes_run,
-)
+from paleo.cli.options import AsJson, ModelName, Plot, RunOptions, Systems, takes_run
 from paleo.cli.output import draw, picture_path, show_document
 from paleo.cli.training_options import Epochs, RankBy, Samples, TariffOptions, Tokens, takes_tariff
 
@@ -43,28 +36,27 @@ def compare(
 
     \b
     paleo compare bert_large --systems aws-p4d.24xlarge,aws-p5.48xlarge --gpus 8 --batch 16
-    paleo compare llama3-8b --systems dgx-a100-80gb,dgx-h100 --gpus 64 --tokens 1T --objective cost
+    paleo compare llama3-8b --systems dgx-a100-80gb:64,dgx-h100:32 --strategy auto --tokens 1T --objective cost
     """
-    from paleo.report import documents, tables
-    from paleo.specs.model import load_model
-    from paleo.studies import comparison
-    from paleo.studies.learning import aimed
-    from paleo.studies.training import stated_amount
+    from paleo.questions import compare as answered
 
     path = picture_path(plot)
-    network, run = load_model(model), options.run()
-    machines = systems_with_counts(systems, run.gpus)
-    stated = stated_amount(network, run, epochs=epochs, samples=samples, tokens=tokens)
-    run, wanted = aimed(network, run, target, stated)
-    names, counts = [system for system, _ in machines], [count for _, count in machines]
-    search = planner(options, run) if run.strategy == comparison.AUTO else None
-    terms = wanted, rates.tariff(), long_run.stated()
-    study = comparison.compare(network, names, run, *terms, gpus=counts, planner=search)
-    study = study if objective is None else study.ranked(comparison.objective_named(objective))
+    answer = answered(
+        model,
+        systems,
+        run=options.run(),
+        epochs=epochs,
+        samples=samples,
+        tokens=tokens,
+        target=target,
+        objective=objective,
+        **long_run.keywords(),
+        **asdict(rates),
+    )
     if path is not None:
         from paleo.report import plots
 
-        draw(path, lambda: plots.compare(study))
-    show_document(lambda: documents.compare(study), lambda: tables.compare(study), as_json)
-    if not any(candidate.runs for candidate in study.candidates):
+        draw(path, lambda: plots.compare(answer.comparison))
+    show_document(answer.document, answer.table, as_json)
+    if not any(candidate.runs for candidate in answer.comparison.candidates):
         raise typer.Exit(NO)

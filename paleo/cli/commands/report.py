@@ -10,15 +10,7 @@ import typer
 from paleo.cli.application import DECIDE, NO, app
 from paleo.cli.goal_options import Target
 from paleo.cli.long_run_options import LongRunFlags, takes_long_run
-from paleo.cli.options import (
-    ModelName,
-    RunOptions,
-    completes,
-    gpu_counts,
-    planner,
-    systems_with_counts,
-    takes_run,
-)
+from paleo.cli.options import ModelName, RunOptions, completes, takes_run
 from paleo.cli.training_options import Epochs, RankBy, Samples, TariffOptions, Tokens, takes_tariff
 from paleo.files import checked_output, write_text
 
@@ -65,6 +57,7 @@ def report(
     """
     import datetime
 
+    from paleo.questions import gpu_counts, planner_of, systems_with_counts
     from paleo.report.html import report as page
     from paleo.specs.model import load_model
     from paleo.studies import comparison, purchase
@@ -73,8 +66,8 @@ def report(
     from paleo.studies.training import stated_amount, usual_amount
 
     path = checked_output(output)
-    network, run = load_model(model), options.run()
-    run = run if options.stated("strategy") is not None else run.model_copy(update={"strategy": comparison.AUTO})
+    network, asked = load_model(model), options.run()
+    run = asked if "strategy" in asked.model_fields_set else asked.model_copy(update={"strategy": comparison.AUTO})
     stated = stated_amount(network, run, epochs=epochs, samples=samples, tokens=tokens)
     run, wanted = aimed(network, run, target, stated)
     study = purchase.purchase(
@@ -86,9 +79,9 @@ def report(
             rates.tariff(),
             critical_batch,
             comparison.objective_named(objective or "cost"),
-            tuple(gpu_counts(counts)) if counts else (),
+            tuple(gpu_counts(counts)) if counts is not None else (),
             scalings(mode)[0],
-            planner(options, run),
+            planner_of(asked, run.software),
             long_run.stated(),
         )
     )

@@ -9,7 +9,7 @@ import typer
 
 from paleo.cli.application import NO, PREDICT, app
 from paleo.cli.long_run_options import LongRunFlags, takes_long_run
-from paleo.cli.options import AsJson, Counts, ModelName, Plot, RunOptions, SystemName, gpu_counts, takes_run
+from paleo.cli.options import AsJson, Counts, ModelName, Plot, RunOptions, SystemName, takes_run
 from paleo.cli.output import draw, picture_path, show_document
 from paleo.cli.training_options import Epochs, Samples, TariffOptions, Tokens, takes_tariff
 from paleo.errors import SpecError
@@ -58,7 +58,7 @@ def scale(
     answer = answered(
         model,
         system,
-        gpu_counts(gpus),
+        gpus,
         mode=mode or mode_option,
         run=options.run(),
         **amount,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
 from paleo.cli.application import NO, PREDICT, app
 from paleo.cli.goal_options import NoiseScale
-from paleo.cli.options import AsJson, Counts, Plot, SystemName, completes, gpu_counts
+from paleo.cli.options import AsJson, Counts, Plot, SystemName, completes
 from paleo.cli.output import draw, picture_path, show_document, warn
 from paleo.cli.training_options import TariffOptions, takes_tariff
 
@@ -51,19 +52,17 @@ def target(
     paleo target mlperf:bert --system dgx-h100 --gpus 8,64,512
     paleo target mlperf:resnet --system dgx-a100-80gb --gpus 8,64 --batch 4096 --plot minutes.png
     """
-    from paleo.report import target as report
-    from paleo.specs.hardware import load_system
-    from paleo.specs.task import load_task
-    from paleo.studies.target import over_counts, scaling, with_noise_scale
+    from paleo.questions import target as answered
 
     path = picture_path(plot)
-    goal, machine = with_noise_scale(load_task(task), noise_scale), load_system(system)
     options = {"strategy": strategy, "dtype": dtype, "software": software}
-    curve = scaling(over_counts(goal, machine, gpu_counts(gpus), batch, **options))
-    names = (goal.name, machine.name)
-    draw(path, lambda: report.figure(*names, curve))
-    tariff = rates.tariff()
-    show_document(lambda: report.document(*names, curve, tariff), lambda: report.table(*names, curve, tariff), as_json)
-    warn(list(dict.fromkeys(warning for point in curve.points for warning in point.warnings)))
-    if not any(point.prediction.memory.fits for point in curve.points):
+    stated = {name: value for name, value in options.items() if value is not None}
+    answer = answered(task, system, gpus, batch=batch, noise_scale=noise_scale, **stated, **asdict(rates))
+    if path is not None:
+        from paleo.report.target import figure
+
+        draw(path, lambda: figure(answer.task.name, answer.system.name, answer.curve))
+    show_document(answer.document, answer.table, as_json)
+    warn(list(dict.fromkeys(warning for point in answer.points for warning in point.warnings)))
+    if not any(point.prediction.memory.fits for point in answer.points):
         raise typer.Exit(NO)
