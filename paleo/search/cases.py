@@ -129,7 +129,7 @@ class Results:
         columns = [[getattr(part, name) for part in solved] for name in ("case", "row", "step_time", "memory")]
         case, row, step, memory = (np.concatenate([np.zeros(0, dtype=np.int32), *column]) for column in columns)
         choice = np.repeat(np.arange(len(solved), dtype=np.int32), [len(part) for part in columns[0]])
-        batches = tuple(replace(part.batch, shared=Shared()) for part in solved)
+        batches = tuple(part.batch for part in solved)
         choices = tuple(part.choice for part in solved)
         cuts = tuple(part.cut for part in solved)
         return cls(cases, batches, cuts, choices, case, choice, row, step, memory)  # type: ignore[arg-type]

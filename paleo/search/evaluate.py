@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -161,10 +161,11 @@ class _Members:
     ) -> Solved:
         """Steps of the cases at some positions; of these, those that are configurations of their own."""
         cases, rows = (index + self.group.before).astype(np.int32), np.arange(len(index), dtype=np.int32)
+        batch = replace(steps.batch, shared=Shared())  # without what its step was made of, which takes much memory
         if chosen is None or chosen.all():
-            return Solved(steps.batch, stated, cases, rows, steps.step_time, steps.memory)
+            return Solved(batch, stated, cases, rows, steps.step_time, steps.memory)
         rows = rows[chosen]
-        return Solved(steps.batch, stated, cases[rows], rows, steps.step_time[rows], steps.memory[rows])
+        return Solved(batch, stated, cases[rows], rows, steps.step_time[rows], steps.memory[rows])
 
     # cuts
 

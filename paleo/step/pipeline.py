@@ -12,11 +12,11 @@ import numpy.typing as npt
 
 from paleo.schedules.base import Passes
 from paleo.step.batch import Batch
-from paleo.step.layouts import Layouts
+from paleo.step.layouts import Layouts, Sent
 from paleo.step.section_times import LayerTimes, contended, over
 from paleo.step.sharded_parameters import ShardedFigures, sharded_passes, waited_iterations
 from paleo.step.single_stage import section_gathers
-from paleo.step.stages import layer_parameters
+from paleo.step.stages import Assignment, layer_parameters
 
 Array = npt.NDArray[np.float64]
 Index = npt.NDArray[np.intp]
@@ -25,11 +25,10 @@ Index = npt.NDArray[np.intp]
 @dataclass(frozen=True, slots=True)
 class ShardedChunks:
     """Passes of stages whose parameters or gradients are sharded: seconds of each chunk with gathers and scatters that
-    are waited for, (3 passes, stages, chunks, cases), and seconds of all gathers and scatters of a microbatch, (stages,
-    cases)."""
+    are waited for, (3 passes, kinds, chunks, cases), and the kind of each stage, (stages,)."""
 
     passes: Array
-    communication: Array
+    kind: Index
 
 
 def stage_passes(batch: Batch) -> Passes:
@@ -54,7 +53,8 @@ def _stage_passes(batch: Batch) -> Passes:
 def _computed(batch: Batch) -> tuple[Array, Array, Array]:
     """Passes without sends: (stages, cases) each."""
     if batch.scattered:
-        forward, backward, weights = sharded_chunks(batch).passes.sum(axis=2) / batch.assignment.copies
+        sharded = sharded_chunks(batch)
+        forward, backward, weights = (sharded.passes.sum(axis=2) / batch.assignment.copies)[:, sharded.kind]
         return forward, backward, weights
     times, computed = batch.times, batch.assignment.computed
     return over(computed, times.forwards), over(computed, times.backwards), over(computed, times.weights)
@@ -63,7 +63,8 @@ def _computed(batch: Batch) -> tuple[Array, Array, Array]:
 def chunk_passes(batch: Batch) -> Array:
     """Seconds of one microbatch through each chunk of each stage, sends left out: (3 passes, stages, chunks, cases)."""
     if batch.scattered:
-        return sharded_chunks(batch).passes
+        sharded = sharded_chunks(batch)
+        return sharded.passes[:, sharded.kind]
     times, placed = batch.times, batch.assignment.placed
     return np.stack([over(placed, each) for each in (times.forwards, times.backwards, times.weights)])
 
@@ -122,53 +123,94 @@ def iteration_seconds(times: LayerTimes, layouts: Layouts, layout: Index, *, sha
 # sharded parameters
 
 
+@dataclass(frozen=True, slots=True)
+class _ShardedCollectives:
+    """What stages exchange for sharded parameters. Stages of a kind hold the same: ``kind`` says which one each is,
+    (stages,), and ``stage`` names the first of each kind, (kinds,).
+
+    ``parts``: what each kind gathers for a layer of each section, (kinds, sections, sections and ties). Seconds of
+    these gathers before the forward and before the backward pass, and of the sums of their gradients during the passes,
+    (kinds, sections, cases or 1); ``late``: of the sums that come after the last pass of each chunk, (kinds, chunks,
+    cases or 1)."""
+
+    kind: Index
+    stage: Index
+    parts: Array
+    gather: Array
+    regather: Array
+    gradients: Array
+    late: Array
+
+
 def sharded_chunks(batch: Batch) -> ShardedChunks:
     """Chunks whose layers are gathered for every pass, or whose gradients are scattered after it."""
     return batch.shared.once(_passes_key(batch), lambda: _sharded_chunks(batch))
 
 
 def _sharded_chunks(batch: Batch) -> ShardedChunks:
-    """Stages alike are computed once."""
+    """Kinds of stages alone, and pieces that are alike once."""
     assignment, contention = batch.assignment, batch.backend.software.overlap.contention
-    parts, gather, regather, sent, late = _sharded_collectives(batch)
-    gathered = np.asarray((parts @ batch.layouts.parameters(trained=False)).any(axis=2))
+    owed = _sharded_collectives(batch)
+    gathered = np.asarray((owed.parts @ batch.layouts.parameters(trained=False)).any(axis=2))
     goes_back = np.array([section.goes_back for section in batch.layouts.programs[0].sections])
-    known: dict[tuple[object, ...], Array] = {}
-    passes, places = [], batch.schedule.pieces(assignment.stages, assignment.chunks)
-    for stage, numbers in enumerate(places):
-        pieces = tuple(assignment.pieces[number] for number in numbers)
-        key = pieces, parts[stage].tobytes(), stage if assignment.copies > 1 else 0
-        if key not in known:
-            times = contended(batch.times, gather[stage], sent[stage], contention, regather[stage])
-            passes_of = times.forwards, times.backwards, times.weights
-            figures = ShardedFigures(*passes_of, gather[stage], regather[stage], sent[stage])
-            chunks = [
-                sharded_passes(
-                    piece, figures, gathered[stage], goes_back, splits=batch.schedule.splits_backward, late=after
-                )
-                for piece, after in zip(pieces, late[stage], strict=True)
-            ]
-            known[key] = np.stack([np.stack(np.broadcast_arrays(*chunk)) for chunk in chunks], axis=1)
-        passes.append(known[key])
-    both = gather + regather * goes_back[:, None]
-    communication = np.einsum("ps,psc->pc", assignment.computed, both + sent)
-    return ShardedChunks(np.stack(passes, axis=1), communication + late.sum(axis=1) / assignment.copies)
+    splits, places = batch.schedule.splits_backward, batch.schedule.pieces(assignment.stages, assignment.chunks)
+    figures: dict[object, ShardedFigures] = {}
+    known: dict[tuple[object, ...], Passes] = {}
+    passes = np.empty((3, len(owed.stage), assignment.placed.shape[1], len(batch)))
+    for row, stage in enumerate(owed.stage.tolist()):
+        gathers = owed.gather[row], owed.regather[row], owed.gradients[row]
+        alike: object = owed.parts[row].tobytes() if assignment.copies == 1 else row
+        if alike not in figures:
+            times = contended(batch.times, gathers[0], gathers[2], contention, gathers[1])
+            figures[alike] = ShardedFigures(times.forwards, times.backwards, times.weights, *gathers)
+        for chunk, number in enumerate(places[stage]):
+            piece = assignment.pieces[number]
+            if (alike, piece) not in known:
+                known[alike, piece] = sharded_passes(piece, figures[alike], gathered[row], goes_back, splits=splits)
+            passes[:, row, chunk] = known[alike, piece]
+    passes[2 if splits else 1] += owed.late
+    return ShardedChunks(passes, owed.kind)
 
 
-def _sharded_collectives(batch: Batch) -> tuple[Array, Array, Array, Array, Array]:
-    """What each stage gathers for a layer of each section, (stages, sections, sections and ties); seconds of these
-    gathers before the forward and before the backward pass, and of the sums of their gradients during the passes,
-    (stages, sections, cases); and of the sums that come after the last pass of each chunk, (stages, chunks, cases)."""
+def sharded_communication(batch: Batch) -> Array:
+    """Seconds of all gathers and scatters of a microbatch: (stages, cases)."""
+    assignment, owed = batch.assignment, _sharded_collectives(batch)
+    goes_back = np.array([section.goes_back for section in batch.layouts.programs[0].sections])
+    each = (owed.gather + owed.regather * goes_back[:, None] + owed.gradients)[owed.kind]
+    communication = np.einsum("ps,psc->pc", assignment.computed, each)
+    return np.asarray(communication + owed.late[owed.kind].sum(axis=1) / assignment.copies)
+
+
+def _sharded_collectives(batch: Batch) -> _ShardedCollectives:
+    return batch.shared.once(
+        ("sharded collectives", batch.sharding, batch.overlapped), lambda: _priced_collectives(batch)
+    )
+
+
+def _priced_collectives(batch: Batch) -> _ShardedCollectives:
     layouts, assignment, formats = batch.layouts, batch.assignment, batch.backend.formats
-    parts = layer_parameters(assignment.layers, layouts.programs[0].ties)
-    copies = assignment.copies
-    gather = batch.taken(layouts.sent(parts, copies, "all", 3, formats.parameter)[0])
-    gather = gather if batch.sharded else np.zeros_like(gather)
-    again = gather
-    if batch.sharded and layouts.regathers:
-        again = batch.taken(layouts.sent(parts, copies, "again", 3, formats.parameter)[0])
+    stage, kind = _distinct_stages(assignment)
+    copies, parts = assignment.copies, layer_parameters(assignment.layers, layouts.programs[0].ties)[stage]
+
+    def seconds(content: Sent, width: float) -> Array:
+        return batch.taken(layouts.sent(parts, copies, content, 3, width)[0])
+
+    none = np.zeros((*parts.shape[:2], 1))
+    gather = seconds("all", formats.parameter) if batch.sharded else none
+    regather = seconds("again", formats.parameter) if batch.sharded and layouts.regathers else gather
     if batch.overlapped:
-        late = np.zeros((*assignment.placed.shape[:2], len(batch)))
-        return parts, gather, again, batch.taken(layouts.sent(parts, copies, "gradients", 3, formats.summed)[0]), late
+        late = np.zeros((len(stage), assignment.placed.shape[1], 1))
+        return _ShardedCollectives(kind, stage, parts, gather, regather, seconds("gradients", formats.summed), late)
     after, _ = layouts.exchange(assignment, 3, chunks=True)
-    return parts, gather, again, np.zeros_like(gather), batch.taken(after)
+    return _ShardedCollectives(kind, stage, parts, gather, regather, none, batch.taken(after[stage]))
+
+
+def _distinct_stages(assignment: Assignment) -> tuple[Index, Index]:
+    """The first stage of each kind, and the kind of each stage; how far apart copies of a stage are depends on the
+    stage, so that each is a kind by itself."""
+    if assignment.copies > 1:
+        every = np.arange(assignment.stages)
+        return every, every
+    rows = np.column_stack([assignment.stage_kind, assignment.chunk_kind])
+    _, stage, kind = np.unique(rows, axis=0, return_index=True, return_inverse=True)
+    return stage, kind.ravel()

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paleo.lowering.partition import Chunk
-from paleo.schedules.base import Numeric, Passes
+from paleo.schedules.base import Passes
 from paleo.step.section_times import LayerTimes
 
 Mask = npt.NDArray[np.bool_]
@@ -58,25 +58,23 @@ class _Unit:
 _Row = list[tuple[_Unit, int]]
 
 
-def sharded_passes(
-    chunk: Chunk, figures: ShardedFigures, gathered: Mask, goes_back: Mask, *, splits: bool, late: Numeric
-) -> Passes:
+def sharded_passes(chunk: Chunk, figures: ShardedFigures, gathered: Mask, goes_back: Mask, *, splits: bool) -> Passes:
     """The passes of a chunk. ``gathered``: sections that have parameters, (sections,), ``goes_back`` those that have a
-    backward pass. ``splits``: gradients of weights are a pass of their own; ``late``: seconds of gradients that go out
-    behind the last pass that makes them, all together."""
+    backward pass. ``splits``: gradients of weights are a pass of their own."""
     forth, lead = _units(chunk, gathered)
     back, back_lead = _units(chunk[::-1], gathered & goes_back)
     f, zero = figures, np.zeros(np.broadcast_shapes(figures.gather[0].shape, figures.forward[0].shape))
-    forward = _row(forth, f.forward, f.gather, 0.0 * f.gradients, lead.rest(f.forward) + zero)
+    none = np.zeros(len(f.forward))
+    forward = _row(forth, f.forward, f.gather, none, lead.rest(f.forward) + zero)
     before = f.forward[forth[-1][0].gathered] + forth[-1][0].rest(f.forward) if forth else zero
     last = np.asarray(sum(layers * f.weights[section] for section, layers in chunk)) + zero
     if not splits:
         both = f.backward + f.weights
         backward = _row(back, both, f.regather, f.gradients, back_lead.rest(both) + zero, before)
-        return Passes(forward, backward - last + late, last)
-    backward = _row(back, f.backward, f.regather, 0.0 * f.gradients, back_lead.rest(f.backward) + zero, before)
-    weights = _row(back, f.weights, 0.0 * f.gather, f.gradients, back_lead.rest(f.weights) + zero)
-    return Passes(forward, backward, weights + late)
+        return Passes(forward, backward - last, last)
+    backward = _row(back, f.backward, f.regather, none, back_lead.rest(f.backward) + zero, before)
+    weights = _row(back, f.weights, none, f.gradients, back_lead.rest(f.weights) + zero)
+    return Passes(forward, backward, weights)
 
 
 def waited_iterations(times: LayerTimes, gather: Array, regather: Array, gradients: Array, goes_back: Mask) -> Array:

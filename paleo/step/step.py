@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from paleo.step.batch import Batch
 from paleo.step.memory import States, alive, total_memory, workspace
-from paleo.step.pipeline import sends, sharded_chunks, stage_ends, stage_passes
+from paleo.step.pipeline import sends, sharded_communication, stage_ends, stage_passes
 from paleo.step.section_times import over
 from paleo.step.single_stage import stream_seconds
 from paleo.step.stragglers import Noise, waiting_share
@@ -193,7 +193,7 @@ def _after(batch: Batch, stage: Index) -> _Communication:
         passes = stage_passes(batch)
         plain = over(computed, times.iteration) + 2.0 * sends(batch)
         waits = (passes.forward + passes.backward + passes.weights - plain) * batch.microbatches
-        beside = sharded_chunks(batch).communication * batch.microbatches
+        beside = sharded_communication(batch) * batch.microbatches
         after, hidden = after + waits, hidden + np.maximum(0.0, beside - waits)
     exposed, hidden = (np.take_along_axis(each, stage[None], axis=0)[0] for each in (after, hidden))
     return _Communication(exposed, hidden)

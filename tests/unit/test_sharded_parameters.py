@@ -39,12 +39,12 @@ def test_four_layers_by_hand() -> None:
     """
     one, yes = np.ones(1), np.ones(1, dtype=bool)
     figures = ShardedFigures(one, 1.5 * one, 0.5 * one, 3.0 * one, 3.0 * one, one)
-    found = sharded_passes(((0, 4),), figures, yes, yes, splits=False, late=0.0)
+    found = sharded_passes(((0, 4),), figures, yes, yes, splits=False)
     assert [float(seconds) for seconds in found] == [3 + 3 * 3 + 1, 2 + 3 + 4 + 4 + 2 + 1 - 4 * 0.5, 4 * 0.5]
-    apart = sharded_passes(((0, 4),), figures, yes, yes, splits=True, late=0.0)
+    apart = sharded_passes(((0, 4),), figures, yes, yes, splits=True)
     assert [float(seconds) for seconds in apart] == [13, 2 + 3 * 3 + 1.5, 0.5 + 3 * 1 + 1]
-    late = sharded_passes(((0, 4),), figures._replace(gradients=0 * one), yes, yes, splits=False, late=2.5)
-    assert sum(map(float, late)) == 13 + 2 + 3 * 3 + 2 + 2.5
+    later = sharded_passes(((0, 4),), figures._replace(gradients=0 * one), yes, yes, splits=False)
+    assert sum(map(float, later)) == 13 + 2 + 3 * 3 + 2
 
 
 @pytest.mark.parametrize("name", ["gpt2", "bert_base", "mixtral-8x7b", "resnet50", "alexnet", "lstm_lm"])
@@ -60,7 +60,7 @@ def test_one_piece_takes_what_the_streams_of_one_device_take(name: str) -> None:
     for scale in (0.1, 1.0, 10.0):
         forward, backward, weights, gather, gradients = random.random((5, count)) * [[1], [1], [1], [scale], [scale]]
         figures = ShardedFigures(forward, backward, weights, *[gather * gathered] * 2, gradients * learns)
-        found = sharded_passes(chunk, figures, gathered, goes_back, splits=False, late=0.0)
+        found = sharded_passes(chunk, figures, gathered, goes_back, splits=False)
         sent = [figures.gradients[each.section] if each.direction == "backward" else 0.0 for each in order]
         walked = np.maximum(*walk(order, forward, backward + weights, figures.gather, sent, 0.0))
         assert float(sum(found)) == pytest.approx(float(walked), rel=1e-12)
