@@ -252,7 +252,7 @@ def nothing_behind(stage: Numeric, stages: int, chunk: int, chunks: int) -> tupl
 def drained(span: Array, passes: Passes, microbatches: Numeric, chunks: int) -> Array:
     """The last backward pass hurries up to the first stage: each stage is done by as much earlier as it is above."""
     back = passes.backward + passes.weights
-    return np.asarray(span - (np.cumsum(back, axis=0) - back) / chunks)
+    return np.asarray(span - (running_sum(back) - back) / chunks)
 
 
 def together(span: Array, passes: Passes, microbatches: Numeric, chunks: int) -> Array:
@@ -267,9 +267,26 @@ def fill_time(forward: Array, backward: Array, waiting: Array) -> Array:
     passes down to some stage d, spends its ahead passes on the slowest of the stages above, and comes back up: max over
     d >= s of (sum of forward to d) + waiting[d] · (largest forward to d) + (sum of backward from d to s + 1).
     """
-    down = np.cumsum(forward, axis=0) + waiting * np.maximum.accumulate(forward, axis=0)
-    up = np.cumsum(backward, axis=0)
-    return np.asarray(np.maximum.accumulate((down + up)[::-1], axis=0)[::-1] - up)
+    down, up = running_sum(forward) + waiting * running_max(forward), running_sum(backward)
+    return np.asarray(running_max((down + up)[::-1])[::-1] - up)
+
+
+def running_sum(figures: Array) -> Array:
+    """Sums over the first axis up to each place, as `np.cumsum` has them: row by row, which is ten times as fast where
+    rows are long."""
+    return _running(np.add, figures)
+
+
+def running_max(figures: Array) -> Array:
+    """The largest over the first axis up to each place."""
+    return _running(np.maximum, figures)
+
+
+def _running(function: np.ufunc, figures: Array) -> Array:
+    rows = np.array(figures, dtype=np.float64)
+    for place in range(1, len(rows)):
+        function(rows[place - 1], rows[place], out=rows[place, ...])
+    return rows
 
 
 def stage_numbers(passes: Passes) -> Array:

@@ -14,6 +14,8 @@ from paleo.schedules.base import (
     add_schedule,
     fill_time,
     nothing_behind,
+    running_max,
+    running_sum,
     stage_numbers,
 )
 
@@ -39,8 +41,8 @@ def span(passes: Passes, microbatches: Numeric, chunks: int) -> Array:
     most = np.asarray(microbatches) - 1.0
     ahead = np.minimum(len(front) - 1.0 - stage_numbers(passes), most)
     fill, drain = fill_time(front, back, ahead), fill_time(back, front, ahead)
-    all_back = fill + np.cumsum(back, axis=0) + most * np.maximum.accumulate(back, axis=0)
-    all_front = drain + np.cumsum(front, axis=0) + most * np.maximum.accumulate(front, axis=0)
+    all_back = fill + running_sum(back) + most * running_max(back)
+    all_front = drain + running_sum(front) + most * running_max(front)
     pairs = fill + (most - ahead) * (front + back) + drain
     return np.asarray(np.where(ahead < most, pairs, np.maximum(all_back, all_front)).max(axis=0))
 

@@ -14,6 +14,7 @@ from paleo.schedules.base import (
     add_schedule,
     fill_time,
     nothing_behind,
+    running_sum,
     stage_numbers,
 )
 
@@ -47,7 +48,7 @@ def span(passes: Passes, microbatches: Numeric, chunks: int) -> Array:
     fill, drain = fill_time(front, back, ahead), fill_time(back, front, ahead)
     begun = fill + (most - ahead) * front
     alone = begun + (most + 1.0) * (back + weights)
-    above, last = np.cumsum(back, axis=0) - back, weights[:1]
+    above, last = running_sum(back) - back, weights[:1]
     upwards = begun + (most + 1.0) * back + np.maximum(0.0, most - stage) * weights + above + last
     paired = begun + (most - ahead) * back + np.maximum(0.0, most - ahead - stage) * weights + drain + last
     return np.asarray(np.maximum(np.maximum(alone, upwards), np.where(ahead < most, paired, 0.0)).max(axis=0))
@@ -60,7 +61,7 @@ def alive(stage: Numeric, stages: int, microbatches: Numeric, chunks: int) -> Nu
 
 def ends(span: Array, passes: Passes, microbatches: Numeric, chunks: int) -> Array:
     """After its last B each stage has the W's left that it put off."""
-    above = np.cumsum(passes.backward, axis=0) - passes.backward
+    above = running_sum(passes.backward) - passes.backward
     left = np.minimum(stage_numbers(passes), np.asarray(microbatches) - 1.0) + 1.0
     return np.minimum(span, span - passes.weights[:1] - above + left * passes.weights)
 

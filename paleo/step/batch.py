@@ -25,12 +25,14 @@ Sharding = Literal["none", "states", "gradients", "parameters"]
 @dataclass(frozen=True, slots=True)
 class Cases:
     """Layouts at a microbatch under a recompute policy, whatever else they choose: positions of their ``layouts`` and
-    microbatches of a step, (cases,), and ``times`` of their layers, (sections, cases)."""
+    microbatches of a step, (cases,), and ``times`` of their layers, (sections, cases). ``chosen``: cases of others of
+    which these are some, and their positions there."""
 
     layouts: Layouts
     layout: Index
     microbatches: Array
     times: LayerTimes
+    chosen: tuple[Cases, Index] | None = None
     shared: Shared = field(default_factory=Shared, compare=False)
 
     def __len__(self) -> int:
@@ -38,7 +40,7 @@ class Cases:
 
     def of(self, cases: Index) -> Cases:
         """Some of them."""
-        return Cases(self.layouts, self.layout[cases], self.microbatches[cases], self.times.of(cases))
+        return Cases(self.layouts, self.layout[cases], self.microbatches[cases], self.times.of(cases), (self, cases))
 
     def send(self, section: int) -> Array:
         """Seconds in which a stage that ends with a section sends its output on; ranks of tp that do not split the
@@ -46,6 +48,9 @@ class Cases:
         return self.shared.once(("send", section), lambda: self._send(section))
 
     def _send(self, section: int) -> Array:
+        if self.chosen is not None:
+            whole, cases = self.chosen
+            return whole.send(section)[cases]
         layouts = self.layouts
         pairs = zip(layouts.meshes, layouts.sequence_parallel, strict=True)
         split = np.array([1.0 if sequence else float(mesh.degree("tp")) for mesh, sequence in pairs])

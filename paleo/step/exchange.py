@@ -163,7 +163,8 @@ def in_order(seconds: Array, buckets: Array, schedule: Schedule, chunks: int) ->
     follow, ordered, count = follow[rows, order], seconds[rows, order], buckets[rows, order]
     corners = _corners(follow, ordered, count)
     later = np.zeros_like(ordered)
-    later[:, :-1] = np.cumsum(ordered[:, :0:-1], axis=1)[:, ::-1]
+    for place in range(ordered.shape[1] - 2, -1, -1):
+        later[:, place] = later[:, place + 1] + ordered[:, place + 1]
     ordered, count, left, later = ordered[:, corners], count[:, corners], follow[:, corners], later[:, corners]
     inputs, weights = (left[..., kind].reshape(left.shape[:2] + (1,) * (seconds.ndim - 2)) for kind in range(2))
     total = seconds.sum(axis=1)
