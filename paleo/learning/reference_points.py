@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from pydantic import Field
 
+from paleo.errors import SpecError
 from paleo.learning.base import LAWS, Array, Count, Numbers, SamplesLaw
 from paleo.learning.critical_batch import critical_batch_samples, fit_critical_batch
 
@@ -67,6 +68,16 @@ def _residual(law: ReferencePoints, batches: Array, samples: Array) -> float:
         return float(np.sqrt(np.mean(errors**2)))
     left_out = [left_out_error(batches, samples, index) for index in range(len(batches))]
     return float(np.sqrt(np.mean(np.square(left_out))))
+
+
+def without(law: ReferencePoints, batch: float) -> ReferencePoints:
+    """The law of the points at other batches than this one; SpecError where fewer than two are left."""
+    rest = [point for point in law.points if point[0] != batch]
+    if len(rest) < 2:
+        raise SpecError(f"batch {batch:g}: the task has too few other reference points to predict it from")
+    batches, samples = np.array(sorted(rest)).T
+    fewer = _from(batches, samples, law.source, law.seed_noise)
+    return fewer.model_copy(update={"residual": law.residual})
 
 
 def left_out_error(batches: Array, samples: Array, index: int) -> float:

@@ -5,11 +5,15 @@ from __future__ import annotations
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from paleo.learning.staleness import RESNET32
 from paleo.report.tables import grid, percent, prose
 from paleo.studies.consistency import ConsistencyStudy
 from paleo.units import duration, gibibytes
 
-NO_VERDICT = "What staleness does to the loss is not predicted."
+NO_VERDICT = (
+    "What staleness does to the loss is not predicted: no law of it holds across networks. Measured once, at the "
+    f"learning rate of one worker: {RESNET32.words}."
+)
 
 
 def table(study: ConsistencyStudy) -> RenderableType:

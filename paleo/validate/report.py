@@ -27,6 +27,12 @@ SECONDS: tuple[str, Callable[[float], str]] = ("s", duration)
 UNITS: dict[str, tuple[str, Callable[[float], str]]] = {
     "memory": ("bytes", gibibytes),
     "power": ("W", lambda value: engineering(value, "W")),
+    "goodput": ("share of time", lambda value: f"{value:.1%}"),
+    "staleness_accuracy": ("accuracy", lambda value: f"{value:.1%}"),
+    "learning": ("nats", lambda value: f"{value:.3f} nats"),
+    "convergence": ("samples", lambda value: engineering(value, "samples")),
+    "storage": ("samples/s", lambda value: engineering(value, "samples/s")),
+    "compression": ("s, FLOP/s or ratio", lambda value: f"{value:.4g}"),
 }
 #: Most points of a plot for each device: more only cost time and ink.
 POINTS = 4000

@@ -23,7 +23,9 @@ IMPOSSIBLE = 1.02
 #: Share by which repeated measurements of one configuration must differ to explain a miss.
 SCATTER = 0.2
 #: Kinds of tables whose rooflines are no times.
-UNTIMED = frozenset({"power"})
+UNTIMED = frozenset(
+    {"power", "goodput", "staleness_accuracy", "learning", "convergence", "storage", "compression", "memory"}
+)
 #: Rows that take this many rooflines are launches, waits and steps rather than arithmetic or traffic.
 FIXED_COSTS = 20.0
 

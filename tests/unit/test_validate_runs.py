@@ -10,11 +10,13 @@ import pandas as pd
 import pytest
 
 from paleo.errors import SpecError
+from paleo.learning.reference_points import fitted, without
 from paleo.specs.task import Evaluation, load_task
 from paleo.studies.checkpoint import checkpoint_seconds, storage_of, writer_of
 from paleo.studies.target import code_ratio, evaluations, run_of, scaling, time_to_target
 from paleo.validate.report import document
 from paleo.validate.runner import validate_frame
+from paleo.validate.steps.staleness import StaleRuns
 from paleo.validate.steps.stragglers import rank_means
 from paleo.validate.steps.training_runs import copies, switch, system_of_row, training_gpus
 from paleo.validate.tables import table_of
@@ -176,3 +178,23 @@ def test_convergence_tables_become_laws(tmp_path: Path) -> None:
     written = with_law(text, law_text(law))
     assert "samples_min: 2000000" in written
     assert written.endswith("evaluation:\n  samples: 1\n")
+
+
+def test_a_point_is_predicted_from_the_others() -> None:
+    """On the critical-batch law itself the point left out comes back; with two others at least."""
+    law = fitted([(100.0, 1100.0), (200.0, 1200.0), (400.0, 1400.0)], source="drawn")
+    assert float(without(law, 200.0).samples(200.0)) == pytest.approx(1200.0)
+    with pytest.raises(SpecError, match="too few other reference points"):
+        without(without(law, 200.0), 400.0)
+
+
+@pytest.mark.parametrize(
+    ("cell", "value", "words"),
+    [("model", "VGG", "no law of staleness"), ("steps", 10, "64,000 updates"), ("workers", 90, "outside of the range")],
+)
+def test_stale_runs_that_the_law_does_not_hold_for(cell: str, value: object, words: str) -> None:
+    row = {"model": "ResNet-32", "dataset": "CIFAR-10", "consistency": "async", "steps": 64000, "batch_per_gpu": 128}
+    row |= {"workers": 2, "device": "k80-die", "final_accuracy": 0.92}
+    assert StaleRuns().step(row).value == pytest.approx(0.9286 - 0.00592)
+    with pytest.raises(SpecError, match=words):
+        StaleRuns().step({**row, cell: value})
