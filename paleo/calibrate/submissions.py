@@ -16,7 +16,8 @@ from paleo.specs.task import Code, Evaluation, Submissions, TrainingTask, load_t
 from paleo.studies.target import TargetTime, timed
 from paleo.units import MILLISECOND
 from paleo.validate.steps.base import filled, records
-from paleo.validate.steps.training_runs import MINUTE, copies, target_of_row
+from paleo.validate.steps.submissions import target_of_row
+from paleo.validate.steps.training_runs import MINUTE, copies
 
 Array = npt.NDArray[np.float64]
 #: A round's weight in the fit for another: software is dated, and each round apart counts less.

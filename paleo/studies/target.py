@@ -66,6 +66,12 @@ class TargetTime:
         spread = math.exp(NINETY * math.sqrt(self.sigma_samples**2 + self.sigma_step**2 + SUBMITTERS**2))
         return self.seconds / spread, self.seconds * spread
 
+    @property
+    def step_interval(self) -> tuple[float, float]:
+        """Ends of the 90 % interval of the seconds of a step."""
+        spread = math.exp(NINETY * math.hypot(self.sigma_step, SUBMITTERS))
+        return self.step_time / spread, self.step_time * spread
+
     def usd(self, tariff: Tariff | None = None) -> float | None:
         """Rent until the target; None where no price is known."""
         rate, _ = rent(self.prediction.system, self.prediction.plan.gpus, tariff)

@@ -18,7 +18,8 @@ from paleo.validate.report import document
 from paleo.validate.runner import validate_frame
 from paleo.validate.steps.staleness import StaleRuns
 from paleo.validate.steps.stragglers import rank_means
-from paleo.validate.steps.training_runs import copies, switch, system_of_row, training_gpus
+from paleo.validate.steps.submissions import submission_of, switch, system_of_row, target_of_row, training_gpus
+from paleo.validate.steps.training_runs import copies
 from paleo.validate.tables import table_of
 
 RUN = {
@@ -50,6 +51,33 @@ def test_submissions_and_their_parts() -> None:
     assert parts["step"]["rows"] == 1
     assert parts["step"]["mape"] < 0.5
     assert benchmarks["resnet"]["mape"] < 0.5
+
+
+def test_a_submission_is_the_same_step_in_a_table_of_steps() -> None:
+    images = {
+        "source": "MLPerf Training v2.1, somebody", "model_slug": "resnet50-v1.5", "system": "dgx-a100-80gb",
+        "device": "a100-sxm4-80gb", "n_gpus": 8, "nodes": 1, "dtype": "fp16", "batch_per_gpu": 408.0,
+        "framework": "MXNet", "iteration_ms": 118.0, "software": "mxnet",
+    }  # fmt: skip
+    overall = errors_of([images])["overall"]
+    assert isinstance(overall, dict)
+    assert overall["mape"] < 0.1
+    submission = submission_of(images)
+    assert submission is not None
+    assert submission["global_batch"] == 3264
+    assert target_of_row(submission).step_time == target_of_row(RUN).step_time
+    assert submission_of({**images, "source": "another page"}) is None
+
+
+def test_batches_of_submissions_that_their_notes_state() -> None:
+    row = {"source": "MLPerf Training v0.7, NVIDIA", "model": "BERT", "device": "v100-sxm2-32gb", "n_gpus": 8}
+    logged = submission_of({**row, "global_batch": 48.0, "notes": "logged batch 96 sequences; padding kept"})
+    packed = submission_of({**row, "source": "MLPerf Training v2.0, Dell", "global_batch": 48.0})
+    assert logged is not None
+    assert packed is not None
+    assert (logged["global_batch"], packed["global_batch"]) == (96.0, 96.0)
+    in_parentheses = {"device": "(rtx-a5000)", "n_gpus": 2, "nodes": 1}
+    assert system_of_row(in_parentheses).device.name == "rtx-a5000"
 
 
 def test_nodes_and_counts_of_submissions() -> None:

@@ -18,7 +18,8 @@ from paleo.specs.software import load_software
 from paleo.validate.report import document, renderables
 from paleo.validate.runner import FileReport, validate_frame
 from paleo.validate.scaling import points, summary
-from paleo.validate.steps.vision import cudnn_version, library_of, model_of, profile_of, sizes_of, system_of
+from paleo.validate.steps.systems import system_of
+from paleo.validate.steps.vision import cudnn_version, library_of, model_of, profile_of, sizes_of
 from paleo.validate.tables import table_of
 
 

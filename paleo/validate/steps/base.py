@@ -16,7 +16,7 @@ from paleo.predict import Prediction
 from paleo.pricing.footprint import Footprint
 from paleo.specs.calibration import Calibration
 from paleo.specs.catalog import names
-from paleo.specs.hardware import System, find_device
+from paleo.specs.hardware import System
 from paleo.specs.software import Software
 from paleo.units import MILLISECOND
 from paleo.validate.kinds.base import Array, number, text
@@ -117,12 +117,6 @@ class Step:
     roofline: float
     subject: str
     origin: str
-
-
-def with_device(system: System, row: Row) -> System:
-    """The system with the very device of the row: a node comes with 16 GB and with 32 GB cards."""
-    device = find_device(str(row["device"]))
-    return system if device.name == system.device.name else system.model_copy(update={"device": device})
 
 
 def ideal_seconds(prediction: Prediction) -> float:

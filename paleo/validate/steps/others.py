@@ -12,7 +12,8 @@ from paleo.specs.model import ModelSpec, load_model
 from paleo.specs.run import Run
 from paleo.specs.software import Software
 from paleo.validate.steps.base import Row, Step, StepTable, filled, of_prediction, software_of, whole
-from paleo.validate.steps.vision import system_of
+from paleo.validate.steps.submissions import submission_of, submission_step
+from paleo.validate.steps.systems import system_of
 from paleo.validate.tables import STEPS
 
 #: Names of the tables -> models of the catalog; BERT without more is BERT-large in these sources.
@@ -37,7 +38,11 @@ class OtherSteps(StepTable):
         return system_of(row)
 
     def step(self, row: Row, software: Software | None = None) -> Step:
-        """The step of the row's run; SpecError for models that the catalog lacks."""
+        """The step of the row's run; of a submission to MLPerf Training, that of its task; SpecError for models that
+        the catalog lacks."""
+        submission = submission_of(row)
+        if submission is not None:
+            return submission_step(submission, software)
         model, system = _model(row), self.system(row)
         return of_prediction(predict(model, system, self._run(row, model), software, self.calibration_of(system)))
 

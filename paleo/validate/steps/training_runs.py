@@ -2,173 +2,23 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from paleo.errors import PaleoError, PlanError, SpecError
-from paleo.specs.hardware import Level, System, load_link, load_system
-from paleo.specs.run import Run
-from paleo.specs.software import Software, load_software
-from paleo.specs.task import TrainingTask, task_of
-from paleo.studies.target import MODEL_PARALLEL, TargetTime, run_of, time_to_target
+from paleo.errors import PaleoError
+from paleo.specs.hardware import System
+from paleo.specs.software import Software
+from paleo.studies.target import TargetTime
 from paleo.units import MILLISECOND
 from paleo.validate.kinds.base import Array, number
-from paleo.validate.steps.base import Row, Step, StepTable, filled, ideal_seconds, records, whole, with_device
-from paleo.validate.steps.transformers import DEFAULT_SYSTEMS
-from paleo.validate.steps.vision import with_nodes_of
+from paleo.validate.steps.base import Row, Step, StepTable, ideal_seconds, records
+from paleo.validate.steps.submissions import system_of_row, target_of_row
 from paleo.validate.tables import STEPS, Predictions
 
 #: Seconds of a minute.
 MINUTE = 60.0
-#: Systems of the catalog that were measured with copies through the host, which submissions on that card do not show.
-LIKE_OTHERS = {"l40s-pcie-8gpu": "pcie4-8gpu"}
-#: What joins nodes of catalog systems that are sold as single ones.
-FABRIC = "infiniband-hdr"
-#: Formats of numbers of submissions: those of tensor cores, whatever the row says of accumulation.
-TPU_DTYPE = "bf16"
-
-
-def task_of_row(row: Row) -> TrainingTask:
-    """The task of a row's benchmark and round; SpecError where the catalog has none."""
-    benchmark, name = str(row["benchmark"]).strip(), str(row["round"]).strip()
-    task = task_of(benchmark, name)
-    if task is None:
-        raise SpecError(f"benchmark {benchmark!r} has no task in the catalog (models/tasks)")
-    return task
-
-
-def system_of_row(row: Row) -> System:
-    """The row's system with its devices, as many a node as the row has, and a fabric where it has several nodes."""
-    device, gpus, nodes = str(row["device"]), whole(row, "n_gpus"), whole(row, "nodes", 1)
-    name = str(row["system"]) if filled(row, "system") else DEFAULT_SYSTEMS.get(device, "pcie4-8gpu")
-    name = LIKE_OTHERS.get(name, name)
-    system = with_device(load_system(name), row)
-    each = -(-gpus // max(nodes, 1))
-    if not system.levels:
-        return system
-    system = with_nodes_of(system, each) if nodes > 1 or each < system.devices_per_node else system
-    return _grown(system, each, nodes)
-
-
-def _grown(system: System, each: int, nodes: int) -> System:
-    """The system with levels that hold so many devices a node and so many nodes."""
-    levels = list(system.levels)
-    if levels and levels[-1].ranks is not None and levels[-1].ranks < each:
-        levels[-1] = levels[-1].model_copy(update={"ranks": each})
-    if nodes > 1 and (not levels or levels[-1].ranks is not None):
-        levels.append(
-            Level(name="fabric", ranks=None, link=load_link(FABRIC), topology="fabric", ports=max(1, each // 4))
-        )
-    return system.model_copy(
-        update={
-            "levels": tuple(levels),
-            "devices_per_node": max(each, 1) if nodes > 1 else max(system.devices_per_node, each),
-        }
-    )
-
-
-def training_gpus(row: Row, rows: float, task: TrainingTask) -> tuple[int, dict[str, str]]:
-    """GPUs that train, and how. Where there are more than input ``rows`` of a batch and the row states no degrees, a
-    language model is spread over up to eight ranks by tensor parallelism and a volume over up to four neighbours;
-    otherwise as many train as divide the batch, and the others evaluate."""
-    gpus = whole(row, "n_gpus")
-    if rows >= gpus or any(filled(row, axis) for axis in ("tp", "pp", "cp")):
-        return gpus, {}
-    ranks = max(count for count in range(1, int(rows) + 1) if rows % count == 0)
-    axis, most = SPREAD.get(task.code.software, ("spatial", 4 if task.model == "unet3d" else 1))
-    ways = max(way for way in (1, 2, 4, 8) if ranks * way <= gpus and way <= most)
-    more = ",zero=1,sp" if axis == "tp" else ""
-    return ranks * ways, {} if ways == 1 else {"strategy": f"{axis}={ways},dp={ranks}{more}"}
-
-
-#: The axis that takes GPUs beyond the samples of a batch, and the most ranks of it, by software.
-SPREAD = {"megatron-core": ("tp", 8)}
-
-
-#: Batches of the Transformer above this one count tokens, of which a pair of sentences has so many.
-MOST_SENTENCES, TOKENS = 4096.0, 28.0
-
-
-def switch(row: Row, key: str, default: bool) -> bool:
-    """A cell that says yes or no, in words or as a number.
-
-    >>> switch({"sp": "True"}, "sp", False), switch({"sp": 0.0}, "sp", True), switch({}, "sp", True)
-    (True, False, True)
-    """
-    return str(row[key]).strip().lower() in ("true", "1", "1.0") if filled(row, key) else default
-
-
-def strategy_of_row(row: Row, gpus: int, software: Software) -> str:
-    """Degrees in the spelling of the command line."""
-    degrees = {axis: whole(row, axis, 1) for axis in ("tp", "pp", "cp")}
-    product = int(np.prod(list(degrees.values())))
-    if gpus % product:
-        raise PlanError(f"tp, pp and cp take {product} GPUs, which do not divide {gpus}")
-    parts = [f"{axis}={degree}" for axis, degree in {**degrees, "dp": gpus // product}.items() if degree > 1]
-    if switch(row, "distributed_optimizer", software.parallelism.zero > 0) and gpus // product > 1:
-        parts.append("zero=1")
-    if whole(row, "vp", 1) > 1 and degrees["pp"] > 1:
-        parts.append(f"vp={whole(row, 'vp', 1)}")
-    if degrees["tp"] > 1 and switch(row, "sequence_parallel", software.parallelism.sequence_parallel):
-        parts.append("sp")
-    return ",".join(parts) or "dp"
-
-
-def options_of(row: Row, task: TrainingTask, gpus: int) -> dict[str, Any]:
-    """Options of the run that the row states: format, degrees, microbatch, recomputation."""
-    device_dtype = TPU_DTYPE if str(row["device"]).startswith("tpu") else str(row["dtype"])
-    options: dict[str, Any] = {"dtype": device_dtype}
-    if any(filled(row, axis) for axis in ("tp", "pp", "cp")):
-        options["strategy"] = strategy_of_row(row, gpus, load_software(task.code.software))
-    if filled(row, "micro_batch") and any(filled(row, axis) for axis in ("tp", "pp")):
-        options["microbatch"] = whole(row, "micro_batch")
-    return options
-
-
-#: Cells that decide a prediction: rows that agree in them are predicted once.
-DECIDING = (
-    "benchmark", "round", "system", "device", "n_gpus", "nodes", "dtype", "global_batch", "tp", "pp", "cp", "vp",
-    "micro_batch", "sequence_parallel", "distributed_optimizer", "runs",
-)  # fmt: skip
-
-
-def target_of_row(row: Row) -> TargetTime:
-    """The prediction of a row; PaleoError with the reason where it cannot be modelled."""
-    return _target(tuple((name, row[name]) for name in DECIDING if filled(row, name)))
-
-
-@lru_cache(maxsize=4096)
-def _target(cells: tuple[tuple[str, Any], ...]) -> TargetTime:
-    row = dict(cells)
-    task, system = task_of_row(row), system_of_row(row)
-    batch = float(row.get("global_batch", "nan"))
-    if not batch >= 1:
-        raise SpecError("global_batch is not stated")
-    batch = batch / (TOKENS if batch > MOST_SENTENCES and task.model == "transformer_big" else 1.0)
-    gpus, spread = training_gpus(row, max(1, round(batch / task.packed)), task)
-    runs = float(row.get("runs", 1.0))
-    run = run_of(task, gpus, batch, **{**options_of(row, task, gpus), **spread})
-    point = time_to_target(task, system, run, global_batch=batch, runs=runs)
-    if point.prediction.memory.fits or "strategy" in run.model_fields_set:
-        return point
-    return first_that_fits(task, system, run, batch, runs) or point
-
-
-def first_that_fits(task: TrainingTask, system: System, run: Run, batch: float, runs: float) -> TargetTime | None:
-    """The plan with the fewest ranks that share a model, of those that fit in memory, where a row states none; None
-    where nothing fits."""
-    for degrees in MODEL_PARALLEL:
-        options = run.model_copy(update={"strategy": degrees, "microbatch": None})
-        try:
-            point = time_to_target(task, system, options, global_batch=batch, runs=runs)
-        except PaleoError:
-            continue
-        if point.prediction.memory.fits:
-            return point
-    return None
 
 
 class TrainingRuns(StepTable):

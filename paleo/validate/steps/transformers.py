@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from functools import cache
 
 from paleo.errors import SpecError
 from paleo.lowering.recompute import RECOMPUTE
@@ -11,27 +10,16 @@ from paleo.predict import Prediction, predict
 from paleo.pricing.footprint import Footprint
 from paleo.search.partial_recompute import fewest_layers
 from paleo.specs.calibration import Calibration
-from paleo.specs.catalog import names
 from paleo.specs.hardware import System, load_system
 from paleo.specs.model import ModelSpec
 from paleo.specs.run import Run
 from paleo.specs.software import Software, load_software
-from paleo.validate.steps.base import Row, Step, StepTable, died, filled, of_prediction, software_of, whole, with_device
+from paleo.validate.steps.base import Row, Step, StepTable, died, filled, of_prediction, software_of, whole
 from paleo.validate.steps.networks import network_of
 from paleo.validate.steps.recipes import recipe_of
+from paleo.validate.steps.systems import usual_system, with_device
 from paleo.validate.tables import STEPS
 
-#: Systems for rows that name a device alone.
-DEFAULT_SYSTEMS = {
-    "a100-sxm4-40gb": "dgx-a100-40gb",
-    "a100-sxm4-80gb": "dgx-a100-80gb",
-    "a100-pcie-40gb": "pcie4-8gpu",
-    "h100-sxm5-80gb": "dgx-h100",
-    "h200-sxm": "dgx-h200",
-    "b200": "dgx-b200",
-    "v100-sxm2-16gb": "dgx-1-v100",
-    "v100-sxm2-32gb": "dgx-1-v100",
-}
 SHARDING = {"": 0, "none": 0, "zero1": 1, "zero2": 2, "zero3": 3, "zero3-offload": 3}
 #: What goes to host memory: FSDP with offloaded parameters keeps gradients and states there, too, as DeepSpeed may.
 OFFLOAD = {"zero3-offload": "optimizer,gradients,parameters"}
@@ -43,17 +31,7 @@ def system_of(row: Row) -> System:
         return with_device(load_system(str(row["system"])), row)
     device, needs_host = str(row["device"]), offload(row) != "none"
     wanted = whole(row, "n_gpus", 1) > 1 or needs_host
-    return load_system(_usual(device) if wanted else device)
-
-
-@cache
-def _usual(device: str) -> str:
-    """The system that rows of many such devices most likely mean: the usual one, else the first of the catalog that
-    has them, else the device alone."""
-    if device in DEFAULT_SYSTEMS:
-        return DEFAULT_SYSTEMS[device]
-    systems = (name for name in names("systems") if load_system(name).device.name == device)
-    return next(systems, device)
+    return load_system(usual_system(device) if wanted else device)
 
 
 def offload(row: Row) -> str:

@@ -9,14 +9,15 @@ import pandas as pd
 
 from paleo.errors import SpecError
 from paleo.predict import predict
-from paleo.specs.hardware import System, load_link, load_system
+from paleo.specs.hardware import System
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.software import Software
 from paleo.units import MILLISECOND
 from paleo.validate.kinds.base import Array, number, text
-from paleo.validate.steps.base import Row, Step, StepTable, filled, of_prediction, software_of, whole, with_device
-from paleo.validate.steps.transformers import DEFAULT_SYSTEMS
+from paleo.validate.steps.base import Row, Step, StepTable, filled, of_prediction, software_of, whole
+from paleo.validate.steps.submissions import submission_of, submission_step
+from paleo.validate.steps.systems import system_of
 from paleo.validate.tables import STEPS
 
 #: What the measured harnesses did without: only forward and backward were timed.
@@ -36,47 +37,6 @@ CURVE = ("source", "device", "framework", "cudnn", "model", "dtype", "batch_per_
 FIRST_RESNETS = {f"resnet{depth}": f"resnet{depth}-v1" for depth in (50, 101, 152)}
 #: cuDNN of the sources that name none, by what they begin with: their pages are older than the next release.
 LIBRARY_OF_SOURCE = (("convnet-benchmarks Dec-2014", 1.0), ("convnet-benchmarks", 4.0))
-
-
-#: Ethernet links, with their Gb/s, that stand for those of the same kind at other speeds.
-TCP, ROCE = ("ethernet-10g-tcp", 10.0), ("ethernet-100g-roce", 100.0)
-
-
-def system_of(row: Row) -> System:
-    """The row's system by name, else a server of its device, else the device alone; with the nodes and the network
-    that the row states."""
-    device, gpus = str(row["device"]), whole(row, "n_gpus", 1)
-    usual = DEFAULT_SYSTEMS.get(device, "pcie3-8gpu") if gpus > 1 else device
-    system = with_device(load_system(str(row["system"]) if filled(row, "system") else usual), row)
-    nodes = whole(row, "nodes", 1)
-    return with_network(with_nodes_of(system, -(-gpus // nodes)), row) if nodes > 1 else system
-
-
-def with_nodes_of(system: System, devices: int) -> System:
-    """The system with so many devices in a node, where its own nodes have more (half a server rented)."""
-    if not system.levels or devices >= system.devices_per_node:
-        return system
-    inside = [level for level in system.levels if level.ranks is not None and level.ranks < devices]
-    bounded = [
-        level for level in system.levels[len(inside) :] if level.ranks and level.ranks <= system.devices_per_node
-    ]
-    cut = [bounded[0].model_copy(update={"ranks": devices})] if bounded and devices > 1 else []
-    beyond = system.levels[len(inside) + len(bounded) :]
-    return system.model_copy(update={"levels": (*inside, *cut, *beyond), "devices_per_node": devices})
-
-
-def with_network(system: System, row: Row) -> System:
-    """The system with the Ethernet between its nodes whose speed the row states, one port a node; InfiniBand as it
-    is."""
-    told = str(row.get("interconnect", ""))
-    speed = re.search(r"(\d+) ?Gb(?:/s|ps|it/s|E)", told)
-    if not speed or "infiniband" in told.lower() or not system.levels:
-        return system
-    name, usual = ROCE if re.search(r"(?i)roce|rdma", told) else TCP
-    link = load_link(name)
-    stated = link.model_copy(update={"bandwidth": link.bandwidth * float(speed.group(1)) / usual})
-    outer = system.levels[-1].model_copy(update={"link": stated, "ports": 1})
-    return system.model_copy(update={"levels": (*system.levels[:-1], outer)})
 
 
 def model_of(row: Row) -> str:
@@ -201,7 +161,11 @@ class VisionSteps(StepTable):
         return system_of(row)
 
     def step(self, row: Row, software: Software | None = None) -> Step:
-        """The step of the row's run, without the update where the harness left it out."""
+        """The step of the row's run, without the update where the harness left it out; of a submission to MLPerf
+        Training, that of its task."""
+        submission = submission_of(row)
+        if submission is not None:
+            return submission_step(submission, software)
         system = self.system(row)
         prediction = predict(load_model(model_of(row)), system, run_of(row), software, self.calibration_of(system))
         spared = prediction.breakdown.optimizer if without_update(row) else 0.0
