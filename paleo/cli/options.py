@@ -128,6 +128,9 @@ class RunOptions:
     ] = None
     nodes: Annotated[str | None, _option("Where nodes lie: packed, random, spread:8 leaf switches. [packed]")] = None
     background: Annotated[float | None, _option("Share of the links above leaf switches that others use. [0]")] = None
+    neighbour: Annotated[
+        str | None, _option("A second job there: traffic, nodes, share of the time: all_to_all:32:0.4. [none]")
+    ] = None
     software: Annotated[
         str | None,
         _option("Profile of a framework: host time, overlap. [pytorch-eager]", autocompletion=completes("software")),

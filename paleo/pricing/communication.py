@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from paleo.errors import PlanError
 from paleo.parallel.mesh import Axes, Mesh
-from paleo.pricing.links.fabric import FabricParameters, NodePlacement, fabric_defaults, measured_fabric, placed
+from paleo.pricing.links.fabric import FabricParameters, fabric_defaults, measured_fabric
 from paleo.pricing.links.group import (
     EXCHANGES,
     ExchangeParameters,
@@ -22,6 +22,7 @@ from paleo.pricing.links.group import (
     stack_links,
 )
 from paleo.pricing.links.policy import CollectivePolicy, Nccl, Textbook, best, prices
+from paleo.pricing.links.topology import NodePlacement, placed
 from paleo.pricing.store import Found, Rates, lookup
 from paleo.specs.calibration import Calibration
 from paleo.specs.hardware import System

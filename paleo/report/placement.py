@@ -17,9 +17,15 @@ def document(study: PlacementStudy) -> Document:
     return {
         "nodes": study.prediction.run.nodes,
         "background": study.placement.background,
+        "neighbour": study.prediction.run.neighbour,
         "leaves": share.leaves,
         "crossings": share.crossings,
-        "share": {"ring": share.ring_share, "all_to_all": share.exchange_share, "unsorted_ring": share.unsorted_share},
+        "share": {
+            "ring": share.ring_share,
+            "all_to_all": share.exchange_share,
+            "unsorted_ring": share.unsorted_share,
+            "all_to_all_direct": share.direct_share,
+        },
         "packed_step_time_s": study.packed.step_time,
         "slowdown": study.slowdown,
         "advice": study.advice,
@@ -30,8 +36,10 @@ def table(study: PlacementStudy) -> RenderableType:
     """The same for people."""
     shown, share = grid("Placement", ["what", "figure"], left=2), study.share
     beside = f", others use {percent(study.placement.background)} of the uplinks" if study.placement.background else ""
+    neighbour = study.prediction.run.neighbour
+    beside += f", beside a job {neighbour}" if neighbour else ""
     shown.add_row("nodes", f"{study.nodes}, {study.prediction.run.nodes}{beside}")
-    shown.add_row("leaf switches", f"{share.leaves:.3g}; a ring in rank order crosses {share.crossings:.3g} times")
+    shown.add_row(study.units, f"{share.leaves:.3g}; a ring in rank order crosses {share.crossings:.3g} times")
     shares = (share.ring_share, share.exchange_share, share.unsorted_share)
     ring, exchange, unsorted = (percent(each) for each in shares)
     shown.add_row("share of the nodes' ports", f"sorted rings {ring}, all-to-all {exchange}, unsorted rings {unsorted}")

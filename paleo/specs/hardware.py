@@ -191,7 +191,9 @@ class Level(Spec):
     ``rings``: of a mesh whose pairs are not all joined alike, the disjoint rings of one link that 1, 2, … neighbours
     find. ``shape``: units of a torus along each dimension. ``wrap``: a dimension of that many units, or a multiple of
     it, closes into a ring; null: none does. ``oversubscription``: ports below a leaf switch over those above it, and
-    ``leaf``: units below one leaf switch. ``routing``: how flows are spread over the ports above a leaf.
+    ``leaf``: units below one leaf switch, in a dragonfly of one group. ``routing``: how flows are spread over the ports
+    above a leaf; ``rail``: each port of a node hangs on a switch of its own. ``global_links``: of a dragonfly, links
+    between each pair of groups.
     """
 
     name: Text
@@ -204,7 +206,8 @@ class Level(Spec):
     wrap: PositiveCount | None = None
     leaf: PositiveCount | None = None
     oversubscription: Annotated[float, Field(ge=1)] = 1.0
-    routing: Literal["ecmp", "adaptive", "rail"] | None = None
+    routing: Literal["ecmp", "adaptive", "rail", "minimal", "valiant"] | None = None
+    global_links: PositiveCount | None = None
     in_switch_reduction: Flag = False
     peer_to_peer: Flag = True
     assumed: Text | None = None
@@ -215,6 +218,18 @@ class Level(Spec):
     def _rings_are_those_of_a_mesh(self) -> Level:
         if self.rings is not None and (self.topology != "mesh" or len(self.rings) != self.ranks):
             raise SpecError(f"rings: expected a mesh, and a number for each of 1 to {self.ranks} neighbours")
+        return self
+
+    @model_validator(mode="after")
+    def _routing_is_that_of_the_topology(self) -> Level:
+        is_dragonfly = self.topology == "dragonfly"
+        if self.global_links is not None and not is_dragonfly:
+            raise SpecError(f"global_links: only a dragonfly has them, and topology is {self.topology!r}")
+        allowed = ("adaptive", "minimal", "valiant") if is_dragonfly else ("ecmp", "adaptive", "rail")
+        if self.routing is not None and self.routing not in allowed:
+            raise SpecError(
+                f"routing: {self.routing!r} is none of {', '.join(allowed)}, with topology {self.topology!r}"
+            )
         return self
 
     @model_validator(mode="after")

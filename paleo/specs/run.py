@@ -64,7 +64,8 @@ class Run(Spec):
     ``slow_ranks`` that of ranks that are always slower or faster; ``length_variation`` is the standard deviation of a
     sample's work over its mean, as of sequences of unequal lengths.
     ``nodes`` says where nodes lie: packed, random or ``spread:8`` leaf switches; ``background`` is the share of the
-    links above those that others use.
+    links above those that others use, and ``neighbour`` a second job on the same leaf switches, ``all_to_all:32:0.4``:
+    its traffic (ring or all_to_all), its nodes and the share of the time that it sends.
     ``cudnn``, ``attention``, ``cross_entropy``, ``main_gradients``, ``expert_dispatch``, ``expert_overlap``,
     ``cuda_graph`` and ``exchange`` are what the ``software`` profile does unless they are given.
     ``bucket`` is how many bytes of gradients go out together (25 MiB in PyTorch's DDP). ``offload`` names what lives in
@@ -120,6 +121,7 @@ class Run(Spec):
     jitter: Annotated[float, Field(ge=0, le=3)] = 0.0
     nodes: Text = "packed"
     background: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    neighbour: Text | None = None
     slow_ranks: Annotated[float, Field(ge=0, le=3)] = 0.0
     length_variation: Annotated[float, Field(ge=0, le=3)] = 0.0
     calibration: Text = "auto"

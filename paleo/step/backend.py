@@ -24,7 +24,7 @@ from paleo.parallel.mesh import Mesh
 from paleo.parallel.placement import Placement, parse_strategy
 from paleo.pricing.communication import Fabric, collective_sources
 from paleo.pricing.kernels import Pricer, pricer
-from paleo.pricing.links.fabric import node_placement
+from paleo.pricing.links.topology import node_placement, states_topology
 from paleo.schedules.base import Numeric
 from paleo.specs.calibration import Calibration
 from paleo.specs.hardware import System
@@ -226,10 +226,10 @@ def backend_of(
     software = software.changed(_stated(run))
     prices = pricer(system.device, dtype, run.calibration, software, calibration)
     software = software if prices.rates is None else software.changed({"overlap.contention": 0.0})
-    nodes = node_placement(run.nodes, run.background)
+    nodes = node_placement(run.nodes, run.background, run.neighbour)
     fabric = Fabric(
         system, run.algorithm_or_server, prices.rates, prices.own, software.host.forward,
-        placement=None if nodes.usual else nodes,
+        placement=nodes if states_topology(system) or not nodes.usual else None,
         handshake=0.0 if prices.rates is not None else software.host.handshake,
     )  # fmt: skip
     formats = autocast(precision(dtype)) if software.formats.mixed == "autocast" else precision(dtype)

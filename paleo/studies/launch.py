@@ -42,6 +42,7 @@ def estimate_command(model: str, system: str, run: Run) -> str:
         "recompute": run.recompute, "recompute-layers": run.recompute_layers, "compress": run.compress,
         "lora": run.lora, "freeze": ",".join(run.freeze) or None,
         "nodes": None if run.nodes == "packed" else run.nodes, "background": run.background or None,
+        "neighbour": run.neighbour,
         "software": run.software, "calibration": run.calibration,
     }  # fmt: skip
     for name, value in options.items():

@@ -204,7 +204,7 @@ def leaves_of_four(oversubscription: float) -> System:
 def test_advice_says_when_placement_matters() -> None:
     """An exchange of experts between nodes over uplinks eight times oversubscribed is slower on random nodes; sums of
     gradients by sorted rings on uplinks that are not oversubscribed are not."""
-    experts = Run(gpus=128, batch=1, strategy="zero=1,ep=128", nodes="random")
+    experts = Run(gpus=32, batch=1, strategy="zero=1,ep=32", nodes="random")
     for model, run, ratio, matters in (
         ("qwen3-30b-a3b", experts, 8.0, True), ("gpt2", Run(gpus=128, batch=1, nodes="random"), 1.0, False),
     ):  # fmt: skip
@@ -212,6 +212,14 @@ def test_advice_says_when_placement_matters() -> None:
         assert study is not None and study.matters is matters and 1.0 < study.share.leaves <= 16
         assert study.advice.startswith("Placement matters" if matters else "Placement does not matter")
     assert placement.studied(step()) is None
+
+
+def test_an_exchange_of_several_leaves_has_more_uplinks_when_spread() -> None:
+    """On an idle machine: sixteen nodes packed fill four leaves and their few uplinks, at random they use twelve."""
+    experts = Run(gpus=128, batch=1, strategy="zero=1,ep=128", nodes="random")
+    study = placement.studied(predict(load_model("qwen3-30b-a3b"), leaves_of_four(8.0), experts))
+    assert study is not None and study.slowdown < 0.95 and not study.matters
+    assert "shorter than on packed nodes" in study.advice and "as long as others leave them idle" in study.advice
 
 
 def test_curves_say_what_placement_costs() -> None:

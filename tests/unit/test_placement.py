@@ -11,17 +11,20 @@ import pytest
 from paleo.errors import SpecError
 from paleo.predict import predict
 from paleo.pricing.communication import Fabric
-from paleo.pricing.links.fabric import (
+from paleo.pricing.links.topology import (
+    Dragonfly,
     NodePlacement,
+    beside_neighbour,
     ecmp_share,
     exchange_share,
     leaves_touched,
     node_placement,
     placed,
+    rail_exchange_share,
     ring_crossings,
     shared_slowdown,
 )
-from paleo.specs.hardware import System, load_system
+from paleo.specs.hardware import Level, System, load_link, load_system
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 
@@ -140,6 +143,108 @@ def test_two_jobs_on_one_link(share: float) -> None:
     assert float(shared_slowdown(share, share)) == pytest.approx(clock / steps[0], rel=0.05)
 
 
+def rail_rates(nodes: int, rails: int, leaf: int, oversubscription: float, *, forwarded: bool) -> np.ndarray:
+    """Rates of all flows between GPUs of different nodes: over a NIC each way, and over the spine but for like rails of
+    one unit; forwarded ones go over NVLink, nine times a NIC, to the GPU of the right rail first."""
+    gpus, units = nodes * rails, nodes // leaf
+    up, down, nvlink = 2 * gpus, 2 * gpus + units * rails, 2 * gpus + 2 * units * rails
+    paths = []
+    for a, i, b, j in ((a, i, b, j) for a in range(nodes) for b in range(nodes) for i in range(rails)
+                       for j in range(rails) if a != b):  # fmt: skip
+        rail = j if forwarded else i
+        path = [a * rails + rail, gpus + b * rails + j]
+        path += [nvlink + a * rails + i] if rail != i else []
+        if rail != j or a // leaf != b // leaf:
+            path += [up + a // leaf * rails + rail, down + b // leaf * rails + j]
+        paths.append(path)
+    return max_min_rates(paths, [1.0] * (2 * gpus) + [leaf / oversubscription] * (2 * units * rails) + [9.0] * gpus)
+
+
+@pytest.mark.parametrize(("nodes", "leaf", "oversubscription"), [(6, 6, 2.0), (6, 3, 1.5), (8, 4, 4.0), (6, 3, 1.0)])
+def test_an_exchange_over_rails(nodes: int, leaf: int, oversubscription: float) -> None:
+    rails = 4
+    straight, forwarded = (
+        rail_rates(nodes, rails, leaf, oversubscription, forwarded=how).min() * (nodes - 1) * rails
+        for how in (False, True)
+    )
+    direct = float(rail_exchange_share(nodes, leaf, rails, leaf, oversubscription))
+    assert straight == pytest.approx(direct, rel=0.05)
+    assert forwarded == pytest.approx(float(exchange_share(nodes, leaf, leaf, oversubscription)), rel=0.05)
+
+
+def dragonfly_rates(flows: Sequence[tuple[int, int]], size: int, network: Dragonfly) -> np.ndarray:
+    """Rates of flows between nodes, ``size`` in a group, over their ports and the links of pairs of groups: straight,
+    or in equal parts over every third group, the slowest part of which sets the pace."""
+    groups = int(network.groups)
+    nodes, paths = groups * size, []
+    for sender, receiver in flows:
+        ports, a, b = [sender, nodes + receiver], sender // size, receiver // size
+        thirds = [third for third in range(groups) if third not in (a, b)]
+        if a == b:
+            paths += [ports] * (1 if network.routing == "minimal" else len(thirds) + 1)
+        elif network.routing == "minimal":
+            paths.append([*ports, 2 * nodes + a * groups + b])
+        else:
+            paths += [[*ports, 2 * nodes + a * groups + x, 2 * nodes + x * groups + b] for x in thirds]
+    rates = max_min_rates(paths, [1.0] * (2 * nodes) + [float(network.pair)] * groups**2)
+    if network.routing == "minimal":
+        return rates
+    parts = groups - 2
+    return np.array([part.min() * parts for part in np.array_split(rates, len(rates) / parts)])
+
+
+@pytest.mark.parametrize("routing", ["minimal", "valiant"])
+@pytest.mark.parametrize(("used", "members", "pair"), [(2, 6, 0.8), (3, 6, 0.5), (6, 4, 0.3), (6, 2, 1.0)])
+def test_an_exchange_over_a_dragonfly(used: int, members: int, pair: float, routing: str) -> None:
+    network = Dragonfly(6, pair, routing)
+    nodes = [group * members + node for group in range(used) for node in range(members)]
+    across = [(a, b) for a in nodes for b in nodes if a // members != b // members]
+    inside = 1.0 - (members - 1.0) / (len(nodes) - 1.0)  # of a port, what is left of the flows that stay in the group
+    rates = dragonfly_rates(across, members, network) * (len(nodes) - 1)
+    expected = float(network.exchange(len(nodes), members, used))
+    assert min(rates.min(), 1.0) == pytest.approx(expected, rel=0.05) or rates.min() * inside > 1.0
+    best = replace(network, routing="adaptive")
+    assert float(best.exchange(len(nodes), members, used)) >= expected
+
+
+@pytest.mark.parametrize("routing", ["minimal", "valiant"])
+def test_a_ring_over_a_dragonfly(routing: str) -> None:
+    network = Dragonfly(6, 0.4, routing)
+    rates = dragonfly_rates([(4 * group, (4 * group + 4) % 24) for group in range(6)], 4, network)
+    assert float(network.ring(6)) == pytest.approx(rates.min(), rel=0.05)
+    assert float(network.ring(1)) == 1.0
+
+
+def test_a_ring_in_rank_order_over_a_dragonfly() -> None:
+    """Against the slowest flow of drawn placements; the balanced number of links."""
+    groups, size, nodes = 9, 16, 96
+    network = Dragonfly(groups, size / (groups - 1.0), "minimal")
+    shares = []
+    for _ in range(60):
+        drawn = RANDOM.permutation(groups * size)[:nodes]
+        flows = [(int(a), int(b)) for a, b in zip(drawn, np.roll(drawn, -1), strict=True)]
+        shares.append(dragonfly_rates(flows, size, network).min())
+    share = float(network.unsorted_ring(ring_crossings(nodes, groups * size, size)))
+    assert share == pytest.approx(float(np.mean(shares)), rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("ports", "demand", "others", "asked"), [(8, 0.5, 8, 1.0), (1, 1.0, 12, 0.7), (4, 1.0, 4, 0.25), (2, 0.4, 2, 0.9)]
+)
+@pytest.mark.parametrize("sending", [0.3, 0.8])
+def test_a_job_beside_another(ports: int, demand: float, others: int, asked: float, sending: float) -> None:
+    """Ports of a leaf share its uplinks max-min fairly while both jobs send; the other is silent in between."""
+    capacity = 3.0
+    flows = [[port, ports + others] for port in range(ports + others)]
+    limits = [demand] * ports + [asked] * others + [capacity]
+    together, alone = max_min_rates(flows, limits)[0], max_min_rates(flows[:ports], limits)[0]
+    mean = np.mean([together if RANDOM.random() < sending else alone for _ in range(20000)])
+    kept = beside_neighbour(
+        ports=ports, demand=demand, other_ports=others, other_demand=asked, sending=sending, capacity=capacity
+    )
+    assert float(kept) == pytest.approx(float(mean / alone), rel=0.05)
+
+
 def oversubscribed(ratio: float, *, leaf: int = 8, nodes: int = 64, routing: str | None = None) -> System:
     system = load_system("dgx-h100")
     fabric = system.levels[-1].model_copy(update={"leaf": leaf, "oversubscription": ratio, "routing": routing})
@@ -184,6 +289,67 @@ def test_a_step_with_its_nodes_spread_beside_neighbours_is_longer() -> None:
         for options in ({}, {"nodes": "spread:4"}, {"nodes": "spread:4", "background": 0.5})
     ]
     assert times[0] == times[1] < times[2]
+
+
+def test_a_second_job_on_the_same_leaves() -> None:
+    """Eight nodes of mine and of the other on each of two leaves that are four times oversubscribed."""
+    system = oversubscribed(4.0, leaf=16)
+    alone, silent, beside, ring = (
+        placed(system, 16, node_placement("spread:2", 0.0, neighbour)).exchange_share
+        for neighbour in (None, "all_to_all:16:0", "all_to_all:16:1", "ring:16:1")
+    )
+    assert alone == silent == pytest.approx(4 / (8 * 8 / 15)) and beside == pytest.approx(2 / (8 * 8 / 15))
+    assert beside < ring < alone
+    full = placed(system, 32, node_placement("packed", 0.0, "all_to_all:16:1"))
+    assert full == placed(system, 32, node_placement("packed"))  # no place left on its leaves
+
+
+def test_rails_keep_exchanges_that_go_over_nvlink_first() -> None:
+    rails = oversubscribed(2.0, leaf=8, routing="rail")
+    share = placed(rails, 8, node_placement("packed"))
+    assert (share.exchange_share, share.ring_share) == (1.0, 1.0)
+    assert share.direct_share == pytest.approx(float(rail_exchange_share(8, 8, 8, 8, 2.0)))
+
+
+def test_a_system_that_states_its_topology_is_priced_by_it() -> None:
+    """Packed nodes, too: 16 of them on two leaves that are eight times oversubscribed."""
+    network, run = load_model("gpt2"), Run(gpus=128, batch=1, strategy="zero=3")
+    plain, tapered = oversubscribed(1.0), oversubscribed(16.0)
+    assert predict(network, plain, run).step_time < predict(network, tapered, run).step_time
+
+
+def test_slingshot_with_its_groups_stated() -> None:
+    """Four links between groups of 16 nodes with four ports: an exchange of two groups needs the links of others, a
+    ring sorted by group does not."""
+    system = load_system("perlmutter")
+    shares = []
+    for routing in ("minimal", "adaptive"):
+        changed = {"leaf": 16, "global_links": 4, "routing": routing}
+        level = system.levels[-1].model_copy(update=changed)
+        sparse = system.model_copy(update={"levels": (*system.levels[:-1], level), "max_nodes": 256})
+        shares.append(placed(sparse, 32, node_placement("packed")))
+    assert [share.leaves for share in shares] == [2.0, 2.0] and [share.ring_share for share in shares] == [1.0, 1.0]
+    assert [share.exchange_share for share in shares] == [pytest.approx(31 / 256), 1.0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"global_links": 4}, "only a dragonfly"),
+        ({"routing": "valiant"}, "ecmp, adaptive, rail"),
+        ({"routing": "rail", "topology": "dragonfly"}, "adaptive, minimal, valiant"),
+    ],
+)
+def test_routing_fits_its_topology(changes: dict[str, object], says: str) -> None:
+    level = {"name": "fabric", "ranks": None, "link": load_link("infiniband-ndr"), "topology": "fabric"}
+    with pytest.raises(SpecError, match=says):
+        Level(**{**level, **changes})
+
+
+@pytest.mark.parametrize("text", ["all_to_all", "all_to_al:8:0.5", "ring:0:0.5", "ring:8:1.5", "ring:8", ""])
+def test_bad_neighbours_are_refused(text: str) -> None:
+    with pytest.raises(SpecError, match="neighbour"):
+        node_placement("packed", 0.0, text)
 
 
 @pytest.mark.parametrize(("text", "background"), [("spread:0", 0.0), ("spred:2", 0.0), ("packed", 1.0), ("", 0.0)])

@@ -1,0 +1,418 @@
+"""What topology, placement, hashing and neighbours leave of the network between nodes: closed forms over arrays.
+
+Nodes hang on leaf switches, ``leaf`` of them each; a job's nodes are packed onto as few leaves as hold them, spread
+evenly over ``k`` leaves, or drawn at random from the whole machine. A ring whose ranks are sorted by leaf, as NCCL
+sorts them, sends one flow a channel out of each leaf and is slowed down by none of this on an idle tree; an all-to-all
+asks a leaf for the rates of all its members, and neighbours on the uplinks take their part from both.
+
+In a fabric of rails NIC i of each node hangs on rail switch i: traffic between unlike rails goes over the spine, or
+over NVLink to the GPU of the right rail first (NCCL's PXN, 2.12 and later). In a dragonfly a leaf is a group of
+routers; each pair of groups is joined by ``global_links`` links, and traffic takes those (minimal routing) or two hops
+over a group drawn at random (Valiant), whichever is better (adaptive).
+
+References: Kim, Dally, Scott and Abts, Technology-driven, highly-scalable dragonfly topology, ISCA 2008; Valiant,
+A scheme for fast parallel communication, SIAM J. Comput. 11(2), 1982.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+
+from paleo.collectives.base import Array, Numeric
+from paleo.errors import SpecError, near
+from paleo.pricing.links.group import between_nodes, link_kind
+from paleo.specs.hardware import Level, System
+
+#: Nodes below a leaf switch, and nodes of the machine, where the system states neither (a 64-port switch, half of
+#: it down).
+USUAL_LEAF, USUAL_NODES = 32, 32 * 32
+#: Share of a link that adaptive routing or packet spraying leaves of it.
+ADAPTIVE_SHARE = 0.96
+#: Flows between each pair of nodes: channels of NCCL times their queue pairs.
+FLOWS_PER_PORT = 16
+#: Most flows on one link that a sum over the law of Poisson takes in.
+MOST_FLOWS = 200
+#: No traffic: what a share divides by.
+NOTHING = 1e-30
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbour:
+    """A second job whose nodes lie on the same leaf switches: its traffic (ring or all_to_all), nodes, and the share of
+    the time that it sends."""
+
+    pattern: str
+    nodes: int
+    sending: float
+
+
+@dataclass(frozen=True, slots=True)
+class NodePlacement:
+    """Where the nodes of a job lie: ``kind`` packed, random or spread (over ``leaves`` leaf switches), the share of the
+    uplinks that others keep busy, and a second job beside it."""
+
+    kind: str = "packed"
+    leaves: int = 0
+    background: float = 0.0
+    neighbour: Neighbour | None = None
+
+    @property
+    def usual(self) -> bool:
+        """Whether the job has the fewest leaves and the network to itself."""
+        return self.kind == "packed" and self.background == 0.0 and self.neighbour is None
+
+
+PATTERNS = ("ring", "all_to_all")
+
+
+def node_placement(text: str, background: float = 0.0, neighbour: str | None = None) -> NodePlacement:
+    """``packed``, ``random`` or ``spread:8``, beside others who keep a share of the uplinks busy, or beside a second
+    job, ``all_to_all:32:0.4``: its traffic, its nodes and the share of the time that it sends.
+
+    >>> node_placement("spread:8").leaves, node_placement("packed", neighbour="ring:16:0.25").neighbour
+    (8, Neighbour(pattern='ring', nodes=16, sending=0.25))
+    """
+    if not 0.0 <= background < 1.0:
+        raise SpecError(f"background: {background} must be 0 or more and below 1, the uplinks' share that others use")
+    beside = None if neighbour is None else _neighbour(neighbour)
+    spread = re.fullmatch(r"spread:([1-9]\d*)", text)
+    if spread:
+        return NodePlacement("spread", int(spread[1]), background, beside)
+    if text not in ("packed", "random"):
+        raise SpecError(f"nodes: {text!r}: expected packed, random or spread:K, such as spread:8")
+    return NodePlacement(text, 0, background, beside)
+
+
+def _neighbour(text: str) -> Neighbour:
+    parts = re.fullmatch(r"(\w+):([1-9]\d{0,6}):(0?\.\d+|0|1(?:\.0*)?)", text)
+    if parts is None:
+        raise SpecError(
+            f"neighbour: {text!r}: expected PATTERN:NODES:SHARE, such as all_to_all:32:0.4 (the share of the time that "
+            f"it sends, 0 to 1)"
+        )
+    if parts[1] not in PATTERNS:
+        raise SpecError(f"neighbour: {parts[1]!r} is no pattern of traffic; {near(parts[1], PATTERNS)}")
+    return Neighbour(parts[1], int(parts[2]), float(parts[3]))
+
+
+def leaves_touched(nodes: Numeric, machine: Numeric, leaf: int) -> Array:
+    """Leaves that hold at least one of ``nodes`` drawn at random from ``machine``: (T/q)(1 - C(T-q, n)/C(T, n)).
+
+    >>> round(float(leaves_touched(8, 1024, 16)), 1)
+    7.6
+    """
+    drawn, total = np.asarray(nodes, dtype=np.float64), np.asarray(machine, dtype=np.float64)
+    empty = np.ones(np.broadcast_shapes(drawn.shape, total.shape))
+    for position in range(leaf):
+        empty = empty * np.clip(total - drawn - position, 0.0, None) / (total - position)
+    return np.asarray(total / leaf * (1.0 - empty))
+
+
+def ring_crossings(nodes: Numeric, machine: Numeric, leaf: int) -> Array:
+    """Hops of a ring in rank order that leave a leaf, of nodes drawn at random: n (1 - (q-1)/(T-1))."""
+    return np.asarray(np.asarray(nodes) * (1.0 - (leaf - 1.0) / (np.asarray(machine) - 1.0)))
+
+
+def expected_maximum(count: Numeric) -> Array:
+    """Largest of ``count`` standard normal numbers in the mean (Blom 1958): Phi^-1((n - 0.375)/(n + 0.25))."""
+    inverse = NormalDist().inv_cdf
+    counts = np.maximum(np.asarray(count, dtype=np.float64), 1.0)
+    largest = np.vectorize(lambda n: max(0.0, inverse((n - 0.375) / (n + 0.25))), otypes=[np.float64])
+    return np.asarray(largest(counts))
+
+
+def fullest_link(flows: Numeric, sources: Numeric, links: Numeric) -> Array:
+    """Flows in the mean on the fullest of the links of several sources, each of which sends ``flows`` over ``links`` of
+    its own at random: the sum over k of the chance that some link has k or more, each by the binomial law. Holds to
+    `MOST_FLOWS` a link, and from few on.
+
+    >>> float(fullest_link(12.0, 1.0, 1.0)), float(fullest_link(16.0, 8.0, 8.0).round(1))
+    (12.0, 5.5)
+    """
+    count, ways = np.asarray(flows, dtype=np.float64)[..., None], np.asarray(links, dtype=np.float64)[..., None]
+    steps, chance = np.arange(MOST_FLOWS - 1), 1.0 / np.maximum(ways, 2.0)
+    odds = np.clip(count - steps, 0.0, None) / (steps + 1.0) * chance / (1.0 - chance)
+    first = (1.0 - chance) ** count
+    below = np.cumsum(np.concatenate([first, first * np.cumprod(odds, axis=-1)], axis=-1), axis=-1)
+    every = np.asarray(sources)[..., None] * ways
+    random = (1.0 - np.clip(below, 0.0, 1.0) ** every).sum(axis=-1)
+    return np.asarray(np.where(ways[..., 0] <= 1.0, count[..., 0], random))
+
+
+def ecmp_share(flows: Numeric, links: Numeric) -> Array:
+    """Share of its fair rate that the slowest of ``flows`` equal flows gets, hashed onto ``links`` equal links.
+
+    With r flows a link in the mean the fullest link holds r + e_m sqrt(r (1-1/m)) + e_m^2/6 of them. Holds from r = 4
+    on (at r = 1 it is 10 % too low).
+
+    >>> [round(float(ecmp_share(32 * r, 32)), 2) for r in (4, 16, 64, 256)]
+    [0.46, 0.64, 0.79, 0.89]
+    """
+    m = np.asarray(links, dtype=np.float64)
+    ratio = np.asarray(flows) / m
+    largest = expected_maximum(m)
+    return np.asarray(1.0 / (1.0 + largest * np.sqrt((1.0 - 1.0 / m) / ratio) + largest**2 / (6.0 * ratio)))
+
+
+def exchange_share(nodes: Numeric, members: Numeric, leaf: int, oversubscription: float) -> Array:
+    """Share of its port that a node keeps in an all-to-all of ``nodes``, ``members`` of them on the fullest leaf: the
+    leaf is asked for m (n-m)/(n-1) node rates (n-m of n-1 peers of a node lie elsewhere), and has q/o."""
+    n, m = np.asarray(nodes, dtype=np.float64), np.asarray(members, dtype=np.float64)
+    asked = m * (n - m) / np.maximum(n - 1.0, 1.0)
+    return np.asarray(np.minimum(1.0, leaf / oversubscription / np.maximum(asked, NOTHING)))
+
+
+def rail_exchange_share(nodes: Numeric, members: Numeric, rails: Numeric, leaf: int, oversubscription: float) -> Array:
+    """As `exchange_share` over ``rails`` rail switches, each GPU sending to all others straight: a rail keeps what goes
+    to its own rail of the m-1 other nodes below it, 1/r of their traffic, and all else goes up:
+    m (1 - (m-1)/((n-1) r)) node rates, of q/o.
+
+    >>> float(rail_exchange_share(8, 8, 8, 8, 2.0).round(3))  # all nodes below the rails, seven of eight GPUs not
+    0.571
+    """
+    n, m = np.asarray(nodes, dtype=np.float64), np.asarray(members, dtype=np.float64)
+    kept = (m - 1.0) / (np.maximum(n - 1.0, 1.0) * np.asarray(rails))
+    return np.asarray(np.minimum(1.0, leaf / oversubscription / np.maximum(m * (1.0 - kept), NOTHING)))
+
+
+def unsorted_ring_share(
+    nodes: Numeric, machine: Numeric, leaf: int, members: Numeric, oversubscription: float
+) -> Array:
+    """Share of its port that a node keeps in a ring in rank order of nodes drawn at random, ``members`` of them on the
+    fullest leaf: that leaf sends a flow for each hop that leaves it, m (1 - (q-1)/(T-1)) of them, and has q/o.
+
+    >>> float(unsorted_ring_share(32, 1024, 32, 16.0, 4.0).round(2))
+    0.52
+    """
+    leaving = np.asarray(members) * ring_crossings(nodes, machine, leaf) / np.asarray(nodes)
+    return np.asarray(np.minimum(1.0, leaf / oversubscription / np.maximum(leaving, NOTHING)))
+
+
+@dataclass(frozen=True, slots=True)
+class Dragonfly:
+    """Groups of routers, each pair of them joined by links that carry ``pair`` nodes' rates.
+
+    ``routing``: minimal, valiant, or adaptive, which takes the better of both. Links inside a group do not limit.
+    """
+
+    groups: Numeric
+    pair: Numeric
+    routing: str = "adaptive"
+
+    def exchange(self, nodes: Numeric, members: Numeric, used: Numeric) -> Array:
+        """Share of its port that a node keeps in an all-to-all of ``nodes`` over ``used`` groups, ``members`` in the
+        fullest: the links of a pair of groups are asked for m²/(n-1) node rates; over third groups, each of the g-2
+        for 2 (k-2)/(k-1) (k > 2) of what leaves a group.
+
+        >>> float(Dragonfly(8, 2.0, "minimal").exchange(32, 16, 2).round(3))
+        0.242
+        """
+        n, m = np.asarray(nodes, dtype=np.float64), np.asarray(members, dtype=np.float64)
+        between = np.maximum(n - 1.0, 1.0)
+        k = np.asarray(used, dtype=np.float64)
+        return self._better(m * m / between, m * (n - m) / between, used, 2.0 * (k - 2.0) / np.maximum(k - 1.0, 1.0))
+
+    def ring(self, used: Numeric) -> Array:
+        """Share of a ring sorted by group: one flow at a node's rate from each group to the next."""
+        return self._better(np.ones(()), np.ones(()), used, np.where(np.asarray(used) > 2, 2.0, 1.0))
+
+    def unsorted_ring(self, crossings: Numeric) -> Array:
+        """Share of a ring in rank order of nodes drawn at random from all groups, with so many hops between groups:
+        the fullest pair's flows set the pace, or the fullest group's."""
+        g = np.asarray(self.groups, dtype=np.float64)
+        leaving = np.asarray(crossings) / g
+        return self._better(fullest_link(leaving, g, g - 1.0), leaving, g, np.asarray(2.0))
+
+    def _better(self, of_pair: Array, leaving: Array, used: Numeric, hops: Array) -> Array:
+        """``of_pair``: node rates asked of the links of one pair of groups; ``leaving``: of all links of a group, and
+        ``hops``: how often it passes the busiest of them where it goes over a third group, first and second hops."""
+        minimal = np.asarray(self.pair) / np.maximum(of_pair, NOTHING)
+        thirds = np.asarray(self.groups, dtype=np.float64) - 2.0
+        spread = np.where(thirds > 0, leaving * np.maximum(hops, 1.0) / np.maximum(thirds, 1.0), np.inf)
+        valiant = np.asarray(self.pair) / np.maximum(spread, NOTHING)
+        best = {"minimal": minimal, "valiant": valiant}.get(self.routing, np.maximum(minimal, valiant))
+        return np.asarray(np.where(np.asarray(used) > 1, np.minimum(1.0, best), 1.0))
+
+
+def shared_slowdown(share: Numeric, other: Numeric) -> Array:
+    """How much longer the steps of a job get that is on the wire for ``share`` of a step, beside one that is for
+    ``other``, their phases unrelated: 1 + their product; no less than what both ask for together. Holds to shares of
+    0.5."""
+    return np.asarray(np.maximum(1.0 + np.asarray(share) * other, np.asarray(share) + other))
+
+
+def beside_neighbour(
+    *, ports: Numeric, demand: Numeric, other_ports: Numeric, other_demand: Numeric, sending: Numeric, capacity: Numeric
+) -> Array:
+    """What a job keeps of the rate that it has alone, in the mean over time, beside one that sends for a share of it.
+
+    Each job has so many ports below the shared links, which ask for ``demand`` of a port's rate each; the links carry
+    ``capacity`` ports' rates, shared out port by port, max-min fairly: min(u, max(c/(m+m'), (c - m' u')/m)).
+
+    >>> keywords = {"ports": 4, "demand": 1.0, "other_ports": 4, "other_demand": 1.0, "capacity": 4.0}
+    >>> float(beside_neighbour(**keywords, sending=1.0)), float(beside_neighbour(**keywords, sending=0.5))
+    (0.5, 0.75)
+    """
+    mine, others, links = np.asarray(ports), np.asarray(other_ports), np.asarray(capacity)
+    alone = np.minimum(demand, links / np.maximum(mine, NOTHING))
+    rest = (links - others * other_demand) / np.maximum(mine, NOTHING)
+    both = np.minimum(demand, np.maximum(links / np.maximum(mine + others, NOTHING), rest))
+    kept = both / np.maximum(alone, NOTHING)
+    return np.asarray(np.where(np.asarray(demand) > 0, 1.0 - sending + sending * np.minimum(kept, 1.0), 1.0))
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkShare:
+    """A placement on a system: leaves of the job (groups of a dragonfly), hops of an unsorted ring that leave one, and
+    the share of the nodes' ports that sorted rings, exchanges and rings in rank order keep; ``direct_share``: of rails,
+    what exchanges keep that do not go over NVLink first."""
+
+    leaves: float
+    crossings: float
+    ring_share: float
+    exchange_share: float
+    unsorted_share: float = 1.0
+    direct_share: float | None = None
+
+    def share(self, operation: str) -> float:
+        """Of an operation."""
+        return self.exchange_share if operation == "all_to_all" else self.ring_share
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """Nodes of a job on leaves of a machine, and its nodes on the fullest leaf."""
+
+    nodes: int
+    machine: int
+    leaf: int
+    leaves: float
+    members: float
+    crossings: float
+
+    def ports(self, pattern: str, *, dragonfly: bool) -> tuple[float, float]:
+        """Ports of a leaf that send to others, and what each asks of the shared links: of all uplinks, or in a
+        dragonfly of the links to one other group."""
+        if self.leaves <= 1:
+            return 1.0, 0.0
+        if pattern == "ring":
+            return 1.0, 1.0
+        elsewhere = self.members if dragonfly else self.nodes - self.members
+        return self.members, elsewhere / max(self.nodes - 1.0, 1.0)
+
+
+def states_topology(system: System) -> bool:
+    """Whether the network between nodes may keep packed jobs from their ports: it states an oversubscription, how it
+    routes, or the links between groups of a dragonfly."""
+    return any(
+        level.oversubscription > 1.0 or level.routing not in (None, "rail") or level.global_links is not None
+        for level in system.levels
+        if between_nodes(system, level)
+    )
+
+
+def placed(system: System, nodes: int, placement: NodePlacement) -> NetworkShare:
+    """What ``nodes`` of a system keep of their ports between nodes."""
+    outer = [level for level in system.levels if between_nodes(system, level)]
+    if not outer or nodes < 2:
+        return NetworkShare(1.0, 0.0, 1.0, 1.0)
+    level, machine = outer[0], max(system.max_nodes or USUAL_NODES, nodes)
+    leaf = min(level.leaf or USUAL_LEAF, machine)
+    leaves, members = _spread(nodes, machine, leaf, placement)
+    random = placement.kind == "random"
+    crossings = float(ring_crossings(nodes, machine, leaf)) if random else leaves * (leaves > 1)
+    job = _Job(nodes, machine, leaf, leaves, members, crossings)
+    share = (
+        _of_dragonfly(level, job, placement) if level.topology == "dragonfly" else _of_tree(system, level, job, random)
+    )
+    return _beside_others(level, job, placement, share)
+
+
+def _of_tree(system: System, level: Level, job: _Job, random: bool) -> NetworkShare:
+    """Shares on leaf switches below a spine, or on the rail switches of nodes."""
+    size = job.nodes, job.members
+    crosses, o = job.leaves > 1, level.oversubscription
+    exchange = float(exchange_share(*size, job.leaf, o)) if crosses else 1.0
+    ring = min(1.0, job.leaf / o) if crosses else 1.0
+    unsorted = float(unsorted_ring_share(job.nodes, job.machine, job.leaf, job.members, o)) if random else ring
+    if level.routing != "rail":
+        return NetworkShare(job.leaves, job.crossings, ring, exchange, unsorted)
+    direct = float(rail_exchange_share(*size, level.ports, job.leaf, o))
+    forwarded = link_kind(system) == "nvlink"
+    return NetworkShare(job.leaves, job.crossings, ring, exchange if forwarded else direct, unsorted, direct)
+
+
+def _of_dragonfly(level: Level, job: _Job, placement: NodePlacement) -> NetworkShare:
+    network = dragonfly(level, job.machine, job.leaf)
+    ring = float(network.ring(job.leaves))
+    exchange = float(network.exchange(job.nodes, job.members, job.leaves))
+    unsorted = float(network.unsorted_ring(job.crossings)) if placement.kind == "random" else ring
+    return NetworkShare(job.leaves, job.crossings, ring, exchange, unsorted)
+
+
+def dragonfly(level: Level, machine: int, group: int) -> Dragonfly:
+    """The groups of a machine; where the links between a pair of them are not stated, a group has as many links to
+    others as ports of nodes (balanced: Kim et al., section 3.1), divided by its oversubscription."""
+    groups = -(-machine // group)
+    balanced = group / max(groups - 1.0, 1.0) / level.oversubscription
+    pair = balanced if level.global_links is None else level.global_links / level.ports
+    return Dragonfly(groups, pair, level.routing or "adaptive")
+
+
+def _beside_others(level: Level, job: _Job, placement: NodePlacement, share: NetworkShare) -> NetworkShare:
+    """The shares that hashing, those who keep the uplinks busy and a second job leave."""
+    above = _above_a_leaf(level, job.leaf, placement.background) if job.leaves > 1 else 1.0
+    kept = {pattern: above * _beside_second_job(level, job, pattern, placement.neighbour) for pattern in PATTERNS}
+    ring, exchange = kept["ring"], kept["all_to_all"]
+    direct = None if share.direct_share is None else share.direct_share * exchange
+    return NetworkShare(
+        share.leaves, share.crossings, share.ring_share * ring, share.exchange_share * exchange,
+        share.unsorted_share * ring, direct,
+    )  # fmt: skip
+
+
+def _beside_second_job(level: Level, job: _Job, pattern: str, neighbour: Neighbour | None) -> float:
+    """What a second job on the same leaves leaves of a pattern's rate: its nodes take the places that the first has
+    left free on them."""
+    if neighbour is None or job.leaves <= 1:
+        return 1.0
+    is_dragonfly = level.topology == "dragonfly"
+    free = min(job.leaf - job.members, max(1.0, neighbour.nodes / job.leaves))
+    other = _Job(neighbour.nodes, job.machine, job.leaf, job.leaves, min(free, neighbour.nodes), 0.0)
+    capacity = dragonfly(level, job.machine, job.leaf).pair if is_dragonfly else job.leaf / level.oversubscription
+    ports, demand = job.ports(pattern, dragonfly=is_dragonfly)
+    others, asked = other.ports(neighbour.pattern, dragonfly=is_dragonfly) if free >= 1.0 else (0.0, 0.0)
+    return float(
+        beside_neighbour(
+            ports=ports, demand=demand, other_ports=others, other_demand=asked, sending=neighbour.sending,
+            capacity=capacity,
+        )
+    )  # fmt: skip
+
+
+def _spread(nodes: int, machine: int, leaf: int, placement: NodePlacement) -> tuple[float, float]:
+    """Leaves of the job, and its nodes on the fullest of them."""
+    if placement.kind == "packed":
+        return float(-(-nodes // leaf)), float(min(nodes, leaf))
+    if placement.kind == "spread":
+        switches = min(placement.leaves, nodes, -(-machine // leaf))
+        return float(switches), float(min(leaf, -(-nodes // switches)))
+    leaves, mean = float(leaves_touched(nodes, machine, leaf)), nodes * leaf / machine
+    variance = mean * (1 - leaf / machine) * (machine - nodes) / max(machine - 1, 1)
+    fullest = mean + float(expected_maximum(machine / leaf)) * math.sqrt(variance)
+    return leaves, min(float(leaf), float(nodes), max(nodes / leaves, fullest))
+
+
+def _above_a_leaf(level: Level, leaf: int, background: float) -> float:
+    """Share of a link above a leaf: of hashed flows, by routing, beside others."""
+    hashed = 1.0
+    if level.routing == "ecmp":
+        hashed = float(ecmp_share(FLOWS_PER_PORT * leaf, leaf))
+    elif level.routing == "adaptive" and level.topology != "dragonfly":
+        hashed = ADAPTIVE_SHARE
+    return hashed * (1.0 - background)
