@@ -11,7 +11,13 @@ import numpy.typing as npt
 
 from paleo.errors import PlanError
 from paleo.parallel.mesh import Axes, Mesh
-from paleo.pricing.links.fabric import FabricParameters, fabric_defaults, measured_fabric
+from paleo.pricing.links.fabric import (
+    FabricParameters,
+    fabric_defaults,
+    measured_exchange,
+    measured_fabric,
+    with_exchange,
+)
 from paleo.pricing.links.group import (
     EXCHANGES,
     ExchangeParameters,
@@ -54,11 +60,19 @@ def link_parameters(system: System, family: str, calibration: Calibration | None
     )
     if calibrated.origin != "default" or family != "collective.fabric":
         return calibrated
-    relative = measured_fabric(system)
-    if relative is None:
-        return replace(calibrated, parameters=fabric_defaults(system))
-    inherited = lookup(LINK_FAMILIES[family], subject=relative, architecture="", family=family, stacks=NCCL_STACKS)
-    return replace(inherited, origin="inherited")
+    relative, alike = measured_fabric(system), measured_exchange(system)
+    if relative is not None:
+        return replace(_of_relative(relative), origin="inherited")
+    usual = fabric_defaults(system)
+    if alike is None:
+        return replace(calibrated, parameters=usual)
+    return replace(calibrated, parameters=with_exchange(usual, _of_relative(alike).parameters))
+
+
+def _of_relative(system: str) -> Found[FabricParameters]:
+    """The fabric's parameters of a measured system."""
+    family = "collective.fabric"
+    return lookup(FabricParameters, subject=system, architecture="", family=family, stacks=NCCL_STACKS)
 
 
 @dataclass(frozen=True, slots=True)

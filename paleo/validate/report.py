@@ -31,6 +31,7 @@ UNITS: dict[str, tuple[str, Callable[[float], str]]] = {
     "staleness_accuracy": ("accuracy", lambda value: f"{value:.1%}"),
     "learning": ("nats", lambda value: f"{value:.3f} nats"),
     "convergence": ("samples", lambda value: engineering(value, "samples")),
+    "rails": ("bytes/s", lambda value: engineering(value, "B/s")),
     "storage": ("samples/s", lambda value: engineering(value, "samples/s")),
     "compression": ("s, FLOP/s or ratio", lambda value: f"{value:.4g}"),
 }

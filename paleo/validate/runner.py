@@ -25,6 +25,7 @@ SCATTER = 0.2
 #: Kinds of tables whose rooflines are no times.
 UNTIMED = frozenset(
     {"power", "goodput", "staleness_accuracy", "learning", "convergence", "storage", "compression", "memory"}
+    | {"rails"}
 )
 #: Rows that take this many rooflines are launches, waits and steps rather than arithmetic or traffic.
 FIXED_COSTS = 20.0

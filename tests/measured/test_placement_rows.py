@@ -12,6 +12,7 @@ import pytest
 from paleo.validate.kinds.base import read_table
 from paleo.validate.runner import FileReport, validate_frame
 from paleo.validate.steps.placement import PairNetwork, PlacementSteps
+from paleo.validate.steps.rails import Rails
 
 
 @pytest.fixture(scope="module")
@@ -72,3 +73,32 @@ def test_flows_of_a_group_share_its_link() -> None:
     network = PairNetwork.of(pd.DataFrame([general, *nodes]))
     apart = network.seconds(np.array([0, 1, 0]), np.array([2, 3, 1]), 1460.0)
     assert apart.tolist() == pytest.approx([1538.0 / 0.5e8, 1538.0 / 0.5e8, 1460.0 / 1e9])
+
+
+@pytest.mark.shared
+def test_messages_between_like_and_unlike_rails(shared: Path) -> None:
+    """Nothing is fitted to them: sends have the share of a NIC that nccl-tests' have on InfiniBand, exchanges that of
+    the other fabric that libraries reach by libfabric. Unlike rails get less than half of what like ones get."""
+    report = validate_frame("rails", read_table(shared / "measurements" / "rails.csv"), Rails())
+    errors = report.errors()
+    assert report.unsupported_reasons == {} and errors.mape is not None and errors.mape <= 0.12
+    like = (report.frame["peers"] == "rail-aligned").to_numpy()
+    assert report.predictions.seconds[~like].mean() < 0.6 * report.predictions.seconds[like].mean()
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"peers": "crossrail"}, "cross-rail"),
+        ({"ranks_per_node": 4}, "whole nodes of 8"),
+        ({"system": "l40s-pcie-8gpu"}, "no network between nodes"),
+        ({"message_bytes": ""}, "message_bytes is not stated"),
+    ],
+)
+def test_rows_of_rails_say_what_is_wrong(changes: dict[str, object], says: str) -> None:
+    row = {
+        "system": "aws-p5.48xlarge", "ranks": 16, "ranks_per_node": 8, "peers": "cross-rail", "message_bytes": 2**20,
+        "bytes_per_s_per_gpu": 1.9e10, "device": "h100-sxm5-80gb",
+    }  # fmt: skip
+    (reason,) = validate_frame("rails", pd.DataFrame([{**row, **changes}]), Rails()).unsupported_reasons
+    assert says in reason

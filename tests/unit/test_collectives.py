@@ -12,7 +12,7 @@ import pytest
 from paleo.collectives.base import ALGORITHMS, OPERATIONS, LevelTraffic, Traffic
 from paleo.collectives.parameter_server import parameter_server_all_reduce
 from paleo.errors import PlanError, SpecError
-from paleo.pricing.communication import Fabric
+from paleo.pricing.communication import Fabric, link_parameters
 from paleo.pricing.links.alpha_beta import LevelCost, bus_factor, lower_bound, traffic_time
 from paleo.pricing.links.custom import CustomParameters, custom_time
 from paleo.pricing.links.fabric import FabricParameters, fabric_defaults
@@ -561,3 +561,12 @@ def test_work_of_a_row_is_what_a_rank_sends() -> None:
     flops, sent = kind.work(frame)
     assert flops.tolist() == [0.0] and sent.tolist() == [1.75 * 1048576]
     assert kind.ideal_time(frame, H100).tolist() == pytest.approx([1.75 * 1048576 / 450e9])  # type: ignore[attr-defined]
+
+
+def test_exchanges_over_efa_cost_what_they_do_over_slingshot() -> None:
+    """Rings do not: those of EFA keep the usual share of a NIC."""
+    slingshot, efa = (
+        link_parameters(load_system(name), "collective.fabric").parameters for name in ("polaris", "aws-p5.48xlarge")
+    )
+    assert (efa.peer, efa.exchange_fraction) == (slingshot.peer, slingshot.exchange_fraction)
+    assert efa.fabric_fraction == fabric_defaults(load_system("aws-p5.48xlarge")).fabric_fraction

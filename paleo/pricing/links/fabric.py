@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -102,10 +103,31 @@ BOTH_WAYS = 0.6
 MEASURED = {"slingshot": "polaris"}
 
 
+#: Likewise for exchanges alone. Libraries reach EFA as they reach Slingshot, by libfabric's messages (aws-ofi-nccl):
+#: over unlike rails of two nodes UCCL gets 0.31 to 0.40 of the NICs, which Slingshot's parameters put at 0.34 to 0.43.
+MEASURED_EXCHANGE = {"efa": "polaris"}
+#: What an exchange of many ranks takes of a fabric's parameters.
+EXCHANGE_PARAMETERS = ("peer", "exchange_fraction", "congestion")
+
+
 def measured_fabric(system: System) -> str | None:
     """The measured system whose fabric has the same kind of link."""
+    return _measured(system, MEASURED)
+
+
+def measured_exchange(system: System) -> str | None:
+    """The measured system whose fabric carries exchanges in the same way."""
+    return _measured(system, MEASURED_EXCHANGE)
+
+
+def _measured(system: System, by_kind: Mapping[str, str]) -> str | None:
     outer = [level.link.kind for level in system.levels if between_nodes(system, level)]
-    return MEASURED.get(outer[0]) if outer else None
+    return by_kind.get(outer[0]) if outer else None
+
+
+def with_exchange(parameters: FabricParameters, other: FabricParameters) -> FabricParameters:
+    """The parameters with those of another fabric's exchanges."""
+    return replace(parameters, **{name: getattr(other, name) for name in EXCHANGE_PARAMETERS})
 
 
 def fabric_defaults(system: System) -> FabricParameters:
