@@ -29,7 +29,7 @@ from paleo.specs.hardware import System, load_system
 from paleo.specs.loading import validate
 from paleo.specs.model import ModelSpec, load_model
 from paleo.specs.run import SEQUENCE, Run
-from paleo.specs.task import TrainingTask, load_task
+from paleo.specs.task import TrainingTask
 from paleo.studies.advice import advise
 from paleo.studies.cost import Tariff, stated_tariff
 from paleo.studies.learning import Goal, aimed, amount_for
@@ -227,15 +227,18 @@ def target(
     gpus: Counts,
     *,
     batch: int | str = "auto",
+    loss: float | None = None,
     noise_scale: float | None = None,
     **options: Any,
 ) -> TimeToTarget:
     """How long a task such as ``mlperf:bert`` takes to its target; ``batch`` in samples of all GPUs, or the best;
-    ``noise_scale`` stands in for the critical batch of its law."""
-    from paleo.studies.target import over_counts, scaling, with_noise_scale
+    ``noise_scale`` stands in for the critical batch of its law. With a ``loss`` in nats a token, ``task`` is a language
+    model that is trained to it."""
+    from paleo.studies.learning import task_named
+    from paleo.studies.target import over_counts, scaling
 
     asked = _Asked.of("target", None, options, long_run=False)
-    goal = with_noise_scale(load_task(task) if isinstance(task, str | Path) else task, noise_scale)
+    goal = task_named(task, loss, noise_scale)
     machine, counts = _system(system), gpu_counts(gpus)
     points = over_counts(goal, machine, counts, str(batch), **_stated(asked.run))
     return TimeToTarget(goal, machine, scaling(points), asked.tariff)

@@ -76,10 +76,8 @@ class SamplesLaw(Law):
                 f"global batch {global_batch:,.0f} lies outside of the range of the law ({low:,.0f} to {high:,.0f})"
             )
         if self.seed_noise > WEAK or self.residual > WEAK:
-            said.append(
-                f"the law of this task is weak: runs differ by {self.seed_noise:.0%} between seeds, its points by "
-                f"{self.residual:.0%}"
-            )
+            seeds = f"runs differ by {self.seed_noise:.0%} between seeds, " if self.seed_noise else ""
+            said.append(f"the law of this task is weak: {seeds}its points by {self.residual:.0%}")
         return tuple(said)
 
 

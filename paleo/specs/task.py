@@ -34,6 +34,10 @@ class Evaluation(Spec):
     source: Text
 
 
+#: One forward pass of a sample, for targets that are read off training itself.
+UNEVALUATED = Evaluation(samples=1, every=1, beside=True, source="none: the target is read off training")
+
+
 class Code(Spec):
     """How the code of a task's submissions runs: its ``software`` profile, and measured over predicted step times.
 

@@ -5,20 +5,23 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 from paleo.errors import SpecError
-from paleo.learning.base import LOSS_LAWS
 from paleo.learning.critical_batch import critical_batch_samples
+from paleo.learning.loss_target import LOSS_LAW, SamplesToLoss
+from paleo.learning.step_law import best_batch_tokens
+from paleo.network.graph import Graph, build
 from paleo.predict import Prediction
-from paleo.specs.model import ModelSpec
+from paleo.specs.model import ModelSpec, load_model
 from paleo.specs.run import Run
-from paleo.specs.task import TrainingTask, load_task
+from paleo.specs.task import UNEVALUATED, Code, TrainingTask, load_task
 from paleo.studies.target import forward_seconds, run_like, samples_needed, timed, with_noise_scale
 from paleo.studies.training import Amount, Need
 from paleo.units import counted
 
-#: The law that `--loss` goes by.
-LOSS_LAW = "chinchilla"
+#: Nats that a batch off the best one costs from which an estimate says so.
+PENALTY = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,17 +59,50 @@ def amount_for(prediction: Prediction, goal: Goal, stated: Amount | None) -> tup
 
 
 def _for_loss(prediction: Prediction, loss: float) -> tuple[Amount, tuple[str, ...]]:
-    """Tokens that bring a language model to a loss, by the parametric law."""
-    tokens_per_sample, model = prediction.graph.tokens_per_sample, prediction.model
-    if tokens_per_sample is None:
-        raise SpecError(f"--loss: samples of model {model.name} are not counted in tokens; no law of loss holds for it")
-    if any(node.type == "moe" for node in prediction.graph.nodes):
-        raise SpecError(f"--loss: no law of loss is known for mixtures of experts such as {model.name}; state --tokens")
-    law, size = LOSS_LAWS[LOSS_LAW], float(prediction.graph.parameters)
-    tokens = law.tokens(loss, size)
+    """Tokens that bring a language model to a loss at the best batch, by the parametric law."""
+    law = samples_to_loss(prediction.graph, loss)
+    tokens, batch = law.best_tokens, prediction.plan.global_batch * law.tokens_per_sample
     words = f"{counted(round(tokens), 'token')} for a loss of {loss:g} nats ({LOSS_LAW})"
-    sigma = law.sigma(loss, size)
-    return Amount(tokens / tokens_per_sample, words, sigma=sigma), law.warnings(size, tokens)
+    said = law.beyond(tokens)
+    nats = float(law.nats(prediction.plan.global_batch))
+    if nats > PENALTY:
+        best = f"the best is about {float(best_batch_tokens(tokens)):,.2g}"
+        said = (*said, f"a global batch of {batch:,.2g} tokens costs about {nats:.2g} nats, not counted here ({best}); "
+                       "paleo target --loss counts it")  # fmt: skip
+    return Amount(tokens / law.tokens_per_sample, words, sigma=law.residual), said
+
+
+def samples_to_loss(graph: Graph, loss: float) -> SamplesToLoss:
+    """The law of a network's samples to a loss; SpecError where there is none for it."""
+    if graph.tokens_per_sample is None:
+        raise SpecError(f"--loss: samples of model {graph.name} are not counted in tokens; no law of loss holds for it")
+    if any(node.type == "moe" for node in graph.nodes):
+        raise SpecError(f"--loss: no law of loss is known for mixtures of experts such as {graph.name}; state --tokens")
+    return SamplesToLoss.of(loss, float(graph.parameters), float(graph.tokens_per_sample))
+
+
+def task_of_loss(model: str, loss: float) -> TrainingTask:
+    """Training a language model of the catalog, or of a file, to a loss, as a task."""
+    spec = load_model(model)
+    return TrainingTask(
+        name=f"{spec.name} to {loss:g}", title=spec.name, model=model, sample="sequence", dataset="any text",
+        dataset_samples=1.0, target=f"a loss of {loss:g} nats a token", law=samples_to_loss(build(spec, batch=1), loss),
+        evaluation=UNEVALUATED, code=Code(software=Run().software, source="not fitted"), source=spec.source,
+    )  # fmt: skip
+
+
+def task_named(
+    task: str | Path | TrainingTask, loss: float | None = None, noise_scale: float | None = None
+) -> TrainingTask:
+    """A task of the catalog or of a file, its critical batch that of a measured noise scale where one is stated; with a
+    ``loss`` the training of a language model to it. SpecError where both are stated."""
+    if loss is None:
+        return with_noise_scale(load_task(task) if isinstance(task, str | Path) else task, noise_scale)
+    if noise_scale is not None:
+        raise SpecError("--loss: its law has a best batch of its own; leave --noise-scale out")
+    if isinstance(task, TrainingTask):
+        raise SpecError(f"--loss: {task.name} is a task; expected a language model")
+    return task_of_loss(str(task), loss)
 
 
 def _for_task(prediction: Prediction, name: str, noise_scale: float | None) -> tuple[Amount, tuple[str, ...]]:

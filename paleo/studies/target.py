@@ -174,6 +174,8 @@ def timed(
         nodes=plan.gpus / max(system.devices_per_node, 1),
     )
     samples, sigma_samples = samples_needed(task, global_batch, runs)
+    if not math.isfinite(samples):
+        raise PlanError(f"{task.name}: a global batch of {global_batch:,.0f} never reaches {task.target}")
     spread = math.log(prediction.interval[1] / prediction.step_time) / NINETY if not task.code.ratio else 0.0
     return TargetTime(
         task=task,

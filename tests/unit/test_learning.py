@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import math
+
 import numpy as np
 import pytest
 
+from paleo.cli import run
 from paleo.errors import SpecError
 from paleo.learning.base import LAWS, LOSS_LAWS, law_of
 from paleo.learning.chinchilla import CHINCHILLA, Parametric
 from paleo.learning.critical_batch import CriticalBatch, fit_critical_batch
+from paleo.learning.loss_target import SamplesToLoss
 from paleo.learning.reference_points import ReferencePoints, fitted, left_out_error
 from paleo.learning.step_law import STEP_LAW, best_batch_tokens
 from paleo.specs.catalog import names
 from paleo.specs.task import load_task, task_of
+from paleo.studies.learning import task_of_loss
 
 TASKS = names("tasks")
 
@@ -102,3 +108,43 @@ def test_best_batch_costs_nothing() -> None:
     assert float(STEP_LAW.penalty(1e9, tokens, best)) == 0.0
     assert float(STEP_LAW.penalty(1e9, tokens, 4 * best)) == pytest.approx(0.0098 * 4)
     assert isinstance(STEP_LAW, Parametric)
+
+
+def test_samples_to_a_loss_count_what_the_batch_costs() -> None:
+    """At the best batch the tokens are those of Chinchilla's law; at others loss and penalty together make the target,
+    with more tokens; a batch that is far too small never gets there. Numbers and arrays agree."""
+    law = SamplesToLoss.of(2.4, 1e9, 2048.0)
+    best = float(best_batch_tokens(law.best_tokens)) / 2048.0
+    assert float(law.samples(best)) * 2048.0 == pytest.approx(CHINCHILLA.tokens(2.4, 1e9), rel=1e-3)
+    for factor in (0.25, 8.0):
+        tokens = float(law.samples(best * factor)) * 2048.0
+        nats = 0.0098 * math.log2(factor) ** 2
+        assert float(CHINCHILLA.loss(1e9, tokens)) + nats == pytest.approx(2.4, abs=1e-6)
+        assert tokens > 1.05 * law.best_tokens
+    batches = np.array([1e-3, best, 8 * best])
+    assert law.samples(batches).tolist() == [float(law.samples(batch)) for batch in batches]
+    assert law.samples(1e-3) == math.inf
+
+
+@pytest.mark.parametrize(("model", "words"), [("resnet50", "not counted in tokens"), ("mixtral-8x7b", "mixtures")])
+def test_networks_without_a_law_of_loss(model: str, words: str) -> None:
+    with pytest.raises(SpecError, match=words):
+        task_of_loss(model, 2.1)
+
+
+def test_time_to_a_loss(capsys: pytest.CaptureFixture[str]) -> None:
+    """Minutes are samples over the rate of the step; an estimate at that batch says what it does not count."""
+    options = ["gpt2", "--loss", "3.3", "--system", "dgx-a100-80gb", "--gpus", "8"]
+    assert run(["target", *options, "--batch", "64", "--strategy", "dp", "--json"]) == 0
+    (point,) = json.loads(capsys.readouterr().out)["points"]
+    assert point["minutes"] == pytest.approx(point["samples"] / 64 * point["step_time_s"] / 60, rel=1e-3)
+    assert run(["estimate", *options, "--global-batch", "64", "--json"]) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["training"]["samples"] < point["samples"]
+    assert "paleo target --loss counts it" in printed.err
+    for wrong in (["--loss", "1.0"], ["--loss", "3.3", "--noise-scale", "9"]):
+        assert run(["target", "gpt2", *wrong, "--system", "dgx-a100-80gb", "--gpus", "8"]) == 2
+        assert "loss" in capsys.readouterr().err
+    low = ["--loss", "2.75", "--system", "dgx-a100-80gb", "--gpus", "8", "--batch", "8"]
+    assert run(["target", "gpt2", *low]) == 2
+    assert "never reaches" in capsys.readouterr().err

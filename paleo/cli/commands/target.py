@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from paleo.cli.application import NO, PREDICT, app
-from paleo.cli.goal_options import NoiseScale
+from paleo.cli.goal_options import Loss, NoiseScale
 from paleo.cli.options import AsJson, Counts, Plot, SystemName, completes
 from paleo.cli.output import draw, picture_path, show_document, warn
 from paleo.cli.training_options import TariffOptions, takes_tariff
@@ -17,7 +17,7 @@ TaskName = Annotated[
     str,
     typer.Argument(
         metavar="TASK",
-        help="A task of the catalog such as mlperf:bert, or a YAML file.",
+        help="A task of the catalog such as mlperf:bert, or a YAML file; with --loss a language model.",
         autocompletion=completes("tasks"),
     ),
 ]
@@ -39,6 +39,7 @@ def target(
     gpus: Counts,
     rates: TariffOptions,
     batch: Batch = "auto",
+    loss: Loss = None,
     noise_scale: NoiseScale = None,
     strategy: Strategy = None,
     dtype: Dtype = None,
@@ -51,13 +52,14 @@ def target(
     \b
     paleo target mlperf:bert --system dgx-h100 --gpus 8,64,512
     paleo target mlperf:resnet --system dgx-a100-80gb --gpus 8,64 --batch 4096 --plot minutes.png
+    paleo target llama3-8b --loss 2.1 --system dgx-h100 --gpus 64,512
     """
     from paleo.questions import target as answered
 
     path = picture_path(plot)
     options = {"strategy": strategy, "dtype": dtype, "software": software}
     stated = {name: value for name, value in options.items() if value is not None}
-    answer = answered(task, system, gpus, batch=batch, noise_scale=noise_scale, **stated, **asdict(rates))
+    answer = answered(task, system, gpus, batch=batch, loss=loss, noise_scale=noise_scale, **stated, **asdict(rates))
     if path is not None:
         from paleo.report.target import figure
 
