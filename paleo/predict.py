@@ -191,7 +191,7 @@ def predict(
         program.kernels,
         steps,
         breakdown,
-        _footprint(steps, system),
+        _footprint(steps, system, backend.software),
         flops,
         _interval(program, graph, breakdown.step, constants=backend.prices.rates is not None),
         backend.calibration(layout.mesh),
@@ -207,7 +207,7 @@ def predict(
     )
 
 
-def _footprint(steps: StepArrays, system: System) -> Footprint:
+def _footprint(steps: StepArrays, system: System, software: Software) -> Footprint:
     """What the fullest stage holds."""
     sizes = steps.stage_memory
     fullest, reserved = int(sizes.fullest[0]), float(sizes.reserved[0])
@@ -218,6 +218,7 @@ def _footprint(steps: StepArrays, system: System) -> Footprint:
         activations=float(sizes.activations[fullest, 0]),
         workspace=float((sizes.workspace + sizes.states.gathered)[fullest, 0]) + reserved,
         reserved=reserved,
+        fragmentation=software.memory.fragmentation if system.device.kind == "gpu" else 0.0,
         capacity=system.device.memory.capacity,
     )
 

@@ -14,7 +14,12 @@ class Footprint:
 
     ``workspace`` is the largest temporary: two copies of the largest activation (a gradient and its successor),
     communication buckets, and what is ``reserved``, which no tensor gets: the context of the process and buffers of its
-    communicators.
+    communicators. ``fragmentation``: what the framework's allocator holds beside its tensors while there is room, as a
+    share of them; it gives that back before it runs out, so that it is no part of the total.
+
+    >>> shown = Footprint(6.0, 2.0, 4.0, 5.0, 2.0, 1.0, 0.125, capacity=20.5)
+    >>> shown.allocated, shown.cached, shown.used, shown.fits
+    (18.0, 19.5, 20.5, True)
     """
 
     parameters: float
@@ -23,6 +28,7 @@ class Footprint:
     activations: float
     workspace: float
     reserved: float
+    fragmentation: float
     capacity: float
 
     @property
@@ -35,9 +41,20 @@ class Footprint:
         return sum(self.parts.values())
 
     @property
-    def tensors(self) -> float:
-        """What the framework's allocator hands out, and counts."""
+    def allocated(self) -> float:
+        """What the framework's allocator hands out (torch.cuda.max_memory_allocated)."""
         return self.total - self.reserved
+
+    @property
+    def cached(self) -> float:
+        """What it reserves (torch.cuda.max_memory_reserved): no more than the device has left, unless the tensors alone
+        are more than that."""
+        return max(self.allocated, min(self.allocated * (1.0 + self.fragmentation), self.capacity - self.reserved))
+
+    @property
+    def used(self) -> float:
+        """What the device's driver shows (nvidia-smi): context and communicators, too."""
+        return self.cached + self.reserved
 
     @property
     def fits(self) -> bool:

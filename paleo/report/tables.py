@@ -190,12 +190,12 @@ def _memory(prediction: Prediction) -> Table:
     if prediction.host_memory > 0:
         table.add_row("(in host memory, for each GPU)", gibibytes(prediction.host_memory), "", style="dim")
     table.add_section()
-    fits = "fits" if prediction.memory.fits else "does not fit"
-    table.add_row(
-        f"total, {fits} into {gibibytes(capacity)}",
-        gibibytes(prediction.memory.total),
-        percent(prediction.memory.total / capacity),
-    )
+    kept, fits = prediction.memory, "fits" if prediction.memory.fits else "does not fit"
+    table.add_row(f"total, {fits} into {gibibytes(capacity)}", gibibytes(kept.total), percent(kept.total / capacity))
+    if kept.fits and kept.fragmentation > 0:
+        counts = {"tensors, allocated": kept.allocated, "reserved for them": kept.cached, "nvidia-smi": kept.used}
+        for words, size in counts.items():
+            table.add_row(f"({words})", gibibytes(size), percent(size / capacity), style="dim")
     return table
 
 

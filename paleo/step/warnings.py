@@ -21,7 +21,7 @@ def unmodelled(program: Program, run: Run) -> tuple[str, ...]:
     loading = "input pipeline (storage, decoding, host-to-device copies)"
     constant = "launches of kernels and latencies of links, as ppp= is a share of peaks alone"
     shares_of_peaks = [constant] if run.calibration.startswith("ppp=") else []
-    always = (*([loading] if run.input is None else []), "memory fragmentation", *shares_of_peaks)
+    always = (*([loading] if run.input is None else []), *shares_of_peaks)
     launches = [
         (counted.kernel, counted.times * section.repeat) for section in program.sections for counted in section.kernels
     ]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from itertools import combinations, pairwise
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 
 from paleo.layers.base import LAYERS, Choices
@@ -14,9 +16,12 @@ from paleo.network.graph import build
 from paleo.operations.base import Kernel
 from paleo.operations.tensor import Tensor, precision
 from paleo.predict import Prediction, predict
+from paleo.pricing.footprint import Footprint
 from paleo.specs.hardware import load_system
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
+from paleo.specs.software import load_software
+from paleo.validate.steps.memory import MemoryTable
 
 
 def kept(choices: Choices, layer: str, x: Tensor, **options: Any) -> dict[str, float]:
@@ -144,3 +149,40 @@ def test_experts_are_shared_out_over_their_own_replicas_alone() -> None:
     assert states("ep=8,zero=1") == pytest.approx(states("zero=1"), rel=1e-9)
     assert states("ep=8,zero=1", gpus=16) == pytest.approx(states("ep=8,zero=1") / 2, rel=1e-9)
     assert states("ep=8,zero=3") == states("ep=8,zero=1")
+
+
+def test_rows_say_who_counted_their_memory() -> None:
+    """What torch hands out; what its allocator reserves, a share more; with context and communicators what nvidia-smi
+    shows."""
+    table, row = MemoryTable(), MEGATRON | {"what": "torch.cuda.max_memory_allocated"}
+    memory = table.memory_of(row)
+    asked = {"allocated": "torch.cuda.max_memory_allocated", "cached": "max_memory_reserved", "used": "nvidia-smi"}
+    sizes = {name: table.step(row | {"what": what}).value for name, what in asked.items()}
+    assert sizes == {name: getattr(memory, name) for name in asked}
+    assert sizes["cached"] / sizes["allocated"] - 1 == pytest.approx(
+        load_software("megatron-core").memory.fragmentation
+    )
+    assert sizes["used"] - sizes["cached"] == pytest.approx(memory.reserved) and memory.reserved > 0
+
+
+def test_an_allocator_does_not_reserve_more_than_there_is() -> None:
+    full = Footprint(40.0, 20.0, 10.0, 6.0, 3.0, 1.0, 0.058, capacity=80.0)
+    assert (full.total, full.allocated, full.cached, full.used) == (79.0, 78.0, 79.0, 80.0)
+    beyond = Footprint(60.0, 20.0, 10.0, 6.0, 3.0, 1.0, 0.058, capacity=80.0)
+    assert not beyond.fits and beyond.used == beyond.total == 99.0
+
+
+def test_what_an_allocator_reserved_is_compared_where_notes_state_it() -> None:
+    rows = pd.DataFrame([MEGATRON | {"notes": "66.55 GiB allocated, 70.88 GiB reserved"}, MEGATRON | {"notes": ""}])
+    predicted, measured = MemoryTable().parts(rows)["reserved by the allocator"]
+    assert predicted[0] == MemoryTable().memory_of(MEGATRON).cached
+    assert measured[0] == pytest.approx(70.88 * 2**30)
+    assert np.isnan(predicted[1]) and np.isnan(measured[1])
+
+
+MEGATRON = {
+    "source": "SimuMax", "model": "llama3-70b", "device": "b200", "system": "dgx-b200", "n_gpus": 8, "layers": 12,
+    "hidden": 8192, "heads": 64, "kv_heads": 8, "ffn_hidden": 28672, "gated_mlp": 1, "vocab": 128256, "seq_len": 4096,
+    "tp": 2, "pp": 1, "dp": 4, "dtype": "bf16", "micro_batch": 1, "global_batch": 16, "recompute": "none",
+    "sharding": "zero1", "sequence_parallel": 1, "software": "megatron-core",
+}  # fmt: skip

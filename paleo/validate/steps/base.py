@@ -52,6 +52,7 @@ FINER = {
     ("tensorflow1", "-tf1-"): "tensorflow1.15",
     ("mxnet", "-py3"): "mxnet-nvidia",
     ("megatron-2021", "megatron-deepspeed 2022"): "megatron-deepspeed",
+    ("megatron-2021", "bigscience"): "megatron-deepspeed",
     ("megatron-core", "nemo"): "nemo",
     ("megatron-core", "internevo"): "internevo",
 }

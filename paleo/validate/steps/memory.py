@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
+import numpy as np
+import pandas as pd
+
 from paleo.errors import SpecError
 from paleo.predict import Prediction
 from paleo.pricing.footprint import Footprint
@@ -11,7 +16,8 @@ from paleo.specs.model import ModelSpec, model_from
 from paleo.specs.run import Run
 from paleo.specs.software import Software, load_software
 from paleo.units import GIB
-from paleo.validate.steps.base import Row, Step, StepTable, filled, software_of, whole
+from paleo.validate.kinds.base import Array
+from paleo.validate.steps.base import Row, Step, StepTable, filled, records, software_of, whole
 from paleo.validate.steps.networks import catalog_network, network_of
 from paleo.validate.steps.transformers import offload, recompute_of, strategy_of, system_of, that_ran
 from paleo.validate.tables import STEPS
@@ -49,6 +55,13 @@ def llama_like(name: str) -> ModelSpec:
     return model_from(data, path)
 
 
+def counted(row: Row, memory: Footprint) -> float:
+    """What a row's figure counts, by its column ``what``: nvidia-smi shows all that is used; torch's
+    max_memory_reserved what the allocator took; all else is what it handed out."""
+    said = str(row.get("what", "")).lower()
+    return memory.used if "nvidia-smi" in said else memory.cached if "reserved" in said else memory.allocated
+
+
 class MemoryTable(StepTable):
     """The fullest GPU's memory, a run a row."""
 
@@ -65,12 +78,22 @@ class MemoryTable(StepTable):
         return system_of(row)
 
     def step(self, row: Row, software: Software | None = None) -> Step:
-        """Bytes of tensors on the fullest GPU, as a framework's allocator counts them; the baseline is parameters,
-        gradients and optimizer states alone."""
+        """Bytes on the fullest GPU as whoever counts them does (`counted`); the baseline is parameters, gradients and
+        optimizer states alone."""
         prediction = self._prediction(row, software)
         memory, device = prediction.memory, prediction.system.device.name
-        tensors, states = memory.tensors, memory.parameters + memory.gradients + memory.optimizer
-        return Step(tensors, 0.8 * tensors, 1.25 * tensors, states, device, prediction.run.software)
+        size, states = counted(row, memory), memory.parameters + memory.gradients + memory.optimizer
+        return Step(size, 0.8 * size, 1.25 * size, states, device, prediction.run.software)
+
+    def parts(self, frame: pd.DataFrame) -> dict[str, tuple[Array, Array]]:
+        """What the allocator reserved, where the notes state that beside what it handed out (``70.88 GiB
+        reserved``)."""
+        sizes = np.full((2, len(frame)), np.nan)
+        for index, row in enumerate(records(frame)):
+            stated = re.search(r"([\d.]+) GiB reserved", str(row.get("notes", "")))
+            if stated:
+                sizes[:, index] = self.memory_of(row).cached, float(stated.group(1)) * GIB
+        return {"reserved by the allocator": (sizes[0], sizes[1])}
 
     def memory_of(self, row: Row) -> Footprint:
         """The memory of a row's run."""
