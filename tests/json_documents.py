@@ -52,6 +52,7 @@ CALLS: dict[str, list[list[str]]] = {
         ["scale", "gpt2", *NODE, "strong", "--gpus", "1,16", "--global-batch", "32"],
         ["scale", "lenet", *NODE, "--gpus", "8,16", "--goodput"],
         ["scale", "lenet", *NODE, "--gpus", "8,7,12", "--strategy", "tp=4", "--consistency", "bsp,async"],
+        ["scale", "lenet", "--system", "{tmp}/no_latency.yaml", "--gpus", "1,8"],
     ],
     "compare": [
         ["compare", "lenet", "--systems", "dgx-a100-80gb,dgx-h100", "--gpus", "8"],
@@ -97,7 +98,8 @@ def printed(call: list[str], folder: Path) -> Any:
         "source,device,library,dtype,m,n,k,batch,time_us\ns,l40s,x,bf16,8,8,8,1,\n"
     )
     (folder / "link.yaml").write_text("{kind: nvlink, scope: a GPU, bandwidth: 300 GB/s, source: none}\n")
-    (folder / "card.yaml").write_text("extend: a100-sxm4-80gb\n")  # a card of its own name has no price
+    # A card of its own name has no price; its power is not known.
+    (folder / "card.yaml").write_text("extend: a100-sxm4-80gb\ntdp: null\n")
     level = "{name: inside, ranks: 8, link: ./link.yaml, topology: switch}"
     (folder / "no_latency.yaml").write_text(f"extend: dgx-a100-80gb\ndevice: ./card.yaml\nlevels: [{level}]\n")
     (folder / "train.log").write_text("\n".join(LOG.format(n=number) for number in range(1, 13)) + "\n")

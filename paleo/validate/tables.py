@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,7 +14,7 @@ from paleo.errors import PaleoError
 from paleo.pricing.store import Found, lookup
 from paleo.registry import Registry
 from paleo.specs.calibration import Calibration
-from paleo.validate.kinds.base import KINDS, Array, RowGroup, TableKind, best_match, groups, text
+from paleo.validate.kinds.base import KINDS, Array, RowGroup, RowsError, TableKind, best_match, groups, text
 
 Words = npt.NDArray[np.object_]
 #: Sizes above this one are slips.
@@ -128,7 +128,7 @@ class KernelTable:
         return self.kind.measured(frame)
 
     def predict(self, frame: pd.DataFrame) -> Predictions:
-        """Rows of one subject, family, stack, dtype and unit at once; an error of a group is the reason of its rows."""
+        """Rows of one subject, family, stack, dtype and unit at once."""
         frame = _categorised(self.kind.prepared(frame.reset_index(drop=True)), self.kind.sizes)
         out = Predictions.none(len(frame))
         out.subjects[:] = text(frame, self.kind.subject).to_numpy()
@@ -137,11 +137,21 @@ class KernelTable:
         sound = frame if fine.all() else frame[fine]
         out.reasons[sound.index] = self.kind.unsupported(sound).to_numpy()
         for group in groups(self.kind, sound, checked=out.reasons[sound.index] == ""):
+            self._price_sound(group, out)
+        return out
+
+    def _price_sound(self, group: RowGroup, out: Predictions) -> None:
+        """Price a group; cells that cannot be read leave out their rows, any other error the group."""
+        while len(group.frame):
             try:
                 self._price(group, out)
+                break
+            except RowsError as error:
+                out.reasons[error.rows] = str(error)
+                group = replace(group, frame=group.frame.drop(error.rows))
             except PaleoError as error:
                 out.reasons[group.frame.index] = str(error)
-        return out
+                break
 
     def _price(self, group: RowGroup, out: Predictions) -> None:
         rows = group.frame.index
@@ -149,12 +159,13 @@ class KernelTable:
         calibrated = self.calibrated(group, figures)
         with np.errstate(all="ignore"):
             seconds = self.kind.time(group.frame, figures, calibrated.parameters)
+            ideal = self.kind.ideal_time(group.frame, figures)
         wrong = ~(np.isfinite(seconds) & (seconds > 0))
         out.reasons[rows[wrong]] = "the formula gives no finite time"
         seconds = np.where(wrong, np.nan, seconds)
         out.seconds[rows] = seconds
         out.low[rows], out.high[rows] = calibrated.bounds(seconds)
-        out.baseline[rows] = self.kind.ideal_time(group.frame, figures)
+        out.baseline[rows] = ideal
         out.subjects[rows] = self.kind.traits(figures)[0]
         out.origins[rows] = f"{calibrated.origin} ({calibrated.subject}: {group.family}, {group.stack})"
 

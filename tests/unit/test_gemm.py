@@ -190,6 +190,10 @@ def test_bad_tables_are_one_clear_error(tmp_path: Path) -> None:
     empty.write_text("m,n\n")
     with pytest.raises(SpecError, match="no rows"):
         read_table(empty)
+    twice = tmp_path / "twice.csv"
+    twice.write_text("m,n, m\n1,2,3\n")
+    with pytest.raises(SpecError, match="two columns are named 'm'"):
+        read_table(twice)
     with pytest.raises(SpecError, match="'wide' is not a finite number"):
         number(pd.DataFrame({"m": ["1", "wide"]}), "m")
     with pytest.raises(SpecError, match="'batch' is missing"):

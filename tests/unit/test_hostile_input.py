@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from paleo.cli import run
-from paleo.validate.kinds.base import MOST_TABLE_BYTES
+from paleo.validate.kinds.base import MOST_TABLE_BYTES, read_table
+from paleo.validate.tables import table_of
 
 HEADER = "source,device,library,dtype,m,n,k,batch,time_us\n"
 
@@ -179,6 +180,16 @@ def test_a_malformed_cell_is_a_reason_or_one_line(
         (report,) = json.loads(captured.out)["files"]
         assert (code, captured.err) == (0, "")
         assert sum(report["unsupported_reasons"].values()) == report["unsupported"]
+
+
+def test_a_malformed_cell_leaves_out_its_row_alone(tmp_path: Path) -> None:
+    """Rows of one device are priced together; a group of 1;2 in the second one is the reason of that row."""
+    sample = Path(__file__).parents[1] / "fuzz" / "samples" / "cnn_layers.csv"
+    frame = read_table(sample).head(4).astype({"groups": object})
+    frame.loc[1, "groups"] = "1;2"
+    predictions = table_of(frame.columns).predict(frame)
+    assert [reason[:30] for reason in predictions.reasons] == ["", "column 'groups', row 1: '1;2' ", "", ""]
+    assert (predictions.seconds > 0).tolist() == (predictions.baseline > 0).tolist() == [True, False, True, True]
 
 
 # names that mean something to a terminal, a picture or a page

@@ -210,13 +210,17 @@ def read_table(path: str | Path) -> pd.DataFrame:
     """A measured table from a CSV or CSV.gz file; text columns hold '' where a cell is empty. ``attrs["path"]`` says
     where it was read, for kinds with a second table beside theirs.
 
-    Raises SpecError when the file is missing, is no CSV, or has no rows.
+    Raises SpecError when the file is missing, is no CSV, has no rows, or two columns of one name.
     """
     raw = read_bytes(path, most=MOST_TABLE_BYTES, expected="a CSV or CSV.gz table")
     try:
+        names = pd.read_csv(io.BytesIO(raw), header=None, nrows=1, dtype=str, keep_default_na=False).iloc[0]
         frame = pd.read_csv(io.BytesIO(raw), low_memory=False)
     except (OSError, EOFError, ValueError, OverflowError, RecursionError) as error:  # pandas' own are ValueErrors
         raise SpecError(f"{path}: cannot be read as a CSV table: {str(error)[:200]}") from None
+    stripped = names.str.strip()
+    if (twice := stripped[(stripped != "") & stripped.duplicated()]).size:
+        raise SpecError(f"{path}: two columns are named {twice.iloc[0][:80]!r}; expected each name once")
     frame.columns = pd.Index([str(column).strip() for column in frame.columns])
     if frame.empty:
         raise SpecError(f"{path}: the table has no rows")
@@ -318,8 +322,19 @@ def as_timed(frame: pd.DataFrame, usual: pd.Series[str]) -> pd.Series[str]:
     return usual.where(stated == "", stated)
 
 
+class RowsError(SpecError):
+    """Cells of some ``rows`` of a table, named by its index, are wrong; the other rows can be read without them."""
+
+    def __init__(self, reason: str, rows: pd.Index[Any]) -> None:
+        super().__init__(reason)
+        self.rows = rows
+
+
 def number(frame: pd.DataFrame, column: str, default: float | None = None) -> Array:
-    """A column as floats; ``default`` where it is empty or absent, or SpecError when none is given."""
+    """A column as floats; ``default`` where it is empty or absent.
+
+    SpecError where the column is absent and there is no default, RowsError where a cell is no finite number.
+    """
     if column not in frame.columns:
         if default is None:
             raise SpecError(f"column {column!r} is missing; {near(column, map(str, frame.columns))}")
@@ -334,9 +349,8 @@ def number(frame: pd.DataFrame, column: str, default: float | None = None) -> Ar
     wrong = ~np.isfinite(values) & ~(empty & (default is not None))
     if wrong.any():
         row = int(np.argmax(wrong))
-        raise SpecError(
-            f"column {column!r}, row {frame.index[row]}: {str(raw.iloc[row])[:40]!r} is not a finite number"
-        )
+        reason = f"column {column!r}, row {frame.index[row]}: {str(raw.iloc[row])[:40]!r} is not a finite number"
+        raise RowsError(reason, frame.index[wrong])
     return np.where(empty, np.nan if default is None else default, values)
 
 
