@@ -35,7 +35,7 @@ from importer_networks import FAST, KEPT, KEPT_MISSES, LIBRARIES, NETWORKS, Netw
 
 from paleo.errors import PaleoError
 from paleo.importers.sources import Import, from_module_import
-from paleo.importers.torch import InputSpec, build_module, parse_input
+from paleo.importers.torch import InputSpec, build_module, parse_input, without_caches
 from paleo.layers.base import Choices
 from paleo.network.graph import Graph, Storage, build
 from paleo.operations.tensor import precision
@@ -103,7 +103,8 @@ class Reference:
         """Its outputs of real numbers."""
         from paleo.importers.torch_tape import tensors_in
 
-        tensors = tensors_in(self.torch, self.module(*self.positional, **self.keywords))
+        with _full_masks(self.torch):
+            tensors = tensors_in(self.torch, self.module(*self.positional, **self.keywords))
         return [tensor for tensor in tensors if tensor.dtype.is_floating_point or tensor.dtype.is_complex]
 
     def flops(self) -> tuple[float, float]:
@@ -121,7 +122,7 @@ class Reference:
         """Bytes of activations that autograd keeps, each storage once, and whether fused attention is asked for.
 
         Attention is one kernel that keeps its operands, its output and a number a row, dropout keeps a byte for each
-        element: as on a GPU.
+        element: as on a GPU. Keys and values go to no cache, as training scripts have it.
         """
         torch = self.torch
         parameters = {t.untyped_storage()._cdata for t in (*self.module.parameters(), *self.module.buffers())}
@@ -135,7 +136,8 @@ class Reference:
                 alive.append(tensor)
             return tensor
 
-        with _as_on_a_gpu(torch, fused), torch.autograd.graph.saved_tensors_hooks(pack, lambda packed: packed):
+        hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda packed: packed)
+        with without_caches(self.module), _as_on_a_gpu(torch, fused), hooks:
             outputs = self.outputs()
         del outputs
         return float(sum(sizes.values())), bool(fused)
@@ -157,6 +159,17 @@ def _counter() -> Any:
 
     formulas = {torch.ops.aten.convolution_backward: gradients, torch.ops.aten._grouped_mm: grouped}
     return FlopCounterMode(display=False, custom_mapping=formulas)
+
+
+@contextlib.contextmanager
+def _full_masks(torch: Any) -> Iterator[None]:
+    """Truth without data is true: whether a mask hides nothing, and whether a batch holds one sequence a row."""
+    old = torch.Tensor.__bool__
+    torch.Tensor.__bool__ = lambda tensor: True if tensor.device.type == "meta" else old(tensor)
+    try:
+        yield
+    finally:
+        torch.Tensor.__bool__ = old
 
 
 @contextlib.contextmanager

@@ -23,9 +23,13 @@ LONGEST_SEQ = 4096
 #: Names of element-wise functions in configurations -> ours, and their gated form; what their code spells out is _tanh.
 ACTIVATIONS = {
     "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh", "gelu_pytorch_tanh": "gelu",
-    "quick_gelu": "silu", "relu": "relu", "silu": "silu", "swish": "silu", "tanh": "tanh",
+    "quick_gelu": "quick_gelu", "relu": "relu", "silu": "silu", "swish": "silu", "tanh": "tanh",
 }  # fmt: skip
 GATED = {"silu": "swiglu", "gelu": "geglu", "gelu_tanh": "geglu", "relu": "reglu"}
+
+
+#: Keys that say how many keys (or blocks of them) an indexer chooses for each query.
+CHOSEN_KEYS = ("index_topk", "index_topk_blocks", "indexer_budget")
 
 
 class UnreadHeadError(Exception):
@@ -110,6 +114,18 @@ def read_config(path: str | Path) -> Config:
     if not isinstance(data, dict):
         raise SpecError(f"{file}: expected one JSON mapping")
     return Config(data, str(file))
+
+
+def refuse_chosen_keys(stated: Mapping[str, Any], path: str) -> None:
+    """SpecError where each query attends to keys that an indexer chooses by their values: no layer says what that
+    costs (DeepSeek-AI, DeepSeek-V3.2, 2025, section 2.1)."""
+    for part, name in ((stated, ""), (stated.get("text_config"), "text_config.")):
+        key = next((key for key in CHOSEN_KEYS if isinstance(part, Mapping) and part.get(key)), None)
+        if key is not None:
+            raise SpecError(
+                f"{path}: {name}{key}: sparse attention over keys that an indexer chooses is not modelled; without it, "
+                "under the model_type of a family with dense attention (deepseek_v3), the rest can be imported"
+            )
 
 
 def labels(config: Config) -> int:

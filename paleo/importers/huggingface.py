@@ -11,7 +11,7 @@ from typing import Any
 
 from paleo.errors import SpecError, near
 from paleo.importers.configuration import FAMILIES as FAMILIES
-from paleo.importers.configuration import Config, Model, UnreadHeadError, read_config
+from paleo.importers.configuration import Config, Model, UnreadHeadError, read_config, refuse_chosen_keys
 from paleo.importers.decoder import folded as folded
 from paleo.importers.library_models import known_to_library, traced
 
@@ -22,15 +22,15 @@ def from_config(path: str | Path, *, seq: int | None = None) -> Model:
     ``seq`` replaces the length of the sequences (the longest the model takes, at most 4096 tokens).
     """
     config = read_config(path)
+    refuse_chosen_keys(config, config.path)
     kind = config.get("model_type")
     by_hand = isinstance(kind, str) and kind in FAMILIES
-    in_library = isinstance(kind, str) and known_to_library(kind)
-    if not by_hand and not in_library:
+    if not by_hand and not _in_library(kind):
         raise _unknown(config)
     try:
         model = FAMILIES[str(kind)](config) if by_hand else traced(config, seq)
     except UnreadHeadError as head:
-        if not in_library:
+        if not _in_library(kind):
             raise SpecError(f"{config.path}: architectures: {head} is read with transformers installed") from None
         model = traced(config, seq)
     if seq is not None and "seq" in model.get("params", {}):
@@ -39,6 +39,11 @@ def from_config(path: str | Path, *, seq: int | None = None) -> Model:
         model["notes"] = f"{model.get('notes') or ''} The model's own code ({config.remote_code}) was not run.".strip()
     source = model.pop("source", f"configuration {Path(config.path).name} of {config.get('_name_or_path') or kind}")
     return {"title": f"{kind} imported from {config.path}", "task": model.pop("task"), "source": source} | _rest(model)
+
+
+def _in_library(kind: object) -> bool:
+    """Whether the library has the family; asked only where no reader by hand suffices, as the library loads slowly."""
+    return isinstance(kind, str) and known_to_library(kind)
 
 
 def _rest(model: Model) -> dict[str, Any]:

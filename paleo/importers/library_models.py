@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from paleo.errors import SpecError
-from paleo.importers.configuration import LONGEST_SEQ, Config, Model
+from paleo.importers.configuration import LONGEST_SEQ, Config, Model, refuse_chosen_keys
 
 #: Sizes of inputs that a configuration does not state: pixels a side, frames, samples of sound, rows of a spectrogram.
 IMAGE, FRAMES, SOUND, FRAMES_OF_SOUND = 224, 16, 32_000, 998
@@ -34,6 +34,7 @@ def traced(config: Config, seq: int | None) -> Model:
     transformers = importlib.import_module("transformers")
     with _silent(transformers):
         library_config = _library_config(transformers, config)
+        refuse_chosen_keys(library_config.to_dict(), config.path)
         name = _class_name(transformers, config, library_config)
         module = build_module(lambda: getattr(transformers, name)(library_config), f"{config.path}: {name}")
     failed: SpecError | None = None

@@ -82,9 +82,20 @@ def _would_checkpoint(module: Any) -> tuple[str, ...]:
 def _inference(module: Any) -> Iterator[None]:
     """The module in inference mode and without caches of keys and values, and each part as it was again afterwards."""
     modes = [(part, part.training) for part in module.modules()]
-    parts = (getattr(part, "config", None) for part, _ in modes)
-    configs: dict[int, Any] = {id(config): config for config in parts if getattr(config, "use_cache", None) is True}
     module.eval()
+    try:
+        with without_caches(module):
+            yield
+    finally:
+        for part, training in modes:
+            part.training = training
+
+
+@contextlib.contextmanager
+def without_caches(module: Any) -> Iterator[None]:
+    """The module without caches of keys and values, whose configurations ask for them again afterwards."""
+    parts = (getattr(part, "config", None) for part in module.modules())
+    configs: dict[int, Any] = {id(config): config for config in parts if getattr(config, "use_cache", None) is True}
     for config in configs.values():
         config.use_cache = False
     try:
@@ -92,8 +103,6 @@ def _inference(module: Any) -> Iterator[None]:
     finally:
         for config in configs.values():
             config.use_cache = True
-        for part, training in modes:
-            part.training = training
 
 
 def _probed(module: Any, inputs: Sequence[InputSpec], *, probe_seq: bool) -> Sizes:

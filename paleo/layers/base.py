@@ -14,6 +14,8 @@ from paleo.operations.memory_pass import MemoryPass
 from paleo.operations.tensor import Size, Tensor
 from paleo.registry import Registry
 
+#: GELUs that plain framework code writes out.
+_WRITTEN_OUT = ("gelu_tanh", "quick_gelu")
 Attending = Literal["fused", "unfused", "stepwise"]
 LAYERS: Registry[type[Layer]] = Registry("layer type", "paleo.layers")
 
@@ -24,7 +26,7 @@ class Choices:
 
     ``attention``: ``fused`` is one kernel; ``unfused`` keeps the scores and has one kernel for scale, mask and softmax;
     ``stepwise`` makes a pass for each of those and copies heads next to each other, as plain framework code does.
-    ``gelu``: ``tanh-stepwise`` makes a pass for each term of the tanh formula (``gelu_tanh``), ``stepwise`` computes
+    ``gelu``: ``tanh-stepwise`` makes a pass for each term of ``gelu_tanh`` and ``quick_gelu``, ``stepwise`` computes
     every gelu so. ``wide`` names what mixed precision computes and hands on in fp32. ``loss``: ``fused`` reads the
     logits and writes log-probabilities; ``recomputed`` keeps the logits and a number a row instead, as the kernels of
     Apex and FlashAttention do; ``upcast`` first writes them in fp32, as PyTorch's autocast does; ``stepwise`` makes a
@@ -43,7 +45,7 @@ class Choices:
     @property
     def stepwise(self) -> tuple[str, ...]:
         """Activations that are computed term by term."""
-        return {"fused": (), "tanh-stepwise": ("gelu_tanh",), "stepwise": ("gelu", "gelu_tanh")}[self.gelu]
+        return {"fused": (), "tanh-stepwise": _WRITTEN_OUT, "stepwise": ("gelu", *_WRITTEN_OUT)}[self.gelu]
 
     def output(self, out: Tensor, by: str) -> Tensor:
         """``out`` as a pass of that kind hands it on: in fp32 where mixed precision computes those wide."""
@@ -139,6 +141,7 @@ ACTIVATIONS: dict[str, tuple[float, Literal["input", "output"]]] = {
     "tanh": (5.0, "output"),
     "gelu": (8.0, "input"),
     "gelu_tanh": (8.0, "input"),
+    "quick_gelu": (6.0, "input"),
     "silu": (5.0, "input"),
     "hard_swish": (5.0, "input"),
     "elu": (4.0, "output"),
@@ -149,7 +152,7 @@ ACTIVATIONS: dict[str, tuple[float, Literal["input", "output"]]] = {
 def activate(function: str, name: str, x: Tensor, choices: Choices) -> tuple[tuple[MemoryPass, ...], Tensor]:
     """An element-wise function over ``x``."""
     if function in choices.stepwise:
-        return _gelu_steps(name, x, choices)
+        return _quick_gelu_steps(name, x, choices) if function == "quick_gelu" else _gelu_steps(name, x, choices)
     flops, needed = ACTIVATIONS[function]
     out = choices.output(x.like(name), function)
     kept = x if needed == "input" else out
@@ -173,6 +176,18 @@ def _gelu_steps(name: str, x: Tensor, choices: Choices) -> tuple[tuple[MemoryPas
         MemoryPass(shifted.name, "elementwise", (tanh,), shifted, backward_pass="free"),
         MemoryPass(half.name, "elementwise", (x,), half),
         MemoryPass(name, "elementwise", (half, shifted), out, keeps=(half, shifted)),
+    )
+    return steps, out
+
+
+def _quick_gelu_steps(name: str, x: Tensor, choices: Choices) -> tuple[tuple[MemoryPass, ...], Tensor]:
+    """x · sigmoid(1.702 x) term by term (Hendrycks and Gimpel, 2016), as CLIP's own code has it."""
+    out = choices.output(x.like(name), "gelu")
+    scaled, opened = (out.like(f"{name}.{part}") for part in ("scaled", "opened"))
+    steps = (
+        MemoryPass(scaled.name, "elementwise", (x,), scaled),
+        MemoryPass(opened.name, "elementwise", (scaled,), opened, keeps=(opened,), flops_per_element=4.0),
+        MemoryPass(name, "elementwise", (x, opened), out, keeps=(x, opened)),
     )
     return steps, out
 

@@ -40,7 +40,7 @@ class Mlp(Layer):
 
     tensor_dims = ("ffn",)
     ffn: PositiveInt
-    activation: Literal["gelu", "gelu_tanh", "relu", "silu", "tanh", "swiglu", "geglu", "reglu"] = "gelu"
+    activation: Literal["gelu", "gelu_tanh", "quick_gelu", "relu", "silu", "tanh", "swiglu", "geglu", "reglu"] = "gelu"
     bias: bool = True
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
 

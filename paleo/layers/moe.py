@@ -30,9 +30,9 @@ class MixtureOfExperts(Layer):
     experts: PositiveInt
     top_k: PositiveInt
     ffn: PositiveInt
-    activation: Literal["gelu", "gelu_tanh", "relu", "silu", "tanh", "swiglu", "geglu", "reglu", "clamped_swiglu"] = (
-        "swiglu"
-    )
+    activation: Literal[
+        "gelu", "gelu_tanh", "quick_gelu", "relu", "silu", "tanh", "swiglu", "geglu", "reglu", "clamped_swiglu"
+    ] = "swiglu"
     bias: bool = False
     shared: NonNegativeInt = 0
     shared_ffn: PositiveInt | None = None

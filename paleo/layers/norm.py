@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Literal
+
 from pydantic import PositiveInt
 
 from paleo.errors import GraphError
@@ -80,15 +83,25 @@ class LayerNorm(Layer):
 
 @LAYERS.register("rms_norm")
 class RmsNorm(Layer):
-    """Root mean square over the last dim, a scale and no shift (Zhang and Sennrich, 2019)."""
+    """Root mean square over the last dim, a scale and no shift (Zhang and Sennrich, 2019).
+
+    ``keeps: normalised`` says that the code scales in a pass of its own, for which it keeps what it scales beside its
+    input, as plain code of a framework does.
+    """
 
     tensor_dims = ()
+    keeps: Literal["normalised"] | None = None
 
     def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
         (x,) = inputs
         last = x.dims[-1]
         statistic = x.without(last, name=f"{name}.statistics", role="statistic")
-        return _normalise(name, x, (vector(f"{name}.weight", x, last),), (last,), statistic, choices)
+        plain = _normalise(name, x, (vector(f"{name}.weight", x, last),), (last,), statistic, choices)
+        if self.keeps is None:
+            return plain
+        (norm,) = plain.operations
+        assert isinstance(norm, MemoryPass)
+        return Expansion((replace(norm, keeps=(*norm.keeps, x.like(f"{name}.normalised"))),), plain.out)
 
 
 @LAYERS.register("group_norm")

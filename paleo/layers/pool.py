@@ -46,15 +46,18 @@ def _elements(windows: tuple[Window, ...]) -> int:
 
 @LAYERS.register("max_pool")
 class MaxPool(Pool):
-    """The largest of each window; keeps where it was found (int64 in the frameworks of today)."""
+    """The largest of each window; keeps where it was found (int64 in the frameworks of today), and perhaps its input,
+    as PyTorch does."""
+
+    keeps_input: bool = False
 
     def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
         (x,) = inputs
         out, windows = self.pooled(name, x)
-        indices = out.like(f"{name}.indices", role="index")
+        keeps = (out.like(f"{name}.indices", role="index"), *([x] if self.keeps_input else []))
         flops = float(_elements(windows) - 1)
         return Expansion(
-            (MemoryPass(name, "pool", (x,), out, keeps=(indices,), flops_per_element=flops, windows=windows),), out
+            (MemoryPass(name, "pool", (x,), out, keeps=keeps, flops_per_element=flops, windows=windows),), out
         )
 
 

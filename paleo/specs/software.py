@@ -180,7 +180,7 @@ class Fusion(Spec):
     )
     gelu: Literal["fused", "tanh-stepwise", "stepwise"] = Field(
         "fused",
-        description="tanh-stepwise: a pass for each term of the tanh formula (gelu_tanh); stepwise: every gelu so",
+        description="tanh-stepwise: a pass for each term of gelu_tanh and quick_gelu; stepwise: every gelu so",
     )
     experts: Literal["fused", "stepwise"] = Field(
         "fused",

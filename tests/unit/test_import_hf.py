@@ -84,6 +84,8 @@ def test_the_shortest_pattern_is_folded(text: str, pattern: list[str], times: in
         ({"hidden_act": "snake"}, "hidden_act"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings"),
         ({"layer_types": ["full_attention"], "sliding_window": 4}, "layer_types"),
+        ({"model_type": "deepseek_v3", "index_topk": 64}, "index_topk: sparse attention over keys that an indexer"),
+        ({"model_type": "anew", "text_config": {"index_topk_blocks": 4}}, "text_config.index_topk_blocks: sparse"),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path: Path, change: dict[str, Any], said: str) -> None:

@@ -12,6 +12,7 @@ import pytest
 import paleo
 from paleo.errors import SpecError
 from paleo.importers.torch import load_module, parse_input
+from paleo.layers.base import Choices
 from paleo.network.graph import Graph, build
 from paleo.operations.tensor import precision
 from paleo.predict import STACK_SPREAD
@@ -484,6 +485,38 @@ def test_activations_that_keep_their_input_say_so() -> None:
     keeps = {"keeps": "input"}
     kinds = ["relu6", "sigmoid", "leaky_relu", "elu", "relu6"]
     assert entries == [*({kind: keeps} for kind in kinds), "relu"]
+
+
+class QuickGELU(nn.Module):
+    """As CLIP has it."""
+
+    def forward(self, x: Any) -> Any:
+        return x * torch.sigmoid(1.702 * x)
+
+
+def kept(graph: Graph) -> dict[str, float]:
+    """Bytes of each activation that is kept, of each layer."""
+    operations = [operation for node in graph.nodes for operation in node.operations]
+    saved = {tensor.name: tensor for operation in operations for tensor in operation.saves}
+    return {name: tensor.bytes(FP32) for name, tensor in saved.items() if tensor.role != "parameter"}
+
+
+@pytest.mark.parametrize(
+    ("module", "shape", "numbers"),
+    [
+        (TinyRMSNorm(64), "8x16x64", [8 * 16 * 64, 8 * 16, 8 * 16 * 64]),  # the input, its root, what is scaled
+        (nn.RMSNorm(64), "8x16x64", [8 * 16 * 64, 8 * 16]),  # one kernel
+        (QuickGELU(), "8x16x64", [8 * 16 * 64, 8 * 16 * 64]),  # x and the sigmoid
+        (nn.MaxPool2d(2), "8x3x16x16", [2 * 8 * 3 * 8 * 8, 8 * 3 * 16 * 16]),  # int64 places, the input
+    ],
+    ids=["written-out norm", "norm", "quick gelu", "max pool"],
+)
+def test_what_autograd_keeps_is_kept(module: Any, shape: str, numbers: list[int]) -> None:
+    """Of a layer behind a learned one, so that its input takes a gradient."""
+    first = nn.Conv2d(3, 3, 1) if "3x16x16" in shape else nn.Linear(64, 64)
+    graph = build(read(nn.Sequential(first, module), shape), batch=8, choices=Choices(gelu="tanh-stepwise"))
+    behind = [size for name, size in kept(graph).items() if name != "input1"]
+    assert sorted(behind) == sorted(4.0 * number for number in numbers)
 
 
 def test_the_command_says_first_that_it_runs_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

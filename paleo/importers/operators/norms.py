@@ -102,8 +102,12 @@ def layer_norm(b: Builder, call: Call) -> None:
 @translates("rms_norm")
 def rms_norm(b: Builder, call: Call) -> None:
     """Root mean square of the last dim."""
-    kind, options = ("rms_norm", {}) if learns(call, 1) else ("layer_norm", {"affine": False})
-    b.put(call.out, _normed(b, kind, options, b.at(call.inputs[0]), call))
+    if not learns(call, 1):
+        b.put(call.out, _normed(b, "layer_norm", {"affine": False}, b.at(call.inputs[0]), call))
+        return
+    kept = {value for part in call.parts for value in part.kept or () if value.shape == call.out.shape}
+    options = {"keeps": "normalised"} if len(kept - {call.inputs[0]}) == 1 else {}
+    b.put(call.out, _normed(b, "rms_norm", options, b.at(call.inputs[0]), call))
 
 
 @translates("group_norm instance_norm")

@@ -98,6 +98,7 @@ def pool(b: Builder, call: Call) -> None:
     window: dict[str, Any] = {"kernel": short(kernel), "stride": None if stride == kernel else short(stride)}
     window["padding"] = short(padding) if any(padding) else None
     window["ceil"] = True if options.get("ceil_mode") else None
+    window["keeps_input"] = True if call.kind == "max_pool" and call.inputs[0] in (call.kept or ()) else None
     try:
         b.put(call.out, b.add(call.kind, window, [x], call.path))
     except UntranslatableError:

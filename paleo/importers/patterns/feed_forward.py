@@ -58,7 +58,7 @@ def _feed_into(down: Call, consumers: dict[Value, list[Call]], outputs: set[Valu
 _Up = tuple[str, list[Call], list[Call]]
 
 
-_PLAIN_FUNCTIONS = frozenset({"gelu", "gelu_tanh", "relu", "silu", "tanh"})
+_PLAIN_FUNCTIONS = frozenset({"gelu", "gelu_tanh", "quick_gelu", "relu", "silu", "tanh"})
 
 
 _GATES = {"silu": "swiglu", "gelu": "geglu", "gelu_tanh": "geglu", "relu": "reglu"}

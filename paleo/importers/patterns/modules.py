@@ -46,8 +46,8 @@ def _substitute(kind: str, scope: Scope, taken: Value, given: Value, calls: Sequ
         return None
     shape = [(given.shape, False)]
     if kind != "rms_norm":
-        spelled = kind == "gelu" and any(call.options.get("function") == "tanh" for call in calls)
-        options = {"function": "gelu_tanh" if spelled else kind}
+        inner = {call.options.get("function") for call in calls} if kind == "gelu" else set()
+        options = {"function": "gelu_tanh" if "tanh" in inner else "quick_gelu" if "sigmoid" in inner else kind}
         return None if weights else record("activation", kind, [taken], shape, options=options, path=scope.path)
     if len(weights) > 1 or (weights and weights[0].shape != given.shape[-1:]):
         return None
