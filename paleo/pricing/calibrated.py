@@ -318,7 +318,8 @@ def _memory(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tupl
     entry = prices.found(MemoryParameters, family)
     parameters: MemoryParameters = entry.parameters
     device, width = prices.figures(pointwise_format(prices.device)), precision(prices.dtype).activation
-    moved = np.array([kernel.bytes for kernel in kernels])
+    swept = group != family  # batch normalisation: statistics first, then everything once more
+    moved = np.array([kernel.bytes - (_masked(kernel, prices.software) if swept else 0.0) for kernel in kernels])
     rows, columns = _column(kernels, "rows"), np.maximum(_column(kernels, "columns"), 1.0)
     rowwise: dict[str, Any] = {}
     elements = moved / width / 2.0
@@ -332,8 +333,8 @@ def _memory(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tupl
             "threads_per_row": passes.threads_per_row,
             "steps_per_row": passes.steps_per_row,
         }
-    if group != family:  # two sweeps: statistics first, then everything once more; what was fused to it only then
-        read = np.array([kernel.shape.get("swept", kernel.bytes_read) for kernel in kernels])
+    if swept:
+        read = np.array([_first_sweep(kernel, prices) for kernel in kernels])
         rowwise = {"reread_bytes": read, "reread_footprint": read}
         if prices.channels_first:
             elements, parameters = (moved + read) / width, replace(parameters, elements_per_cycle=SCALAR_LOADS)
@@ -341,6 +342,25 @@ def _memory(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tupl
         moved_bytes=moved, elements=elements, device=device, parameters=parameters, host_calls=0.0, **rowwise
     )
     return entry, times
+
+
+#: What a mask of a bit takes of a number of sixteen bits.
+MASK_SHARE = 1.0 / 16.0
+
+
+def _first_sweep(kernel: Kernel, prices: FamilyPrices) -> float:
+    """Bytes that a batch normalisation reads for its statistics, without what was fused to it; none forward where the
+    convolution before it has summed them up."""
+    summed = prices.software.fusion.statistics == "convolution" and precision(prices.dtype).activation <= BYTES["fp16"]
+    return 0.0 if summed and kernel.phase == "forward" else kernel.shape.get("swept", kernel.bytes_read)
+
+
+def _masked(kernel: Kernel, software: Software) -> float:
+    """Bytes that the fused gradient of batch normalisation and a rectifier does not read: the results of the
+    rectifier, of which a bit each is kept as a mask (cuDNN's reserve space, cudnnBatchNormalizationBackwardEx)."""
+    if software.fusion.norms != "both" or kernel.phase == "forward" or "swept" not in kernel.shape:
+        return 0.0
+    return (1.0 - MASK_SHARE) * (kernel.bytes_read - kernel.shape["swept"])
 
 
 def _rnn(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[Found[Any], Array]:

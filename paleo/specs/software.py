@@ -178,6 +178,11 @@ class Fusion(Spec):
         description="where a sum and a rectifier after a batch normalisation are part of its kernel: in inference; in "
         "training in sixteen bits, too, in forward passes alone or both ways",
     )
+    statistics: Literal["normalisation", "convolution"] = Field(
+        "normalisation",
+        description="who sums up the statistics of a batch normalisation in sixteen bits: its own first sweep, or the "
+        "convolution before it in its last step, so that its input is read once",
+    )
     gelu: Literal["fused", "tanh-stepwise", "stepwise"] = Field(
         "fused",
         description="tanh-stepwise: a pass for each term of gelu_tanh and quick_gelu; stepwise: every gelu so",

@@ -286,3 +286,29 @@ def test_a_table_of_steps_reports_its_scaling() -> None:
     told = document([report])["files"][0]["scaling"]
     assert told["points"] == 1 and told["mean_error"] == pytest.approx(abs(point.error))
     assert any("points of 100 off" in str(one) for one in renderables(report))
+
+
+# --- fused normalisations ------------------------------------------------------------------------------------------
+
+
+def normalisation(phase: str, **fusion: str) -> float:
+    """Seconds of a batch normalisation with a rectifier over 2^30 bytes in one kernel: (dz, y, x) -> dx backward."""
+    whole = 2.0**30
+    read, swept = (whole, whole) if phase == "forward" else (3.0 * whole, 2.0 * whole)
+    kernel = Kernel(
+        "norm", "memory", "batch_norm", phase, 0.0, 0.0, read, whole, {"rows": 2.0**29, "columns": 1.0, "swept": swept}
+    )  # type: ignore[arg-type]
+    software = load_software("mxnet").changed({f"fusion.{name}": value for name, value in fusion.items()})
+    return float(FamilyPrices(load_device("a100-sxm4-80gb"), "fp16", software).prices([kernel]).seconds[0])
+
+
+def test_statistics_in_the_convolution_spare_one_of_three_passes() -> None:
+    spared = normalisation("forward", statistics="convolution") / normalisation("forward")
+    assert spared == pytest.approx(2 / 3, rel=0.02)
+    assert normalisation("backward", statistics="convolution") == normalisation("backward")
+
+
+def test_the_rectifiers_mask_takes_a_bit_a_number() -> None:
+    """Six passes without a mask (dz, x; dz, y, x; dx), five and a sixteenth with it."""
+    assert normalisation("backward", norms="both") / normalisation("backward") == pytest.approx(81 / 96, rel=0.02)
+    assert normalisation("forward", norms="both") == normalisation("forward")
