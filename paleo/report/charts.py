@@ -33,10 +33,21 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Points (x, y, low, high) of one line, x rising."""
+    """Points (x, y, low, high) of one line, x rising; ``linear`` ones have a dotted line in proportion to x from their
+    first point."""
 
     name: str
     points: Sequence[tuple[float, float, float, float]]
+    colour: str
+    linear: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A dashed line up from a place on the horizontal axis, and what it says."""
+
+    x: float
+    words: str
     colour: str
 
 
@@ -104,8 +115,8 @@ def deviations(rows: Sequence[tuple[str, float, float]], title: str) -> str:
     return _svg(parts, len(rows) * _ROW, title)
 
 
-def curves(lines: Sequence[Curve], *, title: str, x_label: str, y_label: str) -> str:
-    """Lines with interval bands on logarithmic axes; the dotted lines are perfect scaling from each first point."""
+def curves(lines: Sequence[Curve], *, title: str, x_label: str, y_label: str, marks: Sequence[Mark] = ()) -> str:
+    """Lines with interval bands on logarithmic axes, and marked places within them."""
     height, left, bottom, top = 300, 52, 36, 18
     points = [point for line in lines for point in line.points]
     if not points:
@@ -115,7 +126,9 @@ def curves(lines: Sequence[Curve], *, title: str, x_label: str, y_label: str) ->
     x = AxisScale(*x_ends, left, WIDTH - 14)
     y = AxisScale(*y_ends, height - bottom, top)
     parts = [f'<path d="M{left} {top}V{height - bottom}H{WIDTH - 14}" class="axis"/>']
-    parts += [_tick(x(value), height - bottom, _short(value)) for value in sorted({p[0] for p in points})]
+    parts += [_tick(x(value), height - bottom, _short(value)) for value in _spread(sorted({p[0] for p in points}), x)]
+    shown = [mark for mark in marks if x_ends[0] <= mark.x <= x_ends[1]]
+    parts += [_marked(mark, x(mark.x), top, height - bottom, row) for row, mark in enumerate(shown)]
     for value in _decades(*y_ends):
         parts.append(f'<path d="M{left} {y(value):.1f}H{WIDTH - 14}" class="grid"/>')
         parts.append(_text(left - 5, y(value) + 4, _short(value), "", "end"))
@@ -137,10 +150,30 @@ def _line(line: Curve, x: AxisScale, y: AxisScale, most: float) -> list[str]:
     ideal = f"M{x(first[0]):.1f} {y(first[1]):.1f}L{x(first[0] * end):.1f} {y(first[1] * end):.1f}"
     return [
         f'<polygon points="{" ".join(low + high)}" fill="{line.colour}" opacity="0.13"/>',
-        f'<path d="{ideal}" stroke="{line.colour}" class="ideal"/>',
+        *([f'<path d="{ideal}" stroke="{line.colour}" class="ideal"/>'] if line.linear else []),
         f'<polyline points="{middle}" stroke="{line.colour}" class="line"/>',
         *(f'<circle cx="{x(p[0]):.1f}" cy="{y(p[1]):.1f}" r="3" fill="{line.colour}"/>' for p in line.points),
     ]
+
+
+def _marked(mark: Mark, x: float, top: float, bottom: float, row: int) -> str:
+    """A marked place; the words of several stand below one another, on the side with more room."""
+    side, anchor = (4, "start") if x + LETTER * len(mark.words) < WIDTH else (-4, "end")
+    line = f'<path d="M{x:.1f} {top}V{bottom}" stroke="{mark.colour}" class="mark"/>'
+    return line + _text(x + side, top + 12 + 14 * row, mark.words, "b", anchor)
+
+
+#: Width of a letter of a mark, and the least distance of two numbers on the horizontal axis.
+LETTER, APART = 6.5, 26.0
+
+
+def _spread(values: Sequence[float], scale: AxisScale) -> list[float]:
+    """Those of rising values whose numbers do not overlap on an axis."""
+    kept: list[float] = []
+    for value in values:
+        if not kept or scale(value) - scale(kept[-1]) >= APART:
+            kept.append(value)
+    return kept
 
 
 def heat_map(
@@ -205,7 +238,9 @@ def _short(value: float) -> str:
     >>> _short(2048.0), _short(50000.0), _short(0.5)
     ('2048', '50k', '0.5')
     """
-    return f"{value:g}" if value < 10 * KILO else engineering(value, "").replace(" ", "")
+    if value >= 10 * KILO:
+        return engineering(value, "").replace(" ", "")
+    return f"{value:g}" if value >= 100 else f"{value:.3g}"
 
 
 def _svg(parts: Sequence[str], height: float, title: str) -> str:

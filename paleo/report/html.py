@@ -14,13 +14,13 @@ from html import escape
 from paleo import __version__
 from paleo.lowering.recompute import words
 from paleo.predict import Prediction
-from paleo.report import failures
+from paleo.report import exchange, failures
 from paleo.report.assets import SCRIPT, STYLE
 from paleo.report.charts import COLOURS, Bar, Curve, bars, curves, deviations, legend, stacks
 from paleo.report.tables import PARTS, energy, money, percent, rate
 from paleo.studies.comparison import Objective
 from paleo.studies.purchase import CHANGE, Offer, Purchase
-from paleo.studies.scaling import verdict
+from paleo.studies.scaling import ScalePoint, verdict
 from paleo.studies.training import Training
 from paleo.units import GIB, HOUR, counted, duration, engineering, gibibytes
 
@@ -45,6 +45,7 @@ def report(study: Purchase, *, date: str) -> str:
         _pictures(study),
         _scaling(study),
         _plans(study),
+        exchange.section(study),
         failures.section(study),
         _what_if(study),
         _statistics(study),
@@ -197,14 +198,15 @@ def _row(offer: Offer) -> list[Cell]:
     name = offer.candidate.system.name
     if prediction is None or trained is None:
         return [(name, name), (str(offer.gpus), offer.gpus), *[(NONE, None)] * 8]
-    low, high = prediction.interval
+    step, samples = offer.candidate.step_time or 0.0, offer.candidate.samples_per_s or 0.0
+    low, high = (end * step / prediction.step_time for end in prediction.interval)
     memory = prediction.memory.total / prediction.memory.capacity
     hourly = trained.price_per_hour
     return [
         (name, name),
         (str(offer.gpus), offer.gpus),
-        (f"{duration(prediction.step_time)}\n{duration(low)} to {duration(high)}", prediction.step_time),
-        (rate(prediction.samples_per_s), prediction.samples_per_s),
+        (f"{duration(step)}\n{duration(low)} to {duration(high)}", step),
+        (rate(samples), samples),
         (percent(prediction.mfu), prediction.mfu),
         (f"{percent(memory)}\n{'fits' if prediction.memory.fits else 'does not fit'}", memory),
         (NONE if hourly is None else f"{hourly:,.2f}", hourly),
@@ -317,8 +319,7 @@ def _scaling(study: Purchase) -> str:
     for offer, colour in zip(offers, COLOURS * 3, strict=False):
         curve = offer.curve
         assert curve is not None
-        points = [(p.gpus, p.predicted) for p in curve.points if p.runs]
-        rates = [(float(gpus), prediction.samples_per_s, *_rate_ends(prediction)) for gpus, prediction in points]
+        rates = [(float(p.gpus), p.samples_per_s, *_rate_ends(p)) for p in curve.points if p.runs]
         lines.append(Curve(offer.candidate.system.name, rates, colour))
         sentences.append(f"<li><b>{escape(offer.candidate.system.name)}</b>: {escape(verdict(curve).text)}</li>")
     strong = study.asked.scaling == "strong"
@@ -336,9 +337,9 @@ def _scaling(study: Purchase) -> str:
     )
 
 
-def _rate_ends(prediction: Prediction) -> tuple[float, float]:
-    low, high = prediction.interval
-    return prediction.plan.global_batch / high, prediction.plan.global_batch / low
+def _rate_ends(point: ScalePoint) -> tuple[float, float]:
+    low, high = (end / point.predicted.step_time for end in point.predicted.interval)
+    return point.samples_per_s / high, point.samples_per_s / low
 
 
 def _scale_table(offers: Sequence[Offer]) -> str:
@@ -352,12 +353,11 @@ def _scale_table(offers: Sequence[Offer]) -> str:
                 why = point.problem or "does not fit"
                 rows.append([(name, name), (str(point.gpus), point.gpus), *[(NONE, None)] * 4, (why, why)])
                 continue
-            prediction = point.prediction
-            shares = prediction.breakdown.communication_exposed / prediction.step_time
+            shares = point.exchange / point.step_time
             efficiency = curve.efficiency(point)
             rows.append([
-                (name, name), (str(point.gpus), point.gpus), (duration(prediction.step_time), prediction.step_time),
-                (rate(prediction.samples_per_s), prediction.samples_per_s), (percent(efficiency), efficiency),
+                (name, name), (str(point.gpus), point.gpus), (duration(point.step_time), point.step_time),
+                (rate(point.samples_per_s), point.samples_per_s), (percent(efficiency), efficiency),
                 (percent(shares), shares), ("", ""),
             ])  # fmt: skip
     heads = ("system", "GPUs", "step time", "samples/s", "efficiency", "communication", "remark")

@@ -15,6 +15,7 @@ from paleo.specs.hardware import Device, System
 from paleo.specs.model import ModelSpec
 from paleo.specs.run import Run
 from paleo.studies.comparison import AUTO, Candidate, Comparison, Objective, Planner, common_batch
+from paleo.studies.consistency import studied
 from paleo.studies.cost import Power, Tariff, power
 from paleo.studies.long_run import LongRunOptions
 from paleo.studies.scaling import ScaleCurve, Scaling, scale
@@ -139,25 +140,26 @@ def _offer(asked: Asked, system: System, gpus: int, batch: int) -> Offer:
     best, fitting = predictions[0], [prediction for prediction in predictions if prediction.memory.fits]
     trained = training(best, asked.amount, asked.tariff, critical_batch=asked.critical_batch, long_run=asked.long_run)
     return Offer(
-        Candidate(system, best, trained),
+        Candidate(system, best, trained, consistency=studied(best)),
         gpus,
         tried,
         fit,
         fitting[1] if len(fitting) > 1 else None,
         power(best),
         sensitivity(best),
-        _curve(asked, best),
+        curve_of(asked, best),
     )
 
 
-def _curve(asked: Asked, best: Prediction) -> ScaleCurve | None:
-    """How the recommended plan scales on this system, over the counts asked for that its degrees can use."""
+def curve_of(asked: Asked, best: Prediction, **changes: Any) -> ScaleCurve | None:
+    """How the recommended plan scales on this system, over the counts asked for that its degrees can use; ``changes``
+    replace fields of its run."""
     ranks = best.plan.mesh.size // best.plan.mesh.degree("dp")
     capacity = best.system.capacity
     counts = [count for count in asked.counts if count % ranks == 0 and (capacity is None or count <= capacity)]
     if not counts:
         return None
-    run = best.run.model_copy(update={"strategy": without_replicas(best.run.strategy)})
+    run = best.run.model_copy(update={"strategy": without_replicas(best.run.strategy), **changes})
     if asked.scaling == "weak":
         run = run.model_copy(update={"batch": best.plan.local_batch, "global_batch": None})
     try:

@@ -16,6 +16,7 @@ import pytest
 
 from paleo.cli import run as paleo
 from paleo.predict import predict
+from paleo.report import exchange
 from paleo.report.failures import shares
 from paleo.report.html import report
 from paleo.search.recommended import recommended
@@ -137,6 +138,22 @@ def test_failures_are_a_section_with_a_map() -> None:
     assert table[1, 1] == pytest.approx(failing.share)
     assert table[1, 1] > max(table[1, 0], table[1, 2])  # the interval is the best one
     assert table[0, 1] < table[1, 1] < table[2, 1]
+
+
+def test_how_workers_exchange_has_a_chart_for_each_thing_asked() -> None:
+    """A crossing of compressed and dense steps, a knee, staleness, and packed nodes against random ones; nothing of it
+    where steps are synchronous, dense and packed."""
+    run = Run(global_batch=512, strategy="dp", compress="onebit", consistency="async", servers=4, nodes="random")
+    question = asked(systems=((load_system("aws-p3.16xlarge"), 16),), run=run, counts=(1, 4, 16), scaling="weak")
+    answer = purchase(question)
+    drawn = exchange.section(answer)
+    assert drawn.count("<figure>") == 4 and drawn.count("</svg>") == 4
+    (study,) = (offer.candidate.consistency for offer in answer.offers)
+    assert study is not None and f"knee at {float(study.cycle.knee):.3g}" in drawn
+    assert "pays below" in drawn and "onebit pays here" in drawn and "packed nodes against random" in drawn
+    assert f"<td class=number>{study.samples_per_s:,.0f}" in re.sub(' data-key="[^"]*"', "", report(answer, date=""))
+    plain = run.model_copy(update={"compress": None, "consistency": "bsp", "nodes": "packed"})
+    assert exchange.section(purchase(replace(question, run=plain))) == ""
 
 
 def test_names_are_escaped() -> None:
