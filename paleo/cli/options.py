@@ -133,7 +133,7 @@ class RunOptions:
     ] = None
     software: Annotated[
         str | None,
-        _option("Profile of a framework: host time, overlap. [pytorch-eager]", autocompletion=completes("software")),
+        _option("Profile of a framework, NAME or NAME@RELEASE. [pytorch-eager]", autocompletion=completes("software")),
     ] = None
     calibration: Annotated[
         str | None,

@@ -118,7 +118,7 @@ def find(name: str, kind: str | None = None) -> list[tuple[str, object]]:
         if singular not in loaders:
             raise SpecError(f"unknown kind {kind!r}; {near(kind, loaders)}")
         loaders = {singular: loaders[singular]}
-    entries = [(kind, load(folded)) for kind, (known, load) in loaders.items() if folded in known()]
+    entries = [(kind, load(folded)) for kind, (known, load) in loaders.items() if folded.partition("@")[0] in known()]
     if not entries:
         every = [name for known, _ in loaders.values() for name in known()]
         raise SpecError(f"nothing is named {name!r}; {near(name, every)} (see `paleo list`)")
@@ -282,9 +282,15 @@ def _software(software: Software) -> list[Fact]:
         ("title", software.title),
         ("releases from", software.since),
         ("releases until", software.until),
+        ("dated releases", ", ".join(f"{release} {date}" for release, date in software.releases.items())),
+        *((f"before {era.until}", f"{_changes(era.changes)} ({era.source})") for era in software.earlier),
         ("notes", software.notes),
         ("source", software.source),
     )
+
+
+def _changes(changes: Mapping[str, object]) -> str:
+    return ", ".join(f"{field}: {value}" for field, value in changes.items())
 
 
 def _calibration(calibration: Calibration) -> list[Fact]:

@@ -7,6 +7,7 @@ A schema as a table: field, unit, default, meaning; for `paleo show`, for the do
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_args
@@ -16,7 +17,7 @@ from pydantic.fields import FieldInfo
 
 from paleo.errors import SpecError, near
 from paleo.specs.calibration import Residual
-from paleo.specs.catalog import read_entry
+from paleo.specs.catalog import is_path, read_entry
 from paleo.specs.expressions import FileCache
 from paleo.specs.loading import PositiveCount, Spec, Text, validate
 from paleo.units import MEBIBYTE, Bytes, BytesPerSecond, FlopsPerSecond, Hertz, Seconds, Watts, duration, gibibytes
@@ -105,6 +106,8 @@ Date = Annotated[str, BeforeValidator(str), Field(pattern=r"^[0-9]{4}(-[0-9]{2})
 Flag = Annotated[bool, Field(strict=True)]
 #: Who deals out tokens to experts.
 Dispatch = Literal["nccl", "deepep", "hybridep"]
+#: A release's number or name, as its framework prints it.
+Release = Annotated[str, BeforeValidator(str), Field(pattern=r"^[0-9A-Za-z._-]{1,40}$")]
 Factor = Annotated[float, Field(ge=0)]
 Slowdown = Annotated[float, Field(ge=1)]
 
@@ -374,10 +377,19 @@ class Convolutions(Spec):
     image_by_image: Flag = Field(False, description="whether they are called once for each image of the batch")
 
 
+class EarlierReleases(Spec):
+    """What was otherwise in releases before a day, month or year: fields as in ``parallelism.expert_tensor``."""
+
+    until: Date
+    changes: dict[str, Any]
+    source: Text
+
+
 class Software(Spec):
     """A framework's behaviour, in groups; each field's meaning stands beside it.
 
-    ``from`` and ``until`` are the first and last day, month or year of the releases that it describes.
+    ``from`` and ``until`` are the first and last day, month or year of the releases that it describes; ``releases``
+    says when some came out, and ``earlier``, the newest first, in what those before a date differ (`load_software`).
     """
 
     model_config = ConfigDict(populate_by_name=True)
@@ -386,6 +398,8 @@ class Software(Spec):
     title: Text
     since: Date | None = Field(None, alias="from", description="when the first release that it describes came out")
     until: Date | None = Field(None, description="when releases that it describes were superseded; left out: not yet")
+    releases: dict[Release, Date] = Field(default_factory=dict)
+    earlier: tuple[EarlierReleases, ...] = ()
     host: HostTime
     attention: AttentionSoftware = AttentionSoftware()
     fusion: Fusion = Fusion()
@@ -425,6 +439,20 @@ class Software(Spec):
         ends = self.until is None or date[: len(self.until)] <= self.until[: len(date)]
         return begins and ends
 
+    def date_of(self, version: str) -> str:
+        """The date of a release, or of a day, month or year that is one that the profile describes."""
+        container = re.fullmatch(r"(2[0-9])\.([01][0-9])(\.[0-9]+)?", version)
+        date = self.releases.get(version) or (f"20{container[1]}-{container[2]}" if container else version)
+        known = [*self.releases, *filter(None, (self.since, self.until))]
+        if not re.fullmatch(r"[0-9]{4}(-[0-9]{2}){0,2}", date):
+            raise SpecError(
+                f"software {self.name}: no release {version!r}; {near(version, known)}, or a date (2024-06)"
+            )
+        if not self.covers(date):
+            range_of = " ".join(filter(None, (f"from {self.since}", self.until and f"until {self.until}")))
+            raise SpecError(f"software {self.name} describes releases {range_of}, not {version!r}")
+        return date
+
     def slowdown_on(self, architecture: str) -> float:
         """How much slower than the calibrated kernel attention runs on an architecture; the mean of those known for
         others."""
@@ -435,14 +463,38 @@ class Software(Spec):
 
 
 def load_software(name_or_path: str | Path) -> Software:
-    """A software profile by catalog name or path."""
+    """A software profile by catalog name or path; ``name@release`` or ``name@date`` as it was then.
+
+    A release is one that the profile dates, or the month of one of NVIDIA's containers (``24.07``).
+
+    >>> [load_software(f"megatron-core{at}").parallelism.expert_tensor for at in ("", "@0.9", "@2024-06", "@25.04")]
+    ['none', 'tp', 'tp', 'none']
+    """
     return _profiles(name_or_path)
 
 
 def _profile(name_or_path: str | Path) -> Software:
-    path, data = read_entry("software", name_or_path)
+    name, at, version = ("", "", "") if is_path(name_or_path) else str(name_or_path).partition("@")
+    path, data = read_entry("software", name if at else name_or_path)
     _check_groups(path, data)
-    return validate(Software, {"name": path.stem, **data}, path)
+    newest = validate(Software, {"name": path.stem, **data}, path)
+    date = newest.date_of(version) if at else None
+    chosen = newest.model_copy(update={"name": f"{path.stem}@{version}"}) if at else newest
+    for era in newest.earlier:
+        data = _overlaid(data, era.changes)
+        older = validate(Software, {**data, "name": chosen.name}, path)
+        if date is not None and date[: len(era.until)] < era.until[: len(date)]:
+            chosen = older
+    return chosen
+
+
+def _overlaid(data: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The groups of a profile with some dotted fields changed."""
+    result = dict(data)
+    for path, value in changes.items():
+        group, _, field = path.partition(".")
+        result[group] = {**result.get(group, {}), field: value} if field else value
+    return result
 
 
 _profiles = FileCache(_profile)

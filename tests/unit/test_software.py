@@ -13,6 +13,7 @@ from paleo.errors import SpecError
 from paleo.specs.catalog import names
 from paleo.specs.software import Software, field_table, load_software
 from paleo.units import MICROSECOND
+from paleo.validate.steps.base import profile_then
 
 
 def described(schema: type[BaseModel], prefix: str = "") -> dict[str, bool]:
@@ -94,3 +95,63 @@ def test_show_prints_fields_with_value_default_and_meaning(capsys: pytest.Captur
 def test_show_of_an_unknown_kind_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["show", "softwar", "megatron-core"]) == 2
     assert "unknown kind 'softwar'; nearest: 'software'" in capsys.readouterr().err
+
+
+AGED = """
+title: mine
+source: this test
+from: "2020"
+host: {forward: 1 us, backward: 1 us}
+releases: {"1.0": 2020-05, "2.0": 2022-01, "3.0": 2024-06}
+earlier:
+  - {until: 2024-06, changes: {overlap.tensor: true}, source: this test}
+  - {until: "2022", changes: {host.forward: 9 us, title: old}, source: this test}
+"""
+
+
+@pytest.mark.parametrize(
+    ("at", "title", "forward", "tensor"),
+    [("", "mine", 1, False), ("@3.0", "mine", 1, False), ("@2.0", "mine", 1, True), ("@1.0", "old", 9, True),
+     ("@2024-05-31", "mine", 1, True), ("@21.12", "old", 9, True), ("@24.06", "mine", 1, False)],
+)  # fmt: skip
+def test_a_profile_as_it_was_at_a_release_or_a_date(
+    at: str, title: str, forward: int, tensor: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each era changes what the later ones left; NVIDIA's containers are named by year and month."""
+    (tmp_path / "aged.yaml").write_text(AGED)
+    known = {"aged": tmp_path / "aged.yaml"}
+    monkeypatch.setattr("paleo.specs.catalog.entries", lambda kind: known)
+    profile = load_software(f"aged{at}")
+    assert (profile.title, profile.host.forward, profile.overlap.tensor) == (title, forward * MICROSECOND, tensor)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("megatron-core@0.99", "no release '0.99'; nearest: '0.9'"),
+        ("megatron-core@2019-12", "describes releases from 2023, not '2019-12'"),
+        ("megatron-cor@0.9", "unknown software 'megatron-cor'; nearest: 'megatron-core'"),
+    ],
+)
+def test_a_release_that_a_profile_does_not_know_is_an_error(name: str, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        load_software(name)
+
+
+def test_fields_of_earlier_releases_are_checked_too(tmp_path: Path) -> None:
+    (tmp_path / "aged.yaml").write_text(AGED.replace("overlap.tensor", "overlap.tensors"))
+    with pytest.raises(SpecError, match=r"overlap\.tensors: unknown key; nearest: 'tensor'"):
+        load_software(tmp_path / "aged.yaml")
+
+
+def test_rows_run_under_the_release_that_they_state() -> None:
+    """0.10, of 2025-02, gave Megatron-Core's experts a tensor degree of their own; what others release is not known."""
+    releases = {"24.07": "nemo@24.07", "0.4.2": "nemo", "": "nemo", float("nan"): "nemo"}
+    assert {release: profile_then({"release": release}, "nemo") for release in releases} == releases
+    assert load_software("nemo@24.07").parallelism.expert_tensor == "tp"
+    assert profile_then({"release": "24.07"}, "torchtitan") == "torchtitan"
+
+
+def test_show_prints_a_profile_as_it_was(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["show", "software", "megatron-core@0.9", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["software"]["parallelism"]["expert_tensor"] == "tp"

@@ -17,7 +17,7 @@ from paleo.pricing.footprint import Footprint
 from paleo.specs.calibration import Calibration
 from paleo.specs.catalog import names
 from paleo.specs.hardware import System
-from paleo.specs.software import Software
+from paleo.specs.software import Software, load_software
 from paleo.units import MILLISECOND
 from paleo.validate.kinds.base import Array, number, text
 from paleo.validate.tables import Predictions
@@ -81,6 +81,19 @@ def filled(row: Row, key: str) -> bool:
     """Whether a cell holds something."""
     value = row.get(key)
     return value is not None and value == value and str(value).strip() != ""
+
+
+def profile_then(row: Row, name: str) -> str:
+    """The profile of that name as it was at the release that a row states, where it says what was otherwise before
+    some date and knows the release."""
+    software = load_software(name)
+    if not (software.earlier and filled(row, "release")):
+        return name
+    try:
+        software.date_of(str(row["release"]).strip())
+    except SpecError:
+        return name
+    return f"{name}@{str(row['release']).strip()}"
 
 
 def whole(row: Row, key: str, default: int | None = None) -> int:

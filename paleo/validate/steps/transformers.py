@@ -14,7 +14,17 @@ from paleo.specs.hardware import System, load_system
 from paleo.specs.model import ModelSpec
 from paleo.specs.run import Run
 from paleo.specs.software import Software, load_software
-from paleo.validate.steps.base import Row, Step, StepTable, died, filled, of_prediction, software_of, whole
+from paleo.validate.steps.base import (
+    Row,
+    Step,
+    StepTable,
+    died,
+    filled,
+    of_prediction,
+    profile_then,
+    software_of,
+    whole,
+)
 from paleo.validate.steps.networks import network_of
 from paleo.validate.steps.recipes import recipe_of
 from paleo.validate.steps.systems import usual_system, with_device
@@ -122,7 +132,8 @@ USUAL_LORA = "16:attention"
 def run_of(row: Row) -> Run:
     """The run that a row of ``llm_iterations`` describes; recomputation that is not stated is the software's habit.
     Models marked ``[LoRA]`` are tuned by adapters (`LORA`), with all else frozen."""
-    software = software_of(row)
+    profile = software_of(row)
+    software = profile_then(row, profile)
     _, sizes = network_of(row)
     recipe = recipe_of(row)
     return Run(
@@ -141,7 +152,7 @@ def run_of(row: Row) -> Run:
         cross_entropy="fused" if _stated(row, "cross_entropy") == "fused" else None,
         software=software,
         offload=offload(row),
-        lora=LORA.get(software, USUAL_LORA) if "[lora]" in str(row.get("model", "")).lower() else None,
+        lora=LORA.get(profile, USUAL_LORA) if "[lora]" in str(row.get("model", "")).lower() else None,
         model=sizes,
     )
 
