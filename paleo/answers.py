@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
@@ -229,6 +230,13 @@ class Searched(StudyResult):
 
         return Wish(objective=self.search.objective)
 
+    @cached_property
+    def lead(self) -> Prediction:
+        """The step of the first plan."""
+        from paleo.predict import predict
+
+        return predict(self.model, self.system, self.search.plans[0].run)
+
     @property
     def best(self) -> Run | None:
         """The run of the best plan that fits."""
@@ -249,7 +257,7 @@ class Searched(StudyResult):
     def table(self) -> RenderableType:
         from paleo.report import search as shown
 
-        return shown.table(self.model.name, self.system.name, self.search, self.explanation)
+        return shown.table(self.search, self.lead, self.explanation)
 
 
 @dataclass(frozen=True, repr=False)

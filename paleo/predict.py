@@ -112,6 +112,16 @@ class Prediction:
 
         return step_timeline(self.steps, self.program, self.input_pipeline)
 
+    @cached_property
+    def slowed(self) -> float:
+        """Seconds of ``breakdown.communication_exposed`` that computation loses to the collectives beside it: what the
+        step would save if it lost none (``overlap.contention`` of the software)."""
+        batch = self.steps.batch
+        if batch.backend.software.overlap.contention == 0:
+            return 0.0
+        saved = float(self.steps.step_time[0] - step(batch.without_contention()).step_time[0])
+        return min(max(saved, 0.0), self.breakdown.communication_exposed)
+
     @property
     def step_time(self) -> float:
         """Seconds of one step."""

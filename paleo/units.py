@@ -238,9 +238,11 @@ def listed(text: str) -> list[str]:
 def counted(value: float, noun: str) -> str:
     """How many there are of something, in words.
 
-    >>> counted(1, "GPU"), counted(4096, "sample"), counted(0.5, "epoch")
-    ('1 GPU', '4,096 samples', '0.5 epochs')
+    >>> counted(1, "GPU"), counted(4096, "sample"), counted(0.5, "epoch"), counted(1.5e13, "token")
+    ('1 GPU', '4,096 samples', '0.5 epochs', '15 T tokens')
     """
+    if value >= GIGA:
+        return f"{engineering(value, '')} {noun}s"
     shown = f"{value:,.0f}" if float(value).is_integer() else f"{value:,g}"
     return f"{shown} {noun}" if value == 1 else f"{shown} {noun}s"
 

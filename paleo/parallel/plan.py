@@ -104,7 +104,9 @@ def plan(model: ModelSpec, system: System, run: Run) -> Plan:
         raise PlanError(f"strategy {run.strategy!r}: {pieces} pieces of a pipeline; expected at most {MAX_PIECES}")
     if strategy.chunks > 1 and stages == 1:
         raise PlanError(f"strategy {run.strategy!r}: vp={strategy.chunks} needs a pipeline (pp of 2 or more)")
-    return Plan(mesh, strategy, _dtype(system.device, run.dtype), global_batch, local, microbatch, run.gpus - mesh.size)
+    return Plan(
+        mesh, strategy, dtype_of(system.device, run.dtype), global_batch, local, microbatch, run.gpus - mesh.size
+    )
 
 
 def _with_chunks(run: Run, strategy: Strategy) -> Strategy:
@@ -197,7 +199,7 @@ def _batches(model: ModelSpec, run: Run, replicas: int) -> tuple[int, int]:
     return local * replicas, local
 
 
-def _dtype(device: Device, asked: str | None) -> str:
+def dtype_of(device: Device, asked: str | None) -> str:
     """The dtype asked for, or the one that people train in on this device: bf16, else fp16 on tensor cores, else
     fp32."""
     if asked is None:

@@ -231,13 +231,16 @@ def _distinct(strides: Count, ranks: Count, payload_bytes: Array) -> tuple[Count
 
 def collective_sources(fabric: Fabric, operation: str, links: GroupLinks) -> str:
     """Where the prices of an operation over a group come from: ``measured (dgx-h100) collective.nccl``."""
-    if fabric.rates is not None:
-        return fabric.rates.name
+    return fabric.rates.name if fabric.rates is not None else origins(calibrated_families(fabric, operation, links))
+
+
+def calibrated_families(fabric: Fabric, operation: str, links: GroupLinks) -> dict[str, Found[Any]]:
+    """The families of parameters that price an operation over a group, with where they come from."""
     families = ["collective.exchange" if operation in EXCHANGES else "collective.nccl"]
     if np.any(links.nodes > 1):
         within = np.any(links.inside.ranks > 1) and operation not in EXCHANGES
         families = ["collective.fabric", *(families if within else ())]
-    return origins({family: fabric.parameters()[family] for family in families})
+    return {family: fabric.parameters()[family] for family in families}
 
 
 def origins(calibrated: Mapping[str, Found[Any]]) -> str:

@@ -7,7 +7,8 @@ from rich.table import Table
 from rich.text import Text
 
 from paleo.report.documents import Document
-from paleo.report.tables import grid, percent, prose
+from paleo.report.grid import grid
+from paleo.report.tables import percent, prose
 from paleo.studies.audit import Audit, Fault
 from paleo.studies.collective_audit import ADVICE, CollectiveAudit
 from paleo.units import duration, engineering, gibibytes

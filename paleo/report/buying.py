@@ -6,7 +6,8 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from paleo.report.documents import Document
-from paleo.report.tables import NONE, grid, money, percent, prose, remarks
+from paleo.report.grid import grid
+from paleo.report.tables import NONE, money, percent, prose, remarks
 from paleo.studies.buying import Answer, PricedPlan, verdict
 from paleo.studies.training import JOULES_PER_KWH
 from paleo.units import DAY, duration
@@ -68,15 +69,17 @@ def table(reply: Answer) -> RenderableType:
 def _plans(reply: Answer) -> RenderableType:
     tokens = any(plan.tokens_per_s is not None for plan in reply.plans)
     trained = reply.wish.amount is not None
-    columns = ["system", "strategy", "GPUs", "step time", "MFU", "tokens/s" if tokens else "samples/s"]
+    names = list(dict.fromkeys(plan.system.name for plan in reply.plans))
+    several = ["system"] if len(names) > 1 else []
+    columns = [*several, "strategy", "GPUs", "step time", "MFU", "tokens/s" if tokens else "samples/s"]
     failing = any(plan.goodput is not None for plan in reply.plans)
     columns += ["days", "cost", "energy"] if trained else []
     columns += ["goodput"] if failing else []
-    shown = grid("Plans", [*columns, "memory"], left=2)
+    shown = grid("Plans" if several else f"Plans on {', '.join(names)}", [*columns, "memory"], left=len(several) + 1)
     for plan in reply.plans:
         rate = plan.tokens_per_s if tokens else plan.samples_per_s
         cells = [
-            plan.system.name,
+            *([plan.system.name] if several else []),
             _strategy(plan),
             f"{plan.row.gpus:,}",
             duration(plan.row.step_time),

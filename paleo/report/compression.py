@@ -9,7 +9,8 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from paleo.report.documents import Document
-from paleo.report.tables import grid, percent, prose
+from paleo.report.grid import grid
+from paleo.report.tables import percent, prose
 from paleo.units import counted, duration, engineering, gibibytes
 
 if TYPE_CHECKING:

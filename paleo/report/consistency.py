@@ -6,7 +6,8 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from paleo.learning.staleness import RESNET32
-from paleo.report.tables import grid, percent, prose
+from paleo.report.grid import grid
+from paleo.report.tables import percent, prose
 from paleo.studies.consistency import ConsistencyStudy
 from paleo.units import duration, gibibytes
 

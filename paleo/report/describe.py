@@ -65,7 +65,7 @@ def _software_line(name: str) -> str:
     profile = load_software(name)
     if profile.fit is None:
         return f"{profile.title}. Nothing fitted"
-    tested = f"MAPE {profile.fit.residual.mape:.1%} on {profile.fit.residual.rows:,} held out"
+    tested = f"MAPE {100 * profile.fit.residual.mape:.1f} % on {profile.fit.residual.rows:,} held out"
     return f"{profile.title}. Fitted to {counted(profile.fit.rows_fitted, 'row')}: {tested}"
 
 
@@ -297,7 +297,7 @@ def _calibration(calibration: Calibration) -> list[Fact]:
     """One line for each entry: what was fitted to how many rows, and the error on those that were not."""
     rows = [("subject", calibration.subject)]
     for entry in calibration.entries:
-        error = "not tested" if entry.residual is None else f"MAPE {entry.residual.mape:.1%} on rows held out"
+        error = "not tested" if entry.residual is None else f"MAPE {100 * entry.residual.mape:.1f} % on rows held out"
         rows.append((f"{entry.family}, {entry.stack}", f"{entry.rows_fitted or 0} rows fitted, {error}; {entry.date}"))
     return _stated(*rows)
 

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paleo.report.charts import COLOURS, heat_map
+from paleo.report.tables import tenths
 from paleo.studies.goodput import Goodput
 from paleo.studies.purchase import Offer, Purchase
 from paleo.units import counted, duration
@@ -39,8 +40,8 @@ def _sentence(offer: Offer, run: Goodput) -> str:
     low, high = run.share_range
     early, late = run.finish_interval
     return (
-        f"{offer.gpus} × {offer.candidate.system.name}: goodput {run.share:.1%} ({low:.1%} to {high:.1%} over "
-        f"the range of failure rates), a failure every {duration(run.mtbf)}, checkpoints every "
+        f"{offer.gpus} × {offer.candidate.system.name}: goodput {tenths(run.share)} ({tenths(low)} to {tenths(high)} "
+        f"over the range of failure rates), a failure every {duration(run.mtbf)}, checkpoints every "
         f"{duration(run.interval)}; done after {duration(run.finish)}, p10 to p90 "
         f"{duration(early)} to {duration(late)}; {counted(run.spares, 'spare node')} for 99 % of repairs. "
         f"Failures: {run.source}."

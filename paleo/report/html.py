@@ -8,7 +8,6 @@ is left out is a section.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
 from html import escape
 
 from paleo import __version__
@@ -17,7 +16,7 @@ from paleo.predict import Prediction
 from paleo.report import exchange, failures
 from paleo.report.assets import SCRIPT, STYLE
 from paleo.report.charts import COLOURS, Bar, Curve, bars, curves, deviations, legend, stacks
-from paleo.report.tables import PARTS, energy, money, percent, rate
+from paleo.report.tables import energy, money, percent, rate, remarks, step_parts
 from paleo.studies.comparison import Objective
 from paleo.studies.purchase import CHANGE, Offer, Purchase
 from paleo.studies.scaling import ScalePoint, verdict
@@ -25,8 +24,6 @@ from paleo.studies.training import Training
 from paleo.units import GIB, HOUR, counted, duration, engineering, gibibytes
 
 NONE = "–"
-#: An MFU above this has hardly been reached by anybody; the page says so.
-RARE_MFU = 0.6
 _GOALS: dict[Objective, tuple[str, str]] = {
     "time": ("Fastest", "time to solution"),
     "cost": ("Cheapest", "cost"),
@@ -153,16 +150,7 @@ def _caution(study: Purchase) -> str:
     if unpriced:
         consequence = "the cheapest is that of the others" if len(unpriced) < len(running) else "none is the cheapest"
         notes.append(f"No price is known for {', '.join(unpriced)}: {consequence}.")
-    high = [
-        offer.candidate.system.name
-        for offer in study.offers
-        if offer.prediction is not None and offer.prediction.mfu > RARE_MFU
-    ]
-    if high:
-        notes.append(
-            f"MFU above {percent(RARE_MFU)} for {', '.join(high)}: hardly anybody reaches that in practice; expect "
-            f"the slow end of the interval."
-        )
+    notes += remarks(offer.prediction.mfu for offer in study.offers if offer.prediction is not None)
     counts = sorted({offer.gpus for offer in study.offers})
     if len(counts) > 1:
         notes.append(f"GPU counts differ ({', '.join(map(str, counts))}), as asked; the global batch does not.")
@@ -292,9 +280,7 @@ def _step_stacks(offers: Sequence[Offer]) -> str:
     rows = []
     for offer in offers:
         assert offer.prediction is not None
-        spent = asdict(offer.prediction.breakdown)
-        parts = {words: spent[key] for key, words in PARTS.items()}
-        rows.append((_name(offer), parts, duration(offer.prediction.step_time)))
+        rows.append((_name(offer), step_parts(offer.prediction), duration(offer.prediction.step_time)))
     return stacks(rows, "parts of a step")
 
 

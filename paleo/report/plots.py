@@ -24,8 +24,8 @@ from paleo.step.timeline import COMPUTE
 from paleo.studies.collective import CollectiveStudy
 from paleo.studies.comparison import Comparison
 from paleo.studies.scaling import ScaleCurve, ScalePoint
-from paleo.studies.summary import Summary, forward_times
-from paleo.units import GIB, GIGA, KILO, MICROSECOND, MILLISECOND, TERA, counted, duration, engineering
+from paleo.studies.summary import Summary, above_the_roof, speeds
+from paleo.units import GIB, GIGA, KILO, MICROSECOND, MILLISECOND, counted, duration, engineering
 
 BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, VERMILION, PURPLE = (
     "#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7",
@@ -276,32 +276,38 @@ def _bars(axes: Axes, names: Sequence[str], values: Sequence[float], label: str,
 
 def roofline(study: Summary, system: System, run: Run) -> Figure:
     """Forward kernels of every layer below the roof of a device: how fast they are for their intensity."""
-    device, seconds = system.device, forward_times(study, system, run)
+    device, points = system.device, speeds(study, system, run)
     peak, bandwidth = device.peak_flops_per_s(study.dtype), device.memory.bandwidth
-    points: dict[str, list[tuple[float, float, float]]] = {}
-    for layer, time in zip(study.layers, seconds, strict=True):
-        if layer.flops_forward > 0 and time > 0:
-            share = layer.flops_forward * layer.repeat / study.total("flops_forward")
-            points.setdefault(layer.type, []).append((layer.intensity, layer.flops_forward / time / TERA, share))
     with matplotlib.rc_context(STYLE):
-        figure, (axes,) = figure_of(7.5, 5.0)
-        spread = [point[0] for kind in points.values() for point in kind] or [1.0]
-        x = np.geomspace(min(spread) / 3, max(*spread, peak / bandwidth) * 3, 200)
-        axes.plot(x, np.minimum(peak, x * bandwidth) / TERA, color=BLACK, label=f"roof of {device.name}, {study.dtype}")
-        for (kind, layers), colour, mark in zip(points.items(), CYCLE, MARKS, strict=False):
-            at, rate, share = np.array(layers).T
-            axes.scatter(at, rate, 20 + 600 * share, color=colour, marker=mark, alpha=0.7, label=kind, linewidths=0)
-        axes.set(
-            xscale="log", yscale="log", xlabel="arithmetic intensity [FLOP/byte]", ylabel="forward speed [TFLOP/s]"
+        figure, (axes,) = figure_of(8.0, 5.0)
+        intensities = [point.intensity for point in points] or [1.0]
+        x = np.geomspace(min(intensities) / 3, max(*intensities, peak / bandwidth) * 3, 200)
+        roof = (
+            f"roof of {device.name}:\n{engineering(peak, 'FLOP/s')} in {study.dtype}, {engineering(bandwidth, 'B/s')}"
         )
+        axes.plot(x, np.minimum(peak, x * bandwidth), color=BLACK, label=roof)
+        for index, kind in enumerate(dict.fromkeys(point.type for point in points)):
+            alike = [point for point in points if point.type == kind]
+            colour, mark = CYCLE[index % len(CYCLE)], MARKS[index % len(MARKS)]
+            axes.scatter(
+                [point.intensity for point in alike], [point.flops_per_s for point in alike],
+                [20 + 600 * point.share for point in alike], color=colour, marker=mark, alpha=0.7, label=kind,
+                linewidths=0,
+            )  # fmt: skip
+        slowest = min([point.flops_per_s for point in points] or [peak])
+        fastest = max([point.flops_per_s for point in points] + [peak])
+        axes.set(xscale="log", yscale="log", ylim=(min(slowest, fastest / 10) / 2, 2 * fastest))
+        axes.set(xlabel="arithmetic intensity [FLOP/byte]", ylabel="forward speed [FLOP/s]")
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            axis.set_major_formatter(FuncFormatter(lambda value, _: engineering(value, "")))
             axis.set_minor_formatter(NullFormatter())
         axes.set_title(f"{study.graph.name}, batch {study.graph.batch}; area: share of the network's FLOP")
         legend = axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
         for handle in legend.legend_handles[1:]:
             handle.set_sizes([40.0])  # type: ignore[union-attr]
+        if remarks := above_the_roof(points, system, study.dtype):
+            figure.supxlabel("; ".join(remarks), fontsize=8, color="#555555")
     return figure
 
 

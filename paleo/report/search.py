@@ -10,10 +10,13 @@ from rich.table import Table
 from rich.text import Text
 
 from paleo.report.documents import Document
-from paleo.report.tables import grid, prose
+from paleo.report.grid import grid
+from paleo.report.tables import percent, prose, rate, remarks, tenths
+from paleo.studies.launch import estimate_command
 from paleo.units import counted, duration, gibibytes
 
 if TYPE_CHECKING:
+    from paleo.predict import Prediction
     from paleo.search.hybrid import Hybrid
     from paleo.search.plans import Explanation, Search
     from paleo.studies.modes import ModeSearch
@@ -54,21 +57,33 @@ def _plan(row: PlanRow) -> Document:
     }
 
 
-def table(model: str, system: str, ranking: Search, explanation: Explanation | None) -> RenderableType:
-    """The best plans, the front, and why the first one wins."""
+def table(ranking: Search, lead: Prediction, explanation: Explanation | None) -> RenderableType:
+    """The best plan in a sentence, the others, the front, and why the first one wins; ``lead`` is its step."""
     searched = counted(ranking.configurations, "configuration")
     head = (
-        f"{model} on {system}, global batch {ranking.global_batch}: {searched} in "
-        f"{duration(ranking.seconds)}, {ranking.fitting:,} fit. Best by {ranking.objective}.\n"
+        f"{lead.model.name} on {lead.system.name}, global batch {ranking.global_batch}: {searched} in "
+        f"{duration(ranking.seconds)}, {ranking.fitting:,} fit. Best by {ranking.objective}:\n"
     )
-    parts: list[RenderableType] = [prose(Text(head, style="bold")), _plans("Best plans", ranking.plans)]
+    parts: list[RenderableType] = [prose(Text(head + _told(lead), style="bold")), _plans("Best plans", ranking.plans)]
     if len(ranking.front) > 1:
         shown = _spread(ranking.front)
         some = "" if len(shown) == len(ranking.front) else f" ({len(shown)} of {len(ranking.front)})"
-        parts.append(_plans(f"No other is better in both time and memory{some}", shown))
+        parts += [Text(), _plans(f"No other is better in both time and memory{some}", shown)]
     if explanation is not None:
         parts += [Text(), prose(Text(explanation.text))]
-    return Group(*parts)
+    parts += [prose(remark) for remark in remarks([lead.mfu])]
+    command = estimate_command(lead.model.name, lead.system.name, lead.run)
+    return Group(*parts, Text(), prose(f"Show it again: {command}"))
+
+
+def _told(lead: Prediction) -> str:
+    """The first plan in a sentence."""
+    low, high = map(duration, lead.interval)
+    rates = f"{rate(lead.samples_per_s)} samples/s"
+    rates += "" if lead.tokens_per_s is None else f", {rate(lead.tokens_per_s)} tokens/s"
+    step = f"{duration(lead.step_time)} a step (90 %: {low} to {high}), {rates}, MFU {percent(lead.mfu)}"
+    fits = "" if lead.memory.fits else "; nothing fits into memory, this comes nearest"
+    return f"{lead.plan.strategy or 'dp'} on {counted(lead.plan.gpus, 'GPU')}: {step}{fits}.\n"
 
 
 def _spread(rows: Sequence[PlanRow]) -> Sequence[PlanRow]:
@@ -82,13 +97,16 @@ _SHOWN = 10
 
 
 def _plans(title: str, rows: Sequence[PlanRow]) -> Table:
-    columns = ("strategy", "recompute", "schedule", "GPUs", "microbatch", "step time", "memory", "fits")
-    shown = grid(title, columns, left=3)
+    """Plans line by line; counts of GPUs where they differ, and which fit where some do not."""
+    counts, fits = len({row.gpus for row in rows}) > 1, not all(row.fits for row in rows)
+    columns = ["strategy", "recompute", "schedule", *(["GPUs"] if counts else []), "microbatch", "step time", "memory"]
+    shown = grid(title, [*columns, *(["fits"] if fits else [])], left=3)
     chosen = any(row.run.expert_dispatch is not None for row in rows)
     for row in rows:
         schedule = f"{_schedule(row)}, {row.run.expert_dispatch or 'default'} dispatch" if chosen else _schedule(row)
-        figures = (str(row.gpus), str(row.microbatch), duration(row.step_time), gibibytes(row.memory))
-        shown.add_row(row.strategy, row.recompute, schedule, *figures, "yes" if row.fits else "no")
+        figures = [str(row.microbatch), duration(row.step_time), gibibytes(row.memory)]
+        figures = [*([str(row.gpus)] if counts else []), *figures, *(["yes" if row.fits else "no"] if fits else [])]
+        shown.add_row(row.strategy, row.recompute, schedule, *figures)
     return shown
 
 
@@ -113,7 +131,7 @@ def hybrid_document(model: str, system: str, splits: Hybrid) -> Document:
 def hybrid_table(model: str, system: str, splits: Hybrid) -> RenderableType:
     """The split of each layer."""
     gain = splits.data_parallel_seconds / splits.seconds - 1.0
-    text = f"{model} on {system}: {duration(splits.seconds)} a step, data parallelism alone is {gain:.1%} slower.\n"
+    text = f"{model} on {system}: {duration(splits.seconds)} a step, data parallelism alone is {tenths(gain)} slower.\n"
     shown = grid("Split of each layer", ("layer", "split by"), left=2)
     for name, split in splits.layers:
         shown.add_row(name, split)

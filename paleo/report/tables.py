@@ -6,14 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
 from rich.constrain import Constrain
 from rich.table import Table
 from rich.text import Text
 
 from paleo.network.fine_tuning import fine_tuning
-from paleo.step.timeline import COMPUTE
+from paleo.report.grid import grid
 from paleo.step.warnings import RARE_UTILISATION
 from paleo.units import GIGA, MICROSECOND, counted, duration, engineering, gibibytes
 
@@ -39,6 +38,7 @@ PARTS = {
     "memory_bound": "memory traffic",
     "launch": "kernel launches",
     "communication_exposed": "communication, waited for",
+    "slowed": "computation slowed by communication",
     "bubble": "pipeline bubble",
     "optimizer": "optimizer",
     "input": "input, waited for",
@@ -50,15 +50,6 @@ def console() -> Console:
     """Standard output, as wide as the terminal, or ``PLAIN_WIDTH`` in a pipe; names are never read as markup."""
     probe = Console(highlight=False, markup=False, emoji=False)
     return probe if probe.is_terminal else Console(highlight=False, markup=False, emoji=False, width=PLAIN_WIDTH)
-
-
-def grid(title: str, columns: Iterable[str], *, left: int = 1) -> Table:
-    """An empty table: the first ``left`` columns flush left, figures flush right."""
-    style = {"title_style": "bold", "title_justify": "left", "box": SIMPLE_HEAD, "show_edge": False, "pad_edge": False}
-    table = Table(title=title or None, **style)  # type: ignore[arg-type]
-    for index, name in enumerate(columns):
-        table.add_column(name, justify="left" if index < left else "right", overflow="fold")
-    return table
 
 
 def rate(per_second: float) -> str:
@@ -82,6 +73,15 @@ def percent(share: float) -> str:
     ('46 %', '1.2 %')
     """
     return f"{100 * share:.0f} %" if abs(share) >= 0.0995 else f"{100 * share:.1f} %"
+
+
+def tenths(share: float) -> str:
+    """A share as a percentage with one decimal.
+
+    >>> tenths(0.9987)
+    '99.9 %'
+    """
+    return f"{100 * share:.1f} %"
 
 
 def remarks(utilisations: Iterable[float]) -> list[str]:
@@ -136,7 +136,9 @@ def estimate(
         parts += [_training(training), Text()]
         parts += [] if training.goodput is None else [goodput(training.goodput), Text()]
     if verbose:
-        parts += [_sections(prediction), Text()]
+        from paleo.report import step_details
+
+        parts += [step_details.sections(prediction), Text(), step_details.collectives(prediction), Text()]
     parts.append(_provenance(prediction))
     return Group(*parts)
 
@@ -165,11 +167,16 @@ def _headline(prediction: Prediction) -> Text:
     return text
 
 
+def step_parts(prediction: Prediction) -> dict[str, float]:
+    """Seconds of a step by what they go into, in words."""
+    spent = asdict(prediction.breakdown)
+    spent |= {"slowed": prediction.slowed, "communication_exposed": spent["communication_exposed"] - prediction.slowed}
+    return {words: spent[key] for key, words in PARTS.items()}
+
+
 def _breakdown(prediction: Prediction) -> Table:
     table = grid("Where a step's time goes", ("part", "time", "share"))
-    spent = asdict(prediction.breakdown)
-    for key, words in PARTS.items():
-        seconds = spent.get(key, 0.0)
+    for words, seconds in step_parts(prediction).items():
         if seconds > 0:
             spoken = duration(seconds) if seconds >= MICROSECOND else "< 1 us"
             table.add_row(words, spoken, percent(seconds / prediction.step_time))
@@ -232,14 +239,14 @@ def goodput(run: Goodput) -> Table:
     """What failures make of a long run."""
     low, high = run.share_range
     early, late = run.finish_interval
-    bounds = "" if low == high else f" ({low:.1%} to {high:.1%} over the range of failure rates)"
+    bounds = "" if low == high else f" ({tenths(low)} to {tenths(high)} over the range of failure rates)"
     often = "none" if run.failures == 0 else f"one every {duration(run.mtbf)}, {run.failures:,.0f} until the end"
     every = f"{duration(run.interval)}, {duration(run.save)} each"
     if run.checkpoints.survived:
         every += f"; in storage every {duration(run.checkpoints.storage_interval(run.interval))}"
     table = grid("With failures", ("what", "figure"), left=2)
-    table.add_row("goodput", f"{run.share:.1%}{bounds}")
-    table.add_row("lost", ", ".join(f"{name} {share:.1%}" for name, share in run.lost.items()))
+    table.add_row("goodput", f"{tenths(run.share)}{bounds}")
+    table.add_row("lost", ", ".join(f"{name} {tenths(share)}" for name, share in run.lost.items()))
     table.add_row("failures", f"{often} ({run.source})")
     table.add_row("checkpoints", f"{engineering(run.checkpoint_bytes, 'B')} every {every}")
     table.add_row("restart", f"{duration(run.restart)}; spare nodes for 99 % of repairs: {run.spares:,}")
@@ -253,18 +260,6 @@ def _rent(training: Training) -> str:
         return "no price is known for this system"
     rate = f"{money(training.price_per_hour)} an hour, {training.price.date}: {training.price.source}"
     return f"{money(training.rent)}  ({rate})"
-
-
-def _sections(prediction: Prediction) -> Table:
-    """Time on each stream by section, the longest first."""
-    table = grid("Sections by time on their stream", ("section", "stream", "kind", "time"), left=3)
-    spent: dict[tuple[str, str, str], float] = {}
-    for event in prediction.timeline.events:
-        key = (event.task.name, "computing" if event.task.resource == COMPUTE else event.task.resource, event.task.kind)
-        spent[key] = spent.get(key, 0.0) + event.end - event.start
-    for key, seconds in sorted(spent.items(), key=lambda item: -item[1])[:40]:
-        table.add_row(*key, duration(seconds))
-    return table
 
 
 def _provenance(prediction: Prediction) -> RenderableType:
@@ -299,7 +294,7 @@ def scale(model: str, system: str, curves: Sequence[ScaleCurve]) -> RenderableTy
 
 def _curve(curve: ScaleCurve) -> Table:
     against = f"speedup over {curve.base.gpus}"
-    columns = ("GPUs", "batch/GPU", "step time", "samples/s", against, "efficiency", "communication", "MFU")
+    columns = ("GPUs", "batch/GPU", "step time", "samples/s", against, "efficiency", "comm.", "MFU")
     studied = any(point.consistency is not None for point in curve.points)
     failing = any(point.goodput is not None for point in curve.points)
     priced = not studied and any(point.training is not None for point in curve.points)  # or columns are cut
@@ -332,7 +327,7 @@ FAILING = ("goodput", "with failures")
 def _failing(curve: ScaleCurve, point: ScalePoint) -> tuple[str, ...]:
     if point.goodput is None or not point.usable:
         return (NONE,) * len(FAILING)
-    return f"{point.goodput:.1%}", f"{curve.speedup(point) * point.goodput:.2f}"
+    return f"{tenths(point.goodput)}", f"{curve.speedup(point) * point.goodput:.2f}"
 
 
 def _cycle(study: ConsistencyStudy | None) -> tuple[str, ...]:
@@ -558,8 +553,8 @@ def catalog(kind: str, entries: Mapping[str, str]) -> RenderableType:
 
 def _utilisation(prediction: Prediction) -> str:
     """MFU, and HFU where devices compute more than the network asks for."""
-    more = prediction.hfu > 1.01 * prediction.mfu
-    return f"MFU {percent(prediction.mfu)}" + (f" (HFU {percent(prediction.hfu)})" if more else "")
+    model, hardware = percent(prediction.mfu), percent(prediction.hfu)
+    return f"MFU {model}" + (f" (HFU {hardware})" if prediction.hfu > prediction.mfu and hardware != model else "")
 
 
 def described(title: str, rows: Sequence[Fact], fields: Sequence[Setting]) -> Iterable[RenderableType]:

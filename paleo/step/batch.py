@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -122,6 +122,12 @@ class Batch:
         if self.zero == 0:
             return "none"
         return "parameters" if self.sharded else "gradients" if self.scattered else "states"
+
+    def without_contention(self) -> Batch:
+        """The same with collectives that take nothing from the computation beside them."""
+        software = self.backend.software.changed({"overlap.contention": 0.0})
+        layouts = replace(self.layouts, backend=replace(self.backend, software=software), shared=Shared())
+        return replace(self, cases=replace(self.cases, layouts=layouts, shared=Shared()), shared=Shared())
 
     @property
     def times(self) -> LayerTimes:

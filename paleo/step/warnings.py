@@ -79,7 +79,7 @@ def rare_utilisation(system: System, chosen: Plan, flops_per_s: float) -> list[s
     mfu = flops_per_s / (chosen.gpus * peak)
     if mfu <= RARE_UTILISATION:
         return []
-    return [f"MFU {mfu:.0%}: hardly anybody reaches {RARE_UTILISATION:.0%} in practice; expect a slower step"]
+    return [f"MFU {100 * mfu:.0f} %: hardly anybody reaches {100 * RARE_UTILISATION:.0f} %; expect a slower step"]
 
 
 def warnings(chosen: Plan, graph: Graph, placement: Placement) -> tuple[str, ...]:

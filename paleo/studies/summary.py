@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paleo.layers.base import Choices
@@ -9,6 +10,7 @@ from paleo.network.fine_tuning import fine_tuned, fine_tuning
 from paleo.network.graph import Graph, Node, Storage, build
 from paleo.operations.base import Kernel
 from paleo.operations.tensor import Precision, precision
+from paleo.parallel.plan import dtype_of
 from paleo.pricing.kernels import pricer
 from paleo.specs.hardware import System
 from paleo.specs.model import ModelSpec
@@ -18,7 +20,7 @@ from paleo.specs.software import load_software
 
 @dataclass(frozen=True, slots=True)
 class LayerCount:
-    """Counts of one turn of a layer; it runs ``repeat`` times. A tied weight counts where it stands first."""
+    """Counts of one iteration of a layer; it runs ``repeat`` times. A tied weight counts where it stands first."""
 
     name: str
     type: str
@@ -52,9 +54,10 @@ class Summary:
         return float(sum(getattr(layer, field) * layer.repeat for layer in self.layers))
 
 
-def summarise(model: ModelSpec, run: Run) -> Summary:
-    """The counts of each layer for ``run.batch`` samples (1 by default) in ``run.dtype`` (fp32 by default)."""
-    dtype = run.dtype or "fp32"
+def summarise(model: ModelSpec, run: Run, system: System | None = None) -> Summary:
+    """The counts of each layer for ``run.batch`` samples (1 by default) in ``run.dtype``, by default the format
+    that the ``system`` trains in, or fp32."""
+    dtype = run.dtype or "fp32" if system is None else dtype_of(system.device, run.dtype)
     formats = precision(dtype)
     choices = Choices(run.attention or load_software(run.software).attention.implementation)
     graph = fine_tuned(build(model, batch=run.batch or 1, choices=choices, overrides=run.model), fine_tuning(run))
@@ -85,13 +88,48 @@ def _counted(node: Node, formats: Precision, storage: Storage, known: set[str]) 
 
 
 def _newly_saved(node: Node, formats: Precision, storage: Storage) -> float:
-    """Bytes that this layer, all turns of it, is the first to keep until its backward pass."""
+    """Bytes that this layer, over all its iterations, is the first to keep until its backward pass."""
     kept = [tensor for operation in node.operations for tensor in operation.saves if tensor.role != "parameter"]
     return sum(tensor.bytes(formats) * storage.add(tensor, node) for tensor in kept)
 
 
+@dataclass(frozen=True, slots=True)
+class LayerSpeed:
+    """How fast a layer's forward kernels are: FLOP per byte, FLOP/s, and its share of the network's FLOP."""
+
+    type: str
+    intensity: float
+    flops_per_s: float
+    share: float
+
+
+def speeds(summary: Summary, system: System, run: Run) -> list[LayerSpeed]:
+    """The layers that compute, with the speed of their forward kernels on a device."""
+    total, seconds = summary.total("flops_forward"), forward_times(summary, system, run)
+    return [
+        LayerSpeed(layer.type, layer.intensity, layer.flops_forward / time, layer.flops_forward * layer.repeat / total)
+        for layer, time in zip(summary.layers, seconds, strict=True)
+        if layer.flops_forward > 0 and time > 0
+    ]
+
+
+#: Why kernels of a layer may be faster than the roof of the FLOP that are counted.
+FEWER_FLOPS = {
+    "conv": "Winograd and FFT kernels multiply less often than is counted",
+    "attention": "fused kernels skip products behind the causal mask, which are counted",
+}
+
+
+def above_the_roof(points: Sequence[LayerSpeed], system: System, dtype: str) -> list[str]:
+    """A sentence for each type of layer that is faster than peak and memory bandwidth allow its counted FLOP."""
+    peak, bandwidth = system.device.peak_flops_per_s(dtype), system.device.memory.bandwidth
+    higher = [point.type for point in points if point.flops_per_s > min(peak, point.intensity * bandwidth)]
+    reasons = {name: FEWER_FLOPS.get(name, "kernels do less than is counted") for name in higher}
+    return [f"{name} above the roof: {reason}" for name, reason in reasons.items()]
+
+
 def forward_times(summary: Summary, system: System, run: Run) -> list[float]:
-    """Seconds of one turn of each layer's forward kernels on a device, in the order of the layers."""
+    """Seconds of one iteration of each layer's forward kernels on a device, in the order of the layers."""
     prices = pricer(system.device, summary.dtype, run.calibration, load_software(run.software))
     kernels = [kernel for layer in summary.layers for kernel in layer.kernels]
     seconds = iter(prices.times(kernels).alone.tolist() if kernels else [])

@@ -131,7 +131,7 @@ def test_failures_are_a_section_with_a_map() -> None:
     (offer, *_) = study.offers
     failing = offer.candidate.training.goodput  # type: ignore[union-attr]
     assert failing is not None
-    assert f"goodput {failing.share:.1%}" in page
+    assert f"goodput {100 * failing.share:.1f} %" in page
     assert page.count("Goodput [%] of 8 × aws-p5.48xlarge; framed: this run</figcaption>") == 1
     assert "failures, restarts, checkpoints" not in page
     table = shares(failing, (0.5, 1.0, 2.0))

@@ -14,7 +14,10 @@ from paleo.errors import SpecError
 Roofline = Annotated[
     str | None,
     typer.Option(
-        "--system", metavar="S", help="Whose roofline --plot draws.", autocompletion=completes("systems", "devices")
+        "--system",
+        metavar="S",
+        help="Whose roofline --plot draws, in the format that it trains in.",
+        autocompletion=completes("systems", "devices"),
     ),
 ]
 
@@ -32,7 +35,7 @@ def summary(
 
     \b
     paleo summary resnet50 --batch 32
-    paleo summary gpt2 --seq 1024 --json
+    paleo summary gpt2 --seq 1024 --system dgx-h100 --plot roofline.png
     """
     from paleo.report import documents, tables
     from paleo.specs.hardware import load_system
@@ -43,8 +46,8 @@ def summary(
     if path is not None and system is None:
         raise SpecError("--plot: a roofline is that of a device; name it with --system")
     run = options.run()
-    study = summarise(load_model(model), run)
     machine = None if system is None else load_system(system)
+    study = summarise(load_model(model), run, machine)
     if path is not None and machine is not None:
         from paleo.report import plots
 
