@@ -36,9 +36,9 @@ class StepCollective:
 
 def step_collectives(prediction: Prediction) -> list[StepCollective]:
     """The collectives of a step, those that take longest in all first."""
-    found = [*_of_layers(prediction), *_over_replicas(prediction), *_between_stages(prediction)]
+    sent = [*_of_layers(prediction), *_over_replicas(prediction), *_between_stages(prediction)]
     same: dict[tuple[str, str, Axes, float], StepCollective] = {}
-    for each in found:
+    for each in sent:
         key = each.content, each.operation, each.axes, each.payload_bytes
         calls = each.calls + (same[key].calls if key in same else 0)
         same[key] = replace(each, calls=calls)
