@@ -76,7 +76,8 @@ def search(
     ranking = Ranking([part for part in parts if len(part.results)], system, objective)
     if not ranking.parts:
         tried = ", ".join(map(str, counts or (run.gpus,)))
-        ordered = "" if chosen.schedules == tuple(SCHEDULES) else f" under schedule {chosen.schedules[0]}"
+        ordered = " under schedule " + " or ".join(chosen.schedules) if chosen.schedules else " without pipelines"
+        ordered = "" if chosen.schedules == tuple(SCHEDULES) else ordered
         raise PlanError(
             f"no configuration of {tried} gpus shares {global_batch} samples and the layers evenly{ordered}"
         )

@@ -162,6 +162,8 @@ def _shared(global_batch: int, replicas: int) -> bool:
 def _degrees(axis: str, gpus: int, graph: Graph, useful: frozenset[str], space: Space) -> Sequence[int]:
     if axis in space.degrees:
         return (space.degrees[axis],)
+    if axis == "pp" and not space.schedules:
+        return (1,)
     if axis == "pp":
         return tuple(pp for pp in divisors(gpus) if pp == 1 or _cuts(graph, pp))
     return divisors(gpus) if axis in useful else (1,)

@@ -313,6 +313,11 @@ class Parallelism(Spec):
         False,
         description="whether its users interleave pipelines, as finely as layers divide, unless they say otherwise",
     )
+    schedules: tuple[Text, ...] | None = Field(
+        None,
+        description="pipeline schedules that its releases run, none of them where it has no pipelines; left out: not "
+        "known, so that a search tries all",
+    )
     stages: Literal["even", "work"] = Field(
         "even",
         description="how a pipeline is cut: even deals out blocks, work goes by the work of layers, the output layer "

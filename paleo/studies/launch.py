@@ -9,27 +9,19 @@ from typing import TYPE_CHECKING
 
 from paleo.predict import Prediction
 from paleo.specs.run import Run
+from paleo.specs.software import load_software
 
 if TYPE_CHECKING:
     from paleo.search.space import Space
 
-#: Pipeline schedules that a framework's releases can run, by the beginning of the profile's name.
-SCHEDULES_OF = {
-    "megatron": ("1f1b", "interleaved"),
-    "torchtitan": ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"),
-    "nanotron": ("gpipe", "1f1b"),
-}
-
-
-def schedules_of(software: str) -> tuple[str, ...] | None:
-    """Schedules that the framework of a profile is known to run; None where that is not known."""
-    return next((known for name, known in SCHEDULES_OF.items() if software.startswith(name)), None)
-
 
 def runnable(space: Space, software: str) -> Space:
-    """The part of a space whose schedules the framework is known to run; all of it where that is not known."""
-    known = schedules_of(software)
-    return space if known is None else replace(space, schedules=known)
+    """The part of a space whose pipeline schedules the framework is known to run; all of it where that is not known, or
+    where stages are stated for a framework without pipelines."""
+    known = load_software(software).parallelism.schedules
+    if known is None or (not known and space.degrees.get("pp", 1) > 1):
+        return space
+    return replace(space, schedules=known)
 
 
 def estimate_command(model: str, system: str, run: Run) -> str:

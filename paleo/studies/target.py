@@ -303,7 +303,7 @@ def best_layout(task: TrainingTask, point: TargetTime) -> TargetTime:
     if not plan.fits:
         return point
     candidates = [point]
-    for batch in (point.global_batch, point.global_batch * 2.0, point.global_batch / 2.0):
+    for batch in known_batches(task, [point.global_batch * factor for factor in (1.0, 2.0, 0.5)]):
         changed = plan.run.model_copy(update={"global_batch": rows_of(task, batch)})
         try:
             candidates.append(time_to_target(task, first.system, changed, global_batch=batch))
@@ -378,8 +378,14 @@ def _first_fitting(
 
 
 def batches(task: TrainingTask, gpus: int) -> list[float]:
-    """Global batches worth trying: from one input row a GPU up by doublings, to twice the largest batch of the law."""
+    """Global batches worth trying: from one input row a GPU up by doublings, to twice the largest batch of the law; of
+    them those that the law was made for, where there are any."""
     rows = gpus * task.packed
     largest = (task.law.batches or (rows, rows * 64))[1]
     count = max(1, math.ceil(math.log2(max(2.0 * largest / rows, 1.0))) + 1)
-    return [rows * 2.0**index for index in range(min(count, 20))]
+    return known_batches(task, [rows * 2.0**index for index in range(min(count, 20))])
+
+
+def known_batches(task: TrainingTask, candidates: Sequence[float]) -> list[float]:
+    """Batches in the range of the task's law; all of the candidates where none is."""
+    return [batch for batch in candidates if task.law.doublings_outside(batch) == 0] or list(candidates)

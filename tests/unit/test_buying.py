@@ -11,8 +11,10 @@ import pytest
 from paleo import Run, load_model, load_system
 from paleo.cli import run as paleo
 from paleo.errors import SpecError
+from paleo.search import plans
+from paleo.search.space import Space
 from paleo.studies.buying import Wish, answer, verdict
-from paleo.studies.launch import launch_flags, schedules_of
+from paleo.studies.launch import launch_flags, runnable
 from paleo.studies.training import Amount
 from paleo.units import DAY
 
@@ -86,8 +88,22 @@ def test_flags_name_the_layout(software: str, words: str) -> None:
 
 
 def test_only_schedules_that_a_framework_runs() -> None:
-    assert schedules_of("megatron-core") == ("1f1b", "interleaved")
-    assert schedules_of("pytorch-eager") is None
+    assert (
+        runnable(Space(), "megatron-core").schedules == runnable(Space(), "nemo").schedules == ("1f1b", "interleaved")
+    )
+    assert runnable(Space(), "pytorch-eager") == Space()
+    assert runnable(Space(), "mxnet").schedules == ()
+    stated = Space(degrees={"pp": 2})
+    assert runnable(stated, "mxnet") == stated  # it is asked what pipelines would do
+
+
+def test_a_framework_without_pipelines_has_no_plan_with_stages() -> None:
+    search = plans.search(
+        load_model("alexnet"), load_system("pcie3-8gpu"), Run(global_batch=64, gpus=4, software="mxnet"), top=50,
+        space=runnable(Space(), "mxnet"),
+    )  # fmt: skip
+    assert search.plans
+    assert not any("pp=" in row.strategy for row in search.plans)
 
 
 @pytest.mark.parametrize(
