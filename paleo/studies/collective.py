@@ -104,13 +104,15 @@ def _rows(
     operation: str, payload_bytes: float, links: GroupLinks, fabric: Fabric, bounds: Mapping[bool, float]
 ) -> tuple[AlgorithmRow, ...]:
     """Every algorithm that the network can carry out, fastest first; servers too, though never chosen unasked."""
+    payload = np.asarray(payload_bytes)
     able = [algorithm for algorithm in algorithms_for(operation) if links.can_run(algorithm, operation)]
     seconds = fabric.prices(operation, links, np.asarray(payload_bytes), [algorithm.name for algorithm in able])
     factor = float(bus_factor(operation, links.ranks))
     candidates = fabric.policy.candidates(operation, links)
+    chosen = {each.name for each in candidates if bool(fabric.policy.chooses(each, operation, payload, links))}
     rows = [
         _row(algorithm, payload_bytes, float(seconds[algorithm.name]), factor,
-             bounds[not algorithm.one_port], algorithm in candidates and bool(fabric.policy.chooses(algorithm, links)))
+             bounds[not algorithm.one_port], algorithm.name in chosen)
         for algorithm in able
     ]  # fmt: skip
     return tuple(sorted((row for row in rows if math.isfinite(row.time)), key=lambda row: (row.time, row.algorithm)))
@@ -138,7 +140,7 @@ def _worthwhile(fabric: Fabric, operation: str, links: GroupLinks) -> tuple[Cros
         before = kept[-1].above if kept else changes[0].below
         if change.above == before:
             continue
-        seconds = prices(np.asarray(math.sqrt(change.payload_bytes * end)), [before, change.above])
+        seconds = prices(np.asarray(math.sqrt(change.payload_bytes * end)))
         if seconds[before] > (1.0 + NOTABLE) * seconds[change.above]:
             kept.append(Crossover(change.payload_bytes, before, change.above))
     return tuple(kept)

@@ -25,6 +25,7 @@ from paleo.pricing.links.group import (
     group_links,
     link_kind,
     links_across,
+    prefers_tree,
     protocol,
     stack_links,
 )
@@ -570,3 +571,17 @@ def test_exchanges_over_efa_cost_what_they_do_over_slingshot() -> None:
     )
     assert (efa.peer, efa.exchange_fraction) == (slingshot.peer, slingshot.exchange_fraction)
     assert efa.fabric_fraction == fabric_defaults(load_system("aws-p5.48xlarge")).fabric_fraction
+
+
+def test_the_tuner_takes_rings_for_large_sums_over_few_nodes() -> None:
+    """1 GB over two Polaris nodes takes 51 ms, at 36.8 GB/s of bus bandwidth, as all_gather's rings do; a tree would
+    send 1 / 1.75 of it between nodes. The more nodes, the later rings pay."""
+    system = load_system("polaris")
+    few, many = (links_across(system, ranks=ranks, ranks_per_node=4) for ranks in (8, 32))
+    policy = Nccl(between=link_parameters(system, "collective.fabric").parameters)
+    choice = best(policy, "all_reduce", np.array([2.0**20, 2.0**30]), few)
+    assert choice.algorithm.tolist() == ["chain_tree", "ring"] and choice.time[1] == pytest.approx(51.05e-3, rel=0.05)
+    sizes = np.geomspace(1e5, 1e9, 200)
+    in_tree = [prefers_tree(sizes, links).sum() for links in (few, many)]
+    assert 0 < in_tree[0] < in_tree[1] < len(sizes)
+    assert not prefers_tree(sizes, links_across(system, ranks=4, ranks_per_node=4))[-1]

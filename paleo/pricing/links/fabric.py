@@ -173,13 +173,14 @@ def fabric_exchange_time(
 ) -> Array:
     """Seconds of an all_to_all or a send that crosses nodes: launch + hidden(peers, wire), one peer after the other.
 
-    ``shift``: each rank sends to one neighbour and receives from another (nccl-tests' send_recv), not from the same.
+    ``shift``: each rank sends to one neighbour and receives from another (nccl-tests' send_recv), not from the same. An
+    exchange of two ranks is a send each way.
     """
     p, peers = parameters, sum(_hops(traffic, links))
     if operation == "send_recv":
         share = p.send_fraction * np.where(shift & (links.nodes > 2), BOTH_WAYS, 1.0)
         return np.asarray(p.launch + hidden(p.peer, _wire_time(traffic, links, p, share)))
-    share = p.exchange_fraction * links.nodes**-p.congestion
+    share = np.where(links.ranks > 2, p.exchange_fraction * links.nodes**-p.congestion, p.send_fraction)
     piece = traffic.levels[0].wire_bytes / np.maximum(links.ranks - 1.0, 1.0)
     crowded = (links.ranks >= CROWDED_RANKS) | (piece < SMALL_PIECE)
     peer = p.peer * np.where(crowded, CROWDED_PEER, 1.0)

@@ -313,6 +313,39 @@ def protocol(*, steps: Numeric, wire_time: Numeric, links: GroupLinks) -> npt.ND
     return np.asarray(np.argmin(np.stack(np.broadcast_arrays(*expected)), axis=0))
 
 
+#: Latency of Simple that the tuner expects: to start; of a hop between nodes; over NVLink or PCIe in a tree; and how
+#: much longer a ring's latency gets once all channels are full.
+_TUNER_START, _TUNER_PLATEAU = _TUNER_BASE[SIMPLE], 1.4
+_TUNER_NET_HOP, _TUNER_TREE_HOP = 14.0 * MICROSECOND, 4.0 * MICROSECOND
+#: Share of a ring's bus bandwidth that the tuner gives trees.
+_TUNER_TREE = 0.92
+
+
+def prefers_tree(payload_bytes: Numeric, links: GroupLinks) -> Flags:
+    """Whether NCCL's tuner expects an all_reduce over nodes to be faster in a tree than in a ring, both in Simple.
+
+    It takes a tree's bandwidth for half of the bus bandwidth whatever the bytes that cross nodes (S (1 of N nodes)
+    against 2 S (P-1)/P of a ring), so that large payloads go round rings, the larger the more nodes there are.
+
+    Source: NVIDIA/nccl src/graph/tuning.cc (baseLat, hwLat, ncclTopoGetAlgoTime), NCCL 2.12 to 2.29.
+
+    >>> two_nodes = GroupLinks(fan_outs=(4.0, 2.0), bandwidths=(300e9, 25e9), ports=(1.0, 2.0), fabric_levels=1)
+    >>> prefers_tree(np.array([1e6, 1e8]), two_nodes).tolist()
+    [True, False]
+    """
+    nodes, ranks, nvlink = links.nodes, links.ranks, np.asarray(links.nvlink)
+    each, payload = ranks / nodes, np.asarray(payload_bytes, dtype=np.float64)
+    bus = np.where(each > 1, _TUNER_BUS * links.rank_bandwidth, np.inf)
+    bus = np.minimum(bus, np.asarray(links.bandwidths[-1]) * links.ports[-1])
+    inside = np.where(nvlink, _TUNER_NVLINK_STEP[SIMPLE], _TUNER_PCIE_STEP[SIMPLE])
+    hops = 2.0 * (ranks - 1.0) - 2.0 * nodes
+    ring_latency = _TUNER_PLATEAU * (_TUNER_START + np.maximum(hops, 0.0) * inside + 2.0 * nodes * _TUNER_NET_HOP)
+    ring = ring_latency + 2.0 * (ranks - 1.0) / ranks * payload / bus
+    tree_hops = (each - 1.0) * _TUNER_TREE_HOP + np.log2(np.maximum(nodes, 1.0)) * _TUNER_NET_HOP
+    tree = _TUNER_START + 2.0 * tree_hops + 2.0 * payload / (_TUNER_TREE * bus)
+    return np.asarray(tree < ring)
+
+
 @dataclass(frozen=True, slots=True)
 class NcclParameters:
     """NCCL among the devices of one node; defaults are those of eight A100 behind NVSwitch."""

@@ -28,11 +28,14 @@ from paleo.pricing.links.group import (
     NcclParameters,
     exchange_time,
     node_time,
+    prefers_tree,
     switch_time,
 )
 from paleo.pricing.store import Rates
 from paleo.units import TERA
 
+#: Which of these carries out an all_reduce over nodes is decided by what the library expects of both.
+TREE_OR_RING = ("ring", "chain_tree")
 #: How near to each other the two ends of a search for a crossover come, relatively.
 _BISECTION = 2.0**-30
 
@@ -89,7 +92,7 @@ def crossovers(prices: AlgorithmPrices, *, smallest: float = 1.0, largest: float
 def _crossing(prices: AlgorithmPrices, low: float, high: float, below: str, above: str) -> float:
     while high / low - 1.0 > _BISECTION:
         middle = float(np.sqrt(low * high))
-        table = prices(np.asarray(middle), [below, above])
+        table = prices(np.asarray(middle))
         low, high = (middle, high) if table[below] <= table[above] else (low, middle)
     return high
 
@@ -101,8 +104,8 @@ class CollectivePolicy(Protocol):
         """The algorithms that it chooses from."""
         ...
 
-    def chooses(self, algorithm: Algorithm, links: GroupLinks) -> Flags:
-        """Whether it would run a candidate on these links."""
+    def chooses(self, algorithm: Algorithm, operation: str, payload_bytes: Numeric, links: GroupLinks) -> Flags:
+        """Whether it would run a candidate on these links with these payloads."""
         ...
 
     def seconds(self, algorithm: Algorithm, operation: str, payload_bytes: Numeric, links: GroupLinks) -> Array:
@@ -138,7 +141,11 @@ def prices(
         chosen = named(operation, links, names)
         return {each.name: policy.seconds(each, operation, payload_bytes, links) for each in chosen}
     return {
-        each.name: np.where(policy.chooses(each, links), policy.seconds(each, operation, payload_bytes, links), np.inf)
+        each.name: np.where(
+            policy.chooses(each, operation, payload_bytes, links),
+            policy.seconds(each, operation, payload_bytes, links),
+            np.inf,
+        )
         for each in policy.candidates(operation, links)
     }
 
@@ -185,7 +192,7 @@ class Textbook:
         """All that need no servers of their own."""
         return [each for each in algorithms_for(operation) if each.automatic and links.can_run(each, operation)]
 
-    def chooses(self, algorithm: Algorithm, links: GroupLinks) -> Flags:
+    def chooses(self, algorithm: Algorithm, operation: str, payload_bytes: Numeric, links: GroupLinks) -> Flags:
         """Any of them."""
         return np.asarray(True)
 
@@ -220,11 +227,15 @@ class Nccl:
         serving = (each for each in algorithms_for(operation) if each.belongs_to("nccl", operation))
         return [each for each in serving if links.can_run(each, operation)]
 
-    def chooses(self, algorithm: Algorithm, links: GroupLinks) -> Flags:
-        """Trees are for several nodes, the switch's arithmetic for `SWITCH_RANKS` of a node and more; it does not go on
-        between domains of several machines."""
+    def chooses(self, algorithm: Algorithm, operation: str, payload_bytes: Numeric, links: GroupLinks) -> Flags:
+        """Trees are for several nodes and for payloads that its tuner expects to be faster so, rings for all others;
+        the switch's arithmetic is for `SWITCH_RANKS` of a node and more, and does not go on between domains of several
+        machines."""
         crosses = links.nodes > 1
         several = (crosses & self.trees) | (not algorithm.between_nodes)
+        if operation == "all_reduce" and algorithm.name in TREE_OR_RING:
+            in_tree = crosses & self.trees & prefers_tree(payload_bytes, links)
+            several = several & (in_tree if algorithm.between_nodes else ~in_tree | ~crosses)
         in_switch = (links.inside.ranks >= SWITCH_RANKS) & ~(crosses & links.many_hosts)
         return np.asarray(several & (in_switch | (not algorithm.in_network)))
 
