@@ -179,7 +179,9 @@ class Builder:
     def _stand_in(self, value: Value, root: Placed) -> Placed:
         like = None if value.static else root.tensor
         dims = dict(zip(self.names(value.shape, like), value.shape, strict=True))
-        return Placed.of(self.add("view", {"dims": dims, "constant": value.static or None}, [root], ""))
+        learned = value.static and not value.sources <= self.trace.frozen
+        options = {"dims": dims, "constant": value.static or None, "learned": learned or None}
+        return Placed.of(self.add("view", options, [root], ""))
 
     def view(self, source: Placed, sizes: Mapping[str, Size], path: str) -> Placed:
         """The same numbers under other dims; a view of a view is one of what that one looks at."""

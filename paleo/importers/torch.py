@@ -43,7 +43,7 @@ def _traced(module: Any, sizes: Sizes) -> Trace:
     for all_meta, half in ((False, False), (True, False), (True, True)):
         if half and (failed is None or ("bf16" not in str(failed).lower() and "bfloat16" not in str(failed).lower())):
             continue
-        tape = Tape(torch, module, all_meta=all_meta, half=half)
+        tape = Tape(torch, module, sizes.probes, all_meta=all_meta, half=half)
         try:
             with _inference(module):
                 outputs = tape.run([tape.input(spec) for spec in sizes.inputs], [spec.name for spec in sizes.inputs])

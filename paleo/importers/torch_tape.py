@@ -14,6 +14,7 @@ from typing import Any
 
 from paleo.errors import SpecError
 from paleo.importers.rules import Invocation, plain_name, torch_reading
+from paleo.importers.torch_guesses import computed, guessed, label_of
 from paleo.importers.torch_modules import InputSpec
 from paleo.importers.trace import Call, Scope, Value, record
 
@@ -41,8 +42,10 @@ _CHOOSES_BOXES = ("nms", "postprocess", "post_process", "filter_proposals", "sel
 class Tape:
     """Notes every function call of torch while the module runs."""
 
-    def __init__(self, torch: Any, module: Any, *, all_meta: bool, half: bool = False) -> None:
-        self.torch, self.module, self.all_meta = torch, module, all_meta
+    def __init__(
+        self, torch: Any, module: Any, probes: Mapping[str, int], *, all_meta: bool, half: bool = False
+    ) -> None:
+        self.torch, self.module, self.probes, self.all_meta = torch, module, probes, all_meta
         #: Real numbers in bf16 instead of fp32, for kernels that take no other.
         self.half = half
         self._modules = dict(module.named_modules())
@@ -188,7 +191,7 @@ class Tape:
         if not outputs:
             return
         arguments = tensors_in(self.torch, (args, kwargs))
-        label, values = _label(function), [self.value(tensor) for tensor in arguments]
+        label, values = label_of(function), [self.value(tensor) for tensor in arguments]
         reading = torch_reading(Invocation(plain_name(label), args, kwargs, result, self))
         kind = "create" if not arguments and reading.kind == "unknown" else reading.kind
         if kind == "view" and len(outputs) == 1 and self._values.get(id(outputs[0])) in values:
@@ -222,12 +225,15 @@ class Tape:
     def _keep(self, call: Call, arguments: Sequence[Any], outputs: Sequence[Any], mark: int) -> None:
         """What autograd keeps for the call: inputs and outputs by their storage, and the rest by its size."""
         places: dict[int, list[Value]] = {}
-        for tensor, value in (*zip(outputs, call.outputs, strict=False), *((t, self.value(t)) for t in arguments)):
-            places.setdefault(storage_key(tensor), []).append(value)
         kept, more = set[Value](), 0
+        complex_storages = {storage_key(tensor) for tensor in (*outputs, *arguments) if tensor.dtype.is_complex}
+        for tensor, value in (*zip(outputs, call.outputs, strict=False), *((t, self.value(t)) for t in arguments)):
+            if not _spread(tensor):
+                places.setdefault(storage_key(tensor), []).append(value)
         for key, size in dict(self.packed[mark:]).items():
             if key in places:
                 kept.update(places[key][:1] if _moves(places[key][0]) else places[key])
+                more += size // 2 if key in complex_storages else 0  # counted as one number each so far
             elif key not in self._known_storages:
                 more += size
                 self._known_storages.add(key)
@@ -263,15 +269,13 @@ def storage_key(tensor: Any) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
+def _spread(tensor: Any) -> bool:
+    """Whether a tensor shows the same numbers many times (expand)."""
+    return int(tensor.numel() * tensor.element_size()) > int(tensor.untyped_storage().nbytes())
+
+
 def _described(tensor: Any) -> tuple[tuple[int, ...], bool]:
     return tuple(tensor.shape), not (tensor.dtype.is_floating_point or tensor.dtype.is_complex)
-
-
-def _label(function: Any) -> str:
-    name = getattr(function, "__name__", "") or str(function)
-    if name == "__get__":
-        return str(getattr(getattr(function, "__self__", None), "__name__", name))
-    return str(name)
 
 
 def _writes(label: str) -> bool:
@@ -328,10 +332,10 @@ def _recorder(tape: Tape) -> Any:
     class Recorder(TorchFunctionMode):  # type: ignore[misc]
         def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             kwargs = kwargs or {}
-            answer = _guessed(tape, function, args)
+            answer = guessed(tape, function, args)
             if answer is not None:
                 return answer
-            label = _label(function)
+            label = label_of(function)
             read = getattr(function, "__name__", "") == "__get__" or label in _SILENT
             if (read and label not in _VIEWED) or getattr(function, "__name__", "") == "__set__":
                 return function(*args, **kwargs)
@@ -341,68 +345,12 @@ def _recorder(tape: Tape) -> Any:
             if tape.all_meta and label in _CREATORS and kwargs.get("device") is None:
                 kwargs = {**kwargs, "device": "meta"}
             before, mark = tape.counter.total, len(tape.packed)
-            result = _computed(tape, function, label, args, kwargs)
+            result = computed(tape, function, label, args, kwargs)
             flops = tape.counter.total - before or _formula_flops(function, args, kwargs, result)
             tape.note(function, args, kwargs, args[0] if label == "__setitem__" else result, flops, mark)
             return result
 
     return Recorder()
-
-
-def _computed(tape: Tape, function: Any, label: str, args: Any, kwargs: Any) -> Any:
-    """What a call gives. A mask without data selects everything. Products in groups that torch has no kernel for (fp32,
-    sizes that are no multiple of 16 bytes) are computed by one product of as many FLOP."""
-    if label == "__getitem__" and (mask := _mask(tape, args[1])) is not None:
-        tape.remarks.append("masks that select rows are taken to select all of them")
-        return _all_selected(args[0], args[1], mask)
-    try:
-        return function(*args, **kwargs)
-    except RuntimeError:
-        if "grouped_mm" not in label or len(args) < 2 or args[1].dim() != 3:
-            raise
-        return args[0] @ (args[1] if args[0].dim() == 3 else args[1][0])
-
-
-def _mask(tape: Tape, index: Any) -> Any:
-    """The one mask without data among indices that are otherwise slices; None for all other indices."""
-    entries = index if isinstance(index, tuple) else (index,)
-    masks = [entry for entry in entries if tape.is_tensor(entry)]
-    others = [entry for entry in entries if not tape.is_tensor(entry)]
-    plain = all(isinstance(entry, slice) or entry is Ellipsis for entry in others)
-    single = len(masks) == 1 and masks[0].dtype == tape.torch.bool and masks[0].device.type == "meta"
-    return masks[0] if single and plain and masks[0].dim() else None
-
-
-def _all_selected(tensor: Any, index: Any, mask: Any) -> Any:
-    """Every element under a mask, the mask's dims as one."""
-    entries = list(index) if isinstance(index, tuple) else [index]
-    place = next(i for i, entry in enumerate(entries) if entry is mask)
-    before, behind = entries[:place], entries[place + 1 :]
-    start = tensor.dim() - mask.dim() - len(behind) if Ellipsis in before else place
-    flat = tensor.flatten(start, start + mask.dim() - 1)
-    return flat[(*before, slice(None), *behind)]
-
-
-def _guessed(tape: Tape, function: Any, args: Any) -> Any:
-    """What a module is told that asks for values without data: masks are full, nothing is found, no box is suppressed,
-    tensors of one shape are equal.
-
-    So attention masks hide nothing, and there is no padding.
-    """
-    label = _label(function)
-    if label.endswith("nms") and args and tape.is_tensor(args[0]) and args[0].device.type == "meta":
-        tape.remarks.append("non-maximum suppression is taken to suppress nothing")
-        return tape.torch.zeros(args[0].shape[0], dtype=tape.torch.int64, device="meta")
-    if label == "equal" and args and tape.is_tensor(args[0]) and args[0].device.type == "meta":
-        return args[0].shape == args[1].shape
-    if label not in ("item", "__bool__", "__contains__") or not args or args[0].device.type != "meta":
-        return None
-    if label == "__contains__":
-        return False
-    if args[0].dtype != tape.torch.bool:
-        return None
-    maker = tape.value(args[0]).maker
-    return maker is not None and maker.label == "all"
 
 
 @contextlib.contextmanager
@@ -449,6 +397,10 @@ def _inside_functions(tape: Tape) -> Iterator[None]:
             if tape.calls[start:]:
                 arguments = tensors_in(tape.torch, (args, kwargs))
                 tape.keep_function(tape.calls[-1], arguments, mark)
+            if any(call.flops for call in tape.calls[start:]):
+                tape.remarks.append(
+                    f"the gradient of {cls.__name__} is code of its own, counted as that of its products"
+                )
         return result
 
     function.apply = classmethod(apply)
@@ -463,6 +415,8 @@ def _explained(error: Exception, stack: Sequence[tuple[str, Any]]) -> str:
     text = " ".join(str(error).split())[:300]
     if "meta" in text and any(word in text for word in ("item", "nonzero", "data-dependent", "local_scalar")):
         text += " (its path depends on the values of tensors; `paleo import hf` reads configurations of such models)"
+    if "BatchedTensor" in text:
+        text += " (torch.vmap hides the calls that it maps; write them over a batch)"
     return f"the forward pass failed{where}: {type(error).__name__}: {text}"
 
 

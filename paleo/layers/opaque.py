@@ -24,16 +24,18 @@ MOST_INPUTS = 10_000
 @LAYERS.register("view")
 class View(Layer):
     """The same numbers under other dims, in any order, a part of them (a slice), or each many times (a broadcast);
-    costs nothing. A ``constant`` stands for numbers that are there all the time: no activation."""
+    costs nothing. A ``constant`` stands for numbers that are there all the time: no activation; a ``learned`` one
+    takes a gradient."""
 
     dims: dict[str, PositiveInt]
     constant: bool = False
+    learned: bool = False
 
     def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
         (x,) = inputs
         sizes: dict[str, Size] = dict(self.dims)
         if self.constant:
-            return Expansion((), Tensor(name, tuple(sizes), tuple(sizes.values()), "statistic", grad=False))
+            return Expansion((), Tensor(name, tuple(sizes), tuple(sizes.values()), "statistic", grad=self.learned))
         return Expansion((), x.reshaped(sizes, name=x.name if math.prod(sizes.values()) == x.elements else name))
 
 

@@ -304,6 +304,11 @@ def backward_flops(graph: Graph) -> float:
     return sum(n.repeat * k.flops for n, k in kernels)
 
 
+def forward_flops(graph: Graph) -> float:
+    kernels = ((n, k) for n in graph.nodes for op in n.operations for k in op.forward(FP32))
+    return sum(n.repeat * k.flops for n, k in kernels)
+
+
 def counted_by_torch(module: Any, shape: tuple[int, ...]) -> tuple[float, float]:
     """FLOP of a forward and a backward pass, operation by operation."""
     from torch.utils.flop_counter import FlopCounterMode
@@ -476,6 +481,55 @@ def test_masks_that_select_rows_select_all() -> None:
     forward = sum(k.flops for n in build(model, batch=2).nodes for op in n.operations for k in op.forward(FP32))
     assert forward == 2 * 12 * (8 * 4 + 4 * 3)
     assert "masks that select rows are taken to select all" in str(model.notes).lower()
+
+
+class Routed(nn.Module):
+    """Two of four experts for each token, which find their tokens by their places, by a mask, or by a list."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way, self.router = way, nn.Linear(32, 4, bias=False)
+        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32)) for _ in range(4))
+
+    def forward(self, x: Any) -> Any:
+        flat = x.view(-1, 32)
+        weights, chosen = self.router(flat).softmax(-1).topk(2, -1)
+        out = torch.zeros_like(flat)
+        for number, expert in enumerate(self.experts):
+            if self.way == "places":
+                token, place = torch.where(chosen == number)
+                out[token] += weights[token, place, None] * expert(flat[token])
+            elif self.way == "mask" and (mask := (chosen == number).any(-1)).any():
+                out[mask] += expert(flat[mask]) * weights[mask, 0].unsqueeze(-1)
+            elif self.way == "list":
+                hot = functional.one_hot(chosen, 4).permute(2, 1, 0)
+                place, token = torch.where(hot[number])
+                out.index_add_(0, token, expert(flat[token]) * weights[token, place, None])
+        return out.view_as(x)
+
+
+@pytest.mark.parametrize("way", ["places", "mask", "list"])
+def test_experts_get_an_even_share_of_the_tokens(way: str) -> None:
+    """32 tokens, two experts each: 2 x 32 x 64 products up and as many down; the router 32 x 4."""
+    model = read(Routed(way), "2x16x32")
+    assert forward_flops(build(model, batch=2)) == 2 * 32 * (2 * 2 * 32 * 64 + 32 * 4)
+    assert "spread evenly over 4 experts" in str(model.notes)
+
+
+def test_a_learned_start_takes_a_gradient() -> None:
+    """Latents (Jaegle et al., Perceiver, 2021): their product has a gradient of both factors."""
+
+    class Latents(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.latents, self.query = nn.Parameter(torch.zeros(4, 16)), nn.Linear(16, 16)
+
+        def forward(self, x: Any) -> Any:
+            return self.query(self.latents.expand(x.shape[0], -1, -1)) @ x.transpose(1, 2)
+
+    graph = build(read(Latents(), "2x8x16", loss="none"), batch=2)
+    query, scores = 2 * 2 * 4 * 16 * 16, 2 * 2 * 4 * 16 * 8
+    assert (forward_flops(graph), backward_flops(graph)) == (query + scores, 2 * query + scores)
 
 
 def test_activations_that_keep_their_input_say_so() -> None:

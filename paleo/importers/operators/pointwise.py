@@ -14,7 +14,8 @@ from paleo.layers.base import ACTIVATIONS, LAYERS
 _TORCH = {
     "relu": "relu", "relu6": "relu6", "leaky_relu": "leaky_relu", "sigmoid": "sigmoid", "tanh": "tanh", "gelu": "gelu",
     "silu": "silu", "hardswish": "hard_swish", "elu": "elu", "softplus": "softplus", "hardsigmoid": "sigmoid",
-    "mish": "silu", "hardtanh": "relu6", "selu": "elu", "celu": "elu", "logsigmoid": "softplus",
+    "mish": "silu", "hardtanh": "relu6", "selu": "elu", "celu": "elu",
+    "logsigmoid": "softplus", "log_sigmoid": "softplus",
 }  # fmt: skip
 _ONNX = {
     "Relu": "relu", "Sigmoid": "sigmoid", "Tanh": "tanh", "LeakyRelu": "leaky_relu", "Elu": "elu", "Selu": "elu",
