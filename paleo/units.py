@@ -239,10 +239,11 @@ def counted(value: float, noun: str) -> str:
     """How many there are of something, in words.
 
     >>> counted(1, "GPU"), counted(4096, "sample"), counted(0.5, "epoch"), counted(1.5e13, "token")
-    ('1 GPU', '4,096 samples', '0.5 epochs', '15 T tokens')
+    ('1 GPU', '4,096 samples', '0.5 epochs', '15 trillion tokens')
     """
-    if value >= GIGA:
-        return f"{engineering(value, '')} {noun}s"
+    for factor, word in ((TERA, "trillion"), (GIGA, "billion")):
+        if value >= factor:
+            return f"{_digits(value / factor, 3)} {word} {noun}s"
     shown = f"{value:,.0f}" if float(value).is_integer() else f"{value:,g}"
     return f"{shown} {noun}" if value == 1 else f"{shown} {noun}s"
 

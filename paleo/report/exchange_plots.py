@@ -9,7 +9,7 @@ from typing import Any
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from paleo.predict import Prediction
 from paleo.report.plots import BLACK, BLUE, CYCLE, GREEN, GREY, MARKS, STYLE, VERMILION, figure_of
@@ -31,10 +31,14 @@ def compression(prediction: Prediction) -> Figure:
         ):
             axes.plot(rates, [step / MILLISECOND for step in steps], f"-{mark}", color=colour, label=label)
         _marks(axes, curve)
-        axes.set(xscale="log", yscale="log", xlabel="rate of a node's link [GB/s]", ylabel="step [ms]")
+        axes.set(xscale="log", xlabel="rate of a node's link [GB/s]", ylabel="step [ms]")
+        if max(*curve.dense, *curve.compressed) > 10 * min(*curve.dense, *curve.compressed):
+            axes.set(yscale="log")
+        else:
+            axes.set_ylim(bottom=0.0)
         _plain(axes)
         axes.set_title(f"{prediction.model.name} on {prediction.plan.gpus} GPUs of {prediction.system.name}")
-        axes.legend(loc="upper right")
+        axes.legend(loc="best")
     return figure
 
 
@@ -104,3 +108,5 @@ def _plain(axes: Axes, places: Sequence[float] = ()) -> None:
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         if scale == "log":
             axis.set_minor_locator(NullLocator())
+            if axis is axes.yaxis or not places:
+                axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))

@@ -17,6 +17,7 @@ from paleo.errors import SpecError
 from paleo.lowering.recompute import words
 from paleo.predict import Prediction, predict
 from paleo.report.explorer_assets import SCRIPT, STYLE
+from paleo.report.tables import step_parts
 from paleo.search.columns import PlanColumns, columns
 from paleo.search.plans import Search
 from paleo.specs.hardware import System
@@ -73,7 +74,7 @@ def explorer(
         "samplesPerStep": global_batch,
         "tokensPerSample": best.graph.tokens_per_sample,
         "command": command,
-        "breakdown": {name: getattr(best.breakdown, name) for name in _PARTS},
+        "breakdown": step_parts(best),
         "bestIndex": _place(table, best),
         "bestStep": best.step_time,
         "interval": list(best.interval),
@@ -88,17 +89,6 @@ def explorer(
         f'<script id="plans" type="application/json">{data}</script><script>{SCRIPT}</script></body></html>\n'
     )
 
-
-_PARTS = {
-    "compute": "arithmetic",
-    "memory_bound": "memory traffic",
-    "launch": "launches",
-    "communication_exposed": "communication",
-    "bubble": "bubble",
-    "optimizer": "optimizer",
-    "input": "input",
-    "stragglers": "waiting for the slowest",
-}
 
 _BODY = """
 <p id="verdict" role="status" aria-live="polite"></p>

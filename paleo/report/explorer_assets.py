@@ -41,7 +41,7 @@ for (const [name, text] of Object.entries(F.columns)) {
 }
 const GIB = 2 ** 30, DAY = 86400, $ = id => document.getElementById(id);
 const colours = ["#0072B2", "#56B4E9", "#999999", "#D55E00", "#CC79A7", "#009E73", "#F0E442"];
-const number = (v, d = 3) => v >= 1e5 ? Math.round(v).toLocaleString("en") : String(+v.toPrecision(d));
+const number = (v, d = 3) => v >= 1e3 ? Math.round(v).toLocaleString("en") : String(+v.toPrecision(d));
 const time = s => s >= 2 * DAY ? number(s / DAY) + " days" : s >= 7200 ? number(s / 3600) + " h" : s >= 120 ?
   number(s / 60) + " min" : s >= 1 ? number(s) + " s" : number(s * 1e3) + " ms";
 const gpuCounts = [...new Set(C.gpus)].sort((a, b) => a - b);
@@ -75,7 +75,7 @@ if (gpuCounts.length > 1) slider("gpus", "GPUs, at most", 0, gpuCounts.length - 
 slider("memory", "Memory of a GPU, at most", 1, 100, 100);
 if (F.steps !== null) {
   field("deadline", "Deadline in days", "", "any");
-  field("price", "Price of a GPU-hour in USD", state.price === null ? "" : state.price.toFixed(2), "0.01");
+  field("price", "Price of a GPU-hour in USD", state.price === null ? "" : +state.price.toPrecision(6), "any");
   field("budget", "Budget in USD", "", "any");
 }
 const value = id => { const e = $(id); return e && e.value !== "" && isFinite(+e.value) ? +e.value : null; };
@@ -108,6 +108,13 @@ function select() {
     F.objective === "gpus" ? i => C.gpus[i] : i => C.step[i];
   if (state.chosen < 0 || !passes(state.chosen)) state.chosen = front.length ? front.reduce((a, b) => score(b) < score(a) ? b : a) : -1;
 }
+const roundStep = v => { const p = 10 ** Math.floor(Math.log10(v)); return p * [1, 2, 5, 10].find(k => k * p >= v); };
+function roundTimes(low, high) {
+  const all = [];
+  for (let p = 10 ** Math.floor(Math.log10(low)); p <= high; p *= 10)
+    for (const k of high / low > 100 ? [1] : high / low > 3 ? [1, 2, 5] : [1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 7, 8, 9]) if (k * p >= low && k * p <= high) all.push(k * p);
+  return all;
+}
 let view = null;
 function plot() {
   const canvas = $("plot"), ratio = window.devicePixelRatio || 1, style = getComputedStyle(document.documentElement);
@@ -123,13 +130,16 @@ function plot() {
   const x = s => L + (Math.log(s) - lx) / (ux - lx) * (w - L - R), y = m => h - B - (m - ly) / (uy - ly) * (h - T - B);
   view = {x, y};
   g.strokeStyle = ink("--line"); g.lineWidth = 1;
-  for (let k = 0; k <= 4; k++) {
-    const s = Math.exp(lx + (ux - lx) * k / 4), m = ly + (uy - ly) * k / 4;
-    g.beginPath(); g.moveTo(x(s), T); g.lineTo(x(s), h - B); g.moveTo(L, y(m)); g.lineTo(w - R, y(m)); g.stroke();
+  for (const s of roundTimes(Math.exp(lx), Math.exp(ux))) {
+    g.beginPath(); g.moveTo(x(s), T); g.lineTo(x(s), h - B); g.stroke();
     g.textAlign = "center"; g.fillText(time(s), Math.min(Math.max(x(s), L + 14), w - R - 18), h - B + 16);
-    g.textAlign = "right"; g.fillText(number(m / GIB, 2) + " GiB", L - 5, y(m) + 4);
   }
-  g.textAlign = "center"; g.fillText("seconds of a step (logarithmic)", (L + w - R) / 2, h - 4);
+  const each = roundStep((uy - ly) / GIB / 4);
+  for (let m = Math.ceil(ly / GIB / each) * each; m <= uy / GIB; m += each) {
+    g.beginPath(); g.moveTo(L, y(m * GIB)); g.lineTo(w - R, y(m * GIB)); g.stroke();
+    g.textAlign = "right"; g.fillText(number(m) + " GiB", L - 5, y(m * GIB) + 4);
+  }
+  g.textAlign = "center"; g.fillText("time of a step (logarithmic)", (L + w - R) / 2, h - 4);
   g.fillStyle = ink("--dot");
   for (const i of shown) if (C.step[i] <= t1) g.fillRect(x(C.step[i]) - 1, y(C.memory[i]) - 1, 2, 2);
   g.fillStyle = ink("--blue");
@@ -164,7 +174,7 @@ function details() {
     const parts = Object.entries(F.breakdown).filter(([, v]) => v > 0), total = parts.reduce((s, [, v]) => s + v, 0);
     html += `<div class="bar" role="img" aria-label="Where the step goes">` + parts.map(([k, v], n) =>
       `<span style="width:${100 * v / total}%;background:${colours[n % 7]}" title="${k}: ${time(v)}"></span>`).join("") + "</div>" +
-      `<div class="key">` + parts.map(([k, v], n) => `<span><i style="background:${colours[n % 7]}"></i>${k.replace("_", " ")} ${Math.round(100 * v / total)} %</span>`).join("") + "</div>";
+      `<div class="key">` + parts.map(([k, v], n) => `<span><i style="background:${colours[n % 7]}"></i>${k} ${Math.round(100 * v / total)} %</span>`).join("") + "</div>";
   }
   box.innerHTML = html + `<pre tabindex="0">${command(i)}</pre>`;
 }

@@ -25,7 +25,7 @@ from paleo.studies.collective import CollectiveStudy
 from paleo.studies.comparison import Comparison
 from paleo.studies.scaling import ScaleCurve, ScalePoint
 from paleo.studies.summary import Summary, above_the_roof, speeds
-from paleo.units import GIB, GIGA, KILO, MICROSECOND, MILLISECOND, counted, duration, engineering
+from paleo.units import GIB, GIGA, KILO, MILLISECOND, counted, duration, engineering
 
 BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, VERMILION, PURPLE = (
     "#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7",
@@ -121,7 +121,7 @@ def _timeline(axes: Axes, events: Sequence[Event]) -> None:
     axes.set_xlabel("time in the step [ms]")
     axes.set_xlim(left=0)
     patches = [Patch(color=colour, label=label) for label, colour in dict.fromkeys(looks.values())]
-    axes.legend(handles=patches, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=len(patches))
+    axes.legend(handles=patches, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=min(len(patches), 5))
 
 
 def _memory(axes: Axes, prediction: Prediction) -> None:
@@ -251,7 +251,7 @@ def compare(comparison: Comparison) -> Figure:
         figure, axes = figure_of(4.0 * (3 if priced else 2), 4.4, columns=3 if priced else 2)
         predictions = [candidate.prediction for candidate in candidates if candidate.prediction is not None]
         figure.suptitle(f"{predictions[0].model.name}, {comparison.amount.words}")
-        _bars(axes[0], names, [candidate.samples_per_s / KILO for candidate in predictions], "thousand samples/s", BLUE)
+        _bars(axes[0], names, [candidate.samples_per_s for candidate in predictions], "samples/s", BLUE)
         spent = [asdict(candidate.breakdown) for candidate in predictions]
         _stack(axes[1], names, {key: [candidate.get(key, 0.0) / MILLISECOND for candidate in spent] for key in _PARTS})
         axes[1].set_ylabel("time of a step [ms]")
@@ -268,7 +268,8 @@ def compare(comparison: Comparison) -> Figure:
 
 def _bars(axes: Axes, names: Sequence[str], values: Sequence[float], label: str, colour: str) -> None:
     bars = axes.bar(names, values, color=colour)
-    axes.bar_label(bars, labels=[f"{value:,.3g}" if value else "-" for value in values], padding=2)
+    axes.bar_label(bars, labels=[engineering(value, "") if value else "-" for value in values], padding=2)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: engineering(value, "")))
     axes.set_ylabel(label)
     axes.margins(y=0.12)
     axes.grid(axis="x", visible=False)
@@ -320,14 +321,17 @@ def collective(study: CollectiveStudy) -> Figure:
         figure, (axes,) = figure_of(8.0, 5.0)
         for (name, seconds), colour in zip(table.items(), CYCLE * 3, strict=False):
             style = "-" if name in names[: len(CYCLE)] else ":"
-            axes.plot(sizes, seconds / MICROSECOND, style, color=colour, label=name)
+            axes.plot(sizes, seconds, style, color=colour, label=name)
         for crossover in study.crossovers:
             if sizes[0] <= crossover.payload_bytes <= sizes[-1]:
                 axes.axvline(crossover.payload_bytes, color=GREY, linestyle="--", linewidth=0.8)
                 words = f" {crossover.above} from {engineering(crossover.payload_bytes, 'B')}"
                 axes.text(crossover.payload_bytes, 0.99, words, rotation=90, va="top", ha="right", fontsize=7,
                           transform=axes.get_xaxis_transform())  # fmt: skip
-        axes.set(xscale="log", yscale="log", ylabel="time [µs]", xlabel="payload")
+        axes.set(xscale="log", yscale="log", ylabel="time", xlabel="payload")
+        axes.yaxis.set_major_locator(LogLocator(numticks=20))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: duration(value)))
+        axes.yaxis.set_minor_formatter(NullFormatter())
         axes.xaxis.set_major_locator(LogLocator(numticks=20))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: engineering(value, "B")))
         axes.xaxis.set_minor_formatter(NullFormatter())

@@ -95,30 +95,30 @@ def table(task: str, system: str, curve: TargetScaling, tariff: Tariff | None = 
 
 def figure(task: str, system: str, curve: TargetScaling) -> Figure:
     """Minutes over GPU counts with the 90 % interval."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    import matplotlib
     from matplotlib.ticker import FuncFormatter, NullLocator
 
-    drawn = Figure(figsize=(6.4, 4.4), layout="constrained")
-    FigureCanvasAgg(drawn)
-    axes = drawn.add_subplot()
-    gpus = [point.prediction.plan.gpus for point in curve.points]
-    ends = [[end / MINUTE for end in point.interval] for point in curve.points]
-    axes.fill_between(gpus, [low for low, _ in ends], [high for _, high in ends], alpha=0.2, color="#0072B2")
-    axes.plot(gpus, [point.seconds / MINUTE for point in curve.points], "o-", color="#0072B2", label="to the target")
-    trained = [(point.seconds - point.evaluation_seconds) / MINUTE for point in curve.points]
-    axes.plot(gpus, trained, ":", color="#D55E00", label="without evaluation")
-    axes.set(xscale="log", yscale="log", xlabel="GPUs", ylabel="minutes", title=f"{task} on {system}")
-    axes.set_xticks(gpus, [f"{count:,}" for count in gpus])
-    axes.xaxis.set_minor_locator(NullLocator())
-    for formats in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
-        formats(FuncFormatter(_round_minutes))
-    for count, words in ((curve.knee, "knee"), (curve.largest_useful, "largest useful")):
-        if count is not None:
-            axes.axvline(count, linestyle="--", linewidth=0.8, color="#999999")
-            axes.text(count, 0.02, f" {words}", transform=axes.get_xaxis_transform(), color="#5b6068")
-    axes.grid(visible=True, which="major", linewidth=0.3)
-    axes.legend(frameon=False)
+    from paleo.report.plots import BLUE, GREY, STYLE, VERMILION, figure_of
+
+    with matplotlib.rc_context(STYLE):
+        drawn, (axes,) = figure_of(7.0, 4.4)
+        gpus = [point.prediction.plan.gpus for point in curve.points]
+        ends = [[end / MINUTE for end in point.interval] for point in curve.points]
+        low, high = zip(*ends, strict=True)
+        axes.fill_between(gpus, low, high, alpha=0.2, color=BLUE, linewidth=0, label="90 % interval")
+        axes.plot(gpus, [point.seconds / MINUTE for point in curve.points], "o-", color=BLUE, label="to the target")
+        trained = [(point.seconds - point.evaluation_seconds) / MINUTE for point in curve.points]
+        axes.plot(gpus, trained, ":", color=VERMILION, label="without evaluation")
+        axes.set(xscale="log", yscale="log", xlabel="GPUs", ylabel="minutes", title=f"{task} on {system}")
+        axes.set_xticks(gpus, [f"{count:,}" for count in gpus])
+        axes.xaxis.set_minor_locator(NullLocator())
+        for formats in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+            formats(FuncFormatter(_round_minutes))
+        for count, words in ((curve.knee, "knee"), (curve.largest_useful, "largest useful")):
+            if count is not None:
+                axes.axvline(count, linestyle="--", linewidth=0.8, color=GREY)
+                axes.text(count, 0.02, f" {words}", transform=axes.get_xaxis_transform(), color="#5b6068")
+        axes.legend(loc="best")
     return drawn
 
 
