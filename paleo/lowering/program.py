@@ -498,14 +498,16 @@ class _Lowering:
 
     def _passes(self, section: str, elements: float, tensors: float) -> Iterable[Counted]:
         """What the framework does to each gradient once backward has made it: it is added to an accumulator of its own,
-        in a launch for each tensor; or the product itself adds it to the sum, which is read and written in place of a
-        result in sixteen bits, without a launch; and other accesses, two of them a launch for each tensor."""
+        in a launch for each tensor; or, without a launch, autograd adds it to the sum, or the product itself does,
+        which reads and writes the sum in place of a result in sixteen bits; other accesses, two of them a launch."""
         formats, half = self.precision, self.precision.gradient_accesses / 2.0
         moved = half * formats.gradient
         passes = [("gradients", moved, moved, half, tensors * half)]
         if formats.accumulator:
             read = formats.gradient + formats.accumulator
             passes.insert(0, ("accumulation", read, formats.accumulator, 1.0, tensors))
+        if formats.added:
+            passes.insert(0, ("additions", 2.0 * formats.gradient, formats.gradient, 1.0, 0.0))
         if formats.accumulated:
             passes.insert(0, ("sums", formats.gradient, max(formats.gradient - formats.activation, 0.0), 1.0, 0.0))
         for name, read, written, flops, calls in passes:

@@ -40,6 +40,7 @@ class Precision:
     Statistics (means, variances, log-sum-exp) are fp32, dropout masks one byte, indices int64. With ``casts`` weights
     stay fp32, and products read narrow copies that are made for each pass; their gradients are widened again.
     ``gradient_accesses`` are reads and writes of each gradient after every backward pass: unscaling, norms, clipping.
+    Gradients are ``accumulated`` by the products that make them, or ``added`` to their sums by autograd.
     """
 
     dtype: str
@@ -53,6 +54,7 @@ class Precision:
     casts: bool = False
     gradient_accesses: float = 0.0
     accumulated: bool = False
+    added: bool = False
 
     @property
     def summed(self) -> float:

@@ -236,6 +236,11 @@ class Gradients(Spec):
         description="whether the product that makes a weight's gradient adds it to the sum in its last step, which it "
         "reads and writes with every microbatch (Megatron's gradient_accumulation_fusion)",
     )
+    added: Flag = Field(
+        False,
+        description="whether each gradient is added to the sum of the microbatches before in a pass of two reads and a "
+        "write, as part of autograd's work (AccumulateGrad, without a call of the framework)",
+    )
     accumulator: Factor = Field(
         0.0,
         description="bytes for each parameter beside a gradient in sixteen bits, to which a pass of its own adds it "
@@ -444,6 +449,10 @@ class Software(Spec):
         ends = self.until is None or date[: len(self.until)] <= self.until[: len(date)]
         return begins and ends
 
+    def eras(self, date: str) -> tuple[EarlierReleases, ...]:
+        """What was otherwise in releases of a day, month or year, the newest first."""
+        return tuple(era for era in self.earlier if date[: len(era.until)] < era.until[: len(date)])
+
     def date_of(self, version: str) -> str:
         """The date of a release, or of a day, month or year that is one that the profile describes."""
         container = re.fullmatch(r"(2[0-9])\.([01][0-9])(\.[0-9]+)?", version)
@@ -483,13 +492,12 @@ def _profile(name_or_path: str | Path) -> Software:
     path, data = read_entry("software", name if at else name_or_path)
     _check_groups(path, data)
     newest = validate(Software, {"name": path.stem, **data}, path)
-    date = newest.date_of(version) if at else None
+    then = newest.eras(newest.date_of(version)) if at else ()
     chosen = newest.model_copy(update={"name": f"{path.stem}@{version}"}) if at else newest
     for era in newest.earlier:
         data = _overlaid(data, era.changes)
         older = validate(Software, {**data, "name": chosen.name}, path)
-        if date is not None and date[: len(era.until)] < era.until[: len(date)]:
-            chosen = older
+        chosen = older if era in then else chosen
     return chosen
 
 

@@ -235,7 +235,13 @@ def backend_of(
     formats = autocast(precision(dtype)) if software.formats.mixed == "autocast" else precision(dtype)
     accumulator, accesses = software.gradients.accumulator if formats.master else 0.0, software.gradients.accesses
     accumulated = software.gradients.accumulated and not formats.casts
-    formats = replace(formats, accumulator=accumulator, gradient_accesses=accesses, accumulated=accumulated)
+    formats = replace(
+        formats,
+        accumulator=accumulator,
+        gradient_accesses=accesses,
+        accumulated=accumulated,
+        added=software.gradients.added,
+    )
     if formats.master and (run.main_gradients or software.formats.main_gradients) == "fp32":
         formats = replace(formats, gradient=formats.wide)
     method = method_of(run.compress, zero=parse_strategy(run.strategy).zero, forward_only=run.forward_only)

@@ -8,9 +8,13 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from paleo.cli import run
+from paleo.cli import run as command
 from paleo.errors import SpecError
+from paleo.predict import predict
 from paleo.specs.catalog import names
+from paleo.specs.hardware import load_system
+from paleo.specs.model import load_model
+from paleo.specs.run import Run
 from paleo.specs.software import Software, field_table, load_software
 from paleo.units import MICROSECOND
 from paleo.validate.steps.base import profile_then
@@ -85,15 +89,15 @@ def test_a_wrong_field_is_named_with_its_nearest_place(line: str, message: str, 
 
 
 def test_show_prints_fields_with_value_default_and_meaning(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["show", "software", "megatron-core"]) == 0
+    assert command(["show", "software", "megatron-core"]) == 0
     printed = capsys.readouterr().out
     assert "overlap.gather" in printed and "gathered during the next forward pass" in printed
-    assert run(["show", "software", "megatron-core", "--json"]) == 0
+    assert command(["show", "software", "megatron-core", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["software"]["overlap"]["gather"] is True
 
 
 def test_show_of_an_unknown_kind_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["show", "softwar", "megatron-core"]) == 2
+    assert command(["show", "softwar", "megatron-core"]) == 2
     assert "unknown kind 'softwar'; nearest: 'software'" in capsys.readouterr().err
 
 
@@ -148,10 +152,44 @@ def test_rows_run_under_the_release_that_they_state() -> None:
     """0.10, of 2025-02, gave Megatron-Core's experts a tensor degree of their own; what others release is not known."""
     releases = {"24.07": "nemo@24.07", "0.4.2": "nemo", "": "nemo", float("nan"): "nemo"}
     assert {release: profile_then({"release": release}, "nemo") for release in releases} == releases
+    assert profile_then({"release": "25.04"}, "nemo") == "nemo", "nothing was otherwise by then"
     assert load_software("nemo@24.07").parallelism.expert_tensor == "tp"
     assert profile_then({"release": "24.07"}, "torchtitan") == "torchtitan"
 
 
 def test_show_prints_a_profile_as_it_was(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["show", "software", "megatron-core@0.9", "--json"]) == 0
+    assert command(["show", "software", "megatron-core@0.9", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["software"]["parallelism"]["expert_tensor"] == "tp"
+
+
+@pytest.mark.parametrize(
+    ("words", "profile"),
+    [
+        ({"framework": "Megatron-LM (Sep 2020)"}, "megatron-2021@2020-09"),
+        ({"framework": "Megatron-LM", "source": "README Sep-2020"}, "megatron-2021@2020-09"),
+        ({"framework": "Megatron-LM", "source": "Narayanan et al., SC21"}, "megatron-2021@2021"),
+        ({"framework": "Megatron-LM 2022"}, "megatron-2021"),
+        ({"framework": "Megatron-DeepSpeed", "source": "vTrain"}, "megatron-2021"),
+        ({"framework": "Megatron-LM", "source": "of 2031"}, "megatron-2021"),
+    ],
+)
+def test_rows_that_state_a_date_in_words(words: dict[str, str], profile: str) -> None:
+    assert profile_then(words, "megatron-2021") == profile
+
+
+def test_autograd_adds_gradients_before_products_did() -> None:
+    """Two reads and a write of 2 bytes for each weight and microbatch, without a launch."""
+    run = Run.model_validate({"gpus": 1, "batch": 4, "microbatch": 1, "dtype": "fp16", "software": "megatron-2021"})
+    fused, added = (
+        predict(load_model("gpt2"), load_system("dgx-a100-80gb"), run, load_software(f"megatron-2021{at}"))
+        for at in ("", "@2021")
+    )
+    kernels = [
+        (section.repeat * counted.times, counted.kernel)
+        for section in added.program.sections
+        for counted in section.kernels
+        if counted.kernel.name.endswith(".additions")
+    ]
+    assert sum(times * kernel.bytes for times, kernel in kernels) == pytest.approx(6 * added.graph.parameters)
+    assert not any(kernel.calls for _, kernel in kernels)
+    assert added.step_time > fused.step_time and added.memory == fused.memory

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -84,16 +84,32 @@ def filled(row: Row, key: str) -> bool:
 
 
 def profile_then(row: Row, name: str) -> str:
-    """The profile of that name as it was at the release that a row states, where it says what was otherwise before
-    some date and knows the release."""
+    """The profile of that name as it was when a row's software came out, where that was otherwise: by its release, a
+    version or a date of its framework, or a date of its source."""
     software = load_software(name)
-    if not (software.earlier and filled(row, "release")):
-        return name
-    try:
-        software.date_of(str(row["release"]).strip())
-    except SpecError:
-        return name
-    return f"{name}@{str(row['release']).strip()}"
+    for version in _versions(row) if software.earlier else ():
+        try:
+            date = software.date_of(version)
+        except SpecError:
+            continue
+        return f"{name}@{version}" if software.eras(date) else name
+    return name
+
+
+_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+#: A month with its year (Sep-2020), a year, a conference of that year (SC21).
+_DATED = re.compile(rf"\b(?:({'|'.join(_MONTHS)})[a-z]*[- ])?(20[12][0-9])\b|\b(?:sc|mlsys|asplos) ?'?([12][0-9])\b")
+
+
+def _versions(row: Row) -> Iterator[str]:
+    """What may be the release or the date of a row's software, the surest first."""
+    texts = [str(row[key]).lower() for key in ("release", "framework", "source") if filled(row, key)]
+    if filled(row, "release"):
+        yield texts[0].strip()
+    for words in texts:
+        yield from re.findall(r"\b[0-9]+\.[0-9]+(?:\.[0-9]+)?\b", words)
+        for month, year, short in _DATED.findall(words):
+            yield f"{year or f'20{short}'}{f'-{_MONTHS.index(month) + 1:02}' if month else ''}"
 
 
 def whole(row: Row, key: str, default: int | None = None) -> int:
