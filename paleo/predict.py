@@ -30,7 +30,15 @@ from paleo.step.compression import check_sharded
 from paleo.step.input_pipeline import InputPipeline
 from paleo.step.single import Priced, priced, single_batch
 from paleo.step.step import StepArrays, step
-from paleo.step.warnings import OPAQUE, OPAQUE_SPREAD, host_warnings, rare_utilisation, unmodelled, warnings
+from paleo.step.warnings import (
+    OPAQUE,
+    OPAQUE_SPREAD,
+    host_warnings,
+    loading_warnings,
+    rare_utilisation,
+    unmodelled,
+    warnings,
+)
 from paleo.units import duration
 
 if TYPE_CHECKING:
@@ -205,11 +213,12 @@ def predict(
         flops,
         _interval(program, graph, breakdown.step, constants=backend.prices.rates is not None),
         backend.calibration(layout.mesh),
-        unmodelled(program.program, run),
+        unmodelled(program.program, run, arriving is not None),
         (
             *warnings(layout, graph, placed),
             *host_warnings(system, layout, away),
             *rare_utilisation(system, layout, flops / breakdown.step),
+            *loading_warnings(run, breakdown.input / breakdown.step),
         ),
         away,
         arriving,

@@ -69,8 +69,9 @@ class Run(Spec):
     ``cudnn``, ``attention``, ``cross_entropy``, ``main_gradients``, ``expert_dispatch``, ``expert_overlap``,
     ``cuda_graph`` and ``exchange`` are what the ``software`` profile does unless they are given.
     ``bucket`` is how many bytes of gradients go out together (25 MiB in PyTorch's DDP). ``offload`` names what lives in
-    host memory: optimizer, gradients, parameters, activations. ``input`` is data loading; None is synthetic data, which
-    costs nothing. ``clip`` is what the software does with the norm of the gradients, unless it is given. ``cut`` is how
+    host memory: optimizer, gradients, parameters, activations. ``input`` is data loading; left out it is how the
+    software loads photographs where the system states its cores; ``none`` is synthetic data, which cost nothing.
+    ``clip`` is what the software does with the norm of the gradients, unless it is given. ``cut`` is how
     a pipeline's pieces are made: ``uniform`` deals out the iterations of the heaviest block evenly, ``time`` makes the
     slowest piece as light as it can be, numbers state the layers of each piece; left out it is as the software does it,
     uniform where that is possible. ``placement`` lays splits of single layers over those of the strategy:
@@ -127,7 +128,7 @@ class Run(Spec):
     calibration: Text = "auto"
     offload: Text = "none"
     clip: Literal["none", "norm", "scaled"] | None = None
-    input: InputOptions | None = None
+    input: InputOptions | Literal["none"] | None = None
     lora: Annotated[Text, BeforeValidator(_rank_as_text)] | None = None
     qlora: Annotated[bool, Field(strict=True)] = False
     freeze: Annotated[tuple[Text, ...], BeforeValidator(_listed)] = ()

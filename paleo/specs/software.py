@@ -371,6 +371,16 @@ class ProcessMemory(Spec):
     )
 
 
+class Loader(Spec):
+    """How samples are made ready."""
+
+    image: Seconds = Field(
+        0.0,
+        description="what a core of the host takes to decode, crop and scale a photograph of 110 kB (ImageNet); 0: "
+        "that is done on the device, or not known",
+    )
+
+
 class Convolutions(Spec):
     """Kernels of convolutions, and how they are chosen."""
 
@@ -420,6 +430,7 @@ class Software(Spec):
     parallelism: Parallelism = Parallelism()
     memory: ProcessMemory = ProcessMemory()
     convolutions: Convolutions = Convolutions()
+    loader: Loader = Loader()
     source: Text
     notes: str | None = None
     fit: SoftwareFit | None = None

@@ -32,7 +32,7 @@ from paleo.specs.model import ModelSpec
 from paleo.specs.run import Run
 from paleo.specs.software import Software, load_software
 from paleo.step.compression import coding_kernels, method_of, tensor_calls
-from paleo.step.input_pipeline import InputPipeline, input_pipeline, sample_bytes
+from paleo.step.input_pipeline import InputPipeline, input_pipeline, sample_bytes, usual_input
 from paleo.step.memory import clip_kernels, update_kernel
 from paleo.step.offload import Offload, offload_of
 
@@ -148,9 +148,12 @@ class Backend:
         return np.where(unique[0] > 0, seconds.sum(axis=1), 0.0)[place.ravel()].reshape(counts.shape)
 
     def input_pipeline(self, graph: Graph, gpus: int, replica: Numeric, local_batch: Numeric) -> InputPipeline | None:
-        """How long a step's batch takes to arrive; None for synthetic data."""
+        """How long a step's batch takes to arrive, as the run says or as its software loads photographs; None for
+        synthetic data."""
         stages = self.run.input
-        if stages is None:
+        if stages is None and self.prices.rates is None and not self.run.forward_only:
+            stages = usual_input(graph, self.system, self.software.loader.image, gpus)
+        if stages is None or stages == "none":
             return None
         size = sample_bytes(graph)
         return input_pipeline(stages, self.system, size, gpus=gpus, replica=replica, local_batch=local_batch)

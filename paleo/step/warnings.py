@@ -16,12 +16,13 @@ from paleo.units import GIB
 OPAQUE, OPAQUE_SPREAD = "opaque", 3.0
 
 
-def unmodelled(program: Program, run: Run) -> tuple[str, ...]:
-    """What a real step has and this one leaves out, or knows by its bytes alone: silence is never a number."""
+def unmodelled(program: Program, run: Run, loads: bool) -> tuple[str, ...]:
+    """What a real step has and this one leaves out, or knows by its bytes alone: silence is never a number.
+    ``loads``: data loading is part of it."""
     loading = "input pipeline (storage, decoding, host-to-device copies)"
     constant = "launches of kernels and latencies of links, as ppp= is a share of peaks alone"
     shares_of_peaks = [constant] if run.calibration.startswith("ppp=") else []
-    always = (*([loading] if run.input is None else []), *shares_of_peaks)
+    always = (*([] if loads else [loading]), *shares_of_peaks)
     launches = [
         (counted.kernel, counted.times * section.repeat) for section in program.sections for counted in section.kernels
     ]
@@ -80,6 +81,20 @@ def rare_utilisation(system: System, chosen: Plan, flops_per_s: float) -> list[s
     if mfu <= RARE_UTILISATION:
         return []
     return [f"MFU {100 * mfu:.0f} %: hardly anybody reaches {100 * RARE_UTILISATION:.0f} %; expect a slower step"]
+
+
+#: Share of a step from which waiting for images that nobody asked for is worth a warning.
+LONG_WAIT = 0.02
+
+
+def loading_warnings(run: Run, waited: float) -> list[str]:
+    """Whether photographs that the run does not mention set its pace; ``waited``: the share of the step."""
+    if run.input is not None or waited < LONG_WAIT:
+        return []
+    return [
+        f"{waited:.0%} of the step waits for the host's cores to decode photographs, which the run does not mention; "
+        "input=none is for synthetic ones, input.decode and input.cores for a faster loader"
+    ]
 
 
 def warnings(chosen: Plan, graph: Graph, placement: Placement) -> tuple[str, ...]:

@@ -174,6 +174,32 @@ def test_a_step_waits_for_the_slower_of_work_and_input() -> None:
     assert not any("input pipeline" in one for one in fed.unmodelled)
 
 
+def photographs(**options: object) -> Prediction:
+    """AlexNet on a DGX-1, where 40 cores decode a photograph in 4.84 ms each."""
+    chosen = {"gpus": 8, "batch": 1024, "dtype": "fp16", "software": "pytorch-ngc", "optimizer": "momentum", **options}
+    return predict(load_model("alexnet"), load_system("dgx-1-v100"), validate(Run, chosen, "test"))
+
+
+def test_photographs_are_decoded_unless_they_are_synthetic() -> None:
+    loaded, synthetic = photographs(), photographs(input="none")
+    assert loaded.step_time - loaded.breakdown.stragglers == pytest.approx(1024 * 4.84e-3 / 5)
+    assert any("input=none" in line for line in loaded.warnings)
+    assert synthetic.input_pipeline is None and synthetic.step_time < loaded.step_time
+    assert not any("input=none" in line for line in synthetic.warnings)
+
+
+def test_a_run_on_part_of_a_node_has_all_of_its_cores() -> None:
+    arriving = photographs(gpus=2).input_pipeline
+    assert arriving is not None and float(arriving.decode) == pytest.approx(1024 * 4.84e-3 / 20)
+
+
+def test_small_images_software_that_is_not_known_and_constant_rates_load_nothing() -> None:
+    assert photographs(software="mxnet").input_pipeline is None
+    assert photographs(calibration="ideal").input_pipeline is None
+    assert photographs(model={"resolution": 96}).input_pipeline is None
+    assert photographs(forward_only=True).input_pipeline is None
+
+
 def test_tokens_are_copied_as_int64() -> None:
     """4096 tokens of 8 bytes a sample."""
     fed = run(input={}).input_pipeline

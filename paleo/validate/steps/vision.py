@@ -22,6 +22,8 @@ from paleo.validate.tables import STEPS
 
 #: What the measured harnesses did without: only forward and backward were timed.
 WITHOUT_UPDATE = "no weight update"
+#: What notes say of steps that waited for images to be read and decoded; others ran on synthetic ones.
+WITH_LOADING = "incl. data loading"
 
 
 #: Profiles of kernels that a row names beside its framework, by a word of the latter; the first that fits.
@@ -121,6 +123,7 @@ def run_of(row: Row) -> Run:
         software=profile_of(row),
         cudnn=library_of(row),
         forward_only=not filled(row, "iteration_ms"),
+        input=None if WITH_LOADING in str(row.get("notes", "")) else "none",
         model=sizes_of(row),
     )
 
