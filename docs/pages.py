@@ -76,9 +76,9 @@ def cli() -> str:
     """Every command with its arguments and options."""
     import typer
 
-    from paleo.cli import app
+    from paleo.cli import every_command
 
-    group: Any = typer.main.get_command(app)
+    group: Any = typer.main.get_command(every_command())
     parts = ["# Command line\n", "Exit codes: 0; 1 (the answer is no); 2 (wrong input).\n"]
     for name, command in group.commands.items():
         text, _, examples = (command.help or "").partition("\b")

@@ -4,6 +4,6 @@ A command is a file of ``paleo/cli/commands``, found by folder. Commands import 
 ``paleo --help`` stays quick. Exit codes: 0, 1 (the answer is no: it does not fit), 2 (bad input), 3 (a fault of ours).
 """
 
-from paleo.cli.application import app as app
+from paleo.cli.process import every_command as every_command
 from paleo.cli.process import main as main
 from paleo.cli.process import run as run

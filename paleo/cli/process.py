@@ -10,10 +10,14 @@ import pkgutil
 import sys
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from copy import copy
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import typer
+from typer.models import CommandInfo
 
 from paleo.cli import commands
 from paleo.cli.application import CATALOG, DECIDE, FAULT, INTERRUPTED, MEASURE, NO, PREDICT, UNREAD, WRONG, app
@@ -30,16 +34,40 @@ TRACEBACK = "PALEO_TRACEBACK"
 REPORT = f"please report it with the command line and the output of {TRACEBACK}=1 (CONTRIBUTING.md says where)"
 
 
-def _register_commands() -> None:
-    """Import every file of ``commands``; groups of commands keep their order, and names within a group."""
-    for module in pkgutil.iter_modules(commands.__path__):
-        importlib.import_module(f"{commands.__name__}.{module.name}")
+def every_command() -> typer.Typer:
+    """The application with every file of ``commands``; groups of commands keep their order, and files within a
+    group."""
+    for name in _files():
+        importlib.import_module(f"{commands.__name__}.{name}")
     groups = (PREDICT, DECIDE, CATALOG, MEASURE)
     place = {group: index for index, group in enumerate(groups)}
-    app.registered_commands.sort(key=lambda command: place.get(str(command.rich_help_panel), len(groups)))
+    app.registered_commands.sort(
+        key=lambda command: (
+            place.get(str(command.rich_help_panel), len(groups)),
+            getattr(command.callback, "__module__", ""),
+        )
+    )
+    return app
 
 
-_register_commands()
+def _files() -> list[str]:
+    return [module.name for module in pkgutil.iter_modules(commands.__path__)]
+
+
+@cache
+def _parser(word: str) -> Callable[..., Any]:
+    """What parses a command line that begins with a word: the command of that name alone, where a file has it too, as
+    loading all of them takes a third of an estimate."""
+    if word not in _files():
+        return typer.main.get_command(every_command())
+    importlib.import_module(f"{commands.__name__}.{word}")
+    alone = copy(app)
+    alone.registered_commands = [each for each in app.registered_commands if word in (each.name, _function(each))]
+    return typer.main.get_command(alone)
+
+
+def _function(command: CommandInfo) -> str:
+    return getattr(command.callback, "__name__", "")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -78,9 +106,10 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _command(arguments: Sequence[str]) -> int:
-    COMMAND.set(next((word for word in arguments if not word.startswith("-")), "help"))
+    word = next((word for word in arguments if not word.startswith("-")), "help")
+    COMMAND.set(word)
     try:
-        return int(app(list(arguments) or ["--help"], standalone_mode=False, prog_name="paleo") or 0)
+        return int(_parser(word)(list(arguments) or ["--help"], standalone_mode=False, prog_name="paleo") or 0)
     except SystemExit as stop:  # how typer reports a pipe without a reader
         if isinstance(stop.__context__, BrokenPipeError):
             raise BrokenPipeError from None

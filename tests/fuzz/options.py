@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from paleo.cli import app
+from paleo.cli import every_command
 from tests.fuzz.inputs import Call, kind
 from tests.fuzz.mutations import HOSTILE, text_mutated
 
@@ -40,7 +40,7 @@ NEVER = {"version", "help", "install_completion", "show_completion"}
 
 @cache
 def _commands() -> dict[str, list[Any]]:
-    group: Any = typer.main.get_command(app)
+    group: Any = typer.main.get_command(every_command())
     return {name: command.params for name, command in group.commands.items() if name not in LEFT_OUT}
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import typer
 
-from paleo.cli import app, run
+from paleo.cli import every_command, run
 from paleo.cli.options import completes, words
 
-COMMANDS: dict[str, Any] = dict(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+COMMANDS: dict[str, Any] = dict(typer.main.get_command(every_command()).commands)  # type: ignore[attr-defined]
 
 
 def examples(name: str) -> list[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from paleo.cli import app, run
+from paleo.cli import every_command, run
 from paleo.report.schemas import FILES, documents, schema_of
 from paleo.specs.catalog import kind_of
 from paleo.specs.templates import kinds, template
@@ -26,7 +26,7 @@ def test_what_a_command_prints_fulfils_its_schema(call: list[str], tmp_path: Pat
 def test_every_command_with_a_document_has_a_schema() -> None:
     commands = {
         str(command.name or command.callback.__name__): inspect.signature(command.callback).parameters
-        for command in app.registered_commands
+        for command in every_command().registered_commands
         if command.callback is not None
     }
     printing = {name.rstrip("_") for name, parameters in commands.items() if "as_json" in parameters}
@@ -96,4 +96,4 @@ def test_kinds_that_there_are_not(call: list[str], capsys: pytest.CaptureFixture
 
 
 def test_commands_are_those_that_typer_knows() -> None:
-    assert {"init", "schema"} <= set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+    assert {"init", "schema"} <= set(typer.main.get_command(every_command()).commands)  # type: ignore[attr-defined]
