@@ -162,12 +162,14 @@ def _sharded_chunks(batch: Batch) -> ShardedChunks:
         alike: object = owed.parts[row].tobytes() if assignment.copies == 1 else row
         if alike not in figures:
             times = contended(batch.times, gathers[0], gathers[2], contention, gathers[1])
-            figures[alike] = ShardedFigures(times.forwards, times.backwards, times.weights, *gathers)
+            travelling = (seconds if seconds.any() else None for seconds in gathers)
+            figures[alike] = ShardedFigures(times.forwards, times.backwards, times.weights, *travelling)
         for chunk, number in enumerate(places[stage]):
             piece = assignment.pieces[number]
             if (alike, piece) not in known:
                 known[alike, piece] = sharded_passes(piece, figures[alike], gathered[row], goes_back, splits=splits)
-            passes[:, row, chunk] = known[alike, piece]
+            for place, seconds in zip(passes, known[alike, piece], strict=True):
+                place[row, chunk] = seconds
     passes[2 if splits else 1] += owed.late
     return ShardedChunks(passes, owed.kind)
 

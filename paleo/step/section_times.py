@@ -360,7 +360,7 @@ def contended(
     """Iterations slowed by the collectives that overlap with them: ``contention`` seconds for each second of gathers
     (both directions; ``regathers`` backward, where they differ) and of gradient exchange (backward), no more than they
     would take one after the other."""
-    if contention == 0.0:
+    if contention == 0.0 or not (gathers.any() or gradients.any() or (regathers is not None and regathers.any())):
         return times
     again = gathers if regathers is None else regathers
     return replace(

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,16 +30,22 @@ Mask = npt.NDArray[np.bool_]
 Array = npt.NDArray[np.float64]
 
 
-class ShardedFigures(NamedTuple):
+@dataclass(frozen=True)
+class ShardedFigures:
     """Seconds of one layer iteration of each section, (sections, …): passes with what they wait for, the gather of its
-    parameters and that before its backward pass, the exchange of its gradients."""
+    parameters and that before its backward pass, the exchange of its gradients; None where nothing travels."""
 
     forward: Array
     backward: Array
     weights: Array
-    gather: Array
-    regather: Array
-    gradients: Array
+    gather: Array | None
+    regather: Array | None
+    gradients: Array | None
+
+    @cached_property
+    def gradient_passes(self) -> Array:
+        """Seconds of the gradients of inputs and of weights in one pass."""
+        return self.backward + self.weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +59,11 @@ class _Unit:
         """Seconds of what follows the gathered iteration."""
         return np.asarray(sum(count * figures[section] for section, count in self.following))
 
+    def whole(self, figures: Array) -> Array:
+        """Seconds of the gathered iteration and of what follows it."""
+        gathered: Array = figures[self.gathered]
+        return gathered + self.rest(figures) if self.following else gathered
+
 
 #: Units in a row: an iteration of a block between two of its kind occurs so many times.
 _Row = list[tuple[_Unit, int]]
@@ -63,17 +74,14 @@ def sharded_passes(chunk: Chunk, figures: ShardedFigures, gathered: Mask, goes_b
     backward pass. ``splits``: gradients of weights are a pass of their own."""
     forth, lead = _units(chunk, gathered)
     back, back_lead = _units(chunk[::-1], gathered & goes_back)
-    f, zero = figures, np.zeros(np.broadcast_shapes(figures.gather[0].shape, figures.forward[0].shape))
-    none = np.zeros(len(f.forward))
-    forward = _row(forth, f.forward, f.gather, none, lead.rest(f.forward) + zero)
-    before = f.forward[forth[-1][0].gathered] + forth[-1][0].rest(f.forward) if forth else zero
-    last = np.asarray(sum(layers * f.weights[section] for section, layers in chunk)) + zero
+    f, before = figures, forth[-1][0].whole(figures.forward) if forth else 0.0
+    forward = _row(forth, f.forward, lead.rest(f.forward), gather=f.gather)
     if not splits:
-        both = f.backward + f.weights
-        backward = _row(back, both, f.regather, f.gradients, back_lead.rest(both) + zero, before)
+        both, last = f.gradient_passes, np.asarray(sum(layers * f.weights[section] for section, layers in chunk))
+        backward = _row(back, both, back_lead.rest(both), f.regather, f.gradients, before)
         return Passes(forward, backward - last, last)
-    backward = _row(back, f.backward, f.regather, none, back_lead.rest(f.backward) + zero, before)
-    weights = _row(back, f.weights, none, f.gradients, back_lead.rest(f.weights) + zero)
+    backward = _row(back, f.backward, back_lead.rest(f.backward), f.regather, before=before)
+    weights = _row(back, f.weights, back_lead.rest(f.weights), gradients=f.gradients)
     return Passes(forward, backward, weights)
 
 
@@ -96,27 +104,38 @@ def _units(order: Sequence[tuple[int, int]], gathers: Mask) -> tuple[_Row, _Unit
     return row, _Unit(-1, tuple(lead))
 
 
-def _row(row: _Row, compute: Array, gather: Array, gradients: Array, lead: Array, before: Array | float = 0.0) -> Array:
+def _row(
+    row: _Row,
+    compute: Array,
+    lead: Array,
+    gather: Array | None = None,
+    gradients: Array | None = None,
+    before: Array | float = 0.0,
+) -> Array:
     """Seconds of units one after another, after a ``lead`` that has no parameters and ``before`` seconds of a pass
     before, during both of which the first gather runs; the last gradients are waited for.
 
     Gradients go out once their iteration and the gather after it are done: ``early`` is by how much that is before the
     next unit starts, where iterations without parameters lie between."""
+    units = _expanded(row)
+    if gather is None and gradients is None:
+        return np.asarray(lead + sum(times * unit.whole(compute) for unit, times in units))
     if not row:
         return lead
-    units = _expanded(row)
+    none = np.zeros(len(compute))
+    gather, gradients = none if gather is None else gather, none if gradients is None else gradients
     seconds = np.maximum(lead, gather[units[0][0].gathered] - before)
-    sent, early = np.zeros_like(seconds), np.zeros_like(seconds)
+    sent, early = np.zeros(()), np.zeros(())
     for (unit, times), (following, _) in pairwise(units):
-        computing = compute[unit.gathered] + unit.rest(compute)
+        computing, rest = unit.whole(compute), unit.rest(compute)
         awaited = np.maximum(sent - early, 0.0) + gather[following.gathered]
         seconds = seconds + times * np.maximum(computing, awaited)
-        early = np.minimum(unit.rest(compute), np.maximum(computing - awaited, 0.0))
+        early = np.minimum(rest, np.maximum(computing - awaited, 0.0)) if unit.following else np.zeros(())
         sent = gradients[unit.gathered]
     last = units[-1][0]
     computing = compute[last.gathered]
     done = np.maximum(computing, sent - early) + gradients[last.gathered]
-    return np.asarray(seconds + np.maximum(computing + last.rest(compute), done))
+    return np.asarray(seconds + np.maximum(last.whole(compute), done))
 
 
 def _expanded(row: _Row) -> _Row:
