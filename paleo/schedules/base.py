@@ -30,12 +30,20 @@ _KINDS = {"F": 0, "B": 1, "W": 2}
 
 
 class _Wave(NamedTuple):
-    """Passes that can run together, one a stage: which stages, rows of their seconds, and positions of the passes that
-    feed them (the last position stands for none)."""
+    """Passes that can run together, one a stage: rows of their seconds, positions of the passes before them on their
+    stages, and of those that feed them (the last position stands for none)."""
 
-    stages: Index
     seconds: Index
+    before: Index
     sources: Index
+
+
+class _Waves(NamedTuple):
+    """All passes of a schedule, as many as there are of them, and the position of the last one of each stage."""
+
+    waves: tuple[_Wave, ...]
+    passes: int
+    last: Index
 
 
 def stage_ends(schedule: Schedule, pieces: Passes, microbatches: npt.ArrayLike) -> Array:
@@ -83,42 +91,40 @@ def _repeated(schedule: Schedule, seconds: Array, microbatches: int) -> Array:
 
 def _ends(schedule: Schedule, seconds: Array, microbatches: int) -> Array:
     _, stages, chunks, cases = seconds.shape
-    waves, passes = _waves(schedule, stages, microbatches, chunks // schedule.copies)
-    free = np.zeros((stages, cases))
+    waves = _waves(schedule, stages, microbatches, chunks // schedule.copies)
+    ends = np.zeros((stages, cases))
     for first in range(0, cases, _BLOCK):
         rows = np.ascontiguousarray(seconds.reshape(-1, cases)[:, first : first + _BLOCK])
-        free[:, first : first + _BLOCK] = _run(waves, passes, rows, stages)
-    return free
+        ends[:, first : first + _BLOCK] = _run(waves, rows)
+    return ends
 
 
-def _run(waves: tuple[_Wave, ...], passes: int, rows: Array, stages: int) -> Array:
-    """When each stage is free in the end: (stages, cases)."""
-    done, free = np.zeros((passes + 1, rows.shape[1])), np.zeros((stages, rows.shape[1]))
-    position = 0
-    for wave in waves:
-        ended = np.maximum(free[wave.stages], done[wave.sources])
-        ended += rows[wave.seconds]
-        free[wave.stages] = ended
-        done[position : position + len(ended)] = ended
-        position += len(ended)
-    return free
+def _run(waves: _Waves, rows: Array) -> Array:
+    """When each stage has made its last pass: (stages, cases)."""
+    done, position = np.zeros((waves.passes + 1, rows.shape[1])), 0
+    for seconds, before, sources in waves.waves:
+        ended = done[position : position + len(seconds)]
+        np.maximum(done.take(before, axis=0), done.take(sources, axis=0), out=ended)
+        ended += rows.take(seconds, axis=0)
+        position += len(seconds)
+    return done[waves.last]
 
 
 #: Configurations that are computed together: what they need stays in the cache of a processor.
-_BLOCK = 128
+_BLOCK = 256
 
 
 @lru_cache(maxsize=512)
-def _waves(schedule: Schedule, stages: int, microbatches: int, chunks: int) -> tuple[tuple[_Wave, ...], int]:
-    """The passes of a schedule by how many others must come before them, and how many there are."""
+def _waves(schedule: Schedule, stages: int, microbatches: int, chunks: int) -> _Waves:
+    """The passes of a schedule by how many others must come before them."""
     width = chunks * schedule.copies
     feeds = _feeds(schedule, stages, chunks)
     rows, codes, sources = [], [], []
     for stage in range(stages):
         order = schedule.order(stage, stages, microbatches, chunks)
-        numbers = np.array([(_KINDS[kind], microbatch, chunk) for kind, microbatch, chunk in order], dtype=np.intp)
-        kinds, microbatch_of, chunk_of = numbers.reshape(-1, 3).T
-        row = (kinds * stages + stage) * width + chunk_of
+        kinds, *numbers = zip(*order, strict=True) if order else ((), (), ())
+        microbatch_of, chunk_of = (np.array(column, dtype=np.intp) for column in numbers)
+        row = (np.array([_KINDS[kind] for kind in kinds], dtype=np.intp) * stages + stage) * width + chunk_of
         rows.append(row)
         codes.append(row * microbatches + microbatch_of)
         sources.append(np.where(feeds[row] < 0, -1, feeds[row] * microbatches + microbatch_of))
@@ -128,13 +134,14 @@ def _waves(schedule: Schedule, stages: int, microbatches: int, chunks: int) -> t
     except ValueError as error:
         raise PlanError(f"schedule {schedule.name!r}: {error} passes wait for one another") from None
     order_of = np.argsort(np.concatenate(wave_of), kind="stable")
-    waves = np.concatenate(wave_of)[order_of]
-    position = np.full(3 * stages * width * microbatches + 1, passes, dtype=np.intp)
-    position[np.concatenate(codes)[order_of]] = np.arange(passes)
-    each_stage = np.repeat(np.arange(stages), [len(row) for row in rows])[order_of]
-    columns = each_stage, np.concatenate(rows)[order_of], position[np.concatenate(sources)[order_of]]
-    ends = np.flatnonzero(np.diff(waves)) + 1
-    return tuple(_Wave(*parts) for parts in zip(*(np.split(column, ends) for column in columns), strict=True)), passes
+    numbers_of_waves, every = np.concatenate(wave_of)[order_of], np.concatenate(codes)
+    position = np.full(3 * stages * width * microbatches + 1, passes, dtype=np.intp)  # the last one: of none
+    position[every[order_of]] = np.arange(passes)
+    before = np.concatenate([np.append(-1, each[:-1]) if len(each) else each for each in codes])
+    columns = np.concatenate(rows)[order_of], *(position[each[order_of]] for each in (before, np.concatenate(sources)))
+    ends = np.flatnonzero(np.diff(numbers_of_waves)) + 1
+    waves = tuple(_Wave(*parts) for parts in zip(*(np.split(column, ends) for column in columns), strict=True))
+    return _Waves(waves, passes, position[[each[-1] if len(each) else -1 for each in codes]])
 
 
 def _feeds(schedule: Schedule, stages: int, chunks: int) -> Index:

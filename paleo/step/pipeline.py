@@ -195,7 +195,8 @@ def _priced_collectives(batch: Batch) -> _ShardedCollectives:
     copies, parts = assignment.copies, layer_parameters(assignment.layers, layouts.programs[0].ties)[stage]
 
     def seconds(content: Sent, width: float) -> Array:
-        return batch.taken(layouts.sent(parts, copies, content, 3, width)[0])
+        key = "sharded", content, copies, parts.tobytes()  # many cuts have the same kinds of stages
+        return batch.taken(layouts.shared.once(key, lambda: layouts.sent(parts, copies, content, 3, width)[0]))
 
     none = np.zeros((*parts.shape[:2], 1))
     gather = seconds("all", formats.parameter) if batch.sharded else none
