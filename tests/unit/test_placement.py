@@ -62,7 +62,7 @@ def exchange_rates(leaf_of: Sequence[int], leaf: int, oversubscription: float) -
     return max_min_rates(paths, [1.0] * (2 * nodes) + [leaf / oversubscription] * (2 * leaves))
 
 
-@pytest.mark.parametrize("ratio", [4, 16, 64])
+@pytest.mark.parametrize("ratio", [1, 4, 16])
 def test_hashed_flows(ratio: int) -> None:
     links, slowest = 32, []
     for _ in range(60):
@@ -220,7 +220,7 @@ def test_a_ring_in_rank_order_over_a_dragonfly() -> None:
     groups, size, nodes = 9, 16, 96
     network = Dragonfly(groups, size / (groups - 1.0), "minimal")
     shares = []
-    for _ in range(60):
+    for _ in range(200):
         drawn = RANDOM.permutation(groups * size)[:nodes]
         flows = [(int(a), int(b)) for a, b in zip(drawn, np.roll(drawn, -1), strict=True)]
         shares.append(dragonfly_rates(flows, size, network).min())

@@ -35,8 +35,8 @@ USUAL_LEAF, USUAL_NODES = 32, 32 * 32
 ADAPTIVE_SHARE = 0.96
 #: Flows between each pair of nodes: channels of NCCL times their queue pairs.
 FLOWS_PER_PORT = 16
-#: Most flows on one link that a sum over the law of Poisson takes in.
-MOST_FLOWS = 200
+#: Standard deviations above the mean up to which flows on one link are summed over.
+SPREAD = 12.0
 #: No traffic: what a share divides by.
 NOTHING = 1e-30
 
@@ -126,37 +126,50 @@ def expected_maximum(count: Numeric) -> Array:
     return np.asarray(largest(counts))
 
 
-def fullest_link(flows: Numeric, sources: Numeric, links: Numeric) -> Array:
-    """Flows in the mean on the fullest of the links of several sources, each of which sends ``flows`` over ``links`` of
-    its own at random: the sum over k of the chance that some link has k or more, each by the binomial law. Holds to
-    `MOST_FLOWS` a link, and from few on.
+def fullest_link(flows: Numeric, links: Numeric) -> Array:
+    """Flows in the mean on the fullest of ``links``, over which ``flows`` are sent at random.
 
-    >>> float(fullest_link(12.0, 1.0, 1.0)), float(fullest_link(16.0, 8.0, 8.0).round(1))
-    (12.0, 5.5)
+    >>> float(fullest_link(12.0, 1.0)), float(fullest_link(32.0, 32.0).round(1))
+    (12.0, 3.5)
     """
+    several = (1.0 - _fullest_below(flows, 1.0, links)).sum(axis=-1)
+    return np.asarray(np.where(np.asarray(links) <= 1.0, flows, several))
+
+
+def fullest_of_sources(flows: Numeric, sources: Numeric, links: Numeric) -> Array:
+    """As `fullest_link`, where each source sends ``flows`` over ``links`` of its own; the harmonic mean, as what such
+    links carry is shared out by their flows.
+
+    >>> float(fullest_of_sources(16.0, 8.0, 8.0).round(1))
+    5.4
+    """
+    below = _fullest_below(flows, sources, links)
+    exactly = np.diff(below, axis=-1)
+    counts = np.arange(1.0, exactly.shape[-1] + 1.0)
+    return np.asarray(1.0 / np.maximum((exactly / counts).sum(axis=-1) + below[..., 0], NOTHING))
+
+
+def _fullest_below(flows: Numeric, sources: Numeric, links: Numeric) -> Array:
+    """The chance that no link has more than 0, 1, 2, … flows, each by the binomial law, along a new last axis."""
     count, ways = np.asarray(flows, dtype=np.float64)[..., None], np.asarray(links, dtype=np.float64)[..., None]
-    steps, chance = np.arange(MOST_FLOWS - 1), 1.0 / np.maximum(ways, 2.0)
-    odds = np.clip(count - steps, 0.0, None) / (steps + 1.0) * chance / (1.0 - chance)
-    first = (1.0 - chance) ** count
-    below = np.cumsum(np.concatenate([first, first * np.cumprod(odds, axis=-1)], axis=-1), axis=-1)
-    every = np.asarray(sources)[..., None] * ways
-    random = (1.0 - np.clip(below, 0.0, 1.0) ** every).sum(axis=-1)
-    return np.asarray(np.where(ways[..., 0] <= 1.0, count[..., 0], random))
+    chance, mean = 1.0 / np.maximum(ways, 2.0), float(np.max(count / ways))
+    steps = np.arange(math.ceil(mean + SPREAD * math.sqrt(mean) + SPREAD))
+    odds = np.clip(count - steps, NOTHING, None) / (steps + 1.0) * chance / (1.0 - chance)
+    none = count * np.log1p(-chance)
+    law = np.exp(np.concatenate([none, none + np.cumsum(np.log(odds), axis=-1)], axis=-1))
+    below = np.clip(np.cumsum(law, axis=-1), 0.0, 1.0)
+    return np.asarray(below ** (np.asarray(sources)[..., None] * ways))
 
 
 def ecmp_share(flows: Numeric, links: Numeric) -> Array:
-    """Share of its fair rate that the slowest of ``flows`` equal flows gets, hashed onto ``links`` equal links.
+    """Share of its fair rate that the slowest of ``flows`` equal flows gets, hashed onto ``links`` equal links: flows a
+    link in the mean over those on the fullest. Holds from one flow a link on.
 
-    With r flows a link in the mean the fullest link holds r + e_m sqrt(r (1-1/m)) + e_m^2/6 of them. Holds from r = 4
-    on (at r = 1 it is 10 % too low).
-
-    >>> [round(float(ecmp_share(32 * r, 32)), 2) for r in (4, 16, 64, 256)]
-    [0.46, 0.64, 0.79, 0.89]
+    >>> [round(float(ecmp_share(32 * r, 32)), 2) for r in (1, 4, 16, 64, 256)]
+    [0.29, 0.47, 0.65, 0.79, 0.89]
     """
-    m = np.asarray(links, dtype=np.float64)
-    ratio = np.asarray(flows) / m
-    largest = expected_maximum(m)
-    return np.asarray(1.0 / (1.0 + largest * np.sqrt((1.0 - 1.0 / m) / ratio) + largest**2 / (6.0 * ratio)))
+    count = np.asarray(flows, dtype=np.float64)
+    return np.asarray(count / np.asarray(links) / fullest_link(count, links))
 
 
 def exchange_share(nodes: Numeric, members: Numeric, leaf: int, oversubscription: float) -> Array:
@@ -226,7 +239,7 @@ class Dragonfly:
         the fullest pair's flows set the pace, or the fullest group's."""
         g = np.asarray(self.groups, dtype=np.float64)
         leaving = np.asarray(crossings) / g
-        return self._better(fullest_link(leaving, g, g - 1.0), leaving, g, np.asarray(2.0))
+        return self._better(fullest_of_sources(leaving, g, g - 1.0), leaving, g, np.asarray(2.0))
 
     def _better(self, of_pair: Array, leaving: Array, used: Numeric, hops: Array) -> Array:
         """``of_pair``: node rates asked of the links of one pair of groups; ``leaving``: of all links of a group, and
