@@ -16,7 +16,7 @@ Roofline and tiling: Williams, Waterman, Patterson, CACM 52(4), 2009; NVIDIA, "M
 Guide" (tile and wave quantisation); split and stream-K: Osama et al., PPoPP 2023. Rates are per clock and per FLOP of
 the unit (a matrix unit is built with the operand bandwidth that it needs), so that they carry over to other devices.
 
-Valid for dense products, m, n, k, batch >= 1, in the formats that the device's unit takes; not for sparsity or int8.
+Valid for dense products, m, n, k, batch >= 1, in the formats that the device's unit takes; not for sparsity.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ UNSEEN: dict[str, dict[Pair, float]] = {
         ("aiconfigurator", "gb200"): 0.08,
         ("aiconfigurator", "h200-sxm"): 0.06,
         ("aiconfigurator", "l40s"): 0.11,
-        ("deepbench", "titan-x-pascal"): 0.36,
+        ("deepbench", "titan-x-pascal"): 0.30,
         ("neusight", "a100-pcie-80gb"): 0.03,
         ("neusight", "h100-sxm5-80gb"): 0.09,
         ("neusight", "l4"): 0.19,

@@ -281,6 +281,15 @@ def test_the_table_kind_sorts_its_rows() -> None:
     assert library_version(frame["library"]).tolist() == [6.0, 6.0, 6.0]
 
 
+def test_integers_are_convolved_without_transforms() -> None:
+    """A 3 x 3 convolution of stride 1, for which Winograd wins in fp32, takes the direct method's time."""
+    kind, row = KINDS["conv"], table(dtype="int8", device="titan-x-pascal")
+    assert kind.unsupported(row).tolist() == [""] and kind.family(row).tolist() == ["conv.int8"]
+    figures, parameters = kind.figures("titan-x-pascal", "int8", ""), ConvolutionParameters()
+    flops, _ = kind.work(row)
+    assert kind.time(row, figures, parameters)[0] > flops[0] / figures.peak_flops_per_s
+
+
 def test_the_table_kind_prices_a_measured_row() -> None:
     """DeepBench, P100: 193 us measured."""
     p100 = DeviceFigures("p100", "Pascal", "HBM2", 56, 1303 * MEGA, 9.34 * TERA, 732 * GIGA, 4.2 * MEGA, 250, False)

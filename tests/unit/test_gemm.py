@@ -53,6 +53,21 @@ def test_thin_products_run_at_memory_bandwidth() -> None:
     assert 537 < time(16, 65536, 8192, weight_copies=math.inf) / MICROSECOND < 1.1 * 537
 
 
+def test_the_latency_of_dram_is_paid_where_dram_is_read() -> None:
+    slow = dataclasses.replace(BARE, fill=1000.0)  # 1000 cycles at 1 GHz
+    shape = {"m": 16, "n": 4096, "k": 1024}
+    cold, warm = (time(**shape, p=slow, weight_copies=c) - time(**shape, weight_copies=c) for c in (math.inf, 1.0))
+    share = 4096 * 1024 / (4096 * 1024 + 16 * (4096 + 1024))
+    assert cold == pytest.approx(share * 0.98 * MICROSECOND) and warm < 0.01 * MICROSECOND
+
+
+def test_products_of_few_columns_have_narrow_tiles() -> None:
+    """100 tiles of 128 x 32 fill the device once, and so do 100 tiles of 128 x 64, which take twice as long."""
+    small, cached = dataclasses.replace(BARE, least_tile=500.0), dataclasses.replace(DEVICE, l2_bytes=4000 * MEGA)
+    narrow, wide = (time(12800, n, 8192, small, cached) - BARE.launch for n in (32, 64))
+    assert narrow / wide == pytest.approx(0.5, abs=0.15)
+
+
 def test_what_fits_the_cache_is_not_read_from_dram() -> None:
     large = dataclasses.replace(DEVICE, l2_bytes=400 * MEGA)
     cold, warm = (time(64, 16384, 1024, device=large, weight_copies=copies) for copies in (math.inf, 1.0))
@@ -146,7 +161,7 @@ ROWS = pd.DataFrame(
             "h100-sxm5-80gb", "a100-pcie-40gb", "a100-pcie-40gb", "v100-sxm2-16gb", "a100-sxm4-80gb", "h100-sxm5-80gb",
         ],
         "library": ["", "eager torch.bmm", "eager nn.Linear", "", "", ""],
-        "dtype": ["bf16", "fp32", "fp32", "fp16", "fp16", "int8"],
+        "dtype": ["bf16", "fp32", "fp32", "fp16", "fp16", "int4"],
         "compute": ["", "", "", "tensor", "", ""],
         "m": [4096, 64, 64, 1760, 128, 1], "n": [4096, 64, 64, 128, 4096, 1], "k": [4096, 64, 64, 1760, 4096, 1],
         "batch": [1, 64, 1, 1, 1, 1], "time_us": [200.0, 30.0, 40.0, 20.0, 30.0, 1.0],
@@ -160,12 +175,29 @@ def test_kind_of_table_and_its_keys() -> None:
     assert list(kind.stack(ROWS)) == ["graph", "eager", "eager/linear", "back-to-back", "kernel", "back-to-back"]
     assert list(kind.family(ROWS))[:5] == ["gemm.tensor", "gemm.simt", "gemm.simt", "gemm.tensor", "gemm.tensor"]
     assert list(kind.unsupported(ROWS))[:5] == [""] * 5
-    assert "int8" in kind.unsupported(ROWS).iloc[5]
+    assert "int4" in kind.unsupported(ROWS).iloc[5]
     flops, moved = kind.work(ROWS)
     assert flops[1] == 2 * 64**4 and moved[1] == 64 * 3 * 64 * 64 * 4
     assert sum(len(group.frame) for group in groups(kind, ROWS)) == 5
     with pytest.raises(SpecError, match="nearest is"):
         kind_of(["m", "n", "k", "spam"])
+
+
+def test_integers_have_a_family_of_their_own_and_results_of_four_bytes() -> None:
+    kind, row = KINDS["gemm"], ROWS.iloc[[0]].assign(dtype="int8", device="titan-x-pascal", source="deepbench")
+    assert list(kind.unsupported(row)) == [""] and list(kind.family(row)) == ["gemm.int8"]
+    _, moved = kind.work(row)
+    assert moved[0] == 4096**2 * (1 + 1 + 4)
+    figures = kind.figures("titan-x-pascal", "int8", "")
+    assert kind.starts("gemm.int8", figures)[0].energy == 20.0 / 4  # four products an fp32 lane (dp4a)
+
+
+def test_replayed_layers_take_turns_until_they_overflow_the_cache() -> None:
+    """L40S keeps 96 MiB: three matrices of 32 MiB are read from L2, three of 42 MiB from memory."""
+    kind, parameters = KINDS["gemm"], GemmParameters(l2_share=1.1)
+    rows = pd.concat([ROWS.iloc[[0]]] * 2, ignore_index=True).assign(device="l40s", m=1, n=[8192, 10752], k=2048)
+    fits, streams = kind.time(rows, kind.figures("l40s", "bf16", ""), parameters)
+    assert streams / 42 > 1.4 * fits / 32
 
 
 def test_column_major_rows_are_transposed() -> None:

@@ -12,6 +12,7 @@ import pandas as pd
 
 from paleo.errors import SpecError
 from paleo.pricing.convolution import (
+    AVAILABLE_FROM,
     PRESENT,
     ConvolutionParameters,
     ConvolutionShape,
@@ -34,8 +35,11 @@ from paleo.validate.kinds.base import (
     text,
     unpriced,
 )
+from paleo.validate.kinds.silicon import INTEGER_LANES
 
-ELEMENT_BYTES: Mapping[str, float] = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0}
+ELEMENT_BYTES: Mapping[str, float] = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "int8": 1.0}
+#: The algorithms that libraries have for integers: transforms would leave their range.
+INTEGER_ALGORITHMS = ("implicit",)
 DIRECTIONS: Mapping[str, Direction] = {
     "fwd": Direction.FORWARD,
     "bwd_data": Direction.DATA,
@@ -65,6 +69,7 @@ class ConvolutionTable(TableKind[DeviceFigures]):
         "conv.vector": ConvolutionParameters,
         "conv.half": ConvolutionParameters,
         "conv.tensor": ConvolutionParameters,
+        "conv.int8": ConvolutionParameters,
     }
     host_parameters: ClassVar[tuple[str, ...]] = ("launch",)
 
@@ -85,7 +90,7 @@ class ConvolutionTable(TableKind[DeviceFigures]):
         return as_timed(frame, text(frame, "source").map(lambda source: STACKS.get(source, "back-to-back")))
 
     def family(self, frame: pd.DataFrame) -> pd.Series[str]:
-        """conv.tensor on tensor cores; conv.half for half-precision arithmetic on ordinary cores; else conv.vector."""
+        """conv.int8 for integers; conv.tensor on tensor cores; conv.half for halves without; else conv.vector."""
         return by_arithmetic(frame, self.compute(frame), _family)
 
     def compute(self, frame: pd.DataFrame) -> pd.Series[str]:
@@ -96,6 +101,7 @@ class ConvolutionTable(TableKind[DeviceFigures]):
         """The defaults, with the energy of the architecture."""
         default = ConvolutionParameters()
         energy = ENERGY.get(figures.architecture, default.energy_per_flop)
+        energy = energy / INTEGER_LANES if family == "conv.int8" else energy
         return (dataclasses.replace(default, energy_per_flop=energy),)
 
     def work(self, frame: pd.DataFrame) -> tuple[Array, Array]:
@@ -108,6 +114,7 @@ class ConvolutionTable(TableKind[DeviceFigures]):
         costs = algorithm_costs(
             table_shape(frame), device=figures, parameters=parameters,
             element_bytes=element_bytes(frame), library=library_version(text(frame, "library")),
+            algorithms=INTEGER_ALGORITHMS if (text(frame, "dtype") == "int8").all() else tuple(AVAILABLE_FROM),
         )  # fmt: skip
         return fastest_time(costs)
 
@@ -176,6 +183,8 @@ def _family(device: str, dtype: str, compute: str) -> str:
         unit = unit_of(find_device(device), dtype, compute)
     except SpecError:
         return "conv.vector"
+    if dtype == "int8":
+        return "conv.int8"
     if unit == "tensor":
         return "conv.tensor"
     return "conv.half" if dtype in ("fp16", "bf16") and compute != "fp32" else "conv.vector"

@@ -18,11 +18,11 @@ from paleo.pricing.roofline import unit_of
 from paleo.specs.hardware import find_device
 from paleo.units import MICROSECOND
 from paleo.validate.kinds.base import KINDS, Array, FitPlan, Fitted, TableKind, mapped, number, unpriced
-from paleo.validate.kinds.silicon import energy, surviving_share
+from paleo.validate.kinds.silicon import INTEGER_LANES, energy, surviving_share
 
 #: Bytes per element of the operands and of the result.
-OPERAND_BYTES: Mapping[str, float] = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "fp4": 0.5}
-RESULT_BYTES: Mapping[str, float] = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 2, "fp4": 2}
+OPERAND_BYTES: Mapping[str, float] = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "fp4": 0.5, "int8": 1}
+RESULT_BYTES: Mapping[str, float] = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 2, "fp4": 2, "int8": 4}
 #: Formats to which activations are quantised before each product.
 NARROW = ("fp8", "fp4")
 #: How a source times its rows; a source that is not listed is taken to launch back to back.
@@ -84,6 +84,7 @@ class GemmTable(TableKind[DeviceFigures]):
         "gemm.simt": GemmParameters,
         "gemm.fp8": GemmParameters,
         "gemm.fp4": GemmParameters,
+        "gemm.int8": GemmParameters,
     }
     host_parameters: ClassVar[tuple[str, ...]] = ("launch",)
 
@@ -101,7 +102,7 @@ class GemmTable(TableKind[DeviceFigures]):
         return pd.Series(np.where(number(frame, "batch") > 1, batched, linear), index=frame.index, dtype=object)
 
     def family(self, frame: pd.DataFrame) -> pd.Series[str]:
-        """gemm.fp8, gemm.tensor or gemm.simt, by the unit that the rows run on."""
+        """gemm.fp8, gemm.fp4, gemm.int8, gemm.tensor or gemm.simt, by format and the unit that the rows run on."""
         return pd.Series(mapped(frame, _TOLD, lambda *told: _family(*_keys(*told))), index=frame.index, dtype=object)
 
     def starts(self, family: str, figures: DeviceFigures) -> Sequence[GemmParameters]:
@@ -110,6 +111,9 @@ class GemmTable(TableKind[DeviceFigures]):
         share = surviving_share(figures)
         if family == "gemm.tensor":
             return (GemmParameters(energy=energies.tensor, training_energy=energies.training, l2_share=share),)
+        if family == "gemm.int8" and not figures.tensor_cores:
+            lane = energies.vector / INTEGER_LANES
+            return (GemmParameters(launch=5 * MICROSECOND, energy=lane, training_energy=lane, l2_share=share),)
         if family != "gemm.simt":
             return (GemmParameters(energy=energies.fp8, training_energy=energies.training_fp8, l2_share=share),)
         stall = 1.0 if figures.architecture in ("Kepler", "Maxwell", "Pascal") else 0.05
@@ -186,7 +190,7 @@ def _stack(source: str, timing: str, library: str, *, batched: bool) -> str:
 
 @cache
 def _family(device: str, dtype: str, compute: str) -> str:
-    if dtype in NARROW:
+    if dtype in NARROW or dtype == "int8":
         return f"gemm.{dtype}"
     try:
         return "gemm.tensor" if unit_of(find_device(device), dtype, compute) == "tensor" else "gemm.simt"

@@ -21,6 +21,8 @@ class Energy(NamedTuple):
     training_fp8: float
 
 
+#: Products of eight-bit integers that an ordinary core adds up in the time of one in fp32 (dp4a).
+INTEGER_LANES = 4.0
 #: Energies by process, from the power limit over the rate that long products, and steps of training, sustain under it.
 ENERGY: Mapping[str, Energy] = {
     "28 nm": Energy(9.0, 9.0, 30.0, 11.0, 11.0),
