@@ -26,8 +26,8 @@ def ratio(report: FileReport, chosen: pd.Series) -> np.ndarray:
 @pytest.mark.parametrize(
     ("source", "compressor", "bar"),
     [
-        ("ZeRO++", "none", 0.08),  # three constants are fitted to these
-        ("ZeRO++", "zeropp", 0.11),  # nothing is
+        ("ZeRO++", "none", 0.14),  # the predicted step: nothing is fitted to these
+        ("ZeRO++", "zeropp", 0.11),
         ("1-bit Adam", "none", 0.12),
         ("1-bit Adam", "onebit", 0.12),
         ("Deep Gradient Compression", "dgc", 0.11),

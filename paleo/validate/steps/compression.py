@@ -22,14 +22,16 @@ from paleo.units import TERA
 from paleo.validate.kinds.base import Array, number
 from paleo.validate.steps.base import Row, Step, StepTable, filled, records, whole
 from paleo.validate.steps.consistency import BACKWARD, HOST_MEMORY_RING
+from paleo.validate.steps.systems import with_device
 from paleo.validate.tables import STEPS, Predictions
 
 #: Columns that may hold what was measured, the first filled one counts, and their units.
 MEASURED = {"step_s": 1.0, "tflops_per_gpu": TERA, "speedup_over_1": 1.0, "time_over_dense": 1.0}
-#: DeepSpeed's ZeRO-3 on nodes of 16 V100, fitted to the 16 dense rows of its ZeRO++ page (6.3 % there, 9.6 % on the 16
-#: compressed rows that were not fitted): model FLOP/s of a GPU between gathers, bytes that a node's links carry for
-#: each one that is waited for, and byte/s inside a node.
-SHARDED_RATE, SHARDED_OVERLAP, SHARDED_NODE_RATE = 93.1 * TERA, 1.35, 50.0e9
+#: Width of a language model of which only the parameters are stated: 128 for each layer, as GPT-3's (Brown et al.,
+#: Language models are few-shot learners, 2020, table 2.1: 12,288 by 96), with heads of 128.
+WIDTH_OF_A_LAYER, HEAD = 128, 128
+#: Systems of the catalog by GPUs of a node, for rows that name none.
+NODES = {16: "dgx-2", 8: "dgx-1-v100"}
 #: Share of memory bandwidth that passes of coding reach.
 PASS_EFFICIENCY = 0.8
 #: BytePS sends gradients beside the backward pass; Horovod's and DeepSpeed's runs of these pages sum them behind it: on
@@ -109,16 +111,15 @@ class CompressionSteps(StepTable):
         """What the row's filled column holds."""
         cluster = _Cluster.of(row)
         if filled(row, "tflops_per_gpu"):
-            value = _sharded_rate(row, cluster)
+            return _sharded(row)
+        compute = self._alone.get(_family(row)) or self._compute(row)
+        seconds = _seconds(row, cluster, compute)
+        if filled(row, "step_s"):
+            value = seconds
+        elif filled(row, "speedup_over_1"):
+            value = cluster.gpus * compute / seconds
         else:
-            compute = self._alone.get(_family(row)) or self._compute(row)
-            seconds = _seconds(row, cluster, compute)
-            if filled(row, "step_s"):
-                value = seconds
-            elif filled(row, "speedup_over_1"):
-                value = cluster.gpus * compute / seconds
-            else:
-                value = seconds / _seconds({**row, "compressor": "none"}, cluster, compute)
+            value = seconds / _seconds({**row, "compressor": "none"}, cluster, compute)
         return Step(value, value / 1.4, value * 1.4, value, str(row["device"]), "stated links and a predicted step")
 
     def _compute(self, row: Row) -> float:
@@ -189,21 +190,39 @@ def _method(name: str) -> Compression:
     return compression(name)
 
 
-def _sharded_rate(row: Row, cluster: _Cluster) -> float:
-    """Model FLOP/s of a GPU whose parameters are sharded over all, with or without ZeRO++."""
-    parameters, tokens = float(row["parameters"]), float(row["tokens_per_gpu"])
-    flops = 6.0 * parameters * tokens
-    apart, inside = (cluster.nodes - 1.0) / cluster.nodes, (cluster.per_node - 1.0) / cluster.per_node
-    width, coding = 2.0, 0.0
-    across = within = 3.0 * width * parameters
-    if str(row["compressor"]) != "none":
-        gradient = SummedGradient(parameters, 1.0, cluster.gpus, width, cluster.per_node)
-        method = _method(str(row["compressor"]))
-        forward, backward, scatter, last = (float(message.payload) for message in method.messages(gradient))
-        across, within = forward + last * cluster.per_node, forward + backward + scatter
-        coding = cluster.coding(method.encode(gradient)) + cluster.coding(method.decode(gradient))
-    waited = across * apart / (SHARDED_OVERLAP * cluster.link) + within * inside / SHARDED_NODE_RATE
-    return flops / (flops / SHARDED_RATE + waited + coding)
+def _sharded(row: Row) -> Step:
+    """Model FLOP/s of a GPU of a language model whose parameters are sharded over all, with or without ZeRO++: those of
+    the predicted step, its activations computed again (DeepSpeed's example scripts)."""
+    method = None if str(row["compressor"]) == "none" else str(row["compressor"])
+    tokens, model = whole(row, "tokens_per_gpu"), load_model("gpt2")
+    run = Run(
+        gpus=whole(row, "gpus"), batch=1, microbatch=1, dtype=_dtype(row), strategy="zero=3", recompute="full",
+        software="pytorch-eager", compress=method, model=_stack(float(row["parameters"]), tokens),
+    )  # fmt: skip
+    prediction = predict(model, _sharded_system(row), run)
+    flops = 6.0 * float(row["parameters"]) * tokens
+    value, low, high = (flops / seconds for seconds in (prediction.step_time, *reversed(prediction.interval)))
+    return Step(value, low, high, value, str(row["device"]), "a predicted step")
+
+
+def _stack(parameters: float, tokens: int) -> dict[str, int]:
+    """Sizes of a GPT of so many parameters: 12 width² in each of width / `WIDTH_OF_A_LAYER` layers."""
+    width = HEAD * max(1, round((WIDTH_OF_A_LAYER * parameters / 12.0) ** (1.0 / 3.0) / HEAD))
+    layers = max(1, round(parameters / (12.0 * width**2)))
+    return {"hidden": width, "layers": layers, "heads": width // HEAD, "seq": tokens, "positions": tokens}
+
+
+def _sharded_system(row: Row) -> System:
+    """The catalog's node of so many GPUs, with the links of the row between nodes."""
+    each = whole(row, "gpus_per_node")
+    if each not in NODES:
+        raise SpecError(f"gpus_per_node {each}: no system of the catalog; known are {', '.join(map(str, NODES))}")
+    system = with_device(load_system(NODES[each]), row)
+    fabric, stated = system.levels[-1], float(row["link_bytes_per_s"])
+    ports = max(1, round(stated / fabric.link.bandwidth))
+    link = fabric.link.model_copy(update={"bandwidth": stated / ports})
+    levels = (*system.levels[:-1], fabric.model_copy(update={"ports": ports, "link": link}))
+    return system.model_copy(update={"levels": levels})
 
 
 STEPS.register("compression")(CompressionSteps())
