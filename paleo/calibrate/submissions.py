@@ -16,7 +16,7 @@ from paleo.specs.task import Code, Evaluation, Submissions, TrainingTask, load_t
 from paleo.studies.target import TargetTime, timed
 from paleo.units import MILLISECOND
 from paleo.validate.steps.base import filled, records
-from paleo.validate.steps.submissions import target_of_row
+from paleo.validate.steps.submissions import pairs_of, target_of_row
 from paleo.validate.steps.training_runs import MINUTE, copies
 
 Array = npt.NDArray[np.float64]
@@ -78,7 +78,7 @@ def _row(index: int, cells: dict[str, Any], point: TargetTime) -> Row:
         exact=cells.get("config_match") == "exact",
         runs=measured("runs"),
         step=measured("step_ms", MILLISECOND) if filled(cells, "step_ms") else implied_step(cells, point.global_batch),
-        samples=measured("samples_to_target"),
+        samples=pairs_of(cells, "samples_to_target"),
         evaluation=float(cells["evaluation_s"]) if filled(cells, "evaluation_s") else float("nan"),
         evaluations=measured("evaluations"),
         seconds=measured("minutes_to_target", MINUTE),
@@ -88,11 +88,11 @@ def _row(index: int, cells: dict[str, Any], point: TargetTime) -> Row:
 def implied_step(cells: dict[str, Any], global_batch: float) -> float:
     """Seconds of a step from the minutes of a row that logs none: what is left of them beside evaluation, over steps;
     nan where they are not stated."""
-    names = ("minutes_to_target", "evaluation_s", "samples_to_target")
-    if not all(filled(cells, name) for name in names):
+    names = ("minutes_to_target", "evaluation_s")
+    if not all(filled(cells, name) for name in (*names, "samples_to_target")):
         return float("nan")
-    minutes, evaluation, samples = (float(cells[name]) for name in names)
-    left = minutes * MINUTE - evaluation
+    minutes, evaluation = (float(cells[name]) for name in names)
+    left, samples = minutes * MINUTE - evaluation, pairs_of(cells, "samples_to_target")
     return left / (samples / global_batch) if left > 0 and samples > 0 else float("nan")
 
 
@@ -174,9 +174,15 @@ def _code(
     )
 
 
+def _of_gpus(rows: list[Row]) -> list[Row]:
+    """Rows of GPUs where there are enough of them, else all: TPUs ran other code at other batches and rates."""
+    of_gpus = [row for row in rows if row.point.prediction.system.device.kind == "gpu"]
+    return of_gpus if len(of_gpus) >= LEAST_ROWS else rows
+
+
 def fit_samples(rows: list[Row], rounds: list[str], towards: str) -> Submissions | None:
-    """What submissions need over the law: weighted median of the logarithm, and its rms."""
-    fitted = [row for row in rows if row.samples > 0]
+    """What submissions need over the law: weighted median of the logarithm and its rms, of GPUs where there are any."""
+    fitted = _of_gpus([row for row in rows if row.samples > 0])
     if len(fitted) < LEAST_ROWS:
         return None
     logs = np.log([row.samples / float(row.point.task.law.samples(row.point.global_batch)) for row in fitted])
@@ -189,9 +195,10 @@ def fit_samples(rows: list[Row], rounds: list[str], towards: str) -> Submissions
 
 def fit_evaluation(rows: list[Row], code: Code, rounds: list[str], towards: str) -> Evaluation:
     """Work or fixed seconds of an evaluation, from the seconds that submissions spent on each: weighted medians; work
-    where it scatters less than seconds do. Rows whose evaluations are part of their steps count as zero."""
+    where it scatters less than seconds do; of GPUs where there are any. Rows whose evaluations are part of their steps
+    count as zero."""
     evaluation = rows[0].point.task.evaluation
-    fitted = [row for row in rows if row.evaluation >= 0 and row.evaluations > 0]
+    fitted = _of_gpus([row for row in rows if row.evaluation >= 0 and row.evaluations > 0])
     if len(fitted) < LEAST_ROWS:
         return evaluation
     plain = evaluation.model_copy(update={"work": 1.0, "fixed": 0.0})

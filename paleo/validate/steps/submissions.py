@@ -86,6 +86,22 @@ SPREAD = {"megatron-core": ("tp", 8)}
 
 #: Batches of the Transformer above this one count tokens, of which a pair of sentences has so many.
 MOST_SENTENCES, TOKENS = 4096.0, 28.0
+#: Pairs of sentences in a row of the Transformer's packed rows, in which TPUs count batches and, from v0.7 on, samples:
+#: 4,590,101 pairs in the 566,340 rows of an epoch.
+PAIRS = 4590101.0 / 566340.0
+
+
+def pairs_of(row: Row, column: str) -> float:
+    """A cell of samples, or of samples of a batch, in those of the task: the Transformer's batches count tokens on GPUs
+    and packed rows on TPUs, and samples that are fewer than an epoch count packed rows, too. nan where it is empty."""
+    value = float(row[column]) if filled(row, column) else float("nan")
+    task = task_of_row(row)
+    if task.model != "transformer_big":
+        return value
+    if column == "global_batch":
+        unit = PAIRS if str(row["device"]).startswith("tpu") else 1.0 / TOKENS if value > MOST_SENTENCES else 1.0
+        return value * unit
+    return value * (PAIRS if value < task.dataset_samples else 1.0)
 
 
 def switch(row: Row, key: str, default: bool) -> bool:
@@ -140,10 +156,9 @@ def target_of_row(row: Row) -> TargetTime:
 def _target(cells: tuple[tuple[str, Any], ...]) -> TargetTime:
     row = dict(cells)
     task, system = task_of_row(row), system_of_row(row)
-    batch = float(row.get("global_batch", "nan"))
+    batch = pairs_of(row, "global_batch")
     if not batch >= 1:
         raise SpecError("global_batch is not stated")
-    batch = batch / (TOKENS if batch > MOST_SENTENCES and task.model == "transformer_big" else 1.0)
     gpus, spread = training_gpus(row, max(1, round(batch / task.packed)), task)
     runs = float(row.get("runs", 1.0))
     run = run_of(task, gpus, batch, **{**options_of(row, task, gpus), **spread})

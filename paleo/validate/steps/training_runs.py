@@ -14,7 +14,7 @@ from paleo.studies.target import TargetTime
 from paleo.units import MILLISECOND
 from paleo.validate.kinds.base import Array, number
 from paleo.validate.steps.base import Row, Step, StepTable, ideal_seconds, records
-from paleo.validate.steps.submissions import system_of_row, target_of_row
+from paleo.validate.steps.submissions import pairs_of, system_of_row, target_of_row
 from paleo.validate.tables import STEPS, Predictions
 
 #: Seconds of a minute.
@@ -54,7 +54,7 @@ class TrainingRuns(StepTable):
         points = [self._point(row) for row in records(frame)]
         measured = {
             "step": number(frame, "step_ms", float("nan")) * MILLISECOND,
-            "samples": number(frame, "samples_to_target", float("nan")),
+            "samples": np.array([_samples(row) for row in records(frame)]),
             "evaluation": number(frame, "evaluation_s", float("nan")),
         }
         predicted = {
@@ -77,6 +77,14 @@ class TrainingRuns(StepTable):
         predictions = super().predict(frame)
         predictions.reasons[copies(frame)] = "repeats the log of another row"
         return predictions
+
+
+def _samples(row: Row) -> float:
+    """Samples to the target as the task counts them; nan where they are not known."""
+    try:
+        return pairs_of(row, "samples_to_target")
+    except (PaleoError, ValueError, KeyError):
+        return float("nan")
 
 
 def copies(frame: pd.DataFrame) -> np.ndarray[Any, np.dtype[np.bool_]]:
