@@ -209,11 +209,10 @@ class Layouts:
         """The collectives of some elements (or bytes)."""
         owned = self.backend.software.parallelism.whole_tensors and zero in (1, 2)
         if content == "gradients":
-            owed = gradient_exchange(zero, axes, elements, self.meshes[layout])
-            if owned:
-                owed = tuple(("broadcast" if op == "reduce_scatter" else op, over, part) for op, over, part in owed)
-            method = self.backend.compression
-            return owed if method is None else compressed(method, self.gradient(layout, axes), owed)
+            owed, method = gradient_exchange(zero, axes, elements, self.meshes[layout]), self.backend.compression
+            owed = owed if method is None else compressed(method, self.gradient(layout, axes), owed)
+            to_owners = {"reduce_scatter": "broadcast"} if owned else {}  # a sum goes to its owner the same way back
+            return tuple((to_owners.get(operation, operation), over, part) for operation, over, part in owed)
         method = self.backend.compression
         if content in ("all", "again") and isinstance(method, ZeroPlusPlus):
             width = self.backend.formats.parameter

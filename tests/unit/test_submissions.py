@@ -14,6 +14,7 @@ from paleo.calibrate.tasks import is_of_tasks, with_blocks
 from paleo.specs.task import load_task
 from paleo.studies.target import TargetTime, code_ratio
 from paleo.validate.baselines import left_out_baselines, peaks
+from paleo.validate.steps.submissions import PAIRS, pairs_of
 
 ROUNDS = ["v1.0", "v1.1", "v2.0"]
 ARCHITECTURES = {"a30": "Ampere", "h100-sxm5-80gb": "Hopper"}
@@ -24,7 +25,7 @@ def row(index: int, device: str, round_name: str, *, ratio: float, per_gpu: floa
     task = load_task("mlperf-resnet")
     prediction = SimpleNamespace(
         system=SimpleNamespace(
-            device=SimpleNamespace(name=device, architecture=ARCHITECTURES[device]), devices_per_node=8
+            device=SimpleNamespace(name=device, architecture=ARCHITECTURES[device], kind="gpu"), devices_per_node=8
         ),
         plan=SimpleNamespace(gpus=8, global_batch=8 * per_gpu),
         step_time=0.1,
@@ -105,3 +106,21 @@ def test_baselines_keep_device_time() -> None:
     assert found["scaled_best"].iloc[3] == pytest.approx(10.0 * share[0] / share[1])
     assert found["one_utilisation"].iloc[2] == pytest.approx(5.5)
     assert np.isfinite(found["nearest"]).all()
+
+
+@pytest.mark.parametrize(
+    ("device", "column", "value", "pairs"),
+    [
+        ("v100-sxm2-16gb", "global_batch", 81920.0, 81920.0 / 28),  # tokens
+        ("v100-sxm2-16gb", "global_batch", 2048.0, 2048.0),
+        ("tpu-v4", "global_batch", 512.0, 512.0 * PAIRS),  # packed rows
+        ("tpu-v4", "samples_to_target", 1699020.0, 13770303.0),  # three epochs of packed rows
+        ("tpu-v3", "samples_to_target", 13770303.0, 13770303.0),
+    ],
+)
+def test_the_transformer_counts_pairs(device: str, column: str, value: float, pairs: float) -> None:
+    """Three epochs are three epochs, whatever they are counted in; other benchmarks count what their tasks do."""
+    cells = {"benchmark": "transformer", "round": "v0.7", "device": device, column: value}
+    assert pairs_of(cells, column) == pytest.approx(pairs)
+    assert pairs_of({**cells, "benchmark": "gnmt"}, column) == value
+    assert np.isnan(pairs_of({**cells, column: None}, column))
