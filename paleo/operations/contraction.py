@@ -72,7 +72,7 @@ class Contraction:
         formats = self.operands(precision)
         kernels = [self._kernel("forward", self.lhs, self.rhs, self.out, formats, extra=self.bias)]
         if formats.narrow:
-            kernels.append(self._quantised("forward", self.lhs, formats))
+            kernels += self._quantised("forward", self.lhs, formats)
         products = tuple(replace(kernel, calls=1.0 / len(kernels)) for kernel in kernels)
         return (*products, *self._casts("forward", precision))
 
@@ -94,7 +94,7 @@ class Contraction:
         if not any(tensor.grad for tensor in self.reads):
             return ()
         precision = self.operands(precision)
-        kernels = [self._quantised("backward", self.out, precision)] if precision.narrow else []
+        kernels = self._quantised("backward", self.out, precision) if precision.narrow else []
         if self.lhs.grad:
             kernels.append(self._kernel("backward", self.out, self.rhs, self.lhs, precision))
         if self.rhs.grad:
@@ -110,12 +110,15 @@ class Contraction:
         """Only products with weights are made in formats below sixteen bits, and no convolutions."""
         return precision if self.rhs.role == "parameter" and not self.windows else precision.sixteen_bits
 
-    def _quantised(self, phase: Phase, source: Tensor, precision: Precision) -> Kernel:
-        """An operand brought to the narrow format, and its transpose beside it: the product of the weight gradient,
-        where there is one, runs along the other dim. Weights are brought there once a step, which is not counted."""
+    def _quantised(self, phase: Phase, source: Tensor, precision: Precision) -> list[Kernel]:
+        """An operand brought to the narrow format with its scales, and its transpose beside it: the product of the
+        weight gradient, where there is one, runs along the other dim; before that its largest value, where the scale
+        needs it. Weights are brought there once a step, which is not counted."""
         count, copies = float(source.elements), 2.0 if self.rhs.grad else 1.0
-        read, written = count * precision.activation, copies * count * precision.operand
-        return flat_pass(f"{self.name}.quantise", "elementwise", phase, count, read, written)
+        read, written = count * precision.activation, copies * count * (precision.operand + precision.scale_bytes)
+        largest = flat_pass(f"{self.name}.largest", "reduce", phase, count, read, 0.0)
+        quantised = flat_pass(f"{self.name}.quantise", "elementwise", phase, count, read, written)
+        return [largest, quantised] if precision.measured_first else [quantised]
 
     def _kernel(
         self, phase: Phase, left: Tensor, right: Tensor, out: Tensor, precision: Precision, extra: Tensor | None = None

@@ -26,6 +26,13 @@ BYTES: dict[str, float] = {
     "fp4": 0.5,
 }
 
+#: How scales of formats below sixteen bits are found. delayed: from the largest values of passes before (Transformer
+#: Engine's default); current: from that of the tensor itself, in a pass before; mxfp8: one of a byte for each 32
+#: numbers (Open Compute Project, Microscaling Formats, 2023); nvfp4: one of a byte for each 16, and one of the tensor.
+Scaling = Literal["delayed", "current", "mxfp8", "nvfp4"]
+#: Bytes of scales for each number.
+_SCALE_BYTES: dict[Scaling, float] = {"delayed": 0.0, "current": 0.0, "mxfp8": 1.0 / 32.0, "nvfp4": 1.0 / 16.0}
+
 Role = Literal["activation", "parameter", "gradient", "statistic", "mask", "index"]
 
 
@@ -40,7 +47,8 @@ class Precision:
     Statistics (means, variances, log-sum-exp) are fp32, dropout masks one byte, indices int64. With ``casts`` weights
     stay fp32, and products read narrow copies that are made for each pass; their gradients are widened again.
     ``gradient_accesses`` are reads and writes of each gradient after every backward pass: unscaling, norms, clipping.
-    Gradients are ``accumulated`` by the products that make them, or ``added`` to their sums by autograd.
+    Gradients are ``accumulated`` by the products that make them, or ``added`` to their sums by autograd. Operands below
+    sixteen bits have ``scale_bytes`` for each number, and their largest value may be ``measured_first``, in a pass.
     """
 
     dtype: str
@@ -55,6 +63,8 @@ class Precision:
     gradient_accesses: float = 0.0
     accumulated: bool = False
     added: bool = False
+    scale_bytes: float = 0.0
+    measured_first: bool = False
 
     @property
     def summed(self) -> float:
@@ -113,6 +123,13 @@ def precision(dtype: str) -> Precision:
     if dtype in ("fp16", "bf16"):
         return Precision(dtype, 2.0, 2.0, 2.0, 2.0, 4.0)
     return Precision(dtype, 2.0, float(BYTES[dtype]), 2.0, 2.0, 4.0)
+
+
+def scaled(formats: Precision, scaling: Scaling, *, fused: bool) -> Precision:
+    """The formats with scales of narrow operands; where passes are ``fused``, what makes a tensor finds its largest
+    value on the way, but not that of NVFP4, which is taken of rotated numbers (Transformer Engine; torch.compile)."""
+    measured_first = scaling == "nvfp4" or (scaling == "current" and not fused)
+    return replace(formats, scale_bytes=_SCALE_BYTES[scaling], measured_first=measured_first)
 
 
 def autocast(formats: Precision) -> Precision:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from paleo.errors import SpecError
+from paleo.operations.tensor import Scaling
 from paleo.specs.loading import PositiveCount, Spec, Text, read_yaml, validate
 from paleo.specs.software import Dispatch
 from paleo.units import MEBIBYTE, Bytes, BytesPerSecond, Seconds
@@ -66,8 +67,8 @@ class Run(Spec):
     ``nodes`` says where nodes lie: packed, random or ``spread:8`` leaf switches; ``background`` is the share of the
     links above those that others use, and ``neighbour`` a second job on the same leaf switches, ``all_to_all:32:0.4``:
     its traffic (ring or all_to_all), its nodes and the share of the time that it sends.
-    ``cudnn``, ``attention``, ``cross_entropy``, ``main_gradients``, ``expert_dispatch``, ``expert_overlap``,
-    ``cuda_graph`` and ``exchange`` are what the ``software`` profile does unless they are given.
+    ``cudnn``, ``attention``, ``cross_entropy``, ``scaling``, ``main_gradients``, ``expert_dispatch``,
+    ``expert_overlap``, ``cuda_graph`` and ``exchange`` are what the ``software`` profile does unless they are given.
     ``bucket`` is how many bytes of gradients go out together (25 MiB in PyTorch's DDP). ``offload`` names what lives in
     host memory: optimizer, gradients, parameters, activations. ``input`` is data loading; left out it is how the
     software loads photographs where the system states its cores; ``none`` is synthetic data, which cost nothing.
@@ -111,6 +112,7 @@ class Run(Spec):
     software: Text = "pytorch-eager"
     cudnn: Annotated[float, Field(gt=0)] | None = None
     attention: Literal["fused", "unfused", "stepwise"] | None = None
+    scaling: Scaling | None = None
     cross_entropy: Literal["fused", "recomputed", "upcast", "stepwise"] | None = None
     main_gradients: Literal["narrow", "fp32"] | None = None
     exchange: Exchange | None = None

@@ -16,6 +16,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.fields import FieldInfo
 
 from paleo.errors import SpecError, near
+from paleo.operations.tensor import Scaling
 from paleo.specs.calibration import Residual
 from paleo.specs.catalog import is_path, read_entry
 from paleo.specs.expressions import FileCache
@@ -218,6 +219,12 @@ class NumberFormats(Spec):
         description="the format in which gradients are summed up, kept and exchanged beside fp32 masters: that of the "
         "weights, or fp32 in place of it (Megatron-LM's --accumulate-allreduce-grads-in-fp32, its default in bf16: 18 "
         "bytes a parameter, 6 + 12/dp with a distributed optimizer)",
+    )
+    scaling: Scaling = Field(
+        "delayed",
+        description="how scales of formats below sixteen bits are found. delayed: from the largest values of passes "
+        "before; current: from that of the tensor itself, in a pass before unless passes are fused; mxfp8: a byte for "
+        "each 32 numbers; nvfp4 (fp4, unless said otherwise): a byte for each 16, and one of the tensor, in a pass",
     )
     wide: tuple[Literal["embedding", "norm", "softmax", "gelu"], ...] = Field(
         (), description="what autocast computes and hands on in fp32"

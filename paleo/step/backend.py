@@ -19,7 +19,7 @@ from paleo.network.fine_tuning import fine_tuned, fine_tuning
 from paleo.network.graph import Graph, build
 from paleo.operations.base import Kernel
 from paleo.operations.optimizers import Optimizer, optimizer
-from paleo.operations.tensor import Precision, autocast, precision
+from paleo.operations.tensor import Precision, autocast, precision, scaled
 from paleo.parallel.mesh import Mesh
 from paleo.parallel.placement import Placement, parse_strategy
 from paleo.pricing.communication import Fabric, collective_sources
@@ -245,6 +245,8 @@ def backend_of(
         accumulated=accumulated,
         added=software.gradients.added,
     )
+    scaling = run.scaling or ("nvfp4" if dtype == "fp4" else software.formats.scaling)
+    formats = scaled(formats, scaling, fused=software.fusion.passes)
     if formats.master and (run.main_gradients or software.formats.main_gradients) == "fp32":
         formats = replace(formats, gradient=formats.wide)
     method = method_of(run.compress, zero=parse_strategy(run.strategy).zero, forward_only=run.forward_only)

@@ -16,6 +16,7 @@ from paleo.specs.hardware import Device, load_system
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.software import load_software
+from paleo.validate.steps.recipes import scaling_of
 
 
 @pytest.mark.parametrize(
@@ -126,3 +127,30 @@ def test_training_draws_more_power_than_the_calibrating_rows() -> None:
 #: (1 + a⁴ r⁴)^(1/4) over (1 + r⁴)^(1/4) for r, the power at full clock over what the board leaves, and a, training's
 #: energy over that of the calibration's rows (1.25 on both), as far as arithmetic limits the product.
 POWER_OVER_LIMIT = {"h100-sxm5-80gb": 1.14, "a100-sxm4-80gb": 1.05}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "scaling", "software", "largest", "written"),
+    [
+        ("fp8", None, "megatron-core", 0, 2 * 1.0),
+        ("fp8", "current", "megatron-core", 0, 2 * 1.0),
+        ("fp8", "current", "torchtitan-eager", 1, 2 * 1.0),
+        ("fp8", "mxfp8", "megatron-core", 0, 2 * (1.0 + 1 / 32)),
+        ("fp4", None, "megatron-core", 1, 2 * (0.5 + 1 / 16)),
+        ("fp4", "mxfp8", "megatron-core", 0, 2 * (0.5 + 1 / 32)),
+    ],
+)
+def test_scales_of_narrow_formats(dtype: str, scaling: str | None, software: str, largest: int, written: float) -> None:
+    """Bytes written for each number of an operand and its transpose, and whether its largest value takes a pass."""
+    run = {"batch": 1, "dtype": dtype, "scaling": scaling, "software": software, "model": {"layers": 3, "seq": 128}}
+    made = predict(load_model("llama2-7b"), load_system("dgx-b200"), Run.model_validate(run))
+    kernels = [counted.kernel for section in made.program.sections for counted in section.kernels]
+    casts, passes = ([kernel for kernel in kernels if kernel.name.endswith(name)] for name in (".quantise", ".largest"))
+    assert len(casts) == 8 and len(passes) == largest * 8
+    assert all(kernel.bytes_written == pytest.approx(written * kernel.bytes_read / 2) for kernel in casts)
+    assert sum(kernel.bytes for kernel in passes) == largest * sum(kernel.bytes_read for kernel in casts)
+
+
+def test_rows_name_how_they_scale() -> None:
+    said = {"fp8 (current scaling)?": "current", "mxfp8": "mxfp8", "nvfp4": "nvfp4", "fp8 (amp)": None, "bf16": None}
+    assert {name: scaling_of({"dtype_reported": name}) for name in said} == said

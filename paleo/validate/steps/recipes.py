@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from paleo.errors import SpecError
+from paleo.operations.tensor import Scaling
 from paleo.specs.hardware import load_system
 from paleo.specs.software import Dispatch
 from paleo.validate.steps.base import Row, filled, whole
@@ -45,6 +46,16 @@ def recipe_of(row: Row) -> Recipe:
         usual.graph if not graph else "full_iteration" if graph == "full_iteration" else "none",
         "tokendrop" in str(row.get("notes", "")),
     )
+
+
+#: How operands are scaled, by words of a row's own name of its format.
+SCALING: dict[str, Scaling] = {"current scaling": "current", "mxfp8": "mxfp8", "nvfp4": "nvfp4", "delayed": "delayed"}
+
+
+def scaling_of(row: Row) -> Scaling | None:
+    """How a row scales narrow operands, where its own name of the format (``dtype_reported``) says so."""
+    reported = str(row.get("dtype_reported", "")).lower()
+    return next((scaling for words, scaling in SCALING.items() if words in reported), None)
 
 
 def _stated(row: Row, column: str, setting: str) -> str:

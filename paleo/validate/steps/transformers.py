@@ -26,7 +26,7 @@ from paleo.validate.steps.base import (
     whole,
 )
 from paleo.validate.steps.networks import network_of
-from paleo.validate.steps.recipes import recipe_of
+from paleo.validate.steps.recipes import recipe_of, scaling_of
 from paleo.validate.steps.systems import usual_system, with_device
 from paleo.validate.tables import STEPS
 
@@ -149,6 +149,7 @@ def run_of(row: Row) -> Run:
         expert_overlap=recipe.overlap,
         drop_tokens=recipe.drops,
         cuda_graph=recipe.graph,
+        scaling=scaling_of(row),
         cross_entropy="fused" if _stated(row, "cross_entropy") == "fused" else None,
         software=software,
         offload=offload(row),
@@ -226,7 +227,7 @@ class TransformerSteps(StepTable):
         "cp", "ep", "vp",
         "sharding", "shard_group", "sequence_parallel", "recompute", "micro_batch", "global_batch", "software",
         "framework", "notes", "release", "expert_dispatch", "expert_overlap", "overlap", "cuda_graph",
-        "recompute_modules", "expert_tp", "cp_comm", "attention", "cross_entropy",
+        "recompute_modules", "expert_tp", "cp_comm", "attention", "cross_entropy", "dtype_reported", "source",
     )  # fmt: skip
 
     def system(self, row: Row) -> System:
