@@ -64,10 +64,10 @@ _EXAMPLE = {
     "frequency": "1410 MHz",
     "power": "400 W",
     "price": "350000 USD",
-    "price_per_s": "32.77 USD/h",
+    "price_per_s": "2.5 USD/h",
     "price_per_energy": "0.12 USD/kWh",
     "failures": "4/knodeday",
-    "count": "300G",
+    "count": "15T",
 }
 _MISSPELT = {"FLOPS": "FLOP/s", "FLOPs": "FLOP", "OPS": "OP/s", "Bps": "B/s", "bps": "b/s", "bit/s": "b/s"}
 _NUMBER = re.compile(r"\s*([+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([^\d\s].*?)?\s*\Z")

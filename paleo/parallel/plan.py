@@ -81,10 +81,10 @@ def plan(model: ModelSpec, system: System, run: Run) -> Plan:
     _check_names(run)
     replicas = _replicas(run, strategy)
     strategy = _within_nodes(strategy, system, replicas) if strategy.within_nodes else strategy
-    if system.capacity is not None and run.gpus > system.capacity:
-        raise PlanError(f"gpus: system {system.name} has {system.capacity} devices, not {run.gpus}")
     if run.gpus > 1 and not system.levels:
         raise PlanError(f"gpus: {system.name} is one device without links; name a system for {run.gpus} gpus")
+    if system.capacity is not None and run.gpus > system.capacity:
+        raise PlanError(f"gpus: system {system.name} has {system.capacity} devices, not {run.gpus}")
     global_batch, local = _batches(model, run, replicas)
     experts = _expert_ranks(run, strategy)
     busy = min(replicas, math.ceil(global_batch / local))
@@ -142,7 +142,7 @@ def _replicas(run: Run, strategy: Strategy) -> int:
     says it."""
     others = math.prod(strategy.degrees.get(axis, 1) for axis in AXES if axis not in BATCH_AXES)
     if run.gpus % others:
-        raise PlanError(f"strategy {run.strategy!r}: {run.gpus} gpus cannot be divided by its {others} ranks")
+        raise PlanError(f"strategy {run.strategy!r}: takes a multiple of {others} gpus, the run has {run.gpus}")
     replicas = run.gpus // others
     if strategy.degrees.get("dp", replicas) != replicas:
         needed = others * strategy.degrees["dp"]

@@ -120,7 +120,9 @@ def _searched(model: ModelSpec, system: System, run: Run, space: Space) -> Itera
     graph = backend.graph(model, 1)
     chosen = layouts(graph, run.gpus, run.global_batch or 1, space, system.devices_per_node)
     if not chosen:
-        raise PlanError(f"{run.gpus} gpus: no degrees share {run.global_batch} samples evenly")
+        stated = ",".join(f"{axis}={degree}" for axis, degree in space.degrees.items())
+        under = f" with {stated}" if stated else ""
+        raise PlanError(f"{run.gpus} gpus: no layout{under} shares {run.global_batch} samples evenly")
     yield _part(model, chosen, space, backend)
     other, spread = other_dispatcher(backend), [layout for layout in chosen if layout.experts > 1]
     if other is not None and spread:

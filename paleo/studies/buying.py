@@ -52,14 +52,25 @@ def stated_wish(
     >>> stated_wish(None, "1.5d", "20k USD", "cost", Tariff()).deadline
     129600.0
     """
-    seconds = dollars = None
-    if deadline is not None:
-        days = deadline.strip().removesuffix("d")
-        is_days = deadline.strip().endswith("d") and days.replace(".", "", 1).isdigit()
-        seconds = float(days) * DAY if is_days else parse(deadline, "time")
+    seconds = None if deadline is None else _seconds(deadline)
+    dollars = None
     if budget is not None:
-        dollars = parse(str(budget).removesuffix("USD").strip(), "count")
+        try:
+            dollars = parse(str(budget).removesuffix("USD").strip(), "count")
+        except SpecError:
+            raise SpecError(f"--budget {str(budget)!r}: expected USD, such as 20000 or 5M") from None
     return Wish(amount, seconds, dollars, objective, tariff)
+
+
+def _seconds(deadline: str) -> float:
+    """A time in days, or in a smaller unit."""
+    days = deadline.strip().removesuffix("d")
+    if deadline.strip().endswith("d") and days.replace(".", "", 1).isdigit():
+        return float(days) * DAY
+    try:
+        return parse(deadline, "time")
+    except SpecError:
+        raise SpecError(f"--deadline {deadline!r}: expected a time with its unit, such as 60d or 12h") from None
 
 
 @dataclass(frozen=True, slots=True)

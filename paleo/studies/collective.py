@@ -80,7 +80,7 @@ def collective(
     ``calibration`` as in a run: auto, ideal, ppp=… or a file.
     """
     if ranks < 2:
-        raise SpecError(f"ranks: {ranks} must be 2 or more; one rank has nobody to talk to")
+        raise SpecError(f"ranks: {ranks} expected 2 or more")
     if not system.levels:
         raise PlanError(f"system {system.name} is one device alone; {operation} over {ranks} ranks needs links")
     constant = constants(system.device.kind, calibration)

@@ -26,7 +26,7 @@ from paleo.pricing.store import STEP_STACKS, Found, lookup
 from paleo.specs.hardware import Device, load_system
 from paleo.specs.loading import Spec, validate
 from paleo.specs.prices import Term, term_named
-from paleo.units import KILO, MICROSECOND, YEAR, PricePerEnergy, PricePerSecond, Seconds, Watts
+from paleo.units import KILO, MICROSECOND, YEAR, PricePerEnergy, PricePerSecond, Quantity, Seconds, Watts
 
 Array = npt.NDArray[np.float64]
 P = TypeVar("P")
@@ -73,6 +73,8 @@ def stated_tariff(
     """A tariff in words: ``price`` is one rate (``2.5 USD/h``) or one for each system in USD an hour (``A=2.1,B=1.3``),
     ``buy`` the years over which machines are written off. SpecError names what is wrong."""
     by_system = price is not None and "=" in price
+    if price is not None and not by_system:
+        _check_rate(price)
     if buy is not None and not 0 < buy <= MOST_YEARS:
         raise SpecError(f"--buy {buy:g}: expected the years in which a machine is written off, up to {MOST_YEARS}")
     stated = {
@@ -85,6 +87,14 @@ def stated_tariff(
         "years": None if buy is None else f"{buy * YEAR} s",
     }
     return validate(Tariff, {key: value for key, value in stated.items() if value is not None}, "options")
+
+
+def _check_rate(text: str) -> None:
+    """SpecError where a rate has no unit of its own."""
+    try:
+        Quantity("price_per_s").parsed(text)
+    except SpecError as error:
+        raise SpecError(f"--price {error}; or by system in USD an hour: dgx-h100=2.5") from None
 
 
 def _prices_by_system(text: str) -> dict[str, str]:
