@@ -10,13 +10,15 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from paleo.errors import PaleoError
+from paleo.errors import PaleoError, SpecError
 from paleo.pricing.store import Found, lookup
 from paleo.registry import Registry
 from paleo.specs.calibration import Calibration
 from paleo.validate.kinds.base import KINDS, Array, RowGroup, RowsError, TableKind, best_match, groups, text
 
 Words = npt.NDArray[np.object_]
+#: Columns of tables that describe the rows of another: the networks of placements.
+DESCRIPTIONS = {frozenset({"network", "group_a", "group_b", "pair_bytes_per_s"}): "placement"}
 #: Sizes above this one are slips.
 LARGEST = 2.0**53
 
@@ -200,8 +202,12 @@ def tables(calibration: Calibration | None = None) -> Mapping[str, MeasuredTable
 
 def table_of(columns: Iterable[str], calibration: Calibration | None = None) -> MeasuredTable:
     """The kind of table that has these columns; SpecError names the nearest kind and the columns that it lacks."""
+    present = {str(column).strip() for column in columns}
+    for header, kind in DESCRIPTIONS.items():
+        if header <= present:
+            raise SpecError(f"describes the rows of a table of kind {kind!r} that lies beside it; nothing measured")
     known = tables(calibration)
-    return known[best_match(columns, {name: table.header for name, table in known.items()})]
+    return known[best_match(present, {name: table.header for name, table in known.items()})]
 
 
 def _categorised(frame: pd.DataFrame, numbers: Iterable[str]) -> pd.DataFrame:

@@ -9,8 +9,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from paleo.errors import SpecError
 from paleo.validate.kinds.base import read_table
-from paleo.validate.runner import FileReport, validate_frame
+from paleo.validate.runner import FileReport, validate_file, validate_frame
 from paleo.validate.steps.placement import PairNetwork, PlacementSteps
 from paleo.validate.steps.rails import Rails
 
@@ -73,6 +74,12 @@ def test_flows_of_a_group_share_its_link() -> None:
     network = PairNetwork.of(pd.DataFrame([general, *nodes]))
     apart = network.seconds(np.array([0, 1, 0]), np.array([2, 3, 1]), 1460.0)
     assert apart.tolist() == pytest.approx([1538.0 / 0.5e8, 1538.0 / 0.5e8, 1460.0 / 1e9])
+
+
+@pytest.mark.shared
+def test_networks_are_no_measurements(shared: Path) -> None:
+    with pytest.raises(SpecError, match="rows of a table of kind 'placement'"):
+        validate_file(shared / "measurements" / "placement_networks.csv")
 
 
 @pytest.mark.shared
