@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from paleo.errors import SpecError
+from paleo.importers.torch_detection import chooser
 from paleo.importers.trace import Call, Value
 
 #: Functions that choose experts by their scores, which are rows of what they read.
@@ -73,6 +74,8 @@ def _selected(tape: Guessing, mask: Any) -> int:
     """
     router, total = _router(tape, mask), int(mask.numel())
     if router is None:
+        if (name := chooser()) is not None:
+            raise RuntimeError(f"{name} chooses boxes by their values")
         tape.remarks.append("masks that select rows are taken to select all of them")
         return total
     experts, choices = router

@@ -14,6 +14,7 @@ from typing import Any
 
 from paleo.errors import SpecError
 from paleo.importers.rules import Invocation, plain_name, torch_reading
+from paleo.importers.torch_detection import CHOOSERS, sampled_boxes
 from paleo.importers.torch_guesses import computed, guessed, label_of
 from paleo.importers.torch_modules import InputSpec
 from paleo.importers.trace import Call, Scope, Value, record
@@ -35,8 +36,6 @@ _VIEWED = frozenset({"T", "mT", "H", "mH", "data", "real", "imag"})
 _CREATORS = frozenset(
     {"zeros", "ones", "empty", "full", "arange", "linspace", "rand", "randn", "eye", "randint", "randperm", "logspace"}
 )
-#: Functions of the code behind a detector, where boxes are chosen by their values.
-_CHOOSES_BOXES = ("nms", "postprocess", "post_process", "filter_proposals", "select_training_samples")
 
 
 class Tape:
@@ -109,7 +108,8 @@ class Tape:
         state = self._weights | buffers
         positional = tuple(tensor for tensor, name in zip(tensors, names, strict=True) if name is None)
         keywords = {name: tensor for tensor, name in zip(tensors, names, strict=True) if name is not None}
-        with self._watched(), _without_checkpoints(self), torch.enable_grad():
+        boxes = sampled_boxes(self.module, self.remarks)
+        with self._watched(), _without_checkpoints(self), boxes, torch.enable_grad():
             try:
                 hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda packed: packed)
                 with hooks, self.counter, _recorder(self):
@@ -133,7 +133,7 @@ class Tape:
     def _cut(self, error: Exception) -> bool:
         """Whether a detector failed where it chooses boxes by their values: what ran until then is the network."""
         names = [frame.name for frame in traceback.extract_tb(error.__traceback__)]
-        place = next((name for name in names if any(word in name for word in _CHOOSES_BOXES)), None)
+        place = next((name for name in names if any(word in name for word in CHOOSERS)), None)
         if place is None or not any(call.flops for call in self.calls):
             return False
         self.remarks.append(f"cut at {place}: which boxes are kept depends on data, and what follows is not counted")

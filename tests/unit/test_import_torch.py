@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -514,6 +515,49 @@ def test_experts_get_an_even_share_of_the_tokens(way: str) -> None:
     model = read(Routed(way), "2x16x32")
     assert forward_flops(build(model, batch=2)) == 2 * 32 * (2 * 2 * 32 * 64 + 32 * 4)
     assert "spread evenly over 4 experts" in str(model.notes)
+
+
+class RegionProposalNetwork(nn.Module):
+    """As torchvision's: which of the boxes go on depends on their scores."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Conv2d(8, 4, 1)
+
+    def forward(self, features: Any) -> Any:
+        boxes = self.head(features).flatten(2).transpose(1, 2)
+        return self.filter_proposals(boxes, boxes[..., 0], [(32, 32)] * len(boxes), None)[0]
+
+    def filter_proposals(self, boxes: Any, scores: Any, sizes: Any, anchors: Any) -> Any:
+        return [box[torch.where(score > 0.5)[0]] for box, score in zip(boxes, scores, strict=True)], None
+
+
+class RoIHeads(nn.Module):
+    """As torchvision's: a head for all boxes, and another one for those on objects."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fg_bg_sampler = SimpleNamespace(batch_size_per_image=16, positive_fraction=0.25)
+        self.box, self.mask = nn.Linear(4, 32), nn.Linear(4, 64)
+
+    def forward(self, proposals: Any) -> Any:
+        scores = self.box(torch.cat(proposals))
+        boxes, _, _ = self.postprocess_detections(scores, None, proposals, [(32, 32)] * len(proposals))
+        return scores, self.mask(torch.cat(boxes))
+
+    def postprocess_detections(self, scores: Any, regression: Any, proposals: Any, sizes: Any) -> Any:
+        return [box[torch.where(score[0] > 0)[0]] for box, score in zip(proposals, scores, strict=True)], None, None
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_detectors_are_cut_where_boxes_are_chosen(stages: int) -> None:
+    """64 places of an image: 8 x 4 products each; the second stage has 16 boxes of 4 x 32 and 4 of 4 x 64."""
+    parts = [nn.Conv2d(3, 8, 1), RegionProposalNetwork(), RoIHeads()][: stages + 1]
+    model = read(nn.Sequential(*parts), "2x3x8x8")
+    second = 2 * (16 * 4 * 32 + 4 * 4 * 64) if stages == 2 else 0
+    assert forward_flops(build(model, batch=3)) == 3 * (2 * 64 * (3 * 8 + 8 * 4) + second)
+    said = "16 boxes, 4 of them on objects" if stages == 2 else "Cut at filter_proposals"
+    assert said in str(model.notes)
 
 
 def test_a_learned_start_takes_a_gradient() -> None:

@@ -45,7 +45,7 @@ plain_functions(
     "copy tile channel_shuffle setitem meshgrid hstack vstack dstack column_stack rot90 index_put rot affine_grid "
     "new_tensor index grid_sample one_hot masked_select topk sort argsort kthvalue scatter_reduce index_fill "
     "index_copy index_reduce masked_scatter diag_embed diag block_diag outer kron cross put take select_scatter "
-    "pack_padded_sequence pad_packed_sequence "
+    "pack_padded_sequence pad_packed_sequence roi_align roi_pool ps_roi_align ps_roi_pool box_iou "
     "slice_scatter searchsorted bucketize bincount unique unique_consecutive nonzero constant_pad_nd clone_contiguous "
     "combinations cartesian_prod histc max_unpool2d max_unpool1d native_channel_shuffle col2im im2col vander",
     "Pad Resize Upsample Tile DepthToSpace SpaceToDepth GatherElements GatherND ScatterND ScatterElements OneHot "
