@@ -46,3 +46,16 @@ def test_all_reduce_against_servers(report: FileReport, network: str, bar: float
 def test_local_steps_over_slow_links(report: FileReport) -> None:
     """Outer steps every 1 to 128 inner ones over 50 Mb/s to 10 Gb/s."""
     assert errors(report, report.frame["consistency"].str.startswith("diloco")).mean() <= 0.09
+
+
+@pytest.mark.shared
+@pytest.mark.parametrize("exchange", ["neighbours", "hierarchical_neighbours"])
+def test_what_gossip_saves(report: FileReport, exchange: str) -> None:
+    """The step of an all-reduce over that of averaging with neighbours, on 4 to 128 GPUs."""
+    frame = report.frame.assign(predicted=report.predictions.seconds, value=report.measured)
+    summed, averaged = (
+        frame[frame["source"].str.contains("BlueFog") & (frame["exchange"] == name)].set_index("workers")
+        for name in ("all_reduce", exchange)
+    )
+    ratios = [summed[column] / averaged[column] for column in ("predicted", "value")]
+    assert len(ratios[0]) == 6 and (ratios[0] / ratios[1] - 1.0).abs().mean() <= 0.08
