@@ -70,10 +70,10 @@ UNSEEN: dict[str, dict[Pair, float]] = {
         ("neusight", "t4"): 0.20,
     },
     "attention.csv.gz": {
-        ("aiconfigurator", "b200"): 0.10,
-        ("aiconfigurator", "gb200"): 0.10,
-        ("aiconfigurator", "h200-sxm"): 0.08,
-        ("aiconfigurator", "l40s"): 0.10,
+        ("aiconfigurator", "b200"): 0.085,
+        ("aiconfigurator", "gb200"): 0.085,
+        ("aiconfigurator", "h200-sxm"): 0.065,
+        ("aiconfigurator", "l40s"): 0.08,
     },
     "elementwise.csv.gz": {
         ("aiconfigurator", "b200"): 0.08,

@@ -105,6 +105,22 @@ def test_causal_blocks_are_counted_exactly_on_whole_tiles(
     assert key_blocks(**shape, kv_length=kv_length, causal=False) == tiles * np.ceil(kv_length / columns)
 
 
+def test_causal_tiles_in_any_order_leave_two_thirds_of_the_longest_idle() -> None:
+    """Two tiles of 256 queries in each of 16 heads on 8 multiprocessors, of 2 and 4 blocks of 128 keys: 12 blocks each,
+    and two thirds of 4 more where long tiles start last. A block of 256 x 128 scores takes 512 / 1024 + 1 / 16 cycles
+    a score."""
+    exact = PrefillParameters(
+        launch_time=1e-12, mma_efficiency=1.0, exp_cycles=0.0625, tile_cycles=10.0, wave_quantization=2 / 3,
+        bandwidth_fraction=0.96, norm_order=8.0, l2_bytes_per_cycle=100.0,
+    )  # fmt: skip
+    eight = replace(TINY, multiprocessors=8.0, peak_flops_per_s=8 * TINY.peak_flops_per_s / TINY.multiprocessors)
+    time = prefill(
+        batch=1.0, query_heads=16.0, kv_heads=16.0, kernel_name="trtllm", device=eight, parameters=exact,
+    )  # fmt: skip
+    block = 256 * 128 * (512 / 1024 + 1 / 16) / TINY.clock_hz
+    assert time == pytest.approx((12 + 4 * 2 / 3) * block, rel=0.02)
+
+
 def test_a_sliding_window_makes_long_causal_attention_linear():
     short, long = (
         prefill(query_length=32768.0, kv_length=32768.0, window=1024.0),
