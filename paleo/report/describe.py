@@ -13,7 +13,7 @@ from paleo.parallel.placement import STRATEGIES
 from paleo.schedules.base import SCHEDULES
 from paleo.specs.calibration import Calibration, load_calibration
 from paleo.specs.catalog import is_path, kind_of, names
-from paleo.specs.hardware import Device, Link, Price, System, load_device, load_link, load_system
+from paleo.specs.hardware import Device, Level, Link, Price, System, load_device, load_link, load_system
 from paleo.specs.loading import Spec
 from paleo.specs.model import ModelSpec, load_model
 from paleo.specs.run import Run, load_run
@@ -237,7 +237,7 @@ def _system(system: System) -> list[Fact]:
         (
             f"level {index}: {level.name}",
             f"{level.ranks or 'any number of'} GPUs, {level.ports} × {level.link.name} "
-            f"({engineering(level.unit_bandwidth, 'B/s')} each way from a unit), {level.topology}",
+            f"({engineering(level.unit_bandwidth, 'B/s')} each way from a unit), {_topology(level)}",
         )
         for index, level in enumerate(system.levels, start=1)
     ]
@@ -252,6 +252,18 @@ def _system(system: System) -> list[Fact]:
         ("notes", system.notes),
         ("source", system.source),
     )
+
+
+def _topology(level: Level) -> str:
+    """A level's topology with what its file states of leaves, routing and links between groups."""
+    unit = "group" if level.topology == "dragonfly" else "leaf switch"
+    words = (
+        level.leaf and f"{level.leaf} nodes to a {unit}",
+        level.global_links and f"{level.global_links} links between each two groups",
+        level.oversubscription > 1.0 and f"{level.oversubscription:g} times oversubscribed",
+        level.routing and ("rails" if level.routing == "rail" else f"{level.routing} routing"),
+    )
+    return ", ".join([level.topology, *(word for word in words if word)])
 
 
 def _model(model: ModelSpec) -> list[Fact]:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from paleo.cli import run as paleo
 from paleo.errors import SpecError
 from paleo.predict import predict
 from paleo.pricing.communication import Fabric
@@ -356,3 +357,11 @@ def test_bad_neighbours_are_refused(text: str) -> None:
 def test_bad_placements_are_refused(text: str, background: float) -> None:
     with pytest.raises(SpecError, match=r"nodes|background"):
         node_placement(text, background)
+
+
+def test_show_says_how_nodes_are_joined(capsys: pytest.CaptureFixture[str]) -> None:
+    for name, words in (
+        ("perlmutter", "dragonfly, 128 nodes to a group"), ("dgx-h100", "fabric, 32 nodes to a leaf switch, rails"),
+    ):  # fmt: skip
+        assert paleo(["show", name]) == 0
+        assert words in " ".join(capsys.readouterr().out.split())
