@@ -64,7 +64,7 @@ class Registry(Generic[Entry]):
             importlib.import_module(f"{package}.{module}")
 
     def __getitem__(self, name: str) -> Entry:
-        entries = self._known()
+        entries = self._entries if self._complete else self._known()
         try:
             return entries[name]
         except KeyError:

@@ -73,8 +73,7 @@ class Contraction:
         kernels = [self._kernel("forward", self.lhs, self.rhs, self.out, formats, extra=self.bias)]
         if formats.narrow:
             kernels += self._quantised("forward", self.lhs, formats)
-        products = tuple(replace(kernel, calls=1.0 / len(kernels)) for kernel in kernels)
-        return (*products, *self._casts("forward", precision))
+        return (*_of_one_call(kernels), *self._casts("forward", precision))
 
     def _casts(self, phase: Phase, precision: Precision) -> tuple[Kernel, ...]:
         """Mixed precision: what is stored wide is narrowed for the product, and its gradient widened after it."""
@@ -103,8 +102,7 @@ class Contraction:
         if self.bias is not None and self.bias.grad:
             summed = MemoryPass(f"{self.name}.bias", "reduce", (self.out,), self.bias, flops_per_element=1.0)
             kernels.append(replace(summed.forward(precision)[0], phase="backward_weight"))
-        products = tuple(replace(kernel, calls=1.0 / len(kernels)) for kernel in kernels)
-        return (*products, *self._casts("backward", precision))
+        return (*_of_one_call(kernels), *self._casts("backward", precision))
 
     def operands(self, precision: Precision) -> Precision:
         """Only products with weights are made in formats below sixteen bits, and no convolutions."""
@@ -153,9 +151,11 @@ class Contraction:
 
     def _border(self, tensor: Tensor, phase: Phase) -> float:
         """A windowed operand with the rows of its neighbours, over its own rows."""
+        if not self.windows:
+            return 1.0
         direction = int((phase == "backward") != self.transposed)
         pairs = zip(self.windows, self.halos, strict=False)
-        return with_rows(tensor, ((w.out if phase == "backward" else w.source, rows[direction]) for w, rows in pairs))
+        return with_rows(tensor, [(w.out if phase == "backward" else w.source, rows[direction]) for w, rows in pairs])
 
     def _direction(self, phase: Phase) -> str:
         if phase == "backward_weight":
@@ -184,6 +184,11 @@ class Contraction:
         return shape
 
 
+def _of_one_call(kernels: list[Kernel]) -> list[Kernel]:
+    """Kernels that come out of one call of the framework."""
+    return kernels if len(kernels) == 1 else [replace(kernel, calls=1.0 / len(kernels)) for kernel in kernels]
+
+
 def _cast(name: str, phase: Phase, tensor: Tensor, read: float, width: float) -> Kernel:
     """One pass from one format to another of ``width`` bytes."""
     count = float(tensor.elements)
@@ -199,8 +204,8 @@ def _gemm_shape(left: Tensor, right: Tensor, out: Tensor) -> dict[str, float]:
     sizes = {d: n for t in (left, right, out) for d, n in zip(t.dims, t.sizes, strict=True)}
     inside, l, r = set(out.dims), set(left.dims), set(right.dims)  # noqa: E741 - the field's letters
     return {
-        "m": float(math.prod(n for d, n in sizes.items() if d in inside and d in l and d not in r)),
-        "n": float(math.prod(n for d, n in sizes.items() if d in inside and d in r and d not in l)),
-        "k": float(math.prod(n for d, n in sizes.items() if d not in inside)),
-        "batch": float(math.prod(n for d, n in sizes.items() if d in inside and d in l and d in r)),
+        "m": float(math.prod([n for d, n in sizes.items() if d in inside and d in l and d not in r])),
+        "n": float(math.prod([n for d, n in sizes.items() if d in inside and d in r and d not in l])),
+        "k": float(math.prod([n for d, n in sizes.items() if d not in inside])),
+        "batch": float(math.prod([n for d, n in sizes.items() if d in inside and d in l and d in r])),
     }

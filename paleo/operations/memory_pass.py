@@ -63,13 +63,10 @@ class MemoryPass:
         return frozenset(self.reduces) | {window.out for window in self.windows}
 
     def split(self, ways: Mapping[str, float]) -> MemoryPass:
+        tensors = self.inputs, (self.out,), self.parameters, self.keeps
+        inputs, (out,), parameters, keeps = (split_all(each, ways) for each in tensors)
         return replace(
-            self,
-            inputs=split_all(self.inputs, ways),
-            out=self.out.split(ways),
-            parameters=split_all(self.parameters, ways),
-            keeps=split_all(self.keeps, ways),
-            halos=halos(self.windows, ways),
+            self, inputs=inputs, out=out, parameters=parameters, keeps=keeps, halos=halos(self.windows, ways)
         )
 
     def forward(self, precision: Precision) -> tuple[Kernel, ...]:
@@ -85,6 +82,8 @@ class MemoryPass:
             return tuple(kernel for target in targets for kernel in self._gradient(target, precision))
         kept = tuple(t for t in self.keeps if t.name != self.out.name or t.role == "activation")
         kernel = self._kernel("backward", (self.out, *kept), targets, precision)
+        if not learned:
+            return (kernel,)
         gradients = sum(self._table_elements(t) for t in learned) * precision.gradient
         return (replace(kernel, bytes_written=kernel.bytes_written + gradients),)
 
@@ -100,9 +99,9 @@ class MemoryPass:
     def _kernel(
         self, phase: Phase, reads: tuple[Tensor, ...], writes: tuple[Tensor, ...], precision: Precision
     ) -> Kernel:
-        table = sum(self._table_elements(t) for t in self.parameters) * precision.parameter
-        largest = max((t.elements for t in (*reads, *writes)), default=0)
-        row = math.prod(self.inputs[0].size(d) for d in self.reduces if d in self.inputs[0].dims)
+        table = sum([self._table_elements(t) for t in self.parameters]) * precision.parameter
+        largest = max([t.elements for t in (*reads, *writes)], default=0)
+        row = math.prod([self.inputs[0].size(d) for d in self.reduces if d in self.inputs[0].dims])
         return Kernel(
             self.name,
             "memory",
@@ -110,8 +109,8 @@ class MemoryPass:
             phase,
             0.0,
             float(self.flops_per_element * largest),
-            sum(t.bytes(precision) * self._border(t, phase) for t in reads) + table,
-            sum(t.bytes(precision) for t in writes),
+            sum([t.bytes(precision) * self._border(t, phase) for t in reads]) + table,
+            sum([t.bytes(precision) for t in writes]),
             {"rows": float(largest / max(row, 1)), "columns": float(row)},
             experts=self._experts,
         )
@@ -119,13 +118,15 @@ class MemoryPass:
     @property
     def _experts(self) -> float:
         """Experts of a mixture that it sends tokens to, or gets them back from."""
-        sent = (t for t in (*self.inputs, self.out) if self.kind.routes and "capacity" in t.dims)
-        return max((float(tensor.size("experts")) for tensor in sent), default=0.0)
+        sent = [t for t in (*self.inputs, self.out) if "capacity" in t.dims]
+        return max(float(tensor.size("experts")) for tensor in sent) if sent and self.kind.routes else 0.0
 
     def _border(self, tensor: Tensor, phase: Phase) -> float:
         """What a pool reads with the rows of its neighbours, over its own rows."""
+        if not self.windows:
+            return 1.0
         pairs = zip(self.windows, self.halos, strict=False)
-        return with_rows(tensor, ((w.out, rows[phase == "backward"]) for w, rows in pairs))
+        return with_rows(tensor, [(w.out, rows[phase == "backward"]) for w, rows in pairs])
 
     def _table_elements(self, table: Tensor) -> float:
         return float(min(table.elements, self.sparse_rows * self.out.elements) if self.sparse_rows else table.elements)

@@ -265,4 +265,4 @@ def halos(windows: tuple[Window, ...], ways: Mapping[str, float]) -> Halos:
 
 def with_rows(tensor: Tensor, rows: Iterable[tuple[str, int]]) -> float:
     """Elements of a tensor with so many more rows along its dims, over its own."""
-    return math.prod((tensor.size(dim) + more) / tensor.size(dim) for dim, more in rows)
+    return math.prod([(tensor.size(dim) + more) / tensor.size(dim) for dim, more in rows])
