@@ -10,7 +10,7 @@ run: $(VENV)/.installed
 	@$(BIN)/python -m paleo.demo
 
 test: $(VENV)/.tested
-	$(BIN)/python -m pytest -n auto --dist loadgroup $(ARGS)
+	$(BIN)/python -m pytest -n auto $(ARGS)
 
 check: lint types sizes test
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -28,29 +29,57 @@ def shared() -> Path:
 
 @pytest.fixture(scope="session")
 def validated(shared: Path) -> Callable[[str], FileReport]:
-    """Predictions of all rows of a measured table, made once for all tests of a worker; tests of one table carry its
-    name as their ``xdist_group``."""
+    """Predictions of all rows of a measured table, made once for all tests of a worker; tests of one table form a
+    `group`."""
     return cache(lambda table: validate_file(shared / "measurements" / table))
 
 
-#: Files whose tests share a fit or a study that takes seconds: one worker runs them all, so that it is made once.
+#: Files whose tests share a fit, a table or a study that takes seconds: one worker runs them all, so that it is made
+#: once.
 TOGETHER = {
     "test_compression_rows",
-    "test_contributing",
     "test_consistency_rows",
+    "test_contributing",
+    "test_explorer",
     "test_fit_links",
     "test_fit_software",
     "test_flop_counter_language",
+    "test_placement_rows",
     "test_report_page",
+    "test_step_tables",
 }
+#: Files whose tests share what the first of their parameters names, such as a measured table.
+BY_PARAMETER = {"test_kernel_tables"}
+
+
+def group(nodeid: str) -> str:
+    """What one worker runs with a test: its file, its file and parameter, or nothing but itself.
+
+    >>> group("tests/unit/test_fit_links.py::test_a_fit"), group("tests/unit/test_units.py::test_bytes[1]")
+    ('test_fit_links', 'tests/unit/test_units.py::test_bytes[1]')
+    """
+    path, _, name = nodeid.partition("::")
+    file = Path(path).stem
+    if file in BY_PARAMETER:
+        return file + name.partition("[")[2]
+    return file if file in TOGETHER else nodeid
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Each `group` to one worker. The groups of xdist itself do nothing under pytest 9.2, whose tests keep their
+    names."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return group(nodeid)
+
+    return Scheduling(config, log) if config.getvalue("dist") == "load" else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests marked ``shared`` are skipped, each by its name, where the folder is absent; those of files that belong
-    together form a group for ``--dist loadgroup``."""
-    for item in items:
-        if item.path.stem in TOGETHER:
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+    """Tests marked ``shared`` are skipped, each by its name, where the folder is absent."""
     if not SHARED.is_dir():
         for item in items:
             if item.get_closest_marker("shared"):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 from collections import defaultdict
 from collections.abc import Iterator
+from pathlib import Path
 
+from tests.conftest import BY_PARAMETER, TOGETHER, group
 from tests.sizes import body_length
 from tests.structure import circles, import_graph, trees
 
@@ -19,6 +21,13 @@ PRONOUNS = frozenset({"made", "one", "found", "own", "held", "it", "here", "what
 def test_no_modules_import_each_other() -> None:
     """Imports inside functions count, too."""
     assert circles(import_graph()) == []
+
+
+def test_files_whose_tests_form_a_group_are_there() -> None:
+    files = {path.stem for path in Path(__file__).parents[1].rglob("test_*.py")}
+    assert sorted((TOGETHER | BY_PARAMETER) - files) == []
+    table = "tests/measured/test_kernel_tables.py::test_errors[gemm.csv.gz]"
+    assert group(table) == group(table.replace("errors", "devices")) != group(table.replace("gemm", "conv"))
 
 
 def test_no_two_classes_have_one_name() -> None:

@@ -106,7 +106,7 @@ UNSEEN: dict[str, dict[Pair, float]] = {
 MISSED: dict[str, dict[Pair, float]] = {
     "rnn.csv": {("deepbench", "titan-x-pascal"): 1.06},
 }
-TABLES = [pytest.param(*entry, marks=pytest.mark.xdist_group(entry[0]), id=entry[0]) for entry in CALIBRATED]
+TABLES = [pytest.param(*entry, id=entry[0]) for entry in CALIBRATED]
 Validated = Callable[[str], FileReport]
 
 

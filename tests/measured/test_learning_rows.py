@@ -13,7 +13,6 @@ Validated = Callable[[str], FileReport]
 
 
 @pytest.mark.shared
-@pytest.mark.xdist_group("staleness_accuracy")
 def test_accuracy_by_staleness_on_cards_that_were_left_out(validated: Validated) -> None:
     """The best constant errs by 1.3 % there; one run at the accuracy of guessing is counted as not predicted."""
     report = validated("staleness_accuracy.csv")
@@ -23,7 +22,6 @@ def test_accuracy_by_staleness_on_cards_that_were_left_out(validated: Validated)
 
 
 @pytest.mark.shared
-@pytest.mark.xdist_group("convergence")
 def test_reference_points_from_the_others_of_their_task(validated: Validated) -> None:
     """A third of the error of one constant for each task; later rounds repeat most points."""
     report = validated("mlperf/convergence.csv")

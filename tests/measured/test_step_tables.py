@@ -41,7 +41,6 @@ def on(report: FileReport, *devices: str) -> np.ndarray:
 
 
 @pytest.mark.shared
-@pytest.mark.xdist_group(OTHERS)
 def test_other_networks_stay_within_their_bar(validated: Validated) -> None:
     """20 % is the bar for steps of other frameworks."""
     report = validated(OTHERS)
@@ -55,7 +54,6 @@ def test_other_networks_stay_within_their_bar(validated: Validated) -> None:
 
 
 @pytest.mark.shared
-@pytest.mark.xdist_group(CNN)
 def test_steps_of_convolutional_networks_stay_within_their_bars(validated: Validated) -> None:
     report = validated(CNN)
     for (source, devices), bar in CNN_BARS.items():
@@ -73,7 +71,6 @@ def test_steps_of_convolutional_networks_stay_within_their_bars(validated: Valid
 
 
 @pytest.mark.shared
-@pytest.mark.xdist_group(CNN)
 @pytest.mark.xfail(reason="12.5 % since layouts and first layers of images are priced", strict=True)
 def test_steps_in_tf32_stay_within_their_bar(validated: Validated) -> None:
     report = validated(CNN)
@@ -88,7 +85,6 @@ def first_points(points: Sequence[EfficiencyPoint]) -> list[EfficiencyPoint]:
 
 
 @pytest.mark.shared
-@pytest.mark.xdist_group(CNN)
 def test_scaling_of_convolutional_networks(validated: Validated) -> None:
     """Points of frameworks without mixed-precision EfficientNets lie within the goal of 8 on average."""
     points = validated(CNN).scaling
@@ -101,7 +97,6 @@ def test_scaling_of_convolutional_networks(validated: Validated) -> None:
 
 
 @pytest.mark.shared
-@pytest.mark.xdist_group(CNN)
 def test_scaling_without_efficient_networks(validated: Validated) -> None:
     plain = summary([point for point in first_points(validated(CNN).scaling) if "fficient" not in point.what])
     assert plain.points >= 48 and plain.mean_error is not None and plain.mean_error < 4.0
