@@ -7,8 +7,8 @@ from rich.text import Text
 
 from paleo.report.documents import Document
 from paleo.report.grid import grid
-from paleo.report.tables import NONE, money, percent, prose, remarks
-from paleo.studies.buying import Answer, PricedPlan, verdict
+from paleo.report.tables import NONE, energy, money, percent, prose, remarks
+from paleo.studies.buying import Answer, PricedPlan, long, verdict
 from paleo.studies.training import JOULES_PER_KWH
 from paleo.units import DAY, duration
 
@@ -60,7 +60,7 @@ def table(reply: Answer) -> RenderableType:
     for reason in reply.reasons[:5]:
         parts += [Text(), prose(f"Not possible: {reason}")]
     if reply.plans:
-        parts += [Text(), prose(f"Show it again: {reply.plans[0].command}")]
+        parts += [Text(), prose(f"{'Show it again' if reply.best else 'Show the nearest'}: {reply.plans[0].command}")]
     if flags := reply.flags:
         parts += [Text(), prose(f"Start it: {flags}")]
     return Group(*parts)
@@ -73,7 +73,7 @@ def _plans(reply: Answer) -> RenderableType:
     several = ["system"] if len(names) > 1 else []
     columns = [*several, "strategy", "GPUs", "step time", "MFU", "tokens/s" if tokens else "samples/s"]
     failing = any(plan.goodput is not None for plan in reply.plans)
-    columns += ["days", "cost", "energy"] if trained else []
+    columns += ["time", "cost", "energy"] if trained else []
     columns += ["goodput"] if failing else []
     shown = grid("Plans" if several else f"Plans on {', '.join(names)}", [*columns, "memory"], left=len(several) + 1)
     for plan in reply.plans:
@@ -87,9 +87,9 @@ def _plans(reply: Answer) -> RenderableType:
         ]
         cells.append(NONE if rate is None else f"{rate:,.0f}")
         if trained:
-            days = NONE if plan.seconds is None else f"{plan.seconds / DAY:.3g}"
-            kilowatts = NONE if plan.joules is None else f"{plan.joules / JOULES_PER_KWH:,.3g} kWh"
-            cells += [days, money(plan.usd), kilowatts]
+            spent = NONE if plan.seconds is None else long(plan.seconds)
+            kilowatts = None if plan.joules is None else plan.joules / JOULES_PER_KWH
+            cells += [spent, money(plan.usd), energy(kilowatts)]
         if failing:
             cells.append(NONE if plan.goodput is None else percent(plan.goodput))
         share = plan.row.memory / plan.system.device.memory.capacity

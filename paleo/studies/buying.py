@@ -310,7 +310,7 @@ def verdict(reply: Answer) -> str:
     asked = _asked(wish)
     if best is not None:
         title = {"time": "Fastest", "cost": "Cheapest", "energy": "Least energy", "gpus": "Fewest GPUs"}[wish.objective]
-        return f"{title}{asked}: {_told(best)}."
+        return f"{title}{asked}: {_told(best)}.{_late(wish, best)}"
     fitting = [plan for plan in reply.plans if plan.row.fits]
     if not fitting:
         nothing = "Nothing fits into memory"
@@ -326,22 +326,30 @@ def verdict(reply: Answer) -> str:
 def _asked(wish: Wish) -> str:
     parts = []
     if wish.deadline is not None:
-        parts.append(f"in {wish.deadline / DAY:.3g} days")
+        parts.append(long(wish.deadline))
     if wish.budget is not None:
-        parts.append(f"for {wish.budget:,.0f} USD")
-    return " " + " and ".join(parts) if parts else ""
+        parts.append(f"{wish.budget:,.0f} USD")
+    return " within " + " and ".join(parts) if parts else ""
+
+
+def _late(wish: Wish, plan: PricedPlan) -> str:
+    """A sentence where the slow end of a plan's interval is beyond the deadline."""
+    if wish.deadline is None or plan.seconds is None:
+        return ""
+    slow = plan.seconds * plan.interval[1] / plan.row.step_time
+    return " The slow end of its interval is beyond the deadline." if slow > wish.deadline else ""
 
 
 def _told(plan: PricedPlan) -> str:
     told = f"{plan.system.share(plan.row.gpus)} with {plan.row.strategy or 'dp'}"
     if plan.seconds is not None:
         low, high = (end / plan.row.step_time for end in plan.interval)
-        told += f", {_long(plan.seconds)} (90 %: {_long(low * plan.seconds)} to {_long(high * plan.seconds)})"
+        told += f", {long(plan.seconds)} (90 %: {long(low * plan.seconds)} to {long(high * plan.seconds)})"
     if plan.usd is not None:
-        told += f", {plan.usd:,.0f} USD"
+        told += f", {plan.usd:,.0f} USD" if plan.usd >= 100 else f", {plan.usd:.3g} USD"
     return told
 
 
-def _long(seconds: float) -> str:
+def long(seconds: float) -> str:
     """A time in days where it is as long as one."""
     return duration(seconds) if seconds < DAY else f"{seconds / DAY:.3g} days"

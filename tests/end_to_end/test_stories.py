@@ -21,7 +21,7 @@ ANSWERS = [
     ),
     (
         0,
-        r"Cheapest in 90 days and for 40,000,000 USD: 1,024 GPUs of dgx-b200 \(128 nodes\) with ",
+        r"Cheapest within 90 days and 40,000,000 USD: 1,024 GPUs of dgx-b200 \(128 nodes\) with ",
         r"--tensor-model-paral",
     ),
     (1, r"Nothing fits into memory; 32 GPUs of dgx-a100-40gb \(4 nodes\) would do: paleo estimate", r"too much"),

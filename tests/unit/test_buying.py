@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -38,7 +39,7 @@ def test_the_cheapest_that_is_in_time_comes_first() -> None:
     tight = Wish(AMOUNT, deadline=slowest * 0.9, objective="cost")
     sooner = answer(load_model(MODEL), systems, (8, 16), Run(global_batch=64), tight)
     assert sooner.best is not None and (sooner.best.seconds or 0.0) <= slowest * 0.9
-    assert "Cheapest in" in verdict(sooner)
+    assert "Cheapest within" in verdict(sooner)
 
 
 def test_where_nothing_is_in_time_a_larger_count_is_named() -> None:
@@ -47,7 +48,7 @@ def test_where_nothing_is_in_time_a_larger_count_is_named() -> None:
     wish = Wish(AMOUNT, deadline=fast.best.seconds * 1.05)
     reply = answer(load_model(MODEL), [load_system("dgx-h100")], (8,), Run(global_batch=64), wish)
     assert reply.best is None and "nodes) would do" in reply.remedy
-    assert verdict(reply).startswith("Nothing is done in")
+    assert verdict(reply).startswith("Nothing is done within")
 
 
 def test_where_nothing_fits_a_count_or_an_offload_is_named() -> None:
@@ -125,3 +126,15 @@ def test_bad_questions_are_one_message(
 def test_wishes_without_an_amount_are_refused() -> None:
     with pytest.raises(SpecError, match="need an amount"):
         answer(load_model(MODEL), [load_system("dgx-h100")], (8,), Run(), Wish(deadline=DAY))
+
+
+def test_an_interval_beyond_the_deadline_is_told() -> None:
+    """A plan that meets the deadline by its prediction alone may be late."""
+    plain = answer(load_model(MODEL), [load_system("dgx-a100-80gb")], (8,), Run(global_batch=64), Wish(AMOUNT))
+    assert plain.best is not None and plain.best.seconds is not None
+    slow = plain.best.interval[1] / plain.best.row.step_time
+    told = {}
+    for share in (1.01, 1.01 * slow):
+        wish = Wish(AMOUNT, deadline=share * plain.best.seconds)
+        told[share] = "slow end of its interval is beyond" in verdict(replace(plain, wish=wish))
+    assert list(told.values()) == [True, False]
