@@ -28,6 +28,8 @@ WITH_LOADING = "incl. data loading"
 
 #: Profiles of kernels that a row names beside its framework, by a word of the latter; the first that fits.
 OWN_KERNELS = (("convnet2", "cuda-convnet2"), ("fbfft", "fbfft"), ("torch-7", "torch7-native"), ("neon", "neon"))
+#: The same of frameworks without a profile: Paddle in NVIDIA's containers has MXNet's fused normalisations.
+LIKE_FRAMEWORKS = (("paddle", "mxnet-nvidia"),)
 #: Sources whose PyTorch scripts lay images out channels-last in sixteen bits, by what they begin with (the option
 #: --memory-format nhwc of their configurations), and the profile of such scripts.
 CHANNELS_LAST, PYTORCH_CHANNELS_LAST = ("DeepLearningExamples",), "pytorch-ngc-channels-last"
@@ -73,7 +75,7 @@ def profile_of(row: Row) -> str:
     framework, cudnn = str(row.get("framework", "")).lower(), str(row.get("cudnn", "")).lower()
     if any(word in framework for word in OPENCL):
         raise SpecError(f"OpenCL kernels of {row['framework']} are not modelled")
-    native_profile = next((profile for word, profile in OWN_KERNELS if word in framework), None)
+    native_profile = next((profile for word, profile in (*OWN_KERNELS, *LIKE_FRAMEWORKS) if word in framework), None)
     if native_profile is not None:
         return native_profile
     software = software_of(row, "cudnn-library")
