@@ -200,11 +200,9 @@ def _batches(model: ModelSpec, run: Run, replicas: int) -> tuple[int, int]:
 
 
 def dtype_of(device: Device, asked: str | None) -> str:
-    """The dtype asked for, or the one that people train in on this device: bf16, else fp16 on tensor cores, else
-    fp32."""
+    """The dtype asked for, or the one that people train in on this device."""
     if asked is None:
-        tensor = device.tensor_dtypes
-        return "bf16" if "bf16" in tensor else "fp16" if "fp16" in tensor else "fp32"
+        return device.training_dtype
     if asked not in BYTES:
         raise SpecError(f"dtype: unknown dtype {asked!r}; {near(asked, BYTES)}")
     device.peak_flops_per_s(asked)

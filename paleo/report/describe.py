@@ -40,9 +40,9 @@ def _dated(entry: Device | System) -> str:
 
 def _device_line(name: str) -> str:
     device = load_device(name)
-    fastest = max(device.peak, key=lambda dtype: device.peak[dtype])
-    peak = engineering(device.peak[fastest], "FLOP/s")
-    return f"{_dated(device)}: {peak} {fastest}, {gibibytes(device.memory.capacity)} {device.memory.kind}"
+    dtype = device.training_dtype
+    peak = engineering(device.peak_flops_per_s(dtype), "FLOP/s")
+    return f"{_dated(device)}: {peak} {dtype}, {gibibytes(device.memory.capacity)} {device.memory.kind}"
 
 
 def _system_line(name: str) -> str:

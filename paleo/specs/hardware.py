@@ -127,6 +127,12 @@ class Device(Spec):
         return tuple(dtype for dtype in self.peak if self.peak[dtype] > self.vector_peak.get(dtype, 0.0))
 
     @property
+    def training_dtype(self) -> Dtype:
+        """The dtype that people train in on this device: bf16, else fp16 on tensor cores, else fp32."""
+        tensor = self.tensor_dtypes
+        return "bf16" if "bf16" in tensor else "fp16" if "fp16" in tensor else "fp32"
+
+    @property
     def tensor_cores(self) -> bool:
         """Whether 16-bit matrix products have their own units."""
         return any(dtype in ("fp16", "bf16") for dtype in self.tensor_dtypes)

@@ -11,11 +11,12 @@ import pytest
 from paleo.errors import PlanError, SpecError
 from paleo.predict import predict
 from paleo.pricing.roofline import figures
+from paleo.report.describe import _device_line
 from paleo.specs.catalog import kind_of
 from paleo.specs.hardware import NOT_STATED, System, find_device, load_device, load_link, load_system
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
-from paleo.units import GIB, GIGA, MICROSECOND, TERA
+from paleo.units import GIB, GIGA, MICROSECOND, TERA, engineering
 
 
 def fan_outs(system: System, stride: int, size: int) -> list[int]:
@@ -346,3 +347,11 @@ def test_calibrations_hold_what_a_fit_could_find(tmp_path: Path, parameter: str,
     with pytest.raises(SpecError) as caught:
         predict(load_model("lenet"), load_system("dgx-a100-80gb"), Run(gpus=1, calibration=str(file)))
     assert said in str(caught.value) and "mine" in str(caught.value)
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("a100-sxm4-80gb", "bf16"), ("v100-sxm2-16gb", "fp16"), ("k80", "fp32")])
+def test_a_list_shows_the_peak_that_training_reaches_for(name: str, dtype: str) -> None:
+    """Not that of the narrowest format, in which nobody trains."""
+    device = load_device(name)
+    assert device.training_dtype == dtype
+    assert f"{engineering(device.peak_flops_per_s(dtype), 'FLOP/s')} {dtype}," in _device_line(name)
