@@ -225,7 +225,7 @@ class Builder:
     def moving(self, call: Call) -> list[Placed]:
         """The places of what a call reads that depends on an input of the network."""
         values = dict.fromkeys(value for value in call.inputs if value is not None)
-        return [self.at(v) for v in values if not v.static and (not v.index or v.origin == "input")]
+        return [self.at(v) for v in values if v.elements and not v.static and (not v.index or v.origin == "input")]
 
     def sources(self, call: Call) -> list[Placed]:
         """`moving`, or whole numbers where nothing else moves."""

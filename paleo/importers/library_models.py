@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -29,14 +30,18 @@ def known_to_library(kind: str) -> bool:
 
 def traced(config: Config, seq: int | None) -> Model:
     """The model that the library builds of a configuration, as the mapping of a model file."""
-    from paleo.importers.torch import build_module, from_module, parse_input
-
     transformers = importlib.import_module("transformers")
     with _silent(transformers):
-        library_config = _library_config(transformers, config)
-        refuse_chosen_keys(library_config.to_dict(), config.path)
-        name = _class_name(transformers, config, library_config)
-        module = build_module(lambda: getattr(transformers, name)(library_config), f"{config.path}: {name}")
+        return _model(transformers, config, seq)
+
+
+def _model(transformers: Any, config: Config, seq: int | None) -> Model:
+    from paleo.importers.torch import build_module, from_module, parse_input
+
+    library_config = _library_config(transformers, config)
+    refuse_chosen_keys(library_config.to_dict(), config.path)
+    name = _class_name(transformers, config, library_config)
+    module = build_module(lambda: getattr(transformers, name)(library_config), f"{config.path}: {name}")
     failed: SpecError | None = None
     for inputs in _inputs(module, library_config, seq):
         try:
@@ -49,9 +54,10 @@ def traced(config: Config, seq: int | None) -> Model:
 
 @contextlib.contextmanager
 def _silent(transformers: Any) -> Iterator[None]:
-    """Without the library's remarks about keys, which would stand among the lines of this program."""
+    """Without the library's remarks about keys, which would stand among the lines of this program; what it refuses is
+    an exception."""
     level = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity_error()
+    transformers.logging.set_verbosity(logging.CRITICAL)
     try:
         yield
     finally:

@@ -185,3 +185,13 @@ def test_other_families_are_built_by_the_library_and_traced(tmp_path: Path) -> N
     file.write_text(json.dumps(config.to_dict() | {"architectures": ["ElectraForEverything"]}))
     with pytest.raises(SpecError, match="transformers has no 'ElectraForEverything'"):
         imported("hf", str(file))
+
+
+def test_the_librarys_own_remarks_are_not_printed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("transformers"), pytest.importorskip("torch")
+    from paleo.cli import run
+
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({"model_type": "mamba", "hidden_size": 8, "layer_types": ["full_attention"]}))
+    run(["import", "hf", str(file), "--size", "seq=16"])
+    assert "transformers]" not in capfd.readouterr().err
