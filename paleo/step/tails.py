@@ -15,7 +15,7 @@ from paleo.schedules.base import Passes
 from paleo.step.batch import Batch
 from paleo.step.exchange import Sends, bucket_count, exposed_gather, exposed_sends, in_order
 from paleo.step.layouts import Layouts
-from paleo.step.offload import host_update
+from paleo.step.offload import SUM_BYTES, host_update
 from paleo.step.section_times import over
 from paleo.step.stages import Assignment
 
@@ -136,6 +136,8 @@ def host_updates(batch: Batch) -> Array:
     counts = batch.taken(layouts.owned(kinds, sharded=sharded)[rows])
     backward = over(assignment.computed, batch.times.backwards + batch.times.weights)
     update = host_update(counts, backward, backend.optimizer, backend.formats, backend.offload)
+    if backend.clip == "scaled" and backend.offload.holds("gradients"):  # DeepSpeed's stage3.py: unscale_and_clip_grads
+        update = update + 2.0 * SUM_BYTES * counts / backend.offload.memory
     return update + batch.taken(layouts.clipping(kinds, sharded=sharded)[rows])
 
 
