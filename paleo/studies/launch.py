@@ -34,7 +34,8 @@ def estimate_command(model: str, system: str, run: Run) -> str:
         "recompute": run.recompute, "recompute-layers": run.recompute_layers, "compress": run.compress,
         "lora": run.lora, "freeze": ",".join(run.freeze) or None,
         "nodes": None if run.nodes == "packed" else run.nodes, "background": run.background or None,
-        "neighbour": run.neighbour,
+        "neighbour": run.neighbour, "consistency": run.consistency, "servers": run.servers,
+        "jitter": f"{run.jitter:g},{run.slow_ranks:g}" if run.jitter or run.slow_ranks else None,
         "software": run.software, "calibration": run.calibration,
     }  # fmt: skip
     for name, value in options.items():
@@ -43,6 +44,7 @@ def estimate_command(model: str, system: str, run: Run) -> str:
     words += ["--qlora"] if run.qlora else []
     settings: dict[str, object] = {
         "exchange": run.exchange, "offload": run.offload, "expert_dispatch": run.expert_dispatch,
+        "length_variation": run.length_variation,
     }  # fmt: skip
     settings |= {f"model.{name}": value for name, value in run.model.items()}
     for name, value in settings.items():

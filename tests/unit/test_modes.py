@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from paleo.errors import SpecError
 from paleo.search.plans import search
 from paleo.search.space import within
 from paleo.studies.consistency import studied
+from paleo.studies.launch import estimate_command
 from paleo.studies.modes import StalenessPrice, _effective, mode_search
 
 MODEL, NODES = load_model("lenet"), load_system("aws-p3.16xlarge")
@@ -84,3 +86,11 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert "stale updates priced" in capsys.readouterr().out
     assert paleo(["plan", "lenet", *options, "--consistency", "async"]) == 2
     assert "--staleness-cost" in capsys.readouterr().err
+
+
+def test_a_plan_under_noise_is_shown_again_by_its_command(capsys: pytest.CaptureFixture[str]) -> None:
+    run = RUN.model_copy(update={"slow_ranks": 0.02, "length_variation": 0.4, "software": "pytorch-eager"})
+    row = search(MODEL, NODES, run, space=within("pp=2,dp=16")).plans[0]
+    words = shlex.split(estimate_command("lenet", "aws-p3.16xlarge", row.run))
+    assert paleo([*words[1:], "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["step_time_s"] == pytest.approx(row.step_time, rel=1e-9)
