@@ -58,12 +58,11 @@ def _files() -> list[str]:
 def _parser(word: str) -> Callable[..., Any]:
     """What parses a command line that begins with a word: the command of that name alone, where a file has it too, as
     loading all of them takes a third of an estimate."""
-    if word not in _files():
-        return typer.main.get_command(every_command())
-    importlib.import_module(f"{commands.__name__}.{word}")
+    if word in _files():
+        importlib.import_module(f"{commands.__name__}.{word}")
     alone = copy(app)
     alone.registered_commands = [each for each in app.registered_commands if word in (each.name, _function(each))]
-    return typer.main.get_command(alone)
+    return typer.main.get_command(alone if alone.registered_commands else every_command())
 
 
 def _function(command: CommandInfo) -> str:
