@@ -59,7 +59,13 @@ def computed(tape: Guessing, function: Any, label: str, args: Any, kwargs: Any) 
 
 
 def _places(tape: Guessing, mask: Any, apart: bool) -> Any:
-    """The places of what a mask selects: a tensor of their coordinates, or one for each dim."""
+    """The places of what a mask selects: a tensor of their coordinates, or one for each dim.
+
+    A mask with one element for each expert says which of them have tokens: all, and by their numbers.
+    """
+    router = _router(tape, mask)
+    if router is not None and tuple(mask.shape) == (router[0],) and not apart:
+        return tape.torch.arange(router[0])[:, None]
     rows = _selected(tape, mask)
     if apart:
         return tuple(tape.torch.zeros(rows, dtype=tape.torch.int64, device="meta") for _ in range(mask.dim()))

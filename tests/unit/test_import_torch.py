@@ -502,6 +502,11 @@ class Routed(nn.Module):
                 out[token] += weights[token, place, None] * expert(flat[token])
             elif self.way == "mask" and (mask := (chosen == number).any(-1)).any():
                 out[mask] += expert(flat[mask]) * weights[mask, 0].unsqueeze(-1)
+            elif self.way == "hit" and number == 0:
+                hot = functional.one_hot(chosen, 4).permute(2, 1, 0)
+                for hit in (hot.sum((1, 2)) > 0).nonzero():
+                    place, token = torch.where(hot[hit].squeeze(0))
+                    out.index_add_(0, token, self.experts[int(hit)](flat[token]) * weights[token, place, None])
             elif self.way == "list":
                 hot = functional.one_hot(chosen, 4).permute(2, 1, 0)
                 place, token = torch.where(hot[number])
@@ -509,7 +514,7 @@ class Routed(nn.Module):
         return out.view_as(x)
 
 
-@pytest.mark.parametrize("way", ["places", "mask", "list"])
+@pytest.mark.parametrize("way", ["places", "mask", "list", "hit"])
 def test_experts_get_an_even_share_of_the_tokens(way: str) -> None:
     """32 tokens, two experts each: 2 x 32 x 64 products up and as many down; the router 32 x 4."""
     model = read(Routed(way), "2x16x32")
