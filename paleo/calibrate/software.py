@@ -24,7 +24,7 @@ from paleo.errors import SpecError, near
 from paleo.specs.calibration import Residual
 from paleo.specs.hardware import find_device
 from paleo.specs.software import Software, SoftwareFit, load_software
-from paleo.units import MICROSECOND, MILLISECOND
+from paleo.units import MEBIBYTE, MICROSECOND, MILLISECOND
 from paleo.validate.kinds.base import read_table, text
 from paleo.validate.steps.base import StepTable, records
 from paleo.validate.tables import table_of
@@ -233,7 +233,9 @@ def _shown(value: float | Mapping[str, float]) -> str:
 
 
 def software_text(profile: Software) -> str:
-    """A profile as the text of its file, times in microseconds."""
+    """A profile as the text of its file, times in microseconds, memory in MiB."""
     data: Mapping[str, Any] = profile.model_dump(exclude_defaults=True, exclude={"name"}, mode="json", by_alias=True)
     host = {key: f"{seconds / MICROSECOND:.4g} us" for key, seconds in data["host"].items()}
-    return str(yaml.safe_dump({**data, "host": host}, sort_keys=False, width=118, allow_unicode=True))
+    memory = {key: f"{size / MEBIBYTE:.6g} MiB" for key, size in data.get("memory", {}).items()}
+    stated = {**data, "host": host} | ({"memory": memory} if memory else {})
+    return str(yaml.safe_dump(stated, sort_keys=False, width=118, allow_unicode=True))

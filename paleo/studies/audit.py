@@ -5,8 +5,9 @@ predicts all that the log states: seconds of a step, memory, parts of a step, sp
 is named where it explains the log better by a clear margin than no fault at all; between hypotheses that the log cannot
 tell apart all are named.
 
-Each quantity errs by a standard deviation of `DEVIATION`; a hypothesis costs `PRICE`, so that a free factor is not
-taken where nothing is wrong (a likelihood ratio with a penalty for parameters: Akaike, 1974).
+Each quantity errs by a standard deviation of `DEVIATION`; a hypothesis costs `PRICE`, and `FACTOR_PRICE` more where it
+has a free factor, so that none is taken where nothing is wrong, and a switch comes before a factor that explains no
+more (a likelihood ratio with a penalty for parameters: Akaike, 1974).
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ from paleo.studies.purchase import FIGURES
 #: Relative standard deviation of a quantity where model and machine agree.
 DEVIATION = {"step": 0.025, "memory": 0.04, "samples": 0.002, "spread": 0.05, "unsteadiness": 0.03}
 PART_DEVIATION = 0.06
-#: What a hypothesis costs, in units of half a squared deviation, and by how much it must beat no fault.
-PRICE, MARGIN = 3.0, 6.0
+#: What a hypothesis costs, in units of half a squared deviation, what its free factor adds, and by how much a fault
+#: must beat none.
+PRICE, FACTOR_PRICE, MARGIN = 2.0, 1.0, 6.0
 #: Steps that are left out at the beginning: compilation, caches, graphs.
 WARM_UP = 2
 #: Parts below this share of the step are not judged.
@@ -172,13 +174,15 @@ class Hypothesis:
     slows_a_rank: bool = False
 
     def faults(self, expected: Prediction, measured: Evidence) -> Iterator[Fault]:
-        for factor in self.factors(measured, expected):
+        factors = self.factors(measured, expected)
+        price = PRICE + (0.0 if self.factors is _once else FACTOR_PRICE)
+        for factor in factors:
             try:
                 prediction = self.changed(expected, factor)
             except PaleoError:
                 continue
             evidence = evidence_of(prediction, slowed=factor if self.slows_a_rank else 1.0)
-            yield Fault(self.name, factor, self.advice, prediction, evidence, PRICE + misfit(measured, evidence))
+            yield Fault(self.name, factor, self.advice, prediction, evidence, price + misfit(measured, evidence))
 
 
 def _again(
@@ -287,7 +291,7 @@ def audit(log: Log, expected: Prediction) -> Audit:
     tried = [fault for hypothesis in HYPOTHESES for fault in _refined(hypothesis, expected, known)]
     tried.sort(key=lambda fault: fault.misfit)
     faults = [fault for fault in tried if fault.misfit + MARGIN <= unexplained]
-    faults = [fault for fault in faults if fault.misfit <= faults[0].misfit + PRICE]
+    faults = [fault for fault in faults if fault.misfit <= faults[0].misfit + PRICE + FACTOR_PRICE]
     best = faults[0] if faults else None
     ratio = known["step"] / (best.evidence if best else plain)["step"]
     scatter = known.get("unsteadiness", 1.0) - 1.0

@@ -142,7 +142,7 @@ class Mutation:
 
 
 #: Mappings whose keys are free, values that may be any text, numbers that may be negative, and keys with a default.
-FREE = {"params", "dims", "args", "blocks", "inputs", "uncertainty"}
+FREE = {"params", "dims", "args", "blocks", "inputs", "uncertainty", "releases"}
 TEXTS = frozenset(
     [
         "name",
@@ -632,11 +632,11 @@ OPTIONS: dict[str, tuple[list[str], str]] = {
     "unknown command": (["estimte", "lenet"], "estimate"),
     "no system": (["estimate", "lenet"], "--system"),
     "stray argument": ([*LENET, "again"], "again"),
-    "scale to nothing": (["scale", "lenet", "--system", "dgx-a100-80gb", "--gpus", ","], "--gpus"),
-    "scale to 10^18": (["scale", "lenet", "--system", "dgx-a100-80gb", "--gpus", HUGE], "--gpus"),
-    "scale to text": (["scale", "lenet", "--system", "dgx-a100-80gb", "--gpus", "1,two"], "--gpus"),
+    "scale to nothing": (["scale", "lenet", "--system", "dgx-a100-80gb", "--gpus", ","], "gpus"),
+    "scale to 10^18": (["scale", "lenet", "--system", "dgx-a100-80gb", "--gpus", HUGE], "gpus"),
+    "scale to text": (["scale", "lenet", "--system", "dgx-a100-80gb", "--gpus", "1,two"], "gpus"),
     "scale some": (["scale", "lenet", "some", "--system", "dgx-a100-80gb", "--gpus", "1"], "some"),
-    "compare nothing": (["compare", "lenet", "--systems", ""], "--systems"),
+    "compare nothing": (["compare", "lenet", "--systems", ""], "systems"),
     "compare unknown": (["compare", "lenet", "--systems", "dgx-a100-80gb,dgx-q100"], "dgx-q100"),
     "collective of one rank": (
         ["collective", "all_reduce", "--bytes", "1MB", "--ranks", "1", "--system", "dgx-h100"],

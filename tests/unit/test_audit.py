@@ -118,8 +118,8 @@ def write(folder: Path, text: str) -> Path:
 
 
 def test_injected_faults_are_named(tmp_path: Path) -> None:
-    """Nine of ten, the right one first. Without overlap steps are no longer where a profile's contention says that
-    nothing is won by it."""
+    """Nine of ten, the right one first. A torchtitan log states steps and memory alone, which a slow clock explains as
+    well as a slow link; both are named."""
     verdicts = []
     for fault, run, text in FAULTS:
         result = audit(read_log(write(tmp_path, text())), prediction(run))

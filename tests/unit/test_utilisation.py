@@ -65,4 +65,4 @@ def test_a_share_of_the_peak_that_nobody_reaches_is_warned_about() -> None:
     peak = H100.device.peak_flops_per_s("bf16") * 8
     assert rare_utilisation(H100, layout, 0.7 * peak) == []
     (warning,) = rare_utilisation(H100, layout, 0.8 * peak)
-    assert warning.startswith("MFU 80%")
+    assert warning.startswith("MFU 80 %")
