@@ -30,7 +30,7 @@ class AccuracyOfStaleness(Law):
         """Accuracy of a run whose gradients are so many updates late on average; broadcasts.
 
         >>> float(RESNET32.accuracy(7.0).round(4))
-        0.8871
+        0.8872
         """
         return np.asarray(self.fresh - self.slope * np.asarray(staleness, dtype=np.float64))
 

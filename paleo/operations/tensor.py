@@ -71,7 +71,7 @@ class Precision:
         """Bytes of a gradient in the sum that is exchanged, clipped and handed to the optimizer.
 
         >>> precision("bf16").summed, replace(precision("bf16"), accumulator=4.0).summed
-        (2, 4.0)
+        (2.0, 4.0)
         """
         return self.accumulator or self.gradient
 

@@ -195,14 +195,23 @@ def _sharded(row: Row) -> Step:
     the predicted step, its activations computed again (DeepSpeed's example scripts)."""
     method = None if str(row["compressor"]) == "none" else str(row["compressor"])
     tokens, model = whole(row, "tokens_per_gpu"), load_model("gpt2")
+    parameters = _positive(row, "parameters")
     run = Run(
         gpus=whole(row, "gpus"), batch=1, microbatch=1, dtype=_dtype(row), strategy="zero=3", recompute="full",
-        software="pytorch-eager", compress=method, model=_stack(float(row["parameters"]), tokens),
+        software="pytorch-eager", compress=method, model=_stack(parameters, tokens),
     )  # fmt: skip
     prediction = predict(model, _sharded_system(row), run)
-    flops = 6.0 * float(row["parameters"]) * tokens
+    flops = 6.0 * parameters * tokens
     value, low, high = (flops / seconds for seconds in (prediction.step_time, *reversed(prediction.interval)))
     return Step(value, low, high, value, str(row["device"]), "a predicted step")
+
+
+def _positive(row: Row, key: str) -> float:
+    """A cell above zero."""
+    value = float(row[key])
+    if not value > 0:
+        raise SpecError(f"{key} {row[key]!r} is not a number above zero")
+    return value
 
 
 def _stack(parameters: float, tokens: int) -> dict[str, int]:
@@ -218,7 +227,7 @@ def _sharded_system(row: Row) -> System:
     if each not in NODES:
         raise SpecError(f"gpus_per_node {each}: no system of the catalog; known are {', '.join(map(str, NODES))}")
     system = with_device(load_system(NODES[each]), row)
-    fabric, stated = system.levels[-1], float(row["link_bytes_per_s"])
+    fabric, stated = system.levels[-1], _positive(row, "link_bytes_per_s")
     ports = max(1, round(stated / fabric.link.bandwidth))
     link = fabric.link.model_copy(update={"bandwidth": stated / ports})
     levels = (*system.levels[:-1], fabric.model_copy(update={"ports": ports, "link": link}))
