@@ -3,6 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+# One thread for each process: tests and tables run side by side, and more threads than cores cost a third more time.
+export OMP_NUM_THREADS := 1
+export OPENBLAS_NUM_THREADS := 1
 
 .PHONY: run test check lint types sizes fuzz accuracy wheel clean
 
@@ -28,7 +31,7 @@ fuzz: $(VENV)/.tested
 # docs/accuracy.md and the ledger of README.md from every measured table: some minutes on two cores.
 TABLES ?= $(wildcard ../shared/measurements/*.csv ../shared/measurements/*.csv.gz ../shared/measurements/mlperf/*.csv)
 accuracy: $(VENV)/.tested
-	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python docs/pages.py $(TABLES)
+	$(BIN)/python docs/pages.py $(TABLES)
 
 # The wheel in an empty environment of each Python that is there.
 wheel: $(VENV)/.tested
