@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from paleo.errors import SpecError
-from paleo.specs.hardware import System
 from paleo.specs.software import Software
 from paleo.studies.checkpoint import ADAM_BYTES, Mode, checkpoint_seconds, storage_of
 from paleo.validate.steps.base import Row, Step, StepTable, filled
@@ -34,9 +33,6 @@ class CheckpointSaves(StepTable):
     measured_column = "save_s"
     measured_unit = 1.0
     calibrates = False
-
-    def system(self, row: Row) -> System:
-        raise SpecError("rows of checkpoint name no system")
 
     def step(self, row: Row, software: Software | None = None) -> Step:
         """The pause of the row's save; the baseline is its bytes at one rate."""

@@ -8,7 +8,6 @@ import pandas as pd
 
 from paleo.errors import SpecError
 from paleo.learning.reference_points import ReferencePoints, without
-from paleo.specs.hardware import System
 from paleo.specs.software import Software
 from paleo.specs.task import task_of
 from paleo.studies.training import NINETY
@@ -28,9 +27,6 @@ class ConvergencePoints(StepTable):
     measured_column = "samples_mean"
     measured_unit = 1.0
     calibrates = False
-
-    def system(self, row: Row) -> System:
-        raise SpecError("reference points name no system")
 
     def predict(self, frame: pd.DataFrame) -> Predictions:
         """Row by row; a point that a later round repeats counts once."""

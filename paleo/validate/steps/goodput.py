@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 from paleo.errors import SpecError
-from paleo.specs.hardware import System
 from paleo.specs.reliability import USUAL
 from paleo.specs.software import Software
 from paleo.studies.goodput import RestartPath, best_interval, goodput, mean_time_between_failures
@@ -64,9 +63,6 @@ class LongRuns(StepTable):
     measured_column = "goodput"
     measured_unit = 1.0
     calibrates = False
-
-    def system(self, row: Row) -> System:
-        raise SpecError("rows of goodput name no system")
 
     def step(self, row: Row, software: Software | None = None) -> Step:
         """The goodput of the row's run; ends of the interval are those of the range of failure rates."""

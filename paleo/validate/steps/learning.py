@@ -5,7 +5,6 @@ from __future__ import annotations
 from paleo.errors import SpecError
 from paleo.learning.chinchilla import CHINCHILLA
 from paleo.learning.step_law import STEP_LAW
-from paleo.specs.hardware import System
 from paleo.specs.software import Software
 from paleo.validate.steps.base import Row, Step, StepTable, filled
 from paleo.validate.tables import STEPS
@@ -38,9 +37,6 @@ class Losses(StepTable):
     measured_column = "loss_nats"
     measured_unit = 1.0
     calibrates = False
-
-    def system(self, row: Row) -> System:
-        raise SpecError("rows of learning name no system")
 
     def step(self, row: Row, software: Software | None = None) -> Step:
         """The loss of the row's law; the baseline is one constant for all rows of a law."""

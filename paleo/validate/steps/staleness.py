@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from paleo.errors import SpecError
 from paleo.learning.staleness import RESNET32
-from paleo.specs.hardware import System
 from paleo.specs.software import Software
 from paleo.studies.training import NINETY
 from paleo.validate.steps.base import Row, Step, StepTable, whole
@@ -23,9 +22,6 @@ class StaleRuns(StepTable):
     measured_column = "final_accuracy"
     measured_unit = 1.0
     calibrates = False
-
-    def system(self, row: Row) -> System:
-        raise SpecError("rows of staleness name no system")
 
     def step(self, row: Row, software: Software | None = None) -> Step:
         """The accuracy by the law of the row's network; like workers are as many updates late as there are others."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from paleo.errors import SpecError
-from paleo.specs.hardware import System
 from paleo.specs.software import Software
 from paleo.studies.goodput import ON_DEMAND_BOOT, SPOT_BOOT
 from paleo.validate.steps.base import Row, Step, StepTable, filled
@@ -19,9 +17,6 @@ class Startup(StepTable):
     measured_column = "boot_s"
     measured_unit = 1.0
     calibrates = False
-
-    def system(self, row: Row) -> System:
-        raise SpecError("rows of startup name no system")
 
     def step(self, row: Row, software: Software | None = None) -> Step:
         """Seconds of the terms on which the machine is rented; the baseline is one number for all."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 
 from paleo.errors import SpecError
-from paleo.specs.hardware import System
 from paleo.specs.software import Software
 from paleo.units import KILO
 from paleo.validate.steps.base import Row, Step, StepTable, filled
@@ -55,9 +54,6 @@ class StorageRuns(StepTable):
     measured_column = "samples_per_s"
     measured_unit = 1.0
     calibrates = False
-
-    def system(self, row: Row) -> System:
-        raise SpecError("rows of storage name no system")
 
     def step(self, row: Row, software: Software | None = None) -> Step:
         """Samples per second; the baseline is one rate for each accelerator of all workloads."""

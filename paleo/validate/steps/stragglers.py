@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from paleo.errors import SpecError
-from paleo.specs.hardware import System
 from paleo.specs.software import Software
 from paleo.step.stragglers import expected_largest, normal_quantile, slowest_mean
 from paleo.validate.steps.base import Row, Step, StepTable, filled, whole
@@ -33,9 +32,6 @@ class Stages(StepTable):
     measured_column = "compute_max_s"
     measured_unit = 1.0
     calibrates = False
-
-    def system(self, row: Row) -> System:
-        raise SpecError("rows of stragglers name no system")
 
     def step(self, row: Row, software: Software | None = None) -> Step:
         """Expected maximum over the ranks; the baseline is their mean."""
