@@ -19,9 +19,13 @@ from paleo.pricing.convolution import (
     OWN_KERNELS,
     REDUCED,
     SEARCHED_FROM,
-    ConvolutionParameters,
-    Direction,
     convolution_time,
+)
+from paleo.pricing.convolution_algorithms import (
+    ConvolutionParameters,
+)
+from paleo.pricing.convolution_shape import (
+    Direction,
 )
 from paleo.pricing.gemm import GemmParameters, gemm_time
 from paleo.pricing.memory import (

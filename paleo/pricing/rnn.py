@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paleo.errors import SpecError, near
-from paleo.pricing.convolution import L2_OVER_MEMORY, QUANTISATION, overlapped
+from paleo.pricing.convolution_algorithms import L2_OVER_MEMORY, QUANTISATION, overlapped
 from paleo.pricing.parameters import DeviceFigures, parameter
 from paleo.units import MICROSECOND
 

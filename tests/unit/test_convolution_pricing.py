@@ -16,18 +16,22 @@ from paleo.pricing.convolution import (
     AVAILABLE_FROM,
     OWN_KERNELS,
     SEARCHED_FROM,
-    Array,
-    ConvolutionParameters,
-    ConvolutionShape,
-    Direction,
     algorithm_costs,
-    convolution_shape,
     convolution_time,
     fastest_algorithm,
     fastest_time,
+)
+from paleo.pricing.convolution_algorithms import (
+    ConvolutionParameters,
     overlapped,
     sustained_clock_share,
     waves,
+)
+from paleo.pricing.convolution_shape import (
+    Array,
+    ConvolutionShape,
+    Direction,
+    convolution_shape,
 )
 from paleo.pricing.microbatch import best_cut, cut_minibatch
 from paleo.pricing.parameters import DeviceFigures

@@ -15,12 +15,16 @@ import pandas as pd
 
 from paleo.pricing.convolution import (
     OWN_KERNELS,
+    algorithm_costs,
+    fastest_time,
+)
+from paleo.pricing.convolution_algorithms import (
     ConvolutionParameters,
+)
+from paleo.pricing.convolution_shape import (
     ConvolutionShape,
     Direction,
-    algorithm_costs,
     convolution_shape,
-    fastest_time,
 )
 from paleo.pricing.parameters import DeviceFigures
 from paleo.pricing.roofline import figures

@@ -14,12 +14,16 @@ from paleo.errors import SpecError
 from paleo.pricing.convolution import (
     AVAILABLE_FROM,
     PRESENT,
+    algorithm_costs,
+    fastest_time,
+)
+from paleo.pricing.convolution_algorithms import (
     ConvolutionParameters,
+)
+from paleo.pricing.convolution_shape import (
     ConvolutionShape,
     Direction,
-    algorithm_costs,
     convolution_shape,
-    fastest_time,
 )
 from paleo.pricing.parameters import DeviceFigures
 from paleo.pricing.roofline import unit_of
