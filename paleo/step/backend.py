@@ -34,7 +34,7 @@ from paleo.specs.software import Software, load_software
 from paleo.step.compression import coding_kernels, method_of, tensor_calls
 from paleo.step.input_pipeline import InputPipeline, input_pipeline, sample_bytes, usual_input
 from paleo.step.memory import clip_kernels, update_kernel
-from paleo.step.offload import Offload, offload_of
+from paleo.step.offload import Offload, link_rate, offload_of
 
 Array = npt.NDArray[np.float64]
 
@@ -156,7 +156,8 @@ class Backend:
         if stages is None or stages == "none":
             return None
         size = sample_bytes(graph)
-        return input_pipeline(stages, self.system, size, gpus=gpus, replica=replica, local_batch=local_batch)
+        link = link_rate(self.system, self.prices.rates)
+        return input_pipeline(stages, self.system, size, gpus=gpus, replica=replica, local_batch=local_batch, link=link)
 
     def reserved(self, mesh: Mesh) -> float:
         """Bytes that no tensor gets: the process's context on a GPU, and buffers for each axis over which it talks."""
@@ -250,4 +251,5 @@ def backend_of(
     if formats.master and (run.main_gradients or software.formats.main_gradients) == "fp32":
         formats = replace(formats, gradient=formats.wide)
     method = method_of(run.compress, zero=parse_strategy(run.strategy).zero, forward_only=run.forward_only)
-    return Backend(run, system, formats, software, prices, fabric, offload_of(run.offload, system), method)
+    offload = offload_of(run.offload, system, prices.rates)
+    return Backend(run, system, formats, software, prices, fabric, offload, method)

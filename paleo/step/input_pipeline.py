@@ -43,12 +43,20 @@ class InputPipeline:
 
 
 def input_pipeline(
-    stages: InputOptions, system: System, sample_bytes: float, *, gpus: int, replica: Numeric, local_batch: Numeric
+    stages: InputOptions,
+    system: System,
+    sample_bytes: float,
+    *,
+    gpus: int,
+    replica: Numeric,
+    local_batch: Numeric,
+    link: float | None = None,
 ) -> InputPipeline:
     """How long a batch takes to arrive, where ``replica`` ranks share the ``local_batch`` samples of one model replica.
 
     A node reads and decodes the samples of all its replicas (of one, where a replica is larger than a node) with its
-    storage and its cores; each rank copies the batch of its replica over its own link.
+    storage and its cores; each rank copies the batch of its replica over its own link, at ``link`` byte/s or the usual
+    share of its slot.
     """
     devices = min(gpus, system.devices_per_node)
     samples = np.asarray(local_batch) * np.maximum(devices / np.asarray(replica), 1.0)
@@ -60,7 +68,7 @@ def input_pipeline(
         cores = stages.cores or host_figure(system, "cores", ", or input.cores") / system.devices_per_node
         decode = samples * stages.decode / (cores * devices)
     copied = sample_bytes if stages.copied is None else stages.copied
-    return InputPipeline(storage, decode, np.asarray(local_batch) * copied / link_rate(system))
+    return InputPipeline(storage, decode, np.asarray(local_batch) * copied / (link or link_rate(system)))
 
 
 #: Stored bytes of a photograph (ImageNet-1k: 140 GB in 1.28 million JPEG files), and the side in pixels from which an

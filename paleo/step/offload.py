@@ -17,19 +17,22 @@ import numpy.typing as npt
 from paleo.errors import PlanError, SpecError, near
 from paleo.operations.optimizers import Optimizer
 from paleo.operations.tensor import Precision
+from paleo.pricing.store import Rates
 from paleo.specs.hardware import System, load_link
 from paleo.step.memory import States
 from paleo.step.section_times import LayerTimes
 from paleo.units import listed
 
 
-def link_rate(system: System) -> float:
-    """What a device and its host send each other, each way [byte/s]: its PCIe lanes at the share that copies reach."""
+def link_rate(system: System, rates: Rates | None = None) -> float:
+    """What a device and its host send each other, each way [byte/s]: its PCIe lanes at the share that copies reach, or
+    that constant ``rates`` state for links."""
     device = system.device
     if device.pcie is None:
         raise SpecError(f"device {device.name}: pcie is not stated, so the time of copies to the host is not known")
     link = load_link(f"pcie{device.pcie.generation}-x16")
-    return link.bandwidth * (link.achieved_fraction or 1.0) * device.pcie.lanes / 16
+    stated = None if rates is None else rates.link
+    return link.bandwidth * (stated or link.achieved_fraction or 1.0) * device.pcie.lanes / 16
 
 
 def host_figure(system: System, key: str, instead: str = "") -> float:
@@ -69,9 +72,9 @@ NOTHING = Offload(frozenset(), np.inf, np.inf)
 HOST_SHARE = 28.0 * 10.0 / 2.57 / 256.0
 
 
-def offload_of(text: str, system: System) -> Offload:
+def offload_of(text: str, system: System, rates: Rates | None = None) -> Offload:
     """The parts that a run names, ``optimizer,activations``, with the links of the system; SpecError where a name or a
-    figure is missing."""
+    figure is missing. Constant ``rates`` hold for the host, too: all of its memory bandwidth under ``ideal``."""
     names = listed(text)
     if names == ["none"]:
         return NOTHING
@@ -83,9 +86,10 @@ def offload_of(text: str, system: System) -> Offload:
     if not parts or (lost and "optimizer" not in parts):
         raise PlanError(f"offload {text!r}: {' and '.join(lost) or 'nothing'} cannot go without optimizer")
     if "optimizer" not in parts:
-        return Offload(parts, link_rate(system), np.inf)
-    rate = HOST_SHARE * host_figure(system, "memory_bandwidth") / system.devices_per_node
-    return Offload(parts, link_rate(system), rate)
+        return Offload(parts, link_rate(system, rates), np.inf)
+    share = HOST_SHARE if rates is None else rates.memory
+    memory = share * host_figure(system, "memory_bandwidth") / system.devices_per_node
+    return Offload(parts, link_rate(system, rates), memory)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from paleo.lowering.recompute import Policies
 from paleo.operations.optimizers import optimizer
 from paleo.operations.tensor import precision
 from paleo.predict import Prediction, predict
+from paleo.pricing.store import rates
 from paleo.specs.hardware import load_system
 from paleo.specs.loading import validate
 from paleo.specs.model import load_model
@@ -292,6 +293,23 @@ def test_adam_on_a_host_takes_as_long_as_was_measured() -> None:
     dgx2 = Offload(frozenset({"optimizer"}), np.inf, HOST_SHARE * 256e9)
     assert float(host_update(np.array(10e9), np.array(0.0), optimizer("adam"), BF16, dgx2)) == pytest.approx(2.57)
     assert offload_of("optimizer", H100).memory == pytest.approx(0.4256 * 614.4e9 / 8, rel=1e-3)
+
+
+def test_constant_rates_hold_for_the_host_too() -> None:
+    """``ideal`` is the datasheet: all of 63.015 GB/s a slot and of an eighth of 614.4 GB/s; shares scale them."""
+    ideal = offload_of("optimizer", H100, rates("ideal"))
+    assert (ideal.link, ideal.memory) == (pytest.approx(63.015e9), pytest.approx(614.4e9 / 8))
+    shares = offload_of("optimizer", H100, rates("ppp=0.6,0.75"))
+    assert (shares.link, shares.memory) == (pytest.approx(0.75 * 63.015e9), pytest.approx(0.6 * 614.4e9 / 8))
+
+
+def test_steps_at_the_datasheet_wait_for_all_of_the_hosts_bandwidth() -> None:
+    """Adam: 28 bytes for each of 6.74e9 parameters of eight ranks over 614.4 GB/s; links over their whole slot."""
+    ideal = run(offload="optimizer", calibration="ideal")
+    assert ideal.breakdown.optimizer == pytest.approx(28 * 6738415616 * 8 / 614.4e9, rel=0.05)
+    copied = {name: run(calibration=name, input={"copied": "1 GB"}).input_pipeline for name in ("ideal", "auto")}
+    ratio = {name: float(fed.copy) for name, fed in copied.items() if fed is not None}
+    assert ratio["auto"] / ratio["ideal"] == pytest.approx(1 / 0.879)
 
 
 def test_offloaded_gradients_are_scaled_by_the_host() -> None:
