@@ -12,6 +12,7 @@ import numpy as np
 from paleo.errors import PaleoError, PlanError, SpecError
 from paleo.learning.critical_batch import CriticalBatch
 from paleo.predict import Prediction, predict
+from paleo.specs.calibration import Calibration
 from paleo.specs.hardware import Device, System
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
@@ -154,12 +155,19 @@ def with_noise_scale(task: TrainingTask, noise_scale: float | None) -> TrainingT
 
 
 def time_to_target(
-    task: TrainingTask, system: System, run: Run, *, global_batch: float, runs: float = 1.0
+    task: TrainingTask,
+    system: System,
+    run: Run,
+    *,
+    global_batch: float,
+    runs: float = 1.0,
+    calibration: Calibration | None = None,
 ) -> TargetTime:
     """What the task takes with a run on a system; ``global_batch`` is in samples of the task, ``runs`` how many runs
-    are averaged (MLPerf's rule), which narrows the noise of seeds."""
-    prediction = predict(load_model(task.model), system, run)
-    return timed(task, prediction, forward_seconds(prediction), global_batch=global_batch, runs=runs)
+    are averaged (MLPerf's rule), which narrows the noise of seeds; ``calibration`` as in `predict`."""
+    prediction = predict(load_model(task.model), system, run, calibration=calibration)
+    forward = forward_seconds(prediction, calibration)
+    return timed(task, prediction, forward, global_batch=global_batch, runs=runs)
 
 
 def timed(
@@ -210,14 +218,14 @@ def evaluation_time(task: TrainingTask, forward: float, batch: float) -> float:
     return of.fixed + of.samples / batch * forward * of.work
 
 
-def forward_seconds(prediction: Prediction) -> float:
-    """Seconds of the forward pass of the same batch on the same GPUs."""
+def forward_seconds(prediction: Prediction, calibration: Calibration | None = None) -> float:
+    """Seconds of the forward pass of the same batch on the same GPUs; ``calibration`` as in `predict`."""
     run, plan = prediction.run, prediction.plan
     keeps = {"forward_only": True, "offload": "none", "recompute": "none", "recompute_layers": None}
     keeps |= {"lora": None, "qlora": False, "freeze": ()}
     spared = run.model_copy(update={**keeps, "microbatch": plan.microbatch})
     try:
-        return predict(prediction.model, prediction.system, spared).step_time
+        return predict(prediction.model, prediction.system, spared, calibration=calibration).step_time
     except PaleoError:
         return (prediction.step_time - prediction.breakdown.optimizer) * FORWARD_SHARE
 

@@ -9,8 +9,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from paleo.errors import SpecError
+from paleo.errors import PlanError, SpecError
 from paleo.learning.reference_points import fitted, without
+from paleo.specs.calibration import load_calibration
+from paleo.specs.software import load_software
 from paleo.specs.task import Evaluation, load_task
 from paleo.studies.checkpoint import checkpoint_seconds, storage_of, writer_of
 from paleo.studies.target import code_ratio, evaluations, run_of, scaling, time_to_target
@@ -18,14 +20,29 @@ from paleo.validate.report import document
 from paleo.validate.runner import validate_frame
 from paleo.validate.steps.staleness import StaleRuns
 from paleo.validate.steps.stragglers import rank_means
-from paleo.validate.steps.submissions import submission_of, switch, system_of_row, target_of_row, training_gpus
-from paleo.validate.steps.training_runs import copies
+from paleo.validate.steps.submissions import (
+    strategy_of_row,
+    submission_of,
+    switch,
+    system_of_row,
+    target_of_row,
+    training_gpus,
+)
+from paleo.validate.steps.training_runs import TrainingRuns, copies
+from paleo.validate.steps.vision import VisionSteps
 from paleo.validate.tables import table_of
 
 RUN = {
     "benchmark": "resnet", "round": "v2.1", "submitter": "somebody", "system": "dgx-a100-80gb",
     "device": "a100-sxm4-80gb", "n_gpus": 8, "nodes": 1, "dtype": "fp16", "global_batch": 3264, "step_ms": 118.0,
     "samples_to_target": 44840845.0, "evaluation_s": 10.0, "minutes_to_target": 28.0, "runs": 5,
+}  # fmt: skip
+
+
+IMAGES = {
+    "source": "MLPerf Training v2.1, somebody", "model_slug": "resnet50-v1.5", "system": "dgx-a100-80gb",
+    "device": "a100-sxm4-80gb", "n_gpus": 8, "nodes": 1, "dtype": "fp16", "batch_per_gpu": 408.0,
+    "framework": "MXNet", "iteration_ms": 118.0, "software": "mxnet",
 }  # fmt: skip
 
 
@@ -54,19 +71,41 @@ def test_submissions_and_their_parts() -> None:
 
 
 def test_a_submission_is_the_same_step_in_a_table_of_steps() -> None:
-    images = {
-        "source": "MLPerf Training v2.1, somebody", "model_slug": "resnet50-v1.5", "system": "dgx-a100-80gb",
-        "device": "a100-sxm4-80gb", "n_gpus": 8, "nodes": 1, "dtype": "fp16", "batch_per_gpu": 408.0,
-        "framework": "MXNet", "iteration_ms": 118.0, "software": "mxnet",
-    }  # fmt: skip
-    overall = errors_of([images])["overall"]
+    overall = errors_of([IMAGES])["overall"]
     assert isinstance(overall, dict)
     assert overall["mape"] < 0.1
-    submission = submission_of(images)
+    submission = submission_of(IMAGES)
     assert submission is not None
     assert submission["global_batch"] == 3264
     assert target_of_row(submission).step_time == target_of_row(RUN).step_time
-    assert submission_of({**images, "source": "another page"}) is None
+    assert submission_of({**IMAGES, "source": "another page"}) is None
+
+
+def test_an_own_calibration_prices_submissions_on_its_device_too() -> None:
+    measured = load_calibration("a100-sxm4-80gb")
+    slower = [entry.model_copy(update={"parameters": _slowed(entry.parameters)}) for entry in measured.entries]
+    own = measured.model_copy(update={"entries": tuple(slower)})
+    for table in (TrainingRuns, VisionSteps):
+        row = RUN if table is TrainingRuns else IMAGES
+        plain, priced = table().step(row), table(own).step(row)
+        assert priced.value > 1.05 * plain.value
+        elsewhere = {**row, "system": "dgx-h100", "device": "h100-sxm5-80gb"}
+        assert table(own).step(elsewhere) == table().step(elsewhere)
+
+
+def _slowed(parameters: dict[str, float]) -> dict[str, float]:
+    """Parameters of kernels with half the bandwidth, where there is one."""
+    return {name: value / 2 if name == "bandwidth_fraction" else value for name, value in parameters.items()}
+
+
+def test_degrees_of_submissions_are_read_as_those_of_other_steps() -> None:
+    row = {"tp": 4, "pp": 2, "cp": 2, "vp": 3, "sequence_parallel": "True", "distributed_optimizer": "False"}
+    software = load_software("megatron-core")
+    assert strategy_of_row(row, 32, software) == "tp=4,pp=2,dp=2,cp=2,vp=3,sp"
+    assert strategy_of_row({"tp": 4, "cp": 2}, 8, software) == "tp=4,cp=2,zero=1,sp", "states lie over cp, too"
+    assert strategy_of_row({"pp": 2, "distributed_optimizer": 1}, 2, software) == "pp=2", "a replica alone"
+    with pytest.raises(PlanError, match="which do not divide 24"):
+        strategy_of_row(row, 24, software)
 
 
 def test_batches_of_submissions_that_their_notes_state() -> None:

@@ -12,7 +12,7 @@ from paleo.specs.model import ModelSpec, load_model
 from paleo.specs.run import Run
 from paleo.specs.software import Software
 from paleo.validate.steps.base import Row, Step, StepTable, filled, of_prediction, software_of, whole
-from paleo.validate.steps.submissions import submission_of, submission_step
+from paleo.validate.steps.submissions import submission_of, submission_step, system_of_row
 from paleo.validate.steps.systems import system_of
 from paleo.validate.tables import STEPS
 
@@ -42,7 +42,8 @@ class OtherSteps(StepTable):
         the catalog lacks."""
         submission = submission_of(row)
         if submission is not None:
-            return submission_step(submission, software)
+            prices = self.calibration_of(system_of_row(submission))
+            return submission_step(submission, software, prices)
         model, system = _model(row), self.system(row)
         return of_prediction(predict(model, system, self._run(row, model), software, self.calibration_of(system)))
 

@@ -3,14 +3,15 @@ that round. Tables of whole runs and tables of steps hold the same submissions."
 
 from __future__ import annotations
 
+import math
 import re
-from functools import lru_cache
+from collections.abc import Callable
+from functools import lru_cache, partial
 from typing import Any
-
-import numpy as np
 
 from paleo.errors import PaleoError, PlanError, SpecError
 from paleo.predict import predict
+from paleo.specs.calibration import Calibration
 from paleo.specs.hardware import Level, System, load_link, load_system
 from paleo.specs.run import Run
 from paleo.specs.software import Software, load_software
@@ -18,6 +19,7 @@ from paleo.specs.task import TrainingTask, task_of
 from paleo.studies.target import MODEL_PARALLEL, TargetTime, run_of, time_to_target
 from paleo.validate.steps.base import Row, Step, filled, ideal_seconds, of_prediction, whole
 from paleo.validate.steps.systems import DEFAULT_SYSTEMS, with_device, with_nodes_of
+from paleo.validate.steps.transformers import strategy_of
 
 #: Systems of the catalog that were measured with copies through the host, which submissions on that card do not show.
 LIKE_OTHERS = {"l40s-pcie-8gpu": "pcie4-8gpu"}
@@ -114,19 +116,15 @@ def switch(row: Row, key: str, default: bool) -> bool:
 
 
 def strategy_of_row(row: Row, gpus: int, software: Software) -> str:
-    """Degrees in the spelling of the command line."""
-    degrees = {axis: whole(row, axis, 1) for axis in ("tp", "pp", "cp")}
-    product = int(np.prod(list(degrees.values())))
+    """As `strategy_of`, of a row that states what is to each rank of data parallelism, and its optimizer and sequences
+    in words; chunks of a pipeline stage that it does not state are one."""
+    product = math.prod(whole(row, axis, 1) for axis in ("tp", "pp", "cp"))
     if gpus % product:
         raise PlanError(f"tp, pp and cp take {product} GPUs, which do not divide {gpus}")
-    parts = [f"{axis}={degree}" for axis, degree in {**degrees, "dp": gpus // product}.items() if degree > 1]
-    if switch(row, "distributed_optimizer", software.parallelism.zero > 0) and gpus // product > 1:
-        parts.append("zero=1")
-    if whole(row, "vp", 1) > 1 and degrees["pp"] > 1:
-        parts.append(f"vp={whole(row, 'vp', 1)}")
-    if degrees["tp"] > 1 and switch(row, "sequence_parallel", software.parallelism.sequence_parallel):
-        parts.append("sp")
-    return ",".join(parts) or "dp"
+    sharded = switch(row, "distributed_optimizer", software.parallelism.zero > 0)
+    sequences = switch(row, "sequence_parallel", software.parallelism.sequence_parallel)
+    stated = {"sharding": "zero1" if sharded else "none", "sequence_parallel": int(sequences)}
+    return strategy_of({**row, **stated, "dp": gpus // product, "vp": whole(row, "vp", 1)}, software)
 
 
 def options_of(row: Row, task: TrainingTask, gpus: int) -> dict[str, Any]:
@@ -147,13 +145,18 @@ DECIDING = (
 )  # fmt: skip
 
 
-def target_of_row(row: Row) -> TargetTime:
-    """The prediction of a row; PaleoError with the reason where it cannot be modelled."""
-    return _target(tuple((name, row[name]) for name in DECIDING if filled(row, name)))
+def target_of_row(row: Row, calibration: Calibration | None = None) -> TargetTime:
+    """The prediction of a row; PaleoError with the reason where it cannot be modelled. ``calibration``: a user's."""
+    cells = tuple((name, row[name]) for name in DECIDING if filled(row, name))
+    return _known_target(cells) if calibration is None else _target(cells, calibration)
 
 
 @lru_cache(maxsize=4096)
-def _target(cells: tuple[tuple[str, Any], ...]) -> TargetTime:
+def _known_target(cells: tuple[tuple[str, Any], ...]) -> TargetTime:
+    return _target(cells, None)
+
+
+def _target(cells: tuple[tuple[str, Any], ...], calibration: Calibration | None) -> TargetTime:
     row = dict(cells)
     task, system = task_of_row(row), system_of_row(row)
     batch = pairs_of(row, "global_batch")
@@ -162,19 +165,20 @@ def _target(cells: tuple[tuple[str, Any], ...]) -> TargetTime:
     gpus, spread = training_gpus(row, max(1, round(batch / task.packed)), task)
     runs = float(row.get("runs", 1.0))
     run = run_of(task, gpus, batch, **{**options_of(row, task, gpus), **spread})
-    point = time_to_target(task, system, run, global_batch=batch, runs=runs)
+    priced = partial(time_to_target, task, system, global_batch=batch, runs=runs, calibration=calibration)
+    point = priced(run)
     if point.prediction.memory.fits or "strategy" in run.model_fields_set:
         return point
-    return first_that_fits(task, system, run, batch, runs) or point
+    return first_that_fits(run, priced) or point
 
 
-def first_that_fits(task: TrainingTask, system: System, run: Run, batch: float, runs: float) -> TargetTime | None:
+def first_that_fits(run: Run, priced: Callable[[Run], TargetTime]) -> TargetTime | None:
     """The plan with the fewest ranks that share a model, of those that fit in memory, where a row states none; None
     where nothing fits."""
     for degrees in MODEL_PARALLEL:
         options = run.model_copy(update={"strategy": degrees, "microbatch": None})
         try:
-            point = time_to_target(task, system, options, global_batch=batch, runs=runs)
+            point = priced(options)
         except PaleoError:
             continue
         if point.prediction.memory.fits:
@@ -211,11 +215,11 @@ def submission_of(row: Row) -> Row | None:
     return {**same, "benchmark": benchmark, "round": edition.group(1), "global_batch": batch}
 
 
-def submission_step(row: Row, software: Software | None = None) -> Step:
+def submission_step(row: Row, software: Software | None = None, calibration: Calibration | None = None) -> Step:
     """The step of a row of submissions in its task's code, with the interval of that code; the plain step of the same
-    run where another profile is given."""
-    point = target_of_row(row)
+    run where another profile is given. ``calibration``: a user's."""
+    point = target_of_row(row, calibration)
     known = point.prediction
     if software is not None:
-        return of_prediction(predict(known.model, known.system, known.run, software))
+        return of_prediction(predict(known.model, known.system, known.run, software, calibration))
     return Step(point.step_time, *point.step_interval, ideal_seconds(known), known.system.device.name, point.task.name)

@@ -43,7 +43,7 @@ class TrainingRuns(StepTable):
 
     def step(self, row: Row, software: Software | None = None) -> Step:
         """Seconds to the target with their interval; the roofline is the FLOP of all samples at the peak."""
-        point = target_of_row(row)
+        point = target_of_row(row, self.calibration_of(self.system(row)))
         low, high = point.interval
         ideal = ideal_seconds(point.prediction) * point.samples / point.global_batch
         return Step(point.seconds, low, high, ideal, point.prediction.system.device.name, point.task.name)
@@ -68,7 +68,7 @@ class TrainingRuns(StepTable):
 
     def _point(self, row: Row) -> TargetTime | None:
         try:
-            return target_of_row(row)
+            return target_of_row(row, self.calibration_of(self.system(row)))
         except PaleoError:
             return None
 

@@ -16,7 +16,7 @@ from paleo.specs.software import Software
 from paleo.units import MILLISECOND
 from paleo.validate.kinds.base import Array, number, text
 from paleo.validate.steps.base import Row, Step, StepTable, filled, of_prediction, software_of, whole
-from paleo.validate.steps.submissions import submission_of, submission_step
+from paleo.validate.steps.submissions import submission_of, submission_step, system_of_row
 from paleo.validate.steps.systems import system_of
 from paleo.validate.tables import STEPS
 
@@ -170,7 +170,8 @@ class VisionSteps(StepTable):
         Training, that of its task."""
         submission = submission_of(row)
         if submission is not None:
-            return submission_step(submission, software)
+            prices = self.calibration_of(system_of_row(submission))
+            return submission_step(submission, software, prices)
         system = self.system(row)
         prediction = predict(load_model(model_of(row)), system, run_of(row), software, self.calibration_of(system))
         spared = prediction.breakdown.optimizer if without_update(row) else 0.0
