@@ -24,6 +24,8 @@ from paleo.errors import SpecError
 
 #: Formats that pictures are drawn in.
 PICTURES = (".png", ".svg", ".pdf")
+#: First bytes of a packed file.
+GZIP = b"\x1f\x8b"
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
@@ -111,23 +113,34 @@ def read_bytes(path: str | Path, *, most: int, expected: str) -> bytes:
     """
     shown = str(path)[:200]
     try:
-        if not stat.S_ISREG(os.stat(path).st_mode):  # noqa: PTH116 (a Path would drop a trailing slash)
-            kind = "a folder" if os.path.isdir(path) else "a device or a pipe"  # noqa: PTH112
-            raise SpecError(f"{shown}: is {kind}; expected {expected}")
+        require_regular(path, expected)
         with Path(path).open("rb") as file:
-            packed = file.read(2) == b"\x1f\x8b"
+            packed = file.read(2) == GZIP
             file.seek(0)
             content = (gzip.GzipFile(fileobj=file) if packed else file).read(most + 1)
     except SpecError:
         raise
-    except FileNotFoundError:
-        raise SpecError(f"{shown}: no such file; expected {expected}") from None
     except (OSError, EOFError, ValueError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
         raise SpecError(f"{shown!r}: cannot be read ({str(reason)[:200]})") from None
     if len(content) > most:
         raise SpecError(f"{shown}: holds more than {most} bytes; expected {expected}")
     return content
+
+
+def require_regular(path: str | Path, expected: str) -> None:
+    """SpecError for what is not there, and for a folder, a pipe or a device, which may never end."""
+    shown = str(path)[:200]
+    try:
+        mode = os.stat(path).st_mode  # noqa: PTH116 (a Path would drop a trailing slash)
+    except FileNotFoundError:
+        raise SpecError(f"{shown}: no such file; expected {expected}") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise SpecError(f"{shown!r}: cannot be read ({reason})") from None
+    if not stat.S_ISREG(mode):
+        kind = "a folder" if stat.S_ISDIR(mode) else "a device or a pipe"
+        raise SpecError(f"{shown}: is {kind}; expected {expected}")
 
 
 def append_row(path: Path, names: Iterable[str], row: Mapping[str, Any]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from paleo.errors import SpecError, near
 from paleo.files import read_bytes
 from paleo.importers.onnx_shapes import FLOATS, SINGLE, SMALL, WHOLE, shape_arithmetic, shape_of_output
-from paleo.importers.rules import OnnxNode, onnx_reading
+from paleo.importers.rules import OnnxNode, Reading, onnx_reading
 from paleo.importers.trace import Call, Shape, Trace, Value, probe_sizes, record
 
 MOST_FILE_BYTES, MOST_NODES, MOST_DEPTH, MOST_RANK = 700_000_000, 50_000, 4, 8
@@ -22,6 +22,8 @@ MOST_FILE_BYTES, MOST_NODES, MOST_DEPTH, MOST_RANK = 700_000_000, 50_000, 4, 8
 MOST_CALLS = 64
 #: Rounds of inference and arithmetic on shapes.
 MOST_PASSES = 6
+#: Versions of operators are numbers of 32 bits.
+NEWEST_OPSET = 2**31 - 1
 #: Sizes beyond this are mistakes of the file.
 LARGEST = 2**40
 
@@ -349,7 +351,9 @@ class _Reader:
                 f"{self.path}: node {node.name[:60] or node.op_type!r}: no shape can be inferred for {missing[:1]}"
             )
         numbers = [self.constants.get(name) for name in node.input]
-        reading = onnx_reading(OnnxNode(node.op_type, inputs, options, numbers))
+        reading = Reading("unknown", inputs)
+        if len(inputs) >= self._fewest_inputs(node):
+            reading = onnx_reading(OnnxNode(node.op_type, inputs, options, numbers))
         outputs = [shapes[name] for name in shaped]
         path = _path(node.name)
         call = record(reading.kind, node.op_type, reading.inputs or [], outputs, options=reading.options, path=path)
@@ -357,6 +361,18 @@ class _Reader:
         for name, value in zip(shaped, call.outputs, strict=True):
             self.values[name] = value
         return call
+
+    def _fewest_inputs(self, node: Any) -> int:
+        """How many inputs the operator has to have by the schema of its opset, else by the newest of that name; 0
+        where ONNX has none."""
+        versions = {opset.domain: opset.version for opset in self.model.opset_import}
+        version = min(versions.get(node.domain, 0), NEWEST_OPSET)
+        for schema in ((node.op_type, version, node.domain), (node.op_type,)):
+            try:
+                return int(self.onnx.defs.get_schema(*schema).min_input)
+            except self.onnx.defs.SchemaError:
+                continue
+        return 0
 
     def _static(self, node: Any, shapes: Mapping[str, tuple[Shape, bool]]) -> None:
         """Arithmetic on shapes: nothing that takes time."""

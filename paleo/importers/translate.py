@@ -66,10 +66,7 @@ def _translate(builder: Builder, call: Call) -> None:
         raise UntranslatableError(call.kind)
     mark = len(builder.network.entries)
     before = set(builder.owners)
-    try:
-        TRANSLATIONS[call.kind](builder, call)
-    except IndexError:  # a node of a file may have fewer inputs than its operator needs
-        raise UntranslatableError("an input is missing") from None
+    TRANSLATIONS[call.kind](builder, call)
     entries = builder.network.entries[mark:]
     if call.flops is not None and call.kind not in _WITHOUT_FLOPS:
         kernels = (kernel for e in entries for operation in e.operations for kernel in operation.forward(_FP32))

@@ -11,12 +11,14 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TextIO
 
 from paleo.errors import SpecError
+from paleo.files import GZIP, require_regular
 from paleo.registry import Registry
 
-#: Lines that are read of a log, and bytes of one: ten steps are enough.
-MOST_LINES, LONGEST_LINE = 200_000, 4_096
+#: Lines that are read of a log, characters of one, and of all of them: ten steps are enough.
+MOST_LINES, LONGEST_LINE, MOST_CHARACTERS = 200_000, 4_096, 2**28
 #: Lines by which a log is recognised.
 FEWEST_STEPS = 3
 
@@ -62,13 +64,26 @@ class Log:
 def lines_of(path: str | Path) -> list[str]:
     """Lines of a log, long ones cut; SpecError where it cannot be read as text."""
     place = Path(path)
-    if not place.is_file():
-        raise SpecError(f"{place}: no such file; expected a training log")
     try:
+        require_regular(place, "a log as text")
+        with place.open("rb") as file:
+            if file.read(2) == GZIP:
+                raise SpecError(f"{place}: is packed (gzip); expected a log as text: gunzip it first")
         with place.open(encoding="utf-8", errors="replace") as stream:
-            return [line[:LONGEST_LINE].rstrip("\n") for line, _ in zip(stream, range(MOST_LINES), strict=False)]
+            return list(_first_lines(stream))
     except OSError as error:
         raise SpecError(f"{place}: {error.strerror}") from None
+
+
+def _first_lines(stream: TextIO) -> Iterator[str]:
+    """The first lines, whatever their length: only so many characters of the file are looked at."""
+    begins, lines, characters = True, 0, 0
+    while lines < MOST_LINES and characters < MOST_CHARACTERS and (piece := stream.readline(LONGEST_LINE)):
+        characters += len(piece)
+        if begins:
+            lines += 1
+            yield piece.rstrip("\n")
+        begins = piece.endswith("\n")
 
 
 def read_log(path: str | Path) -> Log:
@@ -108,10 +123,13 @@ def _mapping(value: object) -> Mapping[str, float]:
 def number_behind(pattern: re.Pattern[str], line: str, unit: float = 1.0) -> float | None:
     """The first group of a pattern as a number above zero, thousands separated by commas or not."""
     match = pattern.search(line)
-    if match is None:
-        return None
+    return None if match is None else number_of(match.group(1), unit)
+
+
+def number_of(text: str, unit: float = 1.0) -> float | None:
+    """A text as a number above zero; None for dots without digits, and for more digits than a number has."""
     try:
-        value = float(match.group(1).replace(",", "")) * unit
+        value = float(text.replace(",", "")) * unit
     except ValueError:
         return None
     return value if 0 < value < float("inf") else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from paleo.logs.base import READERS, Reader, number_behind, stated
+from paleo.logs.base import READERS, Reader, number_behind, number_of, stated
 from paleo.units import MEBIBYTE, MILLISECOND
 
 _ELAPSED = re.compile(r"elapsed time per iteration \(ms\):\s*([\d.,]+)")
@@ -26,8 +26,8 @@ def _states(line: str) -> Mapping[str, object]:
     timer = _TIMER.match(line)
     if timer is not None and timer.group(1) in _PARTS:
         name = _PARTS[timer.group(1)]
-        fastest, slowest = (float(timer.group(group)) * MILLISECOND for group in (2, 3))
-        return {"parts": {name: slowest}, "fastest": {name: fastest}}
+        fastest, slowest = (number_of(timer.group(group), MILLISECOND) for group in (2, 3))
+        return {"parts": stated(**{name: slowest}), "fastest": stated(**{name: fastest})}
     return stated(
         seconds=number_behind(_ELAPSED, line, MILLISECOND),
         global_batch=number_behind(_BATCH, line),

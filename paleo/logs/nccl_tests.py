@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paleo.errors import SpecError, near
-from paleo.logs.base import lines_of
+from paleo.logs.base import lines_of, number_of
 from paleo.units import MICROSECOND
 
 #: Programs of nccl-tests and the operations that they time.
@@ -23,7 +23,7 @@ PROGRAMS = {
 #: Lines by which such a log is recognised.
 FEWEST_PAYLOADS = 3
 _ROW = re.compile(r"^\s*(\d+)\s+\d+\s+\w+\s+\w+\s+(?:-?\d+\s+)?([\d.]+)\s+([\d.]+)\s+([\d.]+)\s+\S+\s+([\d.]+)\s")
-_RANK = re.compile(r"#\s+Rank\s+(\d+)\s")
+_RANK = re.compile(r"#\s+Rank\s+(\d{1,9})\s")
 _PROGRAM = re.compile(rf"\b({'|'.join(PROGRAMS)})\b")
 
 
@@ -42,12 +42,17 @@ def read_collectives(path: str | Path) -> CollectiveLog | None:
     """The payloads of a log of nccl-tests; None where it is another kind of log."""
     lines = lines_of(path)
     rows = [row for row in map(_ROW.match, lines) if row is not None]
-    timed = {float(row[1]): min(float(row[2]), float(row[5])) * MICROSECOND for row in rows}
-    timed = {payload: seconds for payload, seconds in sorted(timed.items()) if payload > 0 and seconds > 0}
+    timed = dict(sorted(figures for row in rows if (figures := _timed(row)) is not None))
     if len(timed) < FEWEST_PAYLOADS:
         return None
     ranks = [int(match[1]) for match in map(_RANK.search, lines) if match is not None]
     return CollectiveLog(tuple(timed), tuple(timed.values()), _operation(lines), max(ranks) + 1 if ranks else None)
+
+
+def _timed(row: re.Match[str]) -> tuple[float, float] | None:
+    """The payload [bytes] of a line and the shorter of its times [s]; None where one of them is no number above 0."""
+    payload, apart, in_place = number_of(row[1]), number_of(row[2], MICROSECOND), number_of(row[5], MICROSECOND)
+    return None if payload is None or apart is None or in_place is None else (payload, min(apart, in_place))
 
 
 def _operation(lines: Iterable[str]) -> str | None:

@@ -102,7 +102,7 @@ def evidence_of_log(log: Log, expected: Prediction) -> dict[str, float]:
     computing = [
         (record.parts["forward"] + record.parts["backward"], record.fastest["forward"] + record.fastest["backward"])
         for record in settled
-        if {"forward", "backward"} <= record.parts.keys()
+        if {"forward", "backward"} <= record.parts.keys() & record.fastest.keys()
     ]
     if computing:
         evidence["compute"] = median([fastest for _, fastest in computing])

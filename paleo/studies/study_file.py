@@ -18,6 +18,7 @@ from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.studies.changed_system import changed
 from paleo.studies.cost import Tariff
+from paleo.studies.training import MOST_AMOUNT
 
 Value = int | float | str | bool | None
 Point = dict[str, Value]
@@ -122,8 +123,9 @@ def tariff_of(account: Point) -> Tariff:
     """The tariff that an account states; SpecError for an amount that is not above zero."""
     for name in (*AMOUNTS, "critical_batch"):
         value = account.get(name)
-        if name in account and (isinstance(value, bool) or not isinstance(value, int | float) or value <= 0):
-            raise SpecError(f"axes.{name}: {value!r} must be a number above zero")
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if name in account and not (number and 0 < value <= MOST_AMOUNT):  # type: ignore[operator]
+            raise SpecError(f"axes.{name}: {value!r:.60} must be a number above zero, and at most {MOST_AMOUNT:.0e}")
     stated = {key: account[key] for key in Tariff.model_fields if account.get(key) is not None}
     return validate(Tariff, stated, "axes")
 

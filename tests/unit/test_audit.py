@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from paleo import Prediction, Run, load_model, load_system, predict
 from paleo.errors import SpecError
-from paleo.logs.base import READERS, read_log
+from paleo.logs.base import READERS, lines_of, read_log
 from paleo.logs.nccl_tests import PROGRAMS, operation_of, read_collectives
 from paleo.specs.hardware import System
 from paleo.specs.software import load_software
@@ -177,6 +178,30 @@ def test_what_is_no_log_is_one_message(tmp_path: Path, text: str) -> None:
         read_log(write(tmp_path, text))
     with pytest.raises(SpecError, match="no such file"):
         read_log(tmp_path / "none.log")
+
+
+def test_a_log_of_one_endless_line_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paleo.logs.base.MOST_CHARACTERS", 100_000)
+    lines = lines_of(write(tmp_path, "first\n" + "x" * 2_000_000 + "\nlast\n"))
+    assert [len(line) for line in lines] == [5, 4096]
+    assert lines_of(write(tmp_path, "a" * 9_000 + "\nlast\n")) == ["a" * 4_096, "last"]
+
+
+def test_logs_that_are_no_files_of_text_say_why(tmp_path: Path) -> None:
+    packed = tmp_path / "train.log.gz"
+    packed.write_bytes(gzip.compress(b"iteration 1/ 9 |"))
+    for place, reason in (("/dev/zero", "a device or a pipe"), (tmp_path, "a folder"), (packed, "gunzip")):
+        with pytest.raises(SpecError, match=reason):
+            lines_of(place)
+
+
+@pytest.mark.parametrize("figure", ["1.2.3", "9" * 400, ".", "0"])
+def test_figures_of_logs_that_are_no_numbers_are_left_out(tmp_path: Path, figure: str) -> None:
+    payloads = "\n".join(f" {n} 256 float sum -1 {figure} 1.0 1.0 0 3.0 1.0 1.0 0 " for n in range(1024, 1028))
+    assert read_collectives(write(tmp_path, f"{payloads}\n#  Rank {'9' * 5000} x\n")) is None
+    timer = f"    forward-compute ....: ({figure}, {figure})"
+    text = "\n".join(f"{TEXTS['megatron-lm'].format(n=n)}\n{timer}" for n in range(1, 9))
+    assert not read_log(write(tmp_path, text)).steps[0].parts
 
 
 def nccl_log(operation: str, ranks: int, *, link: float = 1.0, late: float = 0.0, seed: int = 0) -> str:

@@ -13,6 +13,7 @@ import pytest
 from paleo.errors import PaleoError, SpecError
 from paleo.importers.onnx import shape_arithmetic
 from paleo.importers.onnx_shapes import shape_of_output
+from paleo.importers.rules import ONNX
 from paleo.importers.sources import Import, imported
 
 onnx = pytest.importorskip("onnx")
@@ -238,6 +239,30 @@ def hostile(path: Path, change: str) -> str:
 def test_hostile_files_are_errors(tmp_path: Path, change: str) -> None:
     with pytest.raises(PaleoError, match=r"hostile\.onnx"):
         imported("onnx", hostile(tmp_path, change))
+
+
+def crippled(file: Path, operator: str, inputs: Sequence[str]) -> Import | PaleoError:
+    """A ReLU beside a node of another domain, for which ONNX checks nothing; a reshape gives the node its shape."""
+    nodes = [node("Relu", "x", "r"), helper.make_node(operator, inputs, ["q"], domain="com.microsoft")]
+    weights = [weight("w", 8, 8, 3, 3), numbers("s", -1, 8, 6, 6)]
+    model = onnx.load(
+        saved(
+            file.parent, [*nodes, node("Reshape", "q s"), node("Add", "r y", "z")], {"x": ["N", 8, 6, 6]}, weights, "z"
+        )
+    )
+    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    return outcome(file, model.SerializeToString())
+
+
+def test_operators_with_too_few_inputs_are_opaque_or_errors(tmp_path: Path) -> None:
+    for operator in ONNX:
+        for inputs in ([], ["x"]):
+            crippled(tmp_path / "mutated.onnx", operator, inputs)
+    for operator in ("Add", "BatchNormalization", "GroupNormalization", "LayerNormalization", "Where"):
+        network = crippled(tmp_path / "mutated.onnx", operator, ["x"])
+        assert isinstance(network, Import)
+        assert [each.type for each in network.graph.nodes] == ["relu", "opaque", "add"]
+        assert network.unknown == (operator,)
 
 
 def outcome(file: Path, data: bytes) -> Import | PaleoError:

@@ -158,6 +158,8 @@ def test_parquet_holds_the_same(study: Study, tmp_path: Path) -> None:
         ("axes: {'system.levels[7].link.bandwidth': [x2]}", "no \\[7\\]"),
         ("axes: {epochs: [1], samples: [5]}", "state one of them"),
         ("axes: {epochs: [-1]}", "above zero"),
+        ("axes: {epochs: [1, 1.0e+308]}", r"at most 1e\+30"),
+        ("axes: {critical_batch: [1.0e+300]}", "above zero"),
         ("axes: {pue: [0.5]}", "pue"),
         ("axes: {batch: [1]}\nrun: {batch: 2}", "keep one"),
         (
