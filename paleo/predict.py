@@ -9,27 +9,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from paleo.lowering.partition import Chunk
-from paleo.lowering.program import Program
 from paleo.lowering.recompute import runs
-from paleo.network.graph import Graph
 from paleo.operations.attention import executed_share
 from paleo.operations.base import model_flops
-from paleo.operations.tensor import Precision
 from paleo.parallel.placement import placement
-from paleo.parallel.plan import Plan, plan
+from paleo.parallel.plan import plan
 from paleo.pricing.footprint import Footprint
-from paleo.pricing.kernels import KernelTimes
-from paleo.specs.calibration import Calibration
-from paleo.specs.hardware import System
-from paleo.specs.model import ModelSpec
-from paleo.specs.run import Run
-from paleo.specs.software import Software
 from paleo.step.backend import backend_of
 from paleo.step.compression import check_sharded
-from paleo.step.input_pipeline import InputPipeline
-from paleo.step.single import Priced, priced, single_batch
-from paleo.step.step import StepArrays, step
+from paleo.step.single import priced, single_batch
+from paleo.step.step import step
 from paleo.step.warnings import (
     OPAQUE,
     OPAQUE_SPREAD,
@@ -42,7 +31,21 @@ from paleo.step.warnings import (
 from paleo.units import duration
 
 if TYPE_CHECKING:
+    from paleo.lowering.partition import Chunk
+    from paleo.lowering.program import Program
+    from paleo.network.graph import Graph
+    from paleo.operations.tensor import Precision
+    from paleo.parallel.plan import Plan
+    from paleo.pricing.kernels import KernelTimes
     from paleo.schedules.engine import Timeline
+    from paleo.specs.calibration import Calibration
+    from paleo.specs.hardware import System
+    from paleo.specs.model import ModelSpec
+    from paleo.specs.run import Run
+    from paleo.specs.software import Software
+    from paleo.step.input_pipeline import InputPipeline
+    from paleo.step.single import Priced
+    from paleo.step.step import StepArrays
 
 Array = npt.NDArray[np.float64]
 #: Share of the variance of kernels' log errors that all kernels of a device have in common, and 90 % half-widths (log)

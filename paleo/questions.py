@@ -21,15 +21,14 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paleo.answers import Compared, Document, Estimate, Planned, ScalingCurves, Searched, TimeToTarget
+from paleo.answers import Compared, Estimate, Planned, ScalingCurves, Searched, TimeToTarget
 from paleo.errors import SpecError, near
 from paleo.predict import predict
 from paleo.report.blocks import Blocks
 from paleo.specs.hardware import System, load_system
 from paleo.specs.loading import validate
-from paleo.specs.model import ModelSpec, load_model
+from paleo.specs.model import load_model
 from paleo.specs.run import SEQUENCE, Run
-from paleo.specs.task import TrainingTask
 from paleo.studies.advice import advise
 from paleo.studies.cost import Tariff, stated_tariff
 from paleo.studies.learning import Goal, aimed, amount_for
@@ -38,7 +37,10 @@ from paleo.studies.training import amount, stated_amount, training, usual_amount
 from paleo.units import listed, whole_number
 
 if TYPE_CHECKING:
+    from paleo.answers import Document
     from paleo.search.space import Space
+    from paleo.specs.model import ModelSpec
+    from paleo.specs.task import TrainingTask
     from paleo.studies.comparison import Planner
 
 #: A system by name, path or as loaded, perhaps with its GPUs: ``dgx-h100:4``, ``("dgx-h100", 4)``.

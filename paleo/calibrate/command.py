@@ -8,24 +8,21 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from paleo.calibrate.files import Fit, FitJob, calibrations, fit_each, fits, jobs, skipped_rows, yaml_text
+from paleo.calibrate.files import calibrations, fit_each, fits, jobs, skipped_rows, yaml_text
 from paleo.calibrate.links import LEAST_STEPS as LEAST_LINKS
 from paleo.calibrate.links import (
-    LinkJob,
-    LinksFitted,
     asked_for_links,
     fit_links,
     link_jobs,
     numbers,
 )
-from paleo.calibrate.measure import Bench, Tables, bench, import_torch, measure_all, measure_collectives
-from paleo.calibrate.microbenchmarks import USUAL, Point, collective_points, points
+from paleo.calibrate.measure import Tables, bench, import_torch, measure_all, measure_collectives
+from paleo.calibrate.microbenchmarks import USUAL, collective_points, points
 from paleo.calibrate.power import asked_for_power, fit_power
 from paleo.calibrate.software import (
     LEAST_STEPS,
-    SoftwareFitted,
-    SoftwareJob,
     fit_software,
     software_jobs,
     software_text,
@@ -33,10 +30,23 @@ from paleo.calibrate.software import (
 from paleo.calibrate.tasks import asked_for_tasks, fit_tasks
 from paleo.errors import SpecError
 from paleo.files import checked_output, write_text
-from paleo.specs.calibration import Calibration, Residual
 from paleo.specs.hardware import find_device, load_system
 from paleo.units import counted
-from paleo.validate.residual import ResidualErrors as FittedResidual
+
+if TYPE_CHECKING:
+    from paleo.calibrate.files import Fit, FitJob
+    from paleo.calibrate.links import (
+        LinkJob,
+        LinksFitted,
+    )
+    from paleo.calibrate.measure import Bench
+    from paleo.calibrate.microbenchmarks import Point
+    from paleo.calibrate.software import (
+        SoftwareFitted,
+        SoftwareJob,
+    )
+    from paleo.specs.calibration import Calibration, Residual
+    from paleo.validate.residual import ResidualErrors as FittedResidual
 
 #: Tables that no family is fitted to: they inform.
 UNFITTED = ("copies",)

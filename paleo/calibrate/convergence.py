@@ -5,14 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from paleo.learning.reference_points import ReferencePoints, fitted
+from paleo.learning.reference_points import fitted
 from paleo.specs.catalog import entries
-from paleo.specs.task import TrainingTask, load_task
+from paleo.specs.task import load_task
+
+if TYPE_CHECKING:
+    from paleo.learning.reference_points import ReferencePoints
+    from paleo.specs.task import TrainingTask
 
 #: Columns that tell a table of reference points.
 HEADER = frozenset({"benchmark", "round", "global_batch_size", "samples_mean", "samples_std", "n"})

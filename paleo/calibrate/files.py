@@ -12,19 +12,23 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 import yaml
 
-from paleo.calibrate.fit import FitResult, FittedBin, Rows, count, fit, split
+from paleo.calibrate.fit import Rows, count, fit, split
 from paleo.errors import SpecError, near
 from paleo.specs.calibration import Calibration, Entry
 from paleo.specs.loading import parse_yaml, validate
-from paleo.validate.kinds.base import KINDS, FitPlan, TableKind, groups, measured_time, read_table, text
-from paleo.validate.residual import ResidualErrors
+from paleo.validate.kinds.base import KINDS, groups, measured_time, read_table, text
 from paleo.validate.tables import table_of
+
+if TYPE_CHECKING:
+    from paleo.calibrate.fit import FitResult, FittedBin
+    from paleo.validate.kinds.base import FitPlan, TableKind
+    from paleo.validate.residual import ResidualErrors
 
 #: Order of the fits: stacks with many rows first, since others set out from them.
 ORDER = ("graph", "kernel", "eager", "back-to-back")

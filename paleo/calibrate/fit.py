@@ -19,10 +19,12 @@ import numpy.typing as npt
 import pandas as pd
 
 from paleo.errors import SpecError, near
-from paleo.validate.residual import ResidualErrors, residual
+from paleo.validate.residual import residual
 
 if TYPE_CHECKING:
     from scipy.optimize import OptimizeResult
+
+    from paleo.validate.residual import ResidualErrors
 
 Array = npt.NDArray[np.float64]
 P = TypeVar("P")

@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,15 +24,19 @@ from paleo.calibrate.fit import Rows, count, fit, joined, log_errors, sample, sp
 from paleo.calibrate.software import CONFIGURATION
 from paleo.errors import PaleoError, SpecError, near
 from paleo.pricing.communication import LINK_FAMILIES, link_parameters
-from paleo.pricing.store import Found
 from paleo.specs.calibration import Calibration, Entry
 from paleo.specs.catalog import is_path, names
-from paleo.specs.hardware import System, load_system
+from paleo.specs.hardware import load_system
 from paleo.units import MICROSECOND, MILLISECOND
 from paleo.validate.kinds.base import read_table, text
-from paleo.validate.residual import ResidualErrors, residual
+from paleo.validate.residual import residual
 from paleo.validate.steps.base import StepTable, records, whole
 from paleo.validate.tables import table_of
+
+if TYPE_CHECKING:
+    from paleo.pricing.store import Found
+    from paleo.specs.hardware import System
+    from paleo.validate.residual import ResidualErrors
 
 Array = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]

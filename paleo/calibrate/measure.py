@@ -16,13 +16,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from paleo.calibrate.microbenchmarks import WIDTH, Point
+from paleo.calibrate.microbenchmarks import WIDTH
 from paleo.errors import PaleoError, SpecError
 from paleo.files import append_row, header, read_rows
 from paleo.specs.hardware import find_device
 from paleo.units import MEGA, MICROSECOND, MILLISECOND
+
+if TYPE_CHECKING:
+    from paleo.calibrate.microbenchmarks import Point
 
 SOURCE = "paleo calibrate"
 #: Bytes that are written between cold calls, to empty any last-level cache there is.

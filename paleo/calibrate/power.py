@@ -5,18 +5,23 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 
 from paleo.calibrate.files import Fit, entry_of
-from paleo.calibrate.fit import Array, Rows, fit
+from paleo.calibrate.fit import Rows, fit
 from paleo.errors import PaleoError, SpecError, near
 from paleo.predict import Prediction
 from paleo.pricing.power import BOARD, PowerParameters
 from paleo.validate.kinds.base import number, read_table
-from paleo.validate.steps.base import CELL_ERRORS, Row, records
+from paleo.validate.steps.base import CELL_ERRORS, records
 from paleo.validate.steps.power import PowerTable, drawn
+
+if TYPE_CHECKING:
+    from paleo.calibrate.fit import Array
+    from paleo.validate.steps.base import Row
 
 #: The family of a board's figures in calibration files.
 FAMILY = "power"

@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,15 +19,19 @@ import pandas as pd
 import yaml
 
 from paleo.calibrate.files import ERROR_DIGITS, rounded, rounded_residual
-from paleo.calibrate.fit import FitResult, Rows, count, fit
+from paleo.calibrate.fit import Rows, count, fit
 from paleo.errors import SpecError, near
 from paleo.specs.calibration import Residual
 from paleo.specs.hardware import find_device
-from paleo.specs.software import Software, SoftwareFit, load_software
+from paleo.specs.software import SoftwareFit, load_software
 from paleo.units import MEBIBYTE, MICROSECOND, MILLISECOND
 from paleo.validate.kinds.base import read_table, text
 from paleo.validate.steps.base import StepTable, records
 from paleo.validate.tables import table_of
+
+if TYPE_CHECKING:
+    from paleo.calibrate.fit import FitResult
+    from paleo.specs.software import Software
 
 Array = npt.NDArray[np.float64]
 #: Rows that a fit sees: host time and one more term are settled by about forty.

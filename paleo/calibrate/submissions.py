@@ -5,19 +5,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
 from paleo.errors import PaleoError
-from paleo.specs.task import Code, Evaluation, Submissions, TrainingTask, load_task
-from paleo.studies.target import TargetTime, timed
+from paleo.specs.task import Submissions, load_task
+from paleo.studies.target import timed
 from paleo.units import MILLISECOND
 from paleo.validate.steps.base import filled, records
 from paleo.validate.steps.submissions import pairs_of, target_of_row
 from paleo.validate.steps.training_runs import MINUTE, copies
+
+if TYPE_CHECKING:
+    from paleo.specs.task import Code, Evaluation, TrainingTask
+    from paleo.studies.target import TargetTime
 
 Array = npt.NDArray[np.float64]
 #: A round's weight in the fit for another: software is dated, and each round apart counts less.

@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -15,9 +15,12 @@ from paleo.calibrate.convergence import is_convergence, write_laws
 from paleo.calibrate.submissions import LEAST_ROWS, fitted_task, rows_of, step_residual
 from paleo.errors import SpecError
 from paleo.specs.catalog import FOLDERS, catalog_root, entries
-from paleo.specs.task import TrainingTask, load_task
+from paleo.specs.task import load_task
 from paleo.validate.kinds.base import read_table
 from paleo.validate.steps.training_runs import TrainingRuns
+
+if TYPE_CHECKING:
+    from paleo.specs.task import TrainingTask
 
 #: Fields of a code that nothing was fitted to, and of an evaluation, in the order in which a file has them.
 CODE = ("software", "ratio", "samples_per_gpu", "per_doubling", "several_nodes", "residual", "rows", "source")

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from paleo.collectives.base import (
     Algorithm,
-    Array,
     LevelTraffic,
-    Traffic,
     add_algorithm,
     members_below,
     one_level_at_a_time,
     rounds,
 )
+
+if TYPE_CHECKING:
+    from paleo.collectives.base import (
+        Array,
+        Traffic,
+    )
 
 
 def all_to_all(payload: Array, group: tuple[Array, ...]) -> Traffic:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from paleo.collectives.base import (
     Algorithm,
-    Array,
     LevelTraffic,
-    Traffic,
     add_algorithm,
     members_below,
     one_level_at_a_time,
@@ -14,6 +14,12 @@ from paleo.collectives.base import (
     outer_first,
     rounds,
 )
+
+if TYPE_CHECKING:
+    from paleo.collectives.base import (
+        Array,
+        Traffic,
+    )
 
 
 def all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:

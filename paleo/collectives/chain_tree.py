@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from paleo.collectives import double_tree
-from paleo.collectives.base import Algorithm, Array, LevelTraffic, Traffic, add_algorithm, others
+from paleo.collectives.base import Algorithm, LevelTraffic, Traffic, add_algorithm, others
+
+if TYPE_CHECKING:
+    from paleo.collectives.base import Array
 
 
 def all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from paleo.collectives.base import (
     Algorithm,
-    Array,
     LevelTraffic,
     Traffic,
     active,
@@ -13,6 +14,11 @@ from paleo.collectives.base import (
     others,
     rounds,
 )
+
+if TYPE_CHECKING:
+    from paleo.collectives.base import (
+        Array,
+    )
 
 
 def all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from paleo.collectives.base import (
     Algorithm,
-    Array,
     LevelTraffic,
-    Traffic,
     add_algorithm,
     members_below,
     one_level_at_a_time,
     others,
     outer_first,
 )
+
+if TYPE_CHECKING:
+    from paleo.collectives.base import (
+        Array,
+        Traffic,
+    )
 
 
 def reduce_scatter(payload: Array, group: tuple[Array, ...]) -> Traffic:

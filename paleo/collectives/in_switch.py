@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from paleo.collectives import double_tree
-from paleo.collectives.base import Algorithm, Array, LevelTraffic, Traffic, active, add_algorithm, others, ranks_of
+from paleo.collectives.base import Algorithm, LevelTraffic, Traffic, active, add_algorithm, others, ranks_of
+
+if TYPE_CHECKING:
+    from paleo.collectives.base import Array
 
 
 def all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:

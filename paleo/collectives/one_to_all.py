@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from paleo.collectives.base import (
     Algorithm,
-    Array,
     LevelTraffic,
     Traffic,
     active,
@@ -12,6 +13,11 @@ from paleo.collectives.base import (
     members_below,
     ranks_of,
 )
+
+if TYPE_CHECKING:
+    from paleo.collectives.base import (
+        Array,
+    )
 
 
 def _root_sends(payload: Array, group: tuple[Array, ...], *, times: float, reduced: float) -> Traffic:

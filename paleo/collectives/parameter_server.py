@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from paleo.collectives.base import (
     Algorithm,
-    Array,
     LevelTraffic,
-    Numeric,
     Traffic,
     active,
     add_algorithm,
     members_below,
     ranks_of,
 )
+
+if TYPE_CHECKING:
+    from paleo.collectives.base import (
+        Array,
+        Numeric,
+    )
 
 
 def parameter_server_all_reduce(payload: Array, group: tuple[Array, ...], *, servers: Numeric) -> Traffic:

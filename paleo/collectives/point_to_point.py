@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from paleo.collectives.base import Algorithm, Array, LevelTraffic, Traffic, active, add_algorithm, units_above
+from typing import TYPE_CHECKING
+
+from paleo.collectives.base import Algorithm, LevelTraffic, Traffic, active, add_algorithm, units_above
+
+if TYPE_CHECKING:
+    from paleo.collectives.base import Array
 
 
 def send_recv(payload: Array, group: tuple[Array, ...]) -> Traffic:

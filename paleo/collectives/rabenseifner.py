@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from paleo.collectives import butterfly
-from paleo.collectives.base import Algorithm, Array, Traffic, add_algorithm
+from paleo.collectives.base import Algorithm, add_algorithm
+
+if TYPE_CHECKING:
+    from paleo.collectives.base import Array, Traffic
 
 
 def all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from paleo.collectives.base import (
     Algorithm,
-    Array,
     LevelTraffic,
     Traffic,
     active,
@@ -15,6 +16,11 @@ from paleo.collectives.base import (
     ranks_of,
     units_above,
 )
+
+if TYPE_CHECKING:
+    from paleo.collectives.base import (
+        Array,
+    )
 
 
 def ring_hops(group: tuple[Array, ...]) -> tuple[Array, ...]:

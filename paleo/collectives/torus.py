@@ -5,11 +5,12 @@ A level is one dimension; a unit of a level is what lies on one coordinate of it
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from paleo.collectives.base import (
     Algorithm,
-    Array,
     LevelTraffic,
     Traffic,
     active,
@@ -18,6 +19,11 @@ from paleo.collectives.base import (
     others,
     ranks_of,
 )
+
+if TYPE_CHECKING:
+    from paleo.collectives.base import (
+        Array,
+    )
 
 
 def _round_all(payload: Array, group: tuple[Array, ...], *, times: float, reduced: float) -> Traffic:

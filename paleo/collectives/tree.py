@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from paleo.collectives.base import (
     Algorithm,
-    Array,
     LevelTraffic,
-    Traffic,
     add_algorithm,
     one_level_at_a_time,
     outer_first,
     rounds,
 )
+
+if TYPE_CHECKING:
+    from paleo.collectives.base import (
+        Array,
+        Traffic,
+    )
 
 
 def _climb(payload: Array, group: tuple[Array, ...], *, reduced: float) -> Traffic:

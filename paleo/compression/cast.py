@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paleo.compression.base import COMPRESSIONS, Array, Coding, Compression, Message, SummedGradient, no_argument
+from paleo.compression.base import COMPRESSIONS, Coding, Message, no_argument
+
+if TYPE_CHECKING:
+    from paleo.compression.base import Array, Compression, SummedGradient
 
 #: Elements that share one fp32 scale, in formats with few exponents.
 BLOCK = 256.0

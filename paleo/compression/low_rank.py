@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -10,14 +11,18 @@ import numpy.typing as npt
 from paleo.compression.base import (
     COMPRESSIONS,
     VALUE_BYTES,
-    Array,
     Coding,
-    Compression,
     Message,
-    SummedGradient,
     no_argument,
     number_argument,
 )
+
+if TYPE_CHECKING:
+    from paleo.compression.base import (
+        Array,
+        Compression,
+        SummedGradient,
+    )
 
 
 @dataclass(frozen=True, slots=True)

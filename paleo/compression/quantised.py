@@ -6,20 +6,25 @@ An all-to-all of m b / 8 bytes brings each rank its part from all others, an all
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from paleo.compression.base import (
     COMPRESSIONS,
     VALUE_BYTES,
-    Array,
     Coding,
-    Compression,
     Message,
-    SummedGradient,
     no_argument,
     number_argument,
 )
+
+if TYPE_CHECKING:
+    from paleo.compression.base import (
+        Array,
+        Compression,
+        SummedGradient,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ ICDCS 2019; Li and Hoefler, Ok-Topk, PPoPP 2022.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,15 +19,19 @@ from paleo.compression.base import (
     COMPRESSIONS,
     INDEX_BYTES,
     VALUE_BYTES,
-    Array,
     Coding,
-    Compression,
     Message,
-    Numeric,
-    SummedGradient,
     number_argument,
     wire_bytes,
 )
+
+if TYPE_CHECKING:
+    from paleo.compression.base import (
+        Array,
+        Compression,
+        Numeric,
+        SummedGradient,
+    )
 
 PAIR_BYTES = VALUE_BYTES + INDEX_BYTES
 

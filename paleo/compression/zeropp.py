@@ -10,10 +10,14 @@ Reference: Wang et al., ZeRO++: Extremely efficient collective communication for
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paleo.compression.base import COMPRESSIONS, Array, Coding, Compression, Message, SummedGradient, no_argument
+from paleo.compression.base import COMPRESSIONS, Coding, Message, no_argument
+
+if TYPE_CHECKING:
+    from paleo.compression.base import Array, Compression, SummedGradient
 
 #: Bytes of an element in the gather of the forward pass and in the scatter of gradients, and of the 16-bit copy.
 WEIGHT_BYTES, GRADIENT_BYTES, COPY_BYTES = 1.0, 0.5, 2.0

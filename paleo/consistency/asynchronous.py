@@ -4,13 +4,17 @@ other (Downpour, Hogwild)."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paleo.consistency.base import CONSISTENCY, Array, Cycle, Server, Workload, no_argument
+from paleo.consistency.base import CONSISTENCY, Cycle, no_argument
 from paleo.consistency.queueing import closed_queue
 from paleo.errors import PlanError
-from paleo.step.stragglers import Numeric
+
+if TYPE_CHECKING:
+    from paleo.consistency.base import Array, Server, Workload
+    from paleo.step.stragglers import Numeric
 
 
 def service_time(payload: Numeric, tensors: Numeric, server: Server) -> Array:

@@ -14,14 +14,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from paleo.errors import PlanError
 from paleo.registry import Registry
-from paleo.step.stragglers import Numeric, waiting_share
+from paleo.step.stragglers import waiting_share
+
+if TYPE_CHECKING:
+    from paleo.step.stragglers import Numeric
 
 Array = npt.NDArray[np.float64]
 #: Bytes of a number in the fp32 copies that outer optimizers and averaged models keep.

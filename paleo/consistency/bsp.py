@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paleo.consistency.base import CONSISTENCY, Cycle, Workload, no_argument
+from paleo.consistency.base import CONSISTENCY, Cycle, no_argument
+
+if TYPE_CHECKING:
+    from paleo.consistency.base import Workload
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paleo.consistency.base import CONSISTENCY, Array, Consistency, Cycle, Workload
+from paleo.consistency.base import CONSISTENCY, Cycle
 from paleo.errors import PlanError, near
-from paleo.step.stragglers import Numeric, waiting_share
+from paleo.step.stragglers import waiting_share
+
+if TYPE_CHECKING:
+    from paleo.consistency.base import Array, Consistency, Workload
+    from paleo.step.stragglers import Numeric
 
 
 def ring_gap(workers: Numeric) -> Array:

@@ -8,20 +8,26 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from paleo.consistency.base import (
     CONSISTENCY,
     FP32_BYTES,
-    Array,
-    Consistency,
     Cycle,
-    Workload,
     count_argument,
 )
 from paleo.errors import PlanError
-from paleo.step.stragglers import Numeric, averaged, waiting_share
+from paleo.step.stragglers import averaged, waiting_share
+
+if TYPE_CHECKING:
+    from paleo.consistency.base import (
+        Array,
+        Consistency,
+        Workload,
+    )
+    from paleo.step.stragglers import Numeric
 
 
 def local_step(workload: Workload, steps: Numeric, synchronisation: Numeric) -> Array:

@@ -5,16 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from paleo.errors import PaleoError, SpecError
-from paleo.importers.trace import Call, Shape, Trace, Value
 from paleo.layers.base import LAYERS, Choices
 from paleo.network.graph import frozen, with_gradients_as_needed
-from paleo.operations.base import Operation, parameters_of
-from paleo.operations.tensor import Size, Tensor, precision
+from paleo.operations.base import parameters_of
+from paleo.operations.tensor import Tensor, precision
+
+if TYPE_CHECKING:
+    from paleo.importers.trace import Call, Shape, Trace, Value
+    from paleo.operations.base import Operation
+    from paleo.operations.tensor import Size
 
 _FP32, _UNFUSED = precision("fp32"), Choices(attention="unfused")
 #: Dims of inputs by their number.

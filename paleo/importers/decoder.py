@@ -6,10 +6,13 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paleo.errors import SpecError
-from paleo.importers.configuration import LONGEST_SEQ, Config, Entry, Model, UnreadHeadError, labels
+from paleo.importers.configuration import LONGEST_SEQ, Entry, UnreadHeadError, labels
+
+if TYPE_CHECKING:
+    from paleo.importers.configuration import Config, Model
 
 Layer = tuple[Mapping[str, Any], Entry]
 

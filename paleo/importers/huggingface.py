@@ -7,13 +7,16 @@ all others are built by the library on the meta device and traced. Code that a c
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paleo.errors import SpecError, near
 from paleo.importers.configuration import FAMILIES as FAMILIES
-from paleo.importers.configuration import Config, Model, UnreadHeadError, read_config, refuse_chosen_keys
+from paleo.importers.configuration import UnreadHeadError, read_config, refuse_chosen_keys
 from paleo.importers.decoder import folded as folded
 from paleo.importers.library_models import known_to_library, traced
+
+if TYPE_CHECKING:
+    from paleo.importers.configuration import Config, Model
 
 
 def from_config(path: str | Path, *, seq: int | None = None) -> Model:

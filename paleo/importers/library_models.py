@@ -9,10 +9,13 @@ import contextlib
 import importlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paleo.errors import SpecError
-from paleo.importers.configuration import LONGEST_SEQ, Config, Model, refuse_chosen_keys
+from paleo.importers.configuration import LONGEST_SEQ, refuse_chosen_keys
+
+if TYPE_CHECKING:
+    from paleo.importers.configuration import Config, Model
 
 #: Sizes of inputs that a configuration does not state: pixels a side, frames, samples of sound, rows of a spectrogram.
 IMAGE, FRAMES, SOUND, FRAMES_OF_SOUND = 224, 16, 32_000, 998

@@ -5,14 +5,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from paleo.importers.builder import ImportedNetwork, LayerEntry
-from paleo.importers.fold import Item, Loop, fold
+from paleo.importers.builder import LayerEntry
+from paleo.importers.fold import Loop, fold
 from paleo.importers.patterns import recognise
-from paleo.importers.trace import Trace
 from paleo.importers.translate import translated
 from paleo.layers.base import LAYERS
+
+if TYPE_CHECKING:
+    from paleo.importers.builder import ImportedNetwork
+    from paleo.importers.fold import Item
+    from paleo.importers.trace import Trace
 
 Loss = Literal["auto", "none"]
 

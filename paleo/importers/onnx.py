@@ -9,13 +9,16 @@ import importlib
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paleo.errors import SpecError, near
 from paleo.files import read_bytes
 from paleo.importers.onnx_shapes import FLOATS, SINGLE, SMALL, WHOLE, shape_arithmetic, shape_of_output
 from paleo.importers.rules import OnnxNode, Reading, onnx_reading
-from paleo.importers.trace import Call, Shape, Trace, Value, probe_sizes, record
+from paleo.importers.trace import Trace, Value, probe_sizes, record
+
+if TYPE_CHECKING:
+    from paleo.importers.trace import Call, Shape
 
 MOST_FILE_BYTES, MOST_NODES, MOST_DEPTH, MOST_RANK = 700_000_000, 50_000, 4, 8
 #: Calls of functions within functions.

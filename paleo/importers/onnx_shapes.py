@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from paleo.importers.trace import Shape
+if TYPE_CHECKING:
+    from paleo.importers.trace import Shape
 
 #: Constants up to so many elements keep their numbers: the shapes that reshapes ask for.
 SMALL = 64

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from paleo.importers.builder import Builder
-from paleo.importers.trace import Call, Value
+from paleo.importers.trace import Call
 from paleo.registry import Registry
+
+if TYPE_CHECKING:
+    from paleo.importers.trace import Value
 
 OPERATORS = "paleo.importers.operators"
 Rule = TypeVar("Rule", bound=Callable[..., Any])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paleo.errors import SpecError, near
 from paleo.importers.emit import checked
@@ -12,11 +12,15 @@ from paleo.importers.huggingface import from_config
 from paleo.importers.onnx import LARGEST, from_onnx
 from paleo.importers.torch import InputSpec, build_module, from_module, load_module, parse_input, torch_module
 from paleo.layers.opaque import Unmodelled
-from paleo.network.graph import Graph, build
+from paleo.network.graph import build
 from paleo.operations.tensor import precision
 from paleo.specs.loading import parse_yaml
-from paleo.specs.model import ModelSpec, model_from
+from paleo.specs.model import model_from
 from paleo.units import engineering, whole_number
+
+if TYPE_CHECKING:
+    from paleo.network.graph import Graph
+    from paleo.specs.model import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)

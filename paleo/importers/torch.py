@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paleo.errors import SpecError
 from paleo.importers.torch_modules import DTYPES as DTYPES
@@ -15,7 +15,10 @@ from paleo.importers.torch_modules import load_module as load_module
 from paleo.importers.torch_modules import parse_input as parse_input
 from paleo.importers.torch_modules import torch_module as torch_module
 from paleo.importers.torch_tape import Tape
-from paleo.importers.trace import Trace, Value, probe_sizes
+from paleo.importers.trace import Trace, probe_sizes
+
+if TYPE_CHECKING:
+    from paleo.importers.trace import Value
 
 #: A sequence shorter than this has no room for a size that stands for it.
 SHORTEST_SEQ = 16

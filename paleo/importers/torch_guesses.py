@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from paleo.errors import SpecError
 from paleo.importers.torch_detection import chooser
-from paleo.importers.trace import Call, Value
+from paleo.importers.trace import Value
+
+if TYPE_CHECKING:
+    from paleo.importers.trace import Call
 
 #: Functions that choose experts by their scores, which are rows of what they read.
 _ROUTERS = frozenset({"topk", "argmax", "max", "argsort", "sort"})

@@ -10,14 +10,17 @@ from __future__ import annotations
 import contextlib
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paleo.errors import SpecError
 from paleo.importers.rules import Invocation, plain_name, torch_reading
 from paleo.importers.torch_detection import CHOOSERS, sampled_boxes
 from paleo.importers.torch_guesses import computed, guessed, label_of
-from paleo.importers.torch_modules import InputSpec
-from paleo.importers.trace import Call, Scope, Value, record
+from paleo.importers.trace import Scope, Value, record
+
+if TYPE_CHECKING:
+    from paleo.importers.torch_modules import InputSpec
+    from paleo.importers.trace import Call
 
 MOST_CALLS = 400_000
 #: Bytes of a number of fp32, in which kept numbers are counted.

@@ -8,13 +8,17 @@ with its bytes and FLOP, so that nothing is dropped.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paleo.errors import SpecError
-from paleo.importers.builder import Builder, ImportedNetwork, LayerEntry, Placed, UntranslatableError
+from paleo.importers.builder import Builder, Placed, UntranslatableError
 from paleo.importers.rules import TRANSLATIONS
-from paleo.importers.trace import Call, Trace, keeps_of
+from paleo.importers.trace import keeps_of
 from paleo.operations.tensor import precision
+
+if TYPE_CHECKING:
+    from paleo.importers.builder import ImportedNetwork, LayerEntry
+    from paleo.importers.trace import Call, Trace
 
 _FP32 = precision("fp32")
 #: How far the FLOP of layers may be from those that were counted.

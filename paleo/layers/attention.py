@@ -4,17 +4,21 @@ unfused."""
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field, PositiveInt
 
 from paleo.errors import GraphError
-from paleo.layers.base import LAYERS, Choices, Expansion, Layer, describe, project, vector
+from paleo.layers.base import LAYERS, Expansion, Layer, describe, project, vector
 from paleo.operations.attention import FusedAttention, visible_share
-from paleo.operations.base import Operation
 from paleo.operations.contraction import Contraction
 from paleo.operations.memory_pass import MemoryPass
-from paleo.operations.tensor import Size, Tensor
+from paleo.operations.tensor import Tensor
+
+if TYPE_CHECKING:
+    from paleo.layers.base import Choices
+    from paleo.operations.base import Operation
+    from paleo.operations.tensor import Size
 
 
 def attend(

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict
 
 from paleo.errors import GraphError
-from paleo.operations.base import Operation
 from paleo.operations.contraction import Contraction
 from paleo.operations.memory_pass import MemoryPass
-from paleo.operations.tensor import Size, Tensor
+from paleo.operations.tensor import Tensor
 from paleo.registry import Registry
+
+if TYPE_CHECKING:
+    from paleo.operations.base import Operation
+    from paleo.operations.tensor import Size
 
 #: GELUs that plain framework code writes out.
 _WRITTEN_OUT = ("gelu_tanh", "quick_gelu")

@@ -9,11 +9,15 @@ token and element of the width, and 100 more where activations are recomputed.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from paleo.layers.base import project
-from paleo.operations.base import Operation
 from paleo.operations.memory_pass import MemoryPass
-from paleo.operations.tensor import Size, Tensor
+from paleo.operations.tensor import Tensor
+
+if TYPE_CHECKING:
+    from paleo.operations.base import Operation
+    from paleo.operations.tensor import Size
 
 #: Passes that no compiler merges: each expert's share is cut out by counts that the host knows.
 EAGER = "eager"

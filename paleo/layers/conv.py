@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from paleo.errors import GraphError
-from paleo.layers.base import LAYERS, Choices, Expansion, Layer, describe, option
+from paleo.layers.base import LAYERS, Expansion, Layer, describe, option
 from paleo.operations.contraction import Contraction
-from paleo.operations.tensor import Size, Tensor, Window
+from paleo.operations.tensor import Tensor, Window
+
+if TYPE_CHECKING:
+    from paleo.layers.base import Choices
+    from paleo.operations.tensor import Size
 
 Extent = PositiveInt | Annotated[list[PositiveInt], Field(min_length=1, max_length=3)]
 Padding = NonNegativeInt | Annotated[list[NonNegativeInt], Field(min_length=1, max_length=3)] | Literal["same", "valid"]

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from pydantic import PositiveInt
 
-from paleo.layers.base import LAYERS, Choices, Expansion, Layer, project
+from paleo.layers.base import LAYERS, Expansion, Layer, project
 from paleo.operations.base import Operation
 from paleo.operations.memory_pass import MemoryPass
-from paleo.operations.tensor import Tensor
+
+if TYPE_CHECKING:
+    from paleo.layers.base import Choices
+    from paleo.operations.tensor import Tensor
 
 
 @LAYERS.register("cross_network")

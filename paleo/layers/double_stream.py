@@ -3,17 +3,20 @@ vector."""
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import PositiveInt
 
 from paleo.errors import GraphError
 from paleo.layers.attention import attend, rotate
-from paleo.layers.base import LAYERS, Choices, Expansion, Layer, describe, project, vector
+from paleo.layers.base import LAYERS, Expansion, Layer, describe, project, vector
 from paleo.layers.linear import feed_forward
-from paleo.operations.base import Operation
 from paleo.operations.memory_pass import MemoryPass
 from paleo.operations.tensor import Tensor
+
+if TYPE_CHECKING:
+    from paleo.layers.base import Choices
+    from paleo.operations.base import Operation
 
 
 def _modulation(name: str, conditioning: Tensor, count: int) -> list[Operation]:

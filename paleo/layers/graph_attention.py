@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import PositiveInt
 
 from paleo.errors import GraphError
-from paleo.layers.base import LAYERS, Choices, Expansion, Layer, describe, project
-from paleo.operations.base import Operation
+from paleo.layers.base import LAYERS, Expansion, Layer, describe, project
 from paleo.operations.memory_pass import MemoryPass
 from paleo.operations.tensor import Tensor
+
+if TYPE_CHECKING:
+    from paleo.layers.base import Choices
+    from paleo.operations.base import Operation
 
 
 @LAYERS.register("relational_graph_attention")

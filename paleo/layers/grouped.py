@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from pydantic import PositiveInt
 
-from paleo.layers.base import LAYERS, Choices, Expansion, Layer, project
-from paleo.operations.tensor import Tensor
+from paleo.layers.base import LAYERS, Expansion, Layer, project
+
+if TYPE_CHECKING:
+    from paleo.layers.base import Choices
+    from paleo.operations.tensor import Tensor
 
 
 @LAYERS.register("grouped_linear")

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, PositiveInt
 
-from paleo.layers.base import LAYERS, Choices, Expansion, Layer, activate, gate, project
-from paleo.operations.base import Operation
+from paleo.layers.base import LAYERS, Expansion, Layer, activate, gate, project
 from paleo.operations.memory_pass import MemoryPass
-from paleo.operations.tensor import Tensor
+
+if TYPE_CHECKING:
+    from paleo.layers.base import Choices
+    from paleo.operations.base import Operation
+    from paleo.operations.tensor import Tensor
 
 
 @LAYERS.register("linear")

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import PositiveInt
 
 from paleo.errors import GraphError
-from paleo.layers.base import LAYERS, Choices, Expansion, Layer, project
-from paleo.operations.base import Operation
+from paleo.layers.base import LAYERS, Expansion, Layer, project
 from paleo.operations.contraction import Contraction
 from paleo.operations.memory_pass import MemoryPass, RecomputedChain
-from paleo.operations.tensor import Size, Tensor
+from paleo.operations.tensor import Tensor
+
+if TYPE_CHECKING:
+    from paleo.layers.base import Choices
+    from paleo.operations.base import Operation
+    from paleo.operations.tensor import Size
 
 
 @LAYERS.register("mamba2")

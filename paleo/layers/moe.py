@@ -3,17 +3,21 @@ share."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from paleo.errors import GraphError
-from paleo.layers.base import LAYERS, Choices, Expansion, Layer, project
+from paleo.layers.base import LAYERS, Expansion, Layer, project
 from paleo.layers.clamped_experts import clamped_experts
 from paleo.layers.linear import feed_forward
-from paleo.operations.base import Operation
 from paleo.operations.memory_pass import MemoryPass
-from paleo.operations.tensor import Size, Tensor
+from paleo.operations.tensor import Tensor
+
+if TYPE_CHECKING:
+    from paleo.layers.base import Choices
+    from paleo.operations.base import Operation
+    from paleo.operations.tensor import Size
 
 
 @LAYERS.register("moe")

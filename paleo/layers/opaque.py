@@ -6,16 +6,21 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt
 
 from paleo.errors import GraphError
-from paleo.layers.base import LAYERS, Choices, Expansion, Layer, describe
-from paleo.operations.base import KINDS, Kernel, Kind, Phase, add_kind
+from paleo.layers.base import LAYERS, Expansion, Layer, describe
+from paleo.operations.base import KINDS, Kernel, Kind, add_kind
 from paleo.operations.contraction import Contraction
 from paleo.operations.memory_pass import MemoryPass
-from paleo.operations.tensor import Precision, Size, Tensor, split_all
+from paleo.operations.tensor import Tensor, split_all
+
+if TYPE_CHECKING:
+    from paleo.layers.base import Choices
+    from paleo.operations.base import Phase
+    from paleo.operations.tensor import Precision, Size
 
 #: Whatever a pass has more inputs than this, it is no pass.
 MOST_INPUTS = 10_000

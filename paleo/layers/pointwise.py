@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, PositiveInt
 
 from paleo.errors import GraphError
-from paleo.layers.base import ACTIVATIONS, LAYERS, Choices, Expansion, Layer, activate, describe
+from paleo.layers.base import ACTIVATIONS, LAYERS, Expansion, Layer, activate, describe
 from paleo.operations.memory_pass import MemoryPass
-from paleo.operations.tensor import Size, Tensor
+from paleo.operations.tensor import Tensor
+
+if TYPE_CHECKING:
+    from paleo.layers.base import Choices
+    from paleo.operations.tensor import Size
 
 
 class Activation(Layer):

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import PositiveInt
 
 from paleo.errors import GraphError
-from paleo.layers.base import LAYERS, Choices, Expansion, Layer, describe, option
+from paleo.layers.base import LAYERS, Expansion, Layer, describe, option
 from paleo.layers.conv import Extent, Padding, padded, window_count
 from paleo.operations.memory_pass import MemoryPass
-from paleo.operations.tensor import Size, Tensor, Window
+from paleo.operations.tensor import Window
+
+if TYPE_CHECKING:
+    from paleo.layers.base import Choices
+    from paleo.operations.tensor import Size, Tensor
 
 
 class Pool(Layer):

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from paleo.layers.base import LAYERS, Choices, Expansion, Layer
+from typing import TYPE_CHECKING
+
+from paleo.layers.base import LAYERS, Expansion, Layer
 from paleo.operations.memory_pass import MemoryPass
-from paleo.operations.tensor import Tensor
+
+if TYPE_CHECKING:
+    from paleo.layers.base import Choices
+    from paleo.operations.tensor import Tensor
 
 
 class RegressionLoss(Layer):

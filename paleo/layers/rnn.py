@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, PositiveInt
 
 from paleo.errors import GraphError
-from paleo.layers.base import LAYERS, Choices, Expansion, Layer, describe, project
-from paleo.operations.base import Operation
+from paleo.layers.base import LAYERS, Expansion, Layer, describe, project
 from paleo.operations.contraction import Contraction
 from paleo.operations.memory_pass import MemoryPass
 from paleo.operations.recurrence import GATES, Recurrence
-from paleo.operations.tensor import Size, Tensor
+from paleo.operations.tensor import Tensor
+
+if TYPE_CHECKING:
+    from paleo.layers.base import Choices
+    from paleo.operations.base import Operation
+    from paleo.operations.tensor import Size
 
 
 class Recurrent(Layer):

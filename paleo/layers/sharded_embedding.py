@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from pydantic import Field, PositiveInt
 
-from paleo.layers.base import LAYERS, Choices, Expansion, Layer
+from paleo.layers.base import LAYERS, Expansion, Layer
 from paleo.operations.base import Kernel
-from paleo.operations.tensor import Precision, Tensor
+from paleo.operations.tensor import Tensor
+
+if TYPE_CHECKING:
+    from paleo.layers.base import Choices
+    from paleo.operations.tensor import Precision
 
 #: Bytes of a row's entry that a sparse update touches: the fp32 weight is read and written.
 SPARSE_UPDATE = 8.0

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 from pydantic import Field
 
 from paleo.errors import SpecError
-from paleo.learning.base import LOSS_LAWS, Array, Count, LossLaw, Numbers
+from paleo.learning.base import LOSS_LAWS, Count, LossLaw
+
+if TYPE_CHECKING:
+    from paleo.learning.base import Array, Numbers
 
 Exponent = Annotated[float, Field(gt=0, lt=2)]
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from paleo.errors import SpecError
-from paleo.learning.base import LAWS, Array, Count, Numbers, SamplesLaw
+from paleo.learning.base import LAWS, Count, SamplesLaw
+
+if TYPE_CHECKING:
+    from paleo.learning.base import Array, Numbers
 
 
 @LAWS.register("critical_batch")

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from paleo.errors import SpecError
-from paleo.learning.base import LAWS, LOSS_LAWS, Array, Count, Numbers, SamplesLaw
+from paleo.learning.base import LAWS, LOSS_LAWS, Count, SamplesLaw
 from paleo.learning.step_law import STEP_LAW
+
+if TYPE_CHECKING:
+    from paleo.learning.base import Array, Numbers
 
 #: The law that `--loss` goes by.
 LOSS_LAW = "chinchilla"

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from pydantic import Field
 
 from paleo.errors import SpecError
-from paleo.learning.base import LAWS, Array, Count, Numbers, SamplesLaw
+from paleo.learning.base import LAWS, Count, SamplesLaw
 from paleo.learning.critical_batch import critical_batch_samples, fit_critical_batch
+
+if TYPE_CHECKING:
+    from paleo.learning.base import Array, Numbers
 
 
 @LAWS.register("reference_points")

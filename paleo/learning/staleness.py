@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 from pydantic import Field
 
-from paleo.learning.base import Array, Count, Law, Numbers, Share
+from paleo.learning.base import Count, Law, Share
+
+if TYPE_CHECKING:
+    from paleo.learning.base import Array, Numbers
 
 
 class AccuracyOfStaleness(Law):

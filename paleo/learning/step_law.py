@@ -3,10 +3,15 @@ costs."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
-from paleo.learning.base import LOSS_LAWS, Array, Numbers
+from paleo.learning.base import LOSS_LAWS
 from paleo.learning.chinchilla import Parametric
+
+if TYPE_CHECKING:
+    from paleo.learning.base import Array, Numbers
 
 
 def best_batch_tokens(tokens: Numbers) -> Array:

@@ -5,14 +5,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from paleo.network.graph import Node
-from paleo.operations.base import Operation, is_core
+from paleo.operations.base import is_core
 from paleo.operations.contraction import Contraction
 from paleo.operations.memory_pass import MemoryPass
-from paleo.operations.tensor import Tensor
 from paleo.registry import Registry
+
+if TYPE_CHECKING:
+    from paleo.network.graph import Node
+    from paleo.operations.base import Operation
+    from paleo.operations.tensor import Tensor
 
 Selective = Literal["attention", "products"]
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from paleo.errors import PlanError
-from paleo.lowering.program import Program, Section
-from paleo.specs.run import Cut
+
+if TYPE_CHECKING:
+    from paleo.lowering.program import Program, Section
+    from paleo.specs.run import Cut
 
 #: A run of layers on one stage: positions of sections, each with how many of its layers are in it.
 Chunk = tuple[tuple[int, int], ...]

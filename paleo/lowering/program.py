@@ -15,18 +15,24 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from paleo.lowering.checkpoint_policy import WHOLE_BLOCKS, Checkpoints, kept_tensors, left_out
-from paleo.network.graph import Graph, Node, Storage
+from paleo.lowering.checkpoint_policy import WHOLE_BLOCKS, kept_tensors, left_out
+from paleo.network.graph import Storage
 from paleo.operations.attention import FusedAttention
-from paleo.operations.base import ATTENTION_CORE, Kernel, Operation, Phase, accumulation, flat_pass, is_core
+from paleo.operations.base import ATTENTION_CORE, accumulation, flat_pass, is_core
 from paleo.operations.contraction import Contraction
 from paleo.operations.memory_pass import MemoryPass
-from paleo.operations.tensor import Precision, Tensor
-from paleo.parallel.mesh import Axes, Mesh
-from paleo.parallel.placement import Placement
-from paleo.parallel.propagation import Communication, PlacedNode, kept_whole, propagate, sent_once
+from paleo.parallel.propagation import kept_whole, propagate, sent_once
+
+if TYPE_CHECKING:
+    from paleo.lowering.checkpoint_policy import Checkpoints
+    from paleo.network.graph import Graph, Node
+    from paleo.operations.base import Kernel, Operation, Phase
+    from paleo.operations.tensor import Precision, Tensor
+    from paleo.parallel.mesh import Axes, Mesh
+    from paleo.parallel.placement import Placement
+    from paleo.parallel.propagation import Communication, PlacedNode
 
 
 @dataclass(frozen=True, slots=True)

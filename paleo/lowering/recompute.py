@@ -11,15 +11,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from paleo.errors import PlanError, near
-from paleo.lowering.partition import Chunk
-from paleo.lowering.program import Counted, Program, Section
-from paleo.specs.run import Run
+
+if TYPE_CHECKING:
+    from paleo.lowering.partition import Chunk
+    from paleo.lowering.program import Counted, Program, Section
+    from paleo.specs.run import Run
 
 #: Layers of a piece: section, and numbers of its layers in the network.
 Layers = list[tuple[int, range]]

@@ -14,14 +14,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from itertools import accumulate, groupby
+from typing import TYPE_CHECKING
 
 from paleo.errors import PlanError, near
-from paleo.network.graph import Graph, Node
-from paleo.operations.base import Kernel, Operation, Phase, accumulation, flat_pass, with_tensors
+from paleo.operations.base import accumulation, flat_pass, with_tensors
 from paleo.operations.contraction import Contraction
 from paleo.operations.memory_pass import MemoryPass
-from paleo.operations.tensor import Precision, Size, Tensor
-from paleo.specs.run import Run
+from paleo.operations.tensor import Tensor
+
+if TYPE_CHECKING:
+    from paleo.network.graph import Graph, Node
+    from paleo.operations.base import Kernel, Operation, Phase
+    from paleo.operations.tensor import Precision, Size
+    from paleo.specs.run import Run
 
 #: Words for the products that get an adapter; other targets are patterns of names.
 TARGETS = ("attention", "mlp", "all")

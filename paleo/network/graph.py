@@ -26,16 +26,20 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from paleo.errors import GraphError, SpecError, near
-from paleo.layers.base import LAYERS, Choices, Expansion, Layer, describe
-from paleo.operations.base import Operation, parameters_of, with_parameters_of, with_tensors
+from paleo.layers.base import LAYERS, Choices, Expansion, describe
+from paleo.operations.base import parameters_of, with_parameters_of, with_tensors
 from paleo.operations.memory_pass import MemoryPass
-from paleo.operations.tensor import Size, Tensor
+from paleo.operations.tensor import Tensor
 from paleo.specs.expressions import evaluate
 from paleo.specs.loading import validate
-from paleo.specs.model import Block, ModelSpec
 
 if TYPE_CHECKING:
     import networkx
+
+    from paleo.layers.base import Layer
+    from paleo.operations.base import Operation
+    from paleo.operations.tensor import Size
+    from paleo.specs.model import Block, ModelSpec
 
 
 def frozen(expansion: Expansion) -> Expansion:

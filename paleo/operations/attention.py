@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from paleo.operations.base import Kernel, Phase
-from paleo.operations.tensor import Precision, Size, Tensor, split_all
+from paleo.operations.base import Kernel
+from paleo.operations.tensor import split_all
+
+if TYPE_CHECKING:
+    from paleo.operations.base import Phase
+    from paleo.operations.tensor import Precision, Size, Tensor
 
 
 def visible_share(keys: Size, attended: Size) -> float:

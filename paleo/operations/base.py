@@ -18,10 +18,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from paleo.operations.tensor import Precision, Tensor
+from paleo.operations.tensor import Tensor
 from paleo.registry import Registry
+
+if TYPE_CHECKING:
+    from paleo.operations.tensor import Precision
 
 
 @dataclass(frozen=True, slots=True)

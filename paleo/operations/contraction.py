@@ -5,10 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from paleo.operations.base import Family, Kernel, Phase, flat_pass
+from paleo.operations.base import Kernel, flat_pass
 from paleo.operations.memory_pass import MemoryPass
-from paleo.operations.tensor import Halos, Precision, Tensor, Window, halos, split_all, with_rows
+from paleo.operations.tensor import halos, split_all, with_rows
+
+if TYPE_CHECKING:
+    from paleo.operations.base import Family, Phase
+    from paleo.operations.tensor import Halos, Precision, Tensor, Window
 
 
 @dataclass(frozen=True, slots=True)

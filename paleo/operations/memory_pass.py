@@ -8,10 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from paleo.operations.base import KINDS, Kernel, Kind, Operation, Phase
-from paleo.operations.tensor import Halos, Precision, Tensor, Window, halos, split_all, with_rows
+from paleo.operations.base import KINDS, Kernel
+from paleo.operations.tensor import halos, split_all, with_rows
+
+if TYPE_CHECKING:
+    from paleo.operations.base import Kind, Operation, Phase
+    from paleo.operations.tensor import Halos, Precision, Tensor, Window
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,12 @@ states, and writes weight, states and, in mixed precision, the narrow copy.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from paleo.errors import SpecError, near
-from paleo.operations.tensor import Precision
+
+if TYPE_CHECKING:
+    from paleo.operations.tensor import Precision
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,14 +8,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from paleo.errors import PlanError
-from paleo.network.graph import Node
-from paleo.operations.base import Operation, is_core
+from paleo.operations.base import is_core
 from paleo.operations.contraction import Contraction
 from paleo.operations.memory_pass import MemoryPass, RecomputedChain
 from paleo.operations.recurrence import Recurrence
-from paleo.operations.tensor import Tensor, Window
+
+if TYPE_CHECKING:
+    from paleo.network.graph import Node
+    from paleo.operations.base import Operation
+    from paleo.operations.tensor import Tensor, Window
 
 #: Axes from the innermost (neighbouring ranks) to the outermost, the order of Megatron and of torchtitan; ``spatial``
 #: divides images. Experts are spread over ``ep`` of the data-parallel ranks, and states over ``shard`` of them where

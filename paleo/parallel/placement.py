@@ -18,14 +18,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from paleo.errors import PlanError, near
 from paleo.layers.base import LAYERS
-from paleo.network.graph import Graph, Node
-from paleo.parallel.mesh import AXES, Axes, Mesh
+from paleo.network.graph import Graph
+from paleo.parallel.mesh import AXES, Axes
 from paleo.registry import Registry
 from paleo.units import listed, whole_number
+
+if TYPE_CHECKING:
+    from paleo.network.graph import Node
+    from paleo.parallel.mesh import Mesh
 
 #: dim -> mesh axes that divide it.
 Split = Mapping[str, Axes]

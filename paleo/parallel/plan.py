@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from paleo.collectives.base import ALGORITHMS, algorithms_for
 from paleo.errors import PlanError, SpecError, near
@@ -11,11 +12,14 @@ from paleo.network.fine_tuning import fine_tuning
 from paleo.operations.optimizers import optimizer
 from paleo.operations.tensor import BYTES
 from paleo.parallel.mesh import AXES, BATCH_AXES, Mesh
-from paleo.parallel.placement import Strategy, parse_strategy, ranks_in_a_node
+from paleo.parallel.placement import parse_strategy, ranks_in_a_node
 from paleo.schedules.base import SCHEDULES
-from paleo.specs.hardware import Device, System
-from paleo.specs.model import ModelSpec
-from paleo.specs.run import Run
+
+if TYPE_CHECKING:
+    from paleo.parallel.placement import Strategy
+    from paleo.specs.hardware import Device, System
+    from paleo.specs.model import ModelSpec
+    from paleo.specs.run import Run
 
 #: Samples per data-parallel rank where a run states no batch: single samples, or sequences.
 DEFAULT_BATCH, DEFAULT_SEQUENCES = 32, 8

@@ -5,12 +5,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from paleo.layers.base import ACTIVATIONS, LAYERS, Layer
-from paleo.network.graph import Graph, Node
+from paleo.layers.base import ACTIVATIONS, LAYERS
 from paleo.operations.memory_pass import MemoryPass
-from paleo.parallel.mesh import BATCH_AXES, Axes
-from paleo.parallel.placement import STRATEGIES, Placement, Rule, Split, Strategy
+from paleo.parallel.mesh import BATCH_AXES
+from paleo.parallel.placement import STRATEGIES, Placement, Rule
+
+if TYPE_CHECKING:
+    from paleo.layers.base import Layer
+    from paleo.network.graph import Graph, Node
+    from paleo.parallel.mesh import Axes
+    from paleo.parallel.placement import Split, Strategy
 
 _BATCH: dict[str, Axes] = {"batch": BATCH_AXES}
 #: Layers that change no dim: they may keep whatever split their input has.

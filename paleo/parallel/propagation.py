@@ -17,16 +17,21 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from paleo.network.graph import Graph, Node
 from paleo.operations.attention import FusedAttention
-from paleo.operations.base import Operation, is_core
+from paleo.operations.base import is_core
 from paleo.operations.contraction import Contraction
 from paleo.operations.memory_pass import MemoryPass
-from paleo.operations.tensor import Tensor, Window
-from paleo.parallel.mesh import BATCH_AXES, Axes, Mesh, check_division, joined
-from paleo.parallel.placement import Context, Placement, Split
+from paleo.operations.tensor import Tensor
+from paleo.parallel.mesh import BATCH_AXES, check_division, joined
+
+if TYPE_CHECKING:
+    from paleo.network.graph import Graph, Node
+    from paleo.operations.base import Operation
+    from paleo.operations.tensor import Window
+    from paleo.parallel.mesh import Axes, Mesh
+    from paleo.parallel.placement import Context, Placement, Split
 
 When = Literal["forward", "backward"]
 WAYS: tuple[When, When] = ("forward", "backward")

@@ -17,15 +17,18 @@ TensorRT-LLM (trtllm-gen, which FlashInfer and vLLM call on Blackwell), by their
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from paleo.errors import SpecError, near
-from paleo.pricing.parameters import DeviceFigures, floats, parameter
+from paleo.pricing.parameters import floats, parameter
 from paleo.pricing.power import felt, slow_down
 from paleo.units import MICROSECOND
+
+if TYPE_CHECKING:
+    from paleo.pricing.parameters import DeviceFigures
 
 Array = npt.NDArray[np.float64]
 Sizes = Array | float

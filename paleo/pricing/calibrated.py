@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -36,14 +36,17 @@ from paleo.pricing.memory import (
     softmax_passes,
     transposed_time,
 )
-from paleo.pricing.parameters import DeviceFigures
 from paleo.pricing.power import slow_down
 from paleo.pricing.rnn import RnnDirection, RnnParameters, rnn_time
 from paleo.pricing.roofline import figures, pointwise_format
-from paleo.pricing.store import Found, Rates, lookup
-from paleo.specs.calibration import Calibration
-from paleo.specs.hardware import Device
-from paleo.specs.software import Software
+from paleo.pricing.store import Found, lookup
+
+if TYPE_CHECKING:
+    from paleo.pricing.parameters import DeviceFigures
+    from paleo.pricing.store import Rates
+    from paleo.specs.calibration import Calibration
+    from paleo.specs.hardware import Device
+    from paleo.specs.software import Software
 
 Array = npt.NDArray[np.float64]
 #: What families of passes that sweep rows hold in registers and read again.

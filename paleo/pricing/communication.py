@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from paleo.errors import PlanError
-from paleo.parallel.mesh import Axes, Mesh
 from paleo.pricing.links.fabric import (
     FabricParameters,
     fabric_defaults,
@@ -21,17 +20,25 @@ from paleo.pricing.links.fabric import (
 from paleo.pricing.links.group import (
     EXCHANGES,
     ExchangeParameters,
-    GroupLinks,
     NcclParameters,
     group_links,
     link_kind,
     stack_links,
 )
-from paleo.pricing.links.policy import CollectivePolicy, Nccl, Textbook, best, prices
-from paleo.pricing.links.topology import NodePlacement, placed
-from paleo.pricing.store import Found, Rates, lookup
-from paleo.specs.calibration import Calibration
-from paleo.specs.hardware import System
+from paleo.pricing.links.policy import Nccl, Textbook, best, prices
+from paleo.pricing.links.topology import placed
+from paleo.pricing.store import lookup
+
+if TYPE_CHECKING:
+    from paleo.parallel.mesh import Axes, Mesh
+    from paleo.pricing.links.group import (
+        GroupLinks,
+    )
+    from paleo.pricing.links.policy import CollectivePolicy
+    from paleo.pricing.links.topology import NodePlacement
+    from paleo.pricing.store import Found, Rates
+    from paleo.specs.calibration import Calibration
+    from paleo.specs.hardware import System
 
 Array = npt.NDArray[np.float64]
 Count = npt.NDArray[np.int64]

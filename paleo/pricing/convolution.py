@@ -6,12 +6,12 @@ What each algorithm costs is in `paleo.pricing.convolution_algorithms`.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from paleo.pricing.convolution_algorithms import (
-    ConvolutionParameters,
     Cost,
     Machine,
     direct_cost,
@@ -21,8 +21,14 @@ from paleo.pricing.convolution_algorithms import (
     nonfused_cost,
     winograd_cost,
 )
-from paleo.pricing.convolution_shape import ConvolutionShape, Direction, convolution_shape
-from paleo.pricing.parameters import DeviceFigures
+from paleo.pricing.convolution_shape import Direction, convolution_shape
+
+if TYPE_CHECKING:
+    from paleo.pricing.convolution_algorithms import (
+        ConvolutionParameters,
+    )
+    from paleo.pricing.convolution_shape import ConvolutionShape
+    from paleo.pricing.parameters import DeviceFigures
 
 Array = npt.NDArray[np.float64]
 Number = float | Array

@@ -16,13 +16,18 @@ Vasilache et al., ICLR 2015 (FFT); Williams, Waterman and Patterson, CACM 52(4),
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from paleo.pricing.convolution_shape import ConvolutionShape, Direction
-from paleo.pricing.parameters import DeviceFigures, parameter
+from paleo.pricing.convolution_shape import Direction
+from paleo.pricing.parameters import parameter
 from paleo.units import MICROSECOND, TERA
+
+if TYPE_CHECKING:
+    from paleo.pricing.convolution_shape import ConvolutionShape
+    from paleo.pricing.parameters import DeviceFigures
 
 Array = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]

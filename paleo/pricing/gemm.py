@@ -22,13 +22,17 @@ Valid for dense products, m, n, k, batch >= 1, in the formats that the device's 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from paleo.pricing.parameters import DeviceFigures, parameter
+from paleo.pricing.parameters import parameter
 from paleo.pricing.power import RAMP, felt, slow_down
 from paleo.units import KILO, MICROSECOND, MILLISECOND
+
+if TYPE_CHECKING:
+    from paleo.pricing.parameters import DeviceFigures
 
 Array = npt.NDArray[np.float64]
 Numbers = npt.ArrayLike

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from paleo.operations.base import Kernel
 from paleo.pricing.calibrated import FamilyPrices
 from paleo.pricing.roofline import kernel_time, pointwise_format
-from paleo.pricing.store import Rates, constants, rates
-from paleo.specs.calibration import Calibration, load_calibration
-from paleo.specs.hardware import Device, Unit
-from paleo.specs.software import Software
+from paleo.pricing.store import constants, rates
+from paleo.specs.calibration import load_calibration
+
+if TYPE_CHECKING:
+    from paleo.operations.base import Kernel
+    from paleo.pricing.store import Rates
+    from paleo.specs.calibration import Calibration
+    from paleo.specs.hardware import Device, Unit
+    from paleo.specs.software import Software
 
 Array = npt.NDArray[np.float64]
 

@@ -11,12 +11,16 @@ All sizes broadcast; bytes are compulsory reads plus writes, times are seconds.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from paleo.pricing.parameters import DeviceFigures, floats, parameter
+from paleo.pricing.parameters import floats, parameter
 from paleo.units import MICROSECOND
+
+if TYPE_CHECKING:
+    from paleo.pricing.parameters import DeviceFigures
 
 Array = npt.NDArray[np.float64]
 Sizes = Array | float

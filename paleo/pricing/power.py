@@ -10,12 +10,16 @@ gives H100 and B200 the same energy per FLOP (0.6 pJ, both TSMC 4N), as their co
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from paleo.pricing.parameters import DeviceFigures, floats, parameter
+from paleo.pricing.parameters import floats, parameter
 from paleo.units import MICROSECOND, MILLISECOND, TERA
+
+if TYPE_CHECKING:
+    from paleo.pricing.parameters import DeviceFigures
 
 Array = npt.NDArray[np.float64]
 Numbers = npt.ArrayLike

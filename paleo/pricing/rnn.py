@@ -12,14 +12,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from paleo.errors import SpecError, near
 from paleo.pricing.convolution_algorithms import L2_OVER_MEMORY, QUANTISATION, overlapped
-from paleo.pricing.parameters import DeviceFigures, parameter
+from paleo.pricing.parameters import parameter
 from paleo.units import MICROSECOND
+
+if TYPE_CHECKING:
+    from paleo.pricing.parameters import DeviceFigures
 
 Array = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]

@@ -6,15 +6,17 @@ From the datasheet of a device to the figures that pricing formulas take, for on
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from paleo.errors import SpecError
 from paleo.pricing.parameters import DeviceFigures
-from paleo.specs.hardware import Device, Unit
 from paleo.units import GIGA
+
+if TYPE_CHECKING:
+    from paleo.specs.hardware import Device, Unit
 
 Array = npt.NDArray[np.float64]
 Numeric = float | Array

@@ -18,7 +18,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +26,10 @@ import numpy.typing as npt
 from paleo.errors import SpecError
 from paleo.pricing.memory import streaming_fraction
 from paleo.pricing.parameters import from_mapping
-from paleo.specs.calibration import Calibration, Entry, InheritanceRule, calibration_of, load_inheritance
+from paleo.specs.calibration import Entry, calibration_of, load_inheritance
+
+if TYPE_CHECKING:
+    from paleo.specs.calibration import Calibration, InheritanceRule
 
 Array = npt.NDArray[np.float64]
 P = TypeVar("P")

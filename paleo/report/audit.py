@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from paleo.report.documents import Document
 from paleo.report.grid import grid
 from paleo.report.tables import percent, prose
-from paleo.studies.audit import Audit, Fault
-from paleo.studies.collective_audit import ADVICE, CollectiveAudit
+from paleo.studies.collective_audit import ADVICE
 from paleo.units import duration, engineering, gibibytes
+
+if TYPE_CHECKING:
+    from paleo.report.documents import Document
+    from paleo.studies.audit import Audit, Fault
+    from paleo.studies.collective_audit import CollectiveAudit
 
 #: What a log states, as people call it.
 NAMES = {

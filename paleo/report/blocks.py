@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from paleo.predict import Prediction
 from paleo.report import compression, consistency, documents, placement
-from paleo.report.documents import Document
 from paleo.studies import compression as compression_study
 from paleo.studies import consistency as consistency_study
 from paleo.studies import placement as placement_study
+
+if TYPE_CHECKING:
+    from paleo.predict import Prediction
+    from paleo.report.documents import Document
 
 
 class Blocks:

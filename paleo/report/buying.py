@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from paleo.report.documents import Document
 from paleo.report.grid import grid
 from paleo.report.tables import NONE, energy, money, percent, prose, remarks
-from paleo.studies.buying import Answer, PricedPlan, long, verdict
+from paleo.studies.buying import long, verdict
 from paleo.studies.training import JOULES_PER_KWH
 from paleo.units import DAY, duration
+
+if TYPE_CHECKING:
+    from paleo.report.documents import Document
+    from paleo.studies.buying import Answer, PricedPlan
 
 
 def document(reply: Answer) -> Document:

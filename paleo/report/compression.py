@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from paleo.report.documents import Document
 from paleo.report.grid import grid
 from paleo.report.tables import percent, prose
 from paleo.units import counted, duration, engineering, gibibytes
 
 if TYPE_CHECKING:
+    from paleo.report.documents import Document
     from paleo.studies.compressed_collective import CompressedCollective
     from paleo.studies.compression import CompressionStudy
 

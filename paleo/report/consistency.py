@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from paleo.learning.staleness import RESNET32
 from paleo.report.grid import grid
 from paleo.report.tables import percent, prose
-from paleo.studies.consistency import ConsistencyStudy
 from paleo.units import duration, gibibytes
+
+if TYPE_CHECKING:
+    from paleo.studies.consistency import ConsistencyStudy
 
 NO_VERDICT = (
     "What staleness does to the loss is not predicted: no law of it holds across networks. Measured once, at the "

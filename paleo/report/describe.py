@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paleo.collectives.base import ALGORITHMS
 from paleo.errors import SpecError, near
@@ -13,15 +13,19 @@ from paleo.parallel.placement import STRATEGIES
 from paleo.schedules.base import SCHEDULES
 from paleo.specs.calibration import Calibration, load_calibration
 from paleo.specs.catalog import is_path, kind_of, names
-from paleo.specs.hardware import Device, Level, Link, Price, System, load_device, load_link, load_system
+from paleo.specs.hardware import Device, Link, System, load_device, load_link, load_system
 from paleo.specs.loading import Spec
 from paleo.specs.model import ModelSpec, load_model
 from paleo.specs.run import Run, load_run
-from paleo.specs.software import FieldRow, Software, field_table, load_software, shown
+from paleo.specs.software import Software, field_table, load_software, shown
 from paleo.specs.task import load_task
 from paleo.studies.study_file import load_study
 from paleo.studies.summary import summarise
 from paleo.units import HOUR, counted, duration, engineering, gibibytes
+
+if TYPE_CHECKING:
+    from paleo.specs.hardware import Level, Price
+    from paleo.specs.software import FieldRow
 
 #: A name and its value, as people read them.
 Fact = tuple[str, str]

@@ -5,15 +5,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from html import escape
+from typing import TYPE_CHECKING
 
 from paleo.errors import PlanError
-from paleo.predict import Prediction
 from paleo.report.charts import COLOURS, Curve, Mark, curves
 from paleo.studies import placement
 from paleo.studies.compression import against_bandwidth
-from paleo.studies.purchase import Offer, Purchase, curve_of
-from paleo.studies.scaling import ScaleCurve, ScalePoint
+from paleo.studies.purchase import curve_of
 from paleo.units import GIGA, MILLISECOND, duration, engineering
+
+if TYPE_CHECKING:
+    from paleo.predict import Prediction
+    from paleo.studies.purchase import Offer, Purchase
+    from paleo.studies.scaling import ScaleCurve, ScalePoint
 
 #: A chart with the sentence on it.
 Panel = tuple[str, str, str]

@@ -4,18 +4,21 @@ nodes against others."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from paleo.predict import Prediction
 from paleo.report.plots import BLACK, BLUE, CYCLE, GREEN, GREY, MARKS, STYLE, VERMILION, figure_of
-from paleo.studies.compression import BandwidthCurve, against_bandwidth
-from paleo.studies.scaling import ScaleCurve
+from paleo.studies.compression import against_bandwidth
 from paleo.units import GIGA, MILLISECOND, engineering
+
+if TYPE_CHECKING:
+    from paleo.predict import Prediction
+    from paleo.studies.compression import BandwidthCurve
+    from paleo.studies.scaling import ScaleCurve
 
 
 def compression(prediction: Prediction) -> Figure:

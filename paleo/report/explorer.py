@@ -9,24 +9,30 @@ from __future__ import annotations
 import base64
 import json
 from html import escape
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from paleo.errors import SpecError
 from paleo.lowering.recompute import words
-from paleo.predict import Prediction, predict
+from paleo.predict import predict
 from paleo.report.explorer_assets import SCRIPT, STYLE
 from paleo.report.tables import step_parts
-from paleo.search.columns import PlanColumns, columns
-from paleo.search.plans import Search
-from paleo.specs.hardware import System
-from paleo.specs.model import ModelSpec
-from paleo.studies.buying import Wish
-from paleo.studies.cost import Tariff
+from paleo.search.columns import columns
 from paleo.studies.launch import estimate_command
-from paleo.studies.training import Training, rent, training
+from paleo.studies.training import rent, training
 from paleo.units import HOUR
+
+if TYPE_CHECKING:
+    from paleo.predict import Prediction
+    from paleo.search.columns import PlanColumns
+    from paleo.search.plans import Search
+    from paleo.specs.hardware import System
+    from paleo.specs.model import ModelSpec
+    from paleo.studies.buying import Wish
+    from paleo.studies.cost import Tariff
+    from paleo.studies.training import Training
 
 #: Plans that a page holds; beyond them only the best are kept.
 MOST_PLANS = 200_000

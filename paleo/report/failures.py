@@ -5,15 +5,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from paleo.report.charts import COLOURS, heat_map
 from paleo.report.tables import tenths
-from paleo.studies.goodput import Goodput
-from paleo.studies.purchase import Offer, Purchase
 from paleo.units import counted, duration
+
+if TYPE_CHECKING:
+    from paleo.studies.goodput import Goodput
+    from paleo.studies.purchase import Offer, Purchase
 
 #: Intervals and times between failures of the map, over those of the run.
 FACTORS = tuple(2.0**power for power in range(-4, 5))

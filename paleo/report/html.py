@@ -9,19 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from html import escape
+from typing import TYPE_CHECKING
 
 from paleo import __version__
 from paleo.lowering.recompute import words
-from paleo.predict import Prediction
 from paleo.report import exchange, failures
 from paleo.report.assets import SCRIPT, STYLE
 from paleo.report.charts import COLOURS, Bar, Curve, bars, curves, deviations, legend, stacks
 from paleo.report.tables import energy, money, percent, rate, remarks, step_parts
-from paleo.studies.comparison import Objective
-from paleo.studies.purchase import CHANGE, Offer, Purchase
-from paleo.studies.scaling import ScalePoint, verdict
-from paleo.studies.training import Training
+from paleo.studies.purchase import CHANGE
+from paleo.studies.scaling import verdict
 from paleo.units import GIB, HOUR, counted, duration, engineering, gibibytes
+
+if TYPE_CHECKING:
+    from paleo.predict import Prediction
+    from paleo.studies.comparison import Objective
+    from paleo.studies.purchase import Offer, Purchase
+    from paleo.studies.scaling import ScalePoint
+    from paleo.studies.training import Training
 
 NONE = "–"
 _GOALS: dict[Objective, tuple[str, str]] = {

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from paleo.report.documents import Document
 from paleo.report.grid import grid
 from paleo.report.tables import percent, prose
-from paleo.studies.placement import PlacementStudy
 from paleo.units import duration
+
+if TYPE_CHECKING:
+    from paleo.report.documents import Document
+    from paleo.studies.placement import PlacementStudy
 
 
 def document(study: PlacementStudy) -> Document:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import matplotlib
 import numpy as np
@@ -15,17 +15,20 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from paleo.files import write_whole
-from paleo.predict import Prediction
-from paleo.schedules.engine import Event
-from paleo.search.plans import Search
-from paleo.specs.hardware import System
-from paleo.specs.run import Run
 from paleo.step.timeline import COMPUTE
-from paleo.studies.collective import CollectiveStudy
-from paleo.studies.comparison import Comparison
-from paleo.studies.scaling import ScaleCurve, ScalePoint
-from paleo.studies.summary import Summary, above_the_roof, speeds
+from paleo.studies.summary import above_the_roof, speeds
 from paleo.units import GIB, GIGA, KILO, MILLISECOND, counted, duration, engineering
+
+if TYPE_CHECKING:
+    from paleo.predict import Prediction
+    from paleo.schedules.engine import Event
+    from paleo.search.plans import Search
+    from paleo.specs.hardware import System
+    from paleo.specs.run import Run
+    from paleo.studies.collective import CollectiveStudy
+    from paleo.studies.comparison import Comparison
+    from paleo.studies.scaling import ScaleCurve, ScalePoint
+    from paleo.studies.summary import Summary
 
 BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, VERMILION, PURPLE = (
     "#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7",

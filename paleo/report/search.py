@@ -9,7 +9,6 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from paleo.report.documents import Document
 from paleo.report.grid import grid
 from paleo.report.tables import percent, prose, rate, remarks, tenths
 from paleo.studies.launch import estimate_command
@@ -17,10 +16,11 @@ from paleo.units import counted, duration, gibibytes
 
 if TYPE_CHECKING:
     from paleo.predict import Prediction
+    from paleo.report.documents import Document
     from paleo.search.hybrid import Hybrid
     from paleo.search.plans import Explanation, Search
+    from paleo.search.ranking import PlanRow
     from paleo.studies.modes import ModeSearch
-from paleo.search.ranking import PlanRow
 
 
 def document(model: str, system: str, ranking: Search, explanation: Explanation | None) -> Document:

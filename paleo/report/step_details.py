@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from rich.table import Table
 
-from paleo.predict import Prediction
 from paleo.report.grid import grid
 from paleo.step.timeline import COMPUTE
 from paleo.studies.step_collectives import step_collectives
 from paleo.units import duration, engineering
+
+if TYPE_CHECKING:
+    from paleo.predict import Prediction
 
 #: Rows of a table.
 MOST_ROWS = 40

@@ -4,11 +4,13 @@ streams."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from paleo.predict import Prediction
-from paleo.schedules.engine import Event
 from paleo.units import MICROSECOND
+
+if TYPE_CHECKING:
+    from paleo.predict import Prediction
+    from paleo.schedules.engine import Event
 
 Document = dict[str, Any]
 

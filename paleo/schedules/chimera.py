@@ -6,9 +6,14 @@ their gradients.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
-from paleo.schedules.base import Action, Array, ClosedForms, Numeric, Passes, Place, Schedule, add_schedule, together
+from paleo.schedules.base import Action, ClosedForms, Schedule, add_schedule, together
+
+if TYPE_CHECKING:
+    from paleo.schedules.base import Array, Numeric, Passes, Place
 
 
 def paths(stages: int, chunks: int) -> tuple[tuple[Place, ...], ...]:

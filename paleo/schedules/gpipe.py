@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
-from paleo.schedules.base import Action, Array, ClosedForms, Numeric, Passes, Schedule, add_schedule, nothing_behind
+from paleo.schedules.base import Action, ClosedForms, Schedule, add_schedule, nothing_behind
+
+if TYPE_CHECKING:
+    from paleo.schedules.base import Array, Numeric, Passes
 
 
 def order(stage: int, stages: int, microbatches: int, chunks: int) -> list[Action]:

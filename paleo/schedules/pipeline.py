@@ -10,10 +10,15 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from paleo.errors import PlanError
-from paleo.schedules.base import SCHEDULES, Action, Place, Schedule, unrolled, window
-from paleo.schedules.engine import Event, Task, Timeline, schedule
+from paleo.schedules.base import SCHEDULES, unrolled, window
+from paleo.schedules.engine import Event, Task, schedule
+
+if TYPE_CHECKING:
+    from paleo.schedules.base import Action, Place, Schedule
+    from paleo.schedules.engine import Timeline
 
 
 @dataclass(frozen=True, slots=True)

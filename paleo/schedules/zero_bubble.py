@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from paleo.schedules.base import (
     Action,
-    Array,
     ClosedForms,
-    Numeric,
-    Passes,
     Schedule,
     add_schedule,
     fill_time,
@@ -17,6 +16,13 @@ from paleo.schedules.base import (
     running_sum,
     stage_numbers,
 )
+
+if TYPE_CHECKING:
+    from paleo.schedules.base import (
+        Array,
+        Numeric,
+        Passes,
+    )
 
 
 def order(stage: int, stages: int, microbatches: int, chunks: int) -> list[Action]:

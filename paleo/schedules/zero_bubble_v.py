@@ -8,21 +8,26 @@ the p − 1 half passes before the last one has its first input.
 from __future__ import annotations
 
 from collections import Counter
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from paleo.schedules.base import (
     Action,
-    Array,
     ClosedForms,
-    Numeric,
     Pass,
-    Passes,
-    Place,
     Schedule,
     add_schedule,
     together,
 )
+
+if TYPE_CHECKING:
+    from paleo.schedules.base import (
+        Array,
+        Numeric,
+        Passes,
+        Place,
+    )
 
 #: Pass and chunk.
 _Kind = tuple[Pass, int]

@@ -5,18 +5,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from paleo.lowering.recompute import RECOMPUTE
 from paleo.schedules.base import SCHEDULES
-from paleo.search.points import Points
-from paleo.search.space import Layout, Space, microbatches
-from paleo.step.batch import Batch
+from paleo.search.space import microbatches
 from paleo.step.layouts import Shared
 from paleo.step.step import step
+
+if TYPE_CHECKING:
+    from paleo.search.points import Points
+    from paleo.search.space import Layout, Space
+    from paleo.step.batch import Batch
 
 Array = npt.NDArray[np.float64]
 Index = npt.NDArray[np.intp]

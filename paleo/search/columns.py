@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from paleo.lowering.recompute import RECOMPUTE
 from paleo.schedules.base import SCHEDULES
-from paleo.search.ranking import Ranking, strategy_words
+from paleo.search.ranking import strategy_words
+
+if TYPE_CHECKING:
+    from paleo.search.ranking import Ranking
 
 Array = npt.NDArray[np.float64]
 Index = npt.NDArray[np.intp]

@@ -4,15 +4,18 @@ where the sections beside the blocks weigh much, so that the heaviest piece is a
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from paleo.lowering.partition import Chunk, balanced_cut, cut, heaviest_piece, layer_counts
-from paleo.lowering.program import Program
-from paleo.search.space import Space, divisors
-from paleo.step.backend import Backend
+from paleo.search.space import divisors
+
+if TYPE_CHECKING:
+    from paleo.lowering.program import Program
+    from paleo.search.space import Space
+    from paleo.step.backend import Backend
 
 Array = npt.NDArray[np.float64]
 Index = npt.NDArray[np.intp]

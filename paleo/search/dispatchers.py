@@ -6,12 +6,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from paleo.errors import PlanError
-from paleo.predict import Prediction, predict
+from paleo.predict import predict
 from paleo.search.space import divisors
-from paleo.specs.software import Dispatch, load_software
-from paleo.step.backend import Backend
+from paleo.specs.software import load_software
+
+if TYPE_CHECKING:
+    from paleo.predict import Prediction
+    from paleo.specs.software import Dispatch
+    from paleo.step.backend import Backend
 
 #: Dispatchers by their names in words.
 NAMES: dict[Dispatch, str] = {"nccl": "NCCL's all-to-all", "deepep": "DeepEP", "hybridep": "HybridEP"}

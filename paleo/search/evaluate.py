@@ -4,25 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from paleo.lowering.program import Program
 from paleo.lowering.recompute import RECOMPUTE, Policies, wholly_recomputed
-from paleo.schedules.base import SCHEDULES, Schedule
-from paleo.search.cases import CaseGroup, Results, Solved, groups
+from paleo.schedules.base import SCHEDULES
+from paleo.search.cases import Results, Solved, groups
 from paleo.search.cuts import Cuts, chunk_counts
-from paleo.search.points import Points
-from paleo.search.space import Layout, Space
-from paleo.step.backend import Backend
 from paleo.step.batch import Batch, Cases
 from paleo.step.layouts import Layouts, Shared
 from paleo.step.pipeline import iteration_seconds
 from paleo.step.section_times import layer_times
 from paleo.step.stages import Assignment, Kinds, StageKinds
-from paleo.step.step import StepArrays, step
+from paleo.step.step import step
 from paleo.step.tails import tails
+
+if TYPE_CHECKING:
+    from paleo.lowering.program import Program
+    from paleo.schedules.base import Schedule
+    from paleo.search.cases import CaseGroup
+    from paleo.search.points import Points
+    from paleo.search.space import Layout, Space
+    from paleo.step.backend import Backend
+    from paleo.step.step import StepArrays
 
 Array = npt.NDArray[np.float64]
 Index = npt.NDArray[np.intp]

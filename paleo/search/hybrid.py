@@ -11,20 +11,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from paleo.errors import PlanError
 from paleo.lowering.recompute import uneven
-from paleo.network.graph import Graph, Node
 from paleo.parallel.mesh import Mesh
-from paleo.parallel.placement import Placement, Rule, Split
+from paleo.parallel.placement import Placement, Rule
 from paleo.parallel.plan import plan
-from paleo.parallel.propagation import PlacedNode, propagate
-from paleo.specs.hardware import System
-from paleo.specs.model import ModelSpec
-from paleo.specs.run import Run
-from paleo.step.backend import Backend, backend_of
+from paleo.parallel.propagation import propagate
+from paleo.step.backend import backend_of
+
+if TYPE_CHECKING:
+    from paleo.network.graph import Graph, Node
+    from paleo.parallel.placement import Split
+    from paleo.parallel.propagation import PlacedNode
+    from paleo.specs.hardware import System
+    from paleo.specs.model import ModelSpec
+    from paleo.specs.run import Run
+    from paleo.step.backend import Backend
 
 #: Dims whose split would need neighbours' borders or moves a sequence: not tried.
 _LOCAL = frozenset({"height", "width", "depth", "seq"})

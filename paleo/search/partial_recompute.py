@@ -14,14 +14,15 @@ import numpy as np
 import numpy.typing as npt
 
 from paleo.lowering.recompute import RECOMPUTE, most_layers, words
-from paleo.predict import Prediction, predict
-from paleo.specs.calibration import Calibration
-from paleo.specs.hardware import System
-from paleo.specs.model import ModelSpec
-from paleo.specs.software import Software
+from paleo.predict import predict
 
 if TYPE_CHECKING:
+    from paleo.predict import Prediction
     from paleo.search.ranking import PlanRow, Ranking
+    from paleo.specs.calibration import Calibration
+    from paleo.specs.hardware import System
+    from paleo.specs.model import ModelSpec
+    from paleo.specs.software import Software
 
 Array = npt.NDArray[np.float64]
 Index = npt.NDArray[np.intp]

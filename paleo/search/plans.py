@@ -7,24 +7,31 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
-from paleo.compression.base import Compression
 from paleo.compression.zeropp import ZeroPlusPlus
 from paleo.errors import CapacityError, PlanError, SpecError, near
 from paleo.parallel.plan import plan
-from paleo.predict import Prediction, predict
+from paleo.predict import predict
 from paleo.schedules.base import SCHEDULES
 from paleo.search.dispatchers import dispatch_words, other_dispatcher
 from paleo.search.evaluate import evaluate
 from paleo.search.partial_recompute import partly_recomputed
 from paleo.search.points import priced
-from paleo.search.ranking import Part, PlanRow, Ranking
-from paleo.search.space import Layout, Space, batch, check_searched, layouts, microbatches
-from paleo.specs.hardware import System
-from paleo.specs.model import ModelSpec
-from paleo.specs.run import Run
-from paleo.step.backend import Backend, backend_of
+from paleo.search.ranking import Part, Ranking
+from paleo.search.space import Space, batch, check_searched, layouts, microbatches
+from paleo.step.backend import backend_of
 from paleo.step.compression import check_sharded
+
+if TYPE_CHECKING:
+    from paleo.compression.base import Compression
+    from paleo.predict import Prediction
+    from paleo.search.ranking import PlanRow
+    from paleo.search.space import Layout
+    from paleo.specs.hardware import System
+    from paleo.specs.model import ModelSpec
+    from paleo.specs.run import Run
+    from paleo.step.backend import Backend
 
 #: What a search makes as small as it can.
 OBJECTIVES = ("time", "cost", "energy", "gpus")

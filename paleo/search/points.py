@@ -12,24 +12,28 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from paleo.errors import PlanError
-from paleo.lowering.program import Program
-from paleo.network.graph import Graph
 from paleo.operations.base import Kernel
-from paleo.operations.tensor import Size
 from paleo.parallel.mesh import PADDED, Mesh
-from paleo.parallel.placement import Context, Placement, Strategy, placement
+from paleo.parallel.placement import Strategy, placement
 from paleo.parallel.propagation import check_divisions
 from paleo.pricing.kernels import KernelTimes
-from paleo.search.space import Layout, Space, strategy_of_experts
-from paleo.specs.model import ModelSpec
-from paleo.step.backend import Backend
+from paleo.search.space import Space, strategy_of_experts
 from paleo.step.section_times import BYTES, FIGURES, SectionCosts, Sums, collectives, section_costs, transfer_seconds
+
+if TYPE_CHECKING:
+    from paleo.lowering.program import Program
+    from paleo.network.graph import Graph
+    from paleo.operations.tensor import Size
+    from paleo.parallel.placement import Context, Placement
+    from paleo.search.space import Layout
+    from paleo.specs.model import ModelSpec
+    from paleo.step.backend import Backend
 
 Array = npt.NDArray[np.float64]
 #: Figures of sections beside kernels: those of `SectionCosts` but for a largest output.

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -15,11 +16,13 @@ import numpy.typing as npt
 from paleo.errors import SpecError
 from paleo.lowering.recompute import RECOMPUTE
 from paleo.schedules.base import SCHEDULES
-from paleo.search.cases import Choice, Results
-from paleo.search.space import Layout
-from paleo.specs.hardware import System
 from paleo.specs.prices import rented
-from paleo.specs.run import Run
+
+if TYPE_CHECKING:
+    from paleo.search.cases import Choice, Results
+    from paleo.search.space import Layout
+    from paleo.specs.hardware import System
+    from paleo.specs.run import Run
 
 Array = npt.NDArray[np.float64]
 Index = npt.NDArray[np.intp]

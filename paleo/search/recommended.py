@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from paleo.predict import Prediction, predict
-from paleo.search.plans import Search, search
-from paleo.search.ranking import PlanRow
-from paleo.search.space import Space
-from paleo.specs.hardware import System
-from paleo.specs.model import ModelSpec
-from paleo.specs.run import Run
+from typing import TYPE_CHECKING
+
+from paleo.predict import predict
+from paleo.search.plans import search
+
+if TYPE_CHECKING:
+    from paleo.predict import Prediction
+    from paleo.search.plans import Search
+    from paleo.search.ranking import PlanRow
+    from paleo.search.space import Space
+    from paleo.specs.hardware import System
+    from paleo.specs.model import ModelSpec
+    from paleo.specs.run import Run
 
 #: Share of the memory that a recommended plan leaves free: fragmentation is not modelled.
 HEADROOM = 0.05

@@ -6,16 +6,20 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
+from typing import TYPE_CHECKING
 
 from paleo.errors import PlanError, SpecError
 from paleo.lowering.recompute import RECOMPUTE, uneven
-from paleo.network.graph import Graph
 from paleo.parallel.mesh import Mesh
-from paleo.parallel.placement import SHARDED, STRATEGIES, Context, Strategy, parse_strategy, ranks_in_a_node
+from paleo.parallel.placement import SHARDED, STRATEGIES, Strategy, parse_strategy, ranks_in_a_node
 from paleo.parallel.plan import DEFAULT_BATCH, DEFAULT_SEQUENCES
 from paleo.schedules.base import SCHEDULES
-from paleo.specs.model import ModelSpec
-from paleo.specs.run import Run
+
+if TYPE_CHECKING:
+    from paleo.network.graph import Graph
+    from paleo.parallel.placement import Context
+    from paleo.specs.model import ModelSpec
+    from paleo.specs.run import Run
 
 #: Axes that a search may use beside dp.
 SPLITS = ("tp", "cp", "ep", "pp")

@@ -10,13 +10,16 @@ import math
 from dataclasses import dataclass
 from functools import cache
 from statistics import median
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from paleo.errors import SpecError, near
 from paleo.specs.catalog import names, read_entry
-from paleo.specs.hardware import Price, System
+from paleo.specs.hardware import Price
 from paleo.specs.loading import PositiveCount, Spec, Text, validate
 from paleo.units import Dollars, PricePerSecond
+
+if TYPE_CHECKING:
+    from paleo.specs.hardware import System
 
 #: How long a machine is taken for.
 Term = Literal["on-demand", "1-year", "3-year", "spot"]

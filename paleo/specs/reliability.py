@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import math
 from functools import cache
+from typing import TYPE_CHECKING
 
 from paleo.specs.catalog import entries
-from paleo.specs.hardware import Reliability, System, load_system
+from paleo.specs.hardware import Reliability, load_system
 from paleo.units import DAY, KILO
+
+if TYPE_CHECKING:
+    from paleo.specs.hardware import System
 
 #: Between RSC-2 (2.3) and OPT-175B (16.1 failures per thousand node-days); near Llama 3 (3.8) and BLOOM (3.0).
 USUAL = Reliability.model_construct(

@@ -5,36 +5,48 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from paleo.compression.base import Compression, SummedGradient
 from paleo.layers.base import Choices
 from paleo.lowering.checkpoint_policy import Checkpoints
-from paleo.lowering.partition import Chunk, cut, cut_by_work
-from paleo.lowering.program import Chains, Dispatch, Program, lower, without_backward
+from paleo.lowering.partition import cut, cut_by_work
+from paleo.lowering.program import Dispatch, lower, without_backward
 from paleo.network.fine_tuning import fine_tuned, fine_tuning
-from paleo.network.graph import Graph, build
-from paleo.operations.base import Kernel
-from paleo.operations.optimizers import Optimizer, optimizer
-from paleo.operations.tensor import Precision, autocast, precision, scaled
-from paleo.parallel.mesh import Mesh
-from paleo.parallel.placement import Placement, parse_strategy
+from paleo.network.graph import build
+from paleo.operations.optimizers import optimizer
+from paleo.operations.tensor import autocast, precision, scaled
+from paleo.parallel.placement import parse_strategy
 from paleo.pricing.communication import Fabric, collective_sources
-from paleo.pricing.kernels import Pricer, pricer
+from paleo.pricing.kernels import pricer
 from paleo.pricing.links.topology import node_placement, states_topology
-from paleo.schedules.base import Numeric
-from paleo.specs.calibration import Calibration
-from paleo.specs.hardware import System
-from paleo.specs.model import ModelSpec
-from paleo.specs.run import Run
-from paleo.specs.software import Software, load_software
+from paleo.specs.software import load_software
 from paleo.step.compression import coding_kernels, method_of, tensor_calls
-from paleo.step.input_pipeline import InputPipeline, input_pipeline, sample_bytes, usual_input
+from paleo.step.input_pipeline import input_pipeline, sample_bytes, usual_input
 from paleo.step.memory import clip_kernels, update_kernel
-from paleo.step.offload import Offload, link_rate, offload_of
+from paleo.step.offload import link_rate, offload_of
+
+if TYPE_CHECKING:
+    from paleo.compression.base import Compression, SummedGradient
+    from paleo.lowering.partition import Chunk
+    from paleo.lowering.program import Chains, Program
+    from paleo.network.graph import Graph
+    from paleo.operations.base import Kernel
+    from paleo.operations.optimizers import Optimizer
+    from paleo.operations.tensor import Precision
+    from paleo.parallel.mesh import Mesh
+    from paleo.parallel.placement import Placement
+    from paleo.pricing.kernels import Pricer
+    from paleo.schedules.base import Numeric
+    from paleo.specs.calibration import Calibration
+    from paleo.specs.hardware import System
+    from paleo.specs.model import ModelSpec
+    from paleo.specs.run import Run
+    from paleo.specs.software import Software
+    from paleo.step.input_pipeline import InputPipeline
+    from paleo.step.offload import Offload
 
 Array = npt.NDArray[np.float64]
 

@@ -10,18 +10,22 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from paleo.compression.base import Compression, Message, SummedGradient
+from paleo.compression.base import SummedGradient
 from paleo.compression.base import compression as named
 from paleo.compression.zeropp import ZeroPlusPlus
 from paleo.errors import PlanError
-from paleo.lowering.program import Program
-from paleo.operations.base import Kernel, flat_pass
+from paleo.operations.base import flat_pass
 from paleo.parallel.mesh import Axes
+
+if TYPE_CHECKING:
+    from paleo.compression.base import Compression, Message
+    from paleo.lowering.program import Program
+    from paleo.operations.base import Kernel
 
 Array = npt.NDArray[np.float64]
 Numbers = TypeVar("Numbers", float, Array)

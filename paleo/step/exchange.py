@@ -13,14 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from paleo.lowering.program import Program
-from paleo.parallel.mesh import Axes, Mesh
-from paleo.schedules.base import Numeric, Passes, Schedule
+if TYPE_CHECKING:
+    from paleo.lowering.program import Program
+    from paleo.parallel.mesh import Axes, Mesh
+    from paleo.schedules.base import Numeric, Passes, Schedule
 
 Array = npt.NDArray[np.float64]
 Count = npt.NDArray[np.int64]

@@ -7,15 +7,18 @@ arrays; seconds and bytes.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from paleo.network.graph import Graph
-from paleo.operations.tensor import Tensor
-from paleo.specs.hardware import System
 from paleo.specs.run import InputOptions
 from paleo.step.offload import host_figure, link_rate
+
+if TYPE_CHECKING:
+    from paleo.network.graph import Graph
+    from paleo.operations.tensor import Tensor
+    from paleo.specs.hardware import System
 
 Array = npt.NDArray[np.float64]
 Numeric = float | Array

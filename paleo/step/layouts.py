@@ -9,16 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from paleo.compression.base import SummedGradient
 from paleo.compression.zeropp import ZeroPlusPlus
-from paleo.lowering.program import Program
-from paleo.parallel.mesh import BATCH_AXES, Axes, Mesh
-from paleo.step.backend import Backend
+from paleo.parallel.mesh import BATCH_AXES
 from paleo.step.compression import compressed, compressed_gather, scoped, state_bytes, unit_gradient
 from paleo.step.exchange import (
     gathered_shares,
@@ -28,10 +25,18 @@ from paleo.step.exchange import (
     replica_groups,
     sharers,
 )
-from paleo.step.memory import NORM_BYTES, States, clip_axes, states
+from paleo.step.memory import NORM_BYTES, clip_axes, states
 from paleo.step.offload import divided
 from paleo.step.section_times import over, section_figures
-from paleo.step.stages import Assignment, StageKinds, tied_pairs
+from paleo.step.stages import tied_pairs
+
+if TYPE_CHECKING:
+    from paleo.compression.base import SummedGradient
+    from paleo.lowering.program import Program
+    from paleo.parallel.mesh import Axes, Mesh
+    from paleo.step.backend import Backend
+    from paleo.step.memory import States
+    from paleo.step.stages import Assignment, StageKinds
 
 Array = npt.NDArray[np.float64]
 Index = npt.NDArray[np.intp]

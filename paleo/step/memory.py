@@ -7,15 +7,19 @@ The optimizer's update and the clipping of gradients before it, as kernels.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from paleo.operations.base import Kernel, flat_pass
-from paleo.operations.optimizers import Optimizer
-from paleo.operations.tensor import Precision
-from paleo.parallel.mesh import Axes
-from paleo.schedules.base import Numeric, Schedule
+from paleo.operations.base import flat_pass
+
+if TYPE_CHECKING:
+    from paleo.operations.base import Kernel
+    from paleo.operations.optimizers import Optimizer
+    from paleo.operations.tensor import Precision
+    from paleo.parallel.mesh import Axes
+    from paleo.schedules.base import Numeric, Schedule
 
 Array = npt.NDArray[np.float64]
 

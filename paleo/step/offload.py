@@ -10,18 +10,22 @@ What a system states about its hosts: their links to the devices, memory, storag
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from paleo.errors import PlanError, SpecError, near
-from paleo.operations.optimizers import Optimizer
-from paleo.operations.tensor import Precision
-from paleo.pricing.store import Rates
-from paleo.specs.hardware import System, load_link
+from paleo.specs.hardware import load_link
 from paleo.step.memory import States
-from paleo.step.section_times import LayerTimes
 from paleo.units import listed
+
+if TYPE_CHECKING:
+    from paleo.operations.optimizers import Optimizer
+    from paleo.operations.tensor import Precision
+    from paleo.pricing.store import Rates
+    from paleo.specs.hardware import System
+    from paleo.step.section_times import LayerTimes
 
 
 def link_rate(system: System, rates: Rates | None = None) -> float:

@@ -6,17 +6,22 @@ along the last."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from paleo.schedules.base import Passes
-from paleo.step.batch import Batch
-from paleo.step.layouts import Layouts, Sent
-from paleo.step.section_times import LayerTimes, contended, over
+from paleo.step.section_times import contended, over
 from paleo.step.sharded_parameters import ShardedFigures, sharded_passes, waited_iterations
 from paleo.step.single_stage import section_gathers
-from paleo.step.stages import Assignment, layer_parameters
+from paleo.step.stages import layer_parameters
+
+if TYPE_CHECKING:
+    from paleo.step.batch import Batch
+    from paleo.step.layouts import Layouts, Sent
+    from paleo.step.section_times import LayerTimes
+    from paleo.step.stages import Assignment
 
 Array = npt.NDArray[np.float64]
 Index = npt.NDArray[np.intp]

@@ -12,15 +12,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from paleo.lowering.program import Program, Transfer
-from paleo.lowering.recompute import Policies
-from paleo.parallel.mesh import Mesh
-from paleo.pricing.communication import Fabric
-from paleo.pricing.kernels import KernelTimes
+if TYPE_CHECKING:
+    from paleo.lowering.program import Program, Transfer
+    from paleo.lowering.recompute import Policies
+    from paleo.parallel.mesh import Mesh
+    from paleo.pricing.communication import Fabric
+    from paleo.pricing.kernels import KernelTimes
 
 Array = npt.NDArray[np.float64]
 

@@ -18,13 +18,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from paleo.lowering.partition import Chunk
 from paleo.schedules.base import Passes
-from paleo.step.section_times import LayerTimes
+
+if TYPE_CHECKING:
+    from paleo.lowering.partition import Chunk
+    from paleo.step.section_times import LayerTimes
 
 Mask = npt.NDArray[np.bool_]
 Array = npt.NDArray[np.float64]

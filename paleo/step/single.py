@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from paleo.lowering.partition import Chunk
-from paleo.lowering.program import Program
 from paleo.lowering.recompute import Policies, policy_shares, split_by_policy, uneven, with_policy
-from paleo.parallel.mesh import Mesh
-from paleo.parallel.plan import Plan
 from paleo.pricing.kernels import KernelTimes
-from paleo.schedules.base import SCHEDULES, Schedule
+from paleo.schedules.base import SCHEDULES
 from paleo.schedules.pipeline import check
-from paleo.step.backend import Backend
 from paleo.step.batch import Batch, Cases
-from paleo.step.input_pipeline import InputPipeline
 from paleo.step.layouts import Layouts
 from paleo.step.pipeline import iteration_seconds
 from paleo.step.section_times import (
     BYTES,
-    SectionCosts,
     collectives,
     layer_times,
     section_costs,
@@ -31,6 +24,18 @@ from paleo.step.section_times import (
     transfer_seconds,
 )
 from paleo.step.stages import Assignment, Kinds, StageKinds
+
+if TYPE_CHECKING:
+    from paleo.lowering.partition import Chunk
+    from paleo.lowering.program import Program
+    from paleo.parallel.mesh import Mesh
+    from paleo.parallel.plan import Plan
+    from paleo.schedules.base import Schedule
+    from paleo.step.backend import Backend
+    from paleo.step.input_pipeline import InputPipeline
+    from paleo.step.section_times import (
+        SectionCosts,
+    )
 
 Array = npt.NDArray[np.float64]
 

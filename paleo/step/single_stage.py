@@ -5,17 +5,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from paleo.lowering.program import Program
-from paleo.parallel.mesh import Axes
-from paleo.step.batch import Batch
-from paleo.step.layouts import Layouts
-from paleo.step.section_times import LayerTimes, contended
+from paleo.step.section_times import contended
 from paleo.step.streams import Buckets, LayerIteration, iterations, walk
+
+if TYPE_CHECKING:
+    from paleo.lowering.program import Program
+    from paleo.parallel.mesh import Axes
+    from paleo.step.batch import Batch
+    from paleo.step.layouts import Layouts
+    from paleo.step.section_times import LayerTimes
 
 Array = npt.NDArray[np.float64]
 Index = npt.NDArray[np.intp]

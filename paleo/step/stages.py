@@ -5,13 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from paleo.lowering.partition import Chunk
-from paleo.lowering.program import Tie
-from paleo.schedules.base import Schedule
+if TYPE_CHECKING:
+    from paleo.lowering.partition import Chunk
+    from paleo.lowering.program import Tie
+    from paleo.schedules.base import Schedule
 
 Array = npt.NDArray[np.float64]
 Index = npt.NDArray[np.intp]

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from paleo.step.batch import Batch
 from paleo.step.memory import States, alive, total_memory, workspace
 from paleo.step.pipeline import sends, sharded_communication, stage_ends, stage_passes
 from paleo.step.section_times import over
 from paleo.step.single_stage import stream_seconds
 from paleo.step.stragglers import Noise, waiting_share
 from paleo.step.tails import after_passes, after_streams, batch_tails, updates
+
+if TYPE_CHECKING:
+    from paleo.step.batch import Batch
 
 Array = npt.NDArray[np.float64]
 Index = npt.NDArray[np.intp]

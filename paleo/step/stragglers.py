@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from paleo.errors import SpecError
-from paleo.specs.run import Run
-from paleo.specs.software import Software
+
+if TYPE_CHECKING:
+    from paleo.specs.run import Run
+    from paleo.specs.software import Software
 
 Array = npt.NDArray[np.float64]
 Numeric = float | npt.NDArray[np.floating[Any]]

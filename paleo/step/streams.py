@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from paleo.lowering.program import Program, Section
-from paleo.parallel.mesh import Axes
-from paleo.schedules.base import Numeric
+if TYPE_CHECKING:
+    from paleo.lowering.program import Program, Section
+    from paleo.parallel.mesh import Axes
+    from paleo.schedules.base import Numeric
 
 Array = npt.NDArray[np.float64]
 Direction = Literal["forward", "backward"]

@@ -6,18 +6,21 @@ or the cases along the last."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from paleo.schedules.base import Passes
-from paleo.step.batch import Batch
-from paleo.step.exchange import Sends, bucket_count, exposed_gather, exposed_sends, in_order
-from paleo.step.layouts import Layouts
+from paleo.step.exchange import bucket_count, exposed_gather, exposed_sends, in_order
 from paleo.step.offload import SUM_BYTES, host_update
 from paleo.step.section_times import over
-from paleo.step.stages import Assignment
+
+if TYPE_CHECKING:
+    from paleo.step.batch import Batch
+    from paleo.step.exchange import Sends
+    from paleo.step.layouts import Layouts
+    from paleo.step.stages import Assignment
 
 Array = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]

@@ -11,24 +11,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from paleo.lowering.partition import Chunk
-from paleo.lowering.program import Program, Section, Transfer
 from paleo.lowering.recompute import runs
 from paleo.schedules.engine import Event, Task, Timeline, schedule
 from paleo.schedules.pipeline import StageTime, pipeline_events
-from paleo.step.batch import Batch
-from paleo.step.input_pipeline import InputPipeline
 from paleo.step.pipeline import chunk_passes, chunk_sends, stage_ends, stage_passes
-from paleo.step.section_times import LayerTimes, collectives, transfer_seconds
+from paleo.step.section_times import collectives, transfer_seconds
 from paleo.step.single_stage import bucket_seconds, buckets_of, contended_times, section_gather_figures
-from paleo.step.step import StepArrays, waits
-from paleo.step.streams import Direction, LayerIteration, iterations
+from paleo.step.step import waits
+from paleo.step.streams import iterations
 from paleo.step.tails import after_passes, after_streams, exposed_gathers, updates
+
+if TYPE_CHECKING:
+    from paleo.lowering.partition import Chunk
+    from paleo.lowering.program import Program, Section, Transfer
+    from paleo.step.batch import Batch
+    from paleo.step.input_pipeline import InputPipeline
+    from paleo.step.section_times import LayerTimes
+    from paleo.step.step import StepArrays
+    from paleo.step.streams import Direction, LayerIteration
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from paleo.lowering.program import Program
-from paleo.network.graph import Graph
-from paleo.parallel.placement import Placement, idle_axes, undivided_parameters
-from paleo.parallel.plan import Plan
-from paleo.specs.hardware import System
-from paleo.specs.run import Run
+from paleo.parallel.placement import idle_axes, undivided_parameters
 from paleo.units import GIB
+
+if TYPE_CHECKING:
+    from paleo.lowering.program import Program
+    from paleo.network.graph import Graph
+    from paleo.parallel.placement import Placement
+    from paleo.parallel.plan import Plan
+    from paleo.specs.hardware import System
+    from paleo.specs.run import Run
 
 #: The kernels of functions that an importer did not know, and by which factor their times are guessed, either way.
 OPAQUE, OPAQUE_SPREAD = "opaque", 3.0

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from paleo.errors import PaleoError
 from paleo.lowering.recompute import RECOMPUTE, uneven
-from paleo.predict import Prediction, predict
+from paleo.predict import predict
 from paleo.search.partial_recompute import fewest_layers
-from paleo.specs.run import Run
+
+if TYPE_CHECKING:
+    from paleo.predict import Prediction
+    from paleo.specs.run import Run
 
 #: How much deeper a pipeline is tried than it is.
 DEEPER = 8

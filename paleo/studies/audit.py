@@ -16,14 +16,19 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
+from typing import TYPE_CHECKING
 
 from paleo.errors import PaleoError, SpecError
-from paleo.logs.base import Log, StepRecord
 from paleo.parallel.placement import without_replicas
-from paleo.predict import Prediction, predict
-from paleo.specs.hardware import System
-from paleo.specs.software import Software, load_software
+from paleo.predict import predict
+from paleo.specs.software import load_software
 from paleo.studies.purchase import FIGURES
+
+if TYPE_CHECKING:
+    from paleo.logs.base import Log, StepRecord
+    from paleo.predict import Prediction
+    from paleo.specs.hardware import System
+    from paleo.specs.software import Software
 
 #: Relative standard deviation of a quantity where model and machine agree.
 DEVIATION = {"step": 0.025, "memory": 0.04, "samples": 0.002, "spread": 0.05, "unsteadiness": 0.03}

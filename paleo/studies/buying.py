@@ -10,21 +10,28 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from paleo.errors import PaleoError, PlanError, SpecError
-from paleo.predict import Prediction, predict
-from paleo.search.plans import Search, search, unbeaten
-from paleo.search.ranking import PlanRow, Ranking
+from paleo.predict import predict
+from paleo.search.plans import search, unbeaten
+from paleo.search.ranking import Ranking
 from paleo.search.recommended import HEADROOM, with_room
-from paleo.search.space import Space
-from paleo.specs.hardware import System
-from paleo.specs.model import ModelSpec
-from paleo.specs.run import Run
 from paleo.studies.cost import Tariff
 from paleo.studies.launch import estimate_command, launch_flags
-from paleo.studies.long_run import LongRunOptions
-from paleo.studies.training import Amount, Training, training
+from paleo.studies.training import training
 from paleo.units import DAY, duration, parse
+
+if TYPE_CHECKING:
+    from paleo.predict import Prediction
+    from paleo.search.plans import Search
+    from paleo.search.ranking import PlanRow
+    from paleo.search.space import Space
+    from paleo.specs.hardware import System
+    from paleo.specs.model import ModelSpec
+    from paleo.specs.run import Run
+    from paleo.studies.long_run import LongRunOptions
+    from paleo.studies.training import Amount, Training
 
 #: The largest count that is tried to find one that fits, or that is in time.
 MOST_GPUS = 16_384

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 from pydantic import TypeAdapter
 from pydantic.fields import FieldInfo
 
 from paleo.errors import SpecError, near
-from paleo.specs.hardware import System
 from paleo.specs.loading import Spec
 from paleo.units import Quantity
+
+if TYPE_CHECKING:
+    from paleo.specs.hardware import System
 
 _FACTOR = re.compile(r"x(\d+(?:\.\d*)?|\.\d+)\Z")
 _STEP = re.compile(r"([a-z_0-9]+)(?:\[(\d{1,6}|\*)\])?\Z")

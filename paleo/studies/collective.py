@@ -5,19 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paleo.collectives.base import Algorithm, Array, algorithms_for
+from paleo.collectives.base import algorithms_for
 from paleo.errors import PlanError, SpecError
 from paleo.pricing.communication import Fabric, collective_sources
 from paleo.pricing.links.alpha_beta import bus_factor
-from paleo.pricing.links.group import GroupLinks
 from paleo.pricing.links.policy import Crossover, crossovers
 from paleo.pricing.links.policy import prices as policy_prices
 from paleo.pricing.store import constants
 from paleo.specs.calibration import calibration_file
-from paleo.specs.hardware import Span, System
+
+if TYPE_CHECKING:
+    from paleo.collectives.base import Algorithm, Array
+    from paleo.pricing.links.group import GroupLinks
+    from paleo.specs.hardware import Span, System
 
 #: By how much an algorithm must win to be worth a change.
 NOTABLE = 0.01

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from paleo.errors import PaleoError
-from paleo.logs.nccl_tests import CollectiveLog
-from paleo.specs.hardware import System
 from paleo.studies.audit import RANKS_BEYOND
-from paleo.studies.collective import CollectiveStudy, collective
+from paleo.studies.collective import collective
 from paleo.units import MEBIBYTE
+
+if TYPE_CHECKING:
+    from paleo.logs.nccl_tests import CollectiveLog
+    from paleo.specs.hardware import System
+    from paleo.studies.collective import CollectiveStudy
 
 Array = npt.NDArray[np.float64]
 #: Measured over predicted seconds from which links are slow, and starts are late.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, cast, get_args
+from typing import TYPE_CHECKING, Literal, cast, get_args
 
 from paleo.errors import CapacityError, PaleoError, PlanError, SpecError, near
 from paleo.parallel.plan import plan
@@ -12,11 +12,16 @@ from paleo.predict import Prediction, predict
 from paleo.specs.hardware import System
 from paleo.specs.model import ModelSpec
 from paleo.specs.run import Run
-from paleo.studies.advice import Advice, advise
-from paleo.studies.consistency import ConsistencyStudy, studied
-from paleo.studies.cost import Tariff
-from paleo.studies.long_run import LongRunOptions
-from paleo.studies.training import Amount, Training, training, usual_amount
+from paleo.studies.advice import advise
+from paleo.studies.consistency import studied
+from paleo.studies.training import training, usual_amount
+
+if TYPE_CHECKING:
+    from paleo.studies.advice import Advice
+    from paleo.studies.consistency import ConsistencyStudy
+    from paleo.studies.cost import Tariff
+    from paleo.studies.long_run import LongRunOptions
+    from paleo.studies.training import Amount, Training
 
 #: What systems are ranked by.
 Objective = Literal["time", "cost", "energy"]

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paleo.compression.base import Compression, Message, SummedGradient, break_even_rate, compression, wire_bytes
+from paleo.compression.base import Message, SummedGradient, break_even_rate, compression, wire_bytes
 from paleo.compression.sparse import Sparse
 from paleo.errors import SpecError
 from paleo.operations.tensor import precision
 from paleo.specs.run import Run
-from paleo.step.backend import Backend, backend_of
+from paleo.step.backend import backend_of
 from paleo.step.compression import scaled
-from paleo.studies.collective import CollectiveStudy
+
+if TYPE_CHECKING:
+    from paleo.compression.base import Compression
+    from paleo.step.backend import Backend
+    from paleo.studies.collective import CollectiveStudy
 
 #: Methods that need more of a network than the size of its gradient.
 OF_NETWORKS = {

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paleo.compression.base import Compression, Message, break_even_rate, wire_bytes
+from paleo.compression.base import Message, break_even_rate, wire_bytes
 from paleo.errors import PlanError
 from paleo.parallel.mesh import BATCH_AXES
-from paleo.predict import Prediction, predict
+from paleo.predict import predict
 from paleo.step.compression import scaled
 from paleo.studies.changed_system import changed
+
+if TYPE_CHECKING:
+    from paleo.compression.base import Compression
+    from paleo.predict import Prediction
 
 
 @dataclass(frozen=True, slots=True)

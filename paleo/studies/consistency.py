@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paleo.consistency.base import Consistency, Cycle, Server, Workload, consistency
+from paleo.consistency.base import Server, Workload, consistency
 from paleo.errors import PlanError
 from paleo.parallel.mesh import BATCH_AXES
-from paleo.predict import Prediction, predict
-from paleo.specs.hardware import System
-from paleo.specs.run import Run
-from paleo.specs.software import Software
+from paleo.predict import predict
 from paleo.step.stragglers import Noise
+
+if TYPE_CHECKING:
+    from paleo.consistency.base import Consistency, Cycle
+    from paleo.predict import Prediction
+    from paleo.specs.hardware import System
+    from paleo.specs.run import Run
+    from paleo.specs.software import Software
 
 #: Bytes of host memory that a server moves for each byte pushed: gradient, parameter read and written, reply.
 SERVER_PASSES = 4.0

@@ -10,7 +10,7 @@ limit.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Annotated, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,14 +19,18 @@ from pydantic import Field
 from paleo.errors import SpecError
 from paleo.lowering.recompute import runs
 from paleo.operations.tensor import precision
-from paleo.predict import Prediction
 from paleo.pricing.gemm import GemmParameters
 from paleo.pricing.power import BOARD, LEAST_SHARE, PICO, PowerParameters, clock_under_limit
-from paleo.pricing.store import STEP_STACKS, Found, lookup
-from paleo.specs.hardware import Device, load_system
+from paleo.pricing.store import STEP_STACKS, lookup
+from paleo.specs.hardware import load_system
 from paleo.specs.loading import Spec, validate
 from paleo.specs.prices import Term, term_named
 from paleo.units import KILO, MICROSECOND, YEAR, PricePerEnergy, PricePerSecond, Quantity, Seconds, Watts
+
+if TYPE_CHECKING:
+    from paleo.predict import Prediction
+    from paleo.pricing.store import Found
+    from paleo.specs.hardware import Device
 
 Array = npt.NDArray[np.float64]
 P = TypeVar("P")

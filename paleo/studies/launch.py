@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from paleo.predict import Prediction
 from paleo.specs.run import Run
 from paleo.specs.software import load_software
 
 if TYPE_CHECKING:
+    from paleo.predict import Prediction
     from paleo.search.space import Space
 
 

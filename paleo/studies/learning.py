@@ -6,19 +6,24 @@ import math
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from paleo.errors import SpecError
 from paleo.learning.critical_batch import critical_batch_samples
 from paleo.learning.loss_target import LOSS_LAW, SamplesToLoss
 from paleo.learning.step_law import best_batch_tokens
-from paleo.network.graph import Graph, build
-from paleo.predict import Prediction
-from paleo.specs.model import ModelSpec, load_model
+from paleo.network.graph import build
+from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.task import UNEVALUATED, Code, TrainingTask, load_task
 from paleo.studies.target import forward_seconds, run_like, samples_needed, timed, with_noise_scale
 from paleo.studies.training import Amount, Need
 from paleo.units import counted
+
+if TYPE_CHECKING:
+    from paleo.network.graph import Graph
+    from paleo.predict import Prediction
+    from paleo.specs.model import ModelSpec
 
 #: Nats that a batch off the best one costs from which an estimate says so.
 PENALTY = 0.01

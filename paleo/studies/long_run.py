@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paleo.errors import CapacityError, SpecError
 from paleo.operations.optimizers import optimizer
 from paleo.operations.tensor import precision
-from paleo.predict import Prediction
 from paleo.specs.hardware import Reliability
 from paleo.specs.reliability import nodes_of, reliability_of
 from paleo.studies.checkpoint import WRITERS
@@ -17,9 +16,7 @@ from paleo.studies.goodput import (
     CHECKPOINTING,
     ON_DEMAND_BOOT,
     SURVIVED,
-    Checkpointing,
     CheckpointSchedule,
-    Goodput,
     RestartPath,
     check_room,
     long_run,
@@ -29,6 +26,13 @@ from paleo.studies.goodput import (
     spares_needed,
 )
 from paleo.units import DAY, GIGA, YEAR, Quantity, parse
+
+if TYPE_CHECKING:
+    from paleo.predict import Prediction
+    from paleo.studies.goodput import (
+        Checkpointing,
+        Goodput,
+    )
 
 #: What shared storage takes in where nobody states it [byte/s]: a parallel file system of a large cluster.
 STORAGE_RATE = 100.0 * GIGA

@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -20,16 +21,19 @@ from paleo.consistency.base import Workload, consistency
 from paleo.errors import CapacityError, PlanError, SpecError
 from paleo.parallel.mesh import BATCH_AXES
 from paleo.predict import predict
-from paleo.search.plans import Search, search
-from paleo.search.ranking import Part, PlanRow
-from paleo.search.space import Space
-from paleo.specs.hardware import System
-from paleo.specs.model import ModelSpec
-from paleo.specs.run import Run
-from paleo.step.batch import Batch
+from paleo.search.plans import search
 from paleo.step.step import waits
 from paleo.step.stragglers import Noise
 from paleo.studies.consistency import server_of, studied
+
+if TYPE_CHECKING:
+    from paleo.search.plans import Search
+    from paleo.search.ranking import Part, PlanRow
+    from paleo.search.space import Space
+    from paleo.specs.hardware import System
+    from paleo.specs.model import ModelSpec
+    from paleo.specs.run import Run
+    from paleo.step.batch import Batch
 
 Array = npt.NDArray[np.float64]
 Index = npt.NDArray[np.intp]

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from paleo.predict import Prediction, predict
+from paleo.predict import predict
 from paleo.pricing.links.group import between_nodes
-from paleo.pricing.links.topology import NetworkShare, NodePlacement, node_placement, placed
+from paleo.pricing.links.topology import node_placement, placed
 from paleo.units import whole_percent
+
+if TYPE_CHECKING:
+    from paleo.predict import Prediction
+    from paleo.pricing.links.topology import NetworkShare, NodePlacement
 
 #: A longer step than this, as a share of it, is a loss worth a word; a share of the ports below it is lost bandwidth.
 NOTABLE = 0.01

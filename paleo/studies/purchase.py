@@ -5,21 +5,28 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paleo.errors import CapacityError, PaleoError, PlanError, SpecError
 from paleo.parallel.placement import without_replicas
-from paleo.predict import Prediction, predict
+from paleo.predict import predict
 from paleo.search.recommended import recommended
-from paleo.specs.hardware import Device, System
-from paleo.specs.model import ModelSpec
-from paleo.specs.run import Run
-from paleo.studies.comparison import AUTO, Candidate, Comparison, Objective, Planner, common_batch
+from paleo.studies.comparison import AUTO, Candidate, Comparison, common_batch
 from paleo.studies.consistency import studied
-from paleo.studies.cost import Power, Tariff, power
-from paleo.studies.long_run import LongRunOptions
-from paleo.studies.scaling import ScaleCurve, Scaling, scale
-from paleo.studies.training import Amount, training
+from paleo.studies.cost import Tariff, power
+from paleo.studies.scaling import scale
+from paleo.studies.training import training
+
+if TYPE_CHECKING:
+    from paleo.predict import Prediction
+    from paleo.specs.hardware import Device, System
+    from paleo.specs.model import ModelSpec
+    from paleo.specs.run import Run
+    from paleo.studies.comparison import Objective, Planner
+    from paleo.studies.cost import Power
+    from paleo.studies.long_run import LongRunOptions
+    from paleo.studies.scaling import ScaleCurve, Scaling
+    from paleo.studies.training import Amount
 
 #: How far each figure of the hardware is moved, up and down.
 CHANGE = 0.2

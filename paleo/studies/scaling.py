@@ -4,20 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from paleo.errors import CapacityError, PlanError, SpecError, near
 from paleo.parallel.plan import plan
-from paleo.predict import Prediction, predict
-from paleo.specs.hardware import System
-from paleo.specs.model import ModelSpec
-from paleo.specs.run import Run
+from paleo.predict import predict
 from paleo.studies import placement
-from paleo.studies.consistency import ConsistencyStudy, studied
-from paleo.studies.cost import Tariff
-from paleo.studies.long_run import LongRunOptions, goodput_share
-from paleo.studies.training import Amount, Training, training
+from paleo.studies.consistency import studied
+from paleo.studies.long_run import goodput_share
+from paleo.studies.training import training
 from paleo.units import DAY, HOUR, counted, duration, gibibytes, listed, whole_percent
+
+if TYPE_CHECKING:
+    from paleo.predict import Prediction
+    from paleo.specs.hardware import System
+    from paleo.specs.model import ModelSpec
+    from paleo.specs.run import Run
+    from paleo.studies.consistency import ConsistencyStudy
+    from paleo.studies.cost import Tariff
+    from paleo.studies.long_run import LongRunOptions
+    from paleo.studies.training import Amount, Training
 
 Scaling = Literal["strong", "weak"]
 

@@ -5,18 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from paleo.parallel.mesh import Axes
-from paleo.predict import Prediction
-from paleo.pricing.communication import Fabric, calibrated_families
-from paleo.pricing.links.group import GroupLinks
-from paleo.step.batch import Batch
+from paleo.pricing.communication import calibrated_families
 from paleo.step.exchange import gathered_shares, gradient_shares
-from paleo.step.layouts import Sent
 from paleo.step.section_times import collectives, transfer_seconds
+
+if TYPE_CHECKING:
+    from paleo.parallel.mesh import Axes
+    from paleo.predict import Prediction
+    from paleo.pricing.communication import Fabric
+    from paleo.pricing.links.group import GroupLinks
+    from paleo.step.batch import Batch
+    from paleo.step.layouts import Sent
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from paleo.layers.base import Choices
 from paleo.network.fine_tuning import fine_tuned, fine_tuning
-from paleo.network.graph import Graph, Node, Storage, build
-from paleo.operations.base import Kernel
-from paleo.operations.tensor import Precision, precision
+from paleo.network.graph import Storage, build
+from paleo.operations.tensor import precision
 from paleo.parallel.plan import dtype_of
 from paleo.pricing.kernels import pricer
-from paleo.specs.hardware import System
-from paleo.specs.model import ModelSpec
-from paleo.specs.run import Run
 from paleo.specs.software import load_software
+
+if TYPE_CHECKING:
+    from paleo.network.graph import Graph, Node
+    from paleo.operations.base import Kernel
+    from paleo.operations.tensor import Precision
+    from paleo.specs.hardware import System
+    from paleo.specs.model import ModelSpec
+    from paleo.specs.run import Run
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,12 +17,17 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from paleo.errors import SpecError
 from paleo.files import write_text
-from paleo.studies.study_file import Study
-from paleo.studies.sweep_points import PART, Evaluator, job_of, serial
-from paleo.studies.sweep_table import Record, blocks, table_writer
+from paleo.studies.sweep_points import PART, job_of, serial
+from paleo.studies.sweep_table import blocks, table_writer
+
+if TYPE_CHECKING:
+    from paleo.studies.study_file import Study
+    from paleo.studies.sweep_points import Evaluator
+    from paleo.studies.sweep_table import Record
 
 Progress = Callable[[int, int], None]
 

@@ -17,23 +17,29 @@ from concurrent.futures import BrokenExecutor, CancelledError, ProcessPoolExecut
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from multiprocessing import get_context
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paleo.errors import PaleoError, SpecError
-from paleo.predict import Prediction, predict
+from paleo.predict import predict
 from paleo.specs.calibration import load_calibration
 from paleo.specs.catalog import is_path, release
 from paleo.specs.expressions import changed_files, recorded
-from paleo.specs.hardware import System, load_system
-from paleo.specs.model import ModelSpec, load_model
+from paleo.specs.hardware import load_system
+from paleo.specs.model import load_model
 from paleo.specs.software import load_software
 from paleo.studies import consistency
 from paleo.studies.changed_system import changed
-from paleo.studies.consistency import ConsistencyStudy
 from paleo.studies.cost import power
-from paleo.studies.study_file import Point, Study, corners, run_of
+from paleo.studies.study_file import corners, run_of
 from paleo.studies.sweep_table import CYCLE, FIGURES, Record
 from paleo.studies.training import rent
+
+if TYPE_CHECKING:
+    from paleo.predict import Prediction
+    from paleo.specs.hardware import System
+    from paleo.specs.model import ModelSpec
+    from paleo.studies.consistency import ConsistencyStudy
+    from paleo.studies.study_file import Point, Study
 
 #: Points of one part: enough to be worth a file or a message, few enough to lose little.
 PART = 16

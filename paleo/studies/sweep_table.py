@@ -9,14 +9,17 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
 from paleo.errors import SpecError
 from paleo.files import checked_output, csv_cell, write_whole
-from paleo.studies.study_file import AMOUNTS, Point, Study, accounts_of, tariff_of
+from paleo.studies.study_file import AMOUNTS, accounts_of, tariff_of
 from paleo.studies.training import JOULES_PER_KWH
+
+if TYPE_CHECKING:
+    from paleo.studies.study_file import Point, Study
 
 Record = dict[str, Any]
 Columns = dict[str, Any]

@@ -11,17 +11,19 @@ import numpy as np
 
 from paleo.errors import PaleoError, PlanError, SpecError
 from paleo.learning.critical_batch import CriticalBatch
-from paleo.predict import Prediction, predict
-from paleo.specs.calibration import Calibration
-from paleo.specs.hardware import Device, System
+from paleo.predict import predict
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
-from paleo.specs.task import Code, Evaluation, TrainingTask
 from paleo.studies.cost import Tariff, energy
 from paleo.studies.training import JOULES_PER_KWH, NINETY, rent
 from paleo.units import counted
 
 if TYPE_CHECKING:
+    from paleo.predict import Prediction
+    from paleo.specs.calibration import Calibration
+    from paleo.specs.hardware import Device, System
+    from paleo.specs.task import Code, Evaluation, TrainingTask
+
     pass
 
 #: What nobody modelled stays: two submitters of one system and configuration differ by 2 to 4 %.

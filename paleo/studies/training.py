@@ -5,21 +5,26 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from paleo.errors import SpecError
 from paleo.network.graph import build
-from paleo.predict import Prediction
-from paleo.specs.hardware import Price, System
-from paleo.specs.model import ModelSpec
+from paleo.specs.hardware import Price
 from paleo.specs.prices import purchase_quote, rented
 from paleo.specs.reliability import nodes_of
-from paleo.specs.run import Run
 from paleo.step.stragglers import normal_quantile
 from paleo.studies.consistency import step_seconds
 from paleo.studies.cost import Tariff, energy, samples_to_target
-from paleo.studies.goodput import Goodput
-from paleo.studies.long_run import LongRunOptions, goodput_of
+from paleo.studies.long_run import goodput_of
 from paleo.units import HOUR, KILO, MEGA, YEAR, counted
+
+if TYPE_CHECKING:
+    from paleo.predict import Prediction
+    from paleo.specs.hardware import System
+    from paleo.specs.model import ModelSpec
+    from paleo.specs.run import Run
+    from paleo.studies.goodput import Goodput
+    from paleo.studies.long_run import LongRunOptions
 
 #: Ends of a 90 % interval in standard deviations.
 NINETY = float(normal_quantile(0.95))

@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import pandas as pd
 
@@ -14,7 +14,10 @@ from paleo.errors import SpecError
 from paleo.files import PICTURES, checked_output, csv_cell, write_whole
 from paleo.specs.calibration import load_calibration
 from paleo.validate.report import document, figure, predictions_table, renderables
-from paleo.validate.runner import FileReport, validate_file
+from paleo.validate.runner import validate_file
+
+if TYPE_CHECKING:
+    from paleo.validate.runner import FileReport
 
 
 def validate(

@@ -12,13 +12,16 @@ import pandas as pd
 
 from paleo.units import counted, duration, engineering, gibibytes
 from paleo.validate.kinds.base import text
-from paleo.validate.runner import Errors, FileReport, with_predictions
-from paleo.validate.scaling import GOAL, IMPOSSIBLE, Scaling, summary
+from paleo.validate.runner import with_predictions
+from paleo.validate.scaling import GOAL, IMPOSSIBLE, summary
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from rich.console import RenderableType
+
+    from paleo.validate.runner import Errors, FileReport
+    from paleo.validate.scaling import Scaling
 
 #: Colours that people with any colour vision tell apart (Okabe and Ito, 2008).
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "#000000")

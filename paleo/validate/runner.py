@@ -6,16 +6,23 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from paleo.specs.calibration import Calibration
-from paleo.validate.kinds.base import Array, best_constant_efficiency, read_table, text
-from paleo.validate.residual import ResidualErrors, residual
-from paleo.validate.scaling import EfficiencyPoint, points
-from paleo.validate.tables import MeasuredTable, Predictions, Words, table_of
+from paleo.validate.kinds.base import best_constant_efficiency, read_table, text
+from paleo.validate.residual import residual
+from paleo.validate.scaling import points
+from paleo.validate.tables import table_of
+
+if TYPE_CHECKING:
+    from paleo.specs.calibration import Calibration
+    from paleo.validate.kinds.base import Array
+    from paleo.validate.residual import ResidualErrors
+    from paleo.validate.scaling import EfficiencyPoint
+    from paleo.validate.tables import MeasuredTable, Predictions, Words
 
 Flags = npt.NDArray[np.bool_]
 #: Measured this many times faster than the datasheet's peaks allow, a row is suspect.

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
 from paleo.errors import PaleoError, SpecError
-from paleo.pricing.store import Found, lookup
+from paleo.pricing.store import lookup
 from paleo.registry import Registry
-from paleo.specs.calibration import Calibration
-from paleo.validate.kinds.base import KINDS, Array, RowGroup, RowsError, TableKind, best_match, groups, text
+from paleo.validate.kinds.base import KINDS, RowsError, best_match, groups, text
+
+if TYPE_CHECKING:
+    from paleo.pricing.store import Found
+    from paleo.specs.calibration import Calibration
+    from paleo.validate.kinds.base import Array, RowGroup, TableKind
 
 Words = npt.NDArray[np.object_]
 #: Columns of tables that describe the rows of another: the networks of placements.

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from paleo.importers.configuration import (
     FAMILIES,
     LONGEST_SEQ,
-    Config,
-    Entry,
-    Model,
     UnreadHeadError,
     architecture,
     labels,
 )
 from paleo.importers.decoder import base_parameters, residual, vocab_last
+
+if TYPE_CHECKING:
+    from paleo.importers.configuration import (
+        Config,
+        Entry,
+        Model,
+    )
 
 
 def _encoder_blocks(*, dropout: bool = True) -> Entry:

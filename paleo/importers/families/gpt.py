@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from paleo.errors import SpecError
-from paleo.importers.configuration import FAMILIES, LONGEST_SEQ, Config, Entry, Model
+from paleo.importers.configuration import FAMILIES, LONGEST_SEQ
 from paleo.importers.decoder import (
     Decoder,
     attention_options,
@@ -13,6 +15,9 @@ from paleo.importers.decoder import (
     plain_feed,
     vocab_last,
 )
+
+if TYPE_CHECKING:
+    from paleo.importers.configuration import Config, Entry, Model
 
 
 @FAMILIES.register("phi")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from paleo.importers.configuration import FAMILIES, Config, Entry, Model, UnreadHeadError
+from paleo.importers.configuration import FAMILIES, UnreadHeadError
 from paleo.importers.decoder import (
     Decoder,
     attention_options,
@@ -16,6 +16,9 @@ from paleo.importers.decoder import (
     vocab_last,
     windows,
 )  # fmt: skip
+
+if TYPE_CHECKING:
+    from paleo.importers.configuration import Config, Entry, Model
 
 
 @FAMILIES.register("smollm3")

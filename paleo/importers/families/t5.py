@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from paleo.importers.configuration import FAMILIES, Config, Entry, Model, UnreadHeadError, architecture
+from paleo.importers.configuration import FAMILIES, Config, UnreadHeadError, architecture
 from paleo.importers.decoder import residual
+
+if TYPE_CHECKING:
+    from paleo.importers.configuration import Entry, Model
 
 
 @FAMILIES.register("t5")

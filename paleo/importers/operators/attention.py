@@ -5,12 +5,17 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from paleo.importers.builder import Builder, Placed, UntranslatableError
-from paleo.importers.rules import Invocation, OnnxNode, Reading, onnx_operators, torch_functions, translates
-from paleo.importers.trace import Call, Value, dropout_rate
-from paleo.operations.tensor import Size
+from paleo.importers.builder import Placed, UntranslatableError
+from paleo.importers.rules import Reading, onnx_operators, torch_functions, translates
+from paleo.importers.trace import dropout_rate
+
+if TYPE_CHECKING:
+    from paleo.importers.builder import Builder
+    from paleo.importers.rules import Invocation, OnnxNode
+    from paleo.importers.trace import Call, Value
+    from paleo.operations.tensor import Size
 
 _CORE = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 _HEADS = (

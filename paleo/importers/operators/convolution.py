@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from paleo.importers.builder import Builder, Placed, UntranslatableError
-from paleo.importers.rules import Invocation, OnnxNode, Reading, onnx_operators, torch_functions, translates
-from paleo.importers.trace import Call, Value, learns
-from paleo.operations.tensor import Tensor
+from paleo.importers.builder import Placed, UntranslatableError
+from paleo.importers.rules import Reading, onnx_operators, torch_functions, translates
+from paleo.importers.trace import learns
+
+if TYPE_CHECKING:
+    from paleo.importers.builder import Builder
+    from paleo.importers.rules import Invocation, OnnxNode
+    from paleo.importers.trace import Call, Value
+    from paleo.operations.tensor import Tensor
 
 _TENSORS = ("input", "weight", "bias")
 SPACE = {1: ("width",), 2: ("height", "width"), 3: ("depth", "height", "width")}

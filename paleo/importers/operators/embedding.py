@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from paleo.importers.builder import Builder, Placed, UntranslatableError
-from paleo.importers.rules import Invocation, OnnxNode, Reading, onnx_operators, torch_functions, translates
-from paleo.importers.trace import Call
+from typing import TYPE_CHECKING
+
+from paleo.importers.builder import Placed, UntranslatableError
+from paleo.importers.rules import Reading, onnx_operators, torch_functions, translates
+
+if TYPE_CHECKING:
+    from paleo.importers.builder import Builder
+    from paleo.importers.rules import Invocation, OnnxNode
+    from paleo.importers.trace import Call
 
 
 @torch_functions("embedding")

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
-from paleo.importers.builder import Builder, Placed, UntranslatableError
+from paleo.importers.builder import Placed, UntranslatableError
 from paleo.importers.rules import plain_functions, translates
-from paleo.importers.trace import Call, keeps_of
+from paleo.importers.trace import keeps_of
+
+if TYPE_CHECKING:
+    from paleo.importers.builder import Builder
+    from paleo.importers.trace import Call
 
 plain_functions(
     "fourier",

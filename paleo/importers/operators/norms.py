@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from paleo.importers.builder import Builder, LayerEntry, Placed, UntranslatableError
-from paleo.importers.rules import Invocation, OnnxNode, Reading, onnx_operators, torch_functions, translates
-from paleo.importers.trace import Call, learns
+from paleo.importers.builder import Placed, UntranslatableError
+from paleo.importers.rules import Reading, onnx_operators, torch_functions, translates
+from paleo.importers.trace import learns
+
+if TYPE_CHECKING:
+    from paleo.importers.builder import Builder, LayerEntry
+    from paleo.importers.rules import Invocation, OnnxNode
+    from paleo.importers.trace import Call
 
 _AFFINE = ("input", "weight", "bias")
 

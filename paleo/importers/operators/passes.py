@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from paleo.importers.builder import Builder, Placed, UntranslatableError
+from paleo.importers.builder import Placed, UntranslatableError
 from paleo.importers.rules import (
-    Invocation,
-    OnnxNode,
     Reading,
     onnx_operators,
     plain_functions,
     torch_functions,
     translates,
 )  # fmt: skip
-from paleo.importers.trace import Call, keeps_of
+from paleo.importers.trace import keeps_of
+
+if TYPE_CHECKING:
+    from paleo.importers.builder import Builder
+    from paleo.importers.rules import (
+        Invocation,
+        OnnxNode,
+    )
+    from paleo.importers.trace import Call
 
 plain_functions(
     "elementwise",

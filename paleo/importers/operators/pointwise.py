@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from paleo.importers.builder import Builder, Placed, UntranslatableError
+from paleo.importers.builder import UntranslatableError
 from paleo.importers.operators.passes import memory_pass
-from paleo.importers.rules import Invocation, OnnxNode, Reading, onnx_operators, torch_functions, translates
-from paleo.importers.trace import Call, Value, dropout_rate
+from paleo.importers.rules import Reading, onnx_operators, torch_functions, translates
+from paleo.importers.trace import dropout_rate
 from paleo.layers.base import ACTIVATIONS, LAYERS
+
+if TYPE_CHECKING:
+    from paleo.importers.builder import Builder, Placed
+    from paleo.importers.rules import Invocation, OnnxNode
+    from paleo.importers.trace import Call, Value
 
 _TORCH = {
     "relu": "relu", "relu6": "relu6", "leaky_relu": "leaky_relu", "sigmoid": "sigmoid", "tanh": "tanh", "gelu": "gelu",

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from paleo.importers.builder import Builder, UntranslatableError
+from paleo.importers.builder import UntranslatableError
 from paleo.importers.operators.convolution import SPACE, each, short
 from paleo.importers.operators.passes import memory_pass
 from paleo.importers.rules import (
-    Invocation,
-    OnnxNode,
     Reading,
     onnx_operators,
     plain_functions,
     torch_functions,
     translates,
 )  # fmt: skip
-from paleo.importers.trace import Call
+
+if TYPE_CHECKING:
+    from paleo.importers.builder import Builder
+    from paleo.importers.rules import (
+        Invocation,
+        OnnxNode,
+    )
+    from paleo.importers.trace import Call
 
 plain_functions("pool_pass", "lp_pool1d lp_pool2d lp_pool3d fractional_max_pool2d fractional_max_pool3d")
 _MAX = ("input", "kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")

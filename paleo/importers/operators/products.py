@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from paleo.importers.builder import Builder, LayerEntry, UntranslatableError
+from paleo.importers.builder import UntranslatableError
 from paleo.importers.operators.passes import memory_pass
-from paleo.importers.rules import Invocation, OnnxNode, Reading, onnx_operators, torch_functions, translates
-from paleo.importers.trace import Call, Shape, Value, learns
-from paleo.operations.tensor import Tensor
+from paleo.importers.rules import Reading, onnx_operators, torch_functions, translates
+from paleo.importers.trace import Call, Value, learns
+
+if TYPE_CHECKING:
+    from paleo.importers.builder import Builder, LayerEntry
+    from paleo.importers.rules import Invocation, OnnxNode
+    from paleo.importers.trace import Shape
+    from paleo.operations.tensor import Tensor
 
 # torch and ONNX.
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from paleo.importers.patterns.attention import attention_layers
 from paleo.importers.patterns.feed_forward import feed_forward_blocks
 from paleo.importers.patterns.group import replace
 from paleo.importers.patterns.modules import collapse_modules
 from paleo.importers.patterns.scores import written_out_scores
 from paleo.importers.patterns.written_out import products_with_weights, written_out_functions
-from paleo.importers.trace import Trace
+
+if TYPE_CHECKING:
+    from paleo.importers.trace import Trace
 
 _STEPS = (written_out_functions, products_with_weights, written_out_scores, attention_layers, feed_forward_blocks)
 

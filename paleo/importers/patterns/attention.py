@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paleo.importers.patterns.group import LIGHT, NORMS, PLAIN, CallGroup, closed, foreign
 from paleo.importers.patterns.scores import triangular
-from paleo.importers.trace import Call, Trace, Value, dropout_rate, record
+from paleo.importers.trace import Call, dropout_rate, record
+
+if TYPE_CHECKING:
+    from paleo.importers.trace import Trace, Value
 
 
 class _Source:

@@ -6,8 +6,12 @@ A group is taken only where nobody else reads what it computes inside; everythin
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
-from paleo.importers.trace import Call, Trace, Value
+from paleo.importers.trace import Call
+
+if TYPE_CHECKING:
+    from paleo.importers.trace import Trace, Value
 
 #: What may stand between a projection and the scores without a weight of its own: views, rotations, scales.
 LIGHT = frozenset(

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from paleo.importers.patterns.group import NORMS, CallGroup, between, closed, replace
-from paleo.importers.trace import Call, Scope, Trace, Value, record
+from paleo.importers.trace import record
+
+if TYPE_CHECKING:
+    from paleo.importers.trace import Call, Scope, Trace, Value
 
 
 def collapse_modules(trace: Trace) -> None:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from paleo.importers.patterns.group import CallGroup, closed
-from paleo.importers.trace import Call, Trace, Value, dropout_rate, record
+from paleo.importers.trace import dropout_rate, record
+
+if TYPE_CHECKING:
+    from paleo.importers.trace import Call, Trace, Value
 
 
 def written_out_scores(trace: Trace) -> list[CallGroup]:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from paleo.importers.patterns.group import CallGroup, between, closed
-from paleo.importers.trace import Call, Trace, Value, record
+from paleo.importers.trace import Call, record
+
+if TYPE_CHECKING:
+    from paleo.importers.trace import Trace, Value
 
 
 def written_out_functions(trace: Trace) -> list[CallGroup]:

@@ -8,15 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from paleo.collectives.base import (
-    Array,
-    Group,
-    LevelTraffic,
-    Numeric,
-    Traffic,
     algorithms_for,
     checked_group,
     checked_payload,
@@ -25,6 +21,15 @@ from paleo.collectives.base import (
     rounds,
 )
 from paleo.errors import SpecError
+
+if TYPE_CHECKING:
+    from paleo.collectives.base import (
+        Array,
+        Group,
+        LevelTraffic,
+        Numeric,
+        Traffic,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paleo.collectives.base import ALGORITHMS, Array, Numeric
+from paleo.collectives.base import ALGORITHMS
 from paleo.pricing.links.alpha_beta import bus_factor
-from paleo.pricing.links.group import SWITCH_RANKS, GroupLinks
+from paleo.pricing.links.group import SWITCH_RANKS
 from paleo.pricing.links.transfer import NANOSECOND, fill_time, hidden, with_skew
 from paleo.pricing.parameters import parameter
 from paleo.units import GIB, KILO, MICROSECOND
+
+if TYPE_CHECKING:
+    from paleo.collectives.base import Array, Numeric
+    from paleo.pricing.links.group import GroupLinks
 
 
 @dataclass(frozen=True, slots=True)

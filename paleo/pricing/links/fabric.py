@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paleo.collectives.base import Array, Numeric, Traffic
-from paleo.pricing.links.group import GroupLinks, between_nodes
+from paleo.collectives.base import Traffic
+from paleo.pricing.links.group import between_nodes
 from paleo.pricing.links.transfer import NANOSECOND, fill_time, hidden, with_skew
 from paleo.pricing.parameters import parameter
-from paleo.specs.hardware import System
 from paleo.units import MEBIBYTE, MICROSECOND
+
+if TYPE_CHECKING:
+    from paleo.collectives.base import Array, Numeric
+    from paleo.pricing.links.group import GroupLinks
+    from paleo.specs.hardware import System
 
 
 @dataclass(frozen=True, slots=True)

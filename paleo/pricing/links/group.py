@@ -19,16 +19,21 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from paleo.collectives.base import Algorithm, Array, Numeric, Phase, Traffic, ranks_of
+from paleo.collectives.base import ranks_of
 from paleo.errors import PlanError
 from paleo.pricing.links.transfer import NANOSECOND, fill_time, hidden, softly_least, with_skew
 from paleo.pricing.parameters import parameter
-from paleo.specs.hardware import Level, Span, System
+from paleo.specs.hardware import Span
 from paleo.units import MICROSECOND
+
+if TYPE_CHECKING:
+    from paleo.collectives.base import Algorithm, Array, Numeric, Phase, Traffic
+    from paleo.specs.hardware import Level, System
 
 #: Link kinds inside a node that are no PCIe tree.
 _LIKE_NVLINK = frozenset({"nvlink", "nvswitch", "infinity_fabric", "ici", "ethernet"})

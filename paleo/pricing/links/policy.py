@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from paleo.collectives.base import Algorithm, Array, Numeric, Traffic, algorithms_for
+from paleo.collectives.base import algorithms_for
 from paleo.errors import PlanError, SpecError, near
 from paleo.pricing.links.alpha_beta import LevelCost, lower_bound, torus_bound, traffic_time
 from paleo.pricing.links.fabric import FabricParameters, fabric_exchange_time, fabric_time
@@ -23,16 +23,21 @@ from paleo.pricing.links.group import (
     EXCHANGES,
     SWITCH_RANKS,
     ExchangeParameters,
-    Flags,
-    GroupLinks,
     NcclParameters,
     exchange_time,
     node_time,
     prefers_tree,
     switch_time,
 )
-from paleo.pricing.store import Rates
 from paleo.units import TERA
+
+if TYPE_CHECKING:
+    from paleo.collectives.base import Algorithm, Array, Numeric, Traffic
+    from paleo.pricing.links.group import (
+        Flags,
+        GroupLinks,
+    )
+    from paleo.pricing.store import Rates
 
 #: Which of these carries out an all_reduce over nodes is decided by what the library expects of both.
 TREE_OR_RING = ("ring", "chain_tree")

@@ -20,13 +20,16 @@ import math
 import re
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paleo.collectives.base import Array, Numeric
 from paleo.errors import SpecError, near
 from paleo.pricing.links.group import between_nodes, link_kind
-from paleo.specs.hardware import Level, System
+
+if TYPE_CHECKING:
+    from paleo.collectives.base import Array, Numeric
+    from paleo.specs.hardware import Level, System
 
 #: Nodes below a leaf switch, and nodes of the machine, where the system states neither (a 64-port switch, half of
 #: it down).

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
-from paleo.collectives.base import Array, Numeric
 from paleo.units import KILO, MICROSECOND
+
+if TYPE_CHECKING:
+    from paleo.collectives.base import Array, Numeric
 
 #: As good as no time: parameters are searched by their logarithms [s].
 NANOSECOND = MICROSECOND / KILO

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -17,8 +17,11 @@ from paleo.pricing.attention import (
     default_kernel,
 )
 from paleo.pricing.parameters import DeviceFigures
-from paleo.validate.kinds.base import KINDS, Array, FitPlan, Fitted, TableKind, as_timed, number, text
+from paleo.validate.kinds.base import KINDS, FitPlan, TableKind, as_timed, number, text
 from paleo.validate.kinds.silicon import WHOLE_SHARE, energy, surviving_share
+
+if TYPE_CHECKING:
+    from paleo.validate.kinds.base import Array, Fitted
 
 PHASES = ("context", "encoder", "generation")
 DTYPE_BYTES = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0}

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,11 +24,13 @@ import pandas as pd
 
 from paleo.errors import SpecError, near
 from paleo.files import read_bytes
-from paleo.pricing.parameters import DeviceFigures
 from paleo.pricing.roofline import figures
 from paleo.registry import Registry
 from paleo.specs.hardware import find_device
 from paleo.units import MICROSECOND
+
+if TYPE_CHECKING:
+    from paleo.pricing.parameters import DeviceFigures
 
 Array = npt.NDArray[np.float64]
 Figures = TypeVar("Figures")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -22,7 +22,6 @@ from paleo.pricing.convolution_algorithms import (
     ConvolutionParameters,
 )
 from paleo.pricing.convolution_shape import (
-    ConvolutionShape,
     Direction,
     convolution_shape,
 )
@@ -30,8 +29,14 @@ from paleo.pricing.parameters import DeviceFigures
 from paleo.pricing.roofline import figures
 from paleo.specs.hardware import find_device
 from paleo.units import MILLISECOND
-from paleo.validate.kinds.base import KINDS, Array, TableKind, number, text
+from paleo.validate.kinds.base import KINDS, TableKind, number, text
 from paleo.validate.kinds.conv import element_bytes
+
+if TYPE_CHECKING:
+    from paleo.pricing.convolution_shape import (
+        ConvolutionShape,
+    )
+    from paleo.validate.kinds.base import Array
 
 CONVOLUTIONS = ("Convolution", "conv2d", "InnerProduct")
 #: Layers without products: one kernel each way that moves bytes.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from functools import cache
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,6 @@ from paleo.pricing.links.fabric import FabricParameters
 from paleo.pricing.links.group import (
     EXCHANGES,
     ExchangeParameters,
-    GroupLinks,
     NcclParameters,
     domain_ranks,
     link_kind,
@@ -31,7 +30,13 @@ from paleo.pricing.links.policy import Nccl, best
 from paleo.pricing.links.transfer import NANOSECOND
 from paleo.specs.hardware import System, load_system
 from paleo.units import MICROSECOND
-from paleo.validate.kinds.base import KINDS, Array, FitPlan, Fitted, TableKind, number, text
+from paleo.validate.kinds.base import KINDS, FitPlan, TableKind, number, text
+
+if TYPE_CHECKING:
+    from paleo.pricing.links.group import (
+        GroupLinks,
+    )
+    from paleo.validate.kinds.base import Array, Fitted
 
 #: Libraries that have neither a low-latency protocol nor trees between nodes.
 EARLY_LIBRARIES = ("NCCL 1.", "NCCL 2.0", "Baidu", "OSU")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -21,7 +21,6 @@ from paleo.pricing.convolution_algorithms import (
     ConvolutionParameters,
 )
 from paleo.pricing.convolution_shape import (
-    ConvolutionShape,
     Direction,
     convolution_shape,
 )
@@ -30,7 +29,6 @@ from paleo.pricing.roofline import unit_of
 from paleo.specs.hardware import find_device
 from paleo.validate.kinds.base import (
     KINDS,
-    Array,
     TableKind,
     as_timed,
     by_arithmetic,
@@ -40,6 +38,14 @@ from paleo.validate.kinds.base import (
     unpriced,
 )
 from paleo.validate.kinds.silicon import INTEGER_LANES
+
+if TYPE_CHECKING:
+    from paleo.pricing.convolution_shape import (
+        ConvolutionShape,
+    )
+    from paleo.validate.kinds.base import (
+        Array,
+    )
 
 ELEMENT_BYTES: Mapping[str, float] = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "int8": 1.0}
 #: The algorithms that libraries have for integers: transforms would leave their range.

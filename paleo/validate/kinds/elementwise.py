@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import pandas as pd
 
 from paleo.pricing.memory import (
     MemoryParameters,
-    RowPasses,
     block_passes,
     layer_norm_passes,
     memory_time,
@@ -20,7 +19,13 @@ from paleo.pricing.parameters import DeviceFigures
 from paleo.pricing.roofline import figures
 from paleo.specs.hardware import find_device
 from paleo.units import MICROSECOND
-from paleo.validate.kinds.base import KINDS, Array, FitPlan, Fitted, TableKind, as_timed, number, text
+from paleo.validate.kinds.base import KINDS, FitPlan, TableKind, as_timed, number, text
+
+if TYPE_CHECKING:
+    from paleo.pricing.memory import (
+        RowPasses,
+    )
+    from paleo.validate.kinds.base import Array, Fitted
 
 #: Kernel family of each operation; a family's calibration holds for all of its operations.
 FAMILIES = {

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from functools import cache, partial
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -17,8 +17,11 @@ from paleo.pricing.parameters import DeviceFigures
 from paleo.pricing.roofline import unit_of
 from paleo.specs.hardware import find_device
 from paleo.units import MICROSECOND
-from paleo.validate.kinds.base import KINDS, Array, FitPlan, Fitted, TableKind, mapped, number, unpriced
+from paleo.validate.kinds.base import KINDS, FitPlan, TableKind, mapped, number, unpriced
 from paleo.validate.kinds.silicon import INTEGER_LANES, energy, surviving_share
+
+if TYPE_CHECKING:
+    from paleo.validate.kinds.base import Array, Fitted
 
 #: Bytes per element of the operands and of the result.
 OPERAND_BYTES: Mapping[str, float] = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "fp4": 0.5, "int8": 1}

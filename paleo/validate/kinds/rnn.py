@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -16,7 +16,6 @@ from paleo.pricing.roofline import unit_of
 from paleo.specs.hardware import find_device
 from paleo.validate.kinds.base import (
     KINDS,
-    Array,
     TableKind,
     as_timed,
     by_arithmetic,
@@ -26,6 +25,11 @@ from paleo.validate.kinds.base import (
     unpriced,
 )
 from paleo.validate.kinds.conv import ELEMENT_BYTES, element_bytes
+
+if TYPE_CHECKING:
+    from paleo.validate.kinds.base import (
+        Array,
+    )
 
 DIRECTIONS: Mapping[str, RnnDirection] = {
     "fwd": RnnDirection.FORWARD,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from paleo.pricing.parameters import DeviceFigures
+if TYPE_CHECKING:
+    from paleo.pricing.parameters import DeviceFigures
 
 
 class Energy(NamedTuple):

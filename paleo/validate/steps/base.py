@@ -6,21 +6,25 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 import pandas as pd
 
 from paleo.errors import PaleoError, SpecError
-from paleo.predict import Prediction
-from paleo.pricing.footprint import Footprint
-from paleo.specs.calibration import Calibration
 from paleo.specs.catalog import names
-from paleo.specs.hardware import System
-from paleo.specs.software import Software, load_software
+from paleo.specs.software import load_software
 from paleo.units import MILLISECOND
-from paleo.validate.kinds.base import Array, number, text
+from paleo.validate.kinds.base import number, text
 from paleo.validate.tables import Predictions
+
+if TYPE_CHECKING:
+    from paleo.predict import Prediction
+    from paleo.pricing.footprint import Footprint
+    from paleo.specs.calibration import Calibration
+    from paleo.specs.hardware import System
+    from paleo.specs.software import Software
+    from paleo.validate.kinds.base import Array
 
 #: What reading a malformed cell, or computing with an absurd one, raises.
 CELL_ERRORS = (KeyError, ValueError, OverflowError, ZeroDivisionError)

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from paleo.errors import SpecError
-from paleo.specs.software import Software
-from paleo.studies.checkpoint import ADAM_BYTES, Mode, checkpoint_seconds, storage_of
-from paleo.validate.steps.base import Row, Step, StepTable, filled
+from paleo.studies.checkpoint import ADAM_BYTES, checkpoint_seconds, storage_of
+from paleo.validate.steps.base import Step, StepTable, filled
 from paleo.validate.tables import STEPS
+
+if TYPE_CHECKING:
+    from paleo.specs.software import Software
+    from paleo.studies.checkpoint import Mode
+    from paleo.validate.steps.base import Row
 
 #: Relative half-width of the 90 % interval: storage is shared, and rates of one kind differ by half.
 SPREAD = 1.6

@@ -7,23 +7,32 @@ that of the dense run. Links are stated; what computes is predicted, or follows 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 
-from paleo.compression.base import Coding, Compression, Message, SummedGradient, compression
+from paleo.compression.base import Message, SummedGradient, compression
 from paleo.errors import SpecError
 from paleo.predict import predict
-from paleo.specs.hardware import System, load_device, load_system
+from paleo.specs.hardware import load_device, load_system
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
-from paleo.specs.software import Software, load_software
+from paleo.specs.software import load_software
 from paleo.units import TERA
-from paleo.validate.kinds.base import Array, number
-from paleo.validate.steps.base import Row, Step, StepTable, filled, records, whole
+from paleo.validate.kinds.base import number
+from paleo.validate.steps.base import Step, StepTable, filled, records, whole
 from paleo.validate.steps.consistency import BACKWARD, HOST_MEMORY_RING
 from paleo.validate.steps.systems import with_device
-from paleo.validate.tables import STEPS, Predictions
+from paleo.validate.tables import STEPS
+
+if TYPE_CHECKING:
+    from paleo.compression.base import Coding, Compression
+    from paleo.specs.hardware import System
+    from paleo.specs.software import Software
+    from paleo.validate.kinds.base import Array
+    from paleo.validate.steps.base import Row
+    from paleo.validate.tables import Predictions
 
 #: Columns that may hold what was measured, the first filled one counts, and their units.
 MEASURED = {"step_s": 1.0, "tflops_per_gpu": TERA, "speedup_over_1": 1.0, "time_over_dense": 1.0}

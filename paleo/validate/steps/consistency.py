@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -17,13 +18,20 @@ from paleo.consistency.base import Server, Workload, consistency
 from paleo.consistency.queueing import mixed_queue
 from paleo.errors import SpecError
 from paleo.predict import predict
-from paleo.specs.hardware import System, find_device, load_link, load_system
+from paleo.specs.hardware import find_device, load_link, load_system
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
-from paleo.specs.software import SERVER_CALL, Software
-from paleo.validate.kinds.base import Array, number, text
-from paleo.validate.steps.base import Row, Step, StepTable, filled, whole
-from paleo.validate.tables import STEPS, Predictions
+from paleo.specs.software import SERVER_CALL
+from paleo.validate.kinds.base import number, text
+from paleo.validate.steps.base import Step, StepTable, filled, whole
+from paleo.validate.tables import STEPS
+
+if TYPE_CHECKING:
+    from paleo.specs.hardware import System
+    from paleo.specs.software import Software
+    from paleo.validate.kinds.base import Array
+    from paleo.validate.steps.base import Row
+    from paleo.validate.tables import Predictions
 
 #: TensorFlow's parameter server on a cloud machine of four virtual cores: 0.102 ms a tensor and 0.68 GB/s of push,
 #: update and pull, fitted to four saturated rates of P100 workers; 6.5 % on 93 other rates (other cards, other years).

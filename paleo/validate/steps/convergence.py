@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import pandas as pd
 
 from paleo.errors import SpecError
 from paleo.learning.reference_points import ReferencePoints, without
-from paleo.specs.software import Software
 from paleo.specs.task import task_of
 from paleo.studies.training import NINETY
-from paleo.validate.steps.base import Row, Step, StepTable
-from paleo.validate.tables import STEPS, Predictions
+from paleo.validate.steps.base import Step, StepTable
+from paleo.validate.tables import STEPS
+
+if TYPE_CHECKING:
+    from paleo.specs.software import Software
+    from paleo.validate.steps.base import Row
+    from paleo.validate.tables import Predictions
 
 #: What makes two rows the same point; rounds repeat those of earlier ones.
 POINT = ["benchmark", "global_batch_size", "samples_mean"]

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 from paleo.errors import SpecError
 from paleo.specs.reliability import USUAL
-from paleo.specs.software import Software
 from paleo.studies.goodput import RestartPath, best_interval, goodput, mean_time_between_failures
 from paleo.units import HOUR
-from paleo.validate.steps.base import Row, Step, StepTable, filled
+from paleo.validate.steps.base import Step, StepTable, filled
 from paleo.validate.tables import STEPS
+
+if TYPE_CHECKING:
+    from paleo.specs.software import Software
+    from paleo.validate.steps.base import Row
 
 #: Accelerators in a node where a row counts those alone: 8 GPUs, 16 chips of Trainium (trn1.32xlarge).
 GPUS_PER_NODE, TRAINIUM_PER_NODE = 8.0, 16.0

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from paleo.errors import SpecError
 from paleo.learning.chinchilla import CHINCHILLA
 from paleo.learning.step_law import STEP_LAW
-from paleo.specs.software import Software
-from paleo.validate.steps.base import Row, Step, StepTable, filled
+from paleo.validate.steps.base import Step, StepTable, filled
 from paleo.validate.tables import STEPS
+
+if TYPE_CHECKING:
+    from paleo.specs.software import Software
+    from paleo.validate.steps.base import Row
 
 
 def loss_of_row(row: Row) -> tuple[float, float, str]:

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 
 from paleo.errors import SpecError
-from paleo.predict import Prediction
-from paleo.pricing.footprint import Footprint
 from paleo.specs.catalog import read_entry
-from paleo.specs.hardware import System
-from paleo.specs.model import ModelSpec, model_from
+from paleo.specs.model import model_from
 from paleo.specs.run import Run
-from paleo.specs.software import Software, load_software
+from paleo.specs.software import load_software
 from paleo.units import GIB
-from paleo.validate.kinds.base import Array
-from paleo.validate.steps.base import Row, Step, StepTable, filled, records, software_of, whole
+from paleo.validate.steps.base import Step, StepTable, filled, records, software_of, whole
 from paleo.validate.steps.networks import catalog_network, network_of
 from paleo.validate.steps.transformers import offload, recompute_of, strategy_of, system_of, that_ran
 from paleo.validate.tables import STEPS
+
+if TYPE_CHECKING:
+    from paleo.predict import Prediction
+    from paleo.pricing.footprint import Footprint
+    from paleo.specs.hardware import System
+    from paleo.specs.model import ModelSpec
+    from paleo.specs.software import Software
+    from paleo.validate.kinds.base import Array
+    from paleo.validate.steps.base import Row
 
 #: Llama-like networks that tables name by their size alone: layers, hidden, heads, ffn, tied embeddings, at a
 #: vocabulary of 131072. The sizes are those whose parameters come out as named: 12 or 14 · hidden² …, e.g. 16 · (4 ·

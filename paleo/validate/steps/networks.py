@@ -4,11 +4,16 @@ tell the architecture, else by what the columns say; its sizes are those of the 
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
 from paleo.errors import SpecError
 from paleo.specs.catalog import names
-from paleo.specs.model import ModelSpec, load_model
-from paleo.validate.steps.base import Row, filled, whole
+from paleo.specs.model import load_model
+from paleo.validate.steps.base import filled, whole
+
+if TYPE_CHECKING:
+    from paleo.specs.model import ModelSpec
+    from paleo.validate.steps.base import Row
 
 Sizes = dict[str, int | float | str]
 

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paleo.errors import SpecError
 from paleo.predict import predict
-from paleo.specs.hardware import System
-from paleo.specs.model import ModelSpec, load_model
+from paleo.specs.model import load_model
 from paleo.specs.run import Run
-from paleo.specs.software import Software
-from paleo.validate.steps.base import Row, Step, StepTable, filled, of_prediction, software_of, whole
+from paleo.validate.steps.base import StepTable, filled, of_prediction, software_of, whole
 from paleo.validate.steps.submissions import submission_of, submission_step, system_of_row
 from paleo.validate.steps.systems import system_of
 from paleo.validate.tables import STEPS
+
+if TYPE_CHECKING:
+    from paleo.specs.hardware import System
+    from paleo.specs.model import ModelSpec
+    from paleo.specs.software import Software
+    from paleo.validate.steps.base import Row, Step
 
 #: Names of the tables -> models of the catalog; BERT without more is BERT-large in these sources.
 MODELS = {"bert": "bert_large", "biobert": "bert_base", "gnmt": "gnmt", "transformer": "transformer_big"}

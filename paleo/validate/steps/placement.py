@@ -13,21 +13,28 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
 from paleo.errors import SpecError
-from paleo.predict import Prediction, predict
-from paleo.specs.hardware import System, load_system
+from paleo.predict import predict
+from paleo.specs.hardware import load_system
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
-from paleo.specs.software import Software
-from paleo.validate.kinds.base import Array, read_table
-from paleo.validate.steps.base import Row, Step, StepTable, ideal_seconds, records, whole
-from paleo.validate.tables import STEPS, Predictions
+from paleo.validate.kinds.base import read_table
+from paleo.validate.steps.base import Step, StepTable, ideal_seconds, records, whole
+from paleo.validate.tables import STEPS
+
+if TYPE_CHECKING:
+    from paleo.predict import Prediction
+    from paleo.specs.hardware import System
+    from paleo.specs.software import Software
+    from paleo.validate.kinds.base import Array
+    from paleo.validate.steps.base import Row
+    from paleo.validate.tables import Predictions
 
 #: The table of networks, beside that of the steps.
 NETWORKS = "placement_networks.csv"

@@ -6,20 +6,26 @@ import re
 from collections.abc import Mapping
 from functools import lru_cache
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from paleo.errors import SpecError, near
 from paleo.operations.optimizers import OPTIMIZERS
-from paleo.predict import Prediction, predict
-from paleo.pricing.power import PowerParameters
-from paleo.specs.hardware import System, load_system
+from paleo.predict import predict
+from paleo.specs.hardware import load_system
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
-from paleo.specs.software import Software
-from paleo.studies.cost import Power, board, power, power_interval
+from paleo.studies.cost import board, power, power_interval
 from paleo.units import MILLISECOND
-from paleo.validate.steps.base import Row, Step, StepTable, filled, software_of, whole
+from paleo.validate.steps.base import Step, StepTable, filled, software_of, whole
 from paleo.validate.tables import STEPS
+
+if TYPE_CHECKING:
+    from paleo.predict import Prediction
+    from paleo.pricing.power import PowerParameters
+    from paleo.specs.hardware import System
+    from paleo.specs.software import Software
+    from paleo.studies.cost import Power
+    from paleo.validate.steps.base import Row
 
 
 class MeasuredNetwork(NamedTuple):

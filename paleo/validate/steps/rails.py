@@ -7,17 +7,21 @@ starting with one more peer hides behind the messages. Nothing is fitted to thes
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from paleo.errors import SpecError, near
 from paleo.pricing.communication import link_parameters
-from paleo.pricing.links.fabric import FabricParameters
 from paleo.pricing.links.group import between_nodes
 from paleo.pricing.links.transfer import hidden
-from paleo.specs.hardware import System, load_system
-from paleo.specs.software import Software
-from paleo.validate.steps.base import Row, Step, StepTable, whole
+from paleo.specs.hardware import load_system
+from paleo.validate.steps.base import Step, StepTable, whole
 from paleo.validate.tables import STEPS
+
+if TYPE_CHECKING:
+    from paleo.pricing.links.fabric import FabricParameters
+    from paleo.specs.hardware import System
+    from paleo.specs.software import Software
+    from paleo.validate.steps.base import Row
 
 #: Whom a GPU talks to: the one of its rail in the other node, or all there.
 PEERS = ("rail-aligned", "cross-rail")

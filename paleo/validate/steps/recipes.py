@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from paleo.errors import SpecError
-from paleo.operations.tensor import Scaling
 from paleo.specs.hardware import load_system
-from paleo.specs.software import Dispatch
-from paleo.validate.steps.base import Row, filled, whole
+from paleo.validate.steps.base import filled, whole
+
+if TYPE_CHECKING:
+    from paleo.operations.tensor import Scaling
+    from paleo.specs.software import Dispatch
+    from paleo.validate.steps.base import Row
 
 #: Dispatchers by the words of the tables.
 DISPATCH: dict[str, Dispatch] = {"nccl": "nccl", "deepep": "deepep", "deepep-uccl": "deepep", "hybridep": "hybridep"}

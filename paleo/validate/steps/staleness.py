@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from paleo.errors import SpecError
 from paleo.learning.staleness import RESNET32
-from paleo.specs.software import Software
 from paleo.studies.training import NINETY
-from paleo.validate.steps.base import Row, Step, StepTable, whole
+from paleo.validate.steps.base import Step, StepTable, whole
 from paleo.validate.tables import STEPS
+
+if TYPE_CHECKING:
+    from paleo.specs.software import Software
+    from paleo.validate.steps.base import Row
 
 #: Accuracy above guessing, as a share of that of fresh gradients, below which a run never learned.
 LEARNED = 0.1

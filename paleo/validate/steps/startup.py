@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from paleo.specs.software import Software
+from typing import TYPE_CHECKING
+
 from paleo.studies.goodput import ON_DEMAND_BOOT, SPOT_BOOT
-from paleo.validate.steps.base import Row, Step, StepTable, filled
+from paleo.validate.steps.base import Step, StepTable, filled
 from paleo.validate.tables import STEPS
+
+if TYPE_CHECKING:
+    from paleo.specs.software import Software
+    from paleo.validate.steps.base import Row
 
 
 class Startup(StepTable):

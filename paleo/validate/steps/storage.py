@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
 from paleo.errors import SpecError
-from paleo.specs.software import Software
 from paleo.units import KILO
-from paleo.validate.steps.base import Row, Step, StepTable, filled
+from paleo.validate.steps.base import Step, StepTable, filled
 from paleo.validate.tables import STEPS
+
+if TYPE_CHECKING:
+    from paleo.specs.software import Software
+    from paleo.validate.steps.base import Row
 
 #: Samples of a batch and seconds that an emulated accelerator computes on it (mlcommons/storage v1.0, workload files).
 COMPUTE = {

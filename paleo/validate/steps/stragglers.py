@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from paleo.errors import SpecError
-from paleo.specs.software import Software
 from paleo.step.stragglers import expected_largest, normal_quantile, slowest_mean
-from paleo.validate.steps.base import Row, Step, StepTable, filled, whole
+from paleo.validate.steps.base import Step, StepTable, filled, whole
 from paleo.validate.tables import STEPS
+
+if TYPE_CHECKING:
+    from paleo.specs.software import Software
+    from paleo.validate.steps.base import Row
 
 
 def rank_means(*, ranks: int, mean: float, slowest: float, deviation: float) -> list[float]:

@@ -7,19 +7,26 @@ import math
 import re
 from collections.abc import Callable
 from functools import lru_cache, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paleo.errors import PaleoError, PlanError, SpecError
 from paleo.predict import predict
-from paleo.specs.calibration import Calibration
-from paleo.specs.hardware import Level, System, load_link, load_system
-from paleo.specs.run import Run
-from paleo.specs.software import Software, load_software
-from paleo.specs.task import TrainingTask, task_of
-from paleo.studies.target import MODEL_PARALLEL, TargetTime, run_of, time_to_target
-from paleo.validate.steps.base import Row, Step, filled, ideal_seconds, of_prediction, whole
+from paleo.specs.hardware import Level, load_link, load_system
+from paleo.specs.software import load_software
+from paleo.specs.task import task_of
+from paleo.studies.target import MODEL_PARALLEL, run_of, time_to_target
+from paleo.validate.steps.base import Step, filled, ideal_seconds, of_prediction, whole
 from paleo.validate.steps.systems import DEFAULT_SYSTEMS, with_device, with_nodes_of
 from paleo.validate.steps.transformers import strategy_of
+
+if TYPE_CHECKING:
+    from paleo.specs.calibration import Calibration
+    from paleo.specs.hardware import System
+    from paleo.specs.run import Run
+    from paleo.specs.software import Software
+    from paleo.specs.task import TrainingTask
+    from paleo.studies.target import TargetTime
+    from paleo.validate.steps.base import Row
 
 #: Systems of the catalog that were measured with copies through the host, which submissions on that card do not show.
 LIKE_OTHERS = {"l40s-pcie-8gpu": "pcie4-8gpu"}

@@ -5,10 +5,15 @@ from __future__ import annotations
 
 import re
 from functools import cache
+from typing import TYPE_CHECKING
 
 from paleo.specs.catalog import names
-from paleo.specs.hardware import System, find_device, load_link, load_system
-from paleo.validate.steps.base import Row, filled, whole
+from paleo.specs.hardware import find_device, load_link, load_system
+from paleo.validate.steps.base import filled, whole
+
+if TYPE_CHECKING:
+    from paleo.specs.hardware import System
+    from paleo.validate.steps.base import Row
 
 #: Systems for rows that name a device alone.
 DEFAULT_SYSTEMS = {

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
 from paleo.errors import PaleoError
-from paleo.specs.hardware import System
-from paleo.specs.software import Software
-from paleo.studies.target import TargetTime
 from paleo.units import MILLISECOND
-from paleo.validate.kinds.base import Array, number
-from paleo.validate.steps.base import Row, Step, StepTable, ideal_seconds, records
+from paleo.validate.kinds.base import number
+from paleo.validate.steps.base import Step, StepTable, ideal_seconds, records
 from paleo.validate.steps.submissions import pairs_of, system_of_row, target_of_row
-from paleo.validate.tables import STEPS, Predictions
+from paleo.validate.tables import STEPS
+
+if TYPE_CHECKING:
+    from paleo.specs.hardware import System
+    from paleo.specs.software import Software
+    from paleo.studies.target import TargetTime
+    from paleo.validate.kinds.base import Array
+    from paleo.validate.steps.base import Row
+    from paleo.validate.tables import Predictions
 
 #: Seconds of a minute.
 MINUTE = 60.0

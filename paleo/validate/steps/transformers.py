@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
 from paleo.errors import SpecError
 from paleo.lowering.recompute import RECOMPUTE
-from paleo.predict import Prediction, predict
-from paleo.pricing.footprint import Footprint
+from paleo.predict import predict
 from paleo.search.partial_recompute import fewest_layers
-from paleo.specs.calibration import Calibration
-from paleo.specs.hardware import System, load_system
-from paleo.specs.model import ModelSpec
+from paleo.specs.hardware import load_system
 from paleo.specs.run import Run
-from paleo.specs.software import Software, load_software
+from paleo.specs.software import load_software
 from paleo.validate.steps.base import (
-    Row,
-    Step,
     StepTable,
     died,
     filled,
@@ -29,6 +25,18 @@ from paleo.validate.steps.networks import network_of
 from paleo.validate.steps.recipes import recipe_of, scaling_of
 from paleo.validate.steps.systems import usual_system, with_device
 from paleo.validate.tables import STEPS
+
+if TYPE_CHECKING:
+    from paleo.predict import Prediction
+    from paleo.pricing.footprint import Footprint
+    from paleo.specs.calibration import Calibration
+    from paleo.specs.hardware import System
+    from paleo.specs.model import ModelSpec
+    from paleo.specs.software import Software
+    from paleo.validate.steps.base import (
+        Row,
+        Step,
+    )
 
 SHARDING = {"": 0, "none": 0, "zero1": 1, "zero2": 2, "zero3": 3, "zero3-offload": 3}
 #: What goes to host memory: FSDP with offloaded parameters keeps gradients and states there, too, as DeepSpeed may.

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 
 from paleo.errors import SpecError
 from paleo.predict import predict
-from paleo.specs.hardware import System
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
-from paleo.specs.software import Software
 from paleo.units import MILLISECOND
-from paleo.validate.kinds.base import Array, number, text
-from paleo.validate.steps.base import Row, Step, StepTable, filled, of_prediction, software_of, whole
+from paleo.validate.kinds.base import number, text
+from paleo.validate.steps.base import StepTable, filled, of_prediction, software_of, whole
 from paleo.validate.steps.submissions import submission_of, submission_step, system_of_row
 from paleo.validate.steps.systems import system_of
 from paleo.validate.tables import STEPS
+
+if TYPE_CHECKING:
+    from paleo.specs.hardware import System
+    from paleo.specs.software import Software
+    from paleo.validate.kinds.base import Array
+    from paleo.validate.steps.base import Row, Step
 
 #: What the measured harnesses did without: only forward and backward were timed.
 WITHOUT_UPDATE = "no weight update"
