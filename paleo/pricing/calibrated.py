@@ -136,6 +136,13 @@ class FamilyPrices:
         return self.dtype in self.software.formats.transposes and self.figures().tensor_cores
 
     @property
+    def turns_norms(self) -> bool:
+        """Whether batch normalisation in training turns channels-last tensors to channels-first and back."""
+        narrow = precision(self.dtype).activation <= BYTES["fp16"]
+        channels_last = narrow and self.figures().tensor_cores and not self.channels_first
+        return channels_last and self.software.formats.norms == "channels-first"
+
+    @property
     def attention_activity(self) -> float:
         """Energy of training's attention against that of the calibration's rows: as that of its matrix products."""
         tensor = self.figures(self.sixteen_bits).tensor_cores
@@ -343,11 +350,13 @@ def _memory(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tupl
     if swept:
         read = np.array([_first_sweep(kernel, prices) for kernel in kernels])
         rowwise = {"reread_bytes": read, "reread_footprint": read}
-        if prices.channels_first:
+        if prices.channels_first or prices.turns_norms:
             elements, parameters = (moved + read) / width, replace(parameters, elements_per_cycle=SCALAR_LOADS)
     times = memory_time(
         moved_bytes=moved, elements=elements, device=device, parameters=parameters, host_calls=0.0, **rowwise
     )
+    if swept and prices.turns_norms:
+        times = times + transposed_time(moved, moved / width, device)
     return entry, times
 
 

@@ -232,6 +232,11 @@ class NumberFormats(Spec):
     transposes: tuple[Literal["tf32", "fp16", "bf16"], ...] = Field(
         (), description="dtypes in which tensors go to channels-last and back round each convolution on tensor cores"
     )
+    norms: Literal["as stored", "channels-first"] = Field(
+        "as stored",
+        description="channels-first: batch normalisation in training turns what is channels-last for tensor cores to "
+        "channels-first and its results back, each way",
+    )
 
 
 class Gradients(Spec):

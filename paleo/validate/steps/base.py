@@ -52,8 +52,11 @@ LIKENESS = (
 #: Finer profiles than the one that a row names, by a word of its framework.
 FINER = {
     ("pytorch-eager", "huggingface"): "huggingface-eager",
+    ("tensorflow1", "1.15.4"): "tensorflow1.15-ngc",
+    ("tensorflow1", "1.15.5"): "tensorflow1.15-ngc",
+    ("tensorflow1", "-tf1-"): "tensorflow1.15-ngc",
     ("tensorflow1", "1.15"): "tensorflow1.15",
-    ("tensorflow1", "-tf1-"): "tensorflow1.15",
+    ("tensorflow2", "-py3"): "tensorflow2-ngc",
     ("mxnet", "-py3"): "mxnet-nvidia",
     ("megatron-2021", "megatron-deepspeed 2022"): "megatron-deepspeed",
     ("megatron-2021", "bigscience"): "megatron-deepspeed",

@@ -9,13 +9,11 @@ from paleo.errors import SpecError
 from paleo.predict import predict
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
-from paleo.validate.steps.base import StepTable, filled, of_prediction, software_of, whole
-from paleo.validate.steps.submissions import submission_of, submission_step, system_of_row
-from paleo.validate.steps.systems import system_of
+from paleo.validate.steps.base import filled, of_prediction, software_of, whole
+from paleo.validate.steps.submissions import NetworkSteps
 from paleo.validate.tables import STEPS
 
 if TYPE_CHECKING:
-    from paleo.specs.hardware import System
     from paleo.specs.model import ModelSpec
     from paleo.specs.software import Software
     from paleo.validate.steps.base import Row, Step
@@ -30,24 +28,15 @@ FINE_TUNING = {"bert": 384, "biobert": 128}
 PYTORCH = "nvidia-apex"
 
 
-class OtherSteps(StepTable):
+class OtherSteps(NetworkSteps):
     """One training step a row; batches are sequences or sentences, or tokens of sentences of the model's own length."""
 
     name = "other_iterations"
     header = frozenset({"model", "task", "device", "n_gpus", "global_batch", "batch_unit", "iteration_ms"})
     configuration = ("system", "seq_len", "dtype", "grad_accum", "software", "framework", "notes")
 
-    def system(self, row: Row) -> System:
-        """As `system_of`."""
-        return system_of(row)
-
-    def step(self, row: Row, software: Software | None = None) -> Step:
-        """The step of the row's run; of a submission to MLPerf Training, that of its task; SpecError for models that
-        the catalog lacks."""
-        submission = submission_of(row)
-        if submission is not None:
-            prices = self.calibration_of(system_of_row(submission))
-            return submission_step(submission, software, prices)
+    def network_step(self, row: Row, software: Software | None = None) -> Step:
+        """The step of the row's run; SpecError for models that the catalog lacks."""
         model, system = _model(row), self.system(row)
         return of_prediction(predict(model, system, self._run(row, model), software, self.calibration_of(system)))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import re
+from abc import abstractmethod
 from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
@@ -15,8 +16,8 @@ from paleo.specs.hardware import Level, load_link, load_system
 from paleo.specs.software import load_software
 from paleo.specs.task import task_of
 from paleo.studies.target import MODEL_PARALLEL, run_of, time_to_target
-from paleo.validate.steps.base import Step, filled, ideal_seconds, of_prediction, whole
-from paleo.validate.steps.systems import DEFAULT_SYSTEMS, with_device, with_nodes_of
+from paleo.validate.steps.base import Step, StepTable, filled, ideal_seconds, of_prediction, whole
+from paleo.validate.steps.systems import DEFAULT_SYSTEMS, system_of, with_device, with_nodes_of
 from paleo.validate.steps.transformers import strategy_of
 
 if TYPE_CHECKING:
@@ -230,3 +231,22 @@ def submission_step(row: Row, software: Software | None = None, calibration: Cal
     if software is not None:
         return of_prediction(predict(known.model, known.system, known.run, software, calibration))
     return Step(point.step_time, *point.step_interval, ideal_seconds(known), known.system.device.name, point.task.name)
+
+
+class NetworkSteps(StepTable):
+    """Tables of steps of networks, some of them from submissions to MLPerf Training."""
+
+    def system(self, row: Row) -> System:
+        """As `system_of`."""
+        return system_of(row)
+
+    def step(self, row: Row, software: Software | None = None) -> Step:
+        """As `network_step`; of a submission, the step of its task."""
+        submission = submission_of(row)
+        if submission is None:
+            return self.network_step(row, software)
+        return submission_step(submission, software, self.calibration_of(system_of_row(submission)))
+
+    @abstractmethod
+    def network_step(self, row: Row, software: Software | None = None) -> Step:
+        """The step of a row that is no submission."""

@@ -14,13 +14,11 @@ from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.units import MILLISECOND
 from paleo.validate.kinds.base import number, text
-from paleo.validate.steps.base import StepTable, filled, of_prediction, software_of, whole
-from paleo.validate.steps.submissions import submission_of, submission_step, system_of_row
-from paleo.validate.steps.systems import system_of
+from paleo.validate.steps.base import filled, of_prediction, software_of, whole
+from paleo.validate.steps.submissions import NetworkSteps
 from paleo.validate.tables import STEPS
 
 if TYPE_CHECKING:
-    from paleo.specs.hardware import System
     from paleo.specs.software import Software
     from paleo.validate.kinds.base import Array
     from paleo.validate.steps.base import Row, Step
@@ -35,9 +33,10 @@ WITH_LOADING = "incl. data loading"
 OWN_KERNELS = (("convnet2", "cuda-convnet2"), ("fbfft", "fbfft"), ("torch-7", "torch7-native"), ("neon", "neon"))
 #: The same of frameworks without a profile: Paddle in NVIDIA's containers has MXNet's fused normalisations.
 LIKE_FRAMEWORKS = (("paddle", "mxnet-nvidia"),)
-#: Sources whose PyTorch scripts lay images out channels-last in sixteen bits, by what they begin with (the option
-#: --memory-format nhwc of their configurations), and the profile of such scripts.
-CHANNELS_LAST, PYTORCH_CHANNELS_LAST = ("DeepLearningExamples",), "pytorch-ngc-channels-last"
+#: Sources that run NVIDIA's containers, by what they begin with, and the profiles that their rows mean by a plain one:
+#: their PyTorch scripts lay images out channels-last in sixteen bits (--memory-format nhwc of their configurations).
+CONTAINERS = ("DeepLearningExamples",)
+IN_CONTAINERS = (("pytorch", "pytorch-ngc-channels-last"), ("tensorflow2", "tensorflow2-ngc"))
 #: Frameworks by a word of their name whose convolutions are OpenCL programs.
 OPENCL = ("cl-nn", "greentea", "deepcl")
 #: Columns in which the rows of one scaling curve agree.
@@ -84,8 +83,8 @@ def profile_of(row: Row) -> str:
     if native_profile is not None:
         return native_profile
     software = software_of(row, "cudnn-library")
-    if software.startswith("pytorch") and str(row.get("source", "")).startswith(CHANNELS_LAST):
-        return PYTORCH_CHANNELS_LAST
+    if str(row.get("source", "")).startswith(CONTAINERS):
+        software = next((profile for plain, profile in IN_CONTAINERS if software.startswith(plain)), software)
     native = software == "caffe" and cudnn_version(cudnn) in (None, 1.0)
     return "caffe-native" if native else software
 
@@ -135,7 +134,7 @@ def run_of(row: Row) -> Run:
     )
 
 
-class VisionSteps(StepTable):
+class VisionSteps(NetworkSteps):
     """One training step of a convolutional network a row, or its forward pass where only that was timed."""
 
     name = "cnn_iterations"
@@ -166,17 +165,8 @@ class VisionSteps(StepTable):
         same = {name: text(frame, name) for name in CURVE}
         return pd.DataFrame({"gpus": np.where(alone, np.nan, gpus), **same, **words})
 
-    def system(self, row: Row) -> System:
-        """As `system_of`."""
-        return system_of(row)
-
-    def step(self, row: Row, software: Software | None = None) -> Step:
-        """The step of the row's run, without the update where the harness left it out; of a submission to MLPerf
-        Training, that of its task."""
-        submission = submission_of(row)
-        if submission is not None:
-            prices = self.calibration_of(system_of_row(submission))
-            return submission_step(submission, software, prices)
+    def network_step(self, row: Row, software: Software | None = None) -> Step:
+        """The step of the row's run, without the update where the harness left it out."""
         system = self.system(row)
         prediction = predict(load_model(model_of(row)), system, run_of(row), software, self.calibration_of(system))
         spared = prediction.breakdown.optimizer if without_update(row) else 0.0
