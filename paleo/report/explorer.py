@@ -20,6 +20,7 @@ from paleo.predict import predict
 from paleo.report.explorer_assets import SCRIPT, STYLE
 from paleo.report.tables import step_parts
 from paleo.search.columns import columns
+from paleo.specs.run import Run
 from paleo.studies.launch import estimate_command
 from paleo.studies.training import rent, training
 from paleo.units import HOUR
@@ -61,7 +62,9 @@ def explorer(
     system, model = best.system, best.model
     rate, _ = rent(system, system.devices_per_node, tariff)
     steps = None if whole is None else whole.steps
-    command = estimate_command(model.name, system.name, best.run)
+    searched = ("gpus", "microbatch", "strategy", "recompute", "schedule")
+    unset = {name: Run.model_fields[name].default for name in searched}
+    commands = [estimate_command(model, system, run.model_copy(update=unset)) for run in table.runs]
     facts = {
         "model": model.name,
         "system": system.name,
@@ -79,7 +82,8 @@ def explorer(
         "amount": None if whole is None else whole.amount.words,
         "samplesPerStep": global_batch,
         "tokensPerSample": best.graph.tokens_per_sample,
-        "command": command,
+        "command": estimate_command(model, system, best.run),
+        "commands": commands,
         "breakdown": step_parts(best),
         "bestIndex": _place(table, best),
         "bestStep": best.step_time,
@@ -134,6 +138,7 @@ def _columns(table: PlanColumns) -> dict[str, npt.NDArray[np.generic]]:
         "policy": table.policy.astype("u1"),
         "schedule": table.schedule.astype("u1"),
         "overlapped": table.overlapped.astype("u1"),
+        "run": table.run.astype("<u2"),
     }
 
 

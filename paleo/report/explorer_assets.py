@@ -32,7 +32,7 @@ SCRIPT = r"""
 "use strict";
 const F = JSON.parse(document.getElementById("plans").textContent);
 const types = {step: Float32Array, memory: Float32Array, gpus: Uint32Array, microbatch: Uint32Array,
-  strategy: Uint16Array, policy: Uint8Array, schedule: Uint8Array, overlapped: Uint8Array};
+  strategy: Uint16Array, policy: Uint8Array, schedule: Uint8Array, overlapped: Uint8Array, run: Uint16Array};
 const C = {};
 for (const [name, text] of Object.entries(F.columns)) {
   const raw = atob(text), bytes = new Uint8Array(raw.length);
@@ -156,15 +156,12 @@ const rows = [["step", i => time(C.step[i])], ["GPUs", i => C.gpus[i].toLocaleSt
   ...(F.steps !== null ? [["training", i => time(whole(i))], ["cost", i => cost(i) === null ? "–" : number(cost(i)) + " USD"]] : [])];
 function command(i) {
   if (i === F.bestIndex) return F.command;
-  const words = ["paleo estimate", F.model, "--system", F.system, "--gpus", C.gpus[i], "--global-batch", F.globalBatch,
-    "--microbatch", C.microbatch[i], "--strategy", F.strategies[C.strategy[i]]];
+  const words = [F.commands[C.run[i]], "--gpus", C.gpus[i], "--microbatch", C.microbatch[i], "--strategy", F.strategies[C.strategy[i]]];
   if (F.policies[C.policy[i]] !== "none") words.push("--recompute", F.policies[C.policy[i]]);
   const schedule = F.schedules[C.schedule[i]];
   if (/pp=/.test(F.strategies[C.strategy[i]]) && schedule !== "1f1b") words.push("--schedule", schedule === "interleaved" ? "1f1b" : schedule);
-  for (const flag of ["--software", "--dtype", "--optimizer"]) {
-    const stated = F.command.match(new RegExp(flag + " (\\S+)")); if (stated) words.push(flag, stated[1]);
-  }
-  return words.concat("--set", "exchange=" + (C.overlapped[i] ? "overlapped" : "after")).join(" ");
+  if (!words[0].includes("exchange=")) words.push("--set", "exchange=" + (C.overlapped[i] ? "overlapped" : "after"));
+  return words.join(" ");
 }
 function details() {
   const i = state.chosen, box = $("chosen");
@@ -176,7 +173,8 @@ function details() {
       `<span style="width:${100 * v / total}%;background:${colours[n % 7]}" title="${k}: ${time(v)}"></span>`).join("") + "</div>" +
       `<div class="key">` + parts.map(([k, v], n) => `<span><i style="background:${colours[n % 7]}"></i>${k} ${Math.round(100 * v / total)} %</span>`).join("") + "</div>";
   }
-  box.innerHTML = html + `<pre tabindex="0">${command(i)}</pre>`;
+  box.innerHTML = html + '<pre tabindex="0"></pre>';
+  box.lastChild.textContent = command(i);
 }
 function table() {
   $("front").tHead.innerHTML = "<tr><th>plan</th>" + rows.map(([k]) => `<th>${k}</th>`).join("") + "</tr>";

@@ -72,7 +72,7 @@ def table(ranking: Search, lead: Prediction, explanation: Explanation | None) ->
     if explanation is not None:
         parts += [Text(), prose(Text(explanation.text))]
     parts += [prose(remark) for remark in remarks([lead.mfu])]
-    command = estimate_command(lead.model.name, lead.system.name, lead.run)
+    command = estimate_command(lead.model, lead.system, lead.run)
     return Group(*parts, Text(), prose(f"Show it again: {command}"))
 
 

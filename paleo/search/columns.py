@@ -14,6 +14,7 @@ from paleo.search.ranking import strategy_words
 
 if TYPE_CHECKING:
     from paleo.search.ranking import Ranking
+    from paleo.specs.run import Run
 
 Array = npt.NDArray[np.float64]
 Index = npt.NDArray[np.intp]
@@ -22,8 +23,8 @@ Index = npt.NDArray[np.intp]
 @dataclass(frozen=True, slots=True)
 class PlanColumns:
     """Configurations, one entry each: seconds of a step, bytes of the fullest device, GPUs, samples of a microbatch,
-    and positions in ``strategies``, ``policies`` and ``schedules``. Steps are those of closed forms where schedules
-    have any; ``evaluated`` configurations there were in all."""
+    and positions in ``strategies``, ``policies``, ``schedules`` and ``runs``: a run states all that the other columns
+    do not. Steps are those of closed forms where schedules have any; ``evaluated`` configurations there were in all."""
 
     step_time: Array
     memory: Array
@@ -33,9 +34,11 @@ class PlanColumns:
     policy: Index
     schedule: Index
     overlapped: npt.NDArray[np.bool_]
+    run: Index
     strategies: tuple[str, ...]
     policies: tuple[str, ...]
     schedules: tuple[str, ...]
+    runs: tuple[Run, ...]
     evaluated: int
 
     def __len__(self) -> int:
@@ -46,9 +49,10 @@ def columns(ranking: Ranking, most: int) -> PlanColumns:
     """The best ``most`` configurations by the score of a search, those that fit before those that do not."""
     chosen = np.argsort(ranking.score_of_all, kind="stable")[:most]
     count = len(chosen)
-    gpus, microbatch, strategy, policy, schedule = (np.zeros(count, dtype=np.intp) for _ in range(5))
+    gpus, microbatch, strategy, policy, schedule, run = (np.zeros(count, dtype=np.intp) for _ in range(6))
     overlapped = np.zeros(count, dtype=bool)
     names: dict[str, int] = {}
+    runs: list[Run] = []
     for number, part in enumerate(ranking.parts):
         first, end = ranking.first[number : number + 2]
         places = np.flatnonzero((chosen >= first) & (chosen < end))
@@ -65,7 +69,10 @@ def columns(ranking: Ranking, most: int) -> PlanColumns:
         ]
         codes = np.array([names.setdefault(word, len(names)) for word in words], dtype=np.intp)
         strategy[places] = codes[inverse.ravel()] if len(codes) else 0
+        cuts = list(dict.fromkeys(results.cuts))
+        run[places] = len(runs) + np.array([cuts.index(cut) for cut in results.cuts], dtype=np.intp)[choice]
+        runs += [part.run if cut is None else part.run.model_copy(update={"cut": cut}) for cut in cuts]
     return PlanColumns(
-        ranking.step[chosen], ranking.memory[chosen], gpus, microbatch, strategy, policy, schedule, overlapped,
-        tuple(names), tuple(RECOMPUTE), tuple(SCHEDULES), len(ranking.step),
+        ranking.step[chosen], ranking.memory[chosen], gpus, microbatch, strategy, policy, schedule, overlapped, run,
+        tuple(names), tuple(RECOMPUTE), tuple(SCHEDULES), tuple(runs), len(ranking.step),
     )  # fmt: skip

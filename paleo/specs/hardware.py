@@ -323,6 +323,13 @@ class System(Spec):
     reliability: Reliability | None = None
     notes: Text | None = None
     source: Text = NOT_STATED
+    #: Where the system, or its one device, was read; '' for one of the catalog.
+    path: Annotated[str, Field(exclude=True)] = ""
+
+    @property
+    def reference(self) -> str:
+        """What a command takes for it: its catalog name, or the path of its file."""
+        return self.path or self.name
 
     @model_validator(mode="after")
     def _levels_nest(self) -> System:
@@ -501,10 +508,13 @@ def _link(name_or_path: str | Path) -> Link:
 
 
 def _system(name_or_path: str | Path) -> System:
+    file = str(name_or_path) if is_path(name_or_path) else ""
     if _means_device(name_or_path):
-        return _alone(load_device(name_or_path))
+        return _alone(load_device(name_or_path), file)
     path, data = read_entry("systems", name_or_path)
-    data = named(data, path.stem)
+    if "path" in data:
+        raise SpecError(f"{path}: path: unknown key")
+    data = {**named(data, path.stem), "path": file}
     if "device" in data:
         data["device"] = _part("devices", data["device"], path, "device")
     if isinstance(data.get("levels"), list):
@@ -545,8 +555,8 @@ def _part(kind: Literal["devices", "links"], value: object, where: Path, key: st
     return value
 
 
-def _alone(device: Device) -> System:
+def _alone(device: Device, path: str) -> System:
     return System(
         name=device.name, full_name=f"one {device.full_name}", year=device.year, device=device, devices_per_node=1,
-        source=device.source,
+        source=device.source, path=path,
     )  # fmt: skip

@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field
 from paleo import units
 from paleo.errors import SpecError
 from paleo.operations.tensor import Role
-from paleo.specs.catalog import read_entry
+from paleo.specs.catalog import entries, read_entry
 from paleo.specs.expressions import FileCache
 from paleo.specs.loading import PositiveCount, Spec, Text, validate
 
@@ -84,6 +84,11 @@ class ModelSpec(Spec):
     expect: Expect | None = None
     #: Where the file was read, for messages.
     path: str = ""
+
+    @property
+    def reference(self) -> str:
+        """What a command takes for it: its catalog name, or the path of its file."""
+        return self.name if not self.path or str(entries("models").get(self.name)) == self.path else self.path
 
 
 def load_model(name_or_path: str | Path) -> ModelSpec:

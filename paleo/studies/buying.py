@@ -138,7 +138,7 @@ class PricedPlan:
     @property
     def command(self) -> str:
         """The estimate that shows it again."""
-        return estimate_command(self.lead.model.name, self.system.name, self.row.run)
+        return estimate_command(self.lead.model, self.system, self.row.run)
 
     def score(self, objective: str) -> float:
         """What is made small; infinite where it is not known."""
@@ -307,7 +307,7 @@ def _offload(model: ModelSpec, systems: Sequence[System], run: Run, counts: Sequ
             except PaleoError:
                 continue
             if fits:
-                return f"with {parts} in host memory it fits: {estimate_command(model.name, system.name, chosen)}"
+                return f"with {parts} in host memory it fits: {estimate_command(model, system, chosen)}"
     return ""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,6 +14,8 @@ from paleo.specs.software import load_software
 if TYPE_CHECKING:
     from paleo.predict import Prediction
     from paleo.search.space import Space
+    from paleo.specs.hardware import System
+    from paleo.specs.model import ModelSpec
 
 
 def runnable(space: Space, software: str) -> Space:
@@ -24,33 +27,60 @@ def runnable(space: Space, software: str) -> Space:
     return replace(space, schedules=known)
 
 
-def estimate_command(model: str, system: str, run: Run) -> str:
-    """The ``paleo estimate`` of a run; what is left at its default is left out."""
-    words = ["paleo", "estimate", model, "--system", system]
-    defaults = Run()
-    options: dict[str, object] = {
-        "gpus": run.gpus, "global-batch": run.global_batch, "batch": run.batch, "microbatch": run.microbatch,
-        "dtype": run.dtype, "optimizer": run.optimizer, "strategy": run.strategy, "schedule": run.schedule,
-        "recompute": run.recompute, "recompute-layers": run.recompute_layers, "compress": run.compress,
-        "lora": run.lora, "freeze": ",".join(run.freeze) or None,
-        "nodes": None if run.nodes == "packed" else run.nodes, "background": run.background or None,
-        "neighbour": run.neighbour, "consistency": run.consistency, "servers": run.servers,
-        "jitter": f"{run.jitter:g},{run.slow_ranks:g}" if run.jitter or run.slow_ranks else None,
-        "software": run.software, "calibration": run.calibration,
-    }  # fmt: skip
-    for name, value in options.items():
-        if value is not None and value != getattr(defaults, name.replace("-", "_")):
-            words += [f"--{name}", str(value)]
-    words += ["--qlora"] if run.qlora else []
-    settings: dict[str, object] = {
-        "exchange": run.exchange, "offload": run.offload, "expert_dispatch": run.expert_dispatch,
-        "length_variation": run.length_variation,
-    }  # fmt: skip
-    settings |= {f"model.{name}": value for name, value in run.model.items()}
-    for name, value in settings.items():
-        if value is not None and value != getattr(defaults, name, None):
-            words += ["--set", f"{name}={value}"]
+def estimate_command(model: ModelSpec, system: System, run: Run) -> str:
+    """The ``paleo estimate`` of a run, word for word as a shell takes it: entries of the catalog by name, others by the
+    path of their file; every field that is not at its default, as its option where it has one and by --set else."""
+    words = ["paleo", "estimate", model.reference, "--system", system.reference]
+    stated = {name: value for name, value in run.model_dump().items() if value != getattr(_DEFAULTS, name)}
+    if "jitter" in stated or "slow_ranks" in stated:
+        words += ["--jitter", f"{stated.pop('jitter', 0.0)!r},{stated.pop('slow_ranks', 0.0)!r}"]
+    for name in [name for name in _OPTIONS if name in stated]:
+        words += _option(name, stated.pop(name))
+    sizes = stated.pop("model", {})
+    for name, value in [*stated.items(), *((f"model.{size}", value) for size, value in sizes.items())]:
+        words += ["--set", f"{name}={_yaml(_with_units(name, value))}"]
     return shlex.join(words)
+
+
+_DEFAULTS = Run()
+
+#: Fields of a run that are options of the command, in the order in which they are shown.
+_OPTIONS = (
+    "gpus", "global_batch", "batch", "microbatch", "dtype", "optimizer", "strategy", "schedule", "recompute",
+    "recompute_layers", "compress", "lora", "qlora", "freeze", "nodes", "background", "neighbour", "consistency",
+    "servers", "software", "calibration",
+)  # fmt: skip
+
+
+def _option(name: str, value: object) -> list[str]:
+    flag = f"--{name.replace('_', '-')}"
+    if value is True:
+        return [flag]
+    return [flag, ",".join(value) if isinstance(value, tuple) else str(value)]
+
+
+#: Units of the fields, and of those of a run's input, that are quantities.
+_UNITS = {"bucket": "B", "sample": "B", "storage": "B/s", "decode": "s", "copied": "B"}
+
+
+def _with_units(name: str, value: object) -> object:
+    """A value of a run as a file states it.
+
+    >>> _with_units("bucket", 25e6), _with_units("input", {"decode": 0.01, "cores": None})
+    ('25000000.0 B', {'decode': '0.01 s'})
+    """
+    if name == "input" and isinstance(value, dict):
+        return {key: _with_units(key, part) for key, part in value.items() if part is not None}
+    return f"{value!r} {_UNITS[name]}" if name in _UNITS else value
+
+
+def _yaml(value: object) -> str:
+    """A value as it stands behind ``--set key=``: JSON, which is YAML too, without the quotes of plain words.
+
+    >>> _yaml((17, 15)), _yaml("after"), _yaml({"block.*": "full"}), _yaml(True)
+    ('[17, 15]', 'after', '{"block.*": "full"}', 'true')
+    """
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def launch_flags(prediction: Prediction) -> str:
