@@ -212,7 +212,7 @@ def fit_evaluation(rows: list[Row], code: Code, rounds: list[str], towards: str)
     passes = np.array([_timed(row, neutral).evaluation_time for row in fitted])
     weights = _weights(fitted, rounds, towards)
     work, fixed = _work_and_fixed(seconds, passes, weights)
-    return evaluation.model_copy(update={"work": max(round(work, 4), LEAST_WORK), "fixed": round(fixed, 3)})
+    return evaluation.model_copy(update={"work": round(work, 4), "fixed": round(fixed, 3)})
 
 
 def _work_and_fixed(seconds: Array, passes: Array, weights: Array) -> tuple[float, float]:
@@ -240,10 +240,6 @@ def weighted_median(values: Array, weights: Array) -> float:
     order = np.argsort(values)
     place = int(np.searchsorted(np.cumsum(weights[order]), weights.sum() / 2.0))
     return float(values[order][min(place, len(values) - 1)])
-
-
-#: Work of an evaluation whose time does not go by its passes.
-LEAST_WORK = 1e-4
 
 
 def _timed(row: Row, task: TrainingTask) -> TargetTime:

@@ -84,18 +84,23 @@ def write_submissions(table: pd.DataFrame, folder: Path, date: str) -> list[Path
 def with_blocks(text: str, task: TrainingTask) -> str:
     """The text of a task file with its code, evaluation and submissions replaced; all else as it is."""
     text = _without(text, "submissions")
-    text = _replaced(text, "evaluation", _block("evaluation", task.evaluation.model_dump(), EVALUATION))
-    added = "" if task.submissions is None else _block("submissions", task.submissions.model_dump(), SUBMISSIONS)
-    return _replaced(text, "code", _block("code", task.code.model_dump(), CODE) + added)
+    text = _replaced(
+        text, "evaluation", _block("evaluation", task.evaluation.model_dump(exclude_defaults=True), EVALUATION)
+    )
+    added = (
+        ""
+        if task.submissions is None
+        else _block("submissions", task.submissions.model_dump(exclude_defaults=True), SUBMISSIONS)
+    )
+    return _replaced(text, "code", _block("code", task.code.model_dump(exclude_defaults=True), CODE) + added)
 
 
-#: Units of fields that carry one, and values that a file leaves out.
+#: Units of fields that carry one.
 UNITS = {"fixed": " s"}
-EMPTY: tuple[Any, ...] = (None, False, {}, 0.0)
 
 
 def _block(name: str, values: Mapping[str, Any], order: Sequence[str]) -> str:
-    lines = [f"  {key}: {_shown(values[key])}{UNITS.get(key, '')}" for key in order if values[key] not in EMPTY]
+    lines = [f"  {key}: {_shown(values[key])}{UNITS.get(key, '')}" for key in order if key in values]
     return "\n".join([f"{name}:", *lines]) + "\n"
 
 

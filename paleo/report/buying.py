@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from paleo.report.grid import grid
-from paleo.report.tables import NONE, energy, money, percent, prose, remarks
+from paleo.report.tables import NONE, energy, money, percent, pieces, prose, remarks
 from paleo.studies.buying import long, verdict
 from paleo.studies.training import JOULES_PER_KWH
 from paleo.units import DAY, duration
@@ -42,6 +42,7 @@ def plan_document(plan: PricedPlan) -> Document:
         "microbatch": row.microbatch,
         "recompute": row.recompute,
         "schedule": "1f1b" if row.schedule == "none" else row.schedule,
+        "cut": list(row.run.cut) if isinstance(row.run.cut, tuple) else row.run.cut,
         "overlapped": row.overlapped,
         "step_time_s": row.step_time,
         "step_time_interval_s": list(plan.interval),
@@ -110,4 +111,6 @@ def _strategy(plan: PricedPlan) -> str:
         parts.append(f"{row.recompute} recomputation")
     if row.schedule not in ("none", "1f1b"):
         parts.append(row.schedule)
+    if isinstance(row.run.cut, tuple):
+        parts.append(pieces(row.run.cut))
     return ", ".join(parts)

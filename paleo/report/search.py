@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from paleo.report.grid import grid
-from paleo.report.tables import percent, prose, rate, remarks, tenths
+from paleo.report.tables import percent, pieces, prose, rate, remarks, tenths
 from paleo.studies.launch import estimate_command
 from paleo.units import counted, duration, gibibytes
 
@@ -49,6 +49,7 @@ def _plan(row: PlanRow) -> Document:
         "microbatch": row.microbatch,
         "recompute": row.recompute,
         "schedule": row.schedule,
+        "cut": list(row.run.cut) if isinstance(row.run.cut, tuple) else row.run.cut,
         "expert_dispatch": row.run.expert_dispatch or "default",
         "overlapped": row.overlapped,
         "step_time_s": row.step_time,
@@ -114,7 +115,8 @@ def _schedule(row: PlanRow) -> str:
     """The order of a pipeline, and when gradients travel."""
     if row.schedule == "none":
         return "overlapped" if row.overlapped else "after backward"
-    return f"{row.schedule}, overlapped" if row.overlapped else row.schedule
+    cut = [pieces(row.run.cut)] if isinstance(row.run.cut, tuple) else []
+    return ", ".join([row.schedule, *(["overlapped"] if row.overlapped else []), *cut])
 
 
 def hybrid_document(model: str, system: str, splits: Hybrid) -> Document:

@@ -66,6 +66,17 @@ def prose(text: str | Text) -> Constrain:
     return Constrain(Text(text) if isinstance(text, str) else text, TEXT_WIDTH)
 
 
+def pieces(layers: Sequence[int]) -> str:
+    """Layers of a pipeline's pieces in short.
+
+    >>> pieces((17, 15)), pieces((2, 3, 5, 5, 5, 5, 5, 2))
+    ('17+15 layers', '2 to 5 layers a piece')
+    """
+    if len(layers) <= 4:
+        return f"{'+'.join(map(str, layers))} layers"
+    return f"{min(layers)} to {max(layers)} layers a piece"
+
+
 def percent(share: float) -> str:
     """A share as a percentage with as many digits as make sense.
 

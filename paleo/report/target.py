@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from paleo.units import duration, engineering
+from paleo.units import counted, duration, engineering
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -53,44 +53,60 @@ def _point(point: TargetTime, tariff: Tariff | None) -> dict[str, Any]:
 
 
 def table(task: str, system: str, curve: TargetScaling, tariff: Tariff | None = None) -> RenderableType:
-    """A row for each count of GPUs, then the verdict."""
+    """The verdict first, then a row for each count of GPUs."""
     from rich.console import Group
-    from rich.table import Table
     from rich.text import Text
 
+    from paleo.report.grid import grid
+    from paleo.report.tables import NONE, energy, money, prose
+
     first = curve.points[0].task
-    shown = Table(title=f"{first.title} on {system}: {first.target}", title_justify="left", title_style="bold")
-    for heading in (
+    best = min(curve.points, key=lambda point: point.seconds)
+    low, high = map(duration, best.interval)
+    count = counted(best.prediction.plan.gpus, "GPU")
+    fastest = "fastest on " if len(curve.points) > 1 else ""
+    paid = "" if best.usd(tariff) is None else f", {money(best.usd(tariff))}"
+    limits = "".join(f"; {words}" for words in curve.limits)
+    head = (
+        f"{first.title} on {system}: {fastest}{count}, {duration(best.seconds)} (90 %: {low} to {high}){paid}{limits}."
+    )
+    columns = [
+        "strategy",
         "GPUs",
         "batch",
-        "strategy",
         "samples",
         "steps",
-        "step",
+        "step time",
         "evaluation",
         "time",
         "90 %",
-        "USD",
-        "kWh",
-    ):
-        shown.add_column(heading, justify="left" if heading == "strategy" else "right")
+        "cost",
+        "energy",
+    ]
+    shown = grid("", columns)
     for point in curve.points:
-        low, high = point.interval
-        usd, kwh = point.usd(tariff), point.kwh(tariff)
         shown.add_row(
+            point.prediction.plan.strategy or "dp",
             f"{point.prediction.plan.gpus:,}",
             f"{point.global_batch:,.0f}",
-            point.prediction.plan.strategy,
             engineering(point.samples, ""),
             f"{point.steps:,}",
             duration(point.step_time),
-            duration(point.evaluation_seconds),
+            _evaluation(point),
             duration(point.seconds),
-            f"{duration(low)} - {duration(high)}",
-            "-" if usd is None else f"{usd:,.0f}",
-            "-" if kwh is None else f"{kwh:,.1f}",
+            " to ".join(map(duration, point.interval)),
+            money(point.usd(tariff)),
+            NONE if (kwh := point.kwh(tariff)) is None else energy(kwh),
         )
-    return Group(shown, Text(f"{curve.verdict}; samples by {first.law.source}"))
+    law = Text(f"Samples by {first.law.source}.")
+    return Group(prose(Text(head, style="bold")), Text(), shown, Text(), prose(law))
+
+
+def _evaluation(point: TargetTime) -> str:
+    """Seconds of all evaluations; submissions may have them inside of their steps, or after the time that counts."""
+    if point.evaluation_seconds:
+        return duration(point.evaluation_seconds)
+    return "not timed" if point.task.evaluation.beside else "in the steps"
 
 
 def figure(task: str, system: str, curve: TargetScaling) -> Figure:

@@ -21,14 +21,15 @@ class Evaluation(Spec):
     after every ``every`` [``first`` left out: as ``every``].
 
     ``work`` is what a sample costs over a forward pass of a training sample (sliding windows, search of beams,
-    several passes); ``fixed`` is what each evaluation takes beside the passes: switching, scoring, files. ``beside``
-    says that training goes on meanwhile, so that only the last one counts. ``source`` says where these are from.
+    several passes; 0 where submissions count evaluations as steps); ``fixed`` is what each evaluation takes beside the
+    passes: switching, scoring, files. ``beside`` says that training goes on meanwhile, so that only the last one
+    counts. ``source`` says where these are from.
     """
 
     samples: Count
     every: Count
     first: Count | None = None
-    work: Ratio = 1.0
+    work: Annotated[float, Field(ge=0)] = 1.0
     fixed: Seconds = 0.0
     beside: bool = False
     source: Text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -103,7 +103,14 @@ def _megatron(prediction: Prediction) -> str:
         words.append(f"--context-parallel-size {degree('cp')}")
     if degree("ep") > 1:
         words.append(f"--expert-model-parallel-size {degree('ep')}")
-    if plan.parallel.chunks > 1:
+    if plan.parallel.etp is not None:
+        words.append(f"--expert-tensor-parallel-size {plan.parallel.etp}")
+    if run.expert_dispatch is not None:
+        deepep = "flex --moe-enable-deepep"
+        words.append(f"--moe-token-dispatcher-type {deepep if run.expert_dispatch == 'deepep' else 'alltoall'}")
+    if isinstance(run.cut, tuple):
+        words.append(f"--pipeline-model-parallel-layout '{_layout(run.cut)}'")
+    elif plan.parallel.chunks > 1:
         words.append(f"--num-virtual-stages-per-pipeline-rank {plan.parallel.chunks}")
     if plan.parallel.sequence_parallel:
         words.append("--sequence-parallel")
@@ -111,11 +118,39 @@ def _megatron(prediction: Prediction) -> str:
         words.append("--use-distributed-optimizer")
     if prediction.steps.batch.overlapped:
         words.append("--overlap-grad-reduce")
-    if run.recompute == "full":
-        words.append("--recompute-granularity full --recompute-method uniform --recompute-num-layers 1")
-    if run.recompute == "selective":
-        words.append("--recompute-granularity selective")
+    words += _recomputed(run)
     return " ".join([*words, "--bf16" if plan.dtype == "bf16" else f"--{plan.dtype}"])
+
+
+def _layout(pieces: Sequence[int]) -> str:
+    """Layers of each piece of a pipeline as Megatron-Core writes them: E is the embedding, L the loss.
+
+    >>> _layout((2, 3, 2))
+    'Ett|ttt|ttL'
+    """
+    return f"E{'|'.join('t' * layers for layers in pieces)}L"
+
+
+def _recomputed(run: Run) -> list[str]:
+    """Megatron's flags of recomputation."""
+    if run.recompute == "full":
+        how = "uniform" if run.recompute_layers is None else "block"
+        layers = run.recompute_every or 1 if run.recompute_layers is None else run.recompute_layers
+        return [f"--recompute-granularity full --recompute-method {how} --recompute-num-layers {layers}"]
+    if run.recompute == "selective":
+        modules = " ".join(["--recompute-modules", *run.recompute_modules]) if run.recompute_modules else ""
+        return ["--recompute-granularity selective", *([modules] if modules else [])]
+    return []
+
+
+#: Pipeline schedules as torch.distributed.pipelining calls them.
+_TORCH_SCHEDULES = {
+    "gpipe": "GPipe",
+    "1f1b": "1F1B",
+    "interleaved": "Interleaved1F1B",
+    "zb-h1": "InterleavedZeroBubble",
+    "zb-v": "ZBVZeroBubble",
+}
 
 
 def _torchtitan(prediction: Prediction) -> str:
@@ -134,7 +169,11 @@ def _torchtitan(prediction: Prediction) -> str:
     ]
     if degree("cp") > 1:
         words.append(f"--parallelism.context_parallel_degree {degree('cp')}")
+    if degree("ep") > 1:
+        words.append(f"--parallelism.expert_parallel_degree {degree('ep')}")
     if degree("pp") > 1:
+        schedule = "interleaved" if run.schedule == "1f1b" and plan.parallel.chunks > 1 else run.schedule
+        words.append(f"--parallelism.pipeline_parallel_schedule {_TORCH_SCHEDULES.get(schedule, schedule)}")
         words.append(f"--parallelism.pipeline_parallel_microbatch_size {plan.microbatch}")
     mode = {"full": "full", "selective": "selective", "none": "none"}[run.recompute]
     return " ".join([*words, f"--activation_checkpoint.mode {mode}"])

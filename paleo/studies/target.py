@@ -247,12 +247,16 @@ class TargetScaling:
 
     @property
     def verdict(self) -> str:
-        """The knee and the largest useful count in a sentence."""
+        """The fastest count, the knee and the largest useful count in a sentence."""
         best = min(self.points, key=lambda point: point.seconds)
-        count = best.prediction.plan.gpus
-        knee = "" if self.knee is None else f"; beyond {counted(self.knee, 'GPU')} a doubling saves less than a quarter"
-        end = "" if self.largest_useful is None else f"; more than {counted(self.largest_useful, 'GPU')} are slower"
-        return f"fastest with {counted(count, 'GPU')}{knee}{end}"
+        return "; ".join([f"fastest with {counted(best.prediction.plan.gpus, 'GPU')}", *self.limits])
+
+    @property
+    def limits(self) -> list[str]:
+        """The knee and the largest useful count in words, where there are any."""
+        knee = [] if self.knee is None else [f"beyond {counted(self.knee, 'GPU')} a doubling saves less than a quarter"]
+        end = [] if self.largest_useful is None else [f"more than {counted(self.largest_useful, 'GPU')} are slower"]
+        return knee + end
 
 
 #: A doubling of GPUs that saves less than this share of the time is beyond the knee.

@@ -91,6 +91,6 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_plan_under_noise_is_shown_again_by_its_command(capsys: pytest.CaptureFixture[str]) -> None:
     run = RUN.model_copy(update={"slow_ranks": 0.02, "length_variation": 0.4, "software": "pytorch-eager"})
     row = search(MODEL, NODES, run, space=within("pp=2,dp=16")).plans[0]
-    words = shlex.split(estimate_command("lenet", "aws-p3.16xlarge", row.run))
+    words = shlex.split(estimate_command(MODEL, NODES, row.run))
     assert paleo([*words[1:], "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["step_time_s"] == pytest.approx(row.step_time, rel=1e-9)
