@@ -9,13 +9,11 @@ import numpy as np
 import pandas as pd
 
 from paleo.errors import SpecError
-from paleo.specs.catalog import read_entry
-from paleo.specs.model import model_from
 from paleo.specs.run import Run
 from paleo.specs.software import load_software
 from paleo.units import GIB
 from paleo.validate.steps.base import Step, StepTable, filled, records, software_of, whole
-from paleo.validate.steps.networks import catalog_network, network_of
+from paleo.validate.steps.networks import catalog_network, llama_like, network_of
 from paleo.validate.steps.transformers import offload, recompute_of, strategy_of, system_of, that_ran
 from paleo.validate.tables import STEPS
 
@@ -27,38 +25,6 @@ if TYPE_CHECKING:
     from paleo.specs.software import Software
     from paleo.validate.kinds.base import Array
     from paleo.validate.steps.base import Row
-
-#: Llama-like networks that tables name by their size alone: layers, hidden, heads, ffn, tied embeddings, at a
-#: vocabulary of 131072. The sizes are those whose parameters come out as named: 12 or 14 · hidden² …, e.g. 16 · (4 ·
-#: 2048² + 3 · 2048 · 8192) + 131072 · 2048.
-LLAMA_LIKE = {
-    "llama-like 1.34b": (16, 2048, 32, 8192, True),
-    "llama-like 3.57b": (28, 3072, 24, 8192, True),
-    "llama-like 8.86b": (32, 4096, 32, 14336, False),
-    "llama-like 80.0b": (80, 8192, 64, 28672, False),
-}
-
-
-def llama_like(name: str) -> ModelSpec:
-    """The network of that name; SpecError where the sizes are not known."""
-    sizes = LLAMA_LIKE.get(name.strip().lower())
-    if sizes is None:
-        raise SpecError(f"the sizes of {name!r} are not stated")
-    layers, hidden, heads, ffn, tied = sizes
-    path, data = read_entry("models", "llama2-7b")
-    data["params"] |= {
-        "layers": layers,
-        "hidden": hidden,
-        "heads": heads,
-        "kv_heads": heads,
-        "ffn": ffn,
-        "vocab": 131072,
-    }
-    if tied:
-        head = next(layer for layer in data["layers"] if isinstance(layer, dict) and layer.get("name") == "head")
-        head["linear"] = {**head["linear"], "tie": "embed"}
-    data.pop("expect", None)
-    return model_from(data, path)
 
 
 def counted(row: Row, memory: Footprint) -> float:
@@ -131,7 +97,7 @@ def _network(row: Row) -> tuple[ModelSpec, dict[str, int | float | str]]:
     if filled(row, "layers") and filled(row, "hidden"):
         return network_of(row)
     name = str(row["model"])
-    model = llama_like(name) if name.strip().lower().startswith("llama-like") else catalog_network(name)
+    model = llama_like(name) or catalog_network(name)
     lengths = (parameter for parameter in ("seq", "positions") if parameter in model.params)
     return model, dict.fromkeys(lengths, whole(row, "seq_len"))
 

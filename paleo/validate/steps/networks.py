@@ -7,8 +7,8 @@ import re
 from typing import TYPE_CHECKING
 
 from paleo.errors import SpecError
-from paleo.specs.catalog import names
-from paleo.specs.model import load_model
+from paleo.specs.catalog import names, read_entry
+from paleo.specs.model import load_model, model_from
 from paleo.validate.steps.base import filled, whole
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def network_of(row: Row) -> tuple[ModelSpec, Sizes]:
     if re.match(SPARSE, name):
         raise SpecError(f"{row['model']}: sparse attention, whose keys an indexer chooses, is not modelled")
     family = next((family for pattern, family in NAMED if re.search(pattern, name)), None) or _by_columns(row)
-    model = load_model(family)
+    model = llama_like(str(row.get("model", ""))) or load_model(family)
     known = name.startswith(_plain(model.title))
     sizes: Sizes = {}
     for column, called in COLUMNS.items():
@@ -71,6 +71,39 @@ def network_of(row: Row) -> tuple[ModelSpec, Sizes]:
         if parameter is not None and not (known and not filled(row, column)):
             sizes |= _size(row, column, parameter, model)
     return model, _checked(sizes | _noted(row, model) | _habits(name, family, sizes), model, row)
+
+
+#: Llama-like networks that tables name by their size alone: layers, hidden, heads, ffn, tied embeddings, at a
+#: vocabulary of 131072. The sizes are those whose parameters come out as named: 12 or 14 · hidden² …, e.g. 16 · (4 ·
+#: 2048² + 3 · 2048 · 8192) + 131072 · 2048.
+LLAMA_LIKE = {
+    "llama-like 1.34b": (16, 2048, 32, 8192, True),
+    "llama-like 3.57b": (28, 3072, 24, 8192, True),
+    "llama-like 8.86b": (32, 4096, 32, 14336, False),
+    "llama-like 80.0b": (80, 8192, 64, 28672, False),
+}
+
+
+def llama_like(name: str) -> ModelSpec | None:
+    """The network of `LLAMA_LIKE` of that name; None for other names."""
+    sizes = LLAMA_LIKE.get(name.strip().lower())
+    if sizes is None:
+        return None
+    layers, hidden, heads, ffn, tied = sizes
+    path, data = read_entry("models", "llama2-7b")
+    data["params"] |= {
+        "layers": layers,
+        "hidden": hidden,
+        "heads": heads,
+        "kv_heads": heads,
+        "ffn": ffn,
+        "vocab": 131072,
+    }
+    if tied:
+        head = next(layer for layer in data["layers"] if isinstance(layer, dict) and layer.get("name") == "head")
+        head["linear"] = {**head["linear"], "tie": "embed"}
+    data.pop("expect", None)
+    return model_from(data, path)
 
 
 def catalog_network(name: str) -> ModelSpec:
