@@ -23,6 +23,7 @@ from paleo.specs.run import Run
 from paleo.specs.software import load_software
 from paleo.step.backend import Backend, backend_of
 from paleo.validate.steps.recipes import Recipe, recipe_of
+from paleo.validate.steps.transformers import recompute_of
 
 H100 = load_system("dgx-h100")
 QWEN = load_model("qwen3-30b-a3b")
@@ -143,3 +144,12 @@ def test_rows_state_their_recipe(row: dict[str, Any], recipe: Recipe) -> None:
 def test_an_unknown_dispatcher_is_said() -> None:
     with pytest.raises(SpecError, match="expert_dispatch 'pigeon' is none of nccl"):
         recipe_of({"expert_dispatch": "pigeon"})
+
+
+def test_a_recipe_of_the_framework_says_what_a_silent_row_recomputes() -> None:
+    software = load_software("megatron-core")
+    row = {"framework": "Megatron-Bridge 0.4.2 (NeMo 26.04.01)", "model": "DeepSeek-V3", "pp": 8, "ep": 32}
+    assert recompute_of(row, software) == "full", "its recipe of 32 nodes"
+    assert recompute_of({**row, "recompute": "none"}, software) == "none", "what a row states goes first"
+    assert recompute_of({**row, "ep": 64}, software) == software.recomputation.policy == "none"
+    assert recompute_of({**row, "framework": "NeMo AutoModel"}, software) == "none"

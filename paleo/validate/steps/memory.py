@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from paleo.errors import SpecError
 from paleo.specs.run import Run
 from paleo.specs.software import load_software
 from paleo.units import GIB

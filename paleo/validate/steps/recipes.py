@@ -1,5 +1,5 @@
 """What a row states of the recipe that it ran, in columns or in the settings that its notes quote: how tokens reach
-experts, and what of the iteration is a CUDA graph."""
+experts, what of the iteration is a CUDA graph, and what a framework's own recipe recomputes where a row is silent."""
 
 from __future__ import annotations
 
@@ -49,6 +49,27 @@ def recipe_of(row: Row) -> Recipe:
         usual.graph if not graph else "full_iteration" if graph == "full_iteration" else "none",
         "tokendrop" in str(row.get("notes", "")),
     )
+
+
+#: What recipes of a framework recompute, by words of a row's framework and model, and the degrees that tell them apart:
+#: Megatron-Bridge has two of DeepSeek-V3, the smaller one for 32 nodes (recipes/deepseek/deepseek_v3.py of its 0.3.1:
+#: recompute_granularity full, method uniform).
+RECOMPUTES = (("megatron-bridge", "deepseek-v3", {"pp": 8, "ep": 32}, "full"),)
+
+
+def usual_recompute(row: Row) -> str | None:
+    """What the framework's own recipe of a row's network and degrees recomputes; None where none is known.
+
+    >>> row = {"framework": "Megatron-Bridge 0.4.2", "model": "DeepSeek-V3", "pp": 8, "ep": 32}
+    >>> usual_recompute(row), usual_recompute({**row, "pp": 16})
+    ('full', None)
+    """
+    framework, model = (str(row.get(name, "")).lower() for name in ("framework", "model"))
+    for software, network, degrees, recompute in RECOMPUTES:
+        alike = all(whole(row, axis, 1) == degree for axis, degree in degrees.items())
+        if software in framework and network in model and alike:
+            return recompute
+    return None
 
 
 #: How operands are scaled, by words of a row's own name of its format.

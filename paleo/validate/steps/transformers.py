@@ -22,7 +22,7 @@ from paleo.validate.steps.base import (
     whole,
 )
 from paleo.validate.steps.networks import network_of
-from paleo.validate.steps.recipes import recipe_of, scaling_of
+from paleo.validate.steps.recipes import recipe_of, scaling_of, usual_recompute
 from paleo.validate.steps.systems import usual_system, with_device
 from paleo.validate.tables import STEPS
 
@@ -177,8 +177,8 @@ def _modules(row: Row) -> tuple[str, ...]:
 
 
 def recompute_of(row: Row, software: Software) -> str:
-    """Recomputation that a row states, else the software's habit."""
-    recompute = str(row["recompute"]).strip().lower() if filled(row, "recompute") else software.recomputation.policy
+    """Recomputation that a row states, else that of its recipe, else the software's habit."""
+    recompute = _stated(row, "recompute") or usual_recompute(row) or software.recomputation.policy
     if recompute not in RECOMPUTE:
         raise SpecError(f"recompute {recompute!r} is none of {', '.join(RECOMPUTE)}")
     return recompute
