@@ -187,7 +187,7 @@ class Builder:
         options = {"dims": dims, "constant": value.static or None, "learned": learned or None}
         return Placed.of(self.add("view", options, [root], ""))
 
-    def view(self, source: Placed, sizes: Mapping[str, Size], path: str) -> Placed:
+    def view(self, source: Placed, sizes: Mapping[str, Size], path: str, *, keeps_whole: bool = False) -> Placed:
         """The same numbers under other dims; a view of a view is one of what that one looks at."""
         origin = source
         while origin.holder in self.bases and math.prod(sizes.values()) == self.bases[origin.holder].tensor.elements:
@@ -196,13 +196,14 @@ class Builder:
             same_batch = (place.tensor.dims[:1] == ("batch",)) == (next(iter(sizes), "") == "batch")
             if place.tensor.sizes == tuple(sizes.values()) and same_batch:
                 return place
-        entry = self.add("view", {"dims": dict(sizes)}, [origin], path)
+        entry = self.add("view", {"dims": dict(sizes), "keeps_whole": keeps_whole or None}, [origin], path)
         self.bases[entry] = origin
         return Placed.of(entry)
 
-    def shaped(self, source: Placed, shape: Shape, path: str) -> Placed:
+    def shaped(self, source: Placed, shape: Shape, path: str, *, keeps_whole: bool = False) -> Placed:
         """The same numbers in another shape, dims named after those of the source."""
-        return self.view(source, dict(zip(self.names(shape, source.tensor), shape, strict=True)), path)
+        sizes = dict(zip(self.names(shape, source.tensor), shape, strict=True))
+        return self.view(source, sizes, path, keeps_whole=keeps_whole)
 
     def names(self, shape: Shape, like: Tensor | None = None) -> list[str]:
         """Names for the dims of a shape: those of ``like`` where sizes agree, batch and seq by their probes."""

@@ -59,6 +59,8 @@ class Tape:
         self.stack: list[tuple[str, Value | None]] = []
         #: Storages that autograd keeps, with their bytes, in order.
         self.packed: list[tuple[int, int]] = []
+        #: Calls that gave parts of a tensor in its storage, with that.
+        self._parts: list[tuple[Call, int]] = []
         self.counter = _flop_counter()
         self._values: dict[int, Value] = {}
         self._alive: list[Any] = []
@@ -117,6 +119,7 @@ class Tape:
                 hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda packed: packed)
                 with hooks, self.counter, _recorder(self):
                     result = torch.func.functional_call(self.module, state, positional, keywords)
+                self._mark_parts()
             except SpecError:
                 raise
             except Exception as error:
@@ -127,6 +130,12 @@ class Tape:
         if not leaves:
             raise SpecError(f"the module gave no tensor of real numbers, but a {type(result).__name__}")
         return [self.value(tensor) for tensor in leaves]
+
+    def _mark_parts(self) -> None:
+        """A part of a tensor is kept with all of it where autograd keeps their storage."""
+        kept = {key for key, _ in self.packed}
+        for call, key in self._parts:
+            call.options["keeps_whole"] = key in kept
 
     def _pack(self, tensor: Any) -> Any:
         self.packed.append((storage_key(tensor), tensor.untyped_storage().nbytes()))
@@ -210,6 +219,8 @@ class Tape:
             call.trains = any(tensor.requires_grad for tensor in outputs)
             call.stops = not call.trains and any(tensor.requires_grad for tensor in arguments)
         self.calls.append(call)
+        if kind == "slice" and arguments and storage_key(outputs[0]) == storage_key(arguments[0]):
+            self._parts.append((call, storage_key(outputs[0])))
         if len(self.calls) > MOST_CALLS:
             raise SpecError(f"more than {MOST_CALLS} calls in one pass; the module loops too long")
         for tensor, value in zip(outputs, call.outputs, strict=True):

@@ -57,10 +57,12 @@ class Choices:
 
 @dataclass(frozen=True, slots=True)
 class Expansion:
-    """The operations of one layer, in order, and the tensor that it hands on."""
+    """The operations of one layer, in order, and the tensor that it hands on; ``whole`` is the tensor whose storage
+    that one is a part of, if it is one."""
 
     operations: tuple[Operation, ...]
     out: Tensor
+    whole: Tensor | None = None
 
 
 class Layer(BaseModel):

@@ -30,18 +30,21 @@ MOST_INPUTS = 10_000
 class View(Layer):
     """The same numbers under other dims, in any order, a part of them (a slice), or each many times (a broadcast);
     costs nothing. A ``constant`` stands for numbers that are there all the time: no activation; a ``learned`` one
-    takes a gradient."""
+    takes a gradient. A part that ``keeps_whole`` is kept with all of what it is a part of: they share their storage."""
 
     dims: dict[str, PositiveInt]
     constant: bool = False
     learned: bool = False
+    keeps_whole: bool = False
 
     def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
         (x,) = inputs
         sizes: dict[str, Size] = dict(self.dims)
         if self.constant:
             return Expansion((), Tensor(name, tuple(sizes), tuple(sizes.values()), "statistic", grad=self.learned))
-        return Expansion((), x.reshaped(sizes, name=x.name if math.prod(sizes.values()) == x.elements else name))
+        elements = math.prod(sizes.values())
+        whole = x if self.keeps_whole and elements < x.elements else None
+        return Expansion((), x.reshaped(sizes, name=x.name if elements == x.elements else name), whole)
 
 
 @LAYERS.register("einsum")

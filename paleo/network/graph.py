@@ -123,6 +123,8 @@ class Graph:
     tokens_per_sample: float | None = None
     #: Folded loop -> names of the tensor that enters it and of the one that each iteration hands to the next.
     carried: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    #: Tensor that is a part of another's storage -> that other one, and how many times as large it is.
+    parts: Mapping[str, tuple[str, float]] = field(default_factory=dict)
 
     def copies(self, tensor: Tensor, keeper: Node) -> int:
         """How many tensors one that ``keeper`` reads or makes stands for: the iterations of loops that make or carry
@@ -136,13 +138,17 @@ class Graph:
         """The loops of ``keeper`` in which each iteration has its own ``tensor``."""
         if not keeper.repeats or tensor.name not in {each.name for each in keeper.inputs}:
             return keeper.repeats
-        inside = self.made_in.get(tensor.name, ())
+        inside = self.made_in.get(self.storage_of(tensor)[0], ())
         return tuple(loop for loop in keeper.repeats if loop in inside or self.enters(tensor, loop))
 
     def enters(self, tensor: Tensor, loop: Loop) -> bool:
         """Whether it goes round in the loop: the first iteration reads it, the others what the iteration before has
         made."""
-        return loop[0] in self.carried and self.carried[loop[0]][0] == tensor.name
+        return loop[0] in self.carried and self.carried[loop[0]][0] == self.storage_of(tensor)[0]
+
+    def storage_of(self, tensor: Tensor) -> tuple[str, float]:
+        """The name of the tensor that its storage holds, and how many times as large that one is."""
+        return self.parts.get(tensor.name, (tensor.name, 1.0))
 
     @cached_property
     def made_in(self) -> Mapping[str, Loops]:
@@ -171,16 +177,16 @@ class Graph:
 
 
 class Storage:
-    """Counts what is kept until the backward pass, so that each tensor counts once, whoever keeps it."""
+    """Counts what is kept until the backward pass, so that each storage counts once, whoever keeps it."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self._kept = Counter[tuple[str, str]]()
         self._seen: set[tuple[str, str, str]] = set()
 
-    def add(self, tensor: Tensor, keeper: Node, copy: str = "") -> int:
+    def add(self, tensor: Tensor, keeper: Node, copy: str = "") -> float:
         """How many tensors are kept that were not before, as ``keeper`` keeps ``tensor``, or a ``copy`` of it in
-        another format, in each of its iterations.
+        another format, in each of its iterations; of a part of a storage all that is in it.
 
         Of what goes round in a loop, the first iteration reads what enters and the others what the one before has made.
         """
@@ -188,11 +194,12 @@ class Storage:
         read = tensor.name in {each.name for each in keeper.inputs}
         around = [loop for loop in loops if read and self.graph.enters(tensor, loop)]
         outside = loops[: len(loops) - len(around)]
-        new = self._more(tensor.name, copy, str(outside), math.prod(times for _, times in outside))
+        whole, times_larger = self.graph.storage_of(tensor)
+        new = self._more(whole, copy, str(outside), math.prod(times for _, times in outside))
         for index, (name, times) in enumerate(around, start=len(outside)):
             iterations = math.prod(times for _, times in loops[:index]) * (times - 1)
             new += self._more(self.graph.carried[name][1], copy, f"round {name}", iterations)
-        return new
+        return new * times_larger
 
     def _more(self, name: str, copy: str, which: str, copies: int) -> int:
         """``copies`` of the tensor of that name are kept, those of these loops: how many are new."""
@@ -225,7 +232,8 @@ def build(
     if not any(node.operations for node in builder.nodes):
         raise GraphError(f"{model.path}: layers: nothing is computed; expected one layer that is more than a view")
     _check_ties(model, builder.nodes)
-    graph = Graph(model.name, tuple(builder.nodes), inputs, params, batch, _tokens(model, params), builder.carried)
+    tokens = _tokens(model, params)
+    graph = Graph(model.name, tuple(builder.nodes), inputs, params, batch, tokens, builder.carried, builder.parts)
     if graph.parameters > MOST_PARAMETERS:
         raise GraphError(f"{model.path}: layers: {graph.parameters:.3g} parameters; expected at most {MOST_PARAMETERS}")
     return graph
@@ -320,6 +328,7 @@ class _Builder:
         self.model, self.choices = model, choices
         self.nodes: list[Node] = []
         self.carried: dict[str, tuple[str, str]] = {}
+        self.parts: dict[str, tuple[str, float]] = {}
         #: Names of inputs, layers, loops, blocks and branches: what stands inside them is called after them.
         self._taken = set(model.inputs)
         self._added = self._entries = 0
@@ -432,7 +441,14 @@ class _Builder:
             raise self._error(path, f"{kind} takes {wanted} inputs, found {len(sources)}")
         name = scope.prefix + scope.label(body.get("name"), kind)
         expansion = self._expanded(self._tied(layer, scope), name, sources, path, untrained=self._frozen(body, path))
+        if expansion.whole is not None:
+            self._part(expansion.out, expansion.whole)
         return self._add(Node(name, kind, sources, expansion.operations, expansion.out, scope.repeats), path)
+
+    def _part(self, out: Tensor, whole: Tensor) -> None:
+        """Notes whose storage a tensor is a part of."""
+        name, larger = self.parts.get(whole.name, (whole.name, 1.0))
+        self.parts[out.name] = name, larger * whole.elements / out.elements
 
     def _frozen(self, body: dict[str, Any], path: Path) -> bool:
         stated = body.get("frozen", False)

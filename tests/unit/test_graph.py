@@ -130,6 +130,17 @@ def test_a_view_keeps_its_storage() -> None:
     assert kept(made) == 2 * 512, "the output of relu, which linear reads through the view, once"
 
 
+def test_a_part_that_keeps_its_whole_counts_it_once() -> None:
+    """Half (256 bytes) of an activation (512) that a convolution reads: all of it is kept, once where others keep it,
+    too; of a loop what enters it and what its iterations hand on."""
+    half = {"dims": {"batch": "=batch", "channels": 4, "height": 4, "width": 4}}
+    for whole, part in ((False, 256), (True, 512)):
+        view = {"view": half | {"keeps_whole": whole}}
+        assert kept(graph(CONV, view, CONV, batch=1)) == 512 + part
+        assert kept(graph(CONV, "relu", view, CONV, batch=1)) == 2 * 512 + (0 if whole else part)
+        assert kept(graph(CONV, {"repeat": 5, "layers": [view, CONV]}, batch=1)) == 512 + 5 * part
+
+
 def test_blocks_have_arguments_and_their_own_names() -> None:
     blocks = {
         "unit": {"args": {"width": "required", "stride": 1}, "layers": [

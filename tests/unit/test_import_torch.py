@@ -14,7 +14,7 @@ import paleo
 from paleo.errors import SpecError
 from paleo.importers.torch import load_module, parse_input
 from paleo.layers.base import Choices
-from paleo.network.graph import Graph, build
+from paleo.network.graph import Graph, Storage, build
 from paleo.operations.tensor import precision
 from paleo.predict import STACK_SPREAD
 from paleo.specs.hardware import load_system
@@ -620,6 +620,26 @@ def test_what_autograd_keeps_is_kept(module: Any, shape: str, numbers: list[int]
     graph = build(read(nn.Sequential(first, module), shape), batch=8, choices=Choices(gelu="tanh-stepwise"))
     behind = [size for name, size in kept(graph).items() if name != "input1"]
     assert sorted(behind) == sorted(4.0 * number for number in numbers)
+
+
+class Halves(nn.Module):
+    """Half of what a layer gives goes through another one, as it is or as a copy."""
+
+    def __init__(self, copied: bool) -> None:
+        super().__init__()
+        self.copied, self.first, self.second = copied, nn.Linear(64, 64), nn.Linear(32, 32)
+
+    def forward(self, x: Any) -> Any:
+        left, right = self.first(x).chunk(2, dim=-1)
+        return left + self.second(right.clone() if self.copied else right)
+
+
+@pytest.mark.parametrize(("copied", "numbers"), [(False, 64), (True, 32)])
+def test_a_part_is_kept_with_its_storage(copied: bool, numbers: int) -> None:
+    graph = build(read(Halves(copied), "8x64", loss="none"), batch=8)
+    storage = Storage(graph)
+    saved = [(node, t) for node in graph.nodes for op in node.operations for t in op.saves if t.role != "parameter"]
+    assert sum(t.elements * storage.add(t, node) for node, t in saved) == 8 * 64 + 8 * numbers
 
 
 def test_the_command_says_first_that_it_runs_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

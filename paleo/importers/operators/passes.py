@@ -161,6 +161,8 @@ def part(b: Builder, call: Call) -> None:
         memory_pass(b, call, "gather", flops=0.0)
         return
     x = b.at(next(value for value in call.inputs if value is not None and not value.static))
+    whole = bool(call.options.get("keeps_whole"))
     for value in call.outputs:
         if not value.index and value.elements:
-            b.placed[value] = x if value.shape == x.tensor.sizes else b.shaped(x, value.shape, call.path)
+            same = value.shape == x.tensor.sizes
+            b.placed[value] = x if same else b.shaped(x, value.shape, call.path, keeps_whole=whole)
