@@ -19,9 +19,9 @@ import numpy.typing as npt
 
 from paleo.errors import PlanError
 from paleo.operations.base import Kernel
-from paleo.parallel.mesh import PADDED, Mesh
+from paleo.parallel.mesh import Mesh
 from paleo.parallel.placement import Strategy, placement
-from paleo.parallel.propagation import check_divisions
+from paleo.parallel.propagation import PADDED, check_divisions
 from paleo.pricing.kernels import KernelTimes
 from paleo.search.space import Space, strategy_of_experts
 from paleo.step.section_times import BYTES, FIGURES, SectionCosts, Sums, collectives, section_costs, transfer_seconds

@@ -361,6 +361,10 @@ class System(Spec):
             return self.max_nodes * self.devices_per_node
         return self.levels[-1].ranks if self.levels else 1
 
+    def joins_nodes(self, level: Level) -> bool:
+        """Whether a level joins nodes by their network; a torus joins chips directly, whichever host they belong to."""
+        return (level.ranks is None or level.ranks > self.devices_per_node) and level.topology != "torus"
+
     def share(self, gpus: int) -> str:
         """So many of its GPUs in words, and the nodes that hold them."""
         each, whole = self.devices_per_node, gpus % self.devices_per_node == 0

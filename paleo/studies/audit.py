@@ -22,7 +22,7 @@ from paleo.errors import PaleoError, SpecError
 from paleo.parallel.placement import without_replicas
 from paleo.predict import predict
 from paleo.specs.software import load_software
-from paleo.studies.purchase import FIGURES
+from paleo.studies.changed_system import FIGURES
 
 if TYPE_CHECKING:
     from paleo.logs.base import Log, StepRecord

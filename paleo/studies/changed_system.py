@@ -1,4 +1,6 @@
-"""A system with one figure changed: what if its memory, its links, its price were another?"""
+"""A system with one figure changed: what if its memory, its links, its price were another?
+
+A figure is stated by its path in the file (`changed`), or is one of `FIGURES` that a purchase and an audit vary."""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from paleo.specs.loading import Spec
 from paleo.units import Quantity
 
 if TYPE_CHECKING:
-    from paleo.specs.hardware import System
+    from paleo.specs.hardware import Device, System
 
 _FACTOR = re.compile(r"x(\d+(?:\.\d*)?|\.\d+)\Z")
 _STEP = re.compile(r"([a-z_0-9]+)(?:\[(\d{1,6}|\*)\])?\Z")
@@ -118,3 +120,49 @@ def _quantity(metadata: Any, annotation: Any) -> Quantity | None:
     nested = [part for argument in get_args(annotation) for part in (argument, *getattr(argument, "__metadata__", ()))]
     quantities = [part for part in (*metadata, *nested) if isinstance(part, Quantity)]
     return quantities[0] if quantities else None
+
+
+def _device(system: System, **figures: Any) -> System:
+    return system.model_copy(update={"device": system.device.model_copy(update=figures)})
+
+
+def _arithmetic(system: System, factor: float) -> System:
+    device = system.device
+    scaled = {name: {k: v * factor for k, v in getattr(device, name).items()} for name in ("peak", "vector_peak")}
+    return _device(system, **scaled)
+
+
+def _memory(field: str) -> Callable[[System, float], System]:
+    def changed(system: System, factor: float) -> System:
+        memory = system.device.memory
+        return _device(system, memory=memory.model_copy(update={field: getattr(memory, field) * factor}))
+
+    return changed
+
+
+def _link(field: str) -> Callable[[System, float], System]:
+    def changed(system: System, factor: float) -> System:
+        levels = []
+        for level in system.levels:
+            value = getattr(level.link, field)
+            link = level.link if value is None else level.link.model_copy(update={field: value * factor})
+            levels.append(level.model_copy(update={"link": link}))
+        return system.model_copy(update={"levels": tuple(levels)})
+
+    return changed
+
+
+def _design_power(system: System, factor: float) -> System:
+    device: Device = system.device
+    return system if device.tdp is None else _device(system, tdp=device.tdp * factor)
+
+
+#: Figure of the hardware -> the system with that figure multiplied.
+FIGURES: dict[str, Callable[[System, float], System]] = {
+    "arithmetic (FLOP/s)": _arithmetic,
+    "memory bandwidth": _memory("bandwidth"),
+    "memory capacity": _memory("capacity"),
+    "link bandwidth": _link("bandwidth"),
+    "link latency": _link("latency"),
+    "design power": _design_power,
+}

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paleo.predict import predict
-from paleo.pricing.links.group import between_nodes
 from paleo.pricing.links.topology import node_placement, placed
 from paleo.units import whole_percent
 
@@ -50,7 +49,7 @@ class PlacementStudy:
     @property
     def units(self) -> str:
         """Several of those."""
-        outer = (level for level in self.prediction.system.levels if between_nodes(self.prediction.system, level))
+        outer = (level for level in self.prediction.system.levels if self.prediction.system.joins_nodes(level))
         level = next(outer)
         if level.topology == "dragonfly":
             return "groups"
@@ -66,7 +65,7 @@ def studied(prediction: Prediction) -> PlacementStudy | None:
     """The study of a run that says where its nodes lie or that others use the network; None for the usual run."""
     run, system = prediction.run, prediction.system
     placement = node_placement(run.nodes, run.background, run.neighbour)
-    if placement.usual or not any(between_nodes(system, level) for level in system.levels):
+    if placement.usual or not any(system.joins_nodes(level) for level in system.levels):
         return None
     nodes = math.ceil(prediction.plan.gpus / system.devices_per_node)
     stated = {"nodes": "packed", "background": 0.0, "neighbour": None, "microbatch": prediction.plan.microbatch}

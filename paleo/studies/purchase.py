@@ -3,7 +3,6 @@ another."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,7 @@ from paleo.errors import CapacityError, PaleoError, PlanError, SpecError
 from paleo.parallel.placement import without_replicas
 from paleo.predict import predict
 from paleo.search.recommended import recommended
+from paleo.studies.changed_system import FIGURES
 from paleo.studies.comparison import AUTO, Candidate, Comparison, common_batch
 from paleo.studies.consistency import studied
 from paleo.studies.cost import Tariff, power
@@ -19,7 +19,7 @@ from paleo.studies.training import training
 
 if TYPE_CHECKING:
     from paleo.predict import Prediction
-    from paleo.specs.hardware import Device, System
+    from paleo.specs.hardware import System
     from paleo.specs.model import ModelSpec
     from paleo.specs.run import Run
     from paleo.studies.comparison import Objective, Planner
@@ -193,49 +193,3 @@ def _moved(prediction: Prediction, figure: str, change: float) -> Sensitivity:
     )
     step = prediction.step_time
     return Sensitivity(figure, low.step_time / step, high.step_time / step, low.memory.fits, high.memory.fits)
-
-
-def _device(system: System, **figures: Any) -> System:
-    return system.model_copy(update={"device": system.device.model_copy(update=figures)})
-
-
-def _arithmetic(system: System, factor: float) -> System:
-    device = system.device
-    scaled = {name: {k: v * factor for k, v in getattr(device, name).items()} for name in ("peak", "vector_peak")}
-    return _device(system, **scaled)
-
-
-def _memory(field: str) -> Callable[[System, float], System]:
-    def changed(system: System, factor: float) -> System:
-        memory = system.device.memory
-        return _device(system, memory=memory.model_copy(update={field: getattr(memory, field) * factor}))
-
-    return changed
-
-
-def _link(field: str) -> Callable[[System, float], System]:
-    def changed(system: System, factor: float) -> System:
-        levels = []
-        for level in system.levels:
-            value = getattr(level.link, field)
-            link = level.link if value is None else level.link.model_copy(update={field: value * factor})
-            levels.append(level.model_copy(update={"link": link}))
-        return system.model_copy(update={"levels": tuple(levels)})
-
-    return changed
-
-
-def _design_power(system: System, factor: float) -> System:
-    device: Device = system.device
-    return system if device.tdp is None else _device(system, tdp=device.tdp * factor)
-
-
-#: Figure of the hardware -> the system with that figure multiplied.
-FIGURES: dict[str, Callable[[System, float], System]] = {
-    "arithmetic (FLOP/s)": _arithmetic,
-    "memory bandwidth": _memory("bandwidth"),
-    "memory capacity": _memory("capacity"),
-    "link bandwidth": _link("bandwidth"),
-    "link latency": _link("latency"),
-    "design power": _design_power,
-}

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from paleo.collectives.base import Traffic
-from paleo.pricing.links.group import between_nodes
 from paleo.pricing.links.transfer import NANOSECOND, fill_time, hidden, with_skew
 from paleo.pricing.parameters import parameter
 from paleo.units import MEBIBYTE, MICROSECOND
@@ -126,7 +125,7 @@ def measured_exchange(system: System) -> str | None:
 
 
 def _measured(system: System, by_kind: Mapping[str, str]) -> str | None:
-    outer = [level.link.kind for level in system.levels if between_nodes(system, level)]
+    outer = [level.link.kind for level in system.levels if system.joins_nodes(level)]
     return by_kind.get(outer[0]) if outer else None
 
 
@@ -141,7 +140,7 @@ def fabric_defaults(system: System) -> FabricParameters:
     InfiniBand and the like: 0.97 of a NIC for rings and trees (CX7 in SimAI's calbusbw.h; 0.96 to 0.98 measured with 1
     to 4 ranks a node), step latencies between those of NCCL's tuner and 8 us a hop of an all_gather.
     """
-    outer = [level.link for level in system.levels if between_nodes(system, level)]
+    outer = [level.link for level in system.levels if system.joins_nodes(level)]
     sockets = bool(outer) and outer[0].kind == "ethernet" and "roce" not in outer[0].name.lower()
     return SOCKETS if sockets else FabricParameters()
 

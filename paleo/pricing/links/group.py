@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,12 +28,11 @@ from paleo.collectives.base import ranks_of
 from paleo.errors import PlanError
 from paleo.pricing.links.transfer import NANOSECOND, fill_time, hidden, softly_least, with_skew
 from paleo.pricing.parameters import parameter
-from paleo.specs.hardware import Span
 from paleo.units import MICROSECOND
 
 if TYPE_CHECKING:
     from paleo.collectives.base import Algorithm, Array, Numeric, Phase, Traffic
-    from paleo.specs.hardware import Level, System
+    from paleo.specs.hardware import Span, System
 
 #: Link kinds inside a node that are no PCIe tree.
 _LIKE_NVLINK = frozenset({"nvlink", "nvswitch", "infinity_fabric", "ici", "ethernet"})
@@ -157,11 +156,11 @@ def links_across(system: System, *, ranks: int, ranks_per_node: int) -> GroupLin
     one NVLink domain count as one node."""
     inside = min(ranks, domain_ranks(system, ranks_per_node))
     spans, nodes = list(system.group(1, inside)), -(-ranks // inside)
-    outer = [index for index, span in enumerate(spans) if between_nodes(system, span.level)]
+    outer = [index for index, span in enumerate(spans) if system.joins_nodes(span.level)]
     if nodes > 1 and not outer:
         raise PlanError(f"system {system.name} has no network between nodes, and {ranks} ranks need {nodes} nodes")
     if nodes > 1:
-        spans[outer[0]] = Span(spans[outer[0]].level, nodes, inside, 1)
+        spans[outer[0]] = replace(spans[outer[0]], fan_out=nodes, members_below=inside, groups_sharing=1, units=0)
     return links_of_spans(system, spans)
 
 
@@ -189,16 +188,11 @@ def stack_links(groups: Sequence[GroupLinks], index: npt.NDArray[np.intp]) -> Gr
     ).rows(index)
 
 
-def between_nodes(system: System, level: Level) -> bool:
-    """Whether a level joins nodes by their network; a torus joins chips directly, whichever host they belong to."""
-    return (level.ranks is None or level.ranks > system.devices_per_node) and level.topology != "torus"
-
-
 def links_of_spans(system: System, spans: Sequence[Span]) -> GroupLinks:
     """The links of a group that a system has resolved into spans."""
     if not spans:
         raise PlanError(f"system {system.name} has no links, so its devices cannot talk to one another")
-    fabric = [between_nodes(system, span.level) for span in spans]
+    fabric = [system.joins_nodes(span.level) for span in spans]
     inner = [span.level for span, outside in zip(spans, fabric, strict=True) if not outside and span.fan_out > 1]
     ports = [_usable_ports(system, span, outside) for span, outside in zip(spans, fabric, strict=True)]
     links = GroupLinks(
@@ -240,7 +234,7 @@ def link_kind(system: System) -> str:
     >>> [link_kind(load_system(name)) for name in ("dgx-h100", "deepbench-8gpu-dual-root", "deepbench-10gpu-pascal")]
     ['nvlink', 'pcie', 'pcie-switch']
     """
-    inner = [level for level in system.levels if not between_nodes(system, level)]
+    inner = [level for level in system.levels if not system.joins_nodes(level)]
     if not inner:
         return "none"
     if inner[0].link.kind in _LIKE_NVLINK:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from paleo.errors import SpecError, near
-from paleo.pricing.links.group import between_nodes, link_kind
+from paleo.pricing.links.group import link_kind
 
 if TYPE_CHECKING:
     from paleo.collectives.base import Array, Numeric
@@ -328,13 +328,13 @@ def states_topology(system: System) -> bool:
     return any(
         level.oversubscription > 1.0 or level.routing not in (None, "rail") or level.global_links is not None
         for level in system.levels
-        if between_nodes(system, level)
+        if system.joins_nodes(level)
     )
 
 
 def placed(system: System, nodes: int, placement: NodePlacement) -> NetworkShare:
     """What ``nodes`` of a system keep of their ports between nodes."""
-    outer = [level for level in system.levels if between_nodes(system, level)]
+    outer = [level for level in system.levels if system.joins_nodes(level)]
     if not outer or nodes < 2:
         return NetworkShare(1.0, 0.0, 1.0, 1.0)
     level, machine = outer[0], max(system.max_nodes or USUAL_NODES, nodes)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, ClassVar
 
 from paleo.errors import SpecError, near
 from paleo.pricing.communication import link_parameters
-from paleo.pricing.links.group import between_nodes
 from paleo.pricing.links.transfer import hidden
 from paleo.specs.hardware import load_system
 from paleo.validate.steps.base import Step, StepTable, whole
@@ -50,7 +49,7 @@ class Rails(StepTable):
             raise SpecError(f"peers: {peers!r} is none of these; {near(peers, PEERS)}")
         if whole(row, "ranks_per_node") != system.devices_per_node:
             raise SpecError(f"ranks_per_node: only whole nodes of {system.devices_per_node} are modelled")
-        outer = [level for level in system.levels if between_nodes(system, level)]
+        outer = [level for level in system.levels if system.joins_nodes(level)]
         if not outer:
             raise SpecError(f"system {system.name} has no network between nodes")
         calibrated = link_parameters(system, "collective.fabric")
