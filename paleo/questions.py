@@ -183,7 +183,7 @@ def _stated(run: Run) -> Document:
 
 def planner_of(run: Run, software: str | None = None) -> Planner:
     """The search of a plan, narrowed by the stated fields of a run."""
-    from paleo.search.recommended import recommended
+    from paleo.search.plans import recommended
 
     return functools.partial(recommended, space=narrowed(run, software))
 

@@ -1,26 +1,321 @@
-"""``paleo calibrate --fit`` on tables of reference points and of submissions: writes them into task files."""
+"""``paleo calibrate --fit`` on tables of reference points and of submissions: writes them into task files.
+
+What tasks learn from submissions: how their code runs beside the step model, how many samples they need over the
+law, what an evaluation costs; with errors on rounds that were left out.
+"""
 
 from __future__ import annotations
 
 import json
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from paleo.calibrate.convergence import is_convergence, write_laws
-from paleo.calibrate.submissions import LEAST_ROWS, fitted_task, rows_of, step_residual
-from paleo.errors import SpecError
+from paleo.errors import PaleoError, SpecError
 from paleo.specs.catalog import FOLDERS, catalog_root, entries
-from paleo.specs.task import load_task
+from paleo.specs.task import Submissions, load_task
+from paleo.studies.target import timed
+from paleo.units import MILLISECOND
 from paleo.validate.kinds.base import read_table
-from paleo.validate.steps.training_runs import TrainingRuns
+from paleo.validate.steps.base import filled, records
+from paleo.validate.steps.submissions import MINUTE, TrainingRuns, copies, pairs_of, target_of_row
 
 if TYPE_CHECKING:
-    from paleo.specs.task import TrainingTask
+    from paleo.specs.task import Code, Evaluation, TrainingTask
+    from paleo.studies.target import TargetTime
+
+Array = npt.NDArray[np.float64]
+#: A round's weight in the fit for another: software is dated, and each round apart counts less.
+FADES = 0.6
+#: Weight of rows whose configuration is a guess or not known.
+UNSURE = 0.5
+#: Widths of the pulls to zero: of an architecture's and a device's deviation, of the other two terms, in rows.
+PULLS = {"architecture": 0.5, "device": 1.0, "per_doubling": 2.0, "several_nodes": 1.0}
+#: Logarithm of the step below which deviations are not outliers.
+LEAST_SPREAD = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A submission beside its prediction, before anything that is fitted."""
+
+    index: int
+    point: TargetTime
+    round_name: str
+    exact: bool
+    runs: float
+    step: float
+    samples: float
+    evaluation: float
+    evaluations: float
+    seconds: float
+
+    @property
+    def task(self) -> str:
+        """The name of its task."""
+        return self.point.task.name
+
+
+def rows_of(frame: pd.DataFrame) -> list[Row]:
+    """Rows of a table of training runs that can be predicted, copies left out."""
+    alone = ~copies(frame)
+    rows = []
+    for index, cells in enumerate(records(frame)):
+        if not alone[index]:
+            continue
+        try:
+            point = target_of_row(cells)
+        except PaleoError:
+            continue
+        rows.append(_row(index, cells, point))
+    return rows
+
+
+def _row(index: int, cells: dict[str, Any], point: TargetTime) -> Row:
+    def measured(name: str, unit: float = 1.0) -> float:
+        value = float(cells[name]) if filled(cells, name) else float("nan")
+        return value * unit if value > 0 else float("nan")
+
+    return Row(
+        index=index,
+        point=point,
+        round_name=str(cells["round"]),
+        exact=cells.get("config_match") == "exact",
+        runs=measured("runs"),
+        step=measured("step_ms", MILLISECOND) if filled(cells, "step_ms") else implied_step(cells, point.global_batch),
+        samples=pairs_of(cells, "samples_to_target"),
+        evaluation=float(cells["evaluation_s"]) if filled(cells, "evaluation_s") else float("nan"),
+        evaluations=measured("evaluations"),
+        seconds=measured("minutes_to_target", MINUTE),
+    )
+
+
+def implied_step(cells: dict[str, Any], global_batch: float) -> float:
+    """Seconds of a step from the minutes of a row that logs none: what is left of them beside evaluation, over steps;
+    nan where they are not stated."""
+    names = ("minutes_to_target", "evaluation_s")
+    if not all(filled(cells, name) for name in (*names, "samples_to_target")):
+        return float("nan")
+    minutes, evaluation = (float(cells[name]) for name in names)
+    left, samples = minutes * MINUTE - evaluation, pairs_of(cells, "samples_to_target")
+    return left / (samples / global_batch) if left > 0 and samples > 0 else float("nan")
+
+
+def _weights(rows: list[Row], rounds: list[str], towards: str) -> Array:
+    """Weights of rows for a fit towards a round: later ones count most, unsure configurations half."""
+    place = rounds.index(towards)
+    apart = np.array([abs(rounds.index(row.round_name) - place) for row in rows], dtype=np.float64)
+    return np.asarray(FADES**apart * np.where([row.exact for row in rows], 1.0, UNSURE))
+
+
+def fit_code(rows: list[Row], rounds: list[str], towards: str) -> Code:
+    """How the code of a task runs, from its rows: robust least squares of log(measured / predicted step) with
+    deviations of architectures and devices pulled to zero."""
+    code = rows[0].point.task.code
+    fitted = [row for row in rows if row.step > 0]
+    if len(fitted) < LEAST_ROWS:
+        return code.model_copy(update={"ratio": {}, "rows": 0})
+    reference = float(np.median([_samples_per_gpu(row) for row in fitted]))
+    architectures = sorted({row.point.prediction.system.device.architecture for row in fitted})
+    devices = sorted({row.point.prediction.system.device.name for row in fitted})
+    design = np.array([_terms(row, architectures, devices, reference) for row in fitted])
+    target = np.log([row.step / row.point.prediction.step_time for row in fitted])
+    pulls = [0.0, *[PULLS["architecture"]] * len(architectures), *[PULLS["device"]] * len(devices)]
+    pulls += [PULLS["per_doubling"], PULLS["several_nodes"]]
+    beta = _robust(design, target, _weights(fitted, rounds, towards), np.array(pulls))
+    return _code(code, beta, architectures, devices, fitted, reference)
+
+
+#: Rows from which on a code is fitted.
+LEAST_ROWS = 3
+
+
+def _samples_per_gpu(row: Row) -> float:
+    return row.point.global_batch / row.point.prediction.plan.gpus
+
+
+def _terms(row: Row, architectures: list[str], devices: list[str], reference: float) -> list[float]:
+    prediction = row.point.prediction
+    device, plan = prediction.system.device, prediction.plan
+    several = float(plan.gpus > max(prediction.system.devices_per_node, 1))
+    return [
+        1.0,
+        *(float(device.architecture == architecture) for architecture in architectures),
+        *(float(device.name == name) for name in devices),
+        float(np.log2(_samples_per_gpu(row) / reference)),
+        several,
+    ]
+
+
+def _robust(design: Array, target: Array, weights: Array, pulls: Array) -> Array:
+    """Weighted least squares with pulls to zero, rows beyond two spreads weighted down (Huber)."""
+    used, beta = weights, np.zeros(design.shape[1])
+    for _ in range(8):
+        normal = design.T @ (design * used[:, None]) + np.diag(np.maximum(pulls, 1e-12))
+        beta = np.linalg.solve(normal, design.T @ (used * target))
+        rest = np.abs(target - design @ beta)
+        spread = max(1.48 * float(np.median(rest)), LEAST_SPREAD)
+        used = weights / np.maximum(1.0, rest / (2.0 * spread))
+    return np.asarray(beta)
+
+
+def _code(
+    code: Code, beta: Array, architectures: list[str], devices: list[str], rows: list[Row], reference: float
+) -> Code:
+    """The numbers of a fit as they stand in a task file."""
+    of_architecture = dict(zip(architectures, beta[1 : 1 + len(architectures)], strict=True))
+    of_device = dict(zip(devices, beta[1 + len(architectures) : -2], strict=True))
+    home = {row.point.prediction.system.device.name: row.point.prediction.system.device.architecture for row in rows}
+    ratio = {"all": beta[0]} | {name: beta[0] + term for name, term in of_architecture.items()}
+    ratio |= {name: beta[0] + of_architecture[home[name]] + term for name, term in of_device.items()}
+    return code.model_copy(
+        update={
+            "ratio": {name: round(float(np.exp(value)), 4) for name, value in ratio.items()},
+            "samples_per_gpu": reference,
+            "per_doubling": round(float(beta[-2]), 4),
+            "several_nodes": round(float(beta[-1]), 4),
+            "rows": len(rows),
+        }
+    )
+
+
+def _of_gpus(rows: list[Row]) -> list[Row]:
+    """Rows of GPUs where there are enough of them, else all: TPUs ran other code at other batches and rates."""
+    of_gpus = [row for row in rows if row.point.prediction.system.device.kind == "gpu"]
+    return of_gpus if len(of_gpus) >= LEAST_ROWS else rows
+
+
+def fit_samples(rows: list[Row], rounds: list[str], towards: str) -> Submissions | None:
+    """What submissions need over the law: weighted median of the logarithm and its rms, of GPUs where there are any."""
+    fitted = _of_gpus([row for row in rows if row.samples > 0])
+    if len(fitted) < LEAST_ROWS:
+        return None
+    logs = np.log([row.samples / float(row.point.task.law.samples(row.point.global_batch)) for row in fitted])
+    weights = _weights(fitted, rounds, towards)
+    centre = weighted_median(logs, weights)
+    rms = float(np.sqrt(np.average((logs - centre) ** 2, weights=weights)))
+    source = f"{len(fitted)} submissions of rounds {rounds[0]} to {rounds[-1]}"
+    return Submissions(ratio=round(float(np.exp(centre)), 4), residual=round(rms, 4), rows=len(fitted), source=source)
+
+
+def fit_evaluation(rows: list[Row], code: Code, rounds: list[str], towards: str) -> Evaluation:
+    """Work or fixed seconds of an evaluation, from the seconds that submissions spent on each: weighted medians; work
+    where it scatters less than seconds do; of GPUs where there are any. Rows whose evaluations are part of their steps
+    count as zero."""
+    evaluation = rows[0].point.task.evaluation
+    fitted = _of_gpus([row for row in rows if row.evaluation >= 0 and row.evaluations > 0])
+    if len(fitted) < LEAST_ROWS:
+        return evaluation
+    plain = evaluation.model_copy(update={"work": 1.0, "fixed": 0.0})
+    neutral = rows[0].point.task.model_copy(update={"code": code, "evaluation": plain})
+    counts = [1.0 if evaluation.beside else row.evaluations for row in fitted]
+    seconds = np.array([row.evaluation for row in fitted]) / np.array(counts)
+    passes = np.array([_timed(row, neutral).evaluation_time for row in fitted])
+    weights = _weights(fitted, rounds, towards)
+    work, fixed = _work_and_fixed(seconds, passes, weights)
+    return evaluation.model_copy(update={"work": round(work, 4), "fixed": round(fixed, 3)})
+
+
+def _work_and_fixed(seconds: Array, passes: Array, weights: Array) -> tuple[float, float]:
+    """Work and fixed seconds in the mixture of both that scatters least about what was measured."""
+    usual, best = float(np.median(passes)), (float("inf"), 1.0, 0.0)
+    for share in MIXTURES:
+        mixture = share * passes / usual + (1.0 - share)
+        scale = weighted_median(seconds / mixture, weights)
+        logs = np.abs(np.log(seconds[seconds > 0] / mixture[seconds > 0] / max(scale, TINY)))
+        scatter = float(np.median(logs)) if len(logs) and scale > 0 else float("inf")
+        best = min(best, (scatter, share * scale / usual, (1.0 - share) * scale))
+    return (0.0, 0.0) if weighted_median(seconds, weights) <= 0 else best[1:]
+
+
+#: Shares of passes in the seconds of an evaluation that are tried, and seconds that are none.
+MIXTURES, TINY = (0.0, 0.25, 0.5, 0.75, 1.0), 1e-12
+
+
+def weighted_median(values: Array, weights: Array) -> float:
+    """The value that half of the weight lies below.
+
+    >>> weighted_median(np.array([3.0, 1.0, 2.0]), np.array([1.0, 1.0, 5.0]))
+    2.0
+    """
+    order = np.argsort(values)
+    place = int(np.searchsorted(np.cumsum(weights[order]), weights.sum() / 2.0))
+    return float(values[order][min(place, len(values) - 1)])
+
+
+def _timed(row: Row, task: TrainingTask) -> TargetTime:
+    runs = row.runs if row.runs > 0 else 1.0
+    return timed(task, row.point.prediction, row.point.forward, global_batch=row.point.global_batch, runs=runs)
+
+
+def fitted_task(task: TrainingTask, rows: list[Row], rounds: list[str], towards: str) -> TrainingTask:
+    """The task with everything that its rows teach for a round."""
+    if not rows:
+        return task
+    code = fit_code(rows, rounds, towards)
+    return task.model_copy(
+        update={
+            "code": code,
+            "submissions": fit_samples(rows, rounds, towards),
+            "evaluation": fit_evaluation(rows, code, rounds, towards),
+        }
+    )
+
+
+def left_out(rows: list[Row], rounds: list[str]) -> Iterator[tuple[Row, TargetTime]]:
+    """Each row as predicted by its task fitted to all other rounds; rows of tasks with a single round are predicted by
+    the task without any fit."""
+    for name in sorted({row.task for row in rows}):
+        mine = [row for row in rows if row.task == name]
+        for towards in sorted({row.round_name for row in mine}):
+            others = [row for row in mine if row.round_name != towards]
+            task = _plain(load_task(name))
+            task = fitted_task(task, others, rounds, towards) if len(others) >= LEAST_ROWS else task
+            task = _with_residual(task, others, rounds)
+            for row in mine:
+                if row.round_name == towards:
+                    yield row, _timed(row, task)
+
+
+def _plain(task: TrainingTask) -> TrainingTask:
+    """The task before anything was fitted to submissions."""
+    code = task.code.model_copy(update={"ratio": {}, "per_doubling": 0.0, "several_nodes": 0.0, "residual": 0.0})
+    return task.model_copy(update={"code": code, "submissions": None})
+
+
+def _with_residual(task: TrainingTask, rows: list[Row], rounds: list[str]) -> TrainingTask:
+    """The task with the residual of its step: rms of the logarithm over rows, each round left out in turn."""
+    residual = step_residual(rows, rounds)
+    return task.model_copy(update={"code": task.code.model_copy(update={"residual": residual})})
+
+
+def step_residual(rows: list[Row], rounds: list[str]) -> float:
+    """Rms of log(measured / predicted step), each round left out in turn; that of the fit itself with one round."""
+    known = [row for row in rows if row.step > 0]
+    if len(known) < LEAST_ROWS:
+        return 0.0
+    logs = []
+    for towards in sorted({row.round_name for row in known}):
+        others = [row for row in known if row.round_name != towards] or known
+        code = fit_code(others, rounds, towards)
+        task = known[0].point.task.model_copy(update={"code": code})
+        logs += [np.log(row.step / _timed(row, task).step_time) for row in known if row.round_name == towards]
+    spread = 1.48 * float(np.median(np.abs(logs)))
+    rms = float(np.sqrt(np.mean(np.minimum(np.abs(logs), 4.0 * max(spread, LEAST_SPREAD)) ** 2)))
+    return round(rms if len({row.round_name for row in known}) > 1 else max(rms, ONE_ROUND), 4)
+
+
+#: Least residual of a code that only one round is known of: rounds of the other codes differ by so much.
+ONE_ROUND = 0.15
+
 
 #: Fields of a code that nothing was fitted to, and of an evaluation, in the order in which a file has them.
 CODE = ("software", "ratio", "samples_per_gpu", "per_doubling", "several_nodes", "residual", "rows", "source")

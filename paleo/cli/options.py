@@ -1,11 +1,12 @@
-"""Options that several commands take: names of the catalog, counts, output, and those of a run."""
+"""Options that several commands take: names of the catalog, counts, output, those of a run, of what a training is to
+reach and costs, and of a run that is long enough to fail."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
@@ -14,6 +15,8 @@ from paleo.errors import SpecError
 
 if TYPE_CHECKING:
     from paleo.specs.run import Run
+    from paleo.studies.cost import Tariff
+    from paleo.studies.long_run import LongRunOptions
 
 #: Collective operations that the shell completes, and formats.
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce")
@@ -239,3 +242,110 @@ def packs(argument: str, options: type[Any]) -> Callable[[Callable[..., None]], 
 
 #: The options of a run, in the argument ``options``.
 takes_run = packs("options", RunOptions)
+
+
+Loss = Annotated[
+    float | None, typer.Option(help="Train a language model to this loss in nats a token, by Chinchilla's law.")
+]
+Target = Annotated[
+    str | None,
+    typer.Option(metavar="TASK", help="Train to the target of a task: mlperf:bert.", autocompletion=completes("tasks")),
+]
+NoiseScale = Annotated[
+    float | None,
+    typer.Option(help="Critical batch in samples: a batch as large needs twice the samples. [not counted]"),
+]
+
+
+def count(text: str) -> float:
+    """A number of samples or tokens, perhaps with a prefix: ``15T``."""
+    from paleo.units import parse
+
+    try:
+        return parse(text, "count")
+    except SpecError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+Epochs = Annotated[float | None, typer.Option(help="Time, rent and energy of so many epochs of the data set.")]
+Samples = Annotated[
+    float | None, typer.Option(parser=count, metavar="N", help="The same for so many samples: 4M or 4000000.")
+]
+Tokens = Annotated[float | None, typer.Option(parser=count, metavar="N", help="The same for so many tokens: 15T.")]
+GpuPrice = Annotated[
+    str | None,
+    typer.Option(
+        "--price",
+        metavar="RATE",
+        help="Rent of one GPU: '2.5 USD/h', or by system in USD an hour: A=2.1,B=1.3. [catalog and price lists]",
+    ),
+]
+RentTerm = Annotated[
+    str, typer.Option("--term", metavar="TERM", help="Rented on-demand, 1-year, 3-year or spot (dated price lists).")
+]
+Bought = Annotated[
+    float | None,
+    typer.Option("--buy", metavar="YEARS", help="Machines are bought and written off over so many years. [rented]"),
+]
+Electricity = Annotated[str | None, typer.Option(metavar="RATE", help="Price of energy: '0.12 USD/kWh'. [not counted]")]
+Pue = Annotated[float | None, typer.Option(help="Energy of the building over that of its machines. [1]")]
+HostPower = Annotated[
+    str | None, typer.Option(metavar="POWER", help="Of the host, for each GPU: '150 W'. [not counted]")
+]
+RankBy = Annotated[str | None, typer.Option("--objective", help="Best first by time, cost or energy.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TariffOptions:
+    """What is paid beside the catalog's rent, for the commands that price a training."""
+
+    price: GpuPrice = None
+    electricity: Electricity = None
+    pue: Pue = None
+    host_power: HostPower = None
+    term: RentTerm = "on-demand"
+    buy: Bought = None
+
+    def tariff(self) -> Tariff:
+        """The tariff that the options describe; SpecError names the option that is wrong."""
+        from paleo.studies.cost import stated_tariff
+
+        return stated_tariff(**asdict(self))
+
+
+#: Those options, in the argument ``rates``.
+takes_tariff = packs("rates", TariffOptions)
+
+
+def _long_run(help_: str, name: str | None = None, **more: Any) -> Any:
+    return typer.Option(*filter(None, [name]), help=help_, rich_help_panel="A long run", **more)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LongRunFlags:
+    """What fails, where checkpoints go and what a restart takes; any of them counts failures in."""
+
+    goodput: Annotated[bool, _long_run("Count failures, checkpoints and restarts in.", "--goodput")] = False
+    failures: Annotated[str | None, _long_run("Of a node: '4/knodeday'. [the system's]", metavar="RATE")] = None
+    checkpoint: Annotated[str | None, _long_run("auto, 30min or 250steps. [auto]", metavar="EVERY")] = None
+    checkpointing: Annotated[str | None, _long_run("sync, async or memory (and storage behind it). [sync]")] = None
+    storage: Annotated[str | None, _long_run("What it takes in: '2 GB/s'. [100 GB/s]", metavar="RATE")] = None
+    storage_size: Annotated[str | None, _long_run("What it holds: '10 TB'. [enough]", metavar="BYTES")] = None
+    restart: Annotated[str | None, _long_run("From a failure to the next step. [3 min + load]", metavar="TIME")] = None
+    spares: Annotated[int | None, _long_run("Spare nodes, paid for. [as many as it takes]", min=0, max=10**6)] = None
+    repair: Annotated[str | None, _long_run("How long a failed node is away. [24 h]", metavar="TIME")] = None
+    elastic: Annotated[bool, _long_run("Go on without the replica that failed.", "--elastic")] = False
+
+    def keywords(self) -> dict[str, Any]:
+        """The options as keywords of a question."""
+        return asdict(self)
+
+    def stated(self) -> LongRunOptions | None:
+        """The options of the run; None where failures are not counted."""
+        from paleo.studies.long_run import stated_long_run
+
+        return stated_long_run(**self.keywords())
+
+
+#: Those options, in the argument ``long_run``.
+takes_long_run = packs("long_run", LongRunFlags)

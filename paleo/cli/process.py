@@ -1,20 +1,24 @@
-"""A command line becomes an exit code: commands are found, run, and what goes wrong on purpose is one line."""
+"""A command line becomes an exit code: commands are found, run, and what goes wrong on purpose is one line. Standard
+streams are taken as they are: closed, full, without a reader, or of a terminal that knows ASCII alone."""
 
 from __future__ import annotations
 
+import codecs
 import errno
 import gc
 import importlib
 import os
 import pkgutil
+import signal
 import sys
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from copy import copy
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO, cast
 
 import typer
 from typer.models import CommandInfo
@@ -22,8 +26,85 @@ from typer.models import CommandInfo
 from paleo.cli import commands
 from paleo.cli.application import CATALOG, DECIDE, FAULT, INTERRUPTED, MEASURE, NO, PREDICT, UNREAD, WRONG, app
 from paleo.cli.output import COMMAND
-from paleo.cli.streams import discard_output, prepare, printable, say
 from paleo.errors import CapacityError, PaleoError
+
+#: What characters of ours become where a terminal does not know them; all others become a question mark.
+_PLAIN = {
+    "×": "x", "−": "-", "–": "-", "—": "-", "…": "...", "·": "*", "µ": "u", "→": "->", "≥": ">=", "≤": "<=",
+    "’": "'", "“": '"', "”": '"', "²": "2", "±": "+-", "≈": "~", "✓": "yes", "•": "*",
+}  # fmt: skip
+#: Longer messages are cut.
+LONGEST = 1200
+TERMINATED = 128 + signal.SIGTERM
+
+
+def _plainer(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    text = error.object[error.start : error.end]
+    return "".join(_PLAIN.get(character, "?") for character in text), error.end
+
+
+class _Closed:
+    """A stream that was closed before the program began: what is written to it fails as it does on a full disk."""
+
+    encoding = "utf-8"
+
+    def write(self, text: str) -> int:
+        raise OSError(9, "it is closed")
+
+    def flush(self) -> None:
+        """Nothing waits here."""
+
+    def isatty(self) -> bool:
+        return False
+
+    def fileno(self) -> int:
+        raise OSError(9, "it is closed")
+
+
+def prepare() -> None:
+    """Make the streams fit for any text, and let SIGTERM be an exception, so that unfinished files are removed."""
+    while (number := os.open(os.devnull, os.O_RDWR)) < 3:  # a file opened later must not take a closed stream's number
+        pass
+    os.close(number)
+    codecs.register_error("paleo", _plainer)
+    sys.stdout = cast(TextIO, sys.stdout or _Closed())
+    sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure: Any = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="paleo")
+    with suppress(ValueError):  # not the main thread
+        signal.signal(signal.SIGTERM, _terminate)
+
+
+def _terminate(number: int, frame: object) -> None:
+    raise SystemExit(TERMINATED)
+
+
+def say(text: str) -> None:
+    """A line on stderr; where that cannot be written there is nobody to tell."""
+    with suppress(OSError, ValueError):
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
+
+
+def discard_output() -> None:
+    """Send what is still buffered for stdout nowhere, so that the interpreter does not fail over it at its end."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def printable(message: str) -> str:
+    """A message as one line of bounded length, without what would steer a terminal.
+
+    >>> printable("name\\n\\x1b[31mred")
+    'name ?[31mred'
+    """
+    line = " ".join(message.split())
+    return "".join(character if character.isprintable() else "?" for character in line[:LONGEST])
+
 
 #: What typer raises on wrong usage; its base class has moved between versions.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[2]

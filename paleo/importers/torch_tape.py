@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from paleo.errors import SpecError
 from paleo.importers.rules import Invocation, plain_name, torch_reading
-from paleo.importers.torch_detection import CHOOSERS, sampled_boxes
-from paleo.importers.torch_guesses import computed, guessed, label_of
+from paleo.importers.torch_guesses import CHOOSERS, computed, guessed, label_of, sampled_boxes
 from paleo.importers.trace import Scope, Value, record
 
 if TYPE_CHECKING:

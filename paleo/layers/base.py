@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict
 
 from paleo.errors import GraphError
+from paleo.operations.base import MemoryPass
 from paleo.operations.contraction import Contraction
-from paleo.operations.memory_pass import MemoryPass
 from paleo.operations.tensor import Tensor
 from paleo.registry import Registry
 

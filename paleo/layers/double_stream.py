@@ -11,7 +11,7 @@ from paleo.errors import GraphError
 from paleo.layers.attention import attend, rotate
 from paleo.layers.base import LAYERS, Expansion, Layer, describe, project, vector
 from paleo.layers.linear import feed_forward
-from paleo.operations.memory_pass import MemoryPass
+from paleo.operations.base import MemoryPass
 from paleo.operations.tensor import Tensor
 
 if TYPE_CHECKING:

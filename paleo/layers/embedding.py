@@ -1,19 +1,23 @@
-"""Table look-ups: word embeddings and the bags of recommendation models, and how the latter meet."""
+"""Table look-ups: word embeddings and the bags of recommendation models, and how the latter meet; tables too large for
+one device, whose rows lie over all ranks, and rows that were looked up travel."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from pydantic import PositiveInt
+from pydantic import Field, PositiveInt
 
 from paleo.errors import GraphError
 from paleo.layers.base import LAYERS, Expansion, Layer, describe
+from paleo.operations.base import Kernel, MemoryPass
 from paleo.operations.contraction import Contraction
-from paleo.operations.memory_pass import MemoryPass
 from paleo.operations.tensor import Tensor
 
 if TYPE_CHECKING:
     from paleo.layers.base import Choices
+    from paleo.operations.tensor import Precision
 
 
 @LAYERS.register("embedding")
@@ -88,3 +92,77 @@ class DotInteraction(Layer):
         taken = products.reshaped({dense.dims[0]: batch, "pairs": pairs})
         join = MemoryPass(name, "copy", (taken, dense), out, flops_per_element=0.0)
         return Expansion((stack, Contraction(f"{name}.products", stacked, other, products), join), out)
+
+
+#: Bytes of a row's entry that a sparse update touches: the fp32 weight is read and written.
+SPARSE_UPDATE = 8.0
+
+
+@LAYERS.register("sharded_embedding_bag")
+class ShardedEmbeddingBag(Layer):
+    """The look-ups of a recommendation model in many tables, a sum of ``bags`` rows from each (one number for all
+    tables, or one for each): (batch, categories) to (batch, tables, features).
+
+    Tables are model-parallel: with the placement ``{batch: null, tables: dp}`` each rank looks up its share of the
+    tables for the global batch, whose indices it reads itself, and the sums return to the ranks of their samples by an
+    all-to-all (Naumov et al., Software-hardware co-design for fast and scalable training of deep learning
+    recommendation models, 2021). Only rows that were looked up are updated; no dense gradient exists, and none is
+    exchanged.
+    """
+
+    entries: list[PositiveInt] = Field(min_length=1)
+    features: PositiveInt
+    bags: list[PositiveInt] = Field(default_factory=lambda: [1], min_length=1)
+
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+        (x,) = inputs
+        tables = float(len(self.entries))
+        rows = sum(self.bags) if len(self.bags) > 1 else self.bags[0] * len(self.entries)
+        sizes = (float(sum(self.entries)), self.features)
+        table = Tensor(f"{name}.weight", ("tables", "features"), sizes, "parameter", grad=False)
+        out = Tensor(name, ("batch", "tables", "features"), (x.sizes[0], tables, self.features))
+        return Expansion((RowLookup(name, x, table, out, rows / tables),), out)
+
+
+@dataclass(frozen=True, slots=True)
+class RowLookup:
+    """Rows of tables summed to one for each table and sample, and backward the sparse update of those rows.
+
+    ``rows_each`` is how many rows make up one row of ``out``, on average.
+    """
+
+    name: str
+    x: Tensor
+    table: Tensor
+    out: Tensor
+    rows_each: float
+
+    @property
+    def reads(self) -> tuple[Tensor, ...]:
+        return (self.x, self.table)
+
+    @property
+    def saves(self) -> tuple[Tensor, ...]:
+        return (self.x,)
+
+    @property
+    def private_dims(self) -> frozenset[str]:
+        return frozenset({*self.x.dims, *self.table.dims}) - frozenset(self.out.dims)
+
+    def split(self, ways: Mapping[str, float]) -> RowLookup:
+        return replace(self, x=self.x.split(ways), table=self.table.split(ways), out=self.out.split(ways))
+
+    def forward(self, precision: Precision) -> tuple[Kernel, ...]:
+        rows = self.rows_each * self.out.elements * precision.parameter
+        return (self._kernel("forward", rows + self.x.bytes(precision), self.out.bytes(precision)),)
+
+    def backward(self, precision: Precision) -> tuple[Kernel, ...]:
+        if not self.table.grad:
+            return ()
+        half = self.rows_each * self.out.elements * SPARSE_UPDATE / 2.0
+        return (self._kernel("backward", self.out.bytes(precision) + self.x.bytes(precision) + half, half),)
+
+    def _kernel(self, phase: str, read: float, written: float) -> Kernel:
+        shape = {"rows": float(self.out.elements), "columns": 1.0}
+        sums = float((self.rows_each - 1.0) * self.out.elements)
+        return Kernel(self.name, "memory", "gather", phase, 0.0, sums, read, written, shape)  # type: ignore[arg-type]

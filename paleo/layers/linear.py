@@ -1,4 +1,5 @@
-"""Linear layers: one matrix product of the last dim with a weight, and the feed-forward pair of a transformer."""
+"""Linear layers: one matrix product of the last dim with a weight, the feed-forward pair of a transformer, rows in
+groups each with a matrix of its own, and crossed features of a recommendation model."""
 
 from __future__ import annotations
 
@@ -7,11 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field, PositiveInt
 
 from paleo.layers.base import LAYERS, Expansion, Layer, activate, gate, project
-from paleo.operations.memory_pass import MemoryPass
+from paleo.operations.base import MemoryPass, Operation
 
 if TYPE_CHECKING:
     from paleo.layers.base import Choices
-    from paleo.operations.base import Operation
     from paleo.operations.tensor import Tensor
 
 
@@ -71,3 +71,51 @@ def feed_forward(
         up, wide = project(f"{name}.up", x, {"ffn": ffn}, bias=bias, shared=shared)
         passes, inner = activate(activation, f"{name}.act", wide, choices)
     return (up, *passes), inner
+
+
+@LAYERS.register("grouped_linear")
+class GroupedLinear(Layer):
+    """(rows, features) to (rows, ``features``): each of ``groups`` equal shares of the rows times its own matrix.
+
+    How many rows an expert gets depends on data; equal shares are the mean. FLOP are those of the rows, whatever their
+    shares.
+    """
+
+    groups: PositiveInt
+    features: PositiveInt
+    dim: str = "features"
+
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+        (x,) = inputs
+        self.check_rank(name, x, (2,))
+        rows, last = x.dims
+        shares = x.reshaped({"experts": self.groups, rows: x.sizes[0] / self.groups, last: x.sizes[1]})
+        product, out = project(name, shares, {self.dim: self.features}, shared=("experts",))
+        return Expansion((product,), out.reshaped({rows: x.sizes[0], self.dim: self.features}))
+
+
+@LAYERS.register("cross_network")
+class CrossNetwork(Layer):
+    """``layers`` times x ← x0 · (V (U x) + b) + x over (batch, features), U and V of rank ``rank``.
+
+    Reference: Wang et al., DCN V2, WWW 2021, eq. 2 (mixture of one).
+    """
+
+    layers: PositiveInt
+    rank: PositiveInt
+
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+        (start,) = inputs
+        self.check_rank(name, start, (2,))
+        x, operations = start, list[Operation]()
+        for index in range(self.layers):
+            step = f"{name}.{index + 1}"
+            down, low = project(f"{step}.down", x, {"rank": self.rank})
+            up, crossed = project(f"{step}.up", low, {x.dims[-1]: x.sizes[-1]}, bias=True)
+            out = x.like(step)
+            crossing = MemoryPass(
+                step, "elementwise", (start, crossed, x), out, keeps=(start, crossed), flops_per_element=2.0
+            )
+            operations += [down, up, crossing]
+            x = out
+        return Expansion(tuple(operations), x)

@@ -1,4 +1,4 @@
-"""Softmax and the losses that end a network."""
+"""Softmax and the losses that end a network: of classes, and of numbers (boxes of detectors, noise of diffusion)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import PositiveInt
 
 from paleo.errors import GraphError
 from paleo.layers.base import LAYERS, Expansion, Layer, describe
-from paleo.operations.memory_pass import MemoryPass
+from paleo.operations.base import MemoryPass
 from paleo.operations.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -101,3 +101,22 @@ class Ctc(Layer):
         )
         recursion = MemoryPass(name, "elementwise", (probabilities,), out, keeps=(table,), flops_per_element=6.0)
         return Expansion((soft, recursion), out)
+
+
+class RegressionLoss(Layer):
+    """An element-wise function of the difference to the target; keeps its input."""
+
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+        (x,) = inputs
+        out = x.like(name, role="statistic")
+        return Expansion((MemoryPass(name, "elementwise", (x,), out, keeps=(x,), flops_per_element=3.0),), out)
+
+
+@LAYERS.register("squared_error")
+class SquaredError(RegressionLoss):
+    """(x − target)²."""
+
+
+@LAYERS.register("smooth_l1")
+class SmoothL1(RegressionLoss):
+    """Quadratic near zero, linear beyond (Girshick, Fast R-CNN, ICCV 2015)."""

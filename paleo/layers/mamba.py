@@ -8,8 +8,8 @@ from pydantic import PositiveInt
 
 from paleo.errors import GraphError
 from paleo.layers.base import LAYERS, Expansion, Layer, project
+from paleo.operations.base import MemoryPass, RecomputedChain
 from paleo.operations.contraction import Contraction
-from paleo.operations.memory_pass import MemoryPass, RecomputedChain
 from paleo.operations.tensor import Tensor
 
 if TYPE_CHECKING:

@@ -1,4 +1,5 @@
-"""Normalisation layers. Each keeps its input and its statistics for the backward pass."""
+"""Normalisation layers. Each keeps its input and its statistics for the backward pass, but for batch normalisation
+whose statistics and affine parameters are constants, as detectors fine-tune their backbones."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from pydantic import PositiveInt
 
 from paleo.errors import GraphError
 from paleo.layers.base import LAYERS, Expansion, Layer, describe, vector
-from paleo.operations.memory_pass import MemoryPass
+from paleo.operations.base import MemoryPass
 from paleo.operations.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -139,3 +140,15 @@ class LocalResponseNorm(Layer):
         return Expansion(
             (MemoryPass(name, "elementwise", (x,), out, keeps=(x, scale, out), flops_per_element=flops),), out
         )
+
+
+@LAYERS.register("frozen_batch_norm")
+class FrozenBatchNorm(Layer):
+    """x · scale + shift along the channels, all four constants kept as buffers that are not trained.
+
+    No parameters are counted (torchvision keeps them as buffers), and nothing is kept for backward but the scale.
+    """
+
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+        (x,) = inputs
+        return Expansion((MemoryPass(name, "elementwise", (x,), x.like(name), flops_per_element=2.0),), x.like(name))

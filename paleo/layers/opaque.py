@@ -12,9 +12,8 @@ from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt
 
 from paleo.errors import GraphError
 from paleo.layers.base import LAYERS, Expansion, Layer, describe
-from paleo.operations.base import KINDS, Kernel, Kind, add_kind
+from paleo.operations.base import KINDS, Kernel, Kind, MemoryPass, add_kind
 from paleo.operations.contraction import Contraction
-from paleo.operations.memory_pass import MemoryPass
 from paleo.operations.tensor import Tensor, split_all
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from pydantic import Field, PositiveInt
 
 from paleo.errors import GraphError
 from paleo.layers.base import ACTIVATIONS, LAYERS, Expansion, Layer, activate, describe
-from paleo.operations.memory_pass import MemoryPass
+from paleo.operations.base import MemoryPass
 from paleo.operations.tensor import Tensor
 
 if TYPE_CHECKING:

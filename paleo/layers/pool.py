@@ -10,7 +10,7 @@ from pydantic import PositiveInt
 from paleo.errors import GraphError
 from paleo.layers.base import LAYERS, Expansion, Layer, describe, option
 from paleo.layers.conv import Extent, Padding, padded, window_count
-from paleo.operations.memory_pass import MemoryPass
+from paleo.operations.base import MemoryPass
 from paleo.operations.tensor import Window
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from pydantic import PositiveInt
 
 from paleo.errors import GraphError
 from paleo.layers.base import LAYERS, Expansion, Layer, describe
-from paleo.operations.memory_pass import MemoryPass
+from paleo.operations.base import MemoryPass
 from paleo.operations.tensor import Tensor
 
 if TYPE_CHECKING:

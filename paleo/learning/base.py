@@ -1,5 +1,5 @@
-"""What a law of learning is. A samples law says how many samples a target takes at a global batch size; a loss law says
-what loss a language model reaches, and how many tokens a loss takes."""
+"""What a law of learning is. A samples law says how many samples a target takes at a global batch size, in the simplest
+case the same at every batch; a loss law says what loss a language model reaches, and how many tokens a loss takes."""
 
 from __future__ import annotations
 
@@ -121,3 +121,17 @@ def law_of(value: object) -> SamplesLaw:
     (name, fields), *_ = value.items()
     kind: Any = LAWS[str(name)]
     return kind.model_validate(fields)  # type: ignore[no-any-return]
+
+
+@LAWS.register("constant")
+class Constant(SamplesLaw):
+    """The same samples at every batch: a fixed number of epochs or tokens, or a task whose need was not seen to grow.
+
+    >>> Constant(fixed=1000, source="example").samples(np.array([8, 64])).tolist()
+    [1000.0, 1000.0]
+    """
+
+    fixed: Count
+
+    def samples(self, global_batch: Numbers) -> Array:
+        return np.full_like(np.asarray(global_batch, dtype=np.float64), self.fixed)

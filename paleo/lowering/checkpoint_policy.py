@@ -7,9 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from paleo.operations.base import is_core
+from paleo.operations.base import MemoryPass, is_core
 from paleo.operations.contraction import Contraction
-from paleo.operations.memory_pass import MemoryPass
 from paleo.registry import Registry
 
 if TYPE_CHECKING:

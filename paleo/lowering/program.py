@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING, Literal
 from paleo.lowering.checkpoint_policy import WHOLE_BLOCKS, kept_tensors, left_out
 from paleo.network.graph import Storage
 from paleo.operations.attention import FusedAttention
-from paleo.operations.base import ATTENTION_CORE, accumulation, flat_pass, is_core
+from paleo.operations.base import ATTENTION_CORE, MemoryPass, accumulation, flat_pass, is_core
 from paleo.operations.contraction import Contraction
-from paleo.operations.memory_pass import MemoryPass
 from paleo.parallel.propagation import kept_whole, propagate, sent_once
 
 if TYPE_CHECKING:

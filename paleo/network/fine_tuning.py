@@ -17,9 +17,8 @@ from itertools import accumulate, groupby
 from typing import TYPE_CHECKING
 
 from paleo.errors import PlanError, near
-from paleo.operations.base import accumulation, flat_pass, with_tensors
+from paleo.operations.base import MemoryPass, accumulation, flat_pass, with_tensors
 from paleo.operations.contraction import Contraction
-from paleo.operations.memory_pass import MemoryPass
 from paleo.operations.tensor import Tensor
 
 if TYPE_CHECKING:

@@ -27,8 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from paleo.errors import GraphError, SpecError, near
 from paleo.layers.base import LAYERS, Choices, Expansion, describe
-from paleo.operations.base import parameters_of, with_parameters_of, with_tensors
-from paleo.operations.memory_pass import MemoryPass
+from paleo.operations.base import MemoryPass, parameters_of, with_parameters_of, with_tensors
 from paleo.operations.tensor import Tensor
 from paleo.specs.expressions import evaluate
 from paleo.specs.loading import validate

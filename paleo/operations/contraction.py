@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from paleo.operations.base import Kernel, flat_pass
-from paleo.operations.memory_pass import MemoryPass
+from paleo.operations.base import Kernel, MemoryPass, flat_pass
 from paleo.operations.tensor import halos, split_all, with_rows
 
 if TYPE_CHECKING:

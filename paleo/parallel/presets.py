@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from paleo.layers.base import ACTIVATIONS, LAYERS
-from paleo.operations.memory_pass import MemoryPass
+from paleo.operations.base import MemoryPass
 from paleo.parallel.mesh import BATCH_AXES
 from paleo.parallel.placement import STRATEGIES, Placement, Rule
 

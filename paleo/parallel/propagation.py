@@ -22,9 +22,8 @@ from typing import TYPE_CHECKING, Literal
 
 from paleo.errors import PlanError
 from paleo.operations.attention import FusedAttention
-from paleo.operations.base import is_core
+from paleo.operations.base import MemoryPass, RecomputedChain, is_core
 from paleo.operations.contraction import Contraction
-from paleo.operations.memory_pass import MemoryPass, RecomputedChain
 from paleo.operations.recurrence import Recurrence
 from paleo.operations.tensor import Tensor
 from paleo.parallel.mesh import BATCH_AXES, joined

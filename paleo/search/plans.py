@@ -1,12 +1,18 @@
-"""The search itself: every configuration of the space, the best ones first, and why the first one wins."""
+"""The search itself: every configuration of the space, the best ones first, why the first one wins, and the plans that
+are recommended.
+
+Of two dispatchers of tokens to experts the better is found: an all-to-all that sends a token to each of its experts, or
+one that sends it once to each node and shakes hands first. Few tokens pay for the handshake, many for the copies.
+"""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 from paleo.compression.zeropp import ZeroPlusPlus
@@ -14,12 +20,12 @@ from paleo.errors import CapacityError, PlanError, SpecError, near
 from paleo.parallel.plan import plan
 from paleo.predict import predict
 from paleo.schedules.base import SCHEDULES
-from paleo.search.dispatchers import dispatch_words, other_dispatcher
 from paleo.search.evaluate import evaluate
 from paleo.search.partial_recompute import partly_recomputed
 from paleo.search.points import priced
 from paleo.search.ranking import Part, Ranking
-from paleo.search.space import Space, batch, check_searched, layouts, microbatches
+from paleo.search.space import Space, batch, check_searched, divisors, layouts, microbatches
+from paleo.specs.software import load_software
 from paleo.step.backend import backend_of
 from paleo.step.compression import check_sharded
 
@@ -31,7 +37,63 @@ if TYPE_CHECKING:
     from paleo.specs.hardware import System
     from paleo.specs.model import ModelSpec
     from paleo.specs.run import Run
+    from paleo.specs.software import Dispatch
     from paleo.step.backend import Backend
+
+#: Dispatchers by their names in words.
+NAMES: dict[Dispatch, str] = {"nccl": "NCCL's all-to-all", "deepep": "DeepEP", "hybridep": "HybridEP"}
+#: Microbatches that are tried for a crossover.
+_TRIED = 8
+
+
+def other_dispatcher(backend: Backend) -> Dispatch | None:
+    """The dispatcher that a search tries beside the software's own; None where the run states one, or where the
+    software has no other."""
+    software = backend.software
+    if backend.run.expert_dispatch is not None or not software.host.handshake:
+        return None
+    return "deepep" if software.parallelism.expert_dispatch == "nccl" else "nccl"
+
+
+def dispatch_words(winner: Prediction) -> str:
+    """How a plan's tokens travel, what the other dispatcher would cost, and at which microbatches it would win; empty
+    where no experts are spread."""
+    software = load_software(winner.run.software)
+    used = winner.run.expert_dispatch or software.parallelism.expert_dispatch
+    mesh, axes = winner.plan.mesh, winner.plan.parallel.expert_axes
+    if mesh.ways(axes) == 1 or not software.host.handshake:
+        return ""
+    other: Dispatch = "deepep" if used == "nccl" else "nccl"
+    gap = _step(winner, other, winner.plan.microbatch) / winner.step_time - 1.0
+    slower = f"{100 * abs(gap):.1f} % {'slower' if gap >= 0 else 'faster'}"
+    text = f"Tokens travel by {NAMES[used]}; {NAMES[other]} would be {slower}."
+    return f"{text} {_crossover(winner, used, other)}"
+
+
+def _crossover(winner: Prediction, used: Dispatch, other: Dispatch) -> str:
+    """From which microbatch on the faster of two dispatchers is another one."""
+    wins = dict(_compared(winner, used, other))
+    sizes = list(wins)
+    crossing = next((size for before, size in pairwise(sizes) if wins[before] != wins[size]), None)
+    if crossing is None:
+        first = other if wins[sizes[0]] else used
+        return f"At microbatches of {sizes[0]} to {sizes[-1]} {NAMES[first]} is the faster one."
+    below, above = (other, used) if wins[sizes[0]] else (used, other)
+    return f"Below a microbatch of {crossing} {NAMES[below]} is faster, from there on {NAMES[above]}."
+
+
+def _compared(winner: Prediction, used: Dispatch, other: Dispatch) -> Iterator[tuple[int, bool]]:
+    """Microbatches that the plan's schedule can run, and whether the other dispatcher is faster there."""
+    for size in divisors(winner.plan.local_batch)[:_TRIED]:
+        with suppress(PlanError):
+            yield size, _step(winner, other, size) < _step(winner, used, size)
+
+
+def _step(winner: Prediction, dispatcher: Dispatch, microbatch: int) -> float:
+    """Seconds of a plan's step by another dispatcher and microbatch."""
+    changed = {"expert_dispatch": dispatcher, "microbatch": microbatch}
+    return predict(winner.model, winner.system, winner.run.model_copy(update=changed)).step_time
+
 
 #: What a search makes as small as it can.
 OBJECTIVES = ("time", "cost", "energy", "gpus")
@@ -205,3 +267,33 @@ _PARTS = {
     "optimizer": "optimizer",
     "stragglers": "waiting for the slowest",
 }
+
+
+#: Share of the memory that a recommended plan leaves free: fragmentation is not modelled.
+HEADROOM = 0.05
+#: Plans that are looked at, and those among which one that leaves memory free is looked for where these do not.
+FIRST, LOOKED_AT = 10, 100
+
+
+def with_room(result: Search, system: System, top: int = FIRST) -> tuple[PlanRow, ...]:
+    """The first plans of a search, those that leave `HEADROOM` of the memory free before all others; further ones where
+    none of the first does."""
+    roomy = (1.0 - HEADROOM) * system.device.memory.capacity
+    rows = result.plans
+    if result.ranking is not None and rows[0].fits and all(row.memory > roomy for row in rows):
+        rows = result.ranking.best(LOOKED_AT)
+    return tuple(sorted(rows, key=lambda row: row.memory > roomy)[:top])
+
+
+def recommended(
+    model: ModelSpec, system: System, run: Run, space: Space | None = None
+) -> tuple[list[Prediction], int, int]:
+    """The best plan and its runner-up, how many configurations were compared, and how many of them fit.
+
+    Both leave room in memory where any plan does. The runner-up differs in step time.
+    """
+    result = search(model, system, run, space=space, top=FIRST)
+    rows = with_room(result, system)
+    others = (row for row in rows if abs(row.step_time / rows[0].step_time - 1.0) > 1 / 10_000)
+    chosen = [rows[0], *(row for row in [next(others, None)] if row is not None)]
+    return [predict(model, system, row.run) for row in chosen], result.configurations, result.fitting

@@ -14,8 +14,8 @@ import numpy.typing as npt
 from paleo.schedules.base import Passes
 from paleo.step.section_times import contended, over
 from paleo.step.sharded_parameters import ShardedFigures, sharded_passes, waited_iterations
-from paleo.step.single_stage import section_gathers
 from paleo.step.stages import layer_parameters
+from paleo.step.streams import section_gathers
 
 if TYPE_CHECKING:
     from paleo.step.batch import Batch

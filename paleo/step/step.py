@@ -16,8 +16,8 @@ import numpy.typing as npt
 from paleo.step.memory import States, alive, total_memory, workspace
 from paleo.step.pipeline import sends, sharded_communication, stage_ends, stage_passes
 from paleo.step.section_times import over
-from paleo.step.single_stage import stream_seconds
 from paleo.step.stragglers import Noise, waiting_share
+from paleo.step.streams import stream_seconds
 from paleo.step.tails import after_passes, after_streams, batch_tails, updates
 
 if TYPE_CHECKING:

@@ -21,9 +21,8 @@ from paleo.schedules.engine import Event, Task, Timeline, schedule
 from paleo.schedules.pipeline import StageTime, pipeline_events
 from paleo.step.pipeline import chunk_passes, chunk_sends, stage_ends, stage_passes
 from paleo.step.section_times import collectives, transfer_seconds
-from paleo.step.single_stage import bucket_seconds, buckets_of, contended_times, section_gather_figures
 from paleo.step.step import waits
-from paleo.step.streams import iterations
+from paleo.step.streams import bucket_seconds, buckets_of, contended_times, iterations, section_gather_figures
 from paleo.step.tails import after_passes, after_streams, exposed_gathers, updates
 
 if TYPE_CHECKING:

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 
 from paleo.errors import PaleoError, PlanError, SpecError
 from paleo.predict import predict
-from paleo.search.plans import search, unbeaten
+from paleo.search.plans import HEADROOM, search, unbeaten, with_room
 from paleo.search.ranking import Ranking
-from paleo.search.recommended import HEADROOM, with_room
 from paleo.studies.cost import Tariff
 from paleo.studies.launch import estimate_command, launch_flags
 from paleo.studies.training import training

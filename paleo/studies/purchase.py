@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from paleo.errors import CapacityError, PaleoError, PlanError, SpecError
 from paleo.parallel.placement import without_replicas
 from paleo.predict import predict
-from paleo.search.recommended import recommended
+from paleo.search.plans import recommended
 from paleo.studies.changed_system import FIGURES
 from paleo.studies.comparison import AUTO, Candidate, Comparison, common_batch
 from paleo.studies.consistency import studied

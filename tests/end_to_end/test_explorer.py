@@ -16,8 +16,7 @@ import pytest
 from paleo import Run, load_model, load_system
 from paleo.cli import run as paleo
 from paleo.search.columns import columns
-from paleo.search.plans import search
-from paleo.search.recommended import with_room
+from paleo.search.plans import search, with_room
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 

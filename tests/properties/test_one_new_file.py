@@ -66,7 +66,7 @@ LAYER = '''
 from __future__ import annotations
 
 from paleo.layers.base import LAYERS, Choices, Expansion, Layer, vector
-from paleo.operations.memory_pass import MemoryPass
+from paleo.operations.base import MemoryPass
 from paleo.operations.tensor import Tensor
 
 
@@ -110,7 +110,7 @@ from pydantic import PositiveInt
 
 from paleo.layers.base import LAYERS, Choices, Expansion, Layer, project
 from paleo.operations.base import Kind, add_kind
-from paleo.operations.memory_pass import MemoryPass
+from paleo.operations.base import MemoryPass
 from paleo.operations.tensor import Tensor
 
 add_kind(Kind("selective_scan", "a recurrence whose decay depends on its input"))

@@ -14,7 +14,7 @@ from paleo.parallel.placement import parse_strategy
 from paleo.parallel.plan import plan
 from paleo.predict import predict
 from paleo.questions import systems_with_counts
-from paleo.search.recommended import HEADROOM, recommended
+from paleo.search.plans import HEADROOM, recommended
 from paleo.search.space import layouts, within
 from paleo.specs.hardware import load_system
 from paleo.specs.model import load_model

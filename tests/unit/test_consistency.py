@@ -7,8 +7,8 @@ import heapq
 import numpy as np
 import pytest
 
+from paleo.consistency.asynchronous import EXPONENTIAL, REGULAR, closed_queue, largest_share, mixed_queue
 from paleo.consistency.base import CONSISTENCY, Server, Workload, consistency
-from paleo.consistency.queueing import EXPONENTIAL, REGULAR, closed_queue, largest_share, mixed_queue
 from paleo.errors import PaleoError, PlanError
 
 EXAMPLES = (

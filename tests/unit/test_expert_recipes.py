@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from paleo.errors import SpecError
-from paleo.layers.clamped_experts import clamped_experts
+from paleo.layers.moe import clamped_experts
 from paleo.operations.base import Kernel
 from paleo.operations.tensor import Tensor, precision
 from paleo.parallel.mesh import Mesh

@@ -10,8 +10,7 @@ import pytest
 
 from paleo.errors import SpecError
 from paleo.importers.emit import checked, to_yaml
-from paleo.importers.huggingface import FAMILIES, folded, from_config
-from paleo.importers.sources import imported
+from paleo.importers.sources import FAMILIES, folded, from_config, imported
 from paleo.network.graph import build
 from paleo.predict import predict
 from paleo.specs.hardware import load_system

@@ -7,8 +7,7 @@ import pytest
 from paleo.errors import SpecError
 from paleo.layers.base import Choices
 from paleo.layers.opaque import KnownPass
-from paleo.operations.base import KINDS, Kind, flat_pass
-from paleo.operations.memory_pass import MemoryPass
+from paleo.operations.base import KINDS, Kind, MemoryPass, flat_pass
 from paleo.operations.tensor import Tensor
 
 X = Tensor("x", ("batch", "features"), (2, 4))

@@ -13,7 +13,7 @@ import pytest
 
 from paleo.cli import process, run
 from paleo.cli.application import FAULT, INTERRUPTED, UNREAD, WRONG
-from paleo.cli.streams import TERMINATED, printable
+from paleo.cli.process import TERMINATED, printable
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_a_terminal_that_knows_ascii_alone() -> None:
 
 def test_sigterm_leaves_no_draft(tmp_path: Path) -> None:
     script = (
-        "import os, signal\nfrom paleo.cli.streams import prepare\nfrom paleo.files import write_whole\nprepare()\n"
+        "import os, signal\nfrom paleo.cli.process import prepare\nfrom paleo.files import write_whole\nprepare()\n"
         f"write_whole({str(tmp_path / 't.txt')!r}, lambda file: os.kill(os.getpid(), signal.SIGTERM))"
     )
     assert subprocess.run([sys.executable, "-c", script], timeout=30, check=False).returncode == TERMINATED

@@ -19,7 +19,7 @@ from paleo.predict import predict
 from paleo.report import exchange
 from paleo.report.failures import shares
 from paleo.report.html import report
-from paleo.search.recommended import recommended
+from paleo.search.plans import recommended
 from paleo.specs.hardware import load_system
 from paleo.specs.model import load_model
 from paleo.specs.run import Run

@@ -9,8 +9,16 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from paleo.calibrate.submissions import Row, fit_code, fit_evaluation, fit_samples, left_out, step_residual
-from paleo.calibrate.tasks import is_of_tasks, with_blocks
+from paleo.calibrate.tasks import (
+    Row,
+    fit_code,
+    fit_evaluation,
+    fit_samples,
+    is_of_tasks,
+    left_out,
+    step_residual,
+    with_blocks,
+)
 from paleo.specs.task import load_task
 from paleo.studies.target import TargetTime, code_ratio
 from paleo.validate.baselines import left_out_baselines, peaks

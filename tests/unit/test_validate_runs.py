@@ -18,9 +18,11 @@ from paleo.studies.checkpoint import checkpoint_seconds, storage_of, writer_of
 from paleo.studies.target import code_ratio, evaluations, run_of, scaling, time_to_target
 from paleo.validate.report import document
 from paleo.validate.runner import validate_frame
-from paleo.validate.steps.staleness import StaleRuns
+from paleo.validate.steps.learning import StaleRuns
 from paleo.validate.steps.stragglers import rank_means
 from paleo.validate.steps.submissions import (
+    TrainingRuns,
+    copies,
     strategy_of_row,
     submission_of,
     switch,
@@ -28,7 +30,6 @@ from paleo.validate.steps.submissions import (
     target_of_row,
     training_gpus,
 )
-from paleo.validate.steps.training_runs import TrainingRuns, copies
 from paleo.validate.steps.vision import VisionSteps
 from paleo.validate.tables import table_of
 

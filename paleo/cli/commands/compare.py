@@ -7,11 +7,24 @@ from dataclasses import asdict
 import typer
 
 from paleo.cli.application import DECIDE, NO, app
-from paleo.cli.goal_options import Target
-from paleo.cli.long_run_options import LongRunFlags, takes_long_run
-from paleo.cli.options import AsJson, ModelName, Plot, RunOptions, Systems, takes_run
+from paleo.cli.options import (
+    AsJson,
+    Epochs,
+    LongRunFlags,
+    ModelName,
+    Plot,
+    RankBy,
+    RunOptions,
+    Samples,
+    Systems,
+    Target,
+    TariffOptions,
+    Tokens,
+    takes_long_run,
+    takes_run,
+    takes_tariff,
+)
 from paleo.cli.output import draw, picture_path, show_document
-from paleo.cli.training_options import Epochs, RankBy, Samples, TariffOptions, Tokens, takes_tariff
 
 
 @app.command(rich_help_panel=DECIDE)

@@ -8,11 +8,25 @@ from typing import Annotated
 import typer
 
 from paleo.cli.application import NO, PREDICT, app
-from paleo.cli.goal_options import Loss, NoiseScale, Target
-from paleo.cli.long_run_options import LongRunFlags, takes_long_run
-from paleo.cli.options import AsJson, ModelName, Plot, RunOptions, SystemName, takes_run
+from paleo.cli.options import (
+    AsJson,
+    Epochs,
+    LongRunFlags,
+    Loss,
+    ModelName,
+    NoiseScale,
+    Plot,
+    RunOptions,
+    Samples,
+    SystemName,
+    Target,
+    TariffOptions,
+    Tokens,
+    takes_long_run,
+    takes_run,
+    takes_tariff,
+)
 from paleo.cli.output import draw, picture_path, show_document, warn
-from paleo.cli.training_options import Epochs, Samples, TariffOptions, Tokens, takes_tariff
 
 Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Sections and streams, too.")]
 

@@ -8,11 +8,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paleo.cli.application import DECIDE, NO, app
-from paleo.cli.goal_options import Target
-from paleo.cli.long_run_options import LongRunFlags, takes_long_run
-from paleo.cli.options import AsJson, Counts, ModelName, Plot, RunOptions, completes, takes_run, words
+from paleo.cli.options import (
+    AsJson,
+    Counts,
+    Epochs,
+    LongRunFlags,
+    ModelName,
+    Plot,
+    RunOptions,
+    Samples,
+    Target,
+    TariffOptions,
+    Tokens,
+    completes,
+    takes_long_run,
+    takes_run,
+    takes_tariff,
+    words,
+)
 from paleo.cli.output import draw, picture_path, show_document
-from paleo.cli.training_options import Epochs, Samples, TariffOptions, Tokens, takes_tariff
 from paleo.errors import SpecError
 
 if TYPE_CHECKING:

@@ -8,10 +8,21 @@ from typing import Annotated
 import typer
 
 from paleo.cli.application import DECIDE, NO, app
-from paleo.cli.goal_options import Target
-from paleo.cli.long_run_options import LongRunFlags, takes_long_run
-from paleo.cli.options import ModelName, RunOptions, completes, takes_run
-from paleo.cli.training_options import Epochs, RankBy, Samples, TariffOptions, Tokens, takes_tariff
+from paleo.cli.options import (
+    Epochs,
+    LongRunFlags,
+    ModelName,
+    RankBy,
+    RunOptions,
+    Samples,
+    Target,
+    TariffOptions,
+    Tokens,
+    completes,
+    takes_long_run,
+    takes_run,
+    takes_tariff,
+)
 from paleo.files import checked_output, write_text
 
 Offered = Annotated[

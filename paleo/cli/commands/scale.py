@@ -8,10 +8,23 @@ from typing import Annotated
 import typer
 
 from paleo.cli.application import NO, PREDICT, app
-from paleo.cli.long_run_options import LongRunFlags, takes_long_run
-from paleo.cli.options import AsJson, Counts, ModelName, Plot, RunOptions, SystemName, takes_run
+from paleo.cli.options import (
+    AsJson,
+    Counts,
+    Epochs,
+    LongRunFlags,
+    ModelName,
+    Plot,
+    RunOptions,
+    Samples,
+    SystemName,
+    TariffOptions,
+    Tokens,
+    takes_long_run,
+    takes_run,
+    takes_tariff,
+)
 from paleo.cli.output import draw, picture_path, show_document
-from paleo.cli.training_options import Epochs, Samples, TariffOptions, Tokens, takes_tariff
 from paleo.errors import SpecError
 
 Mode = Annotated[

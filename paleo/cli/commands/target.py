@@ -8,10 +8,8 @@ from typing import Annotated
 import typer
 
 from paleo.cli.application import NO, PREDICT, app
-from paleo.cli.goal_options import Loss, NoiseScale
-from paleo.cli.options import AsJson, Counts, Plot, SystemName, completes
+from paleo.cli.options import AsJson, Counts, Loss, NoiseScale, Plot, SystemName, TariffOptions, completes, takes_tariff
 from paleo.cli.output import draw, picture_path, show_document, warn
-from paleo.cli.training_options import TariffOptions, takes_tariff
 
 TaskName = Annotated[
     str,

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paleo.importers.patterns.attention import attention_layers
+from paleo.importers.patterns.attention import attention_layers, written_out_scores
 from paleo.importers.patterns.feed_forward import feed_forward_blocks
 from paleo.importers.patterns.group import replace
-from paleo.importers.patterns.modules import collapse_modules
-from paleo.importers.patterns.scores import written_out_scores
-from paleo.importers.patterns.written_out import products_with_weights, written_out_functions
+from paleo.importers.patterns.written_out import collapse_modules, products_with_weights, written_out_functions
 
 if TYPE_CHECKING:
     from paleo.importers.trace import Trace

@@ -17,8 +17,17 @@ from paleo.pricing.attention import (
     default_kernel,
 )
 from paleo.pricing.parameters import DeviceFigures
-from paleo.validate.kinds.base import KINDS, FitPlan, TableKind, as_timed, number, text
-from paleo.validate.kinds.silicon import WHOLE_SHARE, energy, surviving_share
+from paleo.validate.kinds.base import (
+    KINDS,
+    WHOLE_SHARE,
+    FitPlan,
+    TableKind,
+    as_timed,
+    energy,
+    number,
+    surviving_share,
+    text,
+)
 
 if TYPE_CHECKING:
     from paleo.validate.kinds.base import Array, Fitted

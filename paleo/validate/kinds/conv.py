@@ -28,6 +28,7 @@ from paleo.pricing.parameters import DeviceFigures
 from paleo.pricing.roofline import unit_of
 from paleo.specs.hardware import find_device
 from paleo.validate.kinds.base import (
+    INTEGER_LANES,
     KINDS,
     TableKind,
     as_timed,
@@ -37,7 +38,6 @@ from paleo.validate.kinds.base import (
     text,
     unpriced,
 )
-from paleo.validate.kinds.silicon import INTEGER_LANES
 
 if TYPE_CHECKING:
     from paleo.pricing.convolution_shape import (

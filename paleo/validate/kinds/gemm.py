@@ -17,8 +17,17 @@ from paleo.pricing.parameters import DeviceFigures
 from paleo.pricing.roofline import unit_of
 from paleo.specs.hardware import find_device
 from paleo.units import MICROSECOND
-from paleo.validate.kinds.base import KINDS, FitPlan, TableKind, mapped, number, unpriced
-from paleo.validate.kinds.silicon import INTEGER_LANES, energy, surviving_share
+from paleo.validate.kinds.base import (
+    INTEGER_LANES,
+    KINDS,
+    FitPlan,
+    TableKind,
+    energy,
+    mapped,
+    number,
+    surviving_share,
+    unpriced,
+)
 
 if TYPE_CHECKING:
     from paleo.validate.kinds.base import Array, Fitted

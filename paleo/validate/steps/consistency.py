@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from paleo.consistency.asynchronous import service_time
+from paleo.consistency.asynchronous import mixed_queue, service_time
 from paleo.consistency.base import Server, Workload, consistency
-from paleo.consistency.queueing import mixed_queue
 from paleo.errors import SpecError
 from paleo.predict import predict
 from paleo.specs.hardware import find_device, load_link, load_system

@@ -1,18 +1,28 @@
-"""Rows of language models: final loss by parameters, tokens, batch and learning rate."""
+"""Tables of learning: final loss by parameters, tokens, batch and learning rate; final accuracy of asynchronous runs by
+the workers that made their updates; reference convergence points, samples to a target at a batch, each predicted from
+the other points of its task."""
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
+
+import pandas as pd
 
 from paleo.errors import SpecError
 from paleo.learning.chinchilla import CHINCHILLA
+from paleo.learning.reference_points import ReferencePoints, without
+from paleo.learning.staleness import RESNET32
 from paleo.learning.step_law import STEP_LAW
-from paleo.validate.steps.base import Step, StepTable, filled
+from paleo.specs.task import task_of
+from paleo.studies.training import NINETY
+from paleo.validate.steps.base import Step, StepTable, filled, whole
 from paleo.validate.tables import STEPS
 
 if TYPE_CHECKING:
     from paleo.specs.software import Software
     from paleo.validate.steps.base import Row
+    from paleo.validate.tables import Predictions
 
 
 def loss_of_row(row: Row) -> tuple[float, float, str]:
@@ -51,3 +61,73 @@ class Losses(StepTable):
 
 
 STEPS.register("learning")(Losses())
+
+
+#: Accuracy above guessing, as a share of that of fresh gradients, below which a run never learned.
+LEARNED = 0.1
+
+
+class StaleRuns(StepTable):
+    """One run a row; the measured quantity is its final accuracy."""
+
+    name = "staleness_accuracy"
+    header = frozenset({"consistency", "workers", "servers", "steps", "final_accuracy"})
+    configuration = ("model", "dataset", "batch_per_gpu", "device")
+    measured_column = "final_accuracy"
+    measured_unit = 1.0
+    calibrates = False
+
+    def step(self, row: Row, software: Software | None = None) -> Step:
+        """The accuracy by the law of the row's network; like workers are as many updates late as there are others."""
+        law, network = RESNET32, f"{row['model']} on {row['dataset']}"
+        if network != law.model or row["consistency"] != "async":
+            raise SpecError(f"{network}, {row['consistency']}: no law of staleness; known is {law.model}, async")
+        if (whole(row, "steps"), whole(row, "batch_per_gpu")) != (law.updates, law.batch):
+            raise SpecError(f"the law of staleness holds for {law.updates:,.0f} updates at batch {law.batch:g}")
+        staleness = float(whole(row, "workers") - 1)
+        if not 0 <= staleness <= law.largest:
+            raise SpecError(f"staleness {staleness:g} lies outside of the range of its law (0 to {law.largest:g})")
+        if float(row["final_accuracy"]) < law.guessing + LEARNED * (law.fresh - law.guessing):
+            raise SpecError(f"the run never learned: its accuracy is that of guessing ({law.guessing:.0%})")
+        accuracy, spread = float(law.accuracy(staleness)), NINETY * law.residual
+        return Step(accuracy, accuracy - spread, accuracy + spread, 1.0, str(row["device"]), "linear in staleness")
+
+
+STEPS.register("staleness_accuracy")(StaleRuns())
+
+
+#: What makes two rows the same point; rounds repeat those of earlier ones.
+POINT = ["benchmark", "global_batch_size", "samples_mean"]
+
+
+class ConvergencePoints(StepTable):
+    """One reference point a row; the measured quantity is the mean of its samples to the target."""
+
+    name = "convergence"
+    header = frozenset({"benchmark", "round", "global_batch_size", "samples_mean", "samples_std", "n"})
+    configuration = ("name",)
+    measured_column = "samples_mean"
+    measured_unit = 1.0
+    calibrates = False
+
+    def predict(self, frame: pd.DataFrame) -> Predictions:
+        """Row by row; a point that a later round repeats counts once."""
+        predictions = super().predict(frame)
+        again = frame.duplicated(POINT).to_numpy()
+        predictions.seconds[again] = math.nan
+        predictions.reasons[again] = "the point of another round once more"
+        return predictions
+
+    def step(self, row: Row, software: Software | None = None) -> Step:
+        """Samples by the law of the row's task; where the point is one of the law's, by its other points."""
+        task, batch = task_of(str(row["benchmark"]), str(row["round"])), float(row["global_batch_size"])
+        if task is None:
+            raise SpecError(f"benchmark {row['benchmark']!r} has no task in the catalog")
+        law = task.law
+        if isinstance(law, ReferencePoints) and batch in [point for point, _ in law.points]:
+            law = without(law, batch)
+        samples, spread = float(law.samples(batch)), math.exp(NINETY * float(law.sigma(batch, float(row["n"]))))
+        return Step(samples, samples / spread, samples * spread, 1.0, str(row["benchmark"]), "other points of the task")
+
+
+STEPS.register("convergence")(ConvergencePoints())
