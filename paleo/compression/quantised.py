@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from paleo.compression.base import (
         Array,
         Compression,
+        Numeric,
         SummedGradient,
     )
 
@@ -52,21 +53,35 @@ class Quantised:
         return Message("all_to_all", payload), Message("all_gather", payload)
 
     def encode(self, gradient: SummedGradient) -> Coding:
+        """Scale and packing; with ``feedback`` each line of Tang et al.'s algorithm 1 is an operation of the framework
+        on fp32 values (momentum and error are kept in fp32): sum with the error, norm, scaled signs, new error, bits."""
         packed = gradient.elements * self.bits / 8.0
-        remembered = VALUE_BYTES * gradient.elements * self.feedback
-        read = gradient.bytes * (1.0 + self.norm) + remembered
-        return Coding.of(read, packed + remembered, launches=1.0 + self.norm)
+        if not self.feedback:
+            return Coding.of(gradient.bytes * (1.0 + self.norm), packed, launches=1.0 + self.norm)
+        return _coded_with_error(gradient.elements, packed)
 
     def decode(self, gradient: SummedGradient) -> Coding:
-        """The owner unpacks what all ranks sent of its part, sums and packs it; every rank unpacks the whole."""
+        """The owner unpacks what all ranks sent of its part, sums and packs it; every rank unpacks the whole, with
+        ``feedback`` in fp32 and scaled by an operation of its own."""
         packed = gradient.elements * self.bits / 8.0
-        part = gradient.elements / np.maximum(gradient.ranks, 1.0) * VALUE_BYTES
-        remembered = 2.0 * part * self.feedback
-        return Coding.of(2.0 * packed + part + remembered, part + gradient.bytes, launches=3.0)
+        part = gradient.elements / np.maximum(gradient.ranks, 1.0)
+        if not self.feedback:
+            return Coding.of(2.0 * packed + VALUE_BYTES * part, VALUE_BYTES * part + gradient.bytes, launches=3.0)
+        values = VALUE_BYTES * np.asarray(gradient.elements, dtype=np.float64)
+        unpacked = Coding.of(packed + values, values + VALUE_BYTES * part, launches=2.0)
+        whole = Coding.of(packed + values, 2.0 * values, launches=2.0)
+        return unpacked + _coded_with_error(part, part * self.bits / 8.0) + whole
 
     def state(self, gradient: SummedGradient) -> Array:
         own_part = 1.0 + 1.0 / np.maximum(np.asarray(gradient.ranks, dtype=np.float64), 1.0)
         return np.asarray(VALUE_BYTES * gradient.elements * own_part * self.feedback)
+
+
+def _coded_with_error(elements: Numeric, packed: Numeric) -> Coding:
+    """Reads and writes of five passes over fp32 values: value and error are added, the sum's norm is taken, its signs are
+    scaled, what they miss is the new error, and they are packed."""
+    values = VALUE_BYTES * np.asarray(elements, dtype=np.float64)
+    return Coding.of(7.0 * values, 3.0 * values + packed, launches=5.0)
 
 
 @COMPRESSIONS.register("onebit")

@@ -360,16 +360,30 @@ def contended(
     times: LayerTimes, gathers: Array, gradients: Array, contention: float, regathers: Array | None = None
 ) -> LayerTimes:
     """Iterations slowed by the collectives that overlap with them: ``contention`` seconds for each second of gathers
-    (both directions; ``regathers`` backward, where they differ) and of gradient exchange (backward), no more than they
-    would take one after the other."""
+    (both directions; ``regathers`` backward, where they differ) and of gradient exchange (backward)."""
     if contention == 0.0 or not (gathers.any() or gradients.any() or (regathers is not None and regathers.any())):
         return times
     again = gathers if regathers is None else regathers
+    backward = times.backward + times.weights
     return replace(
         times,
-        forward=times.forward + contention * np.minimum(times.forward, gathers),
-        backward=times.backward + contention * np.minimum(times.backward + times.weights, again + gradients),
+        forward=times.forward + _lost(times.forward, gathers, contention),
+        backward=times.backward + _lost(backward, again + gradients, contention),
     )
+
+
+def _lost(computing: Array, travelling: Array, contention: float) -> Array:
+    """Seconds that an iteration loses to collectives beside it: while they run it advances at a rate of 1 −
+    ``contention``, not at all from 1 on. Above 1, whatever overlaps takes so much longer than one after the other.
+
+    >>> _lost(np.array(2.0), np.array([1.0, 3.0, 9.0]), 0.5).tolist()
+    [0.5, 1.5, 2.0]
+    >>> _lost(np.array(2.0), np.array([1.0, 9.0]), 1.0).tolist()
+    [1.0, 9.0]
+    """
+    share = min(contention, 1.0)
+    beside = np.minimum(travelling, computing / (1.0 - share)) if share < 1.0 else travelling
+    return np.asarray(share * beside + (contention - share) * np.minimum(computing, travelling))
 
 
 def over(layers: Array, figures: Array) -> Array:

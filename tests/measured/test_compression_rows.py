@@ -8,7 +8,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from paleo.units import TERA
 from paleo.validate.runner import FileReport, validate_file
+from paleo.validate.steps.compression import counted_flops
 
 
 @pytest.fixture(scope="module")
@@ -26,8 +28,8 @@ def ratio(report: FileReport, chosen: pd.Series) -> np.ndarray:
 @pytest.mark.parametrize(
     ("source", "compressor", "bar"),
     [
-        ("ZeRO++", "none", 0.14),  # the predicted step: nothing is fitted to these
-        ("ZeRO++", "zeropp", 0.11),
+        ("ZeRO++", "none", 0.08),  # three numbers of the fabric are fitted to 8 of the 32 rows
+        ("ZeRO++", "zeropp", 0.08),
         ("1-bit Adam", "none", 0.12),
         ("1-bit Adam", "onebit", 0.12),
         ("Deep Gradient Compression", "dgc", 0.11),
@@ -38,6 +40,27 @@ def test_runs_with_and_without_compression(report: FileReport, source: str, comp
     frame = report.frame
     rows = frame["source"].str.contains(source, regex=False) & frame["compressor"].str.startswith(compressor)
     assert np.abs(ratio(report, rows) - 1.0).mean() <= bar
+
+
+@pytest.mark.shared
+def test_speed_up_of_one_bit_adam(report: FileReport) -> None:
+    """Dense over compressed steps, on one to eight nodes over two networks: 17.7 %."""
+    frame = report.frame.assign(predicted=report.predictions.seconds)
+    frame = frame[frame["source"].str.contains("1-bit Adam", regex=False)]
+    keys = ["batch_per_gpu", "gpus", "link_bytes_per_s"]
+    dense, coded = (frame[(frame["compressor"] == "none") == plain].set_index(keys) for plain in (True, False))
+    predicted, measured = (dense[column] / coded[column] for column in ("predicted", "step_s"))
+    assert len(predicted) == 12 and (predicted / measured - 1.0).abs().mean() <= 0.18
+
+
+@pytest.mark.shared
+def test_flop_of_zeropp_rows_count_the_pass_that_is_computed_again(report: FileReport) -> None:
+    """Counted without it, 18B's dense step of 2048 tokens over one port would end before its gathers and its scatter,
+    six bytes a parameter, had crossed that port."""
+    rows = report.frame[(report.frame["sharding"] == "zero3") & (report.frame["compressor"] == "none")]
+    row = rows[(rows["parameters"] == 18e9) & (rows["tokens_per_gpu"] == 2048)].nsmallest(1, "link_bytes_per_s").iloc[0]
+    rate, crossing = row["tflops_per_gpu"] * TERA, 6.0 * 18e9 / row["link_bytes_per_s"]
+    assert 6.0 * 18e9 * 2048 / rate < crossing < counted_flops(18e9, 2048) / rate
 
 
 @pytest.mark.shared

@@ -205,11 +205,13 @@ def _of_much(step_bytes: Array, threshold: float, sharpness: float) -> Array:
 
 
 def _wire_time(traffic: Traffic, links: GroupLinks, p: FabricParameters, share: Numeric) -> Array:
-    """Seconds on the slower of the links inside a node and of the NICs, phase after phase."""
+    """Seconds on the slower of the links inside a node and of the NICs, phase after phase. Groups that share one NIC
+    do not gain by ``rail_power``, which is about NICs used together."""
     seconds, inner = np.zeros(()), links.inner_levels
     for phase in traffic.phases:
         single = Traffic((phase,))
         inside = links.wire_time(single, slice(0, inner)) / p.inner_fraction
-        outside = links.wire_time(single, slice(inner, None)) * np.asarray(links.ports[-1]) ** (1.0 - p.rail_power)
+        rails = np.maximum(np.asarray(links.ports[-1]), 1.0)
+        outside = links.wire_time(single, slice(inner, None)) * rails ** (1.0 - p.rail_power)
         seconds = seconds + np.maximum(inside, outside / share)
     return np.asarray(seconds)

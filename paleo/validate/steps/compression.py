@@ -39,8 +39,14 @@ MEASURED = {"step_s": 1.0, "tflops_per_gpu": TERA, "speedup_over_1": 1.0, "time_
 #: Width of a language model of which only the parameters are stated: 128 for each layer, as GPT-3's (Brown et al.,
 #: Language models are few-shot learners, 2020, table 2.1: 12,288 by 96), with heads of 128.
 WIDTH_OF_A_LAYER, HEAD = 128, 128
+#: Entries of GPT-2's vocabulary.
+VOCABULARY = 50257
 #: Systems of the catalog by GPUs of a node, for rows that name none.
-NODES = {16: "dgx-2", 8: "dgx-1-v100"}
+NODES = {16: "deepspeed-v100-edr", 8: "dgx-1-v100"}
+#: FLOP for a parameter and token: Megatron-DeepSpeed counts the forward pass that is computed again (its
+#: throughput_calculator: 24 x 4 batch seq layers hidden², with the scores and the output layer). By 6 the dense steps of
+#: 18B on one NIC would end before their gathers had crossed it.
+COUNTED_FLOPS = 8.0
 #: Share of memory bandwidth that passes of coding reach.
 PASS_EFFICIENCY = 0.8
 #: BytePS sends gradients beside the backward pass; Horovod's and DeepSpeed's runs of these pages sum them behind it: on
@@ -207,12 +213,23 @@ def _sharded(row: Row) -> Step:
     parameters = _positive(row, "parameters")
     run = Run(
         gpus=whole(row, "gpus"), batch=1, microbatch=1, dtype=_dtype(row), strategy="zero=3", recompute="full",
-        software="pytorch-eager", compress=method, model=_stack(parameters, tokens),
+        software="deepspeed-zero3", compress=method, model=_stack(parameters, tokens),
     )  # fmt: skip
     prediction = predict(model, _sharded_system(row), run)
-    flops = 6.0 * parameters * tokens
+    flops = counted_flops(parameters, tokens)
     value, low, high = (flops / seconds for seconds in (prediction.step_time, *reversed(prediction.interval)))
     return Step(value, low, high, value, str(row["device"]), "a predicted step")
+
+
+def counted_flops(parameters: float, tokens: int) -> float:
+    """FLOP of a training step of one sequence of so many tokens, as Megatron-DeepSpeed counts them.
+
+    >>> round(counted_flops(18e9, 1024) / TERA, 1)
+    153.6
+    """
+    stack = _stack(parameters, tokens)
+    scores, output = tokens / (6.0 * stack["hidden"]), VOCABULARY / (16.0 * stack["layers"] * stack["hidden"])
+    return COUNTED_FLOPS * parameters * tokens * (1.0 + scores + output)
 
 
 def _positive(row: Row, key: str) -> float:
