@@ -78,8 +78,8 @@ class Quantised:
 
 
 def _coded_with_error(elements: Numeric, packed: Numeric) -> Coding:
-    """Reads and writes of five passes over fp32 values: value and error are added, the sum's norm is taken, its signs are
-    scaled, what they miss is the new error, and they are packed."""
+    """Reads and writes of five passes over fp32 values: value and error are added, the sum's norm is taken, its signs
+    are scaled, what they miss is the new error, and they are packed."""
     values = VALUE_BYTES * np.asarray(elements, dtype=np.float64)
     return Coding.of(7.0 * values, 3.0 * values + packed, launches=5.0)
 

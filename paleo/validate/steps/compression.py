@@ -44,8 +44,8 @@ VOCABULARY = 50257
 #: Systems of the catalog by GPUs of a node, for rows that name none.
 NODES = {16: "deepspeed-v100-edr", 8: "dgx-1-v100"}
 #: FLOP for a parameter and token: Megatron-DeepSpeed counts the forward pass that is computed again (its
-#: throughput_calculator: 24 x 4 batch seq layers hidden², with the scores and the output layer). By 6 the dense steps of
-#: 18B on one NIC would end before their gathers had crossed it.
+#: throughput_calculator: 24 x 4 batch seq layers hidden², with the scores and the output layer). By 6 the dense steps
+#: of 18B on one NIC would end before their gathers had crossed it.
 COUNTED_FLOPS = 8.0
 #: Share of memory bandwidth that passes of coding reach.
 PASS_EFFICIENCY = 0.8
