@@ -54,7 +54,7 @@ class Quantised:
 
     def encode(self, gradient: SummedGradient) -> Coding:
         """Scale and packing; with ``feedback`` each line of Tang et al.'s algorithm 1 is an operation of the framework
-        on fp32 values (momentum and error are kept in fp32): sum with the error, norm, scaled signs, new error, bits."""
+        on fp32 values (of momentum and error): sum with the error, norm, scaled signs, new error, bits."""
         packed = gradient.elements * self.bits / 8.0
         if not self.feedback:
             return Coding.of(gradient.bytes * (1.0 + self.norm), packed, launches=1.0 + self.norm)
