@@ -37,7 +37,7 @@ class Proposals(Layer):
         sort = MemoryPass(f"{name}.sort", "elementwise", (x,), sorted_scores, backward_pass="free")
         compare = MemoryPass(f"{name}.overlaps", "elementwise", (sorted_scores,), pairs, flops_per_element=12.0,
                              backward_pass="free")  # fmt: skip
-        take = MemoryPass(name, "reduce", (pairs,), out, backward_pass="free")
+        take = MemoryPass(name, "select", (pairs,), out, backward_pass="free")
         return Expansion((sort, compare, take), out)
 
 

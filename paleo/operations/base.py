@@ -35,9 +35,9 @@ class Kind:
     dims of its input that its output lacks lie inside others and cannot be divided. ``norm``: it subtracts a mean and
     divides by a deviation; where its rows are divided it exchanges statistics backward, too. ``row_statistics``:
     numbers for each row that ranks exchange where rows are divided. ``two_sweeps``: one over its input for statistics,
-    then one over everything, which passes after it may join. ``reduces``: it sums dims up. ``inference`` is the kind
-    that stands in for it where nothing is trained. ``free_in_paleo``: the original Paleo takes its time for zero (Qi et
-    al., ICLR 2017).
+    then one over everything, which passes after it may join. ``reduces``: it sums dims up. ``selects``: how many rows
+    it keeps depends on their values, for which a host may wait. ``inference`` is the kind that stands in for it where
+    nothing is trained. ``free_in_paleo``: the original Paleo takes its time for zero (Qi et al., ICLR 2017).
     """
 
     name: str
@@ -51,6 +51,7 @@ class Kind:
     row_statistics: int = 2
     two_sweeps: bool = False
     reduces: bool = False
+    selects: bool = False
     inference: str | None = None
     free_in_paleo: bool = False
 
@@ -70,6 +71,7 @@ add_kind(Kind("copy", "the same elements elsewhere", moves=True, merges_dims=Tru
 add_kind(Kind("gather", "rows of a table, or tokens on their way to experts", moves=True, routes=True))
 add_kind(Kind("scatter", "tokens on their way back from experts", moves=True, routes=True))
 add_kind(Kind("reduce", "sums, means or maxima along dims", reduces=True, free_in_paleo=True))
+add_kind(Kind("select", "rows that are kept by their values", reduces=True, selects=True))
 add_kind(Kind("pool", "one number for each position of a sliding window"))
 add_kind(Kind("softmax", "softmax along rows", price="memory.softmax", row_statistics=3, free_in_paleo=True))
 add_kind(Kind("norm", "normalisation of rows", price="memory.layernorm", norm=True, free_in_paleo=True))

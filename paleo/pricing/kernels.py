@@ -151,7 +151,13 @@ class Calibrated:
         moved = np.array([kernel.bytes for kernel in kernels]) / device.memory.bandwidth
         none = np.zeros(len(kernels))
         ahead, waited = (none, host) if software.host.blocking else (host, none)
+        waited = waited + software.host.selection * _selects(kernels)
         return KernelTimes(prices.seconds + waited, waited, ahead, work >= moved, prices.low, prices.high)
+
+
+def _selects(kernels: Sequence[Kernel]) -> Array:
+    """1 for kernels that choose rows by values of the device, 0 for others."""
+    return np.array([float(kernel.family == "memory" and kernel.kind.selects) for kernel in kernels])
 
 
 def _mixture(kernels: Sequence[Kernel], software: Software) -> Array:

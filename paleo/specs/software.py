@@ -143,6 +143,11 @@ class HostTime(Spec):
         description="what an exchange between nodes by deepep or hybridep takes beside its bytes: layout, counts that "
         "are sent ahead, and the wait for them",
     )
+    selection: Seconds = Field(
+        0.0,
+        description="what a choice of proposals by their values, and of their targets, costs the host in each pass, "
+        "while the device waits for it",
+    )
     piece: Seconds = Field(
         0.0,
         description="what each piece of a tensor that one rank updated costs the host when ZeRO-1 and 2 gather it: "

@@ -15,6 +15,7 @@ from paleo.specs.hardware import Device, load_device, load_system
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.software import load_software
+from paleo.specs.task import task_of
 from paleo.validate.report import document, renderables
 from paleo.validate.runner import FileReport, validate_frame
 from paleo.validate.scaling import points, summary
@@ -332,3 +333,25 @@ def test_the_rectifiers_mask_takes_a_bit_a_number() -> None:
     """Six passes without a mask (dz, x; dz, y, x; dx), five and a sixteenth with it."""
     assert normalisation("backward", norms="both") / normalisation("backward") == pytest.approx(81 / 96, rel=0.02)
     assert normalisation("forward", norms="both") == normalisation("forward")
+
+
+# --- detection -----------------------------------------------------------------------------------------------------
+
+
+def test_a_host_that_chooses_proposals_stops_the_device() -> None:
+    """Once a step, whatever the batch, before submissions captured it in graphs; networks without proposals wait for
+    nothing."""
+    waited = load_software("nvidia-apex").host.selection
+    assert waited > 0 and load_software("mlperf-nvidia").host.selection == 0
+    ready = load_software("nvidia-apex").changed({"host.selection": 0.0})
+    for model, batch, waits in (("maskrcnn", 1, 1.0), ("maskrcnn", 2, 1.0), ("retinanet", 1, 0.0)):
+        run = Run(batch=batch, dtype="fp16", optimizer="momentum", software="nvidia-apex")
+        system, network = load_system("v100-sxm2-16gb"), load_model(model)
+        slow, fast = (predict(network, system, run, software).step_time for software in (None, ready))
+        assert slow - fast == pytest.approx(waits * waited, rel=1e-3)
+
+
+def test_rounds_of_detection_have_the_code_of_their_time() -> None:
+    assert [task_of("maskrcnn", edition).code.software for edition in ("v0.6", "v0.7", "v1.0", "v3.1")] == [
+        "nvidia-apex", "nvidia-apex", "mlperf-nvidia", "mlperf-nvidia"
+    ]  # fmt: skip
