@@ -389,6 +389,7 @@ def _rnn(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[F
         direction=np.array([_RNN_DIRECTIONS[kernel.operation.partition(".")[2]] for kernel in kernels]),
         bidirectional=_column(kernels, "directions") - 1.0,
         element_bytes=precision(prices.dtype).operand,
+        library=prices.software.convolutions.cudnn,
         device=prices.figures(),
         parameters=entry.parameters,
     )

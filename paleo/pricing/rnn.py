@@ -1,8 +1,11 @@
 """Time of a recurrent layer's recurrent part: T steps of h' = f(W h), the input products being done elsewhere.
 
-The standard kernel launches a product (g h x h)(h x b) and a pointwise kernel each step, and reads the weights anew
-each step from L2 or memory. The persistent kernel keeps the weights in registers and pays a grid-wide barrier
-instead. The filter gradient is one product (g h x bT)(bT x h) for all steps.
+The standard kernel launches a product (g h x h)(h x b), backward (h x g h)(g h x b), and a pointwise kernel each step,
+and reads the weights anew each step from L2 or memory. The persistent kernel keeps the weights in registers and pays a
+grid-wide barrier instead. The filter gradient is one product (g h x bT)(bT x h) for all steps.
+
+Which kernel computes the product is the library's choice: the fastest that there is, or, in the releases of 2016 and
+2017 on Pascal, one that depends on the batch alone (`product_by_columns`).
 
 References: Appleyard, Kocisky and Blunsom, arXiv:1604.01946 (cuDNN's RNN); Diamos et al., Persistent RNNs, ICML 2016.
 """
@@ -18,7 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from paleo.errors import SpecError, near
-from paleo.pricing.convolution_algorithms import L2_OVER_MEMORY, QUANTISATION, overlapped
+from paleo.pricing.convolution import PRESENT
+from paleo.pricing.convolution_algorithms import L2_OVER_MEMORY, overlapped, waves
 from paleo.pricing.parameters import parameter
 from paleo.units import MICROSECOND
 
@@ -42,6 +46,18 @@ STEP_TILES: Tiles = ((128, 128), (128, 64), (128, 32), (64, 32), (32, 32))
 FILTER_TILES: Tiles = ((128, 128), (128, 64), (64, 64))
 STEP_SPLITS = (1, 2, 4)
 FILTER_SPLITS = (1, 4)
+#: Where the product's kernel is chosen by its columns: measured with cuDNN 5 and 6 over the cuBLAS of CUDA 8 on a Tesla
+#: P100 and a Titan X, whose steps of 32 sequences take up to three times as long as those of 64. The release from which
+#: they are taken to choose the fastest is the first with kernels for Volta.
+COLUMN_ARCHITECTURE, COLUMN_RELEASE = "Pascal", 7.0
+#: Of the kernel for up to `NARROW_COLUMNS`: columns of one pass over the weights, and parts that the sum is split into.
+NARROW_COLUMNS, NARROW_PASS, NARROW_SPLIT = 16.0, 4.0, 4.0
+#: Columns of the tile that never splits its sum, and the tiles of wider products.
+MEDIUM_COLUMNS: float = 32.0
+MEDIUM_TILES: Tiles = ((128, 32),)
+WIDE_TILES: Tiles = ((128, 128), (128, 64))
+#: Cycles of the unsplit tile forward in half precision over those in single: 27 rows of a P100 lie within 9 % of it.
+HALF_DEPTH = 2.8
 #: Elements that the pointwise kernel of a step moves for each gate and unit: pre-activation, gate, state in and out.
 POINTWISE_ELEMENTS = 4.0
 
@@ -103,6 +119,9 @@ class RnnParameters:
     filter_factor: float = parameter(
         1.0, low=0.5, high=2.5, unit="1", meaning="time of the filter gradient's product over a plain one"
     )
+    narrow_rows: float = parameter(
+        1200.0, low=300.0, high=5000.0, unit="row", meaning="rows for which narrow passes over the weights run at once"
+    )
     barrier: float = parameter(
         2.5 * MICROSECOND,
         low=0.5 * MICROSECOND,
@@ -132,24 +151,60 @@ def fits_registers(*, weight_bytes: Number, device: DeviceFigures) -> Mask:
 
 
 def _product_time(
-    m: Array, n: Array, k: Array, tiles: Tiles, splits: tuple[int, ...], device: DeviceFigures, p: RnnParameters
+    m: Array,
+    n: Array,
+    k: Array,
+    tiles: Tiles,
+    splits: tuple[int, ...],
+    device: DeviceFigures,
+    p: RnnParameters,
+    *,
+    most_blocks: float = np.inf,
 ) -> Array:
     """Arithmetic time [s] of (m x k)(k x n): the best tile and split, in whole waves of blocks.
 
-    A block takes at least ``depth_cycles`` for each element of its sum, since a lone block cannot hide its latency:
-    that is what a small batch pays.
+    A multiprocessor takes at least ``depth_cycles`` for each element of the sum, since a lone block cannot hide its
+    latency: that is what a small batch pays. A sum is split only into ``most_blocks`` blocks.
     """
     best = np.full(np.broadcast_shapes(m.shape, n.shape, k.shape), np.inf)
     for a, b in tiles:
         flops = 2.0 * a * b * (1.0 + (p.tile_penalty * (1.0 / a + 1.0 / b)) ** 2)
-        cycles = max(flops / (p.gemm_efficiency * device.flops_per_clock), p.depth_cycles)
         blocks = np.ceil(m / a) * np.ceil(n / b)
         for parts in splits:
             depth = np.ceil(k / (8.0 * parts)) * 8.0
-            share = blocks * parts / device.multiprocessors
-            rounds = QUANTISATION * np.ceil(share) + (1.0 - QUANTISATION) * np.maximum(share, 1.0)
-            best = np.minimum(best, rounds * depth * cycles + (p.split_cycles if parts > 1 else 0.0))
+            arithmetic = waves(blocks * parts, device.multiprocessors) * flops
+            cycles = overlapped(arithmetic / (p.gemm_efficiency * device.flops_per_clock), np.asarray(p.depth_cycles))
+            total = depth * cycles + (p.split_cycles if parts > 1 else 0.0)
+            best = np.where((parts == 1) | (blocks * parts <= most_blocks), np.minimum(best, total), best)
     return best / device.clock_hz
+
+
+def product_by_columns(
+    m: Array,
+    n: Array,
+    k: Array,
+    stream: Array,
+    *,
+    half: Array,
+    backward: bool,
+    device: DeviceFigures,
+    parameters: RnnParameters,
+) -> Array:
+    """Seconds of (m x k)(k x n) where the library goes by n alone; ``stream`` [s] reads its weights once.
+
+    Up to 16 columns: four at a time, each four rereading the weights unless they run at once, which they do for few
+    rows. Up to 32: a tile that never splits the sum, so that a lone wave takes its latency k times. Beyond: wide tiles,
+    split only as far as all blocks run at once, and in half precision not at all.
+    """
+    p = parameters
+    passes = np.clip(m / p.narrow_rows, 1.0, np.ceil(n / NARROW_PASS))
+    narrow = np.hypot(k * p.depth_cycles / (NARROW_SPLIT * device.clock_hz), stream * passes)
+    slower = 1.0 if backward else np.where(half, HALF_DEPTH, 1.0)
+    medium = np.hypot(slower * _product_time(m, n, k, MEDIUM_TILES, (1,), device, p), stream)
+    split = _product_time(m, n, k, WIDE_TILES, STEP_SPLITS, device, p, most_blocks=device.multiprocessors)
+    unsplit = _product_time(m, n, k, WIDE_TILES, (1,), device, p)
+    wide = np.hypot(np.where(half, unsplit, split), stream)
+    return np.where(n <= NARROW_COLUMNS, narrow, np.where(n <= MEDIUM_COLUMNS, medium, wide))
 
 
 def weight_miss(*, footprint: Number, l2_bytes: float, share: float) -> Array:
@@ -169,17 +224,27 @@ def step_time(
     hidden: Array,
     batch: Array,
     element_bytes: Array,
+    backward: bool = False,
+    library: Number = PRESENT,
     device: DeviceFigures,
     parameters: RnnParameters,
 ) -> Array:
     """Seconds of the kernels of one step, launches apart: the product with its weights, and the pointwise kernel."""
-    p = parameters
-    weights = gate_count * hidden**2 * element_bytes
-    arithmetic = _product_time(gate_count * hidden, batch, hidden, STEP_TILES, STEP_SPLITS, device, p)
-    stream = p.bandwidth_fraction * device.memory_bandwidth
-    states = POINTWISE_ELEMENTS * gate_count * hidden * batch * element_bytes
+    p, gated = parameters, gate_count * hidden
+    m, k = (hidden, gated) if backward else (gated, hidden)
+    weights = gated * hidden * element_bytes
+    bandwidth = p.bandwidth_fraction * device.memory_bandwidth
+    states = POINTWISE_ELEMENTS * gated * batch * element_bytes
     miss = weight_miss(footprint=weights + states, l2_bytes=device.l2_bytes, share=p.l2_share)
-    return overlapped(arithmetic, weights * miss / stream) + states * miss / stream
+    stream = weights * miss / bandwidth
+    product = np.hypot(_product_time(m, batch, k, STEP_TILES, STEP_SPLITS, device, p), stream)
+    if device.architecture == COLUMN_ARCHITECTURE:
+        half = (element_bytes <= 2.0) & ~np.asarray(device.tensor_cores)
+        early = product_by_columns(
+            m, batch, k, stream, half=half, backward=backward, device=device, parameters=parameters
+        )
+        product = np.where(np.asarray(library) < COLUMN_RELEASE, early, product)
+    return np.asarray(product + states * miss / bandwidth)
 
 
 def persistent_step_time(
@@ -226,6 +291,7 @@ def rnn_time(
     layers: Number = 1.0,
     bidirectional: Number = 0.0,
     persistent: bool = False,
+    library: Number = PRESENT,
     device: DeviceFigures,
     parameters: RnnParameters,
 ) -> Array:
@@ -233,20 +299,23 @@ def rnn_time(
 
     ``gate_count`` products of h x h in each step (see ``gates``); ``bidirectional`` 1 runs a second recurrence over the
     reversed sequence, one after the other; ``persistent`` takes the kernel with weights in registers where they fit
-    and it is faster. Input products (W x for all steps at once) are GEMMs of their own. Non-monotonic choices of a
-    library's kernels over the batch (Pascal) are not modelled.
+    and it is faster; ``library`` is the cuDNN version, e.g. 7.6. Input products (W x for all steps at once) are GEMMs
+    of their own.
     """
     g, h, b, t, e = (np.asarray(x, dtype=np.float64) for x in (gate_count, hidden, batch, timesteps, element_bytes))
     shared = {"gate_count": g, "hidden": h, "batch": b, "element_bytes": e}
-    cell = step_time(**shared, device=device, parameters=parameters)
     early = parameters.ramp * np.minimum(t, parameters.ramp_steps)
-    recurrence = t * (parameters.step + cell) + early
+    forward, backward = (
+        t
+        * (parameters.step + step_time(**shared, backward=back, library=library, device=device, parameters=parameters))
+        + early
+        for back in (False, True)
+    )
     if persistent:
-        kept = persistent_step_time(**shared, device=device, parameters=parameters)
-        recurrence = np.minimum(recurrence, t * kept)
+        kept = t * persistent_step_time(**shared, device=device, parameters=parameters)
+        forward, backward = np.minimum(forward, kept), np.minimum(backward, kept)
     weights = filter_time(**shared, timesteps=t, device=device, parameters=parameters)
-    backward = parameters.data_factor * recurrence
     way = np.asarray(direction)
-    steps = np.where(way == RnnDirection.FORWARD, recurrence, np.where(way == RnnDirection.FILTER, 0.0, backward))
-    total = steps + np.where(way >= RnnDirection.FILTER, weights, 0.0)
+    data = np.where(way == RnnDirection.FILTER, 0.0, parameters.data_factor * backward)
+    total = np.where(way == RnnDirection.FORWARD, forward, data) + np.where(way >= RnnDirection.FILTER, weights, 0.0)
     return np.asarray((parameters.launch + total) * layers * (1.0 + np.asarray(bidirectional)), dtype=np.float64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -16,10 +17,14 @@ from paleo.pricing.rnn import (
     fits_registers,
     gates,
     persistent_step_time,
+    product_by_columns,
     rnn_time,
     step_time,
     weight_miss,
 )
+from paleo.pricing.roofline import figures
+from paleo.specs.calibration import load_calibration
+from paleo.specs.hardware import load_device
 from paleo.units import GIGA, MEGA, MICROSECOND, TERA
 from paleo.validate.kinds.base import KINDS, kind_of
 
@@ -27,7 +32,9 @@ TITAN_X = DeviceFigures(
     "titan x", "Maxwell", "GDDR5", 24, 1075 * MEGA, 6.6 * TERA, 336.5 * GIGA, 3.1 * MEGA, 250, False
 )
 V100 = DeviceFigures("v100", "Volta", "HBM2", 80, 1530 * MEGA, 15.7 * TERA, 900 * GIGA, 6.3 * MEGA, 300, False)
+P100 = DeviceFigures("p100", "Pascal", "HBM2", 56, 1303 * MEGA, 9.34 * TERA, 732 * GIGA, 4 * MEGA, 250, False)
 PARAMETERS = RnnParameters()
+LATE = dataclasses.replace(PARAMETERS, depth_cycles=160.0)
 
 
 def layer(device: DeviceFigures = V100, **changes: object) -> np.ndarray:
@@ -121,3 +128,64 @@ def test_the_table_kind_prices_a_measured_row() -> None:
         PARAMETERS, step=13 * MICROSECOND, ramp=22 * MICROSECOND, gemm_efficiency=1.1, bandwidth_fraction=0.95
     )
     assert float(KINDS["rnn"].time(table(), V100, near)[0]) == pytest.approx(1978 * MICROSECOND, rel=0.25)
+
+
+def by_columns(m: float, n: float, k: float, stream: float, *, half: bool = False, backward: bool = False) -> float:
+    arrays = (np.array(size) for size in (m, n, k, stream))
+    return float(
+        product_by_columns(*arrays, half=np.array(half), backward=backward, device=P100, parameters=LATE)
+    )  # fmt: skip
+
+
+def test_narrow_products_reread_their_weights_for_every_four_columns() -> None:
+    """LSTM of 4096 units on a P100: 16384 rows are far more than run at once, 600 rows all are."""
+    latency = 4096 * 160 / 4 / (1303 * MEGA)
+    assert by_columns(16384, 4, 4096, 5e-4) == pytest.approx(np.hypot(latency, 5e-4))
+    assert by_columns(16384, 16, 4096, 5e-4) == pytest.approx(np.hypot(latency, 4 * 5e-4))
+    assert by_columns(600, 16, 4096, 5e-4) == pytest.approx(np.hypot(latency, 5e-4))
+    assert by_columns(2400, 16, 4096, 5e-4) == pytest.approx(np.hypot(latency, 2 * 5e-4))
+
+
+def test_32_columns_pay_the_latency_of_the_whole_sum() -> None:
+    """Two blocks of a 128 x 32 tile, at 2 x 128 x 32 FLOP times 1 + (16 (1/128 + 1/32))^2, against 160 cycles each of
+    1024 elements: the latency rules, and the half precision kernel forward takes 2.8 times as long."""
+    arithmetic = 2 * 128 * 32 * (1 + 0.625**2) / (0.8 * 9.34 * TERA / (56 * 1303 * MEGA))
+    expected = 1024 * np.cbrt(arithmetic**3 + 160**3) / (1303 * MEGA)
+    assert by_columns(256, 32, 1024, 0.0) == pytest.approx(expected)
+    assert by_columns(256, 32, 1024, 0.0, half=True) == pytest.approx(2.8 * expected)
+    assert by_columns(256, 32, 1024, 0.0, half=True, backward=True) == pytest.approx(expected)
+
+
+def test_wide_products_split_their_sum_only_while_multiprocessors_idle() -> None:
+    deep = 16384
+    assert by_columns(1024, 64, deep, 0.0) < 0.5 * by_columns(1024, 32, deep, 0.0)
+    assert by_columns(1024, 64, deep, 0.0, half=True) > 2 * by_columns(1024, 64, deep, 0.0)
+    assert by_columns(8192, 64, deep, 0.0) == by_columns(8192, 64, deep, 0.0, half=True)
+
+
+def test_old_libraries_on_pascal_take_longer_for_32_sequences_than_for_64() -> None:
+    """DeepBench, P100, cuDNN 6: 270 us a step backward at 32, 128 at 64 (1760 units); not so where the fastest kernel
+    is chosen, nor on another architecture."""
+    extents = {"hidden": 1760.0, "direction": np.array(RnnDirection.DATA), "batch": np.array([32.0, 64.0])}
+    step = {"gate_count": 1.0, "timesteps": 50.0, "parameters": LATE}
+    early, later, other = (
+        rnn_time(**(extents | step), library=library, device=device)
+        for library, device in ((6.0, P100), (7.6, P100), (6.0, V100))
+    )
+    assert early[0] > 1.3 * early[1]
+    assert later[0] <= later[1] and other[0] <= other[1]
+
+
+@pytest.mark.shared
+@pytest.mark.parametrize(
+    ("measured", "left_out"), [("p100-pcie-16gb", "titan-x-pascal"), ("titan-x-pascal", "p100-pcie-16gb")]
+)
+def test_a_card_left_out_of_its_generation(shared: Path, measured: str, left_out: str) -> None:
+    """One card's parameters price the other's rows within the 20 % that recurrent layers aim at."""
+    rows = pd.read_csv(shared / "measurements" / "rnn.csv", keep_default_na=False)
+    rows = rows[(rows["device"] == left_out) & (rows["dtype"] == "fp32")]
+    entry = next(e for e in load_calibration(measured).entries if e.family == "rnn.vector")
+    device = figures(load_device(left_out), "fp32")
+    seconds = KINDS["rnn"].time(rows, device, RnnParameters(**entry.parameters))
+    assert len(rows) >= 159
+    assert np.mean(np.abs(seconds / (rows["time_us"].to_numpy() * MICROSECOND) - 1)) < 0.16

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -24,7 +24,7 @@ from paleo.validate.kinds.base import (
     text,
     unpriced,
 )
-from paleo.validate.kinds.conv import ELEMENT_BYTES, element_bytes
+from paleo.validate.kinds.conv import ELEMENT_BYTES, element_bytes, library_version
 
 if TYPE_CHECKING:
     from paleo.validate.kinds.base import (
@@ -76,6 +76,10 @@ class RnnTable(TableKind[DeviceFigures]):
         """As the row says; DeepBench fp16 that says nothing is half-precision arithmetic on ordinary cores."""
         return stated_compute(frame)
 
+    def starts(self, family: str, figures: DeviceFigures) -> Sequence[RnnParameters]:
+        """The defaults, and a kernel that hides little of its latency."""
+        return (RnnParameters(), RnnParameters(depth_cycles=150.0))
+
     def work(self, frame: pd.DataFrame) -> tuple[Array, Array]:
         """FLOP of the products; bytes of the weights once a step (once for the filter gradient), and of the states."""
         hidden, batch, steps = (number(frame, name) for name in ("hidden", "batch", "timesteps"))
@@ -91,7 +95,8 @@ class RnnTable(TableKind[DeviceFigures]):
         hidden, batch, steps = (number(frame, name) for name in ("hidden", "batch", "timesteps"))
         return rnn_time(
             gate_count=_gates(frame), hidden=hidden, batch=batch, timesteps=steps, direction=_ways(frame),
-            element_bytes=element_bytes(frame), device=figures, parameters=parameters,
+            element_bytes=element_bytes(frame), library=library_version(text(frame, "library")),
+            device=figures, parameters=parameters,
         )  # fmt: skip
 
 
