@@ -120,7 +120,8 @@ class MixtureOfExperts(Layer):
         expert_ops, back = self._experts(f"{name}.expert", sent, {hidden: x.sizes[-1]}, choices)
         out = x.like(name)
         combine = MemoryPass(f"{name}.combine", "scatter", (back, scores), out, flops_per_element=2.0)
-        return Expansion((*route, dispatch, *expert_ops, combine, *self._shared(name, x, out, choices)), out)
+        shared, join = self._shared(name, x, out, choices)
+        return Expansion((*shared, *route, dispatch, *expert_ops, combine, *join), out)
 
     def _experts(
         self, name: str, sent: Tensor, back: dict[str, Size], choices: Choices
@@ -144,9 +145,13 @@ class MixtureOfExperts(Layer):
         )
         return (router, soft), scores
 
-    def _shared(self, name: str, x: Tensor, out: Tensor, choices: Choices) -> tuple[Operation, ...]:
+    def _shared(
+        self, name: str, x: Tensor, out: Tensor, choices: Choices
+    ) -> tuple[tuple[Operation, ...], tuple[Operation, ...]]:
+        """The experts that every token visits, which run before tokens are dealt out to the others (Megatron-Core's
+        MoELayer, NeMo AutoModel's MoE), and the sum of both."""
         if not self.shared:
-            return ()
+            return (), ()
         width = self.shared * (self.shared_ffn or self.ffn)
         up, inner = feed_forward(f"{name}.shared", x, width, self.activation, choices, bias=self.bias)
         down, summed = project(f"{name}.shared.down", inner, {x.dims[-1]: x.sizes[-1]}, bias=self.bias)
@@ -154,4 +159,4 @@ class MixtureOfExperts(Layer):
         if self.shared_gate:
             gate, _ = project(f"{name}.shared.gate", x, {"gate": 1})
             operations += (gate,)
-        return (*operations, MemoryPass(f"{name}.join", "elementwise", (summed, out), out, backward_pass="free"))
+        return operations, (MemoryPass(f"{name}.join", "elementwise", (summed, out), out, backward_pass="free"),)

@@ -538,11 +538,12 @@ class _Lowering:
 
     def _transfers(self, placed: PlacedNode, repeat: int, spared: frozenset[str]) -> Iterable[Transfer]:
         names = {operation.name for operation in placed.operations}
-        again = not self.checkpoints.stops_early or not names <= spared
         rerun = self._selected(placed)
         for owed in placed.communications:
             phase: Phase = "forward" if owed.when == "forward" else "backward"
             payload, times = owed.tensor.bytes(self.precision), placed.node.repeat // repeat
+            wanted = {owed.name} if owed.name in names else names
+            again = not self.checkpoints.stops_early or not wanted <= spared
             if owed.chosen is not None and self.dispatch.targets is not None:
                 payload *= sent_once(*owed.chosen, self.dispatch.targets)
             pieces = self.pieces if placed.node.repeats and not owed.overlapped and _divisible(owed) else 1

@@ -40,6 +40,17 @@ def test_what_follows_the_last_tensor_kept_is_left_out() -> None:
     assert block("gpt2") == {"block.branch2.add"}
     weighed = {f"block.branch2.1.moe1.{name}" for name in ("expert.down", "combine")}
     assert block("mixtral-8x7b") == weighed | {"block.branch2.add"}
+    shared = {f"sparse.branch2.1.moe1.{name}" for name in ("expert.down", "combine", "join")}
+    assert block("moonlight-16b-a3b") == shared | {"sparse.branch2.add"}, "experts of all tokens come first"
+
+
+def test_an_early_end_spares_the_exchange_behind_it() -> None:
+    """A mixture over 8 ranks: what its block runs again brings tokens to their experts, not back from them."""
+    for software, exchanges in ((WHOLE, {"dispatch", "combine"}), (EARLY, {"dispatch"})):
+        run = Run(gpus=8, batch=1, dtype="bf16", strategy="ep=8", recompute="full")
+        program = predict(load_model("moonlight-16b-a3b"), SYSTEM, run, software).program
+        forward = [each for section in program.sections for each in section.transfers if each.phase == "forward"]
+        assert {each.name.rpartition(".")[2] for each in forward if each.again} == exchanges
 
 
 def made(software: Any, recompute: str, **options: Any) -> Prediction:
