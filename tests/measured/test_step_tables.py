@@ -78,6 +78,14 @@ def test_steps_in_tf32_stay_within_their_bar(validated: Validated) -> None:
     assert narrow.rows >= 12 and narrow.mape is not None and narrow.mape < 0.12
 
 
+@pytest.mark.shared
+def test_intervals_of_images_hold_nine_tenths_of_the_mean_source(validated: Validated) -> None:
+    """Sources, not rows: which share of a source lies inside its 90 % intervals, on the mean of those of ten rows."""
+    report = validated(CNN)
+    shares = [errors.coverage for errors in report.by(report.sources).values() if errors.rows >= 10]
+    assert len(shares) >= 8 and 0.82 < float(np.mean([share for share in shares if share is not None])) < 0.95
+
+
 def first_points(points: Sequence[EfficiencyPoint]) -> list[EfficiencyPoint]:
     """Points of the sources that the bars of scaling were set for."""
     sources = ("DeepLearningExamples v100-sxm2-", "lambda-tensorflow-benchmark a100-sxm4-40gb")

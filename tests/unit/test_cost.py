@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from paleo.errors import SpecError
-from paleo.predict import EXPERTS_SPREAD, STACK_SPREAD, predict
+from paleo.predict import EXPERTS_SPREAD, IMAGES_SPREAD, STACK_SPREAD, predict
 from paleo.pricing.power import IDLE_SHARE, PowerParameters
 from paleo.specs.hardware import load_system
 from paleo.specs.loading import validate
@@ -144,11 +144,11 @@ def test_the_interval_of_a_step_adds_the_spread_of_software_to_that_of_kernels()
     software would make; a mixture of experts is known less well than a dense model."""
     system, run = load_system("dgx-h100"), Run(gpus=8, batch=8)
     widths = {}
-    for name in ("gpt2", "qwen3-30b-a3b"):
+    spreads = {"gpt2": STACK_SPREAD, "resnet50": IMAGES_SPREAD, "qwen3-30b-a3b": EXPERTS_SPREAD}
+    for name, least in spreads.items():
         made = predict(load_model(name), system, run.model_copy(update={"strategy": "dp"}))
         widths[name] = np.log(made.interval[1] / made.step_time)
         together = float(np.log(made.kernels.high).max())
-        least = {"gpt2": STACK_SPREAD, "qwen3-30b-a3b": EXPERTS_SPREAD}[name]
         assert least < widths[name] < np.hypot(least, together)
     assert widths["gpt2"] < widths["qwen3-30b-a3b"]
     ideal = predict(load_model("gpt2"), system, run.model_copy(update={"calibration": "ideal"}))
