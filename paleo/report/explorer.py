@@ -20,6 +20,7 @@ from paleo.predict import predict
 from paleo.report.explorer_assets import SCRIPT, STYLE
 from paleo.report.tables import step_parts
 from paleo.search.columns import columns
+from paleo.specs.prices import devices_per_machine
 from paleo.specs.run import Run
 from paleo.studies.launch import estimate_command
 from paleo.studies.training import rent, training
@@ -60,7 +61,8 @@ def explorer(
 ) -> str:
     """The page of plans on one system; ``best`` is the one to begin with, ``whole`` its whole training, if any."""
     system, model = best.system, best.model
-    rate, _ = rent(system, system.devices_per_node, tariff)
+    machine = devices_per_machine(system)
+    rate, _ = rent(system, machine, tariff)
     steps = None if whole is None else whole.steps
     searched = ("gpus", "microbatch", "strategy", "recompute", "schedule")
     unset = {name: Run.model_fields[name].default for name in searched}
@@ -76,8 +78,8 @@ def explorer(
         "policies": table.policies,
         "schedules": table.schedules,
         "capacity": system.device.memory.capacity,
-        "perNode": system.devices_per_node,
-        "gpuHour": None if rate is None else rate / system.devices_per_node * HOUR,
+        "perNode": machine,
+        "gpuHour": None if rate is None else rate / machine * HOUR,
         "steps": steps,
         "amount": None if whole is None else whole.amount.words,
         "samplesPerStep": global_batch,

@@ -8,6 +8,8 @@ that the user writes.
 from __future__ import annotations
 
 import os
+import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
@@ -71,15 +73,37 @@ def is_path(name_or_path: str | Path) -> bool:
 
 
 def locate(kind: str, name_or_path: str | Path) -> Path:
-    """The file that a catalog name (whatever its case) or a path means; SpecError with near names if there is none."""
+    """The file that a catalog name (whatever its case; of models and systems also with other hyphens, dots and
+    underscores) or a path means; SpecError with near names if there is none."""
     if is_path(name_or_path):
         return Path(name_or_path)
     known, name = entries(kind), str(name_or_path)
-    path = known.get(name) or known.get(name.strip().lower())
+    path = known.get(name) or known.get(name.strip().lower()) or _by_spelling(kind).get(_spelling(name))
     if path is None:
         noun = kind.removesuffix("s")
         raise SpecError(f"unknown {noun} {_short(name)}; {_nearest(name, known)} (or a path to a YAML file)")
     return path
+
+
+#: Kinds whose names may be spelt in several ways; a profile's name is compared as it is stated.
+SPELT = ("models", "systems")
+
+
+def _spelling(name: str) -> str:
+    """A name without what people write in several ways.
+
+    >>> _spelling("DeepSeek-V3"), _spelling("deepseek_v3")
+    ('deepseekv3', 'deepseekv3')
+    """
+    return re.sub(r"[-_. ]", "", name).lower()
+
+
+@cache
+def _by_spelling(kind: str) -> Mapping[str, Path]:
+    """Entries by how they are spelt; names that are then alike are left out."""
+    spelt = [(_spelling(name), path) for name, path in entries(kind).items() if kind in SPELT]
+    several = Counter(name for name, _ in spelt)
+    return {name: path for name, path in spelt if several[name] == 1}
 
 
 def read_entry(kind: str, name_or_path: str | Path) -> tuple[Path, dict[str, Any]]:

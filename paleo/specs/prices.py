@@ -104,8 +104,8 @@ def rent_quote(system: System, term: Term) -> Quote | None:
 
 
 def rented(system: System, gpus: int, term: Term = "on-demand") -> tuple[float, Price, bool] | None:
-    """USD per second for the nodes that hold ``gpus`` devices (a device's own price is for each), the price it is made
-    of, and whether it is for the very system; None where nobody offers it.
+    """USD per second for the machines that hold ``gpus`` devices (a device's own price is for each), the price it is
+    made of, and whether it is for the very system; None where nobody offers it.
 
     The price in the system's or the device's file comes first, for machines rented on demand; then the price lists.
     """
@@ -116,7 +116,18 @@ def rented(system: System, gpus: int, term: Term = "on-demand") -> tuple[float, 
     quote = rent_quote(system, term)
     if quote is None:
         return None
-    return quote.value * math.ceil(gpus / system.devices_per_node) * system.devices_per_node, quote.price, quote.exact
+    return quote.value * paid_devices(system, gpus), quote.price, quote.exact
+
+
+def devices_per_machine(system: System) -> int:
+    """Devices of the smallest machine that is rented: a node, or one of the hosts that an NVLink domain joins."""
+    return system.devices_per_host or system.devices_per_node
+
+
+def paid_devices(system: System, gpus: int) -> int:
+    """Devices of the whole machines that hold ``gpus`` of them."""
+    each = devices_per_machine(system)
+    return math.ceil(gpus / each) * each
 
 
 def purchase_quote(system: System) -> Quote | None:

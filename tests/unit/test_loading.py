@@ -145,6 +145,14 @@ def test_the_catalog_does_not_depend_on_the_working_directory(monkeypatch: pytes
     assert locate("devices", "V100-SXM2-16GB").stem == "v100-sxm2-16gb"
 
 
+@pytest.mark.parametrize("kind", ["models", "systems"])
+def test_names_may_be_spelt_in_other_ways(kind: str) -> None:
+    for name in names(kind):
+        assert locate(kind, name.replace("_", "-").upper()).stem == name
+    with pytest.raises(SpecError, match="unknown"):
+        locate("software", "megatron_core")  # profiles are compared by their names
+
+
 def test_a_miss_suggests_near_names() -> None:
     with pytest.raises(SpecError, match="unknown system 'dgx-a100'; nearest: 'dgx-a100-"):
         locate("systems", "dgx-a100")

@@ -58,3 +58,14 @@ def test_prices_by_system_come_first() -> None:
 def test_unknown_terms_name_the_nearest() -> None:
     with pytest.raises(SpecError, match="nearest: 'spot'"):
         term_named("spott")
+
+
+def test_trays_of_an_nvl72_are_rented_one_by_one() -> None:
+    """GB200 NVL72 racks are rented by trays of four GPUs."""
+    system = load_system("gb200-nvl72")
+    each = rent_quote(system, "on-demand")
+    assert each is not None
+    paid = {gpus: rent(system, gpus)[0] for gpus in (1, 4, 5, 8, 72)}
+    assert paid == pytest.approx(
+        {1: 4 * each.value, 4: 4 * each.value, 5: 8 * each.value, 8: 8 * each.value, 72: 72 * each.value}
+    )
