@@ -173,7 +173,7 @@ class Fabric:
         """Payload i over group ``index[i]``."""
         if not self.system.levels:
             raise PlanError(f"system {self.system.name} is one device alone; {operation} needs links")
-        links = stack_links([self._placed(operation, self.links(*group)) for group in groups], index)
+        links = stack_links([self._placed(operation, *group) for group in groups], index)
         names = [self.algorithm] if self.algorithm is not None and operation == "all_reduce" else None
         return np.maximum(best(self.policy, operation, payload_bytes, links, names).time, self._floor)
 
@@ -187,11 +187,13 @@ class Fabric:
         """Constants know no host."""
         return self.host if self.rates is None else 0.0
 
-    def _placed(self, operation: str, links: GroupLinks) -> GroupLinks:
-        """The links as far as the placement of the nodes, hashing and neighbours leave them."""
+    def _placed(self, operation: str, stride: int, ranks: int) -> GroupLinks:
+        """The links of a group as far as the placement of the nodes, hashing, neighbours and the other groups of the
+        job leave them."""
+        links, apart = self.links(stride, ranks), max(1.0, stride / self.system.devices_per_node)
         if self.placement is None or links.fabric_levels == 0:
             return links
-        share = placed(self.system, int(links.nodes), self.placement).share(operation)
+        share = placed(self.system, int(links.nodes), self.placement, apart).share(operation)
         inside, outside = links.bandwidths[: links.inner_levels], links.bandwidths[links.inner_levels :]
         return replace(links, bandwidths=(*inside, *(bandwidth * share for bandwidth in outside)))
 

@@ -125,6 +125,64 @@ def test_the_fullest_leaf_of_a_random_exchange() -> None:
     assert share == pytest.approx(float(np.mean(shares)), rel=0.05)
 
 
+def all_rates(
+    groups: Sequence[Sequence[int]], leaf_of: Sequence[int], oversubscription: float, *, ring: bool, leaf: int
+) -> np.ndarray:
+    """Rates of all flows of several groups at once, each a ring in order or an all-to-all, over two tiers."""
+    nodes, leaves = len(leaf_of), max(leaf_of) + 1
+    paths = []
+    for group in groups:
+        ordered = sorted(group, key=lambda node: leaf_of[node])
+        ringed = list(zip(ordered, [*ordered[1:], ordered[0]], strict=True))
+        for sender, receiver in ringed if ring else [(a, b) for a in group for b in group if a != b]:
+            path = [sender, nodes + receiver]
+            if leaf_of[sender] != leaf_of[receiver]:
+                path += [2 * nodes + leaf_of[sender], 2 * nodes + leaves + leaf_of[receiver]]
+            paths.append(path)
+    return max_min_rates(paths, [1.0] * (2 * nodes) + [leaf / oversubscription] * (2 * leaves))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "stride", "leaf", "oversubscription"), [(8, 4, 8, 4.0), (8, 3, 8, 4.0), (4, 12, 8, 2.0), (6, 8, 8, 1.0)]
+)
+def test_groups_a_stride_apart_share_the_uplinks(nodes: int, stride: int, leaf: int, oversubscription: float) -> None:
+    """All groups of a packed job at once: the slowest flow of their rings, and of their exchanges."""
+    whole = nodes * stride
+    groups = [range(first, whole, stride) for first in range(stride)]
+    leaf_of = [node // leaf for node in range(whole)]
+    share = placed(oversubscribed(oversubscription, leaf=leaf, nodes=96), nodes, NodePlacement(), stride)
+    ring, exchange = (
+        all_rates(groups, leaf_of, oversubscription, ring=how, leaf=leaf).min() * scale
+        for how, scale in ((True, 1), (False, nodes - 1))
+    )
+    assert share.ring_share == pytest.approx(ring, rel=0.05)
+    assert share.exchange_share == pytest.approx(exchange, rel=0.05)
+
+
+def test_groups_a_stride_apart_on_nodes_drawn_at_random() -> None:
+    """Four groups of eight on 32 of 64 nodes, in the mean over draws."""
+    rings, exchanges = [], []
+    for _ in range(40):
+        _, leaf_of = np.unique(RANDOM.permutation(64)[:32] // 8, return_inverse=True)
+        groups = [range(first, 32, 4) for first in range(4)]
+        slowest = [all_rates(groups, leaf_of.tolist(), 8.0, ring=how, leaf=8).min() for how in (True, False)]
+        rings.append(slowest[0])
+        exchanges.append(slowest[1] * 7)
+    share = placed(oversubscribed(8.0), 8, node_placement("random"), 4)
+    assert share.ring_share == pytest.approx(float(np.mean(rings)), rel=0.05)
+    assert share.exchange_share == pytest.approx(float(np.mean(exchanges)), rel=0.05)
+
+
+def test_a_stride_inside_the_nodes_is_none_between_them() -> None:
+    """Replicas behind eight tensor-parallel ranks lie in neighbouring nodes; behind four stages as well, four apart."""
+    fabric = Fabric(oversubscribed(8.0), placement=NodePlacement())
+    payload, ranks = np.array([1e9]), np.array([16])
+    near, apart = (float(fabric.times("all_gather", np.array([s]), ranks, payload)[0]) for s in (8, 32))
+    plain = Fabric(oversubscribed(1.0), placement=NodePlacement())
+    assert near == float(plain.times("all_gather", np.array([8]), ranks, payload)[0])
+    assert apart > 3.0 * near
+
+
 @pytest.mark.parametrize("share", [0.2, 0.35, 0.5])
 def test_two_jobs_on_one_link(share: float) -> None:
     """Both compute, then send; while both send, each gets half of the link. Steps last 1 alone, phases drift."""

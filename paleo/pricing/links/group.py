@@ -280,7 +280,10 @@ _TUNER_BASE = (6.6 * MICROSECOND, 14.0 * MICROSECOND, 8.4 * MICROSECOND)
 _TUNER_NVLINK_STEP = (0.6 * MICROSECOND, 1.9 * MICROSECOND, 3.4 * MICROSECOND)
 _TUNER_PCIE_STEP = (1.0 * MICROSECOND, 2.5 * MICROSECOND, 5.7 * MICROSECOND)
 #: Share of the NVLink bandwidth at which the tuner caps LL: 39, 87.7, 141 and 282 GB/s by generation.
-_TUNER_LL = {"Volta": 0.26, "Ampere": 0.2923, "Hopper": 0.3133, "Blackwell": 0.3133}
+_TUNER_LL = {"Volta": 0.26, "Ampere": 0.2923, "Hopper": 0.3133, "Blackwell": 0.3133, "Blackwell Ultra": 0.3133}
+#: Generations whose rings of eight ranks go from LL to Simple at once, where these two lines of the tuner cross (9 to
+#: 46 MB, where it expects LL128 to be faster, take as long as Simple: NCCL 2.27.5 to 2.29.2 on B200).
+_WITHOUT_LL128 = frozenset({"Blackwell", "Blackwell Ultra"})
 #: The tuner's bus bandwidth over the datasheet's (20 of 25 GB/s a link), and what LL128 leaves of it.
 _TUNER_BUS, _TUNER_LL128 = 0.8, 0.92
 
@@ -288,7 +291,7 @@ _TUNER_BUS, _TUNER_LL128 = 0.8, 0.92
 def protocol(*, steps: Numeric, wire_time: Numeric, links: GroupLinks) -> npt.NDArray[np.intp]:
     """The protocol of a ring (0 LL, 1 LL128, 2 Simple) that NCCL's tuner takes for the fastest.
 
-    ``wire_time`` is the time on the wire at the datasheet's bandwidth [s]. LL128 needs NVLink.
+    ``wire_time`` is the time on the wire at the datasheet's bandwidth [s]. LL128 needs NVLink, of generation 4 at most.
 
     Source: NVIDIA/nccl src/graph/tuning.cc (baseLat, hwLat, llMaxBws), NCCL 2.8 to 2.29.
 
@@ -308,7 +311,7 @@ def protocol(*, steps: Numeric, wire_time: Numeric, links: GroupLinks) -> npt.ND
             _TUNER_BASE, _TUNER_NVLINK_STEP, _TUNER_PCIE_STEP, shares, strict=True
         )
     ]
-    expected[LL128] = np.where(nvlink, expected[LL128], np.inf)
+    expected[LL128] = np.where(nvlink & (links.generation not in _WITHOUT_LL128), expected[LL128], np.inf)
     return np.asarray(np.argmin(np.stack(np.broadcast_arrays(*expected)), axis=0))
 
 
@@ -391,6 +394,9 @@ class NcclParameters:
     copy: float = parameter(
         0.38, low=0.02, high=3.0, unit="1", meaning="copy of a rank's own share, in link times (half for all_reduce)"
     )
+    byte_sum: float = parameter(
+        0.1, low=0.002, high=2.0, unit="1", meaning="what adding a byte takes more than moving it (int8), in link times"
+    )
     switch_fraction: float = parameter(0.63, low=0.2, high=1.0, unit="1", meaning="share of the link with NVLink SHARP")
     staging_power: float = parameter(
         0.5,
@@ -426,12 +432,14 @@ def node_time(
     links: GroupLinks,
     parameters: NcclParameters,
     low_latency: bool | Flags = True,
+    adds_bytes: bool | Flags = False,
 ) -> Array:
     """Seconds of a traffic of rings or trees inside one node.
 
     launch + hidden(steps, wire) with the protocol's step and share of the link; Simple adds its start, the copy of a
     rank's own share and the filling of the pipeline. ``low_latency`` says whether the library has LL (NCCL 2.1 and
-    later).
+    later). ``adds_bytes``: what is summed are bytes, of which a thread adds fewer in the time in which it moves them;
+    in Simple the wire hides that but for one share of the ranks'.
 
     Holds for 2..72 ranks in one NVLink domain or PCIe tree, 512 B and up.
     """
@@ -440,9 +448,11 @@ def node_time(
     chosen = np.where(low_latency, protocol(steps=steps, wire_time=wire, links=links), SIMPLE)
     full = 1.0 + p.spread
     busy = 1.0 + p.spread * _all_channels(payload_bytes, links)
-    low = p.launch * busy + hidden(steps * p.step * busy, wire / p.ll_fraction)
-    middle = p.launch * full + hidden(steps * p.step * full, wire / p.ll128_fraction)
+    sums = p.byte_sum * np.asarray(traffic.reduced_bytes) * adds_bytes / links.rank_bandwidth
+    low = p.launch * busy + hidden(steps * p.step * busy, wire / p.ll_fraction + sums)
+    middle = p.launch * full + hidden(steps * p.step * full, wire / p.ll128_fraction + sums)
     moved = wire / p.simple_fraction + _copy_time(operation, payload_bytes, links, p.copy)
+    moved = moved + sums / np.maximum(links.ranks - 1.0, 1.0)
     simple = p.launch * full + p.simple_start + hidden(steps * (p.step * full + p.simple_step), moved)
     simple = simple + fill_time(moved, p.fill)
     return _of_several(np.where(chosen == LL, low, np.where(chosen == LL128, middle, simple)), links, p.skew)

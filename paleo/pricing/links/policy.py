@@ -214,9 +214,10 @@ class Textbook:
 class Nccl:
     """NCCL with calibrated parameters.
 
-    ``switch_can_add``: the switches can add this dtype (they have no int8). ``low_latency`` and ``trees``: the library
-    has LL (NCCL 2.1 and later) and trees between nodes (2.4 and later). ``shift``: in a send_recv all ranks send round
-    the group at once, as nccl-tests do; else neighbours talk in pairs, as the stages of a pipeline do.
+    ``switch_can_add``: the switches can add this dtype (they have no int8, of which threads add fewer, too).
+    ``low_latency`` and ``trees``: the library has LL (NCCL 2.1 and later) and trees between nodes (2.4 and later).
+    ``shift``: in a send_recv all ranks send round the group at once, as nccl-tests do; else neighbours talk in pairs,
+    as the stages of a pipeline do.
     """
 
     inside: NcclParameters = field(default_factory=NcclParameters)
@@ -274,7 +275,7 @@ class Nccl:
             return switch_time(traffic=traffic, links=links, parameters=self.inside)
         return node_time(
             operation=operation, payload_bytes=payload, traffic=traffic, links=links, parameters=self.inside,
-            low_latency=self.low_latency,
+            low_latency=self.low_latency, adds_bytes=~np.asarray(self.switch_can_add),
         )  # fmt: skip
 
     def least(self, operation: str, payload_bytes: Numeric, links: GroupLinks, *, in_network: bool) -> Array:

@@ -3,7 +3,9 @@
 Nodes hang on leaf switches, ``leaf`` of them each; a job's nodes are packed onto as few leaves as hold them, spread
 evenly over ``k`` leaves, or drawn at random from the whole machine. A ring whose ranks are sorted by leaf, as NCCL
 sorts them, sends one flow a channel out of each leaf and is slowed down by none of this on an idle tree; an all-to-all
-asks a leaf for the rates of all its members, and neighbours on the uplinks take their part from both.
+asks a leaf for the rates of all its members, and neighbours on the uplinks take their part from both. So do the groups
+of a job among themselves: where the nodes of a group lie a stride apart (replicas behind the stages of a pipeline, or
+stages behind replicas), those in between belong to groups that send at the same time over the same uplinks.
 
 In a fabric of rails NIC i of each node hangs on rail switch i: traffic between unlike rails goes over the spine, or
 over NVLink to the GPU of the right rail first (NCCL's PXN, 2.12 and later). In a dragonfly a leaf is a group of
@@ -16,6 +18,7 @@ A scheme for fast parallel communication, SIAM J. Comput. 11(2), 1982.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from dataclasses import dataclass
@@ -155,7 +158,7 @@ def fullest_of_sources(flows: Numeric, sources: Numeric, links: Numeric) -> Arra
 def _fullest_below(flows: Numeric, sources: Numeric, links: Numeric) -> Array:
     """The chance that no link has more than 0, 1, 2, … flows, each by the binomial law, along a new last axis."""
     count, ways = np.asarray(flows, dtype=np.float64)[..., None], np.asarray(links, dtype=np.float64)[..., None]
-    chance, mean = 1.0 / np.maximum(ways, 2.0), float(np.max(count / ways))
+    chance, mean = 1.0 / np.maximum(ways, 1.0 + np.finfo(np.float64).eps), float(np.max(count / ways))
     steps = np.arange(math.ceil(mean + SPREAD * math.sqrt(mean) + SPREAD))
     odds = np.clip(count - steps, NOTHING, None) / (steps + 1.0) * chance / (1.0 - chance)
     none = count * np.log1p(-chance)
@@ -233,6 +236,10 @@ class Dragonfly:
         k = np.asarray(used, dtype=np.float64)
         return self._better(m * m / between, m * (n - m) / between, used, 2.0 * (k - 2.0) / np.maximum(k - 1.0, 1.0))
 
+    def shared_by(self, jobs: float) -> Dragonfly:
+        """What each of several jobs that send at once has of the links between groups."""
+        return dataclasses.replace(self, pair=np.asarray(self.pair) / jobs)
+
     def ring(self, used: Numeric) -> Array:
         """Share of a ring sorted by group: one flow at a node's rate from each group to the next."""
         return self._better(np.ones(()), np.ones(()), used, np.where(np.asarray(used) > 2, 2.0, 1.0))
@@ -302,14 +309,17 @@ class NetworkShare:
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """Nodes of a job on leaves of a machine, and its nodes on the fullest leaf."""
+    """Nodes of a group on leaves of a machine, and those on the fullest leaf; how many rings of the job leave that
+    leaf, and how many exchanges of such groups."""
 
-    nodes: int
+    nodes: float
     machine: int
     leaf: int
     leaves: float
     members: float
     crossings: float
+    rings: float = 1.0
+    exchanges: float = 1.0
 
     def ports(self, pattern: str, *, dragonfly: bool) -> tuple[float, float]:
         """Ports of a leaf that send to others, and what each asks of the shared links: of all uplinks, or in a
@@ -317,9 +327,9 @@ class _Job:
         if self.leaves <= 1:
             return 1.0, 0.0
         if pattern == "ring":
-            return 1.0, 1.0
+            return self.rings, 1.0
         elsewhere = self.members if dragonfly else self.nodes - self.members
-        return self.members, elsewhere / max(self.nodes - 1.0, 1.0)
+        return self.exchanges * self.members, elsewhere / max(self.nodes - 1.0, 1.0)
 
 
 def states_topology(system: System) -> bool:
@@ -332,42 +342,68 @@ def states_topology(system: System) -> bool:
     )
 
 
-def placed(system: System, nodes: int, placement: NodePlacement) -> NetworkShare:
-    """What ``nodes`` of a system keep of their ports between nodes."""
+def placed(system: System, nodes: int, placement: NodePlacement, stride: float = 1.0) -> NetworkShare:
+    """What ``nodes`` of a system, ``stride`` nodes of the job apart, keep of their ports between nodes while the groups
+    of the nodes in between do the same."""
     outer = [level for level in system.levels if system.joins_nodes(level)]
     if not outer or nodes < 2:
         return NetworkShare(1.0, 0.0, 1.0, 1.0)
-    level, machine = outer[0], max(system.max_nodes or USUAL_NODES, nodes)
+    level, random = outer[0], placement.kind == "random"
+    machine = max(system.max_nodes or USUAL_NODES, math.ceil(nodes * stride))
     leaf = min(level.leaf or USUAL_LEAF, machine)
-    leaves, members = _spread(nodes, machine, leaf, placement)
-    random = placement.kind == "random"
-    crossings = float(ring_crossings(nodes, machine, leaf)) if random else leaves * (leaves > 1)
-    job = _Job(nodes, machine, leaf, leaves, members, crossings)
-    share = (
-        _of_dragonfly(level, job, placement) if level.topology == "dragonfly" else _of_tree(system, level, job, random)
-    )
+    job = _drawn(nodes, machine, leaf, stride) if random else _in_order(nodes, machine, leaf, placement, stride)
+    is_dragonfly = level.topology == "dragonfly"
+    share = _of_dragonfly(level, job, random) if is_dragonfly else _of_tree(system, level, job, random)
     return _beside_others(level, job, placement, share)
 
 
+def _in_order(nodes: int, machine: int, leaf: int, placement: NodePlacement, stride: float) -> _Job:
+    """A group on leaves that hold the job's nodes in order: so many of its own to a leaf as strides fit there, with the
+    groups in between."""
+    switches = -(-math.ceil(nodes * stride) // leaf)
+    if placement.kind == "spread":
+        switches = min(placement.leaves, math.ceil(nodes * stride), -(-machine // leaf))
+    together = min(leaf, math.ceil(nodes * stride / switches)) if placement.kind == "spread" else leaf
+    members, groups = min(float(nodes), max(1.0, together / stride)), min(stride, together)
+    leaves = float(min(nodes, switches))
+    return _Job(nodes, machine, leaf, leaves, members, leaves * (leaves > 1), rings=groups, exchanges=groups)
+
+
+def _drawn(nodes: int, machine: int, leaf: int, stride: float) -> _Job:
+    """A group of a job whose nodes are drawn at random. The exchanges of all groups ask the fullest leaf in the mean
+    for what one of all the job's nodes would; of the rings those leave a leaf that have a node there."""
+    whole = nodes * stride
+    leaves, mean = float(leaves_touched(nodes, machine, leaf)), whole * leaf / machine
+    variance = mean * (1 - leaf / machine) * (machine - whole) / max(machine - 1, 1)
+    fullest = mean + float(expected_maximum(machine / leaf)) * math.sqrt(max(variance, 0.0))
+    members = min(float(leaf), whole, max(whole / float(leaves_touched(whole, machine, leaf)), fullest))
+    crossings = float(ring_crossings(nodes, machine, leaf))
+    touched = leaves * leaf / machine  # of all leaves by a group
+    rings = float(fullest_of_sources(stride, leaves, 1.0 / touched)) if stride > 1.0 else 1.0
+    return _Job(whole, machine, leaf, leaves, members, crossings, rings=rings)
+
+
 def _of_tree(system: System, level: Level, job: _Job, random: bool) -> NetworkShare:
-    """Shares on leaf switches below a spine, or on the rail switches of nodes."""
+    """Shares on leaf switches below a spine, or on the rail switches of nodes; groups that send at once share its
+    uplinks, as if there were that many times fewer."""
     size = job.nodes, job.members
     crosses, o = job.leaves > 1, level.oversubscription
-    exchange = float(exchange_share(*size, job.leaf, o)) if crosses else 1.0
-    ring = min(1.0, job.leaf / o) if crosses else 1.0
+    exchange = float(exchange_share(*size, job.leaf, o * job.exchanges)) if crosses else 1.0
+    ring = min(1.0, job.leaf / (o * job.rings)) if crosses else 1.0
     unsorted = float(unsorted_ring_share(job.nodes, job.machine, job.leaf, job.members, o)) if random else ring
     if level.routing != "rail":
         return NetworkShare(job.leaves, job.crossings, ring, exchange, unsorted)
-    direct = float(rail_exchange_share(*size, level.ports, job.leaf, o))
+    direct = float(rail_exchange_share(*size, level.ports, job.leaf, o * job.exchanges))
     forwarded = link_kind(system) == "nvlink"
     return NetworkShare(job.leaves, job.crossings, ring, exchange if forwarded else direct, unsorted, direct)
 
 
-def _of_dragonfly(level: Level, job: _Job, placement: NodePlacement) -> NetworkShare:
+def _of_dragonfly(level: Level, job: _Job, random: bool) -> NetworkShare:
     network = dragonfly(level, job.machine, job.leaf)
-    ring = float(network.ring(job.leaves))
-    exchange = float(network.exchange(job.nodes, job.members, job.leaves))
-    unsorted = float(network.unsorted_ring(job.crossings)) if placement.kind == "random" else ring
+    ring = float(network.shared_by(job.rings).ring(job.leaves))
+    exchange = float(network.shared_by(job.exchanges).exchange(job.nodes, job.members, job.leaves))
+    crossings = ring_crossings(job.nodes, job.machine, job.leaf)
+    unsorted = float(network.unsorted_ring(crossings)) if random else ring
     return NetworkShare(job.leaves, job.crossings, ring, exchange, unsorted)
 
 
@@ -398,7 +434,7 @@ def _beside_second_job(level: Level, job: _Job, pattern: str, neighbour: Neighbo
     if neighbour is None or job.leaves <= 1:
         return 1.0
     is_dragonfly = level.topology == "dragonfly"
-    free = min(job.leaf - job.members, max(1.0, neighbour.nodes / job.leaves))
+    free = min(job.leaf - job.exchanges * job.members, max(1.0, neighbour.nodes / job.leaves))
     other = _Job(neighbour.nodes, job.machine, job.leaf, job.leaves, min(free, neighbour.nodes), 0.0)
     capacity = dragonfly(level, job.machine, job.leaf).pair if is_dragonfly else job.leaf / level.oversubscription
     ports, demand = job.ports(pattern, dragonfly=is_dragonfly)
@@ -409,19 +445,6 @@ def _beside_second_job(level: Level, job: _Job, pattern: str, neighbour: Neighbo
             capacity=capacity,
         )
     )  # fmt: skip
-
-
-def _spread(nodes: int, machine: int, leaf: int, placement: NodePlacement) -> tuple[float, float]:
-    """Leaves of the job, and its nodes on the fullest of them."""
-    if placement.kind == "packed":
-        return float(-(-nodes // leaf)), float(min(nodes, leaf))
-    if placement.kind == "spread":
-        switches = min(placement.leaves, nodes, -(-machine // leaf))
-        return float(switches), float(min(leaf, -(-nodes // switches)))
-    leaves, mean = float(leaves_touched(nodes, machine, leaf)), nodes * leaf / machine
-    variance = mean * (1 - leaf / machine) * (machine - nodes) / max(machine - 1, 1)
-    fullest = mean + float(expected_maximum(machine / leaf)) * math.sqrt(variance)
-    return leaves, min(float(leaf), float(nodes), max(nodes / leaves, fullest))
 
 
 def _above_a_leaf(level: Level, leaf: int, background: float) -> float:
