@@ -53,6 +53,7 @@ CALLS: dict[str, list[list[str]]] = {
         ["scale", "lenet", *NODE, "--gpus", "8,16", "--goodput"],
         ["scale", "lenet", *NODE, "--gpus", "8,7,12", "--strategy", "tp=4", "--consistency", "bsp,async"],
         ["scale", "lenet", "--system", "{tmp}/no_latency.yaml", "--gpus", "1,8"],
+        ["scale", "gpt2", "--system", "l4", "--gpus", "1,2", "--batch", "512"],
     ],
     "compare": [
         ["compare", "lenet", "--systems", "dgx-a100-80gb,dgx-h100", "--gpus", "8"],

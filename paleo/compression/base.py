@@ -179,14 +179,16 @@ def break_even_rate(dense: Numeric, compressed: Numeric, coding_seconds: Numeric
     )
 
 
-def number_argument(name: str, argument: str, meaning: str, least: float, most: float) -> float:
-    """A number behind the colon; PlanError says what it stands for."""
+def number_argument(name: str, argument: str, meaning: str, least: float, most: float, *, whole: bool = False) -> float:
+    """A number behind the colon, a ``whole`` one where no other has a meaning; PlanError says what it stands for."""
     try:
         number = float(argument)
     except ValueError:
         number = np.nan
-    if not least <= number <= most:
-        raise PlanError(f"compress {name}:{argument}: expected {name}:X with X {meaning}, from {least:g} to {most:g}")
+    if not least <= number <= most or (whole and number != int(number)):
+        stated = f"{name}:{argument}" if argument else name
+        kind = "a whole number: " if whole else ""
+        raise PlanError(f"compress {stated}: expected {name}:X with X {kind}{meaning}, from {least:g} to {most:g}")
     return number
 
 

@@ -105,7 +105,7 @@ class SufficientFactors:
 @COMPRESSIONS.register("powersgd")
 def powersgd(argument: str) -> Compression:
     """``powersgd:R``."""
-    return PowerSGD(number_argument("powersgd", argument, "the rank of the factors", 1.0, 1023.0))
+    return PowerSGD(number_argument("powersgd", argument, "the rank of the factors", 1.0, 1023.0, whole=True))
 
 
 @COMPRESSIONS.register("factors")

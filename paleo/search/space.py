@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import product
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from paleo.errors import PlanError, SpecError
 from paleo.lowering.recompute import RECOMPUTE, uneven
@@ -196,13 +199,15 @@ def _sequence_parallel(tp: int, space: Space) -> Iterator[bool]:
         yield True
 
 
+@cache
 def divisors(number: int) -> tuple[int, ...]:
     """Divisors, rising.
 
     >>> divisors(12)
     (1, 2, 3, 4, 6, 12)
     """
-    small = [n for n in range(1, int(number**0.5) + 1) if number % n == 0]
+    candidates = np.arange(1, math.isqrt(number) + 1)
+    small = candidates[number % candidates == 0].tolist()
     return tuple(sorted({*small, *(number // n for n in small)}))
 
 

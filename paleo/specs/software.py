@@ -486,7 +486,7 @@ class Software(Spec):
         container = re.fullmatch(r"(2[0-9])\.([01][0-9])(\.[0-9]+)?", version)
         date = self.releases.get(version) or (f"20{container[1]}-{container[2]}" if container else version)
         known = [*self.releases, *filter(None, (self.since, self.until))]
-        if not re.fullmatch(r"[0-9]{4}(-[0-9]{2}){0,2}", date):
+        if not re.fullmatch(r"20[0-9]{2}(-(0[1-9]|1[0-2])(-(0[1-9]|[12][0-9]|3[01]))?)?", date):
             raise SpecError(
                 f"software {self.name}: no release {version!r}; {near(version, known)}, or a date (2024-06)"
             )

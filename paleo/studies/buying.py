@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 #: The largest count that is tried to find one that fits, or that is in time.
 MOST_GPUS = 16_384
+#: Beyond this no budget is meant: more than all money there is.
+MOST_USD = 1e15
 OBJECTIVES = ("time", "cost", "energy", "gpus")
 
 
@@ -64,7 +66,11 @@ def stated_wish(
         try:
             dollars = parse(str(budget).removesuffix("USD").strip(), "count")
         except SpecError:
-            raise SpecError(f"--budget {str(budget)!r}: expected USD, such as 20000 or 5M") from None
+            dollars = 0.0
+        if not 0 < dollars <= MOST_USD:
+            raise SpecError(f"--budget {str(budget)!r}: expected USD above zero, such as 20000 or 5M")
+    if seconds is not None and seconds <= 0:
+        raise SpecError(f"--deadline {deadline!r}: expected a time above zero, such as 60d or 12h")
     return Wish(amount, seconds, dollars, objective, tariff)
 
 

@@ -25,7 +25,7 @@ from paleo.studies.goodput import (
     save_seconds,
     spares_needed,
 )
-from paleo.units import DAY, GIGA, YEAR, Quantity, parse
+from paleo.units import DAY, GIGA, YEAR, Quantity
 
 if TYPE_CHECKING:
     from paleo.predict import Prediction
@@ -51,10 +51,10 @@ def failure_rate(text: str) -> float:
     return _quantity("failures", text, "failures")
 
 
-def _quantity(option: str, text: str, dimension: str) -> float:
+def _quantity(option: str, text: str, dimension: str, *, positive: bool = False) -> float:
     """The value of an option with its unit; SpecError names the option."""
     try:
-        return Quantity(dimension).parsed(text)
+        return Quantity(dimension, positive).parsed(text)
     except SpecError as error:
         raise SpecError(f"--{option} {error}") from None
 
@@ -128,8 +128,14 @@ def checkpoints_of(
     """How the run saves and comes back; ``in_repair`` nodes are away on average, each for ``repair`` seconds."""
     total, plan = checkpoint_bytes(prediction), prediction.plan
     nodes = nodes_of(prediction.system, plan.gpus)
-    rate = STORAGE_RATE if options.storage is None else _quantity("storage", options.storage, "bandwidth")
-    size = None if options.storage_size is None else _quantity("storage-size", options.storage_size, "bytes")
+    rate = (
+        STORAGE_RATE if options.storage is None else _quantity("storage", options.storage, "bandwidth", positive=True)
+    )
+    size = (
+        None
+        if options.storage_size is None
+        else _quantity("storage-size", options.storage_size, "bytes", positive=True)
+    )
     check_room("storage", total, size)
     mode, writer = checkpointing_named(options.checkpointing), WRITERS["megatron"].rate
     write = float(
@@ -192,5 +198,12 @@ def checkpoint_interval(text: str | None, step_time: float) -> float | None:
     """Seconds between checkpoints from ``30min`` or ``250steps``; None for ``auto``, the best one."""
     if text in (None, "auto"):
         return None
-    steps = re.match(r"\s*(\d+)\s*steps?\s*\Z", str(text))
-    return float(steps.group(1)) * step_time if steps else parse(text, "time")
+    steps = re.match(r"\s*(\d{1,15})\s*steps?\s*\Z", str(text))
+    if steps:
+        return float(steps.group(1)) * step_time
+    try:
+        return Quantity("time").parsed(text)
+    except SpecError:
+        raise SpecError(
+            f"--checkpoint {text!r:.60}: expected auto, a time as 30min or whole steps as 250steps"
+        ) from None

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 #: What nobody modelled stays: two submitters of one system and configuration differ by 2 to 4 %.
 SUBMITTERS = 0.03
+#: Samples of a critical batch that anyone can mean.
+SMALLEST_SCALE, LARGEST_SCALE = 1.0, 1e15
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +147,9 @@ def with_noise_scale(task: TrainingTask, noise_scale: float | None) -> TrainingT
     """The task with the gradient-noise scale that was measured [samples] in place of its law's critical batch."""
     if noise_scale is None:
         return task
-    if not (math.isfinite(noise_scale) and noise_scale > 0):
-        raise SpecError(f"--noise-scale {noise_scale:g} must be above zero: samples of the critical batch")
+    if not SMALLEST_SCALE <= noise_scale <= LARGEST_SCALE:
+        expected = f"must lie between {SMALLEST_SCALE:g} and {LARGEST_SCALE:.0e}: samples of the critical batch"
+        raise SpecError(f"--noise-scale {noise_scale:g} {expected}")
     law = task.law
     smallest = (law.batches or (1.0, 1.0))[0]
     fewest = float(law.samples(smallest)) / (1.0 + smallest / noise_scale)
@@ -332,8 +335,8 @@ def positive_batch(text: str) -> float:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not (math.isfinite(value) and value >= 1):
-        raise SpecError(f"--batch {text!r} is neither auto nor a number of samples of one or more")
+    if not (math.isfinite(value) and value >= 1 and value == int(value)):
+        raise SpecError(f"--batch {text!r} is neither auto nor a whole number of samples of one or more")
     return value
 
 

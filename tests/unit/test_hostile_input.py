@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from paleo.cli import run
+from paleo.search.space import divisors
 from paleo.validate.kinds.base import MOST_TABLE_BYTES, read_table
 from paleo.validate.tables import table_of
 
@@ -231,3 +232,36 @@ def test_cells_that_a_spreadsheet_would_run_are_escaped(tmp_path: Path, capsys: 
     assert run(["validate", str(table), "--predictions", str(tmp_path / "p.csv")]) == 0
     header, row = list(csv.reader((tmp_path / "p.csv").read_text().splitlines()))
     assert "'=note" in header and row[:3] == ["'=cmd|'/C calc'!A0", "l40s", "'@x"] and "'-z" in row
+
+
+TARGET = ["target", "mlperf:bert", "--system", "dgx-h100", "--gpus", "8"]
+PLAN = ["plan", "gpt2", "--system", "dgx-h100", "--gpus", "2", "--tokens", "1e9"]
+LENET = ["estimate", "lenet", "--system", "dgx-h100", "--gpus", "8", "--epochs", "1"]
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        ([*TARGET, "--noise-scale", "1e-308"], "must lie between 1 and 1e+15"),
+        ([*TARGET, "--batch", "300.5"], "a whole number of samples"),
+        ([*PLAN, "--deadline", "0d"], "a time above zero"),
+        ([*PLAN, "--budget", "-5"], "USD above zero"),
+        ([*PLAN, "--budget", "1e300"], "USD above zero"),
+        ([*LENET, "--storage", "0 GB/s"], "must be above zero"),
+        ([*LENET, "--checkpoint", "1e300steps"], "whole steps as 250steps"),
+        ([*LENET, "--checkpoint", "9" * 5000 + "steps"], "whole steps as 250steps"),
+        ([*LENET, "--software", "megatron-core@2024-13"], "no release '2024-13'"),
+        ([*LENET, "--software", "megatron-core@9999"], "no release '9999'"),
+        ([*LENET, "--compress", "powersgd:4.5"], "a whole number: the rank"),
+        ([*LENET, "--compress", "topk"], "compress topk: expected topk:X"),
+    ],
+)
+def test_amounts_that_nobody_means_are_one_line(
+    call: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert words in line(call, capsys)
+
+
+def test_batches_of_many_divisors_are_searched_soon() -> None:
+    assert divisors(360) == tuple(n for n in range(1, 361) if 360 % n == 0)
+    assert len(divisors(2**20 * 3**14)) == 21 * 15
