@@ -209,5 +209,7 @@ def dtype_of(device: Device, asked: str | None) -> str:
         return device.training_dtype
     if asked not in BYTES:
         raise SpecError(f"dtype: unknown dtype {asked!r}; {near(asked, BYTES)}")
+    if asked == "int8":
+        raise SpecError("dtype: networks do not train in int8; expected fp32, tf32, bf16, fp16, fp8 or fp4")
     device.peak_flops_per_s(asked)
     return asked

@@ -16,6 +16,7 @@ from paleo.errors import PaleoError, PlanError, SpecError
 from paleo.predict import predict
 from paleo.search.plans import HEADROOM, search, unbeaten, with_room
 from paleo.search.ranking import Ranking
+from paleo.specs.loading import MOST_COUNT
 from paleo.studies.cost import Tariff
 from paleo.studies.launch import estimate_command, launch_flags
 from paleo.studies.training import training
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
 
 #: The largest count that is tried to find one that fits, or that is in time.
 MOST_GPUS = 16_384
-#: Beyond this no budget is meant: more than all money there is.
-MOST_USD = 1e15
 OBJECTIVES = ("time", "cost", "energy", "gpus")
 
 
@@ -67,7 +66,7 @@ def stated_wish(
             dollars = parse(str(budget).removesuffix("USD").strip(), "count")
         except SpecError:
             dollars = 0.0
-        if not 0 < dollars <= MOST_USD:
+        if not 0 < dollars <= MOST_COUNT:
             raise SpecError(f"--budget {str(budget)!r}: expected USD above zero, such as 20000 or 5M")
     if seconds is not None and seconds <= 0:
         raise SpecError(f"--deadline {deadline!r}: expected a time above zero, such as 60d or 12h")

@@ -12,6 +12,7 @@ import numpy as np
 from paleo.errors import PaleoError, PlanError, SpecError
 from paleo.learning.critical_batch import CriticalBatch
 from paleo.predict import predict
+from paleo.specs.loading import MOST_COUNT
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.studies.cost import Tariff, energy
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
 
 #: What nobody modelled stays: two submitters of one system and configuration differ by 2 to 4 %.
 SUBMITTERS = 0.03
-#: Samples of a critical batch that anyone can mean.
-SMALLEST_SCALE, LARGEST_SCALE = 1.0, 1e15
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +146,8 @@ def with_noise_scale(task: TrainingTask, noise_scale: float | None) -> TrainingT
     """The task with the gradient-noise scale that was measured [samples] in place of its law's critical batch."""
     if noise_scale is None:
         return task
-    if not SMALLEST_SCALE <= noise_scale <= LARGEST_SCALE:
-        expected = f"must lie between {SMALLEST_SCALE:g} and {LARGEST_SCALE:.0e}: samples of the critical batch"
+    if not 1 <= noise_scale <= MOST_COUNT:
+        expected = f"must lie between 1 and {MOST_COUNT:.0e}: samples of the critical batch"
         raise SpecError(f"--noise-scale {noise_scale:g} {expected}")
     law = task.law
     smallest = (law.batches or (1.0, 1.0))[0]
