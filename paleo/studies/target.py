@@ -147,7 +147,7 @@ def with_noise_scale(task: TrainingTask, noise_scale: float | None) -> TrainingT
     if noise_scale is None:
         return task
     if not 1 <= noise_scale <= MOST_COUNT:
-        expected = f"must lie between 1 and {MOST_COUNT:.0e}: samples of the critical batch"
+        expected = f"must be above zero: samples of the critical batch, from 1 to {MOST_COUNT:.0e}"
         raise SpecError(f"--noise-scale {noise_scale:g} {expected}")
     law = task.law
     smallest = (law.batches or (1.0, 1.0))[0]

@@ -242,7 +242,7 @@ LENET = ["estimate", "lenet", "--system", "dgx-h100", "--gpus", "8", "--epochs",
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        ([*TARGET, "--noise-scale", "1e-308"], "must lie between 1 and 9e+15"),
+        ([*TARGET, "--noise-scale", "1e-308"], "from 1 to 9e+15"),
         ([*TARGET, "--batch", "300.5"], "a whole number of samples"),
         ([*PLAN, "--deadline", "0d"], "a time above zero"),
         ([*PLAN, "--budget", "-5"], "USD above zero"),
