@@ -54,30 +54,26 @@ def attend(
     if plain:
         passes, scores = _masked(f"{name}.core", scores)
         chain += passes
+    return (*chain, *_weighted(name, scores, value, out, dropout=dropout, asked=asked, choices=choices)), out
+
+
+def _weighted(
+    name: str, scores: Tensor, value: Tensor, out: Tensor, *, dropout: float, asked: float, choices: Choices
+) -> tuple[Operation, ...]:
+    """Softmax of kept scores over their last dim, dropout, and the sum of values; plain code copies that back."""
     weights = choices.output(scores.like(f"{name}.core.softmax"), "softmax")
-    chain += [
-        MemoryPass(
-            f"{name}.core.softmax",
-            "softmax",
-            (scores,),
-            weights,
-            keeps=(weights,),
-            flops_per_element=6.0,
-            reduces=(keys,),
-        ),
-    ]
+    keys = scores.dims[-1]
+    chain = [MemoryPass(weights.name, "softmax", (scores,), weights, (), (weights,), 6.0, reduces=(keys,))]
     if dropout:
         dropped, mask = scores.like(f"{name}.core.dropped"), scores.like(f"{name}.core.mask", role="mask")
-        chain.append(
-            MemoryPass(f"{name}.core.dropout", "dropout", (weights,), dropped, keeps=(mask,), flops_per_element=2.0)
-        )
+        chain.append(MemoryPass(f"{name}.core.dropout", "dropout", (weights,), dropped, (), (mask,), 2.0))
         weights = dropped
+    plain = choices.attention == "stepwise"
     product = out.like(f"{name}.core.context") if plain else out
-    summed = Contraction(
-        f"{name}.core.context", weights, value.renamed({value.dims[-1]: "value_dim"}), product, asked=asked
-    )
+    values = value.renamed({value.dims[-1]: "value_dim"})
+    summed = Contraction(f"{name}.core.context", weights, values, product, asked=asked)
     back = (MemoryPass(out.name, "copy", (product,), out, flops_per_element=0.0),) if plain else ()
-    return (*chain, summed, *back), out
+    return (*chain, summed, *back)
 
 
 def _masked(name: str, scores: Tensor) -> tuple[tuple[Operation, ...], Tensor]:
@@ -296,3 +292,62 @@ class AdditiveAttention(Layer):
         soft = MemoryPass(f"{name}.softmax", "softmax", (scores,), weights, length, (weights,), 6.0, reduces=("keys",))
         operations = (to_query, to_key, tanh, Contraction(f"{name}.scores", mixed, weight, scores), soft)
         return Expansion((*operations, Contraction(f"{name}.core.context", weights, source, context)), context)
+
+
+@LAYERS.register("relative_attention")
+class RelativeAttention(Layer):
+    """Causal attention over the states of ``memory`` positions before the segment and its own, scored by content and by
+    distance: (q + u) · k + (q + v) · r, r a projection of encoded distances. No gradient reaches the memory.
+
+    Query, key and value of memory and segment come out of one product. The projection of distances, the same for all
+    samples, counts as a pass over its weight whose result is not kept. All scores are: kernels of fused attention do
+    not know them. Those by distance are shifted in a pass, so that each row begins at its own position.
+
+    Reference: Dai et al., Transformer-XL, ACL 2019, section 3.3.
+    """
+
+    tensor_dims = ("kv_heads",)
+    heads: PositiveInt
+    head_dim: PositiveInt | None = None
+    memory: PositiveInt
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+        (x,) = inputs
+        self.check_rank(name, x, (3,))
+        batch, seq, hidden = x.dims
+        head_dim = self.head_dim or int(x.sizes[-1]) // self.heads
+        of: dict[str, Size] = {"kv_heads": self.heads, "head_dim": head_dim}
+        states: dict[str, Size] = {batch: x.sizes[0], "keys": x.sizes[1] + self.memory, hidden: x.sizes[2]}
+        joined = Tensor(f"{name}.joined", tuple(states), tuple(states.values()))
+        join = MemoryPass(joined.name, "copy", (x,), joined, flops_per_element=0.0)
+        packed, _ = project(f"{name}.qkv", joined, {"kv_heads": self.heads, "packed": 3 * head_dim})
+        query = _headed(f"{name}.query", x, of)
+        key, value = (_headed(f"{name}.{part}", joined, of) for part in ("key", "value"))
+        scored, scores = self._scores(name, query, key, x)
+        dims: dict[str, Size] = {d: query.size(d) for d in (batch, seq, "kv_heads")} | {"value_dim": head_dim}
+        context = Tensor(f"{name}.context", tuple(dims), tuple(dims.values()))
+        core = _weighted(name, scores, value, context, dropout=self.dropout, asked=1.0, choices=choices)
+        output, out = project(f"{name}.out", context, {hidden: x.sizes[-1]}, contract=2)
+        return Expansion((join, packed, *scored, *core, output), out)
+
+    def _scores(self, name: str, query: Tensor, key: Tensor, x: Tensor) -> tuple[tuple[Operation, ...], Tensor]:
+        """Scores by content and by distance, shifted, summed, scaled and masked."""
+        batch, seq, heads, head_dim = query.dims
+        of: dict[str, Size] = {heads: query.size(heads), head_dim: query.size(head_dim)}
+        weight = Tensor(f"{name}.distance.weight", ("in_hidden", *of), (x.sizes[-1], *of.values()), "parameter")
+        distance = Tensor(f"{name}.distance", ("keys", *of), (key.sizes[1], *of.values()), "statistic")
+        projected = MemoryPass(distance.name, "copy", (), distance, (weight,), flops_per_element=0.0)
+        dims: dict[str, Size] = {batch: query.sizes[0], heads: of[heads], seq: query.sizes[1], "keys": key.sizes[1]}
+        content = Tensor(f"{name}.core.content", tuple(dims), tuple(dims.values()))
+        placed, shifted, summed = (content.like(f"{name}.core.{part}") for part in ("placed", "shifted", "summed"))
+        operations: list[Operation] = [projected]
+        for scores, keys in ((content, key), (placed, distance)):
+            biased = query.like(f"{scores.name}.query")
+            shift = Tensor(f"{scores.name}.bias", tuple(of), tuple(of.values()), "parameter")
+            operations.append(MemoryPass(biased.name, "elementwise", (query,), biased, (shift,)))
+            operations.append(Contraction(scores.name, biased, keys, scores))
+        operations.append(MemoryPass(shifted.name, "copy", (placed,), shifted, flops_per_element=0.0))
+        operations.append(MemoryPass(summed.name, "elementwise", (content, shifted), summed, backward_pass="free"))
+        masked, scores = _masked(f"{name}.core", summed)
+        return (*operations, *masked), scores

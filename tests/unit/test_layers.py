@@ -260,6 +260,15 @@ CASES = [
         2 * 2 * 128, 2 * 4 * 128, 64 + 2 * 32 + 2 * 64 + 64,
         2 * ((64 + 128 + 32) + (32 + 128 + 32 + 64) + (3 * 64 + 64)),
     ),
+    # 8 -> 3·2·4 for 2·8 states; a pass over 8 x 8 for 8 distances; u and v of 8; 2 x 5·8 scores of 2 heads by content,
+    # by distance and for the values; 8 -> 8
+    Case(
+        "relative_attention", (SEQUENCE,), (2, 5, 8), {"heads": 2, "memory": 3}, 192 + 64 + 16 + 64,
+        2 * 16 * 192 + 3 * 2 * 160 * 4 + 2 * 10 * 64, 4 * 16 * 192 + 3 * 4 * 160 * 4 + 4 * 10 * 64,
+        512 + 2 * 320 + 2 * 512 + 640 + 320,
+        832 + (512 + 768 + 1536) + (256 + 256) + 2 * 672 + (832 + 640) + (576 + 640) + 1280 + 1920 + 3 * 1280
+        + (1152 + 320) + (320 + 256 + 320),
+    ),
     # sort 96 scores, compare 6 with 6 a byte each, take 3 boxes
     Case("proposals", (IMAGE,), (2, 3, 4), {"kept": 3, "considered": 6}, moved=2 * 384 + (384 + 72) + (72 + 96)),
     # 6 regions of 3 x 2 x 2, four points each
