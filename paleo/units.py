@@ -217,6 +217,15 @@ def duration(seconds: float, *, digits: int = 3) -> str:
     return f"{_digits(seconds / 86400.0, digits)} days"
 
 
+def time_unit(longest: float) -> tuple[float, str]:
+    """Seconds in the unit of an axis that goes up to ``longest``, and its symbol.
+
+    >>> time_unit(12.0), time_unit(0.3), time_unit(4e-5)
+    ((1.0, 's'), (0.001, 'ms'), (1e-06, 'us'))
+    """
+    return next(((factor, unit) for factor, unit in ((1.0, "s"), (1e-3, "ms")) if longest >= factor), (1e-6, "us"))
+
+
 def whole_percent(share: float) -> str:
     """A share as a percentage without decimals.
 

@@ -12,7 +12,7 @@ from paleo.report.charts import COLOURS, Curve, Mark, curves
 from paleo.studies import placement
 from paleo.studies.compression import against_bandwidth
 from paleo.studies.purchase import curve_of
-from paleo.units import GIGA, MILLISECOND, duration, engineering
+from paleo.units import GIGA, duration, engineering, time_unit
 
 if TYPE_CHECKING:
     from paleo.predict import Prediction
@@ -57,8 +57,9 @@ def _compression(prediction: Prediction) -> Iterator[Panel]:
     except PlanError:
         return
     name, method = prediction.system.name, str(prediction.run.compress)
+    each, unit = time_unit(max(*curve.dense, *curve.compressed))
     lines = [
-        _line(label, [(rate / GIGA, step / MILLISECOND) for rate, step in zip(curve.rates, steps, strict=True)], colour)
+        _line(label, [(rate / GIGA, step / each) for rate, step in zip(curve.rates, steps, strict=True)], colour)
         for label, steps, colour in (("dense", curve.dense, PLAIN), (method, curve.compressed, NAMED))
     ]
     marks = [Mark(curve.stated / GIGA, "the system", SYSTEM)]
@@ -67,8 +68,8 @@ def _compression(prediction: Prediction) -> Iterator[Panel]:
         marks.append(Mark(curve.crossing / GIGA, f"pays below {engineering(curve.crossing, 'B/s')}", COLOURS[6]))
         pays = "pays here" if curve.stated < curve.crossing else "does not pay here"
         words = f"{method} {pays}: the links reach {engineering(curve.stated, 'B/s')}."
-    title = f"Step [ms] on {name} over the rate of a node's links"
-    yield title, curves(lines, title=title, x_label="GB/s", y_label="step [ms]", marks=marks), words
+    title = f"Step [{unit}] on {name} over the rate of a node's links"
+    yield title, curves(lines, title=title, x_label="GB/s", y_label=f"step [{unit}]", marks=marks), words
 
 
 def _consistency(study: Purchase, offer: Offer, prediction: Prediction) -> Iterator[Panel]:
@@ -101,11 +102,12 @@ def _placement(study: Purchase, offer: Offer, prediction: Prediction) -> Iterato
     if named is None or plain is None:
         return
     both = ((PACKED, plain, PLAIN), (named.nodes, named, NAMED))
-    lines = [_over(label, curve, colour, lambda point: point.step_time / MILLISECOND) for label, curve, colour in both]
+    each, unit = time_unit(max(point.step_time for curve in (plain, named) for point in curve.points if point.runs))
+    lines = [_over(label, curve, colour, lambda point: point.step_time / each) for label, curve, colour in both]
     advice = placement.studied([point.predicted for point in named.points if point.runs][-1])
     words = _difference(plain, named) if advice is None else f"{_difference(plain, named)} {advice.advice}"
-    title = f"Step [ms] on {prediction.system.name}: packed nodes against {named.nodes}"
-    yield title, curves(lines, title=title, x_label="GPUs", y_label="step [ms]"), words
+    title = f"Step [{unit}] on {prediction.system.name}: packed nodes against {named.nodes}"
+    yield title, curves(lines, title=title, x_label="GPUs", y_label=f"step [{unit}]"), words
 
 
 def _difference(plain: ScaleCurve, named: ScaleCurve) -> str:

@@ -17,7 +17,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLoca
 from paleo.files import write_whole
 from paleo.step.timeline import COMPUTE
 from paleo.studies.summary import above_the_roof, speeds
-from paleo.units import GIB, GIGA, KILO, MILLISECOND, counted, duration, engineering
+from paleo.units import GIB, GIGA, KILO, counted, duration, engineering, time_unit
 
 if TYPE_CHECKING:
     from paleo.predict import Prediction
@@ -114,14 +114,15 @@ def _timeline(axes: Axes, events: Sequence[Event]) -> None:
     streams = sorted({event.task.resource for event in events}, key=lambda name: (name != COMPUTE, name))
     kinds = dict.fromkeys(event.task.kind for event in events if event.end > event.start)
     looks = {kind: _KINDS.get(kind, (kind, GREY)) for kind in kinds}
+    each, unit = time_unit(max((event.end for event in events), default=0.0))
     for row, stream in enumerate(streams):
         for kind, (_, colour) in looks.items():
             chosen = [event for event in events if event.task.resource == stream and event.task.kind == kind]
-            spans = [(event.start / MILLISECOND, (event.end - event.start) / MILLISECOND) for event in chosen]
+            spans = [(event.start / each, (event.end - event.start) / each) for event in chosen]
             axes.broken_barh(spans, (row - 0.4, 0.8), facecolor=colour, edgecolor="white", linewidth=0.2)
     axes.set_yticks(range(len(streams)), streams)
     axes.invert_yaxis()
-    axes.set_xlabel("time in the step [ms]")
+    axes.set_xlabel(f"time in the step [{unit}]")
     axes.set_xlim(left=0)
     patches = [Patch(color=colour, label=label) for label, colour in dict.fromkeys(looks.values())]
     axes.legend(handles=patches, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=min(len(patches), 5))
@@ -256,8 +257,9 @@ def compare(comparison: Comparison) -> Figure:
         figure.suptitle(f"{predictions[0].model.name}, {comparison.amount.words}")
         _bars(axes[0], names, [candidate.samples_per_s for candidate in predictions], "samples/s", BLUE)
         spent = [asdict(candidate.breakdown) for candidate in predictions]
-        _stack(axes[1], names, {key: [candidate.get(key, 0.0) / MILLISECOND for candidate in spent] for key in _PARTS})
-        axes[1].set_ylabel("time of a step [ms]")
+        each, unit = time_unit(max(candidate.step_time for candidate in predictions))
+        _stack(axes[1], names, {key: [candidate.get(key, 0.0) / each for candidate in spent] for key in _PARTS})
+        axes[1].set_ylabel(f"time of a step [{unit}]")
         if priced:
             costs = [
                 candidate.training.cost or 0.0 if candidate.training is not None else 0.0 for candidate in candidates

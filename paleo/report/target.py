@@ -109,7 +109,7 @@ def _evaluation(point: TargetTime) -> str:
     return "not timed" if point.task.evaluation.beside else "in the steps"
 
 
-def figure(task: str, system: str, curve: TargetScaling) -> Figure:
+def figure(system: str, curve: TargetScaling) -> Figure:
     """Minutes over GPU counts with the 90 % interval."""
     import matplotlib
     from matplotlib.ticker import FuncFormatter, NullLocator
@@ -123,9 +123,16 @@ def figure(task: str, system: str, curve: TargetScaling) -> Figure:
         low, high = zip(*ends, strict=True)
         axes.fill_between(gpus, low, high, alpha=0.2, color=BLUE, linewidth=0, label="90 % interval")
         axes.plot(gpus, [point.seconds / MINUTE for point in curve.points], "o-", color=BLUE, label="to the target")
-        trained = [(point.seconds - point.evaluation_seconds) / MINUTE for point in curve.points]
-        axes.plot(gpus, trained, ":", color=VERMILION, label="without evaluation")
-        axes.set(xscale="log", yscale="log", xlabel="GPUs", ylabel="minutes", title=f"{task} on {system}")
+        if any(point.evaluation_seconds for point in curve.points):
+            trained = [(point.seconds - point.evaluation_seconds) / MINUTE for point in curve.points]
+            axes.plot(gpus, trained, ":", color=VERMILION, label="without evaluation")
+        axes.set(
+            xscale="log",
+            yscale="log",
+            xlabel="GPUs",
+            ylabel="minutes",
+            title=f"{curve.points[0].task.title} on {system}",
+        )
         axes.set_xticks(gpus, [f"{count:,}" for count in gpus])
         axes.xaxis.set_minor_locator(NullLocator())
         for formats in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):

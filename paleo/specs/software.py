@@ -328,6 +328,9 @@ class Parallelism(Spec):
     zero: Annotated[int, Field(strict=True, ge=0, le=3)] = Field(
         0, description="the ZeRO stage of its users unless they say otherwise"
     )
+    zero_stages: tuple[Annotated[int, Field(strict=True, ge=0, le=3)], ...] | None = Field(
+        None, description="the ZeRO stages that it has; left out: not known, so that a search tries all"
+    )
     sequence_parallel: Flag = Field(
         False, description="whether its users split sequences where they split tensors, unless they say otherwise"
     )

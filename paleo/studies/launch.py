@@ -19,12 +19,14 @@ if TYPE_CHECKING:
 
 
 def runnable(space: Space, software: str) -> Space:
-    """The part of a space whose pipeline schedules the framework is known to run; all of it where that is not known, or
-    where stages are stated for a framework without pipelines."""
-    known = load_software(software).parallelism.schedules
-    if known is None or (not known and space.degrees.get("pp", 1) > 1):
+    """The part of a space whose pipeline schedules and ZeRO stages the framework is known to run; all of it where that
+    is not known, or where stages are stated for a framework without pipelines."""
+    has = load_software(software).parallelism
+    if has.zero_stages is not None and len(space.zero) > 1:
+        space = replace(space, zero=tuple(stage for stage in space.zero if stage in has.zero_stages))
+    if has.schedules is None or (not has.schedules and space.degrees.get("pp", 1) > 1):
         return space
-    return replace(space, schedules=known)
+    return replace(space, schedules=has.schedules)
 
 
 def estimate_command(model: ModelSpec, system: System, run: Run) -> str:

@@ -93,7 +93,9 @@ def test_only_schedules_that_a_framework_runs() -> None:
     )
     assert runnable(Space(), "pytorch-eager") == Space()
     assert runnable(Space(), "mxnet").schedules == ()
-    stated = Space(degrees={"pp": 2})
+    assert runnable(Space(), "mxnet").zero == (0,)
+    assert runnable(Space(zero=(3,)), "mxnet").zero == (3,)  # it is asked what ZeRO-3 would do
+    stated = Space(degrees={"pp": 2}, zero=(0,))
     assert runnable(stated, "mxnet") == stated  # it is asked what pipelines would do
 
 

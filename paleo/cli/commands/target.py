@@ -61,7 +61,7 @@ def target(
     if path is not None:
         from paleo.report.target import figure
 
-        draw(path, lambda: figure(answer.task.name, answer.system.name, answer.curve))
+        draw(path, lambda: figure(answer.system.name, answer.curve))
     show_document(answer.document, answer.table, as_json)
     warn(list(dict.fromkeys(warning for point in answer.points for warning in point.warnings)))
     if not any(point.prediction.memory.fits for point in answer.points):
