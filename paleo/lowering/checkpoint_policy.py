@@ -1,8 +1,10 @@
 """Which forward operations of a block run again before its backward pass, full and selective recomputation, by the way
-in which a framework checkpoints."""
+in which a framework checkpoints; what is kept for it."""
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -12,7 +14,7 @@ from paleo.operations.contraction import Contraction
 from paleo.registry import Registry
 
 if TYPE_CHECKING:
-    from paleo.network.graph import Node
+    from paleo.network.graph import Graph, Node
     from paleo.operations.base import Operation
     from paleo.operations.tensor import Tensor
 
@@ -160,3 +162,39 @@ def left_out(operations: Sequence[Operation]) -> frozenset[str]:
 def kept_tensors(operation: Operation) -> list[Tensor]:
     """What an operation keeps for its backward pass beside weights."""
     return [tensor for tensor in operation.saves if tensor.role != "parameter"]
+
+
+class Storage:
+    """Counts what is kept until the backward pass, so that each storage counts once, whoever keeps it."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self._kept = Counter[tuple[str, str]]()
+        self._seen: set[tuple[str, str, str]] = set()
+
+    def add(self, tensor: Tensor, keeper: Node, copy: str = "") -> float:
+        """How many tensors are kept that were not before, as ``keeper`` keeps ``tensor``, or a ``copy`` of it in
+        another format, in each of its iterations; of a part of a storage all that is in it.
+
+        Of what goes round in a loop, the first iteration reads what enters and the others what the one before has made.
+        """
+        loops = self.graph.loops_of(tensor, keeper)
+        read = tensor.name in {each.name for each in keeper.inputs}
+        around = [loop for loop in loops if read and self.graph.enters(tensor, loop)]
+        outside = loops[: len(loops) - len(around)]
+        whole, times_larger = self.graph.storage_of(tensor)
+        new = self._more(whole, copy, str(outside), math.prod(times for _, times in outside))
+        for index, (name, times) in enumerate(around, start=len(outside)):
+            iterations = math.prod(times for _, times in loops[:index]) * (times - 1)
+            new += self._more(self.graph.carried[name][1], copy, f"round {name}", iterations)
+        return new * times_larger
+
+    def _more(self, name: str, copy: str, which: str, copies: int) -> int:
+        """``copies`` of the tensor of that name are kept, those of these loops: how many are new."""
+        if (name, copy, which) in self._seen:
+            return 0
+        self._seen.add((name, copy, which))
+        maker, before = self.graph.made_in.get(name), self._kept[name, copy]
+        most = before + copies if maker is None else math.prod(times for _, times in maker)
+        self._kept[name, copy] = min(most, before + copies)
+        return self._kept[name, copy] - before

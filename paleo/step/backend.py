@@ -30,8 +30,9 @@ from paleo.step.offload import link_rate, offload_of
 
 if TYPE_CHECKING:
     from paleo.compression.base import Compression, SummedGradient
+    from paleo.lowering.fusion import Chains
     from paleo.lowering.partition import Chunk
-    from paleo.lowering.program import Chains, Program
+    from paleo.lowering.program import Program
     from paleo.network.graph import Graph
     from paleo.operations.base import Kernel
     from paleo.operations.optimizers import Optimizer

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paleo.layers.base import Choices
+from paleo.lowering.checkpoint_policy import Storage
 from paleo.network.fine_tuning import fine_tuned, fine_tuning
-from paleo.network.graph import Storage, build
+from paleo.network.graph import build
 from paleo.operations.tensor import precision
 from paleo.parallel.plan import dtype_of
 from paleo.pricing.kernels import pricer

@@ -14,7 +14,8 @@ import paleo
 from paleo.errors import SpecError
 from paleo.importers.torch import load_module, parse_input
 from paleo.layers.base import Choices
-from paleo.network.graph import Graph, Storage, build
+from paleo.lowering.checkpoint_policy import Storage
+from paleo.network.graph import Graph, build
 from paleo.operations.tensor import precision
 from paleo.predict import STACK_SPREAD
 from paleo.specs.hardware import load_system
