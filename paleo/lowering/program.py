@@ -6,10 +6,10 @@ A section is what the scheduler moves as one: a layer, or one iteration of a fol
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from paleo.lowering.checkpoint_policy import WHOLE_BLOCKS, Storage, kept_tensors, left_out
 from paleo.lowering.fusion import Launches, fuse, softmax_by_steps
@@ -241,9 +241,10 @@ class _Lowering:
         self.graph, self.precision, self.chains = graph, precision, chains
         self.softmax_multiple, self.pieces = softmax_multiple, pieces
         self.dispatch, self.checkpoints = dispatch, checkpoints
-        self._readers = _readers(graph.nodes)
-        self._reads = Counter(t.name for node in graph.nodes for op in node.operations for t in op.reads)
-        self._storage = Storage(graph)
+        self._readers = graph.once("readers", lambda: _readers(graph.nodes))
+        self._reads = graph.once("reads", lambda: _reads(graph.nodes))
+        self._kept_anew = graph.once(("kept anew", precision), lambda: _kept_anew(graph, precision))
+        self._shares: dict[Hashable, _Share] = graph.once(("shares", precision), dict)
         self._known: dict[str, int] = {}
         self.ties: list[Tie] = []
 
@@ -252,7 +253,7 @@ class _Lowering:
         name, repeat = first.node.repeats[0] if first.node.repeats else (first.node.name, 1)
         gradients: dict[Axes, float] = {}
         met: set[str] = set()
-        freed = self.checkpoints.freed([layer.node for layer in members])
+        policy = self._policy([layer.node for layer in members])
         saved = core = tensors = parameters = 0.0
         for layer in members:
             for tensor, axes in layer.parameters:
@@ -269,14 +270,13 @@ class _Lowering:
                 if tensor.grad:
                     tensors += iterations
                     gradients[axes] = gradients.get(axes, 0.0) + elements * iterations
-            kept, inside = self._saves(layer, freed)
+            kept, inside = self._saves(layer, policy.freed)
             saved, core = saved + kept / repeat, core + inside / repeat
-        spared = left_out([operation for layer in members for operation in layer.operations])
         return Section(
             name,
             repeat,
-            (*self._kernels(members, repeat, spared), *self._passes(name, sum(gradients.values()), tensors)),
-            tuple(transfer for layer in members for transfer in self._transfers(layer, repeat, spared)),
+            (*self._kernels(members, repeat, policy), *self._passes(name, sum(gradients.values()), tensors)),
+            tuple(transfer for layer in members for transfer in self._transfers(layer, repeat, policy)),
             tuple(Gradient(axes, elements) for axes, elements in gradients.items()),
             parameters,
             tensors,
@@ -284,8 +284,20 @@ class _Lowering:
             self._freed(members, repeat, saved, core),
             _local_bytes(first, first.node.inputs[0], self.precision),
             last.operations[-1].out.bytes(self.precision) if last.operations else 0.0,
-            tuple(size for layer in members for each in layer.operations for size in _made(each, self.precision)),
+            tuple(size for layer in members for size in self._share(layer).made),
         )
+
+    def _policy(self, nodes: list[Node]) -> _Policy:
+        """What recomputation makes of a section; the same however it is divided."""
+        key = "policy", self.checkpoints, nodes[0].name, len(nodes)
+        return self.graph.once(key, lambda: _policy(nodes, self.checkpoints))
+
+    def _share(self, placed: PlacedNode) -> _Share:
+        """What follows from the operations of a layer alone; remembered, as many meshes divide a layer alike."""
+        key = placed.node.name, placed.ways
+        if key not in self._shares:
+            self._shares[key] = _share(placed, self.precision, self._kept_anew[placed.node.name])
+        return self._shares[key]
 
     def _freed(self, members: list[PlacedNode], repeat: int, saved: float, core: float) -> float:
         """Bytes of those saved that selective recomputation does not keep. Where it runs all but the core of attention
@@ -303,37 +315,17 @@ class _Lowering:
         """Bytes that this layer, all iterations of it, is the first to keep for its backward pass, and those of tensors
         that selective recomputation has ``freed``."""
         total = core = 0.0
-        for operation in placed.operations:
-            for tensor in kept_tensors(operation):
-                size, copy = self._stored(placed, operation, tensor)
-                size *= self._storage.add(tensor, placed.node, copy) / placed.gathered.get(tensor.name, 1)
-                total += size
-                core += size if tensor.name in freed else 0.0
+        for name, size, copies in self._share(placed).kept:
+            kept = size * (copies / placed.gathered.get(name, 1))
+            total += kept
+            core += kept if name in freed else 0.0
         return total, core
 
-    def _stored(self, placed: PlacedNode, operation: Operation, tensor: Tensor) -> tuple[float, str]:
-        """Bytes that are kept of a tensor, and the format where it is a copy: products in a narrow format keep that of
-        their input which they made (Transformer Engine), whatever others keep of the same tensor."""
-        size = tensor.bytes(self.precision)
-        if isinstance(operation, Contraction) and tensor is operation.lhs:
-            formats = operation.operands(self._formats(placed))
-            if formats.narrow:
-                return size * formats.operand / formats.activation, formats.dtype
-        return size, ""
-
-    def _kernels(self, members: list[PlacedNode], repeat: int, spared: frozenset[str]) -> Iterable[Counted]:
+    def _kernels(self, members: list[PlacedNode], repeat: int, policy: _Policy) -> Iterable[Counted]:
         launches = [
-            Launches(
-                operation,
-                layer.node.name,
-                layer.node.repeat // repeat,
-                operation.forward(self._formats(layer)),
-                operation.backward(self._formats(layer)),
-                self.checkpoints.again(operation, spared),
-                self.checkpoints.selected(layer.node, operation, spared),
-            )
-            for layer in members
-            for operation in layer.operations
+            Launches(operation, layer.node.name, layer.node.repeat // repeat, *kernels, *flags)
+            for layer, layer_flags in zip(members, policy.flags, strict=True)
+            for operation, kernels, flags in zip(layer.operations, self._share(layer).kernels, layer_flags, strict=True)
         ]
         launches = [softmax_by_steps(launch, self.softmax_multiple, self.precision) for launch in launches]
         for launch in fuse(launches, self._reads, self.precision, self.chains):
@@ -344,8 +336,8 @@ class _Lowering:
                 times = self._additions(layer.node, tensor) / repeat
                 if times:
                     yield Counted(self._accumulate(layer, tensor), layer.node.name, times)
-            yield from self._merges(layer, repeat, spared)
-            yield from self._sorts(layer, repeat, spared)
+            yield from self._merges(layer, repeat, policy.spared)
+            yield from self._sorts(layer, repeat, policy.spared)
 
     def _merges(self, placed: PlacedNode, repeat: int, spared: frozenset[str]) -> Iterable[Counted]:
         """A ring brings keys and values share by share: the output, and backward the gradients of query, key and value,
@@ -378,10 +370,6 @@ class _Lowering:
             kernel = flat_pass(f"{owed.name}.sort", "copy", phase, owed.tensor.elements, size, size, flops=0.0)
             flags = self.checkpoints.again(operation, spared), self.checkpoints.selected(placed.node, operation, spared)
             yield Counted(kernel, placed.node.name, placed.node.repeat // repeat, *flags)
-
-    def _formats(self, placed: PlacedNode) -> Precision:
-        """Formats below sixteen bits are for the products inside the repeated blocks."""
-        return self.precision if placed.node.repeats else self.precision.sixteen_bits
 
     def _passes(self, section: str, elements: float, tensors: float) -> Iterable[Counted]:
         """What the framework does to each gradient once backward has made it: it is added to an accumulator of its own,
@@ -418,14 +406,14 @@ class _Lowering:
         size = _local_bytes(placed, tensor, self.precision)
         return accumulation(placed.node.name, size / self.precision.activation, size)
 
-    def _transfers(self, placed: PlacedNode, repeat: int, spared: frozenset[str]) -> Iterable[Transfer]:
+    def _transfers(self, placed: PlacedNode, repeat: int, policy: _Policy) -> Iterable[Transfer]:
         names = {operation.name for operation in placed.operations}
-        rerun = self._selected(placed)
+        rerun = policy.rerun[placed.node.name]
         for owed in placed.communications:
             phase: Phase = "forward" if owed.when == "forward" else "backward"
             payload, times = owed.tensor.bytes(self.precision), placed.node.repeat // repeat
             wanted = {owed.name} if owed.name in names else names
-            again = not self.checkpoints.stops_early or not wanted <= spared
+            again = not self.checkpoints.stops_early or not wanted <= policy.spared
             if owed.chosen is not None and self.dispatch.targets is not None:
                 payload *= sent_once(*owed.chosen, self.dispatch.targets)
             pieces = self.pieces if placed.node.repeats and not owed.overlapped and _divisible(owed) else 1
@@ -444,19 +432,96 @@ class _Lowering:
                 owed.chosen is not None and self.dispatch.targets is not None,
             )
 
-    def _selected(self, placed: PlacedNode) -> set[str]:
-        """Names of the operations that modules of selective recomputation run again."""
-        if self.checkpoints.selective != "attention":
-            return set()
-        spared = frozenset[str]()
-        operations = placed.node.operations
-        return {each.name for each in operations if self.checkpoints.selected(placed.node, each, spared)}
+
+class _Policy(NamedTuple):
+    """What recomputation makes of a section: operations that are ``spared`` by it and tensors ``freed``, by their
+    names; how often full and selective recomputation run each operation of each layer, its ``flags``; names of those
+    that modules of selective recomputation ``rerun``, by layer."""
+
+    spared: frozenset[str]
+    freed: frozenset[str]
+    flags: tuple[tuple[tuple[float, float], ...], ...]
+    rerun: Mapping[str, frozenset[str]]
+
+
+def _policy(nodes: Sequence[Node], checkpoints: Checkpoints) -> _Policy:
+    spared = left_out([operation for node in nodes for operation in node.operations])
+    flags = tuple(
+        tuple((checkpoints.again(each, spared), checkpoints.selected(node, each, spared)) for each in node.operations)
+        for node in nodes
+    )
+    return _Policy(spared, checkpoints.freed(nodes), flags, {node.name: _rerun(node, checkpoints) for node in nodes})
+
+
+def _rerun(node: Node, checkpoints: Checkpoints) -> frozenset[str]:
+    """Names of the operations that modules of selective recomputation run again."""
+    by_module, spared = checkpoints.selective == "attention", frozenset[str]()
+    return frozenset(each.name for each in node.operations if by_module and checkpoints.selected(node, each, spared))
+
+
+class _Share(NamedTuple):
+    """What follows from a rank's operations of a layer alone: the kernels of each, forward and backward; of each tensor
+    kept its name, bytes, and how many of it no other layer keeps; bytes of what they make."""
+
+    kernels: tuple[tuple[tuple[Kernel, ...], tuple[Kernel, ...]], ...]
+    kept: tuple[tuple[str, float, float], ...]
+    made: tuple[float, ...]
+
+
+def _share(placed: PlacedNode, precision: Precision, kept_anew: Sequence[float]) -> _Share:
+    formats = _formats(placed.node, precision)
+    stored = (
+        (tensor.name, _stored(operation, tensor, precision, formats)[0])
+        for operation in placed.operations
+        for tensor in kept_tensors(operation)
+    )
+    return _Share(
+        tuple([(operation.forward(formats), operation.backward(formats)) for operation in placed.operations]),
+        tuple([(name, size, copies) for (name, size), copies in zip(stored, kept_anew, strict=True)]),
+        tuple([size for operation in placed.operations for size in _made(operation, precision)]),
+    )
+
+
+def _kept_anew(graph: Graph, precision: Precision) -> Mapping[str, tuple[float, ...]]:
+    """By layer how many of each tensor that it keeps were not kept before."""
+    storage, copies = Storage(graph), dict[str, tuple[float, ...]]()
+    for node in graph.nodes:
+        formats = _formats(node, precision)
+        copies[node.name] = tuple(
+            [
+                storage.add(tensor, node, _stored(operation, tensor, precision, formats)[1])
+                for operation in node.operations
+                for tensor in kept_tensors(operation)
+            ]
+        )
+    return copies
+
+
+def _formats(node: Node, precision: Precision) -> Precision:
+    """Formats below sixteen bits are for the products inside the repeated blocks."""
+    return precision if node.repeats else precision.sixteen_bits
+
+
+def _stored(operation: Operation, tensor: Tensor, precision: Precision, formats: Precision) -> tuple[float, str]:
+    """Bytes that are kept of a tensor, and the format where it is a copy: products in a narrow format keep that of
+    their input which they made (Transformer Engine), whatever others keep of the same tensor."""
+    size = tensor.bytes(precision)
+    if isinstance(operation, Contraction) and tensor is operation.lhs:
+        narrow = operation.operands(formats)
+        if narrow.narrow:
+            return size * narrow.operand / narrow.activation, narrow.dtype
+    return size, ""
 
 
 def _divisible(communication: Communication) -> bool:
     """Whether a collective can be made piece by piece while a product works on other pieces: no rank needs the sum of
     all before it goes on."""
     return communication.axis == "tp" and communication.operation in ("all_gather", "reduce_scatter")
+
+
+def _reads(nodes: Sequence[Node]) -> Counter[str]:
+    """How many operations read each tensor."""
+    return Counter(tensor.name for node in nodes for operation in node.operations for tensor in operation.reads)
 
 
 def _readers(nodes: Sequence[Node]) -> dict[str, list[str]]:

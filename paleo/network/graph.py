@@ -19,10 +19,10 @@ Which tensors need a gradient: those that something trained has gone into.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from paleo.errors import GraphError, SpecError, near
 from paleo.layers.base import LAYERS, Choices, Expansion, describe
@@ -88,6 +88,9 @@ Loop = tuple[str, int]
 Loops = tuple[Loop, ...]
 
 
+Known = TypeVar("Known")
+
+
 @dataclass(frozen=True, slots=True)
 class Node:
     """One layer with its inputs, operations and output; ``repeats`` are the folded loops that it stands in, outermost
@@ -123,6 +126,15 @@ class Graph:
     carried: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     #: Tensor that is a part of another's storage -> that other one, and how many times as large it is.
     parts: Mapping[str, tuple[str, float]] = field(default_factory=dict)
+    _known: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def once(self, key: Hashable, work: Callable[[], Known]) -> Known:
+        """What ``work`` gives, worked out at most once for this graph; ``key`` names it and all else that it depends
+        on. A search lays the same graph over many meshes."""
+        if key not in self._known:
+            self._known[key] = work()
+        known: Known = self._known[key]
+        return known
 
     def copies(self, tensor: Tensor, keeper: Node) -> int:
         """How many tensors one that ``keeper`` reads or makes stands for: the iterations of loops that make or carry

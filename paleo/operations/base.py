@@ -190,6 +190,8 @@ class Operation(Protocol):
 
 def model_flops(operation: Operation, precision: Precision) -> tuple[float, float]:
     """FLOP that the network asks for, forward and backward: not what a kernel computes again, nor what a mask hides."""
+    if isinstance(operation, MemoryPass):
+        return 0.0, 0.0
     forward, backward = getattr(operation, "useful", (1.0, 1.0))
     return (
         forward * sum(kernel.flops for kernel in operation.forward(precision)),

@@ -16,7 +16,7 @@ all, and into how many shares.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -269,7 +269,8 @@ class PlacedNode:
 
     ``parameters`` are local tensors with the axes over which each gradient is summed. ``gathered`` names inputs that
     arrive by an all-gather over the axis given: only the rank's own shard is kept for backward, and gathered again
-    there.
+    there. ``ways`` in which its dims are divided, and those of the core of attention: all that its operations follow
+    from.
     """
 
     node: Node
@@ -277,12 +278,14 @@ class PlacedNode:
     communications: tuple[Communication, ...]
     parameters: tuple[tuple[Tensor, Axes], ...]
     gathered: Mapping[str, int]
+    ways: tuple[tuple[tuple[str, float], ...], ...]
 
 
 def propagate(graph: Graph, placement: Placement, mesh: Mesh) -> tuple[PlacedNode, ...]:
     """Every layer's share and what it must communicate, in topological order."""
     layouts = {name: TensorLayout(tuple(_batch_axes(dim, mesh) for dim in t.dims)) for name, t in graph.inputs.items()}
-    return tuple(_place(node, placement, mesh, layouts) for node in graph.nodes)
+    shares: dict[Hashable, tuple[Operation, ...]] = graph.once("shares of operations", dict)
+    return tuple(_place(node, placement, mesh, layouts, shares) for node in graph.nodes)
 
 
 def check_divisions(graph: Graph, placement: Placement, mesh: Mesh) -> None:
@@ -310,7 +313,13 @@ def _ways(split: Split, mesh: Mesh) -> dict[str, float]:
     return {dim: mesh.ways(axes) for dim, axes in split.items() if axes}
 
 
-def _place(node: Node, placement: Placement, mesh: Mesh, layouts: dict[str, TensorLayout]) -> PlacedNode:
+def _place(
+    node: Node,
+    placement: Placement,
+    mesh: Mesh,
+    layouts: dict[str, TensorLayout],
+    shares: dict[Hashable, tuple[Operation, ...]],
+) -> PlacedNode:
     split = _active(node, placement.of(node), mesh)
     core = core_split(node, split, placement.context)
     ways, core_ways = _ways(split, mesh), _ways(core, mesh)
@@ -331,9 +340,14 @@ def _place(node: Node, placement: Placement, mesh: Mesh, layouts: dict[str, Tens
         *halo_exchange(node, split, ways, mesh),
     )
     _leave(node, split, partial, layouts)
-    local = tuple(operation.split(core_ways if is_core(operation) else ways) for operation in node.operations)
+    divided = tuple(ways.items()), tuple(core_ways.items())
+    if (node.name, divided) not in shares:
+        shares[node.name, divided] = tuple(
+            [operation.split(core_ways if is_core(operation) else ways) for operation in node.operations]
+        )
     gathered |= ring_kept(node, split, core, mesh)
-    return PlacedNode(node, local, tuple(owed), tuple(_parameters(node, split, ways)), gathered)
+    parameters = tuple(_parameters(node, split, ways))
+    return PlacedNode(node, shares[node.name, divided], tuple(owed), parameters, gathered, divided)
 
 
 def _leave(node: Node, split: Split, partial: frozenset[str], layouts: dict[str, TensorLayout]) -> None:
@@ -423,7 +437,7 @@ def _arrive(
         hidden = frozenset(axis for axes in have.dims[1:] for axis in axes)
         have = TensorLayout((have.dims[0],) + ((),) * (len(tensor.dims) - 1), have.partial, hidden)
     names = [_inside(node, tensor, dim) for dim in tensor.dims]
-    spread = _spread(node, names)
+    spread = _spread(node, names) if min(tensor.sizes, default=1) <= 1 else frozenset()
     pairs = zip(names, tensor.sizes, strict=True)
     want = TensorLayout(tuple(split.get(dim, ()) if size > 1 or dim not in spread else () for dim, size in pairs))
     yield from _transition(f"{node.name}<{tensor.name}", tensor, have, want, mesh, "forward")
@@ -455,6 +469,8 @@ def _transition(
     name: str, tensor: Tensor, have: TensorLayout, want: TensorLayout, mesh: Mesh, when: When
 ) -> Iterator[Communication]:
     """The collectives from one layout to another, axis by axis; a slice of something whole is free."""
+    if have.dims == want.dims and not have.partial and not have.merged:
+        return
     for axis, degree in mesh.degrees:
         if degree == 1:
             continue
