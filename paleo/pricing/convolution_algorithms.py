@@ -66,12 +66,8 @@ class ConvolutionParameters:
     bandwidth_fraction: float = parameter(
         0.55, low=0.15, high=1.0, unit="1", meaning="share of memory bandwidth that a convolution reads and writes with"
     )
-    implicit_factor: float = parameter(
-        1.03,
-        low=1.0,
-        high=2.0,
-        unit="1",
-        meaning="time of an implicit product over a plain one",
+    depth_cycles: float = parameter(
+        100.0, low=2.0, high=600.0, unit="cycle", meaning="least cycles of a block for each element of the sum: latency"
     )
     winograd_efficiency: float = parameter(
         0.86, low=0.3, high=1.2, unit="1", meaning="share of peak of the fused Winograd kernel, on its reduced products"
@@ -194,7 +190,7 @@ class Machine:
         most = np.where(self.library >= AMPERE_KERNELS, AMPERE_DEMAND, LARGEST_DEMAND)
         return np.asarray(self.parameters.tile_penalty * np.minimum(demand, most))
 
-    def memory_time(self, elements: Array, fraction: float) -> Array:
+    def memory_time(self, elements: Array, fraction: Array | float) -> Array:
         return elements * self.element_bytes / (fraction * self.device.memory_bandwidth)
 
     def streamed(self, elements: Array) -> Array:
@@ -242,7 +238,8 @@ def product_time(
 
     A block of tile (a, b) does 2 a b k FLOP at 1 + (tile_penalty (1/a + 1/b))^2 times the cost of an endless tile,
     since the operands that it loads shrink only with its width; blocks run in waves. Splitting k fills idle
-    multiprocessors and costs the traffic of the partial sums (32-bit) and a second, short phase.
+    multiprocessors and costs the traffic of the partial sums (32-bit) and a second, short phase. An element of the sum
+    takes at least ``depth_cycles``: blocks that share a multiprocessor hide each other's latency, a lone wave cannot.
     """
     device, p = machine.device, machine.parameters
     rate = p.gemm_efficiency * machine.block_rate
@@ -254,7 +251,8 @@ def product_time(
         for parts in splits:
             depth = np.ceil(k / (parts * step)) * step
             rounds = waves(blocks * parts, device.multiprocessors)
-            seconds = rounds * (depth * flops / rate + p.wave_cycles / machine.clock)
+            element = overlapped(rounds * flops / rate, np.asarray(p.depth_cycles / machine.clock))
+            seconds = depth * element + rounds * p.wave_cycles / machine.clock
             if parts > 1:
                 sums = 4.0 * m * n * count * (parts + 1.0) / device.memory_bandwidth
                 seconds = np.where(depth >= 4 * step, seconds + p.split_cycles / machine.clock + sums, np.inf)
@@ -315,7 +313,7 @@ def implicit_cost(shape: ConvolutionShape, machine: Machine) -> Cost:
     factor = _by_direction(shape, ones, p.data_gradient_factor * ones, p.filter_gradient_factor * ones)
     kernels = TENSOR_KERNELS if tensor else VECTOR_KERNELS
     forward, data, filters = (product_time(m, n, k, count, machine, tiles=t, splits=s) for t, s in kernels)
-    arithmetic = _by_direction(shape, forward, data, filters) * factor * p.implicit_factor
+    arithmetic = _by_direction(shape, forward, data, filters) * factor
     depthwise = (shape.channels == 1) & (shape.groups > 1) & (shape.direction == Direction.FILTER)
     seconds = overlapped(arithmetic, machine.streamed(shape.elements))
     return Cost(np.where(depthwise & tensor, np.inf, seconds), np.zeros_like(m))
@@ -324,18 +322,21 @@ def implicit_cost(shape: ConvolutionShape, machine: Machine) -> Cost:
 def explicit_cost(shape: ConvolutionShape, machine: Machine) -> Cost:
     """im2col to memory, then a plain product; the data gradient writes the columns and adds them up (col2im).
 
-    A library adds them up in the gradient itself (cuDNN's data algorithm 0), so that it needs no workspace.
+    A library adds them up in the gradient itself (cuDNN's data algorithm 0), so that it needs no workspace: it is
+    filled with zeros first, and the rows that outputs reach are read and written again. Its blocks stay in an image.
     """
-    columns = shape.channels * shape.taps
-    m = _by_direction(shape, shape.positions, shape.positions, shape.filters)
+    columns, back = shape.channels * shape.taps, shape.direction == Direction.DATA
+    image = shape.out_h * shape.out_w
+    m = _by_direction(shape, shape.positions, image, shape.filters)
     n = _by_direction(shape, shape.filters, columns, columns)
     k = _by_direction(shape, columns, shape.filters, shape.positions)
     stored = shape.positions * columns * shape.groups
-    arithmetic = product_time(m, n, k, shape.groups, machine)
+    arithmetic = product_time(m, n, k, shape.groups * np.where(back, shape.batch, 1.0), machine)
     kept = machine.kept(stored)
     product = overlapped(arithmetic, machine.streamed(kept * stored + shape.output_elements + shape.filter_elements))
-    columned = machine.transformed(kept * stored + shape.input_elements)
-    needed = np.where(shape.direction == Direction.DATA, 0.0, stored * machine.element_bytes)
+    reached = np.where(back, np.minimum(1.0, shape.kernel_h / shape.stride_h), 0.0)
+    columned = machine.transformed(kept * stored + (1.0 + reached) * shape.input_elements)
+    needed = np.where(back, 0.0, stored * machine.element_bytes)
     return Cost(product + columned, needed)
 
 
@@ -386,7 +387,8 @@ def _transformed_cost(
     ends, middle = points * words * tiles * (summed + outputs) * g, points * words * summed * outputs * g
     kept = machine.kept(ends + middle)
     product = overlapped(arithmetic, machine.streamed(kept * (ends + middle)))
-    weights = machine.memory_time(kept * middle + shape.filter_elements, p.weight_transform_bandwidth)
+    fraction = np.where(filters, p.transform_bandwidth, p.weight_transform_bandwidth)
+    weights = machine.memory_time(kept * middle + shape.filter_elements, fraction)
     images = machine.transformed(kept * ends + shape.input_elements + shape.output_elements)
     return Cost(product + weights + images, (ends + middle) * machine.element_bytes)
 

@@ -33,7 +33,7 @@ CALIBRATED: list[tuple[str, float, int, dict[str, list[str]]]] = [
         },
     ),
     (
-        "conv.csv", 0.18, 3828,
+        "conv.csv", 0.155, 3828,
         {"deepbench": ["p100-pcie-16gb", "titan-x-maxwell", "v100-sxm2-16gb"], "neusight": ["v100-pcie-32gb"]},
     ),
     ("rnn.csv", 0.14, 970, {"deepbench": ["p100-pcie-16gb", "titan-x-maxwell", "titan-x-pascal", "v100-sxm2-16gb"]}),
@@ -85,10 +85,10 @@ UNSEEN: dict[str, dict[Pair, float]] = {
         ("neusight", "t4"): 0.13,
     },
     "conv.csv": {
-        ("deepbench", "t4"): 0.33,
-        ("deepbench", "titan-x-pascal"): 0.28,
-        ("neusight", "a100-pcie-80gb"): 0.28,
-        ("neusight", "t4"): 0.19,
+        ("deepbench", "t4"): 0.24,
+        ("deepbench", "titan-x-pascal"): 0.20,
+        ("neusight", "a100-pcie-80gb"): 0.19,
+        ("neusight", "t4"): 0.14,
     },
     "collective.csv.gz": {
         ("aiconfigurator", "dgx-b200"): 0.15,

@@ -23,7 +23,10 @@ from paleo.pricing.convolution import (
 )
 from paleo.pricing.convolution_algorithms import (
     ConvolutionParameters,
+    Machine,
+    explicit_cost,
     overlapped,
+    product_time,
     sustained_clock_share,
     waves,
 )
@@ -152,6 +155,37 @@ def test_faster_tensor_cores_need_wider_tiles() -> None:
         return float(one["implicit"].seconds / two["implicit"].seconds)
 
     assert 1.0 < gain(narrow) < gain(wide) < 2.0
+
+
+def machine(device: DeviceFigures = V100, **changes: float) -> Machine:
+    parameters = dataclasses.replace(PARAMETERS, wave_cycles=10.0, energy_per_flop=1.0, **changes)
+    return Machine(device, parameters, np.array(4.0), np.array(8.0), False)
+
+
+def test_a_lone_wave_pays_the_latency_of_each_element_of_the_sum() -> None:
+    """A 128 x 128 tile takes 2 x 128 x 128 x 1.0625 FLOP at 0.95 of 126.8 FLOP a cycle: 289 cycles an element, hidden
+    hidden behind a latency of 500 in one wave, not in four."""
+    one, four = (
+        float(product_time(*(np.array(x) for x in (rows, 128.0, 1000.0)), 1.0, machine(depth_cycles=500.0),
+                           tiles=((128, 128),)))
+        for rows in (128.0, 128.0 * 320)
+    )  # fmt: skip
+    tile = 2 * 128 * 128 * 1.0625 / (0.95 * 14 * TERA / (80 * 1380 * MEGA))
+    assert one == pytest.approx((1000 * np.cbrt(tile**3 + 500**3) + 10) / (1380 * MEGA))
+    assert four == pytest.approx((1000 * np.cbrt((4 * tile) ** 3 + 500**3) + 40) / (1380 * MEGA))
+
+
+def test_added_columns_stay_in_their_image_and_fill_it_with_zeros_first() -> None:
+    """1 x 1 with stride 2 on 7 x 7: a block owns the 16 positions of one image, whatever the images."""
+    shapes = [square(n, 2048.0, 7.0, 512.0, 1.0, pad=0.0, stride=2.0, direction=Direction.DATA) for n in (8.0, 16.0)]
+    few, many = (float(explicit_cost(shape, machine()).seconds) for shape in shapes)
+    assert many > 1.7 * few
+    once, twice = (
+        float(explicit_cost(square(8.0, 64.0, 56.0, 64.0, 1.0, pad=0.0, stride=s, direction=way), machine()).seconds)
+        for s, way in ((2.0, Direction.FORWARD), (2.0, Direction.DATA))
+    )
+    filled = 0.5 * 8 * 64 * 56 * 56 * 4 / (PARAMETERS.transform_bandwidth * 900 * GIGA)
+    assert twice > once + 0.9 * filled
 
 
 def test_the_data_gradient_adds_columns_up_without_a_workspace() -> None:
