@@ -174,7 +174,7 @@ def test_groups_a_stride_apart_on_nodes_drawn_at_random() -> None:
 
 
 def test_a_stride_inside_the_nodes_is_none_between_them() -> None:
-    """Replicas behind eight tensor-parallel ranks lie in neighbouring nodes; behind four stages as well, four apart."""
+    """Replicas behind eight tensor-parallel ranks lie in neighbouring nodes, behind four nodes of experts not."""
     fabric = Fabric(oversubscribed(8.0), placement=NodePlacement())
     payload, ranks = np.array([1e9]), np.array([16])
     near, apart = (float(fabric.times("all_gather", np.array([s]), ranks, payload)[0]) for s in (8, 32))

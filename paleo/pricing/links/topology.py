@@ -4,8 +4,8 @@ Nodes hang on leaf switches, ``leaf`` of them each; a job's nodes are packed ont
 evenly over ``k`` leaves, or drawn at random from the whole machine. A ring whose ranks are sorted by leaf, as NCCL
 sorts them, sends one flow a channel out of each leaf and is slowed down by none of this on an idle tree; an all-to-all
 asks a leaf for the rates of all its members, and neighbours on the uplinks take their part from both. So do the groups
-of a job among themselves: where the nodes of a group lie a stride apart (replicas behind the stages of a pipeline, or
-stages behind replicas), those in between belong to groups that send at the same time over the same uplinks.
+of a job among themselves: where the nodes of a group lie a stride apart (the stages of a pipeline behind their
+replicas, replicas behind groups of experts), those in between belong to groups that send at the same time.
 
 In a fabric of rails NIC i of each node hangs on rail switch i: traffic between unlike rails goes over the spine, or
 over NVLink to the GPU of the right rail first (NCCL's PXN, 2.12 and later). In a dragonfly a leaf is a group of
