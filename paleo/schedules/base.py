@@ -242,6 +242,8 @@ class Passes(NamedTuple):
 Span = Callable[[Passes, Numeric, int], Array]
 #: Most chunk activations alive at once on a stage: (stage, stages, microbatches, chunks).
 Alive = Callable[[Numeric, int, Numeric, int], Numeric]
+#: Those of one of its pieces among them: (stage, stages, microbatches, piece, chunks).
+AliveOfPiece = Callable[[Numeric, int, Numeric, int, int], Numeric]
 
 
 #: Chunks' passes that a stage still makes after the last gradient of one of its chunks: (stage, stages, chunk, chunks)
@@ -308,9 +310,10 @@ class ClosedForms:
     order.
 
     ``span`` is the time of all passes, ``ends`` when each stage has made its last one, ``alive`` the most passes whose
-    activations live at once, ``behind`` what a stage still does after the gradients of a chunk. ``exact`` says where
-    ``span`` equals the longest way through the order: on ``any`` stages, or where all pieces of the network take
-    ``equal`` times; elsewhere it is near. It holds from ``least`` microbatches a stage on.
+    activations live at once, ``alive_of`` how many of them are of one piece of the network, ``behind`` what a stage
+    still does after the gradients of a chunk. ``exact`` says where ``span`` equals the longest way through the order:
+    on ``any`` stages, or where all pieces of the network take ``equal`` times; elsewhere it is near. It holds from
+    ``least`` microbatches a stage on.
     """
 
     span: Span | None = None
@@ -319,6 +322,7 @@ class ClosedForms:
     behind: Behind | None = None
     exact: Literal["any", "equal"] = "equal"
     least: float = 0.0
+    alive_of: AliveOfPiece | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -401,10 +405,24 @@ class Schedule:
         """Most chunk activations alive at once on a stage."""
         if self.closed.alive is not None:
             return self.closed.alive(stage, stages, microbatches, chunks)
+        return np.asarray(self._counted_alive(stage, stages, microbatches, chunks).sum(axis=-1))
+
+    def alive_by_piece(self, stage: Numeric, stages: int, microbatches: Numeric, chunks: int) -> Array:
+        """`alive` by the pieces of the network that a stage has, those of all copies: (pieces, …)."""
+        of_piece, pieces = self.closed.alive_of, range(chunks * self.copies)
+        if len(pieces) == 1:
+            return np.asarray(self.alive(stage, stages, microbatches, chunks), dtype=np.float64)[None]
+        if of_piece is not None:
+            counts = [of_piece(stage, stages, microbatches, piece, chunks) for piece in pieces]
+            return np.stack(np.broadcast_arrays(*counts))
+        return np.moveaxis(self._counted_alive(stage, stages, microbatches, chunks), -1, 0)
+
+    def _counted_alive(self, stage: Numeric, stages: int, microbatches: Numeric, chunks: int) -> Array:
+        """`in_flight` of arrays: (…, pieces)."""
         places, counts = np.broadcast_arrays(np.asarray(stage, dtype=int), np.asarray(microbatches, dtype=int))
         pairs = zip(places.ravel().tolist(), counts.ravel().tolist(), strict=True)
-        most = [_most_alive(self, place, stages, count, chunks) for place, count in pairs]
-        return np.array(most, dtype=np.float64).reshape(places.shape)
+        most = [_in_flight(self, place, stages, count, chunks) for place, count in pairs]
+        return np.array(most, dtype=np.float64).reshape(*places.shape, chunks * self.copies)
 
     def behind(self, stage: Numeric, stages: int, chunk: int, chunks: int) -> tuple[Numeric, Numeric]:
         """Chunks' passes that a stage still makes after the last gradient of one of its chunks: (backward passes of
@@ -418,14 +436,15 @@ class Schedule:
         )
         return inputs, weights
 
-    def in_flight(self, stage: int, stages: int, microbatches: int, chunks: int) -> int:
+    def in_flight(self, stage: int, stages: int, microbatches: int, chunks: int) -> tuple[int, ...]:
         """The most forward passes of this stage whose activations live at once (until B, or W where that is apart), by
-        the order."""
+        the order: how many there are of each of its pieces when there are most for the first time."""
         ends: Pass = "W" if self.splits_backward else "B"
-        alive = most = 0
+        alive = [0] * (chunks * self.copies)
+        most = tuple(alive)
         for action in self.order(stage, stages, microbatches, chunks):
-            alive += (action.kind == "F") - (action.kind == ends)
-            most = max(most, alive)
+            alive[action.chunk] += (action.kind == "F") - (action.kind == ends)
+            most = tuple(alive) if sum(alive) > sum(most) else most
         return most
 
     def _closed_holds(self, passes: Passes, count: Array, pieces: Passes | None) -> npt.NDArray[np.bool_]:
@@ -471,14 +490,15 @@ _ROUNDING = 1e-13
 
 
 @lru_cache(maxsize=65536)
-def _most_alive(schedule: Schedule, stage: int, stages: int, microbatches: int, chunks: int) -> float:
+def _in_flight(schedule: Schedule, stage: int, stages: int, microbatches: int, chunks: int) -> tuple[int, ...]:
     """`Schedule.in_flight`; beyond a window each round of microbatches adds the same (nothing, or as many as it
     holds)."""
     most = window(stages, chunks) + microbatches % stages
     if microbatches <= most:
         return schedule.in_flight(stage, stages, microbatches, chunks)
     first, second = (schedule.in_flight(stage, stages, count, chunks) for count in (most - stages, most))
-    return second + (second - first) * ((microbatches - most) // stages)
+    rounds = (microbatches - most) // stages
+    return tuple(after + (after - before) * rounds for before, after in zip(first, second, strict=True))
 
 
 @lru_cache(maxsize=65536)

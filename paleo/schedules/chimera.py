@@ -57,6 +57,12 @@ def alive(stage: Numeric, stages: int, microbatches: Numeric, chunks: int) -> Nu
     return np.asarray(stages / 2.0 + 1.0 + outer)
 
 
+def alive_of(stage: Numeric, stages: int, microbatches: Numeric, piece: int, chunks: int) -> Numeric:
+    """Of each copy as many as 1F1B holds, but no more than the half of the microbatches of a unit."""
+    deep = np.asarray(stage) + 1.0 if piece else stages - np.asarray(stage)
+    return np.minimum(deep, stages / 2.0)
+
+
 def behind(stage: Numeric, stages: int, chunk: int, chunks: int) -> tuple[Numeric, Numeric]:
     """The copy whose end is near on a stage is done first there; the other one's last passes are still to come."""
     place = np.asarray(stage) if chunk else stages - 1.0 - np.asarray(stage)
@@ -69,7 +75,7 @@ CHIMERA = add_schedule(
         "chimera",
         "Li and Hoefler, Chimera, SC 2021",
         order,
-        ClosedForms(span, alive, together, behind),
+        ClosedForms(span, alive, together, behind, alive_of=alive_of),
         multiple=True,
         even=True,
         paths=paths,

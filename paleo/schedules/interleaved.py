@@ -48,6 +48,17 @@ def alive(stage: Numeric, stages: int, microbatches: Numeric, chunks: int) -> Nu
     return np.minimum(fill + 1.0, np.asarray(microbatches) * float(chunks))
 
 
+def alive_of(stage: Numeric, stages: int, microbatches: Numeric, chunk: int, chunks: int) -> Numeric:
+    """``stages`` microbatches of a chunk, then as many of the next. So the last stage has one of its last chunk, with
+    the output layer and the loss: its backward pass is the next that it makes.
+
+    >>> [float(alive_of(3, 4, 8, chunk, 3)) for chunk in range(3)]
+    [4.0, 4.0, 1.0]
+    """
+    rounds, rest = np.divmod(alive(stage, stages, microbatches, chunks), float(stages * chunks))
+    return np.asarray(rounds * stages + np.clip(rest - chunk * stages, 0.0, float(stages)))
+
+
 def behind(stage: Numeric, stages: int, chunk: int, chunks: int) -> tuple[Numeric, Numeric]:
     """The last round goes backward through the chunks, ``stages`` microbatches each."""
     return float(chunk * stages), float(chunk * stages)
@@ -58,7 +69,7 @@ INTERLEAVED = add_schedule(
         "interleaved",
         "Narayanan et al., SC 2021",
         order,
-        ClosedForms(span, alive, behind=behind),
+        ClosedForms(span, alive, behind=behind, alive_of=alive_of),
         chunks=None,
         multiple=True,
     ),

@@ -90,6 +90,12 @@ def alive(stage: Numeric, stages: int, microbatches: Numeric, chunks: int) -> Nu
     return 2.0 * stages + 0.0 * np.asarray(stage)
 
 
+def alive_of(stage: Numeric, stages: int, microbatches: Numeric, chunk: int, chunks: int) -> Numeric:
+    """Of its second chunk a stage holds as many as it is deep: the first one, where the network ends, holds one."""
+    second = np.asarray(stage) + 1.0
+    return second if chunk else 2.0 * stages - second
+
+
 def behind(stage: Numeric, stages: int, chunk: int, chunks: int) -> tuple[Numeric, Numeric]:
     """After the second chunk's last W a stage makes the W of the first chunk that it put off; the first stage has put
     off none, and drains."""
@@ -104,7 +110,7 @@ ZB_V = add_schedule(
         "zb-v",
         "Qi et al., Zero bubble pipeline parallelism, ICLR 2024 (section 6)",
         order,
-        ClosedForms(span, alive, together, behind),
+        ClosedForms(span, alive, together, behind, alive_of=alive_of),
         chunks=2,
         splits_backward=True,
         least=2,

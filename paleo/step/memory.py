@@ -25,13 +25,14 @@ Array = npt.NDArray[np.float64]
 
 
 def alive(schedule: Schedule, stages: int, microbatches: Numeric, chunks: int) -> Array:
-    """Microbatches whose activations live at once on each stage, as a fraction of all that it holds (chunks, copies):
-    (stages, …)."""
+    """Microbatches whose activations live at once in each piece of the network (chunks, copies) that a stage has:
+    (stages, pieces, …)."""
     if stages == 1:
-        return np.ones((1,) + np.ndim(microbatches) * (1,))
+        return np.ones((1, 1) + np.ndim(microbatches) * (1,))
     stage = np.arange(float(stages)).reshape((-1,) + np.ndim(microbatches) * (1,))
-    living = np.asarray(schedule.alive(stage, stages, microbatches, chunks)) / (chunks * schedule.copies)
-    return np.broadcast_to(living, np.broadcast_shapes(stage.shape, np.shape(microbatches)))
+    living = schedule.alive_by_piece(stage, stages, microbatches, chunks)
+    shape = np.broadcast_shapes(stage.shape, np.shape(microbatches))
+    return np.moveaxis(np.broadcast_to(living, (len(living), *shape)), 0, 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -214,8 +214,9 @@ def stage_memory(batch: Batch) -> StageMemory:
     taken = (batch.taken(np.broadcast_to(part, away.shape)[rows]) for part in parts)
     activations, work = _passing(batch)
     living = _living(batch)
-    gone = batch.taken(away[rows]) + over(assignment.layers, batch.times.away) * living
-    return StageMemory(States(*taken), activations * living, work, batch.taken(layouts.reserved()), gone)
+    gone = batch.taken(away[rows]) + (over(assignment.placed, batch.times.away) * living).sum(axis=1)
+    passing = (activations * living).sum(axis=1)
+    return StageMemory(States(*taken), passing, work, batch.taken(layouts.reserved()), gone)
 
 
 def memory_total(batch: Batch) -> Array:
@@ -232,20 +233,21 @@ def memory_total(batch: Batch) -> Array:
 
     def held() -> Array:
         activations, work = _passing(batch)
-        return np.asarray(activations * _living(batch) + work)
+        return np.asarray((activations * _living(batch)).sum(axis=1) + work)
 
     return np.asarray((batch.shared.once(key, held) + batch.taken(stays)).max(axis=0))
 
 
 def _living(batch: Batch) -> Array:
-    """Share of a stage's activations that live at once, in microbatches."""
+    """Microbatches whose activations live at once: (stages, pieces, configurations)."""
     assignment = batch.assignment
     living = alive(batch.schedule, assignment.stages, batch.microbatches, assignment.chunks)
     return living if batch.training else np.zeros_like(living)
 
 
 def _passing(batch: Batch) -> tuple[Array, Array]:
-    """Bytes of all activations of a microbatch, and of what is needed for a moment: (stages, configurations)."""
+    """Bytes of all activations of a microbatch in each piece of a stage, (stages, pieces, configurations), and of what
+    a stage needs for a moment, (stages, configurations)."""
     key = "passing", batch.zero if batch.backend.offload.parts else 0
     return batch.shared.once(key, lambda: _passing_bytes(batch))
 
@@ -255,4 +257,4 @@ def _passing_bytes(batch: Batch) -> tuple[Array, Array]:
     several = layouts.shards * assignment.copies > 1
     buckets = batch.taken(np.where(several & batch.training, batch.backend.run.bucket, 0.0))
     work = workspace(assignment.layers, times.largest_output_bytes, times.transient, buckets)
-    return over(assignment.layers, times.kept), work
+    return over(assignment.placed, times.kept), work

@@ -76,6 +76,8 @@ def test_a_schedule_without_closed_forms_behaves_as_with_them(name: str, data: s
     stage = np.arange(float(stages))
     stated = np.broadcast_to(schedule.alive(stage, stages, microbatches, chunks), (stages,))
     assert np.array_equal(np.asarray(bare.alive(stage, stages, microbatches, chunks)), stated)
+    by_piece = [each.alive_by_piece(stage, stages, microbatches, chunks) for each in (bare, schedule)]
+    assert np.array_equal(*np.broadcast_arrays(*by_piece))
     for chunk in range(chunks * schedule.copies):
         counted = np.array(bare.behind(stage, stages, chunk, chunks))
         assert np.array_equal(counted, [n + 0.0 * stage for n in schedule.behind(stage, stages, chunk, chunks)])

@@ -186,3 +186,16 @@ MEGATRON = {
     "tp": 2, "pp": 1, "dp": 4, "dtype": "bf16", "micro_batch": 1, "global_batch": 16, "recompute": "none",
     "sharding": "zero1", "sequence_parallel": 1, "software": "megatron-core",
 }  # fmt: skip
+
+
+def test_the_last_stage_of_an_interleaved_pipeline_keeps_the_logits_of_one_microbatch() -> None:
+    """Its last chunk goes backward as soon as it has gone forward; 4 stages of 2 chunks hold 5 passes there."""
+    run = Run(gpus=4, global_batch=16, microbatch=2, dtype="bf16", strategy="pp=4,vp=2", software="megatron-core")
+    wide, wider = (
+        predict(
+            load_model("gpt2"), load_system("dgx-h100"), run.model_copy(update={"model": {"layers": 16, "vocab": n}})
+        )
+        for n in (500_000, 600_000)
+    )
+    logits = [sum(s.saved_bytes for s in each.program.sections if s.repeat == 1) for each in (wide, wider)]
+    assert wider.memory.activations - wide.memory.activations == pytest.approx(logits[1] - logits[0])

@@ -180,8 +180,8 @@ def test_what_a_schedule_cannot_run_is_said(
 
 
 def test_one_f_one_b_keeps_as_many_activations_as_stages_follow() -> None:
-    assert [SCHEDULES["1f1b"].in_flight(stage, 4, 16, 1) for stage in range(4)] == [4, 3, 2, 1]
-    assert [SCHEDULES["gpipe"].in_flight(stage, 4, 16, 1) for stage in range(4)] == [16] * 4
+    assert [SCHEDULES["1f1b"].in_flight(stage, 4, 16, 1) for stage in range(4)] == [(4,), (3,), (2,), (1,)]
+    assert [SCHEDULES["gpipe"].in_flight(stage, 4, 16, 1) for stage in range(4)] == [(16,)] * 4
 
 
 def test_long_runs_are_not_unrolled_and_agree_with_those_that_are() -> None:
@@ -289,7 +289,8 @@ def test_activations_alive_by_formula_and_by_order(name: str, depth: int, rounds
         return
     for stage in range(depth):
         counted = schedule.in_flight(stage, depth, depth * rounds, pieces)
-        assert schedule.alive(stage, depth, depth * rounds, pieces) == counted
+        assert schedule.alive(stage, depth, depth * rounds, pieces) == sum(counted)
+        assert tuple(schedule.alive_by_piece(stage, depth, depth * rounds, pieces)) == counted
 
 
 def test_closed_forms_broadcast() -> None:
