@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -39,6 +40,12 @@ class Evaluation(Spec):
 UNEVALUATED = Evaluation(samples=1, every=1, beside=True, source="none: the target is read off training")
 
 
+#: Rounds of MLPerf Training, in order; two a year.
+ROUNDS = ("v0.5", "v0.6", "v0.7", "v1.0", "v1.1", "v2.0", "v2.1", "v3.0", "v3.1", "v4.0", "v4.1", "v5.0", "v5.1")
+#: So many rounds after the last that was fitted, software is expected to go on as it went before.
+ROUNDS_AHEAD = 2
+
+
 class Code(Spec):
     """How the code of a task's submissions runs: its ``software`` profile, and measured over predicted step times.
 
@@ -46,6 +53,7 @@ class Code(Spec):
     architecture that was not fitted has ``all`` with the spread of the others added to the interval. ``per_doubling``
     is the logarithm that each doubling of samples on a GPU above ``samples_per_gpu`` adds to the ratio (small batches
     leave a device idle in ways that the step model misses), ``several_nodes`` what a run on more than one node adds.
+    ``ratio`` holds for the software of ``round``, and ``per_round`` is the logarithm that each later round adds.
     ``residual`` is the rms of the logarithm of measured over predicted steps of rows that were not fitted (each round
     left out in turn). ``rows`` were fitted, of ``source``.
     """
@@ -55,9 +63,20 @@ class Code(Spec):
     samples_per_gpu: Ratio = 1.0
     per_doubling: float = 0.0
     several_nodes: float = 0.0
+    per_round: float = 0.0
+    round: Text | None = None
     residual: Annotated[float, Field(ge=0)] = 0.0
     rows: Annotated[int, Field(ge=0)] = 0
     source: Text
+
+    def as_of(self, round_name: str) -> Code:
+        """The code with the software of another round, no more than `ROUNDS_AHEAD` after its own."""
+        if self.round not in ROUNDS or round_name not in ROUNDS:
+            return self
+        later = min(ROUNDS.index(round_name) - ROUNDS.index(self.round), ROUNDS_AHEAD)
+        factor = math.exp(self.per_round * later)
+        ratio = {name: value * factor for name, value in self.ratio.items()}
+        return self.model_copy(update={"ratio": ratio, "round": round_name})
 
 
 class Submissions(Spec):
@@ -110,4 +129,5 @@ def task_of(benchmark: str, round_name: str) -> TrainingTask | None:
     known = [load_task(name) for name in entries("tasks")]
     mine = [task for task in known if benchmark in task.benchmarks]
     listed = [task for task in mine if round_name in task.rounds]
-    return next(iter(listed or [task for task in mine if not task.rounds]), None)
+    task = next(iter(listed or [task for task in mine if not task.rounds]), None)
+    return None if task is None else task.model_copy(update={"code": task.code.as_of(round_name)})

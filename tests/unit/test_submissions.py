@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -86,6 +87,25 @@ def test_every_round_is_predicted_from_the_others() -> None:
     assert max(errors) < 0.05
     assert step_residual(ROWS, ROUNDS) < 0.05
     assert step_residual([one for one in ROWS if one.round_name == "v1.0"], ROUNDS) == 0.15
+
+
+def test_software_gets_faster_from_round_to_round() -> None:
+    """Steps a tenth shorter each round: the trend is found, and a left-out round lies on it."""
+    faster = [replace(row, step=row.step * 0.9 ** ROUNDS.index(row.round_name)) for row in ROWS]
+    code = fit_code(faster, ROUNDS, "v2.0")
+    assert code.per_round == pytest.approx(np.log(0.9), abs=0.02)
+    assert code.ratio["a30"] == pytest.approx(0.8 * 0.81, rel=0.03)
+    errors = [abs(point.step_time / submission.step - 1) for submission, point in left_out(faster, ROUNDS)]
+    assert max(errors) < 0.06
+
+
+def test_code_as_of_another_round() -> None:
+    """Worked: two rounds before at a gain of a tenth each; no further than two rounds ahead."""
+    code = load_task("mlperf-resnet").code
+    code = code.model_copy(update={"ratio": {"all": 0.81}, "per_round": float(np.log(0.9)), "round": "v2.0"})
+    assert code.as_of("v1.0").ratio["all"] == pytest.approx(1.0)
+    assert code.as_of("v3.0").ratio["all"] == code.as_of("v5.1").ratio["all"] == pytest.approx(0.81**2)
+    assert code.as_of("unknown") is code
 
 
 def test_task_files_keep_all_else() -> None:
