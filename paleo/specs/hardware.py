@@ -138,26 +138,35 @@ class Device(Spec):
         return any(dtype in ("fp16", "bf16") for dtype in self.tensor_dtypes)
 
     def arithmetic(self, dtype: str) -> str:
-        """The format that libraries multiply numbers of ``dtype`` in: fp32 where ordinary cores are faster at that than
-        at sixteen bits (a GeForce of Pascal does one 64th), as cuBLAS and cuDNN do when asked for fp32 accumulation.
+        """The format that libraries multiply numbers of ``dtype`` in.
 
-        >>> load_device("gtx-1080-ti").arithmetic("fp16"), load_device("p100-pcie-16gb").arithmetic("fp16")
-        ('fp32', 'fp16')
+        It is fp32 where ordinary cores are faster at that than at sixteen bits (a GeForce of Pascal does one 64th), as
+        cuBLAS and cuDNN do when asked for fp32 accumulation, and where ordinary cores only convert fp16 (NVIDIA's
+        before Pascal; cuDNN's PSEUDO_HALF_CONFIG).
+
+        >>> names = ("gtx-1080-ti", "p100-pcie-16gb", "titan-x-maxwell")
+        >>> [load_device(name).arithmetic("fp16") for name in names], load_device("titan-x-maxwell").arithmetic("bf16")
+        (['fp32', 'fp16', 'fp32'], 'bf16')
         """
         native, wide = self.peak.get(dtype), self.vector_peak.get("fp32")  # type: ignore[call-overload]
-        slower = native is not None and wide is not None and native < wide
-        return "fp32" if dtype in ("fp16", "bf16") and slower else dtype
+        if native is None:
+            converted = dtype == "fp16" and self.vendor == "NVIDIA" and wide is not None
+        else:
+            converted = dtype in ("fp16", "bf16") and wide is not None and native < wide
+        return "fp32" if converted else dtype
 
     def peak_flops_per_s(self, dtype: str, unit: Unit | None = None) -> float:
-        """Dense peak of ``dtype`` [FLOP/s] on the fastest unit, or on the ``unit`` that is named.
+        """Dense peak of ``dtype`` [FLOP/s] on the fastest unit, or on the ``unit`` that is named; where that dtype is
+        only stored, of the format that it is multiplied in.
 
         >>> load_device("a100-sxm4-80gb").peak_flops_per_s("fp16", "vector")
         78000000000000.0
         """
         rates: Mapping[Dtype, float] = self.vector_peak if unit == "vector" else self.peak
         known = self.tensor_dtypes if unit == "tensor" else tuple(rates)
+        wanted = dtype if dtype in known else self.arithmetic(dtype)
         for name in known:
-            if name == dtype:
+            if name == wanted:
                 return rates[name]
         where = f"{unit} peak" if unit else "peak"
         raise SpecError(f"device {self.name} has no {where} for dtype {dtype!r}; {near(dtype, known)}")

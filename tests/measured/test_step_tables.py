@@ -71,6 +71,17 @@ def test_steps_of_convolutional_networks_stay_within_their_bars(validated: Valid
 
 
 @pytest.mark.shared
+def test_residual_networks_of_tensorflow_without_persistent_kernels(validated: Validated) -> None:
+    """TensorFlow 2.3 in fp16 on A100 turns tensors round each batch normalisation in training."""
+    report = validated(CNN)
+    networks = report.frame["model"].str.match("resnet(50|152)$").fillna(False).to_numpy()
+    upstream = report.frame["framework"].eq("TensorFlow 2.3.0").to_numpy() & report.frame["dtype"].eq("fp16").to_numpy()
+    trained = report.frame["iteration_ms"].notna().to_numpy()
+    errors = report.errors(networks & upstream & trained)
+    assert errors.rows >= 4 and errors.mape is not None and errors.mape < 0.08
+
+
+@pytest.mark.shared
 @pytest.mark.xfail(reason="12.5 % since layouts and first layers of images are priced", strict=True)
 def test_steps_in_tf32_stay_within_their_bar(validated: Validated) -> None:
     report = validated(CNN)

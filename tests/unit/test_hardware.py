@@ -43,6 +43,8 @@ def test_a_device_without_tensor_cores() -> None:
 
 
 def test_a_missing_dtype_is_an_error_with_near_names() -> None:
+    maxwell = load_device("titan-x-maxwell")  # converts fp16, multiplies in fp32
+    assert maxwell.peak_flops_per_s("fp16") == maxwell.peak_flops_per_s("fp32")
     with pytest.raises(SpecError, match="device v100-sxm2-16gb has no peak for dtype 'bf16'; nearest: 'fp16'"):
         load_device("v100-sxm2-16gb").peak_flops_per_s("bf16")
 
