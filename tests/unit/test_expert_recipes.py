@@ -23,7 +23,7 @@ from paleo.specs.run import Run
 from paleo.specs.software import load_software
 from paleo.step.backend import Backend, backend_of
 from paleo.validate.steps.recipes import Recipe, recipe_of
-from paleo.validate.steps.transformers import recompute_of
+from paleo.validate.steps.transformers import recompute_of, run_of
 
 H100 = load_system("dgx-h100")
 QWEN = load_model("qwen3-30b-a3b")
@@ -153,3 +153,17 @@ def test_a_recipe_of_the_framework_says_what_a_silent_row_recomputes() -> None:
     assert recompute_of({**row, "recompute": "none"}, software) == "none", "what a row states goes first"
     assert recompute_of({**row, "ep": 64}, software) == software.recomputation.policy == "none"
     assert recompute_of({**row, "framework": "NeMo AutoModel"}, software) == "none"
+
+
+def test_modules_that_notes_say_were_recomputed() -> None:
+    row = {
+        "source": "a page", "model": "Qwen3-235B-A22B", "layers": 94, "hidden": 4096, "heads": 64, "kv_heads": 4,
+        "ffn_hidden": 1536, "vocab": 151936, "n_experts": 128, "top_k": 8, "seq_len": 4096, "device": "h800-sxm5",
+        "n_gpus": 256, "tp": 1, "pp": 32, "dp": 8, "cp": 1, "ep": 8, "vp": 3, "micro_batch": 1, "global_batch": 2048,
+        "dtype": "bf16", "software": "megatron-core", "recompute": "selective",
+    }  # fmt: skip
+    assert run_of({**row, "notes": "forced balance; moe recomputed"}).recompute_modules == ("moe",)
+    assert run_of({**row, "notes": "sums recomputed against the page"}).recompute_modules == ()
+    stated = {**row, "notes": "moe recomputed", "recompute_modules": "layernorm+moe_act"}
+    assert run_of(stated).recompute_modules == ("layernorm", "moe_act")
+    assert run_of({**row, "recompute": "full", "notes": "moe recomputed"}).recompute_modules == ()

@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from paleo.errors import SpecError
+from paleo.lowering.checkpoint_policy import RECOMPUTE_MODULES
 from paleo.lowering.recompute import RECOMPUTE
 from paleo.predict import predict
 from paleo.search.partial_recompute import fewest_layers
@@ -171,9 +172,12 @@ def _stated(row: Row, column: str) -> str:
 
 
 def _modules(row: Row) -> tuple[str, ...]:
-    """Parts of blocks that a row's selective recomputation runs again: ``layernorm+moe_act``."""
-    selective = _stated(row, "recompute") == "selective"
-    return tuple(filter(None, _stated(row, "recompute_modules").split("+"))) if selective else ()
+    """Parts of blocks that a row's selective recomputation runs again: ``layernorm+moe_act``, or by its notes."""
+    if _stated(row, "recompute") != "selective":
+        return ()
+    stated = tuple(filter(None, _stated(row, "recompute_modules").split("+")))
+    noted = re.findall(r"\b(\w+) recomputed", str(row.get("notes", "")))
+    return stated or tuple(module for module in noted if module in RECOMPUTE_MODULES)
 
 
 def recompute_of(row: Row, software: Software) -> str:
