@@ -163,7 +163,7 @@ def machine(device: DeviceFigures = V100, **changes: float) -> Machine:
 
 
 def test_a_lone_wave_pays_the_latency_of_each_element_of_the_sum() -> None:
-    """A 128 x 128 tile takes 2 x 128 x 128 x 1.0625 FLOP at 0.95 of 126.8 FLOP a cycle: 289 cycles an element, hidden
+    """A 128 x 128 tile takes 2 x 128 x 128 x 1.0625 FLOP at 0.95 of 126.8 FLOP a cycle: 289 cycles an element,
     hidden behind a latency of 500 in one wave, not in four."""
     one, four = (
         float(product_time(*(np.array(x) for x in (rows, 128.0, 1000.0)), 1.0, machine(depth_cycles=500.0),
