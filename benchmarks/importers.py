@@ -284,11 +284,11 @@ def main() -> int:
     for name in names:
         outcomes.append(examined(name, NETWORKS[name]))
         last = outcomes[-1]
+        if options.json:  # all so far: a long run may be stopped
+            Path(options.json).write_text(json.dumps([asdict(outcome) for outcome in outcomes], indent=1))
         if last.status != "imported" or last.unpriced:
             print(f"{name}: {last.status} {last.unpriced} {last.message[:200]}", flush=True)
         gc.collect()
-    if options.json:
-        Path(options.json).write_text(json.dumps([asdict(outcome) for outcome in outcomes], indent=1))
     print(f"libraries: {LIBRARIES()}")
     return 0 if report(outcomes) else 1
 

@@ -23,6 +23,7 @@ from paleo.step.warnings import (
     OPAQUE,
     OPAQUE_SPREAD,
     host_warnings,
+    idle_options,
     loading_warnings,
     rare_utilisation,
     unmodelled,
@@ -223,6 +224,7 @@ def predict(
         unmodelled(program.program, run, arriving is not None),
         (
             *warnings(layout, graph, placed),
+            *idle_options(run, system, layout),
             *host_warnings(system, layout, away),
             *rare_utilisation(system, layout, flops / breakdown.step),
             *loading_warnings(run, breakdown.input / breakdown.step),

@@ -230,7 +230,7 @@ def _link(link: Link) -> list[Fact]:
         ("scope", link.scope),
         ("bandwidth, each way", engineering(link.bandwidth, "B/s")),
         ("achieved", achieved and f"{100 * achieved:g} % of it ({link.achieved_source})"),
-        ("latency", link.latency and f"{duration(link.latency)} ({link.latency_source})"),
+        ("latency", link.latency and f"{duration(link.latency)} ({link.latency_source or 'source not stated'})"),
         ("notes", link.notes),
         ("source", link.source),
     )

@@ -101,6 +101,21 @@ def loading_warnings(run: Run, waited: float) -> list[str]:
     ]
 
 
+def idle_options(run: Run, system: System, chosen: Plan) -> list[str]:
+    """Options that ask for something, and change nothing under this plan."""
+    one_node = f"the run has {chosen.gpus} GPUs of a node of {system.devices_per_node}"
+    within = chosen.gpus <= system.devices_per_node
+    served = run.consistency != "bsp" or run.exchange == "parameter-server"
+    idle = {
+        f"schedule={run.schedule}": run.schedule != "1f1b" and chosen.stages == 1 and "there is no pipeline",
+        "sp": chosen.parallel.sequence_parallel and chosen.mesh.degree("tp") == 1 and "there is no tensor parallelism",
+        f"servers={run.servers}": run.servers is not None and not served and "workers are synchronous (bsp)",
+        f"background={run.background:g}": run.background > 0 and within and one_node,
+        f"neighbour={run.neighbour}": run.neighbour is not None and within and one_node,
+    }
+    return [f"{option} changes nothing: {reason}" for option, reason in idle.items() if reason]
+
+
 def warnings(chosen: Plan, graph: Graph, placement: Placement) -> tuple[str, ...]:
     """Ranks that do nothing new, or nothing at all; parameters that tensor parallelism does not divide."""
     idle = idle_axes(graph, placement, chosen.mesh)

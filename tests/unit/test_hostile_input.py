@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from paleo import Run, load_model, load_system, predict
 from paleo.cli import run
 from paleo.search.space import divisors
 from paleo.validate.kinds.base import MOST_TABLE_BYTES, read_table
@@ -266,3 +267,24 @@ def test_amounts_that_nobody_means_are_one_line(
 def test_batches_of_many_divisors_are_searched_soon() -> None:
     assert divisors(360) == tuple(n for n in range(1, 361) if 360 % n == 0)
     assert len(divisors(2**20 * 3**14)) == 21 * 15
+
+
+@pytest.mark.parametrize(
+    ("options", "idle"),
+    [
+        ({"schedule": "zb-v"}, "schedule=zb-v changes nothing: there is no pipeline"),
+        ({"strategy": "sp"}, "sp changes nothing: there is no tensor parallelism"),
+        ({"servers": 2}, "servers=2 changes nothing: workers are synchronous (bsp)"),
+        ({"background": 0.3}, "background=0.3 changes nothing: the run has 8 GPUs of a node of 8"),
+        ({"consistency": "async", "servers": 2}, ""),
+        ({"schedule": "gpipe", "strategy": "pp=2"}, ""),
+    ],
+)
+def test_options_that_change_nothing_say_so(options: dict[str, object], idle: str) -> None:
+    said = predict(load_model("lenet"), load_system("dgx-h100"), Run(gpus=8, **options)).warnings  # type: ignore[arg-type]
+    assert [line for line in said if "changes nothing" in line] == [idle] * bool(idle)
+
+
+def test_a_report_is_a_page(capsys: pytest.CaptureFixture[str]) -> None:
+    call = ["report", "lenet", "--systems", "dgx-h100", "--gpus", "8", "-o", "answer.pdf"]
+    assert "expected a name that ends in .html" in line(call, capsys)

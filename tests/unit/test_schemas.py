@@ -67,7 +67,9 @@ def test_a_template_is_a_good_file_of_its_kind(kind: str, tmp_path: Path, capsys
     assert run(["init", kind, "-o", str(path)]) == 0
     assert path.read_text() == template(kind) and template(kind).startswith("# ")
     assert kind_of(path) == kind
+    assert run(["init", kind, "-o", str(path)]) == 2, "the user's file is not replaced"
     assert run(["show", str(path)]) == 0
+    assert "None" not in capsys.readouterr().out
     used = {
         "device": ["estimate", "lenet", "--system", str(path)],
         "system": ["estimate", "lenet", "--system", str(path), "--gpus", "8"],

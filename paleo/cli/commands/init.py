@@ -42,6 +42,7 @@ def init(kind: TemplateKind, output: TemplateFile = None) -> None:
     paleo init system -o my-box.yaml
     paleo init device
     """
+    from paleo.errors import SpecError
     from paleo.files import checked_output, write_text
     from paleo.specs.templates import template
 
@@ -49,7 +50,10 @@ def init(kind: TemplateKind, output: TemplateFile = None) -> None:
     if output is None:
         sys.stdout.write(text)
         return
-    write_text(checked_output(output, (".yaml", ".yml")), text)
+    place = checked_output(output, (".yaml", ".yml"))
+    if place.is_file() and place.stat().st_size:
+        raise SpecError(f"-o {output}: is there already, and a template replaces no file; expected a new name")
+    write_text(place, text)
     sys.stderr.write(f"wrote {output}\n")
 
 

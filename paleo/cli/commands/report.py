@@ -76,7 +76,7 @@ def report(
     from paleo.studies.scaling import scalings
     from paleo.studies.training import stated_amount, usual_amount
 
-    path = checked_output(output)
+    path = checked_output(output, (".html", ".htm"))
     network, asked = load_model(model), options.run()
     run = asked if "strategy" in asked.model_fields_set else asked.model_copy(update={"strategy": comparison.AUTO})
     stated = stated_amount(network, run, epochs=epochs, samples=samples, tokens=tokens)

@@ -86,3 +86,5 @@ def deepseek_v2(config: Config) -> Model:
 
 
 FAMILIES.register("deepseek_v3")(deepseek_v2)
+#: Moonshot AI, Kimi K2, 2025: the layers of DeepSeek-V3 in other numbers.
+FAMILIES.register("kimi_k2")(deepseek_v2)
