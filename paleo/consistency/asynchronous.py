@@ -51,14 +51,18 @@ def closed_queue(customers: Numeric, think: Numeric, service: Numeric, variation
     6.62
     """
     count, think, service = np.broadcast_arrays(*(np.asarray(a, dtype=np.float64) for a in (customers, think, service)))
-    queue, throughput, response = np.zeros(count.shape), np.zeros(count.shape), np.zeros(count.shape)
+    order = np.argsort(-count, axis=None, kind="stable")  # the most customers first: those of few are soon done
+    counts, thinks, services = (values.ravel()[order] for values in (count, think, service))
+    queue, throughput, response = np.zeros((3, count.size))
     for n in range(1, int(np.max(count, initial=1.0)) + 1):
-        busy = throughput * service
-        visit = service * np.maximum(1.0 + queue - busy * (1.0 - variation) / 2.0, 1.0)
-        rate = np.minimum(n / (think + visit), 1.0 / np.maximum(service, np.finfo(float).tiny))
-        present = n <= count
-        throughput, response = np.where(present, rate, throughput), np.where(present, visit, response)
-        queue = np.where(present, throughput * visit, queue)
+        some = slice(0, int(np.searchsorted(-counts, -n, side="right")))
+        busy = throughput[some] * services[some]
+        visit = services[some] * np.maximum(1.0 + queue[some] - busy * (1.0 - variation) / 2.0, 1.0)
+        most = 1.0 / np.maximum(services[some], np.finfo(float).tiny)
+        throughput[some], response[some] = np.minimum(n / (thinks[some] + visit), most), visit
+        queue[some] = throughput[some] * visit
+    place = np.argsort(order)
+    throughput, response = (values[place].reshape(count.shape) for values in (throughput, response))
     knee = np.asarray((think + service) / service)
     return Station(throughput, response, throughput * service, knee)
 

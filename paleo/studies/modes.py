@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from paleo.specs.model import ModelSpec
     from paleo.specs.run import Run
     from paleo.step.batch import Batch
+    from paleo.step.layouts import Layouts
 
 Array = npt.NDArray[np.float64]
 Index = npt.NDArray[np.intp]
@@ -124,9 +125,10 @@ def mode_search(
         except PlanError as error:
             refused.append(f"{compress or 'dense'}: {error}")
             continue
-        batch = searched.global_batch
-        for name in dict.fromkeys(consistencies):
-            scores = _scores(searched, system, name, price)
+        batch, names = searched.global_batch, dict.fromkeys(consistencies)
+        works = _works(searched, system) if names.keys() - {SYNCHRONOUS} else []
+        for name in names:
+            scores = _scores(searched, works, name, price)
             configurations += int(np.isfinite(scores).sum())
             leading = list(_leading(model, system, searched, scores, name, price))
             refused += [] if leading else [f"{name}, {compress or 'dense'}: {UNTIED}"]
@@ -137,7 +139,7 @@ def mode_search(
     return ModeSearch(configurations, time.perf_counter() - started, batch, price, tuple(ranked), tuple(refused))
 
 
-def _scores(searched: Search, system: System, name: str, price: StalenessPrice) -> Array:
+def _scores(searched: Search, works: Sequence[_Work], name: str, price: StalenessPrice) -> Array:
     """Seconds of all configurations for what a synchronous run learns in a step; infinite where a model does not suit
     them or they do not fit: (configurations,)."""
     ranking = searched.ranking
@@ -145,7 +147,7 @@ def _scores(searched: Search, system: System, name: str, price: StalenessPrice) 
         return np.zeros(0)
     if name == SYNCHRONOUS:
         return np.where(ranking.fits, ranking.step, np.inf)
-    parts = [_effective(part, system, name, price, searched.global_batch) for part in ranking.parts]
+    parts = [_effective(work, name, price, searched.global_batch) for work in works]
     return np.where(ranking.fits, np.concatenate(parts), np.inf)
 
 
@@ -176,21 +178,65 @@ def _predicted(model: ModelSpec, system: System, row: PlanRow, name: str, price:
     return ModePlan(name, plan.run.compress, plan, study.step_time, staleness, factor)
 
 
-def _effective(part: Part, system: System, name: str, price: StalenessPrice, batch: int) -> Array:
-    """The scores of a part's configurations under a model that is not synchronous, whether they fit or not. Workers
-    that do not wait for one another hold all parameters and exchange apart from their passes."""
-    results, model = part.results, consistency(name)
-    effective = np.full(len(results), np.inf)
-    for number, configurations in enumerate(results.batches):
-        if configurations.zero == 3 or configurations.overlapped:
-            continue
-        mine = np.flatnonzero(results.choice == number)
-        rows = results.row[mine].astype(np.intp)
-        work = _workload(configurations, rows, results.step_time[mine], system, part.run)
-        cycle = model.cycle(work)
-        factor = np.ones(len(mine)) if model.exact else price.samples_factor(cycle.staleness_mean, batch)
-        effective[mine] = np.where(np.asarray(work.workers) > 1, cycle.step * factor, results.step_time[mine])
+class _Work(NamedTuple):
+    """Steps of all configurations of a part, and the workload of those ``rows`` whose workers may go on without one
+    another: they hold all parameters and exchange apart from their passes. None where there are none."""
+
+    steps: Array
+    rows: Index
+    workload: Workload | None
+
+
+def _works(searched: Search, system: System) -> list[_Work]:
+    """The work of each part of a search, the same under all consistency models."""
+    return [] if searched.ranking is None else [_work(part, system) for part in searched.ranking.parts]
+
+
+def _work(part: Part, system: System) -> _Work:
+    results = part.results
+    order = np.argsort(results.choice, kind="stable")
+    ends = np.searchsorted(results.choice[order], np.arange(len(results.batches) + 1))
+    rows, workloads = [np.zeros(0, dtype=np.intp)], []
+    for number, batch in enumerate(results.batches):
+        chosen = order[ends[number] : ends[number + 1]]
+        if batch.zero != 3 and not batch.overlapped and len(chosen):
+            rows.append(chosen)
+            places = results.row[chosen].astype(np.intp)
+            workloads.append(_workload(batch, places, results.step_time[chosen], system, part.run))
+    return _Work(results.step_time, np.concatenate(rows), _joined(workloads) if workloads else None)
+
+
+def _joined(workloads: Sequence[Workload]) -> Workload:
+    """Workloads of one system and run side by side."""
+    names = [each.name for each in fields(Workload) if isinstance(getattr(workloads[0], each.name), np.ndarray)]
+    arrays: dict[str, Any] = {
+        name: np.concatenate([getattr(workload, name) for workload in workloads]) for name in names
+    }
+    return replace(workloads[0], **arrays)
+
+
+def _effective(work: _Work, name: str, price: StalenessPrice, batch: int) -> Array:
+    """The scores of a part's configurations under a model that is not synchronous, whether they fit or not."""
+    effective, model = np.full(len(work.steps), np.inf), consistency(name)
+    if work.workload is not None:
+        cycle = model.cycle(work.workload)
+        factor = 1.0 if model.exact else price.samples_factor(cycle.staleness_mean, batch)
+        alone = work.steps[work.rows]
+        effective[work.rows] = np.where(np.asarray(work.workload.workers) > 1, cycle.step * factor, alone)
     return effective
+
+
+def _neighbour_seconds(layouts: Layouts, payload: Array) -> Array:
+    """Seconds in which each layout's worker sends its payload to one other worker: (layouts,)."""
+    groups = layouts.groups(range(len(layouts)), [BATCH_AXES] * len(layouts))
+    return layouts.collective("send_recv", groups, payload)
+
+
+def _tensors(layouts: Layouts) -> Array:
+    """Tensors of each layout's parameters, all stages together: (layouts,)."""
+    return np.array(
+        [float(sum(section.tensors * section.repeat for section in each.sections)) for each in layouts.programs]
+    )
 
 
 def _workload(batch: Batch, rows: Index, steps: Array, system: System, run: Run) -> Workload:
@@ -199,9 +245,8 @@ def _workload(batch: Batch, rows: Index, steps: Array, system: System, run: Run)
     elements = layouts.elements(batch.assignment.kinds.stages, trained=True).max(axis=0)
     payload = elements * batch.backend.formats.summed
     exchange = layouts.exchange(batch.assignment, batch.zero, chunks=False)[0].sum(axis=1).max(axis=0)
-    groups = layouts.groups(range(len(layouts)), [BATCH_AXES] * len(layouts))
-    neighbour = layouts.collective("send_recv", groups, payload)
-    tensors = [sum(section.tensors * section.repeat for section in each.sections) for each in layouts.programs]
+    neighbour = layouts.shared.once("neighbour", lambda: _neighbour_seconds(layouts, payload))
+    tensors = layouts.shared.once("tensors of all stages", lambda: _tensors(layouts))
     noise = Noise.of(run, batch.backend.software, np.array(layouts.local_batches, dtype=np.float64))
     worked = steps - waits(batch)[rows]
     exposed = np.minimum(exchange[layout], worked)
@@ -213,7 +258,7 @@ def _workload(batch: Batch, rows: Index, steps: Array, system: System, run: Run)
         neighbour=neighbour[layout],
         payload=payload[layout],
         parameters=elements[layout],
-        tensors=np.array(tensors)[layout] / batch.assignment.stages,
+        tensors=tensors[layout] / batch.assignment.stages,
         jitter=noise.independent[layout],
         persistent=noise.persistent,
         server=server_of(run, system, batch.backend.software),

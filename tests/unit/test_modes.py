@@ -15,7 +15,7 @@ from paleo.search.plans import search
 from paleo.search.space import within
 from paleo.studies.consistency import studied
 from paleo.studies.launch import estimate_command
-from paleo.studies.modes import StalenessPrice, _effective, mode_search
+from paleo.studies.modes import StalenessPrice, _effective, _work, mode_search
 
 MODEL, NODES = load_model("lenet"), load_system("aws-p3.16xlarge")
 QUIET = {"gpus": 32, "global_batch": 256}
@@ -28,7 +28,7 @@ def test_arrays_say_what_predictions_say(name: str) -> None:
     searched = search(MODEL, NODES, RUN, space=within("dp=32"))
     assert searched.ranking is not None
     (part,) = searched.ranking.parts
-    effective = _effective(part, NODES, name, FREE, 256)
+    effective = _effective(_work(part, NODES), name, FREE, 256)
     chosen = np.flatnonzero(np.isfinite(effective) & (part.results.chosen("overlapped") == 0))[:3]
     assert len(chosen) == 3
     for index in chosen.tolist():
