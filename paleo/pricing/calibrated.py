@@ -171,6 +171,11 @@ def _unit(prices: FamilyPrices) -> str:
     return "tensor" if prices.figures().tensor_cores else "vector"
 
 
+#: Share of the operands of a linear layer's product that lie along what it sums over: outputs from inputs and weights,
+#: gradients of inputs from those of outputs, gradients of weights (row-major tensors, weights of outputs by inputs).
+_ALONG_SUM = {"forward": 1.0, "backward": 0.5, "backward_weight": 0.0}
+
+
 def _gemm(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[Found[Any], Array]:
     dtype = prices.dtype if group == "gemm.narrow" else prices.sixteen_bits
     tensor = prices.figures(dtype).tensor_cores
@@ -186,6 +191,7 @@ def _gemm(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[
         result_bytes=formats.activation,
         weight_copies=np.inf,
         activity=entry.parameters.training_activity if tensor else 1.0,
+        k_contiguous=1.0 if tensor else np.array([_ALONG_SUM.get(kernel.phase, 1.0) for kernel in kernels]),
         sustained=1.0,
         device=prices.figures(dtype),
         parameters=entry.parameters,

@@ -12,6 +12,8 @@ split so that few tiles still fill the device; the library is assumed to take th
     DRAM   = compulsory bytes that the L2 does not still hold
     clock  = lowered where power at full clock would exceed the board's limit (`paleo.pricing.power`)
 
+Ordinary cores read transposed operands a sector of each row at a time, which GDDR5 pays by pages (`scattered_time`).
+
 Roofline and tiling: Williams, Waterman, Patterson, CACM 52(4), 2009; NVIDIA, "Matrix Multiplication Background User's
 Guide" (tile and wave quantisation); split and stream-K: Osama et al., PPoPP 2023. Rates are per clock and per FLOP of
 the unit (a matrix unit is built with the operand bandwidth that it needs), so that they carry over to other devices.
@@ -48,6 +50,8 @@ LEAST_SPLIT, TENSOR_STEP, VECTOR_STEP = 128.0, 64.0, 8.0
 SINGLE_TILE = 0.25
 #: Stride from which every row of an operand lies on its own page of the address-translation cache.
 PAGE_BYTES = 128 * 2.0**10
+#: Tile of an sgemm kernel of Maxwell's and Pascal's libraries, and how many of its blocks a multiprocessor takes.
+SGEMM_TILE, SGEMM_BLOCKS = 128.0, 2.0
 #: Footprint over capacity beyond which nothing survives in a cache; higher powers would overflow.
 BEYOND = 1e3
 #: Reduction length from which the main loop is long enough to pay the whole latency of DRAM.
@@ -102,6 +106,10 @@ class GemmParameters:
     page_stall: float = parameter(
         0.05, low=0.01, high=5.0, unit="1",
         meaning="extra main-loop time when each row of k-contiguous operands lies on its own page",
+    )  # fmt: skip
+    scattered_efficiency: float = parameter(
+        1.0, low=0.02, high=1.0, unit="1", fitted=False,
+        meaning="share of the DRAM bandwidth that reads of one sector a row reach; 1: no matter",
     )  # fmt: skip
     ramp: float = parameter(
         RAMP, low=0.01 * MILLISECOND, high=30 * MILLISECOND, unit="s", fitted=False,
@@ -192,6 +200,31 @@ def _busy_time(
     return best, np.minimum(share, 1.0)
 
 
+def scattered_time(
+    m: Array, n: Array, k: Array, batch: Array, element: Array, efficiency: float, device: DeviceFigures
+) -> Array:
+    """Seconds in which a transposed B, [n, k] in memory, comes from DRAM to kernels of ordinary cores [broadcast].
+
+    A main loop takes eight elements of each of its rows at a time, one sector of 32 bytes of fp32. Blocks go along n
+    first, so that all rows of B are under way at once, each on a DRAM page of its own: what counts is pages opened,
+    not bytes. DeepBench's products reach 50 of 480 GB/s on Titan X (Pascal) and 44 of 336 on that of Maxwell, whatever
+    their size, where n is many tiles; HBM2 (P100), with its many banks, shows nothing of it. Each round of blocks over
+    m reads B again. Narrow tiles take more elements at a time (16 rows: three sectors), and rows that are a power of
+    two apart open half the pages; both as these rows say, the latter unexplained.
+
+    >>> from paleo.pricing.parameters import DeviceFigures
+    >>> titan = DeviceFigures("x", "Pascal", "GDDR5X", 28, 1.531e9, 10.97e12, 480e9, 3e6, 250, False)
+    >>> one = np.array(1.0)
+    >>> seconds = scattered_time(128 * one, 7680 * one, 2560 * one, one, 4 * one, 0.105, titan)  # 1.62 ms measured
+    >>> float(seconds.round(5))
+    0.00167
+    """
+    tiles = np.ceil(m / SGEMM_TILE) * np.ceil(n / SGEMM_TILE)
+    rounds = np.maximum(1.0, tiles * batch / (SGEMM_BLOCKS * device.multiprocessors))
+    visits = np.sqrt(np.minimum(m, SGEMM_TILE) / SGEMM_TILE) * np.where(np.frexp(k)[0] == 0.5, 0.5, 1.0)
+    return np.asarray(rounds * visits * batch * n * k * element / (efficiency * device.memory_bandwidth))
+
+
 def _chunk_time(columns: tuple[Array, ...], device: DeviceFigures, p: GemmParameters) -> Array:
     m, n, k, batch, element, result, copies, activity, contiguous, heated = columns
     left, right, out = batch * m * k * element, batch * k * n * element, batch * m * n * result
@@ -201,6 +234,10 @@ def _chunk_time(columns: tuple[Array, ...], device: DeviceFigures, p: GemmParame
     latency = p.fill / device.clock_hz * np.minimum(k / FILL_LENGTH, 1.0) * dram / footprint
     stall = 1.0 + p.page_stall * contiguous * np.minimum(k * element / PAGE_BYTES, 1.0)
     busy, share = _busy_time((m, n, k, batch), element, result, dram, stall, device, p)
+    if p.scattered_efficiency < 1.0 and not device.tensor_cores:
+        transposed = np.maximum(2.0 * contiguous - 1.0, 0.0) * cache_miss(right, capacity)
+        scattered = transposed * scattered_time(m, n, k, batch, element, p.scattered_efficiency, device)
+        busy = _fourth_root(_fourth_power(busy) + _fourth_power(scattered))
     busy = busy + latency
     flops = 2.0 * m * n * k * batch
     slowed = slow_down(busy=busy, flops=flops, dram=dram, energy=p.energy, activity=activity, device=device)
@@ -230,6 +267,7 @@ def gemm_time(
     against random numbers (zeros draw less power). k_contiguous: share of A and B that is contiguous along k.
     sustained: 1 where the device has been under load for long, as in training, so that the power limit has full force.
 
+    >>> from paleo.pricing.parameters import DeviceFigures
     >>> from paleo.units import GIGA, TERA, MEGA
     >>> d = DeviceFigures("x", "Ampere", "HBM2e", 108, 1.41 * GIGA, 312 * TERA, 2.0 * TERA, 40 * MEGA, 400, True)
     >>> a100 = GemmParameters(energy=0.8, training_energy=1.0)  # as fitted to its rows

@@ -11,7 +11,14 @@ import pandas as pd
 import pytest
 
 from paleo.errors import SpecError
-from paleo.pricing.gemm import GemmParameters, cache_miss, gemm_time, quantisation_time, waves
+from paleo.pricing.gemm import (
+    GemmParameters,
+    cache_miss,
+    gemm_time,
+    quantisation_time,
+    scattered_time,
+    waves,
+)
 from paleo.pricing.parameters import DeviceFigures
 from paleo.pricing.power import slow_down, throttle
 from paleo.pricing.roofline import clock_of, figures, unit_of
@@ -198,6 +205,28 @@ def test_replayed_layers_take_turns_until_they_overflow_the_cache() -> None:
     rows = pd.concat([ROWS.iloc[[0]]] * 2, ignore_index=True).assign(device="l40s", m=1, n=[8192, 10752], k=2048)
     fits, streams = kind.time(rows, kind.figures("l40s", "bf16", ""), parameters)
     assert streams / 42 > 1.4 * fits / 32
+
+
+def test_transposed_operands_open_a_page_a_row() -> None:
+    """64 MB of B, read twice by 2 x 40 blocks on 20 multiprocessors, at a tenth of 400 GB/s: 3.28 ms; half where rows
+    are a power of two apart; nothing where an operand does not lie along the sum, or the memory does not mind."""
+    graphics = dataclasses.replace(DEVICE, memory_kind="GDDR5X", tensor_cores=False, multiprocessors=20.0)
+    graphics = dataclasses.replace(graphics, memory_bandwidth=400 * GIGA, l2_bytes=3 * MEGA)
+    m, n, one, k = 256.0, 40 * 128.0, np.array(1.0), 3200.0
+    seconds = scattered_time(m * one, n * one, k * one, one, 4 * one, 0.1, graphics)
+    assert float(seconds) == pytest.approx(2 * n * k * 4 / 40e9)
+    assert float(scattered_time(m * one, n * one, 4096 * one, one, 4 * one, 0.1, graphics)) == pytest.approx(
+        n * 4096 * 4 / 40e9
+    )
+    slow, plain = dataclasses.replace(BARE, scattered_efficiency=0.1), {"element_bytes": 4.0, "result_bytes": 4.0}
+    transposed = time(m, n, k, slow, graphics, **plain)
+    assert transposed == pytest.approx(float(seconds), rel=0.02)
+    for other in (
+        time(m, n, k, slow, graphics, k_contiguous=0.5, **plain),
+        time(m, n, k, BARE, graphics, **plain),
+        time(m, n, k, slow, dataclasses.replace(graphics, tensor_cores=True), **plain),
+    ):
+        assert other < 0.2 * transposed
 
 
 def test_column_major_rows_are_transposed() -> None:

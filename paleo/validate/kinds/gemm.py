@@ -63,6 +63,11 @@ UNTHROTTLED = {("Pascal", "gemm.simt"), ("Ampere", "gemm.tensor")}
 SMALLEST_TILE = {"Kepler": TILES[1], "Maxwell": TILES[1], "Pascal": TILES[1], "Volta": TILES[0], "Turing": TILES[0]}
 
 
+#: Share of the bandwidth of graphics memory that reads of one sector a page reach: large transposed products of
+#: DeepBench on Titan X of Pascal and of Maxwell.
+SCATTERED: Mapping[str, float] = {"GDDR5X": 0.105, "GDDR5": 0.13}
+
+
 class Teacher(NamedTuple):
     """Whose fit a fit of few rows sets out from, and what is known besides."""
 
@@ -132,6 +137,7 @@ class GemmTable(TableKind[DeviceFigures]):
         first = GemmParameters(
             launch=20 * MICROSECOND, efficiency=0.9, l2_rate=0.02, split_time=3 * MICROSECOND, page_stall=stall,
             energy=energies.vector, training_energy=energies.vector, least_tile=tile,
+            scattered_efficiency=SCATTERED.get(figures.memory_kind, 1.0),
         )  # fmt: skip
         return (first, *(dataclasses.replace(first, least_tile=other) for other in TILES if other != tile))
 
@@ -144,8 +150,9 @@ class GemmTable(TableKind[DeviceFigures]):
             fixed = ("energy",) if (figures.architecture, family) in UNTHROTTLED else ()
             return FitPlan(first, tuple(others), ("launch",), fixed, starts=1 if others else 2)
         start = dataclasses.replace(
-            known, launch=teacher.launch, energy=first.energy, training_energy=first.training_energy, **teacher.known
-        )
+            known, launch=teacher.launch, energy=first.energy, training_energy=first.training_energy,
+            scattered_efficiency=first.scattered_efficiency, **teacher.known,
+        )  # fmt: skip
         tiles = TILES if family == "gemm.simt" else ()
         alternatives = tuple(dataclasses.replace(start, least_tile=1.01 * tile) for tile in tiles)
         return FitPlan(start, alternatives, ("launch",), ("energy", *teacher.known), starts=1, prior=teacher.prior)
