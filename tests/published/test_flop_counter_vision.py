@@ -206,6 +206,25 @@ def preact_resnet(*blocks: int) -> nn.Module:
     return chain(*layers, nn.BatchNorm2d(cin), nn.ReLU(), pooled(cin))
 
 
+def preact_basic(*blocks: int) -> nn.Module:
+    layers, cin = [cbr(3, 64, 7, 2), nn.MaxPool2d(3, 2, 1)], 64
+    for stage, count in enumerate(blocks):
+        out = 64 * 2**stage
+        for index in range(count):
+            convs = cbr(cin, out, 3, 2 if cin != out else 1), nn.Conv2d(out, out, 3, 1, 1, bias=False)
+            before = chain(nn.BatchNorm2d(cin), nn.ReLU())
+            if index or cin == out:
+                layers.append(Sum(chain(before, *convs), nn.Identity()))
+            else:
+                layers += [before, Sum(chain(*convs), nn.Conv2d(cin, out, 1, 2, bias=False))]
+            cin = out
+    return chain(*layers, nn.BatchNorm2d(cin), nn.ReLU(), pooled(cin))
+
+
+def of_normalised_images(network: nn.Module) -> nn.Module:
+    return chain(nn.BatchNorm2d(3, affine=False), network)
+
+
 def densenet(stem: int, growth: int, *blocks: int) -> nn.Module:
     layers, c = [cbr(3, stem, 7, 2), nn.MaxPool2d(3, 2, 1)], stem
     for index, count in enumerate(blocks):
@@ -502,6 +521,8 @@ REFERENCES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     **{f"resnet{d}-v1.5": (lambda n=n: resnet(*n, block=bottleneck), (3, 224, 224)) for d, n in DEEP.items()},
     **{f"resnet{d}-v1": (lambda n=n: resnet(*n, block=bottleneck, first=True), (3, 224, 224)) for d, n in DEEP.items()},
     "resnet200": (lambda: preact_resnet(3, 24, 36, 3), (3, 224, 224)),
+    "resnet18-v2": (lambda: of_normalised_images(preact_basic(2, 2, 2, 2)), (3, 224, 224)),
+    "resnet50-v2": (lambda: of_normalised_images(preact_resnet(3, 4, 6, 3)), (3, 224, 224)),
     "se-resnext101-32x4d": (
         lambda: resnet(3, 4, 23, 3, block=bottleneck, groups=32, wide=2, excite=16),
         (3, 224, 224),

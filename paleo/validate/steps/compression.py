@@ -41,6 +41,11 @@ MEASURED = {"step_s": 1.0, "tflops_per_gpu": TERA, "speedup_over_1": 1.0, "time_
 WIDTH_OF_A_LAYER, HEAD = 128, 128
 #: Entries of GPT-2's vocabulary.
 VOCABULARY = 50257
+#: Networks that rows name without a name of the catalog, with their sizes: those of CIFAR-100 in the catalog's form.
+NETWORKS: dict[str, tuple[str, dict[str, int]]] = {
+    "ResNet18_v2": ("resnet18-v2", {"classes": 100, "resolution": 32}),
+    "ResNet50_v2": ("resnet50-v2", {}),
+}
 #: Systems of the catalog by GPUs of a node, for rows that name none.
 NODES = {16: "deepspeed-v100-edr", 8: "dgx-1-v100"}
 #: FLOP for a parameter and token: Megatron-DeepSpeed counts the forward pass that is computed again (its
@@ -127,6 +132,8 @@ class CompressionSteps(StepTable):
         cluster = _Cluster.of(row)
         if filled(row, "tflops_per_gpu"):
             return _sharded(row)
+        if filled(row, "time_over_dense") and row["compressor"] == "none":
+            raise SpecError("a dense run beside itself: time_over_dense is one")
         compute = self._alone.get(_family(row)) or self._compute(row)
         seconds = _seconds(row, cluster, compute)
         if filled(row, "step_s"):
@@ -139,12 +146,15 @@ class CompressionSteps(StepTable):
 
     def _compute(self, row: Row) -> float:
         """Seconds of a step on one GPU, predicted."""
-        if not filled(row, "model_slug"):
+        named = (str(row["model_slug"]), {}) if filled(row, "model_slug") else NETWORKS.get(str(row["model"]))
+        if named is None:
             raise SpecError(f"model {row['model']!r} is not in the catalog")
+        name, sizes = named
         batch = whole(row, "batch_per_gpu", 32)
-        tokens = {"seq": 384 if batch == 3 else 128} if str(row["model_slug"]).startswith("bert") else {}
-        run = Run(gpus=1, batch=batch, dtype=_dtype(row), software="pytorch-eager", model=tokens)
-        return predict(load_model(str(row["model_slug"])), self.system(row), run).step_time
+        if name.startswith("bert"):
+            sizes = {"seq": 384 if batch == 3 else 128}
+        run = Run(gpus=1, batch=batch, dtype=_dtype(row), software="pytorch-eager", model=sizes)
+        return predict(load_model(name), self.system(row), run).step_time
 
 
 def _family(row: Row) -> tuple[str, ...]:
