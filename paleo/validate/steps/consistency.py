@@ -46,8 +46,11 @@ HOST_MEMORY_RING = 4.4e9
 #: Share of a backward pass beside which collectives make headway: all of it on the wire, 0.4 where cards copy through
 #: host memory and so take turns with the pass (fitted to the rows of one node).
 BACKWARD, BESIDE_COPIES = 2.0 / 3.0, 0.4
-#: Bytes of a bucket where gradients are merged (Horovod, PyTorch), and what a shaped link reaches of its rate.
-BUCKET_BYTES, SHAPED_SHARE = 25.0 * 2**20, 0.95
+#: Bytes of a bucket where gradients are merged (Horovod, PyTorch).
+BUCKET_BYTES = 25.0 * 2**20
+#: Payload of a ring over a link that tc shapes: 1,448 bytes of a frame of 1,514 (its headers count), and beside each the
+#: half acknowledgement of 66 bytes that what comes in is owed. What iperf measured is payload.
+SHAPED_SHARE = 1448.0 / (1514.0 + 66.0 / 2.0)
 #: Messages one after another in a step with a distant server, and seconds there and back between regions of a cloud in
 #: North America (from the east).
 ROUND_TRIPS, REGION_SECONDS = 4.5, {"east": 0.0, "central": 0.033, "west": 0.066}
@@ -179,6 +182,9 @@ def _node_rate(row: Row) -> float:
     stated = _number(row, "link_bytes_per_s")
     if _transport(row) == "rdma":
         return RDMA_SHARE * stated
+    described = str(row.get("system_text", ""))
+    if "iperf" in described:
+        return stated * (SHAPED_SHARE if "shaped" in described else 1.0)
     return min(TCP_SHARE * stated, TCP_LIMIT)
 
 
