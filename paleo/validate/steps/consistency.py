@@ -48,8 +48,8 @@ HOST_MEMORY_RING = 4.4e9
 BACKWARD, BESIDE_COPIES = 2.0 / 3.0, 0.4
 #: Bytes of a bucket where gradients are merged (Horovod, PyTorch).
 BUCKET_BYTES = 25.0 * 2**20
-#: Payload of a ring over a link that tc shapes: 1,448 bytes of a frame of 1,514 (its headers count), and beside each the
-#: half acknowledgement of 66 bytes that what comes in is owed. What iperf measured is payload.
+#: Payload of a ring over a link that tc shapes: 1,448 bytes of a frame of 1,514 (its headers count), and beside each
+#: the half acknowledgement of 66 bytes that what comes in is owed. What iperf measured is payload.
 SHAPED_SHARE = 1448.0 / (1514.0 + 66.0 / 2.0)
 #: Messages one after another in a step with a distant server, and seconds there and back between regions of a cloud in
 #: North America (from the east).
