@@ -317,7 +317,8 @@ _DECODER_CHANGES = {
     "Nemotron": {"num_key_value_heads": 8, "head_dim": 128},
     "DeepseekV2": {"num_experts_per_tok": 6},
     "HunYuanDenseV1": {"head_dim": 128},
-    "Dots1": {"n_routed_experts": 8, "num_experts_per_tok": 2},
+    "Dots1": {"n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 1, "first_k_dense_replace": 1},
+    "Zamba2": {"layers_block_type": ["linear_attention", "linear_attention", "hybrid", "linear_attention"]},
 }
 _CLASSES = {"Codegen": "CodeGenForCausalLM", "Seed": "SeedOssForCausalLM", "Bitnet": "BitNetForCausalLM",
             "Diffllama": "DiffLlamaForCausalLM"}  # fmt: skip

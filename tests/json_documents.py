@@ -82,6 +82,7 @@ CALLS: dict[str, list[list[str]]] = {
         ["audit", "{tmp}/train.log", "--model", "lenet", *NODE, "--global-batch", "64"],
         ["audit", "{tmp}/titan.log", "--model", "gpt2", "--system", "dgx-h100", "--gpus", "8"],
         ["audit", "{tmp}/nccl.log", "--system", "dgx-a100-80gb"],
+        ["audit", "{tmp}/nccl_small.log", "--system", "dgx-a100-80gb"],
     ],
 }
 #: Mappings whose keys are names, not fields.
@@ -106,6 +107,7 @@ def printed(call: list[str], folder: Path) -> Any:
     (folder / "train.log").write_text("\n".join(LOG.format(n=number) for number in range(1, 13)) + "\n")
     (folder / "titan.log").write_text("\n".join(TITAN.format(n=number) for number in range(1, 13)) + "\n")
     (folder / "nccl.log").write_text(NCCL)
+    (folder / "nccl_small.log").write_text(NCCL.replace("16777216", "  131072").replace("268435456", "    65536"))
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
         code = run([word.replace("{tmp}", str(folder)) for word in (*call, "--json")])

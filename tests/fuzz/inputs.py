@@ -93,6 +93,16 @@ step: 11  loss: 8.01  memory: 40.1GiB(50.5%)  tps: 5,123  tflops: 210.1  mfu: 38
 """
 
 
+NCCL = (
+    "# Collective test starting: all_reduce_perf\n#  Rank  7 Group  0 Pid 1 on node device  0 [0x07] A100\n"
+    + "\n".join(
+        f"{2**power:12d} {2**power // 4:12d}   float   sum   -1  {5 + 2**power / 1e5:8.2f}  100.00  100.00      0"
+        f"  {5 + 2**power / 1e5:8.2f}  100.00  100.00      0"
+        for power in range(10, 31, 2)
+    )
+)
+
+
 def kind(name: str) -> Callable[[Kind], Kind]:
     """Register a kind of input."""
 
@@ -316,13 +326,17 @@ def hf(rng: random.Random, folder: Path) -> Call:
 
 @kind("log")
 def log(rng: random.Random, folder: Path) -> Call:
-    file = folder / "train.log"
-    text = "\n".join(rng.choices(LOG.splitlines(), k=20))
-    for _ in range(3):
+    file, timed = folder / "train.log", rng.random() < 0.4
+    text = NCCL if timed else "\n".join(rng.choices(LOG.splitlines(), k=20))
+    for _ in range(rng.choice((0, 1, 3, 10))):
         text = text_mutated(text, rng)
     file.write_bytes(
         bytes_mutated(text.encode("utf-8", "surrogatepass"), rng)
         if rng.random() < 0.2
         else text.encode("utf-8", "surrogatepass")
     )
-    return ["audit", str(file), "--model", "lenet", "--system", "dgx-a100-80gb", "--json"]
+    trained = ["--model", "lenet", *rng.choice(([], ["--gpus", "8"], ["--gpus", "8", "--strategy", "zero=1"]))]
+    timing = rng.choice(([], ["--gpus", "16"], ["--operation", rng.choice(("all_gather", str(rng.choice(HOSTILE))))]))
+    words = timing if timed else trained
+    call = ["audit", str(file), "--system", "dgx-a100-80gb", *rng.choice(([], ["--json"])), *words]
+    return [word.replace("\0", "") for word in call]
