@@ -298,6 +298,11 @@ class Overlap(Spec):
         description="whether tokens travel to experts and back while the device computes on another microbatch "
         "(Megatron-Core's combined forward and backward passes)",
     )
+    sharded: Flag = Field(
+        True,
+        description="whether parameters are gathered, and gradients scattered, for ZeRO-3 while the device computes; "
+        "else it waits for them",
+    )
     contention: Factor = Field(
         0.0,
         description="seconds that computation loses for each second that a collective runs beside it: "

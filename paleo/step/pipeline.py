@@ -154,7 +154,7 @@ def sharded_chunks(batch: Batch) -> ShardedChunks:
 
 def _sharded_chunks(batch: Batch) -> ShardedChunks:
     """Kinds of stages alone, and pieces that are alike once."""
-    assignment, contention = batch.assignment, batch.backend.software.overlap.contention
+    assignment, overlap = batch.assignment, batch.backend.software.overlap
     owed = _sharded_collectives(batch)
     gathered = np.asarray((owed.parts @ batch.layouts.parameters(trained=False)).any(axis=2))
     goes_back = np.array([section.goes_back for section in batch.layouts.programs[0].sections])
@@ -166,7 +166,7 @@ def _sharded_chunks(batch: Batch) -> ShardedChunks:
         gathers = owed.gather[row], owed.regather[row], owed.gradients[row]
         alike: object = owed.parts[row].tobytes() if assignment.copies == 1 else row
         if alike not in figures:
-            times = contended(batch.times, gathers[0], gathers[2], contention, gathers[1])
+            times = contended(batch.times, gathers[0], gathers[2], overlap, gathers[1])
             travelling = (seconds if seconds.any() else None for seconds in gathers)
             figures[alike] = ShardedFigures(times.forwards, times.backwards, times.weights, *travelling)
         for chunk, number in enumerate(places[stage]):

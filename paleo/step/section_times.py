@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from paleo.parallel.mesh import Mesh
     from paleo.pricing.communication import Fabric
     from paleo.pricing.kernels import KernelTimes
+    from paleo.specs.software import Overlap
 
 Array = npt.NDArray[np.float64]
 
@@ -357,33 +358,25 @@ def layer_times(costs: SectionCosts, policies: Policies) -> LayerTimes:
 
 
 def contended(
-    times: LayerTimes, gathers: Array, gradients: Array, contention: float, regathers: Array | None = None
+    times: LayerTimes, gathers: Array, gradients: Array, overlap: Overlap, regathers: Array | None = None
 ) -> LayerTimes:
-    """Iterations slowed by the collectives that overlap with them: ``contention`` seconds for each second of gathers
-    (both directions; ``regathers`` backward, where they differ) and of gradient exchange (backward)."""
-    if contention == 0.0 or not (gathers.any() or gradients.any() or (regathers is not None and regathers.any())):
+    """Iterations slowed by the collectives beside them, gathers (both directions; ``regathers`` backward, where they
+    differ) and gradient exchange (backward): by ``overlap.contention`` seconds for each second in which both go on, no
+    more than they would take one after the other; by all of their seconds where computation waits for them."""
+    if overlap.sharded and overlap.contention == 0.0:
         return times
     again = gathers if regathers is None else regathers
     backward = times.backward + times.weights
     return replace(
         times,
-        forward=times.forward + _lost(times.forward, gathers, contention),
-        backward=times.backward + _lost(backward, again + gradients, contention),
+        forward=times.forward + _lost(times.forward, gathers, overlap),
+        backward=times.backward + _lost(backward, again + gradients, overlap),
     )
 
 
-def _lost(computing: Array, travelling: Array, contention: float) -> Array:
-    """Seconds that an iteration loses to collectives beside it: while they run it advances at a rate of 1 −
-    ``contention``, not at all from 1 on. Above 1, whatever overlaps takes so much longer than one after the other.
-
-    >>> _lost(np.array(2.0), np.array([1.0, 3.0, 9.0]), 0.5).tolist()
-    [0.5, 1.5, 2.0]
-    >>> _lost(np.array(2.0), np.array([1.0, 9.0]), 1.0).tolist()
-    [1.0, 9.0]
-    """
-    share = min(contention, 1.0)
-    beside = np.minimum(travelling, computing / (1.0 - share)) if share < 1.0 else travelling
-    return np.asarray(share * beside + (contention - share) * np.minimum(computing, travelling))
+def _lost(computing: Array, travelling: Array, overlap: Overlap) -> Array:
+    """Seconds that iterations lose to collectives that run beside them, or for which they wait."""
+    return overlap.contention * np.minimum(computing, travelling) if overlap.sharded else travelling
 
 
 def over(layers: Array, figures: Array) -> Array:

@@ -238,14 +238,14 @@ def _gathered(order: Order, gather: Array | None, again: Array | None) -> Array 
 
 def contended_times(batch: Batch, cases: Index) -> Contended:
     """Times of layers of some cases beside the collectives that overlap with them."""
-    times, contention = batch.times.of(cases), batch.backend.software.overlap.contention
-    if not contention or not (batch.overlapped or batch.scattered):
+    times, overlap = batch.times.of(cases), batch.backend.software.overlap
+    if (overlap.sharded and not overlap.contention) or not (batch.overlapped or batch.scattered):
         return Contended(times, times)
     layout = batch.cases.layout[cases]
     gathers = section_gathers(batch.layouts)[:, layout] if batch.sharded else np.zeros((1, 1))
     again = section_gathers(batch.layouts, "again")[:, layout] if batch.sharded else gathers
     sums = section_exchanges(batch.layouts, batch.zero)[:, layout] if batch.overlapped else np.zeros((1, 1))
-    slower = contended(times, gathers, sums, contention, again)
+    slower = contended(times, gathers, sums, overlap, again)
     return Contended(slower, slower if batch.scattered else times)
 
 
