@@ -604,9 +604,17 @@ FAST = [name for name in NETWORKS if name.startswith("own/")] + [
     f"transformers/{name}" for name in ("Llama", "GPT2", "Bert", "T5", "ResNet", "Mixtral", "Mamba", "whisper")
 ]
 #: Of those that CI runs, the networks whose kept activations are further off than the bar; one that no longer is has to
-#: leave this list.
+#: leave this list. Mostly tensors computed from weights alone, which are kept whatever the batch, and the insides of cells.
 KEPT_MISSES = frozenset(
-    {"own/bags", "own/multi-head", "own/lstm-projected", "own/lstm-cell", "own/capacity", "own/kernels"}
+    {
+        "own/bags",
+        "own/multi-head",
+        "own/lstm-projected",
+        "own/lstm-cell",
+        "own/capacity",
+        "own/kernels",
+        "own/receptance",
+    }
 )
 #: Networks whose kept activations are compared.
 KEPT = [

@@ -72,6 +72,7 @@ def _trace_of(module: Any, tape: Tape, outputs: list[Value], sizes: Sizes) -> Tr
     )
     trace.checkpointed = tuple(tape.checkpointed) or _would_checkpoint(module)
     trace.without_dead_calls()
+    trace.without_lost_gradients()
     return trace
 
 

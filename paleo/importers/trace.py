@@ -113,6 +113,17 @@ class Trace:
                 kept.append(call)
         self.calls = kept[::-1]
 
+    def without_lost_gradients(self) -> None:
+        """Calls from which only whole numbers lead on to the outputs (a rounded code, an index) train nothing."""
+        reached = {value for value in self.outputs if not value.index}
+        if not reached:
+            return
+        for call in reversed(self.calls):
+            if reached.isdisjoint(call.outputs):
+                call.trains = False
+            elif not call.stops:
+                reached.update(value for value in call.inputs if value is not None and not value.index)
+
 
 def record(
     kind: str, label: str, inputs: Iterable[Value | None], shapes: Sequence[tuple[Shape, bool]], **more: Any

@@ -623,6 +623,29 @@ def test_what_autograd_keeps_is_kept(module: Any, shape: str, numbers: list[int]
     assert sorted(behind) == sorted(4.0 * number for number in numbers)
 
 
+class Coded(nn.Module):
+    """A code of whole numbers between an encoder and a decoder, through which no gradient goes back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.decoder = nn.Linear(64, 32), nn.Sequential(nn.Linear(32, 64), nn.Linear(64, 64))
+
+    def forward(self, x: Any) -> Any:
+        return self.decoder(self.encoder(x).mul(255).round().byte() / 255.0)
+
+
+def test_nothing_trains_before_whole_numbers() -> None:
+    """The encoder runs forward alone; the first layer of the decoder has a gradient of its weights, the second both."""
+    graph = build(read(Coded(), "8x64", loss="none"), batch=8)
+    operations = [operation for node in graph.nodes if node.type == "linear" for operation in node.operations]
+    forward, backward = (
+        sum(kernel.flops for operation in operations for kernel in getattr(operation, phase)(FP32))
+        for phase in ("forward", "backward")
+    )
+    encoder, first, second = 2 * 8 * 64 * 32, 2 * 8 * 32 * 64, 2 * 8 * 64 * 64
+    assert (forward, backward) == (encoder + first + second, first + 2 * second)
+
+
 class Halves(nn.Module):
     """Half of what a layer gives goes through another one, as it is or as a copy."""
 
