@@ -300,8 +300,8 @@ class Planned(StudyResult):
     def document(self) -> Document:
         from paleo.report import buying
 
-        shown = {"model": self.reply.model.name, "objective": self.reply.wish.objective}
-        return {**shown, **buying.document(self.reply)}
+        heading = {"model": self.reply.model.name, "objective": self.reply.wish.objective}
+        return {**heading, **buying.document(self.reply)}
 
     def table(self) -> RenderableType:
         from paleo.report import buying

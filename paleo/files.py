@@ -111,7 +111,7 @@ def read_bytes(path: str | Path, *, most: int, expected: str) -> bytes:
 
     A pipe or a device, which may never end, is refused; so is a packed file (gzip) that unpacks to more.
     """
-    shown = str(path)[:200]
+    short_path = str(path)[:200]
     try:
         require_regular(path, expected)
         with Path(path).open("rb") as file:
@@ -122,25 +122,25 @@ def read_bytes(path: str | Path, *, most: int, expected: str) -> bytes:
         raise
     except (OSError, EOFError, ValueError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
-        raise SpecError(f"{shown!r}: cannot be read ({str(reason)[:200]})") from None
+        raise SpecError(f"{short_path!r}: cannot be read ({str(reason)[:200]})") from None
     if len(content) > most:
-        raise SpecError(f"{shown}: holds more than {most} bytes; expected {expected}")
+        raise SpecError(f"{short_path}: holds more than {most} bytes; expected {expected}")
     return content
 
 
 def require_regular(path: str | Path, expected: str) -> None:
     """SpecError for what is not there, and for a folder, a pipe or a device, which may never end."""
-    shown = str(path)[:200]
+    short_path = str(path)[:200]
     try:
         mode = os.stat(path).st_mode  # noqa: PTH116 (a Path would drop a trailing slash)
     except FileNotFoundError:
-        raise SpecError(f"{shown}: no such file; expected {expected}") from None
+        raise SpecError(f"{short_path}: no such file; expected {expected}") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise SpecError(f"{shown!r}: cannot be read ({reason})") from None
+        raise SpecError(f"{short_path!r}: cannot be read ({reason})") from None
     if not stat.S_ISREG(mode):
         kind = "a folder" if stat.S_ISDIR(mode) else "a device or a pipe"
-        raise SpecError(f"{shown}: is {kind}; expected {expected}")
+        raise SpecError(f"{short_path}: is {kind}; expected {expected}")
 
 
 def append_row(path: Path, names: Iterable[str], row: Mapping[str, Any]) -> None:

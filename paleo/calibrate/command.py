@@ -317,12 +317,12 @@ def measure(
     measured = bench(device, name, date)
     peaks = find_device(measured.name).peak
     chosen = tuple(dtypes) or tuple(dtype for dtype in ("fp32", "tf32", "fp16", "bf16") if dtype in peaks)
-    wanted = points(tuple(suites) or USUAL, chosen, largest)
+    chosen_points = points(tuple(suites) or USUAL, chosen, largest)
     tables = Tables(folder, measured.name, measured.library)
-    written, failed = _measured_with_progress(measured, wanted, tables, budget)
+    written, failed = _measured_with_progress(measured, chosen_points, tables, budget)
     for line in failed:
         sys.stderr.write(f"not measured: {line}\n")
-    missing = sum(not tables.done(point) for point in wanted) - len(failed)
+    missing = sum(not tables.done(point) for point in chosen_points) - len(failed)
     sys.stderr.write(f"{written} rows measured, {missing} left for another run; tables in {folder}\n")
     return _fit_measured(tables, output or str(folder / f"{measured.name}.yaml"), measured.name, date)
 
@@ -364,15 +364,15 @@ def _fit_measured(tables: Tables, output: str, name: str, date: str) -> int:
 
 
 def _measured_with_progress(
-    measured: Bench, wanted: Sequence[Point], tables: Tables, budget: float
+    measured: Bench, chosen_points: Sequence[Point], tables: Tables, budget: float
 ) -> tuple[int, list[str]]:
     from rich.console import Console
     from rich.progress import Progress
 
     with Progress(console=Console(stderr=True)) as bar:
-        task = bar.add_task("measuring", total=len(wanted))
+        task = bar.add_task("measuring", total=len(chosen_points))
 
         def report(point: Point) -> None:
             bar.update(task, advance=1, description=point.table)
 
-        return measure_all(measured, wanted, tables, budget, report)
+        return measure_all(measured, chosen_points, tables, budget, report)

@@ -32,10 +32,10 @@ def is_convergence(columns: Iterable[str]) -> bool:
 def points_of(task: TrainingTask, table: pd.DataFrame) -> pd.DataFrame:
     """The reference points of a task: of its benchmarks and rounds, the latest of each batch. Rounds from before there
     were reference points have those of the first round with any."""
-    mine = table[table["benchmark"].isin(task.benchmarks)]
-    chosen = mine[mine["round"].isin(task.rounds)] if task.rounds else mine[~_taken(mine)]
-    if task.rounds and chosen.empty and not mine.empty:
-        chosen = mine[mine["round"] == mine["round"].min()]
+    task_points = table[table["benchmark"].isin(task.benchmarks)]
+    chosen = task_points[task_points["round"].isin(task.rounds)] if task.rounds else task_points[~_taken(task_points)]
+    if task.rounds and chosen.empty and not task_points.empty:
+        chosen = task_points[task_points["round"] == task_points["round"].min()]
     return chosen.sort_values(["round", "samples_mean"]).drop_duplicates("global_batch_size", keep="last")
 
 

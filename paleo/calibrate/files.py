@@ -188,8 +188,8 @@ def _library(frame: pd.DataFrame) -> str | None:
 
 
 def _uncertainty(sigma: Mapping[str, float], stack: str) -> dict[str, float]:
-    mine = {name: value for name, value in sigma.items() if "[" not in name or name.endswith(f"[{stack}]")}
-    return {name.partition("[")[0]: rounded(value, ERROR_DIGITS) for name, value in mine.items()}
+    stack_sigma = {name: value for name, value in sigma.items() if "[" not in name or name.endswith(f"[{stack}]")}
+    return {name.partition("[")[0]: rounded(value, ERROR_DIGITS) for name, value in stack_sigma.items()}
 
 
 def rounded_residual(errors: ResidualErrors) -> dict[str, float]:
@@ -228,8 +228,8 @@ def calibrations(fits: Sequence[Fit], folder: Path | None = None) -> dict[str, C
         kept = _existing(folder / f"{subject}.yaml") if folder else {}
         for key in kept.keys() & new.keys():
             new[key] = new[key].model_copy(update={"notes": new[key].notes or kept[key].notes})
-        every = sorted((kept | new).items())
-        out[subject] = Calibration(name=subject, subject=subject, entries=tuple(entry for _, entry in every))
+        entries = sorted((kept | new).items())
+        out[subject] = Calibration(name=subject, subject=subject, entries=tuple(entry for _, entry in entries))
     return out
 
 

@@ -305,7 +305,7 @@ def fit(
             for stack in parameters
         },
         interval=_interval(kind, between, parameters),
-        interval_by_stack={stack: _interval(kind, some, parameters) for stack, some in stacks.items()},
+        interval_by_stack={stack: _interval(kind, groups, parameters) for stack, groups in stacks.items()},
         rows_fitted=sum(len(group.measured) for group in train),
         rows_held_out=len(measured) if hold_out else 0,
     )

@@ -212,12 +212,12 @@ def link_jobs(files: Sequence[str | Path], only: Sequence[str], free: Sequence[s
     for name in free:
         if name not in NUMBERS:
             raise SpecError(f"--free {name}: no such number of a system's links; {near(name, NUMBERS)}")
-    wanted = [] if EVERY in only else [load_system(name).name for name in only]
+    names = [] if EVERY in only else [load_system(name).name for name in only]
     by_system: dict[str, list[_Found]] = {}
     for file in files:
-        for name, rows in _by_system(Path(file), wanted).items():
+        for name, rows in _by_system(Path(file), names).items():
             by_system.setdefault(name, []).append(rows)
-    for name in wanted:
+    for name in names:
         if name not in by_system:
             raise SpecError(f"{files[0]}: no row of several devices of {name!r}; {near(name, by_system)}")
     return [_job(rows, tuple(free) or tuple(NUMBERS)) for _, rows in sorted(by_system.items())]
@@ -241,14 +241,14 @@ def _by_system(file: Path, only: Sequence[str]) -> dict[str, _Found]:
     known = {system.name: system for system in systems if system is not None and (not only or system.name in only)}
     out = {}
     for name, system in sorted(known.items()):
-        mine = frame[[system is not None and system.name == name for system in systems]]
-        seconds = table.predict(mine).seconds
-        fine = mine[np.isfinite(seconds)]
+        system_rows = frame[[system is not None and system.name == name for system in systems]]
+        seconds = table.predict(system_rows).seconds
+        fine = system_rows[np.isfinite(seconds)]
         figures = LinkFigures(table, system, {family: link_parameters(system, family) for family in LINK_FAMILIES})
         if len(fine):
             named = fine.assign(configuration=configurations(fine), table=file.name)
             rows = Rows(named, figures, STACK, table.measured(fine))
-            out[name] = _Found(rows, seconds[np.isfinite(seconds)], len(mine) - len(fine))
+            out[name] = _Found(rows, seconds[np.isfinite(seconds)], len(system_rows) - len(fine))
     return out
 
 
@@ -297,11 +297,11 @@ def _dependent(group: _Found, start: LinkParameters, name: str) -> Flags:
 
 def fit_links(job: LinkJob, date: str, free: Sequence[str] = ()) -> LinksFitted:
     """The fit of one system: what its rows leave open stays, which is an error where ``free`` names it."""
-    apart, name = job.held_out, job.system.name
-    if apart.all() or not apart.any():
+    held_out, name = job.held_out, job.system.name
+    if held_out.all() or not held_out.any():
         raise SpecError(f"{name}: its {job.steps} steps are of too few configurations to fit some and test others")
     still = f"no fitted step gets {MOVED:.1%} longer when it is {WORSE:g} times worse"
-    left = {name: still for name, spoken in job.spoken.items() if not (spoken & ~apart).any()}
+    left = {name: still for name, spoken in job.spoken.items() if not (spoken & ~held_out).any()}
     parameters, sigma = job.start, dict[str, float]()
     if not (free and left):
         parameters, sigma = _settled(job, [name for name in job.spoken if name not in left], left)
@@ -363,9 +363,9 @@ def _loosest(parameters: LinkParameters, sigma: Mapping[str, float]) -> str | No
 
 def _bound(parameters: LinkParameters, name: str) -> float | None:
     """The end of a number's range that a search has run into."""
-    (of,) = [field for field in dataclasses.fields(LinkParameters) if field.name == name]
+    (parameter,) = [field for field in dataclasses.fields(LinkParameters) if field.name == name]
     value = getattr(parameters, name)
-    ends = [of.metadata[end] for end in ("low", "high")]
+    ends = [parameter.metadata[end] for end in ("low", "high")]
     return next((float(end) for end in ends if abs(math.log(value / end)) < AT_BOUND), None)
 
 
@@ -394,22 +394,23 @@ def _fitted(
 
     updated = []
     for entry in entries(job.before, parameters, moving):
-        mine = [name for name in moving if NUMBERS[name].family == entry.family]
-        before, after = tested(mine)
-        fitted = int((~job.held_out & np.any([job.spoken[name] for name in mine], axis=0)).sum())
+        numbers = [name for name in moving if NUMBERS[name].family == entry.family]
+        before, after = tested(numbers)
+        fitted = int((~job.held_out & np.any([job.spoken[name] for name in numbers], axis=0)).sum())
         update = {
             "parameters": {name: rounded(value) for name, value in entry.parameters.items()},
             "source": job.source, "date": date, "rows_fitted": min(fitted, TRAINING_ROWS), "rows_held_out": after.rows,
-            "uncertainty": {NUMBERS[name].leads: rounded(sigma[name], 2) for name in mine},
-            "residual": rounded_residual(after) if after.rows else None, "notes": _notes(job, parameters, mine, before),
+            "uncertainty": {NUMBERS[name].leads: rounded(sigma[name], 2) for name in numbers},
+            "residual": rounded_residual(after) if after.rows else None,
+            "notes": _notes(job, parameters, numbers, before),
         }  # fmt: skip
         updated.append(Entry(**{**entry.model_dump(), **update}))
     return LinksFitted(job, parameters, sigma, left, *tested(moving), tuple(updated))
 
 
-def _notes(job: LinkJob, parameters: LinkParameters, mine: Sequence[str], before: ResidualErrors) -> str:
+def _notes(job: LinkJob, parameters: LinkParameters, numbers: Sequence[str], before: ResidualErrors) -> str:
     moved = []
-    for name in mine:
+    for name in numbers:
         number = NUMBERS[name]
         values = " -> ".join(_shown(name, getattr(at, name)) for at in (job.start, parameters))
         moved.append(f"{number.leads} {values}, in proportion {', '.join(number.follow)}")
@@ -436,8 +437,8 @@ def entries(before: Mapping[str, Found[Any]], parameters: LinkParameters, moving
 
 def _within(measured: Found[Any], name: str, value: float) -> float:
     """A parameter kept in the range that its family allows."""
-    (of,) = [field for field in dataclasses.fields(measured.parameters) if field.name == name]
-    return float(min(max(value, of.metadata["low"]), of.metadata["high"]))
+    (parameter,) = [field for field in dataclasses.fields(measured.parameters) if field.name == name]
+    return float(min(max(value, parameter.metadata["low"]), parameter.metadata["high"]))
 
 
 def calibration(system: System, fitted: Iterator[Entry] | Sequence[Entry]) -> Calibration:

@@ -246,8 +246,20 @@ def _conv(bench: Bench, row: Mapping[str, Any]) -> list[Call]:
         return [_bound(torch.nn.functional.conv2d, x, weight, **how)]
     gradient = torch.randn_like(out)
     of_data = row["direction"] == "bwd_data"
-    none, both, wanted = [0], [1, 1], [of_data, not of_data, False]
-    arguments = (gradient, x, weight, None, [*how["stride"]], [*how["padding"]], both, False, none * 2, 1, wanted)
+    no_bias, dilation, output_mask = [0], [1, 1], [of_data, not of_data, False]
+    arguments = (
+        gradient,
+        x,
+        weight,
+        None,
+        [*how["stride"]],
+        [*how["padding"]],
+        dilation,
+        False,
+        no_bias * 2,
+        1,
+        output_mask,
+    )
     return [_bound(torch.ops.aten.convolution_backward, *arguments)]
 
 
@@ -401,20 +413,32 @@ class Tables:
                 yield self._key(row)
 
     def _key(self, row: Mapping[str, Any]) -> str:
-        told = {"source", "device", "library", "time_us", "timing", "device_reported", "driver", "date", "clock_mhz"}
-        return "|".join(f"{name}={row[name]}" for name in sorted(row) if name not in told and row[name] is not None)
+        result_columns = {
+            "source",
+            "device",
+            "library",
+            "time_us",
+            "timing",
+            "device_reported",
+            "driver",
+            "date",
+            "clock_mhz",
+        }
+        return "|".join(
+            f"{name}={row[name]}" for name in sorted(row) if name not in result_columns and row[name] is not None
+        )
 
 
 def measure_all(
     measured: Bench,
-    wanted: Sequence[Point],
+    points: Sequence[Point],
     tables: Tables,
     budget: float,
     report: Callable[[Point], object] = lambda point: None,
 ) -> tuple[int, list[str]]:
     """Measure points until they or the ``budget`` [s] are at an end: rows written, and what failed and why."""
     start, written, failed = time.perf_counter(), 0, list[str]()
-    for point in wanted:
+    for point in points:
         report(point)
         if tables.done(point):
             continue
@@ -434,11 +458,11 @@ def measure_all(
 
 
 def measure_collectives(
-    torch: Any, device_type: str, system: str, date: str, wanted: Callable[[int, int], list[Point]]
+    torch: Any, device_type: str, system: str, date: str, points_of: Callable[[int, int], list[Point]]
 ) -> Iterator[tuple[Point, dict[str, Any]]]:
     """Collectives among the processes that ``torchrun`` started; the first rank yields rows, the others nothing.
 
-    ``wanted`` makes the points of a job of so many ranks, so many of them in a node.
+    ``points_of`` gives the points of a job of so many ranks, so many of them in a node.
     """
     distributed, on_cuda = torch.distributed, device_type == "cuda"
     distributed.init_process_group("nccl" if on_cuda else "gloo")
@@ -449,7 +473,7 @@ def measure_collectives(
     library = f"NCCL {'.'.join(map(str, torch.cuda.nccl.version()))}" if on_cuda else "gloo"
     device = torch.device("cuda", local) if on_cuda else torch.device("cpu")
     teams: dict[int, Any] = {}
-    for point in wanted(ranks, int(os.environ.get("LOCAL_WORLD_SIZE", str(ranks)))):
+    for point in points_of(ranks, int(os.environ.get("LOCAL_WORLD_SIZE", str(ranks)))):
         size = int(point.row["ranks"])
         if size not in teams:
             teams[size] = distributed.new_group(list(range(size)))

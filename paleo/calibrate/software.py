@@ -203,15 +203,15 @@ def _inside(start: SoftwareParameters, moving: Sequence[str]) -> SoftwareParamet
 
 
 def _profile(job: SoftwareJob, result: FitResult[SoftwareParameters], moving: Sequence[str], date: str) -> Software:
-    some = next(iter(result.parameters.values()))
+    shared = next(iter(result.parameters.values()))
     update: dict[str, Any] = {}
     if "host_forward" in moving:
         update |= {
-            "host.forward": rounded(some.host_forward, ERROR_DIGITS),
-            "host.backward": rounded(some.host_forward * some.ratio, ERROR_DIGITS),
+            "host.forward": rounded(shared.host_forward, ERROR_DIGITS),
+            "host.backward": rounded(shared.host_forward * shared.ratio, ERROR_DIGITS),
         }
     if "contention" in moving:
-        update["overlap.contention"] = rounded(some.contention, ERROR_DIGITS)
+        update["overlap.contention"] = rounded(shared.contention, ERROR_DIGITS)
     if "attention_slowdown" in moving:
         slow = {
             stack: rounded(parameters.attention_slowdown, ERROR_DIGITS)

@@ -116,8 +116,8 @@ def implied_step(cells: dict[str, Any], global_batch: float) -> float:
 def _weights(rows: list[Row], rounds: list[str], towards: str) -> Array:
     """Weights of rows for a fit towards a round: later ones count most, unsure configurations half."""
     place = rounds.index(towards)
-    apart = np.array([abs(rounds.index(row.round_name) - place) for row in rows], dtype=np.float64)
-    return np.asarray(FADES**apart * np.where([row.exact for row in rows], 1.0, UNSURE))
+    distance = np.array([abs(rounds.index(row.round_name) - place) for row in rows], dtype=np.float64)
+    return np.asarray(FADES**distance * np.where([row.exact for row in rows], 1.0, UNSURE))
 
 
 def fit_code(rows: list[Row], rounds: list[str], towards: str) -> Code:
@@ -167,9 +167,9 @@ def _robust(design: Array, target: Array, weights: Array, pulls: Array) -> Array
     for _ in range(8):
         normal = design.T @ (design * used[:, None]) + np.diag(np.maximum(pulls, 1e-12))
         beta = np.linalg.solve(normal, design.T @ (used * target))
-        rest = np.abs(target - design @ beta)
-        spread = max(1.48 * float(np.median(rest)), LEAST_SPREAD)
-        used = weights / np.maximum(1.0, rest / (2.0 * spread))
+        residuals = np.abs(target - design @ beta)
+        spread = max(1.48 * float(np.median(residuals)), LEAST_SPREAD)
+        used = weights / np.maximum(1.0, residuals / (2.0 * spread))
     return np.asarray(beta)
 
 
@@ -280,13 +280,13 @@ def left_out(rows: list[Row], rounds: list[str]) -> Iterator[tuple[Row, TargetTi
     """Each row as predicted by its task fitted to all other rounds; rows of tasks with a single round are predicted by
     the task without any fit."""
     for name in sorted({row.task for row in rows}):
-        mine = [row for row in rows if row.task == name]
-        for towards in sorted({row.round_name for row in mine}):
-            others = [row for row in mine if row.round_name != towards]
+        task_rows = [row for row in rows if row.task == name]
+        for towards in sorted({row.round_name for row in task_rows}):
+            other_rounds = [row for row in task_rows if row.round_name != towards]
             task = _plain(load_task(name))
-            task = fitted_task(task, others, rounds, towards) if len(others) >= LEAST_ROWS else task
-            task = _with_residual(task, others, rounds)
-            for row in mine:
+            task = fitted_task(task, other_rounds, rounds, towards) if len(other_rounds) >= LEAST_ROWS else task
+            task = _with_residual(task, other_rounds, rounds)
+            for row in task_rows:
                 if row.round_name == towards:
                     yield row, _timed(row, task)
 
@@ -312,8 +312,8 @@ def step_residual(rows: list[Row], rounds: list[str]) -> float:
         return 0.0
     logs = []
     for towards in sorted({row.round_name for row in known}):
-        others = [row for row in known if row.round_name != towards] or known
-        code = fit_code(others, rounds, towards)
+        other_rounds = [row for row in known if row.round_name != towards] or known
+        code = fit_code(other_rounds, rounds, towards)
         task = known[0].point.task.model_copy(update={"code": code})
         logs += [np.log(row.step / _timed(row, task).step_time) for row in known if row.round_name == towards]
     spread = 1.48 * float(np.median(np.abs(logs)))
@@ -368,14 +368,14 @@ def write_submissions(table: pd.DataFrame, folder: Path, date: str) -> list[Path
     rows, rounds = rows_of(table), sorted(set(table["round"].astype(str)))
     written = []
     for name in entries("tasks"):
-        mine = [row for row in rows if row.task == name]
-        if len(mine) < LEAST_ROWS:
+        task_rows = [row for row in rows if row.task == name]
+        if len(task_rows) < LEAST_ROWS:
             continue
-        seen = sorted({row.round_name for row in mine})
-        task = fitted_task(load_task(name), mine, rounds, seen[-1])
+        seen = sorted({row.round_name for row in task_rows})
+        task = fitted_task(load_task(name), task_rows, rounds, seen[-1])
         code = task.code.model_copy(
             update={
-                "residual": step_residual(mine, rounds),
+                "residual": step_residual(task_rows, rounds),
                 "source": f"{task.code.rows} submissions of rounds {seen[0]} to {seen[-1]}, fitted "
                 f"{date}; residual: each round left out in turn",
             }

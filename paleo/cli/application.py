@@ -61,8 +61,8 @@ PREDICT, DECIDE, CATALOG, MEASURE = "Predict", "Decide", "Catalog and networks",
 NO, WRONG, FAULT, INTERRUPTED, UNREAD = 1, 2, 3, 130, 141
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(requested: bool) -> None:
+    if requested:
         from paleo import __version__
 
         sys.stdout.write(f"paleo {__version__}\n")

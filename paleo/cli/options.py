@@ -164,8 +164,8 @@ class RunOptions:
 
     def _given(self) -> dict[str, Any]:
         names = [field.name for field in fields(self) if field.name not in ("set_", "seq", "run_file")]
-        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-        return given if self.jitter is None else {**given, **_noise(self.jitter)}
+        stated = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        return stated if self.jitter is None else {**stated, **_noise(self.jitter)}
 
     def _file(self) -> dict[str, Any]:
         """What --run states, checked by itself so that a message names the file."""
@@ -182,16 +182,16 @@ class RunOptions:
         """What --seq and --set state, key by key."""
         from paleo.specs.loading import parse_yaml
 
-        given = [("model.seq", self.seq)] if self.seq is not None else []
+        settings = [("model.seq", self.seq)] if self.seq is not None else []
         for text in self.set_ or []:
             key, equals, value = text.partition("=")
             if not equals or not key.strip() or not value.strip() or len(value.splitlines()) > 1:
                 raise SpecError(f"--set {text!r}: expected key=value, such as --set bucket='50 MiB' or model.seq=512")
-            given.append((key.strip(), parse_yaml(f"value: {value}", where=f"--set {text}")["value"]))
-        twice = [key for key, _ in given if [name for name, _ in given].count(key) > 1]
+            settings.append((key.strip(), parse_yaml(f"value: {value}", where=f"--set {text}")["value"]))
+        twice = [key for key, _ in settings if [name for name, _ in settings].count(key) > 1]
         if twice:
             raise SpecError(f"--set: {twice[0]} is stated twice; keep one")
-        return dict(given)
+        return dict(settings)
 
 
 def _noise(text: str) -> dict[str, float]:

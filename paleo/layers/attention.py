@@ -45,20 +45,20 @@ def attend(
     if choices.attention == "fused":
         attended = min(window or key.sizes[1], key.sizes[1])
         return (FusedAttention(f"{name}.core", query, key, value, out, causal, attended),), out
-    of: dict[str, Size] = {d: query.size(d) for d in (batch, kv_heads, group, seq)} | {keys: key.sizes[1]}
-    scores = Tensor(f"{name}.core.scores", tuple(of), tuple(of.values()))
+    score_sizes: dict[str, Size] = {d: query.size(d) for d in (batch, kv_heads, group, seq)} | {keys: key.sizes[1]}
+    scores = Tensor(f"{name}.core.scores", tuple(score_sizes), tuple(score_sizes.values()))
     plain = choices.attention == "stepwise"
     copies, (query, key, value) = _copied(f"{name}.core", query, key, value) if plain else ((), (query, key, value))
-    asked = visible_share(key.sizes[1], min(window or key.sizes[1], key.sizes[1])) if causal else 1.0
-    chain: list[Operation] = [*copies, Contraction(scores.name, query, key, scores, asked=asked)]
+    visible = visible_share(key.sizes[1], min(window or key.sizes[1], key.sizes[1])) if causal else 1.0
+    chain: list[Operation] = [*copies, Contraction(scores.name, query, key, scores, visible=visible)]
     if plain:
         passes, scores = _masked(f"{name}.core", scores)
         chain += passes
-    return (*chain, *_weighted(name, scores, value, out, dropout=dropout, asked=asked, choices=choices)), out
+    return (*chain, *_weighted(name, scores, value, out, dropout=dropout, visible=visible, choices=choices)), out
 
 
 def _weighted(
-    name: str, scores: Tensor, value: Tensor, out: Tensor, *, dropout: float, asked: float, choices: Choices
+    name: str, scores: Tensor, value: Tensor, out: Tensor, *, dropout: float, visible: float, choices: Choices
 ) -> tuple[Operation, ...]:
     """Softmax of kept scores over their last dim, dropout, and the sum of values; plain code copies that back."""
     weights = choices.output(scores.like(f"{name}.core.softmax"), "softmax")
@@ -71,7 +71,7 @@ def _weighted(
     plain = choices.attention == "stepwise"
     product = out.like(f"{name}.core.context") if plain else out
     values = value.renamed({value.dims[-1]: "value_dim"})
-    summed = Contraction(f"{name}.core.context", weights, values, product, asked=asked)
+    summed = Contraction(f"{name}.core.context", weights, values, product, visible=visible)
     back = (MemoryPass(out.name, "copy", (product,), out, flops_per_element=0.0),) if plain else ()
     return (*chain, summed, *back)
 
@@ -317,34 +317,41 @@ class RelativeAttention(Layer):
         self.check_rank(name, x, (3,))
         batch, seq, hidden = x.dims
         head_dim = self.head_dim or int(x.sizes[-1]) // self.heads
-        of: dict[str, Size] = {"kv_heads": self.heads, "head_dim": head_dim}
+        head_sizes: dict[str, Size] = {"kv_heads": self.heads, "head_dim": head_dim}
         states: dict[str, Size] = {batch: x.sizes[0], "keys": x.sizes[1] + self.memory, hidden: x.sizes[2]}
         joined = Tensor(f"{name}.joined", tuple(states), tuple(states.values()))
         join = MemoryPass(joined.name, "copy", (x,), joined, flops_per_element=0.0)
         packed, _ = project(f"{name}.qkv", joined, {"kv_heads": self.heads, "packed": 3 * head_dim})
-        query = _headed(f"{name}.query", x, of)
-        key, value = (_headed(f"{name}.{part}", joined, of) for part in ("key", "value"))
+        query = _headed(f"{name}.query", x, head_sizes)
+        key, value = (_headed(f"{name}.{part}", joined, head_sizes) for part in ("key", "value"))
         scored, scores = self._scores(name, query, key, x)
         dims: dict[str, Size] = {d: query.size(d) for d in (batch, seq, "kv_heads")} | {"value_dim": head_dim}
         context = Tensor(f"{name}.context", tuple(dims), tuple(dims.values()))
-        core = _weighted(name, scores, value, context, dropout=self.dropout, asked=1.0, choices=choices)
+        core = _weighted(name, scores, value, context, dropout=self.dropout, visible=1.0, choices=choices)
         output, out = project(f"{name}.out", context, {hidden: x.sizes[-1]}, contract=2)
         return Expansion((join, packed, *scored, *core, output), out)
 
     def _scores(self, name: str, query: Tensor, key: Tensor, x: Tensor) -> tuple[tuple[Operation, ...], Tensor]:
         """Scores by content and by distance, shifted, summed, scaled and masked."""
         batch, seq, heads, head_dim = query.dims
-        of: dict[str, Size] = {heads: query.size(heads), head_dim: query.size(head_dim)}
-        weight = Tensor(f"{name}.distance.weight", ("in_hidden", *of), (x.sizes[-1], *of.values()), "parameter")
-        distance = Tensor(f"{name}.distance", ("keys", *of), (key.sizes[1], *of.values()), "statistic")
+        head_sizes: dict[str, Size] = {heads: query.size(heads), head_dim: query.size(head_dim)}
+        weight = Tensor(
+            f"{name}.distance.weight", ("in_hidden", *head_sizes), (x.sizes[-1], *head_sizes.values()), "parameter"
+        )
+        distance = Tensor(f"{name}.distance", ("keys", *head_sizes), (key.sizes[1], *head_sizes.values()), "statistic")
         projected = MemoryPass(distance.name, "copy", (), distance, (weight,), flops_per_element=0.0)
-        dims: dict[str, Size] = {batch: query.sizes[0], heads: of[heads], seq: query.sizes[1], "keys": key.sizes[1]}
+        dims: dict[str, Size] = {
+            batch: query.sizes[0],
+            heads: head_sizes[heads],
+            seq: query.sizes[1],
+            "keys": key.sizes[1],
+        }
         content = Tensor(f"{name}.core.content", tuple(dims), tuple(dims.values()))
         placed, shifted, summed = (content.like(f"{name}.core.{part}") for part in ("placed", "shifted", "summed"))
         operations: list[Operation] = [projected]
         for scores, keys in ((content, key), (placed, distance)):
             biased = query.like(f"{scores.name}.query")
-            shift = Tensor(f"{scores.name}.bias", tuple(of), tuple(of.values()), "parameter")
+            shift = Tensor(f"{scores.name}.bias", tuple(head_sizes), tuple(head_sizes.values()), "parameter")
             operations.append(MemoryPass(biased.name, "elementwise", (query,), biased, (shift,)))
             operations.append(Contraction(scores.name, biased, keys, scores))
         operations.append(MemoryPass(shifted.name, "copy", (placed,), shifted, flops_per_element=0.0))

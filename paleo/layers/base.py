@@ -126,8 +126,8 @@ def project(
     out = Tensor(name, (*kept, *outputs), (*kept.values(), *outputs.values()))
     vector = None
     if bias:
-        of = {d: x.size(d) for d in shared} | outputs
-        vector = Tensor(f"{name}.bias", tuple(of), tuple(of.values()), "parameter")
+        bias_sizes = {d: x.size(d) for d in shared} | outputs
+        vector = Tensor(f"{name}.bias", tuple(bias_sizes), tuple(bias_sizes.values()), "parameter")
     return Contraction(name, lhs, rhs, out, vector), out
 
 

@@ -86,8 +86,13 @@ class Mamba2(Layer):
         heads: dict[str, Size] = {"heads": self.heads // self.groups}
         entries = heads | {"head_dim": self.head_dim}
         values, keys, queries, steps = (
-            Tensor(f"{name}.scan.{part}", tuple(rows | of), tuple((rows | of).values()))
-            for part, of in (("x", entries), ("b", {"state": self.state}), ("c", {"state": self.state}), ("dt", heads))
+            Tensor(f"{name}.scan.{part}", tuple(rows | sizes), tuple((rows | sizes).values()))
+            for part, sizes in (
+                ("x", entries),
+                ("b", {"state": self.state}),
+                ("c", {"state": self.state}),
+                ("dt", heads),
+            )
         )
         learned = tuple(
             Tensor(f"{name}.{part}", ("ssm_groups", "heads"), (self.groups, self.heads // self.groups), "parameter")

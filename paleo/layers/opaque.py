@@ -74,12 +74,12 @@ class Einsum(Layer):
         )
         lhs, rhs = _lettered(name, x, left, names), _lettered(name, factor, right, names)
         sizes = {d: n for t in (rhs, lhs) for d, n in zip(t.dims, t.sizes, strict=True) if n != 1} | {}
-        wanted = {names[letter]: sizes.get(names[letter], 1) for letter in result}
+        result_sizes = {names[letter]: sizes.get(names[letter], 1) for letter in result}
         for tensor in (lhs, rhs):
             clash = [d for d, n in zip(tensor.dims, tensor.sizes, strict=True) if n not in (1, sizes.get(d, 1))]
             if clash:
                 raise GraphError(f"{name}: {describe(lhs)} and {describe(rhs)} differ in {clash[0]!r}")
-        out = Tensor(name, tuple(wanted), tuple(wanted.values()))
+        out = Tensor(name, tuple(result_sizes), tuple(result_sizes.values()))
         return Expansion((Contraction(name, lhs, rhs, out),), out)
 
     def _letters(self, name: str) -> tuple[list[str], list[str], list[str]]:

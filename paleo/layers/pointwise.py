@@ -145,8 +145,8 @@ class Reshape(Layer):
         (x,) = inputs
         sizes: dict[str, Size] = {x.dims[0]: x.sizes[0]} | {d: n for d, n in self.dims.items() if d != x.dims[0]}
         if math.prod(sizes.values()) != x.elements:
-            wanted = " × ".join(f"{d}={n}" for d, n in sizes.items())
-            raise GraphError(f"{name}: {describe(x)} has {x.elements:g} elements and cannot be viewed as {wanted}")
+            target = " × ".join(f"{d}={n}" for d, n in sizes.items())
+            raise GraphError(f"{name}: {describe(x)} has {x.elements:g} elements and cannot be viewed as {target}")
         return Expansion((), x.reshaped(sizes))
 
 
@@ -247,10 +247,10 @@ class Crop(Layer):
 
     def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
         x = inputs[0]
-        wanted = self._wanted(name, inputs)
-        if len(wanted) != len(x.dims) - 2 or any(w > n for w, n in zip(wanted, x.sizes[2:], strict=True)):
-            raise GraphError(f"{name}: {describe(x)} cannot be cropped to {wanted}")
-        sizes: dict[str, Size] = dict(zip(x.dims, (*x.sizes[:2], *wanted), strict=True))
+        target = self._wanted(name, inputs)
+        if len(target) != len(x.dims) - 2 or any(w > n for w, n in zip(target, x.sizes[2:], strict=True)):
+            raise GraphError(f"{name}: {describe(x)} cannot be cropped to {target}")
+        sizes: dict[str, Size] = dict(zip(x.dims, (*x.sizes[:2], *target), strict=True))
         out = x.reshaped(sizes).like(name)
         return Expansion((MemoryPass(name, "copy", (x.reshaped(sizes),), out, flops_per_element=0.0),), out)
 

@@ -55,10 +55,10 @@ class Recurrent(Layer):
             return Expansion((*products, steps, product), out)
         if not self.bidirectional or self.merge == "concat":
             return Expansion((*products, self._steps(name, gated, weight, states, directions)), states)
-        both = states.like(f"{name}.states")
+        directions_states = states.like(f"{name}.states")
         out = states.reshaped({batch: x.sizes[0], seq: x.sizes[1], "features": self.hidden})
-        summed = MemoryPass(f"{name}.sum", "elementwise", (both,), out, backward_pass="free")
-        return Expansion((*products, self._steps(name, gated, weight, both, directions), summed), out)
+        summed = MemoryPass(f"{name}.sum", "elementwise", (directions_states,), out, backward_pass="free")
+        return Expansion((*products, self._steps(name, gated, weight, directions_states, directions), summed), out)
 
     def _steps(self, name: str, gated: Tensor, weight: Tensor, states: Tensor, directions: int) -> Recurrence:
         seq = states.dims[1]
@@ -70,9 +70,9 @@ class Recurrent(Layer):
         rows: dict[str, Size] = {batch: wide.sizes[0], seq: wide.sizes[1], "directions": directions}
         sizes: dict[str, Size] = {"directions": directions, "states": self.hidden, "projection": projection}
         weight = Tensor(f"{name}.projection", tuple(sizes), tuple(sizes.values()), "parameter")
-        apart = wide.reshaped(rows | {"states": self.hidden})
+        by_direction = wide.reshaped(rows | {"states": self.hidden})
         result = Tensor(name, (*rows, "projection"), (*rows.values(), projection))
-        product = Contraction(f"{name}.projected", apart, weight, result)
+        product = Contraction(f"{name}.projected", by_direction, weight, result)
         return product, result.reshaped({batch: wide.sizes[0], seq: wide.sizes[1], "features": directions * projection})
 
     def _gates(self, name: str, x: Tensor, directions: int, gates: int) -> tuple[tuple[Operation, ...], Tensor]:

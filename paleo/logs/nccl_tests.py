@@ -51,8 +51,10 @@ def read_collectives(path: str | Path) -> CollectiveLog | None:
 
 def _timed(row: re.Match[str]) -> tuple[float, float] | None:
     """The payload [bytes] of a line and the shorter of its times [s]; None where one of them is no number above 0."""
-    payload, apart, in_place = number_of(row[1]), number_of(row[2], MICROSECOND), number_of(row[5], MICROSECOND)
-    return None if payload is None or apart is None or in_place is None else (payload, min(apart, in_place))
+    payload, out_of_place, in_place = number_of(row[1]), number_of(row[2], MICROSECOND), number_of(row[5], MICROSECOND)
+    return (
+        None if payload is None or out_of_place is None or in_place is None else (payload, min(out_of_place, in_place))
+    )
 
 
 def _operation(lines: Iterable[str]) -> str | None:

@@ -45,8 +45,8 @@ def fuse(
     for launch in launches if chains != "none" else ():
         if merged and _fusable(merged[-1], launch, readers) and (chains == "all" or _follows_norm(merged[-1], launch)):
             joined = _join(merged[-1], launch, precision)
-            apart = replace(joined, backward=merged[-1].backward + launch.backward)
-            merged[-1] = apart if chains == "norms forward" else joined
+            separate_backward = replace(joined, backward=merged[-1].backward + launch.backward)
+            merged[-1] = separate_backward if chains == "norms forward" else joined
         else:
             merged.append(launch)
     return merged or list(launches)

@@ -210,8 +210,8 @@ def _divisible(program: Program, weights: Sequence[float]) -> list[tuple[tuple[i
     layers = [index for index, section in enumerate(program.sections) for _ in range(section.repeat)]
     units = [((index,), weights[index]) for index in layers if index <= last]
     behind = tuple(index for index in layers if index > last)
-    (*others, (final, weight)) = units
-    return [*others, ((*final, *behind), weight + sum(weights[index] for index in behind))]
+    (*earlier, (final, weight)) = units
+    return [*earlier, ((*final, *behind), weight + sum(weights[index] for index in behind))]
 
 
 def _counted(piece: list[int]) -> Chunk:

@@ -252,14 +252,14 @@ class _Lowering:
         first, last = members[0], members[-1]
         name, repeat = first.node.repeats[0] if first.node.repeats else (first.node.name, 1)
         gradients: dict[Axes, float] = {}
-        met: set[str] = set()
+        counted: set[str] = set()
         policy = self._policy([layer.node for layer in members])
         saved = core = tensors = parameters = 0.0
         for layer in members:
             for tensor, axes in layer.parameters:
-                if tensor.name in met:
+                if tensor.name in counted:
                     continue
-                met.add(tensor.name)
+                counted.add(tensor.name)
                 owner = self._known.setdefault(tensor.name, number)
                 elements = tensor.bytes(self.precision) / self.precision.parameter
                 iterations = layer.node.repeat // repeat
@@ -412,8 +412,8 @@ class _Lowering:
         for owed in placed.communications:
             phase: Phase = "forward" if owed.when == "forward" else "backward"
             payload, times = owed.tensor.bytes(self.precision), placed.node.repeat // repeat
-            wanted = {owed.name} if owed.name in names else names
-            again = not self.checkpoints.stops_early or not wanted <= policy.spared
+            needed = {owed.name} if owed.name in names else names
+            again = not self.checkpoints.stops_early or not needed <= policy.spared
             if owed.chosen is not None and self.dispatch.targets is not None:
                 payload *= sent_once(*owed.chosen, self.dispatch.targets)
             pieces = self.pieces if placed.node.repeats and not owed.overlapped and _divisible(owed) else 1

@@ -56,8 +56,8 @@ class Policies(NamedTuple):
     @classmethod
     def alike(cls, repeat: Array, how: str) -> Policies:
         """One policy for the whole network."""
-        every = cls.each(len(repeat), how)
-        return every._replace(whole=every.whole & wholly_recomputed(repeat))
+        policies = cls.each(len(repeat), how)
+        return policies._replace(whole=policies.whole & wholly_recomputed(repeat))
 
     @classmethod
     def each(cls, sections: int, how: str) -> Policies:
@@ -116,7 +116,7 @@ def uneven(run: Run) -> bool:
         "recompute_every": run.recompute_every is not None,
         "recompute_by_layer": bool(run.recompute_by_layer),
     }
-    names = [name for name, given in stated.items() if given]
+    names = [name for name, is_stated in stated.items() if is_stated]
     if len(names) > 1:
         raise PlanError(f"{' and '.join(names)}: two ways to choose the layers that are recomputed; state one of them")
     if names and names != ["recompute_by_layer"] and run.recompute != "full":

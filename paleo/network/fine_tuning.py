@@ -199,20 +199,20 @@ def _packed(product: Contraction) -> Contraction:
     stored = replace(product.rhs, packed=NF4_BYTES)
     return PackedProduct(
         product.name, product.lhs, stored, product.out, product.bias, product.windows, product.transposed,
-        product.halos, product.asked,
+        product.halos, product.visible,
     )  # fmt: skip
 
 
 def _beside(product: Contraction, rank: int) -> Iterator[Operation]:
     """The product, its adapter, the factor α/r over its output and the sum, as NeMo and PEFT do them."""
     x, weight, out, name = product.lhs, product.rhs, product.out, f"{product.name}.adapter"
-    of = dict(zip(weight.dims, weight.sizes, strict=True))
-    kept: dict[str, Size] = {dim: size for dim, size in of.items() if dim in x.dims and dim in out.dims}
+    weight_sizes = dict(zip(weight.dims, weight.sizes, strict=True))
+    kept: dict[str, Size] = {dim: size for dim, size in weight_sizes.items() if dim in x.dims and dim in out.dims}
     narrow: dict[str, Size] = {
-        dim: size for dim, size in zip(x.dims, x.sizes, strict=True) if dim not in of or dim in kept
+        dim: size for dim, size in zip(x.dims, x.sizes, strict=True) if dim not in weight_sizes or dim in kept
     }
-    into = {dim: size for dim, size in of.items() if dim not in out.dims}
-    outof = {dim: size for dim, size in of.items() if dim not in x.dims}
+    into = {dim: size for dim, size in weight_sizes.items() if dim not in out.dims}
+    outof = {dim: size for dim, size in weight_sizes.items() if dim not in x.dims}
     base, wide = out.like(f"{name}.base"), out.like(f"{name}.up")
     low = _tensor(f"{name}.down", narrow | {"rank": rank})
     down = _tensor(f"{name}.A", kept | into | {"rank": rank}, learned=True)
@@ -293,14 +293,14 @@ def _divided(graph: Graph, patterns: Sequence[str]) -> tuple[Graph, frozenset[st
     for loop, times in dict.fromkeys(node.repeats[0] for node in graph.nodes if node.repeats):
         inside = [node for node in graph.nodes if node.repeats[:1] == ((loop, times),)]
         layers = [_frozen_in(inside, loop, iteration, patterns) for iteration in range(times)]
-        alike = [(names, len(list(members))) for names, members in groupby(layers)]
-        if len(alike) == 1:
+        groups = [(names, len(list(members))) for names, members in groupby(layers)]
+        if len(groups) == 1:
             frozen |= layers[0]
             continue
-        parts = _parts(loop, [length for _, length in alike])
+        parts = _parts(loop, [length for _, length in groups])
         graph = _with_loop_in_parts(graph, loop, parts)
         frozen |= {
-            part + name.removeprefix(loop) for (names, _), part in zip(alike, parts, strict=True) for name in names
+            part + name.removeprefix(loop) for (names, _), part in zip(groups, parts, strict=True) for name in names
         }
     return graph, frozenset(frozen)
 

@@ -411,8 +411,8 @@ class _Builder:
         most = None if schema.arity is None else schema.arity + schema.optional_inputs
         least = 2 if schema.arity is None else schema.arity
         if len(sources) < least or (most is not None and len(sources) > most):
-            wanted = f"{least} or more" if most is None else f"{least}" if most == least else f"{least} to {most}"
-            raise self._error(path, f"{kind} takes {wanted} inputs, found {len(sources)}")
+            expected = f"{least} or more" if most is None else f"{least}" if most == least else f"{least} to {most}"
+            raise self._error(path, f"{kind} takes {expected} inputs, found {len(sources)}")
         name = scope.prefix + scope.label(body.get("name"), kind)
         expansion = self._expanded(self._tied(layer, scope), name, sources, path, untrained=self._frozen(body, path))
         if expansion.whole is not None:
@@ -467,13 +467,13 @@ class _Builder:
         return node.out
 
     def _block(
-        self, kind: str, given: dict[str, Any], body: dict[str, Any], scope: _Scope, x: Tensor, path: Path
+        self, kind: str, arguments: dict[str, Any], body: dict[str, Any], scope: _Scope, x: Tensor, path: Path
     ) -> Tensor:
         block = self.model.blocks[kind]
-        for key in given:
+        for key in arguments:
             if key not in block.args:
                 raise self._error((*path, kind, key), f"unknown argument of block {kind!r}; {near(key, block.args)}")
-        values = dict(scope.values) | self._arguments(kind, block, given, scope, x, path)
+        values = dict(scope.values) | self._arguments(kind, block, arguments, scope, x, path)
         label = scope.label(body.get("name"), kind)
         self._claim(scope.prefix + label, path)
         inner = scope.below(label, values)
@@ -483,11 +483,11 @@ class _Builder:
         return self.sequence(block.layers, inner, x, ("blocks", kind, "layers"))
 
     def _arguments(
-        self, kind: str, block: Block, given: dict[str, Any], scope: _Scope, x: Tensor, path: Path
+        self, kind: str, block: Block, arguments: dict[str, Any], scope: _Scope, x: Tensor, path: Path
     ) -> dict[str, Any]:
         values: dict[str, Any] = {}
         for key, default in block.args.items():
-            value = given.get(key, default)
+            value = arguments.get(key, default)
             if value == "required":
                 raise self._error((*path, kind), f"block {kind!r} needs the argument {key!r}")
             names = dict(scope.values) | values | _sizes(x)

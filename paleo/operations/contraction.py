@@ -24,8 +24,8 @@ class Contraction:
     all dims (a windowed source dim is addressed by its output and kernel dims and does not count). The backward
     contractions follow: d lhs = out' · rhs, d rhs = lhs · out'.
 
-    ``transposed`` marks a transposed convolution: its forward pass is the data gradient of a convolution. ``asked`` is
-    the share of its products that the network asks for: about half where a causal mask hides the others.
+    ``transposed`` marks a transposed convolution: its forward pass is the data gradient of a convolution. ``visible``
+    is the share of its products that a mask leaves to be computed: about half under a causal mask, 1 without one.
     """
 
     name: str
@@ -36,12 +36,12 @@ class Contraction:
     windows: tuple[Window, ...] = ()
     transposed: bool = False
     halos: Halos = ()
-    asked: float = 1.0
+    visible: float = 1.0
 
     @property
     def useful(self) -> tuple[float, float]:
         """Shares of its FLOP, forward and backward, that the network asks for."""
-        return self.asked, self.asked
+        return self.visible, self.visible
 
     @property
     def reads(self) -> tuple[Tensor, ...]:

@@ -98,8 +98,8 @@ def replica_groups(mesh: Mesh, axes: Axes, copies: int) -> list[tuple[Count, Cou
     stages = mesh.degree("pp")
     groups = [(np.full(stages, mesh.stride(axes)), np.full(stages, mesh.ways(axes) * copies))] if axes else []
     if copies > 1:
-        apart = np.abs(stages - 1 - 2 * np.arange(stages))
-        groups.append((apart * mesh.stride(("pp",)), np.full(stages, copies)))
+        distance = np.abs(stages - 1 - 2 * np.arange(stages))
+        groups.append((distance * mesh.stride(("pp",)), np.full(stages, copies)))
     return groups
 
 
@@ -112,8 +112,8 @@ def gradient_exchange(zero: int, axes: Axes, size: Numbers, mesh: Mesh) -> tuple
     if not zero or mesh.degree("shard") == 1 or "shard" not in axes:
         return (("reduce_scatter" if zero else "all_reduce", axes, size),)
     shared = tuple(axis for axis in axes if axis in mesh.state_axes)
-    others = tuple(axis for axis in axes if axis not in shared)
-    return ("reduce_scatter", shared, size), ("all_reduce", others, size / mesh.ways(shared))
+    across_shards = tuple(axis for axis in axes if axis not in shared)
+    return ("reduce_scatter", shared, size), ("all_reduce", across_shards, size / mesh.ways(shared))
 
 
 Index = npt.NDArray[np.intp]
@@ -176,9 +176,9 @@ def _corners(follow: Array, seconds: Array, buckets: Array) -> list[int]:
     """Chunks that are first, last or, on some stage, unlike a neighbour: all others lie on a line between two of
     these."""
     figures = np.concatenate([each.reshape(*each.shape[:2], -1) for each in (seconds, buckets)], axis=2)
-    alike = (figures[:, 1:] == figures[:, :-1]).all(axis=(0, 2))
+    equal_neighbours = (figures[:, 1:] == figures[:, :-1]).all(axis=(0, 2))
     even = (np.diff(follow, 2, axis=1) == 0.0).all(axis=(0, 2))
-    inner = {place + 1 for place in np.flatnonzero(alike[1:] & alike[:-1] & even).tolist()}
+    inner = {place + 1 for place in np.flatnonzero(equal_neighbours[1:] & equal_neighbours[:-1] & even).tolist()}
     return [place for place in range(seconds.shape[1]) if place not in inner]
 
 

@@ -283,10 +283,10 @@ class Layouts:
 
     def _travelling(self, copies: int, content: Sent) -> Array:
         """Elements of each holding that travel at all: (sections and ties, layouts)."""
-        none = np.zeros(len(self.programs[0].sections) + len(self.programs[0].ties))
+        zeros = np.zeros(len(self.programs[0].sections) + len(self.programs[0].ties))
         shares = self._shares(copies, content)
         return self.shared.once(
-            ("travelling", copies, content), lambda: np.stack([sum(each.values(), none) for each in shares], axis=1)
+            ("travelling", copies, content), lambda: np.stack([sum(each.values(), zeros) for each in shares], axis=1)
         )
 
     # sums of gradients, gathers and updates of stages
@@ -298,14 +298,14 @@ class Layouts:
         width = self.backend.formats.summed
         if copies > 1:  # how far apart the copies of a stage are depends on the stage
             stage, chunk = kinds.stages.holdings[assignment.stage_kind], kinds.chunks.holdings[assignment.chunk_kind]
-            both = np.concatenate([stage[:, None], chunk], axis=1)
+            holdings = np.concatenate([stage[:, None], chunk], axis=1)
             placed = "exchange", assignment.key, zero > 0
-            seconds = self.shared.once(placed, lambda: self.sent(both, copies, "gradients", zero, width))
-            each = seconds[:, :, 1:] if chunks else seconds[:, :, :1]
-            return each[0], each[1]
-        both = np.concatenate([kinds.stages.holdings, kinds.chunks.holdings])[:, None]
+            seconds = self.shared.once(placed, lambda: self.sent(holdings, copies, "gradients", zero, width))
+            figures = seconds[:, :, 1:] if chunks else seconds[:, :, :1]
+            return figures[0], figures[1]
+        holdings = np.concatenate([kinds.stages.holdings, kinds.chunks.holdings])[:, None]
         key = "exchange", zero > 0
-        seconds = self.shared.once(key, lambda: self.sent(both, 1, "gradients", zero, width))[:, :, 0]
+        seconds = self.shared.once(key, lambda: self.sent(holdings, 1, "gradients", zero, width))[:, :, 0]
         rows = assignment.chunk_kind + len(kinds.stages) if chunks else assignment.stage_kind[:, None]
         return seconds[0, rows], seconds[1, rows]
 
@@ -337,10 +337,10 @@ class Layouts:
             seconds[[owner, other]] += self.shared.once(key, partial(self._tied_sum, tie, abs(other - owner)))
         return seconds
 
-    def _tied_sum(self, tie: int, apart: int) -> Array:
+    def _tied_sum(self, tie: int, distance: int) -> Array:
         strides = np.array([mesh.stride(("pp",)) for mesh in self.meshes])
         sizes = np.array([program.ties[tie].elements for program in self.programs]) * self.backend.formats.summed
-        return self.backend.fabric.times("all_reduce", strides * apart, np.full(len(sizes), 2), sizes)
+        return self.backend.fabric.times("all_reduce", strides * distance, np.full(len(sizes), 2), sizes)
 
     def updates(self, kinds: StageKinds, *, sharded: bool) -> Array:
         """Seconds in which a device updates the parameters that it owns of each kind of stage, clipping too: (kinds,
@@ -380,8 +380,8 @@ class Layouts:
     def _sharers(self, kinds: StageKinds) -> Array:
         owned = np.zeros((len(kinds), len(self)))
         for copies in np.unique(kinds.copies).astype(int).tolist():
-            alike = np.flatnonzero(kinds.copies[:, 0] == copies)
-            owned[alike] = kinds.holdings[alike] @ self._owned_elements(copies)
+            same_copies = np.flatnonzero(kinds.copies[:, 0] == copies)
+            owned[same_copies] = kinds.holdings[same_copies] @ self._owned_elements(copies)
         return sharers(self.elements(kinds, trained=True), owned, self.shards * kinds.copies)
 
     def _owned_elements(self, copies: int) -> Array:

@@ -153,11 +153,13 @@ def _beyond(seconds: Numeric, hidden_by: Numeric) -> Array:
 def divided(states: States, offload: Offload, largest: Numeric, formats: Precision) -> tuple[States, Array]:
     """States that stay on the device, and bytes of those in host memory, (stages, …). Of offloaded parameters two
     sections, of ``largest`` elements at most, are on the device at once."""
-    away = [states.parameters * offload.holds("parameters"), states.gradients * offload.holds("gradients")]
-    away.append(states.optimizer * offload.holds("optimizer"))
+    offloaded = [states.parameters * offload.holds("parameters"), states.gradients * offload.holds("gradients")]
+    offloaded.append(states.optimizer * offload.holds("optimizer"))
     gathered = np.maximum(states.gathered, 2.0 * largest * formats.parameter * offload.holds("parameters"))
-    stays = States(states.parameters - away[0], states.gradients - away[1], states.optimizer - away[2], gathered)
-    return stays, away[0] + away[1] + away[2]
+    stays = States(
+        states.parameters - offloaded[0], states.gradients - offloaded[1], states.optimizer - offloaded[2], gathered
+    )
+    return stays, offloaded[0] + offloaded[1] + offloaded[2]
 
 
 def host_update(count: Array, backward: Array, optimizer: Optimizer, formats: Precision, offload: Offload) -> Array:

@@ -164,16 +164,18 @@ def _sharded_chunks(batch: Batch) -> ShardedChunks:
     passes = np.empty((3, len(owed.stage), assignment.placed.shape[1], len(batch)))
     for row, stage in enumerate(owed.stage.tolist()):
         gathers = owed.gather[row], owed.regather[row], owed.gradients[row]
-        alike: object = owed.parts[row].tobytes() if assignment.copies == 1 else row
-        if alike not in figures:
+        stage_key: object = owed.parts[row].tobytes() if assignment.copies == 1 else row
+        if stage_key not in figures:
             times = contended(batch.times, gathers[0], gathers[2], overlap, gathers[1])
             travelling = (seconds if seconds.any() else None for seconds in gathers)
-            figures[alike] = ShardedFigures(times.forwards, times.backwards, times.weights, *travelling)
+            figures[stage_key] = ShardedFigures(times.forwards, times.backwards, times.weights, *travelling)
         for chunk, number in enumerate(places[stage]):
             piece = assignment.pieces[number]
-            if (alike, piece) not in known:
-                known[alike, piece] = sharded_passes(piece, figures[alike], gathered[row], goes_back, splits=splits)
-            for place, seconds in zip(passes, known[alike, piece], strict=True):
+            if (stage_key, piece) not in known:
+                known[stage_key, piece] = sharded_passes(
+                    piece, figures[stage_key], gathered[row], goes_back, splits=splits
+                )
+            for place, seconds in zip(passes, known[stage_key, piece], strict=True):
                 place[row, chunk] = seconds
     passes[2 if splits else 1] += owed.late
     return ShardedChunks(passes, owed.kind)
@@ -203,22 +205,22 @@ def _priced_collectives(batch: Batch) -> _ShardedCollectives:
         key = "sharded", content, copies, parts.tobytes()  # many cuts have the same kinds of stages
         return batch.taken(layouts.shared.once(key, lambda: layouts.sent(parts, copies, content, 3, width)[0]))
 
-    none = np.zeros((*parts.shape[:2], 1))
-    gather = seconds("all", formats.parameter) if batch.sharded else none
+    zeros = np.zeros((*parts.shape[:2], 1))
+    gather = seconds("all", formats.parameter) if batch.sharded else zeros
     regather = seconds("again", formats.parameter) if batch.sharded and layouts.regathers else gather
     if batch.overlapped:
         late = np.zeros((len(stage), assignment.placed.shape[1], 1))
         return _ShardedCollectives(kind, stage, parts, gather, regather, seconds("gradients", formats.summed), late)
     after, _ = layouts.exchange(assignment, 3, chunks=True)
-    return _ShardedCollectives(kind, stage, parts, gather, regather, none, batch.taken(after[stage]))
+    return _ShardedCollectives(kind, stage, parts, gather, regather, zeros, batch.taken(after[stage]))
 
 
 def _distinct_stages(assignment: Assignment) -> tuple[Index, Index]:
     """The first stage of each kind, and the kind of each stage; how far apart copies of a stage are depends on the
     stage, so that each is a kind by itself."""
     if assignment.copies > 1:
-        every = np.arange(assignment.stages)
-        return every, every
+        stages = np.arange(assignment.stages)
+        return stages, stages
     rows = np.column_stack([assignment.stage_kind, assignment.chunk_kind])
     _, stage, kind = np.unique(rows, axis=0, return_index=True, return_inverse=True)
     return stage, kind.ravel()

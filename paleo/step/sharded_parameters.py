@@ -80,8 +80,11 @@ def sharded_passes(chunk: Chunk, figures: ShardedFigures, gathered: Mask, goes_b
     f, before = figures, forth[-1][0].whole(figures.forward) if forth else 0.0
     forward = _row(forth, f.forward, lead.rest(f.forward), gather=f.gather)
     if not splits:
-        both, last = f.gradient_passes, np.asarray(sum(layers * f.weights[section] for section, layers in chunk))
-        backward = _row(back, both, back_lead.rest(both), f.regather, f.gradients, before)
+        gradient_passes, last = (
+            f.gradient_passes,
+            np.asarray(sum(layers * f.weights[section] for section, layers in chunk)),
+        )
+        backward = _row(back, gradient_passes, back_lead.rest(gradient_passes), f.regather, f.gradients, before)
         return Passes(forward, backward - last, last)
     backward = _row(back, f.backward, back_lead.rest(f.backward), f.regather, before=before)
     weights = _row(back, f.weights, back_lead.rest(f.weights), gradients=f.gradients)
@@ -125,15 +128,15 @@ def _row(
         return np.asarray(lead + sum(times * unit.whole(compute) for unit, times in units))
     if not row:
         return lead
-    none = np.zeros(len(compute))
-    gather, gradients = none if gather is None else gather, none if gradients is None else gradients
+    zeros = np.zeros(len(compute))
+    gather, gradients = zeros if gather is None else gather, zeros if gradients is None else gradients
     seconds = np.maximum(lead, gather[units[0][0].gathered] - before)
     sent, early = np.zeros(()), np.zeros(())
     for (unit, times), (following, _) in pairwise(units):
-        computing, rest = unit.whole(compute), unit.rest(compute)
+        computing, idle = unit.whole(compute), unit.rest(compute)
         awaited = np.maximum(sent - early, 0.0) + gather[following.gathered]
         seconds = seconds + times * np.maximum(computing, awaited)
-        early = np.minimum(rest, np.maximum(computing - awaited, 0.0)) if unit.following else np.zeros(())
+        early = np.minimum(idle, np.maximum(computing - awaited, 0.0)) if unit.following else np.zeros(())
         sent = gradients[unit.gathered]
     last = units[-1][0]
     computing = compute[last.gathered]

@@ -209,12 +209,12 @@ def stage_memory(batch: Batch) -> StageMemory:
     """Bytes by part."""
     layouts, assignment = batch.layouts, batch.assignment
     kinds, rows = assignment.kinds.stages, assignment.stage_kind
-    kept, away = layouts.states(kinds, batch.zero, assignment.stages)
+    kept, host_bytes = layouts.states(kinds, batch.zero, assignment.stages)
     parts = (kept.parameters, kept.gradients, kept.optimizer, kept.gathered)
-    taken = (batch.taken(np.broadcast_to(part, away.shape)[rows]) for part in parts)
+    taken = (batch.taken(np.broadcast_to(part, host_bytes.shape)[rows]) for part in parts)
     activations, work = _passing(batch)
     living = _living(batch)
-    gone = batch.taken(away[rows]) + (over(assignment.placed, batch.times.away) * living).sum(axis=1)
+    gone = batch.taken(host_bytes[rows]) + (over(assignment.placed, batch.times.away) * living).sum(axis=1)
     passing = (activations * living).sum(axis=1)
     return StageMemory(States(*taken), passing, work, batch.taken(layouts.reserved()), gone)
 

@@ -76,8 +76,8 @@ def iterations(program: Program, buckets: Buckets, *, last: bool) -> list[LayerI
             order.append(LayerIteration(index, "backward", section.repeat // times, gathers, sent))
     if sends and order:
         end = order[-1]
-        rest = end.buckets + _flush(pending, 0.0)
-        order[-1] = LayerIteration(end.section, end.direction, end.count, end.gathers, rest)
+        remaining = end.buckets + _flush(pending, 0.0)
+        order[-1] = LayerIteration(end.section, end.direction, end.count, end.gathers, remaining)
     return order
 
 
@@ -187,8 +187,8 @@ def _stream_seconds(batch: Batch) -> StreamSeconds:
         orders.setdefault(shape, []).append((layout, order))
     seconds = StreamSeconds(np.zeros(len(batch)), np.zeros(len(batch)))
     for members in orders.values():
-        alike = np.flatnonzero(np.isin(batch.cases.layout, [layout for layout, _ in members]))
-        seconds.end[alike], seconds.communication[alike] = _walked(batch, buckets, members, alike)
+        cases = np.flatnonzero(np.isin(batch.cases.layout, [layout for layout, _ in members]))
+        seconds.end[cases], seconds.communication[cases] = _walked(batch, buckets, members, cases)
     return seconds
 
 
@@ -203,27 +203,27 @@ def _order(layouts: Layouts, layout: int, buckets: Buckets) -> tuple[Shape, Orde
     return layouts.shared.once(("order", id(program), buckets), order)
 
 
-def _walked(batch: Batch, buckets: Buckets, members: Sequence[tuple[int, Order]], alike: Index) -> tuple[Array, Array]:
-    """End of the streams and seconds of what travels in the last microbatch, of the cases ``alike``, (alike,) each;
+def _walked(batch: Batch, buckets: Buckets, members: Sequence[tuple[int, Order]], cases: Index) -> tuple[Array, Array]:
+    """End of the streams and seconds of what travels in the last microbatch, of the given ``cases``, (cases,) each;
     ``members``: their layouts."""
     column = np.zeros(len(batch.layouts), dtype=np.intp)
     column[[layout for layout, _ in members]] = np.arange(len(members))
-    member, order = column[batch.cases.layout[alike]], members[0][1]
+    member, order = column[batch.cases.layout[cases]], members[0][1]
     seconds = bucket_seconds(batch, members)
     sent = [row[member] if row.any() else 0.0 for row in seconds]
-    layout = batch.cases.layout[alike]
+    layout = batch.cases.layout[cases]
     gather = section_gathers(batch.layouts)[:, layout] if buckets.sharded else None
     again = section_gathers(batch.layouts, "again")[:, layout] if buckets.sharded else None
-    times = contended_times(batch, alike)
-    last, count = times.last, batch.microbatches[alike]
+    times = contended_times(batch, cases)
+    last, count = times.last, batch.microbatches[cases]
     backward = last.backwards + last.weights
     if buckets.scattered:
         once = np.maximum(*walk(order, last.forwards, backward, gather, sent, 0.0, again))
     else:
         program, earlier = batch.layouts.programs[members[0][0]], times.earlier
         plain = iterations(program, buckets, last=False)
-        every = walk(plain, earlier.forwards, earlier.backwards + earlier.weights, None, [0.0] * len(plain), 0.0)
-        once = np.maximum(*every)
+        ends = walk(plain, earlier.forwards, earlier.backwards + earlier.weights, None, [0.0] * len(plain), 0.0)
+        once = np.maximum(*ends)
     end = np.maximum(*walk(order, last.forwards, backward, gather, sent, (count - 1.0) * once, again))
     return end, seconds.sum(axis=0)[member] + _gathered(order, gather, again)
 
@@ -255,12 +255,14 @@ def bucket_seconds(batch: Batch, members: Sequence[tuple[int, Order]]) -> Array:
     for column, (_, order) in enumerate(members):
         columns.setdefault(id(order), []).append(column)
     cells: list[Cell] = []
-    for alike in columns.values():
+    for equal_columns in columns.values():
         sent: dict[tuple[Axes, float], list[int]] = {}
-        for number, iteration in enumerate(members[alike[0]][1]):
+        for number, iteration in enumerate(members[equal_columns[0]][1]):
             for bucket in iteration.buckets:
                 sent.setdefault(bucket, []).append(number)
-        cells += [Cell(members[column][0], *bucket, rows, column) for column in alike for bucket, rows in sent.items()]
+        cells += [
+            Cell(members[column][0], *bucket, rows, column) for column in equal_columns for bucket, rows in sent.items()
+        ]
     return _summed(batch.layouts, batch.zero, cells, (len(members[0][1]), len(members)))
 
 

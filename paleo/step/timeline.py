@@ -159,11 +159,11 @@ _GATHERS: dict[Direction, Literal["all", "again"]] = {"forward": "all", "backwar
 def _streams(batch: Batch, program: Program) -> Timeline:
     """A step without a pipeline."""
     buckets, times = buckets_of(batch), contended_times(batch, _FIRST)
-    none = (0.0, 0.0)
+    no_gather = (0.0, 0.0)
     gathers = {
         direction: section_gather_figures(batch.layouts, content)[:, :, 0].T.tolist()
         if buckets.sharded
-        else [none] * len(program.sections)
+        else [no_gather] * len(program.sections)
         for direction, content in _GATHERS.items()
     }
     tasks: list[Task] = []
@@ -172,12 +172,12 @@ def _streams(batch: Batch, program: Program) -> Timeline:
         order = iterations(program, buckets, last=last)
         seconds = bucket_seconds(batch, [(0, order)])[:, 0].tolist()
         taken = times.last if last else times.earlier
-        each = _Iterations(program, order, seconds, taken, gathers, section_collectives(batch, program))
+        microbatch = _Iterations(program, order, seconds, taken, gathers, section_collectives(batch, program))
         if last:
-            sent = _add_microbatch(tasks, each)
+            sent = _add_microbatch(tasks, microbatch)
         elif count > 1:
             earlier: list[Task] = []
-            _add_microbatch(earlier, each)
+            _add_microbatch(earlier, microbatch)
             total = schedule(earlier).end * (count - 1)
             tasks.append(Task(f"{count - 1} earlier microbatches", COMPUTE, total, (), "accumulate"))
     update = float(after_streams(batch)[0])

@@ -43,21 +43,20 @@ def unmodelled(program: Program, run: Run, loads: bool) -> tuple[str, ...]:
     return (*always, f"{text} ({names[:200]})")
 
 
-def host_warnings(system: System, chosen: Plan, away: float) -> list[str]:
+def host_warnings(system: System, chosen: Plan, device_bytes: float) -> list[str]:
     """Whether a node's memory holds what its devices have in it."""
     stated = None if system.host is None else system.host.memory
-    wanted = away * min(chosen.gpus, system.devices_per_node)
-    if not wanted:
+    node_bytes = device_bytes * min(chosen.gpus, system.devices_per_node)
+    if not node_bytes:
         return []
     if stated is None:
         return [
-            f"offload takes {wanted / GIB:.0f} GiB of a node's memory; system {system.name} does not state its size"
+            f"offload takes {node_bytes / GIB:.0f} GiB of a node's memory; system {system.name} does not state its size"
         ]
-    if wanted <= stated:
+    if node_bytes <= stated:
         return []
-    return [
-        f"offload takes {wanted / GIB:.0f} GiB of a node's memory, which has {stated / GIB:.0f} GiB: it will not run"
-    ]
+    taken, memory = node_bytes / GIB, stated / GIB
+    return [f"offload takes {taken:.0f} GiB of a node's memory, which has {memory:.0f} GiB: it will not run"]
 
 
 #: Share of a network's parameters from which those that tensor parallelism leaves whole are worth a warning.

@@ -76,9 +76,9 @@ def _recomputations(prediction: Prediction) -> Iterator[Change]:
         return
     for more in RECOMPUTE[RECOMPUTE.index(prediction.run.recompute) + 1 : -1]:
         yield {"recompute": more}
-    some = fewest_layers(prediction)
-    if some is not None:
-        yield {"recompute": "full", "recompute_layers": some.run.recompute_layers}
+    partial = fewest_layers(prediction)
+    if partial is not None:
+        yield {"recompute": "full", "recompute_layers": partial.run.recompute_layers}
     yield {"recompute": "full"}
 
 

@@ -320,13 +320,13 @@ def _beyond(
 ) -> tuple[int, float, tuple[float, float]] | None:
     """Ranks, step and interval of the run on `RANKS_BEYOND` times as many ranks, each with as many samples as now, with
     the same fault; None where the system does not hold them."""
-    shown = expected if fault is None else fault.prediction
+    observed = expected if fault is None else fault.prediction
     gpus = expected.plan.gpus * RANKS_BEYOND
-    batch = shown.plan.global_batch * RANKS_BEYOND
-    strategy = without_replicas(shown.run.strategy)
+    batch = observed.plan.global_batch * RANKS_BEYOND
+    strategy = without_replicas(observed.run.strategy)
     more = {"gpus": gpus, "global_batch": batch, "batch": None, "strategy": strategy}
     try:
-        larger = predict(shown.model, shown.system, shown.run.model_copy(update=more))
+        larger = predict(observed.model, observed.system, observed.run.model_copy(update=more))
     except PaleoError:
         return None
     seconds = larger.step_time * ratio

@@ -189,13 +189,13 @@ class Answer:
     def search(self) -> Search:
         """All plans on the first system at this global batch as one search, whose first plans are the answer's."""
         system, batch = self.searches[0][0], self.global_batch
-        alike = [result for each, result in self.searches if each is system and result.global_batch == batch]
-        rankings = [result.ranking for result in alike if result.ranking is not None]
-        ranking = Ranking.joined(rankings, system, alike[0].objective)
+        results = [result for each, result in self.searches if each is system and result.global_batch == batch]
+        rankings = [result.ranking for result in results if result.ranking is not None]
+        ranking = Ranking.joined(rankings, system, results[0].objective)
         rows = tuple(plan.row for plan in self.plans if plan.system is system)
-        front = unbeaten([row for result in alike for row in result.front])
-        sums = {name: sum(getattr(result, name) for result in alike) for name in ("configurations", "fitting")}
-        return replace(alike[0], plans=rows, front=front, ranking=ranking, objective=self.wish.objective, **sums)
+        front = unbeaten([row for result in results for row in result.front])
+        sums = {name: sum(getattr(result, name) for result in results) for name in ("configurations", "fitting")}
+        return replace(results[0], plans=rows, front=front, ranking=ranking, objective=self.wish.objective, **sums)
 
     @property
     def flags(self) -> str:
@@ -203,8 +203,8 @@ class Answer:
         if not self.plans:
             return ""
         first = self.plans[0]
-        alike = first.row.run == first.lead.run
-        return launch_flags(first.lead if alike else predict(self.model, first.system, first.row.run))
+        unchanged = first.row.run == first.lead.run
+        return launch_flags(first.lead if unchanged else predict(self.model, first.system, first.row.run))
 
 
 def answer(
@@ -318,10 +318,10 @@ def _offload(model: ModelSpec, systems: Sequence[System], run: Run, counts: Sequ
 def verdict(reply: Answer) -> str:
     """The answer in a sentence."""
     wish, best = reply.wish, reply.best
-    asked = _asked(wish)
+    limits = _asked(wish)
     if best is not None:
         title = {"time": "Fastest", "cost": "Cheapest", "energy": "Least energy", "gpus": "Fewest GPUs"}[wish.objective]
-        return f"{title}{asked}: {_told(best)}.{_late(wish, best)}"
+        return f"{title}{limits}: {_told(best)}.{_late(wish, best)}"
     fitting = [plan for plan in reply.plans if plan.row.fits]
     if not fitting:
         nothing = "Nothing fits into memory"
@@ -330,7 +330,7 @@ def verdict(reply: Answer) -> str:
             if reply.remedy
             else f"{nothing}, and no larger count or offload that was tried does."
         )
-    missed = f"Nothing is done{asked}. Nearest: {_told(fitting[0])}"
+    missed = f"Nothing is done{limits}. Nearest: {_told(fitting[0])}"
     return f"{missed}; {reply.remedy}." if reply.remedy else f"{missed}."
 
 
@@ -352,13 +352,13 @@ def _late(wish: Wish, plan: PricedPlan) -> str:
 
 
 def _told(plan: PricedPlan) -> str:
-    told = f"{plan.system.share(plan.row.gpus)} with {plan.row.strategy or 'dp'}"
+    sentence = f"{plan.system.share(plan.row.gpus)} with {plan.row.strategy or 'dp'}"
     if plan.seconds is not None:
         low, high = (end / plan.row.step_time for end in plan.interval)
-        told += f", {long(plan.seconds)} (90 %: {long(low * plan.seconds)} to {long(high * plan.seconds)})"
+        sentence += f", {long(plan.seconds)} (90 %: {long(low * plan.seconds)} to {long(high * plan.seconds)})"
     if plan.usd is not None:
-        told += f", {plan.usd:,.0f} USD" if plan.usd >= 100 else f", {plan.usd:.3g} USD"
-    return told
+        sentence += f", {plan.usd:,.0f} USD" if plan.usd >= 100 else f", {plan.usd:.3g} USD"
+    return sentence
 
 
 def long(seconds: float) -> str:

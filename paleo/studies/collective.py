@@ -109,15 +109,15 @@ def _rows(
 ) -> tuple[AlgorithmRow, ...]:
     """Every algorithm that the network can carry out, fastest first; servers too, though never chosen unasked."""
     payload = np.asarray(payload_bytes)
-    able = [algorithm for algorithm in algorithms_for(operation) if links.can_run(algorithm, operation)]
-    seconds = fabric.prices(operation, links, np.asarray(payload_bytes), [algorithm.name for algorithm in able])
+    algorithms = [algorithm for algorithm in algorithms_for(operation) if links.can_run(algorithm, operation)]
+    seconds = fabric.prices(operation, links, np.asarray(payload_bytes), [algorithm.name for algorithm in algorithms])
     factor = float(bus_factor(operation, links.ranks))
     candidates = fabric.policy.candidates(operation, links)
     chosen = {each.name for each in candidates if bool(fabric.policy.chooses(each, operation, payload, links))}
     rows = [
         _row(algorithm, payload_bytes, float(seconds[algorithm.name]), factor,
              bounds[not algorithm.one_port], algorithm.name in chosen)
-        for algorithm in able
+        for algorithm in algorithms
     ]  # fmt: skip
     return tuple(sorted((row for row in rows if math.isfinite(row.time)), key=lambda row: (row.time, row.algorithm)))
 

@@ -52,9 +52,9 @@ class CollectiveAudit:
     @property
     def verdict(self) -> str:
         """One sentence."""
-        told = f"{self.study.operation} over {self.study.ranks} GPUs of {self.study.system.name}"
+        subject = f"{self.study.operation} over {self.study.ranks} GPUs of {self.study.system.name}"
         if not self.faults:
-            return f"{told}: as predicted, nothing in this log says otherwise."
+            return f"{subject}: as predicted, nothing in this log says otherwise."
         words = {
             "slow link": "links carry {share:.0%} of what is predicted",
             "late start": "small payloads take {factor:.1f} times as long as predicted, large ones do not",
@@ -63,7 +63,7 @@ class CollectiveAudit:
         parts = [
             f"{name}: {words[name].format(share=1.0 / factor, factor=factor)}" for name, factor in self.faults.items()
         ]
-        return f"{told}: {'; '.join(parts)}."
+        return f"{subject}: {'; '.join(parts)}."
 
 
 def audit_collectives(log: CollectiveLog, operation: str, ranks: int, system: System) -> CollectiveAudit:

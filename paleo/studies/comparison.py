@@ -105,7 +105,7 @@ def compare(
     model: ModelSpec,
     systems: Sequence[System],
     run: Run,
-    wanted: Amount | None = None,
+    amount: Amount | None = None,
     tariff: Tariff | None = None,
     long_run: LongRunOptions | None = None,
     *,
@@ -116,7 +116,7 @@ def compare(
     where a ``long_run`` is asked for. Amount left out:
     one epoch, or a million samples without a data set. Where the run's strategy is ``auto``, ``planner`` finds that of
     each system, at one global batch."""
-    wanted = wanted or usual_amount(model)
+    amount = amount or usual_amount(model)
     machines = list(zip(systems, gpus or [run.gpus] * len(systems), strict=True))
     if run.strategy == AUTO:
         run = run.model_copy(update={"global_batch": common_batch(model, machines, run), "batch": None})
@@ -124,7 +124,7 @@ def compare(
     for system, count in machines:
         try:
             prediction = _predicted(model, system, run.model_copy(update={"gpus": count}), planner)
-            cost = training(prediction, wanted, tariff, long_run=long_run)
+            cost = training(prediction, amount, tariff, long_run=long_run)
             candidates.append(Candidate(system, prediction, cost, consistency=studied(prediction)))
         except (PlanError, SpecError, CapacityError) as error:
             errors.append(error)
@@ -133,7 +133,7 @@ def compare(
         raise errors[0]
     if not any(candidate.runs for candidate in candidates):
         candidates = [_advised(candidate) for candidate in candidates]
-    return Comparison(wanted, tuple(candidates))
+    return Comparison(amount, tuple(candidates))
 
 
 def common_batch(model: ModelSpec, systems: Sequence[tuple[System, int]], run: Run) -> int:

@@ -348,8 +348,8 @@ class Goodput:
             return {"checkpoints": saving, "again": 0.0, "restarts": 0.0}
         way = self.checkpoints
         if way.replicas:
-            away = way.away / self.mtbf / way.replicas
-            return {"checkpoints": saving, "restarts": way.restart / self.mtbf, "replicas away": away}
+            absence = way.away / self.mtbf / way.replicas
+            return {"checkpoints": saving, "restarts": way.restart / self.mtbf, "replicas away": absence}
         storage = way.storage_interval(self.interval)
         fast, slow = way.survived / self.mtbf, (1.0 - way.survived) / self.mtbf
         again = fast * (self.interval + way.save) / 2.0 + slow * ((storage + way.save) / 2.0 + way.lag)

@@ -47,8 +47,8 @@ def amount_for(prediction: Prediction, goal: Goal, stated: Amount | None) -> tup
     """
     if goal.noise_scale is not None and not goal.noise_scale > 0:
         raise SpecError(f"--noise-scale {goal.noise_scale:g} must be above zero: samples of the critical batch")
-    asked = [name for name in ("loss", "target") if getattr(goal, name) is not None]
-    if len(asked) + (stated is not None) > 1:
+    goals = [name for name in ("loss", "target") if getattr(goal, name) is not None]
+    if len(goals) + (stated is not None) > 1:
         raise SpecError(EXCLUDE)
     amount, warnings = stated, tuple[str, ...]()
     if goal.loss is not None:
@@ -68,13 +68,13 @@ def _for_loss(prediction: Prediction, loss: float) -> tuple[Amount, tuple[str, .
     law = samples_to_loss(prediction.graph, loss)
     tokens, batch = law.best_tokens, prediction.plan.global_batch * law.tokens_per_sample
     words = f"{counted(round(tokens), 'token')} for a loss of {loss:g} nats ({LOSS_LAW})"
-    said = law.beyond(tokens)
+    warnings = law.beyond(tokens)
     nats = float(law.nats(prediction.plan.global_batch))
     if nats > PENALTY:
         best = f"the best is about {float(best_batch_tokens(tokens)):,.2g}"
-        said = (*said, f"a global batch of {batch:,.2g} tokens costs about {nats:.2g} nats, not counted here ({best}); "
-                       "paleo target --loss counts it")  # fmt: skip
-    return Amount(tokens / law.tokens_per_sample, words, sigma=law.residual), said
+        cost = f"a global batch of {batch:,.2g} tokens costs about {nats:.2g} nats"
+        warnings = (*warnings, f"{cost}, not counted here ({best}); paleo target --loss counts it")
+    return Amount(tokens / law.tokens_per_sample, words, sigma=law.residual), warnings
 
 
 def samples_to_loss(graph: Graph, loss: float) -> SamplesToLoss:

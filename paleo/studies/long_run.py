@@ -150,8 +150,10 @@ def checkpoints_of(
     if options.elastic:
         _check_replicas(prediction)
         standing = path.detect + path.warm_up if options.restart is None else restart
-        away = replace + path.launch + copy
-        return CheckpointSchedule(write if mode == "sync" else PAUSE + copy, standing, 0.0, replicas=plan.dp, away=away)
+        absence = replace + path.launch + copy
+        return CheckpointSchedule(
+            write if mode == "sync" else PAUSE + copy, standing, 0.0, replicas=plan.dp, away=absence
+        )
     if mode == "sync":
         return CheckpointSchedule(write, restart)
     if mode == "async":

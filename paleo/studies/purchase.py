@@ -104,10 +104,10 @@ class Purchase:
     def rivals(self, winner: Offer, objective: Objective) -> tuple[Offer, ...]:
         """Other offers whose interval overlaps that of the winner: between them the order is not certain."""
         top = _ends(winner, objective)
-        others = [offer for offer in self.offers if offer is not winner and offer.candidate.runs]
+        runnable = [offer for offer in self.offers if offer is not winner and offer.candidate.runs]
         return tuple(
             offer
-            for offer in others
+            for offer in runnable
             if top and (ends := _ends(offer, objective)) and ends[0] <= top[1] and top[0] <= ends[1]
         )
 
@@ -122,30 +122,32 @@ def _ends(offer: Offer, objective: Objective) -> tuple[float, float] | None:
     return value * low / trained.time, value * high / trained.time
 
 
-def purchase(asked: Asked) -> Purchase:
+def purchase(request: Asked) -> Purchase:
     """Recommended plans on every system at the same global batch; errors of one system stand beside the others."""
-    batch = common_batch(asked.model, asked.systems, asked.run)
+    batch = common_batch(request.model, request.systems, request.run)
     offers, errors = [], list[PaleoError]()
-    for system, gpus in asked.systems:
+    for system, gpus in request.systems:
         try:
-            offers.append(_offer(asked, system, gpus, batch))
+            offers.append(_offer(request, system, gpus, batch))
         except (PlanError, SpecError, CapacityError) as error:
             errors.append(error)
             offers.append(Offer(Candidate(system, problem=str(error)), gpus, 0, 0, None, None, (), None))
     if len(errors) == len(offers):
         raise errors[0]
-    return Purchase(asked, batch, tuple(offers))
+    return Purchase(request, batch, tuple(offers))
 
 
-def _offer(asked: Asked, system: System, gpus: int, batch: int) -> Offer:
-    run = asked.run.model_copy(update={"gpus": gpus, "global_batch": batch, "batch": None})
+def _offer(request: Asked, system: System, gpus: int, batch: int) -> Offer:
+    run = request.run.model_copy(update={"gpus": gpus, "global_batch": batch, "batch": None})
     if run.strategy == AUTO:
-        predictions, tried, fit = asked.planner(asked.model, system, run.model_copy(update={"strategy": "dp"}))
+        predictions, tried, fit = request.planner(request.model, system, run.model_copy(update={"strategy": "dp"}))
     else:
-        predictions = [predict(asked.model, system, run)]
+        predictions = [predict(request.model, system, run)]
         tried, fit = 1, int(predictions[0].memory.fits)
     best, fitting = predictions[0], [prediction for prediction in predictions if prediction.memory.fits]
-    trained = training(best, asked.amount, asked.tariff, critical_batch=asked.critical_batch, long_run=asked.long_run)
+    trained = training(
+        best, request.amount, request.tariff, critical_batch=request.critical_batch, long_run=request.long_run
+    )
     return Offer(
         Candidate(system, best, trained, consistency=studied(best)),
         gpus,
@@ -154,23 +156,23 @@ def _offer(asked: Asked, system: System, gpus: int, batch: int) -> Offer:
         fitting[1] if len(fitting) > 1 else None,
         power(best),
         sensitivity(best),
-        curve_of(asked, best),
+        curve_of(request, best),
     )
 
 
-def curve_of(asked: Asked, best: Prediction, **changes: Any) -> ScaleCurve | None:
+def curve_of(request: Asked, best: Prediction, **changes: Any) -> ScaleCurve | None:
     """How the recommended plan scales on this system, over the counts asked for that its degrees can use; ``changes``
     replace fields of its run."""
     ranks = best.plan.mesh.size // best.plan.mesh.degree("dp")
     capacity = best.system.capacity
-    counts = [count for count in asked.counts if count % ranks == 0 and (capacity is None or count <= capacity)]
+    counts = [count for count in request.counts if count % ranks == 0 and (capacity is None or count <= capacity)]
     if not counts:
         return None
     run = best.run.model_copy(update={"strategy": without_replicas(best.run.strategy), **changes})
-    if asked.scaling == "weak":
+    if request.scaling == "weak":
         run = run.model_copy(update={"batch": best.plan.local_batch, "global_batch": None})
     try:
-        return scale(asked.model, best.system, run, counts, asked.scaling, asked.long_run)
+        return scale(request.model, best.system, run, counts, request.scaling, request.long_run)
     except PlanError:
         return None
 

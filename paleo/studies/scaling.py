@@ -164,14 +164,14 @@ def scale(
     counts: Sequence[int],
     scaling: Scaling,
     long_run: LongRunOptions | None = None,
-    wanted: Amount | None = None,
+    amount: Amount | None = None,
     tariff: Tariff | None = None,
 ) -> ScaleCurve:
     """Predictions for rising GPU counts: ``strong`` keeps the global batch, ``weak`` the batch of each GPU.
 
     What is kept is the run's ``global_batch`` or ``batch`` (its default too) as they come out at the smallest count.
     A count that the strategy or the system cannot use is kept as a point with its reason; PlanError if all are. With a
-    ``long_run`` each point has its goodput; ``wanted`` is how much training points are priced for, under a tariff.
+    ``long_run`` each point has its goodput; ``amount`` is how much training points are priced for, under a tariff.
     """
     if not counts or min(counts) < 1:
         raise SpecError(f"gpus: {list(counts)} must be counts of 1 or more, such as 1,2,4,8")
@@ -180,17 +180,17 @@ def scale(
     points = tuple(_failing(_point(model, system, run, count, scaling, fixed), long_run) for count in rising)
     if not any(point.usable for point in points):
         raise PlanError(points[0].problem)
-    if wanted is not None:
-        points = tuple(_with_training(point, wanted, tariff, long_run) for point in points)
+    if amount is not None:
+        points = tuple(_with_training(point, amount, tariff, long_run) for point in points)
     return ScaleCurve(scaling, fixed, points, run.consistency, run.nodes)
 
 
 def _with_training(
-    point: ScalePoint, wanted: Amount, tariff: Tariff | None, long_run: LongRunOptions | None
+    point: ScalePoint, amount: Amount, tariff: Tariff | None, long_run: LongRunOptions | None
 ) -> ScalePoint:
     """The point with what the training takes; without it where failures keep it from ever being done."""
     try:
-        cost = training(point.predicted, wanted, tariff, long_run=long_run) if point.usable else None
+        cost = training(point.predicted, amount, tariff, long_run=long_run) if point.usable else None
     except CapacityError:
         cost = None
     return replace(point, training=cost)

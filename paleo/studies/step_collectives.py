@@ -127,6 +127,6 @@ def price_source(fabric: Fabric, operation: str, links: GroupLinks) -> str:
         between = family == "collective.fabric"
         levels = fabric.system.levels[inside : len(links.fan_outs)] if between else fabric.system.levels[:inside]
         datasheet = f"datasheet ({', '.join(level.link.name for level in levels)})"
-        told = {"measured": f"measured ({entry.subject}.yaml)", "inherited": f"inherited ({entry.subject})"}
-        sources.append(told.get(entry.origin, datasheet))
+        source_names = {"measured": f"measured ({entry.subject}.yaml)", "inherited": f"inherited ({entry.subject})"}
+        sources.append(source_names.get(entry.origin, datasheet))
     return ", ".join(dict.fromkeys(sources))

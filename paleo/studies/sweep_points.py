@@ -94,9 +94,9 @@ def job_of(study: Study) -> Job:
             load_software(run.software)
             if is_path(run.calibration):
                 load_calibration(run.calibration)
-    told = json.dumps([study.model_dump(mode="json"), sorted(named.values()), sorted(read.values()), RELEASE])
+    content = json.dumps([study.model_dump(mode="json"), sorted(named.values()), sorted(read.values()), RELEASE])
     files = {path: digest for path, digest in read.items() if path not in named}
-    return Job(study, models, systems, files, hashlib.sha256(told.encode()).hexdigest())
+    return Job(study, models, systems, files, hashlib.sha256(content.encode()).hexdigest())
 
 
 def evaluate(job: Job, part: int) -> list[Record]:

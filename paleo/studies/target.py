@@ -129,9 +129,9 @@ def rows_of(task: TrainingTask, global_batch: float) -> int:
 
 def run_of(task: TrainingTask, gpus: int, global_batch: float, **options: Any) -> Run:
     """The run of a task at a global batch; ``options`` replace those of the task."""
-    given = {"software": task.code.software, **task.run, **{k: v for k, v in options.items() if v is not None}}
-    sizes = {**task.params, **given.pop("model", {})}
-    return Run(gpus=gpus, global_batch=rows_of(task, global_batch), model=sizes, **given)
+    fields = {"software": task.code.software, **task.run, **{k: v for k, v in options.items() if v is not None}}
+    sizes = {**task.params, **fields.pop("model", {})}
+    return Run(gpus=gpus, global_batch=rows_of(task, global_batch), model=sizes, **fields)
 
 
 def run_like(task: TrainingTask, run: Run) -> Run:
@@ -153,8 +153,8 @@ def with_noise_scale(task: TrainingTask, noise_scale: float | None) -> TrainingT
     smallest = (law.batches or (1.0, 1.0))[0]
     fewest = float(law.samples(smallest)) / (1.0 + smallest / noise_scale)
     known = {name: getattr(law, name) for name in ("residual", "seed_noise")}
-    told = f"noise scale {noise_scale:g} as stated, fewest samples of: {law.source}"
-    changed = CriticalBatch(samples_min=fewest, critical_batch=noise_scale, source=told, **known)
+    source = f"noise scale {noise_scale:g} as stated, fewest samples of: {law.source}"
+    changed = CriticalBatch(samples_min=fewest, critical_batch=noise_scale, source=source, **known)
     return task.model_copy(update={"law": changed})
 
 
@@ -218,8 +218,8 @@ def samples_needed(task: TrainingTask, global_batch: float, runs: float = 1.0) -
 def evaluation_time(task: TrainingTask, forward: float, batch: float) -> float:
     """Seconds of one evaluation: forward passes of ``forward`` seconds over its samples on all GPUs at the batch of
     training, and what is fixed. A batch that the samples do not fill takes its share."""
-    of = task.evaluation
-    return of.fixed + of.samples / batch * forward * of.work
+    evaluation = task.evaluation
+    return evaluation.fixed + evaluation.samples / batch * forward * evaluation.work
 
 
 def forward_seconds(prediction: Prediction, calibration: Calibration | None = None) -> float:
@@ -271,12 +271,12 @@ def scaling(points: list[TargetTime]) -> TargetScaling:
     gpus = [point.prediction.plan.gpus for point in ordered]
     seconds = [point.seconds for point in ordered]
     knee = None
-    for (few, long), (many, short) in zip(
+    for (fewer, long), (more, short) in zip(
         zip(gpus, seconds, strict=True), zip(gpus[1:], seconds[1:], strict=True), strict=False
     ):
-        doublings = math.log2(many / few)
+        doublings = math.log2(more / fewer)
         if knee is None and 1.0 - (short / long) ** (1.0 / doublings) < KNEE:
-            knee = few
+            knee = fewer
     best = int(np.argmin(seconds))
     return TargetScaling(tuple(ordered), knee, gpus[best] if best < len(gpus) - 1 else None)
 

@@ -69,12 +69,12 @@ def amount(
 ) -> Amount | None:
     """Training of so many epochs (of the model file's data set), samples or tokens; None where none is stated."""
     stated = {"epochs": epochs, "samples": samples, "tokens": tokens}
-    given = {name: value for name, value in stated.items() if value is not None}
-    if not given:
+    stated_values = {name: value for name, value in stated.items() if value is not None}
+    if not stated_values:
         return None
-    if len(given) > 1:
-        raise SpecError(f"{' and '.join(given)}: state one of them")
-    (name, value), *_ = given.items()
+    if len(stated_values) > 1:
+        raise SpecError(f"{' and '.join(stated_values)}: state one of them")
+    (name, value), *_ = stated_values.items()
     if not 0 < value <= MOST_AMOUNT:
         raise SpecError(f"{name}: {value} must be above zero, and at most {MOST_AMOUNT:.0e}")
     if epochs is not None:
@@ -161,7 +161,7 @@ class Training:
 
 
 def training(
-    prediction: Prediction, wanted: Amount, tariff: Tariff | None = None, *, critical_batch: float | None = None,
+    prediction: Prediction, amount: Amount, tariff: Tariff | None = None, *, critical_batch: float | None = None,
     long_run: LongRunOptions | None = None,
 ) -> Training:  # fmt: skip
     """What an amount of training takes; whole nodes are paid for, each step is a whole step. Under a consistency model
@@ -171,7 +171,7 @@ def training(
     Raises CapacityError where such a run never finishes.
     """
     terms, plan = tariff or Tariff(), prediction.plan
-    needed = wanted.needs(prediction) if wanted.needs is not None else _need(prediction, wanted, critical_batch)
+    needed = amount.needs(prediction) if amount.needs is not None else _need(prediction, amount, critical_batch)
     work, (low, high) = needed.seconds, needed.interval
     rate, price = rent(prediction.system, plan.gpus, terms)
     failing = None if long_run is None else goodput_of(prediction, work, long_run)
@@ -185,23 +185,23 @@ def training(
     limit = None if watts is None else (watts + (terms.host_power or 0.0)) * terms.pue * plan.gpus * seconds
     drawn = energy(prediction, seconds, terms)
     steps = math.ceil(needed.samples / plan.global_batch)
-    return Training(wanted, needed.samples, steps, seconds, (low, high), rate, price, drawn, limit, terms, failing)
+    return Training(amount, needed.samples, steps, seconds, (low, high), rate, price, drawn, limit, terms, failing)
 
 
-def _need(prediction: Prediction, wanted: Amount, critical_batch: float | None) -> Need:
+def _need(prediction: Prediction, amount: Amount, critical_batch: float | None) -> Need:
     """Whole steps that see a fixed amount of samples."""
     batch = prediction.plan.global_batch
-    samples = samples_to_target(samples=wanted.samples, global_batch=batch, critical_batch=critical_batch)
+    samples = samples_to_target(samples=amount.samples, global_batch=batch, critical_batch=critical_batch)
     work = math.ceil(samples / batch) * step_seconds(prediction)
     low, high = (end / prediction.step_time for end in prediction.interval)
-    unsure = NINETY * wanted.sigma
+    unsure = NINETY * amount.sigma
     ends = math.exp(-math.hypot(unsure, math.log(low))), math.exp(math.hypot(unsure, math.log(high)))
     return Need(samples, work, (work * ends[0], work * ends[1]))
 
 
-def with_length(long_run: LongRunOptions | None, wanted: Amount | None) -> LongRunOptions | None:
+def with_length(long_run: LongRunOptions | None, amount: Amount | None) -> LongRunOptions | None:
     """The options of a long run whose length is stated; SpecError where it is not."""
-    if long_run is not None and wanted is None:
+    if long_run is not None and amount is None:
         raise SpecError("--goodput: how long the run is has to be stated: --tokens, --samples, --epochs or --target")
     return long_run
 
@@ -233,5 +233,5 @@ def _written_off(system: System, gpus: int, seconds: float) -> tuple[float | Non
         return None, None
     rate = quote.value / seconds
     bought = f"bought at {quote.value:,.0f} USD for each GPU, written off over {seconds / YEAR:.3g} years"
-    told = f"{bought}; {quote.price.source}"
-    return rate * gpus, quote.price.model_copy(update={"rate": rate, "source": told})
+    source = f"{bought}; {quote.price.source}"
+    return rate * gpus, quote.price.model_copy(update={"rate": rate, "source": source})

@@ -100,7 +100,7 @@ def test_spending_names_the_cheapest_count_and_the_price_of_time_saved() -> None
         Run(global_batch=512),
         (1, 8, 64),
         "strong",
-        wanted=Amount(1e11, "x"),
+        amount=Amount(1e11, "x"),
         tariff=tariff,
     )
     costs = [point.training.cost or 0 for point in curve.points if point.training]

@@ -130,13 +130,13 @@ def plan_(
         _other_search(model, names[0], gpus, run, None if per_layer else price, top, as_json)
         return
     size: dict[str, Any] = {"objective": objective, "top": top, "run": run}
-    asked: dict[str, Any] = {"tokens": tokens, "epochs": epochs, "samples": samples, "target": target}
-    asked |= {"deadline": deadline, "budget": budget}
+    goal: dict[str, Any] = {"tokens": tokens, "epochs": epochs, "samples": samples, "target": target}
+    goal |= {"deadline": deadline, "budget": budget}
     terms = {**asdict(rates), **long_run.keywords()}
     plain = {**asdict(TariffOptions()), **LongRunFlags().keywords()}
     answer: Planned | Searched
-    if systems is not None or terms != plain or any(value is not None for value in asked.values()):
-        answer = questions.plan(model, names, gpus, **asked, **terms, **size)
+    if systems is not None or terms != plain or any(value is not None for value in goal.values()):
+        answer = questions.plan(model, names, gpus, **goal, **terms, **size)
     else:
         answer = questions.search(model, names[0], gpus, explain=explain, **size)
     _draw(answer, path, page)
@@ -161,7 +161,7 @@ def _other_search(
     model: str,
     system: str,
     gpus: str,
-    asked: Run,
+    stated_run: Run,
     price: tuple[float | None, float | None] | None,
     top: int,
     as_json: bool,
@@ -174,7 +174,7 @@ def _other_search(
     from paleo.specs.model import load_model
 
     network, machine, counts = load_model(model), load_system(system), gpu_counts(gpus)
-    run, names = asked.model_copy(update={"gpus": counts[0], "strategy": "dp"}), (network.name, machine.name)
+    run, names = stated_run.model_copy(update={"gpus": counts[0], "strategy": "dp"}), (network.name, machine.name)
     if price is None:
         from paleo.search.hybrid import hybrid
 
@@ -187,7 +187,7 @@ def _other_search(
     stated = _listed(run.compress, "--compress") if run.compress is not None else ["none"]
     compressions = [None if name in ("none", "dense") else name for name in stated]
     searched = mode_search(
-        network, machine, run, StalenessPrice(*price), counts=counts, space=narrowed(asked), top=top,
+        network, machine, run, StalenessPrice(*price), counts=counts, space=narrowed(stated_run), top=top,
         consistencies=consistencies, compressions=compressions,
     )  # fmt: skip
     show_document(lambda: shown.modes_document(*names, searched), lambda: shown.modes_table(*names, searched), as_json)

@@ -77,22 +77,26 @@ def report(
     from paleo.studies.training import stated_amount, usual_amount
 
     path = checked_output(output, (".html", ".htm"))
-    network, asked = load_model(model), options.run()
-    run = asked if "strategy" in asked.model_fields_set else asked.model_copy(update={"strategy": comparison.AUTO})
+    network, stated_run = load_model(model), options.run()
+    run = (
+        stated_run
+        if "strategy" in stated_run.model_fields_set
+        else stated_run.model_copy(update={"strategy": comparison.AUTO})
+    )
     stated = stated_amount(network, run, epochs=epochs, samples=samples, tokens=tokens)
-    run, wanted = aimed(network, run, target, stated)
+    run, amount = aimed(network, run, target, stated)
     study = purchase.purchase(
         purchase.Asked(
             network,
             systems_with_counts(systems, run.gpus),
             run,
-            wanted or usual_amount(network),
+            amount or usual_amount(network),
             rates.tariff(),
             critical_batch,
             comparison.objective_named(objective or "cost"),
             tuple(gpu_counts(counts)) if counts is not None else (),
             scalings(mode)[0],
-            planner_of(asked, run.software),
+            planner_of(stated_run, run.software),
             long_run.stated(),
         )
     )

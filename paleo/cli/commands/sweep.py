@@ -33,10 +33,12 @@ def sweep(
     from paleo.studies.study_file import load_study
     from paleo.studies.sweep_points import dask, local
 
-    asked = load_study(study)
+    definition = load_study(study)
     target = Path(output) if output is not None else Path(study).with_suffix(".csv")
-    evaluator = dask(scheduler) if scheduler is not None else local(asked, jobs)
+    evaluator = dask(scheduler) if scheduler is not None else local(definition, jobs)
     with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(f"{asked.points:,} points")
-        rows = studies.sweep(asked, target, evaluator, lambda done, all_: bar.update(task, completed=done, total=all_))
-    sys.stderr.write(f"wrote {target}: {rows:,} rows of {asked.points:,} points\n")
+        task = bar.add_task(f"{definition.points:,} points")
+        rows = studies.sweep(
+            definition, target, evaluator, lambda done, all_: bar.update(task, completed=done, total=all_)
+        )
+    sys.stderr.write(f"wrote {target}: {rows:,} rows of {definition.points:,} points\n")
