@@ -17,7 +17,7 @@ from paleo.predict import Prediction
 from paleo.pricing.power import BOARD, PowerParameters
 from paleo.validate.kinds.base import number, read_table
 from paleo.validate.steps.base import CELL_ERRORS, records
-from paleo.validate.steps.power import PowerTable, drawn
+from paleo.validate.steps.power import PowerTable, drawn, seconds_of
 
 if TYPE_CHECKING:
     from paleo.calibrate.fit import Array
@@ -71,8 +71,17 @@ def _predicted(frame: pd.DataFrame) -> tuple[pd.DataFrame, Predicted]:
         if run_of(row) not in known:
             known[run_of(row)] = _prediction(table, row)
     stated = np.isfinite(table.measured(frame)) & np.isfinite(number(frame, "power_limit_w", float("nan")))
-    sound = stated & np.array([known[run_of(row)] is not None for row in records(frame)], dtype=bool)
+    sound = stated & np.array([known[run_of(row)] is not None and _timed(row) for row in records(frame)], dtype=bool)
     return frame[sound], {name: prediction for name, prediction in known.items() if prediction is not None}
+
+
+def _timed(row: Row) -> bool:
+    """Whether what a row states of its times can be read."""
+    try:
+        seconds_of(row)
+    except (PaleoError, *CELL_ERRORS):
+        return False
+    return True
 
 
 def _prediction(table: PowerTable, row: Row) -> Prediction | None:

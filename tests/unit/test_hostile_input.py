@@ -13,8 +13,10 @@ import pytest
 
 from paleo import Run, load_model, load_system, predict
 from paleo.cli import run
+from paleo.errors import SpecError
 from paleo.search.space import divisors
 from paleo.validate.kinds.base import MOST_TABLE_BYTES, read_table
+from paleo.validate.steps.power import seconds_of
 from paleo.validate.tables import table_of
 
 HEADER = "source,device,library,dtype,m,n,k,batch,time_us\n"
@@ -288,3 +290,20 @@ def test_options_that_change_nothing_say_so(options: dict[str, object], idle: st
 def test_a_report_is_a_page(capsys: pytest.CaptureFixture[str]) -> None:
     call = ["report", "lenet", "--systems", "dgx-h100", "--gpus", "8", "-o", "answer.pdf"]
     assert "expected a name that ends in .html" in line(call, capsys)
+
+
+@pytest.mark.parametrize("time", ["1e-308", "1e300"])
+def test_times_that_nobody_can_measure_leave_out_their_row(
+    time: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "t.csv"
+    table.write_text(f"{HEADER}s,l40s,cuBLAS,bf16,512,512,512,1,{time}\ns,l40s,cuBLAS,bf16,512,512,512,1,9\n")
+    assert run(["validate", str(table), "--json"]) == 0
+    file = json.loads(capsys.readouterr().out)["files"][0]
+    assert (file["predicted"], list(file["unsupported_reasons"])) == (1, ["time_us is missing or not above zero"])
+
+
+@pytest.mark.parametrize("cell", ["device", "-1", "inf", "9" * 400])
+def test_a_time_of_a_power_row_that_is_no_number_is_named(cell: str) -> None:
+    with pytest.raises(SpecError, match="iteration_ms .* is not a number above zero"):
+        seconds_of({"iteration_ms": cell})

@@ -38,6 +38,8 @@ Array = npt.NDArray[np.float64]
 Figures = TypeVar("Figures")
 #: Six times the largest of the tables that this was made with; unpacked.
 MOST_TABLE_BYTES = 64_000_000
+#: Bounds of what is measured, in whatever unit a column has: attoseconds are none, nor is the age of the universe.
+LEAST_MEASURED, MOST_MEASURED = 2.0**-60, 2.0**90
 #: Columns that every kind may use, whether or not its header names them.
 COMMON = frozenset({"source", "library", "dtype", "time_us"})
 
@@ -120,11 +122,11 @@ class TableKind(ABC, Generic[Figures]):
         return figures.name, figures.architecture, figures.memory_kind  # type: ignore[attr-defined]
 
     def measured(self, frame: pd.DataFrame) -> Array:
-        """Measured seconds; nan where a cell is empty, no number, or not above zero."""
+        """Measured seconds; nan where a cell is empty, no number, not above zero or beyond all that can be measured."""
         if self.measured_column not in frame.columns:
             raise SpecError(f"column {self.measured_column!r} is missing; {near(self.measured_column, frame.columns)}")
         times = pd.to_numeric(frame[self.measured_column], errors="coerce").to_numpy(dtype=np.float64)
-        return np.where(np.isfinite(times) & (times > 0), times, np.nan) * self.measured_unit
+        return np.where((times > LEAST_MEASURED) & (times < MOST_MEASURED), times, np.nan) * self.measured_unit
 
     @abstractmethod
     def family(self, frame: pd.DataFrame) -> pd.Series[str]:

@@ -60,11 +60,22 @@ def network_of(row: Row) -> MeasuredNetwork:
 def seconds_of(row: Row) -> float | None:
     """Time of an iteration that a row states, or what follows from that of an epoch."""
     if filled(row, "iteration_ms"):
-        return float(row["iteration_ms"]) * MILLISECOND
+        return _stated(row, "iteration_ms") * MILLISECOND
     samples = network_of(row).samples
     if samples is None or not filled(row, "time_per_epoch_s"):
         return None
-    return float(row["time_per_epoch_s"]) * whole(row, "batch_size") / samples
+    return _stated(row, "time_per_epoch_s") * whole(row, "batch_size") / samples
+
+
+def _stated(row: Row, key: str) -> float:
+    """A cell as a number above zero; SpecError where it is none."""
+    try:
+        value = float(row[key])
+    except (TypeError, ValueError):
+        value = float("nan")
+    if not 0 < value < float("inf"):
+        raise SpecError(f"{key} {row[key]!r:.60} is not a number above zero")
+    return value
 
 
 def drawn(row: Row, prediction: Prediction, figures: PowerParameters | None = None) -> Power:
