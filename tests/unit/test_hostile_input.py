@@ -305,5 +305,5 @@ def test_times_that_nobody_can_measure_leave_out_their_row(
 
 @pytest.mark.parametrize("cell", ["device", "-1", "inf", "9" * 400])
 def test_a_time_of_a_power_row_that_is_no_number_is_named(cell: str) -> None:
-    with pytest.raises(SpecError, match="iteration_ms .* is not a number above zero"):
+    with pytest.raises(SpecError, match="is not a number above zero"):
         seconds_of({"iteration_ms": cell})
