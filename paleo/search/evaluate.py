@@ -41,6 +41,8 @@ def evaluate(points: Points, layouts: Sequence[Layout], space: Space, backend: B
     for group in every:
         members = _Members.of(points, layouts, space, backend, group)
         solved += members.single() if group.stages == 1 else members.pipelined()
+        members.cases.shared.forget()
+        members.cases.layouts.shared.forget()
     return Results.of(every, solved)
 
 
@@ -166,12 +168,13 @@ class _Members:
         stated: tuple[int, ...] | None = None,
     ) -> Solved:
         """Steps of the cases at some positions; of these, those that are configurations of their own."""
-        cases, rows = (index + self.group.before).astype(np.int32), np.arange(len(index), dtype=np.int32)
-        batch = replace(steps.batch, shared=Shared())  # without what its step was made of, which takes much memory
-        if chosen is None or chosen.all():
-            return Solved(batch, stated, cases, rows, steps.step_time, steps.memory)
-        rows = rows[chosen]
-        return Solved(batch, stated, cases[rows], rows, steps.step_time[rows], steps.memory[rows])
+        rows = index.astype(np.int32)
+        # the cases of the group, which all of its batches share: those of a cut alone would take much memory
+        batch = replace(steps.batch, cases=self.cases, arrival=self.arrival, shared=Shared())
+        step_time, memory = steps.step_time, steps.memory
+        if chosen is not None and not chosen.all():
+            rows, step_time, memory = rows[chosen], step_time[chosen], memory[chosen]
+        return Solved(batch, stated, rows + np.int32(self.group.before), rows, step_time, memory)
 
     # cuts
 

@@ -60,6 +60,10 @@ class Shared:
             self._figures[key] = compute()
         return self._figures[key]  # type: ignore[return-value]
 
+    def forget(self) -> None:
+        """Frees the figures; those that are asked for again are computed again."""
+        self._figures.clear()
+
 
 @dataclass(frozen=True, slots=True)
 class Owed:
