@@ -138,6 +138,12 @@ class Prediction:
         saved = float(self.steps.step_time[0] - step(batch.without_contention()).step_time[0])
         return min(max(saved, 0.0), self.breakdown.communication_exposed)
 
+    def variant(self, system: System | None = None, software: Software | None = None, **fields: object) -> Prediction:
+        """The prediction of a run that differs in some ``fields``, at the same microbatch unless that is one of them;
+        on another ``system`` where one is given. ``software`` as in `predict`."""
+        run = self.run.model_copy(update={"microbatch": self.plan.microbatch, **fields})
+        return predict(self.model, self.system if system is None else system, run, software)
+
     @property
     def step_time(self) -> float:
         """Seconds of one step."""

@@ -22,13 +22,12 @@ from typing import TYPE_CHECKING, Literal
 
 from paleo.errors import PlanError, near
 from paleo.layers.base import LAYERS
-from paleo.network.graph import Graph
 from paleo.parallel.mesh import AXES, Axes
 from paleo.registry import Registry
 from paleo.units import listed, whole_number
 
 if TYPE_CHECKING:
-    from paleo.network.graph import Node
+    from paleo.network.graph import Graph, Node
     from paleo.parallel.mesh import Mesh
 
 #: dim -> mesh axes that divide it.
@@ -153,7 +152,7 @@ def ranks_in_a_node(devices_per_node: int, replicas: int, split: int) -> int:
     return max((ranks for ranks in range(1, devices_per_node // split + 1) if replicas % ranks == 0), default=1)
 
 
-Preset = Callable[[Graph, Strategy], Placement]
+Preset = Callable[["Graph", Strategy], Placement]
 STRATEGIES: Registry[Preset] = Registry("strategy", "paleo.parallel")
 
 

@@ -11,7 +11,6 @@ from paleo.errors import PlanError
 from paleo.report.charts import COLOURS, Curve, Mark, curves
 from paleo.studies import placement
 from paleo.studies.compression import against_bandwidth
-from paleo.studies.purchase import curve_of
 from paleo.units import GIGA, duration, engineering, time_unit
 
 if TYPE_CHECKING:
@@ -74,7 +73,7 @@ def _compression(prediction: Prediction) -> Iterator[Panel]:
 
 def _consistency(study: Purchase, offer: Offer, prediction: Prediction) -> Iterator[Panel]:
     """Updates a second and staleness over workers, beside synchronous steps, with the knee of the servers."""
-    named, plain = offer.curve, curve_of(study.asked, prediction, consistency=SYNCHRONOUS)
+    named, plain = offer.curve, study.asked.curve(prediction, consistency=SYNCHRONOUS)
     if named is None or plain is None:
         return
     both = ((SYNCHRONOUS, plain, PLAIN), (named.consistency, named, NAMED))
@@ -98,7 +97,7 @@ def _consistency(study: Purchase, offer: Offer, prediction: Prediction) -> Itera
 
 def _placement(study: Purchase, offer: Offer, prediction: Prediction) -> Iterator[Panel]:
     """Steps on packed nodes and on those of the question over GPUs, and when that matters."""
-    named, plain = offer.curve, curve_of(study.asked, prediction, nodes=PACKED)
+    named, plain = offer.curve, study.asked.curve(prediction, nodes=PACKED)
     if named is None or plain is None:
         return
     both = ((PACKED, plain, PLAIN), (named.nodes, named, NAMED))

@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 
 from paleo.errors import SpecError
 from paleo.specs.catalog import entries, read_entry
-from paleo.specs.expressions import FileCache
+from paleo.specs.file_cache import FileCache
 from paleo.specs.loading import Spec, Text, validate
 
 Count = Annotated[int, Field(ge=0)]

@@ -18,7 +18,7 @@ from pydantic import Field, model_validator
 
 from paleo.errors import PlanError, SpecError, near
 from paleo.specs.catalog import device_named, entries, is_path, kind_of, read_entry, read_inline
-from paleo.specs.expressions import FileCache
+from paleo.specs.file_cache import FileCache
 from paleo.specs.loading import PositiveCount, Spec, Text, validate
 from paleo.units import (
     Bytes,

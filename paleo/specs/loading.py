@@ -18,7 +18,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from paleo.errors import SpecError, near
-from paleo.specs.expressions import record
+from paleo.specs.file_cache import record
 
 #: Far above any spec that a person writes, far below what would keep a reader waiting.
 MAX_FILE_BYTES = 4_000_000

@@ -19,7 +19,7 @@ from paleo.errors import SpecError, near
 from paleo.operations.tensor import Scaling
 from paleo.specs.calibration import Residual
 from paleo.specs.catalog import is_path, read_entry
-from paleo.specs.expressions import FileCache
+from paleo.specs.file_cache import FileCache
 from paleo.specs.loading import PositiveCount, Spec, Text, validate
 from paleo.units import MEBIBYTE, Bytes, BytesPerSecond, FlopsPerSecond, Hertz, Seconds, Watts, duration, gibibytes
 

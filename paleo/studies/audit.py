@@ -27,8 +27,6 @@ from paleo.studies.changed_system import FIGURES
 if TYPE_CHECKING:
     from paleo.logs.base import Log, StepRecord
     from paleo.predict import Prediction
-    from paleo.specs.hardware import System
-    from paleo.specs.software import Software
 
 #: Relative standard deviation of a quantity where model and machine agree.
 DEVIATION = {"step": 0.025, "memory": 0.04, "samples": 0.002, "spread": 0.05, "unsteadiness": 0.03}
@@ -190,43 +188,35 @@ class Hypothesis:
             yield Fault(self.name, factor, self.advice, prediction, evidence, price + misfit(measured, evidence))
 
 
-def _again(
-    expected: Prediction, system: System | None = None, software: Software | None = None, **run: object
-) -> Prediction:
-    stated = {"microbatch": expected.plan.microbatch, **run}
-    chosen = expected.run.model_copy(update=stated)
-    return predict(expected.model, expected.system if system is None else system, chosen, software)
-
-
 def _hardware(figure: str) -> Callable[[Prediction, float], Prediction]:
-    return lambda expected, factor: _again(expected, FIGURES[figure](expected.system, factor))
+    return lambda expected, factor: expected.variant(FIGURES[figure](expected.system, factor))
 
 
 def _clock(expected: Prediction, factor: float) -> Prediction:
-    return _again(expected, FIGURES["arithmetic (FLOP/s)"](expected.system, factor))
+    return expected.variant(FIGURES["arithmetic (FLOP/s)"](expected.system, factor))
 
 
 def _slower_host(expected: Prediction, factor: float) -> Prediction:
     software = load_software(expected.run.software)
     host = software.host
     slower = host.model_copy(update={"forward": host.forward * factor, "backward": host.backward * factor})
-    return _again(expected, software=software.model_copy(update={"host": slower}))
+    return expected.variant(software=software.model_copy(update={"host": slower}))
 
 
 def _without_overlap(expected: Prediction, factor: float) -> Prediction:
-    return _again(expected, exchange="after")
+    return expected.variant(exchange="after")
 
 
 def _eager_attention(expected: Prediction, factor: float) -> Prediction:
-    return _again(expected, attention="unfused")
+    return expected.variant(attention="unfused")
 
 
 def _another_batch(expected: Prediction, factor: float) -> Prediction:
-    return _again(expected, global_batch=max(1, round(expected.plan.global_batch * factor)), batch=None)
+    return expected.variant(global_batch=max(1, round(expected.plan.global_batch * factor)), batch=None)
 
 
 def _recomputing(expected: Prediction, factor: float) -> Prediction:
-    return _again(expected, recompute="none" if expected.run.recompute == "full" else "full")
+    return expected.variant(recompute="none" if expected.run.recompute == "full" else "full")
 
 
 def _as_is(expected: Prediction, factor: float) -> Prediction:

@@ -11,7 +11,6 @@ import numpy as np
 from paleo.compression.base import Message, break_even_rate, wire_bytes
 from paleo.errors import PlanError
 from paleo.parallel.mesh import BATCH_AXES
-from paleo.predict import predict
 from paleo.step.compression import scaled
 from paleo.studies.changed_system import changed
 
@@ -57,8 +56,7 @@ def studied(prediction: Prediction) -> CompressionStudy | None:
     method = batch.backend.compression
     if method is None:
         return None
-    run = prediction.run.model_copy(update={"compress": None, "microbatch": prediction.plan.microbatch})
-    dense = predict(prediction.model, prediction.system, run)
+    dense = prediction.variant(compress=None)
     kinds = batch.assignment.kinds.stages
     elements = float(batch.layouts.elements(kinds, trained=True).max())
     gradient = scaled(batch.layouts.gradient(0, BATCH_AXES), elements)
@@ -100,8 +98,7 @@ def against_bandwidth(prediction: Prediction, factors: Sequence[float] = FACTORS
     for factor in factors:
         system = changed(prediction.system, f"levels[{level}].link.bandwidth", f"x{factor:.6f}")
         for method, seconds in steps.items():
-            run = prediction.run.model_copy(update={"compress": method, "microbatch": prediction.plan.microbatch})
-            seconds.append(predict(prediction.model, system, run).step_time)
+            seconds.append(prediction.variant(system, compress=method).step_time)
     rates = tuple(stated * factor for factor in factors)
     coded, dense = (tuple(seconds) for seconds in steps.values())
     return BandwidthCurve(rates, coded, dense, stated, _crossing(rates, coded, dense))

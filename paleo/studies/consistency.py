@@ -11,7 +11,6 @@ import numpy as np
 from paleo.consistency.base import Server, Workload, consistency
 from paleo.errors import PlanError
 from paleo.parallel.mesh import BATCH_AXES
-from paleo.predict import predict
 from paleo.step.stragglers import Noise
 
 if TYPE_CHECKING:
@@ -111,9 +110,7 @@ def workload(prediction: Prediction) -> Workload:
 
 def _unhidden(prediction: Prediction) -> Prediction:
     """The same run with its gradients summed after the passes."""
-    microbatch = prediction.plan.microbatch
-    run = prediction.run.model_copy(update={"exchange": "after", "microbatch": microbatch})
-    return predict(prediction.model, prediction.system, run)
+    return prediction.variant(exchange="after")
 
 
 def _neighbour(prediction: Prediction, payload: float) -> float:

@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from paleo.predict import predict
 from paleo.pricing.links.topology import node_placement, placed
 from paleo.units import whole_percent
 
@@ -68,8 +67,7 @@ def studied(prediction: Prediction) -> PlacementStudy | None:
     if placement.usual or not any(system.joins_nodes(level) for level in system.levels):
         return None
     nodes = math.ceil(prediction.plan.gpus / system.devices_per_node)
-    stated = {"nodes": "packed", "background": 0.0, "neighbour": None, "microbatch": prediction.plan.microbatch}
-    packed = predict(prediction.model, system, run.model_copy(update=stated))
+    packed = prediction.variant(nodes="packed", background=0.0, neighbour=None)
     return PlacementStudy(prediction, packed, placement, placed(system, nodes, placement), nodes)
 
 

@@ -48,6 +48,22 @@ class Asked:
     planner: Planner = recommended
     long_run: LongRunOptions | None = None
 
+    def curve(self, best: Prediction, **changes: Any) -> ScaleCurve | None:
+        """How the plan of a system scales over the counts asked for that its degrees can use; ``changes`` replace
+        fields of its run."""
+        ranks = best.plan.mesh.size // best.plan.mesh.degree("dp")
+        capacity = best.system.capacity
+        counts = [count for count in self.counts if count % ranks == 0 and (capacity is None or count <= capacity)]
+        if not counts:
+            return None
+        run = best.run.model_copy(update={"strategy": without_replicas(best.run.strategy), **changes})
+        if self.scaling == "weak":
+            run = run.model_copy(update={"batch": best.plan.local_batch, "global_batch": None})
+        try:
+            return scale(self.model, best.system, run, counts, self.scaling, self.long_run)
+        except PlanError:
+            return None
+
 
 @dataclass(frozen=True, slots=True)
 class Sensitivity:
@@ -156,25 +172,8 @@ def _offer(request: Asked, system: System, gpus: int, batch: int) -> Offer:
         fitting[1] if len(fitting) > 1 else None,
         power(best),
         sensitivity(best),
-        curve_of(request, best),
+        request.curve(best),
     )
-
-
-def curve_of(request: Asked, best: Prediction, **changes: Any) -> ScaleCurve | None:
-    """How the recommended plan scales on this system, over the counts asked for that its degrees can use; ``changes``
-    replace fields of its run."""
-    ranks = best.plan.mesh.size // best.plan.mesh.degree("dp")
-    capacity = best.system.capacity
-    counts = [count for count in request.counts if count % ranks == 0 and (capacity is None or count <= capacity)]
-    if not counts:
-        return None
-    run = best.run.model_copy(update={"strategy": without_replicas(best.run.strategy), **changes})
-    if request.scaling == "weak":
-        run = run.model_copy(update={"batch": best.plan.local_batch, "global_batch": None})
-    try:
-        return scale(request.model, best.system, run, counts, request.scaling, request.long_run)
-    except PlanError:
-        return None
 
 
 # what if the hardware were another
@@ -188,10 +187,6 @@ def sensitivity(prediction: Prediction, change: float = CHANGE) -> tuple[Sensiti
 
 
 def _moved(prediction: Prediction, figure: str, change: float) -> Sensitivity:
-    run = prediction.run.model_copy(update={"microbatch": prediction.plan.microbatch})
-    low, high = (
-        predict(prediction.model, FIGURES[figure](prediction.system, factor), run)
-        for factor in (1 - change, 1 + change)
-    )
+    low, high = (prediction.variant(FIGURES[figure](prediction.system, factor)) for factor in (1 - change, 1 + change))
     step = prediction.step_time
     return Sensitivity(figure, low.step_time / step, high.step_time / step, low.memory.fits, high.memory.fits)

@@ -23,7 +23,7 @@ from paleo.errors import PaleoError, SpecError
 from paleo.predict import predict
 from paleo.specs.calibration import load_calibration
 from paleo.specs.catalog import is_path, release
-from paleo.specs.expressions import changed_files, recorded
+from paleo.specs.file_cache import changed_files, recorded
 from paleo.specs.hardware import load_system
 from paleo.specs.model import load_model
 from paleo.specs.software import load_software

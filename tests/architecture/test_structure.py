@@ -9,10 +9,12 @@ from pathlib import Path
 
 from tests.conftest import BY_PARAMETER, TOGETHER, group
 from tests.sizes import body_length
-from tests.structure import circles, import_graph, trees
+from tests.structure import circles, import_graph, longest_chain, trees
 
 #: Lines of the longest body.
 LONGEST_BODY = 50
+#: Modules of the longest chain of imports.
+LONGEST_CHAIN = 14
 
 #: Names that say nothing of what they stand for.
 PRONOUNS = frozenset({"made", "one", "found", "own", "held", "it", "here", "what", "thing", "stuff"})
@@ -21,6 +23,12 @@ PRONOUNS = frozenset({"made", "one", "found", "own", "held", "it", "here", "what
 def test_no_modules_import_each_other() -> None:
     """Imports inside functions count, too."""
     assert circles(import_graph()) == []
+
+
+def test_chains_of_imports_are_short() -> None:
+    """Of imports that run when a module is loaded."""
+    chain = longest_chain(import_graph(lazily=False))
+    assert len(chain) <= LONGEST_CHAIN, chain
 
 
 def test_files_whose_tests_form_a_group_are_there() -> None:
