@@ -267,7 +267,19 @@ class _Asked:
             raise SpecError(f"paleo.{name}: {', '.join(stated)} beside run=…; state the run in one way")
         tariff = stated_tariff(**{key: value for key, value in options.items() if key in of_tariff})
         long = {key: value for key, value in options.items() if key in of_long_run}
-        return cls(run or validate(Run, stated, f"paleo.{name}"), tariff, stated_long_run(**long))
+        whole = run or validate(Run, stated, f"paleo.{name}")
+        return cls(of_any_software(whole) if name in SEARCHES else whole, tariff, stated_long_run(**long))
+
+
+#: Questions that are answered by a search, and the software of those that ask for whatever any framework runs.
+SEARCHES, ANY = ("plan", "search"), "any"
+
+
+def of_any_software(run: Run) -> Run:
+    """A run whose ``software`` is ``any`` under the default profile, which leaves no schedule out of a search."""
+    if run.software != ANY:
+        return run
+    return run.model_copy(update={"software": Run.model_fields["software"].default})
 
 
 def _check_keywords(name: str, options: Mapping[str, Any], known: set[str]) -> None:

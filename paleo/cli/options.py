@@ -136,7 +136,10 @@ class RunOptions:
     ] = None
     software: Annotated[
         str | None,
-        _option("Profile of a framework, NAME or NAME@RELEASE. [pytorch-eager]", autocompletion=completes("software")),
+        _option(
+            "Profile of a framework, NAME or NAME@RELEASE; plan: any, for what any of them runs. [pytorch-eager]",
+            autocompletion=completes("software"),
+        ),
     ] = None
     calibration: Annotated[
         str | None,

@@ -99,6 +99,16 @@ def test_only_schedules_that_a_framework_runs() -> None:
     assert runnable(stated, "mxnet") == stated  # it is asked what pipelines would do
 
 
+def test_any_software_leaves_nothing_out(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("--system", "dgx-a100-80gb", "--gpus", "8", "--global-batch", "32")
+    plain, every, some = (
+        printed(capsys, "plan", MODEL, *arguments, *software)
+        for software in ((), ("--software", "any"), ("--software", "megatron-core"))
+    )
+    assert every["configurations"] == plain["configurations"] > some["configurations"]
+    assert every["plans"] == plain["plans"]
+
+
 def test_a_framework_without_pipelines_has_no_plan_with_stages() -> None:
     search = plans.search(
         load_model("alexnet"), load_system("pcie3-8gpu"), Run(global_batch=64, gpus=4, software="mxnet"), top=50,

@@ -68,7 +68,7 @@ def report(
     """
     import datetime
 
-    from paleo.questions import gpu_counts, planner_of, systems_with_counts
+    from paleo.questions import gpu_counts, of_any_software, planner_of, systems_with_counts
     from paleo.report.html import report as page
     from paleo.specs.model import load_model
     from paleo.studies import comparison, purchase
@@ -77,7 +77,7 @@ def report(
     from paleo.studies.training import stated_amount, usual_amount
 
     path = checked_output(output, (".html", ".htm"))
-    network, stated_run = load_model(model), options.run()
+    network, stated_run = load_model(model), of_any_software(options.run())
     run = (
         stated_run
         if "strategy" in stated_run.model_fields_set
