@@ -211,7 +211,7 @@ def predict(
     arriving = backend.input_pipeline(graph, layout.gpus, layout.mesh.size / layout.dp, layout.local_batch)
     steps = step(single_batch(program, layout, backend, arriving))
     breakdown = Breakdown(**{part: float(seconds[0]) for part, seconds in steps.parts.items()})
-    away = float(steps.stage_memory.away.mean())
+    host_bytes = float(steps.stage_memory.away.mean())
     flops = _model_flops(graph, backend.formats, layout, run)
     return Prediction(
         model,
@@ -231,11 +231,11 @@ def predict(
         (
             *warnings(layout, graph, placed),
             *idle_options(run, system, layout),
-            *host_warnings(system, layout, away),
+            *host_warnings(system, layout, host_bytes),
             *rare_utilisation(system, layout, flops / breakdown.step),
             *loading_warnings(run, breakdown.input / breakdown.step),
         ),
-        away,
+        host_bytes,
         arriving,
         tuple(program.pieces),
     )
@@ -290,7 +290,7 @@ def _interval(priced_program: Priced, graph: Graph, seconds: float, *, constants
 
     def half_width(factors: Array) -> float:
         logs = np.abs(np.log(factors)) + np.where(guessed, np.log(OPAQUE_SPREAD), 0.0)
-        together, apart = float((shares * logs).sum()), float(((shares * logs) ** 2).sum())
-        return float(np.sqrt(common * together**2 + (1.0 - common) * apart + stack**2))
+        linear, squares = float((shares * logs).sum()), float(((shares * logs) ** 2).sum())
+        return float(np.sqrt(common * linear**2 + (1.0 - common) * squares + stack**2))
 
     return seconds * float(np.exp(-half_width(kernels.low))), seconds * float(np.exp(half_width(kernels.high)))

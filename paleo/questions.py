@@ -68,15 +68,15 @@ def estimate(
     **options: Any,
 ) -> Estimate:
     """One configuration: its step, memory, throughput; time, rent and energy of a training."""
-    asked = _Asked.of("estimate", run, options)
+    question = _Question.of("estimate", run, options)
     network = _model(model)
-    run_of_task, _ = aimed(network, asked.run, target, None)
+    run_of_task, _ = aimed(network, question.run, target, None)
     step = predict(network, _system(system), run_of_task)
-    each = step.graph.tokens_per_sample
-    stated = amount(network, epochs=epochs, samples=samples, tokens=tokens, tokens_per_sample=each)
-    wanted, notes = amount_for(step, Goal(loss, target, noise_scale), stated)
-    failing = with_length(asked.long_run, wanted)
-    cost = None if wanted is None else training(step, wanted, asked.tariff, long_run=failing)
+    tokens_of_sample = step.graph.tokens_per_sample
+    stated = amount(network, epochs=epochs, samples=samples, tokens=tokens, tokens_per_sample=tokens_of_sample)
+    training_amount, notes = amount_for(step, Goal(loss, target, noise_scale), stated)
+    failing = with_length(question.long_run, training_amount)
+    cost = None if training_amount is None else training(step, training_amount, question.tariff, long_run=failing)
     return Estimate(step, cost, advise(step), Blocks(step), notes)
 
 
@@ -97,17 +97,17 @@ def scale(
     for each."""
     from paleo.studies import scaling
 
-    asked = _Asked.of("scale", run, options)
-    kinds = scaling.scalings(mode or ("weak" if asked.run.global_batch is None else "strong"))
+    question = _Question.of("scale", run, options)
+    kinds = scaling.scalings(mode or ("weak" if question.run.global_batch is None else "strong"))
     network, machine = _model(model), _system(system)
     counts = gpu_counts(gpus)
-    stated = stated_amount(network, asked.run, epochs=epochs, samples=samples, tokens=tokens)
-    wanted = stated or usual_amount(network)
-    terms = asked.long_run, wanted, asked.tariff
+    stated = stated_amount(network, question.run, epochs=epochs, samples=samples, tokens=tokens)
+    training_amount = stated or usual_amount(network)
+    terms = question.long_run, training_amount, question.tariff
     curves = (
         scaling.scale(network, machine, variant, counts, kind, *terms)
         for kind in kinds
-        for variant in scaling.variants(asked.run)
+        for variant in scaling.variants(question.run)
     )
     return ScalingCurves(network, machine, tuple(curves))
 
@@ -128,13 +128,13 @@ def compare(
     ``strategy="auto"`` each has the best plan of a search. ``gpus`` are those of every system that states none."""
     from paleo.studies import comparison
 
-    asked = _Asked.of("compare", run, options)
+    question = _Question.of("compare", run, options)
     network = _model(model)
-    stated = stated_amount(network, asked.run, epochs=epochs, samples=samples, tokens=tokens)
-    aimed_run, wanted = aimed(network, asked.run, target, stated)
-    offers, terms = systems_with_counts(systems, aimed_run.gpus), (wanted, asked.tariff, asked.long_run)
+    stated = stated_amount(network, question.run, epochs=epochs, samples=samples, tokens=tokens)
+    aimed_run, training_amount = aimed(network, question.run, target, stated)
+    offers, terms = systems_with_counts(systems, aimed_run.gpus), (training_amount, question.tariff, question.long_run)
     machines, counts = [system for system, _ in offers], [count for _, count in offers]
-    planner = planner_of(asked.run, aimed_run.software) if aimed_run.strategy == comparison.AUTO else None
+    planner = planner_of(question.run, aimed_run.software) if aimed_run.strategy == comparison.AUTO else None
     study = comparison.compare(network, machines, aimed_run, *terms, gpus=counts, planner=planner)
     return Compared(study if objective is None else study.ranked(comparison.objective_named(objective)))
 
@@ -156,7 +156,7 @@ def search(
 
     network, machine = _model(model), _system(system)
     counts = gpu_counts(gpus)
-    stated = _Asked.of("search", run, options, priced=False, long_run=False).run
+    stated = _Question.of("search", run, options, priced=False, long_run=False).run
     space, sized = narrowed(stated), stated.model_copy(update={"gpus": counts[0], "strategy": "dp"})
     ranking = plans.search(network, machine, sized, counts=counts, space=space, objective=objective, top=top)
     return Searched(network, machine, ranking, plans.explain(network, machine, ranking) if explain else None)
@@ -211,15 +211,15 @@ def plan(
     network = _model(model)
     machines = _machines(systems)
     counts = gpu_counts(gpus)
-    asked = _Asked.of("plan", run, options)
-    stated = stated_amount(network, asked.run, epochs=epochs, samples=samples, tokens=tokens)
-    aimed_run, wanted = aimed(network, asked.run, target, stated)
-    failing = with_length(asked.long_run, wanted)
-    if deadline is None and budget is None and (asked.tariff != Tariff() or objective in ("cost", "energy")):
-        wanted = wanted or usual_amount(network)
-    wish = replace(buying.stated_wish(wanted, deadline, budget, objective, asked.tariff), long_run=failing)
+    question = _Question.of("plan", run, options)
+    stated = stated_amount(network, question.run, epochs=epochs, samples=samples, tokens=tokens)
+    aimed_run, training_amount = aimed(network, question.run, target, stated)
+    failing = with_length(question.long_run, training_amount)
+    if deadline is None and budget is None and (question.tariff != Tariff() or objective in ("cost", "energy")):
+        training_amount = training_amount or usual_amount(network)
+    wish = replace(buying.stated_wish(training_amount, deadline, budget, objective, question.tariff), long_run=failing)
     sized = aimed_run.model_copy(update={"gpus": counts[0], "strategy": "dp"})
-    space = narrowed(asked.run, aimed_run.software)
+    space = narrowed(question.run, aimed_run.software)
     return Planned(buying.answer(network, machines, counts, sized, wish, space=space, top=top))
 
 
@@ -239,18 +239,18 @@ def target(
     from paleo.studies.learning import task_named
     from paleo.studies.target import over_counts, scaling
 
-    asked = _Asked.of("target", None, options, long_run=False)
+    question = _Question.of("target", None, options, long_run=False)
     goal = task_named(task, loss, noise_scale)
     machine, counts = _system(system), gpu_counts(gpus)
-    points = over_counts(goal, machine, counts, str(batch), **_stated(asked.run))
-    return TimeToTarget(goal, machine, scaling(points), asked.tariff)
+    points = over_counts(goal, machine, counts, str(batch), **_stated(question.run))
+    return TimeToTarget(goal, machine, scaling(points), question.tariff)
 
 
 # what is asked
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _Question:
     """The run, the tariff and the options of a long run that keywords state."""
 
     run: Run
@@ -258,7 +258,9 @@ class _Asked:
     long_run: LongRunOptions | None
 
     @classmethod
-    def of(cls, name: str, run: Run | None, options: Document, *, priced: bool = True, long_run: bool = True) -> _Asked:
+    def of(
+        cls, name: str, run: Run | None, options: Document, *, priced: bool = True, long_run: bool = True
+    ) -> _Question:
         of_run = {*Run.model_fields, SEQUENCE}
         of_tariff, of_long_run = TARIFF_WORDS if priced else set(), LONG_RUN_WORDS if long_run else set()
         _check_keywords(name, options, {*of_run, *of_tariff, *of_long_run})

@@ -95,8 +95,8 @@ def parse(text: object, dimension: str) -> float:
     except (ArithmeticError, ValueError):  # too large for Decimal, for a float, or for Python's longest text of digits
         value = math.inf
     if not math.isfinite(value):
-        shown = text if isinstance(text, str | float) else "this"
-        raise SpecError(f"{shown!r} is not a finite number; write it like {example!r}")
+        quoted = text if isinstance(text, str | float) else "this"
+        raise SpecError(f"{quoted!r} is not a finite number; write it like {example!r}")
     return value
 
 
@@ -120,8 +120,12 @@ def _unit_message(text: object, unit: str, dimension: str) -> str:
     for wrong, right in _MISSPELT.items():
         if unit.endswith(wrong) and unit[: -len(wrong)] + right in DIMENSIONS[dimension]:
             return f"{text!r}: the unit {unit!r} is written {unit[: -len(wrong)] + right!r} here"
-    others = [name for name, table in DIMENSIONS.items() if unit in table]
-    problem = f"is a unit of {others[0]}, not of {dimension}" if others else f"is not a unit of {dimension}"
+    other_dimensions = [name for name, table in DIMENSIONS.items() if unit in table]
+    problem = (
+        f"is a unit of {other_dimensions[0]}, not of {dimension}"
+        if other_dimensions
+        else f"is not a unit of {dimension}"
+    )
     return f"{text!r}: {unit!r} {problem}; write it like {example!r}"
 
 
@@ -151,15 +155,15 @@ class Quantity:
         """The SI value of a text with its unit; SpecError where it is none, or out of range."""
         return self.checked(parse(value, self.dimension), value)
 
-    def checked(self, number: float, shown: object) -> float:
-        """A number of SI units that lies in the range; ``shown`` stands for it in the message."""
+    def checked(self, number: float, quoted: object) -> float:
+        """A number of SI units that lies in the range; ``quoted`` is how the message quotes it."""
         least, most = RANGES[self.dimension]
         if number < 0 or (self.positive and number == 0):
-            raise SpecError(f"{shown!r} must be {'above zero' if self.positive else 'zero or more'}")
+            raise SpecError(f"{quoted!r} must be {'above zero' if self.positive else 'zero or more'}")
         if 0 < number < least:
-            raise SpecError(f"{shown!r} is absurdly small; write it like {_EXAMPLE[self.dimension]!r}")
+            raise SpecError(f"{quoted!r} is absurdly small; write it like {_EXAMPLE[self.dimension]!r}")
         if number > most:
-            raise SpecError(f"{shown!r} is absurdly large; write it like {_EXAMPLE[self.dimension]!r}")
+            raise SpecError(f"{quoted!r} is absurdly large; write it like {_EXAMPLE[self.dimension]!r}")
         return number
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
@@ -253,8 +257,8 @@ def counted(value: float, noun: str) -> str:
     for factor, word in ((TERA, "trillion"), (GIGA, "billion")):
         if value >= factor:
             return f"{_digits(value / factor, 3)} {word} {noun}s"
-    shown = f"{value:,.0f}" if float(value).is_integer() else f"{value:,g}"
-    return f"{shown} {noun}" if value == 1 else f"{shown} {noun}s"
+    digits = f"{value:,.0f}" if float(value).is_integer() else f"{value:,g}"
+    return f"{digits} {noun}" if value == 1 else f"{digits} {noun}s"
 
 
 def gibibytes(value: float) -> str:

@@ -309,8 +309,8 @@ class MemoryPass:
 
     def _gradient(self, target: Tensor, precision: Precision) -> tuple[Kernel, ...]:
         """The gradient of one input of a product, and the sum over what it was broadcast over."""
-        others = tuple(t for t in self.keeps if t.name != target.name)
-        product = self._kernel("backward", (self.out, *others), (self.out,), precision)
+        other_operands = tuple(t for t in self.keeps if t.name != target.name)
+        product = self._kernel("backward", (self.out, *other_operands), (self.out,), precision)
         if target.elements == self.out.elements:
             return (product,)
         summed = self._kernel("backward", (self.out,), (target,), precision)

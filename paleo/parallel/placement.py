@@ -295,10 +295,10 @@ def _check_dims(pattern: str, dims: Iterable[str], nodes: Sequence[Node]) -> Non
 def _check_axes(node: Node, split: Split) -> None:
     """An axis divides one dim of a tensor at most."""
     for tensor in (tensor for op in node.operations for tensor in (*op.reads, op.out)):
-        met: dict[str, str] = {}
+        dim_of_axis: dict[str, str] = {}
         for dim in tensor.dims:
             for axis in split.get(dim, ()):
-                if axis in met:
-                    both = f"{met[axis]!r} and {dim!r} of {tensor.name!r}"
-                    raise PlanError(f"placement: layer {node.name!r}: {axis} would divide both {both}; keep one")
-                met[axis] = dim
+                if axis in dim_of_axis:
+                    dims = f"{dim_of_axis[axis]!r} and {dim!r} of {tensor.name!r}"
+                    raise PlanError(f"placement: layer {node.name!r}: {axis} would divide both {dims}; keep one")
+                dim_of_axis[axis] = dim

@@ -68,11 +68,11 @@ class Plan:
     @property
     def strategy(self) -> str:
         """The strategy in the spelling of the command line."""
-        shown = {axis: degree for axis, degree in self.mesh.degrees if degree > 1}
-        shown |= {"dp": self.dp} if self.dp > 1 else {}
-        shown |= {} if self.parallel.etp is None else {"ep": self.mesh.ways(self.parallel.expert_axes)}
-        parts = [] if self.parallel.preset == "dp" and shown else [self.parallel.preset]
-        parts += [f"{axis}={degree}" for axis, degree in shown.items()]
+        degrees = {axis: degree for axis, degree in self.mesh.degrees if degree > 1}
+        degrees |= {"dp": self.dp} if self.dp > 1 else {}
+        degrees |= {} if self.parallel.etp is None else {"ep": self.mesh.ways(self.parallel.expert_axes)}
+        parts = [] if self.parallel.preset == "dp" and degrees else [self.parallel.preset]
+        parts += [f"{axis}={degree}" for axis, degree in degrees.items()]
         parts += [f"vp={self.parallel.chunks}"] if self.parallel.chunks > 1 else []
         parts += [] if self.parallel.etp is None else [f"etp={self.parallel.etp}"]
         parts += [f"zero={self.parallel.zero}"] if self.parallel.zero else []
@@ -127,8 +127,8 @@ def _with_chunks(run: Run, strategy: Strategy) -> Strategy:
 def _check_cut(run: Run, stages: int, chunks: int) -> None:
     """A cut by hand states every piece of the pipeline."""
     if isinstance(run.cut, tuple) and len(run.cut) != stages * chunks:
-        wanted = f"pp={stages} times {chunks} chunks a stage" if chunks > 1 else f"pp={stages}"
-        raise PlanError(f"cut: {list(run.cut)} states {len(run.cut)} pieces; {wanted} has {stages * chunks}")
+        stages_and_chunks = f"pp={stages} times {chunks} chunks a stage" if chunks > 1 else f"pp={stages}"
+        raise PlanError(f"cut: {list(run.cut)} states {len(run.cut)} pieces; {stages_and_chunks} has {stages * chunks}")
 
 
 def _check_names(run: Run) -> None:
@@ -144,12 +144,12 @@ def _check_names(run: Run) -> None:
 def _replicas(run: Run, strategy: Strategy) -> int:
     """Ranks that share out the batch: what is left of the gpus after tp, cp and pp, and what the strategy says if it
     says it."""
-    others = math.prod(strategy.degrees.get(axis, 1) for axis in AXES if axis not in BATCH_AXES)
-    if run.gpus % others:
-        raise PlanError(f"strategy {run.strategy!r}: takes a multiple of {others} gpus, the run has {run.gpus}")
-    replicas = run.gpus // others
+    model_ranks = math.prod(strategy.degrees.get(axis, 1) for axis in AXES if axis not in BATCH_AXES)
+    if run.gpus % model_ranks:
+        raise PlanError(f"strategy {run.strategy!r}: takes a multiple of {model_ranks} gpus, the run has {run.gpus}")
+    replicas = run.gpus // model_ranks
     if strategy.degrees.get("dp", replicas) != replicas:
-        needed = others * strategy.degrees["dp"]
+        needed = model_ranks * strategy.degrees["dp"]
         raise PlanError(f"strategy {run.strategy!r}: takes {needed} gpus, the run has {run.gpus}")
     experts = _expert_ranks(run, strategy)
     if replicas % experts:
@@ -187,8 +187,8 @@ def _shards(run: Run, strategy: Strategy, replicas: int) -> int:
 
 def _within_nodes(strategy: Strategy, system: System, replicas: int) -> Strategy:
     """The strategy with the largest groups of data-parallel ranks that share a node."""
-    others = math.prod(strategy.degrees.get(axis, 1) for axis in AXES if axis not in BATCH_AXES and axis != "pp")
-    inside = ranks_in_a_node(system.devices_per_node, replicas, others)
+    model_ranks = math.prod(strategy.degrees.get(axis, 1) for axis in AXES if axis not in BATCH_AXES and axis != "pp")
+    inside = ranks_in_a_node(system.devices_per_node, replicas, model_ranks)
     return replace(strategy, degrees={**strategy.degrees, "shard": inside})
 
 
@@ -203,13 +203,13 @@ def _batches(model: ModelSpec, run: Run, replicas: int) -> tuple[int, int]:
     return local * replicas, local
 
 
-def dtype_of(device: Device, asked: str | None) -> str:
+def dtype_of(device: Device, requested: str | None) -> str:
     """The dtype asked for, or the one that people train in on this device."""
-    if asked is None:
+    if requested is None:
         return device.training_dtype
-    if asked not in BYTES:
-        raise SpecError(f"dtype: unknown dtype {asked!r}; {near(asked, BYTES)}")
-    if asked == "int8":
+    if requested not in BYTES:
+        raise SpecError(f"dtype: unknown dtype {requested!r}; {near(requested, BYTES)}")
+    if requested == "int8":
         raise SpecError("dtype: networks do not train in int8; expected fp32, tf32, bf16, fp16, fp8 or fp4")
-    device.peak_flops_per_s(asked)
-    return asked
+    device.peak_flops_per_s(requested)
+    return requested

@@ -108,11 +108,11 @@ def key_exchange(
     axes = split.get("seq", ())
     if not axes:
         return
-    keys, others = _keys_and_values(node), _queries_and_outputs(node)
+    keys, queries_and_outputs = _keys_and_values(node), _queries_and_outputs(node)
     divided = {**ways, "keys": mesh.ways(axes)}
     for axis in axes:
         if core is not split:
-            for tensor in (*keys, *others):
+            for tensor in (*keys, *queries_and_outputs):
                 for when in WAYS:
                     yield Communication(f"{node.name}.core", "all_to_all", axis, tensor.split(divided), when)
             continue
@@ -541,8 +541,8 @@ _PACKED = frozenset({"keys", "group", "head_dim", "value_dim", "packed"})
 def check_division(node: Node, ways: Mapping[str, float], core: Mapping[str, float]) -> None:
     """PlanError where a layer's dims cannot be divided in so many ways; ``core``: those of the core of attention."""
     tensors = [t for op in node.operations for t in (*op.reads, op.out)]
-    for of in (ways,) if core == ways else (ways, core):
-        for dim, n in of.items():
+    for divisors in (ways,) if core == ways else (ways, core):
+        for dim, n in divisors.items():
             _check_sizes(node, dim, int(n), [t for t in tensors if dim in t.dims])
     for operation in node.operations:
         whole, why = _undivided(operation)

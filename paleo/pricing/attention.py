@@ -120,8 +120,8 @@ def padded_head_dim(head_dim: Sizes) -> Array:
     >>> [float(size) for size in padded_head_dim(np.array([64, 72, 80, 128, 160]))]
     [64.0, 96.0, 96.0, 128.0, 192.0]
     """
-    compiled, (wanted,) = np.array(COMPILED_HEAD_DIMS), floats(head_dim)
-    return np.asarray(np.maximum(wanted, compiled[np.minimum(np.searchsorted(compiled, wanted), len(compiled) - 1)]))
+    compiled, (exact,) = np.array(COMPILED_HEAD_DIMS), floats(head_dim)
+    return np.asarray(np.maximum(exact, compiled[np.minimum(np.searchsorted(compiled, exact), len(compiled) - 1)]))
 
 
 def key_blocks(

@@ -67,13 +67,13 @@ def link_parameters(system: System, family: str, calibration: Calibration | None
     )
     if calibrated.origin != "default" or family != "collective.fabric":
         return calibrated
-    relative, alike = measured_fabric(system), measured_exchange(system)
+    relative, exchange = measured_fabric(system), measured_exchange(system)
     if relative is not None:
         return replace(_of_relative(relative), origin="inherited")
     usual = fabric_defaults(system)
-    if alike is None:
+    if exchange is None:
         return replace(calibrated, parameters=usual)
-    return replace(calibrated, parameters=with_exchange(usual, _of_relative(alike).parameters))
+    return replace(calibrated, parameters=with_exchange(usual, _of_relative(exchange).parameters))
 
 
 def _of_relative(system: str) -> Found[FabricParameters]:
@@ -190,10 +190,10 @@ class Fabric:
     def _placed(self, operation: str, stride: int, ranks: int) -> GroupLinks:
         """The links of a group as far as the placement of the nodes, hashing, neighbours and the other groups of the
         job leave them."""
-        links, apart = self.links(stride, ranks), max(1.0, stride / self.system.devices_per_node)
+        links, node_stride = self.links(stride, ranks), max(1.0, stride / self.system.devices_per_node)
         if self.placement is None or links.fabric_levels == 0:
             return links
-        share = placed(self.system, int(links.nodes), self.placement, apart).share(operation)
+        share = placed(self.system, int(links.nodes), self.placement, node_stride).share(operation)
         inside, outside = links.bandwidths[: links.inner_levels], links.bandwidths[links.inner_levels :]
         return replace(links, bandwidths=(*inside, *(bandwidth * share for bandwidth in outside)))
 

@@ -272,8 +272,8 @@ def _padded(channels: Array, machine: Machine) -> Array:
     if not machine.device.tensor_cores:
         return channels
     whole = np.ceil(channels / TENSOR_STEP) * TENSOR_STEP
-    few = 2.0 ** np.ceil(np.log2(np.maximum(channels, 4.0)))
-    return np.where((channels <= 16) & machine.channels_last & (machine.library >= AMPERE_KERNELS), few, whole)
+    narrow = 2.0 ** np.ceil(np.log2(np.maximum(channels, 4.0)))
+    return np.where((channels <= 16) & machine.channels_last & (machine.library >= AMPERE_KERNELS), narrow, whole)
 
 
 def _joined(shape: ConvolutionShape, machine: Machine) -> Array:

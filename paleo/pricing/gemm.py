@@ -275,8 +275,8 @@ def gemm_time(
     >>> bool(3.5 < float(t) / MILLISECOND < 4.8)  # 1.1 TFLOP at 312 TFLOP/s take 3.52 ms at the least
     True
     """
-    given = (m, n, k, batch, element_bytes, result_bytes, weight_copies, activity, k_contiguous, sustained)
-    arrays = np.broadcast_arrays(*(np.asarray(values, dtype=np.float64) for values in given))
+    figures = (m, n, k, batch, element_bytes, result_bytes, weight_copies, activity, k_contiguous, sustained)
+    arrays = np.broadcast_arrays(*(np.asarray(values, dtype=np.float64) for values in figures))
     flat = [values.ravel() for values in arrays]
     seconds = np.empty(flat[0].shape)
     for start in range(0, len(seconds), CHUNK):

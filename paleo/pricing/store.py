@@ -96,13 +96,13 @@ def lookup(
     ``memory_kind`` is the kind of memory of a device, of the links inside a node of a system. ``user_calibration`` is a
     user's calibration file, asked before the shipped ones.
     """
-    wanted = _with_variants(stacks)
+    variants = _with_variants(stacks)
     for calibration in filter(None, (user_calibration, _shipped(subject))):
-        entry = _first(calibration.entries, family, wanted)
+        entry = _first(calibration.entries, family, variants)
         if entry is not None:
-            entry = _hosted(entry, wanted, architecture, memory_kind)
+            entry = _hosted(entry, variants, architecture, memory_kind)
             return _found(kind, entry, "measured", calibration.name)
-    inherited = _inherited(family, architecture, memory_kind, wanted)
+    inherited = _inherited(family, architecture, memory_kind, variants)
     if inherited is not None:
         return _found(kind, inherited[0], "inherited", inherited[1])
     return Found(kind(), "default", "formula", ((math.inf, *UNMEASURED),))

@@ -33,7 +33,7 @@ NAMES = {
 
 def document(audit: Audit) -> Document:
     """Measured beside predicted quantities, the faults that explain them, and the step on more ranks."""
-    shown: Document = {
+    fields: Document = {
         "model": audit.expected.model.name,
         "system": audit.expected.system.name,
         "gpus": audit.expected.plan.gpus,
@@ -49,8 +49,8 @@ def document(audit: Audit) -> Document:
     }
     if audit.beyond is not None:
         gpus, seconds, interval = audit.beyond
-        shown["beyond"] = {"gpus": gpus, "step_time_s": seconds, "step_time_interval_s": list(interval)}
-    return shown
+        fields["beyond"] = {"gpus": gpus, "step_time_s": seconds, "step_time_interval_s": list(interval)}
+    return fields
 
 
 def _fault(fault: Fault) -> Document:
@@ -85,10 +85,10 @@ def table(audit: Audit) -> RenderableType:
         parts += [Text(), prose(f"{fault.text}: {fault.advice}.")]
     if audit.beyond is not None:
         gpus, seconds, (low, high) = audit.beyond
-        told = f"On {gpus:,} GPUs, each with as many samples: {duration(seconds)}"
+        heading = f"On {gpus:,} GPUs, each with as many samples: {duration(seconds)}"
         parts += [
             Text(),
-            prose(f"{told} (90 % interval {duration(low)} to {duration(high)}, by this log's own steps)."),
+            prose(f"{heading} (90 % interval {duration(low)} to {duration(high)}, by this log's own steps)."),
         ]
     return Group(*parts)
 
@@ -96,11 +96,11 @@ def table(audit: Audit) -> RenderableType:
 def _quantities(audit: Audit) -> Table:
     explained = audit.faults[0].evidence if audit.faults else audit.predicted
     columns = ["measured", "predicted", "difference", *(["explained"] if audit.faults else [])]
-    shown = grid(f"{len(audit.log.steps)} steps of {audit.log.kind}", ["", *columns])
+    quantities = grid(f"{len(audit.log.steps)} steps of {audit.log.kind}", ["", *columns])
     for name, value in audit.measured.items():
         cells = [_cell(name, value), _cell(name, audit.predicted[name]), percent(value / audit.predicted[name] - 1.0)]
-        shown.add_row(NAMES[name], *cells, *([_cell(name, explained[name])] if audit.faults else []))
-    return shown
+        quantities.add_row(NAMES[name], *cells, *([_cell(name, explained[name])] if audit.faults else []))
+    return quantities
 
 
 def _cell(name: str, value: float) -> str:
@@ -118,13 +118,13 @@ def _cell(name: str, value: float) -> str:
 
 def collective_document(audit: CollectiveAudit) -> Document:
     """Payloads with measured and predicted seconds, what is off, and the largest payload on more ranks."""
-    log, shown = audit.log, audit.study
+    log, study = audit.log, audit.study
     rows = zip(log.payloads, log.seconds, audit.predicted, strict=True)
     return {
-        "system": shown.system.name,
-        "gpus": shown.ranks,
+        "system": study.system.name,
+        "gpus": study.ranks,
         "log": "nccl-tests",
-        "operation": shown.operation,
+        "operation": study.operation,
         "verdict": audit.verdict,
         "small_ratio": audit.small,
         "large_ratio": audit.large,
@@ -134,7 +134,7 @@ def collective_document(audit: CollectiveAudit) -> Document:
             for payload, measured, predicted in rows
         ],
         "beyond": None if audit.beyond is None else {"gpus": audit.beyond[0], "time_s": audit.beyond[1]},
-        "calibration": shown.calibration,
+        "calibration": study.calibration,
     }
 
 

@@ -27,14 +27,14 @@ class Blocks:
 
     def documents(self) -> Document:
         """Keys that are added to an estimate's document."""
-        shown: Document = {}
+        keys: Document = {}
         if self._consistency is not None:
-            shown["consistency"] = documents.consistency(self._consistency)
+            keys["consistency"] = documents.consistency(self._consistency)
         if self._compression is not None:
-            shown["compression"] = compression.document(self._compression)
+            keys["compression"] = compression.document(self._compression)
         if self._placement is not None:
-            shown["placement"] = placement.document(self._placement)
-        return shown
+            keys["placement"] = placement.document(self._placement)
+        return keys
 
     def below(self, table: RenderableType) -> RenderableType:
         """A table with these blocks below it."""

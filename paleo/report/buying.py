@@ -81,7 +81,7 @@ def _plans(reply: Answer) -> RenderableType:
     failing = any(plan.goodput is not None for plan in reply.plans)
     columns += ["time", "cost", "energy"] if trained else []
     columns += ["goodput"] if failing else []
-    shown = grid("Plans" if several else f"Plans on {', '.join(names)}", [*columns, "memory"], left=len(several) + 1)
+    listing = grid("Plans" if several else f"Plans on {', '.join(names)}", [*columns, "memory"], left=len(several) + 1)
     for plan in reply.plans:
         rate = plan.tokens_per_s if tokens else plan.samples_per_s
         cells = [
@@ -99,8 +99,8 @@ def _plans(reply: Answer) -> RenderableType:
         if failing:
             cells.append(NONE if plan.goodput is None else percent(plan.goodput))
         share = plan.row.memory / plan.system.device.memory.capacity
-        shown.add_row(*cells, percent(share) if plan.row.fits else f"{percent(share)}, too much")
-    return shown
+        listing.add_row(*cells, percent(share) if plan.row.fits else f"{percent(share)}, too much")
+    return listing
 
 
 def _strategy(plan: PricedPlan) -> str:

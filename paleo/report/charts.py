@@ -127,8 +127,8 @@ def curves(lines: Sequence[Curve], *, title: str, x_label: str, y_label: str, ma
     y = AxisScale(*y_ends, height - bottom, top)
     parts = [f'<path d="M{left} {top}V{height - bottom}H{WIDTH - 14}" class="axis"/>']
     parts += [_tick(x(value), height - bottom, _short(value)) for value in _spread(sorted({p[0] for p in points}), x)]
-    shown = [mark for mark in marks if x_ends[0] <= mark.x <= x_ends[1]]
-    parts += [_marked(mark, x(mark.x), top, height - bottom, row) for row, mark in enumerate(shown)]
+    visible = [mark for mark in marks if x_ends[0] <= mark.x <= x_ends[1]]
+    parts += [_marked(mark, x(mark.x), top, height - bottom, row) for row, mark in enumerate(visible)]
     for value in _decades(*y_ends):
         parts.append(f'<path d="M{left} {y(value):.1f}H{WIDTH - 14}" class="grid"/>')
         parts.append(_text(left - 5, y(value) + 4, _short(value), "", "end"))

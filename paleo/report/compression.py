@@ -43,18 +43,18 @@ def _finite(value: float) -> float | None:
 
 def table(study: CompressionStudy) -> RenderableType:
     """The same for people."""
-    shown = grid("Compression of gradients", ["what", "figure"], left=2)
-    shown.add_row("method", f"{study.prediction.run.compress}: {study.method.summary}")
-    shown.add_row("sent by a rank", f"{gibibytes(study.wire)}, dense {gibibytes(study.dense_wire)}")
-    shown.add_row("coding and decoding", duration(study.coding))
+    facts = grid("Compression of gradients", ["what", "figure"], left=2)
+    facts.add_row("method", f"{study.prediction.run.compress}: {study.method.summary}")
+    facts.add_row("sent by a rank", f"{gibibytes(study.wire)}, dense {gibibytes(study.dense_wire)}")
+    facts.add_row("coding and decoding", duration(study.coding))
     dense = study.dense.step_time
     verdict = "pays" if study.pays else "does not pay"
-    shown.add_row("step", f"{duration(study.prediction.step_time)}, dense {duration(dense)}: it {verdict}")
+    facts.add_row("step", f"{duration(study.prediction.step_time)}, dense {duration(dense)}: it {verdict}")
     if study.warm_up:
-        shown.add_row("mean step", f"{duration(study.mean_step)}, the first {percent(study.warm_up)} of all dense")
+        facts.add_row("mean step", f"{duration(study.mean_step)}, the first {percent(study.warm_up)} of all dense")
     below = "any rate" if math.isinf(study.break_even) else f"below {_rate(study.break_even)}"
-    shown.add_row("pays without overlap", f"{below}; here ranks send {_rate(study.rate)}")
-    return shown
+    facts.add_row("pays without overlap", f"{below}; here ranks send {_rate(study.rate)}")
+    return facts
 
 
 def collective_document(study: CompressedCollective) -> Document:
@@ -83,16 +83,16 @@ def collective_document(study: CompressedCollective) -> Document:
 def collective_table(study: CompressedCollective) -> RenderableType:
     """The same for people."""
     columns = ("method", "scheme", "time", "on the wire", "coding", "sent by a rank", "pays below", "")
-    shown = grid("Compressed", columns, left=2)
-    shown.add_row("(dense)", study.dense.best.algorithm, duration(study.time), duration(study.time), "-",
+    facts = grid("Compressed", columns, left=2)
+    facts.add_row("(dense)", study.dense.best.algorithm, duration(study.time), duration(study.time), "-",
                   engineering(study.sent, "B"), "", "")  # fmt: skip
     for row in study.rows:
         below = "any rate" if math.isinf(row.break_even) else engineering(row.break_even, "B/s")
         figures = duration(row.time), duration(row.wire), duration(row.coding), engineering(row.sent, "B"), below
-        shown.add_row(row.method, row.scheme, *figures, "pays" if study.pays(row) else "does not pay")
+        facts.add_row(row.method, row.scheme, *figures, "pays" if study.pays(row) else "does not pay")
     reached = f"Here a rank of the dense sum sends {engineering(study.rate, 'B/s')}. "
     assumed = f"The gradient is taken to lie in {counted(study.tensors, 'square tensor')} (--tensors)."
-    return Group(shown, Text(), prose(reached + assumed))
+    return Group(facts, Text(), prose(reached + assumed))
 
 
 def _rate(value: float) -> str:

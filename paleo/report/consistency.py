@@ -23,21 +23,21 @@ NO_VERDICT = (
 
 def table(study: ConsistencyStudy) -> RenderableType:
     """The same for people."""
-    shown, cycle = grid("Consistency", ["what", "figure"], left=2), study.cycle
+    facts, cycle = grid("Consistency", ["what", "figure"], left=2), study.cycle
     synchronous = float(study.synchronous.step)
-    shown.add_row("model", f"{study.prediction.run.consistency}: {study.model.summary}")
-    shown.add_row("step of a worker", f"{duration(float(cycle.step))}, synchronous {duration(synchronous)}")
-    shown.add_row("updates of the model", f"{float(cycle.updates_per_s):,.3g} a second")
-    shown.add_row("samples", f"{study.samples_per_s:,.0f} a second")
-    shown.add_row("exchange and waiting", duration(float(cycle.exposed)))
+    facts.add_row("model", f"{study.prediction.run.consistency}: {study.model.summary}")
+    facts.add_row("step of a worker", f"{duration(float(cycle.step))}, synchronous {duration(synchronous)}")
+    facts.add_row("updates of the model", f"{float(cycle.updates_per_s):,.3g} a second")
+    facts.add_row("samples", f"{study.samples_per_s:,.0f} a second")
+    facts.add_row("exchange and waiting", duration(float(cycle.exposed)))
     mean, deviation = float(cycle.staleness_mean), float(cycle.staleness_sd)
-    shown.add_row("staleness", f"{mean:.3g} updates on average, deviation {deviation:.3g}")
+    facts.add_row("staleness", f"{mean:.3g} updates on average, deviation {deviation:.3g}")
     if study.served:
-        shown.add_row(
+        facts.add_row(
             "server", f"{percent(float(cycle.utilization))} busy; the limit from {float(cycle.knee):.3g} workers on"
         )
     if float(cycle.extra_memory) > 0:
-        shown.add_row("memory beside a synchronous run", gibibytes(float(cycle.extra_memory)))
+        facts.add_row("memory beside a synchronous run", gibibytes(float(cycle.extra_memory)))
     if study.model.exact:
-        return shown
-    return Group(shown, Text(), prose(NO_VERDICT))
+        return facts
+    return Group(facts, Text(), prose(NO_VERDICT))

@@ -124,8 +124,8 @@ def find(name: str, kind: str | None = None) -> list[tuple[str, object]]:
         loaders = {singular: loaders[singular]}
     entries = [(kind, load(folded)) for kind, (known, load) in loaders.items() if folded.partition("@")[0] in known()]
     if not entries:
-        every = [name for known, _ in loaders.values() for name in known()]
-        raise SpecError(f"nothing is named {name!r}; {near(name, every)} (see `paleo list`)")
+        known_names = [name for known, _ in loaders.values() for name in known()]
+        raise SpecError(f"nothing is named {name!r}; {near(name, known_names)} (see `paleo list`)")
     return entries
 
 
@@ -149,10 +149,10 @@ def _read(path: str, kind: str | None = None) -> tuple[str, object]:
     """A YAML file as the kind that its keys show, or as the one that is named."""
     loaders: dict[str, Callable[[str], object]] = {name: load for name, (_, load) in _loaders().items()}
     loaders |= {"calibration": load_calibration, "run": load_run, "study": load_study}
-    shown = kind_of(path) if kind is None else kind.strip().lower()
-    if shown not in loaders:
+    kind_of_file = kind_of(path) if kind is None else kind.strip().lower()
+    if kind_of_file not in loaders:
         raise SpecError(f"unknown kind {kind!r}; {near(str(kind), loaders)}")
-    return shown, loaders[shown](path)
+    return kind_of_file, loaders[kind_of_file](path)
 
 
 def facts(entry: object) -> list[Fact]:
@@ -332,11 +332,11 @@ def _value(software: Software, row: FieldRow) -> str:
 
 
 def _registered(entry: object) -> list[Fact]:
-    shown = {name: getattr(entry, name) for name in ("summary", "reference", "operations") if hasattr(entry, name)}
-    described = _stated(*((name, ", ".join(v) if isinstance(v, tuple) else v) for name, v in shown.items()))
+    attributes = {name: getattr(entry, name) for name in ("summary", "reference", "operations") if hasattr(entry, name)}
+    described = _stated(*((name, ", ".join(v) if isinstance(v, tuple) else v) for name, v in attributes.items()))
     if isinstance(entry, type) and hasattr(entry, "model_fields"):
         described += [(name, _field(field)) for name, field in entry.model_fields.items()]
-    if not shown:
+    if not attributes:
         described.insert(0, ("what it is", _first_line(entry)))
     return described
 

@@ -297,12 +297,12 @@ def compare(comparison: Comparison) -> Document:
 def _candidate(comparison: Comparison, candidate: Candidate) -> Document:
     if candidate.prediction is None or candidate.training is None:
         return {"system": candidate.system.name, "error": candidate.problem}
-    wanted = _training(candidate.training)
-    shown = {} if candidate.consistency is None else {"consistency": consistency(candidate.consistency)}
+    training = _training(candidate.training)
+    cycle = {} if candidate.consistency is None else {"consistency": consistency(candidate.consistency)}
     return {
         **estimate(candidate.prediction, candidate.training),
-        **shown,
-        "training": wanted,
+        **cycle,
+        "training": training,
         "device": candidate.system.device.name,
         "speedup": comparison.speedup(candidate),
         "error": None,

@@ -73,11 +73,11 @@ def _compression(prediction: Prediction) -> Iterator[Panel]:
 
 def _consistency(study: Purchase, offer: Offer, prediction: Prediction) -> Iterator[Panel]:
     """Updates a second and staleness over workers, beside synchronous steps, with the knee of the servers."""
-    named, plain = offer.curve, study.asked.curve(prediction, consistency=SYNCHRONOUS)
+    named, plain = offer.curve, study.request.curve(prediction, consistency=SYNCHRONOUS)
     if named is None or plain is None:
         return
-    both = ((SYNCHRONOUS, plain, PLAIN), (named.consistency, named, NAMED))
-    lines = [_over(label, curve, colour, lambda point: point.updates_per_s) for label, curve, colour in both]
+    modes = ((SYNCHRONOUS, plain, PLAIN), (named.consistency, named, NAMED))
+    lines = [_over(label, curve, colour, lambda point: point.updates_per_s) for label, curve, colour in modes]
     last = [point.consistency for point in named.points if point.runs][-1]
     marks, words = [], f"{named.consistency}: updates of the model a second; a synchronous step is one."
     if last is not None and last.served:
@@ -97,12 +97,16 @@ def _consistency(study: Purchase, offer: Offer, prediction: Prediction) -> Itera
 
 def _placement(study: Purchase, offer: Offer, prediction: Prediction) -> Iterator[Panel]:
     """Steps on packed nodes and on those of the question over GPUs, and when that matters."""
-    named, plain = offer.curve, study.asked.curve(prediction, nodes=PACKED)
+    named, plain = offer.curve, study.request.curve(prediction, nodes=PACKED)
     if named is None or plain is None:
         return
-    both = ((PACKED, plain, PLAIN), (named.nodes, named, NAMED))
-    each, unit = time_unit(max(point.step_time for curve in (plain, named) for point in curve.points if point.runs))
-    lines = [_over(label, curve, colour, lambda point: point.step_time / each) for label, curve, colour in both]
+    placements = ((PACKED, plain, PLAIN), (named.nodes, named, NAMED))
+    unit_seconds, unit = time_unit(
+        max(point.step_time for curve in (plain, named) for point in curve.points if point.runs)
+    )
+    lines = [
+        _over(label, curve, colour, lambda point: point.step_time / unit_seconds) for label, curve, colour in placements
+    ]
     advice = placement.studied([point.predicted for point in named.points if point.runs][-1])
     words = _difference(plain, named) if advice is None else f"{_difference(plain, named)} {advice.advice}"
     title = f"Step [{unit}] on {prediction.system.name}: packed nodes against {named.nodes}"

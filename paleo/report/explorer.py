@@ -117,15 +117,15 @@ _BODY = """
 def _place(table: PlanColumns, best: Prediction) -> int:
     """Where a plan stands among the columns; -1 where it does not."""
     run = best.run
-    alike = (table.gpus == run.gpus) & (table.microbatch == best.plan.microbatch)
-    alike &= np.array(table.strategies)[table.strategy] == run.strategy
-    alike &= np.array(table.policies)[table.policy] == words(run)  # no plan of the table recomputes some layers alone
+    equal = (table.gpus == run.gpus) & (table.microbatch == best.plan.microbatch)
+    equal &= np.array(table.strategies)[table.strategy] == run.strategy
+    equal &= np.array(table.policies)[table.policy] == words(run)  # no plan of the table recomputes some layers alone
     if run.exchange is not None:
-        alike &= table.overlapped == (run.exchange == "overlapped")
+        equal &= table.overlapped == (run.exchange == "overlapped")
     names = np.array(table.schedules)[table.schedule]
     pipelined = best.plan.stages > 1 and best.plan.parallel.chunks > 1 and run.schedule == "1f1b"
-    alike &= names == ("interleaved" if pipelined else run.schedule)
-    places = np.flatnonzero(alike)
+    equal &= names == ("interleaved" if pipelined else run.schedule)
+    places = np.flatnonzero(equal)
     return int(places[0]) if len(places) else -1
 
 

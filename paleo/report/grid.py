@@ -28,9 +28,9 @@ class Grid(Table):
 
     def parts(self, width: int) -> Iterator[list[Column]]:
         """The columns that stand side by side in so many characters."""
-        first, *others = self.columns
+        first, *following = self.columns
         part, taken = [first], _width(first)
-        for column in others:
+        for column in following:
             if taken + GAP + _width(column) > width and len(part) > 1:
                 yield part
                 part, taken = [first], _width(first)

@@ -38,8 +38,8 @@ _GOALS: dict[Objective, tuple[str, str]] = {
 
 def report(study: Purchase, *, date: str) -> str:
     """The page as text; ``date`` is printed on it."""
-    asked = study.asked
-    title = f"Which system to train {asked.model.name} on?"
+    request = study.request
+    title = f"Which system to train {request.model.name} on?"
     sections = [
         _head(study, title, date),
         _answer(study),
@@ -63,12 +63,12 @@ def report(study: Purchase, *, date: str) -> str:
 
 
 def _head(study: Purchase, title: str, date: str) -> str:
-    asked = study.asked
+    request = study.request
     dtypes = " or ".join(
         dict.fromkeys(offer.prediction.plan.dtype for offer in study.offers if offer.prediction is not None)
     )
-    words = f"{asked.amount.words}, global batch {study.global_batch:,} on every system, "
-    words += f"{dtypes} with {asked.run.optimizer}. "
+    words = f"{request.amount.words}, global batch {study.global_batch:,} on every system, "
+    words += f"{dtypes} with {request.run.optimizer}. "
     badge = '<span class="badge">Predicted, not measured</span>'
     return (
         f"<header><p>{badge} Paleo {__version__}, {escape(date)}</p><h1>{escape(title)}</h1>"
@@ -94,7 +94,7 @@ def _left_out(study: Purchase) -> str:
 
 def _answer(study: Purchase) -> str:
     """The best system by each goal, the asked one first, and whether the order is certain."""
-    goals = sorted(_GOALS, key=lambda objective: objective != study.asked.objective)
+    goals = sorted(_GOALS, key=lambda objective: objective != study.request.objective)
     cards = [_card(study, objective) for objective in goals]
     if not any(cards):
         least = [offer for offer in study.offers if offer.prediction is not None]
@@ -117,11 +117,11 @@ def _card(study: Purchase, objective: Objective) -> str:
         return ""
     head, _ = _GOALS[objective]
     rivals = study.rivals(winner, objective)
-    others = [offer for offer in study.offers if offer is not winner and offer.candidate.runs]
-    certain = "no other system fits" if not others else "its interval is clear of all others"
+    rival_offers = [offer for offer in study.offers if offer is not winner and offer.candidate.runs]
+    certain = "no other system fits" if not rival_offers else "its interval is clear of all others"
     if rivals:
         certain = f"not certain: intervals overlap with {', '.join(offer.candidate.system.name for offer in rivals)}"
-    main = ' class="card main"' if objective == study.asked.objective else ' class="card"'
+    main = ' class="card main"' if objective == study.request.objective else ' class="card"'
     return (
         f"<div{main}><h3>{head}</h3><p class=winner>{escape(_name(winner))}</p>"
         f"<p class=figure>{escape(_figure(winner.candidate.training, objective))}</p>"
@@ -134,8 +134,8 @@ def _name(offer: Offer) -> str:
 
 
 def _figure(trained: Training, objective: Objective) -> str:
-    shown = {"time": duration(trained.time), "cost": money(trained.cost), "energy": energy(trained.energy_kwh)}
-    return shown[objective]
+    figures = {"time": duration(trained.time), "cost": money(trained.cost), "energy": energy(trained.energy_kwh)}
+    return figures[objective]
 
 
 def _range(trained: Training, objective: Objective) -> str:
@@ -225,10 +225,10 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[Cell]]) -> str:
 
 def _cell(cell: Cell, kind: str) -> str:
     text, key = cell
-    shown = "" if key is None else f"{key:.9g}" if isinstance(key, float | int) else key
+    sort_key = "" if key is None else f"{key:.9g}" if isinstance(key, float | int) else key
     first, _, second = text.partition("\n")
     small = f"<br><small>{escape(second)}</small>" if second else ""
-    return f'<td{kind} data-key="{escape(shown)}">{escape(first)}{small}</td>'
+    return f'<td{kind} data-key="{escape(sort_key)}">{escape(first)}{small}</td>'
 
 
 # pictures
@@ -313,13 +313,13 @@ def _scaling(study: Purchase) -> str:
         rates = [(float(p.gpus), p.samples_per_s, *_rate_ends(p)) for p in curve.points if p.runs]
         lines.append(Curve(offer.candidate.system.name, rates, colour))
         sentences.append(f"<li><b>{escape(offer.candidate.system.name)}</b>: {escape(verdict(curve).text)}</li>")
-    strong = study.asked.scaling == "strong"
+    strong = study.request.scaling == "strong"
     kept = f"the global batch stays {study.global_batch:,}" if strong else "the batch of each GPU stays"
     drawing = curves(
         lines, title="samples per second over GPUs", x_label="GPUs", y_label="samples/s (dotted: perfect scaling)"
     )
     return (
-        f"<section><h2>How it scales</h2><p>{study.asked.scaling.capitalize()} scaling: {kept}. Rates, not "
+        f"<section><h2>How it scales</h2><p>{study.request.scaling.capitalize()} scaling: {kept}. Rates, not "
         f"speed-ups: a slow "
         f"baseline scales best. Each curve keeps the tensor and pipeline degrees of its recommended plan.</p>"
         f'<div class="panels">{_panel("Samples per second, 90 % band", drawing)}<ul '
@@ -421,8 +421,8 @@ def _what_if(study: Purchase) -> str:
 
 
 def _statistics(study: Purchase) -> str:
-    asked = study.asked
-    if asked.critical_batch is None:
+    request = study.request
+    if request.critical_batch is None:
         text = (
             f"Samples to the target are taken to be the same at every batch size. At a global batch of "
             f"{study.global_batch:,} "
@@ -433,11 +433,11 @@ def _statistics(study: Purchase) -> str:
             "their order does not depend on it."
         )
         return f"<section><h2>Statistical efficiency: not counted</h2><p>{escape(text)}</p></section>"
-    factor = 1.0 + study.global_batch / asked.critical_batch
+    factor = 1.0 + study.global_batch / request.critical_batch
     text = (
-        f"Critical batch size {asked.critical_batch:,.0f} samples, as given: at a global batch of "
+        f"Critical batch size {request.critical_batch:,.0f} samples, as given: at a global batch of "
         f"{study.global_batch:,} a run "
-        f"needs {factor:.2f} times the samples that small batches need ({asked.amount.words}). Times, costs and "
+        f"needs {factor:.2f} times the samples that small batches need ({request.amount.words}). Times, costs and "
         f"energies on this "
         "page count that."
     )
@@ -445,8 +445,8 @@ def _statistics(study: Purchase) -> str:
     rows: list[list[Cell]] = [
         [
             (f"{int(size):,}", float(size)),
-            (f"{1 + size / asked.critical_batch:.2f}", 1 + size / asked.critical_batch),
-            (f"{1 + asked.critical_batch / size:.2f}", 1 + asked.critical_batch / size),
+            (f"{1 + size / request.critical_batch:.2f}", 1 + size / request.critical_batch),
+            (f"{1 + request.critical_batch / size:.2f}", 1 + request.critical_batch / size),
         ]
         for size in sizes
     ]
@@ -460,11 +460,11 @@ def _statistics(study: Purchase) -> str:
 
 def _assumptions(study: Purchase) -> str:
     """The ways to fool the masses, and what this page does about each."""
-    asked = study.asked
+    request = study.request
     prediction = next(offer.prediction for offer in study.offers if offer.prediction is not None)
     baseline = study.offers[0].candidate.system.name
-    kept = "the global batch" if asked.scaling == "strong" else "the batch of each GPU"
-    tariff = asked.tariff
+    kept = "the global batch" if request.scaling == "strong" else "the batch of each GPU"
+    tariff = request.tariff
     paid = (
         "rent of whole nodes at list price, which includes electricity"
         if tariff.gpu_price is None
@@ -481,12 +481,12 @@ def _assumptions(study: Purchase) -> str:
                                          f"validation."),
         ("Baseline", f"None hidden: absolute times and rates everywhere; {baseline} stands first because it was "
                      f"asked for first."),
-        ("Scaling", f"{asked.scaling}; {kept} is kept"),
+        ("Scaling", f"{request.scaling}; {kept} is kept"),
         ("Precision", f"{_dtypes(study)}; peaks are dense, without sparsity, for that precision. Master weights and "
                       f"updates as the optimizer keeps them."),
         ("FLOP", "1 multiply-add is 2 FLOP; MFU counts the model's FLOP, not what is recomputed."),
-        ("Rates or time to solution?", f"Both; the ranking is by {_GOALS[asked.objective][1]} of "
-                                       f"{asked.amount.words}."),
+        ("Rates or time to solution?", f"Both; the ranking is by {_GOALS[request.objective][1]} of "
+                                       f"{request.amount.words}."),
         ("What is paid", f"{paid}; no storage, traffic or staff. Whole nodes are paid for."),
         ("Energy", _energy_words(study)),
         ("Tuning", f"Every system gets its own best plan out of those tried, with the software profile "
@@ -536,7 +536,7 @@ def _dtypes(study: Purchase) -> str:
 
 
 def _energy_words(study: Purchase) -> str:
-    tariff = study.asked.tariff
+    tariff = study.request.tariff
     hosts = "hosts not counted" if tariff.host_power is None else f"{tariff.host_power:g} W of host for each GPU"
     return (
         f"GPUs: shares of the design power, idle and busy, and the energy of each FLOP and byte, capped; fitted to "
@@ -552,5 +552,5 @@ def _sources(study: Purchase) -> str:
         lines.append(f"{system.device.name}: {system.device.source}")
         if trained is not None and trained.price is not None:
             lines.append(f"Price of {system.name}: {trained.price.date}, {trained.price.source}")
-    lines.append(f"{study.asked.model.name}: {study.asked.model.source}")
+    lines.append(f"{study.request.model.name}: {study.request.model.source}")
     return f"<section><h2>Sources</h2><ul class=sources>{_items(dict.fromkeys(lines))}</ul></section>"

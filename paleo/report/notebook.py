@@ -16,21 +16,21 @@ from paleo.report.tables import PLAIN_WIDTH
 LONGEST_LINE = 60
 
 
-def html(shown: RenderableType) -> str:
+def html(output: RenderableType) -> str:
     """HTML of what a command prints: tables and paragraphs, in the colours of the notebook.
 
     >>> html("a < b")
     '<p style="white-space:pre-line;margin:.4em 0;max-width:70em">a &lt; b</p>'
     """
-    if isinstance(shown, Group):
-        return "\n".join(filter(None, (html(part) for part in shown.renderables)))
-    if isinstance(shown, Constrain):
-        return html(shown.renderable)
-    if isinstance(shown, Table):
-        return _table(shown)
-    if isinstance(shown, str | Text):
-        return _paragraph(Text(shown) if isinstance(shown, str) else shown)
-    return f"<pre>{escape(_plain(shown))}</pre>"
+    if isinstance(output, Group):
+        return "\n".join(filter(None, (html(part) for part in output.renderables)))
+    if isinstance(output, Constrain):
+        return html(output.renderable)
+    if isinstance(output, Table):
+        return _table(output)
+    if isinstance(output, str | Text):
+        return _paragraph(Text(output) if isinstance(output, str) else output)
+    return f"<pre>{escape(_plain(output))}</pre>"
 
 
 def _paragraph(text: Text) -> str:
@@ -64,13 +64,13 @@ def _cell(tag: str, side: str, text: str) -> str:
     return f'<{tag} style="text-align:{side};white-space:{wrap};padding:.15em .7em">{escape(text)}</{tag}>'
 
 
-def _plain(shown: RenderableType) -> str:
+def _plain(output: RenderableType) -> str:
     """Text without style."""
-    if isinstance(shown, str):
-        return shown
-    if isinstance(shown, Text):
-        return shown.plain
+    if isinstance(output, str):
+        return output
+    if isinstance(output, Text):
+        return output.plain
     console = Console(file=io.StringIO(), width=PLAIN_WIDTH, highlight=False, markup=False, emoji=False)
     with console.capture() as captured:
-        console.print(shown)
+        console.print(output)
     return captured.get().rstrip("\n")

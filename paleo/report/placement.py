@@ -39,15 +39,15 @@ def document(study: PlacementStudy) -> Document:
 
 def table(study: PlacementStudy) -> RenderableType:
     """The same for people."""
-    shown, share = grid("Placement", ["what", "figure"], left=2), study.share
+    facts, share = grid("Placement", ["what", "figure"], left=2), study.share
     beside = f", others use {percent(study.placement.background)} of the uplinks" if study.placement.background else ""
     neighbour = study.prediction.run.neighbour
     beside += f", beside a job {neighbour}" if neighbour else ""
-    shown.add_row("nodes", f"{study.nodes}, {study.prediction.run.nodes}{beside}")
-    shown.add_row(study.units, f"{share.leaves:.3g}; a ring in rank order crosses {share.crossings:.3g} times")
+    facts.add_row("nodes", f"{study.nodes}, {study.prediction.run.nodes}{beside}")
+    facts.add_row(study.units, f"{share.leaves:.3g}; a ring in rank order crosses {share.crossings:.3g} times")
     shares = (share.ring_share, share.exchange_share, share.unsorted_share)
     ring, exchange, unsorted = (percent(each) for each in shares)
-    shown.add_row("share of the nodes' ports", f"sorted rings {ring}, all-to-all {exchange}, unsorted rings {unsorted}")
+    facts.add_row("share of the nodes' ports", f"sorted rings {ring}, all-to-all {exchange}, unsorted rings {unsorted}")
     packed = study.packed.step_time
-    shown.add_row("step", f"{duration(study.prediction.step_time)}, packed and alone {duration(packed)}")
-    return Group(shown, Text(), prose(study.advice))
+    facts.add_row("step", f"{duration(study.prediction.step_time)}, packed and alone {duration(packed)}")
+    return Group(facts, Text(), prose(study.advice))

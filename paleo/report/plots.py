@@ -95,8 +95,10 @@ def figure_of(
 
 def _parts_legend(figure: Figure, *axes: Axes) -> None:
     """One legend for the parts of a step under all pictures, where it hides nothing."""
-    shown = {label: handle for panel in axes for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)}
-    figure.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=len(shown))
+    handles = {
+        label: handle for panel in axes for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=len(handles))
 
 
 def estimate(prediction: Prediction) -> Figure:
@@ -293,11 +295,11 @@ def roofline(study: Summary, system: System, run: Run) -> Figure:
         )
         axes.plot(x, np.minimum(peak, x * bandwidth), color=BLACK, label=roof)
         for index, kind in enumerate(dict.fromkeys(point.type for point in points)):
-            alike = [point for point in points if point.type == kind]
+            points_of_kind = [point for point in points if point.type == kind]
             colour, mark = CYCLE[index % len(CYCLE)], MARKS[index % len(MARKS)]
             axes.scatter(
-                [point.intensity for point in alike], [point.flops_per_s for point in alike],
-                [20 + 600 * point.share for point in alike], color=colour, marker=mark, alpha=0.7, label=kind,
+                [point.intensity for point in points_of_kind], [point.flops_per_s for point in points_of_kind],
+                [20 + 600 * point.share for point in points_of_kind], color=colour, marker=mark, alpha=0.7, label=kind,
                 linewidths=0,
             )  # fmt: skip
         slowest = min([point.flops_per_s for point in points] or [peak])

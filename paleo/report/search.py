@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def document(model: str, system: str, ranking: Search, explanation: Explanation | None) -> Document:
     """Plans, best first; ``pareto`` holds those that no other beats in both time and memory."""
-    shown: Document = {
+    fields: Document = {
         "model": model,
         "system": system,
         "objective": ranking.objective,
@@ -37,9 +37,9 @@ def document(model: str, system: str, ranking: Search, explanation: Explanation 
         "pareto": [_plan(row) for row in ranking.front],
     }
     if explanation is not None:
-        shown["explanation"] = explanation.text
-        shown["step_time_interval_s"] = list(explanation.winner.interval)
-    return shown
+        fields["explanation"] = explanation.text
+        fields["step_time_interval_s"] = list(explanation.winner.interval)
+    return fields
 
 
 def _plan(row: PlanRow) -> Document:
@@ -67,9 +67,9 @@ def table(ranking: Search, lead: Prediction, explanation: Explanation | None) ->
     )
     parts: list[RenderableType] = [prose(Text(head + _told(lead), style="bold")), _plans("Best plans", ranking.plans)]
     if len(ranking.front) > 1:
-        shown = _spread(ranking.front)
-        some = "" if len(shown) == len(ranking.front) else f" ({len(shown)} of {len(ranking.front)})"
-        parts += [Text(), _plans(f"No other is better in both time and memory{some}", shown)]
+        front = _spread(ranking.front)
+        portion = "" if len(front) == len(ranking.front) else f" ({len(front)} of {len(ranking.front)})"
+        parts += [Text(), _plans(f"No other is better in both time and memory{portion}", front)]
     if explanation is not None:
         parts += [Text(), prose(Text(explanation.text))]
     parts += [prose(remark) for remark in remarks([lead.mfu])]
@@ -101,14 +101,14 @@ def _plans(title: str, rows: Sequence[PlanRow]) -> Table:
     """Plans line by line; counts of GPUs where they differ, and which fit where some do not."""
     counts, fits = len({row.gpus for row in rows}) > 1, not all(row.fits for row in rows)
     columns = ["strategy", "recompute", "schedule", *(["GPUs"] if counts else []), "microbatch", "step time", "memory"]
-    shown = grid(title, [*columns, *(["fits"] if fits else [])], left=3)
+    listing = grid(title, [*columns, *(["fits"] if fits else [])], left=3)
     chosen = any(row.run.expert_dispatch is not None for row in rows)
     for row in rows:
         schedule = f"{_schedule(row)}, {row.run.expert_dispatch or 'default'} dispatch" if chosen else _schedule(row)
         figures = [str(row.microbatch), duration(row.step_time), gibibytes(row.memory)]
         figures = [*([str(row.gpus)] if counts else []), *figures, *(["yes" if row.fits else "no"] if fits else [])]
-        shown.add_row(row.strategy, row.recompute, schedule, *figures)
-    return shown
+        listing.add_row(row.strategy, row.recompute, schedule, *figures)
+    return listing
 
 
 def _schedule(row: PlanRow) -> str:
@@ -134,10 +134,10 @@ def hybrid_table(model: str, system: str, splits: Hybrid) -> RenderableType:
     """The split of each layer."""
     gain = splits.data_parallel_seconds / splits.seconds - 1.0
     text = f"{model} on {system}: {duration(splits.seconds)} a step, data parallelism alone is {tenths(gain)} slower.\n"
-    shown = grid("Split of each layer", ("layer", "split by"), left=2)
+    listing = grid("Split of each layer", ("layer", "split by"), left=2)
     for name, split in splits.layers:
-        shown.add_row(name, split)
-    return Group(prose(Text(text, style="bold")), shown)
+        listing.add_row(name, split)
+    return Group(prose(Text(text, style="bold")), listing)
 
 
 def modes_document(model: str, system: str, searched: ModeSearch) -> Document:
@@ -177,10 +177,10 @@ def modes_table(model: str, system: str, searched: ModeSearch) -> RenderableType
         f"Best by time, stale updates priced: {cost}.\n"
     )
     columns = ("consistency", "gradients", "strategy", "GPUs", "microbatch", "step", "staleness", "samples", "per step")
-    shown = grid("", columns, left=3)
+    listing = grid("", columns, left=3)
     for each in searched.plans:
         figures = f"{each.staleness:.3g}", f"x {each.samples_factor:.3g}", duration(each.effective)
         names = each.consistency, each.compress or "dense", each.plan.strategy
-        shown.add_row(*names, str(each.plan.gpus), str(each.plan.microbatch), duration(each.step_time), *figures)
+        listing.add_row(*names, str(each.plan.gpus), str(each.plan.microbatch), duration(each.step_time), *figures)
     notes = ["'per step': for what a synchronous step learns, more samples counted.", *searched.refused]
-    return Group(prose(Text(head, style="bold")), shown, Text(), prose(Text("\n".join(notes), style="dim")))
+    return Group(prose(Text(head, style="bold")), listing, Text(), prose(Text("\n".join(notes), style="dim")))

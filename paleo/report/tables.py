@@ -252,14 +252,14 @@ def goodput(run: Goodput) -> Table:
     early, late = run.finish_interval
     bounds = "" if low == high else f" ({tenths(low)} to {tenths(high)} over the range of failure rates)"
     often = "none" if run.failures == 0 else f"one every {duration(run.mtbf)}, {run.failures:,.0f} until the end"
-    every = f"{duration(run.interval)}, {duration(run.save)} each"
+    intervals = f"{duration(run.interval)}, {duration(run.save)} each"
     if run.checkpoints.survived:
-        every += f"; in storage every {duration(run.checkpoints.storage_interval(run.interval))}"
+        intervals += f"; in storage every {duration(run.checkpoints.storage_interval(run.interval))}"
     table = grid("With failures", ("what", "figure"), left=2)
     table.add_row("goodput", f"{tenths(run.share)}{bounds}")
     table.add_row("lost", ", ".join(f"{name} {tenths(share)}" for name, share in run.lost.items()))
     table.add_row("failures", f"{often} ({run.source})")
-    table.add_row("checkpoints", f"{engineering(run.checkpoint_bytes, 'B')} every {every}")
+    table.add_row("checkpoints", f"{engineering(run.checkpoint_bytes, 'B')} every {intervals}")
     table.add_row("restart", f"{duration(run.restart)}; spare nodes for 99 % of repairs: {run.spares:,}")
     table.add_row("finished after", f"{duration(run.finish)} (p10 to p90: {duration(early)} to {duration(late)})")
     table.add_row("without failures", duration(run.work))
@@ -387,9 +387,9 @@ def compare(comparison: Comparison) -> RenderableType:
     strategies = {_strategy(each) for each in comparison.candidates if each.prediction is not None}
     table = grid("", (*columns, *(CYCLE[:3] if studied else ()), *(("strategy",) if len(strategies) > 1 else ())))
     for candidate in comparison.candidates:
-        shown = _cycle(candidate.consistency)[:3] if studied else ()
+        cycle = _cycle(candidate.consistency)[:3] if studied else ()
         strategy = (_strategy(candidate),) if len(strategies) > 1 else ()
-        table.add_row(*_candidate(comparison, candidate, best), *shown, *strategy)
+        table.add_row(*_candidate(comparison, candidate, best), *cycle, *strategy)
     prices = {
         candidate.system.name: candidate.training.price
         for candidate in comparison.candidates
@@ -456,8 +456,8 @@ def _remedy(candidate: Candidate) -> str:
 
 
 def _candidate(comparison: Comparison, candidate: Candidate, best: Mapping[str, Candidate | None]) -> tuple[str, ...]:
-    prediction, wanted = candidate.prediction, candidate.training
-    if prediction is None or wanted is None:
+    prediction, training = candidate.prediction, candidate.training
+    if prediction is None or training is None:
         return (candidate.system.name, *[NONE] * 9)
     marks = {objective: " *" if winner is candidate else "" for objective, winner in best.items()}
     memory = f"{percent(prediction.memory.total / prediction.memory.capacity)}"
@@ -468,10 +468,10 @@ def _candidate(comparison: Comparison, candidate: Candidate, best: Mapping[str, 
         rate(candidate.samples_per_s or 0.0),
         f"{comparison.speedup(candidate):.2f}",
         memory if prediction.memory.fits else f"{memory}: does not fit",
-        NONE if wanted.price_per_hour is None else f"{wanted.price_per_hour:,.2f}",
-        duration(wanted.time) + marks["time"],
-        money(wanted.cost) + marks["cost"],
-        energy(wanted.energy_kwh) + marks["energy"],
+        NONE if training.price_per_hour is None else f"{training.price_per_hour:,.2f}",
+        duration(training.time) + marks["time"],
+        money(training.cost) + marks["cost"],
+        energy(training.energy_kwh) + marks["energy"],
     )
 
 
@@ -499,13 +499,13 @@ def summary(study: Summary) -> RenderableType:
 
 
 def _layer(layer: LayerCount) -> tuple[str, ...]:
-    shown = [engineering(value, "") for value in (layer.parameters, layer.flops_forward, layer.flops_backward)]
+    figures = [engineering(value, "") for value in (layer.parameters, layer.flops_forward, layer.flops_backward)]
     return (
         layer.name,
         layer.type,
         "×".join(f"{size:g}" for size in layer.output_shape),
         str(layer.repeat) if layer.repeat > 1 else "",
-        *shown,
+        *figures,
         engineering(layer.bytes_forward, "B"),
         f"{layer.intensity:.1f}",
         engineering(layer.saved_bytes, "B"),

@@ -83,9 +83,9 @@ def table(task: str, system: str, curve: TargetScaling, tariff: Tariff | None = 
         "cost",
         "energy",
     ]
-    shown = grid("", columns)
+    facts = grid("", columns)
     for point in curve.points:
-        shown.add_row(
+        facts.add_row(
             point.prediction.plan.strategy or "dp",
             f"{point.prediction.plan.gpus:,}",
             f"{point.global_batch:,.0f}",
@@ -99,7 +99,7 @@ def table(task: str, system: str, curve: TargetScaling, tariff: Tariff | None = 
             NONE if (kwh := point.kwh(tariff)) is None else energy(kwh),
         )
     law = Text(f"Samples by {first.law.source}.")
-    return Group(prose(Text(head, style="bold")), Text(), shown, Text(), prose(law))
+    return Group(prose(Text(head, style="bold")), Text(), facts, Text(), prose(law))
 
 
 def _evaluation(point: TargetTime) -> str:

@@ -53,8 +53,8 @@ def _stream(event: Event) -> tuple[str, str]:
 
 def _named(place: tuple[int, int], stream: tuple[str, str], ranks: int) -> Iterator[Document]:
     process, thread = place
-    shown = f"{stream[0]} ({ranks} alike)" if ranks > 1 else stream[0]
-    yield {"ph": "M", "name": "process_name", "pid": process, "args": {"name": shown}}
+    process_name = f"{stream[0]} ({ranks} alike)" if ranks > 1 else stream[0]
+    yield {"ph": "M", "name": "process_name", "pid": process, "args": {"name": process_name}}
     yield {"ph": "M", "name": "thread_name", "pid": process, "tid": thread, "args": {"name": stream[1]}}
 
 

@@ -134,9 +134,9 @@ def _waves(schedule: Schedule, stages: int, microbatches: int, chunks: int) -> _
     except ValueError as error:
         raise PlanError(f"schedule {schedule.name!r}: {error} passes wait for one another") from None
     order_of = np.argsort(np.concatenate(wave_of), kind="stable")
-    numbers_of_waves, every = np.concatenate(wave_of)[order_of], np.concatenate(codes)
+    numbers_of_waves, pass_codes = np.concatenate(wave_of)[order_of], np.concatenate(codes)
     position = np.full(3 * stages * width * microbatches + 1, passes, dtype=np.intp)  # the last one: of none
-    position[every[order_of]] = np.arange(passes)
+    position[pass_codes[order_of]] = np.arange(passes)
     before = np.concatenate([np.append(-1, each[:-1]) if len(each) else each for each in codes])
     columns = np.concatenate(rows)[order_of], *(position[each[order_of]] for each in (before, np.concatenate(sources)))
     ends = np.flatnonzero(np.diff(numbers_of_waves)) + 1

@@ -55,8 +55,8 @@ def alive_of(stage: Numeric, stages: int, microbatches: Numeric, chunk: int, chu
     >>> [float(alive_of(3, 4, 8, chunk, 3)) for chunk in range(3)]
     [4.0, 4.0, 1.0]
     """
-    rounds, rest = np.divmod(alive(stage, stages, microbatches, chunks), float(stages * chunks))
-    return np.asarray(rounds * stages + np.clip(rest - chunk * stages, 0.0, float(stages)))
+    rounds, remainder = np.divmod(alive(stage, stages, microbatches, chunks), float(stages * chunks))
+    return np.asarray(rounds * stages + np.clip(remainder - chunk * stages, 0.0, float(stages)))
 
 
 def behind(stage: Numeric, stages: int, chunk: int, chunks: int) -> tuple[Numeric, Numeric]:

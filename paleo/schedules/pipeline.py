@@ -83,8 +83,8 @@ def pipeline_events(
         ordered = sorted(by_stage[f"stage{stage}"], key=lambda event: event.start)
         middle, later = ordered[: len(ordered) // 2], ordered[len(ordered) // 2 :]
         shift = end - ordered[-1].end
-        rest = Task(f"{microbatches - drawn} more microbatches", f"stage{stage}", shift, (), "accumulate")
-        events += [*middle, Event(rest, later[0].start, later[0].start + shift)]
+        undrawn = Task(f"{microbatches - drawn} more microbatches", f"stage{stage}", shift, (), "accumulate")
+        events += [*middle, Event(undrawn, later[0].start, later[0].start + shift)]
         events += [Event(event.task, event.start + shift, event.end + shift) for event in later]
     return events
 

@@ -124,10 +124,10 @@ class Results:
         return len(self.step_time)
 
     @classmethod
-    def of(cls, every: Sequence[CaseGroup], solved: Sequence[Solved]) -> Results:
+    def of(cls, groups: Sequence[CaseGroup], solved: Sequence[Solved]) -> Results:
         """All that was solved, one part after another."""
-        layouts = [np.array(group.layouts)[group.layout] for group in every]
-        figures = layouts, [group.microbatch for group in every], [group.recompute for group in every]
+        layouts = [np.array(group.layouts)[group.layout] for group in groups]
+        figures = layouts, [group.microbatch for group in groups], [group.recompute for group in groups]
         cases = tuple(np.concatenate([np.zeros(0), *column]).astype(np.int32) for column in figures)
         columns = [[getattr(part, name) for part in solved] for name in ("case", "row", "step_time", "memory")]
         case, row, step, memory = (np.concatenate([np.zeros(0, dtype=np.int32), *column]) for column in columns)

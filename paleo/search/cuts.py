@@ -128,8 +128,8 @@ class Cuts:
     def profiles(self) -> list[tuple[list[float], Index]]:
         """Weights of sections, beside those of the heaviest block, and the cases that have them but for rounding."""
         if self._profiles is None:
-            every = np.arange(self.seconds.shape[1])
-            relative = np.rint(self.seconds / self.seconds[self.heaviest, every] / _STEP) * _STEP
+            columns = np.arange(self.seconds.shape[1])
+            relative = np.rint(self.seconds / self.seconds[self.heaviest, columns] / _STEP) * _STEP
             kinds, kind_of = np.unique(relative, axis=1, return_inverse=True)
             cases = [np.flatnonzero(kind_of.ravel() == kind) for kind in range(kinds.shape[1])]
             self._profiles = [(kinds[:, kind].tolist(), each) for kind, each in enumerate(cases)]

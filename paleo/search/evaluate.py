@@ -36,14 +36,14 @@ Index = npt.NDArray[np.intp]
 
 def evaluate(points: Points, layouts: Sequence[Layout], space: Space, backend: Backend) -> Results:
     """Every configuration of the space over the layouts."""
-    every = list(groups(points, layouts, space))
+    case_groups = list(groups(points, layouts, space))
     solved: list[Solved] = []
-    for group in every:
+    for group in case_groups:
         members = _Members.of(points, layouts, space, backend, group)
         solved += members.single() if group.stages == 1 else members.pipelined()
         members.cases.shared.forget()
         members.cases.layouts.shared.forget()
-    return Results.of(every, solved)
+    return Results.of(case_groups, solved)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +85,8 @@ class _Members:
         core = np.broadcast_to(hows == RECOMPUTE.index("selective"), whole.shape)
         times = layer_times(points.costs.of(group.point), Policies(whole, core, np.ones(whole.shape)))
         local_batches = tuple(each.local_batch for each in members)
-        every = Layouts(backend, meshes, programs, sequence, local_batches)
-        cases = Cases(every, group.layout, group.microbatches, times)
+        all_layouts = Layouts(backend, meshes, programs, sequence, local_batches)
+        cases = Cases(all_layouts, group.layout, group.microbatches, times)
         arrival = _arrival(points, members, backend)[group.layout]
         return cls(group, space, backend, points.programs, block_of, cases, arrival)
 
@@ -108,12 +108,12 @@ class _Members:
         schedule, sections = SCHEDULES["1f1b"], self.programs[0].sections
         whole = [tuple((index, section.repeat) for index, section in enumerate(sections))]
         assignment = Assignment.of(whole, schedule, 1, 1, self.programs[0].ties, Kinds(StageKinds(), StageKinds()))
-        every, several = np.arange(len(self.cases)), np.flatnonzero(self.several)
+        indices, several = np.arange(len(self.cases)), np.flatnonzero(self.several)
         sharing = {False: (self.cases, Shared()), True: (self.cases.of(several), Shared())}
         for overlapped in modes(self.space, self.backend):
             for zero in self.zero:
                 cases, shared = sharing[zero > 0]
-                index = several if zero else every
+                index = several if zero else indices
                 batch = Batch(cases, assignment, schedule, zero, overlapped, self.arrival[index], "closed", shared)
                 yield self._solved(index, step(batch))
 
@@ -124,16 +124,16 @@ class _Members:
 
     def _scheduled(self, cut: _Cut) -> Iterator[Solved]:
         """The schedules that lay a cut over the stages in the same way."""
-        every = len(cut.cases) == len(self.cases)
-        cases, shared = self.cases if every else self.cases.of(cut.cases), Shared()
+        is_complete = len(cut.cases) == len(self.cases)
+        cases, shared = self.cases if is_complete else self.cases.of(cut.cases), Shared()
         for schedule in cut.schedules:
-            able = schedule.runs(self.group.stages, cases.microbatches)
+            runnable = schedule.runs(self.group.stages, cases.microbatches)
             if cut.sharded:
-                able = able & self.several[cut.cases]
-            if able.all():
+                runnable = runnable & self.several[cut.cases]
+            if runnable.all():
                 yield from self._chosen(cut, schedule, cut.cases, cases, shared)
-            elif able.any():
-                inside = np.flatnonzero(able)
+            elif runnable.any():
+                inside = np.flatnonzero(runnable)
                 yield from self._chosen(cut, schedule, cut.cases[inside], cases.of(inside), Shared())
 
     def _chosen(self, cut: _Cut, schedule: Schedule, index: Index, cases: Cases, shared: Shared) -> Iterator[Solved]:

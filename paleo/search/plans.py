@@ -294,6 +294,6 @@ def recommended(
     """
     result = search(model, system, run, space=space, top=FIRST)
     rows = with_room(result, system)
-    others = (row for row in rows if abs(row.step_time / rows[0].step_time - 1.0) > 1 / 10_000)
-    chosen = [rows[0], *(row for row in [next(others, None)] if row is not None)]
+    runners_up = (row for row in rows if abs(row.step_time / rows[0].step_time - 1.0) > 1 / 10_000)
+    chosen = [rows[0], *(row for row in [next(runners_up, None)] if row is not None)]
     return [predict(model, system, row.run) for row in chosen], result.configurations, result.fitting

@@ -120,11 +120,11 @@ def priced(
     """Every point of the layouts, each at the microbatches of ``sizes``."""
     blocks = _Blocks(model, backend, space)
     key_of = blocks.key()
-    wanted: dict[Key, set[int]] = {}
+    sizes_of: dict[Key, set[int]] = {}
     for layout in layouts:
-        wanted.setdefault(key_of(layout), set()).update(sizes(layout))
+        sizes_of.setdefault(key_of(layout), set()).update(sizes(layout))
     families: dict[tuple[object, ...], dict[Key, list[int]]] = {}
-    for key, counts in wanted.items():
+    for key, counts in sizes_of.items():
         families.setdefault(_family(key), {})[key] = sorted(counts)
     priced_blocks = [block for family in families.values() for block in blocks.of(family)]
     if not priced_blocks:
@@ -180,24 +180,24 @@ class _Blocks:
 
     def of(self, family: Mapping[Key, Sequence[int]]) -> list[PricedBlock]:
         """Blocks of layouts that differ in tp and cp alone, those left out whose layers cannot be divided."""
-        able = {key: sizes for key, sizes in family.items() if self._divides(key)}
-        return self._blocks(able, (lambda key: key.tp, lambda key: key)) if able else []
+        divisible = {key: sizes for key, sizes in family.items() if self._divides(key)}
+        return self._blocks(divisible, (lambda key: key.tp, lambda key: key)) if divisible else []
 
     def _blocks(
-        self, family: Mapping[Key, Sequence[int]], apart: Sequence[Callable[[Key], object]]
+        self, family: Mapping[Key, Sequence[int]], groupings: Sequence[Callable[[Key], object]]
     ) -> list[PricedBlock]:
-        """All layouts on one surface, else those that are alike in the first of ``apart``, and so on, else each point
-        by itself."""
+        """All layouts on one surface where there is one; else one surface for each value of the first of ``groupings``,
+        and so on; else each point lowered by itself."""
         surface = self._surface(family)
         if surface is not None:
             return surface
-        if not apart:
+        if not groupings:
             points = [(key, size, self._lower(key, size)) for key, sizes in family.items() for size in sizes]
             return [PricedBlock(key, program, (size,), _values(program)[None]) for key, size, program in points]
         parts: dict[object, dict[Key, Sequence[int]]] = {}
         for key, sizes in family.items():
-            parts.setdefault(apart[0](key), {})[key] = sizes
-        return [block for part in parts.values() for block in self._blocks(part, apart[1:])]
+            parts.setdefault(groupings[0](key), {})[key] = sizes
+        return [block for part in parts.values() for block in self._blocks(part, groupings[1:])]
 
     def _divides(self, key: Key) -> bool:
         graph = self.graph(_mesh(key).replicas)
@@ -217,9 +217,9 @@ class _Blocks:
         if self.uneven or len(sizes) < 2 or not all(corners):
             return None
         ends = list(product(corners[0], sizes[:2])), list(product(corners[1], _FULL))
-        met = {key[0] for points in corners for key in points}
-        others = {key[0]: key for key in sorted(family, reverse=True) if key[0] not in met}
-        between = [(key, -1) for key in (min(family), *others.values())] + [(min(family), 0), (max(family), 0)]
+        corner_degrees = {key[0] for points in corners for key in points}
+        other_degrees = {key[0]: key for key in sorted(family, reverse=True) if key[0] not in corner_degrees}
+        between = [(key, -1) for key in (min(family), *other_degrees.values())] + [(min(family), 0), (max(family), 0)]
         lowered = dict.fromkeys([*ends[0], *ends[1], *((key, family[key][at]) for key, at in between)])
         if len(lowered) >= sum(map(len, family.values())):
             return None
@@ -260,16 +260,19 @@ class _Blocks:
         values = {key: np.empty((len(family[key]), count)) for key in family}
         wrong = np.ones(count, dtype=bool)
         for share in self._shares({key[0] for key in family}):
-            corners = [{key: rows[key, size][wrong] for key, met in points if met == size} for points, size in columns]
+            corners = [
+                {key: rows[key, size][wrong] for key, microbatch in points if microbatch == size}
+                for points, size in columns
+            ]
             keys = {*family, *(key for key, _ in rows)}
             between = {key: np.stack([_between(key, corner, share) for corner in corners]) for key in keys}
             lower = _concave(sizes, between[min(family)])
             for key in family:
                 values[key][:, wrong] = _lines(family[key], sizes, between[key], lower)
-            apart = [
+            deviations = [
                 _apart(_lines((size,), sizes, between[key], lower)[0], rows[key, size][wrong]) for key, size in rows
             ]
-            wrong[wrong] = np.any(apart, axis=0)
+            wrong[wrong] = np.any(deviations, axis=0)
             if not wrong.any():
                 return values
         return None
@@ -317,10 +320,10 @@ def _between(key: Key, corners: Mapping[Key, Array], share: Callable[[int], floa
     numbers_between = np.zeros(())
     for corner, numbers in corners.items():
         weight = 1.0
-        for axis, of in (("tp", share), ("cp", _even_share)):
+        for axis, share_of in (("tp", share), ("cp", _even_share)):
             degree, at = getattr(key, axis), getattr(corner, axis)
             for other in {getattr(each, axis) for each in corners} - {at}:
-                weight *= (of(degree) - of(other)) / (of(at) - of(other))
+                weight *= (share_of(degree) - share_of(other)) / (share_of(at) - share_of(other))
         numbers_between = numbers_between + weight * numbers
     return np.asarray(numbers_between)
 
@@ -346,13 +349,13 @@ def _concave(sizes: Sequence[int], rows: Array) -> npt.NDArray[np.bool_]:
     return np.asarray(rows[0] + slope * (_FULL[1] - sizes[0]) > rows[3])
 
 
-def _lines(wanted: Sequence[int], sizes: Sequence[int], rows: Array, lower: npt.NDArray[np.bool_]) -> Array:
+def _lines(targets: Sequence[int], sizes: Sequence[int], rows: Array, lower: npt.NDArray[np.bool_]) -> Array:
     """Numbers at the sizes wanted from those at the first two of all sizes and at two full ones: the ``lower`` of both
     lines, or the upper one. Whole numbers stay whole."""
-    at, ends = np.array(wanted, dtype=np.float64)[:, None], np.array([*sizes[:2], *_FULL], dtype=np.float64)
+    at, ends = np.array(targets, dtype=np.float64)[:, None], np.array([*sizes[:2], *_FULL], dtype=np.float64)
 
-    def line(near: int, far: int) -> Array:
-        return np.asarray(rows[near] + (rows[far] - rows[near]) / (ends[far] - ends[near]) * (at - ends[near]))
+    def line(low: int, high: int) -> Array:
+        return np.asarray(rows[low] + (rows[high] - rows[low]) / (ends[high] - ends[low]) * (at - ends[low]))
 
     count = np.where(lower, np.minimum(line(0, 1), line(2, 3)), np.maximum(line(0, 1), line(2, 3)))
     whole = np.rint(count)
@@ -421,14 +424,14 @@ def _structure(program: Program) -> tuple[object, ...]:
 
 def _kernel_seconds(blocks: Sequence[PricedBlock], backend: Backend) -> list[KernelTimes]:
     """Times of (kernels, microbatches) for each block; a kernel that occurs twice is priced once."""
-    alike: dict[object, list[int]] = {}
+    blocks_of_kind: dict[object, list[int]] = {}
     for index, block in enumerate(blocks):
         kernels = [counted.kernel for section in block.program.sections for counted in section.kernels]
-        alike.setdefault(tuple(map(_kind, kernels)), []).append(index)
+        blocks_of_kind.setdefault(tuple(map(_kind, kernels)), []).append(index)
     known: dict[object, dict[bytes, int]] = {}
     unique: list[Kernel] = []
     places: dict[int, npt.NDArray[np.intp]] = {}
-    for members in alike.values():
+    for members in blocks_of_kind.values():
         numbers, rows, first = np.concatenate([blocks[index].parts[0] for index in members], axis=1), [], 0
         for section in blocks[members[0]].program.sections:
             for counted in section.kernels:
@@ -452,13 +455,13 @@ def _numbered(
     kernel: Kernel, values: Array, known: dict[object, dict[bytes, int]], unique: list[Kernel]
 ) -> Iterable[int]:
     """The position of each row of a kernel among the unique ones; new ones are added."""
-    met = known.setdefault(_kind(kernel), {})
+    positions = known.setdefault(_kind(kernel), {})
     keys = np.ascontiguousarray(values).view(f"V{values.shape[1] * values.itemsize}").ravel().tolist()
     for row, key in enumerate(keys):
-        if key not in met:
-            met[key] = len(unique)
+        if key not in positions:
+            positions[key] = len(unique)
             flops, vector, read, written, *shape = values[row].tolist()
             kept = kernel.name, kernel.family, kernel.operation, kernel.phase
             shaped = dict(zip(kernel.shape, shape, strict=True))
             unique.append(Kernel(*kept, flops, vector, read, written, shaped, kernel.calls, kernel.experts))
-    return [met[key] for key in keys]
+    return [positions[key] for key in keys]

@@ -104,10 +104,10 @@ class Ranking:
         left = indices[~self.exact[indices]]
         for number, part in enumerate(self.parts):
             first, end = self.first[number : number + 2]
-            mine = left[(left >= first) & (left < end)]
-            if len(mine):
-                self.step[mine] = part.results.by_order(mine - first)
-                self.exact[mine] = True
+            part_rows = left[(left >= first) & (left < end)]
+            if len(part_rows):
+                self.step[part_rows] = part.results.by_order(part_rows - first)
+                self.exact[part_rows] = True
         return bool(len(left))
 
     @cached_property
@@ -129,13 +129,15 @@ class Ranking:
 
     def _ordered(self, count: int) -> Index:
         """The best ``count`` of them as far as is known, the best first; ties go to the faster, then the smaller."""
-        some, score = self.fitting, self.score[self.fitting]
-        if len(some) < count:
-            some, score = np.arange(len(self.step)), self.score_of_all
-        if count < len(some):
-            near = np.flatnonzero(score <= np.partition(score, count - 1)[count - 1])
-            some, score = some[near], score[near]
-        return np.asarray(some[np.lexsort((self.memory[some], self.step[some], score, ~self.fits[some]))])
+        candidates, score = self.fitting, self.score[self.fitting]
+        if len(candidates) < count:
+            candidates, score = np.arange(len(self.step)), self.score_of_all
+        if count < len(candidates):
+            leaders = np.flatnonzero(score <= np.partition(score, count - 1)[count - 1])
+            candidates, score = candidates[leaders], score[leaders]
+        return np.asarray(
+            candidates[np.lexsort((self.memory[candidates], self.step[candidates], score, ~self.fits[candidates]))]
+        )
 
     def leading(self, count: int) -> Index:
         """The best ``count`` of them (and their equals), run pass by pass, the best first."""
@@ -152,15 +154,15 @@ class Ranking:
         """The first ``top`` ones; of two that differ in when gradients travel alone, the better, and of two cuts that
         make no difference the first."""
         rows: dict[tuple[object, ...], PlanRow] = {}
-        alike: set[tuple[object, ...]] = set()
+        known_figures: set[tuple[object, ...]] = set()
         for index in self.leading(2 * top):
             row = self.row(int(index))
             choices = row.recompute, row.schedule, row.run.expert_dispatch
             key = row.gpus, row.strategy, row.microbatch, *choices
             figures = *key, f"{row.step_time:.9e}", f"{row.memory:.9e}"
-            if figures not in alike:
+            if figures not in known_figures:
                 rows.setdefault((*key, row.run.cut), row)
-            alike.add(figures)
+            known_figures.add(figures)
         return tuple(rows.values())[:top]
 
     def runner_up(self, best: PlanRow) -> PlanRow | None:

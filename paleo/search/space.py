@@ -120,12 +120,12 @@ def layouts(graph: Graph, gpus: int, global_batch: int, space: Space, devices_pe
         ep = _data_ranks(tp, cp, experts, etp)
         if ep is None:
             continue
-        others = tp * cp * pp * spatial
-        replicas = gpus // others
+        model_ranks = tp * cp * pp * spatial
+        replicas = gpus // model_ranks
         shard = space.degrees.get("shard", 1)
         if space.within_nodes:
             shard = ranks_in_a_node(devices_per_node, replicas, tp * cp * spatial)
-        ranks = others * ep * shard
+        ranks = model_ranks * ep * shard
         if gpus % ranks or space.degrees.get("dp", replicas) != replicas or not _shared(global_batch, replicas):
             continue
         degrees = {"tp": tp, "cp": cp, "ep": ep, "pp": pp, "dp": gpus // ranks, "spatial": spatial, "shard": shard}

@@ -164,9 +164,9 @@ class Device(Spec):
         """
         rates: Mapping[Dtype, float] = self.vector_peak if unit == "vector" else self.peak
         known = self.tensor_dtypes if unit == "tensor" else tuple(rates)
-        wanted = dtype if dtype in known else self.arithmetic(dtype)
+        operand_dtype = dtype if dtype in known else self.arithmetic(dtype)
         for name in known:
-            if name == wanted:
+            if name == operand_dtype:
                 return rates[name]
         where = f"{unit} peak" if unit else "peak"
         raise SpecError(f"device {self.name} has no {where} for dtype {dtype!r}; {near(dtype, known)}")

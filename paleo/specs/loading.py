@@ -239,8 +239,8 @@ def _all_missing(data: object, errors: Sequence[Any]) -> str:
     """All keys that are missing, at once; and how much else is wrong."""
     missing = [error for error in errors if error["type"] == "missing"]
     keys = list(dict.fromkeys(_dotted(_path_in_data(data, error["loc"], "missing")) for error in missing))
-    others = len(errors) - len(missing)
-    more = f" (and {others} more)" if others else ""
+    other_errors = len(errors) - len(missing)
+    more = f" (and {other_errors} more)" if other_errors else ""
     return f"{', '.join(keys)}: {'this key is' if len(keys) == 1 else 'these keys are'} missing{more}"
 
 

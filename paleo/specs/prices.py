@@ -71,21 +71,21 @@ class Quote:
     def price(self) -> Price:
         """As a price of the catalog, for one device."""
         provider, first = self.offers[0]
-        told = f"{provider}, {first.instance}: {first.source}"
+        source = f"{provider}, {first.instance}: {first.source}"
         if not self.exact:
-            told = f"median of {len(self.offers)} offers of {first.device}, the first: {told}"
-        return Price.model_construct(rate=self.value, date=first.date, source=told)
+            source = f"median of {len(self.offers)} offers of {first.device}, the first: {source}"
+        return Price.model_construct(rate=self.value, date=first.date, source=source)
 
 
 def offers(system: System, term: str) -> tuple[list[tuple[str, PriceOffer]], bool]:
     """Offers of a term with their providers for this system, or, False, for machines with its device."""
-    every = [(name, offer) for name in names("prices") for offer in price_list(name).offers if offer.term == term]
-    exact = [(name, offer) for name, offer in every if offer.system == system.name]
+    term_offers = [(name, offer) for name in names("prices") for offer in price_list(name).offers if offer.term == term]
+    exact = [(name, offer) for name, offer in term_offers if offer.system == system.name]
     if exact:
         return exact, True
-    alike = [(name, offer) for name, offer in every if offer.device == system.device.name]
-    whole = [(name, offer) for name, offer in alike if offer.devices == system.devices_per_node]
-    return whole or alike, False
+    device_offers = [(name, offer) for name, offer in term_offers if offer.device == system.device.name]
+    whole = [(name, offer) for name, offer in device_offers if offer.devices == system.devices_per_node]
+    return whole or device_offers, False
 
 
 def term_named(text: str) -> Term:
@@ -99,8 +99,10 @@ def term_named(text: str) -> Term:
 def rent_quote(system: System, term: Term) -> Quote | None:
     """Rent of one device: the lowest of the system's own offers, else the median of what the market asks for the
     device; None where no list has one."""
-    asked, exact = offers(system, term)
-    return _quote([(offer.rate / offer.devices, name, offer) for name, offer in asked if offer.rate is not None], exact)
+    market, exact = offers(system, term)
+    return _quote(
+        [(offer.rate / offer.devices, name, offer) for name, offer in market if offer.rate is not None], exact
+    )
 
 
 def rented(system: System, gpus: int, term: Term = "on-demand") -> tuple[float, Price, bool] | None:

@@ -32,12 +32,12 @@ def reliability_of(system: System) -> Reliability:
     if system.reliability is not None:
         return system.reliability
     known = _known()
-    for alike, words in (
+    for relatives, words in (
         ([other for other in known if other.device.name == system.device.name], system.device.name),
         ([other for other in known if other.device.architecture == system.device.architecture], "its architecture"),
     ):
-        if alike:
-            return _inherited(alike, words)
+        if relatives:
+            return _inherited(relatives, words)
     return USUAL
 
 

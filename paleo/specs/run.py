@@ -144,11 +144,11 @@ class Run(Spec):
         """``seq`` is a parameter of the model; it may stand among the fields of the run."""
         if not isinstance(data, Mapping) or SEQUENCE not in data:
             return data
-        others = {key: value for key, value in data.items() if key != SEQUENCE}
-        sizes = others.get("model") or {}
+        other_fields = {key: value for key, value in data.items() if key != SEQUENCE}
+        sizes = other_fields.get("model") or {}
         if SEQUENCE in sizes:
             raise SpecError("seq: stands beside model.seq; keep one")
-        return {**others, "model": {**sizes, SEQUENCE: data[SEQUENCE]}}
+        return {**other_fields, "model": {**sizes, SEQUENCE: data[SEQUENCE]}}
 
     @model_validator(mode="after")
     def _modules_are_of_selective_recomputation(self) -> Run:

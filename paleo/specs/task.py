@@ -127,7 +127,7 @@ def load_task(name_or_path: str | Path) -> TrainingTask:
 def task_of(benchmark: str, round_name: str) -> TrainingTask | None:
     """The task of a benchmark as a round had it: the file that lists the round, else the one without rounds."""
     known = [load_task(name) for name in entries("tasks")]
-    mine = [task for task in known if benchmark in task.benchmarks]
-    listed = [task for task in mine if round_name in task.rounds]
-    task = next(iter(listed or [task for task in mine if not task.rounds]), None)
+    candidates = [task for task in known if benchmark in task.benchmarks]
+    listed = [task for task in candidates if round_name in task.rounds]
+    task = next(iter(listed or [task for task in candidates if not task.rounds]), None)
     return None if task is None else task.model_copy(update={"code": task.code.as_of(round_name)})

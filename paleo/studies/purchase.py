@@ -104,13 +104,13 @@ class Offer:
 class Purchase:
     """The answer: offers in the order asked, all at one global batch."""
 
-    asked: Asked
+    request: Asked
     global_batch: int
     offers: tuple[Offer, ...]
 
     @property
     def comparison(self) -> Comparison:
-        return Comparison(self.asked.amount, tuple(offer.candidate for offer in self.offers))
+        return Comparison(self.request.amount, tuple(offer.candidate for offer in self.offers))
 
     def best(self, objective: Objective) -> Offer | None:
         """The offer that fits and is best by one figure."""

@@ -39,31 +39,31 @@ def _work(frame: pd.DataFrame) -> Array:
     return np.asarray(minutes * gpus * peaks(frame["device"]))
 
 
-def scaled_best(frame: pd.DataFrame, others: pd.DataFrame, last: str) -> Array:
+def scaled_best(frame: pd.DataFrame, other_rounds: pd.DataFrame, last: str) -> Array:
     """The least device time of the round before (``last``), spread over each row's GPUs; nan without one."""
-    before = others[others["round"] == last]
+    before = other_rounds[other_rounds["round"] == last]
     work = _work(before)
     least = np.nanmin(work) if np.isfinite(work).any() else np.nan
     return np.asarray(least / (frame["n_gpus"].to_numpy(dtype=np.float64) * peaks(frame["device"])))
 
 
-def one_utilisation(frame: pd.DataFrame, others: pd.DataFrame) -> Array:
+def one_utilisation(frame: pd.DataFrame, other_rounds: pd.DataFrame) -> Array:
     """The median device time of other rounds on the same device (on all, where it is new), over each row's GPUs."""
-    work = pd.Series(_work(others), index=others.index)
-    medians = work.groupby(others["device"]).median()
+    work = pd.Series(_work(other_rounds), index=other_rounds.index)
+    medians = work.groupby(other_rounds["device"]).median()
     chosen = frame["device"].map(medians).fillna(float(work.median())).to_numpy(dtype=np.float64)
     return np.asarray(chosen / (frame["n_gpus"].to_numpy(dtype=np.float64) * peaks(frame["device"])))
 
 
-def nearest(frame: pd.DataFrame, others: pd.DataFrame) -> Array:
+def nearest(frame: pd.DataFrame, other_rounds: pd.DataFrame) -> Array:
     """The submission of other rounds nearest in device first and then in count, its minutes scaled by GPUs and peak."""
-    work, counts = _work(others), np.log(others["n_gpus"].to_numpy(dtype=np.float64))
+    work, counts = _work(other_rounds), np.log(other_rounds["n_gpus"].to_numpy(dtype=np.float64))
     usable = np.isfinite(work)
     if not usable.any():
         return np.full(len(frame), np.nan)
-    same = others["device"].to_numpy()[None, :] == frame["device"].to_numpy()[:, None]
-    apart = np.abs(np.log(frame["n_gpus"].to_numpy(dtype=np.float64))[:, None] - counts[None, :])
-    cost = np.where(usable[None, :], apart + np.where(same, 0.0, OTHER_DEVICE), np.inf)
+    same = other_rounds["device"].to_numpy()[None, :] == frame["device"].to_numpy()[:, None]
+    distance = np.abs(np.log(frame["n_gpus"].to_numpy(dtype=np.float64))[:, None] - counts[None, :])
+    cost = np.where(usable[None, :], distance + np.where(same, 0.0, OTHER_DEVICE), np.inf)
     chosen = work[np.argmin(cost, axis=1)]
     return np.asarray(chosen / (frame["n_gpus"].to_numpy(dtype=np.float64) * peaks(frame["device"])))
 
@@ -78,17 +78,17 @@ def left_out_baselines(frame: pd.DataFrame) -> pd.DataFrame:
     rounds = sorted(frame["round"].unique())
     parts = []
     for benchmark in frame["benchmark"].unique():
-        mine = frame[frame["benchmark"] == benchmark]
-        for name in mine["round"].unique():
-            rows, others = mine[mine["round"] == name], mine[mine["round"] != name]
-            if others.empty:
+        submissions = frame[frame["benchmark"] == benchmark]
+        for name in submissions["round"].unique():
+            rows, other_rounds = submissions[submissions["round"] == name], submissions[submissions["round"] != name]
+            if other_rounds.empty:
                 continue
-            before = [earlier for earlier in rounds if earlier < name and (others["round"] == earlier).any()]
-            last = before[-1] if before else str(others["round"].min())
+            before = [earlier for earlier in rounds if earlier < name and (other_rounds["round"] == earlier).any()]
+            last = before[-1] if before else str(other_rounds["round"].min())
             predicted = {
-                "scaled_best": scaled_best(rows, others, last),
-                "one_utilisation": one_utilisation(rows, others),
-                "nearest": nearest(rows, others),
+                "scaled_best": scaled_best(rows, other_rounds, last),
+                "one_utilisation": one_utilisation(rows, other_rounds),
+                "nearest": nearest(rows, other_rounds),
             }
             parts.append(pd.DataFrame(predicted, index=rows.index))
     return pd.concat(parts).reindex(frame.index)

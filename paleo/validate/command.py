@@ -55,8 +55,8 @@ def _print(reports: Sequence[FileReport], as_json: bool, worst: int) -> None:
 
     console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
     for report in reports:
-        for shown in renderables(report, worst=worst):
-            console.print(shown)
+        for renderable in renderables(report, worst=worst):
+            console.print(renderable)
         console.print()
 
 

@@ -85,31 +85,33 @@ def renderables(report: FileReport, *, worst: int = 5) -> list[RenderableType]:
     """Tables of one file: errors by device and by source, what was left out, and the worst rows with a reason."""
     from rich.text import Text
 
-    shown: list[RenderableType] = [_errors_table(report)]
+    blocks: list[RenderableType] = [_errors_table(report)]
     left_out = report.unsupported_reasons
     if left_out:
         lines = [f"  {counted(count, 'row')}: {reason}" for reason, count in list(left_out.items())[:8]]
         if len(left_out) > 8:
             lines.append(f"  … and {len(left_out) - 8} more reasons (--json has all)")
-        shown.append(Text("\n".join([f"not predicted: {counted(sum(left_out.values()), 'row')}", *lines])))
+        blocks.append(Text("\n".join([f"not predicted: {counted(sum(left_out.values()), 'row')}", *lines])))
     points = report.scaling
     if points:
-        shown.append(Text(_scaling_line(summary(points))))
+        blocks.append(Text(_scaling_line(summary(points))))
     for name, errors in report.parts.items():
-        shown.append(Text(f"  {name}: {counted(errors.rows, 'row')}, MAPE {errors.mape:.1%}, bias {errors.bias:+.1%}"))
+        blocks.append(Text(f"  {name}: {counted(errors.rows, 'row')}, MAPE {errors.mape:.1%}, bias {errors.bias:+.1%}"))
     if worst:
-        shown.append(_worst_table(report, worst))
-    return shown
+        blocks.append(_worst_table(report, worst))
+    return blocks
 
 
-def _scaling_line(of: Scaling) -> str:
+def _scaling_line(errors: Scaling) -> str:
     """Efficiency on several devices in one line."""
-    left = f"; {of.impossible} more contradict each other (efficiency above {IMPOSSIBLE})" if of.impossible else ""
-    if of.mean_error is None or of.bias is None or of.worst is None or of.within_goal is None:
+    left = (
+        f"; {errors.impossible} more contradict each other (efficiency above {IMPOSSIBLE})" if errors.impossible else ""
+    )
+    if errors.mean_error is None or errors.bias is None or errors.worst is None or errors.within_goal is None:
         return f"scaling: no points{left}"
-    sizes = f"{of.mean_error:.1f} points of 100 off on average (bias {of.bias:+.1f}, worst {of.worst:.1f})"
-    near = f"{of.within_goal:.0%} within {GOAL:g}"
-    return f"scaling: efficiency on several devices, {of.points} times: {sizes}, {near}{left}"
+    sizes = f"{errors.mean_error:.1f} points of 100 off on average (bias {errors.bias:+.1f}, worst {errors.worst:.1f})"
+    within = f"{errors.within_goal:.0%} within {GOAL:g}"
+    return f"scaling: efficiency on several devices, {errors.points} times: {sizes}, {within}{left}"
 
 
 def _errors_table(report: FileReport) -> RenderableType:
@@ -208,8 +210,8 @@ def _frame(axes: Axes, report: FileReport) -> None:
     """Equal logarithmic axes and the lines predicted = measured, twice and half."""
     if not report.predicted.any():
         return
-    both = np.concatenate([report.measured[report.predicted], report.predictions.seconds[report.predicted]])
-    low, high = float(both.min()) / 1.5, float(both.max()) * 1.5
+    seconds = np.concatenate([report.measured[report.predicted], report.predictions.seconds[report.predicted]])
+    low, high = float(seconds.min()) / 1.5, float(seconds.max()) * 1.5
     for factor, style in ((1.0, "-"), (2.0, ":"), (0.5, ":")):
         axes.plot([low, high], [low * factor, high * factor], style, color="0.4", linewidth=0.8, zorder=0)
     axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high), aspect="equal")

@@ -104,8 +104,14 @@ class FileReport:
     def errors(self, chosen: Flags | None = None) -> Errors:
         """Errors of the predicted rows, or of the chosen ones among them."""
         mask = self.predicted if chosen is None else self.predicted & chosen
-        of = self.predictions
-        return errors(of.seconds[mask], self.measured[mask], of.low[mask], of.high[mask], self.baseline[mask])
+        predictions = self.predictions
+        return errors(
+            predictions.seconds[mask],
+            self.measured[mask],
+            predictions.low[mask],
+            predictions.high[mask],
+            self.baseline[mask],
+        )
 
     def by(self, words: Words) -> dict[str, Errors]:
         """Errors of the predicted rows by device or source."""
@@ -117,9 +123,9 @@ class FileReport:
         """Errors of the parts of the measured quantity, each over the predicted rows that state it."""
         errors_of_parts = {}
         for name, (predicted, measured) in self.table.parts(self.frame).items():
-            both = self.predicted & np.isfinite(predicted) & np.isfinite(measured) & (predicted > 0)
-            if both.any():
-                errors_of_parts[name] = residual(predicted[both], measured[both])
+            comparable = self.predicted & np.isfinite(predicted) & np.isfinite(measured) & (predicted > 0)
+            if comparable.any():
+                errors_of_parts[name] = residual(predicted[comparable], measured[comparable])
         return errors_of_parts
 
     def worst(self, most: int = 10) -> list[Worst]:
@@ -143,13 +149,13 @@ class FileReport:
         return [] if curves is None else points(curves, measured=self.measured, predicted=predicted)
 
     def _explained(self, row: int, configuration: str, spread: float) -> Worst:
-        of, measured = self.predictions, float(self.measured[row])
-        ideal, predicted = float(of.baseline[row]), float(of.seconds[row])
+        predictions, measured = self.predictions, float(self.measured[row])
+        ideal, predicted = float(predictions.baseline[row]), float(predictions.seconds[row])
         if self.table.name in UNTIMED:
             reason = f"{predicted / measured:.2f} times what was measured"
         else:
-            reason = explanation(measured, predicted, ideal, spread, str(of.origins[row]))
-        return Worst(row, str(of.subjects[row]), measured, predicted, configuration, reason)
+            reason = explanation(measured, predicted, ideal, spread, str(predictions.origins[row]))
+        return Worst(row, str(predictions.subjects[row]), measured, predicted, configuration, reason)
 
     def _scatter(self) -> Array:
         """Largest over smallest measured time, less 1, among rows that agree in all but what was measured."""
@@ -233,9 +239,9 @@ def _scaled_baseline(predictions: Predictions, measured: Array) -> tuple[Array, 
     baseline, efficiencies = np.full(len(measured), np.nan), dict[str, float]()
     usable = (predictions.reasons == "") & np.isfinite(predictions.baseline) & (predictions.baseline > 0)
     for subject in sorted({str(name) for name in predictions.subjects[usable]}):
-        mine = usable & (predictions.subjects == subject)
-        efficiency = best_constant_efficiency(predictions.baseline[mine], measured[mine])
-        baseline[mine], efficiencies[subject] = predictions.baseline[mine] / efficiency, efficiency
+        subject_rows = usable & (predictions.subjects == subject)
+        efficiency = best_constant_efficiency(predictions.baseline[subject_rows], measured[subject_rows])
+        baseline[subject_rows], efficiencies[subject] = predictions.baseline[subject_rows] / efficiency, efficiency
     return baseline, efficiencies
 
 
@@ -257,8 +263,13 @@ def with_predictions(reports: Sequence[FileReport]) -> pd.DataFrame:
     """The rows of all files with predicted, low and high in the unit of the measured column, and why a row has none."""
     parts = []
     for report in reports:
-        unit, of = report.table.measured_unit, report.predictions
-        more = {"predicted": of.seconds / unit, "low": of.low / unit, "high": of.high / unit, "unsupported": of.reasons}
+        unit, predictions = report.table.measured_unit, report.predictions
+        more = {
+            "predicted": predictions.seconds / unit,
+            "low": predictions.low / unit,
+            "high": predictions.high / unit,
+            "unsupported": predictions.reasons,
+        }
         part = report.frame.assign(**more)
         parts.append(part if len(reports) == 1 else part.assign(file=report.file))
     return pd.concat(parts, ignore_index=True)

@@ -88,5 +88,5 @@ def summary(points: Sequence[EfficiencyPoint]) -> Scaling:
         return Scaling(0, None, None, None, None, left)
     size = np.abs(error)
     figures = (size.mean(), error.mean(), size.max(), np.mean(size <= GOAL))
-    mean, bias, worst, near = (round(float(point), 9) for point in figures)
-    return Scaling(len(error), mean, bias, worst, near, left)
+    mean, bias, worst, within_goal = (round(float(point), 9) for point in figures)
+    return Scaling(len(error), mean, bias, worst, within_goal, left)

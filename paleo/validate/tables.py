@@ -200,8 +200,12 @@ class KernelTable:
 def tables(calibration: Calibration | None = None) -> Mapping[str, MeasuredTable]:
     """Every kind of table by its name."""
     kernels: dict[str, MeasuredTable] = {name: KernelTable(kind) for name, kind in KINDS.items()}
-    every = kernels | dict(STEPS.items())
-    return every if calibration is None else {name: table.under(calibration) for name, table in every.items()}
+    table_by_name = kernels | dict(STEPS.items())
+    return (
+        table_by_name
+        if calibration is None
+        else {name: table.under(calibration) for name, table in table_by_name.items()}
+    )
 
 
 def table_of(columns: Iterable[str], calibration: Calibration | None = None) -> MeasuredTable:

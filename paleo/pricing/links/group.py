@@ -102,8 +102,8 @@ class GroupLinks:
     def can_run(self, algorithm: Algorithm, operation: str) -> bool:
         """Whether the system has what an algorithm asks for."""
         switches = self.switch_reduces or not algorithm.in_network
-        near = not (operation in algorithm.distant and "torus" in self.topologies)
-        return switches and near and (algorithm.topology is None or algorithm.topology in self.topologies)
+        suits_topology = not (operation in algorithm.distant and "torus" in self.topologies)
+        return switches and suits_topology and (algorithm.topology is None or algorithm.topology in self.topologies)
 
     def wire_time(self, traffic: Traffic, levels: slice = slice(None)) -> Array:
         """Seconds of the slowest of some levels at the datasheet's bandwidth, phase after phase."""
@@ -251,8 +251,8 @@ def _direct_links(span: Span, fan_out: int) -> float:
         return float(level.ports)
     if level.rings is not None:
         return level.rings[fan_out - 1]
-    others = span.units - 1
-    return level.ports * min(fan_out - 1, others) / others
+    peers = span.units - 1
+    return level.ports * min(fan_out - 1, peers) / peers
 
 
 def _usable_ports(system: System, span: Span, outside: bool) -> tuple[float, float]:

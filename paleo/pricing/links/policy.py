@@ -253,8 +253,8 @@ class Nccl:
             across = self._across(algorithm, operation, traffic, links)
             part_of_it = (links.inside.ranks > 1) & (operation not in EXCHANGES)
             inside = np.where(crosses, np.maximum(across, np.where(part_of_it, inside, 0.0)), inside)
-        able = np.asarray(self.switch_can_add) | (not algorithm.in_network)
-        return np.where(able, inside, np.inf)
+        possible = np.asarray(self.switch_can_add) | (not algorithm.in_network)
+        return np.where(possible, inside, np.inf)
 
     def _across(self, algorithm: Algorithm, operation: str, traffic: Traffic, links: GroupLinks) -> Array:
         if operation in EXCHANGES:

@@ -161,8 +161,8 @@ def _fullest_below(flows: Numeric, sources: Numeric, links: Numeric) -> Array:
     chance, mean = 1.0 / np.maximum(ways, 1.0 + np.finfo(np.float64).eps), float(np.max(count / ways))
     steps = np.arange(math.ceil(mean + SPREAD * math.sqrt(mean) + SPREAD))
     odds = np.clip(count - steps, NOTHING, None) / (steps + 1.0) * chance / (1.0 - chance)
-    none = count * np.log1p(-chance)
-    law = np.exp(np.concatenate([none, none + np.cumsum(np.log(odds), axis=-1)], axis=-1))
+    log_empty = count * np.log1p(-chance)
+    law = np.exp(np.concatenate([log_empty, log_empty + np.cumsum(np.log(odds), axis=-1)], axis=-1))
     below = np.clip(np.cumsum(law, axis=-1), 0.0, 1.0)
     return np.asarray(below ** (np.asarray(sources)[..., None] * ways))
 
@@ -182,8 +182,8 @@ def exchange_share(nodes: Numeric, members: Numeric, leaf: int, oversubscription
     """Share of its port that a node keeps in an all-to-all of ``nodes``, ``members`` of them on the fullest leaf: the
     leaf is asked for m (n-m)/(n-1) node rates (n-m of n-1 peers of a node lie elsewhere), and has q/o."""
     n, m = np.asarray(nodes, dtype=np.float64), np.asarray(members, dtype=np.float64)
-    asked = m * (n - m) / np.maximum(n - 1.0, 1.0)
-    return np.asarray(np.minimum(1.0, leaf / oversubscription / np.maximum(asked, NOTHING)))
+    demand = m * (n - m) / np.maximum(n - 1.0, 1.0)
+    return np.asarray(np.minimum(1.0, leaf / oversubscription / np.maximum(demand, NOTHING)))
 
 
 def rail_exchange_share(nodes: Numeric, members: Numeric, rails: Numeric, leaf: int, oversubscription: float) -> Array:
@@ -281,11 +281,11 @@ def beside_neighbour(
     >>> float(beside_neighbour(**keywords, sending=1.0)), float(beside_neighbour(**keywords, sending=0.5))
     (0.5, 0.75)
     """
-    mine, others, links = np.asarray(ports), np.asarray(other_ports), np.asarray(capacity)
-    alone = np.minimum(demand, links / np.maximum(mine, NOTHING))
-    rest = (links - others * other_demand) / np.maximum(mine, NOTHING)
-    both = np.minimum(demand, np.maximum(links / np.maximum(mine + others, NOTHING), rest))
-    kept = both / np.maximum(alone, NOTHING)
+    job_ports, neighbour_ports, links = np.asarray(ports), np.asarray(other_ports), np.asarray(capacity)
+    alone = np.minimum(demand, links / np.maximum(job_ports, NOTHING))
+    left_over = (links - neighbour_ports * other_demand) / np.maximum(job_ports, NOTHING)
+    rate = np.minimum(demand, np.maximum(links / np.maximum(job_ports + neighbour_ports, NOTHING), left_over))
+    kept = rate / np.maximum(alone, NOTHING)
     return np.asarray(np.where(np.asarray(demand) > 0, 1.0 - sending + sending * np.minimum(kept, 1.0), 1.0))
 
 
@@ -438,10 +438,10 @@ def _beside_second_job(level: Level, job: _Job, pattern: str, neighbour: Neighbo
     other = _Job(neighbour.nodes, job.machine, job.leaf, job.leaves, min(free, neighbour.nodes), 0.0)
     capacity = dragonfly(level, job.machine, job.leaf).pair if is_dragonfly else job.leaf / level.oversubscription
     ports, demand = job.ports(pattern, dragonfly=is_dragonfly)
-    others, asked = other.ports(neighbour.pattern, dragonfly=is_dragonfly) if free >= 1.0 else (0.0, 0.0)
+    other_ports, other_demand = other.ports(neighbour.pattern, dragonfly=is_dragonfly) if free >= 1.0 else (0.0, 0.0)
     return float(
         beside_neighbour(
-            ports=ports, demand=demand, other_ports=others, other_demand=asked, sending=neighbour.sending,
+            ports=ports, demand=demand, other_ports=other_ports, other_demand=other_demand, sending=neighbour.sending,
             capacity=capacity,
         )
     )  # fmt: skip

@@ -110,8 +110,8 @@ class TableKind(ABC, Generic[Figures]):
 
     def fit_plan(self, subject: str, family: str, stack: str, figures: Figures, fitted: Fitted) -> FitPlan:
         """How rows of a family are fitted; ``fitted`` holds what was fitted before in the same run."""
-        start, *others = self.starts(family, figures)
-        return FitPlan(start, tuple(others))
+        start, *alternatives = self.starts(family, figures)
+        return FitPlan(start, tuple(alternatives))
 
     def figures(self, subject: str, dtype: str, compute: str) -> Figures:
         """What prices rows of a subject; SpecError where it has no peak for that."""

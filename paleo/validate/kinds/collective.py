@@ -85,16 +85,16 @@ class CollectiveTable(TableKind[System]):
                 CustomParameters(), largest=_largest(engine, figures), host=20 * MICROSECOND if eager else NANOSECOND
             ), (() if eager else ("host",))
         joined = link_kind(figures)
-        alike = () if joined == "pcie-staged" else ("staging_power",)
+        unused = () if joined == "pcie-staged" else ("staging_power",)
         if family == "collective.exchange":
-            return ExchangeParameters(), alike
+            return ExchangeParameters(), unused
         waits = stack.startswith("kernel")
         skew, fixed = (40 * MICROSECOND, ()) if waits else (NANOSECOND, ("skew",))
         if family == "collective.fabric":
             slow = replace(FabricParameters(), skew=skew, fabric_fraction=0.5, rail_power=0.7)
             plain = FabricParameters(fabric_fraction=0.8, exchange_fraction=0.6)
             return (slow, fixed) if waits else (plain, (*fixed, "rail_power", "send_fraction"))
-        fixed = (*fixed, *alike)
+        fixed = (*fixed, *unused)
         if joined.startswith("pcie"):
             tree = NcclParameters(launch=12 * MICROSECOND, simple_step=14 * MICROSECOND, simple_fraction=0.4)
             return tree, (*fixed, "switch_fraction", "ll128_fraction")
@@ -172,8 +172,8 @@ class CollectiveTable(TableKind[System]):
         factor = np.zeros(len(frame))
         operations, ranks = text(frame, "op").to_numpy(), number(frame, "ranks")
         for operation in OPERATIONS:
-            mine = operations == operation
-            factor[mine] = bus_factor(operation, ranks[mine])
+            operation_rows = operations == operation
+            factor[operation_rows] = bus_factor(operation, ranks[operation_rows])
         return np.zeros(len(frame)), factor * number(frame, "bytes")
 
     def ideal_time(self, frame: pd.DataFrame, figures: System) -> Array:
@@ -191,22 +191,28 @@ class CollectiveTable(TableKind[System]):
         recent = ~text(frame, "library").str.startswith(EARLY_LIBRARIES).to_numpy()
         seconds = np.zeros(len(frame))
         for operation in np.unique(operations):
-            mine = operations == operation
-            links = self._links(frame[mine], figures)
+            operation_rows = operations == operation
+            links = self._links(frame[operation_rows], figures)
             if isinstance(parameters, CustomParameters):
-                seconds[mine] = custom_time(payload_bytes=payload[mine], links=links, parameters=parameters)
+                seconds[operation_rows] = custom_time(
+                    payload_bytes=payload[operation_rows], links=links, parameters=parameters
+                )
                 continue
-            release = {"switch_can_add": adds[mine], "low_latency": recent[mine], "trees": recent[mine]}
+            release = {
+                "switch_can_add": adds[operation_rows],
+                "low_latency": recent[operation_rows],
+                "trees": recent[operation_rows],
+            }
             policy = replace(_nccl(parameters), shift=True, **release)
-            seconds[mine] = best(policy, str(operation), payload[mine], links).time
+            seconds[operation_rows] = best(policy, str(operation), payload[operation_rows], links).time
         return seconds
 
     def _custom(self, frame: pd.DataFrame) -> pd.Series[bool]:
         """Engines' own kernels read the memory of other devices; where those cannot be reached, or are many and joined
         by PCIe, NCCL does it."""
         ranks = zip(text(frame, "system"), number(frame, "ranks", 0.0), strict=True)
-        able = pd.Series([count <= _most_ranks(name) for name, count in ranks], index=frame.index, dtype=bool)
-        return text(frame, "algo").str.lower().str.startswith("custom") & able
+        reachable = pd.Series([count <= _most_ranks(name) for name, count in ranks], index=frame.index, dtype=bool)
+        return text(frame, "algo").str.lower().str.startswith("custom") & reachable
 
     def _crosses(self, frame: pd.DataFrame) -> pd.Series[bool]:
         """Groups that leave a node; machines of one NVLink domain are one."""

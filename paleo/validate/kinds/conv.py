@@ -86,7 +86,7 @@ class ConvolutionTable(TableKind[DeviceFigures]):
     def unsupported(self, frame: pd.DataFrame) -> pd.Series[str]:
         """An unknown dtype or direction, no peak on the device, an empty output, or a fallback kernel."""
         dtypes = frozenset(ELEMENT_BYTES)
-        out = by_arithmetic(frame, self.compute(frame), lambda *told: unpriced(*told, dtypes))
+        out = by_arithmetic(frame, self.compute(frame), lambda *columns: unpriced(*columns, dtypes))
         way = text(frame, "direction")
         out = out.mask((out == "") & ~way.isin(list(DIRECTIONS)), "direction is none of " + ", ".join(DIRECTIONS))
         strided = number(frame, "stride_h", 1.0) * number(frame, "stride_w", 1.0) > 1

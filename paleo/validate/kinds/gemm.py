@@ -109,18 +109,20 @@ class GemmTable(TableKind[DeviceFigures]):
         """No formula for the dtype, or no peak of it on the device."""
         dtypes = frozenset(OPERAND_BYTES)
         return pd.Series(
-            mapped(frame, _TOLD, lambda *told: unpriced(*_keys(*told), dtypes)), index=frame.index, dtype=object
+            mapped(frame, _TOLD, lambda *columns: unpriced(*_keys(*columns), dtypes)), index=frame.index, dtype=object
         )
 
     def stack(self, frame: pd.DataFrame) -> pd.Series[str]:
         """graph, kernel, eager, eager/linear or back-to-back, by source; a linear layer costs the host more."""
-        told = ("source", "timing", "library")
-        linear, batched = (mapped(frame, told, partial(_stack, batched=many)) for many in (False, True))
+        columns = ("source", "timing", "library")
+        linear, batched = (mapped(frame, columns, partial(_stack, batched=many)) for many in (False, True))
         return pd.Series(np.where(number(frame, "batch") > 1, batched, linear), index=frame.index, dtype=object)
 
     def family(self, frame: pd.DataFrame) -> pd.Series[str]:
         """gemm.fp8, gemm.fp4, gemm.int8, gemm.tensor or gemm.simt, by format and the unit that the rows run on."""
-        return pd.Series(mapped(frame, _TOLD, lambda *told: _family(*_keys(*told))), index=frame.index, dtype=object)
+        return pd.Series(
+            mapped(frame, _TOLD, lambda *columns: _family(*_keys(*columns))), index=frame.index, dtype=object
+        )
 
     def starts(self, family: str, figures: DeviceFigures) -> Sequence[GemmParameters]:
         """Energy by process, tile by library generation; for ordinary cores the tile sizes of all generations."""
@@ -143,12 +145,12 @@ class GemmTable(TableKind[DeviceFigures]):
 
     def fit_plan(self, subject: str, family: str, stack: str, figures: DeviceFigures, fitted: Fitted) -> FitPlan:
         """Rows of DeepBench are few: they set out from the silicon of a device with many, and stay near it."""
-        first, *others = self.starts(family, figures)
+        first, *other_starts = self.starts(family, figures)
         teacher = TEACHERS.get((figures.architecture, family))
         known = fitted.get((teacher.subject, family, teacher.stack)) if teacher and stack == "back-to-back" else None
         if teacher is None or known is None:
             fixed = ("energy",) if (figures.architecture, family) in UNTHROTTLED else ()
-            return FitPlan(first, tuple(others), ("launch",), fixed, starts=1 if others else 2)
+            return FitPlan(first, tuple(other_starts), ("launch",), fixed, starts=1 if other_starts else 2)
         start = dataclasses.replace(
             known, launch=teacher.launch, energy=first.energy, training_energy=first.training_energy,
             scattered_efficiency=first.scattered_efficiency, **teacher.known,
@@ -159,7 +161,7 @@ class GemmTable(TableKind[DeviceFigures]):
 
     def compute(self, frame: pd.DataFrame) -> pd.Series[str]:
         """As the row says; DeepBench fp16 that says nothing is half-precision arithmetic on ordinary cores."""
-        return pd.Series(mapped(frame, _TOLD, lambda *told: _keys(*told)[2]), index=frame.index, dtype=object)
+        return pd.Series(mapped(frame, _TOLD, lambda *columns: _keys(*columns)[2]), index=frame.index, dtype=object)
 
     def work(self, frame: pd.DataFrame) -> tuple[Array, Array]:
         """2 m n k batch FLOP, and each operand once."""

@@ -58,7 +58,7 @@ class RnnTable(TableKind[DeviceFigures]):
     def unsupported(self, frame: pd.DataFrame) -> pd.Series[str]:
         """An unknown dtype, cell or direction, no peak on the device, or an extent below 1."""
         dtypes = frozenset(ELEMENT_BYTES)
-        out = by_arithmetic(frame, self.compute(frame), lambda *told: unpriced(*told, dtypes))
+        out = by_arithmetic(frame, self.compute(frame), lambda *columns: unpriced(*columns, dtypes))
         for column, known in (("cell", list(GATES)), ("direction", list(DIRECTIONS))):
             out = out.mask((out == "") & ~text(frame, column).isin(known), f"{column} is none of " + ", ".join(known))
         small = np.any([~(number(frame, name) >= 1) for name in ("hidden", "batch", "timesteps")], axis=0)
@@ -85,10 +85,10 @@ class RnnTable(TableKind[DeviceFigures]):
         hidden, batch, steps = (number(frame, name) for name in ("hidden", "batch", "timesteps"))
         gate_count, element, way = _gates(frame), element_bytes(frame), _ways(frame)
         products = gate_count * hidden**2
-        both = np.where(way == RnnDirection.BACKWARD, 2.0, 1.0)
+        gradients = np.where(way == RnnDirection.BACKWARD, 2.0, 1.0)
         reads = np.where(way == RnnDirection.FILTER, 1.0, steps)
         states = (gate_count + 1.0) * hidden * batch * steps
-        return 2.0 * products * batch * steps * both, (products * reads + states) * element
+        return 2.0 * products * batch * steps * gradients, (products * reads + states) * element
 
     def time(self, frame: pd.DataFrame, figures: DeviceFigures, parameters: RnnParameters) -> Array:
         """Seconds of rows of one device, dtype, family and stack, by the standard (not persistent) kernels."""
