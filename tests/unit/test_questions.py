@@ -46,7 +46,7 @@ ASKED: dict[str, tuple[Callable[[], Any], str, str]] = {
     "target": (
         lambda: paleo.target("mlperf:bert", NODE, [8], batch=448),
         f"target mlperf:bert --system {NODE} --gpus 8 --batch 448",
-        "fastest with 8 GPUs",
+        f"on {NODE}: 8 GPUs, ",
     ),
 }
 
