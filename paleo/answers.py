@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from paleo.predict import Prediction
-    from paleo.pricing.footprint import Footprint
     from paleo.report.blocks import Blocks
     from paleo.search.plans import Explanation, Search
     from paleo.specs.hardware import System
     from paleo.specs.model import ModelSpec
     from paleo.specs.run import Run
     from paleo.specs.task import TrainingTask
+    from paleo.step.memory import Footprint
     from paleo.studies import buying
     from paleo.studies.advice import Advice
     from paleo.studies.comparison import Candidate, Comparison, Objective

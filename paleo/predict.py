@@ -14,9 +14,9 @@ from paleo.operations.attention import executed_share
 from paleo.operations.base import model_flops
 from paleo.parallel.placement import placement
 from paleo.parallel.plan import plan
-from paleo.pricing.footprint import Footprint
 from paleo.step.backend import backend_of
-from paleo.step.compression import check_sharded
+from paleo.step.exchange import check_sharded
+from paleo.step.memory import Footprint
 from paleo.step.single import priced, single_batch
 from paleo.step.step import step
 from paleo.step.warnings import (

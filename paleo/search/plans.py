@@ -27,7 +27,7 @@ from paleo.search.ranking import Part, Ranking
 from paleo.search.space import Space, batch, check_searched, divisors, layouts, microbatches
 from paleo.specs.software import load_software
 from paleo.step.backend import backend_of
-from paleo.step.compression import check_sharded
+from paleo.step.exchange import check_sharded
 
 if TYPE_CHECKING:
     from paleo.compression.base import Compression

@@ -23,7 +23,7 @@ from paleo.pricing.communication import Fabric, collective_sources
 from paleo.pricing.kernels import pricer
 from paleo.pricing.links.topology import node_placement, states_topology
 from paleo.specs.software import load_software
-from paleo.step.compression import coding_kernels, method_of, tensor_calls
+from paleo.step.exchange import coding_kernels, method_of, tensor_calls
 from paleo.step.input_pipeline import input_pipeline, sample_bytes, usual_input
 from paleo.step.memory import clip_kernels, update_kernel
 from paleo.step.offload import link_rate, offload_of

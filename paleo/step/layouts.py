@@ -16,14 +16,18 @@ import numpy.typing as npt
 
 from paleo.compression.zeropp import ZeroPlusPlus
 from paleo.parallel.mesh import BATCH_AXES
-from paleo.step.compression import compressed, compressed_gather, scoped, state_bytes, unit_gradient
 from paleo.step.exchange import (
+    compressed,
+    compressed_gather,
     gathered_shares,
     gradient_exchange,
     gradient_shares,
     owned_elements,
     replica_groups,
+    scoped,
     sharers,
+    state_bytes,
+    unit_gradient,
 )
 from paleo.step.memory import NORM_BYTES, clip_axes, states
 from paleo.step.offload import divided

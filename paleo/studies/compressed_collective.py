@@ -14,7 +14,7 @@ from paleo.errors import SpecError
 from paleo.operations.tensor import precision
 from paleo.specs.run import Run
 from paleo.step.backend import backend_of
-from paleo.step.compression import scaled
+from paleo.step.exchange import scaled
 
 if TYPE_CHECKING:
     from paleo.compression.base import Compression

@@ -16,11 +16,11 @@ from paleo.network.graph import build
 from paleo.operations.base import Kernel
 from paleo.operations.tensor import Tensor, precision
 from paleo.predict import Prediction, predict
-from paleo.pricing.footprint import Footprint
 from paleo.specs.hardware import load_system
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.software import load_software
+from paleo.step.memory import Footprint
 from paleo.validate.steps.memory import MemoryTable
 
 

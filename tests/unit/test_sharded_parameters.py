@@ -13,7 +13,7 @@ from paleo.schedules.base import SCHEDULES
 from paleo.specs.hardware import System, load_system
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
-from paleo.step.sharded_parameters import ShardedFigures, sharded_passes
+from paleo.step.pipeline import ShardedFigures, sharded_passes
 from paleo.step.streams import Buckets, iterations, walk
 
 SYSTEM = load_system("dgx-h100")

@@ -10,7 +10,7 @@ from paleo import Prediction, Run, load_model, load_system, predict
 from paleo.errors import PlanError
 from paleo.search.plans import search
 from paleo.search.space import within
-from paleo.step.compression import scoped
+from paleo.step.exchange import scoped
 
 MODEL, NODES = load_model("gpt2"), load_system("aws-p3.16xlarge")
 

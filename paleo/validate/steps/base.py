@@ -20,10 +20,10 @@ from paleo.validate.tables import Predictions
 
 if TYPE_CHECKING:
     from paleo.predict import Prediction
-    from paleo.pricing.footprint import Footprint
     from paleo.specs.calibration import Calibration
     from paleo.specs.hardware import System
     from paleo.specs.software import Software
+    from paleo.step.memory import Footprint
     from paleo.validate.kinds.base import Array
 
 #: What reading a malformed cell, or computing with an absurd one, raises.

@@ -29,11 +29,11 @@ from paleo.validate.tables import STEPS
 
 if TYPE_CHECKING:
     from paleo.predict import Prediction
-    from paleo.pricing.footprint import Footprint
     from paleo.specs.calibration import Calibration
     from paleo.specs.hardware import System
     from paleo.specs.model import ModelSpec
     from paleo.specs.software import Software
+    from paleo.step.memory import Footprint
     from paleo.validate.steps.base import (
         Row,
         Step,
