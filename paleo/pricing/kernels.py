@@ -1,27 +1,36 @@
-"""Seconds for kernels on a device: the one place where counts of computation meet a machine."""
+"""Seconds for kernels on a device: the one place where counts of computation meet a machine.
+
+Under a calibration each kernel goes to the formula of its family (``paleo.pricing.families``), all kernels of a family
+at once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from paleo.pricing.calibrated import FamilyPrices
-from paleo.pricing.roofline import kernel_time, pointwise_format
-from paleo.pricing.store import constants, rates
+from paleo.operations.tensor import BYTES, precision
+from paleo.pricing.roofline import figures, kernel_time, pointwise_format
+from paleo.pricing.store import Found, constants, lookup, rates
+from paleo.registry import Registry
 from paleo.specs.calibration import load_calibration
 
 if TYPE_CHECKING:
     from paleo.operations.base import Kernel
+    from paleo.pricing.parameters import DeviceFigures
     from paleo.pricing.store import Rates
     from paleo.specs.calibration import Calibration
     from paleo.specs.hardware import Device, Unit
     from paleo.specs.software import Software
 
 Array = npt.NDArray[np.float64]
+#: Families that run at the limit of power in training, and the factor by which rates that measured steps of one device
+#: and format sustain lie apart: 500 to 590 TFLOP/s in bf16 on H100, 1,100 to 1,220 in fp8, 2,300 to 2,700 on GB200.
+ARITHMETIC, SUSTAINED_SPREAD = ("gemm", "attention"), 1.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +123,115 @@ class ConstantRates:
         )
         low, high = (np.full(len(kernels), factor) for factor in (self.rates.low, self.rates.high))
         return KernelTimes(total, launch, np.zeros(len(kernels)), work / compute >= moved / bandwidth, low, high)
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """Device seconds of each kernel and the factors of its interval."""
+
+    seconds: Array
+    low: Array
+    high: Array
+
+
+@dataclass(frozen=True)
+class FamilyPrices:
+    """Prices kernels of one device in one dtype by the calibrated families."""
+
+    device: Device
+    dtype: str
+    software: Software
+    own: Calibration | None = None
+    origins: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Where the parameters of the families that were asked for come from: ``auto: measured (a100-sxm4-80gb)
+        gemm.tensor; …``."""
+        by_origin: dict[str, list[str]] = {}
+        for family, origin in sorted(self.origins.items()):
+            by_origin.setdefault(origin, []).append(family)
+        parts = [f"{origin} {', '.join(families)}" for origin, families in sorted(by_origin.items(), reverse=True)]
+        label = self.own.name if self.own is not None else "auto"
+        return f"{label}: {'; '.join(parts)}" if parts else label
+
+    @property
+    def rates(self) -> Rates | None:
+        """No constants here."""
+        return None
+
+    def prices(self, kernels: Sequence[Kernel]) -> Prices:
+        """Device seconds of the kernels, in the order given; the host is not asked."""
+        seconds, low, high = (np.zeros(len(kernels)) for _ in range(3))
+        groups: dict[str, list[int]] = {}
+        for index, kernel in enumerate(kernels):
+            groups.setdefault(_group(kernel), []).append(index)
+        for group, indices in groups.items():
+            chosen = [kernels[index] for index in indices]
+            lookup_result, times = FAMILIES[group.partition(".")[0]](self, group, chosen)
+            factors = np.array([lookup_result.factors(time) for time in times.tolist()])
+            spread = SUSTAINED_SPREAD if group.partition(".")[0] in ARITHMETIC else 1.0
+            seconds[indices] = times
+            low[indices], high[indices] = factors[:, 0] / spread, factors[:, 1] * spread
+        return Prices(seconds, low, high)
+
+    def found(self, kind: type[Any], family: str) -> Found[Any]:
+        """The parameters of a family, and a note of where they came from."""
+        device = self.device
+        result = lookup(
+            kind,
+            subject=device.name,
+            architecture=device.architecture,
+            memory_kind=device.memory.kind,
+            family=family,
+            user_calibration=self.own,
+        )
+        self.origins[family] = f"{result.origin} ({result.subject})"
+        return result
+
+    @property
+    def sixteen_bits(self) -> str:
+        """The format of what a run in fp8 or fp4 does not narrow: attention, the head; else the run's own."""
+        return "bf16" if precision(self.dtype).narrow else self.dtype
+
+    @property
+    def channels_first(self) -> bool:
+        """Whether the run keeps tensors channels-first that tensor cores want channels-last."""
+        return self.dtype in self.software.formats.transposes and self.figures().tensor_cores
+
+    @property
+    def turns_norms(self) -> bool:
+        """Whether batch normalisation in training turns channels-last tensors to channels-first and back."""
+        narrow = precision(self.dtype).activation <= BYTES["fp16"]
+        channels_last = narrow and self.figures().tensor_cores and not self.channels_first
+        return channels_last and self.software.formats.norms == "channels-first"
+
+    @property
+    def unit(self) -> str:
+        """Suffix of families that differ by the arithmetic unit."""
+        return "tensor" if self.figures().tensor_cores else "vector"
+
+    def figures(self, dtype: str | None = None) -> DeviceFigures:
+        """The device for the arithmetic of the run, or of another dtype."""
+        return figures(self.device, dtype or self.dtype)
+
+
+def _group(kernel: Kernel) -> str:
+    if kernel.family == "memory":
+        return f"{kernel.kind.price}.twice" if kernel.kind.two_sweeps else kernel.kind.price
+    if kernel.family == "attention":
+        return f"attention.{'forward' if kernel.phase == 'forward' else 'backward'}"
+    return f"gemm.{kernel.operation}" if kernel.family == "gemm" else kernel.family
+
+
+def column(kernels: Sequence[Kernel], name: str, default: float = 1.0) -> Array:
+    """A figure of the shapes of kernels."""
+    return np.array([kernel.shape.get(name, default) for kernel in kernels], dtype=np.float64)
+
+
+#: Seconds of kernels of one family, with the parameters that they were priced by; families register themselves.
+Family = Callable[[FamilyPrices, str, Sequence["Kernel"]], tuple[Found[Any], Array]]
+FAMILIES: Registry[Family] = Registry("kernel family", "paleo.pricing")
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,8 +25,9 @@ from paleo.calibrate.links import (
 )  # fmt: skip
 from paleo.cli import run
 from paleo.predict import predict
-from paleo.pricing.calibrated import FamilyPrices, _convolution_family
 from paleo.pricing.communication import LINK_FAMILIES, link_parameters
+from paleo.pricing.families import convolution_family
+from paleo.pricing.kernels import FamilyPrices
 from paleo.specs.calibration import load_calibration
 from paleo.specs.hardware import load_system
 from paleo.specs.model import load_model
@@ -186,7 +187,7 @@ def test_too_few_steps_are_refused(inside: Path, tmp_path: Path, capsys: pytest.
 def test_links_of_a_users_file_leave_kernels_of_old_libraries_alone(fitted: Path) -> None:
     device, profile = load_system("dgx-1-v100").device, load_software("caffe").changed({"convolutions.cudnn": 5.0})
     families = [
-        _convolution_family(FamilyPrices(device, "fp32", profile, own))
+        convolution_family(FamilyPrices(device, "fp32", profile, own))
         for own in (None, load_calibration(str(fitted)), load_calibration("v100-pcie-32gb"))
     ]
     assert families == ["conv.vector-cudnn5", "conv.vector-cudnn5", "conv.vector"]

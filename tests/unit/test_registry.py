@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from paleo.errors import SpecError
+from paleo.pricing.kernels import FAMILIES
 from paleo.registry import Registry
 
 THREADS = """
@@ -76,3 +77,9 @@ with ThreadPoolExecutor(8) as pool:
 def test_eight_cold_threads_predict_the_same() -> None:
     answer = subprocess.run([sys.executable, "-c", PREDICT], capture_output=True, text=True, timeout=60, check=False)
     assert (answer.stdout.strip(), answer.stderr) == ("1", "")
+
+
+def test_families_of_kernels_register_themselves() -> None:
+    assert list(FAMILIES) == ["attention", "conv", "gemm", "memory", "rnn"]
+    with pytest.raises(SpecError, match=r"unknown kernel family 'gem'.*gemm"):
+        FAMILIES["gem"]

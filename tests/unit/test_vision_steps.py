@@ -10,7 +10,7 @@ from paleo.errors import SpecError
 from paleo.lowering.program import Program, without_backward
 from paleo.operations.base import Kernel
 from paleo.predict import Prediction, predict
-from paleo.pricing.calibrated import FamilyPrices
+from paleo.pricing.kernels import FamilyPrices
 from paleo.specs.hardware import Device, load_device, load_system
 from paleo.specs.model import load_model
 from paleo.specs.run import Run

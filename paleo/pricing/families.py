@@ -1,33 +1,24 @@
-"""Kernels priced by the calibrated families: each kernel goes to the formula of its family, all kernels of a family at
-once."""
+"""The families of kernels: which calibration each is priced by on a device, and what its formula is asked.
+
+A family registers itself, from a file of its own in this folder where it is a new one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from paleo.errors import SpecError
-from paleo.operations.base import Kernel
 from paleo.operations.tensor import BYTES, precision
 from paleo.pricing.attention import PrefillParameters, attention_backward_time, attention_prefill_time, default_kernel
-from paleo.pricing.convolution import (
-    AVAILABLE_FROM,
-    OWN_KERNELS,
-    REDUCED,
-    SEARCHED_FROM,
-    convolution_time,
-)
-from paleo.pricing.convolution_algorithms import (
-    ConvolutionParameters,
-)
-from paleo.pricing.convolution_shape import (
-    Direction,
-)
+from paleo.pricing.convolution import AVAILABLE_FROM, OWN_KERNELS, REDUCED, SEARCHED_FROM, convolution_time
+from paleo.pricing.convolution_algorithms import ConvolutionParameters
+from paleo.pricing.convolution_shape import Direction
 from paleo.pricing.gemm import GemmParameters, gemm_time
+from paleo.pricing.kernels import FAMILIES, column
 from paleo.pricing.memory import (
     SCALAR_LOADS,
     MemoryParameters,
@@ -38,22 +29,17 @@ from paleo.pricing.memory import (
 )
 from paleo.pricing.power import slow_down
 from paleo.pricing.rnn import RnnDirection, RnnParameters, rnn_time
-from paleo.pricing.roofline import figures, pointwise_format
-from paleo.pricing.store import Found, lookup
+from paleo.pricing.roofline import pointwise_format
 
 if TYPE_CHECKING:
+    from paleo.operations.base import Kernel
+    from paleo.pricing.kernels import Array, FamilyPrices
     from paleo.pricing.parameters import DeviceFigures
-    from paleo.pricing.store import Rates
-    from paleo.specs.calibration import Calibration
-    from paleo.specs.hardware import Device
+    from paleo.pricing.store import Found
     from paleo.specs.software import Software
 
-Array = npt.NDArray[np.float64]
 #: What families of passes that sweep rows hold in registers and read again.
 ROW_PASSES = {"memory.softmax": softmax_passes, "memory.layernorm": layer_norm_passes}
-#: Families that run at the limit of power in training, and the factor by which rates that measured steps of one device
-#: and format sustain lie apart: 500 to 590 TFLOP/s in bf16 on H100, 1,100 to 1,220 in fp8, 2,300 to 2,700 on GB200.
-ARITHMETIC, SUSTAINED_SPREAD = ("gemm", "attention"), 1.1
 #: The cuDNN release before which convolutions are those that the family conv.vector-cudnn5 describes, and architectures
 #: whose conv.vector was itself measured with such a release.
 OLD_LIBRARY, OLD_ARCHITECTURES = 6.0, frozenset({"Kepler", "Maxwell"})
@@ -61,132 +47,24 @@ _DIRECTIONS = {"fwd": Direction.FORWARD, "bwd_data": Direction.DATA, "bwd_filter
 _RNN_DIRECTIONS = {"fwd": RnnDirection.FORWARD, "bwd_data": RnnDirection.DATA, "bwd_filter": RnnDirection.FILTER}
 
 
-@dataclass(frozen=True, slots=True)
-class Prices:
-    """Device seconds of each kernel and the factors of its interval."""
-
-    seconds: Array
-    low: Array
-    high: Array
-
-
-@dataclass(frozen=True)
-class FamilyPrices:
-    """Prices kernels of one device in one dtype by the calibrated families."""
-
-    device: Device
-    dtype: str
-    software: Software
-    own: Calibration | None = None
-    origins: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def name(self) -> str:
-        """Where the parameters of the families that were asked for come from: ``auto: measured (a100-sxm4-80gb)
-        gemm.tensor; …``."""
-        by_origin: dict[str, list[str]] = {}
-        for family, origin in sorted(self.origins.items()):
-            by_origin.setdefault(origin, []).append(family)
-        parts = [f"{origin} {', '.join(families)}" for origin, families in sorted(by_origin.items(), reverse=True)]
-        label = self.own.name if self.own is not None else "auto"
-        return f"{label}: {'; '.join(parts)}" if parts else label
-
-    @property
-    def rates(self) -> Rates | None:
-        """No constants here."""
-        return None
-
-    def prices(self, kernels: Sequence[Kernel]) -> Prices:
-        """Device seconds of the kernels, in the order given; the host is not asked."""
-        seconds, low, high = (np.zeros(len(kernels)) for _ in range(3))
-        groups: dict[str, list[int]] = {}
-        for index, kernel in enumerate(kernels):
-            groups.setdefault(_group(kernel), []).append(index)
-        for group, indices in groups.items():
-            chosen = [kernels[index] for index in indices]
-            lookup_result, times = _FORMULAS[group.partition(".")[0]](self, group, chosen)
-            factors = np.array([lookup_result.factors(time) for time in times.tolist()])
-            spread = SUSTAINED_SPREAD if group.partition(".")[0] in ARITHMETIC else 1.0
-            seconds[indices] = times
-            low[indices], high[indices] = factors[:, 0] / spread, factors[:, 1] * spread
-        return Prices(seconds, low, high)
-
-    def found(self, kind: type[Any], family: str) -> Found[Any]:
-        """The parameters of a family, and a note of where they came from."""
-        device = self.device
-        result = lookup(
-            kind,
-            subject=device.name,
-            architecture=device.architecture,
-            memory_kind=device.memory.kind,
-            family=family,
-            user_calibration=self.own,
-        )
-        self.origins[family] = f"{result.origin} ({result.subject})"
-        return result
-
-    @property
-    def sixteen_bits(self) -> str:
-        """The format of what a run in fp8 or fp4 does not narrow: attention, the head; else the run's own."""
-        return "bf16" if precision(self.dtype).narrow else self.dtype
-
-    @property
-    def channels_first(self) -> bool:
-        """Whether the run keeps tensors channels-first that tensor cores want channels-last."""
-        return self.dtype in self.software.formats.transposes and self.figures().tensor_cores
-
-    @property
-    def turns_norms(self) -> bool:
-        """Whether batch normalisation in training turns channels-last tensors to channels-first and back."""
-        narrow = precision(self.dtype).activation <= BYTES["fp16"]
-        channels_last = narrow and self.figures().tensor_cores and not self.channels_first
-        return channels_last and self.software.formats.norms == "channels-first"
-
-    @property
-    def attention_activity(self) -> float:
-        """Energy of training's attention against that of the calibration's rows: as that of its matrix products."""
-        tensor = self.figures(self.sixteen_bits).tensor_cores
-        products: GemmParameters = self.found(GemmParameters, "gemm.tensor" if tensor else "gemm.simt").parameters
-        return products.training_activity
-
-    def figures(self, dtype: str | None = None) -> DeviceFigures:
-        """The device for the arithmetic of the run, or of another dtype."""
-        return figures(self.device, dtype or self.dtype)
-
-
-def _group(kernel: Kernel) -> str:
-    if kernel.family == "memory":
-        return f"{kernel.kind.price}.twice" if kernel.kind.two_sweeps else kernel.kind.price
-    if kernel.family == "attention":
-        return f"attention.{'forward' if kernel.phase == 'forward' else 'backward'}"
-    return f"gemm.{kernel.operation}" if kernel.family == "gemm" else kernel.family
-
-
-def _column(kernels: Sequence[Kernel], name: str, default: float = 1.0) -> Array:
-    return np.array([kernel.shape.get(name, default) for kernel in kernels], dtype=np.float64)
-
-
-def _unit(prices: FamilyPrices) -> str:
-    """Suffix of families that differ by the arithmetic unit."""
-    return "tensor" if prices.figures().tensor_cores else "vector"
-
-
 #: Share of the operands of a linear layer's product that lie along what it sums over: outputs from inputs and weights,
 #: gradients of inputs from those of outputs, gradients of weights (row-major tensors, weights of outputs by inputs).
 _ALONG_SUM = {"forward": 1.0, "backward": 0.5, "backward_weight": 0.0}
 
 
-def _gemm(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[Found[Any], Array]:
+@FAMILIES.register("gemm")
+def gemm(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[Found[Any], Array]:
+    """Seconds of matrix products; those of ``gemm.narrow`` are in the format of the run."""
     dtype = prices.dtype if group == "gemm.narrow" else prices.sixteen_bits
     tensor = prices.figures(dtype).tensor_cores
     family = f"gemm.{dtype}" if precision(dtype).narrow else "gemm.tensor" if tensor else "gemm.simt"
     entry = prices.found(GemmParameters, family)
     formats = precision(dtype)
     times = gemm_time(
-        m=np.maximum(_column(kernels, "m"), 1.0),
-        n=np.maximum(_column(kernels, "n"), 1.0),
-        k=np.maximum(_column(kernels, "k"), 1.0),
-        batch=np.maximum(_column(kernels, "batch"), 1.0),
+        m=np.maximum(column(kernels, "m"), 1.0),
+        n=np.maximum(column(kernels, "n"), 1.0),
+        k=np.maximum(column(kernels, "k"), 1.0),
+        batch=np.maximum(column(kernels, "batch"), 1.0),
         element_bytes=formats.operand,
         result_bytes=formats.activation,
         weight_copies=np.inf,
@@ -199,10 +77,10 @@ def _gemm(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[
     return entry, times
 
 
-def _convolution_family(prices: FamilyPrices) -> str:
+def convolution_family(prices: FamilyPrices) -> str:
     """The calibration family: tensor cores or ordinary ones, and of the latter the kernels of old libraries apart."""
     old = prices.software.convolutions.cudnn < OLD_LIBRARY and prices.device.architecture not in OLD_ARCHITECTURES
-    family = f"conv.{_unit(prices)}"
+    family = f"conv.{prices.unit}"
     measured = prices.own is not None and any(entry.family == family for entry in prices.own.entries)
     return f"{family}-cudnn5" if old and not measured and not prices.figures().tensor_cores else family
 
@@ -212,9 +90,10 @@ def _convolution_family(prices: FamilyPrices) -> str:
 NO_PRODUCT, NARROW = ("direct",), ("implicit", "direct")
 
 
-def _conv(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[Found[Any], Array]:
+@FAMILIES.register("conv")
+def conv(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[Found[Any], Array]:
     """The fastest algorithm that the software has, or where none applies a SpecError."""
-    entry, software = prices.found(ConvolutionParameters, _convolution_family(prices)), prices.software
+    entry, software = prices.found(ConvolutionParameters, convolution_family(prices)), prices.software
     algorithms: tuple[str, ...] = software.convolutions.algorithms or tuple(AVAILABLE_FROM)
     both = software.convolutions.algorithms is None and prices.figures().tensor_cores and "fp32" in prices.device.peak
     if both:
@@ -279,23 +158,23 @@ def _convolved(
     into the batch, its taps into the channels."""
     software = prices.software
     algorithms = _offered(prices, algorithms)
-    images = _column(kernels, "n") * _column(kernels, "out_d")
+    images = column(kernels, "n") * column(kernels, "out_d")
     calls = images if software.convolutions.image_by_image else np.ones_like(images)
     return calls * convolution_time(
         batch=images / calls,
-        channels=_column(kernels, "c") * _column(kernels, "kernel_d"),
-        height=_column(kernels, "h"),
-        width=_column(kernels, "w"),
-        filters=_column(kernels, "k"),
-        kernel_h=_column(kernels, "kernel_h"),
-        kernel_w=_column(kernels, "kernel_w"),
-        pad_h=_column(kernels, "pad_h", 0.0),
-        pad_w=_column(kernels, "pad_w", 0.0),
-        stride_h=_column(kernels, "stride_h"),
-        stride_w=_column(kernels, "stride_w"),
-        dilation_h=_column(kernels, "dilation_h"),
-        dilation_w=_column(kernels, "dilation_w"),
-        groups=_column(kernels, "groups"),
+        channels=column(kernels, "c") * column(kernels, "kernel_d"),
+        height=column(kernels, "h"),
+        width=column(kernels, "w"),
+        filters=column(kernels, "k"),
+        kernel_h=column(kernels, "kernel_h"),
+        kernel_w=column(kernels, "kernel_w"),
+        pad_h=column(kernels, "pad_h", 0.0),
+        pad_w=column(kernels, "pad_w", 0.0),
+        stride_h=column(kernels, "stride_h"),
+        stride_w=column(kernels, "stride_w"),
+        dilation_h=column(kernels, "dilation_h"),
+        dilation_w=column(kernels, "dilation_w"),
+        groups=column(kernels, "groups"),
         direction=np.array([_DIRECTIONS[kernel.operation] for kernel in kernels]),
         element_bytes=precision(prices.dtype).operand,
         library=software.convolutions.cudnn if software.convolutions.algorithms is None else OWN_KERNELS,
@@ -308,39 +187,50 @@ def _convolved(
     )
 
 
-def _attention(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[Found[Any], Array]:
+@FAMILIES.register("attention")
+def attention(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[Found[Any], Array]:
+    """Seconds of fused attention by the kernel that the software has, or else the usual one of the device."""
     device = prices.device
     kernel_name = prices.software.attention.kernel or default_kernel(device.architecture, device.memory.kind)
     entry = prices.found(PrefillParameters, f"attention.{kernel_name}.prefill")
-    attended, keys = _column(kernels, "attended"), _column(kernels, "kv_len")
+    attended, keys = column(kernels, "attended"), column(kernels, "kv_len")
     formula = attention_prefill_time if group.endswith("forward") else attention_backward_time
     times = formula(
-        batch=_column(kernels, "batch"),
-        query_heads=_column(kernels, "q_heads"),
-        kv_heads=_column(kernels, "kv_heads"),
-        query_length=_column(kernels, "q_len"),
+        batch=column(kernels, "batch"),
+        query_heads=column(kernels, "q_heads"),
+        kv_heads=column(kernels, "kv_heads"),
+        query_length=column(kernels, "q_len"),
         kv_length=keys,
-        head_dim=_column(kernels, "head_dim"),
-        causal=_column(kernels, "causal") > 0,
+        head_dim=column(kernels, "head_dim"),
+        causal=column(kernels, "causal") > 0,
         window=np.where(attended < keys, attended, 0.0),
         kernel_name=kernel_name,
         element_bytes=float(BYTES[prices.sixteen_bits]),
         sustained=1.0,
-        activity=prices.attention_activity,
+        activity=_attention_activity(prices),
         device=prices.figures(prices.sixteen_bits),
         parameters=entry.parameters,
     )
     return entry, times * prices.software.slowdown_on(prices.device.architecture)
 
 
-def _memory(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[Found[Any], Array]:
+def _attention_activity(prices: FamilyPrices) -> float:
+    """Energy of training's attention against that of the calibration's rows: as that of its matrix products."""
+    tensor = prices.figures(prices.sixteen_bits).tensor_cores
+    products: GemmParameters = prices.found(GemmParameters, "gemm.tensor" if tensor else "gemm.simt").parameters
+    return products.training_activity
+
+
+@FAMILIES.register("memory")
+def memory(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[Found[Any], Array]:
+    """Seconds of passes over tensors; those of a group that ends in ``.twice`` sweep them once more."""
     family = group.removesuffix(".twice")
     entry = prices.found(MemoryParameters, family)
     parameters: MemoryParameters = entry.parameters
     device, width = prices.figures(pointwise_format(prices.device)), precision(prices.dtype).activation
     swept = group != family  # batch normalisation: statistics first, then everything once more
     moved = np.array([kernel.bytes - (_masked(kernel, prices.software) if swept else 0.0) for kernel in kernels])
-    rows, columns = _column(kernels, "rows"), np.maximum(_column(kernels, "columns"), 1.0)
+    rows, columns = column(kernels, "rows"), np.maximum(column(kernels, "columns"), 1.0)
     rowwise: dict[str, Any] = {}
     elements = moved / width / 2.0
     if family in ROW_PASSES:
@@ -385,22 +275,20 @@ def _masked(kernel: Kernel, software: Software) -> float:
     return (1.0 - MASK_SHARE) * (kernel.bytes_read - kernel.shape["swept"])
 
 
-def _rnn(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[Found[Any], Array]:
-    entry = prices.found(RnnParameters, f"rnn.{_unit(prices)}")
+@FAMILIES.register("rnn")
+def rnn(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[Found[Any], Array]:
+    """Seconds of whole recurrent layers by the library."""
+    entry = prices.found(RnnParameters, f"rnn.{prices.unit}")
     times = rnn_time(
-        gate_count=_column(kernels, "gates"),
-        hidden=_column(kernels, "hidden"),
-        batch=_column(kernels, "batch"),
-        timesteps=_column(kernels, "timesteps"),
+        gate_count=column(kernels, "gates"),
+        hidden=column(kernels, "hidden"),
+        batch=column(kernels, "batch"),
+        timesteps=column(kernels, "timesteps"),
         direction=np.array([_RNN_DIRECTIONS[kernel.operation.partition(".")[2]] for kernel in kernels]),
-        bidirectional=_column(kernels, "directions") - 1.0,
+        bidirectional=column(kernels, "directions") - 1.0,
         element_bytes=precision(prices.dtype).operand,
         library=prices.software.convolutions.cudnn,
         device=prices.figures(),
         parameters=entry.parameters,
     )
     return entry, times
-
-
-_Formula = Callable[[FamilyPrices, str, Sequence[Kernel]], tuple[Found[Any], Array]]
-_FORMULAS: dict[str, _Formula] = {"gemm": _gemm, "conv": _conv, "attention": _attention, "memory": _memory, "rnn": _rnn}
