@@ -181,7 +181,7 @@ class Prediction:
     def executed_flops(self) -> float:
         """FLOP that all devices execute in a step."""
         ranks = self.plan.mesh.size // self.plan.stages
-        each = (
+        kernel_flops = (
             executed_share(counted.kernel)
             * counted.kernel.flops
             * runs(section, counted)
@@ -190,7 +190,7 @@ class Prediction:
             for section in self.program.sections
             for counted in section.kernels
         )
-        return sum(each) * self.plan.microbatches * ranks
+        return sum(kernel_flops) * self.plan.microbatches * ranks
 
 
 def predict(

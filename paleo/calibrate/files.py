@@ -193,7 +193,7 @@ def _uncertainty(sigma: Mapping[str, float], stack: str) -> dict[str, float]:
 
 
 def rounded_residual(errors: ResidualErrors) -> dict[str, float]:
-    """A residual as it is written."""
+    """Fields of a residual for YAML, errors rounded to `ERROR_DIGITS` significant digits."""
     return {
         name: value if name == "rows" else rounded(value, ERROR_DIGITS)
         for name, value in dataclasses.asdict(errors).items()
@@ -213,7 +213,7 @@ def _interval(bins: Sequence[FittedBin]) -> tuple[dict[str, float], ...]:
 
 
 def rounded(value: float, digits: int = DIGITS) -> float:
-    """A number to so many significant digits."""
+    """``value`` rounded to ``digits`` significant digits."""
     return float(f"{value:.{digits}g}")
 
 

@@ -70,7 +70,7 @@ class WallClock:
         return Timing(statistics.median(samples[1:]), "back-to-back")
 
     def eager(self, call: Call) -> Timing:
-        """The same of one call."""
+        """Median seconds of one call, repeated, the time of the host included."""
         return Timing(self.time([call], None).seconds, "eager")
 
 
@@ -400,7 +400,7 @@ class Tables:
         self._done[point.table].add(self._key(point.row))
 
     def files(self) -> list[Path]:
-        """The tables that there are."""
+        """The CSV files of this device in the folder, sorted."""
         return sorted(self.folder.glob(f"{self.device}.*.csv"))
 
     def _header(self, path: Path) -> list[str] | None:

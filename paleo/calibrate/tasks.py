@@ -176,7 +176,7 @@ def _robust(design: Array, target: Array, weights: Array, pulls: Array) -> Array
 def _code(
     code: Code, beta: Array, architectures: list[str], devices: list[str], rows: list[Row], reference: float
 ) -> Code:
-    """The numbers of a fit as they stand in a task file."""
+    """The ``code:`` block of a task file with the fitted ratios and trend."""
     of_architecture = dict(zip(architectures, beta[1 : 1 + len(architectures)], strict=True))
     of_device = dict(zip(devices, beta[1 + len(architectures) : -2], strict=True))
     home = {row.point.prediction.system.device.name: row.point.prediction.system.device.architecture for row in rows}

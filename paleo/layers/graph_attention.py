@@ -42,13 +42,13 @@ class RelationalGraphAttention(Layer):
             raise GraphError(f"{name}: {describe(x)} has fewer nodes than the {self.targets} targets")
         batch, _, features = x.dims
         width = self.heads * self.head_dim
-        each = x.sizes[1] * self.projected / self.relations
+        relation_nodes = x.sizes[1] * self.projected / self.relations
         sorted_nodes = Tensor(f"{name}.by_relation", (batch, "relations", "nodes", features),
-                              (x.sizes[0], self.relations, each, x.sizes[2]))  # fmt: skip
+                              (x.sizes[0], self.relations, relation_nodes, x.sizes[2]))  # fmt: skip
         copy = MemoryPass(f"{name}.by_relation", "gather", (x,), sorted_nodes, flops_per_element=0.0)
         product, messages = project(
-            f"{name}.project", sorted_nodes.reshaped({"relations": self.relations, batch: x.sizes[0], "nodes": each,
-            features: x.sizes[2]}), {"messages": width}, shared=("relations",),
+            f"{name}.project", sorted_nodes.reshaped({"relations": self.relations, batch: x.sizes[0],
+            "nodes": relation_nodes, features: x.sizes[2]}), {"messages": width}, shared=("relations",),
         )  # fmt: skip
         operations: list[Operation] = [copy, product]
         scores = Tensor(f"{name}.scores", (batch, "edges", "heads"), (x.sizes[0], self.edges, self.heads))

@@ -79,7 +79,7 @@ def softmax_by_steps(launch: Launches, multiple: int, precision: Precision) -> L
 
 
 def _passes(fused: tuple[Kernel, ...], elements: float, steps: Sequence[tuple[float, float]]) -> tuple[Kernel, ...]:
-    """The one kernel as passes that read and write so many bytes for each element."""
+    """A fused kernel divided into passes; ``steps``: bytes read and written by each, per element."""
     return tuple(
         replace(kernel, bytes_read=elements * read, bytes_written=elements * written)
         for kernel in fused

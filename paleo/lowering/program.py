@@ -284,7 +284,7 @@ class _Lowering:
             self._freed(members, repeat, saved, core),
             _local_bytes(first, first.node.inputs[0], self.precision),
             last.operations[-1].out.bytes(self.precision) if last.operations else 0.0,
-            tuple(size for layer in members for size in self._share(layer).made),
+            tuple(size for layer in members for size in self._share(layer).created),
         )
 
     def _policy(self, nodes: list[Node]) -> _Policy:
@@ -465,7 +465,7 @@ class _Share(NamedTuple):
 
     kernels: tuple[tuple[tuple[Kernel, ...], tuple[Kernel, ...]], ...]
     kept: tuple[tuple[str, float, float], ...]
-    made: tuple[float, ...]
+    created: tuple[float, ...]
 
 
 def _share(placed: PlacedNode, precision: Precision, kept_anew: Sequence[float]) -> _Share:

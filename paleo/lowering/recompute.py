@@ -61,12 +61,12 @@ class Policies(NamedTuple):
 
     @classmethod
     def each(cls, sections: int, how: str) -> Policies:
-        """One policy for each of so many sections, the outer ones too."""
+        """The policy ``how`` for every one of ``sections``, those outside the repeated blocks too."""
         whole, core = np.full(sections, how == "full"), np.full(sections, how == "selective")
         return cls(whole, core, np.ones(sections))
 
     def shaped(self, axes: int) -> tuple[Mask, Mask, Array]:
-        """Its arrays with further axes, so that they broadcast with figures of so many axes."""
+        """Its arrays with trailing axes of length 1, so that they broadcast with arrays of ``axes`` dimensions."""
         shape = self.whole.shape + (1,) * (axes - self.whole.ndim)
         return self.whole.reshape(shape), self.core.reshape(shape), self.group.reshape(shape)
 

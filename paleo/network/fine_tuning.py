@@ -151,7 +151,7 @@ def _product_names(graph: Graph) -> list[str]:
 
 
 def _tuned(node: Node, tuning: FineTuning, frozen: bool) -> Node:
-    """The layer as it is trained."""
+    """The layer with its weights frozen, packed or given adapters, as the fine-tuning states."""
     if tuning.rank is None:
         return _frozen(node) if frozen else node
     rank = None if frozen or not node.repeats else tuning.rank
@@ -381,16 +381,16 @@ def _with_loop_in_parts(graph: Graph, loop: str, parts: Mapping[str, int]) -> Gr
 
 
 def _within(name: str, loop: str, part: str) -> str:
-    """A name inside a folded block as it is in one part of it."""
+    """``name`` with the prefix ``loop`` replaced by that of a ``part``; other names unchanged."""
     return part + name.removeprefix(loop) if name == loop or name.startswith(f"{loop}.") else name
 
 
 def _renamed(node: Node, loop: str, part: str, times: int, renamed: Callable[[Tensor, str], Tensor]) -> Node:
-    """The layer as it is in one part of a divided block, or behind it."""
+    """The layer with its name, inputs and tensors renamed from the block ``loop`` to its ``part``."""
 
-    def operation(each: Operation) -> Operation:
-        changed: Operation = with_tensors(each, lambda tensor: renamed(tensor, part))
-        return replace(changed, name=_within(each.name, loop, part))  # type: ignore[type-var]
+    def operation(original: Operation) -> Operation:
+        changed: Operation = with_tensors(original, lambda tensor: renamed(tensor, part))
+        return replace(changed, name=_within(original.name, loop, part))  # type: ignore[type-var]
 
     repeats = tuple((_within(name, loop, part), times if name == loop else count) for name, count in node.repeats)
     return replace(

@@ -181,7 +181,7 @@ class Operation(Protocol):
         """Dims whose split is no partial sum: windowed dims, and those whose statistics stay local by choice."""
 
     def split(self, ways: Mapping[str, float]) -> Operation:
-        """The same operation on one rank when dims are divided."""
+        """The operation of one rank where each dim is divided in ``ways[dim]`` parts."""
 
     def forward(self, precision: Precision) -> tuple[Kernel, ...]: ...
 

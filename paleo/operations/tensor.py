@@ -87,7 +87,7 @@ class Precision:
 
     @property
     def sixteen_bits(self) -> Precision:
-        """The same for products that stay in the format that layers pass on."""
+        """The precision of products whose operands are not quantised but keep the format of activations."""
         return replace(self, operand=self.activation) if self.narrow else self
 
     def bytes_of(self, role: Role) -> float:
@@ -202,8 +202,8 @@ class Tensor:
         return Tensor(name, tuple(kept), tuple(kept.values()), role)
 
     def bytes(self, precision: Precision) -> float:
-        each = precision.wide if self.wide and self.role == "activation" else precision.bytes_of(self.role)
-        return float(self.elements * (self.packed or each))
+        element_bytes = precision.wide if self.wide and self.role == "activation" else precision.bytes_of(self.role)
+        return float(self.elements * (self.packed or element_bytes))
 
 
 def _share(size: Size, ways: float) -> Size:
@@ -264,5 +264,5 @@ def halos(windows: tuple[Window, ...], ways: Mapping[str, float]) -> Halos:
 
 
 def with_rows(tensor: Tensor, rows: Iterable[tuple[str, int]]) -> float:
-    """Elements of a tensor with so many more rows along its dims, over its own."""
+    """Elements of a tensor with ``rows`` (dim, extra extent) added, over those without: a ratio >= 1."""
     return math.prod([(tensor.size(dim) + more) / tensor.size(dim) for dim, more in rows])

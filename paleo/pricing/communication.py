@@ -116,7 +116,7 @@ class Network:
 
     @property
     def fabric(self) -> Fabric:
-        """The links apart from the mesh."""
+        """The links of the system, without a mesh laid over them."""
         return Fabric(self.system, self.algorithm, self.rates, self.own, self.host)
 
     def all_reduce(self, axes: Axes, payload_bytes: float) -> float:

@@ -42,7 +42,7 @@ def _finite(value: float) -> float | None:
 
 
 def table(study: CompressionStudy) -> RenderableType:
-    """The same for people."""
+    """The study as a table of figures for the terminal."""
     facts = grid("Compression of gradients", ["what", "figure"], left=2)
     facts.add_row("method", f"{study.prediction.run.compress}: {study.method.summary}")
     facts.add_row("sent by a rank", f"{gibibytes(study.wire)}, dense {gibibytes(study.dense_wire)}")

@@ -22,7 +22,7 @@ NO_VERDICT = (
 
 
 def table(study: ConsistencyStudy) -> RenderableType:
-    """The same for people."""
+    """The study as a table of figures for the terminal."""
     facts, cycle = grid("Consistency", ["what", "figure"], left=2), study.cycle
     synchronous = float(study.synchronous.step)
     facts.add_row("model", f"{study.prediction.run.consistency}: {study.model.summary}")

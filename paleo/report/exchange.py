@@ -56,9 +56,11 @@ def _compression(prediction: Prediction) -> Iterator[Panel]:
     except PlanError:
         return
     name, method = prediction.system.name, str(prediction.run.compress)
-    each, unit = time_unit(max(*curve.dense, *curve.compressed))
+    unit_seconds, unit = time_unit(max(*curve.dense, *curve.compressed))
     lines = [
-        _line(label, [(rate / GIGA, step / each) for rate, step in zip(curve.rates, steps, strict=True)], colour)
+        _line(
+            label, [(rate / GIGA, step / unit_seconds) for rate, step in zip(curve.rates, steps, strict=True)], colour
+        )
         for label, steps, colour in (("dense", curve.dense, PLAIN), (method, curve.compressed, NAMED))
     ]
     marks = [Mark(curve.stated / GIGA, "the system", SYSTEM)]

@@ -28,12 +28,12 @@ def compression(prediction: Prediction) -> Figure:
     with matplotlib.rc_context(STYLE):
         figure, (axes,) = figure_of(7.0, 4.4, columns=1)
         rates = [rate / GIGA for rate in curve.rates]
-        each, unit = time_unit(max(*curve.dense, *curve.compressed))
+        unit_seconds, unit = time_unit(max(*curve.dense, *curve.compressed))
         for label, steps, colour, mark in (
             ("dense", curve.dense, BLUE, "o"),
             (str(prediction.run.compress), curve.compressed, VERMILION, "s"),
         ):
-            axes.plot(rates, [step / each for step in steps], f"-{mark}", color=colour, label=label)
+            axes.plot(rates, [step / unit_seconds for step in steps], f"-{mark}", color=colour, label=label)
         _marks(axes, curve)
         axes.set(xscale="log", xlabel="rate of a node's link [GB/s]", ylabel=f"step [{unit}]")
         if max(*curve.dense, *curve.compressed) > 10 * min(*curve.dense, *curve.compressed):
@@ -92,12 +92,14 @@ def placement(curves: Sequence[ScaleCurve]) -> Figure:
     """Steps on packed nodes and on others over GPUs."""
     with matplotlib.rc_context(STYLE):
         figure, (axes,) = figure_of(7.0, 4.4, columns=1)
-        each, unit = time_unit(max(point.step_time for curve in curves for point in curve.points if point.usable))
+        unit_seconds, unit = time_unit(
+            max(point.step_time for curve in curves for point in curve.points if point.usable)
+        )
         for curve, mark in zip(curves, MARKS, strict=False):
             points = [point for point in curve.points if point.usable]
             colour = GREEN if curve.nodes == "packed" else VERMILION
-            axes.plot([point.gpus for point in points], [point.step_time / each for point in points], f"-{mark}",
-                      color=colour, label=f"{curve.label} ({curve.nodes})")  # fmt: skip
+            gpus, steps = [point.gpus for point in points], [point.step_time / unit_seconds for point in points]
+            axes.plot(gpus, steps, f"-{mark}", color=colour, label=f"{curve.label} ({curve.nodes})")
         axes.set(xscale="log", xlabel="GPUs", ylabel=f"step [{unit}]")
         axes.set_ylim(bottom=0.0)
         _plain(axes, [point.gpus for point in curves[0].points])

@@ -38,7 +38,7 @@ def document(study: PlacementStudy) -> Document:
 
 
 def table(study: PlacementStudy) -> RenderableType:
-    """The same for people."""
+    """The study as a table of figures for the terminal."""
     facts, share = grid("Placement", ["what", "figure"], left=2), study.share
     beside = f", others use {percent(study.placement.background)} of the uplinks" if study.placement.background else ""
     neighbour = study.prediction.run.neighbour

@@ -116,11 +116,11 @@ def _timeline(axes: Axes, events: Sequence[Event]) -> None:
     streams = sorted({event.task.resource for event in events}, key=lambda name: (name != COMPUTE, name))
     kinds = dict.fromkeys(event.task.kind for event in events if event.end > event.start)
     looks = {kind: _KINDS.get(kind, (kind, GREY)) for kind in kinds}
-    each, unit = time_unit(max((event.end for event in events), default=0.0))
+    unit_seconds, unit = time_unit(max((event.end for event in events), default=0.0))
     for row, stream in enumerate(streams):
         for kind, (_, colour) in looks.items():
             chosen = [event for event in events if event.task.resource == stream and event.task.kind == kind]
-            spans = [(event.start / each, (event.end - event.start) / each) for event in chosen]
+            spans = [(event.start / unit_seconds, (event.end - event.start) / unit_seconds) for event in chosen]
             axes.broken_barh(spans, (row - 0.4, 0.8), facecolor=colour, edgecolor="white", linewidth=0.2)
     axes.set_yticks(range(len(streams)), streams)
     axes.invert_yaxis()
@@ -259,8 +259,8 @@ def compare(comparison: Comparison) -> Figure:
         figure.suptitle(f"{predictions[0].model.name}, {comparison.amount.words}")
         _bars(axes[0], names, [candidate.samples_per_s for candidate in predictions], "samples/s", BLUE)
         spent = [asdict(candidate.breakdown) for candidate in predictions]
-        each, unit = time_unit(max(candidate.step_time for candidate in predictions))
-        _stack(axes[1], names, {key: [candidate.get(key, 0.0) / each for candidate in spent] for key in _PARTS})
+        unit_seconds, unit = time_unit(max(candidate.step_time for candidate in predictions))
+        _stack(axes[1], names, {key: [candidate.get(key, 0.0) / unit_seconds for candidate in spent] for key in _PARTS})
         axes[1].set_ylabel(f"time of a step [{unit}]")
         if priced:
             costs = [

@@ -168,7 +168,7 @@ def modes_document(model: str, system: str, searched: ModeSearch) -> Document:
 
 
 def modes_table(model: str, system: str, searched: ModeSearch) -> RenderableType:
-    """The same for people."""
+    """Plans of a search over consistency models and compressions as a table for the terminal."""
     price = searched.price
     cost = f"{price.each:g} samples for each update" if price.each is not None else f"noise scale {price.noise_scale:g}"
     head = (
@@ -178,9 +178,11 @@ def modes_table(model: str, system: str, searched: ModeSearch) -> RenderableType
     )
     columns = ("consistency", "gradients", "strategy", "GPUs", "microbatch", "step", "staleness", "samples", "per step")
     listing = grid("", columns, left=3)
-    for each in searched.plans:
-        figures = f"{each.staleness:.3g}", f"x {each.samples_factor:.3g}", duration(each.effective)
-        names = each.consistency, each.compress or "dense", each.plan.strategy
-        listing.add_row(*names, str(each.plan.gpus), str(each.plan.microbatch), duration(each.step_time), *figures)
+    for mode_plan in searched.plans:
+        figures = f"{mode_plan.staleness:.3g}", f"x {mode_plan.samples_factor:.3g}", duration(mode_plan.effective)
+        names = mode_plan.consistency, mode_plan.compress or "dense", mode_plan.plan.strategy
+        listing.add_row(
+            *names, str(mode_plan.plan.gpus), str(mode_plan.plan.microbatch), duration(mode_plan.step_time), *figures
+        )
     notes = ["'per step': for what a synchronous step learns, more samples counted.", *searched.refused]
     return Group(prose(Text(head, style="bold")), listing, Text(), prose(Text("\n".join(notes), style="dim")))

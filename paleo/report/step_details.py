@@ -43,10 +43,12 @@ def collectives(prediction: Prediction) -> Table:
     columns = "sent", "collective", "over", "calls", "payload", "time of each", "price"
     table = grid("Collectives of a step, on the busiest stage; times as if nothing else travelled", columns, left=3)
     table.columns[-1].justify = "left"
-    for each in step_collectives(prediction)[:MOST_ROWS]:
-        group = f"{each.ranks} ranks of {'+'.join(each.axes)}"
-        size, seconds = engineering(each.payload_bytes, "B"), duration(each.seconds)
-        table.add_row(each.content, each.operation, group, f"{each.calls:,}", size, seconds, each.price)
+    for collective in step_collectives(prediction)[:MOST_ROWS]:
+        group = f"{collective.ranks} ranks of {'+'.join(collective.axes)}"
+        size, seconds = engineering(collective.payload_bytes, "B"), duration(collective.seconds)
+        table.add_row(
+            collective.content, collective.operation, group, f"{collective.calls:,}", size, seconds, collective.price
+        )
     if not table.row_count:
         table.add_row("nothing")
     return table

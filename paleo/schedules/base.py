@@ -372,11 +372,11 @@ class Schedule:
         return tuple(map(tuple, sent))
 
     def takes(self, chunks: int) -> bool:
-        """Whether a stage may hold so many chunks of a copy."""
+        """Whether the schedule supports ``chunks`` chunks per stage of each copy of the network."""
         return chunks > 1 if self.chunks is None else chunks == self.chunks
 
     def runs(self, stages: int, microbatches: Numeric) -> npt.NDArray[np.bool_]:
-        """Whether it can run so many microbatches on so many stages."""
+        """Whether the schedule can run ``microbatches`` on ``stages``: a mask in the shape of ``microbatches``."""
         count = np.asarray(microbatches)
         fits = (count >= self.least * stages) & ((count % stages == 0) | (not self.multiple))
         return np.asarray(fits & (stages % 2 == 0 or not self.even))

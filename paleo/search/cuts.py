@@ -74,7 +74,7 @@ class Cuts:
         self._profiles: list[tuple[list[float], Index]] | None = None
 
     def of(self, pieces: int) -> Iterator[Partition]:
-        """Every cut into so many pieces."""
+        """Every cut of the network into ``pieces``, each with the cases that it is for."""
         run, program = self.backend.run, self.programs[0]
         if isinstance(run.cut, tuple):
             stated = cut(program, self.seconds[:, 0].tolist(), pieces, run.cut)
@@ -136,7 +136,7 @@ class Cuts:
         return self._profiles
 
     def _by_work(self, pieces: int) -> Iterator[Partition]:
-        """By the work of products, alike for every microbatch of a layout."""
+        """Cuts that balance the FLOP of products; one for all microbatches of a layout."""
         if pieces > self.repeat.sum():
             return
         known: dict[Pieces, list[Index]] = {}

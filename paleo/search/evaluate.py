@@ -85,8 +85,8 @@ class _Members:
         core = np.broadcast_to(hows == RECOMPUTE.index("selective"), whole.shape)
         times = layer_times(points.costs.of(group.point), Policies(whole, core, np.ones(whole.shape)))
         local_batches = tuple(each.local_batch for each in members)
-        all_layouts = Layouts(backend, meshes, programs, sequence, local_batches)
-        cases = Cases(all_layouts, group.layout, group.microbatches, times)
+        group_layouts = Layouts(backend, meshes, programs, sequence, local_batches)
+        cases = Cases(group_layouts, group.layout, group.microbatches, times)
         arrival = _arrival(points, members, backend)[group.layout]
         return cls(group, space, backend, points.programs, block_of, cases, arrival)
 

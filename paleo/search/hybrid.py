@@ -47,7 +47,7 @@ class Hybrid:
     data_parallel_seconds: float
 
     def split(self, layer: str) -> str:
-        """By what a layer is split."""
+        """The split that the search chose for a layer."""
         return dict(self.layers)[layer]
 
 
@@ -83,7 +83,7 @@ def hybrid(model: ModelSpec, system: System, run: Run) -> Hybrid:
 
 
 def _check(run: Run) -> None:
-    """PlanError for what a search layer by layer does not range over."""
+    """PlanError where a run states options that a search layer by layer does not support."""
     if run.placement:
         raise PlanError(f"placement: {', '.join(run.placement)}: a search layer by layer places them; leave it out")
     if run.offload != "none":

@@ -392,8 +392,8 @@ def _costs(blocks: Sequence[PricedBlock], backend: Backend) -> SectionCosts:
         sizes, structure = _sizes(block), _structure(block.program)
         if structure not in known:
             known[structure] = Sums.of(block.program)
-        each = [sizes[name] for name in BYTES]
-        tables.append(section_costs(block.program, times, waited, each, known[structure], call=backend.call))
+        figures = [sizes[name] for name in BYTES]
+        tables.append(section_costs(block.program, times, waited, figures, known[structure], call=backend.call))
     joined = {name: np.concatenate([getattr(table, name) for table in tables], axis=-1) for name in FIGURES}
     return SectionCosts(tables[0].repeat, **joined)
 
@@ -403,8 +403,8 @@ def _sizes(block: PricedBlock) -> dict[str, Array]:
     *_, outputs, sizes = block.parts
     by_name = dict(zip(SIZES, np.split(sizes, len(SIZES)), strict=True))
     lengths = [len(section.made_bytes) for section in block.program.sections]
-    each = np.split(outputs, np.cumsum(lengths)[:-1])
-    by_name["largest_output_bytes"] = np.stack([sizes.max(axis=0, initial=0.0) for sizes in each])
+    by_section = np.split(outputs, np.cumsum(lengths)[:-1])
+    by_name["largest_output_bytes"] = np.stack([sizes.max(axis=0, initial=0.0) for sizes in by_section])
     return by_name
 
 

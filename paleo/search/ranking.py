@@ -228,7 +228,7 @@ class Ranking:
 
 
 def _rate(system: System, gpus: int, objective: str) -> float:
-    """What a second on so many GPUs counts for."""
+    """Weight of a second on ``gpus`` GPUs: 1 for time, ``gpus`` for gpus and energy, USD for cost."""
     if objective == "time":
         return 1.0
     if objective == "gpus":

@@ -83,7 +83,7 @@ def within(strategy: str | None, **stated: object) -> Space:
 
 
 def check_searched(run: Run) -> None:
-    """PlanError for what a search does not range over."""
+    """PlanError where a run states options that a search does not support."""
     if run.consistency != "bsp":
         stale = f"consistency {run.consistency!r}: plans are ranked by time alone, which always prefers the stalest"
         raise PlanError(f"{stale}; state what staleness costs (--staleness-cost, --noise-scale), or estimate it")

@@ -100,7 +100,7 @@ def _spelling(name: str) -> str:
 
 @cache
 def _by_spelling(kind: str) -> Mapping[str, Path]:
-    """Entries by how they are spelt; names that are then alike are left out."""
+    """Entries by their normalized spelling; spellings that several entries share are left out."""
     spelt = [(_spelling(name), path) for name, path in entries(kind).items() if kind in SPELT]
     several = Counter(name for name, _ in spelt)
     return {name: path for name, path in spelt if several[name] == 1}

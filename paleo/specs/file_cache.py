@@ -18,7 +18,7 @@ _LEDGERS: ContextVar[tuple[dict[str, str], ...]] = ContextVar("ledgers", default
 
 
 def digest(content: bytes) -> str:
-    """What tells two contents apart."""
+    """BLAKE2b digest of 128 bits of a file's content, in hexadecimal digits."""
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
@@ -45,7 +45,7 @@ def recorded() -> Iterator[dict[str, str]]:
 
 
 def changed_files(digests: Mapping[str, str]) -> list[str]:
-    """Files of a ledger that have gone or say something else now."""
+    """Files of a ledger that were deleted or whose content has changed since."""
     return [path for path, known in digests.items() if _digest_of(path) != known]
 
 

@@ -376,9 +376,11 @@ class System(Spec):
 
     def share(self, gpus: int) -> str:
         """So many of its GPUs in words, and the nodes that hold them."""
-        each, whole = self.devices_per_node, gpus % self.devices_per_node == 0
-        nodes = counted(math.ceil(gpus / each), "node") if whole or gpus > each else f"of {each} in a node"
-        return f"{counted(gpus, 'GPU')} of {self.name}" + (f" ({nodes})" if each > 1 else "")
+        node_size, whole = self.devices_per_node, gpus % self.devices_per_node == 0
+        nodes = (
+            counted(math.ceil(gpus / node_size), "node") if whole or gpus > node_size else f"of {node_size} in a node"
+        )
+        return f"{counted(gpus, 'GPU')} of {self.name}" + (f" ({nodes})" if node_size > 1 else "")
 
     def group(self, stride: int, size: int) -> tuple[Span, ...]:
         """What a group of ``size`` ranks, ``stride`` apart, has of every level, inner to outer.

@@ -128,8 +128,8 @@ def devices_per_machine(system: System) -> int:
 
 def paid_devices(system: System, gpus: int) -> int:
     """Devices of the whole machines that hold ``gpus`` of them."""
-    each = devices_per_machine(system)
-    return math.ceil(gpus / each) * each
+    machine_size = devices_per_machine(system)
+    return math.ceil(gpus / machine_size) * machine_size
 
 
 def purchase_quote(system: System) -> Quote | None:
@@ -143,7 +143,7 @@ def purchase_quote(system: System) -> Quote | None:
 def _quote(values: list[tuple[float, str, PriceOffer]], exact: bool) -> Quote | None:
     if not values:
         return None
-    each = [value for value, _, _ in values]
-    value = min(each) if exact else median(each)
+    prices = [value for value, _, _ in values]
+    value = min(prices) if exact else median(prices)
     nearest = sorted(values, key=lambda row: abs(row[0] - value))
     return Quote(value, tuple((name, offer) for _, name, offer in nearest), exact)

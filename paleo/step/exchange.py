@@ -226,7 +226,7 @@ def exposed_gather(seconds: Array, buckets: Array, forward: Array, contention: f
 
 
 def bucket_count(size: Numeric, bucket: float) -> Array:
-    """In how many buckets so many bytes go out; a bucket holds one byte at least."""
+    """Number of buckets, 1 or more, of ``bucket`` bytes each (at least one byte) that hold ``size`` bytes."""
     return np.maximum(1.0, np.ceil(np.asarray(size) / max(bucket, 1.0)))
 
 
@@ -365,7 +365,7 @@ def _ratios(method: Compression, gradient: SummedGradient, *, scattered: bool) -
 
 
 def scaled(gradient: SummedGradient, elements: float) -> SummedGradient:
-    """A gradient of so many elements, ``gradient`` being one of them."""
+    """A gradient of ``elements`` elements; ``gradient`` states figures per element."""
     counts = ("tensors", "matrices", "matrix_elements", "matrix_sides", "dense_elements", "dense_sides")
     return replace(gradient, elements=elements, **{name: getattr(gradient, name) * elements for name in counts})
 

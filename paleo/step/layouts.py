@@ -65,7 +65,7 @@ class Shared:
         return self._figures[key]  # type: ignore[return-value]
 
     def forget(self) -> None:
-        """Frees the figures; those that are asked for again are computed again."""
+        """Empties the cache; figures are computed again when they are next needed."""
         self._figures.clear()
 
 
@@ -192,8 +192,8 @@ class Layouts:
         ties). With several ``copies`` the first axis is that of the stages."""
         seconds = np.zeros((2, *holdings.shape[:2], len(self)))
         for owed in self._owed(copies, content, zero):
-            each = self.exchanged(owed.operation, owed.layout, owed.groups, holdings @ owed.elements * width)
-            np.add.at(seconds[0].T, owed.layout, each.T)
+            figures = self.exchanged(owed.operation, owed.layout, owed.groups, holdings @ owed.elements * width)
+            np.add.at(seconds[0].T, owed.layout, figures.T)
         seconds[1] = holdings @ self._travelling(copies, content) * width
         return seconds
 
@@ -264,11 +264,11 @@ class Layouts:
         trained, method = self.elements(kinds, trained=True), self.backend.compression
         if method is None:
             return np.zeros_like(trained)
-        each = [
+        bytes_of_layout = [
             state_bytes(method, self.gradient(layout, BATCH_AXES)) if self.replicas[layout] > 1 else 0.0
             for layout in range(len(self))
         ]
-        return np.asarray(trained * np.array(each))
+        return np.asarray(trained * np.array(bytes_of_layout))
 
     def _shares(self, copies: int, content: Sent) -> list[dict[Axes, Array]]:
         """Elements of each holding by the axes over which they travel, for each layout."""
@@ -363,8 +363,8 @@ class Layouts:
 
     def tensors(self, kinds: StageKinds) -> Array:
         """Parameter tensors of each kind of stage: (kinds, 1)."""
-        each = section_figures(self.programs[0], "tensors")
-        return over(kinds.holdings[:, : len(each)], each)[:, None]
+        tensors_of_section = section_figures(self.programs[0], "tensors")
+        return over(kinds.holdings[:, : len(tensors_of_section)], tensors_of_section)[:, None]
 
     def clipping(self, kinds: StageKinds, *, sharded: bool) -> Array:
         """Seconds in which gradients are clipped, the sum of their norm over ranks too: (kinds, layouts)."""

@@ -293,7 +293,7 @@ def sharded_chunks(batch: Batch) -> ShardedChunks:
 
 
 def _sharded_chunks(batch: Batch) -> ShardedChunks:
-    """Kinds of stages alone, and pieces that are alike once."""
+    """Passes of each kind of stage; chunks with equal sections and parameters are computed once."""
     assignment, overlap = batch.assignment, batch.backend.software.overlap
     owed = _sharded_collectives(batch)
     gathered = np.asarray((owed.parts @ batch.layouts.parameters(trained=False)).any(axis=2))
@@ -325,8 +325,8 @@ def sharded_communication(batch: Batch) -> Array:
     """Seconds of all gathers and scatters of a microbatch: (stages, cases)."""
     assignment, owed = batch.assignment, _sharded_collectives(batch)
     goes_back = np.array([section.goes_back for section in batch.layouts.programs[0].sections])
-    each = (owed.gather + owed.regather * goes_back[:, None] + owed.gradients)[owed.kind]
-    communication = np.einsum("ps,psc->pc", assignment.computed, each)
+    stage_seconds = (owed.gather + owed.regather * goes_back[:, None] + owed.gradients)[owed.kind]
+    communication = np.einsum("ps,psc->pc", assignment.computed, stage_seconds)
     return np.asarray(communication + owed.late[owed.kind].sum(axis=1) / assignment.copies)
 
 

@@ -51,8 +51,8 @@ def transfer_seconds(
         counts = [payloads[index].shape[1] for index, *_ in members]
         strides, ranks = (np.repeat([cell[part] for cell in members], counts) for part in (2, 3))
         sizes = np.concatenate([payloads[index][row] for index, row, *_ in members])
-        each = np.split(device.times(operation, strides, ranks, sizes), np.cumsum(counts)[:-1])
-        for (index, row, *_), priced in zip(members, each, strict=True):
+        prices = np.split(device.times(operation, strides, ranks, sizes), np.cumsum(counts)[:-1])
+        for (index, row, *_), priced in zip(members, prices, strict=True):
             seconds[index][row] = priced
     for index, (mesh, program) in enumerate(programs):
         for row, (_, transfer) in enumerate(collectives(program)):

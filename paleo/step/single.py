@@ -71,12 +71,12 @@ def priced(program: Program, layout: Plan, backend: Backend) -> Priced:
     return Priced(split.program, split.pieces, kernels, costs)
 
 
-def single_batch(each: Priced, layout: Plan, backend: Backend, arriving: InputPipeline | None) -> Batch:
+def single_batch(program: Priced, layout: Plan, backend: Backend, arriving: InputPipeline | None) -> Batch:
     """The batch of one configuration; PlanError where its schedule cannot run so many microbatches."""
     if layout.stages > 1:
         name = schedule_of(layout, backend).name
         check(name, layout.stages, layout.parallel.chunks, layout.microbatches)
-    batch = _batch(each.program, each.pieces, each.costs, Policies.of(each.program), layout, backend)
+    batch = _batch(program.program, program.pieces, program.costs, Policies.of(program.program), layout, backend)
     return batch if arriving is None else replace(batch, arrival=np.atleast_1d(arriving.total))
 
 

@@ -138,7 +138,7 @@ class Assignment:
     def of(
         cls, pieces: Sequence[Chunk], schedule: Schedule, stages: int, chunks: int, ties: Sequence[Tie], kinds: Kinds
     ) -> Assignment:
-        """The ``pieces`` as a schedule places them; ``kinds`` take in what is new."""
+        """The ``pieces`` placed on stages by a schedule; new kinds of stages are added to ``kinds``."""
         sections = 1 + max(section for piece in pieces for section, _ in piece)
         places = schedule.pieces(stages, chunks) if stages > 1 else ((0,),)
         copies = schedule.copies if stages > 1 else 1
@@ -166,10 +166,10 @@ class Assignment:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """Tells its chunks from those of others with the same number of stages."""
+        """Cache key: equal for two assignments with the same chunks on the same stages."""
         return self.chunk_kind.shape, self.chunk_kind.tobytes()
 
     @property
     def stages_key(self) -> tuple[object, ...]:
-        """The same, whatever lies in which chunk."""
+        """Cache key: equal for two assignments with the same layers on the same stages, in any chunks."""
         return len(self.stage_kind), self.stage_kind.tobytes()

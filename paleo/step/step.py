@@ -167,7 +167,7 @@ def _parts(batch: Batch) -> dict[str, Array]:
 
 
 def _of_stage(figures: Array, stage: Index) -> Array:
-    """Figures of (stages, configurations), those of one stage of each configuration."""
+    """Of figures (stages, configurations) those of one ``stage`` for each configuration: (configurations,)."""
     return np.asarray(np.take_along_axis(figures, stage[None], axis=0)[0])
 
 

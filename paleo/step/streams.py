@@ -197,8 +197,8 @@ def _order(layouts: Layouts, layout: int, buckets: Buckets) -> tuple[Shape, Orde
     program = layouts.programs[layout]
 
     def order() -> tuple[Shape, Order]:
-        each = iterations(program, buckets, last=True)
-        return tuple((i.section, i.direction, i.count, i.gathers, bool(i.buckets)) for i in each), each
+        order_ = iterations(program, buckets, last=True)
+        return tuple((i.section, i.direction, i.count, i.gathers, bool(i.buckets)) for i in order_), order_
 
     return layouts.shared.once(("order", id(program), buckets), order)
 
@@ -298,8 +298,8 @@ def _summed(layouts: Layouts, zero: int, cells: Sequence[Cell], shape: tuple[int
         owing = [cell.layout for cell, _, _ in members]
         groups = layouts.groups(owing, [axes for _, axes, _ in members])
         seconds = layouts.exchanged(operation, owing, groups, np.array([payload for *_, payload in members]))
-        for (cell, _, _), each in zip(members, seconds.tolist(), strict=True):
-            np.add.at(table[:, cell.column], cell.rows, each)
+        for (cell, _, _), duration in zip(members, seconds.tolist(), strict=True):
+            np.add.at(table[:, cell.column], cell.rows, duration)
     return table
 
 
@@ -311,7 +311,7 @@ def section_gathers(layouts: Layouts, content: Literal["all", "again"] = "all") 
 
 
 def section_gather_figures(layouts: Layouts, content: Literal["all", "again"] = "all") -> Array:
-    """The same, and bytes that are gathered: (2, sections, layouts)."""
+    """Seconds and bytes in which the weights of each section are gathered: (2, sections, layouts)."""
     sections = len(layouts.programs[0].sections)
     single = np.eye(sections, sections + len(layouts.programs[0].ties))[None]
     return layouts.sent(single, 1, content, 3, layouts.backend.formats.parameter)[:, 0]

@@ -172,12 +172,12 @@ def _streams(batch: Batch, program: Program) -> Timeline:
         order = iterations(program, buckets, last=last)
         seconds = bucket_seconds(batch, [(0, order)])[:, 0].tolist()
         taken = times.last if last else times.earlier
-        microbatch = _Iterations(program, order, seconds, taken, gathers, section_collectives(batch, program))
+        microbatch_work = _Iterations(program, order, seconds, taken, gathers, section_collectives(batch, program))
         if last:
-            sent = _add_microbatch(tasks, microbatch)
+            sent = _add_microbatch(tasks, microbatch_work)
         elif count > 1:
             earlier: list[Task] = []
-            _add_microbatch(earlier, microbatch)
+            _add_microbatch(earlier, microbatch_work)
             total = schedule(earlier).end * (count - 1)
             tasks.append(Task(f"{count - 1} earlier microbatches", COMPUTE, total, (), "accumulate"))
     update = float(after_streams(batch)[0])
@@ -186,20 +186,20 @@ def _streams(batch: Batch, program: Program) -> Timeline:
     return schedule(tasks)
 
 
-def _add_microbatch(tasks: list[Task], each: _Iterations) -> list[int]:
+def _add_microbatch(tasks: list[Task], microbatch: _Iterations) -> list[int]:
     """Adds one microbatch; returns the positions of its gradient buckets. A gather starts once the iteration before the
     last has ended, so that two sets of weights live at once."""
     sent: list[int] = []
     issued: tuple[int, ...] = ()
-    for iteration, seconds in zip(each.order, each.sent, strict=True):
-        section = each.program.sections[iteration.section]
+    for iteration, seconds in zip(microbatch.order, microbatch.sent, strict=True):
+        section = microbatch.program.sections[iteration.section]
         awaited: tuple[int, ...] = ()
         if iteration.gathers:
             latest = _last(tasks)
-            gathering, moved = each.gathers[iteration.direction][iteration.section]
+            gathering, moved = microbatch.gathers[iteration.direction][iteration.section]
             tasks.append(Task(f"weights of {section.name}", NETWORK, gathering, issued, "gather", bytes=moved))
             awaited, issued = (len(tasks) - 1,), latest
-        _add_iteration(tasks, each, section, iteration, awaited)
+        _add_iteration(tasks, microbatch, section, iteration, awaited)
         if iteration.buckets:
             size = sum(size for _, size in iteration.buckets)
             name = f"gradients over {' and '.join('+'.join(axes) for axes, _ in iteration.buckets)}"
@@ -214,17 +214,17 @@ def _last(tasks: list[Task]) -> tuple[int, ...]:
 
 
 def _add_iteration(
-    tasks: list[Task], each: _Iterations, section: Section, iteration: LayerIteration, awaited: tuple[int, ...]
+    tasks: list[Task], microbatch: _Iterations, section: Section, iteration: LayerIteration, awaited: tuple[int, ...]
 ) -> None:
     """Iterations of a section in one direction: one stretch of computing, then the collectives that it waits for."""
-    row, times, forward = iteration.section, each.times, iteration.direction == "forward"
+    row, times, forward = iteration.section, microbatch.times, iteration.direction == "forward"
     figures = (times.forward,) if forward else (times.backward, times.weights)
     seconds = float(sum(figure[row, 0] for figure in figures))
     phases = ("forward",) if forward else ("again", "backward", "backward_weight")
     flops, moved = (iteration.count * work for work in _work(section, phases))
     before = (*_last(tasks), *awaited)
     tasks.append(Task(section.name, COMPUTE, seconds * iteration.count, before, iteration.direction, flops, moved))
-    for waited in each.collectives[row][iteration.direction]:
+    for waited in microbatch.collectives[row][iteration.direction]:
         duration, size = waited.seconds * iteration.count, waited.bytes * iteration.count
         tasks.append(Task(waited.name, COMPUTE, duration, _last(tasks), "transfer", bytes=size))
 
@@ -287,10 +287,17 @@ def _pass_events(event: Event, send: float, collectives: dict[str, list[NamedCol
     if until < event.end:
         yield Event(Task(f"send {task.name}", task.resource, send, (), "send"), until, event.end)
     start = until - sum(each.seconds for each in collectives[task.kind])
-    for each in collectives[task.kind]:
-        named = Task(each.name, f"{task.resource} communication", each.seconds, (), "transfer", bytes=each.bytes)
-        yield Event(named, start, start + each.seconds)
-        start += each.seconds
+    for collective in collectives[task.kind]:
+        named = Task(
+            collective.name,
+            f"{task.resource} communication",
+            collective.seconds,
+            (),
+            "transfer",
+            bytes=collective.bytes,
+        )
+        yield Event(named, start, start + collective.seconds)
+        start += collective.seconds
 
 
 def _after(batch: Batch) -> dict[str, Array]:

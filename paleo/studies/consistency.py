@@ -109,7 +109,7 @@ def workload(prediction: Prediction) -> Workload:
 
 
 def _unhidden(prediction: Prediction) -> Prediction:
-    """The same run with its gradients summed after the passes."""
+    """The prediction of the run with gradients summed after the backward pass, without overlap."""
     return prediction.variant(exchange="after")
 
 

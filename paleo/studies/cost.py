@@ -167,8 +167,8 @@ def power(prediction: Prediction, figures: PowerParameters | None = None) -> Pow
     figures, kernels, spent = figures or board(device), _kernels(prediction), prediction.breakdown
     idle = figures.idle_watts(device.tdp, device.memory.kind, device.memory.bandwidth)
     busy = figures.busy * device.tdp
-    filled = kernels.each / (kernels.each + figures.filling)
-    watts = busy * filled + _energies(prediction, figures) @ kernels.work / kernels.each
+    filled = kernels.seconds_of_call / (kernels.seconds_of_call + figures.filling)
+    watts = busy * filled + _energies(prediction, figures) @ kernels.work / kernels.seconds_of_call
     streaming = figures.dram * PICO * device.memory.bandwidth
     demand = idle + np.append(watts, [busy + streaming, busy])
     waited = spent.communication_exposed + spent.stragglers  # a rank that waits spins in its collective
@@ -214,7 +214,7 @@ class _Kernels(NamedTuple):
     GPU of a stage."""
 
     work: Array
-    each: Array
+    seconds_of_call: Array
     seconds: Array
 
 
@@ -227,8 +227,8 @@ def _kernels(prediction: Prediction) -> _Kernels:
     share = prediction.plan.microbatches / prediction.plan.stages
     launches = share * np.array([times for _, times in counted], dtype=np.float64)
     work = np.array([(kernel.flops, kernel.vector_flops, kernel.bytes) for kernel, _ in counted], dtype=np.float64)
-    each = np.maximum(prediction.kernels.total, MICROSECOND / KILO)
-    return _Kernels(work.reshape(-1, 3).T, each, each * launches)
+    seconds_of_call = np.maximum(prediction.kernels.total, MICROSECOND / KILO)
+    return _Kernels(work.reshape(-1, 3).T, seconds_of_call, seconds_of_call * launches)
 
 
 def energy(prediction: Prediction, seconds: float, tariff: Tariff) -> float | None:

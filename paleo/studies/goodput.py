@@ -332,11 +332,11 @@ class Goodput:
         Failures are Poisson, and each loses the restart and work uniform in an interval: variance n (R² + R τ + τ²/3).
         The rate itself is lognormal, its range holding nine of ten clusters: what is lost moves with it.
         """
-        each = self.restart**2 + self.restart * self.interval + self.interval**2 / 3.0
+        variance = self.restart**2 + self.restart * self.interval + self.interval**2 / 3.0
         low, high = self.rate_range
         rate_sigma = math.log(high / low) / (2.0 * float(normal_quantile(0.95)))
         lost = (self.finish - self.work) * rate_sigma
-        tail = float(normal_quantile(0.9)) * math.sqrt(self.failures * each + lost**2)
+        tail = float(normal_quantile(0.9)) * math.sqrt(self.failures * variance + lost**2)
         return max(self.work, self.finish - tail), self.finish + tail
 
     @property

@@ -83,8 +83,8 @@ def stated_long_run(*, goodput: bool = False, **options: Any) -> LongRunOptions 
 def checkpoint_bytes(prediction: Prediction) -> float:
     """Bytes of a checkpoint: weights, fp32 masters and optimizer states of all parameters, each shard once."""
     formats = precision(prediction.plan.dtype)
-    each = formats.parameter + optimizer(prediction.run.optimizer).state_bytes(formats)
-    return float(prediction.graph.parameters * each)
+    bytes_of_parameter = formats.parameter + optimizer(prediction.run.optimizer).state_bytes(formats)
+    return float(prediction.graph.parameters * bytes_of_parameter)
 
 
 def goodput_of(prediction: Prediction, work: float, options: LongRunOptions) -> Goodput:

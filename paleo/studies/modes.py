@@ -67,8 +67,8 @@ class StalenessPrice:
         >>> float(StalenessPrice(noise_scale=300.0).samples_factor(4.0, 100))
         2.0
         """
-        each = batch / (batch + self.noise_scale) if self.noise_scale is not None else self.each or 0.0
-        return np.asarray(1.0 + each * np.asarray(staleness))
+        cost = batch / (batch + self.noise_scale) if self.noise_scale is not None else self.each or 0.0
+        return np.asarray(1.0 + cost * np.asarray(staleness))
 
 
 @dataclass(frozen=True, slots=True)

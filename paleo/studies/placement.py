@@ -47,7 +47,7 @@ class PlacementStudy:
 
     @property
     def units(self) -> str:
-        """Several of those."""
+        """Name, in the plural, of what nodes hang on: leaf switches, groups of a dragonfly or units of rails."""
         outer = (level for level in self.prediction.system.levels if self.prediction.system.joins_nodes(level))
         level = next(outer)
         if level.topology == "dragonfly":

@@ -314,8 +314,8 @@ def _reason(point: ScalePoint) -> str:
 def _worth(curve: ScaleCurve, last: ScalePoint, point: ScalePoint) -> float:
     """What each GPU added after ``last`` brings, over what each GPU of ``base`` brings."""
     added = point.samples_per_s - last.samples_per_s
-    each = curve.base.samples_per_s / curve.base.gpus
-    return added / (point.gpus - last.gpus) / each
+    base_rate = curve.base.samples_per_s / curve.base.gpus
+    return added / (point.gpus - last.gpus) / base_rate
 
 
 def _stops(curve: ScaleCurve, last: ScalePoint, point: ScalePoint) -> Verdict:
@@ -354,8 +354,8 @@ def spending(curve: ScaleCurve) -> str | None:
     return "; ".join(words) + "."
 
 
-def _spent(each: Training) -> str:
-    return f"{_dollars(each.cost or 0.0)} in {duration(each.time)}"
+def _spent(trained: Training) -> str:
+    return f"{_dollars(trained.cost or 0.0)} in {duration(trained.time)}"
 
 
 def _dollars(value: float) -> str:

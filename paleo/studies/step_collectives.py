@@ -42,10 +42,10 @@ def step_collectives(prediction: Prediction) -> list[StepCollective]:
     """The collectives of a step, those that take longest in all first."""
     sent = [*_of_layers(prediction), *_over_replicas(prediction), *_between_stages(prediction)]
     same: dict[tuple[str, str, Axes, float], StepCollective] = {}
-    for each in sent:
-        key = each.content, each.operation, each.axes, each.payload_bytes
-        calls = each.calls + (same[key].calls if key in same else 0)
-        same[key] = replace(each, calls=calls)
+    for collective in sent:
+        key = collective.content, collective.operation, collective.axes, collective.payload_bytes
+        calls = collective.calls + (same[key].calls if key in same else 0)
+        same[key] = replace(collective, calls=calls)
     return sorted(same.values(), key=lambda each: -each.calls * each.seconds)
 
 

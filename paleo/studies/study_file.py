@@ -51,7 +51,7 @@ class Study(Spec):
 
     @property
     def accounts(self) -> dict[str, list[Any]]:
-        """Axes that change what is paid."""
+        """Axes of prices and amounts of training, which leave the predicted step as it is."""
         return {name: values for name, values in self.axes.items() if name in ACCOUNTS}
 
     @property

@@ -105,9 +105,9 @@ def _paid(study: Study, known: Mapping[str, Any], accounts: Sequence[Point]) -> 
     pue = np.array([tariff.pue for tariff in tariffs])
     energy = (numbers["gpu_power_w"] + host) * numbers["world"] * seconds * pue
     stated = np.array([math.nan if tariff.gpu_price is None else tariff.gpu_price for tariff in tariffs])
-    each = np.array([math.nan if tariff.electricity is None else tariff.electricity for tariff in tariffs])
+    electricity = np.array([math.nan if tariff.electricity is None else tariff.electricity for tariff in tariffs])
     hired = np.where(np.isnan(stated), numbers["rent_per_s"], stated * numbers["world"]) * seconds
-    power_bill = np.where(np.isnan(stated) & ~np.isnan(numbers["rent_per_s"]), math.nan, energy * each)
+    power_bill = np.where(np.isnan(stated) & ~np.isnan(numbers["rent_per_s"]), math.nan, energy * electricity)
     cost = np.where(np.isnan(hired) & np.isnan(power_bill), math.nan, np.nan_to_num(hired) + np.nan_to_num(power_bill))
     values = (samples, steps, seconds, cost, energy / JOULES_PER_KWH)
     return {name: value.ravel() for name, value in zip(_PAID, values, strict=True)}

@@ -97,8 +97,8 @@ def stated_amount(
     tokens: float | None = None,
 ) -> Amount | None:
     """As `amount`, with the tokens of a sample as the network under the run's ``model`` parameters has them."""
-    each = None if tokens is None else build(model, batch=1, overrides=run.model).tokens_per_sample
-    return amount(model, epochs=epochs, samples=samples, tokens=tokens, tokens_per_sample=each)
+    tokens_of_sample = None if tokens is None else build(model, batch=1, overrides=run.model).tokens_per_sample
+    return amount(model, epochs=epochs, samples=samples, tokens=tokens, tokens_per_sample=tokens_of_sample)
 
 
 def usual_amount(model: ModelSpec) -> Amount:

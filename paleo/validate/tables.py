@@ -58,7 +58,7 @@ class MeasuredTable(Protocol):
 
     @property
     def name(self) -> str:
-        """What ``kind`` says in the report."""
+        """Name of the kind of table in the report."""
 
     @property
     def header(self) -> frozenset[str]:

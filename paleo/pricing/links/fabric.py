@@ -130,7 +130,7 @@ def _measured(system: System, by_kind: Mapping[str, str]) -> str | None:
 
 
 def with_exchange(parameters: FabricParameters, other: FabricParameters) -> FabricParameters:
-    """The parameters with those of another fabric's exchanges."""
+    """``parameters`` with the ones of exchanges (`EXCHANGE_PARAMETERS`) taken from ``other``."""
     return replace(parameters, **{name: getattr(other, name) for name in EXCHANGE_PARAMETERS})
 
 

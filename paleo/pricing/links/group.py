@@ -95,7 +95,7 @@ class GroupLinks:
 
     @property
     def inside(self) -> GroupLinks:
-        """The same ranks as far as they share one node."""
+        """The part of the group that shares one node: fan-outs between nodes are 1."""
         alone = tuple(np.ones_like(np.asarray(fan_out)) for fan_out in self.fan_outs[self.inner_levels :])
         return dataclasses.replace(self, fan_outs=(*self.fan_outs[: self.inner_levels], *alone))
 
@@ -336,14 +336,14 @@ def prefers_tree(payload_bytes: Numeric, links: GroupLinks) -> Flags:
     [True, False]
     """
     nodes, ranks, nvlink = links.nodes, links.ranks, np.asarray(links.nvlink)
-    each, payload = ranks / nodes, np.asarray(payload_bytes, dtype=np.float64)
-    bus = np.where(each > 1, _TUNER_BUS * links.rank_bandwidth, np.inf)
+    ranks_of_node, payload = ranks / nodes, np.asarray(payload_bytes, dtype=np.float64)
+    bus = np.where(ranks_of_node > 1, _TUNER_BUS * links.rank_bandwidth, np.inf)
     bus = np.minimum(bus, np.asarray(links.bandwidths[-1]) * links.ports[-1])
     inside = np.where(nvlink, _TUNER_NVLINK_STEP[SIMPLE], _TUNER_PCIE_STEP[SIMPLE])
     hops = 2.0 * (ranks - 1.0) - 2.0 * nodes
     ring_latency = _TUNER_PLATEAU * (_TUNER_START + np.maximum(hops, 0.0) * inside + 2.0 * nodes * _TUNER_NET_HOP)
     ring = ring_latency + 2.0 * (ranks - 1.0) / ranks * payload / bus
-    tree_hops = (each - 1.0) * _TUNER_TREE_HOP + np.log2(np.maximum(nodes, 1.0)) * _TUNER_NET_HOP
+    tree_hops = (ranks_of_node - 1.0) * _TUNER_TREE_HOP + np.log2(np.maximum(nodes, 1.0)) * _TUNER_NET_HOP
     tree = _TUNER_START + 2.0 * tree_hops + 2.0 * payload / (_TUNER_TREE * bus)
     return np.asarray(tree < ring)
 

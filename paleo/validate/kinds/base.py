@@ -264,8 +264,8 @@ def mapped(frame: pd.DataFrame, columns: Sequence[str], function: Callable[..., 
     """
     if frame.empty:
         return np.zeros(0, dtype=dtype)
-    each = [coded(frame, column) for column in columns]
-    which, combinations = combined(each)
+    coded_columns = [coded(frame, column) for column in columns]
+    which, combinations = combined(coded_columns)
     table = np.empty(len(combinations), dtype=dtype)
     for place, words in enumerate(combinations):
         table[place] = function(*words)
@@ -273,12 +273,12 @@ def mapped(frame: pd.DataFrame, columns: Sequence[str], function: Callable[..., 
 
 
 def combined(
-    each: Sequence[tuple[npt.NDArray[np.integer[Any]], list[str]]],
+    coded_columns: Sequence[tuple[npt.NDArray[np.integer[Any]], list[str]]],
 ) -> tuple[npt.NDArray[np.intp], list[tuple[str, ...]]]:
     """Which combination of words each row has, and the combinations, of columns as ``coded`` gives them."""
-    shape = [len(words) for _, words in each]
-    which = np.zeros(len(each[0][0]), dtype=np.int64)
-    for codes, words in each:
+    shape = [len(words) for _, words in coded_columns]
+    which = np.zeros(len(coded_columns[0][0]), dtype=np.int64)
+    for codes, words in coded_columns:
         if len(words) > 1:
             which = which * len(words) + codes
     count = math.prod(shape)
@@ -290,7 +290,7 @@ def combined(
         places[present] = np.arange(len(present))
         index = places[which]
     picked = np.stack(np.unravel_index(present, shape), axis=1)
-    return index, [tuple(words[code] for code, (_, words) in zip(row, each, strict=True)) for row in picked]
+    return index, [tuple(words[code] for code, (_, words) in zip(row, coded_columns, strict=True)) for row in picked]
 
 
 def by_arithmetic(

@@ -88,7 +88,7 @@ class ElementwiseTable(TableKind[DeviceFigures]):
         return start, ("host_overlap", "bandwidth_fraction", *(() if warmed else ("cache_fraction",)))
 
     def fit_plan(self, subject: str, family: str, stack: str, figures: DeviceFigures, fitted: Fitted) -> FitPlan:
-        """As ``start`` says."""
+        """The fit of 900 sampled rows at most, from the parameters and with the fixed ones of ``start``."""
         start, fixed = self.start(family, stack, figures)
         return FitPlan(start, fixed=fixed, training_rows=900, prior=0.15)
 

@@ -69,7 +69,7 @@ SCATTERED: Mapping[str, float] = {"GDDR5X": 0.105, "GDDR5": 0.13}
 
 
 class Teacher(NamedTuple):
-    """Whose fit a fit of few rows sets out from, and what is known besides."""
+    """The fit (subject, stack) from which fits to few rows start, its prior, and parameters that are fixed."""
 
     subject: str
     stack: str
