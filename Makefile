@@ -6,6 +6,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # One thread for each process: tests and tables run side by side, and more threads than cores cost a third more time.
 export OMP_NUM_THREADS := 1
 export OPENBLAS_NUM_THREADS := 1
+# Tests start some hundred processes, each of which would compile the package anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: run test check lint types sizes fuzz accuracy wheel clean
 
