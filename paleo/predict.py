@@ -211,7 +211,7 @@ def predict(
     arriving = backend.input_pipeline(graph, layout.gpus, layout.mesh.size / layout.dp, layout.local_batch)
     steps = step(single_batch(program, layout, backend, arriving))
     breakdown = Breakdown(**{part: float(seconds[0]) for part, seconds in steps.parts.items()})
-    host_bytes = float(steps.stage_memory.away.mean())
+    host_bytes = float(steps.stage_memory.host_bytes.mean())
     flops = _model_flops(graph, backend.formats, layout, run)
     return Prediction(
         model,

@@ -79,9 +79,9 @@ class SufficientFactors:
 
     def messages(self, gradient: SummedGradient) -> tuple[Message, ...]:
         pays = self._pays(gradient)
-        rest = (gradient.elements - np.where(pays, gradient.dense_elements, 0.0)) * gradient.width
+        dense_bytes = (gradient.elements - np.where(pays, gradient.dense_elements, 0.0)) * gradient.width
         factors = gradient.ranks * gradient.samples * np.asarray(gradient.dense_sides) * gradient.width
-        return Message("all_reduce", np.asarray(rest)), Message("all_gather", np.where(pays, factors, 0.0))
+        return Message("all_reduce", np.asarray(dense_bytes)), Message("all_gather", np.where(pays, factors, 0.0))
 
     def encode(self, gradient: SummedGradient) -> Coding:
         return Coding.of(np.zeros(np.shape(gradient.bytes)), 0.0, launches=0.0)

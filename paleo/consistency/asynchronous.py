@@ -55,12 +55,12 @@ def closed_queue(customers: Numeric, think: Numeric, service: Numeric, variation
     counts, thinks, services = (values.ravel()[order] for values in (count, think, service))
     queue, throughput, response = np.zeros((3, count.size))
     for n in range(1, int(np.max(count, initial=1.0)) + 1):
-        some = slice(0, int(np.searchsorted(-counts, -n, side="right")))
-        busy = throughput[some] * services[some]
-        visit = services[some] * np.maximum(1.0 + queue[some] - busy * (1.0 - variation) / 2.0, 1.0)
-        most = 1.0 / np.maximum(services[some], np.finfo(float).tiny)
-        throughput[some], response[some] = np.minimum(n / (thinks[some] + visit), most), visit
-        queue[some] = throughput[some] * visit
+        present = slice(0, int(np.searchsorted(-counts, -n, side="right")))
+        busy = throughput[present] * services[present]
+        visit = services[present] * np.maximum(1.0 + queue[present] - busy * (1.0 - variation) / 2.0, 1.0)
+        most = 1.0 / np.maximum(services[present], np.finfo(float).tiny)
+        throughput[present], response[present] = np.minimum(n / (thinks[present] + visit), most), visit
+        queue[present] = throughput[present] * visit
     place = np.argsort(order)
     throughput, response = (values[place].reshape(count.shape) for values in (throughput, response))
     knee = np.asarray((think + service) / service)
@@ -79,9 +79,9 @@ def mixed_queue(counts: Array, think: Array, service: Array, variation: float = 
     queue = counts * service / (think + service)
     throughput = counts / (think + service)
     for _ in range(ITERATIONS):
-        others = queue.sum() - queue / counts
+        waiting = queue.sum() - queue / counts
         busy = np.minimum((throughput * service).sum() - throughput * service / counts, 1.0)
-        visit = service * np.maximum(1.0, 1.0 + others - busy * (1.0 - variation) / 2.0)
+        visit = service * np.maximum(1.0, 1.0 + waiting - busy * (1.0 - variation) / 2.0)
         throughput = counts / (think + visit)
         throughput = throughput / max(1.0, float((throughput * service).sum()))
         queue = 0.5 * (queue + throughput * np.maximum(visit, counts / throughput - think))
@@ -142,10 +142,10 @@ def staleness(
     workers: Numeric, think: Numeric, throughput: Numeric, utilization: Numeric, jitter: Numeric
 ) -> tuple[Array, Array]:
     """Mean and deviation of the updates that others make between a worker's pull and its push."""
-    others = np.asarray(workers) - 1.0
-    drift = jitter * think * throughput * others / np.maximum(workers, 1.0)
-    order = others * (1.0 - utilization) * np.minimum(1.0, 1.13 * np.asarray(jitter))
-    return np.asarray(others), np.sqrt(drift**2 + np.maximum(order, 0.0))
+    other_workers = np.asarray(workers) - 1.0
+    drift = jitter * think * throughput * other_workers / np.maximum(workers, 1.0)
+    order = other_workers * (1.0 - utilization) * np.minimum(1.0, 1.13 * np.asarray(jitter))
+    return np.asarray(other_workers), np.sqrt(drift**2 + np.maximum(order, 0.0))
 
 
 @CONSISTENCY.register("async")

@@ -76,8 +76,8 @@ def folded(layers: Sequence[Any]) -> list[tuple[list[Any], int]]:
     for period in range(2, min(12, len(layers) // 2) + 1):
         times = len(layers) // period
         if list(layers[: period * times]) == list(layers[:period]) * times:
-            rest = folded(layers[period * times :]) if len(layers) % period else []
-            shorter = [(list(layers[:period]), times), *rest]
+            tail = folded(layers[period * times :]) if len(layers) % period else []
+            shorter = [(list(layers[:period]), times), *tail]
             if sum(len(pattern) for pattern, _ in shorter) < sum(len(pattern) for pattern, _ in best):
                 best = shorter
     return best
@@ -229,7 +229,7 @@ def experts(
     config: Config,
     params: dict[str, Any],
     *,
-    every: bool = False,
+    in_all_layers: bool = False,
     ffn: tuple[str, ...] = ("moe_intermediate_size",),
     **more: Any,
 ) -> list[Entry]:
@@ -239,7 +239,7 @@ def experts(
     params["expert_ffn"] = config.integer(*ffn)
     gated = config.activation("hidden_act", default="silu", gated=True)
     mixture = {"moe": {"experts": "=experts", "top_k": "=top_k", "ffn": "=expert_ffn", "activation": gated} | more}
-    if every:
+    if in_all_layers:
         return [mixture] * params["layers"]
     step, alone = config.integer("decoder_sparse_step", default=1), config.get("mlp_only_layers") or []
     dense_first = config.get("first_k_dense_replace") or 0

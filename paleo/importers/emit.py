@@ -77,8 +77,8 @@ def _item(value: Any, indent: int) -> list[str]:
     loop = isinstance(value, Mapping) and "layers" in value
     if (len(line) <= WIDTH and not loop) or not isinstance(value, Mapping | list) or not value:
         return [line]
-    first, *rest = _below(value, indent + 2)
-    return [f"{pad}- {first.lstrip()}", *rest]
+    first, *lines = _below(value, indent + 2)
+    return [f"{pad}- {first.lstrip()}", *lines]
 
 
 def _single(value: Any) -> bool:

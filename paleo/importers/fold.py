@@ -144,8 +144,8 @@ def _relation(refs: tuple[Ref, ...], place: int, length: int, places: dict[Layer
         for iteration, position in enumerate(inside)
     ):
         return "inside"
-    rest = all(position == iteration * length - 1 for iteration, position in enumerate(inside) if iteration)
-    return "carried" if inside[0] is None and rest else None
+    carried = all(position == iteration * length - 1 for iteration, position in enumerate(inside) if iteration)
+    return "carried" if inside[0] is None and carried else None
 
 
 def _private(

@@ -40,27 +40,27 @@ def shape_arithmetic(
     values = [known.get(name) for name in inputs if name]
     if not values or any(value is None for value in values):
         return None
-    first, *rest = [value for value in values if value is not None]
+    first, *operands = [value for value in values if value is not None]
     if op == "Cast" and options.get("to") in WHOLE:
         return [int(number) for number in first]
     if op in ("Identity", "Cast", "Unsqueeze", "Squeeze", "Reshape", "Flatten"):
         return first
     if op == "Concat":
-        return [number for value in (first, *rest) for number in value]
-    if op == "Gather" and len(rest) == 1 and first:
-        inside = all(-len(first) <= place < len(first) for place in rest[0])
-        return [first[int(place)] for place in rest[0]] if inside else None
+        return [number for value in (first, *operands) for number in value]
+    if op == "Gather" and len(operands) == 1 and first:
+        inside = all(-len(first) <= place < len(first) for place in operands[0])
+        return [first[int(place)] for place in operands[0]] if inside else None
     if op in ("Slice", "Transpose"):
-        return _rearranged(op, first, rest, options, sizes.get(inputs[0]) or (len(first),))
+        return _rearranged(op, first, operands, options, sizes.get(inputs[0]) or (len(first),))
     if op == "ConstantOfShape" and all(number >= 0 for number in first) and math.prod(first) <= SMALL:
         return [int(options.get("value") or 0)] * int(math.prod(first))
-    if op == "Where" and len(rest) == 2 and len(first) == len(rest[0]) == len(rest[1]):
-        return [a if yes else b for yes, a, b in zip(first, *rest, strict=True)]
-    return _pairwise(op, first, rest[0]) if len(rest) == 1 else None
+    if op == "Where" and len(operands) == 2 and len(first) == len(operands[0]) == len(operands[1]):
+        return [a if yes else b for yes, a, b in zip(first, *operands, strict=True)]
+    return _pairwise(op, first, operands[0]) if len(operands) == 1 else None
 
 
 def _rearranged(
-    op: str, first: Numbers, rest: Sequence[Numbers], options: Mapping[str, Any], shape: Shape
+    op: str, first: Numbers, operands: Sequence[Numbers], options: Mapping[str, Any], shape: Shape
 ) -> Numbers | None:
     """Numbers of a small tensor of that shape, turned or cut."""
     if math.prod(shape) != len(first):
@@ -69,7 +69,7 @@ def _rearranged(
     if op == "Transpose":
         axes = _permutation(options, len(shape))
         return None if axes is None else list(table.transpose(axes).ravel())
-    starts, stops, *more = rest if len(rest) >= 2 else ([], [])
+    starts, stops, *more = operands if len(operands) >= 2 else ([], [])
     axes = [int(axis) for axis in (more[0] if more else range(len(starts)))]
     steps = [int(step) for step in (more[1] if len(more) > 1 else [1] * len(starts))]
     if not (len(starts) == len(stops) == len(axes) == len(steps) and all(steps)):
@@ -143,9 +143,9 @@ def _reshaped(shape: Shape, target: Numbers, *, keeps_zero: bool) -> Shape | Non
         if any(size == 0 and place >= len(shape) for place, size in enumerate(sizes)):
             return None
         sizes = [shape[place] if size == 0 else size for place, size in enumerate(sizes)]
-    rest, total = math.prod(size for size in sizes if size != -1), math.prod(shape)
-    if sizes.count(-1) == 1 and rest > 0 and total % rest == 0:
-        sizes[sizes.index(-1)] = total // rest
+    stated, total = math.prod(size for size in sizes if size != -1), math.prod(shape)
+    if sizes.count(-1) == 1 and stated > 0 and total % stated == 0:
+        sizes[sizes.index(-1)] = total // stated
     return tuple(sizes) if min(sizes, default=0) >= 0 and math.prod(sizes) == total else None
 
 

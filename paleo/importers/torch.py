@@ -124,9 +124,9 @@ def _probed(module: Any, inputs: Sequence[InputSpec], *, probe_seq: bool) -> Siz
         seq, probes = (first.shape[1], probes | {"seq": primes[0]}) if primes else (None, probes)
 
     def replaced(spec: InputSpec) -> InputSpec:
-        lead, *rest = spec.shape
-        tokens = len(rest) == 1 and spec.index and seq is not None and rest[0] == seq
-        shape = (probes["batch"] if lead == batch else lead, *([probes["seq"]] if tokens else rest))
+        lead, *inner = spec.shape
+        tokens = len(inner) == 1 and spec.index and seq is not None and inner[0] == seq
+        shape = (probes["batch"] if lead == batch else lead, *([probes["seq"]] if tokens else inner))
         return InputSpec(shape, spec.dtype, spec.name)
 
     return Sizes(tuple(replaced(spec) for spec in inputs), probes)

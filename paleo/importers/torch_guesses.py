@@ -111,16 +111,16 @@ def computed(tape: Guessing, function: Any, label: str, args: Any, kwargs: Any) 
         return args[0] @ (args[1] if args[0].dim() == 3 else args[1][0])
 
 
-def _places(tape: Guessing, mask: Any, apart: bool) -> Any:
+def _places(tape: Guessing, mask: Any, by_dim: bool) -> Any:
     """The places of what a mask selects: a tensor of their coordinates, or one for each dim.
 
     A mask with one element for each expert says which of them have tokens: all, and by their numbers.
     """
     router = _router(tape, mask)
-    if router is not None and tuple(mask.shape) == (router[0],) and not apart:
+    if router is not None and tuple(mask.shape) == (router[0],) and not by_dim:
         return tape.torch.arange(router[0])[:, None]
     rows = _selected(tape, mask)
-    if apart:
+    if by_dim:
         return tuple(tape.torch.zeros(rows, dtype=tape.torch.int64, device="meta") for _ in range(mask.dim()))
     return tape.torch.zeros(rows, mask.dim(), dtype=tape.torch.int64, device="meta")
 
@@ -175,8 +175,8 @@ def _mask(tape: Guessing, index: Any) -> Any:
     """The one mask without data among indices that are otherwise slices and places; None for all other indices."""
     entries = index if isinstance(index, tuple) else (index,)
     masks = [entry for entry in entries if tape.is_tensor(entry)]
-    others = [entry for entry in entries if not tape.is_tensor(entry)]
-    plain = all(isinstance(entry, slice | int) or entry is Ellipsis for entry in others)
+    plain_entries = [entry for entry in entries if not tape.is_tensor(entry)]
+    plain = all(isinstance(entry, slice | int) or entry is Ellipsis for entry in plain_entries)
     single = len(masks) == 1 and masks[0].dtype == tape.torch.bool and masks[0].device.type == "meta"
     return masks[0] if single and plain and masks[0].dim() else None
 

@@ -189,8 +189,8 @@ class Tape:
                     break
             tensors = tensors_in(self.torch, output)
             names = tuple(f"{name}.{key}".lstrip(".") for key, _ in module.named_parameters(recurse=False))
-            given = self.value(tensors[0]) if len(tensors) == 1 else None
-            self.scopes.append(Scope(name, type(module).__name__, taken, given, names))
+            result = self.value(tensors[0]) if len(tensors) == 1 else None
+            self.scopes.append(Scope(name, type(module).__name__, taken, result, names))
 
         return leave
 

@@ -73,7 +73,7 @@ class Scope:
     path: str
     type: str
     taken: Value | None
-    given: Value | None
+    result: Value | None
     parameters: tuple[str, ...]
 
 

@@ -69,16 +69,16 @@ class SamplesLaw(Law):
 
     def warnings(self, global_batch: float) -> tuple[str, ...]:
         """What is to be said of the law at this batch: that it is left, that it is weak."""
-        said: list[str] = []
+        sentences: list[str] = []
         if self.batches is not None and float(self.doublings_outside(global_batch)) > 0:
             low, high = self.batches
-            said.append(
+            sentences.append(
                 f"global batch {global_batch:,.0f} lies outside of the range of the law ({low:,.0f} to {high:,.0f})"
             )
         if self.seed_noise > WEAK or self.residual > WEAK:
             seeds = f"runs differ by {self.seed_noise:.0%} between seeds, " if self.seed_noise else ""
-            said.append(f"the law of this task is weak: {seeds}its points by {self.residual:.0%}")
-        return tuple(said)
+            sentences.append(f"the law of this task is weak: {seeds}its points by {self.residual:.0%}")
+        return tuple(sentences)
 
 
 #: Seed noise or residual from which a law is called weak.

@@ -63,14 +63,14 @@ class Parametric(LossLaw):
         return size, compute / 6.0 / size
 
     def warnings(self, parameters: float, tokens: float) -> tuple[str, ...]:
-        said = []
+        sentences = []
         for name, value, (low, high) in (
             ("parameters", parameters, self.parameters),
             ("training FLOP", 6.0 * parameters * tokens, self.compute),
         ):
             if not low <= value <= high:
-                said.append(f"{value:.3g} {name} lie outside of the range of the law ({low:.3g} to {high:.3g})")
-        return tuple(said)
+                sentences.append(f"{value:.3g} {name} lie outside of the range of the law ({low:.3g} to {high:.3g})")
+        return tuple(sentences)
 
 
 CHINCHILLA = Parametric(

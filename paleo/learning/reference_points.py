@@ -76,16 +76,16 @@ def _residual(law: ReferencePoints, batches: Array, samples: Array) -> float:
 
 def without(law: ReferencePoints, batch: float) -> ReferencePoints:
     """The law of the points at other batches than this one; SpecError where fewer than two are left."""
-    rest = [point for point in law.points if point[0] != batch]
-    if len(rest) < 2:
+    other_points = [point for point in law.points if point[0] != batch]
+    if len(other_points) < 2:
         raise SpecError(f"batch {batch:g}: the task has too few other reference points to predict it from")
-    batches, samples = np.array(sorted(rest)).T
+    batches, samples = np.array(sorted(other_points)).T
     fewer = _from(batches, samples, law.source, law.seed_noise)
     return fewer.model_copy(update={"residual": law.residual})
 
 
 def left_out_error(batches: Array, samples: Array, index: int) -> float:
     """Relative error of one point as predicted from the others."""
-    rest = np.arange(len(batches)) != index
-    law = _from(batches[rest], samples[rest], "", 0.0)
+    other_points = np.arange(len(batches)) != index
+    law = _from(batches[other_points], samples[other_points], "", 0.0)
     return float(law.samples(batches[index]) / samples[index] - 1.0)

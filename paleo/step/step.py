@@ -30,14 +30,14 @@ Index = npt.NDArray[np.intp]
 @dataclass(frozen=True, slots=True)
 class StageMemory:
     """Bytes of each stage, (stages, configurations): ``states`` of parameters, ``activations``, ``workspace`` (what is
-    needed for a moment, and what sharding gathers); ``reserved`` by the process itself, (configurations,); ``away``:
-    bytes in host memory."""
+    needed for a moment, and what sharding gathers); ``reserved`` by the process itself, (configurations,);
+    ``host_bytes`` of the stage's states and activations that are in host memory."""
 
     states: States
     activations: Array
     workspace: Array
     reserved: Array
-    away: Array
+    host_bytes: Array
 
     @property
     def fullest(self) -> Index:

@@ -42,7 +42,7 @@ def _bert_head(config: Config, kind: str) -> list[Entry]:
     tie = {"tie": "embed"} if config.flag("tie_word_embeddings", True) else {}
     masked += [{"name": "head", "linear": {"features": "=vocab", "dim": "vocab"} | tie}, "cross_entropy"]
     classes: Entry = {"linear": {"features": labels(config), "dim": "classes"}}
-    rest: dict[str, list[Entry]] = {
+    heads: dict[str, list[Entry]] = {
         "ForMaskedLM": masked,
         "ForPreTraining": [
             {"name": "encoded", "identity": {}},
@@ -56,9 +56,9 @@ def _bert_head(config: Config, kind: str) -> list[Entry]:
         "ForTokenClassification": [{"dropout": {"rate": "=dropout"}}, classes, "cross_entropy"],
         "Model": pooler,
     }
-    if kind not in rest or (roberta and kind == "ForPreTraining"):
+    if kind not in heads or (roberta and kind == "ForPreTraining"):
         raise UnreadHeadError(kind)
-    return rest[kind]
+    return heads[kind]
 
 
 @FAMILIES.register("bert")

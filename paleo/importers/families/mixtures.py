@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def mixtral(config: Config) -> Model:
     """Jiang et al., Mixtral of experts, 2024."""
     return llama_like(
-        config, bias=False, slides=True, feed=lambda c, p: experts(c, p, every=True, ffn=("intermediate_size",))
+        config, bias=False, slides=True, feed=lambda c, p: experts(c, p, in_all_layers=True, ffn=("intermediate_size",))
     )
 
 
@@ -41,7 +41,7 @@ def gpt_oss(config: Config) -> Model:
     """OpenAI, gpt-oss, 2025: attention sinks, windows on every other layer, biases everywhere."""
 
     def feed(config: Config, params: dict[str, Any]) -> list[Entry]:
-        return experts(config, params, every=True, ffn=("intermediate_size",), bias=True, router_bias=True)
+        return experts(config, params, in_all_layers=True, ffn=("intermediate_size",), bias=True, router_bias=True)
 
     alternate = [index % 2 == 0 for index in range(config.integer("num_hidden_layers"))]
     return llama_like(

@@ -34,14 +34,14 @@ def _heads(call: Invocation) -> Reading:
     import torch
 
     names = tuple(inspect.signature(torch.nn.functional.multi_head_attention_forward).parameters)
-    given = call.bound(*names)
+    arguments = call.bound(*names)
     options = {
-        "heads": given["num_heads"],
-        "dropout": given.get("dropout_p", 0.0),
-        "causal": bool(given.get("is_causal")),
-        "weights": bool(given.get("need_weights", True)),
+        "heads": arguments["num_heads"],
+        "dropout": arguments.get("dropout_p", 0.0),
+        "causal": bool(arguments.get("is_causal")),
+        "weights": bool(arguments.get("need_weights", True)),
     }
-    return Reading("mha", [call.tensor(given.get(name)) for name in _HEADS], options)
+    return Reading("mha", [call.tensor(arguments.get(name)) for name in _HEADS], options)
 
 
 @onnx_operators("Attention")

@@ -81,8 +81,8 @@ plain_functions(
 
 @torch_functions("cat concat concatenate")
 def _cat(call: Invocation) -> Reading:
-    given = call.bound("tensors", "dim")
-    return Reading("cat", [call.tensor(tensor) for tensor in given["tensors"]], {"dim": given.get("dim", 0)})
+    arguments = call.bound("tensors", "dim")
+    return Reading("cat", [call.tensor(tensor) for tensor in arguments["tensors"]], {"dim": arguments.get("dim", 0)})
 
 
 @onnx_operators("Concat")

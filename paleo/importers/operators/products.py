@@ -47,11 +47,11 @@ def _einsum(call: Invocation) -> Reading:
 @torch_functions("tensordot")
 def _tensordot(call: Invocation) -> Reading:
     """As an einsum: the last ``dims`` of the first factor with the first of the second, or two lists of dims."""
-    given = call.bound("a", "b", "dims")
-    left, right = call.tensor(given["a"]), call.tensor(given["b"])
+    arguments = call.bound("a", "b", "dims")
+    left, right = call.tensor(arguments["a"]), call.tensor(arguments["b"])
     if left is None or right is None:
         return Reading("unknown")
-    dims = given.get("dims", 2)
+    dims = arguments.get("dims", 2)
     a, b = len(left.shape), len(right.shape)
     pairs = (
         list(zip(range(a - dims, a), range(dims), strict=True))

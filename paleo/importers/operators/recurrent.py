@@ -25,18 +25,18 @@ def _layers(call: Invocation) -> Reading:
     first; packed sequences come as data, batch sizes, states, weights, …"""
     args = call.args
     packed = call.values.is_tensor(args[1]) and isinstance(args[3], list | tuple)
-    weights, rest = (args[3], args[4:]) if packed else (args[2], args[3:])
-    biases, layers, dropout, _, both, batch_first = (*rest, False)[:6]
+    weights, arguments = (args[3], args[4:]) if packed else (args[2], args[3:])
+    biases, layers, dropout, _, bidirectional, batch_first = (*arguments, False)[:6]
     options = {
         "cell": _CELLS[call.name],
         "layers": layers,
-        "both": bool(both),
+        "both": bool(bidirectional),
         "bias": bool(biases),
         "batch_first": bool(batch_first) and not packed,
         "dropout": dropout,
         "packed": packed,
         "projected": call.name == "lstm" and len(weights) > 0 and len(weights) % (3 + 2 * bool(biases)) == 0
-        and len(weights) // (layers * (1 + bool(both))) == 3 + 2 * bool(biases),
+        and len(weights) // (layers * (1 + bool(bidirectional))) == 3 + 2 * bool(biases),
     }  # fmt: skip
     steps = [call.tensor(args[1])] if packed else []
     return Reading("rnn", [call.tensor(args[0]), *(call.tensor(w) for w in weights), *steps], options)
@@ -83,8 +83,8 @@ def sequence_rnn(b: Builder, call: Call) -> None:
 
 
 def _settings(call: Call, hidden: int) -> dict[str, Any]:
-    both, bias = call.options["both"], call.options["bias"]
-    return {"hidden": hidden, "bidirectional": both or None, "biases": None if bias else 0}
+    bidirectional, bias = call.options["both"], call.options["bias"]
+    return {"hidden": hidden, "bidirectional": bidirectional or None, "biases": None if bias else 0}
 
 
 @translates("rnn")

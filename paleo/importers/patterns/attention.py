@@ -30,12 +30,12 @@ def _scores_around(softmax: Call, consumers: dict[Value, list[Call]], outputs: s
     if before is None or after is None:
         return None
     scores, chain, causal = before
-    context, rest, dropout = after
+    context, passes, dropout = after
     query, key = scores.inputs[0], scores.inputs[1]
     value = context.inputs[1]
     if query is None or key is None or value is None or len(query.shape) not in (3, 4):
         return None
-    calls = [scores, *chain, softmax, *rest, context]
+    calls = [scores, *chain, softmax, *passes, context]
     if not closed(calls, context.out, consumers, outputs):
         return None
     masks = [v for call in chain for v in call.inputs if v is not None and v.static and v.sources]
@@ -165,7 +165,7 @@ def _attention_around(core: Call, consumers: dict[Value, list[Call]], outputs: s
     if len(sources) != 3 or any(source is None for source in sources) or down is None:
         return None
     query, key, value = (source for source in sources if source is not None)
-    rest, output = down
+    passes, output = down
     sizes = _heads(core, query.linear, key.linear, value.linear, output)
     if sizes is None:
         return None
@@ -176,7 +176,7 @@ def _attention_around(core: Call, consumers: dict[Value, list[Call]], outputs: s
     if normed is None or biases is None:
         return None
     calls = dict.fromkeys(
-        [*query.calls, *key.calls, *value.calls, query.linear, key.linear, value.linear, core, *rest, output]
+        [*query.calls, *key.calls, *value.calls, query.linear, key.linear, value.linear, core, *passes, output]
     )
     calls = {call: None for call in calls if not call.out.static}
     if not closed(calls, output.out, consumers, outputs) or foreign(calls, inputs):
@@ -251,12 +251,12 @@ def _heads(core: Call, query: Call, key: Call, value: Call, output: Call) -> tup
         return None
     kv_heads = kv // 2
     packed_all, packed_kv = query is key and key is value, key is value and query is not key
-    apart = query is not key and key is not value and query is not value
+    separate = query is not key and key is not value and query is not value
     if packed_all and memory is not x:
         return None
-    if apart and (widths[id(query)] != heads * head_dim or widths[id(key)] != widths[id(value)]):
+    if separate and (widths[id(query)] != heads * head_dim or widths[id(key)] != widths[id(value)]):
         return None
-    if not (packed_all or packed_kv or apart):
+    if not (packed_all or packed_kv or separate):
         return None
     inputs = [x] if memory is x else [x, memory]
     return {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}, inputs
@@ -266,9 +266,11 @@ def _query_norms(query: _Source, key: _Source, value: _Source, head_dim: int) ->
     """Whether queries and keys are normed head by head; None for norms of another kind."""
     if not (query.norms or key.norms or value.norms):
         return False
-    each = [[w.elements for w in call.inputs[1:] if w is not None] for source in (query, key) for call in source.norms]
+    norm_sizes = [
+        [w.elements for w in call.inputs[1:] if w is not None] for source in (query, key) for call in source.norms
+    ]
     good = len(query.norms) == 1 and len(key.norms) == 1 and query.linear is not key.linear and not value.norms
-    return True if good and all(sizes == [head_dim] for sizes in each) else None
+    return True if good and all(sizes == [head_dim] for sizes in norm_sizes) else None
 
 
 def _biases(query: Call, key: Call, value: Call, output: Call) -> dict[str, bool | None] | None:

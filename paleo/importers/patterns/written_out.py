@@ -139,10 +139,10 @@ def _shifted(
     readers = consumers.get(output, [])
     if call.kind != "matmul" or len(readers) != 1 or readers[0].kind != "add" or readers[0].out.shape != output.shape:
         return shift, calls, output
-    others = [v for v in readers[0].inputs if v is not None and v is not output]
-    if len(others) != 1 or others[0].origin != "parameter" or others[0].shape != output.shape[-1:]:
+    addends = [v for v in readers[0].inputs if v is not None and v is not output]
+    if len(addends) != 1 or addends[0].origin != "parameter" or addends[0].shape != output.shape[-1:]:
         return shift, calls, output
-    return others[0], [*calls, readers[0]], readers[0].out
+    return addends[0], [*calls, readers[0]], readers[0].out
 
 
 def _is_matrix(weight: Value) -> bool:
@@ -163,13 +163,13 @@ def collapse_modules(trace: Trace) -> None:
     groups = []
     for scope in trace.scopes:
         kind = _kind_of(scope)
-        if kind is None or scope.taken is None or scope.given is None or scope.taken.shape != scope.given.shape:
+        if kind is None or scope.taken is None or scope.result is None or scope.taken.shape != scope.result.shape:
             continue
-        calls = between(scope.taken, scope.given, calls_of.get(scope.path, []))
-        if calls and closed(calls, scope.given, consumers, outputs) and not any(call.flops for call in calls):
-            substitute = _substitute(kind, scope, scope.taken, scope.given, calls)
+        calls = between(scope.taken, scope.result, calls_of.get(scope.path, []))
+        if calls and closed(calls, scope.result, consumers, outputs) and not any(call.flops for call in calls):
+            substitute = _substitute(kind, scope, scope.taken, scope.result, calls)
             if substitute is not None:
-                groups.append(CallGroup(calls, substitute, scope.given))
+                groups.append(CallGroup(calls, substitute, scope.result))
     replace(trace, groups)
 
 
@@ -184,17 +184,17 @@ def _kind_of(scope: Scope) -> str | None:
     return "silu" if name in ("silu", "swish", "silinactivation", "siluactivation") else None
 
 
-def _substitute(kind: str, scope: Scope, taken: Value, given: Value, calls: Sequence[Call]) -> Call | None:
+def _substitute(kind: str, scope: Scope, taken: Value, result: Value, calls: Sequence[Call]) -> Call | None:
     reads = {v for call in calls for v in call.inputs if v is not None}
     weights = [v for v in reads if v.origin == "parameter"]
     foreign = [v for v in reads if v is not taken and not v.static and v.maker not in set(calls)]
     if foreign or any(call.kind in NORMS for call in calls):
         return None
-    shape = [(given.shape, False)]
+    shape = [(result.shape, False)]
     if kind != "rms_norm":
         inner = {call.options.get("function") for call in calls} if kind == "gelu" else set()
         options = {"function": "gelu_tanh" if "tanh" in inner else "quick_gelu" if "sigmoid" in inner else kind}
         return None if weights else record("activation", kind, [taken], shape, options=options, path=scope.path)
-    if len(weights) > 1 or (weights and weights[0].shape != given.shape[-1:]):
+    if len(weights) > 1 or (weights and weights[0].shape != result.shape[-1:]):
         return None
     return record("rms_norm", scope.type, [taken, weights[0] if weights else None], shape, path=scope.path)

@@ -72,8 +72,10 @@ def software_of(row: Row, default: str = "pytorch-eager") -> str:
     """The profile that a row names, or a finer one of its framework; where the catalog lacks it, the nearest."""
     stated = str(row.get("software") or "").strip()
     if stated in names("software"):
-        said = (str(row.get("framework", "")).lower(), FINER), (str(row.get("notes", "")).lower(), NOTED)
-        finer = (name for text, known in said for (of, word), name in known.items() if of == stated and word in text)
+        texts = (str(row.get("framework", "")).lower(), FINER), (str(row.get("notes", "")).lower(), NOTED)
+        finer = (
+            name for text, known in texts for (coarse, word), name in known.items() if coarse == stated and word in text
+        )
         return next(finer, stated)
     words = f"{stated} {row.get('framework', '')}".lower()
     return next((profile for word, profile in LIKENESS if word in words), default)
@@ -140,8 +142,8 @@ def died(row: Row) -> bool:
     >>> died({"notes": "OOM at this batch"}), died({"notes": "zoom 2"})
     (True, False)
     """
-    said = " ".join(str(row.get(key, "")) for key in ("kind", "what", "notes"))
-    return re.search(r"\boom\b|out of memory|outofmemory", said.lower()) is not None
+    words = " ".join(str(row.get(key, "")) for key in ("kind", "what", "notes"))
+    return re.search(r"\boom\b|out of memory|outofmemory", words.lower()) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,8 +186,8 @@ class StepTable(ABC):
 
     def calibration_of(self, system: System) -> Calibration | None:
         """The user's calibration, where it is one of this system or its devices."""
-        mine = self.calibration is not None and self.calibration.subject in (system.name, system.device.name)
-        return self.calibration if mine else None
+        applies = self.calibration is not None and self.calibration.subject in (system.name, system.device.name)
+        return self.calibration if applies else None
 
     def system(self, row: Row) -> System:
         """What a row ran on; PaleoError with the reason where that is not known."""

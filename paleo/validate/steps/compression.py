@@ -259,10 +259,10 @@ def _stack(parameters: float, tokens: int) -> dict[str, int]:
 
 def _sharded_system(row: Row) -> System:
     """The catalog's node of so many GPUs, with the links of the row between nodes."""
-    each = whole(row, "gpus_per_node")
-    if each not in NODES:
-        raise SpecError(f"gpus_per_node {each}: no system of the catalog; known are {', '.join(map(str, NODES))}")
-    system = with_device(load_system(NODES[each]), row)
+    node_size = whole(row, "gpus_per_node")
+    if node_size not in NODES:
+        raise SpecError(f"gpus_per_node {node_size}: no system of the catalog; known are {', '.join(map(str, NODES))}")
+    system = with_device(load_system(NODES[node_size]), row)
     fabric, stated = system.levels[-1], _positive(row, "link_bytes_per_s")
     ports = max(1, round(stated / fabric.link.bandwidth))
     link = fabric.link.model_copy(update={"bandwidth": stated / ports})

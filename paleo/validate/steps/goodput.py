@@ -45,10 +45,10 @@ def mtbf_of(row: Row) -> float:
 
 def restart_of(row: Row) -> float:
     """Seconds from a failure to the next new step."""
-    said = f"{row.get('run', '')} {row.get('notes', '')}".lower()
+    words = f"{row.get('run', '')} {row.get('notes', '')}".lower()
     if filled(row, "restart_s"):
         return float(row["restart_s"])
-    if any(word in said for word in BY_HAND):
+    if any(word in words for word in BY_HAND):
         return HOURS_BY_HAND * HOUR
     return RestartPath().restart(float(row["load_s"]) if filled(row, "load_s") else 60.0)
 

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 def counted(row: Row, memory: Footprint) -> float:
     """What a row's figure counts, by its column ``what``: nvidia-smi shows all that is used; torch's
     max_memory_reserved what the allocator took; all else is what it handed out."""
-    said = str(row.get("what", "")).lower()
-    return memory.used if "nvidia-smi" in said else memory.cached if "reserved" in said else memory.allocated
+    words = str(row.get("what", "")).lower()
+    return memory.used if "nvidia-smi" in words else memory.cached if "reserved" in words else memory.allocated
 
 
 class MemoryTable(StepTable):

@@ -112,9 +112,9 @@ def catalog_network(name: str) -> ModelSpec:
     >>> catalog_network("Llama 3.1 8B").name, catalog_network("GPT3-175B").name
     ('llama3-8b', 'gpt3-175b')
     """
-    wanted = re.sub(r"llama3\.\d", "llama3", re.sub(r"[\s_\-]", "", name.lower()))
+    spelling = re.sub(r"llama3\.\d", "llama3", re.sub(r"[\s_\-]", "", name.lower()))
     known = {re.sub(r"[_\-]", "", entry): entry for entry in names("models")}
-    nearest = max((entry for entry in known if wanted.startswith(entry)), key=len, default=None)
+    nearest = max((entry for entry in known if spelling.startswith(entry)), key=len, default=None)
     if nearest is None:
         raise SpecError(f"the sizes of {name!r} are not stated, and no network of the catalog has that name")
     return load_model(known[nearest])

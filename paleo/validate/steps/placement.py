@@ -87,9 +87,9 @@ class PairNetwork:
         ranks = len(self.group)
         leaving, entering = (np.bincount(end[shared], minlength=ranks) for end in (out, into))
         flows = np.maximum(np.maximum(leaving[out], entering[into]), 1)
-        each = np.where(shared, np.minimum(rates / flows, FLOW_RATE), rates)
+        flow_rates = np.where(shared, np.minimum(rates / flows, FLOW_RATE), rates)
         outside = out != into
-        return np.asarray(np.where(source == target, 0.0, size / (each * np.where(outside, TCP_SHARE, 1.0))))
+        return np.asarray(np.where(source == target, 0.0, size / (flow_rates * np.where(outside, TCP_SHARE, 1.0))))
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,8 +66,8 @@ def usual_recompute(row: Row) -> str | None:
     """
     framework, model = (str(row.get(name, "")).lower() for name in ("framework", "model"))
     for software, network, degrees, recompute in RECOMPUTES:
-        alike = all(whole(row, axis, 1) == degree for axis, degree in degrees.items())
-        if software in framework and network in model and alike:
+        same_degrees = all(whole(row, axis, 1) == degree for axis, degree in degrees.items())
+        if software in framework and network in model and same_degrees:
             return recompute
     return None
 

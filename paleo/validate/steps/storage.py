@@ -27,9 +27,9 @@ LEAST_BUSY = {"unet3d": 0.90, "resnet50": 0.90, "cosmoflow": 0.70}
 
 def workload_of(row: Row) -> tuple[str, str]:
     """Workload and emulated accelerator by the words of a row; SpecError where it names none."""
-    said = " ".join(str(row.get(key, "")) for key in ("workload", "emulated_device", "url_or_path")).lower()
-    network = re.search("unet3d|resnet50|cosmoflow", said)
-    device = re.search("h100|a100", said)
+    words = " ".join(str(row.get(key, "")) for key in ("workload", "emulated_device", "url_or_path")).lower()
+    network = re.search("unet3d|resnet50|cosmoflow", words)
+    device = re.search("h100|a100", words)
     if network is None or device is None:
         raise SpecError("workload or emulated accelerator is not stated")
     return network.group(), device.group()
@@ -39,9 +39,9 @@ def fed_samples(*, workload: str, device: str, accelerators: float, read_rate: f
     """Samples per second of emulated accelerators: what they compute at the least share of time that the benchmark
     asks for and up to all of it (the middle), and no more than storage reads."""
     batch, seconds = COMPUTE[workload, device]
-    asked = accelerators * batch / seconds * (1.0 + LEAST_BUSY[workload]) / 2.0
+    middle = accelerators * batch / seconds * (1.0 + LEAST_BUSY[workload]) / 2.0
     least = accelerators * batch / seconds * (LEAST_BUSY[workload] + SLACK)
-    value = min(asked, least)
+    value = min(middle, least)
     return value if read_rate is None else min(value, read_rate / SAMPLE[workload])
 
 

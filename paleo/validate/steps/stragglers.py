@@ -21,11 +21,11 @@ def rank_means(*, ranks: int, mean: float, slowest: float, deviation: float) -> 
     sample of what deviation the slowest leaves."""
     if ranks == 1:
         return [slowest]
-    others = (ranks * mean - slowest) / (ranks - 1)
-    left = ranks * deviation**2 - (slowest - mean) ** 2 - (ranks - 1) * (others - mean) ** 2
+    mean_of_others = (ranks * mean - slowest) / (ranks - 1)
+    left = ranks * deviation**2 - (slowest - mean) ** 2 - (ranks - 1) * (mean_of_others - mean) ** 2
     scores = normal_quantile((np.arange(1.0, ranks) - 0.375) / (ranks - 1 + 0.25))
     spread = np.sqrt(max(left, 0.0) / max(float(np.sum(scores**2)), 1.0))
-    return [slowest, *np.minimum(others + spread * scores, slowest).tolist()]
+    return [slowest, *np.minimum(mean_of_others + spread * scores, slowest).tolist()]
 
 
 class Stages(StepTable):

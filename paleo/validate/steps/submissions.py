@@ -61,26 +61,26 @@ def system_of_row(row: Row) -> System:
     name = str(row["system"]) if filled(row, "system") else DEFAULT_SYSTEMS.get(device, "pcie4-8gpu")
     name = LIKE_OTHERS.get(name, name)
     system = with_device(load_system(name), row)
-    each = -(-gpus // max(nodes, 1))
+    node_size = -(-gpus // max(nodes, 1))
     if not system.levels:
         return system
-    system = with_nodes_of(system, each) if nodes > 1 or each < system.devices_per_node else system
-    return _grown(system, each, nodes)
+    system = with_nodes_of(system, node_size) if nodes > 1 or node_size < system.devices_per_node else system
+    return _grown(system, node_size, nodes)
 
 
-def _grown(system: System, each: int, nodes: int) -> System:
+def _grown(system: System, node_size: int, nodes: int) -> System:
     """The system with levels that hold so many devices a node and so many nodes."""
     levels = list(system.levels)
-    if levels and levels[-1].ranks is not None and levels[-1].ranks < each:
-        levels[-1] = levels[-1].model_copy(update={"ranks": each})
+    if levels and levels[-1].ranks is not None and levels[-1].ranks < node_size:
+        levels[-1] = levels[-1].model_copy(update={"ranks": node_size})
     if nodes > 1 and (not levels or levels[-1].ranks is not None):
         levels.append(
-            Level(name="fabric", ranks=None, link=load_link(FABRIC), topology="fabric", ports=max(1, each // 4))
+            Level(name="fabric", ranks=None, link=load_link(FABRIC), topology="fabric", ports=max(1, node_size // 4))
         )
     return system.model_copy(
         update={
             "levels": tuple(levels),
-            "devices_per_node": max(each, 1) if nodes > 1 else max(system.devices_per_node, each),
+            "devices_per_node": max(node_size, 1) if nodes > 1 else max(system.devices_per_node, node_size),
         }
     )
 

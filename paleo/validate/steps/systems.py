@@ -75,11 +75,11 @@ def with_nodes_of(system: System, devices: int) -> System:
 def with_network(system: System, row: Row) -> System:
     """The system with the Ethernet between its nodes whose speed the row states, one port a node; InfiniBand as it
     is."""
-    told = str(row.get("interconnect", ""))
-    speed = re.search(r"(\d+) ?Gb(?:/s|ps|it/s|E)", told)
-    if not speed or "infiniband" in told.lower() or not system.levels:
+    interconnect = str(row.get("interconnect", ""))
+    speed = re.search(r"(\d+) ?Gb(?:/s|ps|it/s|E)", interconnect)
+    if not speed or "infiniband" in interconnect.lower() or not system.levels:
         return system
-    name, usual = ROCE if re.search(r"(?i)roce|rdma", told) else TCP
+    name, usual = ROCE if re.search(r"(?i)roce|rdma", interconnect) else TCP
     link = load_link(name)
     stated = link.model_copy(update={"bandwidth": link.bandwidth * float(speed.group(1)) / usual})
     outer = system.levels[-1].model_copy(update={"link": stated, "ports": 1})

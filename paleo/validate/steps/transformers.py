@@ -49,8 +49,8 @@ def system_of(row: Row) -> System:
     if filled(row, "system"):
         return with_device(load_system(str(row["system"])), row)
     device, needs_host = str(row["device"]), offload(row) != "none"
-    wanted = whole(row, "n_gpus", 1) > 1 or needs_host
-    return load_system(usual_system(device) if wanted else device)
+    whole_system = whole(row, "n_gpus", 1) > 1 or needs_host
+    return load_system(usual_system(device) if whole_system else device)
 
 
 def offload(row: Row) -> str:
@@ -224,8 +224,10 @@ def that_ran(
         if prediction.memory.fits:
             break
         limited = more == "full" and (software or load_software(run.software)).recomputation.some_layers
-        some = fewest_layers(prediction, software, calibration) if limited else None
-        prediction = some or predict(model, system, run.model_copy(update={"recompute": more}), software, calibration)
+        partial = fewest_layers(prediction, software, calibration) if limited else None
+        prediction = partial or predict(
+            model, system, run.model_copy(update={"recompute": more}), software, calibration
+        )
     return prediction
 
 

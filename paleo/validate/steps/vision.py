@@ -160,8 +160,8 @@ class VisionSteps(NetworkSteps):
         """Whole steps by the devices of a run; how weights are exchanged and where images come from is in the notes."""
         gpus = number(frame, "n_gpus", float("nan"))
         alone = ~np.isfinite(number(frame, "iteration_ms", float("nan")))
-        told = {"data": r"^(synthetic|real)", "exchange": r"variable_update[:=] ?([^;,]*)"}
-        words = {name: text(frame, "notes").str.extract(pattern)[0].fillna("") for name, pattern in told.items()}
+        patterns = {"data": r"^(synthetic|real)", "exchange": r"variable_update[:=] ?([^;,]*)"}
+        words = {name: text(frame, "notes").str.extract(pattern)[0].fillna("") for name, pattern in patterns.items()}
         same = {name: text(frame, name) for name in CURVE}
         return pd.DataFrame({"gpus": np.where(alone, np.nan, gpus), **same, **words})
 
