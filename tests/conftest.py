@@ -46,10 +46,11 @@ TOGETHER = {
     "test_flop_counter_language",
     "test_placement_rows",
     "test_report_page",
+    "test_search",
     "test_step_tables",
 }
-#: Files whose tests share what the first of their parameters names, such as a measured table.
-BY_PARAMETER = {"test_kernel_tables"}
+#: Files whose tests share what the first of their parameters names, up to a dash: a measured table, a network.
+BY_PARAMETER = {"test_kernel_tables", "test_predictions"}
 
 
 def group(nodeid: str) -> str:
@@ -61,7 +62,7 @@ def group(nodeid: str) -> str:
     path, _, name = nodeid.partition("::")
     file = Path(path).stem
     if file in BY_PARAMETER:
-        return file + name.partition("[")[2]
+        return file + name.partition("[")[2].partition("-")[0]
     return file if file in TOGETHER else nodeid
 
 
