@@ -104,6 +104,7 @@ def largest_share(sizes: Array, servers: int) -> float:
 def service_time(payload: Numeric, tensors: Numeric, server: Server) -> Array:
     """Seconds that the fullest server is busy with one push and pull: its share of (call · tensors + bytes / rate).
 
+    >>> from paleo.consistency.base import Server
     >>> float(service_time(100.0, 2.0, Server(call=0.5, bandwidth=50.0)))
     3.0
     """

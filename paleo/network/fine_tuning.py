@@ -56,6 +56,7 @@ class FineTuning:
 def fine_tuning(run: Run) -> FineTuning | None:
     """What a run says of it; None where all weights are trained.
 
+    >>> from paleo.specs.run import Run
     >>> print(fine_tuning(Run(lora="16")))
     LoRA of rank 16 (attention)
 

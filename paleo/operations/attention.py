@@ -58,6 +58,7 @@ class FusedAttention:
     def useful(self) -> tuple[float, float]:
         """Shares of its FLOP, forward and backward, that the network asks for: scores before the mask's edge, once.
 
+        >>> from paleo.operations.tensor import Tensor
         >>> x = Tensor("x", ("batch", "seq", "kv_heads", "group", "head_dim"), (1, 4, 1, 1, 8))
         >>> key = Tensor("k", ("batch", "keys", "kv_heads", "head_dim"), (1, 4, 1, 8))
         >>> FusedAttention("a", x, key, key, x, True, 4).useful  # 10 of 16 scores; 4 of 5 products backward

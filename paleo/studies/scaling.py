@@ -200,6 +200,7 @@ def variants(run: Run) -> tuple[Run, ...]:
     """The runs of the curves that a run asks for: one for each consistency model of a list (``bsp,async``), on packed
     nodes first and then where else the run says its nodes lie.
 
+    >>> from paleo.specs.run import Run
     >>> [each.nodes for each in variants(Run(nodes="random"))]
     ['packed', 'random']
     """

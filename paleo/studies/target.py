@@ -110,6 +110,7 @@ UNFITTED = 0.25
 def evaluations(evaluation: Evaluation, samples: float) -> float:
     """How many evaluations lie on the way to ``samples``, the one that meets the target included.
 
+    >>> from paleo.specs.task import Evaluation
     >>> evaluations(Evaluation(samples=10, every=100, first=300, source="worked"), 500.0)
     3.0
     """

@@ -27,6 +27,7 @@ def test_every_dim_that_tensor_parallelism_divides_is_said_by_a_layer() -> None:
     assert said == {
         "attention": ("kv_heads",),
         "latent_attention": ("kv_heads",),
+        "relative_attention": ("kv_heads",),
         "mlp": ("ffn",),
         "moe": ("ffn",),
         "mamba2": ("ssm_groups",),

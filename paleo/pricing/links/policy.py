@@ -164,6 +164,7 @@ def best(
 ) -> FastestAlgorithm:
     """The fastest candidate of a policy, or of the named algorithms.
 
+    >>> from paleo.pricing.links.group import GroupLinks
     >>> links = GroupLinks(fan_outs=(8.0,), bandwidths=(300e9,), ports=(1.0,))
     >>> choice = best(Nccl(), "all_reduce", 2.0**29, links)
     >>> choice.algorithm.item(), 0.0035 < float(choice.time) < 0.0045
