@@ -95,8 +95,10 @@ def conv(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[F
     """The fastest algorithm that the software has, or where none applies a SpecError."""
     entry, software = prices.found(ConvolutionParameters, convolution_family(prices)), prices.software
     algorithms: tuple[str, ...] = software.convolutions.algorithms or tuple(AVAILABLE_FROM)
-    both = software.convolutions.algorithms is None and prices.figures().tensor_cores and "fp32" in prices.device.peak
-    if both:
+    either_core = (
+        software.convolutions.algorithms is None and prices.figures().tensor_cores and "fp32" in prices.device.peak
+    )
+    if either_core:
         times = _convolved_by_either(prices, kernels, entry.parameters, algorithms)
     else:
         times = _convolved(prices, kernels, prices.figures(), entry.parameters, algorithms)
