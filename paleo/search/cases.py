@@ -105,8 +105,9 @@ class Solved(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """One entry for each configuration: position of its case and of its batch, seconds of a step, bytes of the fullest
-    stage. A case is a layout (its position) at a microbatch under a recompute policy (its position in `RECOMPUTE`).
+    """One entry for each configuration: position of its case, of its batch, and its ``row`` among the cases of that,
+    which are all cases of a group; seconds of a step, bytes of the fullest stage. A case is a layout (its position) at
+    a microbatch under a recompute policy (its position in `RECOMPUTE`).
 
     ``step_time`` is by closed forms where a schedule has any, which are near on unequal stages; `by_order` is exact."""
 

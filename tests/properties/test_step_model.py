@@ -167,8 +167,11 @@ def test_one_configuration_is_what_it_is_among_others() -> None:
     """Steps of a batch of many cases against those of each alone; their parts add up."""
     network, machine, run = load_model("gpt2"), load_system("dgx-h100"), Run(gpus=16, global_batch=64)
     part, *_ = _searched(network, machine, _sized(run, 16, 64), Space(schedules=("1f1b", "zb-v")))
-    for batch in part.results.batches[::7]:
-        together = step(replace(batch, shared=Shared()))
+    results = part.results
+    for number, stored in list(enumerate(results.batches))[::7]:
+        rows = results.row[results.choice == number].astype(np.intp)
+        batch = replace(stored, cases=stored.cases.of(rows), arrival=np.asarray(stored.arrival)[rows], shared=Shared())
+        together = step(batch)
         added = sum(seconds for name, seconds in together.parts.items() if name != "communication_total")
         assert np.allclose(added, together.step_time, rtol=1e-9)
         for case in (0, len(batch) - 1):

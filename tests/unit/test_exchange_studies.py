@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 
 import numpy as np
@@ -155,13 +156,14 @@ def test_a_training_lasts_as_long_as_its_workers_take() -> None:
 def test_a_study_is_worked_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A training, a comparison and the blocks of an estimate ask for the same one."""
     calls: list[Run] = []
-    counting = consistency.predict
+    module = importlib.import_module("paleo.predict")
+    counting = module.predict
 
     def counted_predict(*arguments: object) -> Prediction:
         calls.append(arguments[2])
         return counting(*arguments)
 
-    monkeypatch.setattr(consistency, "predict", counted_predict)
+    monkeypatch.setattr(module, "predict", counted_predict)
     stale = step(consistency="async", gpus=8)
     training(stale, Amount(1000.0, "some"))
     assert consistency.studied(stale) is consistency.studied(stale)
