@@ -136,7 +136,7 @@ def fitted_job(job: FitJob, fitted: Mapping[tuple[str, str, str], Any]) -> FitRe
     """The fit of one job by its kind's plan."""
     plan: FitPlan = job.kind.fit_plan(job.subject, job.family, job.stack, job.rows[0].figures, fitted)
     return fit(
-        job.kind, job.rows, plan.start, alternatives=plan.alternatives, apart=plan.apart, fixed=plan.fixed,
+        job.kind, job.rows, plan.start, alternatives=plan.alternatives, per_stack=plan.per_stack, fixed=plan.fixed,
         training_rows=plan.training_rows, starts=plan.starts, prior=plan.prior, hold_out=_many(job),
     )  # fmt: skip
 

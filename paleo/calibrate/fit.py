@@ -141,19 +141,19 @@ def sample(rows: Sequence[Rows], limit: int, seed: int) -> list[Rows]:
 
 
 class _Packing(Generic[P]):
-    """Parameters as one vector of logs: shared ones once, those apart once per stack."""
+    """Parameters as one vector of logs: shared ones once, those of ``per_stack`` once for each stack."""
 
     def __init__(
-        self, start: P, stacks: Sequence[str], apart: Sequence[str], fixed: Sequence[str], free: Sequence[str]
+        self, start: P, stacks: Sequence[str], per_stack: Sequence[str], fixed: Sequence[str], free: Sequence[str]
     ) -> None:
         fields = {field.name: field for field in dataclasses.fields(start)}  # type: ignore[arg-type]
-        for name in (*apart, *fixed, *free):
+        for name in (*per_stack, *fixed, *free):
             if name not in fields:
                 raise SpecError(f"unknown parameter {name!r} of {type(start).__name__}; {near(name, fields)}")
         moving = [n for n, f in fields.items() if (f.metadata.get("fitted", True) or n in free) and n not in fixed]
         self.start, self.stacks = start, list(stacks)
-        self.keys = [(n, None) for n in moving if n not in apart] + [
-            (n, s) for n in moving if n in apart for s in stacks
+        self.keys = [(n, None) for n in moving if n not in per_stack] + [
+            (n, s) for n in moving if n in per_stack for s in stacks
         ]
         low, high = (np.log([fields[n].metadata[end] for n, _ in self.keys]) for end in ("low", "high"))
         self.low, self.high = low, high
@@ -254,7 +254,7 @@ def fit(
     start: P,
     *,
     alternatives: Sequence[P] = (),
-    apart: Sequence[str] = (),
+    per_stack: Sequence[str] = (),
     fixed: Sequence[str] = (),
     free: Sequence[str] = (),
     training_rows: int = 1000,
@@ -267,7 +267,7 @@ def fit(
 ) -> FitResult[P]:
     """Fit the parameters of a family to measured rows.
 
-    ``rows`` may mix devices, dtypes and stacks: parameters are shared by all, but those named in ``apart`` (launch
+    ``rows`` may mix devices, dtypes and stacks: parameters are shared by all, but those named in ``per_stack`` (launch
     costs) are one per stack, and those in ``fixed`` stay at ``start``. ``prior`` is the inverse width, in log units, of
     a normal prior round the start values that counts as one row per parameter: it settles what the rows leave open.
     ``alternatives`` are further points to search from, for parameters that are all but discrete (tile sizes).
@@ -279,7 +279,7 @@ def fit(
     train = sample([group.take(part == 0) for group, part in parts], training_rows, seed)
     if not train:
         raise SpecError("no rows to fit: every configuration fell into the held-out parts, or the table is empty")
-    packing = _Packing(start, sorted({group.stack for group in rows}), apart, fixed, free)
+    packing = _Packing(start, sorted({group.stack for group in rows}), per_stack, fixed, free)
     run = _search(
         kind,
         train,

@@ -180,7 +180,7 @@ def fit_software(job: SoftwareJob, date: str, free: Sequence[str] = ()) -> Softw
     result = fit(
         _Steps([name for name in CONFIGURATION if name in columns]), job.rows, start,
         fixed=[name for name in known if name not in moving and name != "ratio"],
-        apart=[name for name in ("attention_slowdown",) if name in moving],
+        per_stack=[name for name in ("attention_slowdown",) if name in moving],
         training_rows=TRAINING_ROWS, starts=1, emphasis=0.0, evaluations=15,
     )  # fmt: skip
     return SoftwareFitted(profile, _profile(job, result, moving, date))

@@ -267,8 +267,8 @@ class Calibrated:
         device = self.families.device
         work = np.array([kernel.flops for kernel in kernels]) / device.peak_flops_per_s(self.families.dtype)
         moved = np.array([kernel.bytes for kernel in kernels]) / device.memory.bandwidth
-        none = np.zeros(len(kernels))
-        ahead, waited = (none, host) if software.host.blocking else (host, none)
+        nothing = np.zeros(len(kernels))
+        ahead, waited = (nothing, host) if software.host.blocking else (host, nothing)
         waited = waited + software.host.selection * _selects(kernels)
         return KernelTimes(prices.seconds + waited, waited, ahead, work >= moved, prices.low, prices.high)
 

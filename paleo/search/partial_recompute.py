@@ -52,15 +52,15 @@ def fewest_layers(
 def _least(tried: Callable[[int], Prediction], most: int, expected: int | None = None) -> Prediction | None:
     """The smallest number that fits: the ``expected`` one and those beside it first, then by bisection."""
     low, high, smallest = 0, most + 1, None
-    number, near = (most, 0) if expected is None else (expected, _NEAR)
+    number, guesses = (most, 0) if expected is None else (expected, _NEAR)
     while high - low > 1:
         trial = tried(number)
         if not trial.memory.fits and number == most:
             return None
         low, high, smallest = (low, number, trial) if trial.memory.fits else (number, high, smallest)
-        near -= 1
+        guesses -= 1
         beside = high - 1 if trial.memory.fits else low + 1
-        number = beside if near > 0 else (low + high) // 2
+        number = beside if guesses > 0 else (low + high) // 2
     return smallest
 
 
@@ -80,19 +80,24 @@ def partly_recomputed(model: ModelSpec, system: System, ranking: Ranking, best: 
         if candidate.score >= best:
             break
         row = ranking.row(candidate.configuration)
-        some = fewest_layers(predict(model, system, row.run), share=candidate.share)
-        if some is None or some.run.recompute_layers is None:
+        prediction = fewest_layers(predict(model, system, row.run), share=candidate.share)
+        if prediction is None or prediction.run.recompute_layers is None:
             continue
-        score = ranking.rates[row.gpus] * some.step_time
+        score = ranking.rates[row.gpus] * prediction.step_time
         if score < best:
             best = score
-            rows.append(_row(row, some))
+            rows.append(_row(row, prediction))
     return rows
 
 
-def _row(row: PlanRow, some: Prediction) -> PlanRow:
+def _row(row: PlanRow, prediction: Prediction) -> PlanRow:
     return replace(
-        row, recompute=words(some.run), step_time=some.step_time, memory=some.memory.total, fits=True, run=some.run
+        row,
+        recompute=words(prediction.run),
+        step_time=prediction.step_time,
+        memory=prediction.memory.total,
+        fits=True,
+        run=prediction.run,
     )
 
 
@@ -114,16 +119,16 @@ def _ends(ranking: Ranking, number: int, better: npt.NDArray[np.bool_]) -> tuple
     that fit with every layer recomputed."""
     results, first = ranking.parts[number].results, int(ranking.first[number])
     rows = slice(first, first + len(results))
-    none = np.flatnonzero(better[rows] & ~ranking.fits[rows] & (results.recompute == RECOMPUTE.index("none")))
+    plain = np.flatnonzero(better[rows] & ~ranking.fits[rows] & (results.recompute == RECOMPUTE.index("none")))
     cases = len(results.cases[0])
     keys = results.choice.astype(np.int64) * cases + results.case  # rising: choice by choice, case by case
-    twin = _every_layer(results.cases)[results.case[none]]
-    wanted = results.choice[none].astype(np.int64) * cases + twin
-    places = np.minimum(np.searchsorted(keys, wanted), max(len(keys) - 1, 0))
-    alike = (twin >= 0) & (keys[places] == wanted) if len(none) else np.zeros(0, dtype=bool)
-    none, places = none[alike] + first, places[alike] + first
+    twin = _every_layer(results.cases)[results.case[plain]]
+    twin_keys = results.choice[plain].astype(np.int64) * cases + twin
+    places = np.minimum(np.searchsorted(keys, twin_keys), max(len(keys) - 1, 0))
+    has_twin = (twin >= 0) & (keys[places] == twin_keys) if len(plain) else np.zeros(0, dtype=bool)
+    plain, places = plain[has_twin] + first, places[has_twin] + first
     fitting = ranking.fits[places]
-    return none[fitting], places[fitting]
+    return plain[fitting], places[fitting]
 
 
 def _every_layer(cases: tuple[npt.NDArray[np.integer], ...]) -> npt.NDArray[np.int64]:

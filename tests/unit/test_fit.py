@@ -56,7 +56,7 @@ def test_outliers_do_not_steer_the_fit() -> None:
 
 
 def test_stacks_share_all_but_what_stands_apart() -> None:
-    result = fit(LineTable(), [rows("a", 1.0), rows("b", 8.0, seed=1)], Line(), apart=("start",))
+    result = fit(LineTable(), [rows("a", 1.0), rows("b", 8.0, seed=1)], Line(), per_stack=("start",))
     assert result.parameters["a"].start == pytest.approx(1.0, rel=0.05)
     assert result.parameters["b"].start == pytest.approx(8.0, rel=0.05)
     assert result.parameters["a"].rate == result.parameters["b"].rate

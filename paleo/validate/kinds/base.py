@@ -48,14 +48,14 @@ COMMON = frozenset({"source", "library", "dtype", "time_us"})
 class FitPlan:
     """How a family is fitted: where the search sets out, and which parameters the rows of a table do not tell apart.
 
-    ``fixed`` parameters stay at ``start``; those ``apart`` are one per stack, all others shared by the stacks that are
-    fitted together. ``starts`` counts searches from random points besides those from ``alternatives``; ``prior`` is
+    ``fixed`` parameters stay at ``start``; those ``per_stack`` are one per stack, all others shared by the stacks that
+    are fitted together. ``starts`` counts searches from random points besides those from ``alternatives``; ``prior`` is
     the inverse width of the pull to the start, in log units (see ``paleo.calibrate.fit.fit``).
     """
 
     start: Any
     alternatives: tuple[Any, ...] = ()
-    apart: tuple[str, ...] = ()
+    per_stack: tuple[str, ...] = ()
     fixed: tuple[str, ...] = ()
     training_rows: int = 1000
     starts: int = 2

@@ -110,7 +110,7 @@ class CollectiveTable(TableKind[System]):
         start, fixed = self.start(family, stack, figures)
         if isinstance(start, NcclParameters) and link_kind(figures) == "pcie-staged":
             fixed = tuple(name for name in fixed if name != "skew")
-            return FitPlan(replace(start, skew=10 * MICROSECOND), apart=("skew",), fixed=fixed)
+            return FitPlan(replace(start, skew=10 * MICROSECOND), per_stack=("skew",), fixed=fixed)
         return FitPlan(start, fixed=fixed)
 
     def figures(self, subject: str, dtype: str, compute: str) -> System:
