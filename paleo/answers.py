@@ -336,4 +336,4 @@ class TimeToTarget(StudyResult):
     def table(self) -> RenderableType:
         from paleo.report import target
 
-        return target.table(self.task.name, self.system.name, self.curve, self.tariff)
+        return target.table(self.system.name, self.curve, self.tariff)

@@ -52,7 +52,11 @@ def _point(point: TargetTime, tariff: Tariff | None) -> dict[str, Any]:
     }
 
 
-def table(task: str, system: str, curve: TargetScaling, tariff: Tariff | None = None) -> RenderableType:
+#: Columns of the table over counts of GPUs.
+COLUMNS = ["strategy", "GPUs", "batch", "samples", "steps", "step time", "evaluation", "time", "90 %", "cost", "energy"]
+
+
+def table(system: str, curve: TargetScaling, tariff: Tariff | None = None) -> RenderableType:
     """The verdict first, then a row for each count of GPUs."""
     from rich.console import Group
     from rich.text import Text
@@ -60,30 +64,7 @@ def table(task: str, system: str, curve: TargetScaling, tariff: Tariff | None = 
     from paleo.report.grid import grid
     from paleo.report.tables import NONE, energy, money, prose
 
-    first = curve.points[0].task
-    best = min(curve.points, key=lambda point: point.seconds)
-    low, high = map(duration, best.interval)
-    count = counted(best.prediction.plan.gpus, "GPU")
-    fastest = "fastest on " if len(curve.points) > 1 else ""
-    paid = "" if best.usd(tariff) is None else f", {money(best.usd(tariff))}"
-    limits = "".join(f"; {words}" for words in curve.limits)
-    head = (
-        f"{first.title} on {system}: {fastest}{count}, {duration(best.seconds)} (90 %: {low} to {high}){paid}{limits}."
-    )
-    columns = [
-        "strategy",
-        "GPUs",
-        "batch",
-        "samples",
-        "steps",
-        "step time",
-        "evaluation",
-        "time",
-        "90 %",
-        "cost",
-        "energy",
-    ]
-    facts = grid("", columns)
+    facts = grid("", COLUMNS)
     for point in curve.points:
         facts.add_row(
             point.prediction.plan.strategy or "dp",
@@ -98,8 +79,21 @@ def table(task: str, system: str, curve: TargetScaling, tariff: Tariff | None = 
             money(point.usd(tariff)),
             NONE if (kwh := point.kwh(tariff)) is None else energy(kwh),
         )
-    law = Text(f"Samples by {first.law.source}.")
-    return Group(prose(Text(head, style="bold")), Text(), facts, Text(), prose(law))
+    head = Text(_headline(system, curve, tariff), style="bold")
+    law = f"Samples by {curve.points[0].task.law.source}."
+    return Group(prose(head), Text(), facts, Text(), prose(law))
+
+
+def _headline(system: str, curve: TargetScaling, tariff: Tariff | None) -> str:
+    """The fastest count of GPUs, its time and cost, and where more of them stop to pay."""
+    from paleo.report.tables import money
+
+    best = min(curve.points, key=lambda point: point.seconds)
+    low, high = map(duration, best.interval)
+    fastest = "fastest on " if len(curve.points) > 1 else ""
+    count, cost = counted(best.prediction.plan.gpus, "GPU"), best.usd(tariff)
+    time = f"{duration(best.seconds)} (90 %: {low} to {high})" + ("" if cost is None else f", {money(cost)}")
+    return f"{best.task.title} on {system}: {fastest}{count}, {'; '.join([time, *curve.limits])}."
 
 
 def _evaluation(point: TargetTime) -> str:
