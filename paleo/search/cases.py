@@ -86,13 +86,14 @@ class Choice(NamedTuple):
 
 
 class Solved(NamedTuple):
-    """Configurations of one choice: positions of their cases among all and in their ``batch``, seconds of a step, bytes
-    of the fullest stage. ``cut``: layers of each piece, where they have to be stated."""
+    """Configurations of one choice: positions of their cases among all, of which ``before`` come before those of their
+    ``batch``, seconds of a step, bytes of the fullest stage. ``cut``: layers of each piece, where they have to be
+    stated."""
 
     batch: Batch
     cut: tuple[int, ...] | None
+    before: int
     case: Codes
-    row: Codes
     step_time: Array
     memory: Array
 
@@ -105,9 +106,9 @@ class Solved(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """One entry for each configuration: position of its case, of its batch, and its ``row`` among the cases of that,
-    which are all cases of a group; seconds of a step, bytes of the fullest stage. A case is a layout (its position) at
-    a microbatch under a recompute policy (its position in `RECOMPUTE`).
+    """One entry for each configuration: position of its case and of its batch, seconds of a step, bytes of the fullest
+    stage. A case is a layout (its position) at a microbatch under a recompute policy (its position in `RECOMPUTE`).
+    The cases of a batch are all of a group; ``before`` of a batch are those of the groups before that.
 
     ``step_time`` is by closed forms where a schedule has any, which are near on unequal stages; `by_order` is exact."""
 
@@ -115,9 +116,9 @@ class Results:
     batches: tuple[Batch, ...]
     cuts: tuple[tuple[int, ...] | None, ...]
     choices: tuple[Choice, ...]
+    before: Codes
     case: Codes
     choice: Codes
-    row: Codes
     step_time: Array
     memory: Array
 
@@ -130,18 +131,23 @@ class Results:
         layouts = [np.array(group.layouts)[group.layout] for group in groups]
         figures = layouts, [group.microbatch for group in groups], [group.recompute for group in groups]
         cases = tuple(np.concatenate([np.zeros(0), *column]).astype(np.int32) for column in figures)
-        columns = [[getattr(part, name) for part in solved] for name in ("case", "row", "step_time", "memory")]
-        case, row, step, memory = (np.concatenate([np.zeros(0, dtype=np.int32), *column]) for column in columns)
+        columns = [[getattr(part, name) for part in solved] for name in ("case", "step_time", "memory")]
+        case, step, memory = (np.concatenate([np.zeros(0, dtype=np.int32), *column]) for column in columns)
         choice = np.repeat(np.arange(len(solved), dtype=np.int32), [len(part) for part in columns[0]])
         batches = tuple(part.batch for part in solved)
         choices = tuple(part.choice for part in solved)
         cuts = tuple(part.cut for part in solved)
-        return cls(cases, batches, cuts, choices, case, choice, row, step, memory)  # type: ignore[arg-type]
+        before = np.array([part.before for part in solved], dtype=np.int32)
+        return cls(cases, batches, cuts, choices, before, case, choice, step, memory)  # type: ignore[arg-type]
 
     def at(self, index: int) -> tuple[int, int, int, Choice]:
         """Layout, microbatch, recomputation and choice of one configuration."""
         layout, microbatch, recompute = (int(column[self.case[index]]) for column in self.cases)
         return layout, microbatch, recompute, self.choices[self.choice[index]]
+
+    def rows(self, indices: Index) -> Index:
+        """Where configurations stand among the cases of their batch."""
+        return (self.case[indices] - self.before[self.choice[indices]]).astype(np.intp)
 
     def cut(self, index: int) -> tuple[int, ...] | None:
         """Layers of each piece of one configuration, where a run has to state them."""
@@ -158,7 +164,7 @@ class Results:
         seconds = self.step_time[indices]
         for choice in np.unique(self.choice[indices]).tolist():
             batch, places = self.batches[choice], np.flatnonzero(self.choice[indices] == choice)
-            cases = self.row[indices[places]].astype(np.intp)
+            cases = self.rows(indices[places])
             arrival = batch.arrival[cases] if isinstance(batch.arrival, np.ndarray) else batch.arrival
             ordered = replace(batch, cases=batch.cases.of(cases), arrival=arrival, ends="order", shared=Shared())
             seconds[places] = step(ordered).step_time

@@ -168,13 +168,13 @@ class _Members:
         stated: tuple[int, ...] | None = None,
     ) -> Solved:
         """Steps of the cases at some positions; of these, those that are configurations of their own."""
-        rows = index.astype(np.int32)
+        case = (index + self.group.before).astype(np.int32)
         # the cases of the group, which all of its batches share: those of a cut alone would take much memory
         batch = replace(steps.batch, cases=self.cases, arrival=self.arrival, shared=Shared())
         step_time, memory = steps.step_time, steps.memory
         if chosen is not None and not chosen.all():
-            rows, step_time, memory = rows[chosen], step_time[chosen], memory[chosen]
-        return Solved(batch, stated, rows + np.int32(self.group.before), rows, step_time, memory)
+            case, step_time, memory = case[chosen], step_time[chosen], memory[chosen]
+        return Solved(batch, stated, self.group.before, case, step_time, memory)
 
     # cuts
 

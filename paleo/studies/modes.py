@@ -201,7 +201,7 @@ def _work(part: Part, system: System) -> _Work:
         chosen = order[ends[number] : ends[number + 1]]
         if batch.zero != 3 and not batch.overlapped and len(chosen):
             rows.append(chosen)
-            places = results.row[chosen].astype(np.intp)
+            places = results.rows(chosen)
             workloads.append(_workload(batch, places, results.step_time[chosen], system, part.run))
     return _Work(results.step_time, np.concatenate(rows), _joined(workloads) if workloads else None)
 

@@ -169,7 +169,7 @@ def test_one_configuration_is_what_it_is_among_others() -> None:
     part, *_ = _searched(network, machine, _sized(run, 16, 64), Space(schedules=("1f1b", "zb-v")))
     results = part.results
     for number, stored in list(enumerate(results.batches))[::7]:
-        rows = results.row[results.choice == number].astype(np.intp)
+        rows = results.rows(np.flatnonzero(results.choice == number))
         batch = replace(stored, cases=stored.cases.of(rows), arrival=np.asarray(stored.arrival)[rows], shared=Shared())
         together = step(batch)
         added = sum(seconds for name, seconds in together.parts.items() if name != "communication_total")
