@@ -144,6 +144,10 @@ class Prediction:
         run = self.run.model_copy(update={"microbatch": self.plan.microbatch, **fields})
         return predict(self.model, self.system if system is None else system, run, software)
 
+    def stage_footprint(self, stage: int) -> Footprint:
+        """What the devices of one stage of a pipeline hold."""
+        return _footprint(self.steps, self.system, self.steps.batch.backend.software, stage)
+
     @property
     def step_time(self) -> float:
         """Seconds of one step."""
@@ -223,7 +227,7 @@ def predict(
         program.kernels,
         steps,
         breakdown,
-        _footprint(steps, system, backend.software),
+        _footprint(steps, system, backend.software, int(steps.stage_memory.fullest[0])),
         flops,
         _interval(program, graph, breakdown.step, constants=backend.prices.rates is not None),
         backend.calibration(layout.mesh),
@@ -241,16 +245,16 @@ def predict(
     )
 
 
-def _footprint(steps: StepArrays, system: System, software: Software) -> Footprint:
-    """What the fullest stage holds."""
+def _footprint(steps: StepArrays, system: System, software: Software, stage: int) -> Footprint:
+    """What one stage holds."""
     sizes = steps.stage_memory
-    fullest, reserved = int(sizes.fullest[0]), float(sizes.reserved[0])
+    reserved = float(sizes.reserved[0])
     return Footprint(
-        parameters=float(sizes.states.parameters[fullest, 0]),
-        gradients=float(sizes.states.gradients[fullest, 0]),
-        optimizer=float(sizes.states.optimizer[fullest, 0]),
-        activations=float(sizes.activations[fullest, 0]),
-        workspace=float((sizes.workspace + sizes.states.gathered)[fullest, 0]) + reserved,
+        parameters=float(sizes.states.parameters[stage, 0]),
+        gradients=float(sizes.states.gradients[stage, 0]),
+        optimizer=float(sizes.states.optimizer[stage, 0]),
+        activations=float(sizes.activations[stage, 0]),
+        workspace=float((sizes.workspace + sizes.states.gathered)[stage, 0]) + reserved,
         reserved=reserved,
         fragmentation=software.memory.fragmentation if system.device.kind == "gpu" else 0.0,
         capacity=system.device.memory.capacity,

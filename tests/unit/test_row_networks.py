@@ -178,3 +178,29 @@ def test_steps_of_runs_that_ran_out_of_memory() -> None:
 def test_sparse_attention_is_refused(name: str) -> None:
     with pytest.raises(SpecError, match="sparse attention, whose keys an indexer chooses, is not modelled"):
         network_of({"model": name, "layers": 61, "hidden": 7168, "heads": 128, "seq_len": 4096})
+
+
+NANOTRON = {
+    "device": "h100-sxm5-80gb", "system": "aws-p5.48xlarge", "seq_len": 4096, "micro_batch": 2, "global_batch": 256,
+    "dtype": "bf16", "sharding": "zero1", "sequence_parallel": 1, "recompute": "", "notes": "", "software": "nanotron",
+    "what": "peak memory of best configuration",
+}  # fmt: skip
+
+
+def test_memory_that_the_first_process_reports() -> None:
+    """nanotron's table is written by rank 0, on the first of two stages; 4 GiB of logits are on the second (8.40 GiB
+    measured)."""
+    row = NANOTRON | {"model": "Llama-like 1.34B", "n_gpus": 512, "tp": 2, "pp": 2, "dp": 128}
+    table = MemoryTable()
+    first, fullest = table.step(row).value, table.memory_of(row).allocated
+    assert first == pytest.approx(8.40 * 2**30, rel=0.05) and fullest > 1.2 * first
+    assert table.step(row | {"what": "max over ranks"}).value == fullest
+
+
+def test_inputs_are_gathered_again_where_whole_ones_would_fill_the_device() -> None:
+    """80 layers of inputs of 4 times 128 MiB each: 72 GiB with all of them whole, 53.46 GiB measured."""
+    row = NANOTRON | {"model": "Llama-like 80.0B", "n_gpus": 512, "tp": 16, "pp": 1, "dp": 32}
+    died = row | {"notes": "ran out of memory"}
+    table = MemoryTable()
+    assert table.step(row).value == pytest.approx(53.46 * 2**30, rel=0.05)
+    assert table.memory_of(died).allocated > 1.3 * table.memory_of(row).allocated

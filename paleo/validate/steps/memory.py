@@ -33,8 +33,19 @@ def counted(row: Row, memory: Footprint) -> float:
     return memory.used if "nvidia-smi" in words else memory.cached if "reserved" in words else memory.allocated
 
 
+#: Software whose own report of a run is that of its first process, so of the first stage of a pipeline: nanotron's
+#: table of benchmarks (helpers.py of 0.4: log_throughput writes on rank 0, whose stage is the first).
+FIRST_PROCESS = ("nanotron",)
+
+
+def reported(row: Row, prediction: Prediction) -> Footprint:
+    """The footprint that a row's figure is of: the fullest GPU's, but where it is the first process that reports."""
+    own_report = prediction.run.software in FIRST_PROCESS and "max" not in str(row.get("what", "")).lower()
+    return prediction.stage_footprint(0) if own_report else prediction.memory
+
+
 class MemoryTable(StepTable):
-    """The fullest GPU's memory, a run a row."""
+    """The fullest GPU's memory, or that of the GPU which reported it, a run a row."""
 
     name = "memory"
     header = frozenset({"model", "device", "n_gpus", "seq_len", "micro_batch", "global_batch", "memory_gb_per_gpu"})
@@ -49,10 +60,10 @@ class MemoryTable(StepTable):
         return system_of(row)
 
     def step(self, row: Row, software: Software | None = None) -> Step:
-        """Bytes on the fullest GPU as whoever counts them does (`counted`); the baseline is parameters, gradients and
-        optimizer states alone."""
+        """Bytes on the GPU that was looked at (`reported`) as whoever counts them does (`counted`); the baseline is
+        parameters, gradients and optimizer states alone."""
         prediction = self._prediction(row, software)
-        memory, device = prediction.memory, prediction.system.device.name
+        memory, device = reported(row, prediction), prediction.system.device.name
         size, states = counted(row, memory), memory.parameters + memory.gradients + memory.optimizer
         return Step(size, 0.8 * size, 1.25 * size, states, device, prediction.run.software)
 

@@ -208,22 +208,33 @@ def as_stated(row: Row, software: Software) -> Software:
 FOOTPRINT_ERROR = 4.0 / 3.0
 
 
+#: The part of a device that a run may fill while inputs gathered over tp stay whole, where its software does that by
+#: habit. Of fifteen runs of nanotron the twelve with up to 80 % of the device by that habit hold what it says, the
+#: three with 92 % and more hold what gathering again leaves (within 4 %); 90 % is a device less what footprints err.
+WHOLE_INPUTS = 0.9
+
+
 def that_ran(
     row: Row, model: ModelSpec, run: Run, software: Software | None = None, calibration: Calibration | None = None
 ) -> Prediction:
     """The prediction of a run. One that was measured has fitted its devices: where recomputation is not stated and the
     software's habit does not fit by more than footprints err (`FOOTPRINT_ERROR`), it is the next that does, selective
     before full; of full no more layers than needed where the software can recompute some of them, and all where nothing
-    fits."""
+    fits. Inputs that the software keeps whole by habit are gathered again where they would fill it (`WHOLE_INPUTS`)."""
     system = system_of(row)
     prediction = predict(model, system, run, software, calibration)
+    profile = software or load_software(run.software)
+    filled_up = prediction.memory.total > WHOLE_INPUTS * prediction.memory.capacity
+    if filled_up and not profile.parallelism.regather and not died(row):
+        software = profile.changed({"parallelism.regather": True})
+        prediction = predict(model, system, run, software, calibration)
     known = filled(row, "recompute") or died(row)
     if known or prediction.memory.total <= FOOTPRINT_ERROR * prediction.memory.capacity:
         return prediction
     for more in RECOMPUTE[RECOMPUTE.index(run.recompute) + 1 :]:
         if prediction.memory.fits:
             break
-        limited = more == "full" and (software or load_software(run.software)).recomputation.some_layers
+        limited = more == "full" and profile.recomputation.some_layers
         partial = fewest_layers(prediction, software, calibration) if limited else None
         prediction = partial or predict(
             model, system, run.model_copy(update={"recompute": more}), software, calibration
