@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from paleo.step.layouts import Shared
 from paleo.step.offload import Shares, streamed
+from paleo.step.section_times import partly_paired
 
 if TYPE_CHECKING:
     from paleo.schedules.base import Schedule
@@ -134,18 +135,40 @@ class Batch:
 
     @property
     def times(self) -> LayerTimes:
-        """Times of layers, with what they wait for host memory: (sections, cases)."""
-        if not self.backend.offload.parts or not self.training:
+        """Times of layers, with what they wait for host memory, and for exchanges that no other microbatch hides:
+        (sections, cases)."""
+        if not self.training or not (self.backend.offload.parts or self.pairs):
             return self.cases.times
-        return self.shared.once(("times", self.zero), self._streamed)
+        return self.shared.once(("times", self.zero, self.schedule.name), self._waiting)
 
-    def _streamed(self) -> LayerTimes:
+    @property
+    def pairs(self) -> bool:
+        """Whether exchanges of tokens hide behind another microbatch."""
+        return self.backend.software.overlap.experts
+
+    def _waiting(self) -> LayerTimes:
+        times = partly_paired(self.cases.times, self._alone) if self.pairs else self.cases.times
+        return self._streamed(times) if self.backend.offload.parts else times
+
+    @property
+    def _alone(self) -> Array:
+        """Share of the passes of the first stage that have no pass the other way beside them: those that fill the
+        pipeline and one more, whose output the first backward pass waits for, and as many that drain it: (cases,).
+
+        Megatron-Core pairs a forward and a backward pass in the steady state of 1F1B alone, for which it fills the
+        pipeline with one pass more (``overlap_moe_expert_parallel_comm`` in its pipeline_parallel/schedules.py).
+        """
+        stages, chunks = self.assignment.stages, self.assignment.chunks
+        filling = self.schedule.alive(0, stages, self.microbatches, chunks) if stages > 1 else 1.0
+        return np.asarray(np.minimum(filling / (self.microbatches * chunks * self.assignment.copies), 1.0))
+
+    def _streamed(self, times: LayerTimes) -> LayerTimes:
         layouts, layout = self.layouts, self.cases.layout
-        sections = len(self.cases.times.forward)
+        sections = len(times.forward)
         elements, learned = (layouts.parameters(trained)[:sections, layout] for trained in (False, True))
         scattered = self.backend.scatters(self.zero, self.assignment.stages)
         shares = Shares.of(self.zero, layouts.shards[layout], self.microbatches, scattered=scattered)
-        return streamed(self.cases.times, elements, learned, self.backend.offload, self.backend.formats, shares)
+        return streamed(times, elements, learned, self.backend.offload, self.backend.formats, shares)
 
     def taken(self, figures: Array) -> Array:
         """Figures of layouts, those of each case: (…, layouts) to (…, cases)."""

@@ -184,9 +184,10 @@ def stage_passes(batch: Batch) -> Passes:
 
 def _passes_key(batch: Batch) -> tuple[object, ...]:
     """What passes of the same cases and assignment depend on."""
+    paired = (batch.schedule.name,) if batch.pairs else ()
     if batch.scattered:
-        return batch.sharding, batch.overlapped, batch.schedule.splits_backward
-    return ("offload", batch.zero) if batch.backend.offload.parts else ("plain",)
+        return *paired, batch.sharding, batch.overlapped, batch.schedule.splits_backward
+    return (*paired, "offload", batch.zero) if batch.backend.offload.parts else (*paired, "plain")
 
 
 def _stage_passes(batch: Batch) -> Passes:

@@ -71,7 +71,8 @@ class SectionCosts:
 
     ``again`` is what full recomputation runs once more of ``forward``, ``selected`` what selective does, and so the
     transfers of these names. ``hidden`` are
-    seconds of collectives that run beside computation which takes as long; what is left of them is waited for.
+    seconds of collectives that run beside computation which takes as long; what is left of them is waited for. Of these
+    ``forward_paired`` and ``backward_paired`` run beside another microbatch.
     ``limits`` are seconds of kernels by what limits them (arithmetic, memory, constant launches), of those that run
     once, that full and that selective recomputation runs again: (3 limits, 3 runs, sections, …). ``repeat`` has the
     sections alone."""
@@ -87,6 +88,8 @@ class SectionCosts:
     selected_transfers: Array
     backward_transfers: Array
     hidden: Array
+    forward_paired: Array
+    backward_paired: Array
     limits: Array
     saved_bytes: Array
     selected_bytes: Array
@@ -111,7 +114,8 @@ BYTES = ("saved_bytes", "selected_bytes", "input_bytes", "output_bytes", "larges
 #: Figures of `SectionCosts` with a last axis of configurations.
 FIGURES = (
     *("forward", "backward", "weights", "again", "selected"),
-    *("forward_transfers", "again_transfers", "selected_transfers", "backward_transfers", "hidden", "limits"),
+    *("forward_transfers", "again_transfers", "selected_transfers", "backward_transfers"),
+    *("hidden", "forward_paired", "backward_paired", "limits"),
     *BYTES,
 )
 
@@ -128,6 +132,8 @@ class LayerTimes:
     forward_transfers: Array
     backward_transfers: Array
     hidden: Array
+    forward_paired: Array
+    backward_paired: Array
     limits: Array
     kept: Array
     away: Array
@@ -254,7 +260,7 @@ def section_costs(
     sums = sums or Sums.of(program)
     device, host = kernels.total, kernels.host
     forward, backward, weights = (each @ device for each in (sums.forward, sums.backward, sums.weights))
-    there, back, hidden = _waited(sums, device, transfers)
+    there, back, hidden, forward_paired, backward_paired = _waited(sums, device, transfers)
     again, once_more = sums.again @ device, np.maximum(there - sums.spared @ transfers, 0.0)
     calls = (sums.calls * call).reshape((2, -1) + (1,) * (forward.ndim - 1))
     gradients = backward + weights
@@ -272,15 +278,18 @@ def section_costs(
         sums.selected_transfers @ transfers,
         back,
         hidden,
+        forward_paired,
+        backward_paired,
         _limits(sums, kernels),
         *sizes,
     )
 
 
-def _waited(sums: Sums, device: Array, transfers: Array) -> tuple[Array, Array, Array]:
-    """Seconds of collectives that a section waits for, forward and backward, and of those that computation hides:
-    (sections, …) each. What is cut into n pieces leaves the first of them uncovered, so hides 1 - 1/n of the shorter of
-    the collective and its products. A forward pass beside another microbatch's backward pass shares half of both."""
+def _waited(sums: Sums, device: Array, transfers: Array) -> tuple[Array, ...]:
+    """Seconds of collectives that a section waits for, forward and backward, of those that computation hides, and of
+    these such that run beside another microbatch, forward and backward: (sections, …) each. What is cut into n pieces
+    leaves the first of them uncovered, so hides 1 - 1/n of the shorter of the collective and its products. A forward
+    pass beside another microbatch's backward pass shares half of both."""
     forward, backward = sums.forward @ device, (sums.backward + sums.weights) @ device
     overlapped = (
         (sums.forward_overlapped, forward),
@@ -301,7 +310,7 @@ def _waited(sums: Sums, device: Array, transfers: Array) -> tuple[Array, Array, 
     left = [matrix @ transfers - covered for (matrix, _), covered in zip(overlapped, hidden, strict=True)]
     there = sums.forward_transfers @ transfers + left[0] + left[1] + left[4] + left[6]
     back = sums.backward_transfers @ transfers + left[2] + left[3] + left[5] + left[7]
-    return there, back, sum(hidden, np.zeros(()))
+    return there, back, sum(hidden, np.zeros(())), hidden[6], hidden[7]
 
 
 def _limits(sums: Sums, kernels: KernelTimes) -> Array:
@@ -348,12 +357,28 @@ def layer_times(costs: SectionCosts, policies: Policies) -> LayerTimes:
         costs.forward_transfers,
         costs.backward_transfers + np.where(whole, costs.again_transfers, core * costs.selected_transfers),
         costs.hidden,
+        costs.forward_paired,
+        costs.backward_paired,
         np.asarray(costs.limits[:, 0] + np.where(whole, costs.limits[:, 1], core * costs.limits[:, 2])),
         kept,
         np.zeros_like(kept),
         np.where(whole, costs.saved_bytes * group, 0.0),
         costs.output_bytes,
         costs.largest_output_bytes,
+    )
+
+
+def partly_paired(times: LayerTimes, alone: Array) -> LayerTimes:
+    """Iterations of which a share ``alone`` has no pass of another microbatch beside it, and so waits for what would
+    hide there."""
+    forward, backward = alone * times.forward_paired, alone * times.backward_paired
+    return replace(
+        times,
+        forward_transfers=times.forward_transfers + forward,
+        backward_transfers=times.backward_transfers + backward,
+        hidden=times.hidden - forward - backward,
+        forward_paired=times.forward_paired - forward,
+        backward_paired=times.backward_paired - backward,
     )
 
 

@@ -70,6 +70,22 @@ def test_tokens_travel_beside_another_microbatch() -> None:
     assert 0 < won < (1.0 - 24 / 132 + 0.01) * alone.breakdown.communication_total
 
 
+@pytest.mark.parametrize(
+    ("strategy", "microbatches", "alone"),
+    [("ep=16", 1, 1.0), ("ep=16", 4, 1 / 4), ("pp=2,vp=2,ep=8", 4, 5 / 8), ("pp=2,ep=8", 4, 2 / 4)],
+)
+def test_passes_that_fill_a_pipeline_hide_no_exchange(strategy: str, microbatches: int, alone: float) -> None:
+    """Interleaved over two stages 2 (2 - 1) + 2 passes fill, one more goes forward before the first pair: 5 of 8."""
+    batch = predicted(
+        strategy=strategy, batch=microbatches, expert_overlap=True, cuda_graph="full_iteration"
+    ).steps.batch
+    paired, whole = batch.times, batch.cases.times
+    assert whole.hidden.max() > 0
+    assert paired.hidden == pytest.approx((1.0 - alone) * whole.hidden)
+    waited, before = (each.forward_transfers + each.backward_transfers for each in (paired, whole))
+    assert waited - before == pytest.approx(alone * whole.hidden)
+
+
 def test_each_dispatcher_sends_what_it_must() -> None:
     nccl, deepep = (predicted(expert_dispatch=name) for name in ("nccl", "deepep"))
     handshakes = 2 * 4 * 4 * load_software("megatron-core").host.handshake  # microbatches, layers, exchanges
