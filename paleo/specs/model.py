@@ -59,10 +59,12 @@ class Block(Spec):
 
 
 class Dataset(Spec):
-    """What one epoch is, for time and cost to train."""
+    """What one epoch is, for time and cost to train. ``tokens``: of a sample on average, of all its sequences and
+    without padding, where samples differ in length."""
 
     name: Text
     samples: PositiveCount
+    tokens: Annotated[float, Field(gt=0)] | None = None
     source: Text | None = None
 
 

@@ -105,7 +105,15 @@ def test_half_precision_keeps_about_half(name: str) -> None:
 
 
 #: Layer types that end a network.
-LOSSES = ("cross_entropy", "binary_cross_entropy", "ctc", "transducer_loss", "squared_error", "smooth_l1")
+LOSSES = (
+    "cross_entropy",
+    "adaptive_softmax",
+    "binary_cross_entropy",
+    "ctc",
+    "transducer_loss",
+    "squared_error",
+    "smooth_l1",
+)
 
 
 @pytest.mark.parametrize("name", MODELS)

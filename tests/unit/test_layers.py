@@ -190,6 +190,21 @@ CASES = [
     # no more than the 56 entries of the table move
     Case("embedding", (WORDS,), (2, 5, 8), {"entries": 7, "features": 8}, 56, saved=80, moved=80 + 224 + 320),
     Case("embedding", (WORDS,), (2, 5, 8), {"entries": 70, "features": 8}, 560, saved=80, moved=80 + 320 + 320),
+    # 8 of the 10 words in a table of 6 x 8, two in one of 40 x 4; 8 -> 8 and 4 -> 8
+    Case(
+        "adaptive_embedding", (WORDS,), (2, 5, 8),
+        {"sizes": [6, 40], "shares": [0.8, 0.2], "narrowing": 2, "features": 8}, 48 + 160 + 64 + 32,
+        2 * (8 * 64 + 2 * 32), 4 * (8 * 64 + 2 * 32), 80 + 256 + 32,
+        (64 + 192 + 256) + (256 + 256 + 256) + (16 + 32 + 32) + (32 + 128 + 64),
+    ),
+    # all ten states to the cluster, 8 -> 8 -> 6 words; two of them 8 -> 4 -> 40 words
+    Case(
+        "adaptive_softmax", (SEQUENCE,), (2, 5), {"sizes": [6, 40], "shares": [0.8, 0.2], "narrowing": 2},
+        9 + 64 + 54 + 32 + 200, 2 * (10 * (8 + 64 + 48) + 2 * (32 + 160)), 4 * (10 * (8 + 64 + 48) + 2 * (32 + 160)),
+        320 + 320 + 240 + 64 + 32 + 320,
+        (320 + 36 + 40) + (320 + 256 + 320) + (320 + 216 + 240) + (240 + 240 + 40)
+        + (64 + 64) + (64 + 128 + 32) + (32 + 800 + 320) + (320 + 320 + 8),
+    ),
     # 2 samples x 2 tables x 3 rows of 4 are read, their sums written
     Case(
         "embedding_bag", (CLICKS,), (2, 2, 4), {"entries": [30, 40], "features": 4, "bag": 3}, 280,
@@ -531,6 +546,8 @@ def test_a_split_dim_shares_the_work() -> None:
         ("cross_entropy", (VECTOR,), {"dim": "classes"}, "has no dim 'classes'"),
         ("position_embedding", (SEQUENCE,), {"positions": 4}, "fewer than the sequence"),
         ("mean", (IMAGE,), {}, "has no dim 'seq'"),
+        ("adaptive_softmax", (SEQUENCE,), {"sizes": [6, 40], "shares": [0.8, 0.1]}, "not 2 parts of one"),
+        ("adaptive_softmax", (SEQUENCE,), {"sizes": [6, 40], "shares": [0.8, 0.2], "narrowing": 9}, "no entries"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_told(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,29 @@ def test_biobert_was_tuned_on_short_sentences() -> None:
     assert made("bert_base", gpus=1, batch=64, dtype="fp32", calibration="ideal", model=sizes).step_time > 0.43328
 
 
+@pytest.mark.parametrize(
+    ("model", "unit", "tokens"),
+    [("Transformer-XL base", "sequences", 192.0), ("GNMT", "sentences", 50.2), ("Transformer", "tokens", 1.0)],
+)
+def test_a_throughput_in_tokens_says_how_long_a_batch_took(model: str, unit: str, tokens: float) -> None:
+    cells = {"model": model, "iteration_ms": float("nan"), "global_batch": 16, "batch_unit": unit}
+    row = BERT | cells | {"throughput_unit": "tokens/s", "throughput": 1000.0}
+    table = others.OtherSteps()
+    assert float(table.measured(pd.DataFrame([row]))[0]) == pytest.approx(16 * tokens / 1000.0, rel=1e-12)
+    for changes in ({"throughput": 0.0}, {"throughput_unit": "sentences/s"}, {"model": "Bard"}):
+        assert math.isnan(table.measured(pd.DataFrame([row | changes]))[0])
+
+
+def test_transformer_xl_takes_lamb_written_in_operations_of_pytorch() -> None:
+    cells = {"model": "Transformer-XL base", "batch_unit": "sequences", "software": "pytorch-ngc"}
+    options: dict[str, Any] = {"gpus": 1, "batch": 8, "software": "pytorch-ngc"}
+    expected = made("transformer_xl-base", optimizer="lamb", **options)
+    assert seconds(BERT | cells, framework="PyTorch") == pytest.approx(expected.step_time, rel=1e-12)
+    assert (
+        expected.breakdown.optimizer > 4 * made("transformer_xl-base", optimizer="adam", **options).breakdown.optimizer
+    )
+
+
 def test_pre_training_accumulates_and_takes_lamb() -> None:
     row = BERT | {"task": "pre-training", "seq_len": 128, "grad_accum": 4, "global_batch": 64}
     options: dict[str, Any] = {"gpus": 1, "global_batch": 64, "optimizer": "lamb", "software": "tensorflow1"}
@@ -86,7 +110,7 @@ def test_batches_of_tokens_are_sentences_of_the_models_length() -> None:
         ({"model": "SE3Transformer"}, "model 'SE3Transformer' is not in the catalog"),
         ({"batch_unit": "molecules"}, "batches of molecules do not say"),
         ({"iteration_ms": float("nan")}, "nothing to compare with"),
-        ({"iteration_ms": float("nan"), "throughput_unit": "tokens/s"}, "needs the length of the sentences"),
+        ({"iteration_ms": float("nan"), "throughput_unit": "tokens/s"}, "nothing to compare with"),
         ({"iteration_ms": float("nan"), "model": "Jasper"}, "'Jasper' is not in the catalog"),
         ({"grad_accum": 1.5}, "grad_accum 1.5 is not a whole number"),
     ],

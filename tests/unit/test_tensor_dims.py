@@ -33,6 +33,8 @@ def test_every_dim_that_tensor_parallelism_divides_is_said_by_a_layer() -> None:
         "mamba2": ("ssm_groups",),
         "linear": ("vocab",),
         "embedding": ("vocab",),
+        "adaptive_embedding": ("vocab",),
+        "adaptive_softmax": ("vocab",),
         "cross_entropy": ("vocab",),
     }
 

@@ -1,25 +1,37 @@
-"""Rows of other measured training steps: BERT, GNMT, Transformer."""
+"""Rows of other measured training steps: BERT, GNMT, Transformer, Transformer-XL."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pandas as pd
+
 from paleo.errors import SpecError
 from paleo.predict import predict
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
-from paleo.validate.steps.base import filled, of_prediction, software_of, whole
+from paleo.validate.kinds.base import number
+from paleo.validate.steps.base import filled, of_prediction, records, software_of, whole
 from paleo.validate.steps.submissions import NetworkSteps
 from paleo.validate.tables import STEPS
 
 if TYPE_CHECKING:
     from paleo.specs.model import ModelSpec
     from paleo.specs.software import Software
+    from paleo.validate.kinds.base import Array
     from paleo.validate.steps.base import Row, Step
 
 #: Names of the tables -> models of the catalog; BERT without more is BERT-large in these sources.
-MODELS = {"bert": "bert_large", "biobert": "bert_base", "gnmt": "gnmt", "transformer": "transformer_big"}
+MODELS = {
+    "bert": "bert_large",
+    "biobert": "bert_base",
+    "gnmt": "gnmt",
+    "transformer": "transformer_big",
+    "transformer-xl base": "transformer_xl-base",
+    "transformer-xl large": "transformer_xl-large",
+}
 #: Length of sequences where fine-tuning rows do not state it: the default of the scripts that their pages name,
 #: 384 for SQuAD (BERT), 128 for named entities (BioBERT). The latter can be checked: 64 sequences of n words through
 #: BERT-base are 64 · n · 6 · 85e6 FLOP, measured in 433 ms on a V100 of 15.7 TFLOP/s: n is at most 208.
@@ -40,15 +52,17 @@ class OtherSteps(NetworkSteps):
         model, system = _model(row), self.system(row)
         return of_prediction(predict(model, system, self._run(row, model), software, self.calibration_of(system)))
 
+    def measured(self, frame: pd.DataFrame) -> Array:
+        """Seconds of the step; where the row has a throughput in tokens alone, those of its batch over that."""
+        stated, rate = super().measured(frame), number(frame, "throughput", float("nan"))
+        lengths, batch = number(frame, "seq_len", float("nan")), number(frame, "global_batch", float("nan"))
+        tokens = np.array([_tokens(row, length) for row, length in zip(records(frame), lengths, strict=True)])
+        return np.where(np.isfinite(stated), stated, tokens * batch / np.where(rate > 0, rate, np.nan))
+
     def unmeasured(self, row: Mapping[Any, Any]) -> str:
-        """A throughput says how long a step took only in units of which the row says how many there are."""
-        unit = str(row.get("throughput_unit", ""))
-        if str(row["model"]).startswith("Transformer-XL"):
-            return "iteration_ms is empty, and clusters of rare words in Transformer-XL's softmax are not modelled"
+        """A throughput says how long a step took only in tokens of a network of the catalog."""
         if str(row["model"]).strip().lower() not in MODELS:
             return f"iteration_ms is empty, and model {row['model']!r} is not in the catalog"
-        if unit.startswith("tokens"):
-            return "iteration_ms is empty, and a throughput in tokens needs the length of the sentences, not stated"
         return "iteration_ms is empty: nothing to compare with"
 
     def _run(self, row: Row, model: ModelSpec) -> Run:
@@ -70,6 +84,20 @@ class OtherSteps(NetworkSteps):
         )
 
 
+def _tokens(row: Row, length: float) -> float:
+    """Tokens that a row's throughput counts in each unit of its batch: of a sample, those that the network's data set
+    has on average, else its ``length`` or that of the network; nan where it counts something else or the network is
+    not known."""
+    name = MODELS.get(str(row["model"]).strip().lower())
+    if name is None or not str(row.get("throughput_unit", "")).startswith("tokens"):
+        return float("nan")
+    if str(row["batch_unit"]).startswith("tok"):
+        return 1.0
+    model = load_model(name)
+    stated = None if model.dataset is None else model.dataset.tokens
+    return stated or (length if length > 0 else float(model.params["seq"]))
+
+
 def _model(row: Row) -> ModelSpec:
     name = str(row["model"]).strip().lower()
     if name not in MODELS:
@@ -81,7 +109,9 @@ def _model(row: Row) -> ModelSpec:
 
 
 def _optimizer(row: Row) -> str:
-    """BERT is trained with LAMB and fine-tuned with decaying weights, as those scripts do."""
+    """BERT and Transformer-XL are trained with LAMB, BERT is fine-tuned with decaying weights, as those scripts do."""
+    if "-xl" in str(row["model"]).lower():
+        return "lamb"
     if not _is_bert(row):
         return "adam"
     return "adamw" if _is_tuning(row) else "lamb"
