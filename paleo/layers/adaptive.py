@@ -34,7 +34,7 @@ class Clustered(Layer):
 
     def widths(self, name: str, hidden: int) -> list[int]:
         """Entries of each cluster; GraphError where shares are not those of all clusters, or entries vanish."""
-        if len(self.shares) != len(self.sizes) or abs(sum(self.shares) - 1.0) > 1e-6:
+        if len(self.shares) != len(self.sizes) or round(sum(self.shares), 3) != 1.0:
             raise GraphError(
                 f"{name}: shares {self.shares} are not {len(self.sizes)} parts of one, one for each cluster"
             )
