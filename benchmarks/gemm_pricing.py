@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from paleo.pricing.gemm import GemmParameters, gemm_time
-from paleo.pricing.roofline import figures
+from paleo.pricing.kernels import figures
 from paleo.specs.hardware import load_device
 from paleo.units import MEGA
 

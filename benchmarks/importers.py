@@ -37,7 +37,7 @@ from paleo.errors import PaleoError
 from paleo.importers.sources import Import, from_module_import
 from paleo.importers.torch import InputSpec, build_module, parse_input, without_caches
 from paleo.layers.base import Choices
-from paleo.lowering.checkpoint_policy import Storage
+from paleo.lowering.launches import Storage
 from paleo.network.graph import Graph, build
 from paleo.operations.tensor import precision
 

@@ -10,15 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 from paleo.lowering.recompute import runs
-from paleo.operations.attention import executed_share
 from paleo.operations.base import model_flops
+from paleo.operations.contraction import executed_share
 from paleo.parallel.placement import placement
 from paleo.parallel.plan import plan
 from paleo.step.backend import backend_of
 from paleo.step.exchange import check_sharded
 from paleo.step.memory import Footprint
-from paleo.step.single import priced, single_batch
-from paleo.step.step import step
+from paleo.step.step import priced, single_batch, step
 from paleo.step.warnings import (
     OPAQUE,
     OPAQUE_SPREAD,
@@ -38,15 +37,14 @@ if TYPE_CHECKING:
     from paleo.operations.tensor import Precision
     from paleo.parallel.plan import Plan
     from paleo.pricing.kernels import KernelTimes
-    from paleo.schedules.engine import Timeline
+    from paleo.schedules.pipeline import Timeline
     from paleo.specs.calibration import Calibration
     from paleo.specs.hardware import System
     from paleo.specs.model import ModelSpec
     from paleo.specs.run import Run
     from paleo.specs.software import Software
-    from paleo.step.input_pipeline import InputPipeline
-    from paleo.step.single import Priced
-    from paleo.step.step import StepArrays
+    from paleo.step.host import InputPipeline
+    from paleo.step.step import Priced, StepArrays
 
 Array = npt.NDArray[np.float64]
 #: Share of the variance of kernels' log errors that all kernels of a device have in common.

@@ -10,9 +10,8 @@ from pydantic import Field, PositiveInt
 
 from paleo.errors import GraphError
 from paleo.layers.base import LAYERS, Expansion, Layer, describe, project, vector
-from paleo.operations.attention import FusedAttention, visible_share
 from paleo.operations.base import MemoryPass
-from paleo.operations.contraction import Contraction
+from paleo.operations.contraction import Contraction, FusedAttention, visible_share
 from paleo.operations.tensor import Tensor
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ from pydantic import Field, PositiveInt
 from paleo.errors import GraphError
 from paleo.layers.base import LAYERS, Expansion, Layer, describe, project
 from paleo.operations.base import MemoryPass
-from paleo.operations.contraction import Contraction
-from paleo.operations.recurrence import GATES, Recurrence
+from paleo.operations.contraction import GATES, Contraction, Recurrence
 from paleo.operations.tensor import Tensor
 
 if TYPE_CHECKING:

@@ -11,16 +11,13 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from paleo.lowering.checkpoint_policy import WHOLE_BLOCKS, Storage, kept_tensors, left_out
-from paleo.lowering.fusion import Launches, fuse, softmax_by_steps
-from paleo.operations.attention import FusedAttention
+from paleo.lowering.launches import WHOLE_BLOCKS, Launches, Storage, fuse, kept_tensors, left_out, softmax_by_steps
 from paleo.operations.base import ATTENTION_CORE, MemoryPass, accumulation, flat_pass, is_core
-from paleo.operations.contraction import Contraction
+from paleo.operations.contraction import Contraction, FusedAttention
 from paleo.parallel.propagation import kept_whole, propagate, sent_once
 
 if TYPE_CHECKING:
-    from paleo.lowering.checkpoint_policy import Checkpoints
-    from paleo.lowering.fusion import Chains
+    from paleo.lowering.launches import Chains, Checkpoints
     from paleo.network.graph import Graph, Node
     from paleo.operations.base import Kernel, Operation, Phase
     from paleo.operations.tensor import Precision, Tensor

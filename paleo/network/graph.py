@@ -28,8 +28,7 @@ from paleo.errors import GraphError, SpecError, near
 from paleo.layers.base import LAYERS, Choices, Expansion, describe
 from paleo.operations.base import MemoryPass, parameters_of, with_parameters_of, with_tensors
 from paleo.operations.tensor import Tensor
-from paleo.specs.expressions import evaluate
-from paleo.specs.loading import validate
+from paleo.specs.loading import evaluate, validate
 
 if TYPE_CHECKING:
     import networkx

@@ -21,10 +21,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from paleo.errors import PlanError
-from paleo.operations.attention import FusedAttention
 from paleo.operations.base import MemoryPass, RecomputedChain, is_core
-from paleo.operations.contraction import Contraction
-from paleo.operations.recurrence import Recurrence
+from paleo.operations.contraction import Contraction, FusedAttention, Recurrence
 from paleo.operations.tensor import Tensor
 from paleo.parallel.mesh import BATCH_AXES, joined
 

@@ -23,12 +23,13 @@ import numpy as np
 import numpy.typing as npt
 
 from paleo.errors import SpecError, near
-from paleo.pricing.parameters import floats, parameter
+from paleo.pricing.kernels import floats
 from paleo.pricing.power import felt, slow_down
+from paleo.specs.calibration import parameter
 from paleo.units import MICROSECOND
 
 if TYPE_CHECKING:
-    from paleo.pricing.parameters import DeviceFigures
+    from paleo.pricing.kernels import DeviceFigures
 
 Array = npt.NDArray[np.float64]
 Sizes = Array | float

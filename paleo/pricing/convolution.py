@@ -28,7 +28,7 @@ if TYPE_CHECKING:
         ConvolutionParameters,
     )
     from paleo.pricing.convolution_shape import ConvolutionShape
-    from paleo.pricing.parameters import DeviceFigures
+    from paleo.pricing.kernels import DeviceFigures
 
 Array = npt.NDArray[np.float64]
 Number = float | Array

@@ -22,12 +22,12 @@ import numpy as np
 import numpy.typing as npt
 
 from paleo.pricing.convolution_shape import Direction
-from paleo.pricing.parameters import parameter
+from paleo.specs.calibration import parameter
 from paleo.units import MICROSECOND, TERA
 
 if TYPE_CHECKING:
     from paleo.pricing.convolution_shape import ConvolutionShape
-    from paleo.pricing.parameters import DeviceFigures
+    from paleo.pricing.kernels import DeviceFigures
 
 Array = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]

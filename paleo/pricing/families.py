@@ -18,7 +18,7 @@ from paleo.pricing.convolution import AVAILABLE_FROM, OWN_KERNELS, REDUCED, SEAR
 from paleo.pricing.convolution_algorithms import ConvolutionParameters
 from paleo.pricing.convolution_shape import Direction
 from paleo.pricing.gemm import GemmParameters, gemm_time
-from paleo.pricing.kernels import FAMILIES, column
+from paleo.pricing.kernels import FAMILIES, column, pointwise_format
 from paleo.pricing.memory import (
     SCALAR_LOADS,
     MemoryParameters,
@@ -29,12 +29,10 @@ from paleo.pricing.memory import (
 )
 from paleo.pricing.power import slow_down
 from paleo.pricing.rnn import RnnDirection, RnnParameters, rnn_time
-from paleo.pricing.roofline import pointwise_format
 
 if TYPE_CHECKING:
     from paleo.operations.base import Kernel
-    from paleo.pricing.kernels import Array, FamilyPrices
-    from paleo.pricing.parameters import DeviceFigures
+    from paleo.pricing.kernels import Array, DeviceFigures, FamilyPrices
     from paleo.pricing.store import Found
     from paleo.specs.software import Software
 

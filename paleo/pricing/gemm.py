@@ -29,12 +29,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from paleo.pricing.parameters import parameter
 from paleo.pricing.power import RAMP, felt, slow_down
+from paleo.specs.calibration import parameter
 from paleo.units import KILO, MICROSECOND, MILLISECOND
 
 if TYPE_CHECKING:
-    from paleo.pricing.parameters import DeviceFigures
+    from paleo.pricing.kernels import DeviceFigures
 
 Array = npt.NDArray[np.float64]
 Numbers = npt.ArrayLike
@@ -212,7 +212,7 @@ def scattered_time(
     m reads B again. Narrow tiles take more elements at a time (16 rows: three sectors), and rows that are a power of
     two apart open half the pages; both as these rows say, the latter unexplained.
 
-    >>> from paleo.pricing.parameters import DeviceFigures
+    >>> from paleo.pricing.store import DeviceFigures
     >>> titan = DeviceFigures("x", "Pascal", "GDDR5X", 28, 1.531e9, 10.97e12, 480e9, 3e6, 250, False)
     >>> one = np.array(1.0)
     >>> seconds = scattered_time(128 * one, 7680 * one, 2560 * one, one, 4 * one, 0.105, titan)  # 1.62 ms measured
@@ -267,7 +267,7 @@ def gemm_time(
     against random numbers (zeros draw less power). k_contiguous: share of A and B that is contiguous along k.
     sustained: 1 where the device has been under load for long, as in training, so that the power limit has full force.
 
-    >>> from paleo.pricing.parameters import DeviceFigures
+    >>> from paleo.pricing.store import DeviceFigures
     >>> from paleo.units import GIGA, TERA, MEGA
     >>> d = DeviceFigures("x", "Ampere", "HBM2e", 108, 1.41 * GIGA, 312 * TERA, 2.0 * TERA, 40 * MEGA, 400, True)
     >>> a100 = GemmParameters(energy=0.8, training_energy=1.0)  # as fitted to its rows

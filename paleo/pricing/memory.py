@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from paleo.pricing.parameters import floats, parameter
+from paleo.pricing.kernels import floats
+from paleo.specs.calibration import parameter
 from paleo.units import MICROSECOND
 
 if TYPE_CHECKING:
-    from paleo.pricing.parameters import DeviceFigures
+    from paleo.pricing.kernels import DeviceFigures
 
 Array = npt.NDArray[np.float64]
 Sizes = Array | float
@@ -168,7 +169,7 @@ def softmax_passes(*, rows: Sizes, length: Sizes, element_bytes: Sizes, device: 
 
     Registers of a warp are laid out for the next power of two. The rows of all resident blocks are live at once.
 
-    >>> from paleo.pricing.parameters import DeviceFigures
+    >>> from paleo.pricing.store import DeviceFigures
     >>> v100 = DeviceFigures("v100", "Volta", "HBM2", 80, 1.38e9, 14e12, 9e11, 6e6, 250, False)
     >>> passes = softmax_passes(rows=1000.0, length=2048.0, element_bytes=4.0, device=v100)
     >>> float(passes.reread_bytes), float(passes.threads_per_row)
@@ -228,7 +229,7 @@ TRANSPOSED_BANDWIDTH = 0.75
 def transposed_time(moved_bytes: Sizes, elements: Sizes, device: DeviceFigures) -> Array:
     """Seconds in which tensors of ``moved_bytes`` and ``elements`` go to channels-last and back: read and written once.
 
-    >>> from paleo.pricing.parameters import DeviceFigures
+    >>> from paleo.pricing.store import DeviceFigures
     >>> v100 = DeviceFigures("v100", "Volta", "HBM2", 80, 1.5e9, 14e12, 9e11, 6e6, 250, True)
     >>> float(transposed_time(1e9, 5e8, v100).round(6))  # (2 GB / 675 GB/s)^4 + (10^9 / 540 a ns)^4, fourth root
     0.00307
@@ -237,29 +238,6 @@ def transposed_time(moved_bytes: Sizes, elements: Sizes, device: DeviceFigures) 
     streamed = 2.0 * moved / (TRANSPOSED_BANDWIDTH * device.memory_bandwidth)
     loaded = 2.0 * count / (SCALAR_LOADS * device.multiprocessors * device.clock_hz)
     return np.asarray((streamed**STREAM_ORDER + loaded**STREAM_ORDER) ** (1.0 / STREAM_ORDER))
-
-
-#: Achieved share of the nominal bandwidth in large streams, by kind of memory (see ``streaming_fraction``).
-STREAMING = {"HBM2": 0.90, "HBM2e": 0.89, "HBM3": 0.90, "HBM3e": 0.90, "GDDR": 0.87}
-#: DRAM bytes of data per byte of data and inline ECC, and the share that Pascal's HBM2 controller reaches.
-INLINE_ECC, PASCAL_HBM2 = 8.0 / 9.0, 0.74
-
-
-def streaming_fraction(*, memory_kind: str, architecture: str, inline_ecc: bool) -> float:
-    """Share of the datasheet's bandwidth that a long stream reaches where nothing was measured.
-
-    Row activation, refresh and the turn from reads to writes cost some 10 % on HBM and a little more on the longer
-    bursts of GDDR. HBM carries its ECC bits on wires of their own; server cards with GDDR store one ECC byte with each
-    eight bytes in the same memory (inline), which takes a ninth of the traffic.
-
-    >>> round(streaming_fraction(memory_kind="GDDR6", architecture="Turing", inline_ecc=True), 2)
-    0.77
-    """
-    if architecture == "Pascal" and memory_kind.startswith("HBM"):
-        return PASCAL_HBM2
-    if memory_kind in STREAMING:
-        return STREAMING[memory_kind]
-    return STREAMING["GDDR"] * (INLINE_ECC if inline_ecc else 1.0)
 
 
 @dataclass(frozen=True, slots=True)

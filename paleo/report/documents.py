@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from paleo.predict import Prediction
-    from paleo.step.input_pipeline import InputPipeline
+    from paleo.step.host import InputPipeline
     from paleo.step.memory import Footprint
     from paleo.studies.advice import Advice
     from paleo.studies.collective import CollectiveStudy

@@ -15,7 +15,7 @@ from paleo.units import GIGA, duration, engineering, time_unit
 
 if TYPE_CHECKING:
     from paleo.predict import Prediction
-    from paleo.studies.purchase import Offer, Purchase
+    from paleo.studies.comparison import Offer, Purchase
     from paleo.studies.scaling import ScaleCurve, ScalePoint
 
 #: A chart with the sentence on it.

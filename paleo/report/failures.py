@@ -15,8 +15,8 @@ from paleo.report.tables import tenths
 from paleo.units import counted, duration
 
 if TYPE_CHECKING:
+    from paleo.studies.comparison import Offer, Purchase
     from paleo.studies.goodput import Goodput
-    from paleo.studies.purchase import Offer, Purchase
 
 #: Intervals and times between failures of the map, over those of the run.
 FACTORS = tuple(2.0**power for power in range(-4, 5))

@@ -17,14 +17,13 @@ from paleo.report import exchange, failures
 from paleo.report.assets import SCRIPT, STYLE
 from paleo.report.charts import COLOURS, Bar, Curve, bars, curves, deviations, legend, stacks
 from paleo.report.tables import energy, money, percent, rate, remarks, step_parts
-from paleo.studies.purchase import CHANGE
+from paleo.studies.comparison import CHANGE
 from paleo.studies.scaling import verdict
 from paleo.units import GIB, HOUR, counted, duration, engineering, gibibytes
 
 if TYPE_CHECKING:
     from paleo.predict import Prediction
-    from paleo.studies.comparison import Objective
-    from paleo.studies.purchase import Offer, Purchase
+    from paleo.studies.comparison import Objective, Offer, Purchase
     from paleo.studies.scaling import ScalePoint
     from paleo.studies.training import Training
 

@@ -21,7 +21,7 @@ from paleo.units import GIB, GIGA, KILO, counted, duration, engineering, time_un
 
 if TYPE_CHECKING:
     from paleo.predict import Prediction
-    from paleo.schedules.engine import Event
+    from paleo.schedules.pipeline import Event
     from paleo.search.plans import Search
     from paleo.specs.hardware import System
     from paleo.specs.run import Run

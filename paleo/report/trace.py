@@ -10,7 +10,7 @@ from paleo.units import MICROSECOND
 
 if TYPE_CHECKING:
     from paleo.predict import Prediction
-    from paleo.schedules.engine import Event
+    from paleo.schedules.pipeline import Event
 
 Document = dict[str, Any]
 

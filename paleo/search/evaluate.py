@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from paleo.lowering.partition import Assignment, Kinds, StageKinds
 from paleo.lowering.recompute import RECOMPUTE, Policies, wholly_recomputed
 from paleo.schedules.base import SCHEDULES
 from paleo.search.cases import Results, Solved, groups
@@ -17,9 +18,8 @@ from paleo.step.batch import Batch, Cases
 from paleo.step.layouts import Layouts, Shared
 from paleo.step.pipeline import iteration_seconds
 from paleo.step.section_times import layer_times
-from paleo.step.stages import Assignment, Kinds, StageKinds
 from paleo.step.step import step
-from paleo.step.tails import tails
+from paleo.step.streams import tails
 
 if TYPE_CHECKING:
     from paleo.lowering.program import Program

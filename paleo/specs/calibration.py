@@ -4,26 +4,33 @@ A file of ``hardware_specs/calibrations`` carries the name of its device or syst
 family; ``stack`` says how the rows were timed (graph replay, kernel duration, eager calls, back-to-back launches),
 which decides the launch parameters. ``architectures.yaml`` beside them holds no numbers of its own but rules: what a
 device without measurements inherits from which measured one, what is changed and why, and how wide its interval gets.
+
+A pricing family states its calibration parameters as fields of a frozen dataclass, at most 14, each a `parameter` with
+its meaning, unit and the range in which a fit may look for it.
 """
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 
 from pydantic import Field, model_validator
 
-from paleo.errors import SpecError
+from paleo.errors import SpecError, near
 from paleo.specs.catalog import entries, read_entry
-from paleo.specs.file_cache import FileCache
-from paleo.specs.loading import Spec, Text, validate
+from paleo.specs.loading import FileCache, Spec, Text, validate
 
 Count = Annotated[int, Field(ge=0)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 #: A share or relative error, which cannot be negative.
 Share = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Parameters = TypeVar("Parameters")
+#: How far beyond the range of a fit a share or an order may lie that was inherited and scaled, or written by hand.
+RANGE_SLACK = 2.0
 #: The file of inheritance rules.
 ARCHITECTURES = "architectures"
 
@@ -177,3 +184,31 @@ def calibration_of(subject: str) -> Calibration | None:
 def calibration_file(path: str | Path) -> Calibration:
     """A user's own calibration."""
     return load_calibration(str(path))
+
+
+def parameter(default: float, *, low: float, high: float, unit: str, meaning: str, fitted: bool = True) -> Any:
+    """A dataclass field that is a calibration parameter: a physical meaning, a unit and the range of a fit."""
+    if not low <= default <= high:
+        raise ValueError(f"default {default} of {meaning!r} lies outside {low}..{high}")
+    metadata = {"low": low, "high": high, "unit": unit, "meaning": meaning, "fitted": fitted}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def from_mapping(kind: type[Parameters], values: Mapping[str, float], *, where: str) -> Parameters:
+    """Parameters of ``kind`` from a calibration's mapping; a name that the family lacks is an error with the nearest
+    one, and so is a share or an order that no fit could have found. Times, cycles and energies may be any: a host may
+    be slow."""
+    ranges = {field.name: field.metadata for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    for name, value in values.items():
+        if name not in ranges:
+            raise SpecError(f"{where}: unknown parameter {name!r} of {kind.__name__}; {near(name, list(ranges))}")
+        _check_range(name, value, ranges[name], where)
+    return kind(**{name: float(value) for name, value in values.items()})
+
+
+def _check_range(name: str, value: float, metadata: Mapping[str, Any], where: str) -> None:
+    if metadata["unit"] != "1":
+        return
+    low, high = metadata["low"] / RANGE_SLACK, metadata["high"] * RANGE_SLACK
+    if not low <= value <= high:
+        raise SpecError(f"{where}: {name}: {value:g} is no {metadata['meaning']}; expected {low:g} to {high:g}")

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from paleo.errors import SpecError, near
-from paleo.specs.file_cache import digest
-from paleo.specs.loading import read_yaml
+from paleo.specs.loading import digest, read_yaml
 
 #: kind of entry -> its folder below the catalog root
 FOLDERS = {

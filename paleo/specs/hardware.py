@@ -18,8 +18,7 @@ from pydantic import Field, model_validator
 
 from paleo.errors import PlanError, SpecError, near
 from paleo.specs.catalog import device_named, entries, is_path, kind_of, read_entry, read_inline
-from paleo.specs.file_cache import FileCache
-from paleo.specs.loading import PositiveCount, Spec, Text, validate
+from paleo.specs.loading import FileCache, PositiveCount, Spec, Text, validate
 from paleo.units import (
     Bytes,
     BytesPerSecond,
@@ -120,6 +119,14 @@ class Device(Spec):
         if slow:
             raise SpecError(f"peak.{slow[0]}: is missing or below vector_peak.{slow[0]}; peak is the fastest rate")
         return self
+
+    def copy_rate(self, achieved: float | None = None) -> float:
+        """What it and its host send each other, each way [byte/s]: its PCIe lanes at the share that copies reach, or at
+        the ``achieved`` one; SpecError where `pcie` is not stated."""
+        if self.pcie is None:
+            raise SpecError(f"device {self.name}: pcie is not stated, so the time of copies to the host is not known")
+        link = load_link(f"pcie{self.pcie.generation}-x16")
+        return link.bandwidth * (achieved or link.achieved_fraction or 1.0) * self.pcie.lanes / 16
 
     @property
     def tensor_dtypes(self) -> tuple[Dtype, ...]:

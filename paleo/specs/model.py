@@ -13,8 +13,7 @@ from paleo import units
 from paleo.errors import SpecError
 from paleo.operations.tensor import Role
 from paleo.specs.catalog import entries, read_entry
-from paleo.specs.file_cache import FileCache
-from paleo.specs.loading import PositiveCount, Spec, Text, validate
+from paleo.specs.loading import FileCache, PositiveCount, Spec, Text, validate
 
 
 def _published(value: object) -> tuple[float, float]:

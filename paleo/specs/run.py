@@ -159,6 +159,11 @@ class Run(Spec):
             )
         return self
 
+    @staticmethod
+    def photographs(*, sample: float | None, decode: float, cores: float) -> InputOptions:
+        """Input of photographs, as it is taken to be where `input` is left out and the software loads them."""
+        return InputOptions().model_copy(update={"sample": sample, "decode": decode, "cores": cores})
+
     @property
     def algorithm_or_server(self) -> str | None:
         """The forced all-reduce algorithm; a parameter-server exchange is one unless another is named."""

@@ -19,8 +19,7 @@ from paleo.errors import SpecError, near
 from paleo.operations.tensor import Scaling
 from paleo.specs.calibration import Residual
 from paleo.specs.catalog import is_path, read_entry
-from paleo.specs.file_cache import FileCache
-from paleo.specs.loading import PositiveCount, Spec, Text, validate
+from paleo.specs.loading import FileCache, PositiveCount, Spec, Text, validate
 from paleo.units import MEBIBYTE, Bytes, BytesPerSecond, FlopsPerSecond, Hertz, Seconds, Watts, duration, gibibytes
 
 #: How values of each dimension are written.
@@ -126,7 +125,7 @@ class SoftwareFit(Spec):
 
 
 class HostTime(Spec):
-    """The host's time for one operation (used by `paleo.step.offload`)."""
+    """The host's time for one operation (used by `paleo.step.host`)."""
 
     forward: Seconds = Field(description="the host's time to issue one operation of the forward pass")
     backward: Seconds = Field(description="the same for the backward pass of one operation")

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paleo.layers.base import Choices
-from paleo.lowering.checkpoint_policy import Checkpoints
+from paleo.lowering.launches import Checkpoints
 from paleo.lowering.partition import cut, cut_by_work
 from paleo.lowering.program import Dispatch, lower, without_backward
 from paleo.network.fine_tuning import fine_tuned, fine_tuning
@@ -24,13 +24,12 @@ from paleo.pricing.kernels import pricer
 from paleo.pricing.links.topology import node_placement, states_topology
 from paleo.specs.software import load_software
 from paleo.step.exchange import coding_kernels, method_of, tensor_calls
-from paleo.step.input_pipeline import input_pipeline, sample_bytes, usual_input
+from paleo.step.host import input_pipeline, link_rate, offload_of, sample_bytes, usual_input
 from paleo.step.memory import clip_kernels, update_kernel
-from paleo.step.offload import link_rate, offload_of
 
 if TYPE_CHECKING:
     from paleo.compression.base import Compression, SummedGradient
-    from paleo.lowering.fusion import Chains
+    from paleo.lowering.launches import Chains
     from paleo.lowering.partition import Chunk
     from paleo.lowering.program import Program
     from paleo.network.graph import Graph
@@ -46,8 +45,7 @@ if TYPE_CHECKING:
     from paleo.specs.model import ModelSpec
     from paleo.specs.run import Run
     from paleo.specs.software import Software
-    from paleo.step.input_pipeline import InputPipeline
-    from paleo.step.offload import Offload
+    from paleo.step.host import InputPipeline, Offload
 
 Array = npt.NDArray[np.float64]
 
@@ -165,7 +163,7 @@ class Backend:
         synthetic data."""
         stages = self.run.input
         if stages is None and self.prices.rates is None and not self.run.forward_only:
-            stages = usual_input(graph, self.system, self.software.loader.image, gpus)
+            stages = usual_input(self.run, graph, self.system, self.software.loader.image, gpus)
         if stages is None or stages == "none":
             return None
         size = sample_bytes(graph)

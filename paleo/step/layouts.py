@@ -1,8 +1,8 @@
 """Layouts of ranks whose programs have the same sections: all that follows from degrees and parameters, not from
 microbatches, for all of them at once.
 
-Arrays have the kinds of stages (`paleo.step.stages.Kinds`) or the stages themselves along their first axis and the
-layouts along the last."""
+Arrays have the kinds of stages (`paleo.lowering.partition.Kinds`) or the stages themselves along their first axis and
+the layouts along the last."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paleo.compression.zeropp import ZeroPlusPlus
+from paleo.lowering.partition import tied_pairs
 from paleo.parallel.mesh import BATCH_AXES
 from paleo.step.exchange import (
     compressed,
@@ -29,18 +30,17 @@ from paleo.step.exchange import (
     state_bytes,
     unit_gradient,
 )
+from paleo.step.host import divided
 from paleo.step.memory import NORM_BYTES, clip_axes, states
-from paleo.step.offload import divided
 from paleo.step.section_times import over, section_figures
-from paleo.step.stages import tied_pairs
 
 if TYPE_CHECKING:
     from paleo.compression.base import SummedGradient
+    from paleo.lowering.partition import Assignment, StageKinds
     from paleo.lowering.program import Program
     from paleo.parallel.mesh import Axes, Mesh
     from paleo.step.backend import Backend
     from paleo.step.memory import States
-    from paleo.step.stages import Assignment, StageKinds
 
 Array = npt.NDArray[np.float64]
 Index = npt.NDArray[np.intp]

@@ -28,17 +28,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from paleo.lowering.partition import layer_parameters
 from paleo.schedules.base import Passes
 from paleo.step.section_times import contended, over
-from paleo.step.stages import layer_parameters
 from paleo.step.streams import section_gathers
 
 if TYPE_CHECKING:
-    from paleo.lowering.partition import Chunk
+    from paleo.lowering.partition import Assignment, Chunk
     from paleo.step.batch import Batch
     from paleo.step.layouts import Layouts, Sent
     from paleo.step.section_times import LayerTimes
-    from paleo.step.stages import Assignment
 
 Mask = npt.NDArray[np.bool_]
 Array = npt.NDArray[np.float64]

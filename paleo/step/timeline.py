@@ -17,19 +17,27 @@ import numpy as np
 import numpy.typing as npt
 
 from paleo.lowering.recompute import runs
-from paleo.schedules.engine import Event, Task, Timeline, schedule
-from paleo.schedules.pipeline import StageTime, pipeline_events
+from paleo.schedules.pipeline import Event, StageTime, Task, Timeline, pipeline_events, schedule
 from paleo.step.pipeline import chunk_passes, chunk_sends, stage_ends, stage_passes
 from paleo.step.section_times import collectives, transfer_seconds
 from paleo.step.step import waits
-from paleo.step.streams import bucket_seconds, buckets_of, contended_times, iterations, section_gather_figures
-from paleo.step.tails import after_passes, after_streams, exposed_gathers, updates
+from paleo.step.streams import (
+    after_passes,
+    after_streams,
+    bucket_seconds,
+    buckets_of,
+    contended_times,
+    exposed_gathers,
+    iterations,
+    section_gather_figures,
+    updates,
+)
 
 if TYPE_CHECKING:
     from paleo.lowering.partition import Chunk
     from paleo.lowering.program import Program, Section, Transfer
     from paleo.step.batch import Batch
-    from paleo.step.input_pipeline import InputPipeline
+    from paleo.step.host import InputPipeline
     from paleo.step.section_times import LayerTimes
     from paleo.step.step import StepArrays
     from paleo.step.streams import Direction, LayerIteration

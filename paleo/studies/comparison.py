@@ -1,26 +1,33 @@
-"""Which system to buy: one run on several systems, side by side."""
+"""Which system to buy: one run on several systems, side by side; and for a purchase the best plan found for each, its
+scaling, and what would change if the hardware were another."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, cast, get_args
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from paleo.errors import CapacityError, PaleoError, PlanError, SpecError, near
+from paleo.parallel.placement import without_replicas
 from paleo.parallel.plan import plan
 from paleo.predict import Prediction, predict
+from paleo.search.plans import recommended
 from paleo.specs.hardware import System
 from paleo.specs.model import ModelSpec
 from paleo.specs.run import Run
 from paleo.studies.advice import advise
+from paleo.studies.changed_system import FIGURES
 from paleo.studies.consistency import studied
+from paleo.studies.cost import Tariff, power
+from paleo.studies.scaling import scale
 from paleo.studies.training import training, usual_amount
 
 if TYPE_CHECKING:
     from paleo.studies.advice import Advice
     from paleo.studies.consistency import ConsistencyStudy
-    from paleo.studies.cost import Tariff
+    from paleo.studies.cost import Power
     from paleo.studies.long_run import LongRunOptions
+    from paleo.studies.scaling import ScaleCurve, Scaling
     from paleo.studies.training import Amount, Training
 
 #: What systems are ranked by.
@@ -157,3 +164,167 @@ def _predicted(model: ModelSpec, system: System, run: Run, planner: Planner | No
 
 def _advised(candidate: Candidate) -> Candidate:
     return candidate if candidate.prediction is None else replace(candidate, advice=advise(candidate.prediction))
+
+
+#: How far each figure of the hardware is moved, up and down.
+CHANGE = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The question: what is trained how much, on which systems with how many GPUs each, and at what price of energy."""
+
+    model: ModelSpec
+    systems: tuple[tuple[System, int], ...]
+    run: Run
+    amount: Amount
+    tariff: Tariff = field(default_factory=Tariff)
+    critical_batch: float | None = None
+    objective: Objective = "cost"
+    counts: tuple[int, ...] = ()
+    scaling: Scaling = "strong"
+    planner: Planner = recommended
+    long_run: LongRunOptions | None = None
+
+    def curve(self, best: Prediction, **changes: Any) -> ScaleCurve | None:
+        """How the plan of a system scales over the counts asked for that its degrees can use; ``changes`` replace
+        fields of its run."""
+        ranks = best.plan.mesh.size // best.plan.mesh.degree("dp")
+        capacity = best.system.capacity
+        counts = [count for count in self.counts if count % ranks == 0 and (capacity is None or count <= capacity)]
+        if not counts:
+            return None
+        run = best.run.model_copy(update={"strategy": without_replicas(best.run.strategy), **changes})
+        if self.scaling == "weak":
+            run = run.model_copy(update={"batch": best.plan.local_batch, "global_batch": None})
+        try:
+            return scale(self.model, best.system, run, counts, self.scaling, self.long_run)
+        except PlanError:
+            return None
+
+
+@dataclass(frozen=True, slots=True)
+class Sensitivity:
+    """Step time with one figure of the hardware ``CHANGE`` lower and higher, over that as it is; and whether it still
+    fits."""
+
+    what: str
+    lower: float
+    higher: float
+    fits_lower: bool
+    fits_higher: bool
+
+    @property
+    def reach(self) -> float:
+        """How far the step time moves at most."""
+        return max(abs(self.lower - 1.0), abs(self.higher - 1.0))
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """One system with the plan recommended on it; ``tried`` plans were compared, ``fitting`` of them fit."""
+
+    candidate: Candidate
+    gpus: int
+    tried: int
+    fitting: int
+    runner_up: Prediction | None
+    power: Power | None
+    sensitivity: tuple[Sensitivity, ...]
+    curve: ScaleCurve | None
+
+    @property
+    def prediction(self) -> Prediction | None:
+        return self.candidate.prediction
+
+
+@dataclass(frozen=True, slots=True)
+class Purchase:
+    """The answer: offers in the order asked, all at one global batch."""
+
+    request: Asked
+    global_batch: int
+    offers: tuple[Offer, ...]
+
+    @property
+    def comparison(self) -> Comparison:
+        return Comparison(self.request.amount, tuple(offer.candidate for offer in self.offers))
+
+    def best(self, objective: Objective) -> Offer | None:
+        """The offer that fits and is best by one figure."""
+        winner = self.comparison.best(objective)
+        return next((offer for offer in self.offers if offer.candidate is winner), None) if winner is not None else None
+
+    def rivals(self, winner: Offer, objective: Objective) -> tuple[Offer, ...]:
+        """Other offers whose interval overlaps that of the winner: between them the order is not certain."""
+        top = _ends(winner, objective)
+        runnable = [offer for offer in self.offers if offer is not winner and offer.candidate.runs]
+        return tuple(
+            offer
+            for offer in runnable
+            if top and (ends := _ends(offer, objective)) and ends[0] <= top[1] and top[0] <= ends[1]
+        )
+
+
+def _ends(offer: Offer, objective: Objective) -> tuple[float, float] | None:
+    """The interval of a figure: cost and energy move with the time."""
+    trained = offer.candidate.training
+    value = None if trained is None else getattr(trained, objective)
+    if trained is None or value is None:
+        return None
+    low, high = trained.interval
+    return value * low / trained.time, value * high / trained.time
+
+
+def purchase(request: Asked) -> Purchase:
+    """Recommended plans on every system at the same global batch; errors of one system stand beside the others."""
+    batch = common_batch(request.model, request.systems, request.run)
+    offers, errors = [], list[PaleoError]()
+    for system, gpus in request.systems:
+        try:
+            offers.append(_offer(request, system, gpus, batch))
+        except (PlanError, SpecError, CapacityError) as error:
+            errors.append(error)
+            offers.append(Offer(Candidate(system, problem=str(error)), gpus, 0, 0, None, None, (), None))
+    if len(errors) == len(offers):
+        raise errors[0]
+    return Purchase(request, batch, tuple(offers))
+
+
+def _offer(request: Asked, system: System, gpus: int, batch: int) -> Offer:
+    run = request.run.model_copy(update={"gpus": gpus, "global_batch": batch, "batch": None})
+    if run.strategy == AUTO:
+        predictions, tried, fit = request.planner(request.model, system, run.model_copy(update={"strategy": "dp"}))
+    else:
+        predictions = [predict(request.model, system, run)]
+        tried, fit = 1, int(predictions[0].memory.fits)
+    best, fitting = predictions[0], [prediction for prediction in predictions if prediction.memory.fits]
+    trained = training(
+        best, request.amount, request.tariff, critical_batch=request.critical_batch, long_run=request.long_run
+    )
+    return Offer(
+        Candidate(system, best, trained, consistency=studied(best)),
+        gpus,
+        tried,
+        fit,
+        fitting[1] if len(fitting) > 1 else None,
+        power(best),
+        sensitivity(best),
+        request.curve(best),
+    )
+
+
+# what if the hardware were another
+
+
+def sensitivity(prediction: Prediction, change: float = CHANGE) -> tuple[Sensitivity, ...]:
+    """The same plan on hardware with one figure moved at a time, the most important first."""
+    return tuple(
+        sorted((_moved(prediction, figure, change) for figure in FIGURES), key=lambda sensitivity: -sensitivity.reach)
+    )
+
+
+def _moved(prediction: Prediction, figure: str, change: float) -> Sensitivity:
+    low, high = (prediction.variant(FIGURES[figure](prediction.system, factor)) for factor in (1 - change, 1 + change))
+    step = prediction.step_time
+    return Sensitivity(figure, low.step_time / step, high.step_time / step, low.memory.fits, high.memory.fits)

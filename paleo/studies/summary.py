@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paleo.layers.base import Choices
-from paleo.lowering.checkpoint_policy import Storage
+from paleo.lowering.launches import Storage
 from paleo.network.fine_tuning import fine_tuned, fine_tuning
 from paleo.network.graph import build
 from paleo.operations.tensor import precision

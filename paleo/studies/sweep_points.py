@@ -23,8 +23,8 @@ from paleo.errors import PaleoError, SpecError
 from paleo.predict import predict
 from paleo.specs.calibration import load_calibration
 from paleo.specs.catalog import is_path, release
-from paleo.specs.file_cache import changed_files, recorded
 from paleo.specs.hardware import load_system
+from paleo.specs.loading import changed_files, recorded
 from paleo.specs.model import load_model
 from paleo.specs.software import load_software
 from paleo.studies import consistency

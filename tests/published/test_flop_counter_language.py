@@ -17,7 +17,7 @@ import pytest
 
 from paleo.layers.base import Choices
 from paleo.network.graph import Graph, build
-from paleo.operations.attention import FusedAttention
+from paleo.operations.contraction import FusedAttention
 from paleo.operations.tensor import Tensor, precision
 from paleo.specs.model import load_model
 

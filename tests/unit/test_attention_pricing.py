@@ -28,7 +28,7 @@ from paleo.pricing.attention import (
     tile_shape,
     wave_splits,
 )
-from paleo.pricing.parameters import DeviceFigures
+from paleo.pricing.kernels import DeviceFigures
 from paleo.specs.hardware import load_system
 from paleo.specs.run import Run
 from paleo.step.backend import backend_of

@@ -19,7 +19,7 @@ from paleo.specs.software import load_software
 from paleo.studies.audit import HYPOTHESES, audit
 from paleo.studies.collective import collective
 from paleo.studies.collective_audit import audit_collectives, automatic_seconds
-from paleo.studies.purchase import FIGURES
+from paleo.studies.comparison import FIGURES
 from paleo.units import GIB, MEBIBYTE
 
 RUNS = {

@@ -20,7 +20,7 @@ from paleo.calibrate.measure import Tables, Timing, WallClock, catalog_name
 from paleo.calibrate.microbenchmarks import PAYLOADS, SUITES, USUAL, Point, collective_points, points
 from paleo.errors import SpecError
 from paleo.pricing.gemm import GemmParameters
-from paleo.pricing.roofline import figures
+from paleo.pricing.kernels import figures
 from paleo.specs.calibration import load_calibration
 from paleo.specs.hardware import load_device
 from paleo.validate.kinds.base import KINDS

@@ -16,7 +16,7 @@ from paleo.calibrate.microbenchmarks import Point
 from paleo.cli import run
 from paleo.errors import SpecError
 from paleo.pricing.gemm import GemmParameters
-from paleo.pricing.roofline import figures
+from paleo.pricing.kernels import figures
 from paleo.specs.calibration import load_calibration
 from paleo.specs.catalog import catalog_root
 from paleo.specs.hardware import load_device

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from paleo.lowering.checkpoint_policy import left_out
+from paleo.lowering.launches import left_out
 from paleo.lowering.recompute import runs, with_policy
 from paleo.network.graph import build
 from paleo.predict import Prediction, predict

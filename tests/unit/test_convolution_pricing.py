@@ -36,9 +36,8 @@ from paleo.pricing.convolution_shape import (
     Direction,
     convolution_shape,
 )
+from paleo.pricing.kernels import DeviceFigures, figures
 from paleo.pricing.microbatch import best_cut, cut_minibatch
-from paleo.pricing.parameters import DeviceFigures
-from paleo.pricing.roofline import figures
 from paleo.specs.hardware import load_device
 from paleo.units import GIGA, MEGA, TERA
 from paleo.validate.kinds.base import KINDS, kind_of

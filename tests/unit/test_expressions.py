@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paleo.errors import SpecError
-from paleo.specs.expressions import evaluate
+from paleo.specs.loading import evaluate
 
 NAMES: dict[str, Any] = {"hidden": 768, "heads": 12, "rate": 0.5, "kind": "wide", "causal": True, "zero": 0}
 

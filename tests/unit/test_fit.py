@@ -11,7 +11,7 @@ import pytest
 
 from paleo.calibrate.fit import Array, Rows, conformal_bins, conformal_factors, fit, split
 from paleo.errors import SpecError
-from paleo.pricing.parameters import parameter
+from paleo.specs.calibration import parameter
 from paleo.validate.residual import ResidualErrors, residual
 
 

@@ -19,9 +19,8 @@ from paleo.pricing.gemm import (
     scattered_time,
     waves,
 )
-from paleo.pricing.parameters import DeviceFigures
+from paleo.pricing.kernels import DeviceFigures, clock_of, figures, unit_of
 from paleo.pricing.power import slow_down, throttle
-from paleo.pricing.roofline import clock_of, figures, unit_of
 from paleo.specs.hardware import load_device
 from paleo.units import GIGA, MEGA, MICROSECOND, MILLISECOND, TERA
 from paleo.validate.kinds.base import KINDS, best_constant_efficiency, groups, kind_of, number, read_table

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from paleo.errors import GraphError, SpecError
-from paleo.lowering.checkpoint_policy import Storage
+from paleo.lowering.launches import Storage
 from paleo.network.graph import Graph, build
 from paleo.operations.tensor import precision
 from paleo.specs.model import ModelSpec, model_from

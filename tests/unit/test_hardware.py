@@ -10,7 +10,7 @@ import pytest
 
 from paleo.errors import PlanError, SpecError
 from paleo.predict import predict
-from paleo.pricing.roofline import figures
+from paleo.pricing.kernels import figures
 from paleo.report.describe import _device_line
 from paleo.specs.catalog import kind_of
 from paleo.specs.hardware import NOT_STATED, System, find_device, load_device, load_link, load_system

@@ -14,7 +14,7 @@ import paleo
 from paleo.errors import SpecError
 from paleo.importers.torch import load_module, parse_input
 from paleo.layers.base import Choices
-from paleo.lowering.checkpoint_policy import Storage
+from paleo.lowering.launches import Storage
 from paleo.network.graph import Graph, build
 from paleo.operations.tensor import precision
 from paleo.predict import STACK_SPREAD

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from paleo.pricing.kernels import DeviceFigures
 from paleo.pricing.memory import (
     MemoryParameters,
     block_passes,
@@ -21,9 +22,8 @@ from paleo.pricing.memory import (
     scatter_add_traffic,
     smooth_maximum,
     softmax_passes,
-    streaming_fraction,
 )
-from paleo.pricing.parameters import DeviceFigures
+from paleo.pricing.store import streaming_fraction
 from paleo.validate.kinds.elementwise import FAMILIES, FAMILY_OF, ElementwiseTable
 
 V100 = DeviceFigures("v100", "Volta", "HBM2", 80.0, 1.38e9, 14e12, 9e11, 6e6, 250.0, False)

@@ -17,9 +17,8 @@ from paleo.specs.hardware import load_system
 from paleo.specs.loading import validate
 from paleo.specs.model import load_model
 from paleo.specs.run import InputOptions, Run
-from paleo.step.input_pipeline import input_pipeline
+from paleo.step.host import HOST_SHARE, Offload, Shares, host_update, input_pipeline, link_rate, offload_of, streamed
 from paleo.step.memory import clip_axes, clip_kernels
-from paleo.step.offload import HOST_SHARE, Offload, Shares, host_update, link_rate, offload_of, streamed
 from paleo.step.section_times import FIGURES, SectionCosts, layer_times
 from paleo.studies.advice import advise
 

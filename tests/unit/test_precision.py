@@ -9,8 +9,7 @@ from paleo.operations.optimizers import OPTIMIZERS, optimizer
 from paleo.operations.tensor import BYTES, autocast, precision
 from paleo.predict import predict
 from paleo.pricing.gemm import GemmParameters, gemm_time
-from paleo.pricing.kernels import pricer
-from paleo.pricing.roofline import figures
+from paleo.pricing.kernels import figures, pricer
 from paleo.pricing.store import lookup
 from paleo.specs.hardware import Device, load_system
 from paleo.specs.model import load_model

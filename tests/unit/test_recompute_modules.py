@@ -6,7 +6,7 @@ import pytest
 
 from paleo.cli import run as paleo
 from paleo.errors import SpecError
-from paleo.lowering.checkpoint_policy import RECOMPUTE_MODULES
+from paleo.lowering.launches import RECOMPUTE_MODULES
 from paleo.predict import Prediction, predict
 from paleo.search.plans import search
 from paleo.specs.hardware import load_system

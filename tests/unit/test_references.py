@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from paleo.specs.file_cache import FileCache, changed_files, recorded
 from paleo.specs.hardware import load_system
+from paleo.specs.loading import FileCache, changed_files, recorded
 from paleo.specs.model import load_model
 
 MODEL = """

@@ -23,9 +23,8 @@ from paleo.search.plans import recommended
 from paleo.specs.hardware import load_system
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
-from paleo.studies.comparison import AUTO
+from paleo.studies.comparison import AUTO, Asked, Purchase, purchase, sensitivity
 from paleo.studies.long_run import LongRunOptions
-from paleo.studies.purchase import Asked, Purchase, purchase, sensitivity
 from paleo.studies.training import amount
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

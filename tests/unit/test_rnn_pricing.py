@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from paleo.errors import SpecError
-from paleo.pricing.parameters import DeviceFigures
+from paleo.pricing.kernels import DeviceFigures, figures
 from paleo.pricing.rnn import (
     RnnDirection,
     RnnParameters,
@@ -22,7 +22,6 @@ from paleo.pricing.rnn import (
     step_time,
     weight_miss,
 )
-from paleo.pricing.roofline import figures
 from paleo.specs.calibration import load_calibration
 from paleo.specs.hardware import load_device
 from paleo.units import GIGA, MEGA, MICROSECOND, TERA

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from paleo.lowering.partition import placed_layers
 from paleo.lowering.program import Counted, Program, Section, Transfer
 from paleo.operations.base import Kernel
 from paleo.operations.optimizers import optimizer
@@ -22,7 +23,6 @@ from paleo.specs.run import Run
 from paleo.specs.software import load_software
 from paleo.step.memory import alive, states, total_memory, workspace
 from paleo.step.section_times import BYTES, section_costs
-from paleo.step.stages import placed_layers
 from paleo.step.streams import LayerIteration, walk
 from paleo.step.timeline import busy
 

@@ -11,10 +11,9 @@ import pytest
 
 from paleo.errors import SpecError
 from paleo.pricing.gemm import GemmParameters
-from paleo.pricing.parameters import from_mapping
 from paleo.pricing.power import PowerParameters
 from paleo.pricing.store import HOST_PARAMETERS, UNMEASURED, Found, lookup, resolved
-from paleo.specs.calibration import load_calibration, load_inheritance
+from paleo.specs.calibration import from_mapping, load_calibration, load_inheritance
 from paleo.specs.catalog import names
 from paleo.validate.command import validate
 from paleo.validate.kinds.base import KINDS, coded, mapped

@@ -71,7 +71,7 @@ def report(
     from paleo.questions import gpu_counts, of_any_software, planner_of, systems_with_counts
     from paleo.report.html import report as page
     from paleo.specs.model import load_model
-    from paleo.studies import comparison, purchase
+    from paleo.studies import comparison
     from paleo.studies.learning import aimed
     from paleo.studies.scaling import scalings
     from paleo.studies.training import stated_amount, usual_amount
@@ -85,8 +85,8 @@ def report(
     )
     stated = stated_amount(network, run, epochs=epochs, samples=samples, tokens=tokens)
     run, amount = aimed(network, run, target, stated)
-    study = purchase.purchase(
-        purchase.Asked(
+    study = comparison.purchase(
+        comparison.Asked(
             network,
             systems_with_counts(systems, run.gpus),
             run,

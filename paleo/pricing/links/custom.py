@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from paleo.collectives.base import ALGORITHMS
-from paleo.pricing.links.alpha_beta import bus_factor
+from paleo.pricing.links.alpha_beta import NANOSECOND, bus_factor, fill_time, hidden, with_skew
 from paleo.pricing.links.group import SWITCH_RANKS
-from paleo.pricing.links.transfer import NANOSECOND, fill_time, hidden, with_skew
-from paleo.pricing.parameters import parameter
+from paleo.specs.calibration import parameter
 from paleo.units import GIB, KILO, MICROSECOND
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from paleo.collectives.base import Traffic
-from paleo.pricing.links.transfer import NANOSECOND, fill_time, hidden, with_skew
-from paleo.pricing.parameters import parameter
+from paleo.pricing.links.alpha_beta import NANOSECOND, fill_time, hidden, with_skew
+from paleo.specs.calibration import parameter
 from paleo.units import MEBIBYTE, MICROSECOND
 
 if TYPE_CHECKING:

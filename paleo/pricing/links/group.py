@@ -26,8 +26,8 @@ import numpy.typing as npt
 
 from paleo.collectives.base import ranks_of
 from paleo.errors import PlanError
-from paleo.pricing.links.transfer import NANOSECOND, fill_time, hidden, softly_least, with_skew
-from paleo.pricing.parameters import parameter
+from paleo.pricing.links.alpha_beta import NANOSECOND, fill_time, hidden, softly_least, with_skew
+from paleo.specs.calibration import parameter
 from paleo.units import MICROSECOND
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from paleo.pricing.attention import (
     attention_prefill_time,
     default_kernel,
 )
-from paleo.pricing.parameters import DeviceFigures
+from paleo.pricing.kernels import DeviceFigures
 from paleo.validate.kinds.base import (
     KINDS,
     WHOLE_SHARE,

@@ -26,13 +26,13 @@ import pandas as pd
 
 from paleo.errors import SpecError, near
 from paleo.files import read_bytes
-from paleo.pricing.roofline import figures
+from paleo.pricing.kernels import figures
 from paleo.registry import Registry
 from paleo.specs.hardware import find_device
 from paleo.units import MICROSECOND
 
 if TYPE_CHECKING:
-    from paleo.pricing.parameters import DeviceFigures
+    from paleo.pricing.kernels import DeviceFigures
 
 Array = npt.NDArray[np.float64]
 Figures = TypeVar("Figures")
@@ -133,7 +133,7 @@ class TableKind(ABC, Generic[Figures]):
         """Calibration key of each row, one of ``families``."""
 
     def compute(self, frame: pd.DataFrame) -> pd.Series[str]:
-        """The arithmetic unit that each row asks for, as ``paleo.pricing.roofline`` takes it; '' for the usual one."""
+        """The arithmetic unit that each row asks for, as ``paleo.pricing.kernels`` takes it; '' for the usual one."""
         return text(frame, "compute")
 
     @abstractmethod
@@ -436,7 +436,7 @@ SPLIT_SHARE, WHOLE_SHARE = 0.45, 0.9
 def energy(figures: DeviceFigures) -> Energy:
     """Energies of a device by its process; those of 7 nm where the architecture is not known.
 
-    >>> from paleo.pricing.roofline import figures
+    >>> from paleo.pricing.kernels import figures
     >>> from paleo.specs.hardware import load_device
     >>> energy(figures(load_device("v100-sxm2-16gb"), "fp16")).tensor
     2.3

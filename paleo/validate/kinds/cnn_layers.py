@@ -25,8 +25,7 @@ from paleo.pricing.convolution_shape import (
     Direction,
     convolution_shape,
 )
-from paleo.pricing.parameters import DeviceFigures
-from paleo.pricing.roofline import figures
+from paleo.pricing.kernels import DeviceFigures, figures
 from paleo.specs.hardware import find_device
 from paleo.units import MILLISECOND
 from paleo.validate.kinds.base import KINDS, TableKind, number, text

@@ -14,7 +14,7 @@ import pandas as pd
 from paleo.collectives.base import OPERATIONS
 from paleo.errors import PaleoError, near
 from paleo.pricing.communication import NOT_IN_SWITCH
-from paleo.pricing.links.alpha_beta import bus_factor
+from paleo.pricing.links.alpha_beta import NANOSECOND, bus_factor
 from paleo.pricing.links.custom import CustomParameters, custom_time
 from paleo.pricing.links.fabric import FabricParameters
 from paleo.pricing.links.group import (
@@ -27,7 +27,6 @@ from paleo.pricing.links.group import (
     stack_links,
 )
 from paleo.pricing.links.policy import Nccl, best
-from paleo.pricing.links.transfer import NANOSECOND
 from paleo.specs.hardware import System, load_system
 from paleo.units import MICROSECOND
 from paleo.validate.kinds.base import KINDS, FitPlan, TableKind, number, text

@@ -24,8 +24,7 @@ from paleo.pricing.convolution_shape import (
     Direction,
     convolution_shape,
 )
-from paleo.pricing.parameters import DeviceFigures
-from paleo.pricing.roofline import unit_of
+from paleo.pricing.kernels import DeviceFigures, unit_of
 from paleo.specs.hardware import find_device
 from paleo.validate.kinds.base import (
     INTEGER_LANES,

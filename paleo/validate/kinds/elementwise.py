@@ -7,16 +7,15 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 import pandas as pd
 
+from paleo.pricing.kernels import DeviceFigures, figures
 from paleo.pricing.memory import (
     MemoryParameters,
     block_passes,
     layer_norm_passes,
     memory_time,
     softmax_passes,
-    streaming_fraction,
 )
-from paleo.pricing.parameters import DeviceFigures
-from paleo.pricing.roofline import figures
+from paleo.pricing.store import streaming_fraction
 from paleo.specs.hardware import find_device
 from paleo.units import MICROSECOND
 from paleo.validate.kinds.base import KINDS, FitPlan, TableKind, as_timed, number, text

@@ -13,8 +13,7 @@ import pandas as pd
 
 from paleo.errors import SpecError
 from paleo.pricing.gemm import GemmParameters, gemm_time, quantisation_time
-from paleo.pricing.parameters import DeviceFigures
-from paleo.pricing.roofline import unit_of
+from paleo.pricing.kernels import DeviceFigures, unit_of
 from paleo.specs.hardware import find_device
 from paleo.units import MICROSECOND
 from paleo.validate.kinds.base import (

@@ -10,9 +10,8 @@ import numpy as np
 import pandas as pd
 
 from paleo.errors import SpecError
-from paleo.pricing.parameters import DeviceFigures
+from paleo.pricing.kernels import DeviceFigures, unit_of
 from paleo.pricing.rnn import GATES, RnnDirection, RnnParameters, rnn_time
-from paleo.pricing.roofline import unit_of
 from paleo.specs.hardware import find_device
 from paleo.validate.kinds.base import (
     KINDS,

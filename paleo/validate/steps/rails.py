@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from paleo.errors import SpecError, near
 from paleo.pricing.communication import link_parameters
-from paleo.pricing.links.transfer import hidden
+from paleo.pricing.links.alpha_beta import hidden
 from paleo.specs.hardware import load_system
 from paleo.validate.steps.base import Step, StepTable, whole
 from paleo.validate.tables import STEPS

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from paleo.errors import SpecError
-from paleo.lowering.checkpoint_policy import RECOMPUTE_MODULES
+from paleo.lowering.launches import RECOMPUTE_MODULES
 from paleo.lowering.recompute import RECOMPUTE
 from paleo.predict import predict
 from paleo.search.partial_recompute import fewest_layers

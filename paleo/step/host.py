@@ -1,10 +1,9 @@
-"""What lives in host memory: states and activations that a device has no room for.
+"""What the hosts of the devices do in a step: they hold states and activations that a device has no room for, update
+offloaded parameters, and feed the input pipeline, which reads, decodes and copies the samples of a batch.
 
-Every device has its own link to the host, both ways at once; memory of a node is shared evenly. Formulas broadcast over
-arrays; seconds and bytes. Traffic on the link and the work of the host overlap with computation: only what does not
-hide there is waited for.
-
-What a system states about its hosts: their links to the devices, memory, storage and cores.
+Every device has its own link to the host, both ways at once; memory, storage and cores of a node are shared evenly, as
+far as a system states them. Traffic on the link and the work of the host overlap with computation: only what does not
+hide there is waited for. Formulas broadcast over arrays; seconds and bytes.
 """
 
 from __future__ import annotations
@@ -16,27 +15,23 @@ import numpy as np
 import numpy.typing as npt
 
 from paleo.errors import PlanError, SpecError, near
-from paleo.specs.hardware import load_link
 from paleo.step.memory import States
 from paleo.units import listed
 
 if TYPE_CHECKING:
+    from paleo.network.graph import Graph
     from paleo.operations.optimizers import Optimizer
-    from paleo.operations.tensor import Precision
+    from paleo.operations.tensor import Precision, Tensor
     from paleo.pricing.store import Rates
     from paleo.specs.hardware import System
+    from paleo.specs.run import InputOptions, Run
     from paleo.step.section_times import LayerTimes
 
 
 def link_rate(system: System, rates: Rates | None = None) -> float:
     """What a device and its host send each other, each way [byte/s]: its PCIe lanes at the share that copies reach, or
     that constant ``rates`` state for links."""
-    device = system.device
-    if device.pcie is None:
-        raise SpecError(f"device {device.name}: pcie is not stated, so the time of copies to the host is not known")
-    link = load_link(f"pcie{device.pcie.generation}-x16")
-    stated = None if rates is None else rates.link
-    return link.bandwidth * (stated or link.achieved_fraction or 1.0) * device.pcie.lanes / 16
+    return system.device.copy_rate(None if rates is None else rates.link)
 
 
 def host_figure(system: System, key: str, instead: str = "") -> float:
@@ -180,3 +175,84 @@ def host_update(count: Array, backward: Array, optimizer: Optimizer, formats: Pr
     back = 0.0 if offload.holds("parameters") else count * formats.parameter / offload.link
     moved = count * sum(optimizer.update_bytes(formats)) / offload.memory
     return np.asarray(_beyond(sent, backward) + np.maximum(moved, back))
+
+
+@dataclass(frozen=True, slots=True)
+class InputPipeline:
+    """Seconds in which a step's batch is read, decoded and copied: three stages that work at the same time, ahead of
+    the step that needs it."""
+
+    storage: Numeric
+    decode: Numeric
+    copy: Numeric
+
+    @property
+    def total(self) -> Array:
+        """Seconds between two batches in steady state: the slowest stage sets the pace."""
+        return np.maximum(np.maximum(self.storage, self.decode), self.copy)
+
+    @property
+    def slowest(self) -> str:
+        """What sets the pace."""
+        names = {"storage": self.storage, "decoding": self.decode, "copies to the device": self.copy}
+        return max(names, key=lambda name: float(names[name]))
+
+
+def input_pipeline(
+    stages: InputOptions,
+    system: System,
+    sample_bytes: float,
+    *,
+    gpus: int,
+    replica: Numeric,
+    local_batch: Numeric,
+    link: float | None = None,
+) -> InputPipeline:
+    """How long a batch takes to arrive, where ``replica`` ranks share the ``local_batch`` samples of one model replica.
+
+    A node reads and decodes the samples of all its replicas (of one, where a replica is larger than a node) with its
+    storage and its cores; each rank copies the batch of its replica over its own link, at ``link`` byte/s or the usual
+    share of its slot.
+    """
+    devices = min(gpus, system.devices_per_node)
+    samples = np.asarray(local_batch) * np.maximum(devices / np.asarray(replica), 1.0)
+    storage, decode = 0.0 * samples, 0.0 * samples
+    if stages.sample is not None:
+        rate = stages.storage or host_figure(system, "storage_bandwidth", ", or input.storage")
+        storage = samples * stages.sample / rate
+    if stages.decode > 0:
+        cores = stages.cores or host_figure(system, "cores", ", or input.cores") / system.devices_per_node
+        decode = samples * stages.decode / (cores * devices)
+    copied = sample_bytes if stages.copied is None else stages.copied
+    return InputPipeline(storage, decode, np.asarray(local_batch) * copied / (link or link_rate(system)))
+
+
+#: Stored bytes of a photograph (ImageNet-1k: 140 GB in 1.28 million JPEG files), and the side in pixels from which an
+#: image of three channels is taken for one.
+PHOTOGRAPH, LEAST_SIDE = 110_000.0, 128
+
+
+def usual_input(run: Run, graph: Graph, system: System, decode: float, gpus: int) -> InputOptions | None:
+    """How photographs arrive where the run does not say: a core of the host takes ``decode`` seconds for each, and
+    storage counts where the host states its bandwidth. The run has all cores of its nodes, which its ``gpus`` may not
+    fill. None where the network takes none, the host's cores are not stated, or ``decode`` is 0: data cost nothing."""
+    host = system.host
+    if not decode or host is None or host.cores is None or not any(map(_photograph, graph.inputs.values())):
+        return None
+    cores = host.cores / min(gpus, system.devices_per_node)
+    stored = PHOTOGRAPH if host.storage_bandwidth else None
+    return run.photographs(sample=stored, decode=decode, cores=cores)
+
+
+def _photograph(tensor: Tensor) -> bool:
+    pixels = tensor.dims[1:] == ("channels", "height", "width") and tensor.sizes[1] == 3
+    return pixels and min(tensor.sizes[2:]) >= LEAST_SIDE
+
+
+#: Bytes of an input's numbers as loaders hand them on: fp32, and int64 for indices.
+_WIDTH = {"index": 8.0}
+
+
+def sample_bytes(graph: Graph) -> float:
+    """Bytes of one sample as it is copied to the device."""
+    return sum(float(tensor.elements) * _WIDTH.get(tensor.role, 4.0) for tensor in graph.inputs.values()) / graph.batch
