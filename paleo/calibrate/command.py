@@ -322,7 +322,7 @@ def measure(
     written, failed = _measured_with_progress(measured, chosen_points, tables, budget)
     for line in failed:
         sys.stderr.write(f"not measured: {line}\n")
-    missing = sum(not tables.done(point) for point in chosen_points) - len(failed)
+    missing = sum(not tables.is_measured(point) for point in chosen_points) - len(failed)
     sys.stderr.write(f"{written} rows measured, {missing} left for another run; tables in {folder}\n")
     return _fit_measured(tables, output or str(folder / f"{measured.name}.yaml"), measured.name, date)
 

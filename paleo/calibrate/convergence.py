@@ -33,13 +33,17 @@ def points_of(task: TrainingTask, table: pd.DataFrame) -> pd.DataFrame:
     """The reference points of a task: of its benchmarks and rounds, the latest of each batch. Rounds from before there
     were reference points have those of the first round with any."""
     task_points = table[table["benchmark"].isin(task.benchmarks)]
-    chosen = task_points[task_points["round"].isin(task.rounds)] if task.rounds else task_points[~_taken(task_points)]
+    chosen = (
+        task_points[task_points["round"].isin(task.rounds)]
+        if task.rounds
+        else task_points[~_in_listed_rounds(task_points)]
+    )
     if task.rounds and chosen.empty and not task_points.empty:
         chosen = task_points[task_points["round"] == task_points["round"].min()]
     return chosen.sort_values(["round", "samples_mean"]).drop_duplicates("global_batch_size", keep="last")
 
 
-def _taken(points: pd.DataFrame) -> npt.NDArray[np.bool_]:
+def _in_listed_rounds(points: pd.DataFrame) -> npt.NDArray[np.bool_]:
     """Which points belong to rounds that a task lists as its own."""
     tasks = [load_task(name) for name in entries("tasks")]
     listed = {(benchmark, name) for task in tasks for benchmark in task.benchmarks for name in task.rounds}

@@ -137,11 +137,11 @@ def fitted_job(job: FitJob, fitted: Mapping[tuple[str, str, str], Any]) -> FitRe
     plan: FitPlan = job.kind.fit_plan(job.subject, job.family, job.stack, job.rows[0].figures, fitted)
     return fit(
         job.kind, job.rows, plan.start, alternatives=plan.alternatives, per_stack=plan.per_stack, fixed=plan.fixed,
-        training_rows=plan.training_rows, starts=plan.starts, prior=plan.prior, hold_out=_many(job),
+        training_rows=plan.training_rows, starts=plan.starts, prior=plan.prior, hold_out=_divisible(job),
     )  # fmt: skip
 
 
-def _many(job: FitJob) -> bool:
+def _divisible(job: FitJob) -> bool:
     """Whether all three parts of a split would have rows."""
     parts = [split(rows.frame, job.kind.configuration) for rows in job.rows]
     together = np.concatenate(parts)

@@ -30,7 +30,7 @@ from paleo.specs.hardware import load_system
 from paleo.units import MICROSECOND, MILLISECOND
 from paleo.validate.kinds.base import read_table, text
 from paleo.validate.residual import residual
-from paleo.validate.steps.base import StepTable, records, whole
+from paleo.validate.steps.base import StepTable, integer, records
 from paleo.validate.tables import table_of
 
 if TYPE_CHECKING:
@@ -112,9 +112,9 @@ class LinkFigures(NamedTuple):
     system: System
     before: Mapping[str, Found[Any]]
 
-    def under(self, parameters: LinkParameters, moving: Sequence[str]) -> StepTable:
+    def priced_with(self, parameters: LinkParameters, moving: Sequence[str]) -> StepTable:
         """The table, its rows priced with these numbers."""
-        return self.table.under(calibration(self.system, entries(self.before, parameters, moving)))
+        return self.table.with_calibration(calibration(self.system, entries(self.before, parameters, moving)))
 
 
 class _Steps:
@@ -127,7 +127,7 @@ class _Steps:
 
     def time(self, frame: pd.DataFrame, figures: LinkFigures, parameters: LinkParameters) -> Array:
         """Predicted seconds of each row."""
-        table = figures.under(parameters, self.moving)
+        table = figures.priced_with(parameters, self.moving)
         return np.array([table.step(row).value for row in records(frame)])
 
 
@@ -213,7 +213,7 @@ def link_jobs(files: Sequence[str | Path], only: Sequence[str], free: Sequence[s
         if name not in NUMBERS:
             raise SpecError(f"--free {name}: no such number of a system's links; {near(name, NUMBERS)}")
     names = [] if EVERY in only else [load_system(name).name for name in only]
-    by_system: dict[str, list[_Found]] = {}
+    by_system: dict[str, list[_PredictedRows]] = {}
     for file in files:
         for name, rows in _by_system(Path(file), names).items():
             by_system.setdefault(name, []).append(rows)
@@ -223,7 +223,7 @@ def link_jobs(files: Sequence[str | Path], only: Sequence[str], free: Sequence[s
     return [_job(rows, tuple(free) or tuple(NUMBERS)) for _, rows in sorted(by_system.items())]
 
 
-class _Found(NamedTuple):
+class _PredictedRows(NamedTuple):
     """Rows of one system in one table, their predicted seconds, and how many more could not be predicted."""
 
     rows: Rows
@@ -231,7 +231,7 @@ class _Found(NamedTuple):
     skipped: int
 
 
-def _by_system(file: Path, only: Sequence[str]) -> dict[str, _Found]:
+def _by_system(file: Path, only: Sequence[str]) -> dict[str, _PredictedRows]:
     """Rows of several devices of one table by system."""
     frame = read_table(file).reset_index(drop=True)
     table = table_of(frame.columns)
@@ -248,14 +248,14 @@ def _by_system(file: Path, only: Sequence[str]) -> dict[str, _Found]:
         if len(fine):
             named = fine.assign(configuration=configurations(fine), table=file.name)
             rows = Rows(named, figures, STACK, table.measured(fine))
-            out[name] = _Found(rows, seconds[np.isfinite(seconds)], len(system_rows) - len(fine))
+            out[name] = _PredictedRows(rows, seconds[np.isfinite(seconds)], len(system_rows) - len(fine))
     return out
 
 
 def _system_of(table: StepTable, row: Mapping[str, Any]) -> System | None:
     """The system of a row of several devices."""
     try:
-        return table.system(row) if whole(row, "n_gpus", 1) > 1 else None
+        return table.system(row) if integer(row, "n_gpus", 1) > 1 else None
     except PaleoError:
         return None
 
@@ -266,7 +266,7 @@ def configurations(frame: pd.DataFrame) -> pd.Series[str]:
     return joined(frame, columns)
 
 
-def _job(groups: Sequence[_Found], names: Sequence[str]) -> LinkJob:
+def _job(groups: Sequence[_PredictedRows], names: Sequence[str]) -> LinkJob:
     figures: LinkFigures = groups[0].rows.figures
     leads = {name: getattr(figures.before[group.family].parameters, group.leads) for name, group in NUMBERS.items()}
     start = LinkParameters(**leads)
@@ -287,7 +287,7 @@ def _sources(frame: pd.DataFrame) -> Iterator[str]:
         yield f"{name} ({', '.join(sorted(set(text(part, 'source')) - {''}))})"
 
 
-def _dependent(group: _Found, start: LinkParameters, name: str) -> Flags:
+def _dependent(group: _PredictedRows, start: LinkParameters, name: str) -> Flags:
     """Rows whose step gets longer when one number gets worse."""
     value = getattr(start, name)
     worse = dataclasses.replace(start, **{name: value / WORSE if name.endswith("share") else value * WORSE})
@@ -320,7 +320,7 @@ def _settled(job: LinkJob, moving: list[str], left: dict[str, str]) -> tuple[Lin
         loose = _loosest(parameters, sigma)
         if loose is None:
             return parameters, sigma
-        left[loose] = _why(parameters, loose, sigma[loose])
+        left[loose] = _unfitted_reason(parameters, loose, sigma[loose])
         moving.remove(loose)
         parameters = dataclasses.replace(parameters, **{loose: getattr(job.start, loose)})
     return parameters, {}
@@ -369,7 +369,7 @@ def _bound(parameters: LinkParameters, name: str) -> float | None:
     return next((float(end) for end in ends if abs(math.log(value / end)) < AT_BOUND), None)
 
 
-def _why(parameters: LinkParameters, name: str, sigma: float) -> str:
+def _unfitted_reason(parameters: LinkParameters, name: str, sigma: float) -> str:
     if sigma > LOOSEST:
         spread = f"one sigma is a factor of {math.exp(sigma):.2g}" if sigma < 1.0 else "any value does"
         return f"the steps leave it open ({spread})"

@@ -385,7 +385,7 @@ class Tables:
         """The file of a table."""
         return self.folder / f"{self.device}.{table}.csv"
 
-    def done(self, point: Point) -> bool:
+    def is_measured(self, point: Point) -> bool:
         """Whether the point was measured with this library."""
         if point.table not in self._done:
             self._done[point.table] = set(self._keys(point.table))
@@ -396,7 +396,7 @@ class Tables:
         path = self.path(point.table)
         names = self._header(path) or list(row)
         append_row(path, names, row)
-        self.done(point)
+        self.is_measured(point)
         self._done[point.table].add(self._key(point.row))
 
     def files(self) -> list[Path]:
@@ -440,7 +440,7 @@ def measure_all(
     start, written, failed = time.perf_counter(), 0, list[str]()
     for point in points:
         report(point)
-        if tables.done(point):
+        if tables.is_measured(point):
             continue
         if time.perf_counter() - start > budget:
             break

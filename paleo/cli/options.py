@@ -158,14 +158,14 @@ class RunOptions:
         from paleo.specs.loading import validate
         from paleo.specs.run import Run
 
-        data = self._given()
+        data = self._stated_fields()
         for key, value in self._settings().items():
             _put(data, key, value)
         file = self._file()
         sizes = {**file.get("model", {}), **data.get("model", {})}
         return validate(Run, {**file, **data, **({"model": sizes} if sizes else {})}, "options")
 
-    def _given(self) -> dict[str, Any]:
+    def _stated_fields(self) -> dict[str, Any]:
         names = [field.name for field in fields(self) if field.name not in ("set_", "seq", "run_file")]
         stated = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         return stated if self.jitter is None else {**stated, **_noise(self.jitter)}

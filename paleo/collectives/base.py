@@ -237,7 +237,7 @@ def active(fan_out: Array) -> Array:
     return np.where(fan_out > 1, 1.0, 0.0)
 
 
-def others(fan_out: Array) -> Array:
+def remote_share(fan_out: Array) -> Array:
     """(n - 1) / n: the share of a buffer that belongs to the other units."""
     return (fan_out - 1.0) / fan_out
 

@@ -10,8 +10,8 @@ from paleo.collectives.base import (
     add_algorithm,
     members_below,
     one_level_at_a_time,
-    others,
     outer_first,
+    remote_share,
     rounds,
 )
 
@@ -43,7 +43,7 @@ def reduce_scatter(payload: Array, group: tuple[Array, ...]) -> Traffic:
     """
     return one_level_at_a_time(
         [
-            LevelTraffic(rounds(fan_out), others(fan_out) * payload, others(fan_out) * payload / inside)
+            LevelTraffic(rounds(fan_out), remote_share(fan_out) * payload, remote_share(fan_out) * payload / inside)
             for fan_out, inside in zip(group, members_below(group), strict=True)
         ]
     )
@@ -52,7 +52,7 @@ def reduce_scatter(payload: Array, group: tuple[Array, ...]) -> Traffic:
 def all_gather(payload: Array, group: tuple[Array, ...]) -> Traffic:
     """Recursive doubling: alpha log2 P + beta S (P-1)/P, the outer level first."""
     return outer_first(
-        one_level_at_a_time([LevelTraffic(rounds(fan_out), others(fan_out) * payload) for fan_out in group])
+        one_level_at_a_time([LevelTraffic(rounds(fan_out), remote_share(fan_out) * payload) for fan_out in group])
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from paleo.collectives import double_tree
-from paleo.collectives.base import Algorithm, LevelTraffic, Traffic, add_algorithm, others
+from paleo.collectives.base import Algorithm, LevelTraffic, Traffic, add_algorithm, remote_share
 
 if TYPE_CHECKING:
     from paleo.collectives.base import Array
@@ -18,7 +18,7 @@ def all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
     so that the load is even.
     """
     ranks = group[0]
-    chain = LevelTraffic(2.0 * (ranks - 1.0), 2.0 * others(ranks) * payload, others(ranks) * payload)
+    chain = LevelTraffic(2.0 * (ranks - 1.0), 2.0 * remote_share(ranks) * payload, remote_share(ranks) * payload)
     if len(group) == 1:
         return Traffic.of(chain)
     between = double_tree.all_reduce(payload, group).phases[0][1:]

@@ -11,7 +11,7 @@ from paleo.collectives.base import (
     active,
     add_algorithm,
     members_below,
-    others,
+    remote_share,
     rounds,
 )
 
@@ -30,7 +30,9 @@ def all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
     """
     return Traffic.of(
         *(
-            LevelTraffic(2.0 * rounds(fan_out), 2.0 * others(fan_out) * payload, others(fan_out) * payload / inside)
+            LevelTraffic(
+                2.0 * rounds(fan_out), 2.0 * remote_share(fan_out) * payload, remote_share(fan_out) * payload / inside
+            )
             for fan_out, inside in zip(group, members_below(group), strict=True)
         )
     )

@@ -10,8 +10,8 @@ from paleo.collectives.base import (
     add_algorithm,
     members_below,
     one_level_at_a_time,
-    others,
     outer_first,
+    remote_share,
 )
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def reduce_scatter(payload: Array, group: tuple[Array, ...]) -> Traffic:
     """Per level of fan-out f: alpha (f-1) + beta S (f-1)/f, gamma over the shard that a rank holds there."""
     return one_level_at_a_time(
         [
-            LevelTraffic(fan_out - 1.0, others(fan_out) * payload, others(fan_out) * payload / inside)
+            LevelTraffic(fan_out - 1.0, remote_share(fan_out) * payload, remote_share(fan_out) * payload / inside)
             for fan_out, inside in zip(group, members_below(group), strict=True)
         ]
     )
@@ -34,7 +34,7 @@ def reduce_scatter(payload: Array, group: tuple[Array, ...]) -> Traffic:
 def all_gather(payload: Array, group: tuple[Array, ...]) -> Traffic:
     """Per level of fan-out f: alpha (f-1) + beta S (f-1)/f, the outer level first."""
     return outer_first(
-        one_level_at_a_time([LevelTraffic(fan_out - 1.0, others(fan_out) * payload) for fan_out in group])
+        one_level_at_a_time([LevelTraffic(fan_out - 1.0, remote_share(fan_out) * payload) for fan_out in group])
     )
 
 
@@ -51,7 +51,7 @@ def all_to_all(payload: Array, group: tuple[Array, ...]) -> Traffic:
     """
     return one_level_at_a_time(
         [
-            LevelTraffic(fan_out - 1.0, inside * others(fan_out) * payload)
+            LevelTraffic(fan_out - 1.0, inside * remote_share(fan_out) * payload)
             for fan_out, inside in zip(group, members_below(group), strict=True)
         ]
     )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from paleo.collectives import double_tree
-from paleo.collectives.base import Algorithm, LevelTraffic, Traffic, active, add_algorithm, others, ranks_of
+from paleo.collectives.base import Algorithm, LevelTraffic, Traffic, active, add_algorithm, ranks_of, remote_share
 
 if TYPE_CHECKING:
     from paleo.collectives.base import Array
@@ -30,7 +30,9 @@ def reduce_scatter(payload: Array, group: tuple[Array, ...]) -> Traffic:
 
 def all_gather(payload: Array, group: tuple[Array, ...]) -> Traffic:
     """alpha + beta S (P-1)/P: each rank multicasts its shard; what it receives, (P-1)/P of S, is what limits."""
-    return _outer_ring(payload, group, 0.0) + Traffic.of(LevelTraffic(active(group[0]), others(group[0]) * payload))
+    return _outer_ring(payload, group, 0.0) + Traffic.of(
+        LevelTraffic(active(group[0]), remote_share(group[0]) * payload)
+    )
 
 
 def broadcast(payload: Array, group: tuple[Array, ...]) -> Traffic:
@@ -54,7 +56,7 @@ def _outer_ring(payload: Array, group: tuple[Array, ...], reduced: float) -> Tra
     if len(group) == 1:
         return Traffic()
     units = ranks_of(group[1:])
-    share = others(units) * payload
+    share = remote_share(units) * payload
     hops = np.maximum(units - 1.0, 1.0)
     levels = [
         LevelTraffic((fan_out - 1.0) * above, share * active(fan_out), reduced * share * (fan_out - 1.0) * above / hops)

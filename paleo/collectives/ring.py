@@ -12,8 +12,8 @@ from paleo.collectives.base import (
     Traffic,
     active,
     add_algorithm,
-    others,
     ranks_of,
+    remote_share,
     units_above,
 )
 
@@ -51,17 +51,17 @@ def ring_passes(payload: Array, group: tuple[Array, ...], *, passes: float, shar
 
 def all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
     """2 alpha (P-1) + 2 beta S (P-1)/P + gamma S (P-1)/P."""
-    return ring_passes(payload, group, passes=2.0, share=others(ranks_of(group)), reduced=1.0)
+    return ring_passes(payload, group, passes=2.0, share=remote_share(ranks_of(group)), reduced=1.0)
 
 
 def reduce_scatter(payload: Array, group: tuple[Array, ...]) -> Traffic:
     """alpha (P-1) + beta S (P-1)/P + gamma S (P-1)/P."""
-    return ring_passes(payload, group, passes=1.0, share=others(ranks_of(group)), reduced=1.0)
+    return ring_passes(payload, group, passes=1.0, share=remote_share(ranks_of(group)), reduced=1.0)
 
 
 def all_gather(payload: Array, group: tuple[Array, ...]) -> Traffic:
     """alpha (P-1) + beta S (P-1)/P."""
-    return ring_passes(payload, group, passes=1.0, share=others(ranks_of(group)), reduced=0.0)
+    return ring_passes(payload, group, passes=1.0, share=remote_share(ranks_of(group)), reduced=0.0)
 
 
 def broadcast(payload: Array, group: tuple[Array, ...]) -> Traffic:

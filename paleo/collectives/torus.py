@@ -16,8 +16,8 @@ from paleo.collectives.base import (
     active,
     add_algorithm,
     members_below,
-    others,
     ranks_of,
+    remote_share,
 )
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def _round_all(payload: Array, group: tuple[Array, ...], *, times: float, reduced: float) -> Traffic:
     """Each chip sends ``times`` S (P-1)/P, in equal parts over the k dimensions of more than one unit."""
     dimensions = np.maximum(sum((active(extent) for extent in group), np.zeros(())), 1.0)
-    share = others(ranks_of(group)) * payload / dimensions
+    share = remote_share(ranks_of(group)) * payload / dimensions
     return Traffic.of(
         *(
             LevelTraffic(

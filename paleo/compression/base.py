@@ -57,7 +57,7 @@ class SummedGradient:
         return np.asarray(self.elements * self.width, dtype=np.float64)
 
     @property
-    def others(self) -> Array:
+    def peers(self) -> Array:
         """Ranks that a rank exchanges with."""
         return np.asarray(np.maximum(np.asarray(self.ranks, dtype=np.float64) - 1.0, 0.0))
 
@@ -159,7 +159,7 @@ def wire_bytes(messages: tuple[Message, ...], gradient: SummedGradient) -> Array
     >>> float(wire_bytes((Message("all_reduce", gradient.bytes),), gradient))
     600.0
     """
-    share = gradient.others / np.maximum(gradient.ranks, 1.0)
+    share = gradient.peers / np.maximum(gradient.ranks, 1.0)
     sent = sum((2.0 if m.operation == "all_reduce" else 1.0) * m.payload for m in messages)
     return np.asarray(share * sent)
 

@@ -26,7 +26,7 @@ def model_of(trace: Trace, *, title: str, source: str, sizes: Mapping[str, int],
     network = translated(recognise(trace))
     writer = _Writer(network)
     ending = _loss(network) if loss == "auto" else None
-    layers = writer.whole(fold(network.entries), ending)
+    layers = writer.network_lines(fold(network.entries), ending)
     params = {name: size for name, size in sizes.items() if name != "batch"}
     model: dict[str, Any] = {"title": title, "task": "imported", "source": source}
     model["notes"] = " ".join([_notes(network), *_remarks(trace)])
@@ -105,7 +105,7 @@ class _Writer:
             for key, value in options.items()
         }
 
-    def whole(self, items: Sequence[Item], loss: str | None) -> list[Any]:
+    def network_lines(self, items: Sequence[Item], loss: str | None) -> list[Any]:
         """All lines of the network."""
         first = next(iter(self.network.inputs))
         final = items[-1].last if items and isinstance(items[-1], Loop) else items[-1] if items else first

@@ -340,7 +340,7 @@ class _Reader:
         if node.op_type == "Constant":
             self._constant_node(node)
             return None
-        inputs = [self._unmerged(self._known(name, node), node) for name in node.input]
+        inputs = [self._unmerged(self._value(name, node), node) for name in node.input]
         if inputs and all(v is None or (v.static and v.index) for v in inputs):
             self._static(node, shapes)
             return None
@@ -409,7 +409,7 @@ class _Reader:
         self.values[name] = copy = self._constant(name, value.shape, value.index, True)
         return copy
 
-    def _known(self, name: str, node: Any) -> Value | None:
+    def _value(self, name: str, node: Any) -> Value | None:
         if name not in self.values:
             raise SpecError(
                 f"{self.path}: node {node.name[:60] or node.op_type!r} reads {name[:60]!r}, which nothing makes"

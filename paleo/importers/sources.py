@@ -56,7 +56,11 @@ def from_config(path: str | Path, *, seq: int | None = None) -> Model:
     if config.remote_code:
         model["notes"] = f"{model.get('notes') or ''} The model's own code ({config.remote_code}) was not run.".strip()
     source = model.pop("source", f"configuration {Path(config.path).name} of {config.get('_name_or_path') or kind}")
-    return {"title": f"{kind} imported from {config.path}", "task": model.pop("task"), "source": source} | _rest(model)
+    return {
+        "title": f"{kind} imported from {config.path}",
+        "task": model.pop("task"),
+        "source": source,
+    } | _without_title(model)
 
 
 def _in_library(kind: object) -> bool:
@@ -64,7 +68,7 @@ def _in_library(kind: object) -> bool:
     return isinstance(kind, str) and known_to_library(kind)
 
 
-def _rest(model: Model) -> dict[str, Any]:
+def _without_title(model: Model) -> dict[str, Any]:
     return {key: value for key, value in model.items() if key != "title"}
 
 

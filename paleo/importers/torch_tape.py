@@ -231,7 +231,7 @@ class Tape:
         """A view was written into: what it looks at is another value from now on."""
         old = self._values[id(base)]
         whole = record("copy", f"{label} of a view", [old, value], [(old.shape, old.index)], path=path, flops=0.0)
-        whole.kept = frozenset()
+        whole.saved = frozenset()
         self.calls.append(whole)
         self._bind(base, whole.out)
 
@@ -250,13 +250,13 @@ class Tape:
             elif key not in self._known_storages:
                 more += size
                 self._known_storages.add(key)
-        call.kept, call.kept_elements = frozenset(kept), more / (FP32_BYTES // 2 if self.half else FP32_BYTES)
+        call.saved, call.kept_elements = frozenset(kept), more / (FP32_BYTES // 2 if self.half else FP32_BYTES)
 
     def keep_function(self, call: Call, arguments: Sequence[Any], mark: int) -> None:
         """What a function of autograd keeps, beside what its last call does."""
-        before, elements = call.kept or frozenset(), call.kept_elements
+        before, elements = call.saved or frozenset(), call.kept_elements
         self._keep(call, arguments, (), mark)
-        call.kept, call.kept_elements = before | (call.kept or frozenset()), elements + call.kept_elements
+        call.saved, call.kept_elements = before | (call.saved or frozenset()), elements + call.kept_elements
 
     def _training_dropout(self, path: str) -> float:
         """The dropout of scores that a module has in training and leaves out now."""

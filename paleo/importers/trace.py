@@ -52,7 +52,7 @@ class Call:
     options: dict[str, Any] = field(default_factory=dict)
     flops: float | None = None
     path: str = ""
-    kept: frozenset[Value] | None = None
+    saved: frozenset[Value] | None = None
     kept_elements: float = 0.0
     #: Whether the weights that it reads are trained through it, and whether it hands no gradient on.
     trains: bool = True
@@ -72,7 +72,7 @@ class Scope:
 
     path: str
     type: str
-    taken: Value | None
+    argument: Value | None
     result: Value | None
     parameters: tuple[str, ...]
 
@@ -153,11 +153,11 @@ _LINEAR_FUNCTIONS = frozenset({"add", "sub", "rsub", "neg", "masked_fill", "wher
 
 def keeps_of(call: Call) -> str | list[int] | None:
     """What of its inputs and output a call keeps for the backward pass, as the source told, else as its name says."""
-    if call.kept is None:
+    if call.saved is None:
         plain = call.label.strip("_").lower()
         return None if plain in _LINEAR_FUNCTIONS or call.kind == "copy" else "inputs"
-    places = [place for place, value in enumerate(moving_values(call)) if value in call.kept]
-    output = any(value in call.kept for value in call.outputs)
+    places = [place for place, value in enumerate(moving_values(call)) if value in call.saved]
+    output = any(value in call.saved for value in call.outputs)
     if output:
         return "output" if not places else "all"
     if len(places) == len(moving_values(call)):

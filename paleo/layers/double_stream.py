@@ -97,13 +97,15 @@ class DoubleStream(StreamBlock):
         operations += core
         out = x.like(name)
         for stream, length in streams.items():
-            operations += self._rest(f"{name}.{stream}", x, context, length, choices)
+            operations += self._after_attention(f"{name}.{stream}", x, context, length, choices)
         parts = tuple(x.reshaped({x.dims[0]: x.sizes[0], x.dims[1]: n, hidden: x.sizes[-1]}, name=f"{name}.{s}.out")
                       for s, n in streams.items())  # fmt: skip
         operations.append(MemoryPass(name, "elementwise", parts, out, backward_pass="free"))
         return Expansion(tuple(operations), out)
 
-    def _rest(self, name: str, x: Tensor, context: Tensor, length: float, choices: Choices) -> list[Operation]:
+    def _after_attention(
+        self, name: str, x: Tensor, context: Tensor, length: float, choices: Choices
+    ) -> list[Operation]:
         """Output projection, gated sum, and the feed-forward pair of one stream."""
         hidden = x.dims[-1]
         part = x.reshaped({x.dims[0]: x.sizes[0], x.dims[1]: length, hidden: x.sizes[-1]})

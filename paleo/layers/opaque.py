@@ -119,7 +119,7 @@ class Pass(Layer):
     keeps: Literal["inputs", "output", "all", "nothing"] | list[NonNegativeInt] = "nothing"
     kept_per_element: Annotated[float, Field(ge=0)] = 0.0
 
-    def kept(self, name: str, inputs: tuple[Tensor, ...], out: Tensor) -> tuple[Tensor, ...]:
+    def saved_tensors(self, name: str, inputs: tuple[Tensor, ...], out: Tensor) -> tuple[Tensor, ...]:
         """What stays for the backward pass."""
         places = self.keeps if isinstance(self.keeps, list) else range(len(inputs))
         if any(place >= len(inputs) for place in places):
@@ -142,7 +142,7 @@ class KnownPass(Pass):
 
     def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
         out = Tensor(name, tuple(self.dims), tuple(self.dims.values()))
-        kept = self.kept(name, inputs, out)
+        kept = self.saved_tensors(name, inputs, out)
         work = MemoryPass(name, self.kind, inputs, out, _table(name, self.parameters), kept, self.flops_per_element)
         return Expansion((work,), out)
 
@@ -169,7 +169,7 @@ class Opaque(Pass):
 
     def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
         out = Tensor(name, tuple(self.dims), tuple(self.dims.values()))
-        table, kept = _table(name, self.parameters), self.kept(name, inputs, out)
+        table, kept = _table(name, self.parameters), self.saved_tensors(name, inputs, out)
         return Expansion((Unmodelled(name, self.of, inputs, out, table, self.flops_per_element, kept),), out)
 
 

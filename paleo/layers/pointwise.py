@@ -247,14 +247,14 @@ class Crop(Layer):
 
     def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
         x = inputs[0]
-        target = self._wanted(name, inputs)
+        target = self._target_sizes(name, inputs)
         if len(target) != len(x.dims) - 2 or any(w > n for w, n in zip(target, x.sizes[2:], strict=True)):
             raise GraphError(f"{name}: {describe(x)} cannot be cropped to {target}")
         sizes: dict[str, Size] = dict(zip(x.dims, (*x.sizes[:2], *target), strict=True))
         out = x.reshaped(sizes).like(name)
         return Expansion((MemoryPass(name, "copy", (x.reshaped(sizes),), out, flops_per_element=0.0),), out)
 
-    def _wanted(self, name: str, inputs: tuple[Tensor, ...]) -> list[Size]:
+    def _target_sizes(self, name: str, inputs: tuple[Tensor, ...]) -> list[Size]:
         if (self.size is None) == (len(inputs) == 1):
             raise GraphError(f"{name}: crop takes either a size or a second input to be like")
         if self.size is None:

@@ -164,7 +164,7 @@ def _tuned(node: Node, tuning: FineTuning, frozen: bool) -> Node:
             continue
         product = _packed(operation) if packs else operation
         chosen = rank is not None and _chosen(node, operation, tuning.targets)
-        changed += _beside(product, rank) if rank is not None and chosen else [product]
+        changed += _with_adapter(product, rank) if rank is not None and chosen else [product]
     return replace(node, operations=tuple(changed))
 
 
@@ -204,7 +204,7 @@ def _packed(product: Contraction) -> Contraction:
     )  # fmt: skip
 
 
-def _beside(product: Contraction, rank: int) -> Iterator[Operation]:
+def _with_adapter(product: Contraction, rank: int) -> Iterator[Operation]:
     """The product, its adapter, the factor α/r over its output and the sum, as NeMo and PEFT do them."""
     x, weight, out, name = product.lhs, product.rhs, product.out, f"{product.name}.adapter"
     weight_sizes = dict(zip(weight.dims, weight.sizes, strict=True))

@@ -125,14 +125,14 @@ class Graph:
     carried: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     #: Tensor that is a part of another's storage -> that other one, and how many times as large it is.
     parts: Mapping[str, tuple[str, float]] = field(default_factory=dict)
-    _known: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _cache: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def once(self, key: Hashable, work: Callable[[], Known]) -> Known:
         """What ``work`` gives, worked out at most once for this graph; ``key`` names it and all else that it depends
         on. A search lays the same graph over many meshes."""
-        if key not in self._known:
-            self._known[key] = work()
-        known: Known = self._known[key]
+        if key not in self._cache:
+            self._cache[key] = work()
+        known: Known = self._cache[key]
         return known
 
     def copies(self, tensor: Tensor, keeper: Node) -> int:
@@ -322,7 +322,7 @@ class _Builder:
         body = {entry: None} if isinstance(entry, str) else entry
         if not isinstance(body, dict) or not body:
             raise self._error(path, f"expected a layer such as 'relu' or 'conv: {{channels: 64}}', not {entry!r:.60}")
-        if not self._wanted(body, scope, x, path):
+        if not self._is_included(body, scope, x, path):
             return x
         name = body.get("name")
         if name is not None and (not isinstance(name, str) or not name or "." in name):
@@ -345,7 +345,7 @@ class _Builder:
             scope.names[name] = out
         return out
 
-    def _wanted(self, body: dict[str, Any], scope: _Scope, x: Tensor, path: Path) -> bool:
+    def _is_included(self, body: dict[str, Any], scope: _Scope, x: Tensor, path: Path) -> bool:
         if "when" not in body:
             return True
         answer = self._values(body["when"], scope, x, (*path, "when"))
@@ -405,7 +405,7 @@ class _Builder:
         self, kind: str, values: dict[str, Any], body: dict[str, Any], scope: _Scope, x: Tensor, path: Path
     ) -> Tensor:
         schema = LAYERS[kind]
-        layer = validate(schema, values, self._where((*path, kind)))
+        layer = validate(schema, values, self._location((*path, kind)))
         sources = self._sources(body, scope, x, path)
         most = None if schema.arity is None else schema.arity + schema.optional_inputs
         least = 2 if schema.arity is None else schema.arity
@@ -490,7 +490,7 @@ class _Builder:
             if value == "required":
                 raise self._error((*path, kind), f"block {kind!r} needs the argument {key!r}")
             names = dict(scope.values) | values | _sizes(x)
-            values[key] = _worked_out(value, names, self._where(("blocks", kind, "args", key)))
+            values[key] = _worked_out(value, names, self._location(("blocks", kind, "args", key)))
         return values
 
     def _repeat(self, body: dict[str, Any], scope: _Scope, x: Tensor, path: Path, extra: list[str]) -> Tensor:
@@ -556,14 +556,14 @@ class _Builder:
         return self._add(Node(name, join, tuple(outs), maker.operations, maker.out, scope.repeats), path)
 
     def _values(self, value: Any, scope: _Scope, x: Tensor, path: Path) -> Any:
-        return _worked_out(value, dict(scope.values) | _sizes(x), self._where(path))
+        return _worked_out(value, dict(scope.values) | _sizes(x), self._location(path))
 
-    def _where(self, path: Path) -> str:
+    def _location(self, path: Path) -> str:
         spot = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
         return f"{self.model.path or self.model.name}: {spot if len(spot) < 160 else spot[:160] + '…'}"
 
     def _error(self, path: Path, problem: str) -> GraphError:
-        return GraphError(f"{self._where(path)}: {problem}")
+        return GraphError(f"{self._location(path)}: {problem}")
 
 
 def _prefixes(scope: str, owner: str, known: set[str]) -> Iterator[str]:

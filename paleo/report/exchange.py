@@ -79,7 +79,9 @@ def _consistency(study: Purchase, offer: Offer, prediction: Prediction) -> Itera
     if named is None or plain is None:
         return
     modes = ((SYNCHRONOUS, plain, PLAIN), (named.consistency, named, NAMED))
-    lines = [_over(label, curve, colour, lambda point: point.updates_per_s) for label, curve, colour in modes]
+    lines = [
+        _curve_over_workers(label, curve, colour, lambda point: point.updates_per_s) for label, curve, colour in modes
+    ]
     last = [point.consistency for point in named.points if point.runs][-1]
     marks, words = [], f"{named.consistency}: updates of the model a second; a synchronous step is one."
     if last is not None and last.served:
@@ -89,7 +91,7 @@ def _consistency(study: Purchase, offer: Offer, prediction: Prediction) -> Itera
     name = prediction.system.name
     title = f"Updates of the model a second on {name} over workers"
     yield title, curves(lines, title=title, x_label="workers", y_label="updates/s", marks=marks), words
-    stale = _over(named.consistency, named, NAMED, lambda point: point.staleness[0])
+    stale = _curve_over_workers(named.consistency, named, NAMED, lambda point: point.staleness[0])
     late = Curve(stale.name, [point for point in stale.points if point[1] > 0], NAMED, linear=False)
     title = f"Staleness [updates] on {name} over workers"
     words = "Updates by others between a worker's read and its write, on average; a synchronous step has none."
@@ -107,7 +109,8 @@ def _placement(study: Purchase, offer: Offer, prediction: Prediction) -> Iterato
         max(point.step_time for curve in (plain, named) for point in curve.points if point.runs)
     )
     lines = [
-        _over(label, curve, colour, lambda point: point.step_time / unit_seconds) for label, curve, colour in placements
+        _curve_over_workers(label, curve, colour, lambda point: point.step_time / unit_seconds)
+        for label, curve, colour in placements
     ]
     advice = placement.studied([point.predicted for point in named.points if point.runs][-1])
     words = _difference(plain, named) if advice is None else f"{_difference(plain, named)} {advice.advice}"
@@ -121,7 +124,7 @@ def _difference(plain: ScaleCurve, named: ScaleCurve) -> str:
     return f"At {last.gpus:,} GPUs a step takes {steps}."
 
 
-def _over(name: str, curve: ScaleCurve, colour: str, figure: Callable[[ScalePoint], float]) -> Curve:
+def _curve_over_workers(name: str, curve: ScaleCurve, colour: str, figure: Callable[[ScalePoint], float]) -> Curve:
     """A figure of each point that runs over its GPUs, or workers."""
     points = [point for point in curve.points if point.runs]
     return _line(name, [(float(point.predicted.plan.dp), figure(point)) for point in points], colour)

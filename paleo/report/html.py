@@ -80,7 +80,7 @@ def _failing(study: Purchase) -> bool:
     return any(offer.candidate.training and offer.candidate.training.goodput for offer in study.offers)
 
 
-def _others(study: Purchase) -> str:
+def _not_counted(study: Purchase) -> str:
     return "other users of machine and network" + ("" if _failing(study) else ", failures, restarts, checkpoints")
 
 
@@ -506,7 +506,7 @@ def _assumptions(study: Purchase) -> str:
     warnings = f"<h3>Warnings</h3><ul>{_items(warned)}</ul>" if warned else ""
     return (
         f"<section><h2>Assumptions</h2><table class=plain>{lines}</table><h3>Not modelled</h3><ul>{_items(missing)}"
-        f"<li>{_others(study)}</li></ul>{warnings}</section>"
+        f"<li>{_not_counted(study)}</li></ul>{warnings}</section>"
     )
 
 

@@ -65,7 +65,10 @@ def table(ranking: Search, lead: Prediction, explanation: Explanation | None) ->
         f"{lead.model.name} on {lead.system.name}, global batch {ranking.global_batch}: {searched} in "
         f"{duration(ranking.seconds)}, {ranking.fitting:,} fit. Best by {ranking.objective}:\n"
     )
-    parts: list[RenderableType] = [prose(Text(head + _told(lead), style="bold")), _plans("Best plans", ranking.plans)]
+    parts: list[RenderableType] = [
+        prose(Text(head + _first_plan(lead), style="bold")),
+        _plans("Best plans", ranking.plans),
+    ]
     if len(ranking.front) > 1:
         front = _spread(ranking.front)
         portion = "" if len(front) == len(ranking.front) else f" ({len(front)} of {len(ranking.front)})"
@@ -77,7 +80,7 @@ def table(ranking: Search, lead: Prediction, explanation: Explanation | None) ->
     return Group(*parts, Text(), prose(f"Show it again: {command}"))
 
 
-def _told(lead: Prediction) -> str:
+def _first_plan(lead: Prediction) -> str:
     """The first plan in a sentence."""
     low, high = map(duration, lead.interval)
     rates = f"{rate(lead.samples_per_s)} samples/s"
@@ -149,7 +152,7 @@ def modes_document(model: str, system: str, searched: ModeSearch) -> Document:
         "global_batch_size": searched.global_batch,
         "configurations": searched.configurations,
         "seconds": searched.seconds,
-        "staleness_cost": searched.price.each,
+        "staleness_cost": searched.price.per_update,
         "noise_scale": searched.price.noise_scale,
         "plans": [
             {
@@ -170,7 +173,11 @@ def modes_document(model: str, system: str, searched: ModeSearch) -> Document:
 def modes_table(model: str, system: str, searched: ModeSearch) -> RenderableType:
     """Plans of a search over consistency models and compressions as a table for the terminal."""
     price = searched.price
-    cost = f"{price.each:g} samples for each update" if price.each is not None else f"noise scale {price.noise_scale:g}"
+    cost = (
+        f"{price.per_update:g} samples for each update"
+        if price.per_update is not None
+        else f"noise scale {price.noise_scale:g}"
+    )
     head = (
         f"{model} on {system}, global batch {searched.global_batch}: "
         f"{counted(searched.configurations, 'configuration')} in {duration(searched.seconds)}. "

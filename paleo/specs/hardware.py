@@ -532,7 +532,7 @@ def _link(name_or_path: str | Path) -> Link:
 def _system(name_or_path: str | Path) -> System:
     file = str(name_or_path) if is_path(name_or_path) else ""
     if _means_device(name_or_path):
-        return _alone(load_device(name_or_path), file)
+        return _single_device_system(load_device(name_or_path), file)
     path, data = read_entry("systems", name_or_path)
     if "path" in data:
         raise SpecError(f"{path}: path: unknown key")
@@ -577,7 +577,7 @@ def _part(kind: Literal["devices", "links"], value: object, where: Path, key: st
     return value
 
 
-def _alone(device: Device, path: str) -> System:
+def _single_device_system(device: Device, path: str) -> System:
     return System(
         name=device.name, full_name=f"one {device.full_name}", year=device.year, device=device, devices_per_node=1,
         source=device.source, path=path,

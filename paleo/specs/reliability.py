@@ -31,7 +31,7 @@ def reliability_of(system: System) -> Reliability:
     """
     if system.reliability is not None:
         return system.reliability
-    known = _known()
+    known = _systems_with_failures()
     for relatives, words in (
         ([other for other in known if other.device.name == system.device.name], system.device.name),
         ([other for other in known if other.device.architecture == system.device.architecture], "its architecture"),
@@ -53,7 +53,7 @@ def _inherited(systems: list[System], words: str) -> Reliability:
 
 
 @cache
-def _known() -> list[System]:
+def _systems_with_failures() -> list[System]:
     """Systems of the catalog whose files state failures; a look into the text spares reading all the others."""
     stating = [name for name, path in entries("systems").items() if "\nreliability:" in path.read_text("utf-8")]
     return [load_system(name) for name in stating]

@@ -318,10 +318,10 @@ def _offload(model: ModelSpec, systems: Sequence[System], run: Run, counts: Sequ
 def verdict(reply: Answer) -> str:
     """The answer in a sentence."""
     wish, best = reply.wish, reply.best
-    limits = _asked(wish)
+    limits = _limits(wish)
     if best is not None:
         title = {"time": "Fastest", "cost": "Cheapest", "energy": "Least energy", "gpus": "Fewest GPUs"}[wish.objective]
-        return f"{title}{limits}: {_told(best)}.{_late(wish, best)}"
+        return f"{title}{limits}: {_summary(best)}.{_late(wish, best)}"
     fitting = [plan for plan in reply.plans if plan.row.fits]
     if not fitting:
         nothing = "Nothing fits into memory"
@@ -330,11 +330,11 @@ def verdict(reply: Answer) -> str:
             if reply.remedy
             else f"{nothing}, and no larger count or offload that was tried does."
         )
-    missed = f"Nothing is done{limits}. Nearest: {_told(fitting[0])}"
+    missed = f"Nothing is done{limits}. Nearest: {_summary(fitting[0])}"
     return f"{missed}; {reply.remedy}." if reply.remedy else f"{missed}."
 
 
-def _asked(wish: Wish) -> str:
+def _limits(wish: Wish) -> str:
     parts = []
     if wish.deadline is not None:
         parts.append(long(wish.deadline))
@@ -351,7 +351,7 @@ def _late(wish: Wish, plan: PricedPlan) -> str:
     return " The slow end of its interval is beyond the deadline." if slow > wish.deadline else ""
 
 
-def _told(plan: PricedPlan) -> str:
+def _summary(plan: PricedPlan) -> str:
     sentence = f"{plan.system.share(plan.row.gpus)} with {plan.row.strategy or 'dp'}"
     if plan.seconds is not None:
         low, high = (end / plan.row.step_time for end in plan.interval)

@@ -171,7 +171,7 @@ CHANGE = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PurchaseRequest:
     """The question: what is trained how much, on which systems with how many GPUs each, and at what price of energy."""
 
     model: ModelSpec
@@ -242,7 +242,7 @@ class Offer:
 class Purchase:
     """The answer: offers in the order asked, all at one global batch."""
 
-    request: Asked
+    request: PurchaseRequest
     global_batch: int
     offers: tuple[Offer, ...]
 
@@ -276,7 +276,7 @@ def _ends(offer: Offer, objective: Objective) -> tuple[float, float] | None:
     return value * low / trained.time, value * high / trained.time
 
 
-def purchase(request: Asked) -> Purchase:
+def purchase(request: PurchaseRequest) -> Purchase:
     """Recommended plans on every system at the same global batch; errors of one system stand beside the others."""
     batch = common_batch(request.model, request.systems, request.run)
     offers, errors = [], list[PaleoError]()
@@ -291,7 +291,7 @@ def purchase(request: Asked) -> Purchase:
     return Purchase(request, batch, tuple(offers))
 
 
-def _offer(request: Asked, system: System, gpus: int, batch: int) -> Offer:
+def _offer(request: PurchaseRequest, system: System, gpus: int, batch: int) -> Offer:
     run = request.run.model_copy(update={"gpus": gpus, "global_batch": batch, "batch": None})
     if run.strategy == AUTO:
         predictions, tried, fit = request.planner(request.model, system, run.model_copy(update={"strategy": "dp"}))

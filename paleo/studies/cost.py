@@ -147,7 +147,7 @@ class Power:
         """Joules of a step above idling, if no limit were."""
         return float(((self.demand - self.idle) * self.seconds).sum())
 
-    def under(self, limit: float, least_voltage_clock: float) -> Power:
+    def capped(self, limit: float, least_voltage_clock: float) -> Power:
         """The same work under a lower limit: each kernel's clock falls until it keeps it."""
         excess = (self.demand - self.idle) / max(limit - self.idle, LEAST_SHARE * self.cap)
         seconds = self.seconds / clock_under_limit(excess, least_voltage_clock)

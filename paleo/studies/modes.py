@@ -51,13 +51,13 @@ class StalenessPrice:
     """What staleness costs: ``each`` times the samples more for each update of it, or the gradient's ``noise_scale``
     [samples]."""
 
-    each: float | None = None
+    per_update: float | None = None
     noise_scale: float | None = None
 
     def __post_init__(self) -> None:
-        if (self.each is None) == (self.noise_scale is None):
+        if (self.per_update is None) == (self.noise_scale is None):
             raise SpecError("a price of staleness: state --staleness-cost or --noise-scale, one of them")
-        stated = self.each if self.each is not None else self.noise_scale
+        stated = self.per_update if self.per_update is not None else self.noise_scale
         if stated is None or not 0 <= stated < float("inf") or (self.noise_scale is not None and stated == 0):
             raise SpecError(f"a price of staleness: {stated} is not a number from 0 up")
 
@@ -67,7 +67,7 @@ class StalenessPrice:
         >>> float(StalenessPrice(noise_scale=300.0).samples_factor(4.0, 100))
         2.0
         """
-        cost = batch / (batch + self.noise_scale) if self.noise_scale is not None else self.each or 0.0
+        cost = batch / (batch + self.noise_scale) if self.noise_scale is not None else self.per_update or 0.0
         return np.asarray(1.0 + cost * np.asarray(staleness))
 
 

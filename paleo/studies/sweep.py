@@ -37,7 +37,7 @@ def sweep(study: Study, output: Path, evaluator: Evaluator | None = None, progre
     write, job = table_writer(output), job_of(study)
     count = math.ceil(study.points / PART)
     with _claimed(output, job.fingerprint) as folder:
-        missing = [part for part in range(count) if _kept(folder, study, part) is None]
+        missing = [part for part in range(count) if _finished_records(folder, study, part) is None]
         done = count - len(missing)
         for part, records in (evaluator or serial)(job, missing):
             write_text(_part(folder, part), json.dumps(records))
@@ -107,7 +107,7 @@ def _part(folder: Path, part: int) -> Path:
     return folder / f"{part:07d}.json"
 
 
-def _kept(folder: Path, study: Study, part: int) -> list[Record] | None:
+def _finished_records(folder: Path, study: Study, part: int) -> list[Record] | None:
     """The records of a part that an earlier run finished; None where there are none, or not all."""
     try:
         records = json.loads(_part(folder, part).read_text())

@@ -216,7 +216,7 @@ def dask(scheduler: str) -> Evaluator:
             return
         with _connected(scheduler) as client, _one_line(scheduler):
             name = f"paleo-{job.fingerprint[:16]}"
-            shared = client.submit(_same, job, key=name, retries=3)  # a task, so that it outlives its worker
+            shared = client.submit(_unchanged, job, key=name, retries=3)  # a task, so that it outlives its worker
             keys = [f"{name}-{part}" for part in parts]
             futures = client.map(evaluate, [shared] * len(keys), list(parts), key=keys, retries=3)
             numbers = dict(zip(keys, parts, strict=True))
@@ -228,7 +228,7 @@ def dask(scheduler: str) -> Evaluator:
     return run
 
 
-def _same(job: Job) -> Job:
+def _unchanged(job: Job) -> Job:
     return job
 
 

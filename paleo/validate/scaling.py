@@ -24,7 +24,7 @@ GOAL = 8.0
 class EfficiencyPoint:
     """Efficiency on ``gpus`` devices against ``base`` of them; ``what`` names the configuration."""
 
-    what: str
+    configuration: str
     base: int
     gpus: int
     measured: float

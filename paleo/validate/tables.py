@@ -82,7 +82,7 @@ class MeasuredTable(Protocol):
     def predict(self, frame: pd.DataFrame) -> Predictions:
         """Predictions of all rows of a table."""
 
-    def under(self, calibration: Calibration) -> MeasuredTable:
+    def with_calibration(self, calibration: Calibration) -> MeasuredTable:
         """The same table, priced by a user's calibration."""
 
     def parts(self, frame: pd.DataFrame) -> dict[str, tuple[Array, Array]]:
@@ -175,7 +175,7 @@ class KernelTable:
         out.subjects[rows] = self.kind.traits(figures)[0]
         out.origins[rows] = f"{calibrated.origin} ({calibrated.subject}: {group.family}, {group.stack})"
 
-    def under(self, calibration: Calibration) -> KernelTable:
+    def with_calibration(self, calibration: Calibration) -> KernelTable:
         """The same kind with this calibration."""
         return KernelTable(self.kind, calibration)
 
@@ -204,7 +204,7 @@ def tables(calibration: Calibration | None = None) -> Mapping[str, MeasuredTable
     return (
         table_by_name
         if calibration is None
-        else {name: table.under(calibration) for name, table in table_by_name.items()}
+        else {name: table.with_calibration(calibration) for name, table in table_by_name.items()}
     )
 
 

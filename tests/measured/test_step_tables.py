@@ -111,7 +111,7 @@ def test_intervals_of_images_hold_nine_tenths_of_the_mean_source(validated: Vali
 def first_points(points: Sequence[EfficiencyPoint]) -> list[EfficiencyPoint]:
     """Points of the sources that the bars of scaling were set for."""
     sources = ("DeepLearningExamples v100-sxm2-", "lambda-tensorflow-benchmark a100-sxm4-40gb")
-    return [point for point in points if point.what.startswith(sources)]
+    return [point for point in points if point.configuration.startswith(sources)]
 
 
 @pytest.mark.shared
@@ -122,11 +122,11 @@ def test_scaling_of_convolutional_networks(validated: Validated) -> None:
     whole = summary(first)
     assert whole.points >= 68 and whole.impossible <= 6
     assert whole.mean_error is not None and whole.mean_error < 9.5
-    later = summary([point for point in points if point not in first and "fficient" not in point.what])
+    later = summary([point for point in points if point not in first and "fficient" not in point.configuration])
     assert later.points >= 60 and later.mean_error is not None and later.mean_error < GOAL
 
 
 @pytest.mark.shared
 def test_scaling_without_efficient_networks(validated: Validated) -> None:
-    plain = summary([point for point in first_points(validated(CNN).scaling) if "fficient" not in point.what])
+    plain = summary([point for point in first_points(validated(CNN).scaling) if "fficient" not in point.configuration])
     assert plain.points >= 48 and plain.mean_error is not None and plain.mean_error < 4.0

@@ -85,7 +85,7 @@ def test_a_torn_last_row_is_measured_again_and_not_glued_to_the_next(tmp_path: P
     path = tmp_path / "l40s.gemm.csv"
     path.write_text(path.read_text()[:-3])  # the second row lost its end
     again = Tables(tmp_path, "l40s", "cuBLAS 12")
-    assert [again.done(point) for point in points] == [True, False, False]
+    assert [again.is_measured(point) for point in points] == [True, False, False]
     again.append(points[2], rows[2])
     assert pd.read_csv(path)["m"].tolist() == [64, 256]
 

@@ -44,10 +44,10 @@ def test_the_cap_holds_for_each_kernel_and_idle_power_between_them() -> None:
 
 def test_under_a_lower_limit_the_clock_falls_first_with_the_cube_root_then_in_proportion() -> None:
     """Dynamic power of 170 W where 100 are left: 1.7^(1/3) times as long; where 34 are left, 5 · 0.64 times."""
-    mild, hard = (drawing(230.0, step=1.0).under(limit, 0.8) for limit in (160.0, 94.0))
+    mild, hard = (drawing(230.0, step=1.0).capped(limit, 0.8) for limit in (160.0, 94.0))
     assert mild.average == 160.0 and mild.step == pytest.approx(1.7 ** (1 / 3))
     assert hard.average == 94.0 and hard.step == pytest.approx(5 * 0.64)
-    assert drawing(100.0, step=1.0).under(160.0, 0.8).step == 1.0
+    assert drawing(100.0, step=1.0).capped(160.0, 0.8).step == 1.0
 
 
 def test_a_board_idles_by_its_memory_and_meets_its_limit_at_the_sustained_rate_of_products() -> None:

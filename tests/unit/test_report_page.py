@@ -23,7 +23,7 @@ from paleo.search.plans import recommended
 from paleo.specs.hardware import load_system
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
-from paleo.studies.comparison import AUTO, Asked, Purchase, purchase, sensitivity
+from paleo.studies.comparison import AUTO, Purchase, PurchaseRequest, purchase, sensitivity
 from paleo.studies.long_run import LongRunOptions
 from paleo.studies.training import amount
 
@@ -32,7 +32,7 @@ browser = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machi
 VOID = {"meta", "link", "br", "path", "rect", "polygon", "polyline", "circle"}
 
 
-def asked(**more: object) -> Asked:
+def asked(**more: object) -> PurchaseRequest:
     model = load_model("alexnet")
     systems = (
         (load_system("aws-p3dn.24xlarge"), 8),
@@ -42,7 +42,7 @@ def asked(**more: object) -> Asked:
     wanted = amount(model, epochs=2)
     assert wanted is not None
     run = Run(global_batch=512, strategy=AUTO)
-    return replace(Asked(model, systems, run, wanted, counts=(1, 4, 16)), **more)  # type: ignore[arg-type]
+    return replace(PurchaseRequest(model, systems, run, wanted, counts=(1, 4, 16)), **more)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")

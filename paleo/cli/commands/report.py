@@ -86,7 +86,7 @@ def report(
     stated = stated_amount(network, run, epochs=epochs, samples=samples, tokens=tokens)
     run, amount = aimed(network, run, target, stated)
     study = comparison.purchase(
-        comparison.Asked(
+        comparison.PurchaseRequest(
             network,
             systems_with_counts(systems, run.gpus),
             run,

@@ -80,8 +80,8 @@ def _conv_options(call: Call, weight: Value, x: Tensor) -> dict[str, Any]:
     groups = stated.get("groups") or 1
     transposed = call.kind == "transposed_conv"
     channels = weight.shape[1] * groups if transposed else weight.shape[0]
-    stride, dilation = (each(stated.get(key), rank, 1) for key in ("stride", "dilation"))
-    extra = each(stated.get("output_padding"), rank, 0)
+    stride, dilation = (per_dim(stated.get(key), rank, 1) for key in ("stride", "dilation"))
+    extra = per_dim(stated.get("output_padding"), rank, 0)
     options: dict[str, Any] = {
         "channels": channels,
         "kernel": short(list(weight.shape[2:])),
@@ -107,11 +107,11 @@ def _padding(padding: Any, rank: int) -> Any:
         if padding[0] != padding[1]:
             raise UntranslatableError("padding that differs from side to side")
         padding = padding[0]
-    numbers = each(padding, rank, 0)
+    numbers = per_dim(padding, rank, 0)
     return short(numbers) if any(numbers) else None
 
 
-def each(value: Any, rank: int, default: int) -> list[int]:
+def per_dim(value: Any, rank: int, default: int) -> list[int]:
     """One number for every dim of space.
 
     >>> each(3, 2, 1), each(None, 2, 1), each([1, 2], 2, 1)

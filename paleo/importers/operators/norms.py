@@ -110,7 +110,7 @@ def rms_norm(b: Builder, call: Call) -> None:
     if not learns(call, 1):
         b.put(call.out, _normed(b, "layer_norm", {"affine": False}, b.at(call.inputs[0]), call))
         return
-    kept = {value for part in call.parts for value in part.kept or () if value.shape == call.out.shape}
+    kept = {value for part in call.parts for value in part.saved or () if value.shape == call.out.shape}
     options = {"keeps": "normalised"} if len(kept - {call.inputs[0]}) == 1 else {}
     b.put(call.out, _normed(b, "rms_norm", options, b.at(call.inputs[0]), call))
 

@@ -86,7 +86,7 @@ def activation(b: Builder, call: Call) -> None:
     function = call.options["function"]
     if function not in LAYERS:
         raise UntranslatableError(function)
-    kept = call.kept
+    kept = call.saved
     other = kept is not None and call.out not in kept and bool(kept or call.kept_elements >= call.out.elements)
     other = other and ACTIVATIONS[function][1] == "output"
     b.put(call.out, b.add(function, {"keeps": "input"} if other else {}, [x], call.path))
@@ -116,7 +116,7 @@ def join(b: Builder, call: Call) -> None:
     moving = [b.at(value) for value in values if not value.static and not value.index]
     exact = len(moving) == 2 and len({len(source.tensor.dims) for source in moving}) == 1
     largest = max((source.tensor for source in moving), key=lambda tensor: tensor.elements, default=None)
-    keeps_both = call.kind == "add" or call.kept is None or all(v in call.kept for v in values if not v.static)
+    keeps_both = call.kind == "add" or call.saved is None or all(v in call.saved for v in values if not v.static)
     whole = largest is not None and largest.sizes == call.out.shape and not b.parameters(values)
     if exact and keeps_both and whole:
         b.put(call.out, b.add(call.kind, {}, moving, call.path))

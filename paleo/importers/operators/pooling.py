@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from paleo.importers.builder import UntranslatableError
-from paleo.importers.operators.convolution import SPACE, each, short
+from paleo.importers.operators.convolution import SPACE, per_dim, short
 from paleo.importers.operators.passes import memory_pass
 from paleo.importers.rules import (
     Reading,
@@ -90,20 +90,20 @@ def pool(b: Builder, call: Call) -> None:
     """Windows of one size."""
     x, options = b.at(call.inputs[0]), call.options
     rank = len(x.tensor.dims) - 2
-    if rank not in SPACE or set(each(options.get("dilation"), rank, 1)) != {1}:
+    if rank not in SPACE or set(per_dim(options.get("dilation"), rank, 1)) != {1}:
         memory_pass(b, call, "pool")
         return
     if set(call.out.shape[2:]) == {1}:
         settings = {"operation": call.kind.removesuffix("_pool"), "keep_space": True}
         b.put(call.out, b.add("global_pool", settings, [x], call.path))
         return
-    kernel = each(options["kernel_size"], rank, 1)
-    stride = each(options.get("stride"), rank, 0) if options.get("stride") else kernel
-    padding = each(options.get("padding"), rank, 0)
+    kernel = per_dim(options["kernel_size"], rank, 1)
+    stride = per_dim(options.get("stride"), rank, 0) if options.get("stride") else kernel
+    padding = per_dim(options.get("padding"), rank, 0)
     window: dict[str, Any] = {"kernel": short(kernel), "stride": None if stride == kernel else short(stride)}
     window["padding"] = short(padding) if any(padding) else None
     window["ceil"] = True if options.get("ceil_mode") else None
-    window["keeps_input"] = True if call.kind == "max_pool" and call.inputs[0] in (call.kept or ()) else None
+    window["keeps_input"] = True if call.kind == "max_pool" and call.inputs[0] in (call.saved or ()) else None
     try:
         b.put(call.out, b.add(call.kind, window, [x], call.path))
     except UntranslatableError:

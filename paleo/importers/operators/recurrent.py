@@ -114,7 +114,7 @@ def _kept_per_state(call: Call, x: Placed, settings: dict[str, Any]) -> float | 
     states, layers = steps * settings["hidden"], call.options["layers"]
     between = steps * settings.get("projection", settings["hidden"]) * (layers - 1)
     kept = (call.kept_elements - between) / (states * layers)
-    return round(kept, 2) if call.kept is not None and kept > 0 else None
+    return round(kept, 2) if call.saved is not None and kept > 0 else None
 
 
 def _batch_first(b: Builder, call: Call) -> Placed:
@@ -161,7 +161,7 @@ def cell(b: Builder, call: Call) -> None:
     ]
     states = [b.at(value) for value in call.inputs[6:] if value is not None and not value.static]
     kept = call.kept_elements / float(gates[0].out.elements)
-    keeps = "output" if call.kept is not None and call.out in call.kept else None
+    keeps = "output" if call.saved is not None and call.out in call.saved else None
     for value in call.outputs:
         dims = dict(zip(b.names(value.shape, gates[0].out), value.shape, strict=True))
         options = {"kind": "elementwise", "of": call.label, "dims": dims, "flops_per_element": 10.0}

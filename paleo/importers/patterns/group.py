@@ -47,7 +47,7 @@ def replace(trace: Trace, groups: Sequence[CallGroup]) -> None:
     gone: set[Call] = set()
     last: dict[Call, CallGroup] = {}
     for group in groups:
-        if not group.calls & gone and _alike(group.calls, trace):
+        if not group.calls & gone and _trained_alike(group.calls, trace):
             gone |= group.calls
             last[max(group.calls, key=places.__getitem__)] = group
     calls = []
@@ -64,7 +64,7 @@ def replace(trace: Trace, groups: Sequence[CallGroup]) -> None:
     trace.calls = calls
 
 
-def _alike(calls: Iterable[Call], trace: Trace) -> bool:
+def _trained_alike(calls: Iterable[Call], trace: Trace) -> bool:
     """Whether all weights that the calls read are trained, or none is."""
     weights = ((call, name) for call in calls for v in call.inputs if v is not None for name in v.sources)
     return len({call.trains and name not in trace.frozen for call, name in weights}) < 2

@@ -163,11 +163,11 @@ def collapse_modules(trace: Trace) -> None:
     groups = []
     for scope in trace.scopes:
         kind = _kind_of(scope)
-        if kind is None or scope.taken is None or scope.result is None or scope.taken.shape != scope.result.shape:
+        if kind is None or scope.argument is None or scope.result is None or scope.argument.shape != scope.result.shape:
             continue
-        calls = between(scope.taken, scope.result, calls_of.get(scope.path, []))
+        calls = between(scope.argument, scope.result, calls_of.get(scope.path, []))
         if calls and closed(calls, scope.result, consumers, outputs) and not any(call.flops for call in calls):
-            substitute = _substitute(kind, scope, scope.taken, scope.result, calls)
+            substitute = _substitute(kind, scope, scope.argument, scope.result, calls)
             if substitute is not None:
                 groups.append(CallGroup(calls, substitute, scope.result))
     replace(trace, groups)

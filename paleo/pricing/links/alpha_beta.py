@@ -19,8 +19,8 @@ from paleo.collectives.base import (
     algorithms_for,
     checked_group,
     checked_payload,
-    others,
     ranks_of,
+    remote_share,
     rounds,
 )
 from paleo.errors import SpecError
@@ -128,11 +128,11 @@ def _least_share(operation: str, fan_outs: tuple[Array, ...], index: int, in_net
     """Share of the payload that each unit must send into a level."""
     fan_out = fan_outs[index]
     if operation == "all_reduce":
-        return np.ones(()) if in_network else 2.0 * others(fan_out)
+        return np.ones(()) if in_network else 2.0 * remote_share(fan_out)
     if operation == "all_to_all":
         inside, above = ranks_of(fan_outs[:index]), ranks_of(fan_outs[index + 1 :])
-        return inside * others(fan_out) / above
-    return others(fan_out) if operation in ("reduce_scatter", "all_gather") else np.ones(())
+        return inside * remote_share(fan_out) / above
+    return remote_share(fan_out) if operation in ("reduce_scatter", "all_gather") else np.ones(())
 
 
 def bus_factor(operation: str, ranks: Numeric) -> Array:
@@ -145,7 +145,7 @@ def bus_factor(operation: str, ranks: Numeric) -> Array:
     count = np.asarray(ranks, dtype=np.float64)
     if operation in ("broadcast", "send_recv"):
         return np.ones_like(count)
-    return (2.0 if operation == "all_reduce" else 1.0) * others(count)
+    return (2.0 if operation == "all_reduce" else 1.0) * remote_share(count)
 
 
 #: As good as no time: parameters are searched by their logarithms [s].

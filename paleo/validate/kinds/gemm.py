@@ -74,7 +74,7 @@ class Teacher(NamedTuple):
     stack: str
     launch: float
     prior: float
-    known: Mapping[str, float]
+    fixed: Mapping[str, float]
 
 
 #: What rows of short loops cannot tell: bandwidth of small operands and the cost of a result tile.
@@ -152,11 +152,11 @@ class GemmTable(TableKind[DeviceFigures]):
             return FitPlan(first, tuple(other_starts), ("launch",), fixed, starts=1 if other_starts else 2)
         start = dataclasses.replace(
             known, launch=teacher.launch, energy=first.energy, training_energy=first.training_energy,
-            scattered_efficiency=first.scattered_efficiency, **teacher.known,
+            scattered_efficiency=first.scattered_efficiency, **teacher.fixed,
         )  # fmt: skip
         tiles = TILES if family == "gemm.simt" else ()
         alternatives = tuple(dataclasses.replace(start, least_tile=1.01 * tile) for tile in tiles)
-        return FitPlan(start, alternatives, ("launch",), ("energy", *teacher.known), starts=1, prior=teacher.prior)
+        return FitPlan(start, alternatives, ("launch",), ("energy", *teacher.fixed), starts=1, prior=teacher.prior)
 
     def compute(self, frame: pd.DataFrame) -> pd.Series[str]:
         """As the row says; DeepBench fp16 that says nothing is half-precision arithmetic on ordinary cores."""

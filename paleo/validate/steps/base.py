@@ -121,7 +121,7 @@ def _versions(row: Row) -> Iterator[str]:
             yield f"{year or f'20{short}'}{f'-{_MONTHS.index(month) + 1:02}' if month else ''}"
 
 
-def whole(row: Row, key: str, default: int | None = None) -> int:
+def integer(row: Row, key: str, default: int | None = None) -> int:
     """A cell as a whole number; SpecError where it is none, or empty without a default."""
     if not filled(row, key):
         if default is None:
@@ -180,7 +180,7 @@ class StepTable(ABC):
     def __init__(self, calibration: Calibration | None = None) -> None:
         self.calibration = calibration
 
-    def under(self, calibration: Calibration | None) -> Self:
+    def with_calibration(self, calibration: Calibration | None) -> Self:
         """The same kind of table, its rows priced by a user's calibration."""
         return type(self)(calibration)
 

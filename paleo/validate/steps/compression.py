@@ -21,7 +21,7 @@ from paleo.specs.run import Run
 from paleo.specs.software import load_software
 from paleo.units import TERA
 from paleo.validate.kinds.base import number
-from paleo.validate.steps.base import Step, StepTable, filled, records, whole
+from paleo.validate.steps.base import Step, StepTable, filled, integer, records
 from paleo.validate.steps.consistency import BACKWARD, HOST_MEMORY_RING
 from paleo.validate.steps.systems import with_device
 from paleo.validate.tables import STEPS
@@ -75,7 +75,7 @@ class _Cluster:
 
     @classmethod
     def of(cls, row: Row) -> _Cluster:
-        gpus, per_node = float(whole(row, "gpus")), float(whole(row, "gpus_per_node"))
+        gpus, per_node = float(integer(row, "gpus")), float(integer(row, "gpus_per_node"))
         link = float(row["link_bytes_per_s"]) * TCP_SHARE.get(str(row.get("transport")), 1.0)
         device = load_device(str(row["device"]))
         inside = HOST_MEMORY_RING if "4 GPUs a node" in str(row.get("system_text")) else NVLINK
@@ -150,7 +150,7 @@ class CompressionSteps(StepTable):
         if named is None:
             raise SpecError(f"model {row['model']!r} is not in the catalog")
         name, sizes = named
-        batch = whole(row, "batch_per_gpu", 32)
+        batch = integer(row, "batch_per_gpu", 32)
         if name.startswith("bert"):
             sizes = {"seq": 384 if batch == 3 else 128}
         run = Run(gpus=1, batch=batch, dtype=_dtype(row), software="pytorch-eager", model=sizes)
@@ -219,10 +219,10 @@ def _sharded(row: Row) -> Step:
     """Model FLOP/s of a GPU of a language model whose parameters are sharded over all, with or without ZeRO++: those of
     the predicted step, its activations computed again (DeepSpeed's example scripts)."""
     method = None if str(row["compressor"]) == "none" else str(row["compressor"])
-    tokens, model = whole(row, "tokens_per_gpu"), load_model("gpt2")
+    tokens, model = integer(row, "tokens_per_gpu"), load_model("gpt2")
     parameters = _positive(row, "parameters")
     run = Run(
-        gpus=whole(row, "gpus"), batch=1, microbatch=1, dtype=_dtype(row), strategy="zero=3", recompute="full",
+        gpus=integer(row, "gpus"), batch=1, microbatch=1, dtype=_dtype(row), strategy="zero=3", recompute="full",
         software="deepspeed-zero3", compress=method, model=_stack(parameters, tokens),
     )  # fmt: skip
     prediction = predict(model, _sharded_system(row), run)
@@ -259,7 +259,7 @@ def _stack(parameters: float, tokens: int) -> dict[str, int]:
 
 def _sharded_system(row: Row) -> System:
     """The catalog's node of so many GPUs, with the links of the row between nodes."""
-    node_size = whole(row, "gpus_per_node")
+    node_size = integer(row, "gpus_per_node")
     if node_size not in NODES:
         raise SpecError(f"gpus_per_node {node_size}: no system of the catalog; known are {', '.join(map(str, NODES))}")
     system = with_device(load_system(NODES[node_size]), row)

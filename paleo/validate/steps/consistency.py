@@ -22,7 +22,7 @@ from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.software import SERVER_CALL
 from paleo.validate.kinds.base import number, text
-from paleo.validate.steps.base import Step, StepTable, filled, whole
+from paleo.validate.steps.base import Step, StepTable, filled, integer
 from paleo.validate.tables import STEPS
 
 if TYPE_CHECKING:
@@ -94,16 +94,16 @@ class ConsistencySteps(StepTable):
         work = self._workload(row)
         cycle = consistency(_model_name(row)).cycle(work)
         seconds = float(1.0 / cycle.updates_per_s if _asynchronous(row) else cycle.step)
-        ideal = float(np.asarray(work.compute)) / (whole(row, "workers") if _asynchronous(row) else 1.0)
+        ideal = float(np.asarray(work.compute)) / (integer(row, "workers") if _asynchronous(row) else 1.0)
         return _step(seconds, ideal, str(row["device"]))
 
     def _workload(self, row: Row) -> Workload:
-        workers, payload = float(whole(row, "workers")), 4.0 * _number(row, "parameters")
+        workers, payload = float(integer(row, "workers")), 4.0 * _number(row, "parameters")
         tensors = _number(row, "tensors") if filled(row, "tensors") else payload / BUCKET_BYTES
         alone = self._compute(row)
         work = Workload(workers, alone, 0.0, 0.0, 0.0, payload, payload / 4.0, tensors, JITTER if workers > 1 else 0.0)
         if _asynchronous(row):
-            server = replace(CLOUD_SERVER, count=max(1, whole(row, "servers", 1)))
+            server = replace(CLOUD_SERVER, count=max(1, integer(row, "servers", 1)))
             service = float(service_time(payload, tensors, server))
             return replace(work, compute=max(alone - service, 0.0), server=server, round_trip=_round_trips(row))
         exchange, hidden = _exchange(row, workers, payload, tensors, alone)
@@ -117,7 +117,7 @@ class ConsistencySteps(StepTable):
                 return _number(row, column)
         if not filled(row, "model_slug"):
             raise SpecError("neither the step of one worker is stated nor a network of the catalog")
-        run = Run(gpus=1, batch=whole(row, "batch_per_gpu"), dtype=str(row["dtype"]), software="pytorch-eager")
+        run = Run(gpus=1, batch=integer(row, "batch_per_gpu"), dtype=str(row["dtype"]), software="pytorch-eager")
         return predict(load_model(str(row["model_slug"])), self.system(row), run).step_time
 
     def _mixed(self, row: Row) -> float:
@@ -195,7 +195,7 @@ def _exchange(row: Row, workers: float, payload: float, tensors: float, alone: f
     a node the ring goes over NVLink or, without peer-to-peer, through host memory. Called once a tensor, or a bucket
     where gradients are merged; what is merged by a schedule leaves nothing large for the last call.
     """
-    per_node = max(1, whole(row, "gpus_per_node", 1))
+    per_node = max(1, integer(row, "gpus_per_node", 1))
     if workers <= 1:
         return 0.0, 0.0
     ring = 2.0 * (workers - 1.0) / workers * payload
@@ -231,7 +231,7 @@ def _neighbour_seconds(row: Row, workers: float, payload: float) -> float:
     inner-outer graphs on several nodes (topology_util, by memory), and eight messages at once would take longer over
     the stated link than the steps that were measured. Where a node averages first one message a node leaves it, too.
     """
-    if workers <= max(1, whole(row, "gpus_per_node", 1)):
+    if workers <= max(1, integer(row, "gpus_per_node", 1)):
         return 0.0
     return payload / _node_rate(row) + _hop_seconds(row)
 

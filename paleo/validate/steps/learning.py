@@ -16,7 +16,7 @@ from paleo.learning.staleness import RESNET32
 from paleo.learning.step_law import STEP_LAW
 from paleo.specs.task import task_of
 from paleo.studies.training import NINETY
-from paleo.validate.steps.base import Step, StepTable, filled, whole
+from paleo.validate.steps.base import Step, StepTable, filled, integer
 from paleo.validate.tables import STEPS
 
 if TYPE_CHECKING:
@@ -82,9 +82,9 @@ class StaleRuns(StepTable):
         law, network = RESNET32, f"{row['model']} on {row['dataset']}"
         if network != law.model or row["consistency"] != "async":
             raise SpecError(f"{network}, {row['consistency']}: no law of staleness; known is {law.model}, async")
-        if (whole(row, "steps"), whole(row, "batch_per_gpu")) != (law.updates, law.batch):
+        if (integer(row, "steps"), integer(row, "batch_per_gpu")) != (law.updates, law.batch):
             raise SpecError(f"the law of staleness holds for {law.updates:,.0f} updates at batch {law.batch:g}")
-        staleness = float(whole(row, "workers") - 1)
+        staleness = float(integer(row, "workers") - 1)
         if not 0 <= staleness <= law.largest:
             raise SpecError(f"staleness {staleness:g} lies outside of the range of its law (0 to {law.largest:g})")
         if float(row["final_accuracy"]) < law.guessing + LEARNED * (law.fresh - law.guessing):

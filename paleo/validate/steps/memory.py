@@ -11,7 +11,7 @@ import pandas as pd
 from paleo.specs.run import Run
 from paleo.specs.software import load_software
 from paleo.units import GIB
-from paleo.validate.steps.base import Step, StepTable, filled, records, software_of, whole
+from paleo.validate.steps.base import Step, StepTable, filled, integer, records, software_of
 from paleo.validate.steps.networks import catalog_network, llama_like, network_of
 from paleo.validate.steps.transformers import offload, recompute_of, strategy_of, system_of, that_ran
 from paleo.validate.tables import STEPS
@@ -89,9 +89,9 @@ class MemoryTable(StepTable):
         profile = software or load_software(self.profile(row))
         model, sizes = _network(row)
         run = Run(
-            gpus=whole(row, "n_gpus"),
-            global_batch=whole(row, "global_batch"),
-            microbatch=whole(row, "micro_batch") if filled(row, "micro_batch") else None,
+            gpus=integer(row, "n_gpus"),
+            global_batch=integer(row, "global_batch"),
+            microbatch=integer(row, "micro_batch") if filled(row, "micro_batch") else None,
             dtype=str(row["dtype"]),
             strategy=strategy_of(row, profile),
             recompute=recompute_of(row, profile),
@@ -109,7 +109,7 @@ def _network(row: Row) -> tuple[ModelSpec, dict[str, int | float | str]]:
     name = str(row["model"])
     model = llama_like(name) or catalog_network(name)
     lengths = (parameter for parameter in ("seq", "positions") if parameter in model.params)
-    return model, dict.fromkeys(lengths, whole(row, "seq_len"))
+    return model, dict.fromkeys(lengths, integer(row, "seq_len"))
 
 
 STEPS.register("memory")(MemoryTable())

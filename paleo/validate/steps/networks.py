@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from paleo.errors import SpecError
 from paleo.specs.catalog import names, read_entry
 from paleo.specs.model import load_model, model_from
-from paleo.validate.steps.base import filled, whole
+from paleo.validate.steps.base import filled, integer
 
 if TYPE_CHECKING:
     from paleo.specs.model import ModelSpec
@@ -126,22 +126,22 @@ def _plain(name: object) -> str:
 
 def _by_columns(row: Row) -> str:
     """A family for a name that says nothing."""
-    if whole(row, "n_experts", 0) > 1:
+    if integer(row, "n_experts", 0) > 1:
         return "mixtral-8x7b"
-    if whole(row, "gated_mlp", 0) > 0:
+    if integer(row, "gated_mlp", 0) > 0:
         return "llama2-7b"
-    heads = whole(row, "heads", 0)
-    return "gpt2" if whole(row, "kv_heads", heads) == heads else "nemotron-340b"
+    heads = integer(row, "heads", 0)
+    return "gpt2" if integer(row, "kv_heads", heads) == heads else "nemotron-340b"
 
 
 def _size(row: Row, column: str, parameter: str, model: ModelSpec) -> Sizes:
     """One size of the row; where it is not stated, key heads are as many as heads, and what the family computes from
     other sizes stays so. The width of dense layers, where it is stated for a mixture, is not that of its experts."""
     if column == "kv_heads":
-        return {parameter: whole(row, column, whole(row, "heads"))}
+        return {parameter: integer(row, column, integer(row, "heads"))}
     if not filled(row, column) and str(model.params[parameter]).startswith("="):
         return {}
-    size = whole(row, column)
+    size = integer(row, column)
     dense = parameter == "expert_ffn" and size == model.params["ffn"]
     return {} if dense else {parameter: size}
 
@@ -163,8 +163,8 @@ def _habits(name: str, family: str, sizes: Sizes) -> Sizes:
 def _checked(sizes: Sizes, model: ModelSpec, row: Row) -> Sizes:
     """A stack cut short keeps its dense layers, the last one but is a mixture; SpecError for grouped heads that the
     family does not have."""
-    heads = whole(row, "heads", 0)
-    if "kv_heads" not in model.params and whole(row, "kv_heads", heads) != heads and "kv_rank" not in model.params:
+    heads = integer(row, "heads", 0)
+    if "kv_heads" not in model.params and integer(row, "kv_heads", heads) != heads and "kv_rank" not in model.params:
         raise SpecError(f"grouped-query attention in {model.name} is not modelled")
     if "dense_layers" in model.params and "layers" in sizes:
         dense = int(sizes.get("dense_layers", model.params["dense_layers"]))

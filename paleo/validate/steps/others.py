@@ -13,7 +13,7 @@ from paleo.predict import predict
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.validate.kinds.base import number
-from paleo.validate.steps.base import filled, of_prediction, records, software_of, whole
+from paleo.validate.steps.base import filled, integer, of_prediction, records, software_of
 from paleo.validate.steps.submissions import NetworkSteps
 from paleo.validate.tables import STEPS
 
@@ -66,12 +66,12 @@ class OtherSteps(NetworkSteps):
         return "iteration_ms is empty: nothing to compare with"
 
     def _run(self, row: Row, model: ModelSpec) -> Run:
-        gpus = whole(row, "n_gpus", 1)
+        gpus = integer(row, "n_gpus", 1)
         sizes = _sizes(row)
-        batch = whole(row, "global_batch")
+        batch = integer(row, "global_batch")
         if str(row["batch_unit"]).startswith("tok"):
             batch = max(gpus, round(batch / int(model.params["seq"])))
-        accumulated = max(1, whole(row, "grad_accum", 1))
+        accumulated = max(1, integer(row, "grad_accum", 1))
         software = software_of(row)
         return Run(
             gpus=gpus,
@@ -127,7 +127,7 @@ def _is_tuning(row: Row) -> bool:
 
 def _sizes(row: Row) -> dict[str, int | float | str]:
     """Length of sequences, and no words to guess where BERT is fine-tuned."""
-    stated: dict[str, int | float | str] = {"seq": whole(row, "seq_len")} if filled(row, "seq_len") else {}
+    stated: dict[str, int | float | str] = {"seq": integer(row, "seq_len")} if filled(row, "seq_len") else {}
     if _is_bert(row) and _is_tuning(row):
         return {"seq": FINE_TUNING[str(row["model"]).strip().lower()], **stated, "predictions": 0}
     return stated

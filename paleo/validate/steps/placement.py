@@ -25,7 +25,7 @@ from paleo.specs.hardware import load_system
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.validate.kinds.base import read_table
-from paleo.validate.steps.base import Step, StepTable, ideal_seconds, records, whole
+from paleo.validate.steps.base import Step, StepTable, ideal_seconds, integer, records
 from paleo.validate.tables import STEPS
 
 if TYPE_CHECKING:
@@ -197,7 +197,7 @@ class PlacementSteps(StepTable):
             raise SpecError(f"network {row['network']!r} is not described in a {NETWORKS} beside the table")
         if order not in ORDERS:
             raise SpecError(f"order {order!r}: expected {', '.join(ORDERS)}")
-        stages, tensor, pipelines = (whole(row, name) for name in ("pp", "tp", "dp"))
+        stages, tensor, pipelines = (integer(row, name) for name in ("pp", "tp", "dp"))
         if stages * tensor * pipelines != len(network.group):
             raise SpecError(f"{stages} x {tensor} x {pipelines} ranks on a network of {len(network.group)}")
         key = *(str(row[name]) for name in SIZES), stages, tensor, software
@@ -213,14 +213,14 @@ class PlacementSteps(StepTable):
 def _pipelines(row: Row, compute: float) -> _Pipelines:
     """What the pipelines of a row send: half of an activation each of two ranks that split it, as Megatron scatters it;
     and gradients of the first stage, which holds the embedding, too."""
-    stages, tensor, pipelines, micro = (whole(row, name) for name in ("pp", "tp", "dp", "micro_batch"))
-    hidden = whole(row, "hidden")
-    elements = 12.0 * hidden**2 * whole(row, "layers") / stages + VOCABULARY * hidden
+    stages, tensor, pipelines, micro = (integer(row, name) for name in ("pp", "tp", "dp", "micro_batch"))
+    hidden = integer(row, "hidden")
+    elements = 12.0 * hidden**2 * integer(row, "layers") / stages + VOCABULARY * hidden
     return _Pipelines(
         compute,
-        boundary=HALF * micro * whole(row, "seq_len") * hidden / tensor,
+        boundary=HALF * micro * integer(row, "seq_len") * hidden / tensor,
         gradient=HALF * elements / tensor,
-        microbatches=whole(row, "global_batch") // pipelines // micro,
+        microbatches=integer(row, "global_batch") // pipelines // micro,
         stages=stages,
         tensor=tensor,
         waits=BLOCKING if _is_megatron(row) else STREAMED,
@@ -234,7 +234,7 @@ def _is_megatron(row: Row) -> bool:
 def _stage_seconds(row: Row, software: Software | None) -> tuple[float, float]:
     """Seconds in which a stage computes a microbatch (forward, again and backward), which is what so many layers more
     add to a step; and those of its model FLOP at the peak."""
-    layers = whole(row, "layers") // whole(row, "pp")
+    layers = integer(row, "layers") // integer(row, "pp")
     fewer, more = (_of_layers(row, count, software) for count in (layers, 2 * layers))
     seconds = [each.step_time - each.breakdown.optimizer for each in (fewer, more)]
     return seconds[1] - seconds[0], ideal_seconds(more) - ideal_seconds(fewer)
@@ -242,10 +242,10 @@ def _stage_seconds(row: Row, software: Software | None) -> tuple[float, float]:
 
 def _of_layers(row: Row, layers: int, software: Software | None) -> Prediction:
     """A microbatch of so many layers on the ranks of one stage; PyTorch had no kernel of its own for attention then."""
-    tensor, megatron, length = whole(row, "tp"), _is_megatron(row), whole(row, "seq_len")
+    tensor, megatron, length = integer(row, "tp"), _is_megatron(row), integer(row, "seq_len")
     run = Run(
         gpus=tensor,
-        batch=whole(row, "micro_batch"),
+        batch=integer(row, "micro_batch"),
         strategy=f"tp={tensor}",
         dtype=str(row["dtype"]),
         optimizer="adam",
@@ -253,7 +253,7 @@ def _of_layers(row: Row, layers: int, software: Software | None) -> Prediction:
         software="megatron-2021" if megatron else "pytorch-eager",
         attention=None if megatron else "stepwise",
         model={
-            "layers": layers, "hidden": whole(row, "hidden"), "heads": HEADS, "seq": length, "positions": length
+            "layers": layers, "hidden": integer(row, "hidden"), "heads": HEADS, "seq": length, "positions": length
         },
     )  # fmt: skip
     return predict(load_model("gpt2"), load_system(NODE), run, software)

@@ -16,7 +16,7 @@ from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.studies.cost import board, power, power_interval
 from paleo.units import MILLISECOND
-from paleo.validate.steps.base import Step, StepTable, filled, software_of, whole
+from paleo.validate.steps.base import Step, StepTable, filled, integer, software_of
 from paleo.validate.tables import STEPS
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def seconds_of(row: Row) -> float | None:
     samples = network_of(row).samples
     if samples is None or not filled(row, "time_per_epoch_s"):
         return None
-    return _stated(row, "time_per_epoch_s") * whole(row, "batch_size") / samples
+    return _stated(row, "time_per_epoch_s") * integer(row, "batch_size") / samples
 
 
 def _stated(row: Row, key: str) -> float:
@@ -84,7 +84,7 @@ def drawn(row: Row, prediction: Prediction, figures: PowerParameters | None = No
     unlimited = power(prediction, figures)
     if unlimited is None:
         raise SpecError(f"device {device.name} states no design power (tdp)")
-    limited = unlimited.under(float(row["power_limit_w"]), (figures or board(device)).least_voltage_clock)
+    limited = unlimited.capped(float(row["power_limit_w"]), (figures or board(device)).least_voltage_clock)
     seconds = seconds_of(row)
     return limited if seconds is None else limited.within(seconds)
 
@@ -122,8 +122,8 @@ class PowerTable(StepTable):
         system, stated = self.system(row), str(row.get("optimizer", "")).strip().lower()
         fp32 = re.search(r"\bfp32\b", str(row.get("notes", "")))
         run = Run(
-            gpus=whole(row, "n_gpus", 1),
-            batch=whole(row, "batch_size"),
+            gpus=integer(row, "n_gpus", 1),
+            batch=integer(row, "batch_size"),
             dtype=str(row["dtype"]) if filled(row, "dtype") else "fp32" if fp32 else None,
             optimizer=stated if stated in OPTIMIZERS else "adam",
             software=software_of(row),

@@ -13,7 +13,7 @@ from paleo.errors import SpecError, near
 from paleo.pricing.communication import link_parameters
 from paleo.pricing.links.alpha_beta import hidden
 from paleo.specs.hardware import load_system
-from paleo.validate.steps.base import Step, StepTable, whole
+from paleo.validate.steps.base import Step, StepTable, integer
 from paleo.validate.tables import STEPS
 
 if TYPE_CHECKING:
@@ -47,14 +47,16 @@ class Rails(StepTable):
         system, peers = self.system(row), str(row["peers"])
         if peers not in PEERS:
             raise SpecError(f"peers: {peers!r} is none of these; {near(peers, PEERS)}")
-        if whole(row, "ranks_per_node") != system.devices_per_node:
+        if integer(row, "ranks_per_node") != system.devices_per_node:
             raise SpecError(f"ranks_per_node: only whole nodes of {system.devices_per_node} are modelled")
         outer = [level for level in system.levels if system.joins_nodes(level)]
         if not outer:
             raise SpecError(f"system {system.name} has no network between nodes")
         calibrated = link_parameters(system, "collective.fabric")
-        nic, size = outer[0].unit_bandwidth / system.devices_per_node, float(whole(row, "message_bytes"))
-        seconds = _message_time(calibrated.parameters, peers, whole(row, "ranks") / system.devices_per_node, size / nic)
+        nic, size = outer[0].unit_bandwidth / system.devices_per_node, float(integer(row, "message_bytes"))
+        seconds = _message_time(
+            calibrated.parameters, peers, integer(row, "ranks") / system.devices_per_node, size / nic
+        )
         (low, high), rate = calibrated.factors(seconds), size / seconds
         origin = f"{calibrated.origin} ({calibrated.subject})"
         return Step(rate, rate / high, rate / low, nic, system.name, origin)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from paleo.errors import SpecError
 from paleo.specs.hardware import load_system
-from paleo.validate.steps.base import filled, whole
+from paleo.validate.steps.base import filled, integer
 
 if TYPE_CHECKING:
     from paleo.operations.tensor import Scaling
@@ -66,7 +66,7 @@ def usual_recompute(row: Row) -> str | None:
     """
     framework, model = (str(row.get(name, "")).lower() for name in ("framework", "model"))
     for software, network, degrees, recompute in RECOMPUTES:
-        same_degrees = all(whole(row, axis, 1) == degree for axis, degree in degrees.items())
+        same_degrees = all(integer(row, axis, 1) == degree for axis, degree in degrees.items())
         if software in framework and network in model and same_degrees:
             return recompute
     return None
@@ -97,4 +97,4 @@ def _captures(row: Row) -> bool:
         return False
     levels = load_system(str(row["system"])).levels
     domain = (levels[0].ranks or 0) if levels else 1
-    return domain > SERVER and 1 < whole(row, "ep", 1) <= domain
+    return domain > SERVER and 1 < integer(row, "ep", 1) <= domain

@@ -8,7 +8,7 @@ import numpy as np
 
 from paleo.errors import SpecError
 from paleo.step.stragglers import expected_largest, normal_quantile, slowest_mean
-from paleo.validate.steps.base import Step, StepTable, filled, whole
+from paleo.validate.steps.base import Step, StepTable, filled, integer
 from paleo.validate.tables import STEPS
 
 if TYPE_CHECKING:
@@ -42,11 +42,11 @@ class Stages(StepTable):
         """Expected maximum over the ranks; the baseline is their mean."""
         if not filled(row, "ranks"):
             raise SpecError("ranks is not stated")
-        ranks, mean = whole(row, "ranks"), float(row["compute_mean_s"])
+        ranks, mean = integer(row, "ranks"), float(row["compute_mean_s"])
         noise, slowest = float(row["independent_sd_s"]), float(row["slowest_rank_mean_s"])
         means = rank_means(ranks=ranks, mean=mean, slowest=slowest, deviation=float(row["persistent_sd_s"]))
         value = slowest_mean(means, noise / mean)
-        steps = max(whole(row, "steps", 1), 1)
+        steps = max(integer(row, "steps", 1), 1)
         error = 1.65 * noise / np.sqrt(steps) + 0.01 * value * float(expected_largest(ranks))
         return Step(value, value - error, value + error, mean, str(row["trace"]), "expected maximum")
 

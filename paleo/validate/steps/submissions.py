@@ -22,7 +22,7 @@ from paleo.specs.task import task_of
 from paleo.studies.target import MODEL_PARALLEL, run_of, time_to_target
 from paleo.units import MILLISECOND
 from paleo.validate.kinds.base import number
-from paleo.validate.steps.base import Step, StepTable, filled, ideal_seconds, of_prediction, records, whole
+from paleo.validate.steps.base import Step, StepTable, filled, ideal_seconds, integer, of_prediction, records
 from paleo.validate.steps.systems import DEFAULT_SYSTEMS, system_of, with_device, with_nodes_of
 from paleo.validate.steps.transformers import strategy_of
 from paleo.validate.tables import STEPS
@@ -57,7 +57,7 @@ def task_of_row(row: Row) -> TrainingTask:
 
 def system_of_row(row: Row) -> System:
     """The row's system with its devices, as many a node as the row has, and a fabric where it has several nodes."""
-    device, gpus, nodes = str(row["device"]), whole(row, "n_gpus"), whole(row, "nodes", 1)
+    device, gpus, nodes = str(row["device"]), integer(row, "n_gpus"), integer(row, "nodes", 1)
     name = str(row["system"]) if filled(row, "system") else DEFAULT_SYSTEMS.get(device, "pcie4-8gpu")
     name = LIKE_OTHERS.get(name, name)
     system = with_device(load_system(name), row)
@@ -89,7 +89,7 @@ def training_gpus(row: Row, rows: float, task: TrainingTask) -> tuple[int, dict[
     """GPUs that train, and how. Where there are more than input ``rows`` of a batch and the row states no degrees, a
     language model is spread over up to eight ranks by tensor parallelism and a volume over up to four neighbours;
     otherwise as many train as divide the batch, and the others evaluate."""
-    gpus = whole(row, "n_gpus")
+    gpus = integer(row, "n_gpus")
     if rows >= gpus or any(filled(row, axis) for axis in ("tp", "pp", "cp")):
         return gpus, {}
     ranks = max(count for count in range(1, int(rows) + 1) if rows % count == 0)
@@ -135,13 +135,13 @@ def switch(row: Row, key: str, default: bool) -> bool:
 def strategy_of_row(row: Row, gpus: int, software: Software) -> str:
     """As `strategy_of`, of a row that states what is to each rank of data parallelism, and its optimizer and sequences
     in words; chunks of a pipeline stage that it does not state are one."""
-    product = math.prod(whole(row, axis, 1) for axis in ("tp", "pp", "cp"))
+    product = math.prod(integer(row, axis, 1) for axis in ("tp", "pp", "cp"))
     if gpus % product:
         raise PlanError(f"tp, pp and cp take {product} GPUs, which do not divide {gpus}")
     sharded = switch(row, "distributed_optimizer", software.parallelism.zero > 0)
     sequences = switch(row, "sequence_parallel", software.parallelism.sequence_parallel)
     stated = {"sharding": "zero1" if sharded else "none", "sequence_parallel": int(sequences)}
-    return strategy_of({**row, **stated, "dp": gpus // product, "vp": whole(row, "vp", 1)}, software)
+    return strategy_of({**row, **stated, "dp": gpus // product, "vp": integer(row, "vp", 1)}, software)
 
 
 def options_of(row: Row, task: TrainingTask, gpus: int) -> dict[str, Any]:
@@ -151,7 +151,7 @@ def options_of(row: Row, task: TrainingTask, gpus: int) -> dict[str, Any]:
     if any(filled(row, axis) for axis in ("tp", "pp", "cp")):
         options["strategy"] = strategy_of_row(row, gpus, load_software(task.code.software))
     if filled(row, "micro_batch") and any(filled(row, axis) for axis in ("tp", "pp")):
-        options["microbatch"] = whole(row, "micro_batch")
+        options["microbatch"] = integer(row, "micro_batch")
     return options
 
 
@@ -226,7 +226,7 @@ def submission_of(row: Row) -> Row | None:
     if edition is None or task is None:
         return None
     logged = LOGGED_BATCH.search(str(row.get("notes", "")))
-    counted = float(row["global_batch"] if "global_batch" in row else row["batch_per_gpu"] * whole(row, "n_gpus"))
+    counted = float(row["global_batch"] if "global_batch" in row else row["batch_per_gpu"] * integer(row, "n_gpus"))
     batch = float(logged.group(1)) if logged else counted * task.packed
     same = {name: row[name] for name in ("system", "device", "n_gpus", "nodes", "dtype") if filled(row, name)}
     return {**same, "benchmark": benchmark, "round": edition.group(1), "global_batch": batch}

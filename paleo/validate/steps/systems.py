@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from paleo.specs.catalog import names
 from paleo.specs.hardware import find_device, load_link, load_system
-from paleo.validate.steps.base import filled, whole
+from paleo.validate.steps.base import filled, integer
 
 if TYPE_CHECKING:
     from paleo.specs.hardware import System
@@ -52,10 +52,10 @@ def with_device(system: System, row: Row) -> System:
 def system_of(row: Row) -> System:
     """The row's system by name, else a server of its device, else the device alone; with the nodes and the network
     that the row states."""
-    device, gpus = str(row["device"]), whole(row, "n_gpus", 1)
+    device, gpus = str(row["device"]), integer(row, "n_gpus", 1)
     usual = DEFAULT_SYSTEMS.get(device, "pcie3-8gpu") if gpus > 1 else device
     system = with_device(load_system(str(row["system"]) if filled(row, "system") else usual), row)
-    nodes = whole(row, "nodes", 1)
+    nodes = integer(row, "nodes", 1)
     return with_network(with_nodes_of(system, -(-gpus // nodes)), row) if nodes > 1 else system
 
 

@@ -17,10 +17,10 @@ from paleo.validate.steps.base import (
     StepTable,
     died,
     filled,
+    integer,
     of_prediction,
     profile_then,
     software_of,
-    whole,
 )
 from paleo.validate.steps.networks import network_of
 from paleo.validate.steps.recipes import recipe_of, scaling_of, usual_recompute
@@ -49,7 +49,7 @@ def system_of(row: Row) -> System:
     if filled(row, "system"):
         return with_device(load_system(str(row["system"])), row)
     device, needs_host = str(row["device"]), offload(row) != "none"
-    whole_system = whole(row, "n_gpus", 1) > 1 or needs_host
+    whole_system = integer(row, "n_gpus", 1) > 1 or needs_host
     return load_system(usual_system(device) if whole_system else device)
 
 
@@ -65,16 +65,16 @@ def _sharding(row: Row) -> str:
 def strategy_of(row: Row, software: Software) -> str:
     """Degrees, sharding and sequence parallelism in the spelling of the command line; what is not stated of sharding
     and sequences is the software's habit."""
-    if whole(row, "n_experts", 0) > 1 and whole(row, "n_gpus", 1) > 1 and not filled(row, "ep"):
+    if integer(row, "n_experts", 0) > 1 and integer(row, "n_gpus", 1) > 1 and not filled(row, "ep"):
         raise SpecError("ep is not stated: where the experts lie is unknown")
-    parts = [f"{axis}={whole(row, axis, 1)}" for axis in ("tp", "pp", "dp", "cp", "ep") if whole(row, axis, 1) > 1]
+    parts = [f"{axis}={integer(row, axis, 1)}" for axis in ("tp", "pp", "dp", "cp", "ep") if integer(row, axis, 1) > 1]
     parts += _folded(row, software)
     sharding = _sharding(row)
     if sharding not in SHARDING:
         raise SpecError(f"sharding {sharding!r} is not modelled")
-    stages = whole(row, "pp", 1)
+    stages = integer(row, "pp", 1)
     zero = SHARDING[sharding] if filled(row, "sharding") else software.parallelism.zero
-    zero = zero if whole(row, "dp", 1) * whole(row, "cp", 1) > 1 else 0
+    zero = zero if integer(row, "dp", 1) * integer(row, "cp", 1) > 1 else 0
     if zero == 3 and stages > 1 and software.parallelism.pipeline_gathers == "step":
         zero = 1
     if zero:
@@ -83,7 +83,7 @@ def strategy_of(row: Row, software: Software) -> str:
     chunks = chunks_of(row, software)
     if chunks > 1:
         parts.append(f"vp={chunks}")
-    if whole(row, "sequence_parallel", int(software.parallelism.sequence_parallel)) and whole(row, "tp", 1) > 1:
+    if integer(row, "sequence_parallel", int(software.parallelism.sequence_parallel)) and integer(row, "tp", 1) > 1:
         parts.append("sp")
     return ",".join(parts) or "dp"
 
@@ -99,10 +99,10 @@ def chunks_of(row: Row, software: Software) -> int:
     Recipes that state their chunks cut nearly as fine as that; and the published MFU of Megatron-Core's strong scaling
     falls from 47 to 42 % down to 12 microbatches on 6 stages, where one chunk a stage would leave 29 % idle.
     """
-    stages, layers = whole(row, "pp", 1), whole(row, "layers", 0)
+    stages, layers = integer(row, "pp", 1), integer(row, "layers", 0)
     if stages == 1 or filled(row, "vp") or not software.parallelism.interleaves:
-        return whole(row, "vp", 1) if stages > 1 else 1
-    microbatches = whole(row, "global_batch", 0) // (whole(row, "dp", 1) * whole(row, "micro_batch", 1))
+        return integer(row, "vp", 1) if stages > 1 else 1
+    microbatches = integer(row, "global_batch", 0) // (integer(row, "dp", 1) * integer(row, "micro_batch", 1))
     if not layers or not microbatches or layers % stages or microbatches % stages:
         return 1
     return max(count for count in range(1, MOST_CHUNKS + 1) if (layers // stages) % count == 0)
@@ -111,18 +111,18 @@ def chunks_of(row: Row, software: Software) -> int:
 def _folded(row: Row, software: Software) -> list[str]:
     """The tensor degree of experts: as stated, else the software's habit, or 1 where their ranks do not divide the
     data-parallel ones, so that they lie over those of tp and cp, too."""
-    experts = whole(row, "ep", 1)
+    experts = integer(row, "ep", 1)
     if experts == 1:
         return []
     if filled(row, "expert_tp"):
-        return [f"etp={whole(row, 'expert_tp', 1)}"]
-    folded = software.parallelism.expert_tensor == "none" and whole(row, "tp", 1) > 1
-    return ["etp=1"] if folded or whole(row, "dp", 1) % experts else []
+        return [f"etp={integer(row, 'expert_tp', 1)}"]
+    folded = software.parallelism.expert_tensor == "none" and integer(row, "tp", 1) > 1
+    return ["etp=1"] if folded or integer(row, "dp", 1) % experts else []
 
 
 def _shard_group(row: Row) -> list[str]:
     """HSDP: ranks that share states, where they are fewer than the data-parallel ones."""
-    group, ranks = whole(row, "shard_group", 0), whole(row, "dp", 1)
+    group, ranks = integer(row, "shard_group", 0), integer(row, "dp", 1)
     return [f"shard={group}"] if 1 < group < ranks else []
 
 
@@ -146,9 +146,9 @@ def run_of(row: Row) -> Run:
     _, sizes = network_of(row)
     recipe = recipe_of(row)
     return Run(
-        gpus=whole(row, "n_gpus"),
-        global_batch=whole(row, "global_batch"),
-        microbatch=whole(row, "micro_batch") if filled(row, "micro_batch") else None,
+        gpus=integer(row, "n_gpus"),
+        global_batch=integer(row, "global_batch"),
+        microbatch=integer(row, "micro_batch") if filled(row, "micro_batch") else None,
         dtype=str(row["dtype"]),
         strategy=strategy_of(row, load_software(software)),
         recompute=recompute_of(row, load_software(software)),

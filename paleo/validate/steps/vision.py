@@ -14,7 +14,7 @@ from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.units import MILLISECOND
 from paleo.validate.kinds.base import number, text
-from paleo.validate.steps.base import filled, of_prediction, software_of, whole
+from paleo.validate.steps.base import filled, integer, of_prediction, software_of
 from paleo.validate.steps.submissions import NetworkSteps
 from paleo.validate.tables import STEPS
 
@@ -122,7 +122,7 @@ def run_of(row: Row) -> Run:
     if batch != int(batch) or batch < 1:
         raise SpecError(f"batch_per_gpu {row['batch_per_gpu']!r} is not a whole number")
     return Run(
-        gpus=whole(row, "n_gpus", 1),
+        gpus=integer(row, "n_gpus", 1),
         batch=int(batch),
         dtype=str(row["dtype"]),
         optimizer="momentum",
