@@ -48,7 +48,7 @@ class StudyResult(ABC):
 
     @abstractmethod
     def table(self) -> RenderableType:
-        """What the command prints."""
+        """The tables that the command prints."""
 
     @property
     @abstractmethod
@@ -225,7 +225,7 @@ class Searched(StudyResult):
 
     @property
     def wish(self) -> buying.Wish:
-        """The wish for one step alone."""
+        """The wish of a search: the shortest step, without an amount of training."""
         from paleo.studies.buying import Wish
 
         return Wish(objective=self.search.objective)

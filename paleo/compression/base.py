@@ -111,11 +111,11 @@ class Compression(Protocol):
 
     @property
     def summary(self) -> str:
-        """What it does, in a few words."""
+        """What the method does, in a few words."""
 
     @property
     def reference(self) -> str:
-        """Where it comes from."""
+        """The paper that describes the method."""
 
     @property
     def linear(self) -> bool:
@@ -132,7 +132,7 @@ class Compression(Protocol):
         """Work before the messages; it occupies the computing stream."""
 
     def decode(self, gradient: SummedGradient) -> Coding:
-        """Work behind them."""
+        """Work of a rank after its collectives."""
 
     def state(self, gradient: SummedGradient) -> Array:
         """Bytes a rank keeps from step to step (error feedback, momentum of its own)."""

@@ -30,7 +30,7 @@ class Cast:
 
     @property
     def summary(self) -> str:
-        """What it does."""
+        """What the method does, in a few words."""
         return f"gradients are summed in {self.name}"
 
     def messages(self, gradient: SummedGradient) -> tuple[Message, ...]:

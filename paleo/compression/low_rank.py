@@ -37,7 +37,7 @@ class PowerSGD:
 
     @property
     def summary(self) -> str:
-        """What it does."""
+        """What the method does, in a few words."""
         return f"matrices of gradients as factors of rank {self.rank:g}"
 
     def messages(self, gradient: SummedGradient) -> tuple[Message, ...]:

@@ -45,7 +45,7 @@ class Quantised:
 
     @property
     def summary(self) -> str:
-        """What it does."""
+        """What the method does, in a few words."""
         return f"{self.bits:g} bits an element, decoded and summed by the owner of each part"
 
     def messages(self, gradient: SummedGradient) -> tuple[Message, ...]:

@@ -90,7 +90,7 @@ class Sparse:
 
     @property
     def summary(self) -> str:
-        """What it does."""
+        """What the method does, in a few words."""
         return f"the largest {self.density:g} of the elements, with their indices"
 
     def schemes(self, gradient: SummedGradient) -> dict[str, tuple[Message, ...]]:
@@ -146,7 +146,7 @@ class GlobalTopK:
 
     @property
     def summary(self) -> str:
-        """What it does."""
+        """What the method does, in a few words."""
         return f"the largest {self.density:g} of all ranks' elements"
 
     def messages(self, gradient: SummedGradient) -> tuple[Message, ...]:

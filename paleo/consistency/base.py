@@ -136,11 +136,11 @@ class Consistency(Protocol):
 
     @property
     def summary(self) -> str:
-        """What it does, in a few words."""
+        """What the model does, in a few words."""
 
     @property
     def reference(self) -> str:
-        """Where it comes from."""
+        """The paper that describes the model."""
 
     @property
     def exact(self) -> bool:

@@ -75,7 +75,7 @@ class Gossip:
 
     @property
     def summary(self) -> str:
-        """What it does."""
+        """What the method does, in a few words."""
         return f"each worker averages with its neighbours ({self.kind})"
 
     @property

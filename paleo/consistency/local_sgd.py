@@ -50,7 +50,7 @@ class Periodic:
 
     @property
     def summary(self) -> str:
-        """What it does."""
+        """What the method does, in a few words."""
         return f"workers average every {self.steps} steps"
 
     @property

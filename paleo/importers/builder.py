@@ -70,7 +70,7 @@ class Placed:
 
     @classmethod
     def of(cls, entry: LayerEntry) -> Placed:
-        """What an entry gives."""
+        """The value that an entry of the network gives."""
         return cls(entry, entry.out)
 
     @property
@@ -157,7 +157,7 @@ class Builder:
         self.placed[value] = Placed.of(entry)
 
     def move(self, old: LayerEntry, new: LayerEntry) -> None:
-        """All values of one entry stand at another."""
+        """Values of the old entry are read from the new one."""
         for value, place in list(self.placed.items()):
             if place.holder is old:
                 self.placed[value] = Placed(new, place.tensor)

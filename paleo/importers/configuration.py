@@ -93,7 +93,7 @@ class Config(Mapping[str, Any]):
         return ", ".join(sorted(words))[:200]
 
     def kinds(self, key: str, layers: int) -> list[str] | None:
-        """A list of one word for each layer, if there is one."""
+        """The configuration's list with a word for each layer; None where it states none."""
         value = self.get(key)
         if value is None:
             return None

@@ -92,7 +92,7 @@ class Import:
 
     @property
     def unknown(self) -> tuple[str, ...]:
-        """Functions of the source that no layer stands for."""
+        """Functions of the source that no layer describes."""
         return tuple(sorted({operation.label for operation in self._unmodelled()}))
 
     @property

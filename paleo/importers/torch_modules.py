@@ -36,7 +36,7 @@ class InputSpec:
 
     @property
     def index(self) -> bool:
-        """Whether it holds whole numbers."""
+        """Whether the input holds whole numbers."""
         return self.dtype in ("int64", "int32", "bool")
 
 

@@ -278,7 +278,7 @@ def _trainable(parameter: Any) -> bool:
 
 
 def storage_key(tensor: Any) -> int:
-    """The identity of the memory that a tensor looks at."""
+    """The identity of a tensor's storage."""
     return int(tensor.untyped_storage()._cdata)
 
 

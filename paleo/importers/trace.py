@@ -31,7 +31,7 @@ class Value:
 
     @property
     def elements(self) -> int:
-        """How many numbers it holds."""
+        """Elements of the value."""
         return math.prod(self.shape)
 
 
@@ -62,7 +62,7 @@ class Call:
 
     @property
     def out(self) -> Value:
-        """The first of its outputs."""
+        """The call's first output."""
         return self.outputs[0]
 
 
@@ -104,7 +104,7 @@ class Trace:
         return readers
 
     def without_dead_calls(self) -> None:
-        """Drops what no output depends on."""
+        """Drops the calls that no output depends on."""
         needed = set(self.outputs)
         kept = []
         for call in reversed(self.calls):
@@ -172,7 +172,7 @@ def moving_values(call: Call) -> list[Value]:
 
 
 def learns(call: Call, place: int) -> bool:
-    """Whether a learned tensor stands at that place."""
+    """Whether the input at a position is a trained tensor."""
     value = call.inputs[place] if len(call.inputs) > place else None
     return value is not None and bool(value.sources)
 

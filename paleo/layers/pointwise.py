@@ -126,7 +126,7 @@ class Identity(Layer):
 
 @LAYERS.register("flatten")
 class Flatten(Layer):
-    """All dims but the first as one; a view."""
+    """Folds all dims but the first into one; a view."""
 
     dim: str = "features"
 
@@ -211,7 +211,7 @@ class Take(Layer):
 
 @LAYERS.register("mean")
 class Mean(Layer):
-    """Mean over one dim, which goes away."""
+    """Mean over one dim, which is removed."""
 
     dim: str = "seq"
 

@@ -104,7 +104,7 @@ class LossLaw(Law):
         raise NotImplementedError
 
     def warnings(self, parameters: float, tokens: float) -> tuple[str, ...]:
-        """That the law is left, where it is."""
+        """A warning where a run lies outside of the law's range."""
         raise NotImplementedError
 
 

@@ -69,7 +69,7 @@ class SamplesToLoss(SamplesLaw):
             return math.inf
 
     def beyond(self, tokens: float) -> tuple[str, ...]:
-        """That the law of loss is left, where it is."""
+        """A warning where a run lies outside of the range of the law of loss."""
         return LOSS_LAWS[self.by].warnings(self.parameters, tokens)
 
     def warnings(self, global_batch: float) -> tuple[str, ...]:

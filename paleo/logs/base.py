@@ -136,5 +136,5 @@ def number_of(text: str, unit: float = 1.0) -> float | None:
 
 
 def stated(**values: float | None) -> dict[str, object]:
-    """Those that are not None."""
+    """The figures that the log states, by name."""
     return {name: value for name, value in values.items() if value is not None}

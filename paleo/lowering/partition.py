@@ -106,7 +106,7 @@ def balanced_cut(program: Program, weights: Sequence[float], pieces: int) -> tup
 
 
 def heaviest_piece(program: Program, weights: Sequence[float], chunks: Sequence[Chunk]) -> float:
-    """Seconds of the heaviest of some pieces."""
+    """Seconds of the slowest of several pieces."""
     return max(sum(weights[section] * layers for section, layers in chunk) for chunk in chunks)
 
 

@@ -125,7 +125,7 @@ class Section:
 
     @property
     def largest_output_bytes(self) -> float:
-        """Bytes of the largest tensor that it makes."""
+        """Bytes of the section's largest output."""
         return max(self.made_bytes, default=0.0)
 
     @property
@@ -157,7 +157,7 @@ class Program:
         return sum(section.saved_bytes * section.repeat for section in self.sections)
 
     def flops(self, phase: Phase | None = None) -> float:
-        """FLOP of this rank, of one phase or of all."""
+        """FLOP of this rank in one phase, or in all phases."""
         return sum(
             counted.kernel.flops * counted.times * section.repeat
             for section in self.sections

@@ -48,7 +48,7 @@ class Policies(NamedTuple):
 
     @classmethod
     def of(cls, program: Program) -> Policies:
-        """Those that a program states."""
+        """The policies that a program states."""
         hows = np.array([section.recompute for section in program.sections])
         groups = np.array([section.recompute_group for section in program.sections], dtype=np.float64)
         return cls(hows == "full", hows == "selective", groups)

@@ -47,7 +47,7 @@ class Rule:
     name: str = "*"
 
     def matches(self, node: Node) -> bool:
-        """Whether the rule speaks of this layer."""
+        """Whether the rule applies to a layer."""
         return (self.layer is None or self.layer == node.type) and (
             self.name == "*" or fnmatchcase(node.name, self.name)
         )

@@ -216,7 +216,7 @@ class Fabric:
 
     @property
     def policy(self) -> CollectivePolicy:
-        """What prices the collectives."""
+        """The policy that prices the collectives."""
         if not self._policies:
             self._policies.append(Textbook(self.rates) if self.rates is not None else self._nccl())
         return self._policies[0]

@@ -63,7 +63,7 @@ def _fault(fault: Fault) -> Document:
 
 
 def verdict(audit: Audit) -> str:
-    """One sentence."""
+    """The verdict in one sentence."""
     measured, predicted = audit.measured["step"], audit.predicted["step"]
     seen = f"A step takes {duration(measured)}, predicted {duration(predicted)} ({measured / predicted - 1:+.0%})"
     if not audit.faults:

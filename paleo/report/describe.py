@@ -156,7 +156,7 @@ def _read(path: str, kind: str | None = None) -> tuple[str, object]:
 
 
 def facts(entry: object) -> list[Fact]:
-    """All that is known of one entry, with its sources."""
+    """Every field of one entry of the catalog, with its sources."""
     if isinstance(entry, Device):
         return _device(entry)
     if isinstance(entry, Link):

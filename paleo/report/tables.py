@@ -247,7 +247,7 @@ def _training(training: Training) -> RenderableType:
 
 
 def goodput(run: Goodput) -> Table:
-    """What failures make of a long run."""
+    """Time and goodput of a long run with failures."""
     low, high = run.share_range
     early, late = run.finish_interval
     bounds = "" if low == high else f" ({tenths(low)} to {tenths(high)} over the range of failure rates)"
@@ -584,7 +584,7 @@ def settings(rows: Sequence[Setting]) -> RenderableType:
 
 
 def facts(title: str, rows: Sequence[Fact]) -> RenderableType:
-    """What is known of one entry, line by line."""
+    """The fields of one entry of the catalog, line by line."""
     table = grid(title, ("", ""), left=2)
     table.show_header = False
     for name, value in rows:

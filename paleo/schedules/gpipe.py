@@ -27,7 +27,7 @@ def span(passes: Passes, microbatches: Numeric, chunks: int) -> Array:
 
 
 def alive(stage: Numeric, stages: int, microbatches: Numeric, chunks: int) -> Numeric:
-    """All of them."""
+    """All microbatches of the step."""
     return microbatches
 
 

@@ -99,7 +99,7 @@ class Solved(NamedTuple):
 
     @property
     def choice(self) -> Choice:
-        """What they have in common."""
+        """The choices that the cases have in common."""
         batch = self.batch
         return Choice.named(batch.schedule.name, batch.assignment.chunks, batch.zero, overlapped=batch.overlapped)
 
@@ -127,7 +127,7 @@ class Results:
 
     @classmethod
     def of(cls, groups: Sequence[CaseGroup], solved: Sequence[Solved]) -> Results:
-        """All that was solved, one part after another."""
+        """The solved cases of all parts, one part after another."""
         layouts = [np.array(group.layouts)[group.layout] for group in groups]
         figures = layouts, [group.microbatch for group in groups], [group.recompute for group in groups]
         cases = tuple(np.concatenate([np.zeros(0), *column]).astype(np.int32) for column in figures)

@@ -74,7 +74,7 @@ class _Members:
     def of(
         cls, points: Points, layouts: Sequence[Layout], space: Space, backend: Backend, group: CaseGroup
     ) -> _Members:
-        """Those of a group."""
+        """The evaluations of a group."""
         members = [layouts[index] for index in group.layouts]
         block_of = points.block_of[group.point]
         programs = tuple(points.programs[block] for block in block_of[group.first])

@@ -89,7 +89,7 @@ class Ranking:
 
     @property
     def score(self) -> Array:
-        """What is made small: (configurations,)."""
+        """The figure that the ranking minimises: (configurations,)."""
         return self._rates * self.step if self.timed else self._rates
 
     @property

@@ -178,7 +178,7 @@ class AttentionSoftware(Spec):
 
 
 class Fusion(Spec):
-    """Which operations are one kernel."""
+    """Operations that the software runs as one kernel."""
 
     passes: Flag = Field(False, description="whether chains of element-wise passes are one kernel")
     norms: Literal["never", "inference", "forward", "both"] = Field(
@@ -281,7 +281,7 @@ class Gradients(Spec):
 
 
 class Overlap(Spec):
-    """What travels while the device computes."""
+    """Communication that the software runs beside computation."""
 
     gradients: Flag = Field(True, description="whether gradients travel during the backward pass")
     gather: Flag = Field(
@@ -310,7 +310,7 @@ class Overlap(Spec):
 
 
 class Recomputation(Spec):
-    """What is computed again before the backward pass."""
+    """Operations that the software computes again before the backward pass."""
 
     policy: Literal["none", "selective", "full"] = Field(
         "none", description="what its users recompute unless they say otherwise"
@@ -384,7 +384,7 @@ class Parallelism(Spec):
 
 
 class ProcessMemory(Spec):
-    """What a process holds beside its tensors."""
+    """Memory that a process holds beside its tensors."""
 
     context: Bytes = Field(CONTEXT, description="what a process holds of a GPU before its first tensor")
     communicator: Bytes = Field(COMMUNICATOR, description="what each group of ranks that it talks to adds")

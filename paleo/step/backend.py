@@ -137,7 +137,7 @@ class Backend:
 
     @property
     def clip(self) -> str:
-        """What is done with the norm of the gradients."""
+        """How gradients are clipped by their norm."""
         return self.run.clip or self.software.gradients.clip
 
     def updated(self, counts: Array, tensors: Array) -> Array:
@@ -146,7 +146,7 @@ class Backend:
         return self._passes(counts, tensors, lambda count, number: [update_kernel(count, number, optimizer, formats)])
 
     def clipped(self, counts: Array) -> Array:
-        """Seconds of the passes that clipping adds to that."""
+        """Seconds of the passes that clipping adds to an update."""
         return self._passes(counts, 0.0, lambda count, _: clip_kernels(count, self.clip, self.formats))
 
     def _passes(self, counts: Array, tensors: Numeric, kernels: Callable[[float, float], Sequence[Kernel]]) -> Array:

@@ -43,7 +43,7 @@ class Cases:
         return len(self.layout)
 
     def of(self, cases: Index) -> Cases:
-        """Some of them."""
+        """The cases at some positions."""
         return Cases(self.layouts, self.layout[cases], self.microbatches[cases], self.times.of(cases), (self, cases))
 
     def send(self, section: int) -> Array:
@@ -86,12 +86,12 @@ class Batch:
 
     @property
     def layouts(self) -> Layouts:
-        """The layouts of its cases."""
+        """The layouts of the cases."""
         return self.cases.layouts
 
     @property
     def backend(self) -> Backend:
-        """What prices them."""
+        """The backend that prices the cases."""
         return self.cases.layouts.backend
 
     @property
@@ -122,7 +122,7 @@ class Batch:
 
     @property
     def sharding(self) -> Sharding:
-        """What travels over the replicas."""
+        """Which collectives the replicas run."""
         if self.zero == 0:
             return "none"
         return "parameters" if self.sharded else "gradients" if self.scattered else "states"

@@ -161,7 +161,7 @@ class Sends:
     total: Array
 
     def of(self, members: Index) -> Sends:
-        """Those of positions along the last axis."""
+        """The exchanges at some positions of the last axis."""
         parts = (np.take(part, members, axis=-1) for part in (self.share, self.from_first, self.from_last, self.total))
         return Sends(self.inputs, self.weights, *parts)
 

@@ -193,7 +193,7 @@ class InputPipeline:
 
     @property
     def slowest(self) -> str:
-        """What sets the pace."""
+        """The slowest part of the input pipeline."""
         names = {"storage": self.storage, "decoding": self.decode, "copies to the device": self.copy}
         return max(names, key=lambda name: float(names[name]))
 

@@ -147,7 +147,7 @@ class Footprint:
 
     @property
     def parts(self) -> dict[str, float]:
-        """What the total is made of."""
+        """The bytes by part; they add up to the total."""
         return {name: getattr(self, name) for name in PARTS}
 
     @property

@@ -96,7 +96,7 @@ class PricedPlan:
 
     @property
     def ratio(self) -> float:
-        """Its step over that of the leading plan."""
+        """The plan's step time over the leading plan's."""
         return self.row.step_time / self.lead.step_time
 
     @property
@@ -141,11 +141,11 @@ class PricedPlan:
 
     @property
     def command(self) -> str:
-        """The estimate that shows it again."""
+        """The `paleo estimate` command that shows the plan again."""
         return estimate_command(self.lead.model, self.system, self.row.run)
 
     def score(self, objective: str) -> float:
-        """What is made small; infinite where it is not known."""
+        """The figure that the objective minimises; infinite where it is unknown."""
         figures = {
             "time": self.row.step_time if self.seconds is None else self.seconds,
             "cost": self.usd,
@@ -157,11 +157,11 @@ class PricedPlan:
 
     @property
     def roomy(self) -> bool:
-        """Whether it leaves memory free for fragmentation."""
+        """Whether the plan leaves memory free for fragmentation."""
         return self.row.memory <= (1.0 - HEADROOM) * self.system.device.memory.capacity
 
     def meets(self, wish: Wish) -> bool:
-        """Whether it fits, is in time and within the budget."""
+        """Whether the plan fits the memory, the deadline and the budget."""
         in_time = wish.deadline is None or (self.seconds is not None and self.seconds <= wish.deadline)
         paid = wish.budget is None or (self.usd is not None and self.usd <= wish.budget)
         return self.row.fits and in_time and paid
@@ -362,5 +362,5 @@ def _summary(plan: PricedPlan) -> str:
 
 
 def long(seconds: float) -> str:
-    """A time in days where it is as long as one."""
+    """A time in days where it is a day or longer, else in hours and less."""
     return duration(seconds) if seconds < DAY else f"{seconds / DAY:.3g} days"

@@ -51,7 +51,7 @@ class CollectiveAudit:
 
     @property
     def verdict(self) -> str:
-        """One sentence."""
+        """The verdict in one sentence."""
         subject = f"{self.study.operation} over {self.study.ranks} GPUs of {self.study.system.name}"
         if not self.faults:
             return f"{subject}: as predicted, nothing in this log says otherwise."

@@ -63,7 +63,7 @@ class CompressedCollective:
 
     @property
     def rate(self) -> float:
-        """Bytes that a rank sends a second in it."""
+        """Bytes that a rank sends a second in the collective."""
         return self.sent / self.time
 
     def pays(self, row: CompressedRow) -> bool:

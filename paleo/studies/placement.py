@@ -32,7 +32,7 @@ class PlacementStudy:
 
     @property
     def slowdown(self) -> float:
-        """The step over that of the packed run."""
+        """Step time over that of the packed run."""
         return self.prediction.step_time / self.packed.step_time
 
     @property

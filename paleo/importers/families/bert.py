@@ -97,7 +97,7 @@ def bert(config: Config) -> Model:
 
 @FAMILIES.register("roberta")
 def roberta(config: Config) -> Model:
-    """As BERT, with a head of its own for sequences."""
+    """BERT with RoBERTa's two-layer head for classification."""
     model = bert(config)
     if architecture(config, ("Roberta", "XLMRoberta", "Camembert"), "ForMaskedLM") == "ForSequenceClassification":
         drop = {"dropout": {"rate": "=dropout"}}

@@ -124,5 +124,5 @@ def per_dim(value: Any, rank: int, default: int) -> list[int]:
 
 
 def short(values: list[int]) -> int | list[int]:
-    """One number where all are equal."""
+    """A list of equal numbers as one number."""
     return values[0] if len(set(values)) == 1 else values

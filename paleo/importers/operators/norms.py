@@ -89,7 +89,7 @@ def _normed(b: Builder, kind: str, options: dict[str, Any], x: Placed, call: Cal
 
 @translates("layer_norm")
 def layer_norm(b: Builder, call: Call) -> None:
-    """Statistics of the last dims, which are seen as one."""
+    """Normalisation over the last dims, folded into one dim."""
     x = b.at(call.inputs[0])
     weight = next((value for value in call.inputs[1:3] if value is not None), None)
     shape = call.options.get("normalized_shape") or (weight.shape if weight is not None else x.tensor.sizes[-1:])

@@ -112,7 +112,7 @@ def copy(b: Builder, call: Call) -> None:
 
 
 def memory_pass(b: Builder, call: Call, kind: str, *, flops: float | None = None) -> None:
-    """A pass over memory that is known by its name."""
+    """A pass over memory, of a kind that the layers know by name."""
     sources = b.sources(call)
     if not sources:
         raise UntranslatableError("nothing moves")

@@ -81,13 +81,13 @@ def _onnx_global(node: OnnxNode) -> Reading:
 
 @translates("pool_pass")
 def pool_pass(b: Builder, call: Call) -> None:
-    """Windows that no layer has."""
+    """A pooling window that no layer describes, as a pass over memory."""
     memory_pass(b, call, "pool")
 
 
 @translates("max_pool avg_pool")
 def pool(b: Builder, call: Call) -> None:
-    """Windows of one size."""
+    """Pooling by windows of one size."""
     x, options = b.at(call.inputs[0]), call.options
     rank = len(x.tensor.dims) - 2
     if rank not in SPACE or set(per_dim(options.get("dilation"), rank, 1)) != {1}:
@@ -112,7 +112,7 @@ def pool(b: Builder, call: Call) -> None:
 
 @translates("adaptive_avg_pool")
 def adaptive(b: Builder, call: Call) -> None:
-    """Windows that give so many rows and columns."""
+    """Pooling to a stated number of rows and columns."""
     x = b.at(call.inputs[0])
     space = call.out.shape[2:]
     if len(x.tensor.dims) - 2 not in SPACE or len(set(space)) != 1:

@@ -155,7 +155,7 @@ def _is_matrix(weight: Value) -> bool:
 
 
 def collapse_modules(trace: Trace) -> None:
-    """Replaces the calls of such modules by one call."""
+    """Replaces the calls of activation and norm modules by one call each."""
     consumers, outputs = trace.consumers(), set(trace.outputs)
     calls_of: dict[str, list[Call]] = {}
     for call in trace.calls:

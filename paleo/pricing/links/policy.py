@@ -103,10 +103,10 @@ def _crossing(prices: AlgorithmPrices, low: float, high: float, below: str, abov
 
 
 class CollectivePolicy(Protocol):
-    """What prices a group's collectives."""
+    """Prices the collectives of a group."""
 
     def candidates(self, operation: str, links: GroupLinks) -> list[Algorithm]:
-        """The algorithms that it chooses from."""
+        """The algorithms that the policy chooses from."""
         ...
 
     def chooses(self, algorithm: Algorithm, operation: str, payload_bytes: Numeric, links: GroupLinks) -> Flags:
@@ -181,7 +181,7 @@ class Textbook:
     rates: Rates
 
     def costs(self, links: GroupLinks) -> tuple[LevelCost, ...]:
-        """What each level costs the group."""
+        """Latency and bandwidth of each level of the group."""
         share = self.rates.link or 1.0
         return tuple(
             LevelCost(
@@ -195,11 +195,11 @@ class Textbook:
         )
 
     def candidates(self, operation: str, links: GroupLinks) -> list[Algorithm]:
-        """All that need no servers of their own."""
+        """All algorithms that need no parameter servers."""
         return [each for each in algorithms_for(operation) if each.automatic and links.can_run(each, operation)]
 
     def chooses(self, algorithm: Algorithm, operation: str, payload_bytes: Numeric, links: GroupLinks) -> Flags:
-        """Any of them."""
+        """True: any candidate may be chosen."""
         return np.asarray(True)
 
     def seconds(self, algorithm: Algorithm, operation: str, payload_bytes: Numeric, links: GroupLinks) -> Array:

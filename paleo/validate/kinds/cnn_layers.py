@@ -103,7 +103,7 @@ class CnnLayersTable(TableKind[DeviceFigures]):
         return out.mask((out == "") & (text(frame, "dtype", "fp32") != "fp32"), "only fp32 is modelled")
 
     def stack(self, frame: pd.DataFrame) -> pd.Series[str]:
-        """All are loops of one layer, launched back to back."""
+        """Every row is a loop of one layer, launched back to back."""
         return pd.Series("back-to-back", index=frame.index, dtype=object)
 
     def family(self, frame: pd.DataFrame) -> pd.Series[str]:

@@ -167,7 +167,7 @@ class CollectiveTable(TableKind[System]):
         return pd.Series(np.where(self._custom(frame), "collective.custom", plain), index=frame.index, dtype=object)
 
     def work(self, frame: pd.DataFrame) -> tuple[Array, Array]:
-        """No FLOP; the bytes that every rank has to send."""
+        """No FLOP, and the bytes that every rank sends."""
         factor = np.zeros(len(frame))
         operations, ranks = text(frame, "op").to_numpy(), number(frame, "ranks")
         for operation in OPERATIONS:

@@ -124,11 +124,11 @@ class CompressionSteps(StepTable):
         return super().predict(frame)
 
     def system(self, row: Row) -> System:
-        """One of its GPUs."""
+        """A system of one GPU of the row's device."""
         return load_system(str(row["device"]))
 
     def step(self, row: Row, software: Software | None = None) -> Step:
-        """What the row's filled column holds."""
+        """The prediction of the figure that the row states."""
         cluster = _Cluster.of(row)
         if filled(row, "tflops_per_gpu"):
             return _sharded(row)

@@ -68,7 +68,7 @@ class PairNetwork:
 
     @classmethod
     def of(cls, rows: pd.DataFrame) -> PairNetwork:
-        """The network that a table's rows describe."""
+        """The network that describes a table's rows."""
         ranks = int((rows["first_rank_a"] + rows["ranks_a"]).max())
         rates, shared = np.zeros((ranks, ranks)), np.zeros((ranks, ranks), dtype=bool)
         group = np.arange(ranks)

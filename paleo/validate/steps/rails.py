@@ -39,7 +39,7 @@ class Rails(StepTable):
     calibrates = False
 
     def system(self, row: Row) -> System:
-        """That of the row."""
+        """The row's system."""
         return load_system(str(row["system"]))
 
     def step(self, row: Row, software: Software | None = None) -> Step:
