@@ -20,7 +20,7 @@ from paleo.validate.report import document, renderables
 from paleo.validate.runner import FileReport, validate_frame
 from paleo.validate.scaling import points, summary
 from paleo.validate.steps.systems import system_of
-from paleo.validate.steps.vision import cudnn_version, library_of, model_of, profile_of, sizes_of
+from paleo.validate.steps.vision import cudnn_version, library_of, model_of, profile_of, profile_of_its_day, sizes_of
 from paleo.validate.tables import table_of
 
 
@@ -70,6 +70,28 @@ def test_a_library_is_stated_named_or_dated(row: dict[str, str], release: float 
 )  # fmt: skip
 def test_profiles_of_rows(row: dict[str, str], profile: str) -> None:
     assert profile_of(row) == profile
+
+
+@pytest.mark.parametrize(
+    ("row", "profile"),
+    [({"framework": "PyTorch NGC 20.01/20.10 (v0 configs)"}, "pytorch-ngc@20.10"),
+     ({"framework": "PyTorch NGC 22.09 class (v1 configs)"}, "pytorch-ngc@22.09"),
+     ({"framework": "PyTorch NGC 24.02"}, "pytorch-ngc"), ({"framework": "PyTorch"}, "pytorch-ngc"),
+     ({"framework": "PyTorch", "source": "DeepLearningExamples"}, "pytorch-ngc-channels-last@21.03"),
+     ({"framework": "PyTorch (22.09)", "source": "DeepLearningExamples"}, "pytorch-ngc-channels-last@22.09")],
+)  # fmt: skip
+def test_profiles_as_they_were_when_a_row_was_measured(row: dict[str, str], profile: str) -> None:
+    assert profile_of_its_day({"software": "pytorch-ngc", **row}) == profile
+
+
+def test_updates_by_a_call_for_each_term_until_lists_were_the_default() -> None:
+    """161 tensors of ResNet-50, four written terms each, at 8 us and more: 5 ms."""
+    model, system = load_model("resnet50"), load_system("dgx-1-v100")
+    then, now = (
+        predict(model, system, Run(gpus=1, batch=64, dtype="fp16", optimizer="momentum", software=software))
+        for software in ("pytorch-ngc@21.03", "pytorch-ngc")
+    )
+    assert now.breakdown.optimizer < 0.002 < 161 * 4 * 8e-6 < then.breakdown.optimizer < 0.01
 
 
 def test_opencl_kernels_are_refused_by_name() -> None:

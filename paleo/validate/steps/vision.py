@@ -14,7 +14,7 @@ from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.units import MILLISECOND
 from paleo.validate.kinds.base import number, text
-from paleo.validate.steps.base import filled, integer, of_prediction, software_of
+from paleo.validate.steps.base import filled, integer, of_prediction, profile_then, software_of
 from paleo.validate.steps.submissions import NetworkSteps
 from paleo.validate.tables import STEPS
 
@@ -37,6 +37,8 @@ LIKE_FRAMEWORKS = (("paddle", "mxnet-nvidia"),)
 #: their PyTorch scripts lay images out channels-last in sixteen bits (--memory-format nhwc of their configurations).
 CONTAINERS = ("DeepLearningExamples",)
 IN_CONTAINERS = (("pytorch", "pytorch-ngc-channels-last"), ("tensorflow2", "tensorflow2-ngc"))
+#: Release of those containers that rows which name none are taken to be of: the one that other rows of the pages name.
+CONTAINER_RELEASE = "21.03"
 #: Frameworks by a word of their name whose convolutions are OpenCL programs.
 OPENCL = ("cl-nn", "greentea", "deepcl")
 #: Columns in which the rows of one scaling curve agree.
@@ -89,6 +91,13 @@ def profile_of(row: Row) -> str:
     return "caffe-native" if native else software
 
 
+def profile_of_its_day(row: Row) -> str:
+    """As `profile_of`, as the software was when the row was measured."""
+    source = str(row.get("source", ""))
+    release = f" {CONTAINER_RELEASE}" if source.startswith(CONTAINERS) else ""
+    return profile_then({**row, "source": source + release}, profile_of(row))
+
+
 def cudnn_version(text: str) -> float | None:
     """The cuDNN release that a cell names: 5105, R4, v3, ``5.1 (CUDA 8.0)``; 1 for none; None where nothing is said.
 
@@ -126,7 +135,7 @@ def run_of(row: Row) -> Run:
         batch=int(batch),
         dtype=str(row["dtype"]),
         optimizer="momentum",
-        software=profile_of(row),
+        software=profile_of_its_day(row),
         cudnn=library_of(row),
         forward_only=not filled(row, "iteration_ms"),
         input=None if WITH_LOADING in str(row.get("notes", "")) else "none",
