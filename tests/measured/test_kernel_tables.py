@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from paleo.pricing.gemm import GemmParameters
+from paleo.pricing.links.group import ExchangeParameters
 from paleo.pricing.store import lookup
-from paleo.units import MICROSECOND
+from paleo.units import MEBIBYTE, MICROSECOND
 from paleo.validate.kinds.base import KINDS
 from paleo.validate.residual import residual
 from paleo.validate.runner import Errors, FileReport, Flags
@@ -161,3 +162,19 @@ def test_products_of_a_pascal_card_that_was_left_out(validated: Validated) -> No
     seconds = kind.time(rows, kind.figures("titan-x-pascal", "fp32", ""), inherited.parameters)
     errors = residual(seconds, rows["time_us"].to_numpy() * MICROSECOND)
     assert errors.rows == 160 and errors.mape < 0.23 and abs(errors.total_error) < 0.1
+
+
+@pytest.mark.shared
+@pytest.mark.parametrize(("known", "rows", "bar"), [("dgx-h100", 72, 0.06), ("dgx-b200", 54, 0.035)])
+def test_exchanges_over_links_of_another_generation(validated: Validated, known: str, rows: int, bar: float) -> None:
+    """From 16 MB on, NVLink 5 by Hopper's channels and link share, and one NVLink-5 system by the other."""
+    report, kind = validated("collective.csv.gz"), KINDS["collective"]
+    system = "dgx-b200" if known == "dgx-h100" else "gb200-nvl72"
+    large = (report.frame["op"].eq("all_to_all") & (report.frame["bytes"] >= 16 * MEBIBYTE)).to_numpy()
+    frame = report.frame[rows_of(report, "aiconfigurator", system) & large]
+    parameters = lookup(
+        ExchangeParameters, subject=known, architecture="", family="collective.exchange", stacks=("back-to-back",)
+    ).parameters
+    seconds = kind.time(frame, kind.figures(system, "", ""), parameters)
+    errors = residual(seconds, frame["time_us"].to_numpy() * MICROSECOND)
+    assert errors.rows == rows and errors.mape < bar

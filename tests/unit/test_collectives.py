@@ -20,8 +20,10 @@ from paleo.pricing.links.group import (
     LL,
     LL128,
     SIMPLE,
+    ExchangeParameters,
     GroupLinks,
     NcclParameters,
+    exchange_time,
     group_links,
     link_kind,
     links_across,
@@ -606,3 +608,26 @@ def test_the_tuner_takes_rings_for_large_sums_over_few_nodes() -> None:
     in_tree = [prefers_tree(sizes, links).sum() for links in (few, many)]
     assert 0 < in_tree[0] < in_tree[1] < len(sizes)
     assert not prefers_tree(sizes, links_across(system, ranks=4, ranks_per_node=4))[-1]
+
+
+def test_channels_bound_what_two_ranks_exchange_over_a_wide_link() -> None:
+    """512 MiB over 32 channels of 11.8 bytes a clock of 1.965 GHz are 724 us, half of it over the link 298 us: 809 us
+    measured (B200, NCCL 2.29), alike for four and eight ranks (826 and 836 us). An unknown clock bounds nothing."""
+    parameters = ExchangeParameters(
+        launch=9e-6, peer=0.3e-6, start=4.5e-6, fraction=0.8, fill=2e-6, channel_rate=11.8, low_fraction=0.007
+    )
+    seconds = {}
+    for ranks in (2, 4, 8):
+        links = GroupLinks(fan_outs=(float(ranks),), bandwidths=(900e9,), ports=(1.0,), clock=1.965e9)
+        traffic = ALGORITHMS["pairwise"].traffic("all_to_all", 2.0**29, links.fan_outs)
+        seconds[ranks] = float(
+            exchange_time(payload_bytes=2.0**29, traffic=traffic, links=links, parameters=parameters)
+        )
+    channels, wire = 2**29 / (32 * 11.8 * 1.965e9), 2**28 / 900e9
+    moved = (channels**4 + (wire / 0.8) ** 4) ** 0.25
+    assert channels == pytest.approx(724e-6, rel=0.001)
+    assert seconds[2] == pytest.approx(9.3e-6 + np.hypot(4.5e-6, moved) + 2 * np.sqrt(moved * 2e-6), rel=1e-6)
+    assert seconds == pytest.approx({2: 809e-6, 4: 826e-6, 8: 836e-6}, rel=0.12)
+    unknown = GroupLinks(fan_outs=(2.0,), bandwidths=(900e9,), ports=(1.0,))
+    traffic = ALGORITHMS["pairwise"].traffic("all_to_all", 2.0**29, unknown.fan_outs)
+    assert exchange_time(payload_bytes=2.0**29, traffic=traffic, links=unknown, parameters=parameters) < 450e-6

@@ -150,8 +150,6 @@ def bus_factor(operation: str, ranks: Numeric) -> Array:
 
 #: As good as no time: parameters are searched by their logarithms [s].
 NANOSECOND = MICROSECOND / KILO
-#: How strongly the larger of a launch skew and the kernel itself prevails.
-_SKEW_NORM = 4.0
 
 
 def hidden(latency: Numeric, transfer: Numeric) -> Array:
@@ -187,7 +185,16 @@ def softly_least(first: Numeric, second: Numeric, norm: float = 6.0) -> Array:
     return np.asarray(least * (1.0 + ratio**norm) ** (-1.0 / norm))
 
 
+def softly_largest(first: Numeric, second: Numeric, norm: float = 4.0) -> Array:
+    """A maximum that rounds the corner where both are alike: (x^n + y^n)^(1/n).
+
+    >>> round(float(softly_largest(1.0, 1.0)), 6)
+    1.189207
+    """
+    largest = np.maximum(np.maximum(first, second), np.finfo(np.float64).tiny)
+    return np.asarray(largest * ((first / largest) ** norm + (second / largest) ** norm) ** (1.0 / norm))
+
+
 def with_skew(time: Array, skew: Numeric) -> Array:
     """A kernel cannot end before the last rank has begun: the larger of both, softly."""
-    larger = np.maximum(np.maximum(time, skew), np.finfo(np.float64).tiny)
-    return np.asarray(larger * ((time / larger) ** _SKEW_NORM + (skew / larger) ** _SKEW_NORM) ** (1.0 / _SKEW_NORM))
+    return softly_largest(time, skew)

@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from paleo.collectives.base import ranks_of
 from paleo.errors import PlanError
-from paleo.pricing.links.alpha_beta import NANOSECOND, fill_time, hidden, softly_least, with_skew
+from paleo.pricing.links.alpha_beta import NANOSECOND, fill_time, hidden, softly_largest, softly_least, with_skew
 from paleo.specs.calibration import parameter
 from paleo.units import MICROSECOND
 
@@ -56,6 +56,7 @@ class GroupLinks:
     switch_reduces   the inner level's switches add and multicast (NVLink SHARP)
     many_hosts       a node is an NVLink domain of several machines
     topologies       of the system's levels: algorithms that are written for one ask for it
+    clock            of the devices' multiprocessors [Hz]; infinite where it is not known
     """
 
     fan_outs: tuple[Numeric, ...]
@@ -71,6 +72,7 @@ class GroupLinks:
     switch_reduces: bool = False
     many_hosts: bool = False
     topologies: frozenset[str] = frozenset()
+    clock: float = float("inf")
 
     @property
     def ranks(self) -> Array:
@@ -209,6 +211,7 @@ def links_of_spans(system: System, spans: Sequence[Span]) -> GroupLinks:
         switch_reduces=not fabric[0] and spans[0].level.in_switch_reduction,
         many_hosts=system.devices_per_host is not None,
         topologies=frozenset(level.topology for level in system.levels),
+        clock=system.device.boost_clock or float("inf"),
     )
     return _with_node(links) if fabric[0] else links
 
@@ -488,6 +491,11 @@ def _staging(links: GroupLinks, power: float) -> Array:
     return np.where(links.staged, (links.ranks / 2.0) ** power, 1.0)
 
 
+#: Channels of sends and receives inside one node, each on a multiprocessor of its own ("32 p2p channels" in NCCL's log
+#: on eight A100 or H100).
+CHANNELS = 32
+
+
 @dataclass(frozen=True, slots=True)
 class ExchangeParameters:
     """all_to_all and send_recv of NCCL among the devices of one node; defaults are those of eight A100."""
@@ -508,8 +516,12 @@ class ExchangeParameters:
     fill: float = parameter(
         1.5 * MICROSECOND, low=NANOSECOND, high=1000 * MICROSECOND, unit="s", meaning="cost of one more chunk"
     )
-    copy: float = parameter(
-        0.38, low=0.02, high=3.0, unit="1", meaning="copy of a rank's own share of an all_to_all, in link times"
+    channel_rate: float = parameter(
+        11.0,
+        low=2.0,
+        high=50.0,
+        unit="B/cycle",
+        meaning="bytes that a channel moves in a clock of its multiprocessor, those of a rank's own share among them",
     )
     staging_power: float = parameter(
         0.5,
@@ -521,19 +533,20 @@ class ExchangeParameters:
 
 
 def exchange_time(
-    *, operation: str, payload_bytes: Numeric, traffic: Traffic, links: GroupLinks, parameters: ExchangeParameters
+    *, payload_bytes: Numeric, traffic: Traffic, links: GroupLinks, parameters: ExchangeParameters
 ) -> Array:
     """Seconds of a traffic of an all_to_all or send_recv inside one node.
 
     A rank sends to all its peers at once, each by a channel of its own: in LL while that is faster, else in Simple,
-    whose fences hide behind the transfer. Nobody waits for the last rank of a group, as only pairs meet.
+    whose fences hide behind the transfer. Nobody waits for the last rank of a group, as only pairs meet. All of the
+    payload passes `CHANNELS` multiprocessors, a rank's own share too, which bounds what few ranks get of a wide link:
+    (link⁴ + channels⁴)^¼. A channel moves as many bytes a clock on Blackwell (11.7) as on Hopper (11.5).
     """
     p = parameters
     peers = np.maximum(np.asarray(traffic.steps), 1.0)
     wire = links.wire_time(traffic) * _staging(links, p.staging_power)
-    moved = wire / p.fraction
-    if operation == "all_to_all":
-        moved = moved + _copy_time(operation, payload_bytes, links, p.copy)
+    channels = np.asarray(payload_bytes) / (CHANNELS * p.channel_rate * links.clock)
+    moved = softly_largest(wire / p.fraction, channels)
     low = wire / np.minimum(p.low_fraction * peers, LL_LARGEST)
     simple = hidden(p.start, moved) + fill_time(moved, p.fill)
     seconds = p.launch + p.peer * peers + np.maximum(softly_least(low, simple), wire)

@@ -269,9 +269,7 @@ class Nccl:
     def _inside(self, algorithm: Algorithm, operation: str, payload: Numeric, links: GroupLinks) -> Array:
         traffic = algorithm.traffic(operation, payload, links.fan_outs)
         if operation in EXCHANGES:
-            return exchange_time(
-                operation=operation, payload_bytes=payload, traffic=traffic, links=links, parameters=self.exchange
-            )
+            return exchange_time(payload_bytes=payload, traffic=traffic, links=links, parameters=self.exchange)
         if algorithm.in_network:
             return switch_time(traffic=traffic, links=links, parameters=self.inside)
         return node_time(
