@@ -9,29 +9,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from paleo.lowering.recompute import runs
+from paleo.lowering.policies import runs
 from paleo.operations.base import model_flops
 from paleo.operations.contraction import executed_share
 from paleo.parallel.placement import placement
-from paleo.parallel.plan import plan
+from paleo.parallel.plan import host_warnings, idle_options, loading_warnings, plan, rare_utilisation, warnings
 from paleo.step.backend import backend_of
 from paleo.step.exchange import check_sharded
 from paleo.step.memory import Footprint
 from paleo.step.step import priced, single_batch, step
-from paleo.step.warnings import (
-    OPAQUE,
-    OPAQUE_SPREAD,
-    host_warnings,
-    idle_options,
-    loading_warnings,
-    rare_utilisation,
-    unmodelled,
-    warnings,
-)
 from paleo.units import duration
 
 if TYPE_CHECKING:
-    from paleo.lowering.partition import Chunk
+    from paleo.lowering.policies import Chunk
     from paleo.lowering.program import Program
     from paleo.network.graph import Graph
     from paleo.operations.tensor import Precision
@@ -43,12 +33,14 @@ if TYPE_CHECKING:
     from paleo.specs.model import ModelSpec
     from paleo.specs.run import Run
     from paleo.specs.software import Software
-    from paleo.step.host import InputPipeline
     from paleo.step.step import Priced, StepArrays
+    from paleo.step.waiting import InputPipeline
 
 Array = npt.NDArray[np.float64]
 #: Share of the variance of kernels' log errors that all kernels of a device have in common.
 COMMON = 0.25
+#: The kernels of functions that an importer did not know, and by which factor their times are guessed, either way.
+OPAQUE, OPAQUE_SPREAD = "opaque", 3.0
 #: 90 % half-widths (log) of what software does to a step beside its kernels: of dense networks, of mixtures of experts,
 #: of networks with convolutions. As narrow as they can be with 85 % of the sources of measured steps covered to 80 % or
 #: more (19 of language and speech, 11 of images, to most of which nothing was fitted); a spread so chosen without a
@@ -296,3 +288,26 @@ def _interval(priced_program: Priced, graph: Graph, seconds: float, *, constants
         return float(np.sqrt(common * linear**2 + (1.0 - common) * squares + stack**2))
 
     return seconds * float(np.exp(-half_width(kernels.low))), seconds * float(np.exp(half_width(kernels.high)))
+
+
+def unmodelled(program: Program, run: Run, loads: bool) -> tuple[str, ...]:
+    """What a real step has and this one leaves out, or knows by its bytes alone: silence is never a number.
+    ``loads``: data loading is part of it."""
+    loading = "input pipeline (storage, decoding, host-to-device copies)"
+    constant = "launches of kernels and latencies of links, as ppp= is a share of peaks alone"
+    shares_of_peaks = [constant] if run.calibration.startswith("ppp=") else []
+    always = (*([] if loads else [loading]), *shares_of_peaks)
+    launches = [
+        (counted.kernel, counted.times * section.repeat) for section in program.sections for counted in section.kernels
+    ]
+    guessed = [(kernel, times) for kernel, times in launches if kernel.operation == OPAQUE]
+    if not guessed:
+        return always
+    shares = [
+        sum(getattr(kernel, count) * times for kernel, times in guessed)
+        / (sum(getattr(kernel, count) * times for kernel, times in launches) or 1.0)
+        for count in ("flops", "bytes")
+    ]
+    names = ", ".join(dict.fromkeys(kernel.name for kernel, _ in guessed if kernel.phase == "forward"))
+    text = f"functions that the importer did not know: {shares[0]:.1%} of FLOP, {shares[1]:.1%} of bytes"
+    return (*always, f"{text} ({names[:200]})")

@@ -199,7 +199,7 @@ class RunOptions:
 
 def _noise(text: str) -> dict[str, float]:
     """Fields of a run that --jitter states."""
-    from paleo.step.stragglers import noise_named
+    from paleo.step.waiting import noise_named
 
     independent, persistent = noise_named(text)
     return {"jitter": independent, **({"slow_ranks": persistent} if persistent else {})}

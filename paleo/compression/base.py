@@ -125,6 +125,10 @@ class Compression(Protocol):
     def unbiased(self) -> bool:
         """Whether the decoded sum is the gradient on average, without error feedback."""
 
+    @property
+    def sharded(self) -> bool:
+        """Whether its messages are the gathers and scatters of sharded parameters (ZeRO-3), not sums of gradients."""
+
     def messages(self, gradient: SummedGradient) -> tuple[Message, ...]:
         """The collectives that take the place of the gradient's all-reduce, one after another."""
 

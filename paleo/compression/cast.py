@@ -27,6 +27,7 @@ class Cast:
     reference = "Micikevicius et al., Mixed precision training, ICLR 2018"
     linear = True
     unbiased = True
+    sharded = False
 
     @property
     def summary(self) -> str:

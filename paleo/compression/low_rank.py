@@ -34,6 +34,7 @@ class PowerSGD:
     reference = "Vogels, Karimireddy and Jaggi, PowerSGD, NeurIPS 2019"
     linear = True
     unbiased = False
+    sharded = False
 
     @property
     def summary(self) -> str:
@@ -76,6 +77,7 @@ class SufficientFactors:
     summary = "activations and output gradients of fully connected layers are gathered instead of their gradient"
     linear = False
     unbiased = True
+    sharded = False
 
     def messages(self, gradient: SummedGradient) -> tuple[Message, ...]:
         pays = self._pays(gradient)

@@ -42,6 +42,7 @@ class Quantised:
     reference: str
     warm_up: float = 0.0
     linear = False
+    sharded = False
 
     @property
     def summary(self) -> str:

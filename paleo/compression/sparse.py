@@ -87,6 +87,7 @@ class Sparse:
     reference: str
     linear = False
     unbiased = False
+    sharded = False
 
     @property
     def summary(self) -> str:
@@ -143,6 +144,7 @@ class GlobalTopK:
     reference = "Shi et al., gTop-k, ICDCS 2019"
     linear = False
     unbiased = False
+    sharded = False
 
     @property
     def summary(self) -> str:

@@ -31,6 +31,7 @@ class ZeroPlusPlus:
     reference = "Wang et al., ZeRO++, 2023"
     linear = False
     unbiased = False
+    sharded = True
 
     def messages(self, gradient: SummedGradient) -> tuple[Message, ...]:
         elements = np.asarray(gradient.elements, dtype=np.float64)

@@ -21,10 +21,10 @@ import numpy.typing as npt
 
 from paleo.errors import PlanError
 from paleo.registry import Registry
-from paleo.step.stragglers import waiting_share
+from paleo.step.waiting import waiting_share
 
 if TYPE_CHECKING:
-    from paleo.step.stragglers import Numeric
+    from paleo.step.waiting import Numeric
 
 Array = npt.NDArray[np.float64]
 #: Bytes of a number in the fp32 copies that outer optimizers and averaged models keep.
@@ -60,7 +60,7 @@ class Workload:
     ``neighbour``: seconds in which a worker sends its payload to one other worker. ``payload``: bytes
     of gradients that a worker sends a step; ``parameters``: elements that a worker holds; ``tensors``: how many tensors
     they are. ``jitter`` and ``persistent``: noise of a worker's step, independent and its own, as shares of its mean
-    (`paleo.step.stragglers`). ``round_trip``: seconds of a message to the server and back, for each tensor's exchange.
+    (`paleo.step.waiting`). ``round_trip``: seconds of a message to the server and back, for each tensor's exchange.
     """
 
     workers: Numeric

@@ -9,11 +9,11 @@ import numpy as np
 
 from paleo.consistency.base import CONSISTENCY, Cycle
 from paleo.errors import PlanError, near
-from paleo.step.stragglers import waiting_share
+from paleo.step.waiting import waiting_share
 
 if TYPE_CHECKING:
     from paleo.consistency.base import Array, Consistency, Workload
-    from paleo.step.stragglers import Numeric
+    from paleo.step.waiting import Numeric
 
 
 def ring_gap(workers: Numeric) -> Array:

@@ -19,7 +19,7 @@ from paleo.consistency.base import (
     count_argument,
 )
 from paleo.errors import PlanError
-from paleo.step.stragglers import averaged, waiting_share
+from paleo.step.waiting import averaged, waiting_share
 
 if TYPE_CHECKING:
     from paleo.consistency.base import (
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         Consistency,
         Workload,
     )
-    from paleo.step.stragglers import Numeric
+    from paleo.step.waiting import Numeric
 
 
 def local_step(workload: Workload, steps: Numeric, synchronisation: Numeric) -> Array:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from paleo.consistency.base import CONSISTENCY, Cycle, count_argument
-from paleo.step.stragglers import expected_largest, waiting_share
+from paleo.step.waiting import expected_largest, waiting_share
 
 if TYPE_CHECKING:
     from paleo.consistency.base import Array, Workload
-    from paleo.step.stragglers import Numeric
+    from paleo.step.waiting import Numeric
 
 #: How fast a window of steps absorbs independent noise: fitted to simulations of a reflected random walk (noise 0.1 to
 #: 1, 4 to 64 workers, windows of 1 to 15 steps; 1.1 % mean, 7 % largest error of the step).

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from paleo.network.graph import Graph, Node
     from paleo.operations.base import Kernel, Operation, Phase
     from paleo.operations.tensor import Precision, Tensor
-    from paleo.parallel.mesh import Axes, Mesh
-    from paleo.parallel.placement import Placement
+    from paleo.parallel.placement import Axes, Mesh, Placement
     from paleo.parallel.propagation import Communication, PlacedNode
 
 
@@ -105,7 +104,7 @@ class Section:
     ``saved_bytes`` live until backward, ``selected_bytes`` of them not under selective recomputation. ``input_bytes``
     is what full recomputation keeps instead, ``output_bytes`` what goes on to the next section, ``made_bytes`` what
     each operation makes. ``recompute`` and ``recompute_group`` say how its activations are made again, see
-    `paleo.lowering.recompute`.
+    `paleo.lowering.policies`.
     """
 
     name: str

@@ -17,6 +17,7 @@ from itertools import accumulate, groupby
 from typing import TYPE_CHECKING
 
 from paleo.errors import PlanError, near
+from paleo.network.graph import CHANGES
 from paleo.operations.base import MemoryPass, accumulation, flat_pass, with_tensors
 from paleo.operations.contraction import Contraction
 from paleo.operations.tensor import Tensor
@@ -120,12 +121,14 @@ class PackedProduct(Contraction):
         return precision.sixteen_bits
 
 
-def fine_tuned(graph: Graph, tuning: FineTuning | None) -> Graph:
-    """The graph with what is not trained frozen, and adapters beside products; None leaves it as it is.
+@CHANGES.register("fine-tuning")
+def fine_tuned(graph: Graph, run: Run) -> Graph:
+    """The graph with what the run does not train frozen, and adapters beside products.
 
     Gradients go back as far as the first trained weight: what lies before has no backward pass. A folded block counts
     its first iteration like the others; iterations that differ in what is frozen become blocks of their own.
     """
+    tuning = fine_tuning(run)
     if tuning is None:
         return graph
     graph, frozen = _divided(graph, tuning.frozen)

@@ -28,6 +28,7 @@ from paleo.errors import GraphError, SpecError, near
 from paleo.layers.base import LAYERS, Choices, Expansion, describe
 from paleo.operations.base import MemoryPass, parameters_of, with_parameters_of, with_tensors
 from paleo.operations.tensor import Tensor
+from paleo.registry import Registry
 from paleo.specs.loading import evaluate, validate
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from paleo.operations.base import Operation
     from paleo.operations.tensor import Size
     from paleo.specs.model import Block, ModelSpec
+    from paleo.specs.run import Run
 
 
 def frozen(expansion: Expansion) -> Expansion:
@@ -577,3 +579,14 @@ def _prefixes(scope: str, owner: str, known: set[str]) -> Iterator[str]:
 
 def _sizes(x: Tensor) -> dict[str, Size]:
     return {f"in_{dim}": size for dim, size in zip(x.dims, x.sizes, strict=True)}
+
+
+#: What runs change in a network, each in a file of this folder; a run that asks for no such change leaves it as it is.
+CHANGES: Registry[Callable[[Graph, Run], Graph]] = Registry("change of a network", "paleo.network")
+
+
+def changed(graph: Graph, run: Run) -> Graph:
+    """The network as the run has it; PlanError where the run states a change wrongly."""
+    for name in CHANGES:
+        graph = CHANGES[name](graph, run)
+    return graph

@@ -1,4 +1,4 @@
-"""What every operation offers, passes over memory, and the kernels that operations become.
+"""What every operation offers, passes over memory, and the kernels that operations become; optimizers, as data.
 
 A layer states operations. An *operation* (``Contraction``, ``MemoryPass``, ``FusedAttention``, ``Recurrence``) names
 the dims of its tensors, so that a strategy can split them; its backward operations are derived, not written in the
@@ -9,6 +9,10 @@ element-wise passes is kept apart as ``vector_flops``.
 A pass over memory (element-wise work, norms, softmax, pooling, gathers) names its kind (``MemoryPass.operation``), with
 the traits that strategies, fusion and prices go by; a name that is not registered is an error. A layer with a kind of
 its own registers that beside its code, with `add_kind`. Several passes in fused kernels keep their inputs alone.
+
+An optimizer states what it keeps, reads and writes for one parameter. Its update is a pass over memory, too: it reads
+the gradient, the weight it owns (the fp32 master where there is one) and its states, and writes weight, states and, in
+mixed precision, the narrow copy.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from paleo.errors import SpecError, near
 from paleo.operations.tensor import Tensor, halos, split_all, with_rows
 from paleo.registry import Registry
 
@@ -399,3 +404,77 @@ class RecomputedChain:
         again = tuple(replace(kernel, phase="backward") for kernel in self.forward(precision))
         back = (kernel for operation in reversed(self.operations) for kernel in operation.backward(precision))
         return (*again, *(replace(kernel, phase="backward") for kernel in back))
+
+
+@dataclass(frozen=True, slots=True)
+class Optimizer:
+    """``states`` tensors as large as the parameters, ``flops`` per parameter, ``norms``: whether each layer's norms are
+    needed first. ``accesses``: numbers read and written for one parameter where each term of the formula is a pass of
+    its own; ``stepwise`` says that it is."""
+
+    name: str
+    states: int
+    flops: float
+    reference: str
+    accesses: tuple[int, int]
+    norms: bool = False
+    stepwise: bool = False
+
+    def state_bytes(self, precision: Precision) -> float:
+        """Bytes kept per parameter beside the parameter and its gradient: states and the fp32 master.
+
+        >>> from paleo.operations.tensor import precision
+        >>> OPTIMIZERS["adam"].state_bytes(precision("bf16")), OPTIMIZERS["sgd"].state_bytes(precision("fp32"))
+        (12.0, 0.0)
+        """
+        return self.states * precision.state + precision.master
+
+    def update_bytes(self, precision: Precision) -> tuple[float, float]:
+        """Bytes read and written per parameter by one update (a second reading where norms are needed).
+
+        >>> from paleo.operations.tensor import precision
+        >>> OPTIMIZERS["adam"].update_bytes(precision("fp32"))
+        (16.0, 12.0)
+        >>> optimizer("adam", stepwise=True).update_bytes(precision("fp32"))
+        (64.0, 48.0)
+        """
+        if self.stepwise:
+            return self._stepwise_bytes(precision)
+        weight = precision.master or precision.parameter
+        read = precision.summed + weight + self.states * precision.state
+        narrow = precision.parameter if precision.master else 0.0
+        written = weight + self.states * precision.state + narrow
+        return read * (2.0 if self.norms else 1.0), written
+
+    def launches(self, tensors: float) -> float:
+        """Calls of the host for an update of so many tensors: one, or one for each term of each.
+
+        >>> optimizer("adam").launches(400.0), optimizer("adam", stepwise=True).launches(400.0)
+        (1.0, 4800.0)
+        """
+        return self.accesses[1] * tensors if self.stepwise else 1.0
+
+    def _stepwise_bytes(self, precision: Precision) -> tuple[float, float]:
+        """All in the format of the states; narrow gradients and weights are converted on the way in and out."""
+        read, written = (count * precision.state for count in self.accesses)
+        if not precision.master:
+            return read, written
+        return read + precision.summed + precision.master, written + precision.state + precision.parameter
+
+
+_ALL = (
+    Optimizer("sgd", 0, 2.0, "w − η·g", (3, 2)),
+    Optimizer("momentum", 1, 4.0, "Sutskever et al., ICML 2013", (6, 4)),
+    Optimizer("adam", 2, 12.0, "Kingma and Ba, ICLR 2015", (16, 12)),
+    Optimizer("adamw", 2, 14.0, "Loshchilov and Hutter, ICLR 2019", (19, 14)),
+    Optimizer("lars", 1, 8.0, "You et al., 2017", (11, 6), norms=True),
+    Optimizer("lamb", 2, 18.0, "You et al., ICLR 2020", (22, 15), norms=True),
+)
+OPTIMIZERS: dict[str, Optimizer] = {entry.name: entry for entry in _ALL}
+
+
+def optimizer(name: str, *, stepwise: bool = False) -> Optimizer:
+    """The optimizer of that name; ``stepwise`` where a framework makes a pass for each term of its formula."""
+    if name not in OPTIMIZERS:
+        raise SpecError(f"unknown optimizer {name!r}; {near(name, OPTIMIZERS)}")
+    return replace(OPTIMIZERS[name], stepwise=stepwise)

@@ -1,22 +1,27 @@
-"""What a run decides once a network and a system are known: mesh, batch shares, dtype. Nothing here is priced."""
+"""What a run decides once a network and a system are known: mesh, batch shares, dtype. Nothing here is priced.
+
+What of a plan is worth a warning: what will not go as it was asked for, and what changes nothing.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from paleo.collectives.base import ALGORITHMS, algorithms_for
 from paleo.errors import PlanError, SpecError, near
-from paleo.network.fine_tuning import fine_tuning
-from paleo.operations.optimizers import optimizer
+from paleo.layers.base import LAYERS
+from paleo.operations.base import optimizer
 from paleo.operations.tensor import BYTES
-from paleo.parallel.mesh import AXES, BATCH_AXES, Mesh
-from paleo.parallel.placement import parse_strategy, ranks_in_a_node
+from paleo.parallel.placement import AXES, BATCH_AXES, Mesh, idle_axes, parse_strategy, ranks_in_a_node
 from paleo.schedules.base import SCHEDULES
+from paleo.units import GIB
 
 if TYPE_CHECKING:
-    from paleo.parallel.placement import Strategy
+    from paleo.network.graph import Graph
+    from paleo.parallel.placement import Placement, Strategy
     from paleo.specs.hardware import Device, System
     from paleo.specs.model import ModelSpec
     from paleo.specs.run import Run
@@ -135,7 +140,6 @@ def _check_names(run: Run) -> None:
     """What a run names must exist, whether or not this plan has a use for it."""
     SCHEDULES[run.schedule]
     optimizer(run.optimizer)
-    fine_tuning(run)
     if run.algorithm is not None and "all_reduce" not in ALGORITHMS[run.algorithm].operations:
         known = [algorithm.name for algorithm in algorithms_for("all_reduce")]
         raise PlanError(f"algorithm: {run.algorithm!r} is no all_reduce; {near(run.algorithm, known)}")
@@ -213,3 +217,109 @@ def dtype_of(device: Device, requested: str | None) -> str:
         raise SpecError("dtype: networks do not train in int8; expected fp32, tf32, bf16, fp16, fp8 or fp4")
     device.peak_flops_per_s(requested)
     return requested
+
+
+def host_warnings(system: System, chosen: Plan, device_bytes: float) -> list[str]:
+    """Whether a node's memory holds what its devices have in it."""
+    stated = None if system.host is None else system.host.memory
+    node_bytes = device_bytes * min(chosen.gpus, system.devices_per_node)
+    if not node_bytes:
+        return []
+    if stated is None:
+        return [
+            f"offload takes {node_bytes / GIB:.0f} GiB of a node's memory; system {system.name} does not state its size"
+        ]
+    if node_bytes <= stated:
+        return []
+    taken, memory = node_bytes / GIB, stated / GIB
+    return [f"offload takes {taken:.0f} GiB of a node's memory, which has {memory:.0f} GiB: it will not run"]
+
+
+def undivided_parameters(graph: Graph, placement: Placement, mesh: Mesh) -> dict[str, float]:
+    """Layers whose parameters every rank of a tensor-parallel group keeps whole, and how many each has over all of the
+    network's; layers that say they cost little (empty ``tensor_dims``) are left out."""
+    total = sum(tensor.elements * node.repeat for node in graph.nodes for tensor in node.parameters.values())
+    whole: dict[str, float] = {}
+    for node in graph.nodes if mesh.degree("tp") > 1 else ():
+        divided = {dim for dim, axes in placement.of(node).items() if "tp" in axes}
+        parameters = node.parameters.values()
+        says_so = node.type in LAYERS and LAYERS[node.type].tensor_dims == ()
+        if parameters and not says_so and all(divided.isdisjoint(tensor.dims) for tensor in parameters):
+            whole[node.name] = sum(tensor.elements for tensor in parameters) * node.repeat / total
+    return whole
+
+
+#: Share of a network's parameters from which those that tensor parallelism leaves whole are worth a warning.
+WHOLE_SHARE = 0.01
+
+
+def _whole_layers(chosen: Plan, shares: Mapping[str, float]) -> list[str]:
+    """Layers that every rank of a tensor-parallel group computes whole, with all of their parameters."""
+    if sum(shares.values()) < WHOLE_SHARE:
+        return []
+    names = ", ".join(sorted(shares, key=lambda name: -shares[name])[:3])
+    more = f" and {len(shares) - 3} more" if len(shares) > 3 else ""
+    kept = f"{sum(shares.values()):.0%} of the parameters"
+    return [f"tp={chosen.mesh.degree('tp')} does not split {names}{more}: every rank keeps and computes {kept} whole"]
+
+
+#: A share of the peak that nobody has been seen to reach with a whole training step.
+RARE_UTILISATION = 0.75
+
+
+def rare_utilisation(system: System, chosen: Plan, flops_per_s: float) -> list[str]:
+    """Whether a step would use more of the devices' arithmetic than is seen in practice."""
+    peak = system.device.peak_flops_per_s(system.device.arithmetic(chosen.dtype))
+    mfu = flops_per_s / (chosen.gpus * peak)
+    if mfu <= RARE_UTILISATION:
+        return []
+    return [f"MFU {100 * mfu:.0f} %: hardly anybody reaches {100 * RARE_UTILISATION:.0f} %; expect a slower step"]
+
+
+#: Share of a step from which waiting for images that nobody asked for is worth a warning.
+LONG_WAIT = 0.02
+
+
+def loading_warnings(run: Run, waited: float) -> list[str]:
+    """Whether photographs that the run does not mention set its pace; ``waited``: the share of the step."""
+    if run.input is not None or waited < LONG_WAIT:
+        return []
+    return [
+        f"{waited:.0%} of the step waits for the host's cores to decode photographs, which the run does not mention; "
+        "input=none is for synthetic ones, input.decode and input.cores for a faster loader"
+    ]
+
+
+def idle_options(run: Run, system: System, chosen: Plan) -> list[str]:
+    """Options that ask for something, and change nothing under this plan."""
+    one_node = f"the run has {chosen.gpus} GPUs of a node of {system.devices_per_node}"
+    within = chosen.gpus <= system.devices_per_node
+    served = run.consistency != "bsp" or run.exchange == "parameter-server"
+    idle = {
+        f"schedule={run.schedule}": run.schedule != "1f1b" and chosen.stages == 1 and "there is no pipeline",
+        "sp": chosen.parallel.sequence_parallel and chosen.mesh.degree("tp") == 1 and "there is no tensor parallelism",
+        f"servers={run.servers}": run.servers is not None and not served and "workers are synchronous (bsp)",
+        f"background={run.background:g}": run.background > 0 and within and one_node,
+        f"neighbour={run.neighbour}": run.neighbour is not None and within and one_node,
+    }
+    return [f"{option} changes nothing: {reason}" for option, reason in idle.items() if reason]
+
+
+def warnings(chosen: Plan, graph: Graph, placement: Placement) -> tuple[str, ...]:
+    """Ranks that do nothing new, or nothing at all; parameters that tensor parallelism does not divide."""
+    idle = idle_axes(graph, placement, chosen.mesh)
+    whole = {} if "tp" in idle else undivided_parameters(graph, placement, chosen.mesh)
+    lines = [*_whole_layers(chosen, whole)]
+    lines += [
+        f"{axis}={chosen.mesh.degree(axis)} splits nothing in this network: its ranks all do the same work"
+        for axis in idle
+    ]
+    if chosen.idle:
+        lines.append(
+            f"{chosen.idle} of {chosen.gpus} gpus are idle: the global batch has only {chosen.global_batch} samples"
+        )
+    elif chosen.local_batch * chosen.dp > chosen.global_batch:
+        spare = chosen.local_batch * chosen.dp - chosen.global_batch
+        uneven = f"the global batch does not divide evenly: the step waits for ranks with {chosen.local_batch} samples"
+        lines.append(f"{uneven} ({spare} slots idle)")
+    return tuple(lines)

@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING
 
 from paleo.layers.base import ACTIVATIONS, LAYERS
 from paleo.operations.base import MemoryPass
-from paleo.parallel.mesh import BATCH_AXES
-from paleo.parallel.placement import STRATEGIES, Placement, Rule
+from paleo.parallel.placement import BATCH_AXES, STRATEGIES, Placement, Rule
 
 if TYPE_CHECKING:
     from paleo.layers.base import Layer
     from paleo.network.graph import Graph, Node
-    from paleo.parallel.mesh import Axes
-    from paleo.parallel.placement import Split, Strategy
+    from paleo.parallel.placement import Axes, Split, Strategy
 
 _BATCH: dict[str, Axes] = {"batch": BATCH_AXES}
 #: Layers that change no dim: they may keep whatever split their input has.

@@ -24,14 +24,13 @@ from paleo.errors import PlanError
 from paleo.operations.base import MemoryPass, RecomputedChain, is_core
 from paleo.operations.contraction import Contraction, FusedAttention, Recurrence
 from paleo.operations.tensor import Tensor
-from paleo.parallel.mesh import BATCH_AXES, joined
+from paleo.parallel.placement import BATCH_AXES, joined
 
 if TYPE_CHECKING:
     from paleo.network.graph import Graph, Node
     from paleo.operations.base import Operation
     from paleo.operations.tensor import Window
-    from paleo.parallel.mesh import Axes, Mesh
-    from paleo.parallel.placement import Context, Placement, Split
+    from paleo.parallel.placement import Axes, Context, Mesh, Placement, Split
 
 When = Literal["forward", "backward"]
 WAYS: tuple[When, When] = ("forward", "backward")

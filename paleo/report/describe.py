@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from paleo.collectives.base import ALGORITHMS
 from paleo.errors import SpecError, near
 from paleo.layers.base import LAYERS
-from paleo.operations.optimizers import OPTIMIZERS
+from paleo.operations.base import OPTIMIZERS
 from paleo.parallel.placement import STRATEGIES
 from paleo.schedules.base import SCHEDULES
 from paleo.specs.calibration import Calibration, load_calibration

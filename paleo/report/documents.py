@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from paleo.predict import Prediction
-    from paleo.step.host import InputPipeline
     from paleo.step.memory import Footprint
+    from paleo.step.waiting import InputPipeline
     from paleo.studies.advice import Advice
     from paleo.studies.collective import CollectiveStudy
     from paleo.studies.comparison import Candidate, Comparison

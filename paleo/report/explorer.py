@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paleo.errors import SpecError
-from paleo.lowering.recompute import words
+from paleo.lowering.policies import words
 from paleo.predict import predict
 from paleo.report.explorer_assets import SCRIPT, STYLE
 from paleo.report.tables import step_parts

@@ -12,7 +12,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from paleo import __version__
-from paleo.lowering.recompute import words
+from paleo.lowering.policies import words
 from paleo.report import exchange, failures
 from paleo.report.assets import SCRIPT, STYLE
 from paleo.report.charts import COLOURS, Bar, Curve, bars, curves, deviations, legend, stacks

@@ -12,8 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from paleo.network.fine_tuning import fine_tuning
+from paleo.parallel.plan import RARE_UTILISATION
 from paleo.report.grid import grid
-from paleo.step.warnings import RARE_UTILISATION
 from paleo.units import GIGA, MICROSECOND, counted, duration, engineering, gibibytes
 
 if TYPE_CHECKING:

@@ -517,3 +517,19 @@ SCHEDULES: Registry[Schedule] = Registry("pipeline schedule", "paleo.schedules")
 def add_schedule(schedule: Schedule) -> Schedule:
     """Register a schedule under its own name."""
     return SCHEDULES.register(schedule.name)(schedule)
+
+
+def check_schedule(name: str, stages: int, chunks: int, microbatches: int) -> None:
+    """PlanError where a schedule cannot run so many stages, chunks and microbatches."""
+    chosen = SCHEDULES[name]
+    if chosen.chunks not in (None, chunks):
+        count = "one chunk" if chosen.chunks == 1 else f"{chosen.chunks} chunks"
+        other = "; use interleaved" if chosen.chunks == 1 else ""
+        raise PlanError(f"schedule {name!r} holds {count} a stage, not {chunks}{other}")
+    if chosen.even and stages % 2:
+        raise PlanError(f"schedule {name!r} needs an even number of stages, not {stages}")
+    if chosen.multiple and microbatches % stages:
+        raise PlanError(f"schedule {name!r}: {microbatches} microbatches are not a multiple of the {stages} stages")
+    if microbatches < chosen.least * stages:
+        least = f"{chosen.least} for each of the {stages} stages"
+        raise PlanError(f"schedule {name!r}: {microbatches} microbatches are too few; it needs {least}")

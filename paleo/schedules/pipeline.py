@@ -18,7 +18,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from paleo.errors import PlanError
-from paleo.schedules.base import SCHEDULES, unrolled, window
+from paleo.schedules.base import SCHEDULES, check_schedule, unrolled, window
 
 if TYPE_CHECKING:
     from paleo.schedules.base import Action, Place, Schedule
@@ -129,7 +129,7 @@ def pipeline_time(name: str, stages: Sequence[Sequence[StageTime]], microbatches
     """
     chosen = SCHEDULES[name]
     depth, chunks = len(stages), len(stages[0]) // chosen.copies
-    check(name, depth, chunks, microbatches)
+    check_schedule(name, depth, chunks, microbatches)
     if unrolled(depth, chunks, microbatches):
         return _run(chosen, stages, microbatches)
     shape = window(depth, chunks) + microbatches % depth
@@ -163,22 +163,6 @@ def pipeline_events(
         events += [*middle, Event(undrawn, later[0].start, later[0].start + shift)]
         events += [Event(event.task, event.start + shift, event.end + shift) for event in later]
     return events
-
-
-def check(name: str, stages: int, chunks: int, microbatches: int) -> None:
-    """PlanError where a schedule cannot run so many stages, chunks and microbatches."""
-    chosen = SCHEDULES[name]
-    if chosen.chunks not in (None, chunks):
-        count = "one chunk" if chosen.chunks == 1 else f"{chosen.chunks} chunks"
-        other = "; use interleaved" if chosen.chunks == 1 else ""
-        raise PlanError(f"schedule {name!r} holds {count} a stage, not {chunks}{other}")
-    if chosen.even and stages % 2:
-        raise PlanError(f"schedule {name!r} needs an even number of stages, not {stages}")
-    if chosen.multiple and microbatches % stages:
-        raise PlanError(f"schedule {name!r}: {microbatches} microbatches are not a multiple of the {stages} stages")
-    if microbatches < chosen.least * stages:
-        least = f"{chosen.least} for each of the {stages} stages"
-        raise PlanError(f"schedule {name!r}: {microbatches} microbatches are too few; it needs {least}")
 
 
 @lru_cache(maxsize=4096)

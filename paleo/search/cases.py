@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from paleo.lowering.recompute import RECOMPUTE
+from paleo.lowering.policies import RECOMPUTE
 from paleo.schedules.base import SCHEDULES
 from paleo.search.space import microbatches
 from paleo.step.layouts import Shared

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from paleo.lowering.recompute import RECOMPUTE
+from paleo.lowering.policies import RECOMPUTE
 from paleo.schedules.base import SCHEDULES
 from paleo.search.ranking import strategy_words
 

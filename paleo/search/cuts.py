@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from paleo.lowering.partition import Chunk, balanced_cut, cut, heaviest_piece, layer_counts
+from paleo.lowering.policies import Chunk, balanced_cut, cut, heaviest_piece, layer_counts
 from paleo.search.space import divisors
 
 if TYPE_CHECKING:

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from paleo.lowering.partition import Assignment, Kinds, StageKinds
-from paleo.lowering.recompute import RECOMPUTE, Policies, wholly_recomputed
+from paleo.lowering.policies import RECOMPUTE, Policies, wholly_recomputed
 from paleo.schedules.base import SCHEDULES
 from paleo.search.cases import Results, Solved, groups
 from paleo.search.cuts import Cuts, chunk_counts
 from paleo.step.batch import Batch, Cases
 from paleo.step.layouts import Layouts, Shared
+from paleo.step.memory import Assignment, Kinds, StageKinds
 from paleo.step.pipeline import iteration_seconds
 from paleo.step.section_times import layer_times
 from paleo.step.step import step

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from paleo.errors import PlanError
-from paleo.lowering.recompute import uneven
-from paleo.parallel.mesh import Mesh
-from paleo.parallel.placement import Placement, Rule
+from paleo.lowering.policies import uneven
+from paleo.parallel.placement import Mesh, Placement, Rule
 from paleo.parallel.plan import plan
 from paleo.parallel.propagation import propagate
 from paleo.step.backend import backend_of

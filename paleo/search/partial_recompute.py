@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from paleo.lowering.recompute import RECOMPUTE, most_layers, words
+from paleo.lowering.policies import RECOMPUTE, most_layers, words
 from paleo.predict import predict
 
 if TYPE_CHECKING:

@@ -19,8 +19,7 @@ import numpy.typing as npt
 
 from paleo.errors import PlanError
 from paleo.operations.base import Kernel
-from paleo.parallel.mesh import Mesh
-from paleo.parallel.placement import Strategy, placement
+from paleo.parallel.placement import Mesh, Strategy, placement
 from paleo.parallel.propagation import PADDED, check_divisions
 from paleo.pricing.kernels import KernelTimes
 from paleo.search.space import Space, strategy_of_experts

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paleo.errors import SpecError
-from paleo.lowering.recompute import RECOMPUTE
+from paleo.lowering.policies import RECOMPUTE
 from paleo.schedules.base import SCHEDULES
 from paleo.specs.prices import rented
 

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from paleo.errors import PlanError, SpecError
-from paleo.lowering.recompute import RECOMPUTE, uneven
-from paleo.parallel.mesh import Mesh
-from paleo.parallel.placement import SHARDED, STRATEGIES, Strategy, parse_strategy, ranks_in_a_node
+from paleo.lowering.policies import RECOMPUTE, uneven
+from paleo.parallel.placement import SHARDED, STRATEGIES, Mesh, Strategy, parse_strategy, ranks_in_a_node
 from paleo.parallel.plan import DEFAULT_BATCH, DEFAULT_SEQUENCES
 from paleo.schedules.base import SCHEDULES
 

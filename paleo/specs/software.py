@@ -125,7 +125,7 @@ class SoftwareFit(Spec):
 
 
 class HostTime(Spec):
-    """The host's time for one operation (used by `paleo.step.host`)."""
+    """The host's time for one operation (used by `paleo.step.memory`)."""
 
     forward: Seconds = Field(description="the host's time to issue one operation of the forward pass")
     backward: Seconds = Field(description="the same for the backward pass of one operation")

@@ -12,11 +12,10 @@ import numpy.typing as npt
 
 from paleo.layers.base import Choices
 from paleo.lowering.launches import Checkpoints
-from paleo.lowering.partition import cut, cut_by_work
+from paleo.lowering.policies import cut, cut_by_work
 from paleo.lowering.program import Dispatch, lower, without_backward
-from paleo.network.fine_tuning import fine_tuned, fine_tuning
-from paleo.network.graph import build
-from paleo.operations.optimizers import optimizer
+from paleo.network.graph import build, changed
+from paleo.operations.base import optimizer
 from paleo.operations.tensor import autocast, precision, scaled
 from paleo.parallel.placement import parse_strategy
 from paleo.pricing.communication import Fabric, collective_sources
@@ -24,20 +23,18 @@ from paleo.pricing.kernels import pricer
 from paleo.pricing.links.topology import node_placement, states_topology
 from paleo.specs.software import load_software
 from paleo.step.exchange import coding_kernels, method_of, tensor_calls
-from paleo.step.host import input_pipeline, link_rate, offload_of, sample_bytes, usual_input
-from paleo.step.memory import clip_kernels, update_kernel
+from paleo.step.memory import clip_kernels, link_rate, offload_of, update_kernel
+from paleo.step.waiting import input_pipeline, sample_bytes, usual_input
 
 if TYPE_CHECKING:
     from paleo.compression.base import Compression, SummedGradient
     from paleo.lowering.launches import Chains
-    from paleo.lowering.partition import Chunk
+    from paleo.lowering.policies import Chunk
     from paleo.lowering.program import Program
     from paleo.network.graph import Graph
-    from paleo.operations.base import Kernel
-    from paleo.operations.optimizers import Optimizer
+    from paleo.operations.base import Kernel, Optimizer
     from paleo.operations.tensor import Precision
-    from paleo.parallel.mesh import Mesh
-    from paleo.parallel.placement import Placement
+    from paleo.parallel.placement import Mesh, Placement
     from paleo.pricing.kernels import Pricer
     from paleo.schedules.base import Numeric
     from paleo.specs.calibration import Calibration
@@ -45,7 +42,8 @@ if TYPE_CHECKING:
     from paleo.specs.model import ModelSpec
     from paleo.specs.run import Run
     from paleo.specs.software import Software
-    from paleo.step.host import InputPipeline, Offload
+    from paleo.step.memory import Offload
+    from paleo.step.waiting import InputPipeline
 
 Array = npt.NDArray[np.float64]
 
@@ -178,8 +176,7 @@ class Backend:
 
     def graph(self, model: ModelSpec, batch: int) -> Graph:
         """The network at a batch, with what the run freezes and adapts."""
-        graph = build(model, batch=batch, choices=self.choices, overrides=self.run.model)
-        return fine_tuned(graph, fine_tuning(self.run))
+        return changed(build(model, batch=batch, choices=self.choices, overrides=self.run.model), self.run)
 
     def lowered(self, graph: Graph, placement: Placement, mesh: Mesh) -> Program:
         """One rank's program."""

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import numpy.typing as npt
 
-from paleo.step.host import Shares, streamed
 from paleo.step.layouts import Shared
+from paleo.step.memory import Shares, streamed
 from paleo.step.section_times import partly_paired
 
 if TYPE_CHECKING:
-    from paleo.lowering.partition import Assignment
     from paleo.schedules.base import Schedule
     from paleo.step.backend import Backend
     from paleo.step.layouts import Layouts
+    from paleo.step.memory import Assignment
     from paleo.step.section_times import LayerTimes
 
 Array = npt.NDArray[np.float64]

@@ -25,16 +25,15 @@ import numpy.typing as npt
 
 from paleo.compression.base import SummedGradient
 from paleo.compression.base import compression as named
-from paleo.compression.zeropp import ZeroPlusPlus
 from paleo.errors import PlanError
 from paleo.operations.base import flat_pass
-from paleo.parallel.mesh import Axes
+from paleo.parallel.placement import Axes
 
 if TYPE_CHECKING:
     from paleo.compression.base import Compression, Message
     from paleo.lowering.program import Program
     from paleo.operations.base import Kernel
-    from paleo.parallel.mesh import Mesh
+    from paleo.parallel.placement import Mesh
     from paleo.schedules.base import Numeric, Passes, Schedule
 
 Array = npt.NDArray[np.float64]
@@ -239,7 +238,7 @@ def method_of(text: str | None, *, zero: int, forward_only: bool) -> Compression
     if text is None or forward_only:
         return None
     method = named(text)
-    if zero == 3 and not method.linear and not isinstance(method, ZeroPlusPlus):
+    if zero == 3 and not method.linear and not method.sharded:
         raise PlanError(
             f"compress {text}: with zero=3 gradients are scattered as they come, so only sums in another format do"
         )
@@ -248,7 +247,7 @@ def method_of(text: str | None, *, zero: int, forward_only: bool) -> Compression
 
 def check_sharded(text: str | None, zero: int) -> None:
     """PlanError where a method of sharded parameters is named for a run that does not shard them."""
-    if text is not None and isinstance(named(text), ZeroPlusPlus) and zero != 3:
+    if text is not None and named(text).sharded and zero != 3:
         raise PlanError(f"compress {text}: it compresses the gathers of sharded parameters; state --strategy zero=3")
 
 
@@ -311,7 +310,7 @@ def compressed(
     ``gradient`` is that of one element. Where states are sharded only the sum is needed, not its return: gathers are
     left out and sums are scattered. What a method of sharded parameters does not scatter stays as it is.
     """
-    plain_sums = isinstance(method, ZeroPlusPlus)
+    plain_sums = method.sharded
     return tuple(
         (operation, axes, size * ratio)
         for plain, axes, size in owed
@@ -324,7 +323,7 @@ def compressed(
 
 
 def compressed_gather(
-    method: ZeroPlusPlus, gradient: SummedGradient, width: float, axes: Axes, size: Numbers, *, again: bool
+    method: Compression, gradient: SummedGradient, width: float, axes: Axes, size: Numbers, *, again: bool
 ) -> tuple[Owed[Numbers], ...]:
     """The gather of sharded parameters of ``width`` bytes before the forward pass, or ``again`` before the backward
     one; ``gradient`` is that of one element."""

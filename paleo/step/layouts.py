@@ -1,7 +1,7 @@
 """Layouts of ranks whose programs have the same sections: all that follows from degrees and parameters, not from
 microbatches, for all of them at once.
 
-Arrays have the kinds of stages (`paleo.lowering.partition.Kinds`) or the stages themselves along their first axis and
+Arrays have the kinds of stages (`paleo.step.memory.Kinds`) or the stages themselves along their first axis and
 the layouts along the last."""
 
 from __future__ import annotations
@@ -14,9 +14,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from paleo.compression.zeropp import ZeroPlusPlus
-from paleo.lowering.partition import tied_pairs
-from paleo.parallel.mesh import BATCH_AXES
+from paleo.parallel.placement import BATCH_AXES
 from paleo.step.exchange import (
     compressed,
     compressed_gather,
@@ -30,17 +28,15 @@ from paleo.step.exchange import (
     state_bytes,
     unit_gradient,
 )
-from paleo.step.host import divided
-from paleo.step.memory import NORM_BYTES, clip_axes, states
+from paleo.step.memory import NORM_BYTES, clip_axes, divided, states, tied_pairs
 from paleo.step.section_times import over, section_figures
 
 if TYPE_CHECKING:
     from paleo.compression.base import SummedGradient
-    from paleo.lowering.partition import Assignment, StageKinds
     from paleo.lowering.program import Program
-    from paleo.parallel.mesh import Axes, Mesh
+    from paleo.parallel.placement import Axes, Mesh
     from paleo.step.backend import Backend
-    from paleo.step.memory import States
+    from paleo.step.memory import Assignment, StageKinds, States
 
 Array = npt.NDArray[np.float64]
 Index = npt.NDArray[np.intp]
@@ -103,7 +99,7 @@ class Layouts:
     @property
     def regathers(self) -> bool:
         """Whether gathers of sharded parameters differ before the backward pass."""
-        return isinstance(self.backend.compression, ZeroPlusPlus)
+        return self.backend.compression is not None and self.backend.compression.sharded
 
     @property
     def replicas(self) -> Array:
@@ -227,7 +223,7 @@ class Layouts:
             to_owners = {"reduce_scatter": "broadcast"} if owned else {}  # a sum goes to its owner the same way back
             return tuple((to_owners.get(operation, operation), over, part) for operation, over, part in owed)
         method = self.backend.compression
-        if content in ("all", "again") and isinstance(method, ZeroPlusPlus):
+        if content in ("all", "again") and method is not None and method.sharded:
             width = self.backend.formats.parameter
             return compressed_gather(
                 method, self.gradient(layout, axes), width, axes, elements, again=content == "again"

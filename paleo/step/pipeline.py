@@ -28,15 +28,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from paleo.lowering.partition import layer_parameters
 from paleo.schedules.base import Passes
+from paleo.step.memory import layer_parameters
 from paleo.step.section_times import contended, over
 from paleo.step.streams import section_gathers
 
 if TYPE_CHECKING:
-    from paleo.lowering.partition import Assignment, Chunk
+    from paleo.lowering.policies import Chunk
     from paleo.step.batch import Batch
     from paleo.step.layouts import Layouts, Sent
+    from paleo.step.memory import Assignment
     from paleo.step.section_times import LayerTimes
 
 Mask = npt.NDArray[np.bool_]

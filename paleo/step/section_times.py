@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
+    from paleo.lowering.policies import Policies
     from paleo.lowering.program import Program, Transfer
-    from paleo.lowering.recompute import Policies
-    from paleo.parallel.mesh import Mesh
+    from paleo.parallel.placement import Mesh
     from paleo.pricing.communication import Fabric
     from paleo.pricing.kernels import KernelTimes
     from paleo.specs.software import Overlap

@@ -15,14 +15,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from paleo.lowering.partition import Assignment, Kinds, StageKinds
-from paleo.lowering.recompute import Policies, policy_shares, split_by_policy, uneven, with_policy
+from paleo.lowering.policies import Policies, policy_shares, split_by_policy, uneven, with_policy
 from paleo.pricing.kernels import KernelTimes
-from paleo.schedules.base import SCHEDULES
-from paleo.schedules.pipeline import check
+from paleo.schedules.base import SCHEDULES, check_schedule
 from paleo.step.batch import Batch, Cases
 from paleo.step.layouts import Layouts
-from paleo.step.memory import States, alive, total_memory, workspace
+from paleo.step.memory import Assignment, Kinds, StageKinds, States, alive, total_memory, workspace
 from paleo.step.pipeline import iteration_seconds, sends, sharded_communication, stage_ends, stage_passes
 from paleo.step.section_times import (
     BYTES,
@@ -33,18 +31,18 @@ from paleo.step.section_times import (
     section_figures,
     transfer_seconds,
 )
-from paleo.step.stragglers import Noise, waiting_share
 from paleo.step.streams import after_passes, after_streams, batch_tails, stream_seconds, updates
+from paleo.step.waiting import Noise, waiting_share
 
 if TYPE_CHECKING:
-    from paleo.lowering.partition import Chunk
+    from paleo.lowering.policies import Chunk
     from paleo.lowering.program import Program
-    from paleo.parallel.mesh import Mesh
+    from paleo.parallel.placement import Mesh
     from paleo.parallel.plan import Plan
     from paleo.schedules.base import Schedule
     from paleo.step.backend import Backend
-    from paleo.step.host import InputPipeline
     from paleo.step.section_times import SectionCosts
+    from paleo.step.waiting import InputPipeline
 
 Array = npt.NDArray[np.float64]
 Index = npt.NDArray[np.intp]
@@ -318,7 +316,7 @@ def single_batch(program: Priced, layout: Plan, backend: Backend, arriving: Inpu
     """The batch of one configuration; PlanError where its schedule cannot run so many microbatches."""
     if layout.stages > 1:
         name = schedule_of(layout, backend).name
-        check(name, layout.stages, layout.parallel.chunks, layout.microbatches)
+        check_schedule(name, layout.stages, layout.parallel.chunks, layout.microbatches)
     batch = _batch(program.program, program.pieces, program.costs, Policies.of(program.program), layout, backend)
     return batch if arriving is None else replace(batch, arrival=np.atleast_1d(arriving.total))
 

@@ -20,17 +20,17 @@ import numpy.typing as npt
 
 from paleo.schedules.base import Passes
 from paleo.step.exchange import bucket_count, exposed_gather, exposed_sends, in_order
-from paleo.step.host import SUM_BYTES, host_update
+from paleo.step.memory import SUM_BYTES, host_update
 from paleo.step.section_times import contended, over
 
 if TYPE_CHECKING:
-    from paleo.lowering.partition import Assignment
     from paleo.lowering.program import Program, Section
-    from paleo.parallel.mesh import Axes
+    from paleo.parallel.placement import Axes
     from paleo.schedules.base import Numeric
     from paleo.step.batch import Batch
     from paleo.step.exchange import Sends
     from paleo.step.layouts import Layouts
+    from paleo.step.memory import Assignment
     from paleo.step.section_times import LayerTimes
 
 Array = npt.NDArray[np.float64]

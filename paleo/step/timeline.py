@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import numpy.typing as npt
 
-from paleo.lowering.recompute import runs
+from paleo.lowering.policies import runs
 from paleo.schedules.pipeline import Event, StageTime, Task, Timeline, pipeline_events, schedule
 from paleo.step.pipeline import chunk_passes, chunk_sends, stage_ends, stage_passes
 from paleo.step.section_times import collectives, transfer_seconds
@@ -34,13 +34,13 @@ from paleo.step.streams import (
 )
 
 if TYPE_CHECKING:
-    from paleo.lowering.partition import Chunk
+    from paleo.lowering.policies import Chunk
     from paleo.lowering.program import Program, Section, Transfer
     from paleo.step.batch import Batch
-    from paleo.step.host import InputPipeline
     from paleo.step.section_times import LayerTimes
     from paleo.step.step import StepArrays
     from paleo.step.streams import Direction, LayerIteration
+    from paleo.step.waiting import InputPipeline
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paleo.errors import PaleoError
-from paleo.lowering.recompute import RECOMPUTE, uneven
+from paleo.lowering.policies import RECOMPUTE, uneven
 from paleo.predict import predict
 from paleo.search.partial_recompute import fewest_layers
 

@@ -11,10 +11,9 @@ import numpy as np
 
 from paleo.collectives.base import algorithms_for
 from paleo.errors import PlanError, SpecError
-from paleo.pricing.communication import Fabric, collective_sources
+from paleo.pricing.communication import Crossover, Fabric, collective_sources, crossovers
+from paleo.pricing.communication import prices as policy_prices
 from paleo.pricing.links.alpha_beta import bus_factor
-from paleo.pricing.links.policy import Crossover, crossovers
-from paleo.pricing.links.policy import prices as policy_prices
 from paleo.pricing.store import constants
 from paleo.specs.calibration import calibration_file
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from paleo.compression.base import Message, break_even_rate, wire_bytes
 from paleo.errors import PlanError
-from paleo.parallel.mesh import BATCH_AXES
+from paleo.parallel.placement import BATCH_AXES
 from paleo.step.exchange import scaled
 from paleo.studies.changed_system import changed
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from paleo.consistency.base import Server, Workload, consistency
 from paleo.errors import PlanError
-from paleo.parallel.mesh import BATCH_AXES
-from paleo.step.stragglers import Noise
+from paleo.parallel.placement import BATCH_AXES
+from paleo.step.waiting import Noise
 
 if TYPE_CHECKING:
     from paleo.consistency.base import Consistency, Cycle

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from pydantic import Field
 
 from paleo.errors import SpecError
-from paleo.lowering.recompute import runs
+from paleo.lowering.policies import runs
 from paleo.operations.tensor import precision
 from paleo.pricing.gemm import GemmParameters
 from paleo.pricing.power import BOARD, LEAST_SHARE, PICO, PowerParameters, clock_under_limit

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paleo.errors import CapacityError
-from paleo.step.stragglers import normal_quantile
+from paleo.step.waiting import normal_quantile
 from paleo.units import duration, engineering
 
 Array = npt.NDArray[np.float64]

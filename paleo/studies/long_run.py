@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from paleo.errors import CapacityError, SpecError
-from paleo.operations.optimizers import optimizer
+from paleo.operations.base import optimizer
 from paleo.operations.tensor import precision
 from paleo.specs.hardware import Reliability
 from paleo.specs.reliability import nodes_of, reliability_of

@@ -19,11 +19,11 @@ import numpy.typing as npt
 
 from paleo.consistency.base import Workload, consistency
 from paleo.errors import CapacityError, PlanError, SpecError
-from paleo.parallel.mesh import BATCH_AXES
+from paleo.parallel.placement import BATCH_AXES
 from paleo.predict import predict
 from paleo.search.plans import search
 from paleo.step.step import waits
-from paleo.step.stragglers import Noise
+from paleo.step.waiting import Noise
 from paleo.studies.consistency import server_of, studied
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from paleo.step.exchange import gathered_shares, gradient_shares
 from paleo.step.section_times import collectives, transfer_seconds
 
 if TYPE_CHECKING:
-    from paleo.parallel.mesh import Axes
+    from paleo.parallel.placement import Axes
     from paleo.predict import Prediction
     from paleo.pricing.communication import Fabric
     from paleo.pricing.links.group import GroupLinks

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from paleo.layers.base import Choices
 from paleo.lowering.launches import Storage
-from paleo.network.fine_tuning import fine_tuned, fine_tuning
-from paleo.network.graph import build
+from paleo.network.graph import build, changed
 from paleo.operations.tensor import precision
 from paleo.parallel.plan import dtype_of
 from paleo.pricing.kernels import pricer
@@ -66,7 +65,7 @@ def summarise(model: ModelSpec, run: Run, system: System | None = None) -> Summa
     dtype = run.dtype or "fp32" if system is None else dtype_of(system.device, run.dtype)
     formats = precision(dtype)
     choices = Choices(run.attention or load_software(run.software).attention.implementation)
-    graph = fine_tuned(build(model, batch=run.batch or 1, choices=choices, overrides=run.model), fine_tuning(run))
+    graph = changed(build(model, batch=run.batch or 1, choices=choices, overrides=run.model), run)
     storage, known = Storage(graph), set[str]()
     return Summary(graph, dtype, tuple(_counted(node, formats, storage, known) for node in graph.nodes))
 

@@ -12,7 +12,7 @@ from paleo.network.graph import build
 from paleo.specs.hardware import Price
 from paleo.specs.prices import purchase_quote, rented
 from paleo.specs.reliability import nodes_of
-from paleo.step.stragglers import normal_quantile
+from paleo.step.waiting import normal_quantile
 from paleo.studies.consistency import step_seconds
 from paleo.studies.cost import Tariff, energy, samples_to_target
 from paleo.studies.long_run import goodput_of

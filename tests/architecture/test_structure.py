@@ -9,12 +9,12 @@ from pathlib import Path
 
 from tests.conftest import BY_PARAMETER, TOGETHER, group
 from tests.sizes import body_length
-from tests.structure import circles, import_graph, longest_chain, trees
+from tests.structure import circles, closure, import_graph, longest_chain, trees
 
 #: Lines of the longest body.
 LONGEST_BODY = 50
-#: Modules of the longest chain of imports.
-LONGEST_CHAIN = 14
+#: Modules of the longest chain of imports, and modules that are loaded with `paleo.predict`.
+LONGEST_CHAIN, MOST_LOADED = 14, 39
 
 #: Names that say nothing of what they stand for.
 PRONOUNS = frozenset({"made", "one", "found", "own", "held", "it", "here", "what", "thing", "stuff"})
@@ -29,6 +29,11 @@ def test_chains_of_imports_are_short() -> None:
     """Of imports that run when a module is loaded."""
     chain = longest_chain(import_graph(lazily=False))
     assert len(chain) <= LONGEST_CHAIN, chain
+
+
+def test_a_prediction_loads_few_modules() -> None:
+    loaded = closure("paleo.predict", import_graph(lazily=False))
+    assert len(loaded) <= MOST_LOADED, sorted(loaded)
 
 
 def test_files_whose_tests_form_a_group_are_there() -> None:

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paleo.collectives.base import ALGORITHMS, OPERATIONS, Algorithm, algorithms_for
+from paleo.pricing.communication import Nccl, best, prices
 from paleo.pricing.links.alpha_beta import LevelCost, lower_bound, torus_bound, traffic_time
 from paleo.pricing.links.group import GroupLinks
-from paleo.pricing.links.policy import Nccl, best, prices
 
 CASES = [(name, operation) for name, algorithm in ALGORITHMS.items() for operation in algorithm.operations]
 PAYLOADS = np.geomspace(1.0, 1e10, 41)

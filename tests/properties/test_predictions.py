@@ -16,7 +16,7 @@ import pytest
 
 from paleo.errors import PlanError
 from paleo.lowering.program import Program
-from paleo.operations.optimizers import OPTIMIZERS
+from paleo.operations.base import OPTIMIZERS
 from paleo.parallel.placement import STRATEGIES
 from paleo.predict import Prediction, predict
 from paleo.pricing.communication import Network

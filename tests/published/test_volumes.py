@@ -14,8 +14,7 @@ from paleo.layers.base import Choices
 from paleo.lowering.program import Counted, Program, Transfer, lower
 from paleo.network.graph import build
 from paleo.operations.tensor import precision
-from paleo.parallel.mesh import Mesh
-from paleo.parallel.placement import parse_strategy, placement
+from paleo.parallel.placement import Mesh, parse_strategy, placement
 from paleo.parallel.propagation import sent_once
 from paleo.predict import Prediction, predict
 from paleo.specs.hardware import load_system

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from paleo.lowering.launches import left_out
-from paleo.lowering.recompute import runs, with_policy
+from paleo.lowering.policies import runs, with_policy
 from paleo.network.graph import build
 from paleo.predict import Prediction, predict
 from paleo.search.plans import search

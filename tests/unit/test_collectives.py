@@ -12,7 +12,7 @@ import pytest
 from paleo.collectives.base import ALGORITHMS, OPERATIONS, LevelTraffic, Traffic
 from paleo.collectives.parameter_server import parameter_server_all_reduce
 from paleo.errors import PlanError, SpecError
-from paleo.pricing.communication import Fabric, link_parameters
+from paleo.pricing.communication import Fabric, Nccl, Textbook, best, crossovers, link_parameters, prices
 from paleo.pricing.links.alpha_beta import LevelCost, bus_factor, lower_bound, traffic_time
 from paleo.pricing.links.custom import CustomParameters, custom_time
 from paleo.pricing.links.fabric import FabricParameters, fabric_defaults
@@ -31,7 +31,6 @@ from paleo.pricing.links.group import (
     protocol,
     stack_links,
 )
-from paleo.pricing.links.policy import Nccl, Textbook, best, crossovers, prices
 from paleo.pricing.store import IDEAL
 from paleo.specs.catalog import names
 from paleo.specs.hardware import System, load_system

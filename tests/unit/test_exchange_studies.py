@@ -13,7 +13,7 @@ from paleo.cli import run as paleo
 from paleo.errors import PlanError
 from paleo.report.exchange_plots import scaling as scaling_picture
 from paleo.specs.hardware import System
-from paleo.step.stragglers import expected_largest, waiting_share
+from paleo.step.waiting import expected_largest, waiting_share
 from paleo.studies import compression, consistency, placement
 from paleo.studies.collective import collective
 from paleo.studies.comparison import compare

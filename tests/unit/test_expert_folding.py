@@ -6,8 +6,7 @@ import pytest
 
 from paleo.errors import PlanError
 from paleo.network.graph import build
-from paleo.parallel.mesh import Mesh
-from paleo.parallel.placement import STRATEGIES, parse_strategy
+from paleo.parallel.placement import STRATEGIES, Mesh, parse_strategy
 from paleo.parallel.plan import plan
 from paleo.parallel.propagation import propagate
 from paleo.predict import Prediction, predict

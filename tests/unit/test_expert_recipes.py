@@ -12,8 +12,7 @@ from paleo.errors import SpecError
 from paleo.layers.moe import clamped_experts
 from paleo.operations.base import Kernel
 from paleo.operations.tensor import Tensor, precision
-from paleo.parallel.mesh import Mesh
-from paleo.parallel.placement import STRATEGIES, parse_strategy
+from paleo.parallel.placement import STRATEGIES, Mesh, parse_strategy
 from paleo.predict import Prediction, predict
 from paleo.search.plans import explain, search
 from paleo.search.space import within

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from paleo.errors import PaleoError
-from paleo.lowering.partition import tied_pairs
 from paleo.lowering.program import Section
 from paleo.network.fine_tuning import NF4_BYTES
 from paleo.operations.base import Kernel
@@ -18,6 +17,7 @@ from paleo.specs.hardware import load_system
 from paleo.specs.loading import validate
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
+from paleo.step.memory import tied_pairs
 from paleo.studies.summary import summarise
 
 H100 = load_system("dgx-h100")

@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paleo.errors import PlanError
-from paleo.lowering.partition import tied_copies
 from paleo.lowering.program import Tie
-from paleo.parallel.mesh import Mesh
+from paleo.parallel.placement import Mesh
 from paleo.predict import Prediction, predict
 from paleo.pricing.communication import Network
 from paleo.schedules.base import SCHEDULES, Passes
@@ -29,6 +28,7 @@ from paleo.step.exchange import (
     in_order,
     replica_groups,
 )
+from paleo.step.memory import tied_copies
 
 SYSTEM = load_system("dgx-h100")
 #: gpt2: elements of the table, 50257 words of 768.

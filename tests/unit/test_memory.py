@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from paleo.layers.base import LAYERS, Choices
-from paleo.lowering.partition import _balanced, balanced_cut, cut, cut_by_work, heaviest_piece
+from paleo.lowering.policies import _balanced, balanced_cut, cut, cut_by_work, heaviest_piece
 from paleo.lowering.program import Counted, Program, Section
 from paleo.network.graph import build
 from paleo.operations.base import Kernel

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from paleo.errors import PlanError, SpecError
-from paleo.lowering.recompute import Policies
-from paleo.operations.optimizers import optimizer
+from paleo.lowering.policies import Policies
+from paleo.operations.base import optimizer
 from paleo.operations.tensor import precision
 from paleo.predict import Prediction, predict
 from paleo.pricing.store import rates
@@ -17,9 +17,19 @@ from paleo.specs.hardware import load_system
 from paleo.specs.loading import validate
 from paleo.specs.model import load_model
 from paleo.specs.run import InputOptions, Run
-from paleo.step.host import HOST_SHARE, Offload, Shares, host_update, input_pipeline, link_rate, offload_of, streamed
-from paleo.step.memory import clip_axes, clip_kernels
+from paleo.step.memory import (
+    HOST_SHARE,
+    Offload,
+    Shares,
+    clip_axes,
+    clip_kernels,
+    host_update,
+    link_rate,
+    offload_of,
+    streamed,
+)
 from paleo.step.section_times import FIGURES, SectionCosts, layer_times
+from paleo.step.waiting import input_pipeline
 from paleo.studies.advice import advise
 
 H100 = load_system("dgx-h100")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paleo.operations.optimizers import OPTIMIZERS, optimizer
+from paleo.operations.base import OPTIMIZERS, optimizer
 from paleo.operations.tensor import autocast, precision
 
 #: Bytes kept, read and written per parameter in fp32 and in bf16. fp32: read gradient, weight, states; write weight,

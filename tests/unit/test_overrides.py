@@ -10,8 +10,7 @@ import pytest
 from paleo.cli import run as paleo
 from paleo.errors import PlanError
 from paleo.network.graph import build
-from paleo.parallel.mesh import Mesh
-from paleo.parallel.placement import STRATEGIES, label, overridden, parse_strategy
+from paleo.parallel.placement import STRATEGIES, Mesh, label, overridden, parse_strategy
 from paleo.parallel.propagation import propagate
 from paleo.predict import Prediction, predict
 from paleo.search.hybrid import hybrid

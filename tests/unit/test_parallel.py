@@ -8,8 +8,7 @@ from paleo.errors import PlanError
 from paleo.lowering.program import Program, Transfer, lower
 from paleo.network.graph import build
 from paleo.operations.tensor import precision
-from paleo.parallel.mesh import Mesh
-from paleo.parallel.placement import STRATEGIES, parse_strategy
+from paleo.parallel.placement import STRATEGIES, Mesh, parse_strategy
 from paleo.specs.model import load_model
 
 BATCH, SEQ, HIDDEN = 8, 2048, 12288

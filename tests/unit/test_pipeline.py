@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from paleo.errors import PlanError
 from paleo.predict import predict
-from paleo.schedules.base import SCHEDULES, Passes
-from paleo.schedules.pipeline import StageTime, check, pipeline_time
+from paleo.schedules.base import SCHEDULES, Passes, check_schedule
+from paleo.schedules.pipeline import StageTime, pipeline_time
 from paleo.specs.hardware import load_system
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
@@ -176,7 +176,7 @@ def test_what_a_schedule_cannot_run_is_said(
     name: str, stages: int, chunks: int, microbatches: int, message: str
 ) -> None:
     with pytest.raises(PlanError, match=message):
-        check(name, stages, chunks, microbatches)
+        check_schedule(name, stages, chunks, microbatches)
 
 
 def test_one_f_one_b_keeps_as_many_activations_as_stages_follow() -> None:

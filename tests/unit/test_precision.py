@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paleo.errors import SpecError
-from paleo.operations.optimizers import OPTIMIZERS, optimizer
+from paleo.operations.base import OPTIMIZERS, optimizer
 from paleo.operations.tensor import BYTES, autocast, precision
 from paleo.predict import predict
 from paleo.pricing.gemm import GemmParameters, gemm_time

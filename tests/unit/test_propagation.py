@@ -8,8 +8,7 @@ import pytest
 
 from paleo.errors import PlanError
 from paleo.network.graph import Graph, build
-from paleo.parallel.mesh import Mesh
-from paleo.parallel.placement import Placement, Rule, idle_axes, parse_strategy
+from paleo.parallel.placement import Mesh, Placement, Rule, idle_axes, parse_strategy
 from paleo.parallel.propagation import PlacedNode, propagate
 from paleo.specs.model import model_from
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from paleo.errors import PaleoError, PlanError
-from paleo.lowering.recompute import most_layers, words
+from paleo.lowering.policies import most_layers, words
 from paleo.predict import Prediction, predict
 from paleo.schedules.base import SCHEDULES
 from paleo.search.partial_recompute import fewest_layers

@@ -12,8 +12,7 @@ from paleo.errors import PlanError
 from paleo.lowering.program import Program, lower
 from paleo.network.graph import Graph, build
 from paleo.operations.tensor import Window, precision
-from paleo.parallel.mesh import Mesh
-from paleo.parallel.placement import STRATEGIES, overridden, parse_strategy, placement
+from paleo.parallel.placement import STRATEGIES, Mesh, overridden, parse_strategy, placement
 from paleo.parallel.propagation import PlacedNode, propagate
 from paleo.predict import Prediction, predict
 from paleo.specs.hardware import load_system

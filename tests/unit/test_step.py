@@ -9,10 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from paleo.lowering.partition import placed_layers
 from paleo.lowering.program import Counted, Program, Section, Transfer
-from paleo.operations.base import Kernel
-from paleo.operations.optimizers import optimizer
+from paleo.operations.base import Kernel, optimizer
 from paleo.operations.tensor import precision
 from paleo.predict import Prediction, predict
 from paleo.pricing.kernels import KernelTimes
@@ -21,7 +19,7 @@ from paleo.specs.hardware import load_system
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.software import load_software
-from paleo.step.memory import alive, states, total_memory, workspace
+from paleo.step.memory import alive, placed_layers, states, total_memory, workspace
 from paleo.step.section_times import BYTES, section_costs
 from paleo.step.streams import LayerIteration, walk
 from paleo.step.timeline import busy

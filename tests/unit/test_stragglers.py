@@ -10,7 +10,7 @@ from paleo.specs.hardware import load_system
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.software import load_software
-from paleo.step.stragglers import expected_largest, slowest_mean, waiting_share
+from paleo.step.waiting import expected_largest, slowest_mean, waiting_share
 
 
 @pytest.mark.parametrize(("ranks", "exact"), [(2, 0.56419), (5, 1.16296), (10, 1.53875), (100, 2.50759)])

@@ -6,8 +6,8 @@ import pytest
 
 from paleo.layers.base import LAYERS
 from paleo.network.graph import build
-from paleo.parallel.mesh import Mesh
-from paleo.parallel.placement import STRATEGIES, Strategy, undivided_parameters
+from paleo.parallel.placement import STRATEGIES, Mesh, Strategy
+from paleo.parallel.plan import undivided_parameters
 from paleo.predict import predict
 from paleo.specs.hardware import load_system
 from paleo.specs.model import load_model

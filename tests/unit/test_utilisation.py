@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from paleo.parallel.plan import rare_utilisation
 from paleo.predict import Prediction, predict
 from paleo.specs.hardware import load_system
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
-from paleo.step.warnings import rare_utilisation
 
 H100 = load_system("dgx-h100")
 

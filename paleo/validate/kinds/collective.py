@@ -13,7 +13,7 @@ import pandas as pd
 
 from paleo.collectives.base import OPERATIONS
 from paleo.errors import PaleoError, near
-from paleo.pricing.communication import NOT_IN_SWITCH
+from paleo.pricing.communication import NOT_IN_SWITCH, Nccl, best
 from paleo.pricing.links.alpha_beta import NANOSECOND, bus_factor
 from paleo.pricing.links.custom import CustomParameters, custom_time
 from paleo.pricing.links.fabric import FabricParameters
@@ -26,7 +26,6 @@ from paleo.pricing.links.group import (
     links_across,
     stack_links,
 )
-from paleo.pricing.links.policy import Nccl, best
 from paleo.specs.hardware import System, load_system
 from paleo.units import MICROSECOND
 from paleo.validate.kinds.base import KINDS, FitPlan, TableKind, number, text

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from paleo.errors import SpecError, near
-from paleo.operations.optimizers import OPTIMIZERS
+from paleo.operations.base import OPTIMIZERS
 from paleo.predict import predict
 from paleo.specs.hardware import load_system
 from paleo.specs.model import load_model

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from paleo.errors import SpecError
-from paleo.step.stragglers import expected_largest, normal_quantile, slowest_mean
+from paleo.step.waiting import expected_largest, normal_quantile, slowest_mean
 from paleo.validate.steps.base import Step, StepTable, filled, integer
 from paleo.validate.tables import STEPS
 

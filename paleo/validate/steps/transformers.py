@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from paleo.errors import SpecError
 from paleo.lowering.launches import RECOMPUTE_MODULES
-from paleo.lowering.recompute import RECOMPUTE
+from paleo.lowering.policies import RECOMPUTE
 from paleo.predict import predict
 from paleo.search.partial_recompute import fewest_layers
 from paleo.specs.hardware import load_system

@@ -1,8 +1,11 @@
-"""Waiting for the slowest: how much longer a step takes because ranks that wait for one another are not equally fast.
+"""What a step waits for: the slowest of its ranks, and its next batch.
 
-Two kinds of noise are told apart. *Persistent* noise is a rank's own: a slow chip is slow in every step. *Independent*
-noise is drawn anew in every step (operating system, garbage collection, lengths of sequences). Both are standard
-deviations as a share of a rank's mean step. All functions broadcast over arrays.
+Ranks that wait for one another are not equally fast, by two kinds of noise. *Persistent* noise is a rank's own: a slow
+chip is slow in every step. *Independent* noise is drawn anew in every step (operating system, garbage collection,
+lengths of sequences). Both are standard deviations as a share of a rank's mean step.
+
+The input pipeline reads, decodes and copies the samples of a batch to the devices. Every device has its own link to the
+host; storage and cores of a node are shared evenly. All functions broadcast over arrays; seconds and bytes.
 """
 
 from __future__ import annotations
@@ -15,9 +18,13 @@ import numpy as np
 import numpy.typing as npt
 
 from paleo.errors import SpecError
+from paleo.step.memory import host_figure, link_rate
 
 if TYPE_CHECKING:
-    from paleo.specs.run import Run
+    from paleo.network.graph import Graph
+    from paleo.operations.tensor import Tensor
+    from paleo.specs.hardware import System
+    from paleo.specs.run import InputOptions, Run
     from paleo.specs.software import Software
 
 Array = npt.NDArray[np.float64]
@@ -136,3 +143,84 @@ def slowest_mean(means: Sequence[float], independent: float) -> float:
     counts = np.arange(1.0, len(ordered) + 1.0)
     bounds = (np.cumsum(ordered) / counts) * (1.0 + waiting_share(counts, independent))
     return float(bounds.max())
+
+
+@dataclass(frozen=True, slots=True)
+class InputPipeline:
+    """Seconds in which a step's batch is read, decoded and copied: three stages that work at the same time, ahead of
+    the step that needs it."""
+
+    storage: Numeric
+    decode: Numeric
+    copy: Numeric
+
+    @property
+    def total(self) -> Array:
+        """Seconds between two batches in steady state: the slowest stage sets the pace."""
+        return np.maximum(np.maximum(self.storage, self.decode), self.copy)
+
+    @property
+    def slowest(self) -> str:
+        """The slowest part of the input pipeline."""
+        names = {"storage": self.storage, "decoding": self.decode, "copies to the device": self.copy}
+        return max(names, key=lambda name: float(names[name]))
+
+
+def input_pipeline(
+    stages: InputOptions,
+    system: System,
+    sample_bytes: float,
+    *,
+    gpus: int,
+    replica: Numeric,
+    local_batch: Numeric,
+    link: float | None = None,
+) -> InputPipeline:
+    """How long a batch takes to arrive, where ``replica`` ranks share the ``local_batch`` samples of one model replica.
+
+    A node reads and decodes the samples of all its replicas (of one, where a replica is larger than a node) with its
+    storage and its cores; each rank copies the batch of its replica over its own link, at ``link`` byte/s or the usual
+    share of its slot.
+    """
+    devices = min(gpus, system.devices_per_node)
+    samples = np.asarray(local_batch) * np.maximum(devices / np.asarray(replica), 1.0)
+    storage, decode = 0.0 * samples, 0.0 * samples
+    if stages.sample is not None:
+        rate = stages.storage or host_figure(system, "storage_bandwidth", ", or input.storage")
+        storage = samples * stages.sample / rate
+    if stages.decode > 0:
+        cores = stages.cores or host_figure(system, "cores", ", or input.cores") / system.devices_per_node
+        decode = samples * stages.decode / (cores * devices)
+    copied = sample_bytes if stages.copied is None else stages.copied
+    return InputPipeline(storage, decode, np.asarray(local_batch) * copied / (link or link_rate(system)))
+
+
+#: Stored bytes of a photograph (ImageNet-1k: 140 GB in 1.28 million JPEG files), and the side in pixels from which an
+#: image of three channels is taken for one.
+PHOTOGRAPH, LEAST_SIDE = 110_000.0, 128
+
+
+def usual_input(run: Run, graph: Graph, system: System, decode: float, gpus: int) -> InputOptions | None:
+    """How photographs arrive where the run does not say: a core of the host takes ``decode`` seconds for each, and
+    storage counts where the host states its bandwidth. The run has all cores of its nodes, which its ``gpus`` may not
+    fill. None where the network takes none, the host's cores are not stated, or ``decode`` is 0: data cost nothing."""
+    host = system.host
+    if not decode or host is None or host.cores is None or not any(map(_photograph, graph.inputs.values())):
+        return None
+    cores = host.cores / min(gpus, system.devices_per_node)
+    stored = PHOTOGRAPH if host.storage_bandwidth else None
+    return run.photographs(sample=stored, decode=decode, cores=cores)
+
+
+def _photograph(tensor: Tensor) -> bool:
+    pixels = tensor.dims[1:] == ("channels", "height", "width") and tensor.sizes[1] == 3
+    return pixels and min(tensor.sizes[2:]) >= LEAST_SIDE
+
+
+#: Bytes of an input's numbers as loaders hand them on: fp32, and int64 for indices.
+_WIDTH = {"index": 8.0}
+
+
+def sample_bytes(graph: Graph) -> float:
+    """Bytes of one sample as it is copied to the device."""
+    return sum(float(tensor.elements) * _WIDTH.get(tensor.role, 4.0) for tensor in graph.inputs.values()) / graph.batch

@@ -1,0 +1,438 @@
+"""Layer by layer: where a program is cut into pipeline stages, and which layers compute activations again before their
+backward pass.
+
+The partition is of whole layers, those of repeated blocks one by one, in order. A *layer iteration* is one pass through
+one layer of a repeated block, or through a layer that occurs once. All of them may be recomputed alike, the first ones
+of each piece of a pipeline, in groups, or layer by layer. Layers of a section that are treated differently become
+sections of their own, so that whatever follows (seconds, bytes, timeline) knows one policy for each section.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from paleo.errors import PlanError, near
+
+if TYPE_CHECKING:
+    from paleo.lowering.program import Counted, Program, Section
+    from paleo.specs.run import Cut, Run
+
+#: A run of layers on one stage: positions of sections, each with how many of its layers are in it.
+Chunk = tuple[tuple[int, int], ...]
+#: Room for rounding when weights are added up.
+_SLACK = 1.0 + 2.0**-40
+
+
+def cut(program: Program, weights: Sequence[float], pieces: int, how: Cut | None = None) -> list[Chunk]:
+    """``pieces`` runs of layers, cut ``how`` a run says. Left to itself: where the layers of the heaviest block divide
+    evenly each piece gets as many, as in Megatron, with what comes before on the first piece and what comes after on
+    the last; else the slowest piece is made as light as it can be.
+
+    ``weights``: seconds of one layer iteration of each section, forward and backward.
+    """
+    sections = program.sections
+    if isinstance(how, tuple):
+        return _stated(program, how)
+    if pieces == 1:
+        return [tuple((index, section.repeat) for index, section in enumerate(sections))]
+    heaviest = max(range(len(sections)), key=lambda i: weights[i] * sections[i].repeat)
+    layers = sections[heaviest].repeat
+    if how != "time" and layers % pieces == 0:
+        return _even(program, heaviest, pieces)
+    if how == "uniform":
+        problem = f"the {layers} layers of {sections[heaviest].name!r} cannot be divided evenly over {pieces} pieces"
+        raise PlanError(f"cut 'uniform': {problem}; use cut=time, or state the layers of each piece")
+    return _balanced(program, weights, pieces)
+
+
+def layer_counts(program: Program) -> list[int]:
+    """Layers of each section that a stated cut counts: those of repeated blocks where there are any, else each section
+    as one: (sections,)."""
+    folded = any(section.repeat > 1 for section in program.sections)
+    return [section.repeat if section.repeat > 1 or not folded else 0 for section in program.sections]
+
+
+def _stated(program: Program, layers: Sequence[int]) -> list[Chunk]:
+    """Pieces of stated numbers of layers, with the sections between them beside the layer before (the first ones beside
+    the first layer). The first piece may have none, and is what comes before the first layer; the last one too."""
+    counts = layer_counts(program)
+    if sum(layers) != sum(counts):
+        stated = f"cut {list(layers)}: adds up to {sum(layers)} layers"
+        raise PlanError(f"{stated}; the network has {sum(counts)} to divide")
+    _check_empty(program, layers, counts)
+    pieces: list[list[tuple[int, int]]] = [[]]
+    left = list(layers)
+    for index, (section, count) in enumerate(zip(program.sections, counts, strict=True)):
+        if not count:
+            if left == [0, 0]:  # behind the last layer
+                left.pop(0)
+                pieces.append([])
+            pieces[-1].append((index, section.repeat))
+        while count:
+            if not left[0]:
+                left.pop(0)
+                pieces.append([])
+            taken = min(count, left[0])
+            pieces[-1].append((index, taken))
+            count, left[0] = count - taken, left[0] - taken
+    return [tuple(piece) for piece in pieces]
+
+
+def _check_empty(program: Program, layers: Sequence[int], counts: Sequence[int]) -> None:
+    """PlanError for a piece without any section."""
+    if 0 in layers[1:-1]:
+        raise PlanError(f"cut {list(layers)}: only the first and the last piece may be without layers")
+    for place, section, name in ((0, counts[0], "first"), (-1, counts[-1], "last")):
+        if layers[place] == 0 and section:
+            raise PlanError(f"cut {list(layers)}: the {name} piece is empty; the network has nothing beside its layers")
+
+
+def balanced_cut(program: Program, weights: Sequence[float], pieces: int) -> tuple[int, ...]:
+    """Layers of each piece, as `cut` takes them, so that the heaviest piece is as light as it can be; early pieces are
+    the lighter ones. Empty where there are fewer layers than pieces.
+
+    ``weights`` as in `cut`."""
+    units = _units(program, weights)
+    if len(units) < pieces:
+        return ()
+    layers = np.cumsum([count for _, count in units])
+    ends = np.cumsum(_halved(_lengths([weight for weight, _ in reversed(units)], pieces)[::-1], pieces))
+    return tuple(np.diff(layers[ends - 1], prepend=0).tolist())
+
+
+def heaviest_piece(program: Program, weights: Sequence[float], chunks: Sequence[Chunk]) -> float:
+    """Seconds of the slowest of several pieces."""
+    return max(sum(weights[section] * layers for section, layers in chunk) for chunk in chunks)
+
+
+def _units(program: Program, weights: Sequence[float]) -> list[tuple[float, int]]:
+    """What may be divided: weight and number of layers (0 or 1) of what comes before the first layer, of each layer
+    with the sections behind it, and of what comes after the last layer."""
+    units: list[tuple[float, int]] = []
+    counts = layer_counts(program)
+    last = max((index for index, count in enumerate(counts) if count), default=-1)
+    for index, (section, count) in enumerate(zip(program.sections, counts, strict=True)):
+        if count:
+            units += [(weights[index], 1)] * count
+        elif not units or index == last + 1:
+            units.append((weights[index] * section.repeat, 0))
+        else:
+            weight, layers = units[-1]
+            units[-1] = (weight + weights[index] * section.repeat, layers)
+    return units
+
+
+def _lengths(weights: Sequence[float], pieces: int) -> list[int]:
+    """Units of each of at most ``pieces`` contiguous pieces, filled from the front, whose heaviest is as light as
+    possible: by bisection on the heaviest weight, between what a filling reaches and what the next one would."""
+    sums = np.cumsum(weights, dtype=np.longdouble).astype(float).tolist()  # each sum rounded once
+    low, high = max(weights), sums[-1]
+    while low * _SLACK < high:
+        middle = (low + high) / 2
+        ends = _filled(sums, middle)
+        starts = [0.0, *(sums[end - 1] for end in ends[:-1])]
+        if len(ends) <= pieces:
+            high = min(middle, max(sums[end - 1] - start for start, end in zip(starts, ends, strict=True)))
+        else:
+            low = max(middle, min(sums[end] - start for start, end in zip(starts, ends[:-1], strict=False)))
+    lengths: list[int] = np.diff(_filled(sums, high), prepend=0).tolist()
+    return lengths
+
+
+def _halved(lengths: list[int], pieces: int) -> list[int]:
+    """The longest pieces in halves, until there are as many as wanted."""
+    while len(lengths) < pieces:
+        longest = lengths.index(max(lengths))
+        half = lengths[longest] // 2
+        lengths[longest : longest + 1] = [half, lengths[longest] - half]
+    return lengths
+
+
+def _filled(sums: Sequence[float], most: float) -> list[int]:
+    """Ends of pieces that are filled one after another up to a weight, by the sums of weights up to each unit."""
+    ends, base = list[int](), 0.0
+    while not ends or ends[-1] < len(sums):
+        start = ends[-1] if ends else 0
+        ends.append(max(bisect_right(sums, base + most * _SLACK, start), start + 1))
+        base = sums[ends[-1] - 1]
+    return ends
+
+
+def cut_by_work(program: Program, pieces: int) -> list[Chunk]:
+    """``pieces`` runs of layers by the work of their products of weights, as nanotron cuts: a piece takes layers until
+    the sum from the first one on has passed its share of the whole, so early pieces are the fuller ones and the output
+    layer counts. Where that leaves a piece empty, as ``cut`` does it."""
+    work = [product_flops(section) for section in program.sections]
+    total = sum(flops * section.repeat for flops, section in zip(work, program.sections, strict=True))
+    filled: list[list[int]] = [[]]
+    done = 0.0
+    for index, section in enumerate(program.sections):
+        for _ in range(section.repeat):
+            filled[-1].append(index)
+            done += work[index]
+            if len(filled) < pieces and done > total * len(filled) / pieces * _SLACK:
+                filled.append([])
+    complete = len(filled) == pieces and filled[-1]
+    return [_counted(piece) for piece in filled] if complete else cut(program, work, pieces)
+
+
+def product_flops(section: Section) -> float:
+    """FLOP of the forward products of one layer that have weights in them: those of attention's core count for none."""
+    counted = [kernel for kernel in section.kernels if kernel.kernel.family == "gemm" and not kernel.core]
+    return sum(kernel.times * kernel.kernel.flops for kernel in counted if kernel.kernel.phase == "forward")
+
+
+def _even(program: Program, block: int, pieces: int) -> list[Chunk]:
+    """As many layers of a block on each piece."""
+    layers = program.sections[block].repeat // pieces
+    chunks: list[list[tuple[int, int]]] = [[(block, layers)] for _ in range(pieces)]
+    chunks[0][:0] = [(i, program.sections[i].repeat) for i in range(block)]
+    chunks[-1] += [(i, program.sections[i].repeat) for i in range(block + 1, len(program.sections))]
+    return [tuple(chunk) for chunk in chunks]
+
+
+def _balanced(program: Program, weights: Sequence[float], pieces: int) -> list[Chunk]:
+    """Contiguous pieces whose heaviest is as light as possible, by bisection on the heaviest weight. The output
+    layer and its loss stay together: on another stage the loss would be sent all logits (Megatron's
+    account_for_loss_in_pipeline_split counts both as one layer, too)."""
+    units = _divisible(program, weights)
+    if len(units) < pieces:
+        raise PlanError(f"{len(units)} layers cannot be cut into {pieces} pipeline stages")
+    ends = np.cumsum([0, *_halved(_lengths([weight for _, weight in units], pieces), pieces)]).tolist()
+    return [
+        _counted([index for sections, _ in units[start:end] for index in sections]) for start, end in pairwise(ends)
+    ]
+
+
+def _divisible(program: Program, weights: Sequence[float]) -> list[tuple[tuple[int, ...], float]]:
+    """What may be divided: positions of sections with their weight, layer by layer; the last layer that has parameters
+    and what follows it are one."""
+    holders = [index for index, section in enumerate(program.sections) if section.parameters]
+    last = max([*holders, *(tie.reader for tie in program.ties)], default=len(program.sections) - 1)
+    layers = [index for index, section in enumerate(program.sections) for _ in range(section.repeat)]
+    units = [((index,), weights[index]) for index in layers if index <= last]
+    behind = tuple(index for index in layers if index > last)
+    (*earlier, (final, weight)) = units
+    return [*earlier, ((*final, *behind), weight + sum(weights[index] for index in behind))]
+
+
+def _counted(piece: list[int]) -> Chunk:
+    return tuple((index, piece.count(index)) for index in dict.fromkeys(piece))
+
+
+#: Layers of a piece: section, and numbers of its layers in the network.
+Layers = list[tuple[int, range]]
+Mask = npt.NDArray[np.bool_]
+Array = npt.NDArray[np.float64]
+RECOMPUTE = ("none", "selective", "full")
+
+
+class Policy(NamedTuple):
+    """What a layer computes again: ``none``, the core of attention (``selective``) or all from its input (``full``), of
+    ``group`` layers at once."""
+
+    how: str = "none"
+    group: int = 1
+
+
+class Policies(NamedTuple):
+    """Policies of all sections: whether the whole layer or its core is computed again, and layers in a group;
+    (sections,) or (sections, configurations)."""
+
+    whole: Mask
+    core: Mask
+    group: Array
+
+    @classmethod
+    def of(cls, program: Program) -> Policies:
+        """The policies that a program states."""
+        hows = np.array([section.recompute for section in program.sections])
+        groups = np.array([section.recompute_group for section in program.sections], dtype=np.float64)
+        return cls(hows == "full", hows == "selective", groups)
+
+    @classmethod
+    def alike(cls, repeat: Array, how: str) -> Policies:
+        """One policy for the whole network."""
+        policies = cls.each(len(repeat), how)
+        return policies._replace(whole=policies.whole & wholly_recomputed(repeat))
+
+    @classmethod
+    def each(cls, sections: int, how: str) -> Policies:
+        """The policy ``how`` for every one of ``sections``, those outside the repeated blocks too."""
+        whole, core = np.full(sections, how == "full"), np.full(sections, how == "selective")
+        return cls(whole, core, np.ones(sections))
+
+    def shaped(self, axes: int) -> tuple[Mask, Mask, Array]:
+        """Its arrays with trailing axes of length 1, so that they broadcast with arrays of ``axes`` dimensions."""
+        shape = self.whole.shape + (1,) * (axes - self.whole.ndim)
+        return self.whole.reshape(shape), self.core.reshape(shape), self.group.reshape(shape)
+
+
+def wholly_recomputed(repeat: Array) -> Mask:
+    """Sections that full recomputation runs again: the repeated blocks, or all where nothing repeats."""
+    blocks = repeat > 1
+    return blocks if blocks.any() else np.ones_like(blocks)
+
+
+def _blocks(program: Program) -> Mask:
+    """`wholly_recomputed` of a program's sections."""
+    return wholly_recomputed(np.array([section.repeat for section in program.sections]))
+
+
+def runs(section: Section, counted: Counted) -> float:
+    """How often a kernel runs in a microbatch: forward kernels run again where they are recomputed."""
+    if counted.kernel.phase != "forward":
+        return 1.0
+    return 1.0 + {"none": 0.0, "full": counted.again, "selective": counted.selected}[section.recompute]
+
+
+def with_policy(program: Program, how: str) -> Program:
+    """The program with one recompute policy for all its layers."""
+    whole = _blocks(program)
+    hows = [how if how != "full" or blocks else "none" for blocks in whole]
+    sections = (replace(section, recompute=each) for section, each in zip(program.sections, hows, strict=True))
+    return replace(program, sections=tuple(sections))
+
+
+def words(run: Run) -> str:
+    """What a run recomputes, in short."""
+    if run.recompute_by_layer:
+        return ", ".join([run.recompute, *(f"{how} of {name}" for name, how in run.recompute_by_layer.items())])
+    if run.recompute_layers is not None:
+        return f"{run.recompute}, {run.recompute_layers} layer{'s' * (run.recompute_layers != 1)} a stage"
+    return run.recompute if run.recompute_every is None else f"{run.recompute}, every {run.recompute_every} layers"
+
+
+# layers that differ
+
+
+def uneven(run: Run) -> bool:
+    """Whether a run treats some layers differently; PlanError where it contradicts itself."""
+    stated = {
+        "recompute_layers": run.recompute_layers is not None,
+        "recompute_every": run.recompute_every is not None,
+        "recompute_by_layer": bool(run.recompute_by_layer),
+    }
+    names = [name for name, is_stated in stated.items() if is_stated]
+    if len(names) > 1:
+        raise PlanError(f"{' and '.join(names)}: two ways to choose the layers that are recomputed; state one of them")
+    if names and names != ["recompute_by_layer"] and run.recompute != "full":
+        raise PlanError(
+            f"{names[0]}: chooses layers of full recomputation, but recompute is {run.recompute!r}; use full"
+        )
+    return bool(names) and not run.forward_only
+
+
+def policy_shares(program: Program, run: Run, pieces: int) -> dict[str, Array]:
+    """For each policy the share of each section's layers that follow it, (sections,), before the network is cut: N
+    layers of each piece count as that share of all its layers."""
+    sections = program.sections
+    if run.recompute_by_layer:
+        policies = _by_layer(program, run)
+        return {how: np.array([np.mean([p.how == how for p in each]) for each in policies]) for how in RECOMPUTE}
+    whole = _blocks(program)
+    layers = sum(section.repeat for section, blocks in zip(sections, whole, strict=True) if blocks)
+    share = 1.0 if run.recompute_layers is None else min(1.0, run.recompute_layers * pieces / layers)
+    full = share * whole.astype(np.float64)
+    return {"none": 1.0 - full, "full": full}
+
+
+class SplitProgram(NamedTuple):
+    """A program with a section for each policy of each of its sections, the pieces of the network in these sections,
+    and the section of the undivided program that each of them is."""
+
+    program: Program
+    pieces: list[Chunk]
+    origin: list[int]
+
+
+def split_by_policy(program: Program, pieces: Sequence[Chunk], run: Run) -> SplitProgram:
+    """The program with a section for each policy under which layers of a section are recomputed, those of one policy
+    together."""
+    whole = _blocks(program)
+    layers = [list(_piece_policies(program, run, piece, whole)) for piece in _numbered(pieces)]
+    _check_layers(run, max(sum(whole[section] for section, _ in piece) for piece in layers))
+    kinds = sorted(dict.fromkeys(kind for piece in layers for kind in piece), key=lambda kind: kind[0])
+    number = {kind: index for index, kind in enumerate(kinds)}
+    first = {section: index for index, (section, _) in reversed(list(enumerate(kinds)))}
+    count = [sum(piece.count(kind) for piece in layers) for kind in kinds]
+    sections = (
+        replace(program.sections[section], repeat=times, recompute=policy.how, recompute_group=policy.group)
+        for (section, policy), times in zip(kinds, count, strict=True)
+    )
+    # tied parameters lie in sections that occur once, so none of those is divided
+    ties = (replace(tie, owner=first[tie.owner], reader=first[tie.reader]) for tie in program.ties)
+    chunks = [tuple((number[kind], piece.count(kind)) for kind in kinds if kind in piece) for piece in layers]
+    return SplitProgram(replace(program, sections=tuple(sections), ties=tuple(ties)), chunks, [k for k, _ in kinds])
+
+
+def most_layers(program: Program, pieces: Sequence[Chunk]) -> int:
+    """The most layers of one piece that full recomputation would run again."""
+    whole = _blocks(program)
+    return max(sum(layers for section, layers in piece if whole[section]) for piece in pieces)
+
+
+def _numbered(pieces: Sequence[Chunk]) -> Iterator[Layers]:
+    """Each piece with its layers by number."""
+    done: dict[int, int] = {}
+    for piece in pieces:
+        numbered = []
+        for section, layers in piece:
+            start = done.get(section, 0)
+            numbered.append((section, range(start, start + layers)))
+            done[section] = start + layers
+        yield numbered
+
+
+def _piece_policies(program: Program, run: Run, piece: Layers, whole: Mask) -> Iterator[tuple[int, Policy]]:
+    """Each layer of a piece, in order, with its policy."""
+    if run.recompute_by_layer:
+        policies = _by_layer(program, run)
+        yield from ((section, policies[section][layer]) for section, layers in piece for layer in layers)
+        return
+    left = run.recompute_layers
+    for section, layers in piece:
+        full = whole[section] * (len(layers) if left is None else min(left, len(layers)))
+        left = left if left is None else left - full
+        size = min(run.recompute_every or 1, full or 1)
+        grouped = [Policy("full", size)] * (full - full % size) + [Policy("full", full % size)] * (full % size)
+        yield from ((section, policy) for policy in grouped + [Policy()] * (len(layers) - full))
+
+
+def _check_layers(run: Run, most: int) -> None:
+    for name, stated in (("recompute_layers", run.recompute_layers), ("recompute_every", run.recompute_every)):
+        if stated is not None and stated > most:
+            raise PlanError(f"{name}: {stated} layers; the fullest piece of this network has {most} to recompute")
+
+
+def _by_layer(program: Program, run: Run) -> list[list[Policy]]:
+    """The policy of every layer of every section where layers are named; later entries win over earlier ones."""
+    default = with_policy(program, run.recompute)
+    policies = [[Policy(section.recompute)] * section.repeat for section in default.sections]
+    for pattern, how in run.recompute_by_layer.items():
+        places = [(i, layer) for i, layer, name in _names(program) if fnmatchcase(name, pattern)]
+        if not places:
+            raise PlanError(f"recompute_by_layer: no layer is called {pattern!r}; {near(pattern, _labels(program))}")
+        for section, layer in places:
+            policies[section][layer] = Policy(how)
+    return policies
+
+
+def _names(program: Program) -> Iterator[tuple[int, int, str]]:
+    """Section, number and name of every layer: ``block.0``, ``block.1``, …, or the name of one that occurs once."""
+    for index, section in enumerate(program.sections):
+        for layer in range(section.repeat):
+            yield index, layer, section.name if section.repeat == 1 else f"{section.name}.{layer}"
+
+
+def _labels(program: Program) -> list[str]:
+    """Names for a message: the layers of a block as a pattern."""
+    return [section.name + ".*" * (section.repeat > 1) for section in program.sections]
