@@ -35,7 +35,8 @@ class Choices:
     Apex and FlashAttention do; ``upcast`` first writes them in fp32, as PyTorch's autocast does; ``stepwise`` makes a
     pass for each step of the vocabulary-parallel loss (Megatron-LM). ``gates``: ``separate`` makes a pass for the
     function of a gate and one for the product, as eager frameworks do. ``experts``: ``stepwise`` makes a pass for each
-    term of biases and clamped gates of experts.
+    term of biases and clamped gates of experts. ``metrics``: how often the loss is computed again, in fp32, for metrics
+    of training.
     """
 
     attention: Attending = "fused"
@@ -44,6 +45,7 @@ class Choices:
     gelu: Literal["fused", "tanh-stepwise", "stepwise"] = "fused"
     experts: Literal["fused", "stepwise"] = "fused"
     wide: frozenset[str] = frozenset()
+    metrics: int = 0
 
     @property
     def stepwise(self) -> tuple[str, ...]:

@@ -45,11 +45,26 @@ class CrossEntropy(Layer):
         source = x if within else wide
         keeps = (x, out.like(f"{name}.log_sum", role="statistic")) if choices.loss == "recomputed" else (kept,)
         final = MemoryPass(name, "softmax", (source,), out, keeps=keeps, flops_per_element=5.0, reduces=(last,))
+        metrics = tuple(
+            each for number in range(choices.metrics) for each in _metric(f"{name}.metric{number}", x, last)
+        )
         if within:
-            return Expansion((final,), out)
+            return Expansion((final, *metrics), out)
         cast = MemoryPass(f"{name}.cast", "elementwise", (x,), wide)
         steps = _steps(name, wide, last) if choices.loss == "stepwise" else ()
-        return Expansion((cast, *steps, final), out)
+        return Expansion((cast, *steps, final, *metrics), out)
+
+
+def _metric(name: str, logits: Tensor, last: str) -> tuple[MemoryPass, ...]:
+    """A loss that nothing is learned from, as PyTorch's autocast computes it: logits in fp32, and their
+    log-softmax."""
+    wide = logits.like(f"{name}.fp32", role="statistic")
+    logarithms = logits.like(f"{name}.log_probabilities", role="statistic")
+    return (
+        MemoryPass(f"{name}.cast", "elementwise", (logits,), wide, backward_pass="free", late=True),
+        MemoryPass(name, "softmax", (wide,), logarithms, flops_per_element=5.0, backward_pass="free", reduces=(last,),
+                   late=True),
+    )  # fmt: skip
 
 
 def _steps(name: str, wide: Tensor, last: str) -> tuple[MemoryPass, ...]:

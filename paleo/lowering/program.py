@@ -531,8 +531,10 @@ def _readers(nodes: Sequence[Node]) -> dict[str, list[str]]:
 
 
 def _made(operation: Operation, precision: Precision) -> Iterable[float]:
-    """Bytes of what an operation makes, and of packed weights that it brings to the format of activations."""
-    yield operation.out.bytes(precision)
+    """Bytes of what an operation makes before the peak of memory, and of packed weights that it brings to the format of
+    activations."""
+    if not (isinstance(operation, MemoryPass) and operation.late):
+        yield operation.out.bytes(precision)
     yield from (float(each.elements) * precision.activation for each in operation.reads if each.packed)
 
 

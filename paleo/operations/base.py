@@ -249,7 +249,8 @@ class MemoryPass:
     (products). ``reduces`` names dims whose
     statistics are shared by a row (softmax, norms): split over ranks they owe a small all-reduce. ``sparse_rows`` says
     that of a table only the rows that make up ``out`` move (embedding), so many for each row of ``out``. ``windows``
-    slide over the dims of a pool. ``linear`` ones commute with addition, so that partial sums go through.
+    slide over the dims of a pool. ``linear`` ones commute with addition, so that partial sums go through. ``late`` ones
+    run once the backward pass is over: what they make adds nothing to the peak of memory.
     """
 
     name: str
@@ -266,6 +267,7 @@ class MemoryPass:
     windows: tuple[Window, ...] = ()
     halos: Halos = ()
     linear: bool = False
+    late: bool = False
 
     def __post_init__(self) -> None:
         _ = self.kind

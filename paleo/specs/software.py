@@ -206,6 +206,11 @@ class Fusion(Spec):
         "number a row (Apex, FlashAttention); upcast: logits are first written in fp32 (autocast); stepwise: a pass "
         "for each step of the vocabulary-parallel loss (Megatron-LM)",
     )
+    metrics: Annotated[int, Field(strict=True, ge=0)] = Field(
+        0,
+        description="how often the loss is computed again from the logits, in fp32 and without a kernel of its "
+        "own, for metrics of training after each microbatch",
+    )
     softmax_multiple: PositiveCount = Field(
         1, description="by how many matrices of scores a rank's unfused softmax kernel works; 1: any number"
     )

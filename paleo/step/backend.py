@@ -74,6 +74,7 @@ class Backend:
             software.fusion.gelu,
             "fused" if software.host.whole_iteration else software.fusion.experts,
             wide,
+            0 if self.run.forward_only else software.fusion.metrics,
         )
 
     @property

@@ -56,6 +56,41 @@ def test_what_losses_keep() -> None:
     assert sum(kept(Choices(loss="recomputed"), "cross_entropy", x).values()) == 6 * 100 * 2 + 6 * 4
 
 
+def test_losses_for_metrics_move_logits_forward_alone_and_keep_nothing() -> None:
+    """600 bf16 logits are read and written in fp32; those are read, and their log-softmax written: 14 bytes each."""
+    x, formats = Tensor("logits", ("batch", "seq", "vocab"), (2, 3, 100)), precision("bf16")
+    plain, measured = (
+        LAYERS["cross_entropy"].model_validate({}).expand("loss", (x,), Choices(loss="recomputed", metrics=metrics))
+        for metrics in (0, 2)
+    )
+    moved = [
+        sum(
+            kernel.bytes_read + kernel.bytes_written
+            for operation in loss.operations
+            for kernel in operation.forward(formats)
+        )
+        for loss in (plain, measured)
+    ]
+    assert moved[1] - moved[0] == 2 * 600 * 14
+    assert sum(len(operation.backward(formats)) for operation in measured.operations) == 1
+    assert kept(Choices(loss="recomputed", metrics=2), "cross_entropy", x) == kept(
+        Choices(loss="recomputed"), "cross_entropy", x
+    )
+
+
+def test_metrics_of_training_take_time_and_no_memory() -> None:
+    """They come when the backward pass is over, and in training alone."""
+    model, system = load_model("gpt2"), load_system("dgx-a100-80gb")
+    composer = load_software("fsdp-composer")
+    without = composer.changed({"fusion.metrics": 0})
+    run = Run(gpus=8, batch=32, dtype="bf16", strategy="dp,zero=3", software="fsdp-composer")
+    measured, plain = (predict(model, system, run, software) for software in (composer, without))
+    assert measured.memory == plain.memory and measured.flops == plain.flops
+    assert measured.step_time > 1.05 * plain.step_time
+    forward = run.model_copy(update={"forward_only": True, "strategy": "dp"})
+    assert predict(model, system, forward, composer).step_time == predict(model, system, forward, without).step_time
+
+
 def program(*layers: tuple[int, float]) -> Program:
     """Sections by repeat and forward FLOP of their products."""
 
