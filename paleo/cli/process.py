@@ -24,8 +24,7 @@ import typer
 from typer.models import CommandInfo
 
 from paleo.cli import commands
-from paleo.cli.application import CATALOG, DECIDE, FAULT, INTERRUPTED, MEASURE, NO, PREDICT, UNREAD, WRONG, app
-from paleo.cli.output import COMMAND
+from paleo.cli.application import CATALOG, COMMAND, DECIDE, FAULT, INTERRUPTED, MEASURE, NO, PREDICT, UNREAD, WRONG, app
 from paleo.errors import CapacityError, PaleoError
 
 #: What characters of ours become where a terminal does not know them; all others become a question mark.

@@ -17,8 +17,8 @@ from paleo.errors import SpecError, near
 from paleo.importers.configuration import FAMILIES as FAMILIES
 from paleo.importers.configuration import UnreadHeadError, read_config, refuse_chosen_keys
 from paleo.importers.decoder import folded as folded
-from paleo.importers.emit import checked
 from paleo.importers.library_models import known_to_library, traced
+from paleo.importers.model import checked
 from paleo.importers.onnx import LARGEST, from_onnx
 from paleo.importers.torch import InputSpec, build_module, from_module, load_module, parse_input, torch_module
 from paleo.layers.opaque import Unmodelled

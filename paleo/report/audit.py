@@ -10,13 +10,12 @@ from rich.text import Text
 
 from paleo.report.grid import grid
 from paleo.report.tables import percent, prose
-from paleo.studies.collective_audit import ADVICE
+from paleo.studies.audit import ADVICE
 from paleo.units import duration, engineering, gibibytes
 
 if TYPE_CHECKING:
     from paleo.report.documents import Document
-    from paleo.studies.audit import Audit, Fault
-    from paleo.studies.collective_audit import CollectiveAudit
+    from paleo.studies.audit import Audit, CollectiveAudit, Fault
 
 #: What a log states, as people call it.
 NAMES = {

@@ -14,8 +14,7 @@ from paleo.units import counted, duration, engineering, gibibytes
 
 if TYPE_CHECKING:
     from paleo.report.documents import Document
-    from paleo.studies.compressed_collective import CompressedCollective
-    from paleo.studies.compression import CompressionStudy
+    from paleo.studies.compression import CompressedCollective, CompressionStudy
 
 
 def document(study: CompressionStudy) -> Document:

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from paleo.report.grid import grid
 from paleo.step.timeline import COMPUTE
-from paleo.studies.step_collectives import step_collectives
+from paleo.studies.collective import step_collectives
 from paleo.units import duration, engineering
 
 if TYPE_CHECKING:

@@ -16,9 +16,8 @@ from paleo.logs.base import READERS, lines_of, read_log
 from paleo.logs.nccl_tests import PROGRAMS, operation_of, read_collectives
 from paleo.specs.hardware import System
 from paleo.specs.software import load_software
-from paleo.studies.audit import HYPOTHESES, audit
+from paleo.studies.audit import HYPOTHESES, audit, audit_collectives, automatic_seconds
 from paleo.studies.collective import collective
-from paleo.studies.collective_audit import audit_collectives, automatic_seconds
 from paleo.studies.comparison import FIGURES
 from paleo.units import GIB, MEBIBYTE
 

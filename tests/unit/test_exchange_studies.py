@@ -17,7 +17,7 @@ from paleo.step.waiting import expected_largest, waiting_share
 from paleo.studies import compression, consistency, placement
 from paleo.studies.collective import collective
 from paleo.studies.comparison import compare
-from paleo.studies.compressed_collective import compressed
+from paleo.studies.compression import compressed
 from paleo.studies.scaling import placement_advice, scale, variants, verdict
 from paleo.studies.study_file import Study
 from paleo.studies.sweep_points import evaluate, job_of

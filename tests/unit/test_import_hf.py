@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from paleo.errors import SpecError
-from paleo.importers.emit import checked, to_yaml
+from paleo.importers.model import checked, to_yaml
 from paleo.importers.sources import FAMILIES, folded, from_config, imported
 from paleo.network.graph import build
 from paleo.predict import predict

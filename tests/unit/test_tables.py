@@ -10,7 +10,7 @@ from rich.console import Console
 import paleo
 from paleo.cli import run as command
 from paleo.report.grid import Grid, grid
-from paleo.studies.step_collectives import step_collectives
+from paleo.studies.collective import step_collectives
 from paleo.units import duration
 
 NODE = "dgx-a100-80gb"

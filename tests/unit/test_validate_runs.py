@@ -229,7 +229,7 @@ def test_time_to_target_is_the_sum_of_its_parts() -> None:
 
 
 def test_convergence_tables_become_laws(tmp_path: Path) -> None:
-    from paleo.calibrate.convergence import law_of_points, law_text, points_of, with_law
+    from paleo.calibrate.tasks import law_of_points, law_text, points_of, with_law
 
     rows = [
         {"benchmark": "bert", "round": "v2.1", "global_batch_size": batch, "n": 20,

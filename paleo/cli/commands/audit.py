@@ -6,9 +6,8 @@ from typing import Annotated
 
 import typer
 
-from paleo.cli.application import PREDICT, app
+from paleo.cli.application import PREDICT, app, show_document
 from paleo.cli.options import OPERATIONS, AsJson, RunOptions, SystemName, completes, takes_run, words
-from paleo.cli.output import show_document
 
 LogFile = Annotated[
     str,
@@ -60,7 +59,7 @@ def audit(
     from paleo.specs.hardware import load_system
     from paleo.specs.model import load_model
     from paleo.studies.audit import audit as audited
-    from paleo.studies.collective_audit import audit_collectives
+    from paleo.studies.audit import audit_collectives
 
     machine, timed = load_system(system), read_collectives(log)
     if timed is not None:

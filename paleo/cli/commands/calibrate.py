@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from paleo.cli.application import MEASURE, app
-from paleo.cli.output import finish
+from paleo.cli.application import MEASURE, app, finish
 from paleo.errors import SpecError
 
 

@@ -6,9 +6,8 @@ from typing import Annotated
 
 import typer
 
-from paleo.cli.application import CATALOG, app
+from paleo.cli.application import CATALOG, app, show_document
 from paleo.cli.options import AsJson, completes
-from paleo.cli.output import show_document
 from paleo.errors import SpecError
 
 

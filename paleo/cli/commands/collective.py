@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paleo.cli.application import PREDICT, app
+from paleo.cli.application import PREDICT, app, draw, picture_path, show_document
 from paleo.cli.options import OPERATIONS, AsJson, Plot, SystemName, words
-from paleo.cli.output import draw, picture_path, show_document
 from paleo.errors import SpecError
 
 if TYPE_CHECKING:
@@ -78,7 +77,7 @@ def _show_compressed(
     from rich.console import Group
 
     from paleo.report import compression, documents, tables
-    from paleo.studies.compressed_collective import compressed
+    from paleo.studies.compression import compressed
     from paleo.units import listed
 
     methods = listed(compress)

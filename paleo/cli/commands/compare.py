@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 import typer
 
-from paleo.cli.application import DECIDE, NO, app
+from paleo.cli.application import DECIDE, NO, app, draw, picture_path, show_document
 from paleo.cli.options import (
     AsJson,
     Epochs,
@@ -24,7 +24,6 @@ from paleo.cli.options import (
     takes_run,
     takes_tariff,
 )
-from paleo.cli.output import draw, picture_path, show_document
 
 
 @app.command(rich_help_panel=DECIDE)

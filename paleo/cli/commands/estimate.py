@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from paleo.cli.application import NO, PREDICT, app
+from paleo.cli.application import NO, PREDICT, app, draw, picture_path, show_document, warn
 from paleo.cli.options import (
     AsJson,
     Epochs,
@@ -26,7 +26,6 @@ from paleo.cli.options import (
     takes_run,
     takes_tariff,
 )
-from paleo.cli.output import draw, picture_path, show_document, warn
 
 Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Sections and streams, too.")]
 

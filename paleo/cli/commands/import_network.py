@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from paleo.cli.application import CATALOG, app
+from paleo.cli.application import CATALOG, app, warn
 from paleo.cli.options import AsJson
-from paleo.cli.output import warn
 from paleo.files import checked_output, write_text
 
 Shapes = Annotated[

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paleo.cli.application import DECIDE, NO, app
+from paleo.cli.application import DECIDE, NO, app, draw, picture_path, show_document
 from paleo.cli.options import (
     AsJson,
     Counts,
@@ -26,7 +26,6 @@ from paleo.cli.options import (
     takes_tariff,
     words,
 )
-from paleo.cli.output import draw, picture_path, show_document
 from paleo.errors import SpecError
 
 if TYPE_CHECKING:

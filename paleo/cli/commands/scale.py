@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from paleo.cli.application import NO, PREDICT, app
+from paleo.cli.application import NO, PREDICT, app, draw, picture_path, show_document
 from paleo.cli.options import (
     AsJson,
     Counts,
@@ -24,7 +24,6 @@ from paleo.cli.options import (
     takes_run,
     takes_tariff,
 )
-from paleo.cli.output import draw, picture_path, show_document
 from paleo.errors import SpecError
 
 Mode = Annotated[

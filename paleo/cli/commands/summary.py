@@ -6,9 +6,8 @@ from typing import Annotated
 
 import typer
 
-from paleo.cli.application import PREDICT, app
+from paleo.cli.application import PREDICT, app, draw, picture_path, show_document
 from paleo.cli.options import AsJson, ModelName, Plot, RunOptions, completes, takes_run
-from paleo.cli.output import draw, picture_path, show_document
 from paleo.errors import SpecError
 
 Roofline = Annotated[

@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from paleo.cli.application import NO, PREDICT, app
+from paleo.cli.application import NO, PREDICT, app, draw, picture_path, show_document, warn
 from paleo.cli.options import AsJson, Counts, Loss, NoiseScale, Plot, SystemName, TariffOptions, completes, takes_tariff
-from paleo.cli.output import draw, picture_path, show_document, warn
 
 TaskName = Annotated[
     str,

@@ -8,9 +8,8 @@ from typing import Annotated
 
 import typer
 
-from paleo.cli.application import PREDICT, app
+from paleo.cli.application import PREDICT, app, warn
 from paleo.cli.options import ModelName, RunOptions, SystemName, takes_run
-from paleo.cli.output import warn
 from paleo.files import checked_output, write_text
 
 TraceFile = Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="The trace, .json.")]

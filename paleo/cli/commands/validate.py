@@ -6,9 +6,8 @@ from typing import Annotated
 
 import typer
 
-from paleo.cli.application import MEASURE, app
+from paleo.cli.application import MEASURE, app, finish
 from paleo.cli.options import AsJson, Plot
-from paleo.cli.output import finish
 
 Tables = Annotated[list[str], typer.Argument(metavar="FILE…", help="Measured tables, CSV or CSV.gz.")]
 
