@@ -18,7 +18,7 @@ from pydantic import Field, model_validator
 
 from paleo.errors import PlanError, SpecError, near
 from paleo.specs.catalog import device_named, entries, is_path, kind_of, read_entry, read_inline
-from paleo.specs.loading import FileCache, PositiveCount, Spec, Text, validate
+from paleo.specs.loading import FileCache, PositiveCount, Spec, Text, validate, with_path
 from paleo.units import (
     Bytes,
     BytesPerSecond,
@@ -534,9 +534,7 @@ def _system(name_or_path: str | Path) -> System:
     if _means_device(name_or_path):
         return _single_device_system(load_device(name_or_path), file)
     path, data = read_entry("systems", name_or_path)
-    if "path" in data:
-        raise SpecError(f"{path}: path: unknown key")
-    data = {**named(data, path.stem), "path": file}
+    data = named(with_path(data, path, file), path.stem)
     if "device" in data:
         data["device"] = _part("devices", data["device"], path, "device")
     if isinstance(data.get("levels"), list):

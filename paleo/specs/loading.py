@@ -303,6 +303,13 @@ def validate(model: type[Model], data: object, where: str | Path) -> Model:
         raise SpecError(_first_problem(model, data, where, error)) from None
 
 
+def with_path(data: Mapping[str, Any], file: str | Path, path: str) -> dict[str, Any]:
+    """The mapping of a ``file`` with the ``path`` that its messages and commands name, which no file states itself."""
+    if "path" in data:
+        raise SpecError(f"{file}: path: unknown key")
+    return {**data, "path": path}
+
+
 def _first_problem(model: type[BaseModel], data: object, where: str | Path, error: ValidationError) -> str:
     """The message for the first thing that is wrong, and how much else is."""
     errors = error.errors(include_url=False)

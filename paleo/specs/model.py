@@ -13,7 +13,7 @@ from paleo import units
 from paleo.errors import SpecError
 from paleo.operations.tensor import Role
 from paleo.specs.catalog import entries, read_entry
-from paleo.specs.loading import FileCache, PositiveCount, Spec, Text, validate
+from paleo.specs.loading import FileCache, PositiveCount, Spec, Text, validate, with_path
 
 
 def _published(value: object) -> tuple[float, float]:
@@ -107,9 +107,7 @@ _models = FileCache(_model)
 
 def model_from(data: Mapping[str, Any], path: str | Path) -> ModelSpec:
     """A model from the mapping of its file."""
-    if "path" in data:
-        raise SpecError(f"{path}: path: unknown key")
-    return validate(ModelSpec, {"name": Path(path).stem, **data, "path": str(path)}, path)
+    return validate(ModelSpec, {"name": Path(path).stem, **with_path(data, path, str(path))}, path)
 
 
 def within(figure: tuple[float, float], counted: float) -> bool:

@@ -22,7 +22,7 @@ COMMANDS = [
     if line.startswith("paleo ")
 ]
 #: Entries that no command lists.
-REGISTERED = ["example-paused", "example_power", "example_gate", "example-lines", "example-nibbles"]
+REGISTERED = ["example-paused", "example_power", "example_gate", "example-lines", "example-nibbles", "example_scan"]
 RUN_ALL = """
 import shlex, sys
 from paleo.cli import run
@@ -31,7 +31,8 @@ from paleo.consistency.base import CONSISTENCY
 from paleo.layers.base import LAYERS
 from paleo.learning.base import LAWS
 from paleo.logs.base import READERS
-for registry in (COMPRESSIONS, CONSISTENCY, LAYERS, LAWS, READERS):
+from paleo.pricing.kernels import FAMILIES
+for registry in (COMPRESSIONS, CONSISTENCY, FAMILIES, LAWS, LAYERS, READERS):
     print(f"registered {' '.join(registry)} ", file=sys.stderr)
 for line in sys.stdin.read().splitlines():
     code = run(shlex.split(line))
