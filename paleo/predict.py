@@ -14,40 +14,46 @@ from paleo.operations.base import model_flops
 from paleo.operations.contraction import executed_share
 from paleo.parallel.placement import placement
 from paleo.parallel.plan import host_warnings, idle_options, loading_warnings, plan, rare_utilisation, warnings
+from paleo.pricing.communication import calibrated_families
+from paleo.pricing.kernels import figures
 from paleo.step.backend import backend_of
 from paleo.step.exchange import check_sharded
 from paleo.step.memory import Footprint
 from paleo.step.step import priced, single_batch, step
-from paleo.units import duration
+from paleo.units import MICROSECOND, duration
 
 if TYPE_CHECKING:
     from paleo.lowering.policies import Chunk
     from paleo.lowering.program import Program
     from paleo.network.graph import Graph
     from paleo.operations.tensor import Precision
+    from paleo.parallel.placement import Mesh
     from paleo.parallel.plan import Plan
     from paleo.pricing.kernels import KernelTimes
+    from paleo.schedules.base import Numeric
     from paleo.schedules.pipeline import Timeline
     from paleo.specs.calibration import Calibration
-    from paleo.specs.hardware import System
+    from paleo.specs.hardware import Device, System
     from paleo.specs.model import ModelSpec
     from paleo.specs.run import Run
     from paleo.specs.software import Software
+    from paleo.step.backend import Backend
     from paleo.step.step import Priced, StepArrays
     from paleo.step.waiting import InputPipeline
 
 Array = npt.NDArray[np.float64]
-#: Share of the variance of kernels' log errors that all kernels of a device have in common.
-COMMON = 0.25
 #: The kernels of functions that an importer did not know, and by which factor their times are guessed, either way.
 OPAQUE, OPAQUE_SPREAD = "opaque", 3.0
-#: 90 % half-widths (log) of what software does to a step beside its kernels: of dense networks, of mixtures of experts,
-#: of networks with convolutions. As narrow as they can be with 85 % of the sources of measured steps covered to 80 % or
-#: more (19 of language and speech, 11 of images, to most of which nothing was fitted); a spread so chosen without a
-#: source covers that one to 86 % on the mean of them. A spread with 90 % on the mean of the sources is twice that: few
-#: sources decide it, and it holds all rows of most of the others. For images 85 % would ask for 0.31, which
-#: two sources of frameworks before 2018 decide; this is where the mean over sources passes 88 %.
-STACK_SPREAD, EXPERTS_SPREAD, IMAGES_SPREAD = 0.12, 0.23, 0.18
+#: The first cuDNN whose convolutions were timed for a calibration.
+FIRST_TIMED = 5.0
+#: The first cuDNN with kernels for an architecture's tensor cores, by its release notes; 8 for those not named.
+FIRST_TENSOR_KERNELS = {"Volta": 7.0, "Turing": 7.0}
+AMPERE_TENSOR_KERNELS = 8.0
+#: Kernels shorter than this show a host that is slower than its profile says: eager frameworks take 10 to 46 us to
+#: issue an operation (host times of profiles), and pauses between operations come on top.
+SHORT = 100.0 * MICROSECOND
+#: The largest share of short kernels in steps of untested software that were measured: beyond it the half-width stays.
+MOST_SHORT = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +81,69 @@ class Breakdown:
         return worked + self.communication_exposed + self.bubble + self.optimizer + self.input + self.stragglers
 
 
+@dataclass(frozen=True, slots=True)
+class Spreads:
+    """90 % half-widths (log) that measured steps ask for beside those of kernels and links.
+
+    ``kernels``: the part of kernels' half-widths that all of a device have in common; the rest averages out over them.
+    ``software``: of every step. ``untested``: more of software whose profile was fitted to no steps on the device's
+    architecture, and ``host``: of the share of short kernels under such software, which a host has to keep up with.
+    ``library``: of convolutions by a library that was not timed, or that is older than the tensor cores
+    it runs on. ``update``: of what happens once a step, over the share of the update.
+
+    Fitted by `paleo.calibrate.spreads` to the errors of 1,545 steps of 33 sources, each source weighted alike. With
+    spreads that were fitted without it, 16 of the 27 sources of six rows or more have 80 to 95 % of them inside, 4
+    fewer and 7 more; half-widths are 0.23 on the mean of the sources.
+    """
+
+    kernels: float = 0.1
+    software: float = 0.08
+    untested: float = 0.107
+    host: float = 1.19
+    library: float = 0.44
+    update: float = 0.72
+
+
+SPREADS = Spreads()
+
+
+@dataclass(frozen=True, slots=True)
+class Uncertainty:
+    """What the half-width of a step's interval is made of; arrays hold its low and its high end, (2,), or those of many
+    steps, (2, steps), whose shares are (steps,) then.
+
+    ``kernels``: half-widths of kernels weighted by their shares of the kernels' time, and ``scatter`` the root of the
+    sum of the squares of these, which is what is left of errors that go either way. ``unknown``: the same weighted sum
+    over kernels that no measured one of the architecture, or none at all, speaks for. ``links``: the half-width of the
+    links times the share of exposed communication. ``short``, ``library`` and ``update``: shares of kernels shorter
+    than `SHORT` that a host issues one by one (up to `MOST_SHORT`), of convolutions by a library that was not timed,
+    and of the optimizer's update. ``tested``: 1 where the software was fitted to steps on the architecture, else 0.
+    Under constant rates (``constants``), whose factors hold for steps, there are kernels alone.
+    """
+
+    kernels: Array
+    scatter: Array
+    unknown: Array
+    links: Array
+    short: Numeric
+    library: Numeric
+    update: Numeric
+    tested: Numeric
+    constants: bool
+
+    def half_widths(self, spreads: Spreads = SPREADS) -> Array:
+        """Logarithms from the predicted step down to the low and up to the high end: squares add up."""
+        if self.constants:
+            return self.kernels
+        variance = (spreads.kernels * self.kernels) ** 2 + (1.0 - spreads.kernels**2) * self.scatter**2
+        variance += self.unknown**2 + self.links**2
+        assumed = spreads.untested**2 + (spreads.host * self.short) ** 2
+        software = spreads.software**2 + (1.0 - self.tested) * assumed
+        once = (spreads.library * self.library) ** 2 + (spreads.update * self.update) ** 2
+        half_widths: Array = np.sqrt(variance + software + once)
+        return half_widths
+
+
 @dataclass(frozen=True, repr=False)
 class Prediction:
     """One training step (or forward pass) of ``model`` under ``plan`` on ``system``, in SI. ``steps`` is that step with
@@ -91,7 +160,7 @@ class Prediction:
     breakdown: Breakdown
     memory: Footprint
     flops: float
-    interval: tuple[float, float]
+    uncertainty: Uncertainty
     calibration: str
     unmodelled: tuple[str, ...]
     warnings: tuple[str, ...]
@@ -142,6 +211,12 @@ class Prediction:
     def step_time(self) -> float:
         """Seconds of one step."""
         return self.breakdown.step
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Seconds between which nine of ten real steps should lie; collectives and bubbles take the same factors."""
+        low, high = np.exp(self.uncertainty.half_widths() * (-1.0, 1.0)).tolist()
+        return self.step_time * low, self.step_time * high
 
     @property
     def samples_per_s(self) -> float:
@@ -219,7 +294,13 @@ def predict(
         breakdown,
         _footprint(steps, system, backend.software, int(steps.stage_memory.fullest[0])),
         flops,
-        _interval(program, graph, breakdown.step, constants=backend.prices.rates is not None),
+        _uncertainty(
+            program,
+            layout,
+            backend,
+            exposed=breakdown.communication_exposed / breakdown.step,
+            update=breakdown.optimizer / breakdown.step,
+        ),
         backend.calibration(layout.mesh),
         unmodelled(program.program, run, arriving is not None),
         (
@@ -258,38 +339,6 @@ def _model_flops(graph: Graph, formats: Precision, layout: Plan, run: Run) -> fl
     return flops / graph.batch * layout.global_batch
 
 
-def _stack_spread(graph: Graph) -> float:
-    """How far software takes steps of networks like this one from the sum of their kernels."""
-    types = {node.type for node in graph.nodes}
-    if "moe" in types:
-        return EXPERTS_SPREAD
-    return IMAGES_SPREAD if "conv" in types else STACK_SPREAD
-
-
-def _interval(priced_program: Priced, graph: Graph, seconds: float, *, constants: bool) -> tuple[float, float]:
-    """Where nine of ten real steps should lie: what kernels leave open, and what the software around them does.
-
-    Logarithms add in squares: errors of kernels, of which `COMMON` of the variance goes the same way for all and the
-    rest averages out over kernels of different shapes, and the spread of software stacks. Under constant rates, whose
-    factors hold for steps, all kernels err together. Collectives and bubbles take the same factors.
-    """
-    kernels, sections = priced_program.kernels, priced_program.program.sections
-    if not len(kernels.total):
-        return seconds, seconds
-    counted = [(each, section.repeat) for section in sections for each in section.kernels]
-    shares = kernels.total * np.array([each.times * repeat for each, repeat in counted])
-    shares = shares / (float(shares.sum()) or 1.0)
-    guessed = np.array([each.kernel.operation == OPAQUE for each, _ in counted])
-    common, stack = (1.0, 0.0) if constants else (COMMON, _stack_spread(graph))
-
-    def half_width(factors: Array) -> float:
-        logs = np.abs(np.log(factors)) + np.where(guessed, np.log(OPAQUE_SPREAD), 0.0)
-        linear, squares = float((shares * logs).sum()), float(((shares * logs) ** 2).sum())
-        return float(np.sqrt(common * linear**2 + (1.0 - common) * squares + stack**2))
-
-    return seconds * float(np.exp(-half_width(kernels.low))), seconds * float(np.exp(half_width(kernels.high)))
-
-
 def unmodelled(program: Program, run: Run, loads: bool) -> tuple[str, ...]:
     """What a real step has and this one leaves out, or knows by its bytes alone: silence is never a number.
     ``loads``: data loading is part of it."""
@@ -311,3 +360,46 @@ def unmodelled(program: Program, run: Run, loads: bool) -> tuple[str, ...]:
     names = ", ".join(dict.fromkeys(kernel.name for kernel, _ in guessed if kernel.phase == "forward"))
     text = f"functions that the importer did not know: {shares[0]:.1%} of FLOP, {shares[1]:.1%} of bytes"
     return (*always, f"{text} ({names[:200]})")
+
+
+def _uncertainty(program: Priced, layout: Plan, backend: Backend, *, exposed: float, update: float) -> Uncertainty:
+    """Of a priced program under a plan; ``exposed`` and ``update`` are the shares of a step that exposed communication
+    and the optimizer's update take."""
+    kernels = program.kernels
+    counted = [(each, section.repeat) for section in program.program.sections for each in section.kernels]
+    shares = kernels.total * np.array([each.times * repeat for each, repeat in counted], dtype=np.float64)
+    shares = shares / (float(shares.sum()) or 1.0)
+    half_widths = np.abs(np.log(np.stack([kernels.low, kernels.high])))
+    families = np.array([each.kernel.family for each, _ in counted])
+    unknown = np.isin(families, list(backend.prices.foreign)) * half_widths
+    unknown = unknown + np.array([each.kernel.operation == OPAQUE for each, _ in counted]) * np.log(OPAQUE_SPREAD)
+    software, device, constants = backend.software, backend.system.device, backend.prices.rates is not None
+    weighted = shares * half_widths
+    return Uncertainty(
+        kernels=weighted.sum(axis=1) + (shares * unknown).sum(axis=1) * constants,
+        scatter=np.sqrt((weighted**2).sum(axis=1)),
+        unknown=(shares * unknown).sum(axis=1),
+        links=exposed * _links(backend, layout.mesh),
+        short=min(float(shares[kernels.total < SHORT].sum()), MOST_SHORT) * (not software.host.whole_iteration),
+        library=float(shares[families == "conv"].sum()) * untimed(software, device, layout.dtype),
+        update=update,
+        tested=float(software.fit is not None and device.architecture in software.fit.architectures),
+        constants=constants,
+    )
+
+
+def _links(backend: Backend, mesh: Mesh) -> Array:
+    """Half-widths of large collectives over the outermost links of a mesh."""
+    if mesh.size == 1 or backend.prices.rates is not None:
+        return np.zeros(2)
+    families = calibrated_families(backend.fabric, "all_reduce", backend.fabric.links(1, mesh.size))
+    return np.abs(np.log(next(iter(families.values())).factors(np.inf)))
+
+
+def untimed(software: Software, device: Device, dtype: str) -> bool:
+    """Whether convolutions are those of a library that no calibration stands for: a framework's own, cuDNN before the
+    first that was timed, or one without kernels for the tensor cores that are asked for."""
+    release = software.convolutions.cudnn
+    least = FIRST_TENSOR_KERNELS.get(device.architecture, AMPERE_TENSOR_KERNELS)
+    early = figures(device, dtype).tensor_cores and release < least
+    return software.convolutions.algorithms is not None or release < FIRST_TIMED or early

@@ -222,6 +222,7 @@ def _profile(job: SoftwareJob, result: FitResult[SoftwareParameters], moving: Se
     record = SoftwareFit(
         source=f"{job.file} ({job.source})",
         date=date,
+        architectures=tuple(group.stack for group in job.rows),
         rows_fitted=result.rows_fitted,
         rows_held_out=result.rows_held_out,
         uncertainty={name: rounded(value, 2) for name, value in result.uncertainty.items()},

@@ -237,6 +237,10 @@ class Pricer(Protocol):
     def own(self) -> Calibration | None:
         """The user's calibration, where there is one."""
 
+    @property
+    def foreign(self) -> frozenset[str]:
+        """Families of the kernels asked for that were measured on no device of the architecture."""
+
     def times(self, kernels: Sequence[Kernel]) -> KernelTimes:
         """Seconds of each kernel."""
 
@@ -263,6 +267,11 @@ class ConstantRates:
     def own(self) -> None:
         """None."""
         return None
+
+    @property
+    def foreign(self) -> frozenset[str]:
+        """None: no family was measured."""
+        return frozenset()
 
     def times(self, kernels: Sequence[Kernel]) -> KernelTimes:
         """Roofline times."""
@@ -322,6 +331,15 @@ class FamilyPrices:
         parts = [f"{origin} {', '.join(families)}" for origin, families in sorted(by_origin.items(), reverse=True)]
         label = self.own.name if self.own is not None else "auto"
         return f"{label}: {'; '.join(parts)}" if parts else label
+
+    @property
+    def foreign(self) -> frozenset[str]:
+        """Kinds of the families that were asked for whose parameters are those of another architecture's devices, or
+        the formula's defaults."""
+        measured = ("measured", f"inherited ({self.device.architecture})")
+        return frozenset(
+            family.partition(".")[0] for family, origin in self.origins.items() if not origin.startswith(measured)
+        )
 
     @property
     def rates(self) -> Rates | None:
@@ -422,6 +440,11 @@ class Calibrated:
     def own(self) -> Calibration | None:
         """The user's calibration."""
         return self.families.own
+
+    @property
+    def foreign(self) -> frozenset[str]:
+        """As `FamilyPrices.foreign`."""
+        return self.families.foreign
 
     def times(self, kernels: Sequence[Kernel]) -> KernelTimes:
         """Device time and host time of each kernel."""

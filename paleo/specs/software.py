@@ -114,10 +114,11 @@ Slowdown = Annotated[float, Field(ge=1)]
 
 class SoftwareFit(Spec):
     """Where fitted numbers of a profile come from: measured steps, one sigma of each number's logarithm, and the errors
-    on steps that were not fitted."""
+    on steps that were not fitted; ``architectures`` are those of the devices that ran them."""
 
     source: Text
     date: Text
+    architectures: tuple[Text, ...] = ()
     rows_fitted: PositiveCount
     rows_held_out: Annotated[int, Field(ge=0)]
     uncertainty: dict[str, Annotated[float, Field(ge=0)]]

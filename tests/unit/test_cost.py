@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from paleo.errors import SpecError
-from paleo.predict import EXPERTS_SPREAD, IMAGES_SPREAD, STACK_SPREAD, predict
+from paleo.predict import predict
 from paleo.pricing.power import IDLE_SHARE, PowerParameters
 from paleo.specs.hardware import load_system
 from paleo.specs.loading import validate
@@ -137,19 +137,3 @@ def test_systems_are_ranked_by_any_figure() -> None:
 def test_tariffs_that_make_no_sense(stated: dict[str, object]) -> None:
     with pytest.raises(SpecError, match=next(iter(stated))):
         validate(Tariff, stated, "options")
-
-
-def test_the_interval_of_a_step_adds_the_spread_of_software_to_that_of_kernels() -> None:
-    """Half-widths add in squares: never below the spread of software, never above what all kernels erring together and
-    software would make; a mixture of experts is known less well than a dense model."""
-    system, run = load_system("dgx-h100"), Run(gpus=8, batch=8)
-    widths = {}
-    spreads = {"gpt2": STACK_SPREAD, "resnet50": IMAGES_SPREAD, "qwen3-30b-a3b": EXPERTS_SPREAD}
-    for name, least in spreads.items():
-        made = predict(load_model(name), system, run.model_copy(update={"strategy": "dp"}))
-        widths[name] = np.log(made.interval[1] / made.step_time)
-        together = float(np.log(made.kernels.high).max())
-        assert least < widths[name] < np.hypot(least, together)
-    assert widths["gpt2"] < widths["qwen3-30b-a3b"]
-    ideal = predict(load_model("gpt2"), system, run.model_copy(update={"calibration": "ideal"}))
-    assert ideal.interval == pytest.approx((ideal.step_time, 2.0 * ideal.step_time))

@@ -17,7 +17,6 @@ from paleo.layers.base import Choices
 from paleo.lowering.launches import Storage
 from paleo.network.graph import Graph, build
 from paleo.operations.tensor import precision
-from paleo.predict import STACK_SPREAD
 from paleo.specs.hardware import load_system
 from paleo.specs.model import ModelSpec
 from paleo.specs.run import Run
@@ -211,9 +210,9 @@ def test_what_is_not_recognised_is_listed_and_widens_the_interval() -> None:
     odd, even = paleo.predict(strange, system, run), paleo.predict(plain, system, run)
     assert any("did not know" in one and "of bytes" in one for one in odd.unmodelled)
     assert not any("did not know" in one for one in even.unmodelled)
-    halves = [math.log(each.interval[1] / each.step_time) for each in (odd, even)]
-    kernels = [math.sqrt(half**2 - STACK_SPREAD**2) for half in halves]  # what the software adds is alike
-    assert kernels[0] > 2 * kernels[1]
+    assert even.uncertainty.unknown.max() == 0.0 < odd.uncertainty.unknown.min()
+    low, high = (math.log(each.interval[1] / each.step_time) for each in (even, odd))
+    assert high**2 - low**2 > 0.9 * odd.uncertainty.unknown[1] ** 2
 
 
 def test_flops_of_what_is_not_recognised_are_kept() -> None:

@@ -19,7 +19,7 @@ from paleo.validate.kinds.base import number, text
 from paleo.validate.tables import Predictions
 
 if TYPE_CHECKING:
-    from paleo.predict import Prediction
+    from paleo.predict import Prediction, Uncertainty
     from paleo.specs.calibration import Calibration
     from paleo.specs.hardware import System
     from paleo.specs.software import Software
@@ -148,7 +148,8 @@ def died(row: Row) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A predicted value with its interval, the bare roofline beside it, and what it was predicted on."""
+    """A predicted value with its interval, the bare roofline beside it, and what it was predicted on; of a step with
+    the interval of its prediction, what makes that up."""
 
     value: float
     low: float
@@ -156,6 +157,7 @@ class Step:
     roofline: float
     subject: str
     origin: str
+    uncertainty: Uncertainty | None = None
 
 
 def ideal_seconds(prediction: Prediction) -> float:
@@ -221,20 +223,26 @@ class StepTable(ABC):
         frame = frame.reset_index(drop=True)
         out = Predictions.none(len(frame))
         out.subjects[:] = text(frame, "device").to_numpy()
-        measured = self.measured(frame)
-        known: dict[tuple[str, ...], Step | str] = {}
-        for index, row in enumerate(frame.to_dict("records")):
-            if not measured[index] > 0:
-                out.reasons[index] = self._why_unmeasured(row)
-                continue
-            key = tuple(str(row.get(name)) for name in (*self.header, *self.configuration))
-            step = known.setdefault(key, self._step_or_reason(row)) if key not in known else known[key]
+        for index, step in enumerate(self.steps(frame)):
             if isinstance(step, str):
                 out.reasons[index] = step
                 continue
             out.seconds[index], out.low[index], out.high[index] = step.value, step.low, step.high
             out.baseline[index], out.subjects[index], out.origins[index] = step.roofline, step.subject, step.origin
         return out
+
+    def steps(self, frame: pd.DataFrame) -> Iterator[Step | str]:
+        """The step of each row, or why there is none."""
+        measured = self.measured(frame)
+        known: dict[tuple[str, ...], Step | str] = {}
+        for index, row in enumerate(frame.to_dict("records")):
+            if not measured[index] > 0:
+                yield self._why_unmeasured(row)
+                continue
+            key = tuple(str(row.get(name)) for name in (*self.header, *self.configuration))
+            if key not in known:
+                known[key] = self._step_or_reason(row)
+            yield known[key]
 
     def profile(self, row: Row) -> str:
         """The software profile of a row."""
@@ -284,4 +292,5 @@ def of_prediction(prediction: Prediction, seconds: float | None = None) -> Step:
         ideal_seconds(prediction),
         prediction.system.device.name,
         prediction.run.software,
+        prediction.uncertainty,
     )
