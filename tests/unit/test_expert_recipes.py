@@ -22,7 +22,7 @@ from paleo.specs.run import Run
 from paleo.specs.software import load_software
 from paleo.step.backend import Backend, backend_of
 from paleo.validate.steps.recipes import Recipe, recipe_of
-from paleo.validate.steps.transformers import recompute_of, run_of
+from paleo.validate.steps.transformers import prediction_of, recompute_of, run_of
 
 H100 = load_system("dgx-h100")
 QWEN = load_model("qwen3-30b-a3b")
@@ -168,6 +168,39 @@ def test_a_recipe_of_the_framework_says_what_a_silent_row_recomputes() -> None:
     assert recompute_of({**row, "recompute": "none"}, software) == "none", "what a row states goes first"
     assert recompute_of({**row, "ep": 64}, software) == software.recomputation.policy == "none"
     assert recompute_of({**row, "framework": "NeMo AutoModel"}, software) == "none"
+
+
+def test_a_recipe_says_which_modules_a_silent_row_recomputes() -> None:
+    oss = SILENT | {"model": "GPT OSS 120B", "pp": 4}
+    assert (run_of(oss).recompute, run_of(oss).recompute_modules) == ("selective", ("layernorm", "moe_act"))
+    assert run_of(oss | {"recompute": "none"}).recompute_modules == ()
+    assert run_of(oss | {"pp": 2, "dp": 32}).recompute == "none"
+
+
+def test_layers_that_notes_say_were_recomputed() -> None:
+    quoted = SILENT | {"recompute": "full", "notes": "recipe X: recompute_num_layers=5; full recompute of 5 layers"}
+    assert (run_of(quoted).recompute, run_of(quoted).recompute_layers) == ("full", 5)
+    assert run_of(quoted | {"recompute": "none"}).recompute_layers is None
+    assert run_of(quoted | {"notes": "full recompute"}).recompute_layers is None
+
+
+def test_activations_that_go_to_the_host_are_not_recomputed() -> None:
+    """A recipe that is known to recompute nothing is believed, whatever the footprint."""
+    row = SILENT | {
+        "model": "LLAMA3_70B", "layers": 80, "hidden": 8192, "heads": 64, "ffn_hidden": 28672, "n_experts": 0, "ep": 1,
+        "seq_len": 8192, "micro_batch": 4, "global_batch": 256, "sharding": "zero3",
+    }  # fmt: skip
+    made = prediction_of(row)
+    assert made.run.recompute == "none" and made.memory.total > 4 / 3 * made.memory.capacity
+    assert prediction_of(row | {"framework": "NeMo"}).run.recompute == "full"
+
+
+SILENT = {
+    "source": "a page", "framework": "Megatron-Bridge (NeMo container 25.11)", "model": "Any", "layers": 36,
+    "hidden": 2880, "heads": 64, "kv_heads": 8, "gated_mlp": 1, "ffn_hidden": 2880, "vocab": 201088, "n_experts": 128,
+    "top_k": 4, "seq_len": 4096, "device": "h100-sxm5-80gb", "n_gpus": 64, "tp": 1, "pp": 1, "dp": 64, "cp": 1, "ep": 8,
+    "micro_batch": 4, "global_batch": 512, "dtype": "bf16", "software": "megatron-core", "recompute": "", "notes": "",
+}  # fmt: skip
 
 
 def test_modules_that_notes_say_were_recomputed() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from paleo.errors import SpecError
 from paleo.specs.hardware import load_system
@@ -51,25 +51,52 @@ def recipe_of(row: Row) -> Recipe:
     )
 
 
-#: What recipes of a framework recompute, by words of a row's framework and model, and the degrees that tell them apart:
-#: Megatron-Bridge has two of DeepSeek-V3, the smaller one for 32 nodes (recipes/deepseek/deepseek_v3.py of its 0.3.1:
-#: recompute_granularity full, method uniform).
-RECOMPUTES = (("megatron-bridge", "deepseek-v3", {"pp": 8, "ep": 32}, "full"),)
+class Recomputes(NamedTuple):
+    """What a framework's recipe recomputes, and of blocks which parts; by words of a row's framework and model, and the
+    degrees that tell recipes of a network apart."""
+
+    software: str
+    network: str
+    degrees: dict[str, int]
+    recompute: str
+    modules: tuple[str, ...] = ()
 
 
-def usual_recompute(row: Row) -> str | None:
+#: Recipes of Megatron-Bridge. It has two of DeepSeek-V3, the smaller one for 32 nodes (recipes/deepseek/deepseek_v3.py
+#: of its 0.3.1: recompute_granularity full, method uniform). Rows of later releases quote the others: that of Llama 3
+#: 70B with neither tensors nor layers divided (cpu_offloading_num_layers=40) recomputes nothing, as activations go to
+#: host memory; that of GPT-OSS on H100 runs two modules again.
+RECOMPUTES = (
+    Recomputes("megatron-bridge", "deepseek-v3", {"pp": 8, "ep": 32}, "full"),
+    Recomputes("megatron-bridge", "llama3_70b", {"tp": 1, "pp": 1}, "none"),
+    Recomputes("megatron-bridge", "gpt oss", {"pp": 4}, "selective", ("layernorm", "moe_act")),
+)
+
+
+def usual_recompute(row: Row) -> Recomputes | None:
     """What the framework's own recipe of a row's network and degrees recomputes; None where none is known.
 
     >>> row = {"framework": "Megatron-Bridge 0.4.2", "model": "DeepSeek-V3", "pp": 8, "ep": 32}
-    >>> usual_recompute(row), usual_recompute({**row, "pp": 16})
+    >>> usual_recompute(row).recompute, usual_recompute({**row, "pp": 16})
     ('full', None)
     """
     framework, model = (str(row.get(name, "")).lower() for name in ("framework", "model"))
-    for software, network, degrees, recompute in RECOMPUTES:
-        same_degrees = all(integer(row, axis, 1) == degree for axis, degree in degrees.items())
-        if software in framework and network in model and same_degrees:
-            return recompute
+    for recipe in RECOMPUTES:
+        same_degrees = all(integer(row, axis, 1) == degree for axis, degree in recipe.degrees.items())
+        if recipe.software in framework and recipe.network in model and same_degrees:
+            return recipe
     return None
+
+
+def recomputed_layers(row: Row) -> int | None:
+    """The layers to which a row's full recomputation is limited, where its notes quote that setting; None for all.
+
+    >>> recomputed_layers({"recompute": "full", "notes": "recompute_num_layers=5"})
+    5
+    """
+    quoted = re.search(r"recompute_num_layers=(\d+)", str(row.get("notes", "")))
+    full = str(row.get("recompute", "")).strip().lower() == "full"
+    return int(quoted.group(1)) if quoted and full else None
 
 
 #: How operands are scaled, by words of a row's own name of its format.

@@ -23,7 +23,7 @@ from paleo.validate.steps.base import (
     software_of,
 )
 from paleo.validate.steps.networks import network_of
-from paleo.validate.steps.recipes import recipe_of, scaling_of, usual_recompute
+from paleo.validate.steps.recipes import recipe_of, recomputed_layers, scaling_of, usual_recompute
 from paleo.validate.steps.systems import usual_system, with_device
 from paleo.validate.tables import STEPS
 
@@ -153,6 +153,7 @@ def run_of(row: Row) -> Run:
         strategy=strategy_of(row, load_software(software)),
         recompute=recompute_of(row, load_software(software)),
         recompute_modules=_modules(row),
+        recompute_layers=recomputed_layers(row),
         attention="fused" if _stated(row, "attention") in ("flash", "fused") else None,
         expert_dispatch=recipe.dispatch,
         expert_overlap=recipe.overlap,
@@ -172,9 +173,11 @@ def _stated(row: Row, column: str) -> str:
 
 
 def _modules(row: Row) -> tuple[str, ...]:
-    """Parts of blocks that a row's selective recomputation runs again: ``layernorm+moe_act``, or by its notes."""
+    """Parts of blocks that a row's selective recomputation runs again: ``layernorm+moe_act``, or by its notes; where it
+    states none at all those of its recipe."""
     if _stated(row, "recompute") != "selective":
-        return ()
+        usual = None if filled(row, "recompute") else usual_recompute(row)
+        return usual.modules if usual else ()
     stated = tuple(filter(None, _stated(row, "recompute_modules").split("+")))
     noted = re.findall(r"\b(\w+) recomputed", str(row.get("notes", "")))
     return stated or tuple(module for module in noted if module in RECOMPUTE_MODULES)
@@ -182,7 +185,8 @@ def _modules(row: Row) -> tuple[str, ...]:
 
 def recompute_of(row: Row, software: Software) -> str:
     """Recomputation that a row states, else that of its recipe, else the software's habit."""
-    recompute = _stated(row, "recompute") or usual_recompute(row) or software.recomputation.policy
+    usual = usual_recompute(row)
+    recompute = _stated(row, "recompute") or (usual.recompute if usual else software.recomputation.policy)
     if recompute not in RECOMPUTE:
         raise SpecError(f"recompute {recompute!r} is none of {', '.join(RECOMPUTE)}")
     return recompute
@@ -228,7 +232,7 @@ def that_ran(
     if filled_up and not profile.parallelism.regather and not died(row):
         software = profile.changed({"parallelism.regather": True})
         prediction = predict(model, system, run, software, calibration)
-    known = filled(row, "recompute") or died(row)
+    known = filled(row, "recompute") or usual_recompute(row) is not None or died(row)
     if known or prediction.memory.total <= FOOTPRINT_ERROR * prediction.memory.capacity:
         return prediction
     for more in RECOMPUTE[RECOMPUTE.index(run.recompute) + 1 :]:
