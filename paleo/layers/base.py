@@ -37,6 +37,8 @@ class Choices:
     function of a gate and one for the product, as eager frameworks do. ``experts``: ``stepwise`` makes a pass for each
     term of biases and clamped gates of experts. ``metrics``: how often the loss is computed again, in fp32, for metrics
     of training.
+    ``recurrence``: ``layer`` has kernels for all steps of a recurrent
+    layer, ``looped`` runs the operations of each step.
     """
 
     attention: Attending = "fused"
@@ -46,6 +48,7 @@ class Choices:
     experts: Literal["fused", "stepwise"] = "fused"
     wide: frozenset[str] = frozenset()
     metrics: int = 0
+    recurrence: Literal["layer", "looped"] = "layer"
 
     @property
     def stepwise(self) -> tuple[str, ...]:

@@ -42,6 +42,7 @@ class Recurrent(Layer):
         (x,) = inputs
         self.check_rank(name, x, (3,))
         batch, seq, _ = x.dims
+        looped = float(x.sizes[-1]) if choices.recurrence == "looped" else 0.0
         directions, gates = 1 + self.bidirectional, GATES[self.cell] * self.hidden
         products, gated = self._gates(name, x, directions, gates)
         sizes: dict[str, Size] = {"directions": directions, "in_hidden": self.projection or self.hidden, "gates": gates}
@@ -49,19 +50,23 @@ class Recurrent(Layer):
         states = Tensor(name, (batch, seq, "features"), (x.sizes[0], x.sizes[1], self.hidden * directions))
         if self.projection is not None:
             wide = states.like(f"{name}.wide")
-            steps = self._steps(name, gated, weight, wide, directions)
+            steps = self._steps(name, gated, weight, wide, directions, looped)
             product, out = self._projected(name, wide, directions, self.projection)
             return Expansion((*products, steps, product), out)
         if not self.bidirectional or self.merge == "concat":
-            return Expansion((*products, self._steps(name, gated, weight, states, directions)), states)
+            return Expansion((*products, self._steps(name, gated, weight, states, directions, looped)), states)
         directions_states = states.like(f"{name}.states")
         out = states.reshaped({batch: x.sizes[0], seq: x.sizes[1], "features": self.hidden})
         summed = MemoryPass(f"{name}.sum", "elementwise", (directions_states,), out, backward_pass="free")
-        return Expansion((*products, self._steps(name, gated, weight, directions_states, directions), summed), out)
+        return Expansion(
+            (*products, self._steps(name, gated, weight, directions_states, directions, looped), summed), out
+        )
 
-    def _steps(self, name: str, gated: Tensor, weight: Tensor, states: Tensor, directions: int) -> Recurrence:
-        seq = states.dims[1]
-        return Recurrence(f"{name}.steps", self.cell, gated, weight, states, seq, directions, self.kept_per_state)
+    def _steps(
+        self, name: str, gated: Tensor, weight: Tensor, states: Tensor, directions: int, looped: float
+    ) -> Recurrence:
+        seq, kept = states.dims[1], self.kept_per_state
+        return Recurrence(f"{name}.steps", self.cell, gated, weight, states, seq, directions, kept, looped)
 
     def _projected(self, name: str, wide: Tensor, directions: int, projection: int) -> tuple[Contraction, Tensor]:
         """Each direction's states times a matrix of its own, all steps at once."""

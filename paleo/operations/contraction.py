@@ -339,10 +339,31 @@ GATES = {"vanilla": 1, "gru": 3, "lstm": 4}
 
 
 @dataclass(frozen=True, slots=True)
+class LoopedCell:
+    """What a step of a cell is as operations of a framework: calls of the host, forward and backward, and numbers that
+    the forward ones read and write for each number of the state."""
+
+    calls: tuple[float, float]
+    accesses: tuple[float, float]
+
+
+#: Cells of TensorFlow 1 (rnn_cell_impl.py, by name): join of input and state, product, bias, split, functions of gates,
+#: products and sums; a read and a write of arrays of states, and a push of each tensor that the gradient pops again.
+LOOPED = {
+    "vanilla": LoopedCell((8.0, 10.0), (9.0, 7.0)),
+    "gru": LoopedCell((24.0, 30.0), (27.0, 21.0)),
+    "lstm": LoopedCell((26.0, 31.0), (26.0, 22.0)),
+}
+
+
+@dataclass(frozen=True, slots=True)
 class Recurrence:
     """The steps of a recurrent layer that wait for one another: h[t] = f(gates[t] + h[t-1] · U), t over ``steps``.
 
     The input products of all steps are one Contraction before it. The weight gradient is one product over all steps.
+    ``looped`` counts the entries of the input that a framework's own loop joins to the state at each step: there the
+    functions of the gates are passes of their own, and the weight's gradient is added up step by step; 0 for kernels
+    of whole layers.
     """
 
     name: str
@@ -354,6 +375,7 @@ class Recurrence:
     directions: int = 1
     #: Numbers that stay for the backward pass, for each of the output; None for the gates, the output and LSTM's cell.
     kept_per_state: float | None = None
+    looped: float = 0.0
 
     @property
     def reads(self) -> tuple[Tensor, ...]:
@@ -383,14 +405,38 @@ class Recurrence:
         return 2.0 * steps * self.gates.size("batch") * float(self.weight.elements)
 
     def forward(self, precision: Precision) -> tuple[Kernel, ...]:
-        return (self._kernel("forward", "fwd", (self.gates, self.weight), (self.out, *self.saves[2:]), precision),)
+        steps = self._kernel("forward", "fwd", (self.gates, self.weight), (self.out, *self.saves[2:]), precision)
+        return (steps, self._cell("forward", precision)) if self.looped else (steps,)
 
     def backward(self, precision: Precision) -> tuple[Kernel, ...]:
         if not self.saves:
             return ()
         data = self._kernel("backward", "bwd_data", (self.out, self.weight, *self.saves), (self.gates,), precision)
         weight = self._kernel("backward_weight", "bwd_filter", (self.out, self.gates), (self.weight,), precision)
-        return (data, weight) if self.weight.grad else (data,)
+        kernels = (data, weight) if self.weight.grad else (data,)
+        return (*kernels, self._cell("backward", precision), *self._sums(precision)) if self.looped else kernels
+
+    @property
+    def _rounds(self) -> float:
+        """Steps of all directions."""
+        return float(self.gates.size(self.steps_dim)) * self.directions
+
+    def _cell(self, phase: Phase, precision: Precision) -> Kernel:
+        """The passes of a loop's steps beside their products; backward they are twice those of forward."""
+        cell, backward = LOOPED[self.cell], phase != "forward"
+        count = float(self.out.elements) * (1.0 + backward)
+        read, written = (count * number * precision.activation for number in cell.accesses)
+        calls = self._rounds * cell.calls[backward]
+        return flat_pass(f"{self.name}.cell", "elementwise", phase, count, read, written, calls=calls)
+
+    def _sums(self, precision: Precision) -> tuple[Kernel, ...]:
+        """The gradient of the weights of input and state, added to that of the steps before."""
+        if not self.weight.grad:
+            return ()
+        state, name = float(self.out.sizes[-1]) / self.directions, f"{self.name}.sum"
+        count = float(self.weight.elements) / self.directions * (1.0 + self.looped / state) * self._rounds
+        size = count * precision.gradient
+        return (flat_pass(name, "elementwise", "backward_weight", count, 2.0 * size, size, calls=self._rounds),)
 
     def _kernel(
         self, phase: Phase, operation: str, reads: tuple[Tensor, ...], writes: tuple[Tensor, ...], precision: Precision

@@ -212,6 +212,11 @@ class Fusion(Spec):
         description="how often the loss is computed again from the logits, in fp32 and without a kernel of its "
         "own, for metrics of training after each microbatch",
     )
+    recurrence: Literal["layer", "looped"] = Field(
+        "layer",
+        description="recurrent layers. layer: kernels of a library for all steps; looped: a loop of the framework, the "
+        "operations of each step by themselves, the gradient of the weights added up step by step",
+    )
     softmax_multiple: PositiveCount = Field(
         1, description="by how many matrices of scores a rank's unfused softmax kernel works; 1: any number"
     )

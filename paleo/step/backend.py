@@ -75,6 +75,7 @@ class Backend:
             "fused" if software.host.whole_iteration else software.fusion.experts,
             wide,
             0 if self.run.forward_only else software.fusion.metrics,
+            software.fusion.recurrence,
         )
 
     @property

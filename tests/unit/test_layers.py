@@ -17,7 +17,7 @@ from paleo.errors import GraphError, SpecError
 from paleo.layers.base import ACTIVATIONS, LAYERS, Choices, Expansion
 from paleo.network.graph import build
 from paleo.operations.base import Kernel, Operation, parameters_of
-from paleo.operations.contraction import Contraction
+from paleo.operations.contraction import Contraction, Recurrence
 from paleo.operations.tensor import Tensor, autocast, precision
 from paleo.specs.model import model_from
 
@@ -487,6 +487,24 @@ def test_recurrence_without_projection_is_the_steps_alone() -> None:
     (step,) = forward(expand("lstm", (gates,), {"hidden": 6, "project": False, "biases": 0}).operations)
     assert step.family == "rnn" and step.flops == 2 * 10 * 6 * 24
     assert step.shape == {"hidden": 6, "batch": 2, "timesteps": 5, "gates": 4, "directions": 1}
+
+
+def test_a_loop_runs_the_operations_of_each_step_and_adds_up_gradients() -> None:
+    """60 numbers of state in 5 steps; weights of (6 + 8) x 24 are read twice and written at each step."""
+    options = {"hidden": 6}
+    layer, looped = (expand("lstm", (SEQUENCE,), options, Choices(recurrence=how)) for how in ("layer", "looped"))
+    (cell,) = (kernel for kernel in forward(looped.operations) if kernel.name.endswith(".cell"))
+    assert (cell.bytes_read, cell.bytes_written, cell.calls) == (60 * 26 * 4, 60 * 22 * 4, 5 * 26)
+    back, total = (kernel for kernel in backward(looped.operations) if kernel.name.endswith((".cell", ".sum")))
+    assert (back.bytes, back.calls, back.phase) == (2 * cell.bytes, 5 * 31, "backward")
+    assert (total.calls, total.phase) == (5, "backward_weight")
+    assert total.bytes == pytest.approx(5 * 14 * 24 * 3 * 4, rel=1e-12)
+    assert len(forward(layer.operations)) == len(forward(looped.operations)) - 1
+    assert sum(k.flops for k in backward(layer.operations)) == sum(k.flops for k in backward(looped.operations))
+    frozen = expand("lstm", (SEQUENCE,), options, Choices(recurrence="looped")).operations[-1]
+    assert isinstance(frozen, Recurrence)
+    fixed = replace(frozen, weight=replace(frozen.weight, grad=False))
+    assert not any(kernel.name.endswith(".sum") for kernel in fixed.backward(FP32))
 
 
 def test_shapes_for_the_price_of_a_convolution() -> None:
