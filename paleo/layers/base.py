@@ -36,9 +36,8 @@ class Choices:
     pass for each step of the vocabulary-parallel loss (Megatron-LM). ``gates``: ``separate`` makes a pass for the
     function of a gate and one for the product, as eager frameworks do. ``experts``: ``stepwise`` makes a pass for each
     term of biases and clamped gates of experts. ``metrics``: how often the loss is computed again, in fp32, for metrics
-    of training.
-    ``recurrence``: ``layer`` has kernels for all steps of a recurrent
-    layer, ``looped`` runs the operations of each step.
+    of training. ``recurrence``: ``layer`` has kernels for all steps of a recurrent layer, ``looped`` runs the
+    operations of each step.
     """
 
     attention: Attending = "fused"
