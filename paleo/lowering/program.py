@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from paleo.lowering.launches import WHOLE_BLOCKS, Launches, Storage, fuse, kept_tensors, left_out, softmax_by_steps
@@ -196,21 +195,33 @@ def lower(
     what recomputation runs again."""
     lowering = _Lowering(graph, precision, chains, softmax_multiple, pieces, dispatch, checkpoints)
     placed = propagate(graph, placement, mesh)
-    placed = placed if regather else tuple(kept_whole(layer) for layer in placed)
-    grouped = enumerate(groupby(zip(_section_names(placed, chains), placed, strict=True), key=lambda pair: pair[0]))
-    sections = tuple(lowering.section(number, [layer for _, layer in members]) for number, (_, members) in grouped)
-    return Program(sections, tuple(lowering.ties))
+    placed = placed if regather else tuple([lowering.kept_whole(layer) for layer in placed])
+    lowered = [lowering.section(number, placed[nodes]) for number, nodes in enumerate(lowering.nodes_of)]
+    return Program(tuple([section for section, _ in lowered]), tuple([tie for _, ties in lowered for tie in ties]))
 
 
-def _section_names(placed: Sequence[PlacedNode], chains: Chains) -> Iterable[str]:
+def _section_nodes(nodes: Sequence[Node], chains: Chains) -> list[slice]:
+    """The layers of each section."""
+    names, starts = list(_section_names(nodes, chains)), [0]
+    starts += [index for index in range(1, len(names)) if names[index] != names[index - 1]]
+    return [slice(start, end) for start, end in zip(starts, [*starts[1:], len(names)], strict=True)]
+
+
+def _section_names(nodes: Iterable[Node], chains: Chains) -> Iterable[str]:
     """The section of each layer: the repeated block that it is in, or one of its own; where chains of passes are merged
     a layer that passes over what the layer before it made stays with that."""
     name, before = "", None
-    for layer in placed:
-        joins = chains != "none" and before is not None and not before.repeats and _passes_over(layer.node, before)
-        name = name if joins else layer.node.repeats[0][0] if layer.node.repeats else layer.node.name
-        before = layer.node
+    for node in nodes:
+        joins = chains != "none" and before is not None and not before.repeats and _passes_over(node, before)
+        name = name if joins else node.repeats[0][0] if node.repeats else node.name
+        before = node
         yield name
+
+
+def _owners(nodes: Sequence[Node], nodes_of: Sequence[slice]) -> dict[str, int]:
+    """The section that each parameter belongs to: the first one that reads it."""
+    numbered = [(number, node) for number, members in enumerate(nodes_of) for node in nodes[members]]
+    return {name: number for number, node in reversed(numbered) for name in node.parameters}
 
 
 def _passes_over(node: Node, before: Node) -> bool:
@@ -237,18 +248,36 @@ class _Lowering:
         self.graph, self.precision, self.chains = graph, precision, chains
         self.softmax_multiple, self.pieces = softmax_multiple, pieces
         self.dispatch, self.checkpoints = dispatch, checkpoints
-        self._readers = graph.once("readers", lambda: _readers(graph.nodes))
-        self._reads = graph.once("reads", lambda: _reads(graph.nodes))
-        self._kept_anew = graph.once(("kept anew", precision), lambda: _kept_anew(graph, precision))
-        self._shares: dict[Hashable, _Share] = graph.once(("shares", precision), dict)
-        self._known: dict[str, int] = {}
-        self.ties: list[Tie] = []
+        self._readers = graph.once("readers", lambda: _readers(graph.nodes), any_batch=True)
+        self._reads = graph.once("reads", lambda: _reads(graph.nodes), any_batch=True)
+        self._kept_anew = graph.once(("kept anew", precision), lambda: _kept_anew(graph, precision), any_batch=True)
+        self._shares: dict[Hashable, _Share] = graph.once(("shares", precision), dict, any_batch=True)
+        self.nodes_of = graph.once(("sections", chains), lambda: _section_nodes(graph.nodes, chains), any_batch=True)
+        self._owners = graph.once(("owners", chains), lambda: _owners(graph.nodes, self.nodes_of), any_batch=True)
 
-    def section(self, number: int, members: list[PlacedNode]) -> Section:
+    def kept_whole(self, placed: PlacedNode) -> PlacedNode:
+        return self.graph.once(("whole", placed), lambda: kept_whole(placed), any_batch=True)
+
+    def section(self, number: int, members: Sequence[PlacedNode]) -> tuple[Section, tuple[Tie, ...]]:
+        """A section of some layers with its ties; one object for equal ones, whatever the other sections are like."""
+        key = number, members, self.precision, self.chains, self.softmax_multiple, self.pieces, self.checkpoints
+        section, ties = self.graph.once(key, lambda: self._section(number, members), any_batch=True)
+        if any(each.chosen for layer in members for each in layer.communications):
+            section = self.graph.once((*key, self.dispatch), lambda: self._routed(section, members), any_batch=True)
+        return section, ties
+
+    def _routed(self, section: Section, members: Sequence[PlacedNode]) -> Section:
+        """A section with experts, as tokens reach these."""
+        policy = self._policy([layer.node for layer in members])
+        sorts = [sort for layer in members for sort in self._sorts(layer, section.repeat, policy.spared)]
+        transfers = tuple(owed for layer in members for owed in self._transfers(layer, section.repeat, policy))
+        return replace(section, kernels=(*section.kernels, *sorts), transfers=transfers)
+
+    def _section(self, number: int, members: Sequence[PlacedNode]) -> tuple[Section, tuple[Tie, ...]]:
         first, last = members[0], members[-1]
         name, repeat = first.node.repeats[0] if first.node.repeats else (first.node.name, 1)
         gradients: dict[Axes, float] = {}
-        counted: set[str] = set()
+        counted, ties = set[str](), list[Tie]()
         policy = self._policy([layer.node for layer in members])
         saved = core = tensors = parameters = 0.0
         for layer in members:
@@ -256,11 +285,11 @@ class _Lowering:
                 if tensor.name in counted:
                     continue
                 counted.add(tensor.name)
-                owner = self._known.setdefault(tensor.name, number)
+                owner = self._owners[tensor.name]
                 elements = tensor.bytes(self.precision) / self.precision.parameter
                 iterations = layer.node.repeat // repeat
                 if owner != number:
-                    self.ties.append(Tie(tensor.name, owner, number, axes, elements, tensor.grad))
+                    ties.append(Tie(tensor.name, owner, number, axes, elements, tensor.grad))
                     continue
                 parameters += elements * iterations
                 if tensor.grad:
@@ -268,7 +297,7 @@ class _Lowering:
                     gradients[axes] = gradients.get(axes, 0.0) + elements * iterations
             kept, inside = self._saves(layer, policy.freed)
             saved, core = saved + kept / repeat, core + inside / repeat
-        return Section(
+        section = Section(
             name,
             repeat,
             (*self._kernels(members, repeat, policy), *self._passes(name, sum(gradients.values()), tensors)),
@@ -282,20 +311,20 @@ class _Lowering:
             last.operations[-1].out.bytes(self.precision) if last.operations else 0.0,
             tuple(size for layer in members for size in self._share(layer).created),
         )
+        return section, tuple(ties)
 
     def _policy(self, nodes: list[Node]) -> _Policy:
         """What recomputation makes of a section; the same however it is divided."""
         key = "policy", self.checkpoints, nodes[0].name, len(nodes)
-        return self.graph.once(key, lambda: _policy(nodes, self.checkpoints))
+        return self.graph.once(key, lambda: _policy(nodes, self.checkpoints), any_batch=True)
 
     def _share(self, placed: PlacedNode) -> _Share:
         """What follows from the operations of a layer alone; remembered, as many meshes divide a layer alike."""
-        key = placed.node.name, placed.ways
-        if key not in self._shares:
-            self._shares[key] = _share(placed, self.precision, self._kept_anew[placed.node.name])
-        return self._shares[key]
+        if placed.share not in self._shares:
+            self._shares[placed.share] = _share(placed, self.precision, self._kept_anew[placed.node.name])
+        return self._shares[placed.share]
 
-    def _freed(self, members: list[PlacedNode], repeat: int, saved: float, core: float) -> float:
+    def _freed(self, members: Sequence[PlacedNode], repeat: int, saved: float, core: float) -> float:
         """Bytes of those saved that selective recomputation does not keep. Where it runs all but the core of attention
         and every second product again, the input of the block and what these give stays."""
         if self.checkpoints.selective == "attention":
@@ -317,7 +346,7 @@ class _Lowering:
             core += kept if name in freed else 0.0
         return total, core
 
-    def _kernels(self, members: list[PlacedNode], repeat: int, policy: _Policy) -> Iterable[Counted]:
+    def _kernels(self, members: Sequence[PlacedNode], repeat: int, policy: _Policy) -> Iterable[Counted]:
         launches = [
             Launches(operation, layer.node.name, layer.node.repeat // repeat, *kernels, *flags)
             for layer, layer_flags in zip(members, policy.flags, strict=True)
@@ -333,7 +362,6 @@ class _Lowering:
                 if times:
                     yield Counted(self._accumulate(layer, tensor), layer.node.name, times)
             yield from self._merges(layer, repeat, policy.spared)
-            yield from self._sorts(layer, repeat, policy.spared)
 
     def _merges(self, placed: PlacedNode, repeat: int, spared: frozenset[str]) -> Iterable[Counted]:
         """A ring brings keys and values share by share: the output, and backward the gradients of query, key and value,

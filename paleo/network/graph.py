@@ -127,15 +127,23 @@ class Graph:
     carried: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     #: Tensor that is a part of another's storage -> that other one, and how many times as large it is.
     parts: Mapping[str, tuple[str, float]] = field(default_factory=dict)
+    #: What this graph has in common with those of the network at other batches, where a search has several.
+    family: dict[Hashable, Any] | None = field(default=None, init=False, repr=False, compare=False)
     _cache: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    def once(self, key: Hashable, work: Callable[[], Known]) -> Known:
-        """What ``work`` gives, worked out at most once for this graph; ``key`` names it and all else that it depends
-        on. A search lays the same graph over many meshes."""
-        if key not in self._cache:
-            self._cache[key] = work()
-        known: Known = self._cache[key]
+    def once(self, key: Hashable, work: Callable[[], Known], *, any_batch: bool = False) -> Known:
+        """What ``work`` gives, worked out at most once for this graph, or with ``any_batch`` for all of its family.
+        ``key`` names it and all that it depends on. A search lays the same graph over many meshes."""
+        cache = self._cache if self.family is None or not any_batch else self.family
+        if key not in cache:
+            cache[key] = work()
+        known: Known = cache[key]
         return known
+
+    def join(self, family: dict[Hashable, Any]) -> Graph:
+        """The graph, now one of a ``family``: of graphs of the same network at other batches."""
+        object.__setattr__(self, "family", family)
+        return self
 
     def copies(self, tensor: Tensor, keeper: Node) -> int:
         """How many tensors one that ``keeper`` reads or makes stands for: the iterations of loops that make or carry

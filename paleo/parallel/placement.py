@@ -16,10 +16,10 @@ follows from the rules of ``propagation``, as it does for a preset.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from paleo.errors import PlanError, near
 from paleo.registry import Registry
@@ -115,6 +115,9 @@ class Rule:
     layer: str | None = None
     name: str = "*"
 
+    def __hash__(self) -> int:
+        return hash((tuple(self.split.items()), self.layer, self.name))
+
     def matches(self, node: Node) -> bool:
         """Whether the rule applies to a layer."""
         return (self.layer is None or self.layer == node.type) and (
@@ -133,10 +136,14 @@ class Placement:
     rules: tuple[Rule, ...]
     context: Context = "ring"
     imbalance: float = 1.0
+    _splits: dict[tuple[str, str], Split] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def of(self, node: Node) -> Split:
         """How this layer's dims are split."""
-        return next((rule.split for rule in reversed(self.rules) if rule.matches(node)), {})
+        key = node.type, node.name
+        if key not in self._splits:
+            self._splits[key] = next((rule.split for rule in reversed(self.rules) if rule.matches(node)), {})
+        return self._splits[key]
 
 
 def idle_axes(graph: Graph, placement: Placement, mesh: Mesh) -> tuple[str, ...]:
@@ -357,3 +364,79 @@ def _check_axes(node: Node, split: Split) -> None:
                     dims = f"{dim_of_axis[axis]!r} and {dim!r} of {tensor.name!r}"
                     raise PlanError(f"placement: layer {node.name!r}: {axis} would divide both {dims}; keep one")
                 dim_of_axis[axis] = dim
+
+
+#: Stands for a dim that a view has merged with others.
+MERGED = -1
+
+
+@dataclass(frozen=True, slots=True)
+class TensorLayout:
+    """How a tensor lies over the mesh: axes of each dim, in order of its dims, axes over which it is a partial sum, and
+    axes that divide dims which a view has merged with others."""
+
+    dims: tuple[Axes, ...]
+    partial: frozenset[str] = frozenset()
+    merged: frozenset[str] = frozenset()
+
+    def place(self, axis: str) -> int | None:
+        """The position of the dim that an axis divides; MERGED where a view hides it, None where the axis has all."""
+        for index, axes in enumerate(self.dims):
+            if axis in axes:
+                return index
+        return MERGED if axis in self.merged else None
+
+
+# which shares of different lowerings are equal
+
+
+class ShareKey(NamedTuple):
+    """Shares of a layer with equal keys are equal. ``layer``: which one, at which samples of a rank (where the batch
+    lies otherwise than over the replicas: of all, over which mesh); its ``split``, how its ``inputs`` lie, and
+    ``degrees`` of the axes that divide other dims than the batch."""
+
+    layer: Hashable
+    split: tuple[tuple[str, Axes], ...]
+    inputs: tuple[TensorLayout, ...]
+    degrees: tuple[int, ...]
+
+
+def share_key(
+    graph: Graph, node: Node, split: Split, layouts: Mapping[str, TensorLayout], mesh: Mesh, batch_axes: Axes
+) -> ShareKey:
+    """The key of a layer's share; ``batch_axes``: those over which the batch lies, where there is nothing special."""
+    inputs = tuple([layouts[tensor.name] for tensor in node.inputs])
+    axes = _inner_axes(node, split, inputs, batch_axes)
+    if axes is None:
+        return ShareKey((node.name, graph.batch, mesh.degrees), tuple(split.items()), inputs, ())
+    numbers = graph.once(("numbers of layers", mesh.replicas), lambda: _numbers(graph, mesh.replicas))
+    return ShareKey(numbers[node.name], tuple(split.items()), inputs, tuple([mesh.degree(axis) for axis in axes]))
+
+
+def _inner_axes(node: Node, split: Split, inputs: tuple[TensorLayout, ...], batch_axes: Axes) -> Axes | None:
+    """Axes that divide dims beside the batch; None where the batch lies otherwise than over ``batch_axes``."""
+    lying = list(split.items())
+    for tensor, layout in zip(node.inputs, inputs, strict=True):
+        lying += zip(tensor.dims, layout.dims, strict=False)
+        lying += [("merged", axes) for axes in layout.dims[len(tensor.dims) :]]
+    if any(axes != batch_axes for dim, axes in lying if dim == "batch"):
+        return None
+    return tuple(dict.fromkeys(axis for dim, axes in lying if dim != "batch" for axis in axes))
+
+
+def _numbers(graph: Graph, replicas: int) -> Mapping[str, Hashable]:
+    """By layer a number that layers of other batches have, too, where they are the same with the batch divided."""
+    if graph.family is None:
+        return {node.name: (node.name, replicas) for node in graph.nodes}
+    numbers: dict[Hashable, int] = graph.once("layers with their batch divided", dict, any_batch=True)
+    ways = {"batch": replicas}
+    return {node.name: numbers.setdefault(_at_rank_batch(node, ways), len(numbers)) for node in graph.nodes}
+
+
+def _at_rank_batch(node: Node, ways: Mapping[str, float]) -> Hashable:
+    """A layer at the samples of a rank; with all samples of an input that no operation reads."""
+    operations = tuple([operation.split(ways) for operation in node.operations])
+    inputs = tuple([tensor.split(ways) for tensor in node.inputs])
+    read = {tensor.name for operation in node.operations for tensor in operation.reads}
+    unread = tuple([tensor for tensor in node.inputs if tensor.name not in read])
+    return node.name, node.repeats, operations, inputs, unread, node.out.split(ways)

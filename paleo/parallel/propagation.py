@@ -9,8 +9,7 @@ hold for activations forward, for their gradients backward, and for parameter gr
 parallelism is rule A on the weight gradient, which sums over the batch.
 
 What a layer owes inside itself when its dims are split: statistics of split rows, keys and values of a split
-sequence, tokens of spread experts, and the borders of windows that slide over a split dim. Which dims may be split at
-all, and into how many shares.
+sequence, tokens of spread experts, and the borders of windows that slide over a split dim.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from paleo.errors import PlanError
 from paleo.operations.base import MemoryPass, RecomputedChain, is_core
 from paleo.operations.contraction import Contraction, FusedAttention, Recurrence
 from paleo.operations.tensor import Tensor
-from paleo.parallel.placement import BATCH_AXES, joined
+from paleo.parallel.placement import BATCH_AXES, MERGED, TensorLayout, joined, share_key
 
 if TYPE_CHECKING:
     from paleo.network.graph import Graph, Node
@@ -239,35 +238,13 @@ def _resized(tensor: Tensor, dim: str, size: float) -> Tensor:
     return replace(tensor, sizes=sizes)
 
 
-@dataclass(frozen=True, slots=True)
-class TensorLayout:
-    """How a tensor lies over the mesh: axes of each dim, in order of its dims, axes over which it is a partial sum, and
-    axes that divide dims which a view has merged with others."""
-
-    dims: tuple[Axes, ...]
-    partial: frozenset[str] = frozenset()
-    merged: frozenset[str] = frozenset()
-
-    def place(self, axis: str) -> int | None:
-        """The position of the dim that an axis divides; _MERGED where a view hides it, None where the axis has all."""
-        for index, axes in enumerate(self.dims):
-            if axis in axes:
-                return index
-        return _MERGED if axis in self.merged else None
-
-
-#: Stands for a dim that a view has merged with others.
-_MERGED = -1
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class PlacedNode:
     """One rank's share of a layer: its operations on local sizes and the collectives that it owes.
 
     ``parameters`` are local tensors with the axes over which each gradient is summed. ``gathered`` names inputs that
     arrive by an all-gather over the axis given: only the rank's own shard is kept for backward, and gathered again
-    there. ``ways`` in which its dims are divided, and those of the core of attention: all that its operations follow
-    from.
+    there. Layers with equal ``operations`` have an equal ``share``.
     """
 
     node: Node
@@ -275,14 +252,30 @@ class PlacedNode:
     communications: tuple[Communication, ...]
     parameters: tuple[tuple[Tensor, Axes], ...]
     gathered: Mapping[str, int]
-    ways: tuple[tuple[tuple[str, float], ...], ...]
+    share: Hashable
 
 
 def propagate(graph: Graph, placement: Placement, mesh: Mesh) -> tuple[PlacedNode, ...]:
     """Every layer's share and what it must communicate, in topological order."""
+    return graph.once(("placed", placement, mesh.degrees), lambda: _propagated(graph, placement, mesh))
+
+
+def _propagated(graph: Graph, placement: Placement, mesh: Mesh) -> tuple[PlacedNode, ...]:
     layouts = {name: TensorLayout(tuple(_batch_axes(dim, mesh) for dim in t.dims)) for name, t in graph.inputs.items()}
-    shares: dict[Hashable, tuple[Operation, ...]] = graph.once("shares of operations", dict)
-    return tuple(_place(node, placement, mesh, layouts, shares) for node in graph.nodes)
+    known: dict[Hashable, tuple[PlacedNode, dict[str, TensorLayout]]] = graph.once("layers", dict, any_batch=True)
+    shares: dict[Hashable, tuple[Operation, ...]] = graph.once("shares of operations", dict, any_batch=True)
+    batch_axes, placed = _batch_axes("batch", mesh), []
+    for node in graph.nodes:
+        split = _active(node, placement.of(node), mesh)
+        share = share_key(graph, node, split, layouts, mesh, batch_axes)
+        key = share, placement.context, placement.imbalance
+        if key not in known:
+            layer = _place(node, split, share.layer, placement, mesh, layouts, shares)
+            lying = {tensor.name: layouts[tensor.name] for tensor in (*node.inputs, node.out)}
+            known[key] = layer, lying
+        placed.append(known[key][0])
+        layouts.update(known[key][1])
+    return tuple(placed)
 
 
 def check_divisions(graph: Graph, placement: Placement, mesh: Mesh) -> None:
@@ -312,12 +305,13 @@ def _ways(split: Split, mesh: Mesh) -> dict[str, float]:
 
 def _place(
     node: Node,
+    split: Split,
+    layer: Hashable,
     placement: Placement,
     mesh: Mesh,
     layouts: dict[str, TensorLayout],
     shares: dict[Hashable, tuple[Operation, ...]],
 ) -> PlacedNode:
-    split = _active(node, placement.of(node), mesh)
     core = core_split(node, split, placement.context)
     ways, core_ways = _ways(split, mesh), _ways(core, mesh)
     check_division(node, ways, core_ways)
@@ -337,14 +331,12 @@ def _place(
         *halo_exchange(node, split, ways, mesh),
     )
     _leave(node, split, partial, layouts)
-    divided = tuple(ways.items()), tuple(core_ways.items())
-    if (node.name, divided) not in shares:
-        shares[node.name, divided] = tuple(
-            [operation.split(core_ways if is_core(operation) else ways) for operation in node.operations]
-        )
     gathered |= ring_kept(node, split, core, mesh)
     parameters = tuple(_parameters(node, split, ways))
-    return PlacedNode(node, shares[node.name, divided], tuple(owed), parameters, gathered, divided)
+    local = layer, *(tuple([pair for pair in each.items() if pair[0] != "batch"]) for each in (ways, core_ways))
+    if local not in shares:
+        shares[local] = tuple([op.split(core_ways if is_core(op) else ways) for op in node.operations])
+    return PlacedNode(node, shares[local], tuple(owed), parameters, gathered, local)
 
 
 def _leave(node: Node, split: Split, partial: frozenset[str], layouts: dict[str, TensorLayout]) -> None:
@@ -482,7 +474,7 @@ def _transition(
             d: mesh.ways(tuple(a for a in axes if a != axis)) for d, axes in zip(tensor.dims, want.dims, strict=True)
         }
         if operation == "all_to_all" and before is not None and after is not None:
-            place, lies = (after, want) if after != _MERGED else (before, have)
+            place, lies = (after, want) if after != MERGED else (before, have)
             shares[tensor.dims[place]] = mesh.ways(lies.dims[place])
         yield Communication(name, operation, axis, tensor.split(shares), when)
 

@@ -22,7 +22,7 @@ from paleo.predict import predict
 from paleo.schedules.base import SCHEDULES
 from paleo.search.evaluate import evaluate
 from paleo.search.partial_recompute import partly_recomputed
-from paleo.search.points import priced
+from paleo.search.points import Graphs, priced
 from paleo.search.ranking import Part, Ranking
 from paleo.search.space import Space, batch, check_searched, divisors, layouts, microbatches
 from paleo.specs.software import load_software
@@ -186,22 +186,22 @@ def _searched(model: ModelSpec, system: System, run: Run, space: Space) -> Itera
     space = _compressible(space, backend.compression)
     if space.etp is None and backend.software.parallelism.expert_tensor == "none":
         space = replace(space, etp=(None, 1))
-    graph = backend.graph(model, 1)
-    chosen = layouts(graph, run.gpus, run.global_batch or 1, space, system.devices_per_node)
+    graphs = Graphs(model, backend)
+    chosen = layouts(graphs.at(1), run.gpus, run.global_batch or 1, space, system.devices_per_node)
     if not chosen:
         stated = ",".join(f"{axis}={degree}" for axis, degree in space.degrees.items())
         under = f" with {stated}" if stated else ""
         raise PlanError(f"{run.gpus} gpus: no layout{under} shares {run.global_batch} samples evenly")
-    yield _part(model, chosen, space, backend)
+    yield _part(graphs, chosen, space, backend)
     other, spread = other_dispatcher(backend), [layout for layout in chosen if layout.experts > 1]
     if other is not None and spread:
         changed = run.model_copy(update={"expert_dispatch": other})
-        yield _part(model, spread, space, backend_of(system, changed, dtype))
+        yield _part(graphs, spread, space, backend_of(system, changed, dtype))
 
 
-def _part(model: ModelSpec, chosen: Sequence[Layout], space: Space, backend: Backend) -> Part:
+def _part(graphs: Graphs, chosen: Sequence[Layout], space: Space, backend: Backend) -> Part:
     """All configurations of some layouts."""
-    points = priced(model, backend, chosen, lambda layout: microbatches(layout.local_batch, space), space)
+    points = priced(graphs, backend, chosen, lambda layout: microbatches(layout.local_batch, space), space)
     return Part(backend.run, tuple(chosen), evaluate(points, chosen, space, backend), space.preset)
 
 

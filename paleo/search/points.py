@@ -8,7 +8,7 @@ by itself. Equal kernels of all points are priced once, in one call."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -26,7 +26,7 @@ from paleo.search.space import Space, strategy_of_experts
 from paleo.step.section_times import BYTES, FIGURES, SectionCosts, Sums, collectives, section_costs, transfer_seconds
 
 if TYPE_CHECKING:
-    from paleo.lowering.program import Program
+    from paleo.lowering.program import Program, Section
     from paleo.network.graph import Graph
     from paleo.operations.tensor import Size
     from paleo.parallel.placement import Context, Placement
@@ -110,14 +110,14 @@ class Points:
 
 
 def priced(
-    model: ModelSpec,
+    graphs: Graphs,
     backend: Backend,
     layouts: Sequence[Layout],
     sizes: Callable[[Layout], Sequence[int]],
     space: Space | None = None,
 ) -> Points:
     """Every point of the layouts, each at the microbatches of ``sizes``."""
-    blocks = _Blocks(model, backend, space)
+    blocks = _Blocks(graphs, backend, space)
     key_of = blocks.key()
     sizes_of: dict[Key, set[int]] = {}
     for layout in layouts:
@@ -134,7 +134,7 @@ def priced(
     lengths = [len(block.microbatches) for block in priced_blocks]
     block_of = np.repeat(np.arange(len(priced_blocks)), lengths)
     programs = tuple(block.program for block in priced_blocks)
-    return Points(_costs(priced_blocks, backend), programs, block_of, where, key_of, blocks.graph(1))
+    return Points(_costs(priced_blocks, backend), programs, block_of, where, key_of, graphs.at(1))
 
 
 def _family(key: Key) -> tuple[object, ...]:
@@ -143,15 +143,29 @@ def _family(key: Key) -> tuple[object, ...]:
     return key if key.etp is not None else (key.tp > 1, key.cp > 1, *key[2:])
 
 
-class _Blocks:
-    """Lowers layouts; remembers graphs, and why the last layout could not be lowered. ``uneven``: which kernels there
-    are depends on the microbatch, so that each is lowered by itself."""
+class Graphs:
+    """A network at several batches, each built once; what lowerings of these have in common is worked out once."""
 
-    def __init__(self, model: ModelSpec, backend: Backend, space: Space | None = None) -> None:
-        space = space or Space()
-        self.model, self.backend = model, backend
-        self.problem = ""
+    def __init__(self, model: ModelSpec, backend: Backend) -> None:
+        self._build = partial(backend.graph, model)
         self._graphs: dict[int, Graph] = {}
+        self._family: dict[Hashable, object] = {}
+
+    def at(self, batch: int) -> Graph:
+        """The network at a batch."""
+        if batch not in self._graphs:
+            self._graphs[batch] = self._build(batch).join(self._family)
+        return self._graphs[batch]
+
+
+class _Blocks:
+    """Lowers layouts; remembers why the last could not be lowered. ``uneven``: which kernels there are depends on the
+    microbatch, so that each is lowered by itself."""
+
+    def __init__(self, graphs: Graphs, backend: Backend, space: Space | None = None) -> None:
+        space = space or Space()
+        self.graphs, self.backend = graphs, backend
+        self.problem = ""
         self._known: dict[tuple[Key, int], Program] = {}
         self._placements: dict[tuple[object, ...], Placement] = {}
         self.uneven = backend.software.fusion.softmax_multiple > 1
@@ -170,12 +184,6 @@ class _Blocks:
             return Key(tp, cp, ep, dp, layout.sequence_parallel, layout.context, spatial, shard, layout.etp)
 
         return key
-
-    def graph(self, batch: int) -> Graph:
-        """The network at a batch, built once."""
-        if batch not in self._graphs:
-            self._graphs[batch] = self.backend.graph(self.model, batch)
-        return self._graphs[batch]
 
     def of(self, family: Mapping[Key, Sequence[int]]) -> list[PricedBlock]:
         """Blocks of layouts that differ in tp and cp alone, those left out whose layers cannot be divided."""
@@ -199,7 +207,7 @@ class _Blocks:
         return [block for part in parts.values() for block in self._blocks(part, groupings[1:])]
 
     def _divides(self, key: Key) -> bool:
-        graph = self.graph(_mesh(key).replicas)
+        graph = self.graphs.at(_mesh(key).replicas)
         try:
             check_divisions(graph, self._placement(graph, key), _mesh(key))
         except PlanError as error:
@@ -278,7 +286,7 @@ class _Blocks:
 
     def _shares(self, tps: Collection[int]) -> list[Callable[[int], float]]:
         """What a count over tp may be affine in: 1/tp, or the share of a dim that does not divide evenly."""
-        graph = self.graph(1)
+        graph = self.graphs.at(1)
         laid = self._placement(graph, Key(1, 1, 1, 1, False))
         padded = {
             tensor.size(dim)
@@ -295,7 +303,7 @@ class _Blocks:
     def _lower(self, key: Key, microbatch: int) -> Program:
         if (key, microbatch) not in self._known:
             mesh = _mesh(key)
-            graph = self.graph(microbatch * mesh.replicas)
+            graph = self.graphs.at(microbatch * mesh.replicas)
             self._known[key, microbatch] = self.backend.lowered(graph, self._placement(graph, key), mesh)
         return self._known[key, microbatch]
 
@@ -363,21 +371,19 @@ def _lines(targets: Sequence[int], sizes: Sequence[int], rows: Array, lower: npt
 
 def _values(program: Program) -> Array:
     """The numbers of a program that depend on its batch: kernels, collectives, sizes of sections."""
-    values: list[float] = []
-    for section in program.sections:
-        for counted in section.kernels:
-            kernel = counted.kernel
-            values += (
-                kernel.flops,
-                kernel.vector_flops,
-                kernel.bytes_read,
-                kernel.bytes_written,
-                *kernel.shape.values(),
-            )
-    values += [kernel.payload_bytes for _, kernel in collectives(program)]
-    values += [size for section in program.sections for size in section.made_bytes]
-    values += [getattr(section, name) for name in SIZES for section in program.sections]
-    return np.array(values, dtype=np.float64)
+    *parts, sizes = zip(*map(_section_values, program.sections), strict=True)
+    return np.concatenate([*(each for part in parts for each in part), np.stack(sizes, axis=1).ravel()])
+
+
+def _section_values(section: Section) -> tuple[Array, Array, Array, Array]:
+    """The same of a section: kernels, collectives, what operations put out, `SIZES`."""
+    kernels: list[float] = []
+    for counted in section.kernels:
+        kernel = counted.kernel
+        kernels += kernel.flops, kernel.vector_flops, kernel.bytes_read, kernel.bytes_written, *kernel.shape.values()
+    payloads = [transfer.payload_bytes for transfer in section.transfers]
+    sizes = [getattr(section, name) for name in SIZES]
+    return tuple(np.array(each, dtype=np.float64) for each in (kernels, payloads, section.made_bytes, sizes))  # type: ignore[return-value]
 
 
 def _costs(blocks: Sequence[PricedBlock], backend: Backend) -> SectionCosts:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+from collections.abc import Hashable
+
 import pytest
 
 from paleo.errors import PlanError
+from paleo.lowering.program import lower
 from paleo.network.graph import build
+from paleo.operations.tensor import precision
 from paleo.parallel.placement import STRATEGIES, Mesh, parse_strategy
 from paleo.parallel.plan import plan
 from paleo.parallel.propagation import propagate
@@ -101,3 +107,31 @@ def test_rows_of_tables_are_folded_where_they_say_so_or_must_be() -> None:
     split = software.changed({"parallelism.expert_tensor": "tp"})
     assert strategy_of(wider, split) == "tp=2,dp=8,ep=8,zero=1,sp"
     assert strategy_of(row | {"dp": 8, "n_gpus": 16, "expert_tp": 1}, software) == "tp=2,dp=8,ep=8,etp=1,zero=1,sp"
+
+
+@pytest.mark.parametrize("model", ["mixtral-8x7b", "deepseek_v2-lite", "alexnet"])
+def test_lowerings_that_share_layers_are_those_of_graphs_alone(model: str) -> None:
+    """Graphs of a family place a layer once for all batches and meshes on which a rank has the same share of it."""
+    family: dict[Hashable, object] = {}
+    strategies = ["dp=2", "tp=2,dp=2", "owt,dp=4", "dp=4"]
+    if model != "alexnet":
+        strategies = [
+            "dp=2",
+            "ep=2,dp=2",
+            "ep=4,dp=2",
+            "tp=2,ep=2,dp=2",
+            "tp=2,cp=2,ep=8,dp=4,sp,etp=1",
+            "cp=2,ep=4,dp=8",
+        ]
+    for text, samples in itertools.product(strategies, (1, 3)):
+        strategy = parse_strategy(text)
+        inner = math.prod(strategy.degrees.get(axis, 1) for axis in strategy.expert_axes if axis != "ep")
+        mesh = Mesh.of({**strategy.degrees, "ep": max(1, strategy.degrees.get("ep", 1) // inner)})
+        alone = build(load_model(model), batch=samples * mesh.replicas)
+        related = build(load_model(model), batch=samples * mesh.replicas).join(family)
+        programs = [
+            lower(graph, STRATEGIES[strategy.preset](graph, strategy), mesh, precision("bf16"))
+            for graph in (alone, related)
+        ]
+        assert programs[0] == programs[1], text
+    assert len(family["layers"]) < len(strategies) * 2 * len(alone.nodes)  # type: ignore[arg-type]

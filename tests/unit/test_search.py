@@ -18,7 +18,7 @@ from paleo.search.cuts import chunk_counts
 from paleo.search.evaluate import evaluate
 from paleo.search.hybrid import hybrid
 from paleo.search.plans import Search, _searched, _sized, explain, search
-from paleo.search.points import Key, _Blocks, _values, priced
+from paleo.search.points import Graphs, Key, _Blocks, _values, priced
 from paleo.search.ranking import Part, Ranking
 from paleo.search.space import Space, batch, divisors, layouts, microbatches, within
 from paleo.specs.hardware import System, load_system
@@ -276,7 +276,7 @@ def test_points_price_every_layout_and_share_programs() -> None:
     from paleo.network.graph import build
 
     chosen = layouts(build(model, batch=1, choices=made.choices), 64, 256, space)
-    points = priced(model, made, chosen, lambda layout: microbatches(layout.local_batch, space))
+    points = priced(Graphs(model, made), made, chosen, lambda layout: microbatches(layout.local_batch, space))
     assert points.costs.forward.shape == (len(points.programs[0].sections), len(points.where))
     assert len({id(program) for program in points.programs}) < len(points.programs)
     assert len(evaluate(points, chosen, space, made)) > 10_000
@@ -285,7 +285,8 @@ def test_points_price_every_layout_and_share_programs() -> None:
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 def test_counts_between_lowerings_are_those_of_lowerings(sequence_parallel: bool) -> None:
     """GPT-2's vocabulary of 50257 is padded on every tp but 1, and rows of its table fill up with the microbatch."""
-    blocks = _Blocks(load_model("gpt2"), backend_of(load_system("dgx-h100"), Run(gpus=96, global_batch=96), "bf16"))
+    backend = backend_of(load_system("dgx-h100"), Run(gpus=96, global_batch=96), "bf16")
+    blocks = _Blocks(Graphs(load_model("gpt2"), backend), backend)
     sizes = (1, 2, 3, 8, 48, 96, 1024, 4096)
     family = {Key(tp, cp, 1, 2, sequence_parallel): sizes for tp in (2, 3, 4, 6, 12) for cp in (2, 4, 8)}
     found = blocks.of(family)
