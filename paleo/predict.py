@@ -91,16 +91,17 @@ class Spreads:
     ``library``: of convolutions by a library that was not timed, or that is older than the tensor cores
     it runs on. ``update``: of what happens once a step, over the share of the update.
 
-    Fitted by `paleo.calibrate.spreads` to the errors of 1,545 steps of 33 sources, each source weighted alike. With
-    spreads that were fitted without it, 16 of the 27 sources of six rows or more have 80 to 95 % of them inside, 4
-    fewer and 7 more; half-widths are 0.23 on the mean of the sources.
+    Fitted by `paleo.calibrate.spreads` to the errors of 1,587 steps of 30 sources, each source weighted alike. With
+    spreads that were fitted without it, 16 of the 27 sources of six rows or more have 80 to 95 % of them inside, 6
+    fewer and 5 more; half-widths are 0.22 on the mean of the sources. ``kernels`` is known badly: 0.03 to 0.12 do
+    alike.
     """
 
-    kernels: float = 0.1
-    software: float = 0.08
-    untested: float = 0.107
-    host: float = 1.19
-    library: float = 0.44
+    kernels: float = 0.04
+    software: float = 0.067
+    untested: float = 0.118
+    host: float = 0.9
+    library: float = 0.446
     update: float = 0.72
 
 
