@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Annotated, Any
@@ -200,25 +201,42 @@ def engineering(value: float, unit: str, *, digits: int = 3) -> str:
     return f"{_digits(value, digits)} {unit}".rstrip()
 
 
-def duration(seconds: float, *, digits: int = 3) -> str:
-    """A time as people say it.
+#: Times below a limit are said in a unit of so many seconds.
+_SPOKEN = (
+    (1e-6, 1e-9, "ns"),
+    (1e-3, 1e-6, "us"),
+    (1.0, 1e-3, "ms"),
+    (90.0, 1.0, "s"),
+    (5400.0, 60.0, "min"),
+    (172800.0, 3600.0, "h"),
+    (math.inf, 86400.0, "days"),
+)
+
+
+def duration(seconds: float, *, digits: int = 3, like: float | None = None) -> str:
+    """A time as people say it, in the unit in which they would say ``like`` where that is given.
 
     >>> duration(4.2e-6), duration(0.0123), duration(95.0), duration(7200.0), duration(3e6)
     ('4.2 us', '12.3 ms', '1.58 min', '2 h', '34.7 days')
+    >>> duration(95.0, like=81.8)
+    '95 s'
     """
     if not math.isfinite(seconds):
         return "never"
-    for limit, factor, unit in (
-        (1e-6, 1e-9, "ns"),
-        (1e-3, 1e-6, "us"),
-        (1.0, 1e-3, "ms"),
-        (90.0, 1.0, "s"),
-        (5400.0, 60.0, "min"),
-        (172800.0, 3600.0, "h"),
-    ):
-        if abs(seconds) < limit:
-            return f"{_digits(seconds / factor, digits)} {unit}"
-    return f"{_digits(seconds / 86400.0, digits)} days"
+    said = abs(seconds if like is None else like)
+    factor, unit = next((factor, unit) for limit, factor, unit in _SPOKEN if said < limit)
+    return f"{_digits(seconds / factor, digits)} {unit}"
+
+
+def shortest(column: Iterable[float]) -> float | None:
+    """The time whose unit all of a column take (`duration`): its shortest, or none where the longest is a thousand of
+    them.
+
+    >>> shortest([95.0, 81.8]), shortest([1e-3, 2.0]), shortest([])
+    (81.8, None, None)
+    """
+    times = [seconds for seconds in column if 0.0 < seconds < math.inf]
+    return min(times) if times and max(times) < KILO * min(times) else None
 
 
 def time_unit(longest: float) -> tuple[float, str]:

@@ -12,7 +12,7 @@ from rich.text import Text
 from paleo.report.grid import grid
 from paleo.report.tables import percent, pieces, prose, rate, remarks, tenths
 from paleo.studies.launch import estimate_command
-from paleo.units import counted, duration, gibibytes
+from paleo.units import counted, duration, gibibytes, shortest
 
 if TYPE_CHECKING:
     from paleo.predict import Prediction
@@ -106,9 +106,10 @@ def _plans(title: str, rows: Sequence[PlanRow]) -> Table:
     columns = ["strategy", "recompute", "schedule", *(["GPUs"] if counts else []), "microbatch", "step time", "memory"]
     listing = grid(title, [*columns, *(["fits"] if fits else [])], left=3)
     chosen = any(row.run.expert_dispatch is not None for row in rows)
+    like = shortest(row.step_time for row in rows)
     for row in rows:
         schedule = f"{_schedule(row)}, {row.run.expert_dispatch or 'default'} dispatch" if chosen else _schedule(row)
-        figures = [str(row.microbatch), duration(row.step_time), gibibytes(row.memory)]
+        figures = [str(row.microbatch), duration(row.step_time, like=like), gibibytes(row.memory)]
         figures = [*([str(row.gpus)] if counts else []), *figures, *(["yes" if row.fits else "no"] if fits else [])]
         listing.add_row(row.strategy, row.recompute, schedule, *figures)
     return listing
@@ -185,11 +186,11 @@ def modes_table(model: str, system: str, searched: ModeSearch) -> RenderableType
     )
     columns = ("consistency", "gradients", "strategy", "GPUs", "microbatch", "step", "staleness", "samples", "per step")
     listing = grid("", columns, left=3)
+    like = shortest(seconds for plan in searched.plans for seconds in (plan.step_time, plan.effective))
     for mode_plan in searched.plans:
-        figures = f"{mode_plan.staleness:.3g}", f"x {mode_plan.samples_factor:.3g}", duration(mode_plan.effective)
+        step, effective = (duration(each, like=like) for each in (mode_plan.step_time, mode_plan.effective))
+        figures = f"{mode_plan.staleness:.3g}", f"x {mode_plan.samples_factor:.3g}", effective
         names = mode_plan.consistency, mode_plan.compress or "dense", mode_plan.plan.strategy
-        listing.add_row(
-            *names, str(mode_plan.plan.gpus), str(mode_plan.plan.microbatch), duration(mode_plan.step_time), *figures
-        )
+        listing.add_row(*names, str(mode_plan.plan.gpus), str(mode_plan.plan.microbatch), step, *figures)
     notes = ["'per step': for what a synchronous step learns, more samples counted.", *searched.refused]
     return Group(prose(Text(head, style="bold")), listing, Text(), prose(Text("\n".join(notes), style="dim")))

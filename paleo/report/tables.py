@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from rich.console import Console, Group, RenderableType
 from rich.constrain import Constrain
@@ -14,7 +14,7 @@ from rich.text import Text
 from paleo.network.fine_tuning import fine_tuning
 from paleo.parallel.plan import RARE_UTILISATION
 from paleo.report.grid import grid
-from paleo.units import GIGA, MICROSECOND, counted, duration, engineering, gibibytes
+from paleo.units import GIGA, MICROSECOND, counted, duration, engineering, gibibytes, shortest
 
 if TYPE_CHECKING:
     from paleo.predict import Prediction
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from paleo.studies.scaling import ScaleCurve, ScalePoint
     from paleo.studies.summary import LayerCount, Summary
     from paleo.studies.training import Training
+
+    Winners: TypeAlias = Mapping[str, Candidate | None]
 
 #: Columns where the output is no terminal: of the widest table, and of text.
 PLAIN_WIDTH, TEXT_WIDTH = 150, 118
@@ -223,9 +225,10 @@ SHOWN_ADVICE = 8
 
 def _advice(advice: Sequence[Advice]) -> Table:
     table = grid("What would make it fit (or nearly)", ("change", "step time", "memory", "fits"))
+    like = shortest(change.prediction.step_time for change in advice[:SHOWN_ADVICE])
     for change in advice[:SHOWN_ADVICE]:
         figures = (
-            duration(change.prediction.step_time),
+            duration(change.prediction.step_time, like=like),
             gibibytes(change.prediction.memory.total),
             "yes" if change.fits else "no",
         )
@@ -312,8 +315,9 @@ def _curve(curve: ScaleCurve) -> Table:
     more = (*(CYCLE if studied else ()), *(FAILING if failing else ()), *(SPENT if priced else ()))
     table = grid("", (*columns, *more, ""), left=0)
     table.columns[-1].justify = "left"
+    like = shortest(point.step_time for point in curve.points if point.usable)
     for point in curve.points:
-        figures, note = _point(curve, point)
+        figures, note = _point(curve, point, like)
         further = (*(_cycle(point.consistency) if studied else ()), *(_failing(curve, point) if failing else ()))
         table.add_row(*figures, *further, *(_spent(point.training) if priced else ()), note)
     return table
@@ -352,8 +356,8 @@ def _cycle(study: ConsistencyStudy | None) -> tuple[str, ...]:
     return rate(float(cycle.updates_per_s)), stale, knee, busy
 
 
-def _point(curve: ScaleCurve, point: ScalePoint) -> tuple[tuple[str, ...], str]:
-    """Figures of a point, and a note on it."""
+def _point(curve: ScaleCurve, point: ScalePoint, like: float | None) -> tuple[tuple[str, ...], str]:
+    """Figures of a point, its step in the unit of what it is ``like``, and a note on it."""
     if point.prediction is None or not point.usable:
         return (str(point.gpus), *[NONE] * 7), point.problem
     prediction = point.prediction
@@ -363,7 +367,7 @@ def _point(curve: ScaleCurve, point: ScalePoint) -> tuple[tuple[str, ...], str]:
     return (
         str(point.gpus),
         str(prediction.plan.local_batch),
-        duration(point.step_time),
+        duration(point.step_time, like=like),
         rate(point.samples_per_s),
         f"{curve.speedup(point):.2f}",
         percent(curve.efficiency(point)),
@@ -386,10 +390,12 @@ def compare(comparison: Comparison) -> RenderableType:
     studied = any(candidate.consistency is not None for candidate in comparison.candidates)
     strategies = {_strategy(each) for each in comparison.candidates if each.prediction is not None}
     table = grid("", (*columns, *(CYCLE[:3] if studied else ()), *(("strategy",) if len(strategies) > 1 else ())))
+    trained = [(each.step_time or 0.0, each.training.time) for each in comparison.candidates if each.training]
+    like = shortest(step for step, _ in trained), shortest(whole for _, whole in trained)
     for candidate in comparison.candidates:
         cycle = _cycle(candidate.consistency)[:3] if studied else ()
         strategy = (_strategy(candidate),) if len(strategies) > 1 else ()
-        table.add_row(*_candidate(comparison, candidate, best), *cycle, *strategy)
+        table.add_row(*_candidate(comparison, candidate, best, *like), *cycle, *strategy)
     prices = {
         candidate.system.name: candidate.training.price
         for candidate in comparison.candidates
@@ -455,7 +461,8 @@ def _remedy(candidate: Candidate) -> str:
     )
 
 
-def _candidate(comparison: Comparison, candidate: Candidate, best: Mapping[str, Candidate | None]) -> tuple[str, ...]:
+def _candidate(comparison: Comparison, candidate: Candidate, best: Winners, *like: float | None) -> tuple[str, ...]:
+    """Figures of a candidate, its step and its training in the units of what they are ``like``."""
     prediction, training = candidate.prediction, candidate.training
     if prediction is None or training is None:
         return (candidate.system.name, *[NONE] * 9)
@@ -464,12 +471,12 @@ def _candidate(comparison: Comparison, candidate: Candidate, best: Mapping[str, 
     return (
         candidate.system.name,
         str(prediction.plan.gpus),
-        duration(candidate.step_time or 0.0),
+        duration(candidate.step_time or 0.0, like=like[0]),
         rate(candidate.samples_per_s or 0.0),
         f"{comparison.speedup(candidate):.2f}",
         memory if prediction.memory.fits else f"{memory}: does not fit",
         NONE if training.price_per_hour is None else f"{training.price_per_hour:,.2f}",
-        duration(training.time) + marks["time"],
+        duration(training.time, like=like[1]) + marks["time"],
         money(training.cost) + marks["cost"],
         energy(training.energy_kwh) + marks["energy"],
     )
