@@ -398,7 +398,11 @@ def _costs(blocks: Sequence[PricedBlock], backend: Backend) -> SectionCosts:
         if structure not in known:
             known[structure] = Sums.of(block.program)
         figures = [sizes[name] for name in BYTES]
-        tables.append(section_costs(block.program, times, waited, figures, known[structure], call=backend.call))
+        tables.append(
+            section_costs(
+                block.program, times, waited, figures, known[structure], call=backend.call, counts=backend.counts
+            )
+        )
     joined = {name: np.concatenate([getattr(table, name) for table in tables], axis=-1) for name in FIGURES}
     return SectionCosts(tables[0].repeat, **joined)
 

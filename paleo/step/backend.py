@@ -97,8 +97,16 @@ class Backend:
 
     @property
     def call(self) -> float:
-        """Seconds of the host for issuing a collective."""
-        return self.software.host.forward if self.prices.rates is None else 0.0
+        """Seconds of the host for issuing a collective; none in a graph of the whole iteration."""
+        free = self.prices.rates is not None or self.software.host.whole_iteration
+        return 0.0 if free else self.software.host.forward
+
+    @property
+    def counts(self) -> bool:
+        """Whether the host waits in each layer for the counts of tokens that experts get: NCCL's messages and DeepEP's
+        buffers are sized by them on the host, hybridep's on the device."""
+        stated = self.software.host.routing > 0 and self.prices.rates is None
+        return stated and self.software.parallelism.expert_dispatch != "hybridep"
 
     @property
     def piece(self) -> float:
