@@ -270,6 +270,13 @@ class Policies(NamedTuple):
         whole, core = np.full(sections, how == "full"), np.full(sections, how == "selective")
         return cls(whole, core, np.ones(sections))
 
+    @classmethod
+    def of_configurations(cls, repeat: Array, hows: npt.NDArray[np.intp]) -> Policies:
+        """One policy for the whole network in each configuration; ``hows``: positions in `RECOMPUTE`."""
+        whole = wholly_recomputed(repeat)[:, None] & (hows == RECOMPUTE.index("full"))
+        core = np.broadcast_to(hows == RECOMPUTE.index("selective"), whole.shape)
+        return cls(whole, core, np.ones(whole.shape))
+
     def shaped(self, axes: int) -> tuple[Mask, Mask, Array]:
         """Its arrays with trailing axes of length 1, so that they broadcast with arrays of ``axes`` dimensions."""
         shape = self.whole.shape + (1,) * (axes - self.whole.ndim)

@@ -204,14 +204,20 @@ FLAGS = ("sp", "ulysses")
 SHARDED: Mapping[str, Zero] = {"ddp": 0, "fsdp": 3, "hsdp": 3}
 
 
-def ranks_in_a_node(devices_per_node: int, replicas: int, split: int) -> int:
-    """The largest group of data-parallel ranks in a node: a divisor of the ``replicas``, each of ``split`` devices that
-    divide its layers.
+def node_groups(devices_per_node: int, replicas: int, split: int) -> dict[str, int]:
+    """The degree of shard groups that are the largest groups of data-parallel ranks in a node: a divisor of the
+    ``replicas``, each of ``split`` devices that divide its layers.
 
-    >>> ranks_in_a_node(8, replicas=16, split=1), ranks_in_a_node(8, replicas=8, split=2), ranks_in_a_node(8, 3, 16)
-    (8, 4, 1)
+    >>> node_groups(8, replicas=16, split=1), node_groups(8, replicas=8, split=2), node_groups(8, 3, 16)
+    ({'shard': 8}, {'shard': 4}, {'shard': 1})
     """
-    return max((ranks for ranks in range(1, devices_per_node // split + 1) if replicas % ranks == 0), default=1)
+    sizes = (ranks for ranks in range(1, devices_per_node // split + 1) if replicas % ranks == 0)
+    return {"shard": max(sizes, default=1)}
+
+
+def has_shard_groups(degrees: Mapping[str, int]) -> bool:
+    """Whether states are shared out over groups of ranks, for which there has to be ZeRO."""
+    return degrees.get("shard", 1) > 1
 
 
 Preset = Callable[["Graph", Strategy], Placement]

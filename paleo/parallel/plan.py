@@ -15,7 +15,7 @@ from paleo.errors import PlanError, SpecError, near
 from paleo.layers.base import LAYERS
 from paleo.operations.base import optimizer
 from paleo.operations.tensor import BYTES
-from paleo.parallel.placement import AXES, BATCH_AXES, Mesh, idle_axes, parse_strategy, ranks_in_a_node
+from paleo.parallel.placement import AXES, BATCH_AXES, Mesh, idle_axes, node_groups, parse_strategy
 from paleo.schedules.base import SCHEDULES
 from paleo.units import GIB
 
@@ -192,8 +192,8 @@ def _shards(run: Run, strategy: Strategy, replicas: int) -> int:
 def _within_nodes(strategy: Strategy, system: System, replicas: int) -> Strategy:
     """The strategy with the largest groups of data-parallel ranks that share a node."""
     model_ranks = math.prod(strategy.degrees.get(axis, 1) for axis in AXES if axis not in BATCH_AXES and axis != "pp")
-    inside = ranks_in_a_node(system.devices_per_node, replicas, model_ranks)
-    return replace(strategy, degrees={**strategy.degrees, "shard": inside})
+    groups = node_groups(system.devices_per_node, replicas, model_ranks)
+    return replace(strategy, degrees={**strategy.degrees, **groups})
 
 
 def _batches(model: ModelSpec, run: Run, replicas: int) -> tuple[int, int]:

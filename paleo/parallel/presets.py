@@ -52,7 +52,7 @@ def _model_split(layer: type[Layer], strategy: Strategy) -> dict[str, Axes]:
         return tensor
     axes = strategy.expert_axes
     experts = dict.fromkeys(layer.expert_dims, axes)
-    shares = ("shard", "dp", "cp", "tp") if strategy.experts_apart else ("shard", "dp", "cp")
+    shares = (*BATCH_AXES, "cp", "tp") if strategy.experts_apart else (*BATCH_AXES, "cp")
     capacity: dict[str, Axes] = {"capacity": tuple(axis for axis in shares if axis not in axes)}
     return (experts | {"seq": ("tp", "cp")} if strategy.experts_apart else tensor | experts) | capacity
 

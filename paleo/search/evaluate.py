@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from paleo.lowering.policies import RECOMPUTE, Policies, wholly_recomputed
+from paleo.lowering.policies import Policies
+from paleo.parallel.placement import has_shard_groups
 from paleo.schedules.base import SCHEDULES
 from paleo.search.cases import Results, Solved, groups
 from paleo.search.cuts import Cuts, chunk_counts
@@ -81,9 +82,7 @@ class _Members:
         meshes, sequence = tuple(each.mesh for each in members), tuple(each.sequence_parallel for each in members)
         repeat = points.costs.repeat
         hows = group.recompute if not backend.run.forward_only else np.zeros_like(group.recompute)
-        whole = wholly_recomputed(repeat)[:, None] & (hows == RECOMPUTE.index("full"))
-        core = np.broadcast_to(hows == RECOMPUTE.index("selective"), whole.shape)
-        times = layer_times(points.costs.of(group.point), Policies(whole, core, np.ones(whole.shape)))
+        times = layer_times(points.costs.of(group.point), Policies.of_configurations(repeat, hows))
         local_batches = tuple(each.local_batch for each in members)
         group_layouts = Layouts(backend, meshes, programs, sequence, local_batches)
         cases = Cases(group_layouts, group.layout, group.microbatches, times)
@@ -99,7 +98,7 @@ class _Members:
     def zero(self) -> tuple[int, ...]:
         """Stages of ZeRO; a shard group has states to share out. ZeRO-2 of software that scatters gradients once a step
         is ZeRO-1."""
-        least = 1 if self.space.degrees.get("shard", 1) > 1 else 0
+        least = 1 if has_shard_groups(self.space.degrees) else 0
         same = {2} if 1 in self.space.zero and not self.backend.scatters(2, self.group.stages) else set[int]()
         return tuple(zero for zero in self.space.zero if zero >= least and zero not in same)
 

@@ -19,10 +19,10 @@ import numpy.typing as npt
 
 from paleo.errors import PlanError
 from paleo.operations.base import Kernel
-from paleo.parallel.placement import Mesh, Strategy, placement
+from paleo.parallel.placement import BATCH_AXES, Mesh, Strategy, placement
 from paleo.parallel.propagation import PADDED, check_divisions
 from paleo.pricing.kernels import KernelTimes
-from paleo.search.space import Space, strategy_of_experts
+from paleo.search.space import SPLITS, Space, strategy_of_experts
 from paleo.step.section_times import BYTES, FIGURES, SectionCosts, Sums, collectives, section_costs, transfer_seconds
 
 if TYPE_CHECKING:
@@ -46,7 +46,8 @@ _FULL = (2**16, 2**17)
 
 
 class Key(NamedTuple):
-    """What the layers of a rank depend on: degrees, and how sequences are split and seen."""
+    """What the layers of a rank depend on: degrees, ``stated`` ones of axes that are not searched over, and how
+    sequences are split and seen."""
 
     tp: int
     cp: int
@@ -54,8 +55,7 @@ class Key(NamedTuple):
     dp: int
     sequence_parallel: bool
     context: Context = "ring"
-    spatial: int = 1
-    shard: int = 1
+    stated: tuple[tuple[str, int], ...] = ()
     etp: int | None = None
 
 
@@ -179,9 +179,11 @@ class _Blocks:
         """
 
         def key(layout: Layout) -> Key:
-            tp, cp, ep, dp, spatial, shard = map(layout.mesh.degree, ("tp", "cp", "ep", "dp", "spatial", "shard"))
-            dp, shard = (dp, shard) if self.counts_dp else (2, min(shard, 2))
-            return Key(tp, cp, ep, dp, layout.sequence_parallel, layout.context, spatial, shard, layout.etp)
+            tp, cp, ep, dp = map(layout.mesh.degree, ("tp", "cp", "ep", "dp"))
+            stated = [pair for pair in layout.mesh.degrees if pair[0] not in (*SPLITS, "dp") and pair[1] > 1]
+            if not self.counts_dp:
+                dp, stated = 2, [(axis, 2 if axis in BATCH_AXES else degree) for axis, degree in stated]
+            return Key(tp, cp, ep, dp, layout.sequence_parallel, layout.context, tuple(stated), layout.etp)
 
         return key
 
@@ -311,7 +313,7 @@ class _Blocks:
         known, chosen = self._placements, (graph.batch, *key[4:])
         if chosen not in known:
             experts = strategy_of_experts(key.etp)
-            degrees = dict(experts.degrees) | ({"spatial": key.spatial} if key.spatial > 1 else {})
+            degrees = {**experts.degrees, **dict(key.stated)}
             strategy = Strategy(self.preset, degrees, 0, key.sequence_parallel, 1, key.context, key.etp)
             run = self.backend.run
             known[chosen] = placement(graph, strategy, run.placement, run.expert_imbalance)
@@ -319,7 +321,7 @@ class _Blocks:
 
 
 def _mesh(key: Key) -> Mesh:
-    return Mesh.of({axis: getattr(key, axis) for axis in ("tp", "cp", "ep", "dp", "spatial", "shard")})
+    return Mesh.of({"tp": key.tp, "cp": key.cp, "ep": key.ep, "dp": key.dp, **dict(key.stated)})
 
 
 def _between(key: Key, corners: Mapping[Key, Array], share: Callable[[int], float]) -> Array:

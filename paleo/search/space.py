@@ -13,7 +13,16 @@ import numpy as np
 
 from paleo.errors import PlanError, SpecError
 from paleo.lowering.policies import RECOMPUTE, uneven
-from paleo.parallel.placement import SHARDED, STRATEGIES, Mesh, Strategy, parse_strategy, ranks_in_a_node
+from paleo.parallel.placement import (
+    AXES,
+    BATCH_AXES,
+    SHARDED,
+    STRATEGIES,
+    Mesh,
+    Strategy,
+    node_groups,
+    parse_strategy,
+)
 from paleo.parallel.plan import DEFAULT_BATCH, DEFAULT_SEQUENCES
 from paleo.schedules.base import SCHEDULES
 
@@ -33,10 +42,11 @@ class Space:
 
     ``degrees`` fixes axes, ``microbatches`` and ``chunks`` list what may be tried, ``sequence_parallel`` and
     ``overlapped`` fix a choice. Pipelines with sharded parameters (ZeRO-3) are tried with ``sharded_pipelines``
-    alone, shard groups and images split in space where ``degrees`` has them (``shard``, ``spatial``). ``contexts``: how
-    attention sees a sequence that is split over cp; None tries rings, and from `LONG` tokens a sequence on all-to-alls
-    too. ``preset`` is that of the strategy; ``within_nodes``: shard groups are nodes. ``etp``: tensor degrees of
-    experts that are folded over tp and cp (None: not folded); left out, those that the software's users choose."""
+    alone, other axes than `SPLITS` and dp (groups of shards, images split in space) where ``degrees`` has them.
+    ``contexts``: how attention sees a sequence that is split over cp; None tries rings, and from `LONG` tokens a
+    sequence on all-to-alls too. ``preset`` is that of the strategy; ``within_nodes``: shard groups are nodes. ``etp``:
+    tensor degrees of experts that are folded over tp and cp (None: not folded); left out, those that the software's
+    users choose."""
 
     degrees: Mapping[str, int] = field(default_factory=dict)
     microbatches: tuple[int, ...] | None = None
@@ -113,22 +123,20 @@ class Layout:
 def layouts(graph: Graph, gpus: int, global_batch: int, space: Space, devices_per_node: int = 1) -> list[Layout]:
     """Every mesh of ``gpus`` whose axes all divide something and whose data-parallel ranks all have work."""
     useful, laid_out = _useful(graph, space), []
-    spatial = space.degrees.get("spatial", 1)
+    stated = {axis: space.degrees.get(axis, 1) for axis in AXES if axis not in (*SPLITS, "dp")}
     splits = product(*(_degrees(axis, gpus, graph, useful, space) for axis in SPLITS))
     for (tp, cp, experts, pp), etp in product(splits, space.etp or (None,)):
         ep = _data_ranks(tp, cp, experts, etp)
         if ep is None:
             continue
-        model_ranks = tp * cp * pp * spatial
+        degrees = {**stated, "tp": tp, "cp": cp, "ep": ep, "pp": pp}
+        model_ranks = math.prod([degrees[axis] for axis in AXES if axis not in BATCH_AXES])
         replicas = gpus // model_ranks
-        shard = space.degrees.get("shard", 1)
-        if space.within_nodes:
-            shard = ranks_in_a_node(devices_per_node, replicas, tp * cp * spatial)
-        ranks = model_ranks * ep * shard
+        degrees |= node_groups(devices_per_node, replicas, model_ranks // pp) if space.within_nodes else {}
+        ranks = math.prod(degrees.values())
         if gpus % ranks or space.degrees.get("dp", replicas) != replicas or not _shared(global_batch, replicas):
             continue
-        degrees = {"tp": tp, "cp": cp, "ep": ep, "pp": pp, "dp": gpus // ranks, "spatial": spatial, "shard": shard}
-        mesh, local = Mesh.of(degrees), math.ceil(global_batch / replicas)
+        mesh, local = Mesh.of(degrees | {"dp": gpus // ranks}), math.ceil(global_batch / replicas)
         for context in _contexts(graph, cp, space):
             laid_out += [Layout(mesh, sp, local, context, etp) for sp in _sequence_parallel(tp, space)]
     return laid_out

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from paleo.errors import SpecError
 from paleo.operations.tensor import Scaling
 from paleo.specs.loading import PositiveCount, Spec, Text, read_yaml, validate
-from paleo.specs.software import Dispatch
+from paleo.specs.software import Dispatch, Recompute
 from paleo.units import MEBIBYTE, Bytes, BytesPerSecond, Seconds
 
 #: When gradients are exchanged: in buckets while backward still runs, all after it, or through parameter servers.
@@ -19,7 +19,6 @@ Exchange = Literal["overlapped", "after", "parameter-server"]
 
 
 #: What is computed again before the backward pass: nothing, the core of attention, or each layer from its input.
-Recompute = Literal["none", "selective", "full"]
 
 
 #: How a pipeline's pieces are made; numbers are the layers of each piece, in the order of the network.

@@ -105,6 +105,7 @@ Algorithm = Literal["implicit", "explicit", "winograd", "nonfused", "fft", "dire
 Date = Annotated[str, BeforeValidator(str), Field(pattern=r"^[0-9]{4}(-[0-9]{2}){0,2}$")]
 Flag = Annotated[bool, Field(strict=True)]
 #: Who deals out tokens to experts.
+Recompute = Literal["none", "selective", "full"]
 Dispatch = Literal["nccl", "deepep", "hybridep"]
 #: A release's number or name, as its framework prints it.
 Release = Annotated[str, BeforeValidator(str), Field(pattern=r"^[0-9A-Za-z._-]{1,40}$")]
@@ -323,9 +324,7 @@ class Overlap(Spec):
 class Recomputation(Spec):
     """Operations that the software computes again before the backward pass."""
 
-    policy: Literal["none", "selective", "full"] = Field(
-        "none", description="what its users recompute unless they say otherwise"
-    )
+    policy: Recompute = Field("none", description="what its users recompute unless they say otherwise")
     some_layers: Flag = Field(False, description="whether full recomputation may be limited to some layers of a stage")
     stops_early: Flag = Field(
         False, description="whether a block stops once its backward pass has all that it needs, or runs to its end"

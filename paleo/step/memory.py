@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from paleo.errors import PlanError, SpecError, near
 from paleo.operations.base import flat_pass
+from paleo.parallel.placement import BATCH_AXES
 from paleo.units import listed
 
 if TYPE_CHECKING:
@@ -285,7 +286,7 @@ def clip_kernels(count: float, clip: str, formats: Precision) -> list[Kernel]:
 def clip_axes(zero: int) -> Axes:
     """The axes over which parts of the norm are summed: whatever parameters, or shards of their gradients, are divided
     over."""
-    return ("tp", "cp", "ep", "shard", "dp", "pp") if zero else ("tp", "pp")
+    return ("tp", "cp", *BATCH_AXES, "pp") if zero else ("tp", "pp")
 
 
 #: What fills the memory.

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import ast
+import re
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 from tests.conftest import BY_PARAMETER, TOGETHER, group
 from tests.sizes import body_length
@@ -15,6 +19,11 @@ from tests.structure import circles, closure, import_graph, longest_chain, trees
 LONGEST_BODY = 50
 #: Modules of the longest chain of imports, and modules that are loaded with `paleo.predict`.
 LONGEST_CHAIN, MOST_LOADED = 14, 39
+
+#: Files that a new axis of the mesh, or a new policy of recomputation, may touch.
+MOST_TOUCHED = 6
+#: Tables of measurements say in columns of their own how their rows ran.
+TABLES = "paleo.validate."
 
 #: Names that say nothing of what they stand for.
 PRONOUNS = frozenset({"made", "one", "found", "own", "held", "it", "here", "what", "thing", "stuff"})
@@ -81,3 +90,25 @@ def test_no_function_is_longer_than_a_screen() -> None:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     }
     assert {name: length for name, length in lengths.items() if length > LONGEST_BODY} == {}
+
+
+def naming(word: str) -> list[str]:
+    """Modules, but for readers of measurements, that name a word as a value or in a message (``word=8``)."""
+    named = re.compile(rf"(.*\W)?{word}=?", re.DOTALL)
+    return [
+        module
+        for module, tree in trees().items()
+        if not module.startswith(TABLES)
+        and any(
+            isinstance(node, ast.Constant) and isinstance(node.value, str) and named.fullmatch(node.value)
+            for node in ast.walk(tree)
+        )
+    ]
+
+
+@pytest.mark.parametrize("word", ["shard", "spatial", "selective"])
+def test_an_axis_of_the_mesh_or_a_policy_of_recomputation_touches_few_files(word: str) -> None:
+    """The two axes and the policy that came last; all else follows from `AXES`, `BATCH_AXES` and `RECOMPUTE`."""
+    homes = naming(word)
+    sys.stdout.write(f"{word}: {len(homes)} files: {', '.join(homes)}\n")
+    assert 0 < len(homes) <= MOST_TOUCHED
