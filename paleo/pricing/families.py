@@ -279,6 +279,7 @@ def _masked(kernel: Kernel, software: Software) -> float:
 def rnn(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[Found[Any], Array]:
     """Seconds of whole recurrent layers by the library."""
     entry = prices.found(RnnParameters, f"rnn.{prices.unit}")
+    products = prices.found(GemmParameters, "gemm.tensor" if prices.figures().tensor_cores else "gemm.simt")
     times = rnn_time(
         gate_count=column(kernels, "gates"),
         hidden=column(kernels, "hidden"),
@@ -290,5 +291,6 @@ def rnn(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[Fo
         library=prices.software.convolutions.cudnn,
         device=prices.figures(),
         parameters=entry.parameters,
+        products=products.parameters,
     )
     return entry, times

@@ -4,8 +4,9 @@ The standard kernel launches a product (g h x h)(h x b), backward (h x g h)(g h 
 and reads the weights anew each step from L2 or memory. The persistent kernel keeps the weights in registers and pays a
 grid-wide barrier instead. The filter gradient is one product (g h x bT)(bT x h) for all steps.
 
-Which kernel computes the product is the library's choice: the fastest that there is, or, in the releases of 2016 and
-2017 on Pascal, one that depends on the batch alone (`product_by_columns`).
+Which kernel computes the product is the library's choice. From cuDNN 7 on it is the fastest that there is for plain
+products, so that the device's calibration of those prices it (`plain_product_time`). Releases of 2016 and 2017 have
+kernels of their own, and on Pascal choose one by the batch alone (`product_by_columns`).
 
 References: Appleyard, Kocisky and Blunsom, arXiv:1604.01946 (cuDNN's RNN); Diamos et al., Persistent RNNs, ICML 2016.
 """
@@ -15,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,10 +24,12 @@ import numpy.typing as npt
 from paleo.errors import SpecError, near
 from paleo.pricing.convolution import PRESENT
 from paleo.pricing.convolution_algorithms import L2_OVER_MEMORY, overlapped, waves
+from paleo.pricing.gemm import gemm_time
 from paleo.specs.calibration import parameter
 from paleo.units import MICROSECOND
 
 if TYPE_CHECKING:
+    from paleo.pricing.gemm import GemmParameters
     from paleo.pricing.kernels import DeviceFigures
 
 Array = npt.NDArray[np.float64]
@@ -46,10 +49,11 @@ STEP_TILES: Tiles = ((128, 128), (128, 64), (128, 32), (64, 32), (32, 32))
 FILTER_TILES: Tiles = ((128, 128), (128, 64), (64, 64))
 STEP_SPLITS = (1, 2, 4)
 FILTER_SPLITS = (1, 4)
-#: Where the product's kernel is chosen by its columns: measured with cuDNN 5 and 6 over the cuBLAS of CUDA 8 on a Tesla
-#: P100 and a Titan X, whose steps of 32 sequences take up to three times as long as those of 64. The release from which
-#: they are taken to choose the fastest is the first with kernels for Volta.
-COLUMN_ARCHITECTURE, COLUMN_RELEASE = "Pascal", 7.0
+#: The release from which products take the kernel that is fastest for plain ones: the first with kernels for Volta.
+PLAIN_RELEASE = 7.0
+#: Where, before it, the product's kernel is chosen by its columns: measured with cuDNN 5 and 6 over the cuBLAS of CUDA
+#: 8 on a Tesla P100 and a Titan X, whose steps of 32 sequences take up to three times as long as those of 64.
+COLUMN_ARCHITECTURE = "Pascal"
 #: Of the kernel for up to `NARROW_COLUMNS`: columns of one pass over the weights, and parts that the sum is split into.
 NARROW_COLUMNS, NARROW_PASS, NARROW_SPLIT = 16.0, 4.0, 4.0
 #: Columns of the tile that never splits its sum, and the tiles of wider products.
@@ -208,6 +212,25 @@ def product_by_columns(
     return np.where(n <= NARROW_COLUMNS, narrow, np.where(n <= MEDIUM_COLUMNS, medium, wide))
 
 
+def plain_product_time(
+    m: Array,
+    n: Array,
+    k: Array,
+    *,
+    element_bytes: Array,
+    along_sum: float,
+    device: DeviceFigures,
+    products: GemmParameters,
+) -> Array:
+    """Seconds of (m x k)(k x n), launch apart, as the device's calibration of plain products prices it; n runs along
+    the contiguous side of the result, ``along_sum`` is the share of the operands that lies along k."""
+    seconds = gemm_time(
+        m=m, n=n, k=k, element_bytes=element_bytes, result_bytes=element_bytes, k_contiguous=along_sum,
+        device=device, parameters=products,
+    )  # fmt: skip
+    return seconds - products.launch
+
+
 def weight_miss(*, footprint: Number, l2_bytes: float, share: float) -> Array:
     """Share of weight bytes that a step reads from memory although the last step read them: 0 in L2, 1 far beyond it.
 
@@ -229,6 +252,7 @@ def step_time(
     library: Number = PRESENT,
     device: DeviceFigures,
     parameters: RnnParameters,
+    products: GemmParameters | None = None,
 ) -> Array:
     """Seconds of the kernels of one step, launches apart: the product with its weights, and the pointwise kernel."""
     p, gated = parameters, gate_count * hidden
@@ -244,7 +268,13 @@ def step_time(
         early = product_by_columns(
             m, batch, k, stream, half=half, backward=backward, device=device, parameters=parameters
         )
-        product = np.where(np.asarray(library) < COLUMN_RELEASE, early, product)
+        product = np.where(np.asarray(library) < PLAIN_RELEASE, early, product)
+    if products is not None:
+        along_sum = 0.5 if backward else 1.0
+        plain = plain_product_time(
+            batch, m, k, element_bytes=element_bytes, along_sum=along_sum, device=device, products=products
+        )
+        product = np.where(np.asarray(library) < PLAIN_RELEASE, product, plain)
     return np.asarray(product + states * miss / bandwidth)
 
 
@@ -270,15 +300,26 @@ def persistent_step_time(
 
 
 def filter_time(
-    *, gate_count: Array, hidden: Array, batch: Array, timesteps: Array, element_bytes: Array, device: DeviceFigures,
-    parameters: RnnParameters,
+    *, gate_count: Array, hidden: Array, batch: Array, timesteps: Array, element_bytes: Array,
+    library: Number = PRESENT, device: DeviceFigures, parameters: RnnParameters, products: GemmParameters | None = None,
 ) -> Array:  # fmt: skip
-    """Seconds of the weight gradient: one product (g h x bT)(bT x h) over all steps."""
+    """Seconds of the weight gradient: one product (g h x bT)(bT x h) over all steps.
+
+    Later releases add it to what is there (cuDNN API reference, cudnnRNNBackwardWeights), and so read that first.
+    """
     p, depth = parameters, batch * timesteps
     arithmetic = _product_time(gate_count * hidden, hidden, depth, FILTER_TILES, FILTER_SPLITS, device, p)
     elements = gate_count * hidden**2 + (gate_count + 1.0) * hidden * depth
     memory = elements * element_bytes / (p.bandwidth_fraction * device.memory_bandwidth)
-    return overlapped(arithmetic * p.filter_factor, memory)
+    early = overlapped(arithmetic * p.filter_factor, memory)
+    if products is None:
+        return early
+    plain = plain_product_time(
+        hidden, gate_count * hidden, depth,
+        element_bytes=element_bytes, along_sum=0.0, device=device, products=products,
+    )  # fmt: skip
+    plain = plain + gate_count * hidden**2 * element_bytes / (p.bandwidth_fraction * device.memory_bandwidth)
+    return np.asarray(np.where(np.asarray(library) < PLAIN_RELEASE, early, plain * p.filter_factor))
 
 
 def rnn_time(
@@ -295,27 +336,26 @@ def rnn_time(
     library: Number = PRESENT,
     device: DeviceFigures,
     parameters: RnnParameters,
+    products: GemmParameters | None = None,
 ) -> Array:
     """Seconds of the recurrent part of ``layers`` layers over ``timesteps`` steps; all arguments broadcast.
 
     ``gate_count`` products of h x h in each step (see ``gates``); ``bidirectional`` 1 runs a second recurrence over the
     reversed sequence, one after the other; ``persistent`` takes the kernel with weights in registers where they fit
-    and it is faster; ``library`` is the cuDNN version, e.g. 7.6. Input products (W x for all steps at once) are GEMMs
-    of their own.
+    and it is faster; ``library`` is the cuDNN version, e.g. 7.6; ``products`` is the device's calibration of plain
+    products, which prices those of `PLAIN_RELEASE` and later. Input products (W x for all steps at once) are GEMMs of
+    their own.
     """
     g, h, b, t, e = (np.asarray(x, dtype=np.float64) for x in (gate_count, hidden, batch, timesteps, element_bytes))
-    shared = {"gate_count": g, "hidden": h, "batch": b, "element_bytes": e}
+    extents = {"gate_count": g, "hidden": h, "batch": b, "element_bytes": e}
+    shared: dict[str, Any] = {**extents, "device": device, "parameters": parameters}
+    priced = {**shared, "library": library, "products": products}
     early = parameters.ramp * np.minimum(t, parameters.ramp_steps)
-    forward, backward = (
-        t
-        * (parameters.step + step_time(**shared, backward=back, library=library, device=device, parameters=parameters))
-        + early
-        for back in (False, True)
-    )
+    forward, backward = (t * (parameters.step + step_time(**priced, backward=back)) + early for back in (False, True))
     if persistent:
-        kept = t * persistent_step_time(**shared, device=device, parameters=parameters)
+        kept = t * persistent_step_time(**shared)
         forward, backward = np.minimum(forward, kept), np.minimum(backward, kept)
-    weights = filter_time(**shared, timesteps=t, device=device, parameters=parameters)
+    weights = filter_time(**priced, timesteps=t)
     way = np.asarray(direction)
     data = np.where(way == RnnDirection.FILTER, 0.0, parameters.data_factor * backward)
     total = np.where(way == RnnDirection.FORWARD, forward, data) + np.where(way >= RnnDirection.FILTER, weights, 0.0)

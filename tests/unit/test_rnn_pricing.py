@@ -10,10 +10,12 @@ import pandas as pd
 import pytest
 
 from paleo.errors import SpecError
+from paleo.pricing.gemm import GemmParameters, gemm_time
 from paleo.pricing.kernels import DeviceFigures, figures
 from paleo.pricing.rnn import (
     RnnDirection,
     RnnParameters,
+    filter_time,
     fits_registers,
     gates,
     persistent_step_time,
@@ -95,6 +97,35 @@ def test_small_batches_cost_as_much_as_larger_ones() -> None:
     times = layer(batch=np.array([8.0, 16.0, 32.0, 64.0, 128.0]))
     assert np.all(np.diff(times) >= -0.01 * times[:-1])
     assert times[2] < 1.3 * times[0]
+
+
+PRODUCTS = GemmParameters()
+LSTM = {"gate_count": 4.0, "hidden": 2048.0, "batch": 16.0, "element_bytes": 4.0}
+
+
+def test_products_of_a_later_library_are_priced_as_plain_ones() -> None:
+    """cuDNN 7 takes the product's kernel that a plain product would; cuDNN 6 knows nothing of it."""
+    arrays = {name: np.array(value) for name, value in LSTM.items()}
+    common = {"device": V100, "parameters": PARAMETERS}
+    step = step_time(**arrays, library=7.0, products=PRODUCTS, **common)
+    product = gemm_time(m=16, n=8192, k=2048, element_bytes=4, result_bytes=4, device=V100, parameters=PRODUCTS)
+    pointwise = 4 * 8192 * 16 * 4 / (PARAMETERS.bandwidth_fraction * V100.memory_bandwidth)
+    assert float(step) == pytest.approx(float(product) - PRODUCTS.launch + pointwise, rel=1e-3)
+    early = step_time(**arrays, library=6.0, products=PRODUCTS, **common)
+    assert float(early) == float(step_time(**arrays, library=6.0, **common)) != float(step)
+
+
+def test_gradients_of_weights_are_added_to_what_is_there() -> None:
+    """One read of 67 MB more than the product (2048 x 400)(400 x 8192), which itself only writes them."""
+    arrays = {name: np.array(value) for name, value in LSTM.items()}
+    seconds = filter_time(
+        **arrays, timesteps=np.array(25.0), library=7.6, device=V100, parameters=PARAMETERS, products=PRODUCTS
+    )
+    product = gemm_time(
+        m=2048, n=8192, k=400, element_bytes=4, result_bytes=4, k_contiguous=0, device=V100, parameters=PRODUCTS
+    )
+    read = 4 * 8192 * 2048 / (PARAMETERS.bandwidth_fraction * V100.memory_bandwidth)
+    assert float(seconds) == pytest.approx(float(product) - PRODUCTS.launch + read)
 
 
 def table(**columns: object) -> pd.DataFrame:
@@ -188,3 +219,16 @@ def test_a_card_left_out_of_its_generation(shared: Path, measured: str, left_out
     seconds = KINDS["rnn"].time(rows, device, RnnParameters(**entry.parameters))
     assert len(rows) >= 159
     assert np.mean(np.abs(seconds / (rows["time_us"].to_numpy() * MICROSECOND) - 1)) < 0.16
+
+
+@pytest.mark.shared
+@pytest.mark.parametrize(("dtype", "bar"), [("fp32", 0.17), ("fp16", 0.20)])
+def test_a_generation_left_out(shared: Path, dtype: str, bar: float) -> None:
+    """Products of the V100, all else of a P100 under another library: no recurrent row of the V100 is known."""
+    rows = pd.read_csv(shared / "measurements" / "rnn.csv", keep_default_na=False)
+    rows = rows[(rows["device"] == "v100-sxm2-16gb") & (rows["dtype"] == dtype)]
+    entry = next(e for e in load_calibration("p100-pcie-16gb").entries if e.family == "rnn.vector")
+    device = figures(load_device("v100-sxm2-16gb"), dtype)
+    seconds = KINDS["rnn"].time(rows, device, RnnParameters(**entry.parameters))
+    assert len(rows) >= 159
+    assert np.mean(np.abs(seconds / (rows["time_us"].to_numpy() * MICROSECOND) - 1)) < bar

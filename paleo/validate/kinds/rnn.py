@@ -10,8 +10,10 @@ import numpy as np
 import pandas as pd
 
 from paleo.errors import SpecError
+from paleo.pricing.gemm import GemmParameters
 from paleo.pricing.kernels import DeviceFigures, unit_of
 from paleo.pricing.rnn import GATES, RnnDirection, RnnParameters, rnn_time
+from paleo.pricing.store import lookup
 from paleo.specs.hardware import find_device
 from paleo.validate.kinds.base import (
     KINDS,
@@ -95,8 +97,19 @@ class RnnTable(TableKind[DeviceFigures]):
         return rnn_time(
             gate_count=_gates(frame), hidden=hidden, batch=batch, timesteps=steps, direction=_ways(frame),
             element_bytes=element_bytes(frame), library=library_version(text(frame, "library")),
-            device=figures, parameters=parameters,
+            device=figures, parameters=parameters, products=_products(figures),
         )  # fmt: skip
+
+
+def _products(figures: DeviceFigures) -> GemmParameters:
+    """The device's calibration of plain products, measured or inherited."""
+    return lookup(
+        GemmParameters,
+        subject=figures.name,
+        architecture=figures.architecture,
+        memory_kind=figures.memory_kind,
+        family="gemm.tensor" if figures.tensor_cores else "gemm.simt",
+    ).parameters
 
 
 def _gates(frame: pd.DataFrame) -> Array:
