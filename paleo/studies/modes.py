@@ -48,8 +48,8 @@ UNTIED = "no plan fits whose workers hold all parameters and exchange apart from
 
 @dataclass(frozen=True, slots=True)
 class StalenessPrice:
-    """What staleness costs: ``each`` times the samples more for each update of it, or the gradient's ``noise_scale``
-    [samples]."""
+    """What staleness costs: ``per_update`` times the samples more for each update of it, or the gradient's
+    ``noise_scale`` [samples]."""
 
     per_update: float | None = None
     noise_scale: float | None = None

@@ -62,7 +62,7 @@ def test_the_price_decides() -> None:
 def test_a_noise_scale_is_a_price() -> None:
     """Of a batch that is all noise each update late costs what a larger batch would."""
     assert float(StalenessPrice(noise_scale=256.0).samples_factor(3.0, 256)) == 2.5
-    for wrong in ({}, {"each": 0.1, "noise_scale": 3.0}, {"each": -1.0}, {"noise_scale": 0.0}):
+    for wrong in ({}, {"per_update": 0.1, "noise_scale": 3.0}, {"per_update": -1.0}, {"noise_scale": 0.0}):
         with pytest.raises(SpecError, match="price of staleness"):
             StalenessPrice(**wrong)
 
