@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from paleo.errors import SpecError
+from paleo.errors import PaleoError, SpecError
 from paleo.predict import SPREADS, Spreads, Uncertainty
 from paleo.validate.kinds.base import read_table, text
 from paleo.validate.steps.base import Step, StepTable
@@ -108,8 +108,10 @@ def fitted(known: Evidence, level: float = LEVEL) -> Spreads:
 
 def left_out(known: Evidence, *, least: int = WHOLE_SOURCE, level: float = LEVEL) -> pd.DataFrame:
     """Sources of at least so many rows: rows, share of them inside, and mean half-width, by spreads that were fitted
-    without the source."""
+    without the source; SpecError where there is no other."""
     names, counts = np.unique(known.sources, return_counts=True)
+    if len(names) < 2:
+        raise SpecError(f"rows of one source alone ({', '.join(names)}): nothing is left when it is left out")
     lines = []
     for name in names[counts >= least]:
         chosen = known.sources == name
@@ -129,4 +131,8 @@ def main(files: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    try:
+        main(sys.argv[1:])
+    except PaleoError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None

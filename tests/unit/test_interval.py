@@ -135,3 +135,5 @@ def test_a_fit_finds_the_spreads_that_made_the_errors_and_holds_sources_that_it_
 def test_tables_without_steps_are_refused() -> None:
     with pytest.raises(SpecError, match="no row"):
         evidence([])
+    with pytest.raises(SpecError, match="one source alone"):
+        left_out(made_up(SPREADS, sources=1))
