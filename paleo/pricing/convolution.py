@@ -21,7 +21,6 @@ from paleo.pricing.convolution_algorithms import (
     nonfused_cost,
     winograd_cost,
 )
-from paleo.pricing.convolution_shape import Direction, convolution_shape
 
 if TYPE_CHECKING:
     from paleo.pricing.convolution_algorithms import (
@@ -80,7 +79,10 @@ def algorithm_costs(
 ) -> dict[str, Cost]:
     """Seconds (launch included) and workspace [bytes] of each algorithm; inf seconds where the library has it not.
 
-    ``available``: the versions that have it, `AVAILABLE_FROM` or `SEARCHED_FROM`.
+    ``element_bytes`` of storage; ``library`` is the cuDNN version, e.g. 7.6; ``channels_last`` says that tensors are
+    laid out so on tensor cores; ``available``: the versions that have an algorithm, `AVAILABLE_FROM` or
+    `SEARCHED_FROM`. Holds for 2-D convolutions of 1 to 10^5 positions and more; library heuristics that pick a slower
+    kernel than they have (cuDNN 4 to 6 did) are modelled by ``available`` alone.
     """
     width, release = (np.asarray(number, dtype=np.float64) for number in (element_bytes, library))
     machine = Machine(device, parameters, width, release, channels_last)
@@ -95,54 +97,8 @@ def algorithm_costs(
     return costs
 
 
-def convolution_time(
-    *,
-    batch: Number,
-    channels: Number,
-    height: Number,
-    width: Number,
-    filters: Number,
-    kernel_h: Number,
-    kernel_w: Number,
-    pad_h: Number = 0.0,
-    pad_w: Number = 0.0,
-    stride_h: Number = 1.0,
-    stride_w: Number = 1.0,
-    dilation_h: Number = 1.0,
-    dilation_w: Number = 1.0,
-    groups: Number = 1.0,
-    direction: int | npt.NDArray[np.int64] = Direction.FORWARD,
-    element_bytes: Number = 4.0,
-    library: Number = PRESENT,
-    channels_last: bool = False,
-    workspace_limit: Number = np.inf,
-    algorithms: Collection[str] = tuple(AVAILABLE_FROM),
-    available: Mapping[str, tuple[float, float, float]] = AVAILABLE_FROM,
-    device: DeviceFigures,
-    parameters: ConvolutionParameters,
-) -> Array:
-    """Seconds of convolution calls, by the fastest algorithm of ``algorithms`` that fits the workspace limit.
-
-    Extents are those of the whole layer (NCHW, channels and filters over all groups) and broadcast; ``element_bytes``
-    of storage; ``library`` is the cuDNN version, e.g. 7.6; ``channels_last`` says that tensors are laid out so on
-    tensor cores; ``workspace_limit`` in bytes. Infinite where no algorithm applies. Holds for 2-D convolutions of 1 to
-    10^5 positions and more; library heuristics that pick a slower kernel than they have (cuDNN 4 to 6 did) are modelled
-    by ``available`` alone.
-    """
-    shape = convolution_shape(
-        batch=batch, channels=channels, height=height, width=width, filters=filters,
-        kernel_h=kernel_h, kernel_w=kernel_w, pad_h=pad_h, pad_w=pad_w, stride_h=stride_h, stride_w=stride_w,
-        dilation_h=dilation_h, dilation_w=dilation_w, groups=groups, direction=direction,
-    )  # fmt: skip
-    costs = algorithm_costs(
-        shape, device=device, parameters=parameters, element_bytes=element_bytes, library=library,
-        channels_last=channels_last, algorithms=algorithms, available=available,
-    )  # fmt: skip
-    return fastest_time(costs, workspace_limit)
-
-
 def fastest_time(costs: Mapping[str, Cost], workspace_limit: Number = np.inf) -> Array:
-    """Seconds of the fastest algorithm whose workspace [bytes] stays within the limit."""
+    """Seconds of the fastest algorithm whose workspace [bytes] stays within the limit; infinite where none does."""
     times = [np.where(cost.workspace <= workspace_limit, cost.seconds, np.inf) for cost in costs.values()]
     return np.asarray(np.min(np.broadcast_arrays(*times), axis=0), dtype=np.float64)
 

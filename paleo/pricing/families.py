@@ -14,9 +14,16 @@ import numpy as np
 from paleo.errors import SpecError
 from paleo.operations.tensor import BYTES, precision
 from paleo.pricing.attention import PrefillParameters, attention_backward_time, attention_prefill_time, default_kernel
-from paleo.pricing.convolution import AVAILABLE_FROM, OWN_KERNELS, REDUCED, SEARCHED_FROM, convolution_time
+from paleo.pricing.convolution import (
+    AVAILABLE_FROM,
+    OWN_KERNELS,
+    REDUCED,
+    SEARCHED_FROM,
+    algorithm_costs,
+    fastest_time,
+)
 from paleo.pricing.convolution_algorithms import ConvolutionParameters
-from paleo.pricing.convolution_shape import Direction
+from paleo.pricing.convolution_shape import Direction, convolution_shape
 from paleo.pricing.gemm import GemmParameters, gemm_time
 from paleo.pricing.kernels import FAMILIES, column, pointwise_format
 from paleo.pricing.memory import (
@@ -160,7 +167,7 @@ def _convolved(
     algorithms = _offered(prices, algorithms)
     images = column(kernels, "n") * column(kernels, "out_d")
     calls = images if software.convolutions.image_by_image else np.ones_like(images)
-    return calls * convolution_time(
+    shape = convolution_shape(
         batch=images / calls,
         channels=column(kernels, "c") * column(kernels, "kernel_d"),
         height=column(kernels, "h"),
@@ -176,15 +183,19 @@ def _convolved(
         dilation_w=column(kernels, "dilation_w"),
         groups=column(kernels, "groups"),
         direction=np.array([_DIRECTIONS[kernel.operation] for kernel in kernels]),
+    )
+    costs = algorithm_costs(
+        shape,
         element_bytes=precision(prices.dtype).operand,
         library=software.convolutions.cudnn if software.convolutions.algorithms is None else OWN_KERNELS,
         channels_last=not prices.channels_first,
         algorithms=algorithms,
         available=SEARCHED_FROM if software.convolutions.searches else AVAILABLE_FROM,
-        workspace_limit=np.inf if software.convolutions.workspace is None else software.convolutions.workspace,
         device=device,
         parameters=parameters,
     )
+    limit = software.convolutions.workspace
+    return calls * fastest_time(costs, np.inf if limit is None else limit)
 
 
 @FAMILIES.register("attention")

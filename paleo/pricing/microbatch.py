@@ -64,6 +64,6 @@ def cut_minibatch(time_of: Callable[[Array], Array], batch: int) -> MicrobatchPl
     """The cheapest cut of ``batch`` samples, given seconds of calls over an array of sample counts.
 
     ``time_of`` holds everything else: the layer, the device, and the workspace limit, e.g.
-    ``lambda n: convolution_time(batch=n, workspace_limit=limit, ...)``.
+    ``lambda n: fastest_time(algorithm_costs(convolution_shape(batch=n, ...), ...), limit)``.
     """
     return best_cut(np.asarray(time_of(np.arange(1.0, batch + 1.0)), dtype=np.float64))

@@ -17,7 +17,6 @@ from paleo.pricing.convolution import (
     OWN_KERNELS,
     SEARCHED_FROM,
     algorithm_costs,
-    convolution_time,
     fastest_algorithm,
     fastest_time,
 )
@@ -265,16 +264,18 @@ def test_parts() -> None:
     assert set(ALGORITHMS) == set(AVAILABLE_FROM)
 
 
-def limited(limit: float) -> dict[str, float]:
-    extents = {"channels": 64.0, "height": 27.0, "width": 27.0, "filters": 192.0}
-    return extents | {"kernel_h": 5.0, "kernel_w": 5.0, "pad_h": 2.0, "pad_w": 2.0, "workspace_limit": limit}
+SECOND_LAYER = {
+    "channels": 64.0, "height": 27.0, "width": 27.0, "filters": 192.0,
+    "kernel_h": 5.0, "kernel_w": 5.0, "pad_h": 2.0, "pad_w": 2.0,
+}  # fmt: skip
 
 
 def test_microbatches_recover_what_a_workspace_limit_costs() -> None:
     """AlexNet's second layer: 64 MB hold the fast algorithm for a part of the batch only."""
 
     def time_of(limit: float, samples: Array) -> Array:
-        return convolution_time(batch=samples, device=V100, parameters=PARAMETERS, library=7.0, **limited(limit))  # type: ignore[arg-type]
+        shape = convolution_shape(batch=samples, **SECOND_LAYER)  # type: ignore[arg-type]
+        return fastest_time(algorithm_costs(shape, device=V100, parameters=PARAMETERS, library=7.0), limit)
 
     free = cut_minibatch(lambda n: time_of(np.inf, n), 256)
     tight = cut_minibatch(lambda n: time_of(64 * MEGA, n), 256)
@@ -371,34 +372,39 @@ def test_layers_of_networks() -> None:
     assert float(dense.flops[0]) == 2 * 128 * 256 * 36 * 4096
 
 
-def _tensor_time(**changes: Any) -> float:
-    shape: dict[str, Any] = {
-        "batch": 64.0, "channels": 64.0, "height": 56.0, "width": 56.0, "filters": 64.0, "kernel_h": 3.0,
-        "kernel_w": 3.0, "pad_h": 1.0, "pad_w": 1.0, "element_bytes": 2.0, "algorithms": ("implicit",),
-        "device": figures(load_device("a100-sxm4-80gb"), "fp16"), "parameters": ConvolutionParameters(),
-    }  # fmt: skip
-    return float(convolution_time(**(shape | changes)))
+EXTENTS = {
+    "batch": 64.0, "channels": 64.0, "height": 56.0, "width": 56.0, "filters": 64.0,
+    "kernel_h": 3.0, "kernel_w": 3.0, "pad_h": 1.0, "pad_w": 1.0,
+}  # fmt: skip
+
+
+def _tensor_time(extents: dict[str, Any] = EXTENTS, *, on: str = "a100-sxm4-80gb", **library: Any) -> float:
+    priced = {"algorithms": ("implicit",)} | library
+    device = figures(load_device(on), "fp16")
+    shape = convolution_shape(**(EXTENTS | extents))
+    costs = algorithm_costs(shape, element_bytes=2.0, device=device, parameters=ConvolutionParameters(), **priced)
+    return float(fastest_time(costs))
 
 
 def test_kernels_for_ampere_ask_for_fewer_operands_from_release_8_1_on() -> None:
     many = {"channels": 512.0, "filters": 512.0}
-    assert _tensor_time(**many, library=8.1) < 0.95 * _tensor_time(**many, library=8.0)
-    v100 = {"device": figures(load_device("v100-sxm2-16gb"), "fp16")}
-    assert _tensor_time(**many, **v100, library=8.1) == _tensor_time(**many, **v100, library=8.0)
+    assert _tensor_time(many, library=8.1) < 0.95 * _tensor_time(many, library=8.0)
+    later, earlier = (_tensor_time(many, on="v100-sxm2-16gb", library=release) for release in (8.1, 8.0))
+    assert later == earlier
 
 
 def test_few_channels_laid_out_last_are_padded_to_four() -> None:
     image = {"channels": 3.0, "kernel_h": 7.0, "kernel_w": 7.0, "height": 224.0, "width": 224.0}
-    last = _tensor_time(**image, library=8.1, channels_last=True)
-    assert last < 0.5 * _tensor_time(**image, library=8.1)
-    four = _tensor_time(**(image | {"channels": 4.0}), library=8.1, channels_last=True)
+    last = _tensor_time(image, library=8.1, channels_last=True)
+    assert last < 0.5 * _tensor_time(image, library=8.1)
+    four = _tensor_time(image | {"channels": 4.0}, library=8.1, channels_last=True)
     assert last == pytest.approx(four, rel=0.02)  # a fourth channel is read, not summed for nothing
     assert _tensor_time(library=8.1, channels_last=True) == _tensor_time(library=8.1)  # 64 channels are two steps
 
 
 def test_a_depthwise_filter_gradient_reads_both_tensors_once_a_tap() -> None:
     depthwise = {"channels": 256.0, "filters": 256.0, "groups": 256.0, "direction": Direction.FILTER}
-    assert np.isinf(_tensor_time(**depthwise))
-    seconds = _tensor_time(**depthwise, algorithms=("direct",))
+    assert np.isinf(_tensor_time(depthwise))
+    seconds = _tensor_time(depthwise, algorithms=("direct",))
     moved = 9 * 2 * 64 * 56 * 56 * 256 * 2.0  # nine taps, two tensors, two bytes
     assert seconds > moved / (ConvolutionParameters().bandwidth_fraction * 2.039e12)
