@@ -1,4 +1,4 @@
-"""What whole steps add to the interval of their kernels and links: `paleo.predict.Spreads` from measured steps.
+"""What whole steps add to the interval of their kernels and links: `paleo.step.step.Spreads` from measured steps.
 
 ``python -m paleo.calibrate.spreads TABLE…`` fits them and says, source by source, how many rows lie inside of intervals
 whose spreads were fitted without that source.
@@ -20,7 +20,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from paleo.errors import PaleoError, SpecError
-from paleo.predict import SPREADS, Spreads, Uncertainty
+from paleo.step.step import SPREADS, Spreads, Uncertainty
 from paleo.validate.kinds.base import read_table, text
 from paleo.validate.steps.base import Step, StepTable
 from paleo.validate.tables import table_of

@@ -10,11 +10,12 @@ import pytest
 
 from paleo.calibrate.spreads import Evidence, evidence, fitted, left_out
 from paleo.errors import SpecError
-from paleo.predict import SPREADS, Prediction, Spreads, Uncertainty, predict, untimed
+from paleo.predict import Prediction, predict
 from paleo.specs.hardware import load_device, load_system
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.software import load_software
+from paleo.step.step import SPREADS, Spreads, Uncertainty, untimed
 
 NOTHING = np.zeros(2)
 #: A step of a fitted profile, all of whose parts are known exactly.

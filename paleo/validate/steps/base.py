@@ -19,11 +19,12 @@ from paleo.validate.kinds.base import number, text
 from paleo.validate.tables import Predictions
 
 if TYPE_CHECKING:
-    from paleo.predict import Prediction, Uncertainty
+    from paleo.predict import Prediction
     from paleo.specs.calibration import Calibration
     from paleo.specs.hardware import System
     from paleo.specs.software import Software
     from paleo.step.memory import Footprint
+    from paleo.step.step import Uncertainty
     from paleo.validate.kinds.base import Array
 
 #: What reading a malformed cell, or computing with an absurd one, raises.
