@@ -103,7 +103,8 @@ class RunOptions:
         str | None, _option("fp32, tf32, bf16, fp16, fp8. [the device's best 16 bits]", autocompletion=words(*DTYPES))
     ] = None
     optimizer: Annotated[
-        str | None, _option("sgd, momentum, adam, adamw, lars, lamb. [adamw]", autocompletion=completes("optimizers"))
+        str | None,
+        _option("sgd, momentum, rmsprop, adam, adamw, lars, lamb. [adamw]", autocompletion=completes("optimizers")),
     ] = None
     strategy: Annotated[
         str | None,

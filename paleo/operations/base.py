@@ -467,6 +467,7 @@ class Optimizer:
 _ALL = (
     Optimizer("sgd", 0, 2.0, "w − η·g", (3, 2)),
     Optimizer("momentum", 1, 4.0, "Sutskever et al., ICML 2013", (6, 4)),
+    Optimizer("rmsprop", 2, 11.0, "Tieleman and Hinton, 2012, with momentum", (15, 11)),
     Optimizer("adam", 2, 12.0, "Kingma and Ba, ICLR 2015", (16, 12)),
     Optimizer("adamw", 2, 14.0, "Loshchilov and Hutter, ICLR 2019", (19, 14)),
     Optimizer("lars", 1, 8.0, "You et al., 2017", (11, 6), norms=True),

@@ -12,6 +12,7 @@ from paleo.operations.tensor import autocast, precision
 BY_HAND = {
     "sgd": ((0, 8, 4), (4, 6, 6)),
     "momentum": ((4, 12, 8), (8, 10, 10)),
+    "rmsprop": ((8, 16, 12), (12, 14, 14)),
     "adam": ((8, 16, 12), (12, 14, 14)),
     "adamw": ((8, 16, 12), (12, 14, 14)),
     "lars": ((4, 24, 8), (8, 20, 10)),
@@ -29,7 +30,11 @@ def test_bytes(name: str) -> None:
 
 #: Numbers read and written where each term is a pass. Adam: β·m, (1−β)·g and their sum 4 + 3; with g² 5 + 4 for v;
 #: √v, + ε and m / that 4 + 3; times η and off the weight 3 + 2. Weight decay 3 + 2 more; LAMB two norms and a product.
-STEPWISE = {"sgd": (3, 2), "momentum": (6, 4), "adam": (16, 12), "adamw": (19, 14), "lars": (11, 6), "lamb": (22, 15)}
+#: RMSprop: as Adam, but for the sum of g / (√v + ε) with β·m, 3 + 2.
+STEPWISE = {
+    "sgd": (3, 2), "momentum": (6, 4), "rmsprop": (15, 11), "adam": (16, 12), "adamw": (19, 14), "lars": (11, 6),
+    "lamb": (22, 15),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", STEPWISE)

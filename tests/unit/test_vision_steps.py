@@ -20,7 +20,18 @@ from paleo.validate.report import document, renderables
 from paleo.validate.runner import FileReport, validate_frame
 from paleo.validate.scaling import points, summary
 from paleo.validate.steps.systems import system_of
-from paleo.validate.steps.vision import cudnn_version, library_of, model_of, profile_of, profile_of_its_day, sizes_of
+from paleo.validate.steps.vision import (
+    ACCUMULATES,
+    VisionSteps,
+    cudnn_version,
+    library_of,
+    microbatches_of,
+    model_of,
+    profile_of,
+    profile_of_its_day,
+    run_of,
+    sizes_of,
+)
 from paleo.validate.tables import table_of
 
 
@@ -92,6 +103,25 @@ def test_updates_by_a_call_for_each_term_until_lists_were_the_default() -> None:
         for software in ("pytorch-ngc@21.03", "pytorch-ngc")
     )
     assert now.breakdown.optimizer < 0.002 < 161 * 4 * 8e-6 < then.breakdown.optimizer < 0.01
+
+
+@pytest.mark.parametrize(
+    ("slug", "gpus", "notes", "passes"),
+    [("efficientnet_b0", 1, ACCUMULATES, 64), ("efficientnet_b0", 32, ACCUMULATES, 2), ("resnet50", 8, ACCUMULATES, 4),
+     ("se-resnext101-32x4d", 8, ACCUMULATES, 2), ("resnet50", 64, ACCUMULATES, 1), ("efficientnet_b0", 1, "", 1)],
+)  # fmt: skip
+def test_recipes_that_accumulate_gradients(slug: str, gpus: int, notes: str, passes: int) -> None:
+    row = {"model_slug": slug, "batch_per_gpu": 64.0, "n_gpus": gpus, "notes": f"recipe {notes} (1k-4k)"}
+    assert microbatches_of(row) == passes
+
+
+def test_a_pass_of_such_a_recipe_has_its_share_of_the_update() -> None:
+    cells = {"model_slug": "efficientnet_b0", "device": "v100-sxm2-16gb", "dtype": "fp32", "software": "pytorch-ngc"}
+    row = cells | {"n_gpus": 1, "batch_per_gpu": 64.0, "iteration_ms": 97.0, "framework": "PyTorch (21.03)"}
+    rows = [row | {"notes": notes} for notes in ("", f"recipe {ACCUMULATES}", "no weight update")]
+    every, shared, without = (VisionSteps().network_step(case).value for case in rows)
+    assert every - shared == pytest.approx((every - without) * 63 / 64, rel=1e-9) and every - without > 0.01
+    assert run_of(row).optimizer == "rmsprop" and run_of(row | {"model_slug": "resnet50"}).optimizer == "momentum"
 
 
 def test_opencl_kernels_are_refused_by_name() -> None:

@@ -19,6 +19,7 @@ from paleo.validate.steps.submissions import NetworkSteps
 from paleo.validate.tables import STEPS
 
 if TYPE_CHECKING:
+    from paleo.predict import Prediction
     from paleo.specs.software import Software
     from paleo.validate.kinds.base import Array
     from paleo.validate.steps.base import Row, Step
@@ -43,6 +44,13 @@ CONTAINER_RELEASE = "21.03"
 OPENCL = ("cl-nn", "greentea", "deepcl")
 #: Columns in which the rows of one scaling curve agree.
 CURVE = ("source", "device", "framework", "cudnn", "model", "dtype", "batch_per_gpu")
+#: Networks that are trained by RMSprop (Tan and Le, ICML 2019, section 5.2); others are by stochastic gradients.
+BY_RMSPROP = "efficientnet"
+#: What notes say of recipes that add up gradients until so many images were seen, and how many, by a word of the
+#: network, in the 256 of the first ResNets: one to four thousand by the table; which is which by the configurations of
+#: NVIDIA's recipes, by name.
+ACCUMULATES = "accumulates gradients to a fixed optimizer batch"
+OPTIMIZER_BATCH, FIRST_BATCH = (("efficientnet", 16), ("resnext", 4), ("resnet", 8)), 256
 #: What tf_cnn_benchmarks calls ResNet is the paper's own, with the stride in the first 1 x 1 of a block.
 FIRST_RESNETS = {f"resnet{depth}": f"resnet{depth}-v1" for depth in (50, 101, 152)}
 #: cuDNN of the sources that name none, by what they begin with: their pages are older than the next release.
@@ -125,6 +133,15 @@ def without_update(row: Row) -> bool:
     return WITHOUT_UPDATE in str(row.get("notes", ""))
 
 
+def microbatches_of(row: Row) -> int:
+    """Passes until the row's recipe updates the parameters."""
+    slug = str(row["model_slug"])
+    images = FIRST_BATCH * next((batches for word, batches in OPTIMIZER_BATCH if word in slug), 1)
+    if ACCUMULATES not in str(row.get("notes", "")):
+        return 1
+    return max(1, round(images / (float(row["batch_per_gpu"]) * integer(row, "n_gpus", 1))))
+
+
 def run_of(row: Row) -> Run:
     """The run that a row of ``cnn_iterations`` describes; a row without an iteration time is its forward pass alone."""
     batch = float(row["batch_per_gpu"])
@@ -134,13 +151,19 @@ def run_of(row: Row) -> Run:
         gpus=integer(row, "n_gpus", 1),
         batch=int(batch),
         dtype=str(row["dtype"]),
-        optimizer="momentum",
+        optimizer="rmsprop" if str(row["model_slug"]).startswith(BY_RMSPROP) else "momentum",
         software=profile_of_its_day(row),
         cudnn=library_of(row),
         forward_only=not filled(row, "iteration_ms"),
         input=None if WITH_LOADING in str(row.get("notes", "")) else "none",
         model=sizes_of(row),
     )
+
+
+def _left_out(row: Row, prediction: Prediction) -> float:
+    """Seconds of the update that a row's step does not hold; none where steps wait for images instead."""
+    share = 1.0 if without_update(row) else 1.0 - 1.0 / microbatches_of(row)
+    return 0.0 if prediction.breakdown.input else share * prediction.breakdown.optimizer
 
 
 class VisionSteps(NetworkSteps):
@@ -175,11 +198,11 @@ class VisionSteps(NetworkSteps):
         return pd.DataFrame({"gpus": np.where(alone, np.nan, gpus), **same, **words})
 
     def network_step(self, row: Row, software: Software | None = None) -> Step:
-        """The step of the row's run, without the update where the harness left it out."""
+        """The step of the row's run, without the update where the harness left it out; one pass, with its share of the
+        update, where gradients are accumulated."""
         system = self.system(row)
         prediction = predict(load_model(model_of(row)), system, run_of(row), software, self.calibration_of(system))
-        spared = prediction.breakdown.optimizer if without_update(row) else 0.0
-        return of_prediction(prediction, prediction.step_time - spared)
+        return of_prediction(prediction, prediction.step_time - _left_out(row, prediction))
 
 
 STEPS.register("cnn_iterations")(VisionSteps())
