@@ -189,12 +189,12 @@ def predict(
     software: Software | None = None,
     calibration: Calibration | None = None,
 ) -> Prediction:
-    """Count, price, schedule. Pure: the same inputs give the same prediction, and nothing is kept. ``software`` and
-    ``calibration`` stand in for the profile and the calibration file that the run names."""
+    """Count, price, schedule. Pure: the same inputs give the same prediction; the graphs of the latest networks alone
+    are kept. ``software`` and ``calibration`` stand in for the profile and the calibration file that the run names."""
     layout = plan(model, system, run)
     backend = backend_of(system, run, layout.dtype, software, calibration)
     check_sharded(run.compress, layout.parallel.zero)
-    graph = backend.graph(model, layout.microbatch * layout.dp)
+    graph = backend.recent_graph(model, layout.microbatch * layout.dp)
     placed = placement(graph, layout.parallel, run.placement, run.expert_imbalance)
     program = priced(backend.lowered(graph, placed, layout.mesh), layout, backend)
     arriving = backend.input_pipeline(graph, layout.gpus, layout.mesh.size / layout.dp, layout.local_batch)

@@ -3,7 +3,9 @@ shares are."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -46,6 +48,36 @@ if TYPE_CHECKING:
     from paleo.step.waiting import InputPipeline
 
 Array = npt.NDArray[np.float64]
+#: Networks at a batch that are kept for the predictions that follow: rows of a table, points of a curve and systems
+#: that are compared ask for the same ones again.
+MOST_GRAPHS = 16
+
+
+class RecentGraphs:
+    """The latest graphs by model, batch, choices and parameters; the least recently used goes first. Models are told
+    apart by identity and kept beside their graphs, so that no other takes the place of one."""
+
+    def __init__(self, most: int = MOST_GRAPHS) -> None:
+        self._graphs: OrderedDict[Hashable, tuple[ModelSpec, Graph]] = OrderedDict()
+        self._most = most
+        self._lock = threading.Lock()
+
+    def graph(self, model: ModelSpec, batch: int, choices: Choices, overrides: Mapping[str, Any]) -> Graph:
+        """The network at a batch: the kept one, or else built and kept."""
+        key = id(model), batch, choices, repr(overrides)
+        with self._lock:
+            if key in self._graphs:
+                self._graphs.move_to_end(key)
+                return self._graphs[key][1]
+        graph = build(model, batch=batch, choices=choices, overrides=overrides)
+        with self._lock:
+            self._graphs[key] = model, graph
+            while len(self._graphs) > self._most:
+                self._graphs.popitem(last=False)
+        return graph
+
+
+RECENT = RecentGraphs()
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +219,10 @@ class Backend:
     def graph(self, model: ModelSpec, batch: int) -> Graph:
         """The network at a batch, with what the run freezes and adapts."""
         return changed(build(model, batch=batch, choices=self.choices, overrides=self.run.model), self.run)
+
+    def recent_graph(self, model: ModelSpec, batch: int) -> Graph:
+        """`graph`, of the latest networks that predictions asked for; what was worked out for one is kept with it."""
+        return changed(RECENT.graph(model, batch, self.choices, self.run.model), self.run)
 
     def lowered(self, graph: Graph, placement: Placement, mesh: Mesh) -> Program:
         """One rank's program."""

@@ -9,6 +9,7 @@ import pytest
 
 from paleo.validate.runner import FileReport
 from paleo.validate.scaling import GOAL, EfficiencyPoint, summary
+from tests.replay.freeze import WHOLE_TABLES, differences, error_figures, load, rounded
 
 Validated = Callable[[str], FileReport]
 CNN, OTHERS = "cnn_iterations.csv", "other_iterations.csv"
@@ -130,3 +131,11 @@ def test_scaling_of_convolutional_networks(validated: Validated) -> None:
 def test_scaling_without_efficient_networks(validated: Validated) -> None:
     plain = summary([point for point in first_points(validated(CNN).scaling) if "fficient" not in point.configuration])
     assert plain.points >= 48 and plain.mean_error is not None and plain.mean_error < 4.0
+
+
+@pytest.mark.shared
+@pytest.mark.parametrize("table", WHOLE_TABLES)
+def test_errors_have_not_moved(table: str, validated: Validated) -> None:
+    """The frozen rows of ``tests/replay/errors.json`` among all rows."""
+    [(case, frozen)] = [entry for entry in load("errors") if entry[0]["table"] == table]
+    assert list(differences(frozen, rounded(error_figures(case, validated(table))))) == []

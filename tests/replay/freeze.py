@@ -27,8 +27,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from hashlib import sha1
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pandas as pd
 
 from paleo.errors import PaleoError
@@ -41,6 +42,9 @@ from paleo.specs.hardware import load_system
 from paleo.specs.loading import validate
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
+
+if TYPE_CHECKING:
+    from paleo.validate.runner import FileReport
 
 FOLDER = Path(__file__).resolve().parent
 MEASUREMENTS = FOLDER.parents[2] / "shared" / "measurements"
@@ -214,23 +218,34 @@ def tables() -> list[str]:
     return [path.name for path in sorted(MEASUREMENTS.glob("*.csv*")) if read(path)]
 
 
-def error_figures(case: Case) -> Figures:
-    """Errors by source over the rows of one table that the case names."""
-    from paleo.validate.runner import validate_file
+#: Tables of which tests/measured/test_step_tables.py predicts every row: it compares their frozen errors, too.
+WHOLE_TABLES = ("cnn_iterations.csv", "other_iterations.csv")
 
+
+def error_figures(case: Case, whole: FileReport | None = None) -> Figures:
+    """Errors by source over the rows of one table that the case names, of equal rows the first; they are predicted,
+    or looked up in a report on the ``whole`` table."""
     frame = pd.read_csv(MEASUREMENTS / case["table"], dtype=str, keep_default_na=False)
     keys = pd.Series(row_keys(frame, case["columns"]))
-    chosen = frame[keys.isin(case["rows"]).to_numpy() & ~keys.duplicated().to_numpy()]
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / case["table"].removesuffix(".gz")
-        chosen.to_csv(path, index=False)
-        report = validate_file(path)
-    unsupported = int((~report.predicted).sum())
-    sources = {
-        source: [errors.rows, errors.mape, errors.bias, errors.coverage]
-        for source, errors in report.by(report.sources).items()
+    rows = keys.isin(case["rows"]).to_numpy() & ~keys.duplicated().to_numpy()
+    report = whole if whole is not None else _report(case["table"], frame[rows])
+    chosen = rows if whole is not None else np.ones(int(rows.sum()), dtype=bool)
+    errors = {
+        source: report.errors(chosen & (report.sources == source))
+        for source in sorted(set(report.sources[chosen & report.predicted]))
     }
-    return {"rows": len(chosen), "unsupported": unsupported, "sources": sources}
+    sources = {source: [each.rows, each.mape, each.bias, each.coverage] for source, each in errors.items()}
+    unsupported = int((chosen & ~report.predicted).sum())
+    return {"rows": int(chosen.sum()), "unsupported": unsupported, "sources": sources}
+
+
+def _report(table: str, rows: pd.DataFrame) -> FileReport:
+    from paleo.validate.runner import validate_file
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / table.removesuffix(".gz")
+        rows.to_csv(path, index=False)
+        return validate_file(path)
 
 
 #: What is frozen: the file's name, where its cases come from, and what is computed of each.

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from paleo.layers.base import Choices
 from paleo.lowering.program import Counted, Program, Section, Transfer
 from paleo.operations.base import Kernel, optimizer
 from paleo.operations.tensor import precision
@@ -19,6 +20,7 @@ from paleo.specs.hardware import load_system
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.software import load_software
+from paleo.step.backend import RecentGraphs
 from paleo.step.memory import alive, placed_layers, states, total_memory, workspace
 from paleo.step.section_times import BYTES, section_costs
 from paleo.step.streams import LayerIteration, walk
@@ -189,3 +191,14 @@ def test_tensor_overlap_hides_gathers_and_scatters_but_no_sums() -> None:
     assert dealt.communication_exposed < 0.6 * plain.communication_exposed
     assert dealt.communication_total == pytest.approx(plain.communication_total)
     assert made("tp=8", True).breakdown == made("tp=8", False).breakdown
+
+
+def test_the_latest_networks_are_kept() -> None:
+    """One for each model, batch and set of parameters; of three the one that was asked for longest ago is built anew,
+    and so is that of a model which was read again."""
+    recent, model, choices = RecentGraphs(2), load_model("lenet"), Choices()
+    first, second = recent.graph(model, 1, choices, {}), recent.graph(model, 2, choices, {})
+    assert (first.batch, second.batch) == (1, 2) and recent.graph(model, 1, choices, {}) is first
+    wider = recent.graph(model.model_copy(), 1, choices, {})
+    assert wider is not first and wider == first
+    assert recent.graph(model, 1, choices, {}) is first and recent.graph(model, 2, choices, {}) is not second
