@@ -154,6 +154,7 @@ def test_rows_run_under_the_release_that_they_state() -> None:
     assert {release: profile_then({"release": release}, "nemo") for release in releases} == releases
     assert profile_then({"release": "25.04"}, "nemo") == "nemo", "nothing was otherwise by then"
     assert load_software("nemo@24.07").parallelism.expert_tensor == "tp"
+    assert (load_software("nemo@24.07").fusion.loss, load_software("nemo@25.04").fusion.loss) == ("stepwise", "fused")
     assert profile_then({"release": "24.07"}, "torchtitan") == "torchtitan"
 
 
