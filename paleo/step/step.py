@@ -383,9 +383,9 @@ class Spreads:
     it runs on. ``update``: of what happens once a step, over the share of the update.
 
     Fitted by `paleo.calibrate.spreads` to the errors of 1,587 steps of 30 sources, each source weighted alike. With
-    spreads that were fitted without it, 16 of the 27 sources of six rows or more have 80 to 95 % of them inside, 6
-    fewer and 5 more; half-widths are 0.22 on the mean of the sources. ``kernels`` is known badly: 0.03 to 0.12 do
-    alike.
+    spreads that were fitted without it, 13 to 16 of the 27 sources of six rows or more have 80 to 95 % of them inside
+    (a row more or less moves several), as many of the others fewer as more; half-widths are 0.22 on the mean of the
+    sources. ``kernels`` is known badly: 0.03 to 0.12 do alike.
     """
 
     kernels: float = 0.04
