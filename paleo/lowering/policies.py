@@ -13,6 +13,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -100,7 +101,16 @@ def balanced_cut(program: Program, weights: Sequence[float], pieces: int) -> tup
     the lighter ones. Empty where there are fewer layers than pieces.
 
     ``weights`` as in `cut`."""
-    units = _units(program, weights)
+    repeats = tuple([section.repeat for section in program.sections])
+    return _balanced_layers(repeats, tuple(layer_counts(program)), tuple(weights), pieces)
+
+
+@lru_cache(maxsize=2**16)
+def _balanced_layers(
+    repeats: tuple[int, ...], counts: tuple[int, ...], weights: tuple[float, ...], pieces: int
+) -> tuple[int, ...]:
+    """`balanced_cut` of sections that repeat so often; a search has the same weights at many numbers of stages."""
+    units = _units(repeats, counts, weights)
     if len(units) < pieces:
         return ()
     layers = np.cumsum([count for _, count in units])
@@ -113,28 +123,29 @@ def heaviest_piece(program: Program, weights: Sequence[float], chunks: Sequence[
     return max(sum(weights[section] * layers for section, layers in chunk) for chunk in chunks)
 
 
-def _units(program: Program, weights: Sequence[float]) -> list[tuple[float, int]]:
+def _units(repeats: Sequence[int], counts: Sequence[int], weights: Sequence[float]) -> list[tuple[float, int]]:
     """What may be divided: weight and number of layers (0 or 1) of what comes before the first layer, of each layer
     with the sections behind it, and of what comes after the last layer."""
     units: list[tuple[float, int]] = []
-    counts = layer_counts(program)
     last = max((index for index, count in enumerate(counts) if count), default=-1)
-    for index, (section, count) in enumerate(zip(program.sections, counts, strict=True)):
+    for index, (repeat, count) in enumerate(zip(repeats, counts, strict=True)):
         if count:
             units += [(weights[index], 1)] * count
         elif not units or index == last + 1:
-            units.append((weights[index] * section.repeat, 0))
+            units.append((weights[index] * repeat, 0))
         else:
             weight, layers = units[-1]
-            units[-1] = (weight + weights[index] * section.repeat, layers)
+            units[-1] = (weight + weights[index] * repeat, layers)
     return units
 
 
 def _lengths(weights: Sequence[float], pieces: int) -> list[int]:
     """Units of each of at most ``pieces`` contiguous pieces, filled from the front, whose heaviest is as light as
-    possible: by bisection on the heaviest weight, between what a filling reaches and what the next one would."""
+    possible: by bisection on the heaviest weight, between what a filling reaches and what the next one would. It is no
+    less than the mean of the pieces, and exceeds that by less than the heaviest unit."""
     sums = np.cumsum(weights, dtype=np.longdouble).astype(float).tolist()  # each sum rounded once
-    low, high = max(weights), sums[-1]
+    heaviest, mean = max(weights), sums[-1] / pieces
+    low, high = max(heaviest, mean), min(sums[-1], heaviest + mean)
     while low * _SLACK < high:
         middle = (low + high) / 2
         ends = _filled(sums, middle)
