@@ -57,6 +57,8 @@ class Mesh:
     degrees: tuple[tuple[str, int], ...]
     _by_axis: dict[str, int] = field(init=False, repr=False, compare=False)
 
+    _strides: dict[Axes, int] = field(default_factory=dict, init=False, repr=False, compare=False)
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "_by_axis", dict(self.degrees))
 
@@ -75,11 +77,13 @@ class Mesh:
 
     def stride(self, axes: Axes) -> int:
         """How far apart neighbours of a group along the axes are numbered: the stride of the innermost one in use."""
-        names = [name for name, _ in self.degrees]
-        axes = tuple(name for axis in axes for name in axis.split("+"))
-        used = [axis for axis in axes if self.degree(axis) > 1] or list(axes)
-        innermost = min(names.index(axis) for axis in used)
-        return math.prod(degree for _, degree in self.degrees[:innermost])
+        if axes not in self._strides:
+            names = [name for name, _ in self.degrees]
+            single = tuple(name for axis in axes for name in axis.split("+"))
+            used = [axis for axis in single if self.degree(axis) > 1] or list(single)
+            innermost = min(names.index(axis) for axis in used)
+            self._strides[axes] = math.prod(degree for _, degree in self.degrees[:innermost])
+        return self._strides[axes]
 
     @property
     def replicas(self) -> int:

@@ -280,10 +280,20 @@ def _propagated(graph: Graph, placement: Placement, mesh: Mesh) -> tuple[PlacedN
 
 def check_divisions(graph: Graph, placement: Placement, mesh: Mesh) -> None:
     """PlanError where a dim cannot be divided as a placement asks; `propagate` checks the same on its way."""
-    for node in graph.nodes:
-        split = _active(node, placement.of(node), mesh)
-        core = core_split(node, split, placement.context)
-        check_division(node, _ways(split, mesh), _ways(core, mesh))
+    problem = graph.once(("division", placement, mesh.degrees), lambda: _problem(graph, placement, mesh))
+    if problem:
+        raise PlanError(problem)
+
+
+def _problem(graph: Graph, placement: Placement, mesh: Mesh) -> str:
+    """Why a dim cannot be divided; empty where all can."""
+    try:
+        for node in graph.nodes:
+            split = _active(node, placement.of(node), mesh)
+            check_division(node, _ways(split, mesh), _ways(core_split(node, split, placement.context), mesh))
+    except PlanError as error:
+        return str(error)
+    return ""
 
 
 def _batch_axes(dim: str, mesh: Mesh) -> Axes:

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from paleo.step.backend import Backend
 
 Array = npt.NDArray[np.float64]
+#: Of a section: of kernels, of collectives, of what operations put out, and `SIZES`.
+Numbers = tuple[Array, Array, Array, Array]
 #: Figures of sections beside kernels: those of `SectionCosts` but for a largest output.
 SIZES = tuple(name for name in BYTES if name != "largest_output_bytes")
 #: Numbers of a kernel before those of its shape.
@@ -150,6 +152,13 @@ class Graphs:
         self._build = partial(backend.graph, model)
         self._graphs: dict[int, Graph] = {}
         self._family: dict[Hashable, object] = {}
+        self._numbers: dict[int, tuple[Section, Numbers]] = {}
+
+    def numbers(self, section: Section) -> Numbers:
+        """`_section_values` of a section that lowerings may have in common."""
+        if id(section) not in self._numbers:
+            self._numbers[id(section)] = section, _section_values(section)
+        return self._numbers[id(section)][1]
 
     def at(self, batch: int) -> Graph:
         """The network at a batch."""
@@ -202,7 +211,8 @@ class _Blocks:
             return surface
         if not groupings:
             points = [(key, size, self._lower(key, size)) for key, sizes in family.items() for size in sizes]
-            return [PricedBlock(key, program, (size,), _values(program)[None]) for key, size, program in points]
+            numbers = self.graphs.numbers
+            return [PricedBlock(key, each, (size,), _values(each, numbers)[None]) for key, size, each in points]
         parts: dict[object, dict[Key, Sequence[int]]] = {}
         for key, sizes in family.items():
             parts.setdefault(groupings[0](key), {})[key] = sizes
@@ -261,7 +271,7 @@ class _Blocks:
     ) -> dict[Key, Array] | None:
         """Numbers of each layout at its microbatches, from those of the ``ends``: layouts at small microbatches and at
         full ones. None where what is ``lowered`` has no common shape, or is found wrong in every way to do it."""
-        rows = {point: _values(self._lower(*point)) for point in lowered}
+        rows = {point: _values(self._lower(*point), self.graphs.numbers) for point in lowered}
         if len({len(row) for row in rows.values()}) > 1:
             return None
         columns = [(points, size) for points, size_of in zip(ends, (sizes[:2], _FULL), strict=True) for size in size_of]
@@ -371,13 +381,14 @@ def _lines(targets: Sequence[int], sizes: Sequence[int], rows: Array, lower: npt
     return np.where(np.abs(count - whole) <= _SAME * np.abs(whole), whole, count)
 
 
-def _values(program: Program) -> Array:
-    """The numbers of a program that depend on its batch: kernels, collectives, sizes of sections."""
-    *parts, sizes = zip(*map(_section_values, program.sections), strict=True)
+def _values(program: Program, numbers: Callable[[Section], Numbers]) -> Array:
+    """The numbers of a program that depend on its batch: kernels, collectives, sizes of sections; those of a section as
+    ``numbers`` gives them."""
+    *parts, sizes = zip(*map(numbers, program.sections), strict=True)
     return np.concatenate([*(each for part in parts for each in part), np.stack(sizes, axis=1).ravel()])
 
 
-def _section_values(section: Section) -> tuple[Array, Array, Array, Array]:
+def _section_values(section: Section) -> Numbers:
     """The same of a section: kernels, collectives, what operations put out, `SIZES`."""
     kernels: list[float] = []
     for counted in section.kernels:

@@ -293,7 +293,7 @@ def test_counts_between_lowerings_are_those_of_lowerings(sequence_parallel: bool
     lowered = len(blocks._known)
     assert {block.key for block in found} == {key for key in family if blocks._divides(key)} and lowered < 30
     for block in found:
-        exact = np.stack([_values(blocks._lower(block.key, size)) for size in sizes])
+        exact = np.stack([_values(blocks._lower(block.key, size), blocks.graphs.numbers) for size in sizes])
         assert np.allclose(block.values, exact, rtol=1e-12, atol=0.0), block.key
         assert block.program.parameters == blocks._lower(block.key, 1).parameters
 
