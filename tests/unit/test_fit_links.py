@@ -66,7 +66,7 @@ def made_with(truth: Mapping[str, float], system: str, splits: Sequence[tuple[in
 @pytest.fixture(scope="module")
 def inside(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("links") / "inside.csv"
-    made_with(INSIDE, "dgx-a100-80gb", [(2, 1), (4, 1), (8, 1)]).to_csv(path, index=False)
+    made_with(INSIDE, "dgx-a100-80gb", [(2, 1), (8, 1)]).to_csv(path, index=False)
     return path
 
 
@@ -88,7 +88,7 @@ def test_a_fit_finds_the_links_of_a_node(fitted: Path) -> None:
         assert entry.parameters[name] == pytest.approx(getattr(before, name) * factor, rel=0.02), name
     assert set(entry.uncertainty) == {"simple_fraction", "launch"} and max(entry.uncertainty.values()) < 0.1
     assert entry.residual is not None and entry.residual.mape < 0.01
-    assert entry.rows_fitted + entry.rows_held_out == 24 and entry.residual.rows == entry.rows_held_out
+    assert entry.rows_fitted + entry.rows_held_out == 16 and entry.residual.rows == entry.rows_held_out
 
 
 def test_what_was_written_prices_runs(inside: Path, fitted: Path, capsys: pytest.CaptureFixture[str]) -> None:

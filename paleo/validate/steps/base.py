@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
@@ -158,7 +158,7 @@ class Step:
     roofline: float
     subject: str
     origin: str
-    uncertainty: Uncertainty | None = None
+    uncertainty: Uncertainty | None = field(default=None, compare=False)  # low and high follow from it
 
 
 def ideal_seconds(prediction: Prediction) -> float:
