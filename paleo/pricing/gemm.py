@@ -1,9 +1,12 @@
 """Time of a matrix product C[m,n] = A[m,k] B[k,n], ``batch`` of them, on one device.
 
 The model follows what a tiled kernel does. The output is cut into tiles, one per thread block, and the reduction may be
-split so that few tiles still fill the device; the library is assumed to take the tile and split that end first.
+split so that few tiles still fill the device; the library takes a tile and split that end first or nearly first.
 
-    time   = launch + fill + min over (tile, split) of  max4(compute + epilogue, L2, DRAM) + reduction of the split
+    time   = launch + fill + mean over (tile, split) of  spread + max4(compute + epilogue, L2, DRAM) + reduction
+    mean   = weighted with the 16th power of the rate: a library's own estimate of a kernel scatters by about 1/16
+    spread = until blocks run on all multiprocessors; fewer blocks take their share of it
+    reduction = of a split: a second kernel or semaphores, and a step for each part
     fill   = latency of the first reads, as far as they come from DRAM
     max4   = (a⁴ + b⁴ + c⁴)^(1/4): the slowest resource, with some loss where two are near each other
     waves  = blocks / multiprocessors, rounded up as far as kernels are not persistent
@@ -44,8 +47,17 @@ TENSOR_TILES = (
     (256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64), (128, 32), (32, 128), (64, 32), (32, 64),
 )  # fmt: skip
 VECTOR_TILES = ((256, 128), (128, 256), (128, 128), (64, 128), (64, 64), (32, 128))
-#: Least reduction length per split, and the step in which a main loop runs through k.
-LEAST_SPLIT, TENSOR_STEP, VECTOR_STEP = 128.0, 64.0, 8.0
+#: Least reduction length per split, and the step in which a main loop of ordinary cores runs through k.
+LEAST_SPLIT, VECTOR_STEP = 128.0, 8.0
+#: Most parts of a sum where they meet in the shared memory of a cluster (NVIDIA, CUDA C++ Programming Guide, "Thread
+#: Block Clusters": 16 blocks at most). From k = 4,096 to 65,536 a single tile on B200 takes 0.125 us longer per 1,024,
+#: which is a tenth of what one block takes for them.
+CLUSTER = 16.0
+#: Step of a main loop of tensor cores [bytes of a row]: the widest row that the tensor memory accelerator swizzles;
+#: before it, cuBLAS has kernels with half of that for short sums (``ampere_bf16_s16816gemm_…_stages_32x5``).
+TENSOR_STEP, OLDER_STEP = 128.0, 64.0
+#: Architectures with tensor cores, but without that accelerator and without clusters.
+BEFORE_HOPPER = frozenset({"Volta", "Turing", "Ampere", "Ada Lovelace"})
 #: Smallest sgemm tile of single products against that of batched ones: libraries keep narrower kernels for them.
 SINGLE_TILE = 0.25
 #: Stride from which every row of an operand lies on its own page of the address-translation cache.
@@ -93,12 +105,16 @@ class GemmParameters:
     epilogue: float = parameter(
         2 * KILO, low=50.0, high=20 * KILO, unit="cycle", meaning="prologue and epilogue of a 128 x 128 tile"
     )
+    split_step: float = parameter(
+        0.01 * MICROSECOND, low=MICROSECOND / KILO, high=MICROSECOND, unit="s",
+        meaning="what each part of a split reduction adds: parts are summed up one after the other",
+    )  # fmt: skip
     fill: float = parameter(
-        0.8 * KILO,
-        low=20.0,
-        high=30 * KILO,
-        unit="cycle",
+        0.8 * KILO, low=20.0, high=30 * KILO, unit="cycle",
         meaning="latency of DRAM before the first tile, where it is read",
+    )  # fmt: skip
+    spread: float = parameter(
+        KILO, low=10.0, high=10 * KILO, unit="cycle", meaning="until thread blocks run on all multiprocessors"
     )
     least_tile: float = parameter(
         5 * KILO, low=0.5 * KILO, high=20 * KILO, unit="element", meaning="area of the smallest tile of the library"
@@ -159,28 +175,47 @@ def waves(blocks: Array, multiprocessors: float, rounding: float) -> Array:
 
 def _split_counts(blocks: Array, k: Array, batch: Array, device: DeviceFigures) -> tuple[Array | float, ...]:
     """Splits of k that a library would try: none, one wave of blocks, two waves; batched kernels do not split."""
-    most = np.where(batch > 1, 1.0, np.maximum(np.floor(k / LEAST_SPLIT), 1.0))
+    clustered = device.tensor_cores and device.architecture not in BEFORE_HOPPER
+    most = np.clip(np.floor(k / LEAST_SPLIT), 1.0, CLUSTER if clustered else np.inf)
+    most = np.where(batch > 1, 1.0, most)
     wave = np.clip(np.floor(device.multiprocessors / blocks), 1.0, most)
     two = np.clip(np.rint(2.0 * device.multiprocessors / blocks), 1.0, most)
     return (1.0, wave, two)
+
+
+def _step(element: Array, device: DeviceFigures) -> Array | float:
+    """Elements of k that a main loop takes at a time, of ``element`` bytes each."""
+    if not device.tensor_cores:
+        return VECTOR_STEP
+    return (OLDER_STEP if device.architecture in BEFORE_HOPPER else TENSOR_STEP) / element
+
+
+def likelihood(seconds: Array, reference: Array) -> Array:
+    """How often a library takes a kernel of ``seconds`` against one of ``reference``, which its estimates confuse.
+
+    >>> likelihood(np.array([1.0, 1.1, 2.0]), np.array(1.0)).round(2)
+    array([1.  , 0.22, 0.  ])
+    """
+    return _fourth_power(_fourth_power(reference / seconds))
 
 
 def _busy_time(
     shape: tuple[Array, Array, Array, Array], element: Array, result: Array, dram: Array, stall: Array,
     device: DeviceFigures, p: GemmParameters,
 ) -> tuple[Array, Array]:  # fmt: skip
-    """Seconds of the best tile and split at full clock, and the share of them that is arithmetic."""
+    """Seconds of the likely tiles and splits at full clock, and the share of them that is arithmetic."""
     m, n, k, batch = shape
     clock, flops = device.clock_hz, device.flops_per_clock
-    step = TENSOR_STEP if device.tensor_cores else VECTOR_STEP
+    step = _step(element, device)
     l2 = p.l2_rate * flops * device.multiprocessors * clock
     outputs = batch * m * n
     dram4 = _fourth_power(dram / (p.bandwidth_efficiency * device.memory_bandwidth))
     shapes = TENSOR_TILES if device.tensor_cores else VECTOR_TILES
     single = 1.0 if device.tensor_cores else SINGLE_TILE
     least = np.where(batch > 1, p.least_tile, single * p.least_tile)
-    best, share = np.full(m.shape, np.inf), np.zeros(m.shape)
-    written, reduced = outputs * result / (element * l2), 4.0 * outputs / (element * l2)
+    weights, seconds, arithmetic = np.zeros((3, *m.shape))
+    reference: Array | None = None
+    written, parts = outputs * result / (element * l2), p.split_step + 4.0 * outputs / (element * l2)
     row_tiles = {rows: np.ceil(m / rows) * batch for rows in {rows for rows, _ in shapes}}
     column_tiles = {columns: np.ceil(n / columns) for columns in {columns for _, columns in shapes}}
     for rows, columns in shapes:
@@ -193,11 +228,14 @@ def _busy_time(
             compute = rounds * length * per_k
             traffic = blocks * length * operands + written
             busy = _fourth_root(_fourth_power(compute * stall + rounds * edge) + _fourth_power(traffic) + dram4)
-            total = busy if index == 0 else busy + np.where(split > 1, p.split_time + reduced * split, 0.0)
-            better = total < best
-            np.copyto(share, compute / busy, where=better)
-            np.copyto(best, total, where=better)
-    return best, np.minimum(share, 1.0)
+            busy += p.spread / clock * np.minimum(blocks / device.multiprocessors, 1.0)
+            total = busy if index == 0 else busy + np.where(split > 1, p.split_time + parts * split, 0.0)
+            reference = total if reference is None else reference
+            weight = likelihood(total, reference) * (1.0 if index == 0 else split > 1)
+            weights += weight
+            seconds += weight * total
+            arithmetic += weight * compute / busy
+    return seconds / weights, np.minimum(arithmetic / weights, 1.0)
 
 
 def scattered_time(
@@ -212,7 +250,7 @@ def scattered_time(
     m reads B again. Narrow tiles take more elements at a time (16 rows: three sectors), and rows that are a power of
     two apart open half the pages; both as these rows say, the latter unexplained.
 
-    >>> from paleo.pricing.store import DeviceFigures
+    >>> from paleo.pricing.kernels import DeviceFigures
     >>> titan = DeviceFigures("x", "Pascal", "GDDR5X", 28, 1.531e9, 10.97e12, 480e9, 3e6, 250, False)
     >>> one = np.array(1.0)
     >>> seconds = scattered_time(128 * one, 7680 * one, 2560 * one, one, 4 * one, 0.105, titan)  # 1.62 ms measured
@@ -267,7 +305,7 @@ def gemm_time(
     against random numbers (zeros draw less power). k_contiguous: share of A and B that is contiguous along k.
     sustained: 1 where the device has been under load for long, as in training, so that the power limit has full force.
 
-    >>> from paleo.pricing.store import DeviceFigures
+    >>> from paleo.pricing.kernels import DeviceFigures
     >>> from paleo.units import GIGA, TERA, MEGA
     >>> d = DeviceFigures("x", "Ampere", "HBM2e", 108, 1.41 * GIGA, 312 * TERA, 2.0 * TERA, 40 * MEGA, 400, True)
     >>> a100 = GemmParameters(energy=0.8, training_energy=1.0)  # as fitted to its rows

@@ -169,7 +169,7 @@ def softmax_passes(*, rows: Sizes, length: Sizes, element_bytes: Sizes, device: 
 
     Registers of a warp are laid out for the next power of two. The rows of all resident blocks are live at once.
 
-    >>> from paleo.pricing.store import DeviceFigures
+    >>> from paleo.pricing.kernels import DeviceFigures
     >>> v100 = DeviceFigures("v100", "Volta", "HBM2", 80, 1.38e9, 14e12, 9e11, 6e6, 250, False)
     >>> passes = softmax_passes(rows=1000.0, length=2048.0, element_bytes=4.0, device=v100)
     >>> float(passes.reread_bytes), float(passes.threads_per_row)
@@ -229,7 +229,7 @@ TRANSPOSED_BANDWIDTH = 0.75
 def transposed_time(moved_bytes: Sizes, elements: Sizes, device: DeviceFigures) -> Array:
     """Seconds in which tensors of ``moved_bytes`` and ``elements`` go to channels-last and back: read and written once.
 
-    >>> from paleo.pricing.store import DeviceFigures
+    >>> from paleo.pricing.kernels import DeviceFigures
     >>> v100 = DeviceFigures("v100", "Volta", "HBM2", 80, 1.5e9, 14e12, 9e11, 6e6, 250, True)
     >>> float(transposed_time(1e9, 5e8, v100).round(6))  # (2 GB / 675 GB/s)^4 + (10^9 / 540 a ns)^4, fourth root
     0.00307

@@ -54,7 +54,7 @@ def slow_down(
     ``dram`` bytes: the power of their arithmetic against what idling and memory leave of the limit. ``activity`` is the
     switching activity of the data against that for which the energy holds.
 
-    >>> from paleo.pricing.store import DeviceFigures
+    >>> from paleo.pricing.kernels import DeviceFigures
     >>> card = DeviceFigures("x", "Hopper", "HBM3", 132, 1.8e9, 1e15, 3e12, 5e7, 700.0, True)
     >>> float(slow_down(busy=1.0, flops=1e15, dram=0.0, energy=0.595, device=card).round(3))  # 595 of 595 W
     1.189

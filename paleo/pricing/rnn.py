@@ -147,7 +147,7 @@ def gates(cell: str) -> int:
 def fits_registers(*, weight_bytes: Number, device: DeviceFigures) -> Mask:
     """Whether one layer's recurrent weights [bytes] stay in the registers of all multiprocessors.
 
-    >>> from paleo.pricing.store import DeviceFigures
+    >>> from paleo.pricing.kernels import DeviceFigures
     >>> titan_x = DeviceFigures("titan x", "Maxwell", "GDDR5", 24, 1.075e9, 6.6e12, 336e9, 3e6, 250, False)
     >>> [bool(fits_registers(weight_bytes=4.0 * units**2, device=titan_x)) for units in (1152, 1216)]
     [True, False]

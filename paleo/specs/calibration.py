@@ -5,8 +5,8 @@ family; ``stack`` says how the rows were timed (graph replay, kernel duration, e
 which decides the launch parameters. ``architectures.yaml`` beside them holds no numbers of its own but rules: what a
 device without measurements inherits from which measured one, what is changed and why, and how wide its interval gets.
 
-A pricing family states its calibration parameters as fields of a frozen dataclass, at most 14, each a `parameter` with
-its meaning, unit and the range in which a fit may look for it.
+A pricing family states its calibration parameters as fields of a frozen dataclass, at most 14 of them fitted, each a
+`parameter` with its meaning, unit and the range in which a fit may look for it.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from paleo.pricing.gemm import (
     GemmParameters,
     cache_miss,
     gemm_time,
+    likelihood,
     quantisation_time,
     scattered_time,
     waves,
@@ -27,10 +28,10 @@ from paleo.validate.kinds.base import KINDS, best_constant_efficiency, groups, k
 from paleo.validate.kinds.gemm import GemmTable
 
 DEVICE = DeviceFigures("d", "Ampere", "HBM2e", 100, GIGA, 200 * TERA, 2 * TERA, 40 * MEGA, math.inf, True)
-#: Hardly any overhead: launch, fill, epilogue and split near zero, perfect rates.
+#: Hardly any overhead: launch, fill, spread, epilogue and split near zero, perfect rates.
 BARE = GemmParameters(
     launch=0.5 * MICROSECOND, efficiency=1.0, bandwidth_efficiency=1.0, l2_rate=0.2, wave_rounding=1.0, epilogue=50.0,
-    fill=20.0, energy=0.1, page_stall=0.01,
+    fill=20.0, spread=10.0, energy=0.1, page_stall=0.01,
 )  # fmt: skip
 
 
@@ -72,6 +73,43 @@ def test_products_of_few_columns_have_narrow_tiles() -> None:
     small, cached = dataclasses.replace(BARE, least_tile=500.0), dataclasses.replace(DEVICE, l2_bytes=4000 * MEGA)
     narrow, wide = (time(12800, n, 8192, small, cached) - BARE.launch for n in (32, 64))
     assert narrow / wide == pytest.approx(0.5, abs=0.15)
+
+
+def test_blocks_take_their_time_to_spread_over_the_device() -> None:
+    """100 multiprocessors at 1 GHz: 1000 cycles for a hundred blocks or more, a tenth of it for ten."""
+    slow = dataclasses.replace(BARE, spread=1010.0)
+
+    def extra(m: float) -> float:  # batched products are not split
+        return time(m, 32, 64, slow, batch=10.0) - time(m, 32, 64, batch=10.0)
+
+    assert extra(32) == pytest.approx(0.1 * MICROSECOND, rel=0.02)
+    assert extra(64 * 100) == pytest.approx(MICROSECOND, rel=0.02)
+
+
+def test_a_short_sum_takes_half_a_step_before_the_tensor_memory_accelerator() -> None:
+    hopper = dataclasses.replace(DEVICE, architecture="Hopper")
+    shape = (12800, 12800)
+    assert time(*shape, 64) == time(*shape, 64, device=hopper)
+    assert time(*shape, 32) < time(*shape, 32, device=hopper)
+
+
+def test_a_reduction_over_a_cluster_has_no_more_than_sixteen_parts() -> None:
+    """One tile of 65536 summands: 4096 of them in each of sixteen parts; parts are summed up one after the other."""
+    hopper = dataclasses.replace(DEVICE, architecture="Hopper")
+    slow = dataclasses.replace(BARE, least_tile=128 * 128.0, split_time=0.2 * MICROSECOND)
+    by_hand = 65536 / 16 * 2 * 128 * 128 / (DEVICE.flops_per_clock * DEVICE.clock_hz)
+    assert time(64, 32, 65536, slow, hopper) == pytest.approx(by_hand, rel=0.1)
+    assert time(64, 32, 65536, slow) < 0.3 * by_hand
+    serial = dataclasses.replace(slow, split_step=MICROSECOND)
+    assert time(64, 32, 65536, serial, hopper) - time(64, 32, 65536, slow, hopper) == pytest.approx(
+        16 * MICROSECOND, rel=0.05
+    )
+
+
+def test_libraries_take_likely_kernels_not_the_fastest() -> None:
+    """Two kernels as fast as each other are as likely; one that takes a tenth longer is taken once in five times."""
+    shares = likelihood(np.array([1.0, 1.1]), np.array(1.0))
+    assert float(shares[1] / shares.sum()) == pytest.approx(1 / (1 + 1.1**16))
 
 
 def test_what_fits_the_cache_is_not_read_from_dram() -> None:

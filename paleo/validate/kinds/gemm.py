@@ -58,6 +58,9 @@ COLUMN_MAJOR = frozenset({"deepbench"})
 TILES = (64 * 64.0, 64 * 128.0, 128 * 128.0)
 #: Rows that never come near the limit of power, or (P100 in fp32) whose throttling is thermal: energy stays as known.
 UNTHROTTLED = {("Pascal", "gemm.simt"), ("Ampere", "gemm.tensor")}
+#: What rows cannot tell apart: under replayed graphs, blocks under way from their first reads; beside the launches of
+#: eager code, either from how blocks spread and parts of sums meet.
+ALIKE_ON_TENSOR_CORES, ALIKE_ON_ORDINARY_CORES = ("fill",), ("spread", "split_step")
 #: Architecture -> its smallest sgemm tile, where it is not the last.
 SMALLEST_TILE = {"Kepler": TILES[1], "Maxwell": TILES[1], "Pascal": TILES[1], "Volta": TILES[0], "Turing": TILES[0]}
 
@@ -145,10 +148,11 @@ class GemmTable(TableKind[DeviceFigures]):
     def fit_plan(self, subject: str, family: str, stack: str, figures: DeviceFigures, fitted: Fitted) -> FitPlan:
         """Rows of DeepBench are few: they set out from the silicon of a device with many, and stay near it."""
         first, *other_starts = self.starts(family, figures)
+        alike = ALIKE_ON_TENSOR_CORES if figures.tensor_cores else ALIKE_ON_ORDINARY_CORES
         teacher = TEACHERS.get((figures.architecture, family))
         known = fitted.get((teacher.subject, family, teacher.stack)) if teacher and stack == "back-to-back" else None
         if teacher is None or known is None:
-            fixed = ("energy",) if (figures.architecture, family) in UNTHROTTLED else ()
+            fixed = (*alike, "energy") if (figures.architecture, family) in UNTHROTTLED else alike
             return FitPlan(first, tuple(other_starts), ("launch",), fixed, starts=1 if other_starts else 2)
         start = dataclasses.replace(
             known, launch=teacher.launch, energy=first.energy, training_energy=first.training_energy,
@@ -156,7 +160,8 @@ class GemmTable(TableKind[DeviceFigures]):
         )  # fmt: skip
         tiles = TILES if family == "gemm.simt" else ()
         alternatives = tuple(dataclasses.replace(start, least_tile=1.01 * tile) for tile in tiles)
-        return FitPlan(start, alternatives, ("launch",), ("energy", *teacher.fixed), starts=1, prior=teacher.prior)
+        fixed = ("energy", *alike, *teacher.fixed)
+        return FitPlan(start, alternatives, ("launch",), fixed, starts=1, prior=teacher.prior)
 
     def compute(self, frame: pd.DataFrame) -> pd.Series[str]:
         """As the row says; DeepBench fp16 that says nothing is half-precision arithmetic on ordinary cores."""
