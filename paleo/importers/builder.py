@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from paleo.errors import PaleoError, SpecError
-from paleo.layers.base import LAYERS, Choices
-from paleo.network.graph import frozen, with_gradients_as_needed
+from paleo.layers.base import LAYERS, Choices, frozen, with_gradients_as_needed
 from paleo.operations.base import parameters_of
 from paleo.operations.tensor import Tensor, precision
 

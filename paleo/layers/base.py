@@ -1,4 +1,5 @@
-"""What a layer is: its YAML schema (pydantic fields) and one method that states its operations over named dims."""
+"""What a layer is: its YAML schema (pydantic fields) and one method that states its operations over named dims; and
+which of its tensors need a gradient: those that something trained has gone into."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict
 
 from paleo.errors import GraphError
-from paleo.operations.base import MemoryPass
+from paleo.operations.base import MemoryPass, with_tensors
 from paleo.operations.contraction import Contraction
 from paleo.operations.tensor import Tensor
 from paleo.registry import Registry
@@ -223,3 +224,40 @@ def option(value: Any, length: int, *, field: str, name: str) -> tuple[int, ...]
     if len(values) != length:
         raise GraphError(f"{name}: {field} {list(values)} has {len(values)} entries, expected {length}")
     return values
+
+
+def frozen(expansion: Expansion) -> Expansion:
+    """The layer with weights that are not trained."""
+
+    def untrained(tensor: Tensor) -> Tensor:
+        return replace(tensor, grad=False) if tensor.role == "parameter" else tensor
+
+    return replace(
+        expansion, operations=tuple(with_tensors(operation, untrained) for operation in expansion.operations)
+    )
+
+
+def with_gradients_as_needed(expansion: Expansion, inputs: tuple[Tensor, ...]) -> Expansion:
+    """No gradient for what a layer gives that has neither weights to train nor an input that needs one; such a layer
+    keeps nothing, either.
+
+    A layer whose inputs need none computes without gradients up to its first weight.
+    """
+    if any(tensor.grad for tensor in inputs) or not expansion.operations:
+        return expansion
+    idle = {tensor.name for tensor in inputs}
+    operations = []
+    for operation in expansion.operations:
+        needs = any(t.grad and t.name not in idle and t.role in ("activation", "parameter") for t in operation.reads)
+        if not needs:
+            idle.add(operation.out.name)
+
+        def marked(tensor: Tensor, names: frozenset[str] = frozenset(idle)) -> Tensor:
+            return replace(tensor, grad=False) if tensor.name in names else tensor
+
+        changed = with_tensors(operation, marked)
+        if not needs and isinstance(changed, MemoryPass):
+            changed = replace(changed, keeps=())
+        operations.append(changed)
+    needed = expansion.out.grad and expansion.out.name not in idle
+    return Expansion(tuple(operations), replace(expansion.out, grad=needed))

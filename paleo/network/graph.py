@@ -12,8 +12,6 @@ Layers follow one another unless ``inputs:`` says otherwise. An entry of ``layer
 
 A value that starts with ``=`` is an expression over the model's ``params``, the arguments of the block, ``batch``, and
 the sizes of the current tensor (``in_channels``, ``in_hidden``, …). ``when: =stride > 1`` leaves an entry out.
-
-Which tensors need a gradient: those that something trained has gone into.
 """
 
 from __future__ import annotations
@@ -25,8 +23,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from paleo.errors import GraphError, SpecError, near
-from paleo.layers.base import LAYERS, Choices, Expansion, describe
-from paleo.operations.base import MemoryPass, parameters_of, with_parameters_of, with_tensors
+from paleo.layers.base import LAYERS, Choices, describe, frozen, with_gradients_as_needed
+from paleo.operations.base import parameters_of, with_parameters_of
 from paleo.operations.tensor import Tensor
 from paleo.registry import Registry
 from paleo.specs.loading import evaluate, validate
@@ -34,48 +32,11 @@ from paleo.specs.loading import evaluate, validate
 if TYPE_CHECKING:
     import networkx
 
-    from paleo.layers.base import Layer
+    from paleo.layers.base import Expansion, Layer
     from paleo.operations.base import Operation
     from paleo.operations.tensor import Size
     from paleo.specs.model import Block, ModelSpec
     from paleo.specs.run import Run
-
-
-def frozen(expansion: Expansion) -> Expansion:
-    """The layer with weights that are not trained."""
-
-    def untrained(tensor: Tensor) -> Tensor:
-        return replace(tensor, grad=False) if tensor.role == "parameter" else tensor
-
-    return replace(
-        expansion, operations=tuple(with_tensors(operation, untrained) for operation in expansion.operations)
-    )
-
-
-def with_gradients_as_needed(expansion: Expansion, inputs: tuple[Tensor, ...]) -> Expansion:
-    """No gradient for what a layer gives that has neither weights to train nor an input that needs one; such a layer
-    keeps nothing, either.
-
-    A layer whose inputs need none computes without gradients up to its first weight.
-    """
-    if any(tensor.grad for tensor in inputs) or not expansion.operations:
-        return expansion
-    idle = {tensor.name for tensor in inputs}
-    operations = []
-    for operation in expansion.operations:
-        needs = any(t.grad and t.name not in idle and t.role in ("activation", "parameter") for t in operation.reads)
-        if not needs:
-            idle.add(operation.out.name)
-
-        def marked(tensor: Tensor, names: frozenset[str] = frozenset(idle)) -> Tensor:
-            return replace(tensor, grad=False) if tensor.name in names else tensor
-
-        changed = with_tensors(operation, marked)
-        if not needs and isinstance(changed, MemoryPass):
-            changed = replace(changed, keeps=())
-        operations.append(changed)
-    needed = expansion.out.grad and expansion.out.name not in idle
-    return Expansion(tuple(operations), replace(expansion.out, grad=needed))
 
 
 MAX_NODES, MAX_ENTRIES, MAX_REPEAT, MAX_DEPTH = 20_000, 50_000, 100_000, 24
