@@ -101,16 +101,13 @@ def balanced_cut(program: Program, weights: Sequence[float], pieces: int) -> tup
     the lighter ones. Empty where there are fewer layers than pieces.
 
     ``weights`` as in `cut`."""
-    repeats = tuple([section.repeat for section in program.sections])
-    return _balanced_layers(repeats, tuple(layer_counts(program)), tuple(weights), pieces)
+    return _balanced_layers(_units(program, weights), pieces)
 
 
 @lru_cache(maxsize=2**16)
-def _balanced_layers(
-    repeats: tuple[int, ...], counts: tuple[int, ...], weights: tuple[float, ...], pieces: int
-) -> tuple[int, ...]:
-    """`balanced_cut` of sections that repeat so often; a search has the same weights at many numbers of stages."""
-    units = _units(repeats, counts, weights)
+def _balanced_layers(runs: tuple[tuple[float, int, int], ...], pieces: int) -> tuple[int, ...]:
+    """`balanced_cut` of `_units`; a search has the same ones at many numbers of stages."""
+    units = [(weight, count) for weight, count, times in runs for _ in range(times)]
     if len(units) < pieces:
         return ()
     layers = np.cumsum([count for _, count in units])
@@ -123,20 +120,22 @@ def heaviest_piece(program: Program, weights: Sequence[float], chunks: Sequence[
     return max(sum(weights[section] * layers for section, layers in chunk) for chunk in chunks)
 
 
-def _units(repeats: Sequence[int], counts: Sequence[int], weights: Sequence[float]) -> list[tuple[float, int]]:
+def _units(program: Program, weights: Sequence[float]) -> tuple[tuple[float, int, int], ...]:
     """What may be divided: weight and number of layers (0 or 1) of what comes before the first layer, of each layer
-    with the sections behind it, and of what comes after the last layer."""
-    units: list[tuple[float, int]] = []
+    with the sections behind it, and of what comes after the last layer; and how many like it follow one another."""
+    units: list[tuple[float, int, int]] = []
+    counts = layer_counts(program)
     last = max((index for index, count in enumerate(counts) if count), default=-1)
-    for index, (repeat, count) in enumerate(zip(repeats, counts, strict=True)):
+    for index, (section, count) in enumerate(zip(program.sections, counts, strict=True)):
         if count:
-            units += [(weights[index], 1)] * count
+            units.append((weights[index], 1, count))
         elif not units or index == last + 1:
-            units.append((weights[index] * repeat, 0))
+            units.append((weights[index] * section.repeat, 0, 1))
         else:
-            weight, layers = units[-1]
-            units[-1] = (weight + weights[index] * repeat, layers)
-    return units
+            weight, layers, times = units.pop()
+            units += [(weight, layers, times - 1)] * (times > 1)
+            units.append((weight + weights[index] * section.repeat, layers, 1))
+    return tuple(units)
 
 
 def _lengths(weights: Sequence[float], pieces: int) -> list[int]:
