@@ -4,7 +4,8 @@ Counts of a rank's layers are affine in its microbatch, in 1/tp and in 1/cp (eac
 sizes, each count of bytes a sum of those), but for sparse ones that a small batch does not fill (rows of an embedding):
 those are the lower of two such surfaces. So a few lowerings at the corners give a whole family of layouts, and some
 between them check it. Where that fails (rounding, a mixture of experts), each tp, each layout or each point is lowered
-by itself. Equal kernels of all points are priced once, in one call."""
+by itself. Folded experts lie on surfaces of as many experts on a rank. Equal kernels of all points are priced once, in
+one call."""
 
 from __future__ import annotations
 
@@ -59,6 +60,20 @@ class Key(NamedTuple):
     context: Context = "ring"
     stated: tuple[tuple[str, int], ...] = ()
     etp: int | None = None
+
+    @property
+    def expert_ranks(self) -> int:
+        """Ranks over which experts are spread whole: folded ones over those of tp and cp, too."""
+        return self.ep if self.etp is None else self.ep * self.cp * (self.tp if self.etp == 1 else 1)
+
+    def at(self, tp: int, cp: int) -> Key | None:
+        """A layout on one surface with this one, of other tp and cp ranks: as many experts are on each. None where
+        there is no such."""
+        if self.etp is None:
+            return self._replace(tp=tp, cp=cp)
+        ep, left = divmod(self.expert_ranks, cp * (tp if self.etp == 1 else 1))
+        alike = left == 0 and ep > 0 and (ep > 1) == (self.ep > 1)
+        return self._replace(tp=tp, cp=cp, ep=ep, etp=1 if self.etp == 1 else tp) if alike else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,9 +155,9 @@ def priced(
 
 
 def _family(key: Key) -> tuple[object, ...]:
-    """What layouts that may lie on one surface have in common. Folded experts are fewer on a rank the more tp and cp
-    there are, and with one alone nothing is sorted: each of those is by itself."""
-    return key if key.etp is not None else (key.tp > 1, key.cp > 1, *key[2:])
+    """What layouts that may lie on one surface have in common; where experts are folded, how many a rank has."""
+    alike = key.tp > 1, key.cp > 1, key.ep > 1, key.expert_ranks, *key[3:-1]
+    return (*alike, None if key.etp is None else key.etp == 1)
 
 
 class Graphs:
@@ -257,8 +272,8 @@ class _Blocks:
         tps, least = tps[:2] if most_cp else tps[-2:], min(len(cps), 2)
         whole: list[list[Key]] = []
         for cp in reversed(cps) if most_cp else cps:
-            keys = [any_key._replace(tp=tp, cp=cp) for tp in tps]
-            if len(whole) < least and all(key in family or self._divides(key) for key in keys):
+            keys = [key for key in (any_key.at(tp, cp) for tp in tps) if key is not None]
+            if len(whole) < least and len(keys) == len(tps) and all(k in family or self._divides(k) for k in keys):
                 whole.append(keys)
         return [key for keys in whole for key in keys] if len(whole) == least else []
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from functools import cache
-from itertools import pairwise
+from itertools import pairwise, product
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -293,6 +293,24 @@ def test_counts_between_lowerings_are_those_of_lowerings(sequence_parallel: bool
     lowered = len(blocks._known)
     assert {block.key for block in found} == {key for key in family if blocks._divides(key)} and lowered < 30
     for block in found:
+        exact = np.stack([_values(blocks._lower(block.key, size), blocks.graphs.numbers) for size in sizes])
+        assert np.allclose(block.values, exact, rtol=1e-12, atol=0.0), block.key
+        assert block.program.parameters == blocks._lower(block.key, 1).parameters
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_counts_of_folded_experts_lie_on_surfaces(whole: bool) -> None:
+    """Of as many experts on a rank, whether tp divides each of them or none."""
+    backend = backend_of(load_system("dgx-h100"), Run(gpus=64, global_batch=64, software="megatron-core"), "bf16")
+    blocks = _Blocks(Graphs(load_model("deepseek_v2-lite"), backend), backend)
+    sizes, degrees = (1, 2, 3, 8, 48, 96), (2, 4, 8)
+    keys = [
+        Key(2, 2, 8 if whole else 16, 2, True, etp=1 if whole else 2).at(*each) for each in product(degrees, degrees)
+    ]
+    family = {key: sizes for key in keys if key is not None}
+    surfaces = blocks.of(family)
+    assert len(surfaces) == len(family) > 5 and len(blocks._known) < 5 * len(family)
+    for block in surfaces:
         exact = np.stack([_values(blocks._lower(block.key, size), blocks.graphs.numbers) for size in sizes])
         assert np.allclose(block.values, exact, rtol=1e-12, atol=0.0), block.key
         assert block.program.parameters == blocks._lower(block.key, 1).parameters
