@@ -363,7 +363,7 @@ class Network:
     mesh: Mesh
     algorithm: str | None = None
     rates: Rates | None = None
-    own: Calibration | None = None
+    user_calibration: Calibration | None = None
     host: float = 0.0
     _known: dict[tuple[str, Axes, float], float] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -385,7 +385,7 @@ class Network:
     @property
     def fabric(self) -> Fabric:
         """The links of the system, without a mesh laid over them."""
-        return Fabric(self.system, self.algorithm, self.rates, self.own, self.host)
+        return Fabric(self.system, self.algorithm, self.rates, self.user_calibration, self.host)
 
     def all_reduce(self, axes: Axes, payload_bytes: float) -> float:
         """Seconds to sum a buffer over a group of several axes."""
@@ -414,7 +414,7 @@ class Fabric:
     system: System
     algorithm: str | None = None
     rates: Rates | None = None
-    own: Calibration | None = None
+    user_calibration: Calibration | None = None
     host: float = 0.0
     dtype: str | None = None
     placement: NodePlacement | None = None
@@ -495,7 +495,7 @@ class Fabric:
 
     def parameters(self) -> dict[str, Found[Any]]:
         """The calibrated parameters by family, with where they come from."""
-        return {family: link_parameters(self.system, family, self.own) for family in LINK_FAMILIES}
+        return {family: link_parameters(self.system, family, self.user_calibration) for family in LINK_FAMILIES}
 
 
 def _distinct(strides: Count, ranks: Count, payload_bytes: Array) -> tuple[Count, Count]:

@@ -86,7 +86,8 @@ def convolution_family(prices: FamilyPrices) -> str:
     """The calibration family: tensor cores or ordinary ones, and of the latter the kernels of old libraries apart."""
     old = prices.software.convolutions.cudnn < OLD_LIBRARY and prices.device.architecture not in OLD_ARCHITECTURES
     family = f"conv.{prices.unit}"
-    measured = prices.own is not None and any(entry.family == family for entry in prices.own.entries)
+    calibration = prices.user_calibration
+    measured = calibration is not None and any(entry.family == family for entry in calibration.entries)
     return f"{family}-cudnn5" if old and not measured and not prices.figures().tensor_cores else family
 
 

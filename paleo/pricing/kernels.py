@@ -234,7 +234,7 @@ class Pricer(Protocol):
         """The constants behind the prices, where they are constants."""
 
     @property
-    def own(self) -> Calibration | None:
+    def user_calibration(self) -> Calibration | None:
         """The user's calibration, where there is one."""
 
     @property
@@ -264,7 +264,7 @@ class ConstantRates:
         return self.rates.name
 
     @property
-    def own(self) -> None:
+    def user_calibration(self) -> None:
         """None."""
         return None
 
@@ -318,7 +318,7 @@ class FamilyPrices:
     device: Device
     dtype: str
     software: Software
-    own: Calibration | None = None
+    user_calibration: Calibration | None = None
     origins: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -329,7 +329,7 @@ class FamilyPrices:
         for family, origin in sorted(self.origins.items()):
             by_origin.setdefault(origin, []).append(family)
         parts = [f"{origin} {', '.join(families)}" for origin, families in sorted(by_origin.items(), reverse=True)]
-        label = self.own.name if self.own is not None else "auto"
+        label = self.user_calibration.name if self.user_calibration is not None else "auto"
         return f"{label}: {'; '.join(parts)}" if parts else label
 
     @property
@@ -370,7 +370,7 @@ class FamilyPrices:
             architecture=device.architecture,
             memory_kind=device.memory.kind,
             family=family,
-            user_calibration=self.own,
+            user_calibration=self.user_calibration,
         )
         self.origins[family] = f"{result.origin} ({result.subject})"
         return result
@@ -437,9 +437,9 @@ class Calibrated:
         return None
 
     @property
-    def own(self) -> Calibration | None:
+    def user_calibration(self) -> Calibration | None:
         """The user's calibration."""
-        return self.families.own
+        return self.families.user_calibration
 
     @property
     def foreign(self) -> frozenset[str]:

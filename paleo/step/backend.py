@@ -286,7 +286,7 @@ def backend_of(
     software = software if prices.rates is None else software.changed({"overlap.contention": 0.0})
     nodes = node_placement(run.nodes, run.background, run.neighbour)
     fabric = Fabric(
-        system, run.algorithm_or_server, prices.rates, prices.own, software.host.forward,
+        system, run.algorithm_or_server, prices.rates, prices.user_calibration, software.host.forward,
         placement=nodes if states_topology(system) or not nodes.usual else None,
         handshake=0.0 if prices.rates is not None else software.host.handshake,
     )  # fmt: skip

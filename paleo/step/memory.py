@@ -448,7 +448,7 @@ def streamed(
         forward_transfers=times.forward_transfers + _beyond(out, times.forward),
         backward_transfers=times.backward_transfers + _beyond(back, times.backward + times.weights),
         kept=times.kept - kept,
-        away=times.away + kept,
+        offloaded=times.offloaded + kept,
         transient=times.transient + 2.0 * kept,
     )
 

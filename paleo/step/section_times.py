@@ -124,7 +124,7 @@ FIGURES = (
 class LayerTimes:
     """One layer iteration of each section with what it recomputes, (sections, …): seconds; ``limits``: seconds of its
     kernels by what limits them (arithmetic, memory, constant launches), (3, sections, …); bytes ``kept`` for backward
-    on the device or ``away`` from it, and ``transient`` ones, which live while the layer computes (again)."""
+    on the device or ``offloaded`` from it, and ``transient`` ones, which live while the layer computes (again)."""
 
     forward: Array
     backward: Array
@@ -136,7 +136,7 @@ class LayerTimes:
     backward_paired: Array
     limits: Array
     kept: Array
-    away: Array
+    offloaded: Array
     transient: Array
     output_bytes: Array
     largest_output_bytes: Array

@@ -239,7 +239,7 @@ def stage_memory(batch: Batch) -> StageMemory:
     taken = (batch.taken(np.broadcast_to(part, host_bytes.shape)[rows]) for part in parts)
     activations, work = _passing(batch)
     living = _living(batch)
-    gone = batch.taken(host_bytes[rows]) + (over(assignment.placed, batch.times.away) * living).sum(axis=1)
+    gone = batch.taken(host_bytes[rows]) + (over(assignment.placed, batch.times.offloaded) * living).sum(axis=1)
     passing = (activations * living).sum(axis=1)
     return StageMemory(States(*taken), passing, work, batch.taken(layouts.reserved()), gone)
 

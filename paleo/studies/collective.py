@@ -96,7 +96,7 @@ def collective(
         raise PlanError(f"system {system.name} is one device alone; {operation} over {ranks} ranks needs links")
     constant = constants(system.device.kind, calibration)
     measured = calibration_file(calibration) if constant is None and calibration != "auto" else None
-    fabric = Fabric(system, rates=constant, own=measured, dtype=dtype)
+    fabric = Fabric(system, rates=constant, user_calibration=measured, dtype=dtype)
     links = fabric.links(1, ranks)
     bounds = {
         in_network: float(fabric.policy.least(operation, payload_bytes, links, in_network=in_network))

@@ -247,7 +247,7 @@ class CheckpointSchedule:
     ``survived``: share of failures that leave a copy in host memory intact; these take ``restart_memory`` and lose what
     was done since that copy, the others fall back to storage, which is written to without a pause. ``replicas`` above
     zero: the run is elastic, a failure stops it for ``restart`` alone while others hold its states, and the replica is
-    away for ``away`` seconds.
+    away for ``repair`` seconds.
     """
 
     save: float
@@ -256,7 +256,7 @@ class CheckpointSchedule:
     survived: float = 0.0
     restart_memory: float = 0.0
     replicas: int = 0
-    away: float = 0.0
+    repair: float = 0.0
 
     def best_interval(self, mtbf: float) -> float:
         """The interval of the highest goodput; of copies in memory, to first order for the failures they survive."""
@@ -271,7 +271,7 @@ class CheckpointSchedule:
         if self.replicas:
             standing = 1.0 - self.restart / np.asarray(mtbf, dtype=np.float64)
             base = np.maximum(standing, 0.0) / (1.0 + self.save / np.asarray(interval))
-            return elastic_goodput(base=base, replicas=self.replicas, failures_in_repair=self.away / np.asarray(mtbf))
+            return elastic_goodput(base=base, replicas=self.replicas, failures_in_repair=self.repair / np.asarray(mtbf))
         if self.survived:
             return two_level_goodput(
                 memory_interval=interval, memory_save=self.save, storage_save=0.0, lag=self.lag,
@@ -348,7 +348,7 @@ class Goodput:
             return {"checkpoints": saving, "again": 0.0, "restarts": 0.0}
         way = self.checkpoints
         if way.replicas:
-            absence = way.away / self.mtbf / way.replicas
+            absence = way.repair / self.mtbf / way.replicas
             return {"checkpoints": saving, "restarts": way.restart / self.mtbf, "replicas away": absence}
         storage = way.storage_interval(self.interval)
         fast, slow = way.survived / self.mtbf, (1.0 - way.survived) / self.mtbf

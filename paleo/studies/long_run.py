@@ -152,7 +152,7 @@ def checkpoints_of(
         standing = path.detect + path.warm_up if options.restart is None else restart
         absence = replace + path.launch + copy
         return CheckpointSchedule(
-            write if mode == "sync" else PAUSE + copy, standing, 0.0, replicas=plan.dp, away=absence
+            write if mode == "sync" else PAUSE + copy, standing, 0.0, replicas=plan.dp, repair=absence
         )
     if mode == "sync":
         return CheckpointSchedule(write, restart)

@@ -155,7 +155,7 @@ def test_copies_in_memory_and_storage_equal_a_simulation_within_half_a_point(mtb
 
 
 def test_an_elastic_run_loses_shares_of_a_replica() -> None:
-    way = CheckpointSchedule(10.0, 100.0, replicas=20, away=3600.0)
+    way = CheckpointSchedule(10.0, 100.0, replicas=20, repair=3600.0)
     # worked: (1 - 100 / 36000) / (1 + 10 / 1000) (1 - 3600 / 36000 / 20)
     assert float(way.goodput(1000.0, 36000.0)) == pytest.approx(0.997222 / 1.01 * 0.995, rel=1e-6)
     assert float(way.goodput(1000.0, 36000.0)) > float(CheckpointSchedule(10.0, 3700.0).goodput(1000.0, 36000.0))

@@ -227,7 +227,7 @@ def test_borders_are_priced_by_the_network() -> None:
     from paleo.step.backend import backend_of
 
     fabric = backend_of(SYSTEM, of.run, "bf16").fabric
-    network = Network(SYSTEM, of.plan.mesh, fabric.algorithm, fabric.rates, fabric.own, fabric.host)
+    network = Network(SYSTEM, of.plan.mesh, fabric.algorithm, fabric.rates, fabric.user_calibration, fabric.host)
     borders = sum(network.time("send_recv", ("spatial",), one.payload_bytes) * one.times for one in moved)
     assert 0 < borders < of.breakdown.communication_total
     assert of.breakdown.communication_exposed >= borders
