@@ -45,7 +45,7 @@ class Registry(Generic[Entry]):
 
         return add
 
-    def _known(self) -> dict[str, Entry]:
+    def _loaded(self) -> dict[str, Entry]:
         """All entries; imports the package's modules first, where that has not been done."""
         if not self._complete and not getattr(self._importing, "now", False):
             self._importing.now = True
@@ -64,21 +64,21 @@ class Registry(Generic[Entry]):
             importlib.import_module(f"{package}.{module}")
 
     def __getitem__(self, name: str) -> Entry:
-        entries = self._entries if self._complete else self._known()
+        entries = self._entries if self._complete else self._loaded()
         try:
             return entries[name]
         except KeyError:
             raise SpecError(f"unknown {self.kind} {name!r}; {near(name, entries)}") from None
 
     def __contains__(self, name: object) -> bool:
-        return name in self._known()
+        return name in self._loaded()
 
     def __iter__(self) -> Iterator[str]:
-        return iter(sorted(self._known()))
+        return iter(sorted(self._loaded()))
 
     def __len__(self) -> int:
-        return len(self._known())
+        return len(self._loaded())
 
     def items(self) -> list[tuple[str, Entry]]:
         """All entries, in the order of their names."""
-        return sorted(self._known().items())
+        return sorted(self._loaded().items())

@@ -34,7 +34,7 @@ from paleo.validate.steps.base import StepTable, integer, records
 from paleo.validate.tables import table_of
 
 if TYPE_CHECKING:
-    from paleo.pricing.store import Found
+    from paleo.pricing.store import SourcedParameters
     from paleo.specs.hardware import System
     from paleo.validate.residual import ResidualErrors
 
@@ -110,7 +110,7 @@ class LinkFigures(NamedTuple):
 
     table: StepTable
     system: System
-    before: Mapping[str, Found[Any]]
+    before: Mapping[str, SourcedParameters[Any]]
 
     def priced_with(self, parameters: LinkParameters, moving: Sequence[str]) -> StepTable:
         """The table, its rows priced with these numbers."""
@@ -153,7 +153,7 @@ class LinkJob:
         return f"links of {self.system.name} ({self.steps} steps)"
 
     @property
-    def before(self) -> Mapping[str, Found[Any]]:
+    def before(self) -> Mapping[str, SourcedParameters[Any]]:
         """Parameters before the fit, by family."""
         figures: LinkFigures = self.rows[0].figures
         return figures.before
@@ -418,7 +418,9 @@ def _notes(job: LinkJob, parameters: LinkParameters, numbers: Sequence[str], bef
     return f"fitted to whole steps: {'; '.join(moved)}{tested}"
 
 
-def entries(before: Mapping[str, Found[Any]], parameters: LinkParameters, moving: Sequence[str]) -> Iterator[Entry]:
+def entries(
+    before: Mapping[str, SourcedParameters[Any]], parameters: LinkParameters, moving: Sequence[str]
+) -> Iterator[Entry]:
     """Entries of the families whose numbers move, with those numbers and what changes in proportion."""
     for family in dict.fromkeys(NUMBERS[name].family for name in moving):
         values: dict[str, float] = dataclasses.asdict(before[family].parameters)
@@ -435,7 +437,7 @@ def entries(before: Mapping[str, Found[Any]], parameters: LinkParameters, moving
         yield Entry(family=family, stack=STACK, source="steps", date="-", parameters=values, interval=tuple(bins))
 
 
-def _within(measured: Found[Any], name: str, value: float) -> float:
+def _within(measured: SourcedParameters[Any], name: str, value: float) -> float:
     """A parameter kept in the range that its family allows."""
     (parameter,) = [field for field in dataclasses.fields(measured.parameters) if field.name == name]
     return float(min(max(value, parameter.metadata["low"]), parameter.metadata["high"]))

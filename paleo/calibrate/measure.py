@@ -141,7 +141,7 @@ class Bench:
     name: str
     clock: Stopwatch
     library: str
-    more: Mapping[str, Any] = field(default_factory=dict)
+    further_columns: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def on_cuda(self) -> bool:
@@ -160,9 +160,14 @@ class Bench:
     def row(self, point: Point, timing: Timing) -> dict[str, Any]:
         """A row of the point's table."""
         times = {"time_us": round(timing.seconds / MICROSECOND, 4), "timing": timing.timing}
-        return {"source": SOURCE, "device": self.name, "library": self.library, **point.row, **times, **self.more} | (
-            {"clock_mhz": sustained_clock(self.torch, self.device)} if self.on_cuda else {"clock_mhz": ""}
-        )
+        return {
+            "source": SOURCE,
+            "device": self.name,
+            "library": self.library,
+            **point.row,
+            **times,
+            **self.further_columns,
+        } | ({"clock_mhz": sustained_clock(self.torch, self.device)} if self.on_cuda else {"clock_mhz": ""})
 
     def _flush(self) -> None:
         if not hasattr(self, "_scratch"):

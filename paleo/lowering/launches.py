@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class Launches:
     """The kernels of one operation, forward and backward, and the layer and inner repetitions that it belongs to; how
-    often full recomputation runs it ``again``, and how often where it is ``selected``."""
+    often full recomputation runs it (``recomputed``), and how often selective (``selected``)."""
 
     operation: Operation
     layer: str
     times: int
     forward: tuple[Kernel, ...]
     backward: tuple[Kernel, ...]
-    again: float = 1.0
+    recomputed: float = 1.0
     selected: float = 0.0
 
 
@@ -119,8 +119,8 @@ def _join(first: Launches, second: Launches, precision: Precision) -> Launches:
     backward = _merged(first.backward, second.backward, between if first.backward and second.backward else 0.0, between)
     if not (first.backward and second.backward):
         backward = first.backward or second.backward
-    again, selected = max(first.again, second.again), max(first.selected, second.selected)
-    return replace(second, forward=forward, backward=backward, again=again, selected=selected)
+    recomputed, selected = max(first.recomputed, second.recomputed), max(first.selected, second.selected)
+    return replace(second, forward=forward, backward=backward, recomputed=recomputed, selected=selected)
 
 
 def _merged(first: tuple[Kernel, ...], second: tuple[Kernel, ...], written: float, read: float) -> tuple[Kernel, ...]:
@@ -225,7 +225,7 @@ class Checkpoints:
     selective: Selective = "attention"
     modules: tuple[str, ...] = (CORE.name,)
 
-    def again(self, operation: Operation, left_out: frozenset[str]) -> float:
+    def recomputed(self, operation: Operation, left_out: frozenset[str]) -> float:
         """How often full recomputation runs an operation."""
         return 0.0 if self.stops_early and operation.name in left_out else 1.0
 
@@ -234,7 +234,7 @@ class Checkpoints:
         if self.selective == "attention":
             return float(any(_selects(RECOMPUTE_MODULES[name], node, operation) for name in self.modules))
         once = 0.5 if isinstance(operation, Contraction) else 1.0
-        return 0.0 if is_core(operation) else once * self.again(operation, left_out)
+        return 0.0 if is_core(operation) else once * self.recomputed(operation, left_out)
 
     def freed(self, nodes: Sequence[Node]) -> frozenset[str]:
         """Names of the tensors of a block that selective recomputation of modules does not keep."""
@@ -305,13 +305,13 @@ class Storage:
         around = [loop for loop in loops if read and self.graph.enters(tensor, loop)]
         outside = loops[: len(loops) - len(around)]
         whole, times_larger = self.graph.storage_of(tensor)
-        new = self._more(whole, copy, str(outside), math.prod(times for _, times in outside))
+        new = self._new_copies(whole, copy, str(outside), math.prod(times for _, times in outside))
         for index, (name, times) in enumerate(around, start=len(outside)):
             iterations = math.prod(times for _, times in loops[:index]) * (times - 1)
-            new += self._more(self.graph.carried[name][1], copy, f"round {name}", iterations)
+            new += self._new_copies(self.graph.carried[name][1], copy, f"round {name}", iterations)
         return new * times_larger
 
-    def _more(self, name: str, copy: str, which: str, copies: int) -> int:
+    def _new_copies(self, name: str, copy: str, which: str, copies: int) -> int:
         """``copies`` of the tensor of that name are kept, those of these loops: how many are new."""
         if (name, copy, which) in self._seen:
             return 0

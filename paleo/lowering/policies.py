@@ -249,7 +249,7 @@ class Policy(NamedTuple):
     """What a layer computes again: ``none``, the core of attention (``selective``) or all from its input (``full``), of
     ``group`` layers at once."""
 
-    how: str = "none"
+    mode: str = "none"
     group: int = 1
 
 
@@ -257,7 +257,7 @@ class Policies(NamedTuple):
     """Policies of all sections: whether the whole layer or its core is computed again, and layers in a group;
     (sections,) or (sections, configurations)."""
 
-    whole: Mask
+    full: Mask
     core: Mask
     group: Array
 
@@ -269,13 +269,13 @@ class Policies(NamedTuple):
         return cls(hows == "full", hows == "selective", groups)
 
     @classmethod
-    def alike(cls, repeat: Array, how: str) -> Policies:
+    def uniform(cls, repeat: Array, how: str) -> Policies:
         """One policy for the whole network."""
-        policies = cls.each(len(repeat), how)
-        return policies._replace(whole=policies.whole & wholly_recomputed(repeat))
+        policies = cls.for_each_section(len(repeat), how)
+        return policies._replace(full=policies.full & wholly_recomputed(repeat))
 
     @classmethod
-    def each(cls, sections: int, how: str) -> Policies:
+    def for_each_section(cls, sections: int, how: str) -> Policies:
         """The policy ``how`` for every one of ``sections``, those outside the repeated blocks too."""
         whole, core = np.full(sections, how == "full"), np.full(sections, how == "selective")
         return cls(whole, core, np.ones(sections))
@@ -289,8 +289,8 @@ class Policies(NamedTuple):
 
     def shaped(self, axes: int) -> tuple[Mask, Mask, Array]:
         """Its arrays with trailing axes of length 1, so that they broadcast with arrays of ``axes`` dimensions."""
-        shape = self.whole.shape + (1,) * (axes - self.whole.ndim)
-        return self.whole.reshape(shape), self.core.reshape(shape), self.group.reshape(shape)
+        shape = self.full.shape + (1,) * (axes - self.full.ndim)
+        return self.full.reshape(shape), self.core.reshape(shape), self.group.reshape(shape)
 
 
 def wholly_recomputed(repeat: Array) -> Mask:
@@ -308,7 +308,7 @@ def runs(section: Section, counted: Counted) -> float:
     """How often a kernel runs in a microbatch: forward kernels run again where they are recomputed."""
     if counted.kernel.phase != "forward":
         return 1.0
-    return 1.0 + {"none": 0.0, "full": counted.again, "selective": counted.selected}[section.recompute]
+    return 1.0 + {"none": 0.0, "full": counted.recomputed, "selective": counted.selected}[section.recompute]
 
 
 def with_policy(program: Program, how: str) -> Program:
@@ -354,7 +354,7 @@ def policy_shares(program: Program, run: Run, pieces: int) -> dict[str, Array]:
     sections = program.sections
     if run.recompute_by_layer:
         policies = _by_layer(program, run)
-        return {how: np.array([np.mean([p.how == how for p in each]) for each in policies]) for how in RECOMPUTE}
+        return {how: np.array([np.mean([p.mode == how for p in each]) for each in policies]) for how in RECOMPUTE}
     whole = _blocks(program)
     layers = sum(section.repeat for section, blocks in zip(sections, whole, strict=True) if blocks)
     share = 1.0 if run.recompute_layers is None else min(1.0, run.recompute_layers * pieces / layers)
@@ -382,7 +382,7 @@ def split_by_policy(program: Program, pieces: Sequence[Chunk], run: Run) -> Spli
     first = {section: index for index, (section, _) in reversed(list(enumerate(kinds)))}
     count = [sum(piece.count(kind) for piece in layers) for kind in kinds]
     sections = (
-        replace(program.sections[section], repeat=times, recompute=policy.how, recompute_group=policy.group)
+        replace(program.sections[section], repeat=times, recompute=policy.mode, recompute_group=policy.group)
         for (section, policy), times in zip(kinds, count, strict=True)
     )
     # tied parameters lie in sections that occur once, so none of those is divided

@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class Counted:
     """A kernel of one iteration of its section; ``times`` is above 1 for a block folded inside the section's own, and
-    below 1 where a kernel runs in some iterations alone. Full recomputation runs it ``again`` so often, selective as it
-    is ``selected``, each time that it runs."""
+    below 1 where a kernel runs in some iterations alone. Full recomputation runs it ``recomputed`` times, selective
+    ``selected`` times, for each time that it runs."""
 
     kernel: Kernel
     layer: str
     times: float
-    again: float = 1.0
+    recomputed: float = 1.0
     selected: float = 0.0
 
     @property
@@ -45,9 +45,9 @@ class Counted:
 @dataclass(frozen=True, slots=True)
 class Transfer:
     """A collective of one iteration: ``payload_bytes`` follows nccl-tests (the full buffer of the group). In so many
-    ``pieces`` it is dealt out beside the product that feeds it or waits for it. ``again``: full recomputation needs it
-    once more, ``selected``: selective recomputation does. ``dispatch``: it is of tokens that go to experts or return
-    while another microbatch is worked on; ``once``: each of them travels once to a node or device."""
+    ``pieces`` it is dealt out beside the product that feeds it or waits for it. ``recomputed``: full recomputation
+    needs it once more, ``selected``: selective recomputation does. ``dispatch``: it is of tokens that go to experts or
+    return while another microbatch is worked on; ``once``: each of them travels once to a node or device."""
 
     name: str
     operation: str
@@ -57,13 +57,13 @@ class Transfer:
     times: int
     overlapped: bool = False
     pieces: int = 1
-    again: bool = True
+    recomputed: bool = True
     selected: bool = False
     dispatch: bool = False
     once: bool = False
 
     @property
-    def beside(self) -> Literal["nothing", "section", "core", "products", "microbatch"]:
+    def hides_behind(self) -> Literal["nothing", "section", "core", "products", "microbatch"]:
         """The computation that it may hide behind: that of its section, the core of attention (a ring of keys),
         products with weights, or another microbatch."""
         if self.dispatch:
@@ -340,7 +340,7 @@ class _Lowering:
         """Bytes that this layer, all iterations of it, is the first to keep for its backward pass, and those of tensors
         that selective recomputation has ``freed``."""
         total = core = 0.0
-        for name, size, copies in self._share(placed).kept:
+        for name, size, copies in self._share(placed).saved:
             kept = size * (copies / placed.gathered.get(name, 1))
             total += kept
             core += kept if name in freed else 0.0
@@ -355,7 +355,7 @@ class _Lowering:
         launches = [softmax_by_steps(launch, self.softmax_multiple, self.precision) for launch in launches]
         for launch in fuse(launches, self._reads, self.precision, self.chains):
             for kernel in (*launch.forward, *launch.backward):
-                yield Counted(kernel, launch.layer, launch.times, launch.again, launch.selected)
+                yield Counted(kernel, launch.layer, launch.times, launch.recomputed, launch.selected)
         for layer in members:
             for tensor in dict.fromkeys(layer.node.inputs):
                 times = self._additions(layer.node, tensor) / repeat
@@ -370,7 +370,10 @@ class _Lowering:
             if not isinstance(operation, FusedAttention):
                 continue
             shares = placed.gathered.get(operation.key.name, 1)
-            flags = self.checkpoints.again(operation, spared), self.checkpoints.selected(placed.node, operation, spared)
+            flags = (
+                self.checkpoints.recomputed(operation, spared),
+                self.checkpoints.selected(placed.node, operation, spared),
+            )
             merged = (operation.out, 1), (operation.query, 1), (operation.key, shares), (operation.value, shares)
             for tensor, parts in merged if shares > 1 else ():
                 phase: Phase = "forward" if tensor is operation.out else "backward"
@@ -389,10 +392,13 @@ class _Lowering:
         for owed in placed.communications if self.dispatch.targets is None else ():
             if owed.chosen is None or owed.tensor.size("experts") <= 1:
                 continue
-            phase: Phase = "forward" if owed.when == "forward" else "backward"
+            phase: Phase = "forward" if owed.phase == "forward" else "backward"
             size, operation = owed.tensor.bytes(self.precision), by_name[owed.name]
             kernel = flat_pass(f"{owed.name}.sort", "copy", phase, owed.tensor.elements, size, size, flops=0.0)
-            flags = self.checkpoints.again(operation, spared), self.checkpoints.selected(placed.node, operation, spared)
+            flags = (
+                self.checkpoints.recomputed(operation, spared),
+                self.checkpoints.selected(placed.node, operation, spared),
+            )
             yield Counted(kernel, placed.node.name, placed.node.repeat // repeat, *flags)
 
     def _passes(self, section: str, elements: float, tensors: float) -> Iterable[Counted]:
@@ -434,7 +440,7 @@ class _Lowering:
         names = {operation.name for operation in placed.operations}
         rerun = policy.rerun[placed.node.name]
         for owed in placed.communications:
-            phase: Phase = "forward" if owed.when == "forward" else "backward"
+            phase: Phase = "forward" if owed.phase == "forward" else "backward"
             payload, times = owed.tensor.bytes(self.precision), placed.node.repeat // repeat
             needed = {owed.name} if owed.name in names else names
             again = not self.checkpoints.stops_early or not needed <= policy.spared
@@ -471,7 +477,9 @@ class _Policy(NamedTuple):
 def _policy(nodes: Sequence[Node], checkpoints: Checkpoints) -> _Policy:
     spared = left_out([operation for node in nodes for operation in node.operations])
     flags = tuple(
-        tuple((checkpoints.again(each, spared), checkpoints.selected(node, each, spared)) for each in node.operations)
+        tuple(
+            (checkpoints.recomputed(each, spared), checkpoints.selected(node, each, spared)) for each in node.operations
+        )
         for node in nodes
     )
     return _Policy(spared, checkpoints.freed(nodes), flags, {node.name: _rerun(node, checkpoints) for node in nodes})
@@ -488,7 +496,7 @@ class _Share(NamedTuple):
     kept its name, bytes, and how many of it no other layer keeps; bytes of what they make."""
 
     kernels: tuple[tuple[tuple[Kernel, ...], tuple[Kernel, ...]], ...]
-    kept: tuple[tuple[str, float, float], ...]
+    saved: tuple[tuple[str, float, float], ...]
     created: tuple[float, ...]
 
 
@@ -502,7 +510,7 @@ def _share(placed: PlacedNode, precision: Precision, kept_anew: Sequence[float])
     return _Share(
         tuple([(operation.forward(formats), operation.backward(formats)) for operation in placed.operations]),
         tuple([(name, size, copies) for (name, size), copies in zip(stored, kept_anew, strict=True)]),
-        tuple([size for operation in placed.operations for size in _made(operation, precision)]),
+        tuple([size for operation in placed.operations for size in _output_bytes(operation, precision)]),
     )
 
 
@@ -558,7 +566,7 @@ def _readers(nodes: Sequence[Node]) -> dict[str, list[str]]:
     return readers
 
 
-def _made(operation: Operation, precision: Precision) -> Iterable[float]:
+def _output_bytes(operation: Operation, precision: Precision) -> Iterable[float]:
     """Bytes of what an operation makes before the peak of memory, and of packed weights that it brings to the format of
     activations."""
     if not (isinstance(operation, MemoryPass) and operation.late):

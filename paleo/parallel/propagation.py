@@ -46,7 +46,7 @@ class Communication:
     operation: str
     axis: str
     tensor: Tensor
-    when: When
+    phase: When
     overlapped: bool = False
     chosen: tuple[int, int] | None = None
 
@@ -331,7 +331,8 @@ def _place(
     sums = _gradient_sums(node, split, ways, owed)
     for tensor in dict.fromkeys(node.inputs):
         owed += _arrive(node, tensor, split, sums, mesh, layouts)
-    gathered = {c.tensor.name: mesh.degree(c.axis) for c in owed if c.operation == "all_gather" and c.when == "forward"}
+    forward_gathers = (c for c in owed if c.operation == "all_gather" and c.phase == "forward")
+    gathered = {gather.tensor.name: mesh.degree(gather.axis) for gather in forward_gathers}
     owed += _regather(node, owed)
     partial = _inner_sums(node, split, ways, owed)
     owed += (
@@ -496,7 +497,7 @@ def _regather(node: Node, owed: list[Communication]) -> list[Communication]:
     return [
         Communication(f"{c.name}{AGAIN}", "all_gather", c.axis, c.tensor, "backward", overlapped=True)
         for c in owed
-        if c.operation == "all_gather" and c.when == "forward" and c.tensor.name in kept
+        if c.operation == "all_gather" and c.phase == "forward" and c.tensor.name in kept
     ]
 
 

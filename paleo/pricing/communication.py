@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from paleo.parallel.placement import Axes, Mesh
     from paleo.pricing.links.group import Flags, GroupLinks
     from paleo.pricing.links.topology import NodePlacement
-    from paleo.pricing.store import Found, Rates
+    from paleo.pricing.store import Rates, SourcedParameters
     from paleo.specs.calibration import Calibration
     from paleo.specs.hardware import System
 
@@ -322,7 +322,7 @@ NCCL_STACKS = ("step", "back-to-back")
 NOT_IN_SWITCH = frozenset({"int8"})
 
 
-def link_parameters(system: System, family: str, calibration: Calibration | None = None) -> Found[Any]:
+def link_parameters(system: System, family: str, calibration: Calibration | None = None) -> SourcedParameters[Any]:
     """Parameters of a family of links; a fabric that nobody measured has those usual for its kind of link."""
     calibrated = lookup(
         LINK_FAMILIES[family],
@@ -344,7 +344,7 @@ def link_parameters(system: System, family: str, calibration: Calibration | None
     return replace(calibrated, parameters=with_exchange(usual, _of_relative(exchange).parameters))
 
 
-def _of_relative(system: str) -> Found[FabricParameters]:
+def _of_relative(system: str) -> SourcedParameters[FabricParameters]:
     """The fabric's parameters of a measured system."""
     family = "collective.fabric"
     return lookup(FabricParameters, subject=system, architecture="", family=family, stacks=NCCL_STACKS)
@@ -365,16 +365,16 @@ class Network:
     rates: Rates | None = None
     user_calibration: Calibration | None = None
     host: float = 0.0
-    _known: dict[tuple[str, Axes, float], float] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _cache: dict[tuple[str, Axes, float], float] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def time(self, operation: str, axes: Axes, payload_bytes: float) -> float:
         """Seconds of one collective over one group of ``axes`` together."""
         if self.mesh.ways(axes) == 1 or payload_bytes == 0:
             return 0.0
         key = (operation, axes, payload_bytes)
-        if key not in self._known:
-            self._known[key] = float(self.times(operation, axes, np.asarray(payload_bytes)))
-        return self._known[key]
+        if key not in self._cache:
+            self._cache[key] = float(self.times(operation, axes, np.asarray(payload_bytes)))
+        return self._cache[key]
 
     def times(self, operation: str, axes: Axes, payload_bytes: Array) -> Array:
         """Seconds for an array of payloads over a group of more than one rank."""
@@ -493,7 +493,7 @@ class Fabric:
         inside, exchange, between = (family.parameters for family in self.parameters().values())
         return Nccl(inside, exchange, between, switch_can_add=self.dtype not in NOT_IN_SWITCH)
 
-    def parameters(self) -> dict[str, Found[Any]]:
+    def parameters(self) -> dict[str, SourcedParameters[Any]]:
         """The calibrated parameters by family, with where they come from."""
         return {family: link_parameters(self.system, family, self.user_calibration) for family in LINK_FAMILIES}
 
@@ -511,7 +511,7 @@ def collective_sources(fabric: Fabric, operation: str, links: GroupLinks) -> str
     return fabric.rates.name if fabric.rates is not None else origins(calibrated_families(fabric, operation, links))
 
 
-def calibrated_families(fabric: Fabric, operation: str, links: GroupLinks) -> dict[str, Found[Any]]:
+def calibrated_families(fabric: Fabric, operation: str, links: GroupLinks) -> dict[str, SourcedParameters[Any]]:
     """The families of parameters that price an operation over a group, with where they come from."""
     families = ["collective.exchange" if operation in EXCHANGES else "collective.nccl"]
     if np.any(links.nodes > 1):
@@ -520,7 +520,7 @@ def calibrated_families(fabric: Fabric, operation: str, links: GroupLinks) -> di
     return {family: fabric.parameters()[family] for family in families}
 
 
-def origins(calibrated: Mapping[str, Found[Any]]) -> str:
+def origins(calibrated: Mapping[str, SourcedParameters[Any]]) -> str:
     """Families by where their parameters come from."""
     by_origin: dict[str, list[str]] = {}
     for family, entry in calibrated.items():

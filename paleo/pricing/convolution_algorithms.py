@@ -199,7 +199,7 @@ class Machine:
     def transformed(self, elements: Array) -> Array:
         return self.memory_time(elements, self.parameters.transform_bandwidth)
 
-    def kept(self, elements: Array) -> Array:
+    def l2_time_ratio(self, elements: Array) -> Array:
         """Time of traffic between kernels over that of the same traffic through memory: below 1 where L2 holds it."""
         kept = 1.0 / (1.0 + (elements * self.element_bytes / (L2_SHARE * self.device.l2_bytes)) ** 4)
         return np.asarray(1.0 - kept * (1.0 - 1.0 / L2_OVER_MEMORY))
@@ -332,7 +332,7 @@ def explicit_cost(shape: ConvolutionShape, machine: Machine) -> Cost:
     k = _by_direction(shape, columns, shape.filters, shape.positions)
     stored = shape.positions * columns * shape.groups
     arithmetic = product_time(m, n, k, shape.groups * np.where(back, shape.batch, 1.0), machine)
-    kept = machine.kept(stored)
+    kept = machine.l2_time_ratio(stored)
     product = overlapped(arithmetic, machine.streamed(kept * stored + shape.output_elements + shape.filter_elements))
     reached = np.where(back, np.minimum(1.0, shape.kernel_h / shape.stride_h), 0.0)
     columned = machine.transformed(kept * stored + (1.0 + reached) * shape.input_elements)
@@ -385,7 +385,7 @@ def _transformed_cost(
     m, n, k = np.where(filters, outputs, tiles), np.where(filters, summed, outputs), np.where(filters, tiles, summed)
     arithmetic = product_time(m, n, k, points * g, machine) * flop_factor
     ends, middle = points * words * tiles * (summed + outputs) * g, points * words * summed * outputs * g
-    kept = machine.kept(ends + middle)
+    kept = machine.l2_time_ratio(ends + middle)
     product = overlapped(arithmetic, machine.streamed(kept * (ends + middle)))
     fraction = np.where(filters, p.transform_bandwidth, p.weight_transform_bandwidth)
     weights = machine.memory_time(kept * middle + shape.filter_elements, fraction)

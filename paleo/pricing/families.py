@@ -40,7 +40,7 @@ from paleo.pricing.rnn import RnnDirection, RnnParameters, rnn_time
 if TYPE_CHECKING:
     from paleo.operations.base import Kernel
     from paleo.pricing.kernels import Array, DeviceFigures, FamilyPrices
-    from paleo.pricing.store import Found
+    from paleo.pricing.store import SourcedParameters
     from paleo.specs.software import Software
 
 #: What families of passes that sweep rows hold in registers and read again.
@@ -58,12 +58,12 @@ _ALONG_SUM = {"forward": 1.0, "backward": 0.5, "backward_weight": 0.0}
 
 
 @FAMILIES.register("gemm")
-def gemm(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[Found[Any], Array]:
+def gemm(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[SourcedParameters[Any], Array]:
     """Seconds of matrix products; those of ``gemm.narrow`` are in the format of the run."""
     dtype = prices.dtype if group == "gemm.narrow" else prices.sixteen_bits
     tensor = prices.figures(dtype).tensor_cores
     family = f"gemm.{dtype}" if precision(dtype).narrow else "gemm.tensor" if tensor else "gemm.simt"
-    entry = prices.found(GemmParameters, family)
+    entry = prices.parameters_of(GemmParameters, family)
     formats = precision(dtype)
     times = gemm_time(
         m=np.maximum(column(kernels, "m"), 1.0),
@@ -97,9 +97,9 @@ NO_PRODUCT, NARROW = ("direct",), ("implicit", "direct")
 
 
 @FAMILIES.register("conv")
-def conv(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[Found[Any], Array]:
+def conv(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[SourcedParameters[Any], Array]:
     """The fastest algorithm that the software has, or where none applies a SpecError."""
-    entry, software = prices.found(ConvolutionParameters, convolution_family(prices)), prices.software
+    entry, software = prices.parameters_of(ConvolutionParameters, convolution_family(prices)), prices.software
     algorithms: tuple[str, ...] = software.convolutions.algorithms or tuple(AVAILABLE_FROM)
     either_core = (
         software.convolutions.algorithms is None and prices.figures().tensor_cores and "fp32" in prices.device.peak
@@ -130,7 +130,7 @@ def _convolved_by_either(
     tensor = _heated(prices, kernels, _convolved(prices, kernels, prices.figures(), parameters, products), moved)
     if prices.channels_first:
         tensor = tensor + transposed_time(moved, moved / precision(prices.dtype).operand, prices.figures())
-    vector = prices.found(ConvolutionParameters, "conv.vector").parameters
+    vector = prices.parameters_of(ConvolutionParameters, "conv.vector").parameters
     names = algorithms if prices.dtype == "tf32" else NARROW
     return np.minimum(tensor, _convolved(prices, kernels, prices.figures("fp32"), vector, names))
 
@@ -138,7 +138,7 @@ def _convolved_by_either(
 def _heated(prices: FamilyPrices, kernels: Sequence[Kernel], seconds: Array, moved: Array) -> Array:
     """Tensor cores under the power limit of a device at work for long: convolutions draw what products of as many FLOP
     draw. Their own calibration is from short runs over numbers near zero."""
-    device, p = prices.figures(), prices.found(GemmParameters, "gemm.tensor").parameters
+    device, p = prices.figures(), prices.parameters_of(GemmParameters, "gemm.tensor").parameters
     flops = np.array([kernel.flops for kernel in kernels])
     slowed = slow_down(
         busy=seconds, flops=flops, dram=moved, energy=p.energy, activity=p.training_activity, device=device
@@ -200,11 +200,11 @@ def _convolved(
 
 
 @FAMILIES.register("attention")
-def attention(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[Found[Any], Array]:
+def attention(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[SourcedParameters[Any], Array]:
     """Seconds of fused attention by the kernel that the software has, or else the usual one of the device."""
     device = prices.device
     kernel_name = prices.software.attention.kernel or default_kernel(device.architecture, device.memory.kind)
-    entry = prices.found(PrefillParameters, f"attention.{kernel_name}.prefill")
+    entry = prices.parameters_of(PrefillParameters, f"attention.{kernel_name}.prefill")
     attended, keys = column(kernels, "attended"), column(kernels, "kv_len")
     formula = attention_prefill_time if group.endswith("forward") else attention_backward_time
     times = formula(
@@ -229,15 +229,15 @@ def attention(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tu
 def _attention_activity(prices: FamilyPrices) -> float:
     """Energy of training's attention against that of the calibration's rows: as that of its matrix products."""
     tensor = prices.figures(prices.sixteen_bits).tensor_cores
-    products: GemmParameters = prices.found(GemmParameters, "gemm.tensor" if tensor else "gemm.simt").parameters
+    products: GemmParameters = prices.parameters_of(GemmParameters, "gemm.tensor" if tensor else "gemm.simt").parameters
     return products.training_activity
 
 
 @FAMILIES.register("memory")
-def memory(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[Found[Any], Array]:
+def memory(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[SourcedParameters[Any], Array]:
     """Seconds of passes over tensors; those of a group that ends in ``.twice`` sweep them once more."""
     family = group.removesuffix(".twice")
-    entry = prices.found(MemoryParameters, family)
+    entry = prices.parameters_of(MemoryParameters, family)
     parameters: MemoryParameters = entry.parameters
     device, width = prices.figures(pointwise_format(prices.device)), precision(prices.dtype).activation
     swept = group != family  # batch normalisation: statistics first, then everything once more
@@ -288,10 +288,10 @@ def _masked(kernel: Kernel, software: Software) -> float:
 
 
 @FAMILIES.register("rnn")
-def rnn(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[Found[Any], Array]:
+def rnn(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[SourcedParameters[Any], Array]:
     """Seconds of whole recurrent layers by the library."""
-    entry = prices.found(RnnParameters, f"rnn.{prices.unit}")
-    products = prices.found(GemmParameters, "gemm.tensor" if prices.figures().tensor_cores else "gemm.simt")
+    entry = prices.parameters_of(RnnParameters, f"rnn.{prices.unit}")
+    products = prices.parameters_of(GemmParameters, "gemm.tensor" if prices.figures().tensor_cores else "gemm.simt")
     times = rnn_time(
         gate_count=column(kernels, "gates"),
         hidden=column(kernels, "hidden"),

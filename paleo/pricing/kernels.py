@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from paleo.errors import SpecError
 from paleo.operations.tensor import BYTES, precision
-from paleo.pricing.store import Found, constants, lookup, rates
+from paleo.pricing.store import SourcedParameters, constants, lookup, rates
 from paleo.registry import Registry
 from paleo.specs.calibration import load_calibration
 from paleo.units import GIGA
@@ -218,7 +218,7 @@ class KernelTimes:
     high: Array
 
     @property
-    def alone(self) -> Array:
+    def synchronous(self) -> Array:
         """Seconds of each kernel when the host does not work ahead of it."""
         return np.maximum(self.total, self.host)
 
@@ -361,7 +361,7 @@ class FamilyPrices:
             low[indices], high[indices] = factors[:, 0] / spread, factors[:, 1] * spread
         return Prices(seconds, low, high)
 
-    def found(self, kind: type[Any], family: str) -> Found[Any]:
+    def parameters_of(self, kind: type[Any], family: str) -> SourcedParameters[Any]:
         """The parameters of a family, and a note of where they came from."""
         device = self.device
         result = lookup(
@@ -416,7 +416,7 @@ def column(kernels: Sequence[Kernel], name: str, default: float = 1.0) -> Array:
 
 
 #: Seconds of kernels of one family, with the parameters that they were priced by; families register themselves.
-Family = Callable[[FamilyPrices, str, Sequence["Kernel"]], tuple[Found[Any], Array]]
+Family = Callable[[FamilyPrices, str, Sequence["Kernel"]], tuple[SourcedParameters[Any], Array]]
 FAMILIES: Registry[Family] = Registry("kernel family", "paleo.pricing")
 
 

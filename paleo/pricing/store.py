@@ -76,7 +76,7 @@ def streaming_fraction(*, memory_kind: str, architecture: str, inline_ecc: bool)
 
 
 @dataclass(frozen=True, slots=True)
-class Found(Generic[P]):
+class SourcedParameters(Generic[P]):
     """Parameters, where they come from (``measured``, ``inherited`` or ``default``), and the interval's factors.
 
     ``interval`` holds (up to predicted seconds, low, high), times rising.
@@ -110,7 +110,7 @@ def lookup(
     memory_kind: str = "",
     stacks: Sequence[str] = STEP_STACKS,
     user_calibration: Calibration | None = None,
-) -> Found[P]:
+) -> SourcedParameters[P]:
     """Parameters of ``family`` for a device or system, in the first of ``stacks`` that there is.
 
     ``memory_kind`` is the kind of memory of a device, of the links inside a node of a system. ``user_calibration`` is a
@@ -121,11 +121,11 @@ def lookup(
         entry = _first(calibration.entries, family, variants)
         if entry is not None:
             entry = _hosted(entry, variants, architecture, memory_kind)
-            return _found(kind, entry, "measured", calibration.name)
+            return _sourced(kind, entry, "measured", calibration.name)
     inherited = _inherited(family, architecture, memory_kind, variants)
     if inherited is not None:
-        return _found(kind, inherited[0], "inherited", inherited[1])
-    return Found(kind(), "default", "formula", ((math.inf, *UNMEASURED),))
+        return _sourced(kind, inherited[0], "inherited", inherited[1])
+    return SourcedParameters(kind(), "default", "formula", ((math.inf, *UNMEASURED),))
 
 
 def _with_variants(stacks: Sequence[str]) -> tuple[str, ...]:
@@ -252,9 +252,10 @@ def _shipped(subject: str) -> Calibration | None:
     return calibration_of(subject)
 
 
-def _found(kind: type[P], entry: Entry, origin: str, subject: str) -> Found[Any]:
+def _sourced(kind: type[P], entry: Entry, origin: str, subject: str) -> SourcedParameters[Any]:
     bins = tuple((interval.up_to_s or math.inf, interval.low, interval.high) for interval in entry.interval)
-    return Found(from_mapping(kind, entry.parameters, where=f"{subject}: {entry.family}"), origin, subject, bins)
+    parameters = from_mapping(kind, entry.parameters, where=f"{subject}: {entry.family}")
+    return SourcedParameters(parameters, origin, subject, bins)
 
 
 @dataclass(frozen=True, slots=True)

@@ -398,9 +398,9 @@ def _what_if(study: Purchase) -> str:
     offers = [offer for offer in study.offers if offer.sensitivity]
     panels = []
     for offer in offers:
-        rows = [(sensitivity.what, sensitivity.lower, sensitivity.higher) for sensitivity in offer.sensitivity]
+        rows = [(sensitivity.figure, sensitivity.lower, sensitivity.higher) for sensitivity in offer.sensitivity]
         tight = [
-            sensitivity.what
+            sensitivity.figure
             for sensitivity in offer.sensitivity
             if not sensitivity.fits_lower and offer.prediction and offer.prediction.memory.fits
         ]

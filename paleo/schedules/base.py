@@ -392,7 +392,7 @@ class Schedule:
         closed = self._closed_holds(passes, count, pieces)
         if closed.all():
             return self._closed_ends(passes, count, chunks)
-        whole = self._alike(passes, chunks) if pieces is None else pieces
+        whole = self._with_equal_chunks(passes, chunks) if pieces is None else pieces
         if not closed.any():
             return stage_ends(self, whole, count)
         return self._mixed(passes, whole, count, chunks, closed)
@@ -474,7 +474,7 @@ class Schedule:
             ends[:, chosen] = stage_ends(self, Passes(*each_chunk), counts[chosen])
         return ends
 
-    def _alike(self, passes: Passes, chunks: int) -> Passes:
+    def _with_equal_chunks(self, passes: Passes, chunks: int) -> Passes:
         """Passes by chunk where all chunks of a stage take the same time."""
         number = chunks * self.copies
         return Passes(*(np.repeat(np.asarray(each)[:, None] / chunks, number, axis=1) for each in passes))

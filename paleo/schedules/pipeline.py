@@ -194,9 +194,9 @@ def _run(chosen: Schedule, stages: Sequence[Sequence[StageTime]], microbatches: 
             elif source is not None:
                 before.append(source)
             chunk = stages[stage][action.chunk]
-            time = _done((chunk.forward, chunk.backward, chunk.weights), action, chosen.splits_backward)
+            time = _of_pass((chunk.forward, chunk.backward, chunk.weights), action, chosen.splits_backward)
             label = f"{action.kind}{action.microbatch}" + (f".{action.chunk}" if width > 1 else "")
-            flops, moved = (_done(each, action, chosen.splits_backward) for each in (chunk.flops, chunk.bytes))
+            flops, moved = (_of_pass(each, action, chosen.splits_backward) for each in (chunk.flops, chunk.bytes))
             tasks.append(Task(label, f"stage{stage}", time, tuple(before), action.kind, flops, moved))
     line = schedule([*tasks, *sends])
     ends = [0.0] * depth
@@ -238,7 +238,7 @@ class _Neighbours:
         return (place["F", stage, action.microbatch, action.chunk], 0.0) if action.kind == "B" else (None, 0.0)
 
 
-def _done(figures: tuple[float, float, float], action: Action, splits: bool) -> float:
+def _of_pass(figures: tuple[float, float, float], action: Action, splits: bool) -> float:
     """What a pass does of figures of forward, backward of inputs and backward of weights."""
     forward, backward, weights = figures
     if action.kind == "F":

@@ -57,7 +57,7 @@ def groups(points: Points, layouts: Sequence[Layout], space: Space) -> Iterator[
         rows: list[tuple[int, int, int, int]] = []
         for index in indices:
             local, key = layouts[index].local_batch, points.key(layouts[index])
-            known = [(points.where.get((key, size)), size) for size in sizes[local]]
+            known = [(points.positions.get((key, size)), size) for size in sizes[local]]
             priced = [(len(members), point, size, local // size) for point, size in known if point is not None]
             members += [index] if priced else []
             rows += priced

@@ -187,11 +187,11 @@ class _Members:
             cuts = Cuts(self.programs, self.block_of, seconds, self.backend)
             for chunks in chunk_counts(self.programs[0], stages, self.space, self.backend):
                 for pieces, cases, stated in cuts.of(stages * chunks):
-                    for schedules in self._alike(chunks):
+                    for schedules in self._schedules_by_cut(chunks):
                         assignment = Assignment.of(pieces, schedules[0], stages, chunks, ties, kinds)
                         yield _Cut(cases, sharded, schedules, assignment, stated)
 
-    def _alike(self, chunks: int) -> list[list[Schedule]]:
+    def _schedules_by_cut(self, chunks: int) -> list[list[Schedule]]:
         """Schedules that lay a cut over the stages in the same way."""
         shared: dict[tuple[object, ...], list[Schedule]] = {}
         stages = self.group.stages

@@ -137,7 +137,7 @@ class _Chain:
             for operation in placed.operations
             for kernel in (*operation.forward(formats), *operation.backward(formats))
         ]
-        seconds = float(self.backend.prices.times(kernels).alone.sum())
+        seconds = float(self.backend.prices.times(kernels).synchronous.sum())
         sums = [float(tensor.elements) * formats.summed for tensor, axes in placed.parameters if axes and tensor.grad]
         return _Option(split, seconds + self._collectives([("all_reduce", size) for size in sums]))
 

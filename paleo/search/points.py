@@ -117,13 +117,13 @@ class Points:
     costs: SectionCosts
     programs: tuple[Program, ...]
     block_of: npt.NDArray[np.intp]
-    where: dict[tuple[Key, int], int]
+    positions: dict[tuple[Key, int], int]
     key: Callable[[Layout], Key]
     graph: Graph
 
     def point(self, layout: Layout, microbatch: int) -> int | None:
         """The point of a layout at a microbatch; None where its layers cannot be divided so."""
-        return self.where.get((self.key(layout), microbatch))
+        return self.positions.get((self.key(layout), microbatch))
 
 
 def priced(
@@ -304,7 +304,7 @@ class _Blocks:
             for key in family:
                 values[key][:, wrong] = _lines(family[key], sizes, between[key], lower)
             deviations = [
-                _apart(_lines((size,), sizes, between[key], lower)[0], rows[key, size][wrong]) for key, size in rows
+                _distinct(_lines((size,), sizes, between[key], lower)[0], rows[key, size][wrong]) for key, size in rows
             ]
             wrong[wrong] = np.any(deviations, axis=0)
             if not wrong.any():
@@ -372,7 +372,7 @@ def _padded_share(size: Size, ways: int) -> float:
     return float(-(-size // ways))
 
 
-def _apart(values: Array, exact: Array) -> npt.NDArray[np.bool_]:
+def _distinct(values: Array, exact: Array) -> npt.NDArray[np.bool_]:
     """Numbers that are not the same."""
     return np.asarray(np.abs(values - exact) > _SAME * np.abs(exact))
 
@@ -448,13 +448,13 @@ def _sizes(block: PricedBlock) -> dict[str, Array]:
 def _structure(program: Program) -> tuple[object, ...]:
     """What `Sums` depend on."""
     kernels = tuple(
-        (c.times, c.kernel.family, c.kernel.phase, c.core, c.again, c.selected)
+        (c.times, c.kernel.family, c.kernel.phase, c.core, c.recomputed, c.selected)
         for section in program.sections
         for c in section.kernels
     )
     owed = tuple(
-        (i, transfer.times, transfer.phase, transfer.beside, transfer.pieces, transfer.again, transfer.selected)
-        for i, transfer in collectives(program)
+        (i, owed.times, owed.phase, owed.hides_behind, owed.pieces, owed.recomputed, owed.selected)
+        for i, owed in collectives(program)
     )
     return kernels, owed, tuple(len(section.kernels) for section in program.sections)
 

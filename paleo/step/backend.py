@@ -195,7 +195,7 @@ class Backend:
         listed = [kernels(*pair) for pair in unique.T.tolist()]
         if not listed or not listed[0]:
             return np.zeros_like(counts)
-        seconds = self.prices.times([kernel for each in listed for kernel in each]).alone.reshape(len(listed), -1)
+        seconds = self.prices.times([kernel for each in listed for kernel in each]).synchronous.reshape(len(listed), -1)
         return np.where(unique[0] > 0, seconds.sum(axis=1), 0.0)[place.ravel()].reshape(counts.shape)
 
     def input_pipeline(self, graph: Graph, gpus: int, replica: Numeric, local_batch: Numeric) -> InputPipeline | None:

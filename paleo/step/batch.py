@@ -147,11 +147,11 @@ class Batch:
         return self.backend.software.overlap.experts
 
     def _waiting(self) -> LayerTimes:
-        times = partly_paired(self.cases.times, self._alone) if self.pairs else self.cases.times
+        times = partly_paired(self.cases.times, self._unpaired_share) if self.pairs else self.cases.times
         return self._streamed(times) if self.backend.offload.parts else times
 
     @property
-    def _alone(self) -> Array:
+    def _unpaired_share(self) -> Array:
         """Share of the passes of the first stage that have no pass the other way beside them: those that fill the
         pipeline and one more, whose output the first backward pass waits for, and as many that drain it: (cases,).
 
@@ -170,6 +170,6 @@ class Batch:
         shares = Shares.of(self.zero, layouts.shards[layout], self.microbatches, scattered=scattered)
         return streamed(times, elements, learned, self.backend.offload, self.backend.formats, shares)
 
-    def taken(self, figures: Array) -> Array:
+    def per_case(self, figures: Array) -> Array:
         """Figures of layouts, those of each case: (…, layouts) to (…, cases)."""
         return np.take(figures, self.cases.layout, axis=-1)

@@ -29,7 +29,7 @@ from paleo.step.exchange import (
     unit_gradient,
 )
 from paleo.step.memory import NORM_BYTES, clip_axes, divided, states, tied_pairs
-from paleo.step.section_times import over, section_figures
+from paleo.step.section_times import per_stage, section_figures
 
 if TYPE_CHECKING:
     from paleo.compression.base import SummedGradient
@@ -352,7 +352,7 @@ class Layouts:
         return self.shared.once(("updates", sharded), lambda: self._updates(kinds, sharded))
 
     def _updates(self, kinds: StageKinds, sharded: bool) -> Array:
-        counts = self.owned(kinds, sharded=sharded)
+        counts = self.updated_elements(kinds, sharded=sharded)
         if not self.training:
             return np.zeros_like(counts)
         return self.backend.updated(counts, self.tensors(kinds)) + self.clipping(kinds, sharded=sharded)
@@ -360,17 +360,17 @@ class Layouts:
     def tensors(self, kinds: StageKinds) -> Array:
         """Parameter tensors of each kind of stage: (kinds, 1)."""
         tensors_of_section = section_figures(self.programs[0], "tensors")
-        return over(kinds.holdings[:, : len(tensors_of_section)], tensors_of_section)[:, None]
+        return per_stage(kinds.holdings[:, : len(tensors_of_section)], tensors_of_section)[:, None]
 
     def clipping(self, kinds: StageKinds, *, sharded: bool) -> Array:
         """Seconds in which gradients are clipped, the sum of their norm over ranks too: (kinds, layouts)."""
-        seconds = self.backend.clipped(self.owned(kinds, sharded=sharded))
+        seconds = self.backend.clipped(self.updated_elements(kinds, sharded=sharded))
         if self.backend.clip == "none":
             return seconds
         groups = self.groups(range(len(self)), [clip_axes(int(sharded))] * len(self))
         return seconds + self.collective("all_reduce", groups, np.full(len(self), NORM_BYTES))
 
-    def owned(self, kinds: StageKinds, *, sharded: bool) -> Array:
+    def updated_elements(self, kinds: StageKinds, *, sharded: bool) -> Array:
         """Trained elements of each kind of stage that a rank updates: (kinds, layouts)."""
         trained = self.elements(kinds, trained=True)
         return trained / self.sharers(kinds) if sharded else trained

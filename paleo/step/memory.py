@@ -437,7 +437,7 @@ def streamed(
     """
     shape = (-1,) + (1,) * (times.forward.ndim - 1)
     elements, learned = (each.reshape(shape) if each.ndim == 1 else each for each in (parameters, trained))
-    kept = times.kept * offload.holds("activations")
+    kept = times.saved_bytes * offload.holds("activations")
     weights = shares.weights * formats.parameter * elements * offload.holds("parameters")
     sent = shares.gradients * learned * offload.holds("gradients")
     added = sent * shares.accumulates * (formats.gradient + 2.0 * SUM_BYTES) / offload.memory
@@ -447,8 +447,8 @@ def streamed(
         times,
         forward_transfers=times.forward_transfers + _beyond(out, times.forward),
         backward_transfers=times.backward_transfers + _beyond(back, times.backward + times.weights),
-        kept=times.kept - kept,
-        offloaded=times.offloaded + kept,
+        saved_bytes=times.saved_bytes - kept,
+        offloaded_bytes=times.offloaded_bytes + kept,
         transient=times.transient + 2.0 * kept,
     )
 

@@ -30,7 +30,7 @@ import numpy.typing as npt
 
 from paleo.schedules.base import Passes
 from paleo.step.memory import layer_parameters
-from paleo.step.section_times import contended, over
+from paleo.step.section_times import contended, per_stage
 from paleo.step.streams import section_gathers
 
 if TYPE_CHECKING:
@@ -69,14 +69,14 @@ class _Unit:
     gathered: int
     following: tuple[tuple[int, int], ...] = ()
 
-    def rest(self, figures: Array) -> Array:
+    def following_seconds(self, figures: Array) -> Array:
         """Seconds of what follows the gathered iteration."""
         return np.asarray(sum(count * figures[section] for section, count in self.following))
 
-    def whole(self, figures: Array) -> Array:
+    def seconds(self, figures: Array) -> Array:
         """Seconds of the gathered iteration and of what follows it."""
         gathered: Array = figures[self.gathered]
-        return gathered + self.rest(figures) if self.following else gathered
+        return gathered + self.following_seconds(figures) if self.following else gathered
 
 
 #: Units in a row: an iteration of a block between two of its kind occurs so many times.
@@ -88,17 +88,15 @@ def sharded_passes(chunk: Chunk, figures: ShardedFigures, gathered: Mask, goes_b
     backward pass. ``splits``: gradients of weights are a pass of their own."""
     forth, lead = _units(chunk, gathered)
     back, back_lead = _units(chunk[::-1], gathered & goes_back)
-    f, before = figures, forth[-1][0].whole(figures.forward) if forth else 0.0
-    forward = _row(forth, f.forward, lead.rest(f.forward), gather=f.gather)
+    f, before = figures, forth[-1][0].seconds(figures.forward) if forth else 0.0
+    forward = _row(forth, f.forward, lead.following_seconds(f.forward), gather=f.gather)
     if not splits:
-        gradient_passes, last = (
-            f.gradient_passes,
-            np.asarray(sum(layers * f.weights[section] for section, layers in chunk)),
-        )
-        backward = _row(back, gradient_passes, back_lead.rest(gradient_passes), f.regather, f.gradients, before)
+        last = np.asarray(sum(layers * f.weights[section] for section, layers in chunk))
+        following = back_lead.following_seconds(f.gradient_passes)
+        backward = _row(back, f.gradient_passes, following, f.regather, f.gradients, before)
         return Passes(forward, backward - last, last)
-    backward = _row(back, f.backward, back_lead.rest(f.backward), f.regather, before=before)
-    weights = _row(back, f.weights, back_lead.rest(f.weights), gradients=f.gradients)
+    backward = _row(back, f.backward, back_lead.following_seconds(f.backward), f.regather, before=before)
+    weights = _row(back, f.weights, back_lead.following_seconds(f.weights), gradients=f.gradients)
     return Passes(forward, backward, weights)
 
 
@@ -136,7 +134,7 @@ def _row(
     next unit starts, where iterations without parameters lie between."""
     units = _expanded(row)
     if gather is None and gradients is None:
-        return np.asarray(lead + sum(times * unit.whole(compute) for unit, times in units))
+        return np.asarray(lead + sum(times * unit.seconds(compute) for unit, times in units))
     if not row:
         return lead
     zeros = np.zeros(len(compute))
@@ -144,7 +142,7 @@ def _row(
     seconds = np.maximum(lead, gather[units[0][0].gathered] - before)
     sent, early = np.zeros(()), np.zeros(())
     for (unit, times), (following, _) in pairwise(units):
-        computing, idle = unit.whole(compute), unit.rest(compute)
+        computing, idle = unit.seconds(compute), unit.following_seconds(compute)
         awaited = np.maximum(sent - early, 0.0) + gather[following.gathered]
         seconds = seconds + times * np.maximum(computing, awaited)
         early = np.minimum(idle, np.maximum(computing - awaited, 0.0)) if unit.following else np.zeros(())
@@ -152,7 +150,7 @@ def _row(
     last = units[-1][0]
     computing = compute[last.gathered]
     done = np.maximum(computing, sent - early) + gradients[last.gathered]
-    return np.asarray(seconds + np.maximum(last.whole(compute), done))
+    return np.asarray(seconds + np.maximum(last.seconds(compute), done))
 
 
 def _expanded(row: _Row) -> _Row:
@@ -203,7 +201,7 @@ def _computed(batch: Batch) -> tuple[Array, Array, Array]:
         forward, backward, weights = (sharded.passes.sum(axis=2) / batch.assignment.copies)[:, sharded.kind]
         return forward, backward, weights
     times, computed = batch.times, batch.assignment.computed
-    return over(computed, times.forwards), over(computed, times.backwards), over(computed, times.weights)
+    return per_stage(computed, times.forwards), per_stage(computed, times.backwards), per_stage(computed, times.weights)
 
 
 def chunk_passes(batch: Batch) -> Array:
@@ -212,7 +210,7 @@ def chunk_passes(batch: Batch) -> Array:
         sharded = sharded_chunks(batch)
         return sharded.passes[:, sharded.kind]
     times, placed = batch.times, batch.assignment.placed
-    return np.stack([over(placed, each) for each in (times.forwards, times.backwards, times.weights)])
+    return np.stack([per_stage(placed, each) for each in (times.forwards, times.backwards, times.weights)])
 
 
 def sends(batch: Batch) -> Array:
@@ -344,7 +342,7 @@ def _priced_collectives(batch: Batch) -> _ShardedCollectives:
 
     def seconds(content: Sent, width: float) -> Array:
         key = "sharded", content, copies, parts.tobytes()  # many cuts have the same kinds of stages
-        return batch.taken(layouts.shared.once(key, lambda: layouts.sent(parts, copies, content, 3, width)[0]))
+        return batch.per_case(layouts.shared.once(key, lambda: layouts.sent(parts, copies, content, 3, width)[0]))
 
     zeros = np.zeros((*parts.shape[:2], 1))
     gather = seconds("all", formats.parameter) if batch.sharded else zeros
@@ -353,7 +351,7 @@ def _priced_collectives(batch: Batch) -> _ShardedCollectives:
         late = np.zeros((len(stage), assignment.placed.shape[1], 1))
         return _ShardedCollectives(kind, stage, parts, gather, regather, seconds("gradients", formats.summed), late)
     after, _ = layouts.exchange(assignment, 3, chunks=True)
-    return _ShardedCollectives(kind, stage, parts, gather, regather, zeros, batch.taken(after[stage]))
+    return _ShardedCollectives(kind, stage, parts, gather, regather, zeros, batch.per_case(after[stage]))
 
 
 def _distinct_stages(assignment: Assignment) -> tuple[Index, Index]:

@@ -69,22 +69,21 @@ class SectionCosts:
     """One layer iteration of each section without recomputation, (sections, …): seconds by pass, seconds of the
     collectives that computation waits for, bytes.
 
-    ``again`` is what full recomputation runs once more of ``forward``, ``selected`` what selective does, and so the
-    transfers of these names. ``hidden`` are
-    seconds of collectives that run beside computation which takes as long; what is left of them is waited for. Of these
-    ``forward_paired`` and ``backward_paired`` run beside another microbatch.
-    ``limits`` are seconds of kernels by what limits them (arithmetic, memory, constant launches), of those that run
-    once, that full and that selective recomputation runs again: (3 limits, 3 runs, sections, …). ``repeat`` has the
-    sections alone."""
+    ``recomputed`` is what full recomputation runs once more of ``forward``, ``selected`` what selective does, and so
+    the transfers of these names. ``hidden`` are seconds of collectives that run beside computation which takes as long;
+    what is left of them is waited for. Of these ``forward_paired`` and ``backward_paired`` run beside another
+    microbatch. ``limits`` are seconds of kernels by what limits them (arithmetic, memory, constant launches), of those
+    that run once, that full and that selective recomputation runs again: (3 limits, 3 runs, sections, …). ``repeat``
+    has the sections alone."""
 
     repeat: Array
     forward: Array
     backward: Array
     weights: Array
-    again: Array
+    recomputed: Array
     selected: Array
     forward_transfers: Array
-    again_transfers: Array
+    recomputed_transfers: Array
     selected_transfers: Array
     backward_transfers: Array
     hidden: Array
@@ -113,8 +112,8 @@ class SectionCosts:
 BYTES = ("saved_bytes", "selected_bytes", "input_bytes", "output_bytes", "largest_output_bytes")
 #: Figures of `SectionCosts` with a last axis of configurations.
 FIGURES = (
-    *("forward", "backward", "weights", "again", "selected"),
-    *("forward_transfers", "again_transfers", "selected_transfers", "backward_transfers"),
+    *("forward", "backward", "weights", "recomputed", "selected"),
+    *("forward_transfers", "recomputed_transfers", "selected_transfers", "backward_transfers"),
     *("hidden", "forward_paired", "backward_paired", "limits"),
     *BYTES,
 )
@@ -123,8 +122,9 @@ FIGURES = (
 @dataclass(frozen=True, slots=True)
 class LayerTimes:
     """One layer iteration of each section with what it recomputes, (sections, …): seconds; ``limits``: seconds of its
-    kernels by what limits them (arithmetic, memory, constant launches), (3, sections, …); bytes ``kept`` for backward
-    on the device or ``offloaded`` from it, and ``transient`` ones, which live while the layer computes (again)."""
+    kernels by what limits them (arithmetic, memory, constant launches), (3, sections, …); ``saved_bytes`` for
+    backward on the device, ``offloaded_bytes`` in host memory, and ``transient`` ones, which live while the layer
+    computes (again)."""
 
     forward: Array
     backward: Array
@@ -135,8 +135,8 @@ class LayerTimes:
     forward_paired: Array
     backward_paired: Array
     limits: Array
-    kept: Array
-    offloaded: Array
+    saved_bytes: Array
+    offloaded_bytes: Array
     transient: Array
     output_bytes: Array
     largest_output_bytes: Array
@@ -181,7 +181,7 @@ class Sums:
     weights: Array
     core: Array
     backward_core: Array
-    again: Array
+    recomputed: Array
     selected: Array
     spared: Array
     selected_transfers: Array
@@ -223,12 +223,12 @@ class Sums:
         )
         recomputed = (
             matrix([(i, counted.times * share(counted), counted.kernel.phase == "forward") for i, counted in kernels])
-            for share in (attrgetter("again"), attrgetter("selected"))
+            for share in (attrgetter("recomputed"), attrgetter("selected"))
         )
-        spared = matrix([(i, each.times, each.phase == "forward" and not each.again) for i, each in transfers])
+        spared = matrix([(i, each.times, each.phase == "forward" and not each.recomputed) for i, each in transfers])
         selected = matrix([(i, each.times, each.selected) for i, each in transfers])
         overlaps = [
-            matrix([(i, each.times, (each.phase, each.beside) == (phase, beside)) for i, each in transfers])
+            matrix([(i, each.times, (each.phase, each.hides_behind) == (phase, beside)) for i, each in transfers])
             for beside in ("nothing", "section", "core", "products", "microbatch")
             for phase in ("forward", "backward")
         ]
@@ -265,7 +265,7 @@ def section_costs(
     device, host = kernels.total, kernels.host
     forward, backward, weights = (each @ device for each in (sums.forward, sums.backward, sums.weights))
     there, back, hidden, forward_paired, backward_paired = _waited(sums, device, transfers)
-    again, once_more = sums.again @ device, np.maximum(there - sums.spared @ transfers, 0.0)
+    again, once_more = sums.recomputed @ device, np.maximum(there - sums.spared @ transfers, 0.0)
     calls = (sums.calls * call).reshape((2, -1) + (1,) * (forward.ndim - 1))
     gradients = backward + weights
     slower = paced(gradients + back, (sums.backward + sums.weights) @ host + calls[1], waits) - back
@@ -275,7 +275,7 @@ def section_costs(
         paced(forward + there, sums.forward @ host + calls[0], waits) - there,
         backward * share,
         weights * share,
-        paced(again + once_more, sums.again @ host + calls[0], waits) - once_more,
+        paced(again + once_more, sums.recomputed @ host + calls[0], waits) - once_more,
         paced(sums.selected @ device, sums.selected @ host),
         there,
         once_more,
@@ -321,7 +321,7 @@ def _limits(sums: Sums, kernels: KernelTimes) -> Array:
     """Seconds of kernels by what limits them and by when they run, as `SectionCosts.limits`."""
     work = kernels.total - kernels.launch
     by_limit = (work * kernels.arithmetic, work * ~kernels.arithmetic, kernels.launch)
-    runs = (sums.forward + sums.backward + sums.weights, sums.again, sums.selected)
+    runs = (sums.forward + sums.backward + sums.weights, sums.recomputed, sums.selected)
     return np.stack([np.stack([matrix @ seconds for matrix in runs]) for seconds in by_limit])
 
 
@@ -361,7 +361,7 @@ def layer_times(costs: SectionCosts, policies: Policies) -> LayerTimes:
     deep nets with sublinear memory cost, arXiv:1604.06174 (groups).
     """
     whole, core, group = policies.shaped(costs.forward.ndim)
-    again = np.where(whole, costs.again, core * costs.selected)
+    again = np.where(whole, costs.recomputed, core * costs.selected)
     input_bytes = np.minimum(costs.input_bytes, costs.saved_bytes) / group
     kept = np.where(whole, input_bytes, costs.saved_bytes) - core * costs.selected_bytes
     return LayerTimes(
@@ -369,7 +369,7 @@ def layer_times(costs: SectionCosts, policies: Policies) -> LayerTimes:
         costs.backward + again,
         costs.weights,
         costs.forward_transfers,
-        costs.backward_transfers + np.where(whole, costs.again_transfers, core * costs.selected_transfers),
+        costs.backward_transfers + np.where(whole, costs.recomputed_transfers, core * costs.selected_transfers),
         costs.hidden,
         costs.forward_paired,
         costs.backward_paired,
@@ -418,7 +418,7 @@ def _lost(computing: Array, travelling: Array, overlap: Overlap) -> Array:
     return overlap.contention * np.minimum(computing, travelling) if overlap.sharded else travelling
 
 
-def over(layers: Array, figures: Array) -> Array:
+def per_stage(layers: Array, figures: Array) -> Array:
     """Figures of sections summed over the layers that each stage holds: (stages, sections) with (sections, …) to
     (stages, …)."""
     return np.tensordot(layers, figures, axes=1)

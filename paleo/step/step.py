@@ -27,7 +27,7 @@ from paleo.step.section_times import (
     BYTES,
     collectives,
     layer_times,
-    over,
+    per_stage,
     section_costs,
     section_figures,
     transfer_seconds,
@@ -123,7 +123,7 @@ def waits(batch: Batch) -> Array:
         return np.zeros(len(batch))
     share = waiting_share(layouts.replicas * batch.assignment.stages, noise.independent, noise.persistent)
     arithmetic, moving, launch = _kernel_parts(batch, busiest_stage(batch))
-    return batch.taken(share) * (arithmetic + moving + launch)
+    return batch.per_case(share) * (arithmetic + moving + launch)
 
 
 def _worked(batch: Batch) -> Array:
@@ -166,8 +166,8 @@ def _parts(batch: Batch) -> dict[str, Array]:
     times, computed = batch.times, batch.assignment.computed
     arithmetic, moving, launch = _kernel_parts(batch, stage)
     update = _of_stage(updates(batch), stage)
-    waited = _of_stage(over(computed, times.forward_transfers + times.backward_transfers), stage) * count
-    hidden = _of_stage(over(computed, times.hidden), stage) * count
+    waited = _of_stage(per_stage(computed, times.forward_transfers + times.backward_transfers), stage) * count
+    hidden = _of_stage(per_stage(computed, times.hidden), stage) * count
     computing, worked = arithmetic + moving + launch + update, _worked(batch)
     if batch.assignment.stages == 1:
         total = waited + hidden + stream_seconds(batch).communication + _state_gathers(batch)
@@ -201,25 +201,25 @@ def _kernel_parts(batch: Batch, stage: Index) -> tuple[Array, Array, Array]:
     launches."""
     times, computed = batch.times, batch.assignment.computed
     arithmetic, moving, launch = (
-        _of_stage(over(computed, limit), stage) * batch.microbatches for limit in times.limits
+        _of_stage(per_stage(computed, limit), stage) * batch.microbatches for limit in times.limits
     )
-    kernels = _of_stage(over(computed, times.forward + times.backward + times.weights), stage) * batch.microbatches
+    kernels = _of_stage(per_stage(computed, times.forward + times.backward + times.weights), stage) * batch.microbatches
     return arithmetic, moving, launch + np.maximum(0.0, kernels - arithmetic - moving - launch)
 
 
 def _state_gathers(batch: Batch) -> Array:
     """Seconds of gathers of updated parameters, hidden ones too, without a pipeline."""
-    return np.asarray(batch.taken(batch_tails(batch, summed=False).total)[0])
+    return np.asarray(batch.per_case(batch_tails(batch, summed=False).total)[0])
 
 
 def _after(batch: Batch, stage: Index) -> _Communication:
     """What the busiest stage of a pipeline communicates beside collectives of layers and sends."""
     after = after_passes(batch, stage_passes(batch)) - updates(batch)
-    hidden = batch.taken(batch_tails(batch).total) - after
+    hidden = batch.per_case(batch_tails(batch).total) - after
     if batch.scattered:
         times, computed = batch.times, batch.assignment.computed
         passes = stage_passes(batch)
-        plain = over(computed, times.iteration) + 2.0 * sends(batch)
+        plain = per_stage(computed, times.iteration) + 2.0 * sends(batch)
         waits = (passes.forward + passes.backward + passes.weights - plain) * batch.microbatches
         beside = sharded_communication(batch) * batch.microbatches
         after, hidden = after + waits, hidden + np.maximum(0.0, beside - waits)
@@ -236,12 +236,13 @@ def stage_memory(batch: Batch) -> StageMemory:
     kinds, rows = assignment.kinds.stages, assignment.stage_kind
     kept, host_bytes = layouts.states(kinds, batch.zero, assignment.stages)
     parts = (kept.parameters, kept.gradients, kept.optimizer, kept.gathered)
-    taken = (batch.taken(np.broadcast_to(part, host_bytes.shape)[rows]) for part in parts)
+    taken = (batch.per_case(np.broadcast_to(part, host_bytes.shape)[rows]) for part in parts)
     activations, work = _passing(batch)
     living = _living(batch)
-    gone = batch.taken(host_bytes[rows]) + (over(assignment.placed, batch.times.offloaded) * living).sum(axis=1)
+    offloaded = (per_stage(assignment.placed, batch.times.offloaded_bytes) * living).sum(axis=1)
     passing = (activations * living).sum(axis=1)
-    return StageMemory(States(*taken), passing, work, batch.taken(layouts.reserved()), gone)
+    on_host = batch.per_case(host_bytes[rows]) + offloaded
+    return StageMemory(States(*taken), passing, work, batch.per_case(layouts.reserved()), on_host)
 
 
 def memory_total(batch: Batch) -> Array:
@@ -249,18 +250,18 @@ def memory_total(batch: Batch) -> Array:
     layouts, assignment = batch.layouts, batch.assignment
     kinds = assignment.kinds.stages
 
-    def owned() -> Array:
+    def state_bytes() -> Array:
         kept, _ = layouts.states(kinds, batch.zero, assignment.stages)
         return total_memory(kept, np.zeros(1), layouts.reserved())
 
-    stays = layouts.shared.once(("owned", batch.zero), owned)[assignment.stage_kind]
-    key = "held", batch.schedule.name, batch.zero if batch.backend.offload.parts else 0
+    states = layouts.shared.once(("states", batch.zero), state_bytes)[assignment.stage_kind]
+    key = "passing memory", batch.schedule.name, batch.zero if batch.backend.offload.parts else 0
 
-    def held() -> Array:
+    def passing_bytes() -> Array:
         activations, work = _passing(batch)
         return np.asarray((activations * _living(batch)).sum(axis=1) + work)
 
-    return np.asarray((batch.shared.once(key, held) + batch.taken(stays)).max(axis=0))
+    return np.asarray((batch.shared.once(key, passing_bytes) + batch.per_case(states)).max(axis=0))
 
 
 def _living(batch: Batch) -> Array:
@@ -280,9 +281,9 @@ def _passing(batch: Batch) -> tuple[Array, Array]:
 def _passing_bytes(batch: Batch) -> tuple[Array, Array]:
     layouts, assignment, times = batch.layouts, batch.assignment, batch.times
     several = layouts.shards * assignment.copies > 1
-    buckets = batch.taken(np.where(several & batch.training, batch.backend.run.bucket, 0.0))
+    buckets = batch.per_case(np.where(several & batch.training, batch.backend.run.bucket, 0.0))
     work = workspace(assignment.layers, times.largest_output_bytes, times.transient, buckets)
-    return over(assignment.placed, times.kept), work
+    return per_stage(assignment.placed, times.saved_bytes), work
 
 
 class Priced(NamedTuple):
@@ -310,7 +311,7 @@ def priced(program: Program, layout: Plan, backend: Backend) -> Priced:
     if not uneven(run):
         return Priced(program, backend.cut(program, weights(Policies.of(program)), pieces), kernels, costs)
     shares = policy_shares(program, run, pieces).items()
-    mean = np.sum([weights(Policies.each(len(costs.repeat), how)) * share for how, share in shares], axis=0)
+    mean = np.sum([weights(Policies.for_each_section(len(costs.repeat), how)) * share for how, share in shares], axis=0)
     split = split_by_policy(program, backend.cut(program, mean, pieces), run)
     kernels, costs = _costs(split.program, layout.mesh, backend)
     return Priced(split.program, split.pieces, kernels, costs)

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from paleo.schedules.base import Passes
 from paleo.step.exchange import bucket_count, exposed_gather, exposed_sends, in_order
 from paleo.step.memory import SUM_BYTES, host_update
-from paleo.step.section_times import contended, over
+from paleo.step.section_times import contended, per_stage
 
 if TYPE_CHECKING:
     from paleo.lowering.program import Program, Section
@@ -394,21 +394,21 @@ def after_passes(batch: Batch, passes: Passes, *, summed: bool = True) -> Array:
 
 def after_streams(batch: Batch) -> Array:
     """Without a pipeline, seconds after the last bucket of gradients: (cases,)."""
-    forward = over(batch.assignment.computed, batch.times.forwards)
+    forward = per_stage(batch.assignment.computed, batch.times.forwards)
     return np.asarray(after_passes(batch, Passes(forward, forward, forward), summed=False)[0])
 
 
 def exposed_communication(batch: Batch, passes: Passes, *, summed: bool = True) -> Array:
     """The same without updates of the host."""
     following, contention = batch_tails(batch, summed=summed), batch.backend.software.overlap.contention
-    seconds = batch.taken(following.fixed)
+    seconds = batch.per_case(following.fixed)
     if batch.zero == 3 and batch.backend.compression is not None:  # gradients are coded with every microbatch
         kinds, rows = batch.assignment.kinds.stages, batch.assignment.stage_kind
-        seconds = seconds + batch.taken(batch.layouts.coding(kinds)[rows]) * (batch.microbatches - 1.0)
+        seconds = seconds + batch.per_case(batch.layouts.coding(kinds)[rows]) * (batch.microbatches - 1.0)
     if following.gathers.any():
         seconds += overlapped_gathers(batch, following, passes)
     if contention >= 1.0:  # as `exposed_sends` has it: nothing is won
-        seconds += batch.taken(following.sums.sum(axis=1))
+        seconds += batch.per_case(following.sums.sum(axis=1))
     elif following.sums.any():
         ordered = _sends_in_order(batch, following).of(batch.cases.layout)
         seconds += exposed_sends(ordered, batch.schedule, passes, batch.assignment.chunks, contention)
@@ -417,7 +417,7 @@ def exposed_communication(batch: Batch, passes: Passes, *, summed: bool = True) 
 
 def overlapped_gathers(batch: Batch, following: Tails, passes: Passes) -> Array:
     """What the next first pass leaves exposed of gathers that overlap with it: (stages, cases)."""
-    gathers, buckets = batch.taken(following.gathers), batch.taken(following.gather_buckets)
+    gathers, buckets = batch.per_case(following.gathers), batch.per_case(following.gather_buckets)
     return exposed_gather(gathers, buckets, passes.forward, batch.backend.software.overlap.contention)
 
 
@@ -427,7 +427,7 @@ def exposed_gathers(batch: Batch, passes: Passes) -> Array:
         return np.zeros((batch.assignment.stages, len(batch)))
     if batch.overlapped and batch.backend.software.overlap.gather:
         return overlapped_gathers(batch, batch_tails(batch), passes)
-    return batch.taken(batch.layouts.state_gathers(batch.assignment))
+    return batch.per_case(batch.layouts.state_gathers(batch.assignment))
 
 
 def updates(batch: Batch) -> Array:
@@ -435,7 +435,7 @@ def updates(batch: Batch) -> Array:
     if batch.backend.offload.holds("optimizer"):
         return host_updates(batch)
     kinds, rows = batch.assignment.kinds.stages, batch.assignment.stage_kind
-    return batch.taken(batch.layouts.updates(kinds, sharded=batch.zero > 0)[rows])
+    return batch.per_case(batch.layouts.updates(kinds, sharded=batch.zero > 0)[rows])
 
 
 def host_updates(batch: Batch) -> Array:
@@ -444,12 +444,12 @@ def host_updates(batch: Batch) -> Array:
     if not layouts.training:
         return np.zeros((assignment.stages, len(batch)))
     kinds, sharded, rows = assignment.kinds.stages, batch.zero > 0, assignment.stage_kind
-    counts = batch.taken(layouts.owned(kinds, sharded=sharded)[rows])
-    backward = over(assignment.computed, batch.times.backwards + batch.times.weights)
+    counts = batch.per_case(layouts.updated_elements(kinds, sharded=sharded)[rows])
+    backward = per_stage(assignment.computed, batch.times.backwards + batch.times.weights)
     update = host_update(counts, backward, backend.optimizer, backend.formats, backend.offload)
     if backend.clip == "scaled" and backend.offload.holds("gradients"):  # DeepSpeed's stage3.py: unscale_and_clip_grads
         update = update + 2.0 * SUM_BYTES * counts / backend.offload.memory
-    return update + batch.taken(layouts.clipping(kinds, sharded=sharded)[rows])
+    return update + batch.per_case(layouts.clipping(kinds, sharded=sharded)[rows])
 
 
 def batch_tails(batch: Batch, *, summed: bool = True) -> Tails:

@@ -76,7 +76,7 @@ def _waited(
     """The collectives of one direction, which add up to ``total`` seconds; backward has those of the forward pass again
     that full recomputation repeats. What no collective explains is the traffic of an offload."""
     again = direction == "backward" and section.recompute == "full"
-    owed = [(each, s) for each, s in transfers if each.phase == direction or (again and each.again)]
+    owed = [(each, s) for each, s in transfers if each.phase == direction or (again and each.recomputed)]
     known = sum(seconds for _, seconds in owed)
     if total <= 0:
         return []

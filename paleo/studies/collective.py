@@ -190,7 +190,7 @@ def _of_layers(prediction: Prediction) -> Iterator[StepCollective]:
     [priced] = transfer_seconds(batch.backend.fabric, [(batch.layouts.meshes[0], program)], [payloads])
     layers = batch.assignment.computed[_busiest(prediction)]
     for (index, transfer), seconds in zip(collectives(program), priced[:, 0].tolist(), strict=True):
-        passes = 2 if transfer.again and program.sections[index].recompute == "full" else 1
+        passes = 2 if transfer.recomputed and program.sections[index].recompute == "full" else 1
         calls = round(float(layers[index]) * transfer.times * passes * float(batch.microbatches[0]))
         if seconds > 0 and calls:
             yield _priced(batch, "layers", transfer.operation, (transfer.axis,), calls, transfer.payload_bytes, seconds)

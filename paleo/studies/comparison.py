@@ -208,7 +208,7 @@ class Sensitivity:
     """Step time with one figure of the hardware ``CHANGE`` lower and higher, over that as it is; and whether it still
     fits."""
 
-    what: str
+    figure: str
     lower: float
     higher: float
     fits_lower: bool

@@ -29,7 +29,7 @@ from paleo.units import KILO, MICROSECOND, YEAR, PricePerEnergy, PricePerSecond,
 
 if TYPE_CHECKING:
     from paleo.predict import Prediction
-    from paleo.pricing.store import Found
+    from paleo.pricing.store import SourcedParameters
     from paleo.specs.hardware import Device
 
 Array = npt.NDArray[np.float64]
@@ -198,7 +198,7 @@ def _energies(prediction: Prediction, figures: PowerParameters) -> Array:
     return np.array([flop, vector, figures.dram]) * PICO
 
 
-def _calibrated(kind: type[P], device: Device, family: str) -> Found[P]:
+def _calibrated(kind: type[P], device: Device, family: str) -> SourcedParameters[P]:
     return lookup(
         kind,
         subject=device.name,

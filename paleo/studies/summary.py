@@ -137,5 +137,5 @@ def forward_times(summary: Summary, system: System, run: Run) -> list[float]:
     """Seconds of one iteration of each layer's forward kernels on a device, in the order of the layers."""
     prices = pricer(system.device, summary.dtype, run.calibration, load_software(run.software))
     kernels = [kernel for layer in summary.layers for kernel in layer.kernels]
-    seconds = iter(prices.times(kernels).alone.tolist() if kernels else [])
+    seconds = iter(prices.times(kernels).synchronous.tolist() if kernels else [])
     return [sum(next(seconds) for _ in layer.kernels) for layer in summary.layers]

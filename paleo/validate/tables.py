@@ -16,7 +16,7 @@ from paleo.registry import Registry
 from paleo.validate.kinds.base import KINDS, RowsError, best_match, groups, text
 
 if TYPE_CHECKING:
-    from paleo.pricing.store import Found
+    from paleo.pricing.store import SourcedParameters
     from paleo.specs.calibration import Calibration
     from paleo.validate.kinds.base import Array, RowGroup, TableKind
 
@@ -187,7 +187,7 @@ class KernelTable:
         """Kernels do not scale."""
         return None
 
-    def calibrated(self, group: RowGroup, figures: Any) -> Found[Any]:
+    def calibrated(self, group: RowGroup, figures: Any) -> SourcedParameters[Any]:
         """The parameters that price a group."""
         subject, architecture, memory_kind = self.kind.traits(figures)
         calibration = self.calibration if self.calibration is not None and self.calibration.subject == subject else None

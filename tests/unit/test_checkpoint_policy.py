@@ -50,7 +50,7 @@ def test_an_early_end_spares_the_exchange_behind_it() -> None:
         run = Run(gpus=8, batch=1, dtype="bf16", strategy="ep=8", recompute="full")
         program = predict(load_model("moonlight-16b-a3b"), SYSTEM, run, software).program
         forward = [each for section in program.sections for each in section.transfers if each.phase == "forward"]
-        assert {each.name.rpartition(".")[2] for each in forward if each.again} == exchanges
+        assert {each.name.rpartition(".")[2] for each in forward if each.recomputed} == exchanges
 
 
 def made(software: Any, recompute: str, **options: Any) -> Prediction:

@@ -36,7 +36,7 @@ H100 = load_system("dgx-h100")
 BF16 = precision("bf16")
 #: Parameters of the section, all trained.
 ELEMENTS = np.array([100.0])
-NONE = Policies.alike(np.array([1.0]), "none")
+NONE = Policies.uniform(np.array([1.0]), "none")
 
 
 def run(**options: Any) -> Prediction:
@@ -67,7 +67,7 @@ def test_activations_stream_beside_their_turns() -> None:
     times = layer_times(iteration(), NONE)
     moved = streamed(times, ELEMENTS, ELEMENTS, Offload(frozenset({"activations"}), 100.0, np.inf), BF16, Shares())
     assert (moved.forward_transfers[0], moved.backward_transfers[0]) == (2.0, 0.0)
-    assert (moved.kept[0], moved.offloaded[0], moved.transient[0]) == (0.0, 400.0, 800.0)
+    assert (moved.saved_bytes[0], moved.offloaded_bytes[0], moved.transient[0]) == (0.0, 400.0, 800.0)
 
 
 def test_parameters_and_gradients_stream_both_ways_at_once() -> None:

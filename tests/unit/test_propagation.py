@@ -32,7 +32,7 @@ def placed(of: Graph, rules: dict[str, Any], **degrees: int) -> dict[str, Placed
 
 
 def owed(node: PlacedNode) -> Owed:
-    return sorted((c.operation, c.axis, c.when, int(c.tensor.elements)) for c in node.communications)
+    return sorted((c.operation, c.axis, c.phase, int(c.tensor.elements)) for c in node.communications)
 
 
 FIRST = linear("stem", "hidden")  # so that what follows reads something that needs a gradient

@@ -164,7 +164,7 @@ def test_names_are_escaped() -> None:
 
 def test_sensitivity_is_zero_for_what_a_single_gpu_lacks_and_bounded_by_the_change() -> None:
     made = predict(load_model("alexnet"), load_system("aws-p3dn.24xlarge"), Run(gpus=1, batch=64))
-    found = {one.what: one for one in sensitivity(made)}
+    found = {one.figure: one for one in sensitivity(made)}
     assert found["link bandwidth"].reach == found["link latency"].reach == found["memory capacity"].reach == 0
     for what in ("arithmetic (FLOP/s)", "memory bandwidth"):
         assert 1 / 1.21 < found[what].higher <= 1 <= found[what].lower < 1.26

@@ -277,7 +277,7 @@ def test_points_price_every_layout_and_share_programs() -> None:
 
     chosen = layouts(build(model, batch=1, choices=made.choices), 64, 256, space)
     points = priced(Graphs(model, made), made, chosen, lambda layout: microbatches(layout.local_batch, space))
-    assert points.costs.forward.shape == (len(points.programs[0].sections), len(points.where))
+    assert points.costs.forward.shape == (len(points.programs[0].sections), len(points.positions))
     assert len({id(program) for program in points.programs}) < len(points.programs)
     assert len(evaluate(points, chosen, space, made)) > 10_000
 

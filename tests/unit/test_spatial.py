@@ -43,7 +43,7 @@ def placed(of: Graph, strategy: str, stated: dict[str, Any] | None = None) -> di
 
 
 def owed(node: PlacedNode) -> list[tuple[str, str, str, int]]:
-    return sorted((c.operation, c.axis, c.when, int(c.tensor.elements)) for c in node.communications)
+    return sorted((c.operation, c.axis, c.phase, int(c.tensor.elements)) for c in node.communications)
 
 
 def sends(axis: str, when: str, *elements: int) -> list[tuple[str, str, str, int]]:
@@ -70,7 +70,7 @@ def test_two_dims_exchange_sides_and_corners() -> None:
     both = {"*": {"height": "spatial", "width": "tp"}}
     node = placed(graph, "batch,spatial=4,tp=4", both)["conv"]
     for when, channels in (("forward", C), ("backward", F)):
-        total = sum(int(c.tensor.elements) for c in node.communications if c.when == when)
+        total = sum(int(c.tensor.elements) for c in node.communications if c.phase == when)
         assert total == N * channels * (2 * 2 * (W // 4) + 2 * 2 * (H // 4) + 4 * 2**2)
     assert node.parameters[0][1] == ("spatial", "tp"), "the filter's gradient is summed over both"
 

@@ -335,7 +335,7 @@ def test_a_host_that_waits_for_each_kernel_hides_none_of_its_time() -> None:
     )
     hosts = (
         sum(
-            section.repeat * counted.times * counted.kernel.calls * (1.0 + counted.again)
+            section.repeat * counted.times * counted.kernel.calls * (1.0 + counted.recomputed)
             for section in waits.program.sections
             for counted in section.kernels
             if counted.kernel.phase == "forward" and section.recompute == "full"

@@ -12,7 +12,7 @@ import pytest
 from paleo.errors import SpecError
 from paleo.pricing.gemm import GemmParameters
 from paleo.pricing.power import PowerParameters
-from paleo.pricing.store import HOST_PARAMETERS, UNMEASURED, Found, lookup, resolved
+from paleo.pricing.store import HOST_PARAMETERS, UNMEASURED, SourcedParameters, lookup, resolved
 from paleo.specs.calibration import from_mapping, load_calibration, load_inheritance
 from paleo.specs.catalog import names
 from paleo.validate.command import validate
@@ -154,7 +154,7 @@ def test_host_parameters_are_those_of_the_kinds() -> None:
 
 
 def test_a_stack_that_was_not_measured_keeps_the_silicon() -> None:
-    def found(stack: str) -> Found[GemmParameters]:
+    def found(stack: str) -> SourcedParameters[GemmParameters]:
         return lookup(
             GemmParameters, subject="a100-sxm4-80gb", architecture="Ampere", memory_kind="HBM2e", family="gemm.tensor",
             stacks=(stack,),
@@ -181,7 +181,7 @@ def test_relatives_are_wider_than_the_family_itself() -> None:
 
 
 def test_bounds_follow_the_bins() -> None:
-    found = Found(None, "measured", "x", ((1.0, 0.5, 2.0), (np.inf, 0.9, 1.1)))
+    found = SourcedParameters(None, "measured", "x", ((1.0, 0.5, 2.0), (np.inf, 0.9, 1.1)))
     low, high = found.bounds(np.array([0.5, 1.0, 4.0]))
     assert low == pytest.approx([0.25, 0.5, 3.6]) and high == pytest.approx([1.0, 2.0, 4.4])
     assert found.factors(4.0) == (0.9, 1.1)

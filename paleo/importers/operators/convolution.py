@@ -114,7 +114,7 @@ def _padding(padding: Any, rank: int) -> Any:
 def per_dim(value: Any, rank: int, default: int) -> list[int]:
     """One number for every dim of space.
 
-    >>> each(3, 2, 1), each(None, 2, 1), each([1, 2], 2, 1)
+    >>> per_dim(3, 2, 1), per_dim(None, 2, 1), per_dim([1, 2], 2, 1)
     ([3, 3], [1, 1], [1, 2])
     """
     if value is None or (isinstance(value, Sequence) and not value):

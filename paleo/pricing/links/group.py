@@ -127,16 +127,16 @@ class GroupLinks:
     def rows(self, index: npt.NDArray[np.intp]) -> GroupLinks:
         """Some rows of stacked groups."""
 
-        def taken(values: tuple[Numeric, ...]) -> tuple[Array, ...]:
+        def selected(values: tuple[Numeric, ...]) -> tuple[Array, ...]:
             return tuple(np.asarray(level)[index] for level in values)
 
         return dataclasses.replace(
             self,
-            fan_outs=taken(self.fan_outs),
-            bandwidths=taken(self.bandwidths),
-            ports=taken(self.ports),
-            rank_ports=taken(self.rank_ports),
-            unit_ports=taken(self.unit_ports),
+            fan_outs=selected(self.fan_outs),
+            bandwidths=selected(self.bandwidths),
+            ports=selected(self.ports),
+            rank_ports=selected(self.rank_ports),
+            unit_ports=selected(self.unit_ports),
             nvlink=np.asarray(self.nvlink)[index],
             staged=np.asarray(self.staged)[index],
         )
