@@ -160,14 +160,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from paleo.collectives.base import Algorithm, active, add_algorithm, one_level_at_a_time, others
+from paleo.collectives.base import Algorithm, active, add_algorithm, one_level_at_a_time, remote_share
 from paleo.collectives.base import Array, LevelTraffic, Traffic
 
 
 def all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
     """Rings along rows, then along columns, both ways: 2 (sqrt(n) - 1) steps, a quarter of the bytes of one ring."""
     sides = [np.ceil(np.sqrt(n)) for n in group]
-    shares = [others(n) * payload for n in group]
+    shares = [remote_share(n) * payload for n in group]
     return one_level_at_a_time(
         [
             LevelTraffic(2.0 * (side - 1.0) * active(n), share / 2.0, share)
