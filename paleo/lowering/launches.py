@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -94,6 +94,31 @@ def _passes(fused: tuple[Kernel, ...], elements: float, steps: Sequence[tuple[fl
         for kernel in fused
         for read, written in steps
     )
+
+
+def section_nodes(nodes: Sequence[Node], chains: Chains) -> list[slice]:
+    """The layers of each section."""
+    names, starts = list(_section_names(nodes, chains)), [0]
+    starts += [index for index in range(1, len(names)) if names[index] != names[index - 1]]
+    return [slice(start, end) for start, end in zip(starts, [*starts[1:], len(names)], strict=True)]
+
+
+def _section_names(nodes: Iterable[Node], chains: Chains) -> Iterable[str]:
+    """The section of each layer: the repeated block that it is in, or one of its own; where chains of passes are merged
+    a layer that passes over what the layer before it made stays with that."""
+    name, before = "", None
+    for node in nodes:
+        joins = chains != "none" and before is not None and not before.repeats and _passes_over(node, before)
+        name = name if joins else node.repeats[0][0] if node.repeats else node.name
+        before = node
+        yield name
+
+
+def _passes_over(node: Node, before: Node) -> bool:
+    """Whether a layer outside repeated blocks touches each element of the other's result on its own."""
+    written = {operation.out.name for operation in before.operations}
+    pointwise = all(isinstance(operation, MemoryPass) and operation.kind.pointwise for operation in node.operations)
+    return not node.repeats and bool(node.operations) and pointwise and any(t.name in written for t in node.inputs)
 
 
 def _fusable(first: Launches, second: Launches, readers: dict[str, int]) -> bool:

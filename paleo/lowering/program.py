@@ -10,7 +10,16 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from paleo.lowering.launches import WHOLE_BLOCKS, Launches, Storage, fuse, kept_tensors, left_out, softmax_by_steps
+from paleo.lowering.launches import (
+    WHOLE_BLOCKS,
+    Launches,
+    Storage,
+    fuse,
+    kept_tensors,
+    left_out,
+    section_nodes,
+    softmax_by_steps,
+)  # fmt: skip
 from paleo.operations.base import ATTENTION_CORE, MemoryPass, accumulation, flat_pass, is_core
 from paleo.operations.contraction import Contraction, FusedAttention
 from paleo.parallel.propagation import kept_whole, propagate, sent_once
@@ -200,35 +209,10 @@ def lower(
     return Program(tuple([section for section, _ in lowered]), tuple([tie for _, ties in lowered for tie in ties]))
 
 
-def _section_nodes(nodes: Sequence[Node], chains: Chains) -> list[slice]:
-    """The layers of each section."""
-    names, starts = list(_section_names(nodes, chains)), [0]
-    starts += [index for index in range(1, len(names)) if names[index] != names[index - 1]]
-    return [slice(start, end) for start, end in zip(starts, [*starts[1:], len(names)], strict=True)]
-
-
-def _section_names(nodes: Iterable[Node], chains: Chains) -> Iterable[str]:
-    """The section of each layer: the repeated block that it is in, or one of its own; where chains of passes are merged
-    a layer that passes over what the layer before it made stays with that."""
-    name, before = "", None
-    for node in nodes:
-        joins = chains != "none" and before is not None and not before.repeats and _passes_over(node, before)
-        name = name if joins else node.repeats[0][0] if node.repeats else node.name
-        before = node
-        yield name
-
-
 def _owners(nodes: Sequence[Node], nodes_of: Sequence[slice]) -> dict[str, int]:
     """The section that each parameter belongs to: the first one that reads it."""
     numbered = [(number, node) for number, members in enumerate(nodes_of) for node in nodes[members]]
     return {name: number for number, node in reversed(numbered) for name in node.parameters}
-
-
-def _passes_over(node: Node, before: Node) -> bool:
-    """Whether a layer outside repeated blocks touches each element of the other's result on its own."""
-    written = {operation.out.name for operation in before.operations}
-    pointwise = all(isinstance(operation, MemoryPass) and operation.kind.pointwise for operation in node.operations)
-    return not node.repeats and bool(node.operations) and pointwise and any(t.name in written for t in node.inputs)
 
 
 class _Lowering:
@@ -252,7 +236,7 @@ class _Lowering:
         self._reads = graph.once("reads", lambda: _reads(graph.nodes), any_batch=True)
         self._kept_anew = graph.once(("kept anew", precision), lambda: _kept_anew(graph, precision), any_batch=True)
         self._shares: dict[Hashable, _Share] = graph.once(("shares", precision), dict, any_batch=True)
-        self.nodes_of = graph.once(("sections", chains), lambda: _section_nodes(graph.nodes, chains), any_batch=True)
+        self.nodes_of = graph.once(("sections", chains), lambda: section_nodes(graph.nodes, chains), any_batch=True)
         self._owners = graph.once(("owners", chains), lambda: _owners(graph.nodes, self.nodes_of), any_batch=True)
 
     def kept_whole(self, placed: PlacedNode) -> PlacedNode:
