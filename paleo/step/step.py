@@ -384,17 +384,17 @@ class Spreads:
     it runs on. ``update``: of what happens once a step, over the share of the update.
 
     Fitted by `paleo.calibrate.spreads` to the errors of 1,587 steps of 30 sources, each source weighted alike. With
-    spreads that were fitted without it, 13 to 16 of the 27 sources of six rows or more have 80 to 95 % of them inside
-    (a row more or less moves several), as many of the others fewer as more; half-widths are 0.22 on the mean of the
-    sources. ``kernels`` is known badly: 0.03 to 0.12 do alike.
+    spreads that were fitted without it, 13 of the 27 sources of six rows or more have 80 to 95 % of them inside
+    (a row more or less moves several), 7 fewer and 7 more; half-widths are 0.22 on the mean of the sources. ``kernels``
+    is known badly: 0.04 to 0.14 do alike.
     """
 
-    kernels: float = 0.04
-    software: float = 0.067
-    untested: float = 0.118
-    host: float = 0.9
-    library: float = 0.446
-    update: float = 0.72
+    kernels: float = 0.137
+    software: float = 0.056
+    untested: float = 0.105
+    host: float = 0.773
+    library: float = 0.456
+    update: float = 0.726
 
 
 SPREADS = Spreads()
