@@ -4,9 +4,9 @@ parallelism.
 Rule A: an operation that sums over a split dim leaves a partial sum; a partial sum owes an all-reduce, or a
 reduce-scatter where the consumer is split over the same axis. Rule B: a producer and a consumer that are split
 differently owe an all-gather, an all-to-all, or a free slice. Rule C: windows over a split dim exchange their borders
-with the neighbours, attention over a split sequence its keys and values round the ring (both in ``exchanges``). All
-hold for activations forward, for their gradients backward, and for parameter gradients: the gradient all-reduce of data
-parallelism is rule A on the weight gradient, which sums over the batch.
+with the neighbours, attention over a split sequence its keys and values round the ring. All hold for activations
+forward, for their gradients backward, and for parameter gradients: the gradient all-reduce of data parallelism is rule
+A on the weight gradient, which sums over the batch.
 
 What a layer owes inside itself when its dims are split: statistics of split rows, keys and values of a split
 sequence, tokens of spread experts, and the borders of windows that slide over a split dim.
