@@ -332,7 +332,7 @@ def test_flash_attention_2_on_hopper_runs_as_published(formula: str, products: i
     seconds = price(
         batch=1, query_heads=16, kv_heads=16, query_length=2**14, kv_length=2**14, head_dim=128, causal=True,
         kernel_name="fa2", device=families.figures(),
-        parameters=families.found(PrefillParameters, "attention.fa2.prefill").parameters,
+        parameters=families.parameters_of(PrefillParameters, "attention.fa2.prefill").parameters,
     )  # fmt: skip
     flops = products * 2 * 16 * 2**28 * 128 / 2
     assert flops / float(seconds) == pytest.approx(published, rel=0.05)

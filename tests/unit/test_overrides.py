@@ -97,7 +97,7 @@ def test_a_stated_split_owes_what_the_rules_say() -> None:
     graph = chain(linear("stem", "ffn"), linear("one", "wide"), linear("two", "out"))
     nodes = placed(graph, {"one": {"wide": "tp"}, "two": {"out": "tp"}}, tp=4, dp=2)
     owed = sorted(
-        (c.operation, c.when, int(c.tensor.elements)) for c in nodes["two"].communications if not c.overlapped
+        (c.operation, c.phase, int(c.tensor.elements)) for c in nodes["two"].communications if not c.overlapped
     )
     share = BATCH // 2 * WIDE
     assert owed == [("all_gather", "forward", share), ("reduce_scatter", "backward", share)]
