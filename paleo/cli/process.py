@@ -107,6 +107,9 @@ def printable(message: str) -> str:
 
 #: What typer raises on wrong usage; its base class has moved between versions.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[2]
+#: Which variable of the environment says how many threads NumPy's matrix products take, and how many of them commands
+#: use unless it is set: a search's are small, and threads that wait for work would take a third of its CPU time.
+BLAS_THREADS, THREADS = "OPENBLAS_NUM_THREADS", "1"
 #: Objects made between two searches for garbage: a command makes many that it keeps, and little garbage.
 ALLOCATED = 100_000
 #: Set to anything, this variable of the environment shows where a fault arose.
@@ -152,6 +155,7 @@ def _function(command: CommandInfo) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command and exit with its code."""
     gc.set_threshold(ALLOCATED)
+    os.environ.setdefault(BLAS_THREADS, THREADS)
     prepare()
     if not sys.warnoptions:
         warnings.simplefilter("ignore")  # of libraries; ours are lines of the output

@@ -90,3 +90,19 @@ def test_sigterm_leaves_no_draft(tmp_path: Path) -> None:
     assert subprocess.run([sys.executable, "-c", script], timeout=30, check=False).returncode == TERMINATED
     assert list(tmp_path.iterdir()) == []
     assert TERMINATED == 128 + signal.SIGTERM
+
+
+@pytest.mark.parametrize(("stated", "threads"), [({}, "1"), ({"OPENBLAS_NUM_THREADS": "3"}, "3")])
+def test_commands_multiply_on_one_thread_unless_told_otherwise(stated: dict[str, str], threads: str) -> None:
+    """NumPy reads the number where it is first imported, which is after the command line has begun."""
+    script = (
+        "import atexit, os, sys; sys.argv = ['paleo', 'list', 'links']; from paleo.cli import main\n"
+        "assert 'numpy' not in sys.modules\n"
+        "atexit.register(lambda: print('threads', os.environ['OPENBLAS_NUM_THREADS']))\n"
+        "main()"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"} | stated
+    finished = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment, timeout=60
+    )
+    assert finished.stdout.splitlines()[-1] == f"threads {threads}"

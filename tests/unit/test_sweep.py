@@ -302,8 +302,11 @@ def test_a_scheduler_that_dies_is_one_sentence_and_the_parts_are_kept(
     assert (tmp_path / "t.csv").read_bytes() == (tmp_path / "serial.csv").read_bytes()
 
 
-def test_a_scheduler_that_is_not_there_is_one_sentence(study: Study, tmp_path: Path) -> None:
+def test_a_scheduler_that_is_not_there_is_one_sentence(
+    study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("distributed")
+    monkeypatch.setattr("paleo.studies.sweep_points.CONNECT_S", 1)
     with pytest.raises(SpecError, match=r"--scheduler .*: does not answer"):
         sweep(study, tmp_path / "t.csv", dask("tcp://127.0.0.1:9"))
 
