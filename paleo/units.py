@@ -218,8 +218,8 @@ def duration(seconds: float, *, digits: int = 3, like: float | None = None) -> s
 
     >>> duration(4.2e-6), duration(0.0123), duration(95.0), duration(7200.0), duration(3e6)
     ('4.2 us', '12.3 ms', '1.58 min', '2 h', '34.7 days')
-    >>> duration(95.0, like=81.8)
-    '95 s'
+    >>> duration(95.0, like=81.8), duration(1166.0, like=25.4)
+    ('95 s', '1,166 s')
     """
     if not math.isfinite(seconds):
         return "never"
@@ -295,7 +295,7 @@ def _digits(value: float, digits: int) -> str:
     if value == 0:
         return "0"
     decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
-    text = f"{value:.{decimals}f}"
+    text = f"{value:,.{decimals}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
