@@ -32,7 +32,7 @@ def model_of(trace: Trace, *, title: str, source: str, sizes: Mapping[str, int],
     layers = writer.network_lines(fold(network.entries), ending)
     params = {name: size for name, size in sizes.items() if name != "batch"}
     model: dict[str, Any] = {"title": title, "task": "imported", "source": source}
-    model["notes"] = " ".join([_notes(network), *_remarks(trace)])
+    model["notes"] = " ".join([_notes(network), *_trace_notes(trace)])
     model |= {"params": params} if params else {}
     model |= {"tokens": "=seq"} if "seq" in params else {}
     inputs = {name: writer.input(name) for name in network.inputs}
@@ -54,19 +54,19 @@ def _notes(network: ImportedNetwork) -> str:
     return f"Not recognised, priced as passes over memory: {', '.join(opaque[:20])}{', …' if len(opaque) > 20 else ''}."
 
 
-def _remarks(trace: Trace) -> list[str]:
+def _trace_notes(trace: Trace) -> list[str]:
     """What people should know of the counts, a sentence each."""
-    remarks = [f"{remark[:1].upper()}{remark[1:]}." for remark in trace.remarks]
+    notes = [f"{note[:1].upper()}{note[1:]}." for note in trace.notes]
     if trace.fixed_batch is not None:
-        remarks.append(f"The module runs at a batch of {trace.fixed_batch} alone: a sample is that whole batch.")
+        notes.append(f"The module runs at a batch of {trace.fixed_batch} alone: a sample is that whole batch.")
     if trace.checkpointed:
         modules = sorted(set(trace.checkpointed))
         names = ", ".join(name or "the module itself" for name in modules[:3]) + (", …" if len(modules) > 3 else "")
-        remarks.append(f"The module computes activations again ({names}): predict with --recompute full.")
+        notes.append(f"The module computes activations again ({names}): predict with --recompute full.")
     if trace.frozen:
         count = sum(trace.parameters[name] for name in trace.frozen)
-        remarks.append(f"{count} parameters are not trained.")
-    return remarks
+        notes.append(f"{count} parameters are not trained.")
+    return notes
 
 
 class _Writer:

@@ -67,7 +67,7 @@ def _trace_of(module: Any, tape: Tape, outputs: list[Value], sizes: Sizes) -> Tr
         sizes.probes,
         tape.scopes,
         frozenset(name for name, parameter in parameters.items() if not parameter.requires_grad),
-        tuple(dict.fromkeys(tape.remarks)),
+        tuple(dict.fromkeys(tape.notes)),
         sizes.fixed_batch,
     )
     trace.checkpointed = tuple(tape.checkpointed) or _would_checkpoint(module)

@@ -41,7 +41,7 @@ def chooser() -> str | None:
 
 
 @contextlib.contextmanager
-def sampled_boxes(module: Any, remarks: list[str]) -> Iterator[None]:
+def sampled_boxes(module: Any, notes: list[str]) -> Iterator[None]:
     """The first boxes of each image, as many as training samples, go to the second stage and to its masks."""
     stage = next((part for part in module.modules() if type(part).__name__ == "RoIHeads"), None)
     network = next((part for part in module.modules() if type(part).__name__ == "RegionProposalNetwork"), None)
@@ -59,7 +59,7 @@ def sampled_boxes(module: Any, remarks: list[str]) -> Iterator[None]:
         whole = logits.new_zeros(positive)
         return [each[:positive] for each in proposals], [whole] * len(sizes), [whole.long()] * len(sizes)
 
-    remarks.append(f"each image has {boxes} boxes, {positive} of them on objects, as training samples them")
+    notes.append(f"each image has {boxes} boxes, {positive} of them on objects, as training samples them")
     network.filter_proposals, stage.postprocess_detections = proposed, detected
     try:
         yield
@@ -73,11 +73,11 @@ _PLACES = frozenset({"nonzero", "where", "argwhere"})
 
 
 class Guessing(Protocol):
-    """What the notes of a run tell: the values of tensors, sizes that stand for names, and remarks to people."""
+    """What the notes of a run tell: the values of tensors, sizes that stand for names, and notes for its user."""
 
     torch: Any
     probes: Mapping[str, int]
-    remarks: list[str]
+    notes: list[str]
 
     def value(self, tensor: Any) -> Value: ...
 
@@ -135,10 +135,10 @@ def _selected(tape: Guessing, mask: Any) -> int:
     if router is None:
         if (name := chooser()) is not None:
             raise RuntimeError(f"{name} chooses boxes by their values")
-        tape.remarks.append("masks that select rows are taken to select all of them")
+        tape.notes.append("masks that select rows are taken to select all of them")
         return total
     experts, choices = router
-    tape.remarks.append(f"tokens are taken to spread evenly over {experts} experts")
+    tape.notes.append(f"tokens are taken to spread evenly over {experts} experts")
     rows = min(float(total), choices / experts)
     unit = math.prod(probe for probe in tape.probes.values() if total % probe == 0)
     if unit > 1 and rows % unit:
@@ -198,7 +198,7 @@ def guessed(tape: Guessing, function: Any, args: Any) -> Any:
     """
     label = label_of(function)
     if label.endswith("nms") and args and tape.is_tensor(args[0]) and args[0].device.type == "meta":
-        tape.remarks.append("non-maximum suppression is taken to suppress nothing")
+        tape.notes.append("non-maximum suppression is taken to suppress nothing")
         return tape.torch.zeros(args[0].shape[0], dtype=tape.torch.int64, device="meta")
     if label == "equal" and args and tape.is_tensor(args[0]) and args[0].device.type == "meta":
         return args[0].shape == args[1].shape

@@ -53,7 +53,7 @@ class Tape:
         self.calls: list[Call] = []
         self.inputs: list[Value] = []
         self.scopes: list[Scope] = []
-        self.remarks: list[str] = []
+        self.notes: list[str] = []
         self.checkpointed: list[str] = []
         self.stack: list[tuple[str, Value | None]] = []
         #: Storages that autograd keeps, with their bytes, in order.
@@ -112,7 +112,7 @@ class Tape:
         state = self._weights | buffers
         positional = tuple(tensor for tensor, name in zip(tensors, names, strict=True) if name is None)
         keywords = {name: tensor for tensor, name in zip(tensors, names, strict=True) if name is not None}
-        boxes = sampled_boxes(self.module, self.remarks)
+        boxes = sampled_boxes(self.module, self.notes)
         with self._watched(), _without_checkpoints(self), boxes, torch.enable_grad():
             try:
                 hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda packed: packed)
@@ -147,7 +147,7 @@ class Tape:
         place = next((name for name in names if any(word in name for word in CHOOSERS)), None)
         if place is None or not any(call.flops for call in self.calls):
             return False
-        self.remarks.append(f"cut at {place}: which boxes are kept depends on data, and what follows is not counted")
+        self.notes.append(f"cut at {place}: which boxes are kept depends on data, and what follows is not counted")
         return True
 
     def _loose_ends(self) -> list[Value]:
@@ -411,9 +411,7 @@ def _inside_functions(tape: Tape) -> Iterator[None]:
                 arguments = tensors_in(tape.torch, (args, kwargs))
                 tape.keep_function(tape.calls[-1], arguments, mark)
             if any(call.flops for call in tape.calls[start:]):
-                tape.remarks.append(
-                    f"the gradient of {cls.__name__} is code of its own, counted as that of its products"
-                )
+                tape.notes.append(f"the gradient of {cls.__name__} is code of its own, counted as that of its products")
         return result
 
     function.apply = classmethod(apply)

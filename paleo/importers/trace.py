@@ -80,7 +80,7 @@ class Scope:
 @dataclass
 class Trace:
     """A network as it ran once. ``probes`` are sizes that stand for names: a batch of 101 is "batch". ``frozen`` are
-    the parameters that are not trained; ``remarks`` tell people what the counts leave out. With a ``fixed_batch`` the
+    the parameters that are not trained; ``notes`` tell people what the counts leave out. With a ``fixed_batch`` the
     first dim of whatever depends on an input is taken for the batch. ``checkpointed`` are the modules whose activations
     the source computes again."""
 
@@ -91,7 +91,7 @@ class Trace:
     probes: Mapping[str, int]
     scopes: Sequence[Scope] = ()
     frozen: frozenset[str] = frozenset()
-    remarks: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     fixed_batch: int | None = None
     checkpointed: tuple[str, ...] = ()
 

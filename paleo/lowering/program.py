@@ -422,7 +422,8 @@ class _Lowering:
 
     def _transfers(self, placed: PlacedNode, repeat: int, policy: _Policy) -> Iterable[Transfer]:
         names = {operation.name for operation in placed.operations}
-        rerun = policy.rerun[placed.node.name]
+        recomputed = policy.recomputed[placed.node.name]
+        wholly = len(recomputed) == len(names) > 0
         for owed in placed.communications:
             phase: Phase = "forward" if owed.phase == "forward" else "backward"
             payload, times = owed.tensor.bytes(self.precision), placed.node.repeat // repeat
@@ -441,7 +442,7 @@ class _Lowering:
                 owed.overlapped,
                 pieces,
                 again,
-                phase == "forward" and not owed.overlapped and (owed.name in rerun or len(rerun) == len(names) > 0),
+                phase == "forward" and not owed.overlapped and (owed.name in recomputed or wholly),
                 owed.chosen is not None and self.dispatch.overlapped,
                 owed.chosen is not None and self.dispatch.targets is not None,
             )
@@ -450,12 +451,12 @@ class _Lowering:
 class _Policy(NamedTuple):
     """What recomputation makes of a section: operations that are ``spared`` by it and tensors ``freed``, by their
     names; how often full and selective recomputation run each operation of each layer, its ``flags``; names of those
-    that modules of selective recomputation ``rerun``, by layer."""
+    that modules of selective recomputation ``recomputed``, by layer."""
 
     spared: frozenset[str]
     freed: frozenset[str]
     flags: tuple[tuple[tuple[float, float], ...], ...]
-    rerun: Mapping[str, frozenset[str]]
+    recomputed: Mapping[str, frozenset[str]]
 
 
 def _policy(nodes: Sequence[Node], checkpoints: Checkpoints) -> _Policy:

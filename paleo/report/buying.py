@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from paleo.report.grid import grid
-from paleo.report.tables import NONE, energy, money, percent, pieces, prose, remarks
+from paleo.report.tables import NONE, energy, money, percent, pieces, prose, utilisation_warnings
 from paleo.studies.buying import long, verdict
 from paleo.studies.training import JOULES_PER_KWH
 from paleo.units import DAY, duration
@@ -62,7 +62,7 @@ def plan_document(plan: PricedPlan) -> Document:
 def table(reply: Answer) -> RenderableType:
     """The verdict first, then the plans, then what to paste."""
     parts: list[RenderableType] = [prose(Text(verdict(reply), style="bold")), Text(), _plans(reply)]
-    parts += [prose(remark) for remark in remarks(plan.mfu for plan in reply.plans)]
+    parts += [prose(warning) for warning in utilisation_warnings(plan.mfu for plan in reply.plans)]
     for reason in reply.reasons[:5]:
         parts += [Text(), prose(f"Not possible: {reason}")]
     if reply.plans:

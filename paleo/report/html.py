@@ -16,7 +16,7 @@ from paleo.lowering.policies import words
 from paleo.report import exchange, failures
 from paleo.report.assets import SCRIPT, STYLE
 from paleo.report.charts import COLOURS, Bar, Curve, bars, curves, deviations, legend, stacks
-from paleo.report.tables import energy, money, percent, rate, remarks, step_parts
+from paleo.report.tables import energy, money, percent, rate, step_parts, utilisation_warnings
 from paleo.studies.comparison import CHANGE
 from paleo.studies.scaling import verdict
 from paleo.units import GIB, HOUR, counted, duration, engineering, gibibytes
@@ -154,7 +154,7 @@ def _caution(study: Purchase) -> str:
     if unpriced:
         consequence = "the cheapest is that of the others" if len(unpriced) < len(running) else "none is the cheapest"
         notes.append(f"No price is known for {', '.join(unpriced)}: {consequence}.")
-    notes += remarks(offer.prediction.mfu for offer in study.offers if offer.prediction is not None)
+    notes += utilisation_warnings(offer.prediction.mfu for offer in study.offers if offer.prediction is not None)
     counts = sorted({offer.gpus for offer in study.offers})
     if len(counts) > 1:
         notes.append(f"GPU counts differ ({', '.join(map(str, counts))}), as asked; the global batch does not.")
@@ -350,7 +350,7 @@ def _scale_table(offers: Sequence[Offer]) -> str:
                 (rate(point.samples_per_s), point.samples_per_s), (percent(efficiency), efficiency),
                 (percent(shares), shares), ("", ""),
             ])  # fmt: skip
-    heads = ("system", "GPUs", "step time", "samples/s", "efficiency", "communication", "remark")
+    heads = ("system", "GPUs", "step time", "samples/s", "efficiency", "communication", "note")
     return f"<details><summary>All points</summary>{table(heads, rows)}</details>"
 
 

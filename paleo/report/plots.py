@@ -314,8 +314,8 @@ def roofline(study: Summary, system: System, run: Run) -> Figure:
         legend = axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
         for handle in legend.legend_handles[1:]:
             handle.set_sizes([40.0])  # type: ignore[union-attr]
-        if remarks := above_the_roof(points, system, study.dtype):
-            figure.supxlabel("; ".join(remarks), fontsize=8, color="#555555")
+        if notes := above_the_roof(points, system, study.dtype):
+            figure.supxlabel("; ".join(notes), fontsize=8, color="#555555")
     return figure
 
 

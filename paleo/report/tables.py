@@ -97,10 +97,10 @@ def tenths(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
-def remarks(utilisations: Iterable[float]) -> list[str]:
+def utilisation_warnings(utilisations: Iterable[float]) -> list[str]:
     """A sentence where a step would use more of the arithmetic than is seen in practice.
 
-    >>> remarks([0.5]), remarks([0.5, 0.9])[0][:8]
+    >>> utilisation_warnings([0.5]), utilisation_warnings([0.5, 0.9])[0][:8]
     ([], 'MFU 90 %')
     """
     most = max(utilisations, default=0.0)
@@ -302,7 +302,8 @@ def scale(model: str, system: str, curves: Sequence[ScaleCurve]) -> RenderableTy
         parts += [prose(sentence) for sentence in sentences if sentence]
         parts += [Text(), _curve(curve), Text()]
     parts += [prose(sentence) for sentence in placement_advice(curves)]
-    parts += [prose(remark) for remark in remarks(p.prediction.mfu for c in curves for p in c.points if p.prediction)]
+    utilisations = (point.prediction.mfu for curve in curves for point in curve.points if point.prediction)
+    parts += [prose(warning) for warning in utilisation_warnings(utilisations)]
     return Group(*parts)
 
 
@@ -415,7 +416,7 @@ def compare(comparison: Comparison) -> RenderableType:
     notes += [
         "* best of those that fit. Energy: modelled from the work of the GPUs; hosts and building as far as stated."
     ]
-    notes += remarks(each.prediction.mfu for each in comparison.candidates if each.prediction is not None)
+    notes += utilisation_warnings(each.prediction.mfu for each in comparison.candidates if each.prediction is not None)
     failing = {
         candidate.system.name: candidate.training.goodput
         for candidate in comparison.candidates
