@@ -56,7 +56,6 @@ class Mesh:
 
     degrees: tuple[tuple[str, int], ...]
     _by_axis: dict[str, int] = field(init=False, repr=False, compare=False)
-
     _strides: dict[Axes, int] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -145,13 +145,13 @@ def priced(
     priced_blocks = [block for family in families.values() for block in blocks.of(family)]
     if not priced_blocks:
         raise PlanError(f"{blocks.problem or 'no way to lay the network over these gpus'}")
-    where: dict[tuple[Key, int], int] = {}
+    positions: dict[tuple[Key, int], int] = {}
     for block in priced_blocks:
-        where.update({(block.key, size): len(where) + i for i, size in enumerate(block.microbatches)})
+        positions.update({(block.key, size): len(positions) + i for i, size in enumerate(block.microbatches)})
     lengths = [len(block.microbatches) for block in priced_blocks]
     block_of = np.repeat(np.arange(len(priced_blocks)), lengths)
     programs = tuple(block.program for block in priced_blocks)
-    return Points(_costs(priced_blocks, backend), programs, block_of, where, key_of, graphs.at(1))
+    return Points(_costs(priced_blocks, backend), programs, block_of, positions, key_of, graphs.at(1))
 
 
 def _family(key: Key) -> tuple[object, ...]:

@@ -3,10 +3,9 @@ shares are."""
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -53,28 +52,30 @@ Array = npt.NDArray[np.float64]
 MOST_GRAPHS = 16
 
 
+@dataclass(frozen=True, slots=True)
+class _Network:
+    """A network at a batch. Models are told apart by identity; the model beside it keeps another from taking that."""
+
+    identity: int
+    batch: int
+    choices: Choices
+    parameters: str
+    model: ModelSpec = field(compare=False)
+    overrides: Mapping[str, Any] = field(compare=False)
+
+    def graph(self) -> Graph:
+        return build(self.model, batch=self.batch, choices=self.choices, overrides=self.overrides)
+
+
 class RecentGraphs:
-    """The latest graphs by model, batch, choices and parameters; the least recently used goes first. Models are told
-    apart by identity and kept beside their graphs, so that no other takes the place of one."""
+    """The latest graphs by model, batch, choices and parameters; the least recently used goes first."""
 
     def __init__(self, most: int = MOST_GRAPHS) -> None:
-        self._graphs: OrderedDict[Hashable, tuple[ModelSpec, Graph]] = OrderedDict()
-        self._most = most
-        self._lock = threading.Lock()
+        self._graph = lru_cache(most)(_Network.graph)
 
     def graph(self, model: ModelSpec, batch: int, choices: Choices, overrides: Mapping[str, Any]) -> Graph:
         """The network at a batch: the kept one, or else built and kept."""
-        key = id(model), batch, choices, repr(overrides)
-        with self._lock:
-            if key in self._graphs:
-                self._graphs.move_to_end(key)
-                return self._graphs[key][1]
-        graph = build(model, batch=batch, choices=choices, overrides=overrides)
-        with self._lock:
-            self._graphs[key] = model, graph
-            while len(self._graphs) > self._most:
-                self._graphs.popitem(last=False)
-        return graph
+        return self._graph(_Network(id(model), batch, choices, repr(overrides), model, overrides))
 
 
 RECENT = RecentGraphs()

@@ -314,7 +314,8 @@ def _waited(sums: Sums, device: Array, transfers: Array) -> tuple[Array, ...]:
     left = [matrix @ transfers - covered for (matrix, _), covered in zip(overlapped, hidden, strict=True)]
     there = sums.forward_transfers @ transfers + left[0] + left[1] + left[4] + left[6]
     back = sums.backward_transfers @ transfers + left[2] + left[3] + left[5] + left[7]
-    return there, back, sum(hidden, np.zeros(())), hidden[6], hidden[7]
+    *_, forward_paired, backward_paired = hidden
+    return there, back, sum(hidden, np.zeros(())), forward_paired, backward_paired
 
 
 def _limits(sums: Sums, kernels: KernelTimes) -> Array:
