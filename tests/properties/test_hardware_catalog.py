@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paleo.pricing.communication import Fabric, best
+from paleo.pricing.store import constants
 from paleo.specs.catalog import entries, names
 from paleo.specs.hardware import NOT_STATED, Device, find_device, load_device, load_link, load_system
 from paleo.specs.loading import read_yaml
@@ -114,6 +117,57 @@ def test_a_system_is_sane(name: str) -> None:
         assert 1 < system.price_per_node.rate * 3600 < KILO
     if system.levels[-1].ranks is not None and system.max_nodes is not None:
         assert system.levels[-1].ranks == system.max_nodes * system.devices_per_node
+
+
+#: The widest port that a device has to itself between nodes: 800 Gb/s.
+WIDEST_PORT = 100 * GIGA
+#: Ranks at which the bus bandwidths of a gigabyte are looked at, and the share of the links that is always reached.
+GROUPS, LEAST_SHARE = (8, 16, 64, 512), 1 / 3
+#: What one hop of a ring may take, over sockets at worst.
+HOP = 60 * MICROSECOND
+#: Systems whose links give less, measured or by what their copies pass, and the share that is left.
+SLOWER = {
+    "deepbench-8gpu-dual-root": 0.2,  # NCCL 2.0 through the link between the sockets (DeepBench)
+    "baidu-svail-2015": 0.2,  # likewise
+    "aws-p2.16xlarge": 0.3,  # likewise
+    "l40s-pcie-8gpu": 0.04,  # copies through the host's memory: 1.4 GB/s over eight GPUs (aiconfigurator)
+    "deepspeed-v100-edr": 0.2,  # sixteen GPUs exchange over one port or four (DeepSpeed's steps)
+    "paleo-k20-pcie2": 0.25,  # both sockets' copies share one path
+}
+#: The least shares of copies through the host's memory, and of an all_to_all over EFA or Slingshot (0.43 of the NICs,
+#: less on many nodes) or over a torus, whose packets share the links of those between.
+STAGED_SHARE, EXCHANGE_SHARE = 0.15, 0.07
+
+
+@pytest.mark.parametrize("name", names("systems"))
+def test_ports_between_nodes_are_counted_once(name: str) -> None:
+    system = load_system(name)
+    devices = system.devices_per_node
+    for level in system.levels:
+        if system.joins_nodes(level):
+            assert level.ports == 1 or not level.link.scope.startswith(("node", "per node"))
+            assert level.unit_bandwidth / devices <= WIDEST_PORT
+            devices = level.ranks or devices
+
+
+@pytest.mark.parametrize("name", names("systems"))
+def test_a_gigabyte_is_exchanged_at_a_plausible_rate(name: str) -> None:
+    """No faster than the links, and no slower than `LEAST_SHARE` of them beside the hops of many ranks."""
+    system, payload = load_system(name), np.asarray(2.0**30)
+    fabric = Fabric(system, rates=constants(system.device.kind, "auto"))
+    staged = any(not level.peer_to_peer for level in system.levels)
+    share = SLOWER.get(name, STAGED_SHARE if staged else LEAST_SHARE)
+    for ranks in GROUPS:
+        if system.capacity is not None and ranks > system.capacity:
+            continue
+        links = fabric.links(1, ranks)
+        for operation in ("all_reduce", "reduce_scatter", "all_to_all"):
+            seconds = float(best(fabric.policy, operation, payload, links).time)
+            least, wire = (
+                float(fabric.policy.least(operation, payload, links, in_network=switch)) for switch in (True, False)
+            )
+            reached = min(share, EXCHANGE_SHARE) if operation == "all_to_all" else share
+            assert least * (1.0 - 1e-9) <= seconds <= wire / reached + HOP * (ranks - 1), (operation, ranks)
 
 
 @given(data=st.data())
