@@ -19,7 +19,8 @@ Ordinary cores read transposed operands a sector of each row at a time, which GD
 
 Roofline and tiling: Williams, Waterman, Patterson, CACM 52(4), 2009; NVIDIA, "Matrix Multiplication Background User's
 Guide" (tile and wave quantisation); split and stream-K: Osama et al., PPoPP 2023. Rates are per clock and per FLOP of
-the unit (a matrix unit is built with the operand bandwidth that it needs), so that they carry over to other devices.
+the unit as it is built (with the operand bandwidth that it needs, also where its rate is cut for the market), so that
+they carry over to other devices.
 
 Valid for dense products, m, n, k, batch >= 1, in the formats that the device's unit takes; not for sparsity.
 """
@@ -91,7 +92,11 @@ class GemmParameters:
         meaning="extra latency of a split reduction: a second kernel or semaphores",
     )  # fmt: skip
     l2_rate: float = parameter(
-        0.006, low=1.0 / KILO, high=0.2, unit="element/FLOP", meaning="operand elements the L2 delivers per peak FLOP"
+        0.006,
+        low=1.0 / KILO,
+        high=0.2,
+        unit="element/FLOP",
+        meaning="operand elements the L2 delivers per FLOP that the unit is built for",
     )
     l2_share: float = parameter(
         0.5, low=0.05, high=1.1, unit="1", meaning="share of the L2 in which data survive from launch to launch"
@@ -207,7 +212,7 @@ def _busy_time(
     m, n, k, batch = shape
     clock, flops = device.clock_hz, device.flops_per_clock
     step = _step(element, device)
-    l2 = p.l2_rate * flops * device.multiprocessors * clock
+    l2 = p.l2_rate * flops * device.rate_cut * device.multiprocessors * clock
     outputs = batch * m * n
     dram4 = _fourth_power(dram / (p.bandwidth_efficiency * device.memory_bandwidth))
     shapes = TENSOR_TILES if device.tensor_cores else VECTOR_TILES

@@ -36,7 +36,10 @@ Numeric = float | Array
 
 @dataclass(frozen=True, slots=True)
 class DeviceFigures:
-    """The datasheet of one device for one arithmetic, in SI: all that a formula may know of the silicon."""
+    """The datasheet of one device for one arithmetic, in SI: all that a formula may know of the silicon.
+
+    ``rate_cut`` is how many times faster the unit is built than the maker lets it run (`rate_cut`).
+    """
 
     name: str
     architecture: str
@@ -48,6 +51,7 @@ class DeviceFigures:
     l2_bytes: float
     power_watts: float
     tensor_cores: bool
+    rate_cut: float = 1.0
 
     @property
     def flops_per_clock(self) -> float:
@@ -102,6 +106,12 @@ def kernel_time(
 FP32_LANES = 256.0
 #: Assumed last-level cache per multiprocessor where a datasheet names none: 128 KiB.
 CACHE_PER_MULTIPROCESSOR = 2.0**17
+#: FLOP per clock at 16 bits that the tensor cores of a multiprocessor are built for, by compute capability (whitepapers
+#: of V100, Turing, A100, GA102, AD102, H100, Blackwell and RTX Blackwell, the rates for sums in 16 bits).
+TENSOR_RATES = {
+    "7.0": 2.0**10, "7.5": 2.0**10, "8.0": 2.0**11, "8.6": 2.0**10, "8.9": 2.0**10, "9.0": 2.0**12, "10.0": 2.0**13,
+    "10.3": 2.0**13, "12.0": 2.0**10,
+}  # fmt: skip
 #: Lowest clock, as a share of boost, at which a datasheet states the peak of matrix units.
 LOWER_CLOCK = 0.85
 #: What ``compute`` may say of the unit that a dtype runs on.
@@ -154,6 +164,21 @@ def peak_at_boost(device: Device, peak_flops_per_s: float) -> float:
     return power * per_clock if LOWER_CLOCK < peak_flops_per_s / (power * per_clock) < 1.0 else peak_flops_per_s
 
 
+def rate_cut(device: Device, dtype: str, peak_flops_per_s: float) -> float:
+    """How many times faster the tensor cores of ``device`` are built for ``dtype`` than they may run; at least 1.
+
+    Makers halve sums in fp32 on cards for games and quarter all rates of H20; the paths that feed the cores stay.
+
+    >>> from paleo.specs.hardware import load_device
+    >>> [rate_cut(card, "bf16", card.peak["bf16"]) for card in map(load_device, ("l40s", "rtx-4090"))]
+    [1.0, 2.0]
+    """
+    capability = device.multiprocessor.compute_capability if device.multiprocessor else None
+    built = TENSOR_RATES.get(capability or "", 0.0) * BYTES["fp16"] / BYTES[dtype]
+    full = built * device.multiprocessors * clock_of(device)
+    return 2.0 ** max(0.0, round(math.log2(full / peak_flops_per_s))) if full else 1.0
+
+
 def pointwise_format(device: Device) -> str:
     """The format whose rate bounds element-wise arithmetic: fp32, or, where the maker states no such rate (TPU, Gaudi),
     16 bits; memory bounds those passes long before either.
@@ -182,17 +207,19 @@ def figures(device: Device, dtype: str, compute: str | None = None) -> DeviceFig
     arithmetic = "fp32" if compute == "fp32" else dtype if compute else device.arithmetic(dtype)
     ordinary = unit == "vector" and arithmetic in device.vector_peak
     peak = device.peak_flops_per_s(arithmetic, "vector" if ordinary else None)
+    peak = peak_at_boost(device, peak) if unit == "tensor" else peak
     return DeviceFigures(
         name=device.name,
         architecture=device.architecture,
         memory_kind=device.memory.kind,
         multiprocessors=float(device.multiprocessors),
         clock_hz=clock_of(device),
-        peak_flops_per_s=peak_at_boost(device, peak) if unit == "tensor" else peak,
+        peak_flops_per_s=peak,
         memory_bandwidth=device.memory.bandwidth,
         l2_bytes=device.l2 or device.multiprocessors * CACHE_PER_MULTIPROCESSOR,
         power_watts=device.tdp or math.inf,
         tensor_cores=unit == "tensor",
+        rate_cut=rate_cut(device, arithmetic, peak) if unit == "tensor" else 1.0,
     )
 
 

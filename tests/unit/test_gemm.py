@@ -22,6 +22,8 @@ from paleo.pricing.gemm import (
 )
 from paleo.pricing.kernels import DeviceFigures, clock_of, figures, unit_of
 from paleo.pricing.power import slow_down, throttle
+from paleo.pricing.store import lookup
+from paleo.specs.catalog import names
 from paleo.specs.hardware import load_device
 from paleo.units import GIGA, MEGA, MICROSECOND, MILLISECOND, TERA
 from paleo.validate.kinds.base import KINDS, best_constant_efficiency, groups, kind_of, number, read_table
@@ -180,6 +182,47 @@ def test_heat_by_hand() -> None:
     flops = np.array([0.6, 0.0375]) * TERA
     assert slow_down(flops=flops, energy=1.0, **work) == pytest.approx([4.0, 1.0], rel=0.002)
     assert slow_down(flops=flops / 2, energy=1.0, activity=2.0, **work) == pytest.approx([4.0, 1.0], rel=0.002)
+
+
+def test_a_cut_rate_leaves_the_paths_and_what_runs_beside_it() -> None:
+    """A quarter of the rate on the same silicon: an L2 of 0.002 elements of 2 bytes a FLOP of 200 TFLOP/s still gives
+    800 GB/s, a B of 1.0737 GB in 1.34 ms. Of 850 W that are left 450 go to whatever runs, four times as long a FLOP:
+    (400 + 4 · 450) / 850 of the energy."""
+    cut = dataclasses.replace(DEVICE, peak_flops_per_s=50 * TERA, rate_cut=4.0)
+    thin = dataclasses.replace(BARE, l2_rate=0.002, least_tile=500.0)
+    assert 1.34 < time(32, 65536, 8192, thin, cut) / MILLISECOND < 2.0
+    assert time(32, 65536, 8192, thin, dataclasses.replace(cut, rate_cut=1.0)) > 4 * 1.34 * MILLISECOND
+    work = {"busy": 1.0, "flops": 4000 * TERA, "dram": 0.0, "energy": 1.0}
+    hot = dataclasses.replace(cut, power_watts=1e3)
+    assert float(slow_down(device=hot, **work)) == pytest.approx(4000 * 2.2 / 0.85 / 850, rel=0.001)
+
+
+def test_rates_that_makers_cut() -> None:
+    cards = ("rtx-3090", "rtx-4090", "rtx-5090", "h20", "h100-sxm5-80gb", "b300", "l40s", "t4", "mi300x")
+    assert [figures(load_device(name), "fp16").rate_cut for name in cards] == [2.0] * 3 + [4.0] + [1.0] * 5
+    assert figures(load_device("rtx-4090"), "int8").rate_cut == 1.0  # integers run at the full rate there
+    assert figures(load_device("rtx-4090"), "fp32").rate_cut == 1.0  # ordinary cores
+
+
+def test_products_of_every_card_lie_in_a_band() -> None:
+    """Sixteen bits under long load: large products above 0.3 of the peak (T4 and L4 are held by their 70 W), weights of
+    128 MiB against 16 and 128 rows above 0.45 of what memory allows, and none above what arithmetic or memory allow."""
+    cards = [card for card in map(load_device, names("devices")) if card.kind == "gpu" and card.tensor_cores]
+    assert len(cards) > 40
+    rows, side = np.array([8192.0, 128.0, 16.0]), 8192.0
+    flops, moved = 2 * rows * side**2, 2 * (2 * rows * side + side**2)
+    for card in cards:
+        limits = figures(card, card.training_dtype)
+        entry = lookup(
+            GemmParameters, subject=card.name, architecture=card.architecture, memory_kind=card.memory.kind,
+            family="gemm.tensor",
+        )  # fmt: skip
+        seconds = gemm_time(
+            m=rows, n=side, k=side, element_bytes=2.0, result_bytes=2.0, weight_copies=math.inf, sustained=1.0,
+            activity=entry.parameters.training_activity, device=limits, parameters=entry.parameters,
+        )  # fmt: skip
+        reached = np.maximum(flops / limits.peak_flops_per_s, moved / limits.memory_bandwidth) / seconds
+        assert (reached > [0.3, 0.45, 0.45]).all() and (reached < 0.97).all(), (card.name, reached)
 
 
 def test_figures_of_a_device() -> None:
