@@ -91,7 +91,7 @@ def _flat(row: Mapping[str, Any], before: str = "") -> Document:
     return flat
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class Estimate(StudyResult):
     """One configuration; ``training`` where its length was stated."""
 
@@ -149,7 +149,7 @@ class Estimate(StudyResult):
         return self.blocks.below(tables.estimate(self.prediction, self.training, self.advice, verbose=verbose))
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class ScalingCurves(StudyResult):
     """A network on more and more GPUs; ``curves`` holds one for each kind of scaling."""
 
@@ -185,7 +185,7 @@ class ScalingCurves(StudyResult):
         return tables.scale(self.model.name, self.system.name, self.curves)
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class Compared(StudyResult):
     """The same run on several systems."""
 
@@ -213,7 +213,7 @@ class Compared(StudyResult):
         return tables.compare(self.comparison)
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class Searched(StudyResult):
     """Every strategy of a search, the best first; ``explanation`` says why the first one wins."""
 
@@ -260,7 +260,7 @@ class Searched(StudyResult):
         return shown.table(self.search, self.lead, self.explanation)
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class Planned(StudyResult):
     """The answer to a purchase: plans of all systems and counts, those that meet the wish first."""
 
@@ -309,7 +309,7 @@ class Planned(StudyResult):
         return buying.table(self.reply)
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class TimeToTarget(StudyResult):
     """How long a task takes to its quality over counts of GPUs."""
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from paleo.errors import SpecError
 from paleo.lowering.policies import runs
 from paleo.operations.base import model_flops
 from paleo.operations.contraction import executed_share
@@ -64,10 +65,12 @@ class Breakdown:
         return worked + self.communication_exposed + self.bubble + self.optimizer + self.input + self.stragglers
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class Prediction:
     """One training step (or forward pass) of ``model`` under ``plan`` on ``system``, in SI. ``steps`` is that step with
-    all its arrays, ``pieces`` are those of a pipeline, ``kernels`` the prices of the program's kernels in its order."""
+    all its arrays, ``pieces`` are those of a pipeline, ``kernels`` the prices of the program's kernels in its order;
+    ``flops`` are the network's in a step, ``host_memory`` the bytes of host memory for each device. A
+    prediction equals itself alone."""
 
     model: ModelSpec
     system: System
@@ -190,7 +193,10 @@ def predict(
     calibration: Calibration | None = None,
 ) -> Prediction:
     """Count, price, schedule. Pure: the same inputs give the same prediction; the graphs of the latest networks alone
-    are kept. ``software`` and ``calibration`` stand in for the profile and the calibration file that the run names."""
+    are kept. ``software`` and ``calibration`` stand in for the profile and the calibration file that the run names.
+    PlanError where the run cannot be laid over the network and the system."""
+    if isinstance(model, str) or isinstance(system, str) or isinstance(run, dict):
+        raise SpecError("predict takes what load_model, load_system and Run give; paleo.estimate takes names")
     layout = plan(model, system, run)
     backend = backend_of(system, run, layout.dtype, software, calibration)
     check_sharded(run.compress, layout.parallel.zero)

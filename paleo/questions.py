@@ -26,8 +26,8 @@ from paleo.errors import SpecError, near
 from paleo.predict import predict
 from paleo.report.blocks import Blocks
 from paleo.specs.hardware import System, load_system
-from paleo.specs.loading import validate
-from paleo.specs.model import load_model
+from paleo.specs.loading import plain_numbers, validate
+from paleo.specs.model import ModelSpec, load_model
 from paleo.specs.run import SEQUENCE, Run
 from paleo.studies.advice import advise
 from paleo.studies.cost import Tariff, stated_tariff
@@ -39,9 +39,9 @@ from paleo.units import listed, whole_number
 if TYPE_CHECKING:
     from paleo.answers import Document
     from paleo.search.space import Space
-    from paleo.specs.model import ModelSpec
     from paleo.specs.task import TrainingTask
     from paleo.studies.comparison import Planner
+    from paleo.studies.training import HowMany
 
 #: A system by name, path or as loaded, perhaps with its GPUs: ``dgx-h100:4``, ``("dgx-h100", 4)``.
 Offered = str | Path | System | tuple[str | Path | System, int]
@@ -59,15 +59,20 @@ def estimate(
     system: str | Path | System,
     *,
     run: Run | None = None,
-    epochs: float | None = None,
-    samples: float | None = None,
-    tokens: float | None = None,
+    epochs: HowMany | None = None,
+    samples: HowMany | None = None,
+    tokens: HowMany | None = None,
     loss: float | None = None,
     target: str | None = None,
     noise_scale: float | None = None,
     **options: Any,
 ) -> Estimate:
-    """One configuration: its step, memory, throughput; time, rent and energy of a training."""
+    """One configuration: its step, memory, throughput; time, rent and energy of a training.
+
+    ``options`` are fields of `paleo.Run` (``gpus``, ``batch``, ``strategy``, …), of a tariff (``price="2 USD/h"``, …)
+    and of a long run (``failures="4/knodeday"``, …), as on the command line; SpecError for any other. ``loss`` in nats
+    a token. The answer is in SI: seconds, bytes, samples a second.
+    """
     question = _Question.of("estimate", run, options)
     network = _model(model)
     run_of_task, _ = aimed(network, question.run, target, None)
@@ -86,15 +91,15 @@ def scale(
     gpus: Counts,
     *,
     mode: str | None = None,
-    epochs: float | None = None,
-    samples: float | None = None,
-    tokens: float | None = None,
+    epochs: HowMany | None = None,
+    samples: HowMany | None = None,
+    tokens: HowMany | None = None,
     run: Run | None = None,
     **options: Any,
 ) -> ScalingCurves:
     """The same network on more and more GPUs; ``mode``: strong (with ``global_batch``), weak (else) or both. Every
     count is priced for so many epochs, samples or tokens. ``consistency`` and ``nodes`` may list several, with a curve
-    for each."""
+    for each. ``gpus`` are counts, such as ``[1, 8]`` or ``"8..64"``; ``options`` as of `estimate`."""
     from paleo.studies import scaling
 
     question = _Question.of("scale", run, options)
@@ -117,15 +122,16 @@ def compare(
     systems: Offered | Sequence[Offered],
     *,
     run: Run | None = None,
-    epochs: float | None = None,
-    samples: float | None = None,
-    tokens: float | None = None,
+    epochs: HowMany | None = None,
+    samples: HowMany | None = None,
+    tokens: HowMany | None = None,
     target: str | None = None,
     objective: str | None = None,
     **options: Any,
 ) -> Compared:
     """The same run on several systems, in the order given or best first by ``objective``: time, cost or energy; with
-    ``strategy="auto"`` each has the best plan of a search. ``gpus`` are those of every system that states none."""
+    ``strategy="auto"`` each has the best plan of a search. ``gpus`` are those of every system that states none;
+    ``options`` as of `estimate`."""
     from paleo.studies import comparison
 
     question = _Question.of("compare", run, options)
@@ -151,12 +157,13 @@ def search(
     **options: Any,
 ) -> Searched:
     """The best strategies of all on one system; ``strategy``, ``microbatch``, ``recompute`` and ``schedule`` narrow the
-    search where they are given."""
+    search where they are given. ``options`` are fields of `paleo.Run`; ``explain`` adds why the first plan wins."""
     from paleo.search import plans
 
     network, machine = _model(model), _system(system)
     counts = gpu_counts(gpus)
     stated = _Question.of("search", run, options, priced=False, long_run=False).run
+    _check_top(top)
     space, sized = narrowed(stated), stated.model_copy(update={"gpus": counts[0], "strategy": "dp"})
     ranking = plans.search(network, machine, sized, counts=counts, space=space, objective=objective, top=top)
     return Searched(network, machine, ranking, plans.explain(network, machine, ranking) if explain else None)
@@ -193,9 +200,9 @@ def plan(
     systems: Offered | Sequence[Offered],
     gpus: Counts,
     *,
-    epochs: float | None = None,
-    samples: float | None = None,
-    tokens: float | None = None,
+    epochs: HowMany | None = None,
+    samples: HowMany | None = None,
+    tokens: HowMany | None = None,
     target: str | None = None,
     deadline: str | None = None,
     budget: str | float | None = None,
@@ -205,13 +212,14 @@ def plan(
     **options: Any,
 ) -> Planned:
     """Which system, how many of its GPUs and which strategy train so much within ``deadline`` (``60d``) and ``budget``
-    (``5M``, USD), best by time, cost, energy or gpus."""
+    (``5M``, USD), best by time, cost, energy or gpus; ``options`` as of `estimate`."""
     from paleo.studies import buying
 
     network = _model(model)
     machines = _machines(systems)
     counts = gpu_counts(gpus)
     question = _Question.of("plan", run, options)
+    _check_top(top)
     stated = stated_amount(network, question.run, epochs=epochs, samples=samples, tokens=tokens)
     aimed_run, training_amount = aimed(network, question.run, target, stated)
     failing = with_length(question.long_run, training_amount)
@@ -235,7 +243,7 @@ def target(
 ) -> TimeToTarget:
     """How long a task such as ``mlperf:bert`` takes to its target; ``batch`` in samples of all GPUs, or the best;
     ``noise_scale`` stands in for the critical batch of its law. With a ``loss`` in nats a token, ``task`` is a language
-    model that is trained to it."""
+    model that is trained to it. ``options`` are fields of `paleo.Run` and of a tariff."""
     from paleo.studies.learning import task_named
     from paleo.studies.target import over_counts, scaling
 
@@ -264,7 +272,9 @@ class _Question:
         of_run = {*Run.model_fields, SEQUENCE}
         of_tariff, of_long_run = TARIFF_WORDS if priced else set(), LONG_RUN_WORDS if long_run else set()
         _check_keywords(name, options, {*of_run, *of_tariff, *of_long_run})
-        stated = {key: value for key, value in options.items() if key in of_run}
+        if run is not None and not isinstance(run, Run):
+            raise SpecError(f"paleo.{name}: run: {run!r:.80}: expected paleo.Run(…), or its fields as keywords")
+        stated = plain_numbers({key: value for key, value in options.items() if key in of_run})
         if run is not None and stated:
             raise SpecError(f"paleo.{name}: {', '.join(stated)} beside run=…; state the run in one way")
         tariff = stated_tariff(**{key: value for key, value in options.items() if key in of_tariff})
@@ -292,6 +302,12 @@ def _check_keywords(name: str, options: Mapping[str, Any], known: set[str]) -> N
             raise SpecError(f"paleo.{name}: unknown keyword {keyword!r}; {near(keyword, known | keywords)}")
 
 
+def _check_top(top: int) -> None:
+    """SpecError unless at least one plan is asked for."""
+    if top < 1:
+        raise SpecError(f"top: {top}: expected how many plans to show, 1 or more")
+
+
 def gpu_counts(gpus: Counts) -> list[int]:
     """GPU counts from a number, several, or a text such as ``8,16`` and ``8..64`` (8, 16, 32, 64); SpecError where one
     is none.
@@ -299,7 +315,8 @@ def gpu_counts(gpus: Counts) -> list[int]:
     >>> gpu_counts("1,8..64")
     [1, 8, 16, 32, 64]
     """
-    parts = listed(gpus) if isinstance(gpus, str) else [gpus] if isinstance(gpus, int) else list(gpus)
+    numbers = plain_numbers(gpus)
+    parts = listed(numbers) if isinstance(numbers, str) else [numbers] if isinstance(numbers, int) else list(numbers)
     counts = [count for part in parts for count in _one_or_doublings(part)]
     if not counts or not all(counts):
         raise SpecError(f"gpus {str(gpus)[:80]!r}: expected GPU counts from 1 up, such as 1,2,4,8 or 8..64")
@@ -355,8 +372,16 @@ def _machines(systems: Offered | Sequence[Offered]) -> list[System]:
 
 
 def _model(model: str | Path | ModelSpec) -> ModelSpec:
-    return load_model(model) if isinstance(model, str | Path) else model
+    if isinstance(model, ModelSpec):
+        return model
+    if isinstance(model, str | Path):
+        return load_model(model)
+    raise SpecError(f"model {model!r:.80}: expected a name, a path, or what load_model or from_torch gave")
 
 
 def _system(system: str | Path | System) -> System:
-    return load_system(system) if isinstance(system, str | Path) else system
+    if isinstance(system, System):
+        return system
+    if isinstance(system, str | Path):
+        return load_system(system)
+    raise SpecError(f"system {system!r:.80}: expected a name, a path, or what load_system gave")

@@ -137,12 +137,32 @@ class Spec(BaseModel):
 
         def __init__(self, **data: Any) -> None:
             """From keywords; SpecError, as for a file, where they are wrong."""
+            stated = plain_numbers(data)
             try:
-                super().__init__(**data)
+                super().__init__(**stated)
             except ValidationError as error:
-                raise SpecError(_first_problem(type(self), data, type(self).__name__, error)) from None
+                raise SpecError(_first_problem(type(self), stated, type(self).__name__, error)) from None
 
         __init__.__pydantic_base_init__ = True  # files are validated without it, and named in their messages
+
+    def __hash__(self) -> int:
+        """By the texts and numbers among the fields: equal specs have one hash, and mappings have none."""
+        fields = (value for value in self.__dict__.values() if isinstance(value, str | int | float | None))
+        return hash((type(self), *fields))
+
+
+def plain_numbers(value: Any) -> Any:
+    """numpy's numbers and arrays as Python's, in mappings and lists too: fields of specs take no others.
+
+    >>> import numpy as np
+    >>> plain_numbers({"gpus": np.int64(8), "model": {"seq": np.int32(512)}})
+    {'gpus': 8, 'model': {'seq': 512}}
+    """
+    if isinstance(value, Mapping):
+        return {key: plain_numbers(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(map(plain_numbers, value)) if type(value) in (list, tuple) else value
+    return value.tolist() if type(value).__module__ == "numpy" and hasattr(value, "tolist") else value
 
 
 Model = TypeVar("Model", bound=BaseModel)

@@ -59,7 +59,7 @@ def stated_wish(
     >>> stated_wish(None, "1.5d", "20k USD", "cost", Tariff()).deadline
     129600.0
     """
-    seconds = None if deadline is None else _seconds(deadline)
+    seconds = None if deadline is None else _seconds(str(deadline))
     dollars = None
     if budget is not None:
         try:

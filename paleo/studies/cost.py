@@ -76,7 +76,7 @@ def stated_tariff(
 ) -> Tariff:
     """A tariff in words: ``price`` is one rate (``2.5 USD/h``) or one for each system in USD an hour (``A=2.1,B=1.3``),
     ``buy`` the years over which machines are written off. SpecError names what is wrong."""
-    by_system = price is not None and "=" in price
+    by_system = isinstance(price, str) and "=" in price
     if price is not None and not by_system:
         _check_rate(price)
     if buy is not None and not 0 < buy <= MOST_YEARS:

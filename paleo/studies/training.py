@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 from paleo.errors import SpecError
 from paleo.network.graph import build
 from paleo.specs.hardware import Price
+from paleo.specs.loading import plain_numbers
 from paleo.specs.prices import purchase_quote, rented
 from paleo.specs.reliability import nodes_of
 from paleo.step.waiting import normal_quantile
 from paleo.studies.consistency import step_seconds
 from paleo.studies.cost import Tariff, energy, samples_to_target
 from paleo.studies.long_run import goodput_of
-from paleo.units import HOUR, KILO, MEGA, YEAR, counted
+from paleo.units import HOUR, KILO, MEGA, YEAR, counted, parse
 
 if TYPE_CHECKING:
     from paleo.predict import Prediction
@@ -55,6 +56,8 @@ class Amount:
     sigma: float = 0.0
 
 
+#: Epochs, samples or tokens: a number, or a text with a prefix (``15T``).
+HowMany = float | str
 #: Far more than anyone trains on; more is a slip of an exponent.
 MOST_AMOUNT = 1e30
 
@@ -62,14 +65,14 @@ MOST_AMOUNT = 1e30
 def amount(
     model: ModelSpec,
     *,
-    epochs: float | None = None,
-    samples: float | None = None,
-    tokens: float | None = None,
+    epochs: HowMany | None = None,
+    samples: HowMany | None = None,
+    tokens: HowMany | None = None,
     tokens_per_sample: float | None = None,
 ) -> Amount | None:
     """Training of so many epochs (of the model file's data set), samples or tokens; None where none is stated."""
     stated = {"epochs": epochs, "samples": samples, "tokens": tokens}
-    stated_values = {name: value for name, value in stated.items() if value is not None}
+    stated_values = {name: _number(name, value) for name, value in stated.items() if value is not None}
     if not stated_values:
         return None
     if len(stated_values) > 1:
@@ -80,21 +83,29 @@ def amount(
     if epochs is not None:
         if model.dataset is None:
             raise SpecError(f"epochs: model {model.name} names no data set; state samples (or tokens) instead")
-        return Amount(epochs * model.dataset.samples, f"{counted(epochs, 'epoch')} of {model.dataset.name}")
+        return Amount(value * model.dataset.samples, f"{counted(value, 'epoch')} of {model.dataset.name}")
     if tokens is not None:
         if tokens_per_sample is None:
             raise SpecError(f"tokens: samples of model {model.name} are not counted in tokens; state samples")
-        return Amount(tokens / tokens_per_sample, counted(round(tokens), "token"))
+        return Amount(value / tokens_per_sample, counted(round(value), "token"))
     return Amount(value, counted(value, "sample"))
+
+
+def _number(name: str, value: HowMany) -> float:
+    """An amount as a number: ``15T`` is 15e12."""
+    try:
+        return parse(value, "count") if isinstance(value, str) else plain_numbers(value) + 0
+    except (SpecError, TypeError):
+        raise SpecError(f"{name}: {value!r:.80}: expected a number, or a text such as 1M or 15T") from None
 
 
 def stated_amount(
     model: ModelSpec,
     run: Run,
     *,
-    epochs: float | None = None,
-    samples: float | None = None,
-    tokens: float | None = None,
+    epochs: HowMany | None = None,
+    samples: HowMany | None = None,
+    tokens: HowMany | None = None,
 ) -> Amount | None:
     """As `amount`, with the tokens of a sample as the network under the run's ``model`` parameters has them."""
     tokens_of_sample = None if tokens is None else build(model, batch=1, overrides=run.model).tokens_per_sample

@@ -170,3 +170,49 @@ def test_functions_keep_their_names_when_modules_of_theirs_are_imported() -> Non
 def test_a_prediction_is_short_in_print() -> None:
     step = paleo.predict(paleo.load_model("lenet"), paleo.load_system(NODE), paleo.Run(gpus=8))
     assert repr(step).startswith(f"<Prediction: lenet on 8 GPUs of {NODE}")
+
+
+# what people type in notebooks
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    import numpy as np
+
+    step = paleo.estimate("lenet", NODE, gpus=np.int64(8), batch=np.int32(4))
+    assert step.prediction.run == paleo.Run(gpus=8, batch=4) == paleo.Run(gpus=np.int64(8), batch=np.int8(4))
+    assert [point.gpus for point in paleo.scale("lenet", NODE, np.array([1, 2])).points] == [1, 2]
+    assert paleo.estimate("gpt2", NODE, seq=np.int64(64)).prediction.run.model == {"seq": 64}
+
+
+def test_amounts_may_have_a_prefix() -> None:
+    priced = paleo.estimate("gpt2", NODE, tokens="2M").training
+    assert priced is not None and priced.samples == pytest.approx(2e6 / 1024)
+
+
+@pytest.mark.parametrize(
+    ("ask", "words"),
+    [
+        (lambda: paleo.estimate(3, NODE), "model 3: expected a name"),  # type: ignore[arg-type]
+        (lambda: paleo.estimate("lenet", 3), "system 3: expected a name"),  # type: ignore[arg-type]
+        (lambda: paleo.estimate("lenet", NODE, run={"gpus": 8}), "run: {'gpus': 8}: expected"),  # type: ignore[arg-type]
+        (lambda: paleo.estimate("lenet", NODE, samples="many"), "samples: 'many': expected a number"),
+        (lambda: paleo.estimate("lenet", NODE, samples=[1]), "samples: [1]: expected a number"),  # type: ignore[arg-type]
+        (lambda: paleo.estimate("lenet", NODE, samples=1, price=2.0), "2.0 has no unit"),
+        (lambda: paleo.plan("lenet", NODE, 8, samples=1, deadline=3600), "'3600': expected a time"),  # type: ignore[arg-type]
+        (lambda: paleo.search("lenet", NODE, 8, top=0), "top: 0: expected how many plans"),
+        (lambda: paleo.plan("lenet", NODE, 8, top=-1), "top: -1: expected how many plans"),
+        (lambda: paleo.predict("lenet", NODE, paleo.Run()), "paleo.estimate takes names"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_value_of_another_type_is_one_message(ask: Callable[[], Any], words: str) -> None:
+    with pytest.raises(SpecError) as refusal:
+        ask()
+    assert words in str(refusal.value)
+
+
+def test_answers_can_be_keys_and_compared() -> None:
+    first, second = (paleo.estimate("lenet", NODE, gpus=2) for _ in range(2))
+    assert first == first and first != second and len({first, second, first.prediction}) == 3
+    run = paleo.Run(gpus=2, model={"seq": 64})
+    assert {run: 1}[paleo.Run(gpus=2, model={"seq": 64})] == 1 and hash(run) != hash(paleo.Run(gpus=4))
+    assert hash(paleo.load_system(NODE)) == hash(paleo.load_system(NODE).model_copy())
