@@ -231,7 +231,9 @@ def _print_profile(job: SoftwareJob, result: SoftwareFitted, path: Path) -> None
     console.print(table)
     console.print(f"on the {fit_of_profile.residual.rows} steps held out: {_errors(fit_of_profile.residual)}")
     if job.skipped:
-        console.print(f"{job.skipped} rows could not be predicted; `paleo validate` says why")
+        console.print(
+            f"{job.skipped} rows left out: not predicted (`paleo validate` says why), or of software without a profile"
+        )
 
 
 def _places(subjects: Sequence[str], output: str | None, output_dir: str | None) -> dict[str, Path]:

@@ -275,8 +275,7 @@ def fit(
     fitted as a rule. Without ``hold_out`` all rows are fitted, residuals are those of the fitted rows, and the interval
     is ``UNTESTED``: for tables of a handful of rows.
     """
-    parts = [(group, _parts(kind, group, seed, hold_out)) for group in rows]
-    train = sample([group.take(part == 0) for group, part in parts], training_rows, seed)
+    train, between, held_out = divided(kind, rows, training_rows=training_rows, seed=seed, hold_out=hold_out)
     if not train:
         raise SpecError("no rows to fit: every configuration fell into the held-out parts, or the table is empty")
     packing = _Packing(start, sorted({group.stack for group in rows}), per_stack, fixed, free)
@@ -292,8 +291,6 @@ def fit(
         alternatives=alternatives,
     )
     parameters = packing.unpack(run.x)
-    held_out = [group.take(part == (2 if hold_out else 0)) for group, part in parts]
-    between = [group.take(part == 1) for group, part in parts]
     predicted, measured = predictions(kind, held_out, parameters)
     stacks = {stack: [group for group in between if group.stack == stack] for stack in parameters}
     return FitResult(
@@ -311,9 +308,18 @@ def fit(
     )
 
 
-def _parts(kind: PricedRows, group: Rows, seed: int, hold_out: bool) -> npt.NDArray[np.int64]:
-    parts = split(group.frame, kind.configuration, seed=seed)
-    return parts if hold_out else np.zeros_like(parts)
+def divided(
+    kind: PricedRows, rows: Sequence[Rows], *, training_rows: int, seed: int = 0, hold_out: bool = True
+) -> tuple[list[Rows], list[Rows], list[Rows]]:
+    """Rows to fit, at most ``training_rows``, those that set the interval, and those that are held out; without
+    ``hold_out`` all are fitted, none set the interval, and errors are those of all."""
+    whole = [np.zeros(len(group.measured), dtype=np.int64) for group in rows]
+    parts = [split(group.frame, kind.configuration, seed=seed) for group in rows] if hold_out else whole
+    to_fit, between, kept = (
+        [group.take(part == wanted) for group, part in zip(rows, parts, strict=True)]
+        for wanted in (0, 1, 2 if hold_out else 0)
+    )
+    return sample(to_fit, training_rows, seed), between, kept
 
 
 def _interval(kind: PricedRows, rows: Sequence[Rows], parameters: Mapping[str, Any]) -> tuple[FittedBin, ...]:

@@ -19,14 +19,14 @@ import pandas as pd
 import yaml
 
 from paleo.calibrate.files import ERROR_DIGITS, rounded, rounded_residual
-from paleo.calibrate.fit import Rows, count, fit
+from paleo.calibrate.fit import Rows, count, divided, fit
 from paleo.errors import SpecError, near
 from paleo.specs.calibration import Residual
 from paleo.specs.hardware import find_device
 from paleo.specs.software import SoftwareFit, load_software
 from paleo.units import MEBIBYTE, MICROSECOND, MILLISECOND
 from paleo.validate.kinds.base import read_table, text
-from paleo.validate.steps.base import StepTable, records
+from paleo.validate.steps.base import StepTable, records, stands_in
 from paleo.validate.tables import table_of
 
 if TYPE_CHECKING:
@@ -115,6 +115,22 @@ class SoftwareJob:
         return count(self.rows)
 
     @property
+    def divided(self) -> tuple[int, int]:
+        """How many rows a fit uses, and how many it is tested on."""
+        fitted, _, held_out = divided(_kind(self), self.rows, training_rows=TRAINING_ROWS)
+        return count(fitted), count(held_out)
+
+    @property
+    def origin(self) -> str:
+        """The table, and whose rows of it."""
+        return f"{self.file} ({self.source})"
+
+    @property
+    def architectures(self) -> tuple[str, ...]:
+        """Those of the devices that ran the steps."""
+        return tuple(group.stack for group in self.rows)
+
+    @property
     def label(self) -> str:
         """For people: profile and count of rows."""
         return f"{self.profile.name} ({self.steps} steps)"
@@ -139,7 +155,8 @@ class SoftwareFitted:
 
 
 def software_jobs(file: str | Path, only: Sequence[str] = ()) -> list[SoftwareJob]:
-    """What there is to fit in a table of steps; ``only`` names profiles. Rows that cannot be predicted are counted."""
+    """What there is to fit in a table of steps; ``only`` names profiles. Rows that cannot be predicted, and those for
+    which the profile stands in (`stands_in`), are counted."""
     frame = read_table(file)
     table = table_of(frame.columns)
     if not isinstance(table, StepTable) or not table.calibrates:
@@ -155,7 +172,8 @@ def software_jobs(file: str | Path, only: Sequence[str] = ()) -> list[SoftwareJo
 
 def _job(table: StepTable, file: str, frame: pd.DataFrame, profile: Software) -> SoftwareJob:
     predicted = table.predict(frame)
-    fine = frame[np.isfinite(predicted.seconds)]
+    named = np.array([not stands_in(row) for row in records(frame)])
+    fine = frame[np.isfinite(predicted.seconds) & named]
     architectures = [find_device(str(name)).architecture for name in fine["device"]]
     measured = table.measured(fine)
     groups = []
@@ -168,7 +186,7 @@ def _job(table: StepTable, file: str, frame: pd.DataFrame, profile: Software) ->
 
 def fit_software(job: SoftwareJob, date: str, free: Sequence[str] = ()) -> SoftwareFitted:
     """The fit of one profile: of ``free``, or of the numbers that it states and that are not neutral."""
-    profile, columns = job.profile, set(job.rows[0].frame.columns)
+    profile = job.profile
     moving = tuple(free) or tuple(_stated(profile))
     if not moving:
         raise SpecError(f"{profile.name}: the profile states no host time, contention or slowdown to fit; name them")
@@ -178,12 +196,17 @@ def fit_software(job: SoftwareJob, date: str, free: Sequence[str] = ()) -> Softw
             raise SpecError(f"--free {name}: no such number of a profile; {near(name, set(known) - {'ratio'})}")
     start = _inside(SoftwareParameters.of(profile, job.rows[0].stack), moving)
     result = fit(
-        _Steps([name for name in CONFIGURATION if name in columns]), job.rows, start,
+        _kind(job), job.rows, start,
         fixed=[name for name in known if name not in moving and name != "ratio"],
         per_stack=[name for name in ("attention_slowdown",) if name in moving],
         training_rows=TRAINING_ROWS, starts=1, emphasis=0.0, evaluations=15,
     )  # fmt: skip
     return SoftwareFitted(profile, _profile(job, result, moving, date))
+
+
+def _kind(job: SoftwareJob) -> _Steps:
+    columns = set(job.rows[0].frame.columns)
+    return _Steps([name for name in CONFIGURATION if name in columns])
 
 
 def _stated(profile: Software) -> Iterator[str]:
@@ -220,9 +243,9 @@ def _profile(job: SoftwareJob, result: FitResult[SoftwareParameters], moving: Se
         kept = job.profile.attention.slowdown
         update["attention.slowdown"] = {**(kept if isinstance(kept, dict) else {}), **slow}
     record = SoftwareFit(
-        source=f"{job.file} ({job.source})",
+        source=job.origin,
         date=date,
-        architectures=tuple(group.stack for group in job.rows),
+        architectures=job.architectures,
         rows_fitted=result.rows_fitted,
         rows_held_out=result.rows_held_out,
         uncertainty={name: rounded(value, 2) for name, value in result.uncertainty.items()},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -10,6 +11,7 @@ import pytest
 
 from paleo.calibrate.software import fit_software, software_jobs
 from paleo.cli import run
+from paleo.specs.catalog import names
 from paleo.specs.software import load_software
 from paleo.units import MILLISECOND
 from paleo.validate.steps.transformers import TransformerSteps
@@ -85,3 +87,32 @@ def test_too_few_steps_are_refused(table: Path, tmp_path: Path, capsys: pytest.C
     pd.read_csv(table).head(5).to_csv(few, index=False)
     assert run(["calibrate", "--fit", str(few), "--output-dir", str(tmp_path)]) == 2
     assert "5 steps, too few" in capsys.readouterr().err and list(tmp_path.glob("*.yaml")) == []
+
+
+def test_a_profile_is_not_fitted_to_rows_of_software_that_has_none(table: Path, tmp_path: Path) -> None:
+    """They are predicted by the nearest profile, and counted as left out."""
+    frame = pd.read_csv(table)
+    frame.loc[frame["layers"] == 4, "software"] = "megatron-of-others"
+    mixed = tmp_path / "mixed.csv"
+    frame.to_csv(mixed, index=False)
+    (job,) = software_jobs(mixed)
+    assert (job.profile.name, job.steps, job.skipped) == ("megatron-2021", 12, 12)
+
+
+@pytest.mark.shared
+@pytest.mark.parametrize("name", ["megatron-2021", "fsdp-composer"])
+def test_a_fitted_profile_states_the_rows_that_its_fit_finds(
+    name: str, shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All their rows are predicted, so nothing has to be."""
+    monkeypatch.setattr(TransformerSteps, "predict", lambda self, frame: SimpleNamespace(seconds=np.ones(len(frame))))
+    (job,) = software_jobs(shared / "measurements" / "llm_iterations.csv", only=[name])
+    stated = load_software(name).fit
+    assert stated is not None
+    assert (stated.rows_fitted, stated.rows_held_out) == job.divided
+    assert (stated.source, stated.architectures) == (job.origin, job.architectures)
+
+
+def test_those_are_all_fitted_profiles() -> None:
+    fitted = {name for name in names("software") if load_software(name).fit is not None}
+    assert fitted == {"megatron-2021", "fsdp-composer"}

@@ -82,6 +82,16 @@ def software_of(row: Row, default: str = "pytorch-eager") -> str:
     return next((profile for word, profile in LIKENESS if word in words), default)
 
 
+def stands_in(row: Row) -> bool:
+    """Whether the profile of a row is another's: that of the software that the row names is not in the catalog.
+
+    >>> stands_in({"software": "deepspeed"}), stands_in({"software": "megatron-core"}), stands_in({})
+    (True, False, False)
+    """
+    stated = str(row.get("software") or "").strip() if filled(row, "software") else ""
+    return bool(stated) and stated not in names("software")
+
+
 def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """The rows of a table."""
     return [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
