@@ -329,6 +329,7 @@ class MemoryPass:
         table = sum([self._table_elements(t) for t in self.parameters]) * precision.parameter
         largest = max([t.elements for t in (*reads, *writes)], default=0)
         row = math.prod([self.inputs[0].size(d) for d in self.reduces if d in self.inputs[0].dims])
+        channels, samples = self._layout
         return Kernel(
             self.name,
             "memory",
@@ -338,9 +339,16 @@ class MemoryPass:
             float(self.flops_per_element * largest),
             sum([t.bytes(precision) * self._border(t, phase) for t in reads]) + table,
             sum([t.bytes(precision) for t in writes]),
-            {"rows": float(largest / max(row, 1)), "columns": float(row)},
+            {"rows": float(largest / max(row, 1)), "columns": float(row), "channels": channels, "samples": samples},
             experts=self._experts,
         )
+
+    @property
+    def _layout(self) -> tuple[float, float]:
+        """Channels (or the last dim) and samples of the largest tensor that goes through: how memory lays it out."""
+        tensor = max((*self.inputs, self.out), key=lambda each: each.elements)
+        channels = tensor.size("channels") if "channels" in tensor.dims else tensor.sizes[-1] if tensor.sizes else 1
+        return float(channels), float(tensor.size("batch") if "batch" in tensor.dims else 1)
 
     @property
     def _experts(self) -> float:

@@ -58,11 +58,22 @@ def _model_split(layer: type[Layer], strategy: Strategy) -> dict[str, Axes]:
 
 
 def _without_space(graph: Graph, placement: Placement, ranks: int) -> Iterator[Rule]:
-    """Behind the last image its ranks share out the samples instead."""
-    if ranks > 1 and any(_has_space(node) for node in graph.nodes):
+    """Behind the last image its ranks share out the samples instead. Where the first images have rows for all ranks,
+    those with fewer are whole on each of them."""
+    spatial = [node for node in graph.nodes if _has_space(node)] if ranks > 1 else []
+    shared = any(_fewest_rows(node) >= ranks for node in spatial)
+    if spatial:
         for node in graph.nodes:
             if not _has_space(node):
                 yield Rule({**placement.of(node), "batch": ("spatial", *BATCH_AXES), "height": ()}, name=node.name)
+            elif shared and _fewest_rows(node) < ranks:
+                yield Rule({**placement.of(node), "height": ()}, name=node.name)
+
+
+def _fewest_rows(node: Node) -> float:
+    """Rows of the lowest image that a layer reads or makes; of one row there is nothing to divide."""
+    images = [t.size("height") for t in (*node.inputs, node.out) if "height" in t.dims]
+    return min(rows for rows in images if rows > 1)
 
 
 def _has_space(node: Node) -> bool:

@@ -307,12 +307,11 @@ class ConstantRates:
             [original and kernel.family == "memory" and kernel.kind.free_in_paleo for kernel in kernels], dtype=bool
         )
         update = np.array([kernel.phase == "update" for kernel in kernels], dtype=bool)
-        moved = np.where(free, 0.0, [kernel.bytes for kernel in kernels])
+        flops, bytes_moved = self._work(kernels)
+        moved = np.where(free, 0.0, bytes_moved)
         vector = np.where(update | (not original), [kernel.vector_flops for kernel in kernels], 0.0)
         plain: Unit | None = "vector" if "fp32" in self.device.vector_peak else None
-        work = np.array([kernel.flops for kernel in kernels]) / self.device.peak_flops_per_s(
-            self.device.arithmetic(self.dtype)
-        )
+        work = flops / self.device.peak_flops_per_s(self.device.arithmetic(self.dtype))
         work = work + vector / self.device.peak_flops_per_s(pointwise_format(self.device), plain)
         compute, memory = (np.where(update, 1.0, share) for share in (self.rates.compute, self.rates.memory))
         bandwidth = self.device.memory.bandwidth * memory
@@ -327,6 +326,14 @@ class ConstantRates:
         )
         low, high = (np.full(len(kernels), factor) for factor in (self.rates.low, self.rates.high))
         return KernelTimes(total, launch, np.zeros(len(kernels)), work / compute >= moved / bandwidth, low, high)
+
+    def _work(self, kernels: Sequence[Kernel]) -> tuple[Array, Array]:
+        """FLOP of matrix units and bytes of each kernel, padded where the rates are those of systolic arrays."""
+        if not self.rates.arrays:
+            return np.array([kernel.flops for kernel in kernels]), np.array([kernel.bytes for kernel in kernels])
+        from paleo.pricing.systolic import laid_out_bytes, occupied_flops
+
+        return occupied_flops(kernels, self.device), np.array([laid_out_bytes(each, self.device) for each in kernels])
 
 
 @dataclass(frozen=True, slots=True)

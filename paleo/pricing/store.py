@@ -263,7 +263,8 @@ class Rates:
     """Constant efficiencies: shares of the datasheet's peaks that computation and links reach, and a launch floor [s].
 
     ``combine`` says whether arithmetic and memory traffic of a kernel overlap (max) or add up (the original Paleo).
-    ``latency`` False drops the alpha of links, as the original did.
+    ``latency`` False drops the alpha of links, as the original did. ``arrays``: products are padded to the systolic
+    arrays of a device that states them (`paleo.pricing.systolic`).
     """
 
     name: str
@@ -273,17 +274,19 @@ class Rates:
     launch: float = 0.0
     combine: Literal["max", "sum"] = "max"
     latency: bool = True
+    arrays: bool = False
     low: float = 1.0
     high: float = 2.0
 
 
 IDEAL = Rates("ideal", link=1.0)
 #: Systolic arrays that no kernel was timed on: no family of GPU kernels carries over to one large core. Shares of the
-#: matrix units as MaxText's published steps reach them (0.5 to 0.68 of peak as MFU), of memory as of HBM elsewhere, of
-#: a link by the scaling book (ICI, 0.9).
+#: matrix units, beside what their width pads, as MaxText's published steps reach them (0.5 to 0.68 of peak as MFU), of
+#: memory as of HBM elsewhere, of a link by the scaling book (ICI, 0.9).
 COMPILED = Rates(
-    "assumed for TPUs: 0.7 of the matrix units, 0.85 of memory, 0.9 of a link", 0.7, 0.85, 0.9, low=0.65, high=1.6
-)
+    "assumed for TPUs: 0.7 of the matrix units, 0.85 of memory, 0.9 of a link",
+    0.7, 0.85, 0.9, arrays=True, low=0.65, high=1.6,
+)  # fmt: skip
 
 
 def constants(device_kind: str, text: str) -> Rates | None:

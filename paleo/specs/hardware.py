@@ -73,6 +73,13 @@ class Pcie(Spec):
     lanes: PositiveCount
 
 
+class MatrixUnit(Spec):
+    """A systolic array: so many rows and columns of multipliers."""
+
+    width: PositiveCount
+    source: Text = NOT_STATED
+
+
 class Interconnect(Spec):
     """The links between devices that a device itself has, all of them together, per direction [byte/s]."""
 
@@ -102,6 +109,7 @@ class Device(Spec):
     memory: Memory
     l2: Bytes | None = None
     multiprocessor: Multiprocessor | None = None
+    matrix_unit: MatrixUnit | None = None
     tdp: Watts | None = None
     form_factor: Text
     pcie: Pcie | None = None

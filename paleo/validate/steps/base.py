@@ -69,8 +69,15 @@ FINER = {
 NOTED = {("torchtitan", "fsdp (eager)"): "torchtitan-eager"}
 
 
+#: The profile of programs on TPUs.
+TPU_PROFILE = "xla-tpu"
+
+
 def software_of(row: Row, default: str = "pytorch-eager") -> str:
-    """The profile that a row names, or a finer one of its framework; where the catalog lacks it, the nearest."""
+    """The profile that a row names, or a finer one of its framework; where the catalog lacks it, the nearest. TPUs run
+    what XLA compiles, whatever the framework."""
+    if str(row.get("device", "")).startswith("tpu"):
+        return TPU_PROFILE
     stated = str(row.get("software") or "").strip()
     if stated in names("software"):
         texts = (str(row.get("framework", "")).lower(), FINER), (str(row.get("notes", "")).lower(), NOTED)

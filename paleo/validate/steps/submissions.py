@@ -87,18 +87,32 @@ def _grown(system: System, node_size: int, nodes: int) -> System:
 
 def training_gpus(row: Row, rows: float, task: TrainingTask) -> tuple[int, dict[str, str]]:
     """GPUs that train, and how. Where there are more than input ``rows`` of a batch and the row states no degrees, a
-    language model is spread over up to eight ranks by tensor parallelism and a volume over up to four neighbours;
-    otherwise as many train as divide the batch, and the others evaluate."""
+    language model is spread over up to eight ranks by tensor parallelism, a volume over up to four neighbours (on TPUs
+    an image, too, and over up to 16); otherwise as many train as divide the batch, and the others evaluate."""
     gpus = integer(row, "n_gpus")
     if rows >= gpus or any(filled(row, axis) for axis in ("tp", "pp", "cp")):
         return gpus, {}
     ranks = max(count for count in range(1, int(rows) + 1) if rows % count == 0)
-    axis, most = SPREAD.get(task.code.software, ("spatial", 4 if task.model == "unet3d" else 1))
-    ways = max(way for way in (1, 2, 4, 8) if ranks * way <= gpus and way <= most)
+    axis, most = SPREAD.get(task.code.software, ("spatial", _most_neighbours(row, task)))
+    ways = max(way for way in (1, 2, 4, 8, 16) if ranks * way <= gpus and way <= most)
     more = ",zero=1,sp" if axis == "tp" else ""
     return ranks * ways, {} if ways == 1 else {"strategy": f"{axis}={ways},dp={ranks}{more}"}
 
 
+def _most_neighbours(row: Row, task: TrainingTask) -> int:
+    """Ranks that an image or a volume is spread over at most: the compiler of TPUs does so for any network."""
+    if on_tpu(row) and task.model in SPATIAL:
+        return 16
+    return 4 if task.model == "unet3d" else 1
+
+
+def on_tpu(row: Row) -> bool:
+    """Whether a row's device is a TPU."""
+    return str(row["device"]).startswith("tpu")
+
+
+#: Networks over whose images a compiler divides the space.
+SPATIAL = ("unet3d", "maskrcnn", "ssd-resnet34")
 #: The axis that takes GPUs beyond the samples of a batch, and the most ranks of it, by software.
 SPREAD = {"megatron-core": ("tp", 8)}
 
