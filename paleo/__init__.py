@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from paleo.errors import PaleoError as PaleoError
+    from paleo.importers.sources import from_hf as from_hf
+    from paleo.importers.sources import from_onnx as from_onnx
     from paleo.importers.sources import from_torch as from_torch
     from paleo.predict import Prediction as Prediction
     from paleo.predict import predict as predict
@@ -41,6 +43,8 @@ _HOMES = {
     "Run": "paleo.specs.run",
     "compare": "paleo.questions",
     "estimate": "paleo.questions",
+    "from_hf": "paleo.importers.sources",
+    "from_onnx": "paleo.importers.sources",
     "from_torch": "paleo.importers.sources",
     "load_model": "paleo.specs.model",
     "load_system": "paleo.specs.hardware",

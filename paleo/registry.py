@@ -36,10 +36,13 @@ class Registry(Generic[Entry]):
         self._importing = threading.local()
 
     def register(self, name: str) -> Callable[[Entry], Entry]:
+        """A decorator that enters a class or function (or, called, any entry) by a name; SpecError for a second one."""
+
         def add(entry: Entry) -> Entry:
             with self._lock:
                 if name in self._entries:
-                    raise SpecError(f"{self.kind} {name!r} is registered twice")
+                    again = "a session keeps the first, so restart it (a notebook's kernel) or choose another name"
+                    raise SpecError(f"{self.kind} {name!r} is registered twice; {again}")
                 self._entries = {**self._entries, name: entry}  # readers keep the dict that they iterate over
             return entry
 

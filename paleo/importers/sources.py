@@ -9,7 +9,8 @@ never runs.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,8 @@ from paleo.importers.configuration import UnreadHeadError, read_config, refuse_c
 from paleo.importers.decoder import folded as folded
 from paleo.importers.library_models import known_to_library, traced
 from paleo.importers.model import checked
-from paleo.importers.onnx import LARGEST, from_onnx
+from paleo.importers.onnx import LARGEST
+from paleo.importers.onnx import from_onnx as onnx_mapping
 from paleo.importers.torch import InputSpec, build_module, from_module, load_module, parse_input, torch_module
 from paleo.layers.opaque import Unmodelled
 from paleo.network.graph import build
@@ -131,11 +133,16 @@ def imported(
     ``inputs`` are shapes such as ``32x3x224x224`` (torch), ``sizes`` numbers for named dims (``seq`` and those of an
     ONNX file).
     """
-    if loss not in ("auto", "none"):
-        raise SpecError(f"--loss {loss!r}: expected auto or none")
+    _check_loss(loss)
     if kind not in _READERS:
         raise SpecError(f"cannot import {kind!r}; {near(kind, _READERS)}")
     return imported_mapping(_READERS[kind](source, inputs, dict(sizes or {}), loss))
+
+
+def _check_loss(loss: str) -> None:
+    """SpecError for a loss that is none of the two kinds."""
+    if loss not in ("auto", "none"):
+        raise SpecError(f"--loss {loss!r}: expected auto or none")
 
 
 def imported_mapping(mapping: Mapping[str, Any], name: str = "imported.yaml") -> Import:
@@ -158,7 +165,7 @@ def _torch(source: str, inputs: Sequence[str], sizes: dict[str, int], loss: str)
 
 
 def _onnx(source: str, inputs: Sequence[str], sizes: dict[str, int], loss: str) -> dict[str, Any]:
-    return from_onnx(source, sizes=sizes, loss=loss)
+    return onnx_mapping(source, sizes=sizes, loss=loss)
 
 
 def _hf(source: str, inputs: Sequence[str], sizes: dict[str, int], loss: str) -> dict[str, Any]:
@@ -172,16 +179,32 @@ _READERS: dict[str, Callable[[str, Sequence[str], dict[str, int], str], dict[str
 }
 
 
-def from_torch(module: Any, inputs: Sequence[Any], *, loss: str = "auto") -> ModelSpec:
-    """A torch module as a model that ``paleo.predict`` takes; neither weights nor data are needed.
+def from_torch(module: Any, inputs: Any, *, loss: str = "auto") -> ModelSpec:
+    """A torch module as a model for ``paleo.estimate`` and ``paleo.predict``; neither weights nor data are needed.
 
     ``module`` is a module, or a function that makes one (then no weight is allocated); ``inputs`` are example
-    tensors, shapes, or texts such as ``8x512:int64``.
+    tensors, shapes, or texts such as ``8x512:int64``: one, several, or by the names of the module's arguments. The
+    first size of each is the batch, and stays open. ``loss``: ``auto`` ends a classifier with its loss, ``none`` does
+    not. What was taken for granted stands in the model's ``notes``. SpecError for a module that cannot be traced.
     """
     torch = torch_module()
+    _check_loss(loss)
+    specs = _specs(torch, inputs)
     ready = isinstance(module, torch.nn.Module)
     built = module if ready else build_module(module, getattr(module, "__name__", "factory"))
-    return from_module_import(built, [_spec(torch, example) for example in inputs], loss=loss).model
+    return from_module_import(built, specs, loss=loss).model
+
+
+def from_hf(config: str | Path, *, seq: int | None = None) -> ModelSpec:
+    """The model of a ``config.json`` of transformers, or of the folder that holds one; ``seq`` is the length of its
+    sequences in tokens (the longest that it takes, at most 4096). Nothing is downloaded and no code of it runs."""
+    return imported("hf", str(config), sizes={} if seq is None else {"seq": seq}).model
+
+
+def from_onnx(file: str | Path, *, sizes: Mapping[str, int] | None = None, loss: str = "auto") -> ModelSpec:
+    """The model of an ONNX file, which is read and never run; ``sizes`` of its named dims, ``loss`` as of
+    `from_torch`."""
+    return imported("onnx", str(file), sizes=sizes, loss=loss).model
 
 
 def from_module_import(module: Any, inputs: Sequence[InputSpec], *, loss: str = "auto") -> Import:
@@ -189,12 +212,27 @@ def from_module_import(module: Any, inputs: Sequence[InputSpec], *, loss: str = 
     return imported_mapping(from_module(module, inputs, loss=loss), f"{type(module).__name__}.yaml")
 
 
+def _specs(torch: Any, inputs: Any) -> list[InputSpec]:
+    """The inputs of a module: one, several, or by their names."""
+    if isinstance(inputs, Mapping):
+        return [replace(_spec(torch, example), name=str(name)) for name, example in inputs.items()]
+    single = isinstance(inputs, str | torch.Tensor) or _is_shape(inputs) or not isinstance(inputs, Sequence)
+    return [_spec(torch, example) for example in ([inputs] if single else inputs)]
+
+
 def _spec(torch: Any, example: Any) -> InputSpec:
     if isinstance(example, str):
         return parse_input(example)
     if isinstance(example, torch.Tensor):
         return InputSpec(tuple(example.shape), str(example.dtype).removeprefix("torch."))
+    if not _is_shape(example):
+        raise SpecError(f"inputs: {example!r:.60}: expected a tensor, a shape such as (32, 784), or 8x512:int64")
     return InputSpec(tuple(int(size) for size in example))
+
+
+def _is_shape(example: Any) -> bool:
+    sizes = example if isinstance(example, list | tuple) else ()
+    return bool(sizes) and all(isinstance(size, Integral) and size > 0 for size in sizes)  # type: ignore[operator]
 
 
 def sizes_of(texts: Sequence[str]) -> dict[str, int]:

@@ -209,4 +209,7 @@ def guessed(tape: Guessing, function: Any, args: Any) -> Any:
     if args[0].dtype != tape.torch.bool:
         return None
     maker = tape.value(args[0]).maker
-    return maker is not None and (maker.label == "all" or (maker.label == "any" and _router(tape, args[0]) is not None))
+    if maker is None or maker.label not in ("all", "any"):
+        tape.notes.append("a condition on the values of tensors is taken to be false; its other path is not counted")
+        return False
+    return maker.label == "all" or _router(tape, args[0]) is not None

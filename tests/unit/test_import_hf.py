@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import paleo
 from paleo.errors import SpecError
 from paleo.importers.model import checked, to_yaml
 from paleo.importers.sources import FAMILIES, folded, from_config, imported
@@ -208,3 +209,8 @@ def test_the_librarys_own_remarks_are_not_printed(tmp_path: Path, capfd: pytest.
     file.write_text(json.dumps({"model_type": "mamba", "hidden_size": 8, "layer_types": ["full_attention"]}))
     run(["import", "hf", str(file), "--size", "seq=16"])
     assert "transformers]" not in capfd.readouterr().err
+
+
+def test_a_configuration_is_a_model_in_python(tmp_path: Path) -> None:
+    model = paleo.from_hf(written(tmp_path), seq=64)
+    assert model.params["seq"] == 64 and paleo.estimate(model, "dgx-h100", batch=1).tokens_per_s

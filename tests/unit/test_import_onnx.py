@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import paleo
 from paleo.errors import PaleoError, SpecError
 from paleo.importers.onnx import shape_arithmetic
 from paleo.importers.onnx_shapes import shape_of_output
@@ -73,6 +74,8 @@ def test_a_classifier_counted_by_hand(tmp_path: Path, batch: Any) -> None:
     assert made.flops == 2 * 8 * 8 * 8 * 27 + 2 * 80
     assert [n.type for n in made.graph.nodes][:3] == ["conv", "batch_norm", "relu"]
     assert made.unknown == ()
+    in_python = paleo.from_onnx(classifier(tmp_path, batch))
+    assert (in_python.layers, in_python.inputs) == (made.model.layers, made.model.inputs)
 
 
 def test_products_with_a_bias_are_linear_layers(tmp_path: Path) -> None:

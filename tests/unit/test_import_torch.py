@@ -728,3 +728,41 @@ def test_a_module_that_runs_at_one_batch_alone_is_one_sample() -> None:
     assert "a batch of 4 alone" in str(model.notes)
     graph = build(model, batch=3)
     assert sum(k.flops for n in graph.nodes for op in n.operations for k in op.forward(FP32)) == 3 * 4 * 2 * 64
+
+
+# what a call in Python may look like
+
+
+def test_inputs_are_one_or_several_or_named() -> None:
+    ways = [(8, 16), [(8, 16)], "8x16", ["8x16"], torch.zeros(8, 16), [torch.zeros(8, 16)], {"x": (8, 16)}]
+    graphs = [build(paleo.from_torch(Block(16), way), batch=4) for way in ways]
+    assert {graph.parameters for graph in graphs} == {2 * 16 + 16 * 64 + 64 + 64 * 16 + 16}
+    assert {tuple(kinds(graph)) for graph in graphs} == {tuple(kinds(graphs[0]))}
+
+
+@pytest.mark.parametrize("inputs", [3, [{"x": 1}], [(8, -1)], [()], [None]])
+def test_inputs_of_another_kind_are_one_message(inputs: Any) -> None:
+    with pytest.raises(SpecError, match="expected a tensor, a shape such as"):
+        paleo.from_torch(Block(16), inputs)
+
+
+def test_a_misspelt_loss_is_an_error() -> None:
+    with pytest.raises(SpecError, match="'crossentropy': expected auto or none"):
+        paleo.from_torch(nn.Linear(16, 4), (8, 16), loss="crossentropy")
+
+
+class Gated(nn.Module):
+    """Chooses a path by the sum of its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.narrow = nn.Linear(16, 64), nn.Linear(16, 4)
+
+    def forward(self, x: Any) -> Any:
+        return self.wide(x) if x.sum() > 0 else self.narrow(x)
+
+
+def test_a_path_that_depends_on_values_is_told() -> None:
+    model = paleo.from_torch(Gated(), (8, 16))
+    assert "condition on the values of tensors is taken to be false" in str(model.notes)
+    assert "Every call" in str(paleo.from_torch(Block(16), (8, 16)).notes)
