@@ -27,6 +27,7 @@ from paleo.pricing.convolution_shape import Direction, convolution_shape
 from paleo.pricing.gemm import GemmParameters, gemm_time
 from paleo.pricing.kernels import FAMILIES, column, pointwise_format
 from paleo.pricing.memory import (
+    LIBRARY_LOADS,
     SCALAR_LOADS,
     MemoryParameters,
     layer_norm_passes,
@@ -129,7 +130,9 @@ def _convolved_by_either(
     moved = np.array([kernel.bytes for kernel in kernels])
     tensor = _heated(prices, kernels, _convolved(prices, kernels, prices.figures(), parameters, products), moved)
     if prices.channels_first:
-        tensor = tensor + transposed_time(moved, moved / precision(prices.dtype).operand, prices.figures())
+        operands = np.array([kernel.bytes_read for kernel in kernels])
+        width = precision(prices.dtype).operand
+        tensor = tensor + transposed_time(operands, operands / width, prices.figures(), loads=LIBRARY_LOADS)
     vector = prices.parameters_of(ConvolutionParameters, "conv.vector").parameters
     names = algorithms if prices.dtype == "tf32" else NARROW
     return np.minimum(tensor, _convolved(prices, kernels, prices.figures("fp32"), vector, names))

@@ -219,15 +219,22 @@ def block_passes(
 
 
 #: Elements that one multiprocessor moves per clock where each thread loads one number at a time, as channels-first
-#: batch normalisations and transposes do: 2048 threads with about two loads in flight each over a latency of 800 to 900
-#: cycles (Little's law). Images on V100 and A100 choose 4.5; 3.5 to 6 do about as well.
+#: batch normalisations and the transposes of frameworks do: 2048 threads with about two loads in flight each over a
+#: latency of 800 to 900 cycles (Little's law). Images on V100 and A100 choose 4.5; 3.5 to 6 do about as well.
 SCALAR_LOADS = 4.5
+#: The same of the transposes of a convolution library, with one load in flight. ResNet-50 in fp16 on one V100 and one
+#: RTX 2080 Ti chooses 2.25 (1.1 % off on five rows; 2.0 and 2.5: 1.6 %), and what was not fitted moves with it: fp16 on
+#: A100 from 4.3 to 3.3 %, tf32 from 9.7 to 3.9 % under PyTorch and from 12.3 to 10.5 % under TensorFlow.
+LIBRARY_LOADS = 2.25
 #: Share of the bandwidth that a transpose reaches: images on V100, RTX 2080 Ti and RTX 3090.
 TRANSPOSED_BANDWIDTH = 0.75
 
 
-def transposed_time(moved_bytes: Sizes, elements: Sizes, device: DeviceFigures) -> Array:
-    """Seconds in which tensors of ``moved_bytes`` and ``elements`` go to channels-last and back: read and written once.
+def transposed_time(
+    moved_bytes: Sizes, elements: Sizes, device: DeviceFigures, *, loads: float = SCALAR_LOADS
+) -> Array:
+    """Seconds in which tensors of ``moved_bytes`` and ``elements`` go from one layout to another: read and written
+    once, by multiprocessors that move ``loads`` numbers in a clock.
 
     >>> from paleo.pricing.kernels import DeviceFigures
     >>> v100 = DeviceFigures("v100", "Volta", "HBM2", 80, 1.5e9, 14e12, 9e11, 6e6, 250, True)
@@ -236,7 +243,7 @@ def transposed_time(moved_bytes: Sizes, elements: Sizes, device: DeviceFigures) 
     """
     moved, count = floats(moved_bytes, elements)
     streamed = 2.0 * moved / (TRANSPOSED_BANDWIDTH * device.memory_bandwidth)
-    loaded = 2.0 * count / (SCALAR_LOADS * device.multiprocessors * device.clock_hz)
+    loaded = 2.0 * count / (loads * device.multiprocessors * device.clock_hz)
     return np.asarray((streamed**STREAM_ORDER + loaded**STREAM_ORDER) ** (1.0 / STREAM_ORDER))
 
 
