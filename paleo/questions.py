@@ -198,7 +198,7 @@ def planner_of(run: Run, software: str | None = None) -> Planner:
 def plan(
     model: str | Path | ModelSpec,
     systems: Offered | Sequence[Offered],
-    gpus: Counts,
+    gpus: Counts | None = None,
     *,
     epochs: HowMany | None = None,
     samples: HowMany | None = None,
@@ -212,12 +212,12 @@ def plan(
     **options: Any,
 ) -> Planned:
     """Which system, how many of its GPUs and which strategy train so much within ``deadline`` (``60d``) and ``budget``
-    (``5M``, USD), best by time, cost, energy or gpus; ``options`` as of `estimate`."""
+    (``5M``, USD), best by time, cost, energy or gpus; ``gpus`` are the counts of every system that states none;
+    ``options`` as of `estimate`."""
     from paleo.studies import buying
 
     network = _model(model)
-    machines = _machines(systems)
-    counts = gpu_counts(gpus)
+    offers = systems_to_search(systems, gpus)
     question = _Question.of("plan", run, options)
     _check_top(top)
     stated = stated_amount(network, question.run, epochs=epochs, samples=samples, tokens=tokens)
@@ -226,9 +226,9 @@ def plan(
     if deadline is None and budget is None and (question.tariff != Tariff() or objective in ("cost", "energy")):
         training_amount = training_amount or usual_amount(network)
     wish = replace(buying.stated_wish(training_amount, deadline, budget, objective, question.tariff), long_run=failing)
-    sized = aimed_run.model_copy(update={"gpus": counts[0], "strategy": "dp"})
+    sized = aimed_run.model_copy(update={"gpus": offers[0][1][0], "strategy": "dp"})
     space = narrowed(question.run, aimed_run.software)
-    return Planned(buying.answer(network, machines, counts, sized, wish, space=space, top=top))
+    return Planned(buying.answer(network, offers, sized, wish, space=space, top=top))
 
 
 def target(
@@ -319,7 +319,7 @@ def gpu_counts(gpus: Counts) -> list[int]:
     parts = listed(numbers) if isinstance(numbers, str) else [numbers] if isinstance(numbers, int) else list(numbers)
     counts = [count for part in parts for count in _one_or_doublings(part)]
     if not counts or not all(counts):
-        raise SpecError(f"gpus {str(gpus)[:80]!r}: expected GPU counts from 1 up, such as 1,2,4,8 or 8..64")
+        raise SpecError(f"gpus {str(gpus)[:80]!r}: expected GPU counts from 1 up, such as 1,2,4,1024 or 8..64")
     if len(counts) > MOST_COUNTS:
         raise SpecError(f"gpus: {len(counts)} counts; {MOST_COUNTS} are enough for a curve")
     return list(dict.fromkeys(counts))
@@ -330,10 +330,15 @@ def _one_or_doublings(part: object) -> list[int]:
     if isinstance(part, int):
         return [part if 0 < part <= MOST_GPUS else 0]
     first, dots, last = str(part).partition("..")
-    low = whole_number(first, MOST_GPUS) or 0
-    high = whole_number(last, MOST_GPUS) or 0 if dots else low
+    low = _count_in_digits(first)
+    high = _count_in_digits(last) if dots else low
     doublings = [low * 2**power for power in range(MOST_GPUS.bit_length()) if 0 < low * 2**power <= high]
     return [*doublings, *([high] if doublings and doublings[-1] < high else [])] or [0]
+
+
+def _count_in_digits(text: str) -> int:
+    """A count; 0 for what is none, such as the 024 of ``1,024``, which is no list of counts."""
+    return 0 if text.strip().startswith("0") else whole_number(text, MOST_GPUS) or 0
 
 
 def systems_with_counts(systems: Offered | Sequence[Offered], gpus: int) -> tuple[tuple[System, int], ...]:
@@ -366,9 +371,15 @@ def _offer(offered: Offered, gpus: int) -> tuple[System, int]:
     return _system(offered), gpus
 
 
-def _machines(systems: Offered | Sequence[Offered]) -> list[System]:
-    """Systems of which no count is asked for; SpecError where there is none."""
-    return [system for system, _ in systems_with_counts(list(_separate(systems)), 1)]
+def systems_to_search(systems: Offered | Sequence[Offered], gpus: Counts | None) -> list[tuple[System, list[int]]]:
+    """Systems, each with the counts that are searched: its own (``dgx-h100:64``), else ``gpus``. SpecError where there
+    is no system, or one has no count."""
+    common = [] if gpus is None else gpu_counts(gpus)
+    offers = [(system, [count] if count else common) for system, count in systems_with_counts(systems, 0)]
+    for system, counts in offers:
+        if not counts:
+            raise SpecError(f"gpus: none are stated for {system.name}; write {system.name}:64, or state gpus")
+    return offers
 
 
 def _model(model: str | Path | ModelSpec) -> ModelSpec:

@@ -103,7 +103,7 @@ def show_document(
         return
     from paleo.report.tables import console
 
-    console().print(table())
+    console().print(table(), crop=False)  # commands to paste are not cut
 
 
 def warn(warnings: Sequence[str]) -> None:

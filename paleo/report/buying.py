@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from paleo.report.grid import grid
-from paleo.report.tables import NONE, energy, money, percent, pieces, prose, utilisation_warnings
-from paleo.studies.buying import long, verdict
+from paleo.report.grid import Pasted, grid
+from paleo.report.tables import NONE, TEXT_WIDTH, energy, money, percent, pieces, prose, utilisation_warnings
+from paleo.studies.buying import finding, long, verdict
 from paleo.studies.training import JOULES_PER_KWH
 from paleo.units import DAY, duration
 
@@ -61,14 +61,18 @@ def plan_document(plan: PricedPlan) -> Document:
 
 def table(reply: Answer) -> RenderableType:
     """The verdict first, then the plans, then what to paste."""
-    parts: list[RenderableType] = [prose(Text(verdict(reply), style="bold")), Text(), _plans(reply)]
+    parts: list[RenderableType] = [prose(Text(finding(reply) + (";" if reply.remedies else "."), style="bold"))]
+    for number, remedy in enumerate(reply.remedies):
+        parts.append(Pasted(f"or {remedy.words}" if number else remedy.words, remedy.command, TEXT_WIDTH))
+    parts += [Text(), _plans(reply)]
     parts += [prose(warning) for warning in utilisation_warnings(plan.mfu for plan in reply.plans)]
     for reason in reply.reasons[:5]:
         parts += [Text(), prose(f"Not possible: {reason}")]
     if reply.plans:
-        parts += [Text(), prose(f"{'Show it again' if reply.best else 'Show the nearest'}: {reply.plans[0].command}")]
+        words = "Show it again" if reply.best else "Show the nearest"
+        parts += [Text(), Pasted(words, reply.plans[0].command, TEXT_WIDTH)]
     if flags := reply.flags:
-        parts += [Text(), prose(f"Start it: {flags}")]
+        parts += [Text(), Pasted("Start it", flags, TEXT_WIDTH)]
     return Group(*parts)
 
 

@@ -1,13 +1,16 @@
-"""Tables of a terminal: figures flush right, and as many parts as a narrow screen needs."""
+"""Tables of a terminal: figures flush right, and as many parts as a narrow screen needs; commands to paste from one."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Column, Table
+from rich.text import Text
 
 #: Columns of text that is folded rather than cut, at the least, and between two columns of a table.
 FOLDED, GAP = 26, 3
@@ -67,3 +70,36 @@ def grid(title: str, columns: Iterable[str], *, left: int = 1) -> Table:
     for index, name in enumerate(columns):
         table.add_column(name, justify="left" if index < left else "right", overflow="fold")
     return table
+
+
+@dataclass(frozen=True)
+class Pasted:
+    """Words and a command behind them, on lines that a shell joins again; wrapped as a text it would run in pieces."""
+
+    words: str
+    command: str
+    width: int
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for line in continued(f"{self.words}: ", self.command, min(self.width, options.max_width)):
+            yield Text(line, no_wrap=True, overflow="ignore")
+
+
+def continued(before: str, command: str, width: int) -> list[str]:
+    """A command on lines of at most ``width`` characters, each but the last ending in a backslash; an option stays
+    beside its value, and what is longer than a line stays whole.
+
+    >>> continued("Run: ", "paleo estimate gpt2 --gpus 8 --set 'cut=[6, 6]'", 26)
+    ['Run: paleo estimate gpt2 \\\\', '  --gpus 8 \\\\', "  --set 'cut=[6, 6]'"]
+    """
+    pieces = [piece.strip() for piece in re.split(r"\s(?=--)", command)]
+    lines = [before + pieces[0]]
+    for piece in pieces[1:]:
+        if len(lines[-1]) + len(piece) + len(" " + CONTINUED) < width:
+            lines[-1] += f" {piece}"
+        else:
+            lines.append(f"  {piece}")
+    return [*(line + CONTINUED for line in lines[:-1]), lines[-1]]
+
+
+CONTINUED = " \\"

@@ -9,8 +9,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from paleo.report.grid import grid
-from paleo.report.tables import percent, pieces, prose, rate, tenths, utilisation_warnings
+from paleo.report.grid import Pasted, grid
+from paleo.report.tables import TEXT_WIDTH, percent, pieces, prose, rate, tenths, utilisation_warnings
 from paleo.studies.launch import estimate_command
 from paleo.units import counted, duration, gibibytes, shortest
 
@@ -77,7 +77,7 @@ def table(ranking: Search, lead: Prediction, explanation: Explanation | None) ->
         parts += [Text(), prose(Text(explanation.text))]
     parts += [prose(warning) for warning in utilisation_warnings([lead.mfu])]
     command = estimate_command(lead.model, lead.system, lead.run)
-    return Group(*parts, Text(), prose(f"Show it again: {command}"))
+    return Group(*parts, Text(), Pasted("Show it again", command, TEXT_WIDTH))
 
 
 def _first_plan(lead: Prediction) -> str:

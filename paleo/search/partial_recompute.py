@@ -39,13 +39,16 @@ def fewest_layers(
     """The run with full recomputation of as few first layers of each stage as let it fit (each layer more takes less
     memory); None where all of them do not. ``share`` of the layers is tried first, where one is expected."""
 
-    def tried(layers: int) -> Prediction:
-        changed = {"recompute": "full", "recompute_layers": layers, "recompute_every": None, "recompute_by_layer": {}}
+    def tried(layers: int | None) -> Prediction:
+        changed: dict[str, object] = {"recompute": "full", "recompute_layers": layers}
+        changed |= {"recompute_every": None, "recompute_by_layer": {}}
         return predict(
             prediction.model, prediction.system, prediction.run.model_copy(update=changed), software, calibration
         )
 
-    most = most_layers(prediction.program, prediction.pieces)
+    # a pipeline may be cut elsewhere under recomputation: its pieces are those of the run that recomputes every layer
+    whole = prediction if prediction.run.recompute == "full" else tried(None)
+    most = most_layers(whole.program, whole.pieces)
     return _least(tried, most, None if share is None else min(max(1, math.ceil(share * most)), most))
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from paleo.errors import PaleoError, PlanError, SpecError
 from paleo.predict import predict
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 #: The largest count that is tried to find one that fits, or that is in time.
 MOST_GPUS = 16_384
 OBJECTIVES = ("time", "cost", "energy", "gpus")
+#: A system, and the counts of its GPUs that are searched.
+Offer: TypeAlias = "tuple[System, Sequence[int]]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,9 +170,17 @@ class PricedPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class Remedy:
+    """What would meet a wish that nothing meets, and the ``command`` that shows it."""
+
+    words: str
+    command: str
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
     """Plans of all systems and counts, those that meet the wish first, each part by the objective; ``searches`` by
-    system; ``reasons`` why a system or count has none; ``remedy``: what would meet the wish where nothing does."""
+    system; ``reasons`` why a system or count has none; ``remedies``: what would meet the wish where nothing does."""
 
     model: ModelSpec
     wish: Wish
@@ -178,7 +188,7 @@ class Answer:
     plans: tuple[PricedPlan, ...]
     searches: tuple[tuple[System, Search], ...]
     reasons: tuple[str, ...]
-    remedy: str = ""
+    remedies: tuple[Remedy, ...] = ()
 
     @property
     def best(self) -> PricedPlan | None:
@@ -209,27 +219,28 @@ class Answer:
 
 def answer(
     model: ModelSpec,
-    systems: Sequence[System],
-    counts: Sequence[int],
+    offers: Sequence[Offer],
     run: Run,
     wish: Wish,
     *,
     space: Space | None = None,
     top: int = 10,
 ) -> Answer:
-    """Search every system at every count, price the plans, order them by the wish."""
+    """Search every system at each of its counts of GPUs, price the plans, order them by the wish."""
     if wish.objective not in OBJECTIVES:
         raise SpecError(f"objective {wish.objective!r}; expected one of {', '.join(OBJECTIVES)}")
     if wish.amount is None and (wish.deadline is not None or wish.budget is not None):
         raise SpecError(
             "--deadline and --budget need an amount of training: state --tokens, --epochs, --samples or --target"
         )
-    sized = run if run.global_batch is not None else run.model_copy(update={"gpus": max(counts)})
+    largest = max(count for _, counts in offers for count in counts)
+    sized = run if run.global_batch is not None else run.model_copy(update={"gpus": largest})
     runs = _of_all_batches(sized, wish)
     priced: list[PricedPlan] = []
     searches: list[tuple[System, Search]] = []
     reasons: list[str] = []
-    for system, gpus, tried in itertools.product(systems, counts, runs):
+    pairs = [(system, count) for system, counts in offers for count in counts]
+    for (system, gpus), tried in itertools.product(pairs, runs):
         try:
             result = _search(model, system, gpus, tried, wish, space, top)
             priced += _priced(model, system, result, wish)
@@ -241,12 +252,22 @@ def answer(
         raise PlanError("; ".join(dict.fromkeys(reasons)))
     priced.sort(key=lambda plan: (not plan.meets(wish), not plan.row.fits, not plan.roomy, plan.score(wish.objective)))
     batch = priced[0].lead.plan.global_batch
-    reply = Answer(model, wish, batch, tuple(priced[:top]), tuple(searches), tuple(reasons))
+    reply = Answer(model, wish, batch, tuple(_shown(priced, top)), tuple(searches), tuple(reasons))
     if reply.best is not None:
         return reply
     kept = sized.model_copy(update={"global_batch": batch, "batch": None})
-    remedy = _remedy(model, systems, kept, wish, space, counts, any(plan.row.fits for plan in priced))
-    return Answer(model, wish, batch, reply.plans, reply.searches, reply.reasons, remedy)
+    remedies = _remedies(model, offers, kept, wish, space, any(plan.row.fits for plan in priced))
+    return replace(reply, remedies=tuple(remedies))
+
+
+def _shown(priced: Sequence[PricedPlan], top: int) -> list[PricedPlan]:
+    """The first plans, the best of each system and count among them, in their order."""
+    first: dict[tuple[str, int], int] = {}
+    for number, plan in enumerate(priced):
+        first.setdefault((plan.system.name, plan.row.gpus), number)
+    leading = list(first.values())[:top]
+    others = (number for number in range(len(priced)) if number not in leading)
+    return [priced[number] for number in sorted([*leading, *itertools.islice(others, top - len(leading))])]
 
 
 def _of_all_batches(run: Run, wish: Wish) -> list[Run]:
@@ -269,19 +290,18 @@ def _priced(model: ModelSpec, system: System, result: Search, wish: Wish) -> lis
     return [PricedPlan(system, row, lead, whole) for row in result.plans]
 
 
-def _remedy(
-    model: ModelSpec,
-    systems: Sequence[System],
-    run: Run,
-    wish: Wish,
-    space: Space | None,
-    counts: Sequence[int],
-    fits: bool,
-) -> str:
+def _remedies(
+    model: ModelSpec, offers: Sequence[Offer], run: Run, wish: Wish, space: Space | None, fits: bool
+) -> Iterator[Remedy]:
     """The smallest doubled count that meets the wish, of the first system that has one, and where nothing ``fits`` the
     offload that does."""
-    offload = "" if fits else _offload(model, systems, run, counts)
-    for system in systems:
+    more = _more_gpus(model, offers, run, wish, space)
+    offload = None if fits else _offload(model, offers, run)
+    yield from (remedy for remedy in (more, offload) if remedy is not None)
+
+
+def _more_gpus(model: ModelSpec, offers: Sequence[Offer], run: Run, wish: Wish, space: Space | None) -> Remedy | None:
+    for system, counts in offers:
         gpus = max(counts) * 2
         while gpus <= min(MOST_GPUS, system.capacity or MOST_GPUS):
             try:
@@ -289,14 +309,14 @@ def _remedy(
             except PaleoError:
                 plans = []
             if plans and plans[0].meets(wish):
-                return f"{system.share(gpus)} would do: {plans[0].command}" + (f"; or {offload}" if offload else "")
+                return Remedy(f"{system.share(gpus)} would do", plans[0].command)
             gpus *= 2
-    return offload
+    return None
 
 
-def _offload(model: ModelSpec, systems: Sequence[System], run: Run, counts: Sequence[int]) -> str:
+def _offload(model: ModelSpec, offers: Sequence[Offer], run: Run) -> Remedy | None:
     """Full recomputation, sharded parameters and the optimizer in host memory, where that fits."""
-    for system in systems:
+    for system, counts in offers:
         for parts in ("optimizer", "optimizer,gradients,parameters"):
             offloaded = {
                 "gpus": max(counts),
@@ -311,27 +331,29 @@ def _offload(model: ModelSpec, systems: Sequence[System], run: Run, counts: Sequ
             except PaleoError:
                 continue
             if fits:
-                return f"with {parts} in host memory it fits: {estimate_command(model, system, chosen)}"
-    return ""
+                words = f"with {parts} in host memory it fits"
+                return Remedy(words, estimate_command(model, system, chosen))
+    return None
 
 
 def verdict(reply: Answer) -> str:
-    """The answer in a sentence."""
+    """The answer in a sentence, with the commands of what would do instead."""
+    remedies = "; or ".join(f"{remedy.words}: {remedy.command}" for remedy in reply.remedies)
+    return f"{finding(reply)}; {remedies}." if remedies else f"{finding(reply)}."
+
+
+def finding(reply: Answer) -> str:
+    """What was found, without what would do instead; a sentence without its full stop."""
     wish, best = reply.wish, reply.best
     limits = _limits(wish)
     if best is not None:
         title = {"time": "Fastest", "cost": "Cheapest", "energy": "Least energy", "gpus": "Fewest GPUs"}[wish.objective]
-        return f"{title}{limits}: {_summary(best)}.{_late(wish, best)}"
+        return f"{title}{limits}: {_summary(best)}{_late(wish, best)}"
     fitting = [plan for plan in reply.plans if plan.row.fits]
     if not fitting:
         nothing = "Nothing fits into memory"
-        return (
-            f"{nothing}; {reply.remedy}."
-            if reply.remedy
-            else f"{nothing}, and no larger count or offload that was tried does."
-        )
-    missed = f"Nothing is done{limits}. Nearest: {_summary(fitting[0])}"
-    return f"{missed}; {reply.remedy}." if reply.remedy else f"{missed}."
+        return nothing if reply.remedies else f"{nothing}, and no larger count or offload that was tried does"
+    return f"Nothing is done{limits}. Nearest: {_summary(fitting[0])}"
 
 
 def _limits(wish: Wish) -> str:
@@ -348,7 +370,7 @@ def _late(wish: Wish, plan: PricedPlan) -> str:
     if wish.deadline is None or plan.seconds is None:
         return ""
     slow = plan.seconds * plan.interval[1] / plan.row.step_time
-    return " The slow end of its interval is beyond the deadline." if slow > wish.deadline else ""
+    return ". The slow end of its interval is beyond the deadline" if slow > wish.deadline else ""
 
 
 def _summary(plan: PricedPlan) -> str:

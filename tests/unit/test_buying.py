@@ -30,31 +30,33 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) 
 
 
 def test_the_cheapest_that_is_in_time_comes_first() -> None:
-    systems = [load_system(name) for name in ("dgx-h100", "dgx-a100-80gb")]
+    offers = [(load_system(name), (8, 16)) for name in ("dgx-h100", "dgx-a100-80gb")]
     wish = Wish(AMOUNT, objective="cost")
-    reply = answer(load_model(MODEL), systems, (8, 16), Run(global_batch=64), wish)
+    reply = answer(load_model(MODEL), offers, Run(global_batch=64), wish)
     costs = [plan.usd for plan in reply.plans]
     assert costs == sorted(costs) and reply.best is reply.plans[0]
     slowest = max(plan.seconds or 0.0 for plan in reply.plans)
     tight = Wish(AMOUNT, deadline=slowest * 0.9, objective="cost")
-    sooner = answer(load_model(MODEL), systems, (8, 16), Run(global_batch=64), tight)
+    sooner = answer(load_model(MODEL), offers, Run(global_batch=64), tight)
     assert sooner.best is not None and (sooner.best.seconds or 0.0) <= slowest * 0.9
     assert "Cheapest within" in verdict(sooner)
 
 
 def test_where_nothing_is_in_time_a_larger_count_is_named() -> None:
-    fast = answer(load_model(MODEL), [load_system("dgx-h100")], (32,), Run(global_batch=64), Wish(AMOUNT))
+    fast = answer(load_model(MODEL), [(load_system("dgx-h100"), (32,))], Run(global_batch=64), Wish(AMOUNT))
     assert fast.best is not None and fast.best.seconds is not None
     wish = Wish(AMOUNT, deadline=fast.best.seconds * 1.05)
-    reply = answer(load_model(MODEL), [load_system("dgx-h100")], (8,), Run(global_batch=64), wish)
-    assert reply.best is None and "nodes) would do" in reply.remedy
+    reply = answer(load_model(MODEL), [(load_system("dgx-h100"), (8,))], Run(global_batch=64), wish)
+    assert reply.best is None and "nodes) would do" in reply.remedies[0].words
     assert verdict(reply).startswith("Nothing is done within")
 
 
 def test_where_nothing_fits_a_count_or_an_offload_is_named() -> None:
-    reply = answer(load_model("llama3-70b"), [load_system("dgx-a100-80gb")], (8,), Run(global_batch=8), Wish())
+    reply = answer(load_model("llama3-70b"), [(load_system("dgx-a100-80gb"), (8,))], Run(global_batch=8), Wish())
     assert reply.best is None and verdict(reply).startswith("Nothing fits into memory")
-    assert "would do: paleo estimate" in reply.remedy or "host memory" in reply.remedy
+    for remedy in reply.remedies:
+        assert "would do" in remedy.words or "host memory" in remedy.words
+        assert remedy.command.startswith("paleo estimate llama3-70b") and remedy.command in verdict(reply)
 
 
 def test_the_command_shows_the_plan_again(capsys: pytest.CaptureFixture[str]) -> None:
@@ -82,7 +84,7 @@ def test_the_command_shows_the_plan_again(capsys: pytest.CaptureFixture[str]) ->
 )
 def test_flags_name_the_layout(software: str, words: str) -> None:
     run = Run(global_batch=64, software=software)
-    reply = answer(load_model(MODEL), [load_system("dgx-a100-80gb")], (8,), run, Wish())
+    reply = answer(load_model(MODEL), [(load_system("dgx-a100-80gb"), (8,))], run, Wish())
     assert words in reply.flags and "64" in reply.flags
     assert launch_flags(reply.plans[0].lead)
 
@@ -137,12 +139,12 @@ def test_bad_questions_are_one_message(
 
 def test_wishes_without_an_amount_are_refused() -> None:
     with pytest.raises(SpecError, match="need an amount"):
-        answer(load_model(MODEL), [load_system("dgx-h100")], (8,), Run(), Wish(deadline=DAY))
+        answer(load_model(MODEL), [(load_system("dgx-h100"), (8,))], Run(), Wish(deadline=DAY))
 
 
 def test_an_interval_beyond_the_deadline_is_told() -> None:
     """A plan that meets the deadline by its prediction alone may be late."""
-    plain = answer(load_model(MODEL), [load_system("dgx-a100-80gb")], (8,), Run(global_batch=64), Wish(AMOUNT))
+    plain = answer(load_model(MODEL), [(load_system("dgx-a100-80gb"), (8,))], Run(global_batch=64), Wish(AMOUNT))
     assert plain.best is not None and plain.best.seconds is not None
     slow = plain.best.interval[1] / plain.best.row.step_time
     told = {}

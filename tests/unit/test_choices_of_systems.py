@@ -71,7 +71,7 @@ def test_a_comparison_finds_the_plan_that_plan_and_report_find() -> None:
     study = compare(LLAMA, [H100], auto, gpus=[8], planner=recommended)
     assert study.candidates[0].prediction is not None
     best = study.candidates[0].prediction
-    reply = answer(LLAMA, [H100], [8], Run(global_batch=32), Wish())
+    reply = answer(LLAMA, [(H100, [8])], Run(global_batch=32), Wish())
     assert reply.plans[0].row.step_time == best.step_time
     assert best.memory.total <= (1 - HEADROOM) * best.memory.capacity
 

@@ -192,6 +192,7 @@ def test_seq_and_set_change_the_model(document: Any) -> None:
         (["estimat", "lenet"], "'estimate'"),
         ([*SCALE, "--gpus", "1,two"], "expected GPU counts"),
         ([*SCALE, "--gpus", "0"], "expected GPU counts"),
+        (["plan", "lenet", "--system", "dgx-h100"], "state --gpus"),
         ([*SCALE, "weaker", "--gpus", "1"], "nearest: 'weak'"),
         ([*SCALE, "weak", "--mode", "strong", "--gpus", "1"], "keep one"),
         (["compare", "lenet", "--systems", ","], "expected names"),

@@ -102,9 +102,18 @@ def test_counts_by_doublings() -> None:
     assert questions.gpu_counts("1,8..64") == [1, 8, 16, 32, 64]
     assert questions.gpu_counts("3..8") == [3, 6, 8]
     assert questions.gpu_counts([8, "16"]) == [8, 16]  # type: ignore[list-item]
-    for wrong in ("8..4", "0..8", "8..", "..8", "8...16", [True, 0]):
+    for wrong in ("1,024", "8..4", "0..8", "8..", "..8", "8...16", [True, 0]):
         with pytest.raises(SpecError, match="expected GPU counts"):
             questions.gpu_counts(wrong)
+
+
+def test_each_system_of_a_plan_is_searched_at_its_own_count() -> None:
+    answer = paleo.plan("lenet", [f"{NODE}:2", "dgx-h100"], [4], global_batch=8)
+    assert {(plan.system.name, plan.row.gpus) for plan in answer.reply.plans} == {(NODE, 2), ("dgx-h100", 4)}
+    both = paleo.plan("lenet", [f"{NODE}:2", "dgx-h100:4"], global_batch=8, top=2)
+    assert len({plan.system.name for plan in both.reply.plans}) == 2  # not two of the better system
+    with pytest.raises(SpecError, match="gpus: none are stated for dgx-h100; write dgx-h100:64"):
+        paleo.plan("lenet", [f"{NODE}:2", "dgx-h100"], global_batch=8)
 
 
 def test_a_price_without_a_length_is_that_of_the_usual_training() -> None:

@@ -153,6 +153,15 @@ def test_the_fewest_layers_that_fit_are_advised() -> None:
     assert not less.memory.fits and some.step_time < found["--recompute full"].step_time
 
 
+def test_layers_are_advised_for_a_pipeline_that_is_cut_elsewhere_under_recomputation() -> None:
+    """The first of 16 stages of DeepSeek-V3 has 5 layers to recompute; once recomputed, no stage has above 4."""
+    run = Run(gpus=2048, strategy="pp=16,ep=64,zero=1", global_batch=15360, microbatch=1, dtype="fp8")
+    prediction = predict(load_model("deepseek_v3"), load_system("h800-8"), run)
+    some = fewest_layers(prediction)
+    assert most_layers(prediction.program, prediction.pieces) == 5
+    assert some is not None and some.run.recompute_layers is not None and 0 < some.run.recompute_layers <= 4
+
+
 BAD = [
     ({"recompute_layers": 4}, "recompute_layers: chooses layers of full recomputation, but recompute is 'none'"),
     ({"recompute_every": 4}, "recompute_every: chooses layers"),

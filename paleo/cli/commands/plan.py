@@ -10,7 +10,6 @@ import typer
 from paleo.cli.application import DECIDE, NO, app, draw, picture_path, show_document
 from paleo.cli.options import (
     AsJson,
-    Counts,
     Epochs,
     LongRunFlags,
     ModelName,
@@ -48,8 +47,14 @@ SeveralSystems = Annotated[
     typer.Option(
         "--systems",
         metavar="A,B",
-        help="Several of them: the best is found.",
+        help="Several of them, each perhaps with its GPUs (A:64,B:32): the best is found.",
         autocompletion=completes("systems", "devices"),
+    ),
+]
+SearchedCounts = Annotated[
+    str | None,
+    typer.Option(
+        "--gpus", metavar="1,2,4,…", help="GPU counts: 8,16 or 8..64, by doublings. [those behind the systems]"
     ),
 ]
 Explore = Annotated[
@@ -87,10 +92,10 @@ PerLayer = Annotated[bool, typer.Option("--per-layer", help="Choose the split of
 @takes_long_run
 def plan_(
     model: ModelName,
-    gpus: Counts,
     options: RunOptions,
     rates: TariffOptions,
     long_run: LongRunFlags,
+    gpus: SearchedCounts = None,
     system: OneSystem = None,
     systems: SeveralSystems = None,
     objective: Goal = "time",
@@ -116,6 +121,7 @@ def plan_(
     \b
     paleo plan llama3-70b --system dgx-h100 --gpus 512 --global-batch 1024 --explain
     paleo plan llama3-8b --systems dgx-a100-80gb,dgx-h100 --gpus 64,128 --tokens 1T --deadline 60d
+    paleo plan llama3-70b --systems dgx-h100:1024,dgx-b200:512 --tokens 15T --objective cost --global-batch 2048
     """
     from paleo import questions
     from paleo.files import checked_output
@@ -124,6 +130,8 @@ def plan_(
     page = None if explore is None else checked_output(explore, (".html",), option="--explore")
     modes = staleness_cost is not None or noise_scale is not None
     _check_outputs(page, path, len(names), per_layer, modes)
+    if gpus is None and (systems is None or modes or per_layer):
+        raise SpecError("state --gpus, such as 64 or 8..64; behind --systems each may have its own: A:64,B:32")
     if per_layer or modes:
         price = staleness_cost, noise_scale
         _other_search(model, names[0], gpus, run, None if per_layer else price, top, as_json)
@@ -137,7 +145,7 @@ def plan_(
     if systems is not None or terms != plain or any(value is not None for value in goal.values()):
         answer = questions.plan(model, names, gpus, **goal, **terms, **size)
     else:
-        answer = questions.search(model, names[0], gpus, explain=explain, **size)
+        answer = questions.search(model, names[0], gpus or "", explain=explain, **size)
     _draw(answer, path, page)
     show_document(answer.document, answer.table, as_json)
     if answer.best is None:
@@ -159,7 +167,7 @@ def _check_outputs(page: Path | None, path: Path | None, machines: int, per_laye
 def _other_search(
     model: str,
     system: str,
-    gpus: str,
+    gpus: str | None,
     stated_run: Run,
     price: tuple[float | None, float | None] | None,
     top: int,
@@ -172,7 +180,7 @@ def _other_search(
     from paleo.specs.hardware import load_system
     from paleo.specs.model import load_model
 
-    network, machine, counts = load_model(model), load_system(system), gpu_counts(gpus)
+    network, machine, counts = load_model(model), load_system(system), gpu_counts(gpus or "")
     run, names = stated_run.model_copy(update={"gpus": counts[0], "strategy": "dp"}), (network.name, machine.name)
     if price is None:
         from paleo.search.hybrid import hybrid
