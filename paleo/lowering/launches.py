@@ -341,7 +341,7 @@ class Storage:
         if (name, copy, which) in self._seen:
             return 0
         self._seen.add((name, copy, which))
-        maker, before = self.graph.made_in.get(name), self._kept[name, copy]
+        maker, before = self.graph.written_in.get(name), self._kept[name, copy]
         most = before + copies if maker is None else math.prod(times for _, times in maker)
         self._kept[name, copy] = min(most, before + copies)
         return self._kept[name, copy] - before

@@ -88,29 +88,24 @@ class Graph:
     carried: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     #: Tensor that is a part of another's storage -> that other one, and how many times as large it is.
     parts: Mapping[str, tuple[str, float]] = field(default_factory=dict)
-    #: What this graph has in common with those of the network at other batches, where a search has several.
-    family: dict[Hashable, Any] | None = field(default=None, init=False, repr=False, compare=False)
+    #: What graphs of the same network at other batches have in common, where a search has several of them.
+    family: dict[Hashable, Any] | None = field(default=None, repr=False, compare=False)
     _cache: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def once(self, key: Hashable, work: Callable[[], Known], *, any_batch: bool = False) -> Known:
-        """What ``work`` gives, worked out at most once for this graph, or with ``any_batch`` for all of its family.
-        ``key`` names it and all that it depends on. A search lays the same graph over many meshes."""
+        """The result of ``work``, computed at most once for this graph, or with ``any_batch`` once for all graphs of its
+        family. ``key`` names the result and everything it depends on. A search lays the same graph over many meshes."""
         cache = self._cache if self.family is None or not any_batch else self.family
         if key not in cache:
             cache[key] = work()
         known: Known = cache[key]
         return known
 
-    def join(self, family: dict[Hashable, Any]) -> Graph:
-        """The graph, now one of a ``family``: of graphs of the same network at other batches."""
-        object.__setattr__(self, "family", family)
-        return self
-
     def copies(self, tensor: Tensor, keeper: Node) -> int:
-        """How many tensors one that ``keeper`` reads or makes stands for: the iterations of loops that make or carry
-        it.
+        """How many tensors exist of one that ``keeper`` reads or writes: the iterations of the loops that write or
+        carry the tensor.
 
-        What comes from outside a loop, such as the memory that every decoder layer attends to, is there once.
+        A tensor from outside a loop, such as the memory that every decoder layer attends to, exists once.
         """
         return math.prod(times for _, times in self.loops_of(tensor, keeper))
 
@@ -118,21 +113,22 @@ class Graph:
         """The loops of ``keeper`` in which each iteration has its own ``tensor``."""
         if not keeper.repeats or tensor.name not in {each.name for each in keeper.inputs}:
             return keeper.repeats
-        inside = self.made_in.get(self.storage_of(tensor)[0], ())
+        inside = self.written_in.get(self.storage_of(tensor)[0], ())
         return tuple(loop for loop in keeper.repeats if loop in inside or self.enters(tensor, loop))
 
     def enters(self, tensor: Tensor, loop: Loop) -> bool:
-        """Whether it goes round in the loop: the first iteration reads it, the others what the iteration before has
-        made."""
+        """Whether the loop carries the tensor: the first iteration reads the tensor itself, every later iteration
+        reads the output of the iteration before."""
         return loop[0] in self.carried and self.carried[loop[0]][0] == self.storage_of(tensor)[0]
 
     def storage_of(self, tensor: Tensor) -> tuple[str, float]:
-        """The name of the tensor that its storage holds, and how many times as large that one is."""
+        """The name of the tensor whose storage ``tensor`` lies in, and how many times as large as ``tensor`` that
+        storage is."""
         return self.parts.get(tensor.name, (tensor.name, 1.0))
 
     @cached_property
-    def made_in(self) -> Mapping[str, Loops]:
-        """The loops in which each tensor is made."""
+    def written_in(self) -> Mapping[str, Loops]:
+        """The loops in which each tensor is written."""
         nodes = reversed(self.nodes)
         return {n.out.name: n.repeats for n in nodes if n.operations or n.out.name not in {t.name for t in n.inputs}}
 

@@ -10,7 +10,7 @@ one call."""
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
@@ -178,7 +178,7 @@ class Graphs:
     def at(self, batch: int) -> Graph:
         """The network at a batch."""
         if batch not in self._graphs:
-            self._graphs[batch] = self._build(batch).join(self._family)
+            self._graphs[batch] = replace(self._build(batch), family=self._family)
         return self._graphs[batch]
 
 
