@@ -93,7 +93,7 @@ class Graph:
     _cache: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def once(self, key: Hashable, work: Callable[[], Known], *, any_batch: bool = False) -> Known:
-        """The result of ``work``, computed at most once for this graph, or with ``any_batch`` once for all graphs of its
+        """The result of ``work``, computed at most once for this graph, or with ``any_batch`` once for its whole
         family. ``key`` names the result and everything it depends on. A search lays the same graph over many meshes."""
         cache = self._cache if self.family is None or not any_batch else self.family
         if key not in cache:
