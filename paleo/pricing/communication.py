@@ -56,6 +56,9 @@ if TYPE_CHECKING:
 
 #: Which of these carries out an all_reduce over nodes is decided by what the library expects of both.
 TREE_OR_RING = ("ring", "chain_tree")
+#: Nodes up to which NCCL's tuner counts on all of the NICs' bandwidth for the switches' arithmetic; on more it expects
+#: half of it, as for trees (tuning.cc). Over four nodes of H200 it took rings (365 GB/s by EFA, 310 with the switches).
+SWITCH_NODES = 2
 #: How near to each other the two ends of a search for a crossover come, relatively.
 _BISECTION = 2.0**-30
 
@@ -251,15 +254,17 @@ class Nccl:
 
     def chooses(self, algorithm: Algorithm, operation: str, payload_bytes: Numeric, links: GroupLinks) -> Flags:
         """Trees are for several nodes and for payloads that its tuner expects to be faster so, rings for all others;
-        the switch's arithmetic is for `SWITCH_RANKS` of a node and more, and does not go on between domains of several
-        machines."""
+        the switch's arithmetic is for `SWITCH_RANKS` of a node and more, does not go on between domains of several
+        machines, and over more than two nodes goes through trees, too."""
         crosses = links.nodes > 1
         several = (crosses & self.trees) | (not algorithm.between_nodes)
         if operation == "all_reduce" and algorithm.name in TREE_OR_RING:
             in_tree = crosses & self.trees & prefers_tree(payload_bytes, links)
             several = several & (in_tree if algorithm.between_nodes else ~in_tree | ~crosses)
-        in_switch = (links.inside.ranks >= SWITCH_RANKS) & ~(crosses & links.many_hosts)
-        return np.asarray(several & (in_switch | (not algorithm.in_network)))
+        if not algorithm.in_network:
+            return np.asarray(several)
+        in_tree = (links.nodes <= SWITCH_NODES) | prefers_tree(payload_bytes, links)
+        return np.asarray(several & in_tree & (links.inside.ranks >= SWITCH_RANKS) & ~(crosses & links.many_hosts))
 
     def seconds(self, algorithm: Algorithm, operation: str, payload_bytes: Numeric, links: GroupLinks) -> Array:
         """Seconds of one algorithm: inside a node, or between nodes and then no less than the node's own ranks need."""

@@ -42,6 +42,7 @@ RANKS = np.array([2.0, 4.0, 8.0, 64.0, 1024.0])
 LOG = np.log2(RANKS)
 A100 = load_system("dgx-a100-80gb")
 H100 = load_system("dgx-h100")
+P5EN = load_system("aws-p5en.48xlarge")
 
 
 #: A flat network of 64 ranks behind one kind of link.
@@ -327,6 +328,54 @@ def test_machines_of_one_nvlink_domain_are_one_node() -> None:
     assert float(links_across(rack, ranks=144, ranks_per_node=4).nodes) == 2.0
     between = best(Nccl(), "all_reduce", 2.0**30, links_across(rack, ranks=144, ranks_per_node=4))
     assert between.algorithm.item() != "in_switch"
+
+
+def test_hops_fill_the_switches_pipeline_and_add_up_in_ll128() -> None:
+    """By hand, eight ranks over 450 GB/s: 512 MiB in the switches (1.125 of it a rank), 8 MiB round a ring (1.75)."""
+    parameters = NcclParameters(
+        launch=5e-6,
+        step=1e-6,
+        spread=0.2,
+        switch_fraction=0.66,
+        ll128_fraction=0.6,
+        simple_start=1e-6,
+        simple_step=1e-6,
+    )
+    links = GroupLinks((8.0,), (450e9,), (1.0,), generation="Hopper", switch_reduces=True)
+    policy = Nccl(inside=parameters)
+    in_switch = float(best(policy, "all_reduce", 2.0**29, links, ["in_switch"]).time)
+    assert in_switch == pytest.approx(1.2 * (5e-6 + 64e-6) + 1.125 * 2**29 / (0.66 * 450e9), rel=1e-6)
+    ring = float(best(policy, "all_reduce", 2.0**23, links, ["ring"]).time)
+    assert ring == pytest.approx(1.2 * (5e-6 + 14e-6) + 1.75 * 2**23 / (0.6 * 450e9), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("system", "ranks", "size", "algorithm", "published"),
+    [
+        ("dgx-a100-80gb", 8, 2.0**34, "ring", 234.9e9),
+        ("dgx-h100", 8, 2.0**34, "in_switch", 478e9),
+        ("dgx-h200", 8, 2.0**34, "ring", 366e9),
+        ("dgx-b200", 8, 2.0**34, "in_switch", 838e9),
+        ("dgx-b200", 8, 2.0**34, "ring", 682e9),
+        ("mi300x-8", 8, 2.0**32, "ring", 312.9e9),
+        ("aws-p5en.48xlarge", 32, 2.0**32, "ring", 364.9e9),
+        ("aws-p6-b200.48xlarge", 32, 2.0**34, "ring", 381.8e9),
+    ],
+)
+def test_published_bus_bandwidths(system: str, ranks: int, size: float, algorithm: str, published: float) -> None:
+    """all_reduce as ml-engineering lists it (network/README.md; achieved_source, notes of links); none was fitted."""
+    fabric = Fabric(load_system(system))
+    seconds = float(best(fabric.policy, "all_reduce", size, fabric.links(1, ranks), [algorithm]).time)
+    assert float(bus_factor("all_reduce", ranks)) * size / seconds == pytest.approx(published, rel=0.08)
+
+
+def test_large_sums_over_more_than_two_nodes_go_round_rings() -> None:
+    """NCCL took rings for 4 GiB over four nodes of p5en (ml-engineering), although their switches add."""
+    chosen = {
+        ranks: best(Fabric(P5EN).policy, "all_reduce", 2.0**32, Fabric(P5EN).links(1, ranks)).algorithm.item()
+        for ranks in (8, 16, 32)
+    }
+    assert chosen == {8: "in_switch", 16: "in_switch", 32: "ring"}
 
 
 def test_an_exchange_over_a_rack_is_not_faster_than_its_links() -> None:

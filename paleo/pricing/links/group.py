@@ -423,6 +423,9 @@ EXCHANGES = ("all_to_all", "send_recv")
 _SPREAD_BYTES = 4096.0
 #: Fewest ranks for which NCCL uses the switch's arithmetic inside one node.
 SWITCH_RANKS = 5
+#: Hops that pass before the switch's pipeline is full, beside one a rank: what is left of H100's times beyond their
+#: bytes (75 us from 33 MB to 0.5 GB). With it B200's rows of 33 MB give 860 GB/s for large ones; 838 were published.
+SWITCH_HOPS = 56.0
 #: LL sends a flag with every word of data, and so never fills more than half of a link.
 LL_LARGEST = 0.5
 
@@ -439,10 +442,10 @@ def node_time(
 ) -> Array:
     """Seconds of a traffic of rings or trees inside one node.
 
-    launch + hidden(steps, wire) with the protocol's step and share of the link; Simple adds its start, the copy of a
-    rank's own share and the filling of the pipeline. ``low_latency`` says whether the library has LL (NCCL 2.1 and
-    later). ``adds_bytes``: what is summed are bytes, of which a thread adds fewer in the time in which it moves them;
-    in Simple the wire hides that but for one share of the ranks'.
+    launch + hidden(steps, wire) with the protocol's step and share of the link; in LL128 steps and wire add up; Simple
+    adds its start, the copy of a rank's own share and the filling of the pipeline. ``low_latency`` says whether the
+    library has LL (NCCL 2.1 and later). ``adds_bytes``: what is summed are bytes, of which a thread adds fewer in the
+    time in which it moves them; in Simple the wire hides that but for one share of the ranks'.
 
     Holds for 2..72 ranks in one NVLink domain or PCIe tree, 512 B and up.
     """
@@ -453,7 +456,7 @@ def node_time(
     busy = 1.0 + p.spread * _all_channels(payload_bytes, links)
     sums = p.byte_sum * np.asarray(traffic.reduced_bytes) * adds_bytes / links.rank_bandwidth
     low = p.launch * busy + hidden(steps * p.step * busy, wire / p.ll_fraction + sums)
-    middle = p.launch * full + hidden(steps * p.step * full, wire / p.ll128_fraction + sums)
+    middle = p.launch * full + steps * p.step * full + wire / p.ll128_fraction + sums
     moved = wire / p.simple_fraction + _copy_time(operation, payload_bytes, links, p.copy)
     moved = moved + sums / np.maximum(links.ranks - 1.0, 1.0)
     simple = p.launch * full + p.simple_start + hidden(steps * (p.step * full + p.simple_step), moved)
@@ -462,11 +465,11 @@ def node_time(
 
 
 def switch_time(*, traffic: Traffic, links: GroupLinks, parameters: NcclParameters) -> Array:
-    """Seconds of a traffic that the switches of one node add and multicast (NVLink SHARP)."""
+    """Seconds of a traffic that the switches of one node add and multicast (NVLink SHARP): launch, hops until the
+    pipeline is full, wire."""
     p = parameters
-    moved = links.wire_time(traffic) / p.switch_fraction
-    start = p.launch * (1.0 + p.spread) + p.simple_start + traffic.steps * p.simple_step + links.ranks * p.step
-    return _of_several(start + moved + fill_time(moved, p.fill), links, p.skew)
+    start = (p.launch + (SWITCH_HOPS + links.ranks) * p.step) * (1.0 + p.spread)
+    return _of_several(start + links.wire_time(traffic) / p.switch_fraction, links, p.skew)
 
 
 def _of_several(seconds: Array, links: GroupLinks, skew: float) -> Array:
