@@ -418,7 +418,7 @@ def _validated(files: Sequence[str]) -> Iterator[dict[str, Any]]:
         with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as errors:
             code = run(["validate", file, "--json"])
         if code:
-            yield {"file": file, "error": errors.getvalue().strip().removeprefix("error: ").partition(";")[0]}
+            yield {"file": file, "error": errors.getvalue().strip().removeprefix(f"error: {file}: ").partition(";")[0]}
             continue
         yield from json.loads(out.getvalue())["files"]
 

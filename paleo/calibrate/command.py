@@ -5,12 +5,12 @@ from __future__ import annotations
 import datetime
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paleo.calibrate.files import calibrations, fit_each, fits, jobs, skipped_rows, yaml_text
+from paleo.calibrate.files import LEAST_ROWS, calibrations, fit_each, fits, jobs, skipped_rows, yaml_text
 from paleo.calibrate.links import LEAST_STEPS as LEAST_LINKS
 from paleo.calibrate.links import (
     asked_for_links,
@@ -103,8 +103,18 @@ def fit(
             written = _write_calibrations(fitted, places, kept)
     for subject, calibration in written.items():
         _print_summary(calibration, places[subject])
+    _say_untested(written.values())
     _say_skipped(skipped_rows(files))
     return 0
+
+
+def _say_untested(written: Iterable[Calibration]) -> None:
+    """A line for each entry of which no row was held out."""
+    for entry in (entry for calibration in written for entry in calibration.entries if entry.residual is None):
+        sys.stderr.write(
+            f"warning: {entry.family}, {entry.stack}: {counted(entry.rows_fitted, 'row')} for "
+            f"{len(entry.parameters)} numbers, and none held out: {LEAST_ROWS} or more rows can be tested\n"
+        )
 
 
 def _say_skipped(rows: int) -> None:

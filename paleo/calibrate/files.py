@@ -22,7 +22,9 @@ from paleo.calibrate.fit import Rows, count, fit, split
 from paleo.errors import SpecError, near
 from paleo.specs.calibration import Calibration, Entry
 from paleo.specs.loading import parse_yaml, validate
+from paleo.units import counted
 from paleo.validate.kinds.base import KINDS, groups, measured_time, read_table, text
+from paleo.validate.runner import named_table
 from paleo.validate.tables import table_of
 
 if TYPE_CHECKING:
@@ -105,7 +107,7 @@ def _jobs_of(file: str | Path) -> Iterator[FitJob]:
 def sound_rows(file: str | Path) -> pd.DataFrame:
     """The rows that `paleo validate` predicts and compares, too; others are no reason to fit nothing."""
     frame = read_table(file).reset_index(drop=True)
-    table = table_of(frame.columns)
+    table = named_table(file, frame)
     sound: pd.DataFrame = frame[(table.predict(frame).reasons == "") & np.isfinite(table.measured(frame))]
     return sound
 
@@ -165,6 +167,7 @@ def entry_of(
 ) -> Entry:
     """The entry of one family and stack that was fitted to the rows of a frame."""
     residual, tested = result.residual_by_stack[stack], result.rows_held_out > 0
+    untested = f"{counted(residual.rows, 'row')} fitted, none held out (MAPE there {residual.mape:.3f})"
     return Entry(
         family=family,
         stack=stack,
@@ -177,7 +180,7 @@ def entry_of(
         uncertainty=_uncertainty(result.uncertainty, stack),
         residual=rounded_residual(residual) if tested and residual.rows else None,
         interval=_interval(result.interval_by_stack[stack]),
-        notes=None if tested else f"all {residual.rows} rows fitted, none held out (MAPE there {residual.mape:.3f})",
+        notes=None if tested else untested,
     )
 
 

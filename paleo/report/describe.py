@@ -26,6 +26,7 @@ from paleo.units import HOUR, counted, duration, engineering, gibibytes
 if TYPE_CHECKING:
     from paleo.specs.hardware import Level, Price
     from paleo.specs.software import FieldRow
+    from paleo.validate.tables import MeasuredTable
 
 #: A name and its value, as people read them.
 Fact = tuple[str, str]
@@ -98,7 +99,21 @@ KINDS: dict[str, Lines] = {
     "strategies": lambda: {name: _first_line(preset) for name, preset in STRATEGIES.items()},
     "optimizers": lambda: {name: rule.reference for name, rule in sorted(OPTIMIZERS.items())},
     "tasks": _cataloged("tasks", _task_line),
+    "tables": lambda: _table_lines(),
 }
+
+
+def _table_lines() -> dict[str, str]:
+    """Kinds of measured tables, with the columns that tell them and the column that holds what was measured."""
+    from paleo.validate.tables import tables
+
+    return {name: _table_line(table) for name, table in sorted(tables().items())}
+
+
+def _table_line(table: MeasuredTable) -> str:
+    columns = ", ".join(sorted(table.header - {table.measured_column}))
+    meaning = _first_line(getattr(table, "kind", table)).replace("`", "")
+    return f"{meaning} Columns: {columns} -> {table.measured_column}"
 
 
 def lines(kind: str) -> Mapping[str, str]:

@@ -97,9 +97,24 @@ def renderables(report: FileReport, *, worst: int = 5) -> list[RenderableType]:
         blocks.append(Text(_scaling_line(summary(points))))
     for name, errors in report.parts.items():
         blocks.append(Text(f"  {name}: {counted(errors.rows, 'row')}, MAPE {errors.mape:.1%}, bias {errors.bias:+.1%}"))
-    if worst:
+    if suspect := _suspect_unit(report):
+        blocks.append(Text(suspect))
+    if worst and report.predicted.any():
         blocks.append(_worst_table(report, worst))
     return blocks
+
+
+#: Predictions this many times too large or too small in the median speak for another unit.
+SUSPECT = 100.0
+
+
+def _suspect_unit(report: FileReport) -> str:
+    """A line where nearly all that was measured is hundreds of times off, as after a wrong unit; else nothing."""
+    ratios = report.predictions.seconds[report.predicted] / report.measured[report.predicted]
+    ratio = float(np.median(ratios)) if len(ratios) else 1.0
+    if 1.0 / SUSPECT < ratio < SUSPECT:
+        return ""
+    return f"predicted are {ratio:,.3g} times what was measured: is {report.table.measured_column} in its unit?"
 
 
 def _scaling_line(errors: Scaling) -> str:
@@ -152,7 +167,7 @@ def _percent(value: float | None) -> str:
 def _worst_table(report: FileReport, most: int) -> RenderableType:
     from rich.table import Table
 
-    table = Table(title="worst rows", title_justify="left", show_lines=False)
+    table = Table(title="worst rows (row 0 is the first below the header)", title_justify="left", show_lines=False)
     for heading in ("row", "on", "measured", "predicted"):
         table.add_column(heading, justify="right" if heading != "on" else "left")
     table.add_column("what, and why", overflow="fold")

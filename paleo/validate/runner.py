@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from paleo.errors import SpecError
 from paleo.validate.kinds.base import best_constant_efficiency, read_table, text
 from paleo.validate.residual import residual
 from paleo.validate.scaling import points
@@ -217,9 +218,17 @@ def _mean_or_none(values: Array) -> float | None:
 
 
 def validate_file(path: str | Path, calibration: Calibration | None = None) -> FileReport:
-    """Predict every row of a measured table and compare."""
+    """Predict every row of a measured table and compare; SpecError names the file where it cannot be read."""
     frame = read_table(path)
-    return validate_frame(str(path), frame, table_of(frame.columns, calibration))
+    return validate_frame(str(path), frame, named_table(path, frame, calibration))
+
+
+def named_table(path: str | Path, frame: pd.DataFrame, calibration: Calibration | None = None) -> MeasuredTable:
+    """The kind of table that a file holds; SpecError names the file."""
+    try:
+        return table_of(frame.columns, calibration)
+    except SpecError as error:
+        raise SpecError(f"{path}: {error}") from None
 
 
 def validate_frame(name: str, frame: pd.DataFrame, table: MeasuredTable) -> FileReport:

@@ -130,3 +130,13 @@ def test_the_shell_completes(words: str, expected: set[str]) -> None:
         [sys.executable, "-m", "paleo"], env=os.environ | asked, capture_output=True, text=True, check=False
     )
     assert expected <= set(done.stdout.split())
+
+
+@pytest.mark.parametrize("text", [text for _, text in shown("csv")], ids=lambda text: str(len(text)))
+def test_tables_shown_are_read(text: str, tmp_path: Path) -> None:
+    from paleo.validate.runner import validate_file
+
+    (tmp_path / "table.csv").write_text(text)
+    report = validate_file(tmp_path / "table.csv")
+    assert not report.unsupported_reasons
+    assert report.errors().p90_ape is not None and report.errors().p90_ape < 0.5

@@ -99,6 +99,11 @@ def test_pre_training_accumulates_and_takes_lamb() -> None:
     assert seconds(row) == pytest.approx(expected.step_time, rel=1e-12)
 
 
+def test_networks_go_by_the_catalogs_names_too() -> None:
+    assert seconds(BERT, model="bert_large") == seconds(BERT)
+    assert "nearest: " in of(BERT, model="bert-lage").reasons[0]
+
+
 def test_batches_of_tokens_are_sentences_of_the_models_length() -> None:
     row = BERT | {"model": "Transformer", "task": "training", "software": "pytorch-ngc", "framework": "PyTorch"}
     assert seconds(row, batch_unit="tokens", global_batch=2560) == seconds(row, global_batch=80)

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from paleo.cli import run
 from paleo.errors import SpecError
 from paleo.pricing.gemm import GemmParameters
 from paleo.pricing.power import PowerParameters
@@ -18,7 +19,7 @@ from paleo.specs.catalog import names
 from paleo.validate.command import validate
 from paleo.validate.kinds.base import KINDS, coded, mapped
 from paleo.validate.report import document, figure
-from paleo.validate.runner import Errors, errors, explanation, validate_frame, with_predictions
+from paleo.validate.runner import Errors, errors, explanation, validate_file, validate_frame, with_predictions
 from paleo.validate.tables import KernelTable, table_of
 
 
@@ -93,7 +94,7 @@ def test_further_columns_and_their_order_do_not_matter() -> None:
 
 
 def test_unknown_header_says_what_is_missing() -> None:
-    with pytest.raises(SpecError, match=r"nearest is 'gemm', which needs \['k'\]"):
+    with pytest.raises(SpecError, match="the nearest, 'gemm', also needs 'k'"):
         table_of(products().drop(columns="k").columns)
 
 
@@ -257,3 +258,51 @@ def test_words_are_coded_once() -> None:
     calls: list[str] = []
     assert mapped(frame, ("a", "absent"), lambda a, b: calls.append(a) or len(a), int).tolist() == [1, 1, 0, 1]
     assert sorted(calls) == ["", "x", "x", "y"]  # ' x' and 'x' are two words of the column
+
+
+# what is wrong with a file
+
+ROW = "me,l40s,bf16,512,512,512,1,9"
+NAMES = "source,device,dtype,m,n,k,batch,time_us"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (f"{NAMES}\n{ROW},7,7\n", "rows have more cells than the header has names"),
+        (f"{NAMES}\n{ROW}\n".replace(",", ";"), "its cells are separated by ';'; expected commas"),
+        (f"{NAMES}\n{ROW}\n".replace(",", "\t"), r"its cells are separated by '\\t'; expected commas"),
+        (
+            f"{NAMES}\n{ROW}\n".replace("device", "Device"),
+            r"'gemm', also needs 'device' \(is it 'Device'\?\) \(",
+        ),
+        (f"{NAMES}\n{ROW}\n".replace("source,", "").replace("me,", ""), r"table.csv: .* also needs 'source' \("),
+    ],
+)
+def test_a_file_in_another_form_is_one_message(text: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / "table.csv").write_text(text)
+    with pytest.raises(SpecError, match=words) as refusal:
+        validate_file(tmp_path / "table.csv")
+    assert "table.csv: " in str(refusal.value)
+
+
+def test_a_comma_at_the_end_of_a_row_shifts_nothing(tmp_path: Path) -> None:
+    (tmp_path / "table.csv").write_text(f"{NAMES}\n{ROW},\n{ROW},\n")
+    assert validate_file(tmp_path / "table.csv").frame["device"].tolist() == ["l40s", "l40s"]
+
+
+def test_a_table_without_a_row_to_predict_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "table.csv").write_text(f"{NAMES}\n{ROW.replace('bf16', 'bfloat16')}\n")
+    assert run(["validate", str(tmp_path / "table.csv")]) == 0
+    printed = capsys.readouterr().out
+    assert "0 of 1 rows" in printed and "worst rows" not in printed
+    assert "1 row: dtype 'bfloat16' is not modelled; nearest: 'bf16'" in printed
+
+
+@pytest.mark.parametrize(("time", "asked"), [("0.009", True), ("9", False), ("9000", True)])
+def test_a_unit_that_looks_wrong_is_asked_about(
+    time: str, asked: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "table.csv").write_text(f"{NAMES}\n{ROW.removesuffix('9')}{time}\n")
+    assert run(["validate", str(tmp_path / "table.csv")]) == 0
+    assert ("is time_us in its unit?" in capsys.readouterr().out) is asked

@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import io
 import math
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
@@ -207,24 +209,40 @@ def best_match(columns: Iterable[str], headers: Mapping[str, frozenset[str]]) ->
     if not headers:
         raise SpecError("no table kind is registered")
     nearest = min(headers, key=lambda name: (len(headers[name] - present) / len(headers[name]), name))
-    missing = sorted(headers[nearest] - present)
-    hint = f"{missing[0]!r} is missing; {near(missing[0], present)}" if present else "the table has no column"
-    raise SpecError(f"no kind of table has this header; the nearest is {nearest!r}, which needs {missing}: {hint}")
+    lacking = ", ".join(_lacking(column, present) for column in sorted(headers[nearest] - present))
+    raise SpecError(
+        f"no kind of table has this header; the nearest, {nearest!r}, also needs {lacking} (`paleo list tables`)"
+    )
+
+
+def _lacking(column: str, present: Iterable[str]) -> str:
+    """A missing column, with the one that may be meant by it."""
+    close = get_close_matches(column, {name.lower(): name for name in present}, n=1, cutoff=0.75)
+    meant = next((name for name in present if close and name.lower() == close[0]), None)
+    return repr(column) if meant is None else f"{column!r} (is it {meant!r}?)"
 
 
 def read_table(path: str | Path) -> pd.DataFrame:
     """A measured table from a CSV or CSV.gz file; text columns hold '' where a cell is empty. ``attrs["path"]`` says
     where it was read, for kinds with a second table beside theirs.
 
-    Raises SpecError when the file is missing, is no CSV, has no rows, or two columns of one name.
+    Raises SpecError when the file is missing, is no CSV, has no rows, two columns of one name, or rows that are longer
+    than its header.
     """
     raw = read_bytes(path, most=MOST_TABLE_BYTES, expected="a CSV or CSV.gz table")
     try:
         names = pd.read_csv(io.BytesIO(raw), header=None, nrows=1, dtype=str, keep_default_na=False).iloc[0]
-        frame = pd.read_csv(io.BytesIO(raw), low_memory=False)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", pd.errors.ParserWarning)
+            frame = pd.read_csv(io.BytesIO(raw), low_memory=False, index_col=False)
+    except pd.errors.ParserWarning:
+        raise SpecError(f"{path}: rows have more cells than the header has names") from None
     except (OSError, EOFError, ValueError, OverflowError, RecursionError) as error:  # pandas' own are ValueErrors
         raise SpecError(f"{path}: cannot be read as a CSV table: {str(error)[:200]}") from None
     stripped = names.str.strip()
+    separators = [mark for mark in ";\t|" if len(stripped) == 1 and mark in stripped.iloc[0]]
+    if separators:
+        raise SpecError(f"{path}: its cells are separated by {separators[0]!r}; expected commas")
     if (twice := stripped[(stripped != "") & stripped.duplicated()]).size:
         raise SpecError(f"{path}: two columns are named {twice.iloc[0][:80]!r}; expected each name once")
     frame.columns = pd.Index([str(column).strip() for column in frame.columns])
@@ -312,7 +330,7 @@ def stated_compute(frame: pd.DataFrame) -> pd.Series[str]:
 def unpriced(device: str, dtype: str, compute: str, dtypes: frozenset[str]) -> str:
     """Why a device has no figures for an arithmetic, empty where it has; ``dtypes`` are those that a kind knows."""
     if dtype not in dtypes:
-        return f"dtype {dtype!r} is not modelled"
+        return f"dtype {dtype!r} is not modelled; {near(dtype, dtypes)}"
     try:
         figures(find_device(device), dtype, compute)
     except SpecError as error:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from paleo.errors import SpecError
+from paleo.errors import SpecError, near
 from paleo.predict import predict
+from paleo.specs.catalog import names
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.validate.kinds.base import number
@@ -61,7 +62,7 @@ class OtherSteps(NetworkSteps):
 
     def unmeasured(self, row: Mapping[Any, Any]) -> str:
         """A throughput says how long a step took only in tokens of a network of the catalog."""
-        if str(row["model"]).strip().lower() not in MODELS:
+        if _catalog_name(row) is None:
             return f"iteration_ms is empty, and model {row['model']!r} is not in the catalog"
         return "iteration_ms is empty: nothing to compare with"
 
@@ -88,7 +89,7 @@ def _tokens(row: Row, length: float) -> float:
     """Tokens that a row's throughput counts in each unit of its batch: of a sample, those that the network's data set
     has on average, else its ``length`` or that of the network; nan where it counts something else or the network is
     not known."""
-    name = MODELS.get(str(row["model"]).strip().lower())
+    name = _catalog_name(row)
     if name is None or not str(row.get("throughput_unit", "")).startswith("tokens"):
         return float("nan")
     if str(row["batch_unit"]).startswith("tok"):
@@ -99,13 +100,20 @@ def _tokens(row: Row, length: float) -> float:
 
 
 def _model(row: Row) -> ModelSpec:
-    name = str(row["model"]).strip().lower()
-    if name not in MODELS:
-        raise SpecError(f"model {row['model']!r} is not in the catalog")
+    name = _catalog_name(row)
+    if name is None:
+        known = {*MODELS, *names("models")}
+        raise SpecError(f"model {row['model']!r} is not in the catalog; {near(str(row['model']), known)}")
     unit = str(row["batch_unit"])
     if not unit.startswith(("seq", "sentence", "tok")):
         raise SpecError(f"batches of {unit} do not say how many sequences there are")
-    return load_model(MODELS[name])
+    return load_model(name)
+
+
+def _catalog_name(row: Mapping[Any, Any]) -> str | None:
+    """The network of a row by its name in the catalog; None where it has none."""
+    stated = str(row["model"]).strip().lower()
+    return MODELS.get(stated) or (stated if stated in names("models") else None)
 
 
 def _optimizer(row: Row) -> str:
@@ -129,7 +137,8 @@ def _sizes(row: Row) -> dict[str, int | float | str]:
     """Length of sequences, and no words to guess where BERT is fine-tuned."""
     stated: dict[str, int | float | str] = {"seq": integer(row, "seq_len")} if filled(row, "seq_len") else {}
     if _is_bert(row) and _is_tuning(row):
-        return {"seq": FINE_TUNING[str(row["model"]).strip().lower()], **stated, "predictions": 0}
+        usual = FINE_TUNING.get(str(row["model"]).strip().lower(), FINE_TUNING["bert"])
+        return {"seq": usual, **stated, "predictions": 0}
     return stated
 
 
