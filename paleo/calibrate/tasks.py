@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from textwrap import indent
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +23,7 @@ import pandas as pd
 from paleo.errors import PaleoError, SpecError
 from paleo.learning.reference_points import fitted
 from paleo.specs.catalog import FOLDERS, catalog_root, entries
-from paleo.specs.task import Submissions, load_task
+from paleo.specs.task import Platform, Submissions, load_task
 from paleo.studies.target import timed
 from paleo.units import MILLISECOND
 from paleo.validate.kinds.base import read_table
@@ -178,23 +180,46 @@ def _row(index: int, cells: dict[str, Any], point: TargetTime) -> Row:
         round_name=str(cells["round"]),
         exact=cells.get("config_match") == "exact",
         runs=measured("runs"),
-        step=measured("step_ms", MILLISECOND) if filled(cells, "step_ms") else implied_step(cells, point.global_batch),
+        step=measured("step_ms", MILLISECOND) if filled(cells, "step_ms") else implied_step(cells, point),
         samples=pairs_of(cells, "samples_to_target"),
-        evaluation=float(cells["evaluation_s"]) if filled(cells, "evaluation_s") else float("nan"),
+        evaluation=beside_steps(cells, point),
         evaluations=measured("evaluations"),
         seconds=measured("minutes_to_target", MINUTE),
     )
 
 
-def implied_step(cells: dict[str, Any], global_batch: float) -> float:
+#: Share of the minutes that blocks of training make up at least in a log that tells training from evaluation.
+LEAST_TRAINING = 0.1
+
+
+def _tells_apart(cells: dict[str, Any], point: TargetTime) -> bool:
+    """Whether a row without logged steps tells training from evaluation: on TPUs some logs have no blocks of either."""
+    if point.prediction.system.device.kind != "tpu" or not filled(cells, "train_s"):
+        return True
+    return float(cells["train_s"]) > LEAST_TRAINING * float(cells["minutes_to_target"]) * MINUTE
+
+
+def beside_steps(cells: dict[str, Any], point: TargetTime) -> float:
+    """Seconds of evaluations; of TPUs, whose logs share out minutes otherwise, what logged steps leave of them. nan
+    where they are not known."""
+    stated = float(cells["evaluation_s"]) if filled(cells, "evaluation_s") else float("nan")
+    if point.prediction.system.device.kind != "tpu":
+        return stated
+    if not filled(cells, "step_ms"):
+        return stated if _tells_apart(cells, point) else float("nan")
+    steps = pairs_of(cells, "samples_to_target") / point.global_batch
+    return max(float(cells["minutes_to_target"]) * MINUTE - steps * float(cells["step_ms"]) * MILLISECOND, 0.0)
+
+
+def implied_step(cells: dict[str, Any], point: TargetTime) -> float:
     """Seconds of a step from the minutes of a row that logs none: what is left of them beside evaluation, over steps;
     nan where they are not stated."""
     names = ("minutes_to_target", "evaluation_s")
-    if not all(filled(cells, name) for name in (*names, "samples_to_target")):
+    if not all(filled(cells, name) for name in (*names, "samples_to_target")) or not _tells_apart(cells, point):
         return float("nan")
     minutes, evaluation = (float(cells[name]) for name in names)
     left, samples = minutes * MINUTE - evaluation, pairs_of(cells, "samples_to_target")
-    return left / (samples / global_batch) if left > 0 and samples > 0 else float("nan")
+    return left / (samples / point.global_batch) if left > 0 and samples > 0 else float("nan")
 
 
 def _weights(rows: list[Row], rounds: list[str], towards: str) -> Array:
@@ -277,15 +302,9 @@ def _code(
     )
 
 
-def _of_gpus(rows: list[Row]) -> list[Row]:
-    """Rows of GPUs where there are enough of them, else all: TPUs ran other code at other batches and rates."""
-    of_gpus = [row for row in rows if row.point.prediction.system.device.kind == "gpu"]
-    return of_gpus if len(of_gpus) >= LEAST_ROWS else rows
-
-
 def fit_samples(rows: list[Row], rounds: list[str], towards: str) -> Submissions | None:
-    """What submissions need over the law: weighted median of the logarithm and its rms, of GPUs where there are any."""
-    fitted = _of_gpus([row for row in rows if row.samples > 0])
+    """What submissions need over the law: weighted median of the logarithm and its rms."""
+    fitted = [row for row in rows if row.samples > 0]
     if len(fitted) < LEAST_ROWS:
         return None
     logs = np.log([row.samples / float(row.point.task.law.samples(row.point.global_batch)) for row in fitted])
@@ -298,10 +317,9 @@ def fit_samples(rows: list[Row], rounds: list[str], towards: str) -> Submissions
 
 def fit_evaluation(rows: list[Row], code: Code, rounds: list[str], towards: str) -> Evaluation:
     """Work or fixed seconds of an evaluation, from the seconds that submissions spent on each: weighted medians; work
-    where it scatters less than seconds do; of GPUs where there are any. Rows whose evaluations are part of their steps
-    count as zero."""
+    where it scatters less than seconds do. Rows whose evaluations are part of their steps count as zero."""
     evaluation = rows[0].point.task.evaluation
-    fitted = _of_gpus([row for row in rows if row.evaluation >= 0 and row.evaluations > 0])
+    fitted = [row for row in rows if row.evaluation >= 0 and row.evaluations > 0]
     if len(fitted) < LEAST_ROWS:
         return evaluation
     plain = evaluation.model_copy(update={"work": 1.0, "fixed": 0.0})
@@ -346,8 +364,28 @@ def _timed(row: Row, task: TrainingTask) -> TargetTime:
     return timed(task, row.point.prediction, row.point.forward, global_batch=row.point.global_batch, runs=runs)
 
 
+def by_platform(
+    task: TrainingTask, rows: list[Row], change: Callable[[TrainingTask, list[Row]], TrainingTask]
+) -> TrainingTask:
+    """The task with what ``change`` makes of it and the rows of GPUs, and of each other kind of device that has a
+    platform and its own rows."""
+    kinds = [row.point.prediction.system.device.kind for row in rows]
+    apart = {name: [row for row, kind in zip(rows, kinds, strict=True) if kind == name] for name in task.platforms}
+    base = change(task, [row for row, kind in zip(rows, kinds, strict=True) if kind not in apart])
+    platforms = {kind: _platform(change(base.on(kind), kind_rows)) for kind, kind_rows in apart.items()}
+    return base.model_copy(update={"platforms": platforms})
+
+
+def _platform(task: TrainingTask) -> Platform:
+    return Platform(code=task.code, evaluation=task.evaluation, submissions=task.submissions)
+
+
 def fitted_task(task: TrainingTask, rows: list[Row], rounds: list[str], towards: str) -> TrainingTask:
-    """The task with everything that its rows teach for a round."""
+    """The task with everything that its rows teach for a round, on each kind of device by itself."""
+    return by_platform(task, rows, lambda known, knkind_rows: _fitted(known, knkind_rows, rounds, towards))
+
+
+def _fitted(task: TrainingTask, rows: list[Row], rounds: list[str], towards: str) -> TrainingTask:
     if not rows:
         return task
     code = fit_code(rows, rounds, towards)
@@ -369,7 +407,9 @@ def left_out(rows: list[Row], rounds: list[str]) -> Iterator[tuple[Row, TargetTi
             other_rounds = [row for row in task_rows if row.round_name != towards]
             task = _plain(load_task(name))
             task = fitted_task(task, other_rounds, rounds, towards) if len(other_rounds) >= LEAST_ROWS else task
-            task = _with_residual(task, other_rounds, rounds)
+            task = by_platform(
+                task, other_rounds, lambda known, knkind_rows: _with_residual(known, knkind_rows, rounds)
+            )
             for row in task_rows:
                 if row.round_name == towards:
                     yield row, _timed(row, task)
@@ -377,10 +417,14 @@ def left_out(rows: list[Row], rounds: list[str]) -> Iterator[tuple[Row, TargetTi
 
 def _plain(task: TrainingTask) -> TrainingTask:
     """The task before anything was fitted to submissions."""
-    code = task.code.model_copy(
+    platforms = {kind: Platform(code=_unfitted(platform.code)) for kind, platform in task.platforms.items()}
+    return task.model_copy(update={"code": _unfitted(task.code), "submissions": None, "platforms": platforms})
+
+
+def _unfitted(code: Code) -> Code:
+    return code.model_copy(
         update={"ratio": {}, "per_doubling": 0.0, "several_nodes": 0.0, "residual": 0.0, "per_round": 0.0}
     )
-    return task.model_copy(update={"code": code, "submissions": None})
 
 
 def _with_residual(task: TrainingTask, rows: list[Row], rounds: list[str]) -> TrainingTask:
@@ -455,34 +499,54 @@ def write_submissions(table: pd.DataFrame, folder: Path, date: str) -> list[Path
         task_rows = [row for row in rows if row.task == name]
         if len(task_rows) < LEAST_ROWS:
             continue
-        seen = sorted({row.round_name for row in task_rows})
-        task = fitted_task(load_task(name), task_rows, rounds, seen[-1])
-        code = task.code.model_copy(
-            update={
-                "residual": step_residual(task_rows, rounds),
-                "source": f"{task.code.rows} submissions of rounds {seen[0]} to {seen[-1]}, fitted "
-                f"{date}; residual: each round left out in turn",
-            }
-        )
+        task = by_platform(load_task(name), task_rows, partial(_described, rounds=rounds, date=date))
         path = folder / f"{name}.yaml"
         text = entries("tasks")[name].read_text(encoding="utf-8")
-        path.write_text(with_blocks(text, task.model_copy(update={"code": code})), encoding="utf-8")
+        path.write_text(with_blocks(text, task), encoding="utf-8")
         written.append(path)
     return written
 
 
+def _described(task: TrainingTask, rows: list[Row], *, rounds: list[str], date: str) -> TrainingTask:
+    """The task fitted towards the last round of its rows, with its residual and where it is from."""
+    if len(rows) < LEAST_ROWS:
+        return task
+    seen = sorted({row.round_name for row in rows})
+    fitted = _fitted(task, rows, rounds, seen[-1])
+    source = f"{fitted.code.rows} submissions of rounds {seen[0]} to {seen[-1]}, fitted {date}"
+    values = {"residual": step_residual(rows, rounds), "source": f"{source}; residual: each round left out in turn"}
+    return fitted.model_copy(update={"code": fitted.code.model_copy(update=values)})
+
+
 def with_blocks(text: str, task: TrainingTask) -> str:
-    """The text of a task file with its code, evaluation and submissions replaced; all else as it is."""
-    text = _without(text, "submissions")
-    text = _replaced(
-        text, "evaluation", _block("evaluation", task.evaluation.model_dump(exclude_defaults=True), EVALUATION)
-    )
-    added = (
-        ""
-        if task.submissions is None
-        else _block("submissions", task.submissions.model_dump(exclude_defaults=True), SUBMISSIONS)
-    )
-    return _replaced(text, "code", _block("code", task.code.model_dump(exclude_defaults=True), CODE) + added)
+    """The text of a task file with its code, evaluation, submissions and platforms replaced; all else as it is."""
+    for name in ("submissions", "platforms"):
+        text = _without(text, name)
+    text = _replaced(text, "evaluation", _evaluation_block(task.evaluation))
+    added = _submissions_block(task.submissions)
+    if task.platforms:
+        added += "platforms:\n" + "".join(_platform_block(kind, each) for kind, each in task.platforms.items())
+    return _replaced(text, "code", _code_block(task.code) + added)
+
+
+def _code_block(code: Code) -> str:
+    return _block("code", code.model_dump(exclude_defaults=True), CODE)
+
+
+def _evaluation_block(evaluation: Evaluation) -> str:
+    return _block("evaluation", evaluation.model_dump(exclude_defaults=True), EVALUATION)
+
+
+def _submissions_block(submissions: Submissions | None) -> str:
+    if submissions is None:
+        return ""
+    return _block("submissions", submissions.model_dump(exclude_defaults=True), SUBMISSIONS)
+
+
+def _platform_block(kind: str, platform: Platform) -> str:
+    evaluation = "" if platform.evaluation is None else _evaluation_block(platform.evaluation)
+    blocks = _code_block(platform.code) + evaluation + _submissions_block(platform.submissions)
+    return f"  {kind}:\n" + indent(blocks, "    ")
 
 
 #: Units of fields that carry one.

@@ -15,6 +15,8 @@ from paleo.specs.loading import PositiveCount, Spec, Text, validate
 from paleo.units import Seconds
 
 Ratio = Annotated[float, Field(gt=0)]
+#: Kinds of devices whose submissions may have code of their own.
+DeviceKind = Literal["tpu", "accelerator", "cpu"]
 
 
 class Evaluation(Spec):
@@ -89,10 +91,19 @@ class Submissions(Spec):
     source: Text
 
 
+class Platform(Spec):
+    """What a task's submissions on another kind of device have of their own: code, evaluation and samples. What is left
+    out is as on GPUs."""
+
+    code: Code
+    evaluation: Evaluation | None = None
+    submissions: Submissions | None = None
+
+
 class TrainingTask(Spec):
     """A network trained to a target. ``params`` replace those of the model; ``packed`` samples share one input row of
     the network. ``benchmarks`` and ``rounds`` say which submissions it is a task of (no rounds: all others). ``run``
-    holds further options of a run: optimizer, lora."""
+    holds further options of a run: optimizer, lora. ``platforms``: by kind of device, what is not as on GPUs."""
 
     name: Text
     title: Text
@@ -110,9 +121,30 @@ class TrainingTask(Spec):
     submissions: Submissions | None = None
     evaluation: Evaluation
     code: Code
+    platforms: dict[DeviceKind, Platform] = Field(default_factory=dict)
     preparation: Literal["timed", "not timed"] = "not timed"
     source: Text
     notes: Text | None = None
+
+    def on(self, kind: str) -> TrainingTask:
+        """The task as its submissions on a kind of device have it (``Device.kind``).
+
+        >>> load_task("mlperf:unet3d").on("tpu").code.software, load_task("mlperf:unet3d").on("gpu").code.software
+        ('xla-tpu@2021', 'mlperf-mxnet')
+        """
+        platform = self.platforms.get(kind)  # type: ignore[call-overload]
+        if platform is None:
+            return self
+        stated = {name: value for name, value in platform if value is not None}
+        return self.model_copy(update={**stated, "platforms": {}})
+
+    def as_of(self, round_name: str) -> TrainingTask:
+        """The task with the software of another round, on every kind of device."""
+        platforms = {
+            kind: platform.model_copy(update={"code": platform.code.as_of(round_name)})
+            for kind, platform in self.platforms.items()
+        }
+        return self.model_copy(update={"code": self.code.as_of(round_name), "platforms": platforms})
 
 
 @cache
@@ -130,4 +162,4 @@ def task_of(benchmark: str, round_name: str) -> TrainingTask | None:
     candidates = [task for task in known if benchmark in task.benchmarks]
     listed = [task for task in candidates if round_name in task.rounds]
     task = next(iter(listed or [task for task in candidates if not task.rounds]), None)
-    return None if task is None else task.model_copy(update={"code": task.code.as_of(round_name)})
+    return None if task is None else task.as_of(round_name)

@@ -180,6 +180,7 @@ def timed(
 ) -> TargetTime:  # fmt: skip
     """As `time_to_target`, of a step that has been predicted; ``forward`` are the seconds of its forward pass."""
     system, plan = prediction.system, prediction.plan
+    task = task.on(system.device.kind)
     ratio, sigma = code_ratio(
         task.code,
         system.device,
@@ -290,6 +291,7 @@ def over_counts(
     Raises SpecError where ``batch`` is no number above zero, PlanError where no count can be run.
     """
     stated = None if batch == "auto" else positive_batch(batch)
+    task = task.on(system.device.kind)
     points, reason = [], ""
     for gpus in counts:
         tried = batches(task, gpus) if stated is None else [stated]

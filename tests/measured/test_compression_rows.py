@@ -32,8 +32,8 @@ def ratio(report: FileReport, chosen: pd.Series) -> np.ndarray:
         ("ZeRO++", "zeropp", 0.08),
         ("1-bit Adam", "none", 0.12),
         ("1-bit Adam", "onebit", 0.12),
-        ("Deep Gradient Compression", "dgc", 0.11),
-        ("Deep Gradient Compression", "none", 0.19),
+        ("Deep Gradient Compression", "dgc", 0.09),
+        ("Deep Gradient Compression", "none", 0.11),  # a latency is fitted to 3 of these 17
     ],
 )
 def test_runs_with_and_without_compression(report: FileReport, source: str, compressor: str, bar: float) -> None:

@@ -15,6 +15,7 @@ from paleo.calibrate.tasks import (
     fit_code,
     fit_evaluation,
     fit_samples,
+    fitted_task,
     is_of_tasks,
     left_out,
     step_residual,
@@ -26,15 +27,24 @@ from paleo.validate.baselines import left_out_baselines, peaks
 from paleo.validate.steps.submissions import PAIRS, pairs_of
 
 ROUNDS = ["v1.0", "v1.1", "v2.0"]
-ARCHITECTURES = {"a30": "Ampere", "h100-sxm5-80gb": "Hopper"}
+ARCHITECTURES = {"a30": "Ampere", "h100-sxm5-80gb": "Hopper", "tpu-v4": "TPU v4"}
 
 
-def row(index: int, device: str, round_name: str, *, ratio: float, per_gpu: float = 400.0, samples: float = 1.1) -> Row:
+def row(
+    index: int,
+    device: str,
+    round_name: str,
+    *,
+    ratio: float,
+    per_gpu: float = 400.0,
+    samples: float = 1.1,
+    kind: str = "gpu",
+) -> Row:
     """A submission that takes ``ratio`` times as long a step as predicted, and ``samples`` times the law's samples."""
-    task = load_task("mlperf-resnet")
+    task = load_task("mlperf-resnet").on(kind)
     prediction = SimpleNamespace(
         system=SimpleNamespace(
-            device=SimpleNamespace(name=device, architecture=ARCHITECTURES[device], kind="gpu"), devices_per_node=8
+            device=SimpleNamespace(name=device, architecture=ARCHITECTURES[device], kind=kind), devices_per_node=8
         ),
         plan=SimpleNamespace(gpus=8, global_batch=8 * per_gpu),
         step_time=0.1,
@@ -108,13 +118,29 @@ def test_code_as_of_another_round() -> None:
     assert code.as_of("unknown") is code
 
 
+def test_platforms_are_fitted_to_their_own_rows() -> None:
+    """Rows of TPUs that take 1.5 times as long as predicted leave the ratio of GPUs alone, and the other way round."""
+    of_tpus = [row(100 + index, "tpu-v4", "v2.0", ratio=1.5, kind="tpu") for index in range(4)]
+    task = fitted_task(load_task("mlperf-resnet"), [*ROWS, *of_tpus], ROUNDS, "v2.0")
+    assert set(task.code.ratio) == set(fit_code(ROWS, ROUNDS, "v2.0").ratio)
+    assert task.on("tpu").code.ratio["tpu-v4"] == pytest.approx(1.5, rel=0.01)
+    assert task.on("tpu").code.software == "xla-tpu@2021" and task.on("gpu") is task
+
+
+def test_a_platform_without_submissions_keeps_what_gpus_teach() -> None:
+    task = fitted_task(load_task("mlperf-resnet"), ROWS, ROUNDS, "v2.0")
+    assert task.submissions is not None and task.on("tpu").submissions == task.submissions
+    assert not task.on("tpu").code.ratio and task.on("tpu").evaluation == task.evaluation
+
+
 def test_task_files_keep_all_else() -> None:
     task = load_task("mlperf-resnet").model_copy(update={"code": fit_code(ROWS, ROUNDS, "v2.0")})
     text = "title: x\nevaluation:\n  samples: 1\ncode:\n  software: y\nsubmissions:\n  rows: 1\nsource: z\n"
     written = with_blocks(text, task)
     assert written.startswith("title: x\nevaluation:\n  samples: 50000\n")
     assert written.endswith("source: z\n")
-    assert written.count("submissions:") == 1
+    assert written.count("\nsubmissions:") == 1 and written.count("platforms:") == 1
+    assert with_blocks(written, task) == written
     assert is_of_tasks({"benchmark", "round", "device", "n_gpus", "global_batch", "minutes_to_target", "more"})
     assert not is_of_tasks({"m", "n", "k"})
 
@@ -152,3 +178,10 @@ def test_the_transformer_counts_pairs(device: str, column: str, value: float, pa
     assert pairs_of(cells, column) == pytest.approx(pairs)
     assert pairs_of({**cells, "benchmark": "gnmt"}, column) == value
     assert np.isnan(pairs_of({**cells, column: None}, column))
+
+
+def test_recommenders_of_v07_on_tpus_count_evaluations_for_epochs() -> None:
+    """17 of 20 evaluations of an epoch of 4,195,197,692 clicks."""
+    cells = {"benchmark": "dlrm", "round": "v0.7", "device": "tpu-v4", "samples_to_target": 17 * 4195197692.0}
+    assert pairs_of(cells, "samples_to_target") == pytest.approx(17 / 20 * 4195197692, rel=1e-6)
+    assert pairs_of({**cells, "samples_to_target": 3.8e9}, "samples_to_target") == 3.8e9

@@ -108,7 +108,7 @@ def _most_neighbours(row: Row, task: TrainingTask) -> int:
 
 def on_tpu(row: Row) -> bool:
     """Whether a row's device is a TPU."""
-    return str(row["device"]).startswith("tpu")
+    return str(row.get("device", "")).startswith("tpu")
 
 
 #: Networks over whose images a compiler divides the space.
@@ -126,9 +126,12 @@ PAIRS = 4590101.0 / 566340.0
 
 def pairs_of(row: Row, column: str) -> float:
     """A cell of samples, or of samples of a batch, in those of the task: the Transformer's batches count tokens on GPUs
-    and packed rows on TPUs, and samples that are fewer than an epoch count packed rows, too. nan where it is empty."""
+    and packed rows on TPUs, and samples that are fewer than an epoch count packed rows, too; on TPUs recommenders' logs
+    of v0.7 count evaluations for epochs. nan where it is empty."""
     value = float(row[column]) if filled(row, column) else float("nan")
     task = task_of_row(row)
+    if task.model.startswith("dlrm") and on_tpu(row) and value > 2.0 * task.dataset_samples:
+        return value / task.dataset_samples * task.evaluation.every
     if task.model != "transformer_big":
         return value
     if column == "global_batch":
@@ -189,7 +192,8 @@ def _known_target(cells: tuple[tuple[str, Any], ...]) -> TargetTime:
 
 def _target(cells: tuple[tuple[str, Any], ...], calibration: Calibration | None) -> TargetTime:
     row = dict(cells)
-    task, system = task_of_row(row), system_of_row(row)
+    system = system_of_row(row)
+    task = task_of_row(row).on(system.device.kind)
     batch = pairs_of(row, "global_batch")
     if not batch >= 1:
         raise SpecError("global_batch is not stated")
