@@ -7,8 +7,8 @@
     answer.step_time, answer.memory.fits, answer.to_dict(), answer.to_frame()
 
 `estimate`, `scale`, `compare`, `search`, `plan` and `target` answer as the commands of those names do (`search` is
-``paleo plan`` without an amount of training). `predict` is one step alone, of what was loaded. The names are loaded
-when they are first used, so that ``import paleo`` costs nothing.
+``paleo plan`` without an amount of training), `sweep` gives the data frame of a study. `predict` is one step alone, of
+what was loaded. The names are loaded when they are first used, so that ``import paleo`` costs nothing.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from paleo.questions import plan as plan
     from paleo.questions import scale as scale
     from paleo.questions import search as search
+    from paleo.questions import sweep as sweep
     from paleo.questions import target as target
     from paleo.specs.hardware import load_system as load_system
     from paleo.specs.model import load_model as load_model
@@ -53,6 +54,7 @@ _HOMES = {
     "predict": "paleo.predict",
     "scale": "paleo.questions",
     "search": "paleo.questions",
+    "sweep": "paleo.questions",
     "target": "paleo.questions",
 }
 __all__ = ["__version__", *_HOMES]

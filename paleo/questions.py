@@ -37,10 +37,13 @@ from paleo.studies.training import amount, stated_amount, training, usual_amount
 from paleo.units import listed, whole_number
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from paleo.answers import Document
     from paleo.search.space import Space
     from paleo.specs.task import TrainingTask
     from paleo.studies.comparison import Planner
+    from paleo.studies.study_file import Study
     from paleo.studies.training import HowMany
 
 #: A system by name, path or as loaded, perhaps with its GPUs: ``dgx-h100:4``, ``("dgx-h100", 4)``.
@@ -252,6 +255,25 @@ def target(
     machine, counts = _system(system), gpu_counts(gpus)
     points = over_counts(goal, machine, counts, str(batch), **_stated(question.run))
     return TimeToTarget(goal, machine, scaling(points), question.tariff)
+
+
+def sweep(study: str | Path | Mapping[str, Any] | Study, *, jobs: int = 1) -> pd.DataFrame:
+    """The product of models, systems, runs, changed hardware and prices as a data frame, in SI.
+
+    ``study`` is a study file or what one states: ``{"models": ["resnet50"], "systems": ["dgx-h100"], "axes": {"gpus":
+    [8, 16], "batch": [32, 64]}}``. The last axis changes fastest; a row that cannot be planned has its reason in
+    ``problem``. ``jobs`` processes share the work (0: as many as pay).
+    """
+    from paleo.studies import study_file
+    from paleo.studies.sweep import frame
+    from paleo.studies.sweep_points import local
+
+    if isinstance(study, str | Path):
+        whole = study_file.load_study(study)
+    else:
+        whole = study if isinstance(study, study_file.Study) else study_file.Study(**study)
+        study_file.check(whole)
+    return frame(whole, local(whole, jobs))
 
 
 # what is asked

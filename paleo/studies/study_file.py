@@ -75,13 +75,14 @@ def load_study(path: str | Path) -> Study:
     """A study from its YAML file, every axis checked before anything is computed."""
     study = validate(Study, {"name": Path(path).stem, **read_yaml(path)}, path)
     try:
-        _check(study)
+        check(study)
     except SpecError as error:
         raise SpecError(f"{path}: {error}") from None
     return study
 
 
-def _check(study: Study) -> None:
+def check(study: Study) -> None:
+    """SpecError for an axis, a value or a name of a study that is none."""
     if study.rows > MOST_ROWS:
         raise SpecError(f"axes: their product is {study.rows:,} rows; at most {MOST_ROWS:,} are made")
     if len([name for name in study.accounts if name in AMOUNTS]) > 1:

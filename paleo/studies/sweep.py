@@ -25,6 +25,8 @@ from paleo.studies.sweep_points import PART, job_of, serial
 from paleo.studies.sweep_table import blocks, table_writer
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from paleo.studies.study_file import Study
     from paleo.studies.sweep_points import Evaluator
     from paleo.studies.sweep_table import Record
@@ -32,8 +34,22 @@ if TYPE_CHECKING:
 Progress = Callable[[int, int], None]
 
 
-def sweep(study: Study, output: Path, evaluator: Evaluator | None = None, progress: Progress | None = None) -> int:
-    """Write the table of a study; returns its rows. What an earlier run of the same study left is used."""
+def frame(study: Study, evaluator: Evaluator | None = None) -> pd.DataFrame:
+    """The table of a study as a data frame, in SI, with its rows in the order of the axes; nothing is written."""
+    import pandas as pd
+
+    job = job_of(study)
+    records = dict((evaluator or serial)(job, range(math.ceil(study.points / PART))))
+    columns = blocks(study, (records[part] for part in sorted(records)))
+    return pd.concat([pd.DataFrame(block) for block in columns], ignore_index=True)
+
+
+def sweep(
+    study: Study, output: str | Path, evaluator: Evaluator | None = None, progress: Progress | None = None
+) -> int:
+    """Write the table of a study (.csv, .csv.gz or .parquet); returns its rows. What an earlier run of the same study
+    left is used."""
+    output = Path(output)
     write, job = table_writer(output), job_of(study)
     count = math.ceil(study.points / PART)
     with _claimed(output, job.fingerprint) as folder:

@@ -13,8 +13,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 
+from paleo import questions
 from paleo.cli import run as paleo
 from paleo.errors import SpecError
 from paleo.predict import predict
@@ -85,6 +88,23 @@ def test_every_row_is_what_the_library_says(study: Study, tmp_path: Path) -> Non
     assert float(row["cost_usd"]) == pytest.approx(paid.cost, rel=1e-12)
     assert float(row["energy_kwh"]) == pytest.approx(paid.energy_kwh, rel=1e-12)
     assert int(row["steps"]) == paid.steps
+
+
+def test_a_data_frame_holds_the_same(study: Study, tmp_path: Path) -> None:
+    sweep(study, str(tmp_path / "t.csv"))
+    written, answered = pd.read_csv(tmp_path / "t.csv"), questions.sweep(study)
+    assert written.columns.tolist() == answered.columns.tolist() and len(written) == len(answered) == study.rows
+    for column in ("step_time_s", "cost_usd", "gpus", "pue"):
+        assert written[column].tolist() == answered[column].tolist()
+
+
+def test_a_study_may_be_a_mapping() -> None:
+    stated = {"models": ["lenet"], "systems": ["dgx-h100"], "axes": {"gpus": np.array([1, 8, 3000])}}
+    table = questions.sweep(stated)
+    assert table["gpus"].tolist() == [1, 8, 3000] and table["problem"].tolist()[:2] == ["", ""]
+    for change, words in {"gpu": "unknown axis; nearest: 'gpus'", "batch": "a value stands there twice"}.items():
+        with pytest.raises(SpecError, match=words):
+            questions.sweep({**stated, "axes": {change: [8, 8] if change == "batch" else [8]}})
 
 
 def test_processes_make_the_same_bytes(study: Study, tmp_path: Path) -> None:
