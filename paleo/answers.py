@@ -44,7 +44,7 @@ class StudyResult(ABC):
 
     @abstractmethod
     def document(self) -> Document:
-        """What the command prints with --json, without its schema."""
+        """The document that the command prints with --json, without the name of its schema."""
 
     @abstractmethod
     def table(self) -> RenderableType:
@@ -93,7 +93,7 @@ def _flat(row: Mapping[str, Any], before: str = "") -> Document:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Estimate(StudyResult):
-    """One configuration; ``training`` where its length was stated."""
+    """One predicted configuration; ``training`` if its length was stated."""
 
     command = "estimate"
     prediction: Prediction

@@ -49,7 +49,7 @@ def checked_output(path: str | Path, suffixes: Iterable[str] = (), *, option: st
 
 
 def _kind(path: str, option: str) -> str:
-    """What stands there now: a file, a device, a pipe or nothing; SpecError for what cannot be written."""
+    """The kind of the existing path (file, device, pipe, nothing); SpecError for one that cannot be written."""
     try:
         mode = os.stat(path).st_mode  # noqa: PTH116 (a Path would drop a trailing slash, which means a folder)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""A network, a system and a run become one prediction: count, price, one step, and what is said about it."""
+"""From a network, a system and a run to one prediction: count, price, schedule, and report warnings and omissions."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class Prediction:
         return predict(self.model, self.system if system is None else system, run, software)
 
     def stage_footprint(self, stage: int) -> Footprint:
-        """What the devices of one stage of a pipeline hold."""
+        """Memory of the devices of one pipeline stage, by purpose."""
         return _footprint(self.steps, self.system, self.steps.batch.backend.software, stage)
 
     @property
@@ -243,7 +243,7 @@ def predict(
 
 
 def _footprint(steps: StepArrays, system: System, software: Software, stage: int) -> Footprint:
-    """What one stage holds."""
+    """Memory of the devices of one pipeline stage, by purpose."""
     sizes = steps.stage_memory
     reserved = float(sizes.reserved[0])
     return Footprint(

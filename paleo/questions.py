@@ -373,7 +373,7 @@ def systems_with_counts(systems: Offered | Sequence[Offered], gpus: int) -> tupl
 
 
 def _separate(systems: Offered | Sequence[Offered]) -> Iterable[Offered]:
-    """Systems one by one; a text may hold several with commas between them."""
+    """The systems of a list, of which each text may hold several separated by commas."""
     if isinstance(systems, Path | System) or _is_pair(systems):
         return (systems,)  # type: ignore[return-value]
     return listed(systems) if isinstance(systems, str) else systems  # type: ignore[return-value]

@@ -258,7 +258,7 @@ def whole_percent(share: float) -> str:
 
 
 def listed(text: str) -> list[str]:
-    """Entries of a text with commas between them; empty ones are left out.
+    """The entries of a text separated by commas, without empty ones.
 
     >>> listed("bsp, async,")
     ['bsp', 'async']

@@ -43,7 +43,7 @@ HEADER = "# Fitted by `paleo calibrate --fit` to measured tables; residuals are 
 
 @dataclass(frozen=True)
 class FitJob:
-    """Rows that are fitted together, and what they are rows of."""
+    """Rows that are fitted together, with their subject, family and stack."""
 
     kind: TableKind[Any]
     file: str
@@ -120,7 +120,7 @@ def skipped_rows(files: Iterable[str | Path]) -> int:
 def fit_each(
     work: Sequence[FitJob], date: str, report: Callable[[FitJob], object] = lambda job: None
 ) -> Iterator[list[Fit]]:
-    """Fit job after job, each job's fits as they are finished; later ones may set out from what earlier ones found."""
+    """Fits job after job and yields each job's fits when they are ready; later jobs may start from earlier results."""
     fitted: dict[tuple[str, str, str], Any] = {}
     for job in work:
         report(job)

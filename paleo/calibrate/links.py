@@ -189,7 +189,7 @@ class LinksFitted:
 
     @property
     def fits(self) -> list[Fit]:
-        """As what calibration files are made of."""
+        """The fitted entries in the form that calibration files are written from."""
         return [Fit(self.job.system.name, entry) for entry in self.entries]
 
 
@@ -296,7 +296,8 @@ def _dependent(group: _PredictedRows, start: LinkParameters, name: str) -> Flags
 
 
 def fit_links(job: LinkJob, date: str, free: Sequence[str] = ()) -> LinksFitted:
-    """The fit of one system: what its rows leave open stays, which is an error where ``free`` names it."""
+    """The fit of one system. Numbers that its rows leave open keep their values; SpecError if ``free`` names such a
+    number."""
     held_out, name = job.held_out, job.system.name
     if held_out.all() or not held_out.any():
         raise SpecError(f"{name}: its {job.steps} steps are of too few configurations to fit some and test others")
@@ -356,7 +357,7 @@ def sigmas(job: LinkJob, parameters: LinkParameters, moving: Sequence[str]) -> d
 
 
 def _loosest(parameters: LinkParameters, sigma: Mapping[str, float]) -> str | None:
-    """The number that the rows settle least, where there is one that they do not."""
+    """The number that the rows determine least, None if they determine all."""
     loose = {name: width for name, width in sigma.items() if width > LOOSEST or _bound(parameters, name) is not None}
     return max(loose, key=lambda name: loose[name]) if loose else None
 

@@ -106,7 +106,7 @@ class CudaClock:
         return Timing(statistics.median(samples), "eager")
 
     def _repeated(self, calls: Sequence[Call]) -> tuple[Call, str]:
-        """One call that makes CALLS of them, in turn."""
+        """A call that runs the calls of a list CALLS times, in turn."""
 
         def loop() -> None:
             for index in range(CALLS):
@@ -134,7 +134,7 @@ class CudaClock:
 
 @dataclass
 class Bench:
-    """A device, what measures on it, and what its rows carry besides times."""
+    """A device, the library that measures on it, and the columns that all of its rows have."""
 
     torch: Any
     device: Any

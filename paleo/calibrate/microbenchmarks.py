@@ -29,7 +29,7 @@ class Point:
 
     @property
     def key(self) -> str:
-        """What tells the point from all others of its table."""
+        """The identity of the point among all points of its table."""
         return "|".join(f"{name}={self.row[name]}" for name in sorted(self.row))
 
 

@@ -208,7 +208,7 @@ def _fail_of_system(error: OSError) -> int:
 
 
 def _fault(error: Exception) -> int:
-    """One line for what should not have happened: what, where, and whom to tell."""
+    """One line for an unexpected exception: what was raised, where, and how to report it."""
     if os.environ.get(TRACEBACK):
         traceback.print_exc()
     if isinstance(error, MemoryError):

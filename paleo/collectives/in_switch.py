@@ -29,7 +29,7 @@ def reduce_scatter(payload: Array, group: tuple[Array, ...]) -> Traffic:
 
 
 def all_gather(payload: Array, group: tuple[Array, ...]) -> Traffic:
-    """alpha + beta S (P-1)/P: each rank multicasts its shard; what it receives, (P-1)/P of S, is what limits."""
+    """alpha + beta S (P-1)/P: each rank multicasts its shard; the limit is the (P-1)/P of S that each rank receives."""
     return _outer_ring(payload, group, 0.0) + Traffic.of(
         LevelTraffic(active(group[0]), remote_share(group[0]) * payload)
     )

@@ -184,7 +184,8 @@ def break_even_rate(dense: Numeric, compressed: Numeric, coding_seconds: Numeric
 
 
 def number_argument(name: str, argument: str, meaning: str, least: float, most: float, *, whole: bool = False) -> float:
-    """A number behind the colon, a ``whole`` one where no other has a meaning; PlanError says what it stands for."""
+    """The number after the colon, ``whole`` where fractions have no meaning; PlanError says what the number stands
+    for."""
     try:
         number = float(argument)
     except ValueError:

@@ -1,4 +1,4 @@
-"""What a consistency model is: how workers that train one network exchange what they learned, and when they wait.
+"""Consistency models: how workers that train one network exchange updates, and when they wait for one another.
 
 A model takes the `Workload` of like workers and says how fast they update the model and how stale their gradients are.
 Every field is a number or an array of configurations; formulas broadcast. A module of this folder registers its model
@@ -165,7 +165,7 @@ def consistency(text: str) -> Consistency:
 
 
 def count_argument(name: str, argument: str, meaning: str, least: int = 1, most: int = 10**7) -> int:
-    """A whole number behind the colon; PlanError says what it stands for."""
+    """The whole number after the colon; PlanError says what the number stands for."""
     if not argument.isascii() or not argument.isdigit() or len(argument) > len(str(most)):
         raise PlanError(f"consistency {name}:{argument}: expected {name}:N, with N {meaning}, from {least} to {most}")
     number = int(argument)

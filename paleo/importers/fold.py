@@ -108,8 +108,8 @@ def _candidates(marks: Marks, over: Marks) -> Iterator[tuple[int, int, int]]:
 def _carried(
     entries: list[LayerEntry], start: int, length: int, times: int, consumers: dict[LayerEntry, list[LayerEntry]]
 ) -> LayerEntry | str | None:
-    """What the first iteration takes from outside as the others take it from the one before; None where there is no
-    loop."""
+    """The tensors that the first iteration takes from outside and every later one from the iteration before; None
+    without a loop."""
     places = {entry: place for place, entry in enumerate(entries[start : start + length * times])}
     carry: LayerEntry | str | None = None
     for place in range(length):

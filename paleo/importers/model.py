@@ -265,7 +265,7 @@ def _trimmed(model: dict[str, Any]) -> dict[str, Any]:
 
 
 def _keyed(key: str, value: Any, indent: int, *, tall: bool = False) -> list[str]:
-    """``key: value`` on one line if it fits, else the value below it."""
+    """``key: value`` on one line if it fits, otherwise with the value on the lines below."""
     pad = " " * indent
     if not isinstance(value, Mapping | list) or not value or not tall:
         line = f"{pad}{key}: {_flow(value)}"

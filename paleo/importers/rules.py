@@ -23,7 +23,7 @@ Rule = TypeVar("Rule", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A call in our words: its kind, what it reads (None: all its tensors, in order) and its options."""
+    """A call in Paleo's vocabulary: its kind, its inputs (None: all tensors of the call, in order) and its options."""
 
     kind: str
     inputs: list[Value | None] | None = None
@@ -80,7 +80,7 @@ class OnnxNode:
     numbers: Sequence[Numbers | None]
 
     def input(self, place: int) -> Value | None:
-        """The input at a place, None where it is left out."""
+        """The input at a position, None if it is omitted."""
         return self.inputs[place] if len(self.inputs) > place else None
 
 
@@ -142,12 +142,13 @@ def plain_name(label: str) -> str:
 
 
 def torch_reading(invocation: Invocation) -> Reading:
-    """What a call is by its rule; ``create`` for what takes no tensor, ``unknown`` where there is no rule."""
+    """The reading of a torch call by the rule of its function; ``create`` for a call without tensor arguments,
+    ``unknown`` if no rule exists."""
     if invocation.name in TORCH:
         return TORCH[invocation.name](invocation)
     return Reading("unknown")
 
 
 def onnx_reading(node: OnnxNode) -> Reading:
-    """What a node is by its rule; ``unknown`` where there is none."""
+    """The reading of an ONNX node by the rule of its operator; ``unknown`` if no rule exists."""
     return ONNX[node.name](node) if node.name in ONNX else Reading("unknown", node.inputs)

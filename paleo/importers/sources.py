@@ -86,7 +86,7 @@ def _unknown(config: Config) -> SpecError:
 
 @dataclass(frozen=True, slots=True)
 class Import:
-    """An imported model: the text of its file, the model that it says, and its graph for one sample."""
+    """An imported model: the text of its file, the model of that text, and its graph for one sample."""
 
     text: str
     model: ModelSpec

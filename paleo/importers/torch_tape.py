@@ -197,7 +197,7 @@ class Tape:
     # Calls.
 
     def note(self, function: Any, args: Any, kwargs: Mapping[str, Any], result: Any, flops: float, mark: int) -> None:
-        """Adds a call that gave tensors; what autograd packed since ``mark`` is what it keeps."""
+        """Records a call that returned tensors; it keeps the tensors that autograd packed since ``mark``."""
         outputs = tensors_in(self.torch, result)
         if not outputs:
             return
@@ -253,7 +253,7 @@ class Tape:
         call.saved, call.kept_elements = frozenset(kept), more / (FP32_BYTES // 2 if self.half else FP32_BYTES)
 
     def keep_function(self, call: Call, arguments: Sequence[Any], mark: int) -> None:
-        """What a function of autograd keeps, beside what its last call does."""
+        """Tensors that a function of autograd keeps, added to those of its last call."""
         before, elements = call.saved or frozenset(), call.kept_elements
         self._keep(call, arguments, (), mark)
         call.saved, call.kept_elements = before | (call.saved or frozenset()), elements + call.kept_elements
@@ -292,7 +292,7 @@ def _described(tensor: Any) -> tuple[tuple[int, ...], bool]:
 
 
 def _writes(label: str) -> bool:
-    """Whether a function writes into what it takes."""
+    """Whether a function writes into one of its arguments."""
     return label.startswith(("__setitem__", "__i")) or (label.endswith("_") and not label.endswith("__"))
 
 
@@ -368,7 +368,7 @@ def _recorder(tape: Tape) -> Any:
 
 @contextlib.contextmanager
 def _without_checkpoints(tape: Tape) -> Iterator[None]:
-    """Activation checkpoints are noted, and what they hold runs once, like all else."""
+    """Activation checkpoints are recorded, and their functions run once, like all other code."""
     from torch.utils import checkpoint
 
     def noted(*args: Any, **kwargs: Any) -> Iterator[None]:
@@ -395,8 +395,8 @@ def _without_checkpoints(tape: Tape) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _inside_functions(tape: Tape) -> Iterator[None]:
-    """Calls inside the forward pass of a ``torch.autograd.Function`` run without autograd: whether they train shows in
-    what the function gives, and what it keeps belongs to its last call."""
+    """Calls inside the forward pass of a ``torch.autograd.Function`` run without autograd: the outputs of the function
+    show whether the calls are trained, and tensors that the function keeps are counted with its last call."""
     function = tape.torch.autograd.Function
     original = function.__dict__["apply"]
 

@@ -68,7 +68,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Scope:
-    """One call of a module: what it took and gave, and the names of its own parameters."""
+    """One call of a module: its inputs, its outputs and the names of its own parameters."""
 
     path: str
     type: str
@@ -152,7 +152,8 @@ _LINEAR_FUNCTIONS = frozenset({"add", "sub", "rsub", "neg", "masked_fill", "wher
 
 
 def keeps_of(call: Call) -> str | list[int] | None:
-    """What of its inputs and output a call keeps for the backward pass, as the source told, else as its name says."""
+    """The inputs and outputs that a call keeps for the backward pass, as the source recorded them, else as usual for
+    its kind."""
     if call.saved is None:
         plain = call.label.strip("_").lower()
         return None if plain in _LINEAR_FUNCTIONS or call.kind == "copy" else "inputs"

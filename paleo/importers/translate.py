@@ -59,7 +59,7 @@ def _place(builder: Builder, call: Call) -> None:
 
 
 def _stop_gradient(builder: Builder, call: Call) -> None:
-    """No gradient goes back through what the call gives."""
+    """Stops the gradient of the outputs of a call."""
     for value in call.outputs:
         if value in builder.placed and not (value.static or value.index):
             builder.placed[value] = Placed.of(builder.add("detach", {}, [builder.placed[value]], call.path))
@@ -99,7 +99,7 @@ def _settle(builder: Builder, call: Call, entries: Sequence[LayerEntry], before:
 
 
 def _place_opaque(builder: Builder, call: Call) -> None:
-    """A call that no layer says: its bytes, its FLOP, its parameters."""
+    """A call that no layer describes, as an opaque layer with its bytes, FLOP and parameters."""
     sources = builder.sources(call) or [builder.first]
     largest = max(sources, key=lambda source: source.tensor.elements).tensor
     values = [value for value in call.outputs if not (value.static or value.index) and value.elements]

@@ -64,7 +64,7 @@ def _operation(lines: Iterable[str]) -> str | None:
 
 
 def operation_of(log: CollectiveLog, stated: str | None) -> str:
-    """What is stated, else what the log names; SpecError where neither does."""
+    """The stated operation, else the one that the log names; SpecError if none is known."""
     if stated is None and log.operation is None:
         raise SpecError(f"the log does not name its program; state --operation: {', '.join(PROGRAMS.values())}")
     operation = str(stated or log.operation).replace("-", "_")

@@ -271,8 +271,8 @@ def _selects(module: RecomputeModule, node: Node, operation: Operation) -> bool:
 
 
 def _freed(module: RecomputeModule, nodes: Sequence[Node]) -> set[str]:
-    """What the operations of a module make, or keep beside it; outputs that others read stay unless it discards
-    them."""
+    """Tensors that a recomputed module writes or keeps for itself. Outputs that other layers read stay, unless the
+    module discards its outputs."""
     inner, outer = set[str](), set[str]()
     for node in nodes:
         for operation in node.operations:
@@ -307,12 +307,12 @@ def left_out(operations: Sequence[Operation]) -> frozenset[str]:
 
 
 def kept_tensors(operation: Operation) -> list[Tensor]:
-    """What an operation keeps for its backward pass beside weights."""
+    """Tensors that an operation keeps for its backward pass, without weights."""
     return [tensor for tensor in operation.saves if tensor.role != "parameter"]
 
 
 class Storage:
-    """Counts what is kept until the backward pass, so that each storage counts once, whoever keeps it."""
+    """Counts the tensors kept until the backward pass, each storage once even if several operations keep it."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph

@@ -33,9 +33,9 @@ _SLACK = 1.0 + 2.0**-40
 
 
 def cut(program: Program, weights: Sequence[float], pieces: int, how: Cut | None = None) -> list[Chunk]:
-    """``pieces`` runs of layers, cut ``how`` a run says. Left to itself: where the layers of the heaviest block divide
-    evenly each piece gets as many, as in Megatron, with what comes before on the first piece and what comes after on
-    the last; else the slowest piece is made as light as it can be.
+    """``pieces`` contiguous pieces of layers, cut as ``how`` states. By default, as in Megatron, each piece has equally
+    many layers of the heaviest block if they divide evenly, with the layers before the block on the first piece and
+    those after it on the last; else the slowest piece is made as fast as possible.
 
     ``weights``: seconds of one layer iteration of each section, forward and backward.
     """
@@ -62,8 +62,9 @@ def layer_counts(program: Program) -> list[int]:
 
 
 def _stated(program: Program, layers: Sequence[int]) -> list[Chunk]:
-    """Pieces of stated numbers of layers, with the sections between them beside the layer before (the first ones beside
-    the first layer). The first piece may have none, and is what comes before the first layer; the last one too."""
+    """Pieces with stated numbers of layers; sections between layers go with the layer before them, sections before the
+    first layer with the first one. A first or last piece of 0 layers holds the sections before the first or after the
+    last layer."""
     counts = layer_counts(program)
     if sum(layers) != sum(counts):
         stated = f"cut {list(layers)}: adds up to {sum(layers)} layers"
@@ -121,8 +122,8 @@ def heaviest_piece(program: Program, weights: Sequence[float], chunks: Sequence[
 
 
 def _units(program: Program, weights: Sequence[float]) -> tuple[tuple[float, int, int], ...]:
-    """What may be divided: weight and number of layers (0 or 1) of what comes before the first layer, of each layer
-    with the sections behind it, and of what comes after the last layer; and how many like it follow one another."""
+    """The units that a cut may separate, as (weight, layers, repetitions): the sections before the first layer, each
+    layer with the sections after it, the sections after the last layer."""
     units: list[tuple[float, int, int]] = []
     counts = layer_counts(program)
     last = max((index for index, count in enumerate(counts) if count), default=-1)
@@ -158,7 +159,7 @@ def _lengths(weights: Sequence[float], pieces: int) -> list[int]:
 
 
 def _halved(lengths: list[int], pieces: int) -> list[int]:
-    """The longest pieces in halves, until there are as many as wanted."""
+    """Splits the longest pieces in halves until there are ``pieces`` of them."""
     while len(lengths) < pieces:
         longest = lengths.index(max(lengths))
         half = lengths[longest] // 2

@@ -148,7 +148,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What one rank does in one pass over its share of the batch, section by section in forward order."""
+    """The work of one rank in one pass over its share of the batch: sections in forward order."""
 
     sections: tuple[Section, ...]
     ties: tuple[Tie, ...] = ()
@@ -416,7 +416,7 @@ class _Lowering:
         return node.repeat - (self.graph.copies(tensor, node) if node.name == readers[-1] else 0)
 
     def _accumulate(self, placed: PlacedNode, tensor: Tensor) -> Kernel:
-        """Add this reader's gradient to the one that a later reader left: read two, write one."""
+        """Adds the gradient of this reader to that of a later reader: two reads, one write."""
         size = _local_bytes(placed, tensor, self.precision)
         return accumulation(placed.node.name, size / self.precision.activation, size)
 

@@ -184,7 +184,8 @@ def _chosen(node: Node, product: Contraction, targets: str) -> bool:
 
 
 def _is_called(name: str, pattern: str) -> bool:
-    """Whether a name, or what it stands in, is called so: ``block`` and ``block.*.mlp1`` are names of all below."""
+    """Whether a pattern matches a layer's name or the name of a block around the layer: ``block`` and ``block.*.mlp1``
+    match all layers inside."""
     parts = name.split(".")
     names = (".".join(parts[: end + 1]) for end in range(len(parts)))
     return any(fnmatchcase(each, pattern) for each in names) or fnmatchcase(parts[-1], pattern)
@@ -242,7 +243,8 @@ Live = set[str | tuple[str, str]]
 
 
 def _with_gradients(graph: Graph, nodes: list[Node]) -> Live:
-    """Outputs behind the first trained weight, and what enters a loop that makes such: later iterations read it so."""
+    """Names of the tensors that need a gradient: outputs after the first trained weight, and tensors that a loop
+    carries once an iteration has produced such an output."""
     iterations = {loop: times for node in nodes for loop, times in node.repeats}
     live = Live()
     while True:
@@ -266,8 +268,8 @@ def _is_live(node: Node, tensor: Tensor, live: Live) -> bool:
 
 
 def _marked(node: Node, live: Live, dead: set[str]) -> Node:
-    """The layer with no gradient for what ``dead`` layers made, nor inside it where it is one of them; such a layer
-    keeps nothing for a backward pass."""
+    """The layer without gradients for outputs of ``dead`` layers. A layer without any gradient keeps nothing for a
+    backward pass."""
     idle = not (_trains(node) or any(_is_live(node, tensor, live) for tensor in node.inputs))
 
     def marked(tensor: Tensor) -> Tensor:
@@ -354,7 +356,7 @@ def _parts(loop: str, lengths: Sequence[int]) -> dict[str, int]:
 
 
 def _with_loop_in_parts(graph: Graph, loop: str, parts: Mapping[str, int]) -> Graph:
-    """The graph with one folded block for each part, which reads what the part before it made."""
+    """The graph with one folded block for each part; each part reads the output of the part before."""
     enters, changed = graph.carried.get(loop, ("", ""))
     names = list(parts)
     before = dict(zip(names[1:], names, strict=False))

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What all passes of one name have in common.
+    """The properties that all passes of one name share.
 
     ``price`` is the family of the calibration that prices it. ``pointwise``: it touches each element on its own, so
     that a compiler may merge it with its neighbours. ``moves``: it only moves elements, so that sums which are not
@@ -102,7 +102,7 @@ Family = Literal["gemm", "conv", "attention", "memory", "rnn"]
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """One launch on one device: what it computes and moves, and the shape that its price depends on.
+    """One launch on one device: its FLOP and bytes, and the shape that its price depends on.
 
     ``shape`` holds the family's own numbers: gemm (m, n, k, batch), conv (n, c, h, w, k, …), attention (batch, heads,
     …), memory (rows, columns). ``operation`` is the variant within the family. Counts are floats: a rank's share may be
@@ -315,7 +315,7 @@ class MemoryPass:
         return (replace(kernel, bytes_written=kernel.bytes_written + gradients),)
 
     def _gradient(self, target: Tensor, precision: Precision) -> tuple[Kernel, ...]:
-        """The gradient of one input of a product, and the sum over what it was broadcast over."""
+        """The gradient of one input of a product, with the sum over dims that the input was broadcast over."""
         other_operands = tuple(t for t in self.keeps if t.name != target.name)
         product = self._kernel("backward", (self.out, *other_operands), (self.out,), precision)
         if target.elements == self.out.elements:
@@ -357,7 +357,7 @@ class MemoryPass:
         return max(float(tensor.size("experts")) for tensor in sent) if sent and self.kind.routes else 0.0
 
     def _border(self, tensor: Tensor, phase: Phase) -> float:
-        """What a pool reads with the rows of its neighbours, over its own rows."""
+        """Rows that a pool reads, its own and those of neighbouring ranks, over its own rows."""
         if not self.windows:
             return 1.0
         pairs = zip(self.windows, self.halos, strict=False)

@@ -155,7 +155,7 @@ class Contraction:
         return self.rhs.role == "parameter" and "experts" in self.rhs.dims and "experts" in self.lhs.dims
 
     def _border(self, tensor: Tensor, phase: Phase) -> float:
-        """A windowed operand with the rows of its neighbours, over its own rows."""
+        """Rows that a windowed operand needs, its own and those of neighbouring ranks, over its own rows."""
         if not self.windows:
             return 1.0
         direction = int((phase == "backward") != self.transposed)

@@ -220,7 +220,7 @@ def dtype_of(device: Device, requested: str | None) -> str:
 
 
 def host_warnings(system: System, chosen: Plan, device_bytes: float) -> list[str]:
-    """Whether a node's memory holds what its devices have in it."""
+    """A warning if the host memory of a node is too small for what its devices keep there."""
     stated = None if system.host is None else system.host.memory
     node_bytes = device_bytes * min(chosen.gpus, system.devices_per_node)
     if not node_bytes:

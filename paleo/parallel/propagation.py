@@ -73,8 +73,8 @@ def statistics(node: Node, split: Split, ways: Mapping[str, float]) -> Iterator[
 
 
 def _row(operation: MemoryPass) -> Tensor:
-    """The numbers of each row that ranks exchange: one for each statistic that a norm keeps, else for what is left of
-    its input."""
+    """The numbers of each row that ranks exchange: one for each statistic of a norm, else the input summed over the
+    reduced dims."""
     kept = [tensor for tensor in operation.keeps if tensor.role == "statistic" and operation.kind.norm]
     row = kept[0] if kept else operation.inputs[0].without(*operation.reduces, name="row", role="statistic")
     return Tensor(
@@ -133,7 +133,7 @@ def _hides(node: Node) -> bool:
 
 
 def _core_tensors(node: Node) -> Iterator[tuple[Operation, Tensor]]:
-    """What enters the core of attention from outside it."""
+    """Tensors that enter the core of attention from other layers."""
     core = [operation for operation in node.operations if is_core(operation)]
     inner = {operation.out.name for operation in core}
     for operation in core:

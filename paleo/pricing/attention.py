@@ -47,7 +47,7 @@ WAVE_SPLITS, CAPTURED_BATCH = 128, 512
 
 @dataclass(frozen=True, slots=True)
 class AttentionKernel:
-    """How one implementation divides the work, from its public source.
+    """How one implementation divides the work, by its public source.
 
     ``tiles``: (largest head dimension, query rows, key columns), ascending; ``dense_tiles`` those of keys that lie in a
     row instead of pages, where they differ, ``decode_tiles`` those of one token, where they are not ``tiles`` cut to a

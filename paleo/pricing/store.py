@@ -1,4 +1,4 @@
-"""Which calibration entry prices a family on a device: its own, else what it inherits, else the formula's defaults.
+"""Which calibration entry prices a family on a device: the device's own, an inherited one, or the formula's defaults.
 
 The order of search, each step with a wider interval than the one before:
 
@@ -196,7 +196,7 @@ def _memory_distance(rule: InheritanceRule, memory_kind: str) -> int:
 
 
 def resolved(rule: InheritanceRule, family: str, stack: str, architecture: str, memory_kind: str) -> Entry:
-    """The entry that a rule makes of the ones it names; SpecError when one of those is not there."""
+    """The entry that a rule composes of the entries it names; SpecError if one of those is missing."""
     changes = rule.stacks[stack]
     there = rule.family_there or family
     sources = [_source(subject, there, changes.like or stack) for subject in rule.inherits]

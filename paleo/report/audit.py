@@ -78,7 +78,7 @@ def verdict(audit: Audit) -> str:
 
 
 def table(audit: Audit) -> RenderableType:
-    """The verdict, what was measured beside what was predicted, and what to do."""
+    """The verdict, measured figures beside predicted ones, and advice."""
     parts: list[RenderableType] = [prose(Text(verdict(audit), style="bold")), Text(), _quantities(audit)]
     for fault in audit.faults:
         parts += [Text(), prose(f"{fault.text}: {fault.advice}.")]

@@ -108,7 +108,7 @@ def _plans(reply: Answer) -> RenderableType:
 
 
 def _strategy(plan: PricedPlan) -> str:
-    """Strategy with what else is chosen."""
+    """The strategy and the other choices of a plan, in words."""
     row = plan.row
     parts = [row.strategy or "dp", f"microbatch {row.microbatch}"]
     if row.recompute != "none":

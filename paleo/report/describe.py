@@ -66,7 +66,7 @@ def _model_line(name: str) -> str:
 
 
 def _software_line(name: str) -> str:
-    """What a profile stands for, and which measured steps its constants were fitted to."""
+    """The description of a profile, and the measured steps that its constants were fitted to."""
     profile = load_software(name)
     if profile.fit is None:
         return f"{profile.title}. Nothing fitted"
@@ -308,7 +308,7 @@ def _model(model: ModelSpec) -> list[Fact]:
 
 
 def _software(software: Software) -> list[Fact]:
-    """What a profile says in words; `settings` has its fields."""
+    """A profile in words; `settings` has its fields."""
     return _stated(
         ("title", software.title),
         ("releases from", software.since),

@@ -214,8 +214,8 @@ def scale(model: str, system: str, curves: Sequence[ScaleCurve]) -> Document:
 
 
 def _of_curve(curve: ScaleCurve, study: ConsistencyStudy | None) -> Document:
-    """What tells the curves of one document apart; ``consistency`` is a mapping in every point, with the figures of its
-    study where there is one."""
+    """Keys that identify a curve among those of one document; ``consistency`` is a mapping in every point, with the
+    figures of its study if it has one."""
     cycle = {} if study is None else _cycle(study)
     return {"scaling": curve.scaling, "consistency": {"model": curve.consistency, **cycle}, "nodes": curve.nodes}
 
@@ -264,7 +264,7 @@ def consistency(study: ConsistencyStudy) -> Document:
 
 
 def _cycle(study: ConsistencyStudy) -> Document:
-    """What a consistency model adds to a step; what belongs to a server is null without one."""
+    """The figures that a consistency model adds to a step; those of a server are null without a server."""
     cycle = study.cycle
     return {
         "updates_per_s": float(cycle.updates_per_s),

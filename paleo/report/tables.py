@@ -141,7 +141,8 @@ def estimate(
     *,
     verbose: bool = False,
 ) -> RenderableType:
-    """The answer, where the time goes, what is in memory and what would make it fit, and what was left out."""
+    """The tables of an estimate: the answer, the parts of the step, memory, advice if the run does not fit,
+    omissions."""
     parts: list[RenderableType] = [_headline(prediction), _breakdown(prediction), Text(), _memory(prediction), Text()]
     if advice:
         parts += [_advice(advice), Text()]
@@ -289,7 +290,7 @@ def _provenance(prediction: Prediction) -> RenderableType:
 
 
 def scale(model: str, system: str, curves: Sequence[ScaleCurve]) -> RenderableType:
-    """For each curve its verdict, then its table."""
+    """The verdict and the table of each curve."""
     from paleo.studies.scaling import placement_advice, spending, turnover_words, verdict
 
     parts: list[RenderableType] = []
@@ -358,7 +359,7 @@ def _cycle(study: ConsistencyStudy | None) -> tuple[str, ...]:
 
 
 def _point(curve: ScaleCurve, point: ScalePoint, like: float | None) -> tuple[tuple[str, ...], str]:
-    """Figures of a point, its step in the unit of what it is ``like``, and a note on it."""
+    """Figures of a point, with its step in the unit of the times ``like``, and a note on it."""
     if point.prediction is None or not point.usable:
         return (str(point.gpus), *[NONE] * 7), point.problem
     prediction = point.prediction
@@ -463,7 +464,7 @@ def _remedy(candidate: Candidate) -> str:
 
 
 def _candidate(comparison: Comparison, candidate: Candidate, best: Winners, *like: float | None) -> tuple[str, ...]:
-    """Figures of a candidate, its step and its training in the units of what they are ``like``."""
+    """Figures of a candidate, with its step and its training in the units of the figures ``like``."""
     prediction, training = candidate.prediction, candidate.training
     if prediction is None or training is None:
         return (candidate.system.name, *[NONE] * 9)
@@ -563,7 +564,7 @@ def _levels(study: CollectiveStudy) -> Table:
 
 
 def catalog(kind: str, entries: Mapping[str, str]) -> RenderableType:
-    """Names of one kind, each with a line on what it is."""
+    """The names of one kind, each with a one-line description."""
     table = grid(f"{len(entries)} {kind}", ("name", "what it is"), left=2)
     for name, line in entries.items():
         table.add_row(name, line)
@@ -577,7 +578,7 @@ def _utilisation(prediction: Prediction) -> str:
 
 
 def described(title: str, rows: Sequence[Fact], fields: Sequence[Setting]) -> Iterable[RenderableType]:
-    """What is known of one entry, and its fields where it has some."""
+    """The facts of one entry of the catalog, and a table of its fields if it has any."""
     yield facts(title, rows)
     if fields:
         yield settings(fields)

@@ -70,7 +70,8 @@ UNROLLED = 2**14
 
 
 def window(stages: int, chunks: int) -> int:
-    """Microbatches that fill a pipeline; each round behind them is taken to add what the last one of them adds."""
+    """Microbatches that fill a pipeline; every further round is taken to add as much time as the last round of the
+    window."""
     return stages * (4 if chunks == 1 else 4 + chunks)
 
 
@@ -80,7 +81,7 @@ def unrolled(stages: int, chunks: int, microbatches: int) -> bool:
 
 
 def _repeated(schedule: Schedule, seconds: Array, microbatches: int) -> Array:
-    """Ends of the stages: of all microbatches, or of a window of them and as many more as there are left."""
+    """Ends of the stages: of all microbatches, or of a window of microbatches and repetitions of its last round."""
     stages, chunks = seconds.shape[1], seconds.shape[2] // schedule.copies
     if unrolled(stages, chunks, microbatches):
         return _ends(schedule, seconds, microbatches)
@@ -100,7 +101,7 @@ def _ends(schedule: Schedule, seconds: Array, microbatches: int) -> Array:
 
 
 def _run(waves: _Waves, rows: Array) -> Array:
-    """When each stage has made its last pass: (stages, cases)."""
+    """End of the last pass of each stage: (stages, cases)."""
     done, position = np.zeros((waves.passes + 1, rows.shape[1])), 0
     for seconds, before, sources in waves.waves:
         ended = done[position : position + len(seconds)]
@@ -206,7 +207,7 @@ Pass = Literal["F", "B", "W"]
 
 
 class Action(NamedTuple):
-    """One pass of one microbatch through one chunk of layers that a stage holds."""
+    """One pass of one microbatch through one chunk of layers of a stage."""
 
     kind: Pass
     microbatch: int

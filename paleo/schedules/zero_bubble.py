@@ -66,7 +66,7 @@ def alive(stage: Numeric, stages: int, microbatches: Numeric, chunks: int) -> Nu
 
 
 def ends(span: Array, passes: Passes, microbatches: Numeric, chunks: int) -> Array:
-    """After its last B each stage has the W's left that it put off."""
+    """Ends of the stages: after its last B a stage runs the W's that it deferred."""
     above = running_sum(passes.backward) - passes.backward
     left = np.minimum(stage_numbers(passes), np.asarray(microbatches) - 1.0) + 1.0
     return np.minimum(span, span - passes.weights[:1] - above + left * passes.weights)

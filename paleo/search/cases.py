@@ -1,5 +1,5 @@
-"""The configurations of a search: layouts at a microbatch under a recomputation, what else is chosen for them, and what
-came of it, as arrays."""
+"""The configurations of a search as arrays: layouts at a microbatch under a recomputation, their other choices, and
+their results."""
 
 from __future__ import annotations
 

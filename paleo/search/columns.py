@@ -1,4 +1,4 @@
-"""Many configurations of a search as columns, without going through them one by one."""
+"""Configurations of a search as columns of arrays, without a Python loop over them."""
 
 from __future__ import annotations
 

@@ -158,5 +158,5 @@ class Cuts:
 
 
 def _around(block: int) -> tuple[slice, slice]:
-    """What lies before and behind a section."""
+    """The sections before a section and those after it."""
     return slice(0, block), slice(block + 1, None)

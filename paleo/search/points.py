@@ -219,8 +219,8 @@ class _Blocks:
     def _blocks(
         self, family: Mapping[Key, Sequence[int]], groupings: Sequence[Callable[[Key], object]]
     ) -> list[PricedBlock]:
-        """All layouts on one surface where there is one; else one surface for each value of the first of ``groupings``,
-        and so on; else each point lowered by itself."""
+        """All layouts on one surface if one fits them; else one surface for each value of the first of ``groupings``,
+        then of the next; else each point lowered by itself."""
         surface = self._surface(family)
         if surface is not None:
             return surface

@@ -35,7 +35,7 @@ _BATCHES, _ROUNDS = 6, 6
 
 @dataclass(frozen=True, slots=True)
 class PlanRow:
-    """One configuration: how it is run, seconds of a step, bytes of its fullest device."""
+    """One configuration: how it runs, seconds of its step, bytes of its fullest device."""
 
     gpus: int
     strategy: str

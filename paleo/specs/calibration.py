@@ -67,7 +67,7 @@ Interval = Annotated[tuple[IntervalBin, ...], Field(min_length=1)]
 
 
 class Entry(Spec):
-    """One family on one stack: parameters with what they rest on."""
+    """The calibration of one family on one stack: parameters, measured rows, residuals and date."""
 
     family: Text
     stack: Text

@@ -42,7 +42,7 @@ DTYPES: tuple[Dtype, ...] = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "fp4
 
 
 class Price(Spec):
-    """What one device or node costs to rent, and who said so when."""
+    """The price of one device or node, with its source and date."""
 
     rate: PricePerSecond
     date: Text
@@ -89,7 +89,7 @@ class Interconnect(Spec):
 
 
 class Device(Spec):
-    """One accelerator as its datasheet describes it; one entry is what a framework sees as one device.
+    """One accelerator as its datasheet describes it: one device of a deep-learning framework.
 
     ``peak`` is the fastest dense rate of a dtype, by tensor cores where the device has them for that dtype (with fp32
     accumulation), and ``vector_peak`` that of the ordinary cores at ``boost_clock``.
@@ -306,7 +306,7 @@ class Reliability(Spec):
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """What a group of ranks has of one level.
+    """The part of one level of the network that a group of ranks uses.
 
     ``fan_out``: units of the level below, within one unit of this level, that hold ranks of the group.
     ``members_below``: ranks of the group in one such unit.
@@ -352,7 +352,7 @@ class System(Spec):
 
     @property
     def reference(self) -> str:
-        """What a command takes for it: its catalog name, or the path of its file."""
+        """The name that a command takes for the system: its catalog name, or the path of its file."""
         return self.path or self.name
 
     @model_validator(mode="after")
@@ -380,7 +380,7 @@ class System(Spec):
 
     @property
     def capacity(self) -> int | None:
-        """How many devices there are; None when nothing limits them."""
+        """The number of devices, None if it is not limited."""
         if self.max_nodes is not None:
             return self.max_nodes * self.devices_per_node
         return self.levels[-1].ranks if self.levels else 1
@@ -390,7 +390,7 @@ class System(Spec):
         return (level.ranks is None or level.ranks > self.devices_per_node) and level.topology != "torus"
 
     def share(self, gpus: int) -> str:
-        """So many of its GPUs in words, and the nodes that hold them."""
+        """A number of GPUs in words, with the nodes that hold them."""
         node_size, whole = self.devices_per_node, gpus % self.devices_per_node == 0
         nodes = (
             counted(math.ceil(gpus / node_size), "node") if whole or gpus > node_size else f"of {node_size} in a node"

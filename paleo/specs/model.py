@@ -88,7 +88,7 @@ class ModelSpec(Spec):
 
     @property
     def reference(self) -> str:
-        """What a command takes for it: its catalog name, or the path of its file."""
+        """The name that a command takes for the model: its catalog name, or the path of its file."""
         return self.name if not self.path or str(entries("models").get(self.name)) == self.path else self.path
 
 

@@ -1,4 +1,4 @@
-"""How often nodes fail: what a system's file says, else what the files of systems like it say."""
+"""Failure rates of nodes: as the system's file states them, else those of similar systems."""
 
 from __future__ import annotations
 

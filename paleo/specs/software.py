@@ -34,7 +34,7 @@ _UNITS = {
 
 
 class FieldRow(NamedTuple):
-    """One field of a schema: its dotted name, the dimension of its value, what it is if left out, and its meaning."""
+    """One field of a schema: dotted name, dimension of the value, default, meaning."""
 
     field: str
     unit: str

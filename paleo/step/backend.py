@@ -250,14 +250,14 @@ class Backend:
 
     @property
     def _checkpoints(self) -> Checkpoints:
-        """What recomputation runs again: the run's modules, or what the software does."""
+        """The recomputed modules: those of the run, else those of the software."""
         habit = self.software.recomputation
         if not self.run.recompute_modules:
             return Checkpoints(habit.stops_early, habit.selective)
         return Checkpoints(habit.stops_early, "attention", self.run.recompute_modules)
 
     def _targets(self, placement: Placement, mesh: Mesh) -> int | None:
-        """Nodes (within one: devices) to which a token goes once."""
+        """Number of nodes (inside one node: of devices) that a token is sent to, once each."""
         once = self.software.parallelism.expert_dispatch != "nccl"
         spread = (rule.split["experts"] for rule in placement.rules if rule.split.get("experts"))
         axes = next(spread, ("ep",))

@@ -1,4 +1,4 @@
-"""Configurations of equal structure: what one call of `paleo.step.step.step` takes."""
+"""Configurations of equal structure: the argument of `paleo.step.step.step`."""
 
 from __future__ import annotations
 

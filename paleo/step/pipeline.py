@@ -74,7 +74,7 @@ class _Unit:
         return np.asarray(sum(count * figures[section] for section, count in self.following))
 
     def seconds(self, figures: Array) -> Array:
-        """Seconds of the gathered iteration and of what follows it."""
+        """Seconds of the gathered iteration and of the iterations after it."""
         gathered: Array = figures[self.gathered]
         return gathered + self.following_seconds(figures) if self.following else gathered
 
@@ -154,8 +154,8 @@ def _row(
 
 
 def _expanded(row: _Row) -> _Row:
-    """Iterations in a row that have unlike neighbours one by one: what precedes an iteration and what follows it count,
-    so of a stretch of equal ones the first and the last stand alone."""
+    """Iterations, with stretches of equal ones split where neighbours matter: the first and the last of a stretch stand
+    alone, because an iteration's time depends on the iterations before and after."""
     units: _Row = []
     for unit, count in row:
         units += [(unit, 1), (unit, count - 1)] if count > 1 else [(unit, 1)]

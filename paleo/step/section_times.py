@@ -319,7 +319,7 @@ def _waited(sums: Sums, device: Array, transfers: Array) -> tuple[Array, ...]:
 
 
 def _limits(sums: Sums, kernels: KernelTimes) -> Array:
-    """Seconds of kernels by what limits them and by when they run, as `SectionCosts.limits`."""
+    """Seconds of kernels by their limit and by the pass in which they run, as `SectionCosts.limits`."""
     work = kernels.total - kernels.launch
     by_limit = (work * kernels.arithmetic, work * ~kernels.arithmetic, kernels.launch)
     runs = (sums.forward + sums.backward + sums.weights, sums.recomputed, sums.selected)

@@ -318,7 +318,7 @@ def priced(program: Program, layout: Plan, backend: Backend) -> Priced:
 
 
 def single_batch(program: Priced, layout: Plan, backend: Backend, arriving: InputPipeline | None) -> Batch:
-    """The batch of one configuration; PlanError where its schedule cannot run so many microbatches."""
+    """The batch of one configuration; PlanError if the schedule cannot run its number of microbatches."""
     if layout.stages > 1:
         name = schedule_of(layout, backend).name
         check_schedule(name, layout.stages, layout.parallel.chunks, layout.microbatches)
@@ -329,7 +329,7 @@ def single_batch(program: Priced, layout: Plan, backend: Backend, arriving: Inpu
 def _batch(
     program: Program, pieces: list[Chunk], costs: SectionCosts, policies: Policies, layout: Plan, backend: Backend
 ) -> Batch:
-    """One configuration; a network in one piece is laid over one stage."""
+    """The batch of one configuration; a network that is not cut into stages is one stage."""
     schedule, stages = schedule_of(layout, backend), layout.stages if len(pieces) > 1 else 1
     sequence_parallel, local_batches = (layout.parallel.sequence_parallel,), (layout.local_batch,)
     layouts = Layouts(backend, (layout.mesh,), (program,), sequence_parallel, local_batches)

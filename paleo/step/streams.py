@@ -259,7 +259,7 @@ def contended_times(batch: Batch, cases: Index) -> Contended:
 
 
 def bucket_seconds(batch: Batch, members: Sequence[tuple[int, Order]]) -> Array:
-    """Seconds of what goes out after each iteration: (iterations, members)."""
+    """Seconds of the buckets sent after each iteration: (iterations, members)."""
     columns: dict[int, list[int]] = {}
     for column, (_, order) in enumerate(members):
         columns.setdefault(id(order), []).append(column)

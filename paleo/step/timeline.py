@@ -316,7 +316,7 @@ def _after(batch: Batch) -> dict[str, Array]:
 
 
 def _chunk_time(program: Program, chunk: Chunk, send: float, seconds: Array) -> StageTime:
-    """One microbatch through one chunk; its stage waits for its sends, which are part of its passes."""
+    """Time of one microbatch through one chunk, sends included: the stage waits for them."""
     counted = [
         [sum(layers * _work(program.sections[i], phases)[k] for i, layers in chunk) for phases in _PASSES]
         for k in (0, 1)

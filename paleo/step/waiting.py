@@ -1,4 +1,4 @@
-"""What a step waits for: the slowest of its ranks, and its next batch.
+"""Waiting of a step: for the slowest rank, and for the next batch of data.
 
 Ranks that wait for one another are not equally fast, by two kinds of noise. *Persistent* noise is a rank's own: a slow
 chip is slow in every step. *Independent* noise is drawn anew in every step (operating system, garbage collection,

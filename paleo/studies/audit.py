@@ -61,7 +61,7 @@ Evidence = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A hypothesis with its factor, the prediction under it, what it predicts of the log, and its misfit."""
+    """A hypothesis with its factor, the prediction under it, the log that it predicts, and the misfit of that log."""
 
     name: str
     factor: float

@@ -343,7 +343,7 @@ def verdict(reply: Answer) -> str:
 
 
 def finding(reply: Answer) -> str:
-    """What was found, without what would do instead; a sentence without its full stop."""
+    """The result of a purchase in a sentence without its full stop and without remedies."""
     wish, best = reply.wish, reply.best
     limits = _limits(wish)
     if best is not None:

@@ -1,4 +1,4 @@
-"""A system with one figure changed: what if its memory, its links, its price were another?
+"""A system with one figure changed (memory, links, price), for what-if studies.
 
 A figure is stated by its path in the file (`changed`), or is one of `FIGURES` that a purchase and an audit vary."""
 

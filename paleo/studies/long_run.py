@@ -1,4 +1,4 @@
-"""Goodput of a predicted run: what fails, what a checkpoint holds and where it goes, from options as people write."""
+"""Goodput of a predicted run: failures, size and place of checkpoints, from the options of a command."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ class ScalePoint:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Up to how many GPUs scaling pays (None: not at all), and why it stops there or what it loses."""
+    """The number of GPUs up to which scaling pays (None: never), and the reason why it stops or what it loses."""
 
     pays_up_to: int | None
     text: str

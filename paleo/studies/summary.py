@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LayerCount:
-    """Counts of one iteration of a layer; it runs ``repeat`` times. A tied weight counts where it stands first."""
+    """Counts of one iteration of a layer, which runs ``repeat`` times. A tied weight is counted with its first
+    layer."""
 
     name: str
     type: str

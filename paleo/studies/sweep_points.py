@@ -65,7 +65,7 @@ class Job:
     _changed: dict[Any, System] = field(default_factory=dict, repr=False)
 
     def system(self, name: str, changes: tuple[tuple[str, Any], ...]) -> System:
-        """A system with its changed figures, made once for all points that share them."""
+        """The system with the changed figures, built once for all points that share them."""
         key = (name, json.dumps(changes))
         if key not in self._changed:
             system = self.systems[name]
@@ -100,7 +100,7 @@ def job_of(study: Study) -> Job:
 
 
 def evaluate(job: Job, part: int) -> list[Record]:
-    """The figures of the points of one part, in order; what cannot be planned keeps its reason."""
+    """The figures of the points of one part, in order; a point that cannot be planned has the reason instead."""
     job.check()
     first, last = part * PART, min((part + 1) * PART, job.study.points)
     return [_record(job, job.study.point(index)) for index in range(first, last)]
@@ -252,7 +252,7 @@ def _connected(scheduler: str) -> Iterator[Any]:
 
 @contextmanager
 def _one_line(scheduler: str) -> Iterator[None]:
-    """What a cluster does when it goes away, as one sentence."""
+    """Turns the exceptions of a cluster that goes away into an error of one sentence."""
     from distributed import KilledWorker
 
     try:

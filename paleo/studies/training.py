@@ -43,7 +43,7 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """How much training: samples, and in words what they are.
+    """The amount of training: a number of samples, and the same in words.
 
     Where it follows from the run, ``needs`` is what a predicted step needs (its batch decides on the samples, its
     system on the evaluations), and ``batches`` are the global batches worth trying. ``sigma`` is how unsure the samples

@@ -60,7 +60,7 @@ class Errors:
 
 @dataclass(frozen=True, slots=True)
 class Worst:
-    """One of the rows with the largest error, and what explains it."""
+    """A row with a large error, and the likely reason."""
 
     row: int
     subject: str
@@ -72,7 +72,7 @@ class Worst:
 
 @dataclass(frozen=True)
 class FileReport:
-    """What ``paleo validate`` says of one file.
+    """The validation of one file: errors of its rows, and rows that are not supported.
 
     ``measured`` and ``baseline`` are in SI, row by row, nan where there is none; ``baseline`` is already divided by the
     best constant efficiency of each device (``efficiencies``).
@@ -130,7 +130,7 @@ class FileReport:
         return errors_of_parts
 
     def worst(self, most: int = 10) -> list[Worst]:
-        """The rows with the largest errors, one a configuration, and what explains them."""
+        """The rows with the largest errors, at most one of each configuration, with the likely reasons."""
         log_error = np.abs(np.log(self.predictions.seconds / self.measured))
         order = np.argsort(np.where(self.predicted, -log_error, np.inf), kind="stable")
         spread = self._scatter()

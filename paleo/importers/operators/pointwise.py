@@ -80,8 +80,8 @@ def _onnx_dropout(node: OnnxNode) -> Reading:
 
 @translates("activation")
 def activation(b: Builder, call: Call) -> None:
-    """An element-wise function; one that keeps its input, or a copy of it where it writes over it, although its layer
-    would keep the output, says so."""
+    """An element-wise function. States ``keeps: input`` if autograd keeps the input, or a copy of an input that is
+    overwritten, of a function that usually keeps its output."""
     (x,) = b.moving(call)[:1]
     function = call.options["function"]
     if function not in LAYERS:

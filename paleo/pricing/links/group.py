@@ -259,7 +259,7 @@ def _direct_links(span: Span, fan_out: int) -> float:
 
 
 def _usable_ports(system: System, span: Span, outside: bool) -> tuple[float, float]:
-    """Ports of one unit for this group, and for one rank of it: its share of them, and no more than its rings reach.
+    """Ports of one unit that this group can use, and the share of one rank, bounded by the number of its rings.
 
     A rank drives its own NIC (or its share of the node's, at least one), so a lone rank of a node of eight does not
     fill eight NICs. Rings of a PCIe tree all turn the same way, and leave a unit through one slot.

@@ -81,7 +81,7 @@ class AttentionTable(TableKind[DeviceFigures]):
     host_parameters = ("launch_time",)
 
     def fit_plan(self, subject: str, family: str, stack: str, figures: DeviceFigures, fitted: Fitted) -> FitPlan:
-        """Where a fit sets out, and what stays there because rows of its kind do not tell it apart.
+        """Start values of a fit, and the parameters that stay fixed because rows of this kind do not determine them.
 
         Energies and the share of L2 follow from the silicon; what decode of the same kernel told of L2 holds for
         prefill, which is fitted after it.

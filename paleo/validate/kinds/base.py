@@ -92,7 +92,8 @@ class TableKind(ABC, Generic[Figures]):
     measured_unit: ClassVar[float] = MICROSECOND
 
     def prepared(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """The rows as they are priced: as the table has them, unless a kind knows better what they ran on."""
+        """The rows as they are priced: as in the table, unless the kind can tell the device or the system that a row
+        really ran on."""
         return frame
 
     @abstractmethod
@@ -339,7 +340,7 @@ def unpriced(device: str, dtype: str, compute: str, dtypes: frozenset[str]) -> s
 
 
 def as_timed(frame: pd.DataFrame, usual: pd.Series[str]) -> pd.Series[str]:
-    """The stacks that a column ``timing`` states, where there is one; else the usual ones of a source."""
+    """The stacks that the column ``timing`` states, if present; else the usual ones of the source."""
     if "timing" not in frame.columns:
         return usual
     stated = text(frame, "timing")

@@ -75,7 +75,7 @@ class CollectiveTable(TableKind[System]):
     def start(
         self, family: str, stack: str, figures: System
     ) -> tuple[NcclParameters | ExchangeParameters | FabricParameters | CustomParameters, tuple[str, ...]]:
-        """Where a fit begins, and the parameters that it leaves there: rows of this kind do not tell them apart."""
+        """Start values of a fit, and the parameters that stay fixed because rows of this kind do not determine them."""
         if family == "collective.custom":
             engine, _, how = stack.rpartition("-")
             eager = how == "eager"

@@ -64,7 +64,7 @@ class ElementwiseTable(TableKind[DeviceFigures]):
     host_parameters = ("launch_time", "kernel_time", "host_overlap")
 
     def start(self, family: str, stack: str, figures: DeviceFigures) -> tuple[MemoryParameters, tuple[str, ...]]:
-        """Where a fit begins, and the parameters that it leaves there: rows of this kind do not tell them apart."""
+        """Start values of a fit, and the parameters that stay fixed because rows of this kind do not determine them."""
         plain, eager = family == "memory.elementwise", stack == "eager"
         streaming = streaming_fraction(
             memory_kind=figures.memory_kind, architecture=figures.architecture, inline_ecc=False

@@ -166,8 +166,8 @@ def died(row: Row) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A predicted value with its interval, the bare roofline beside it, and what it was predicted on; of a step with
-    the interval of its prediction, what makes that up."""
+    """A predicted value with its interval, the bare roofline, the device of the prediction and, for a step, the parts
+    of the interval."""
 
     value: float
     low: float
@@ -205,7 +205,7 @@ class StepTable(ABC):
         return type(self)(calibration)
 
     def calibration_of(self, system: System) -> Calibration | None:
-        """The user's calibration, where it is one of this system or its devices."""
+        """The user's calibration if it is one of this system or of its devices, else None."""
         applies = self.calibration is not None and self.calibration.subject in (system.name, system.device.name)
         return self.calibration if applies else None
 
@@ -215,8 +215,8 @@ class StepTable(ABC):
 
     @abstractmethod
     def step(self, row: Row, software: Software | None = None) -> Step:
-        """The prediction of one row, under another profile than its own where one is given; PaleoError with the reason
-        where it cannot be modelled."""
+        """The prediction of one row, under ``software`` if given; PaleoError with the reason if the row cannot be
+        modelled."""
 
     def measured(self, frame: pd.DataFrame) -> Array:
         """What was measured, in SI; nan where the cell is empty."""

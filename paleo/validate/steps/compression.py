@@ -174,7 +174,7 @@ class CompressionSteps(StepTable):
 
 
 def _family(row: Row) -> tuple[str, ...]:
-    """What rows share whose one-node run says how long they compute."""
+    """The columns shared by rows whose one-node run gives the seconds of computation."""
     return tuple(str(row.get(name)) for name in ("source", "model", "batch_per_gpu", "link_bytes_per_s"))
 
 

@@ -178,7 +178,7 @@ def _hop_seconds(row: Row) -> float:
 
 
 def _node_rate(row: Row) -> float:
-    """What a node reaches of its link [byte/s]."""
+    """Bandwidth that one node achieves over its link [byte/s]."""
     stated = _number(row, "link_bytes_per_s")
     if _transport(row) == "rdma":
         return RDMA_SHARE * stated

@@ -28,7 +28,8 @@ PAUSE = 10.0
 
 
 def mtbf_of(row: Row) -> float:
-    """The mean time between failures that a row states, else by its failures, else of so many nodes."""
+    """The mean time between failures of a row: as stated, else from its failures, else from the failure rate of its
+    nodes."""
     if filled(row, "mtbf_s"):
         return float(row["mtbf_s"])
     if filled(row, "period_s") and filled(row, "failures"):
@@ -59,7 +60,7 @@ def save_of(row: Row) -> float:
 
 
 class LongRuns(StepTable):
-    """One run a row; the measured quantity is its goodput."""
+    """Rows of long runs; the measured quantity is goodput."""
 
     name = "goodput"
     header = frozenset({"gpus", "mtbf_s", "interval_s", "goodput"})

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 
 def counted(row: Row, memory: Footprint) -> float:
-    """What a row's figure counts, by its column ``what``: nvidia-smi shows all that is used; torch's
-    max_memory_reserved what the allocator took; all else is what it handed out."""
+    """The quantity in a row's figure, by its column ``what``: used memory (nvidia-smi), reserved memory
+    (max_memory_reserved of torch), else allocated memory."""
     words = str(row.get("what", "")).lower()
     return memory.used if "nvidia-smi" in words else memory.cached if "reserved" in words else memory.allocated
 
@@ -68,7 +68,7 @@ class MemoryTable(StepTable):
         return Step(size, 0.8 * size, 1.25 * size, states, device, prediction.run.software)
 
     def parts(self, frame: pd.DataFrame) -> dict[str, tuple[Array, Array]]:
-        """What the allocator reserved, where the notes state that beside what it handed out (``70.88 GiB
+        """Reserved bytes, predicted and measured, where the notes state them beside the allocated ones (``70.88 GiB
         reserved``)."""
         sizes = np.full((2, len(frame)), np.nan)
         for index, row in enumerate(records(frame)):
@@ -103,7 +103,7 @@ class MemoryTable(StepTable):
 
 
 def _network(row: Row) -> tuple[ModelSpec, dict[str, int | float | str]]:
-    """The network of a row: from its columns where it has those of sizes, else by its name."""
+    """The network of a row: by the columns of its sizes if present, else by its name."""
     if filled(row, "layers") and filled(row, "hidden"):
         return network_of(row)
     name = str(row["model"])

@@ -45,7 +45,7 @@ OFFLOAD = {"zero3-offload": "optimizer,gradients,parameters"}
 
 
 def system_of(row: Row) -> System:
-    """The row's system: by its own name, else the usual one of its device, else the device alone."""
+    """The system of a row: by its name, else the usual one of its device, else the device alone."""
     if filled(row, "system"):
         return with_device(load_system(str(row["system"])), row)
     device, needs_host = str(row["device"]), offload(row) != "none"

@@ -73,7 +73,7 @@ def sizes_of(row: Row) -> dict[str, int | float | str]:
 
 
 def library_of(row: Row) -> float | None:
-    """The cuDNN release of a row: what it states, what its framework is called by, what its source's date admits."""
+    """The cuDNN release of a row: the stated one, else that of its framework's name, else that of its source's date."""
     stated = cudnn_version(str(row.get("cudnn", "")))
     if stated is not None:
         return stated
