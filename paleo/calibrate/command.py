@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paleo.calibrate.files import LEAST_ROWS, calibrations, fit_each, fits, jobs, skipped_rows, yaml_text
+from paleo.calibrate.files import LEAST_ROWS, Fit, calibrations, fit_each, fits, jobs, skipped_rows, yaml_text
 from paleo.calibrate.links import LEAST_STEPS as LEAST_LINKS
 from paleo.calibrate.links import (
     asked_for_links,
@@ -27,14 +27,16 @@ from paleo.calibrate.software import (
     software_jobs,
     software_text,
 )
+from paleo.calibrate.spreads import asked_for_intervals, fit_spreads, verdict
 from paleo.calibrate.tasks import asked_for_tasks, fit_tasks
 from paleo.errors import SpecError
 from paleo.files import checked_output, write_text
 from paleo.specs.hardware import find_device, load_system
+from paleo.step.step import INTERVALS
 from paleo.units import counted
 
 if TYPE_CHECKING:
-    from paleo.calibrate.files import Fit, FitJob
+    from paleo.calibrate.files import FitJob
     from paleo.calibrate.links import (
         LinkJob,
         LinksFitted,
@@ -45,11 +47,14 @@ if TYPE_CHECKING:
         SoftwareFitted,
         SoftwareJob,
     )
+    from paleo.calibrate.spreads import SpreadsFitted
     from paleo.specs.calibration import Calibration, Residual
     from paleo.validate.residual import ResidualErrors as FittedResidual
 
 #: Tables that no family is fitted to: they inform.
 UNFITTED = ("copies",)
+#: Columns of a source's coverage that are printed, and how.
+COVERAGE = (("inside", ".0%"), ("half_width", ".3f"))
 
 
 def fit(
@@ -62,7 +67,7 @@ def fit(
     today: str | None = None,
 ) -> int:
     """Fit the tables and write one calibration file a device or system, or from tables of steps one software profile
-    each, or one calibration file of a system's links each; the exit code.
+    each, or one calibration file of a system's links each, or one of the intervals of steps; the exit code.
 
     ``only`` names devices, systems or profiles, ``free`` the numbers of those that are fitted. ``output`` is one
     file, for tables of one subject; ``output_dir`` a folder for one file a subject, where entries of other families are
@@ -79,6 +84,8 @@ def fit(
         boards = fit_power(files, only, date)
         _write_and_print(boards, _places(sorted({board.subject for board in boards}), output, output_dir), output)
         return 0
+    if asked_for_intervals(only, free):
+        return _fit_intervals(files, output, output_dir, date)
     if any(asked_for_links(file, only) for file in files):
         return _fit_links(files, only, output, output_dir, free, date)
     steps = [job for file in files for job in software_jobs(file, only)]
@@ -218,6 +225,31 @@ def _print_links(result: LinksFitted, path: Path) -> None:
         console.print(f"{result.job.skipped} rows could not be predicted; `paleo validate` says why")
 
 
+def _fit_intervals(files: Sequence[str], output: str | None, output_dir: str | None, date: str) -> int:
+    places = _places([INTERVALS], output, output_dir)
+    with _progress(len(files) + 1) as report:
+        result = fit_spreads(files, report)
+    _write_and_print([Fit(INTERVALS, result.entry(files, date))], places, output)
+    _print_coverage(result)
+    return 0
+
+
+def _print_coverage(result: SpreadsFitted) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title="sources of several rows: share inside, half-width (log)", title_justify="left")
+    for heading in ("source", "rows", "fitted", "half-width", "left out", "half-width"):
+        table.add_column(heading, justify="left" if heading == "source" else "right")
+    for (_, source), (_, alone) in zip(result.inside.iterrows(), result.tested.iterrows(), strict=True):
+        shares = [f"{part[name]:{form}}" for part in (source, alone) for name, form in COVERAGE]
+        table.add_row(str(source["source"]), str(source["rows"]), *shares)
+    console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
+    console.print(table)
+    console.print(f"fitted: {verdict(result.inside)}")
+    console.print(f"left out: {verdict(result.tested)}")
+
+
 def _errors(residual: FittedResidual | Residual) -> str:
     shares = f"median {residual.median_ape:.1%}, MAPE {residual.mape:.1%}, bias {residual.bias:+.1%}"
     return f"{shares}, total {residual.total_error:+.1%}"
@@ -264,8 +296,8 @@ def _places(subjects: Sequence[str], output: str | None, output_dir: str | None)
 
 
 @contextmanager
-def _progress(count: int) -> Iterator[Callable[[FitJob | SoftwareJob | LinkJob], object]]:
-    """A progress bar on stderr; called with each job as it starts."""
+def _progress(count: int) -> Iterator[Callable[[FitJob | SoftwareJob | LinkJob | str], object]]:
+    """A progress bar on stderr; called with each job, or its label, as it starts."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -275,11 +307,12 @@ def _progress(count: int) -> Iterator[Callable[[FitJob | SoftwareJob | LinkJob],
         task = bar.add_task("", total=count)
         started = 0
 
-        def report(job: FitJob | SoftwareJob | LinkJob) -> None:
+        def report(job: FitJob | SoftwareJob | LinkJob | str) -> None:
             nonlocal started
-            bar.update(task, completed=started, description=job.label)
+            label = job if isinstance(job, str) else job.label
+            bar.update(task, completed=started, description=label)
             if not console.is_terminal:
-                sys.stderr.write(f"[{started + 1}/{count}] {job.label}\n")
+                sys.stderr.write(f"[{started + 1}/{count}] {label}\n")
             started += 1
 
         yield report

@@ -1,40 +1,53 @@
-"""What whole steps add to the interval of their kernels and links: `paleo.step.step.Spreads` from measured steps.
+"""``paleo calibrate --fit … --only intervals``: what whole steps add to the intervals of their kernels and links.
 
-``python -m paleo.calibrate.spreads TABLE…`` fits them and says, source by source, how many rows lie inside of intervals
-whose spreads were fitted without that source.
-
-The fit is a quantile regression (Koenker and Bassett, Regression Quantiles, Econometrica 46(1), 1978) of a row's error
-in logarithms, so that wide and narrow intervals count alike. Rows of a source err together, so each source weighs as
-much as another.
+`paleo.step.step.Spreads` are fitted to the errors of measured steps, and tested on sources that were left out of
+the fit. It is a quantile regression (Koenker and Bassett, Regression Quantiles, Econometrica 46(1), 1978) of a row's
+error in logarithms, so that wide and narrow intervals count alike, with the smooth loss of Zheng (Gradient Descent
+Algorithms for Quantile Regression, Int. J. of Machine Learning and Cybernetics 2, 2011). Rows of a source err together,
+so each source weighs as much as another.
 """
 
 from __future__ import annotations
 
 import math
-import sys
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import astuple, dataclass, fields
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, astuple, dataclass, fields
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from paleo.errors import PaleoError, SpecError
-from paleo.step.step import SPREADS, Spreads, Uncertainty
+from paleo.calibrate.files import ERROR_DIGITS, rounded, rounded_residual
+from paleo.calibrate.fit import conformal_factors
+from paleo.errors import SpecError
+from paleo.specs.calibration import Entry, IntervalBin, Residual
+from paleo.step.step import INTERVAL_FAMILY, Spreads, Uncertainty
+from paleo.units import counted
 from paleo.validate.kinds.base import read_table, text
+from paleo.validate.residual import residual
 from paleo.validate.steps.base import Step, StepTable
 from paleo.validate.tables import table_of
 
 Array = npt.NDArray[np.float64]
-#: Share of a source's rows that its intervals are to hold: the middle of 80 to 95 %, as few sources come out in between
-#: and the rest lie inside or outside as a whole.
+Report = Callable[[str], object]
+#: What `--only` asks for.
+ASKED = "intervals"
+#: Share of a source's rows that its intervals are to hold: the middle of `BAND`, as few sources come out in between and
+#: the rest lie inside or outside as a whole.
 LEVEL = 0.875
-#: A source of fewer rows weighs less.
+#: Shares of a source's rows inside their intervals that are as they should be.
+BAND = (0.8, 0.95)
+#: A source of fewer rows weighs less, and is not left out by itself.
 WHOLE_SOURCE = 6
-#: Logarithms of the spreads that a fit may try.
-RANGE = (-9.0, 2.0)
 #: Errors below this are as good as none: few rows are stated to more than three digits.
 LEAST_ERROR = 0.002
+#: Width (log) over which the loss turns from one slope to the other.
+SMOOTH = 0.02
+#: Weight of the pull of each logarithm towards its start: it settles what the rows leave open.
+PULL = 1e-4
+#: What of `Uncertainty` differs from step to step.
+FIGURES = tuple(field.name for field in fields(Uncertainty) if field.name != "constants")
 
 
 @dataclass(frozen=True)
@@ -51,6 +64,10 @@ class Evidence:
         low, high = self.uncertainty.half_widths(spreads)
         return np.asarray(np.where(self.errors > 0, low, high))
 
+    def mean_widths(self, spreads: Spreads) -> Array:
+        """Of each row's interval, the mean of both sides."""
+        return np.asarray(self.uncertainty.half_widths(spreads).mean(axis=0))
+
     def of(self, rows: npt.NDArray[np.bool_]) -> Evidence:
         """Some of the rows."""
         figures = {name: getattr(self.uncertainty, name)[..., rows] for name in FIGURES}
@@ -63,15 +80,27 @@ class Evidence:
         shares = np.minimum(counts / WHOLE_SOURCE, 1.0)
         return np.asarray((shares / counts / shares.sum())[place])
 
+    @property
+    def whole_sources(self) -> list[str]:
+        """Sources of enough rows to be left out by themselves."""
+        names, counts = np.unique(self.sources, return_counts=True)
+        return [str(name) for name in names[counts >= WHOLE_SOURCE]]
 
-#: What of `Uncertainty` differs from step to step.
-FIGURES = tuple(field.name for field in fields(Uncertainty) if field.name != "constants")
+
+def asked_for_intervals(only: Sequence[str], free: Sequence[str]) -> bool:
+    """Whether ``--only`` names intervals; SpecError where it names something else, too, or numbers to free."""
+    if ASKED not in only:
+        return False
+    if len(only) > 1 or free:
+        named = ", ".join([*(f"--only {name}" for name in only if name != ASKED), *(f"--free {name}" for name in free)])
+        raise SpecError(f"--only {ASKED}: intervals are fitted by themselves, all their numbers at once, not {named}")
+    return True
 
 
-def evidence(files: Iterable[str]) -> Evidence:
+def evidence(files: Sequence[str], report: Report = str) -> Evidence:
     """The rows of tables of steps that are predicted with an interval of their own: those of MLPerf's tasks are fitted
     with their code."""
-    rows = [row for file in files for row in _rows(file)]
+    rows = [row for file in files for row in _rows(file, report)]
     if not rows:
         raise SpecError("no row of these tables is a step that can be predicted")
     sources, errors, known = zip(*rows, strict=True)
@@ -79,11 +108,12 @@ def evidence(files: Iterable[str]) -> Evidence:
     return Evidence(np.array(sources), np.array(errors), Uncertainty(**figures, constants=False))
 
 
-def _rows(file: str) -> Iterator[tuple[str, float, Uncertainty]]:
+def _rows(file: str, report: Report) -> Iterator[tuple[str, float, Uncertainty]]:
     frame = read_table(file).reset_index(drop=True)
     table = table_of(frame.columns)
     if not isinstance(table, StepTable):
-        raise SpecError(f"{file}: no table of steps")
+        raise SpecError(f"{file}: no table of steps, which --only {ASKED} fits intervals to")
+    report(f"{Path(file).name} ({counted(len(frame), 'row')})")
     measured, names = table.measured(frame), text(frame, "source")
     for index, step in enumerate(table.steps(frame)):
         if isinstance(step, Step) and step.uncertainty is not None:
@@ -92,47 +122,96 @@ def _rows(file: str) -> Iterator[tuple[str, float, Uncertainty]]:
 
 def fitted(known: Evidence, level: float = LEVEL) -> Spreads:
     """The spreads whose intervals hold ``level`` of the rows of a source on average, each as narrow as may be."""
-    from scipy.optimize import minimize
-
+    try:
+        from scipy.optimize import minimize
+    except ImportError:
+        raise SpecError("fitting needs scipy, which is not installed; pip install 'paleo-perf[fit]'") from None
     wanted, weights = np.log(np.maximum(np.abs(known.errors), LEAST_ERROR)), known.weights
+    start = np.log(np.array(astuple(Spreads())))
+    bounds = [(math.log(field.metadata["low"]), math.log(field.metadata["high"])) for field in fields(Spreads)]
 
     def loss(logs: Array) -> float:
-        beyond = wanted - np.log(known.half_widths(Spreads(*np.exp(np.clip(logs, *RANGE)).tolist())))
-        return float((weights * np.where(beyond > 0, level * beyond, (level - 1.0) * beyond)).sum())
+        beyond = wanted - np.log(known.half_widths(Spreads(*np.exp(logs).tolist())))
+        check = level * beyond + SMOOTH * np.logaddexp(0.0, -beyond / SMOOTH)
+        return float((weights * check).sum() + PULL * np.square(logs - start).sum())
 
-    start = np.log(astuple(SPREADS))
-    for _ in range(2):
-        start = minimize(loss, start, method="Nelder-Mead", options={"maxiter": 800, "xatol": 2e-3, "fatol": 2e-6}).x
-    return Spreads(*np.exp(start).tolist())
+    run = minimize(loss, start, method="L-BFGS-B", bounds=bounds)
+    return Spreads(*np.exp(run.x).tolist())
 
 
-def left_out(known: Evidence, *, least: int = WHOLE_SOURCE, level: float = LEVEL) -> pd.DataFrame:
-    """Sources of at least so many rows: rows, share of them inside, and mean half-width, by spreads that were fitted
-    without the source; SpecError where there is no other."""
-    names, counts = np.unique(known.sources, return_counts=True)
+def left_out(known: Evidence, level: float = LEVEL) -> pd.DataFrame:
+    """`coverage` of each source of `WHOLE_SOURCE` rows or more by the spreads that were fitted without it, and these
+    spreads, one source a line; SpecError where there is no other source."""
+    names = np.unique(known.sources)
     if len(names) < 2:
         raise SpecError(f"rows of one source alone ({', '.join(names)}): nothing is left when it is left out")
     lines = []
-    for name in names[counts >= least]:
+    for name in known.whole_sources:
         chosen = known.sources == name
-        rows = known.of(chosen)
-        half_widths = rows.half_widths(fitted(known.of(~chosen), level))
-        inside = float((np.abs(rows.errors) <= half_widths).mean())
-        lines.append({"source": name, "rows": len(rows.errors), "inside": inside, "half_width": half_widths.mean()})
+        spreads = fitted(known.of(~chosen), level)
+        lines.append({**coverage(known.of(chosen), spreads), **asdict(spreads)})
     return pd.DataFrame(lines)
 
 
-def main(files: Sequence[str]) -> None:
-    """The spreads, and the coverage of each source without it."""
-    known = evidence(files)
-    spreads = fitted(known)
-    print(spreads)
-    print(left_out(known).round(3).to_string(index=False))
+def coverage(rows: Evidence, spreads: Spreads) -> dict[str, str | float]:
+    """How intervals of these spreads suit the rows of a source: name, rows, the share inside, the mean half-width."""
+    inside = float((np.abs(rows.errors) <= rows.half_widths(spreads)).mean())
+    width = float(rows.mean_widths(spreads).mean())
+    return {"source": str(rows.sources[0]), "rows": len(rows.errors), "inside": inside, "half_width": width}
 
 
-if __name__ == "__main__":
-    try:
-        main(sys.argv[1:])
-    except PaleoError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
+@dataclass(frozen=True)
+class SpreadsFitted:
+    """Fitted spreads, and how each source of several rows is held (`coverage`): ``inside`` by them, ``tested`` by those
+    of all other sources (`left_out`)."""
+
+    known: Evidence
+    spreads: Spreads
+    inside: pd.DataFrame
+    tested: pd.DataFrame
+
+    def entry(self, files: Sequence[str], date: str) -> Entry:
+        """What the calibration file holds. Its interval is that of a step of which nothing is known: conformal factors
+        over all rows; its residual that of predictions relative to what was measured."""
+        measured = np.exp(-self.known.errors)
+        low, high = conformal_factors(measured)
+        return Entry(
+            family=INTERVAL_FAMILY,
+            stack="whole steps",
+            source=f"{', '.join(Path(file).name for file in files)} ({len(np.unique(self.known.sources))} sources)",
+            date=date,
+            rows_fitted=len(self.known.errors),
+            rows_held_out=int(self.tested["rows"].sum()),
+            parameters={name: rounded(value, ERROR_DIGITS) for name, value in asdict(self.spreads).items()},
+            uncertainty={field.name: rounded(self._sigma(field.name), 2) for field in fields(Spreads)},
+            residual=Residual(**rounded_residual(residual(np.ones_like(measured), measured))),
+            interval=(IntervalBin(low=rounded(min(low, 1.0), 4), high=rounded(max(high, 1.0), 4)),),
+            notes=f"each source of {WHOLE_SOURCE} rows or more left out in turn: {verdict(self.tested)}",
+        )
+
+    def _sigma(self, name: str) -> float:
+        """Of a spread's logarithm: the jackknife over sources (Tukey, 1958)."""
+        logs = np.log(self.tested[name].to_numpy(dtype=np.float64))
+        return float(np.sqrt((len(logs) - 1) / len(logs) * np.square(logs - logs.mean()).sum()))
+
+
+def verdict(sources: pd.DataFrame) -> str:
+    """How many sources have as many rows inside as they should."""
+    low, high = BAND
+    inside, width = sources["inside"], sources["half_width"].mean()
+    within, above = int(inside.between(low, high).sum()), int((inside > high).sum())
+    return (
+        f"{within} of {len(sources)} have {low:.0%} to {high:.0%} of their rows inside, "
+        f"{len(sources) - within - above} fewer, {above} more; {inside.mean():.1%} on the mean of the sources, "
+        f"half-width {width:.3f}"
+    )
+
+
+def fit_spreads(files: Sequence[str], report: Report = str, level: float = LEVEL) -> SpreadsFitted:
+    """The spreads of all rows of the tables, and each source left out of the fit in turn; ``report`` is called with a
+    label as each part of the work starts."""
+    known = evidence(files, report)
+    report(f"spreads of {counted(len(known.errors), 'step')}")
+    tested, spreads = left_out(known, level), fitted(known, level)
+    inside = [coverage(known.of(known.sources == name), spreads) for name in known.whole_sources]
+    return SpreadsFitted(known, spreads, pd.DataFrame(inside), tested)

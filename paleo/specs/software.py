@@ -157,6 +157,11 @@ class HostTime(Spec):
     whole_iteration: Flag = Field(
         False, description="whether an iteration is one CUDA graph, so that its operations cost the host nothing"
     )
+    fitted_on: tuple[Text, ...] = Field(
+        (),
+        description="architectures of devices on whose steps the times of operations were fitted, in this profile or "
+        "in that from which they are taken; on others they are assumed",
+    )
     blocking: Flag = Field(
         False, description="whether it waits for each kernel before it issues the next (CUDA_LAUNCH_BLOCKING=1)"
     )
@@ -511,6 +516,18 @@ class Software(Spec):
             range_of = " ".join(filter(None, (f"from {self.since}", self.until and f"until {self.until}")))
             raise SpecError(f"software {self.name} describes releases {range_of}, not {version!r}")
         return date
+
+    def is_fitted(self, architecture: str) -> bool:
+        """Whether numbers of the profile were fitted to steps on devices of an architecture."""
+        return self.fit is not None and architecture in self.fit.architectures
+
+    def host_is_known(self, architecture: str) -> bool:
+        """Whether its host times were fitted to steps on devices of an architecture.
+
+        >>> [load_software(name).host_is_known("Hopper") for name in ("fsdp-composer", "megatron-core", "tensorflow2")]
+        [True, True, False]
+        """
+        return architecture in self.host.fitted_on or self.is_fitted(architecture)
 
     def slowdown_on(self, architecture: str) -> float:
         """How much slower than the calibrated kernel attention runs on an architecture; the mean of those known for

@@ -9,7 +9,7 @@ the last; seconds and bytes. The interval of a single step is what its kernels, 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -19,6 +19,7 @@ from paleo.lowering.policies import Policies, policy_shares, split_by_policy, un
 from paleo.pricing.communication import calibrated_families
 from paleo.pricing.kernels import KernelTimes, figures
 from paleo.schedules.base import SCHEDULES, check_schedule
+from paleo.specs.calibration import calibration_of, from_mapping, parameter
 from paleo.step.batch import Batch, Cases
 from paleo.step.layouts import Layouts
 from paleo.step.memory import Assignment, Kinds, StageKinds, States, alive, total_memory, workspace
@@ -357,8 +358,11 @@ def schedule_of(layout: Plan, backend: Backend) -> Schedule:
     return SCHEDULES["interleaved" if layout.parallel.chunks > 1 and name == "1f1b" else name]
 
 
-# the interval
+# the interval: what is known of a run before it is measured (`Uncertainty`), and how much each part of it counts
+# (`Spreads`, fitted to measured steps by `paleo.calibrate.spreads`)
 
+#: The calibration that holds the spreads, and its family.
+INTERVALS, INTERVAL_FAMILY = "steps", "interval"
 #: The kernels of functions that an importer did not know, and by which factor their times are guessed, either way.
 OPAQUE, OPAQUE_SPREAD = "opaque", 3.0
 #: The first cuDNN whose convolutions were timed for a calibration.
@@ -375,29 +379,44 @@ MOST_SHORT = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Spreads:
-    """90 % half-widths (log) that measured steps ask for beside those of kernels and links.
+    """90 % half-widths (log) that measured steps ask for, each for a unit of the part of `Uncertainty` that it widens.
 
-    ``kernels``: the part of kernels' half-widths that all of a device have in common; the rest averages out over them.
-    ``software``: of every step. ``untested``: more of software whose profile was fitted to no steps on the device's
-    architecture, and ``host``: of the share of short kernels under such software, which a host has to keep up with.
-    ``library``: of convolutions by a library that was not timed, or that is older than the tensor cores
-    it runs on. ``update``: of what happens once a step, over the share of the update.
-
-    Fitted by `paleo.calibrate.spreads` to the errors of 1,587 steps of 30 sources, each source weighted alike. With
-    spreads that were fitted without it, 13 of the 27 sources of six rows or more have 80 to 95 % of them inside
-    (a row more or less moves several), 7 fewer and 7 more; half-widths are 0.22 on the mean of the sources. ``kernels``
-    is known badly: 0.04 to 0.14 do alike.
+    Defaults are round values from which a fit sets out; those in use are fitted (`spreads`).
     """
 
-    kernels: float = 0.137
-    software: float = 0.056
-    untested: float = 0.105
-    host: float = 0.773
-    library: float = 0.456
-    update: float = 0.726
+    products: float = parameter(
+        0.2, low=0.01, high=1.0, unit="1", meaning="part of the half-widths of products that all of a step share"
+    )
+    links: float = parameter(
+        0.5, low=0.01, high=2.0, unit="1", meaning="part of the half-width of large collectives that a step's show"
+    )
+    software: float = parameter(0.07, low=0.005, high=1.0, unit="1", meaning="half-width of every step")
+    untested: float = parameter(
+        0.1, low=0.005, high=1.0, unit="1", meaning="half-width of software fitted to no steps on the architecture"
+    )
+    host: float = parameter(
+        1.0, low=0.01, high=7.0, unit="1",
+        meaning="half-width above the step for each share of short kernels, where host times are not known",
+    )  # fmt: skip
+    library: float = parameter(
+        0.5, low=0.01, high=2.0, unit="1", meaning="half-width of convolutions by a library that was not timed"
+    )
+    update: float = parameter(
+        0.6, low=0.01, high=3.0, unit="1", meaning="half-width of the update, for its share of the step"
+    )
+    skew: float = parameter(
+        1.2, low=0.5, high=2.0, unit="1",
+        meaning="root of the half-width above over that below: what no formula knows of makes steps longer",
+    )  # fmt: skip
 
 
-SPREADS = Spreads()
+@cache
+def spreads() -> Spreads:
+    """The spreads of the catalog's calibration, or the defaults where it has none."""
+    calibration = calibration_of(INTERVALS)
+    entries = () if calibration is None else calibration.entries
+    fits = (entry.parameters for entry in entries if entry.family == INTERVAL_FAMILY)
+    return from_mapping(Spreads, next(fits, {}), where=INTERVALS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,17 +424,17 @@ class Uncertainty:
     """What the half-width of a step's interval is made of; arrays hold its low and its high end, (2,), or those of many
     steps, (2, steps), whose shares are (steps,) then.
 
-    ``kernels``: half-widths of kernels weighted by their shares of the kernels' time, and ``scatter`` the root of the
-    sum of the squares of these, which is what is left of errors that go either way. ``unknown``: the same weighted sum
+    ``products``: half-widths of products weighted by their shares of the kernels' time; products have the clock that
+    power leaves them in common, while errors of other kernels average out. Under constant rates (``constants``), whose
+    factors hold for steps, it is that of all kernels, and there is nothing else. ``unknown``: the same weighted sum
     over kernels that no measured one of the architecture, or none at all, speaks for. ``links``: the half-width of the
     links times the share of exposed communication. ``short``, ``library`` and ``update``: shares of kernels shorter
-    than `SHORT` that a host issues one by one (up to `MOST_SHORT`), of convolutions by a library that was not timed,
-    and of the optimizer's update. ``tested``: 1 where the software was fitted to steps on the architecture, else 0.
-    Under constant rates (``constants``), whose factors hold for steps, there are kernels alone.
+    than `SHORT` that a host of unknown speed issues one by one (up to `MOST_SHORT`), of convolutions by a library that
+    was not timed, and of the optimizer's update. ``tested``: 1 where the software was fitted to steps on the
+    architecture, else 0.
     """
 
-    kernels: Array
-    scatter: Array
+    products: Array
     unknown: Array
     links: Array
     short: Numeric
@@ -424,17 +443,21 @@ class Uncertainty:
     tested: Numeric
     constants: bool
 
-    def half_widths(self, spreads: Spreads = SPREADS) -> Array:
-        """Logarithms from the predicted step down to the low and up to the high end: squares add up."""
+    def half_widths(self, known: Spreads | None = None) -> Array:
+        """Logarithms from the predicted step down to the low and up to the high end: squares add up.
+
+        A host slower than its profile says makes a step longer; a faster one hardly shorter, as the device is waited
+        for, so ``short`` counts above the step alone.
+        """
         if self.constants:
-            return self.kernels
-        variance = (spreads.kernels * self.kernels) ** 2 + (1.0 - spreads.kernels**2) * self.scatter**2
-        variance += self.unknown**2 + self.links**2
-        assumed = spreads.untested**2 + (spreads.host * self.short) ** 2
-        software = spreads.software**2 + (1.0 - self.tested) * assumed
-        once = (spreads.library * self.library) ** 2 + (spreads.update * self.update) ** 2
-        half_widths: Array = np.sqrt(variance + software + once)
-        return half_widths
+            return self.products
+        known = known or spreads()
+        variance = (known.products * self.products) ** 2 + self.unknown**2 + (known.links * self.links) ** 2
+        variance = variance + known.software**2 + (1.0 - self.tested) * known.untested**2
+        variance = variance + (known.library * self.library) ** 2 + (known.update * self.update) ** 2
+        above = (known.host * self.short) ** 2
+        low, high = variance[0], variance[1] + above
+        return np.stack([np.sqrt(low) / known.skew, np.sqrt(high) * known.skew])
 
 
 def uncertainty(program: Priced, layout: Plan, backend: Backend, *, exposed: float, update: float) -> Uncertainty:
@@ -449,16 +472,16 @@ def uncertainty(program: Priced, layout: Plan, backend: Backend, *, exposed: flo
     unknown = np.isin(families, list(backend.prices.foreign)) * half_widths
     unknown = unknown + np.array([each.kernel.operation == OPAQUE for each, _ in counted]) * np.log(OPAQUE_SPREAD)
     software, device, constants = backend.software, backend.system.device, backend.prices.rates is not None
-    weighted = shares * half_widths
+    products = half_widths + unknown if constants else half_widths * (families == "gemm")
+    issued = not (software.host.whole_iteration or software.host_is_known(device.architecture))
     return Uncertainty(
-        kernels=weighted.sum(axis=1) + (shares * unknown).sum(axis=1) * constants,
-        scatter=np.sqrt((weighted**2).sum(axis=1)),
+        products=(shares * products).sum(axis=1),
         unknown=(shares * unknown).sum(axis=1),
         links=exposed * _links(backend, layout.mesh),
-        short=min(float(shares[kernels.total < SHORT].sum()), MOST_SHORT) * (not software.host.whole_iteration),
+        short=min(float(shares[kernels.total < SHORT].sum()), MOST_SHORT) * issued,
         library=float(shares[families == "conv"].sum()) * untimed(software, device, layout.dtype),
         update=update,
-        tested=float(software.fit is not None and device.architecture in software.fit.architectures),
+        tested=float(software.is_fitted(device.architecture)),
         constants=constants,
     )
 

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from paleo.calibrate.spreads import Evidence, evidence, fitted, left_out
+from paleo.cli import run
 from paleo.errors import SpecError
 from paleo.predict import Prediction, predict
+from paleo.specs.calibration import load_calibration
 from paleo.specs.hardware import load_device, load_system
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.software import load_software
-from paleo.step.step import SPREADS, Spreads, Uncertainty, untimed
+from paleo.step.step import Spreads, Uncertainty, spreads, untimed
 
 NOTHING = np.zeros(2)
 #: A step of a fitted profile, all of whose parts are known exactly.
-KNOWN = Uncertainty(NOTHING, NOTHING, NOTHING, NOTHING, short=0.0, library=0.0, update=0.0, tested=1.0, constants=False)
+KNOWN = Uncertainty(NOTHING, NOTHING, NOTHING, short=0.0, library=0.0, update=0.0, tested=1.0, constants=False)
 
 
 def predicted(model: str = "gpt2", system: str = "dgx-a100-80gb", **fields: object) -> Prediction:
@@ -28,31 +32,51 @@ def predicted(model: str = "gpt2", system: str = "dgx-a100-80gb", **fields: obje
 
 
 @pytest.mark.parametrize(
-    ("part", "squares"),
+    ("part", "low", "high"),
     [
-        ({}, 0.3**2),
-        ({"tested": 0.0}, 0.3**2 + 0.4**2),
-        ({"tested": 0.0, "short": 0.5}, 0.3**2 + 0.4**2 + 0.5**2),
-        ({"short": 0.5}, 0.3**2),
-        ({"links": np.array([0.4, 0.4])}, 0.3**2 + 0.4**2),
-        ({"unknown": np.array([0.4, 0.4])}, 0.3**2 + 0.4**2),
-        ({"library": 0.8}, 0.3**2 + 0.4**2),
-        ({"update": 0.2}, 0.3**2 + 0.4**2),
-        ({"kernels": np.array([0.5, 0.5])}, 0.3**2 + (0.6 * 0.5) ** 2),
-        ({"scatter": np.array([0.5, 0.5])}, 0.3**2 + (0.8 * 0.5) ** 2),
+        ({}, 0.3**2, 0.3**2),
+        ({"tested": 0.0}, 0.3**2 + 0.4**2, 0.3**2 + 0.4**2),
+        ({"short": 0.5}, 0.3**2, 0.3**2 + 0.5**2),  # a slower host makes the step longer, a faster one no shorter
+        ({"links": np.array([0.4, 0.8])}, 0.3**2 + 0.2**2, 0.3**2 + 0.4**2),
+        ({"unknown": np.array([0.4, 0.2])}, 0.3**2 + 0.4**2, 0.3**2 + 0.2**2),
+        ({"library": 0.8}, 0.3**2 + 0.4**2, 0.3**2 + 0.4**2),
+        ({"update": 0.2}, 0.3**2 + 0.4**2, 0.3**2 + 0.4**2),
+        ({"products": np.array([0.5, 1.0])}, 0.3**2 + 0.3**2, 0.3**2 + 0.6**2),
     ],
 )
-def test_squares_of_the_parts_add_up(part: dict[str, Any], squares: float) -> None:
-    spreads = Spreads(kernels=0.6, software=0.3, untested=0.4, host=1.0, library=0.5, update=2.0)
-    assert replace(KNOWN, **part).half_widths(spreads) == pytest.approx(np.sqrt([squares, squares]))
+def test_squares_of_the_parts_add_up(part: dict[str, Any], low: float, high: float) -> None:
+    each = Spreads(products=0.6, links=0.5, software=0.3, untested=0.4, host=1.0, library=0.5, update=2.0, skew=1.0)
+    known = replace(KNOWN, **part)
+    assert known.half_widths(each) == pytest.approx(np.sqrt([low, high]))
+    assert known.half_widths(replace(each, skew=1.25)) == pytest.approx([np.sqrt(low) / 1.25, np.sqrt(high) * 1.25])
+
+
+def test_spreads_are_those_of_the_catalog() -> None:
+    """What `paleo calibrate --fit … --only intervals` wrote, not the values from which it sets out."""
+    (entry,) = load_calibration("steps").entries
+    assert asdict(spreads()) == entry.parameters != asdict(Spreads())
+    assert set(entry.uncertainty) == set(entry.parameters) and entry.rows_held_out > 1000
 
 
 def test_an_interval_is_never_below_what_software_does_and_has_its_ends_beside_the_step() -> None:
+    known = spreads()
     for model in ("gpt2", "resnet50", "qwen3-30b-a3b"):
         prediction = predicted(model)
         low, high = (abs(np.log(end / prediction.step_time)) for end in prediction.interval)
-        assert min(low, high) > np.hypot(SPREADS.software, SPREADS.untested)
+        assert low > np.hypot(known.software, known.untested) / known.skew
+        assert high > np.hypot(known.software, known.untested) * known.skew
         assert (low, high) == pytest.approx(tuple(prediction.uncertainty.half_widths()))
+
+
+def test_hosts_whose_times_were_fitted_elsewhere_are_assumed() -> None:
+    """Short kernels wait for a host of unknown speed; Megatron-Core has the host times of a profile that was fitted to
+    steps on A100 and H100."""
+    short = {
+        (software, system): predicted(system=system, software=software).uncertainty.short
+        for software, system in (("megatron-core", "dgx-h100"), ("megatron-core", "dgx-b200"),
+                                 ("tensorflow2", "dgx-h100"), ("fsdp-composer", "dgx-a100-80gb"))
+    }  # fmt: skip
+    assert [share > 0 for share in short.values()] == [False, True, True, False]
 
 
 def test_software_that_was_fitted_on_the_architecture_is_known_better() -> None:
@@ -106,27 +130,28 @@ def test_constant_rates_bring_their_own_factors() -> None:
     assert ideal.interval == pytest.approx((ideal.step_time, 2.0 * ideal.step_time))
 
 
-def made_up(spreads: Spreads, sources: int = 24, rows: int = 40) -> Evidence:
-    """Steps of many sources whose errors are as wide as the spreads say, normally distributed."""
+def made_up(known: Spreads, sources: int = 24, rows: int = 40) -> Evidence:
+    """Steps of many sources whose errors are as wide as the spreads say, normally distributed on either side."""
     generator = np.random.default_rng(5)
     count = sources * rows
     old_library, tested = (np.repeat(generator.random(sources) < share, rows) for share in (0.3, 0.4))
-    known = Uncertainty(
-        kernels=np.tile(generator.uniform(0.1, 0.6, count), (2, 1)), scatter=np.full((2, count), 0.05),
-        unknown=np.zeros((2, count)), links=np.tile(generator.uniform(0.0, 0.2, count), (2, 1)),
-        short=generator.uniform(0.0, 0.2, count), library=np.where(old_library, 0.9, 0.0),
-        update=generator.uniform(0.0, 0.2, count), tested=np.where(tested, 1.0, 0.0), constants=False,
+    parts = Uncertainty(
+        products=np.tile(generator.uniform(0.1, 0.6, count), (2, 1)), unknown=np.zeros((2, count)),
+        links=np.tile(generator.uniform(0.0, 0.2, count), (2, 1)), short=generator.uniform(0.0, 0.2, count),
+        library=np.where(old_library, 0.9, 0.0), update=generator.uniform(0.0, 0.2, count),
+        tested=np.where(tested, 1.0, 0.0), constants=False,
     )  # fmt: skip
-    sigma = known.half_widths(spreads)[0] / 1.645
-    return Evidence(np.repeat(np.arange(sources), rows).astype(str), generator.normal(0.0, sigma), known)
+    normal = generator.normal(0.0, 1.0 / 1.645, count)
+    low, high = parts.half_widths(known)
+    return Evidence(np.repeat(np.arange(sources), rows).astype(str), normal * np.where(normal > 0, low, high), parts)
 
 
 def test_a_fit_finds_the_spreads_that_made_the_errors_and_holds_sources_that_it_has_not_seen() -> None:
-    spreads = Spreads(kernels=0.1, software=0.08, untested=0.2, host=1.0, library=0.5, update=0.7)
-    known = made_up(spreads)
-    spreads_found = fitted(known, level=0.9)
-    assert (spreads_found.untested, spreads_found.library) == pytest.approx(
-        (spreads.untested, spreads.library), rel=0.2
+    true = Spreads(software=0.08, untested=0.2, library=0.5, skew=1.4)
+    known = made_up(true)
+    found = fitted(known, level=0.9)
+    assert (found.untested, found.library, found.skew) == pytest.approx(
+        (true.untested, true.library, true.skew), rel=0.2
     )
     few = known.of(np.isin(known.sources, [str(number) for number in range(8)]))
     coverage = left_out(few, level=0.9)
@@ -137,4 +162,48 @@ def test_tables_without_steps_are_refused() -> None:
     with pytest.raises(SpecError, match="no row"):
         evidence([])
     with pytest.raises(SpecError, match="one source alone"):
-        left_out(made_up(SPREADS, sources=1))
+        left_out(made_up(Spreads(), sources=1))
+
+
+def steps(folder: Path) -> str:
+    """A table of two sources, steps of ResNet-50 on one V100."""
+    rows = [
+        {"source": source, "model_slug": "resnet50", "device": "v100-sxm2-16gb", "n_gpus": 1, "dtype": "fp32",
+         "batch_per_gpu": batch, "framework": "PyTorch", "iteration_ms": 3.0 * batch, "software": "pytorch-eager"}
+        for source in ("a laboratory", "another") for batch in (16, 24, 32, 48, 64, 96)
+    ]  # fmt: skip
+    pd.DataFrame(rows).to_csv(folder / "cnn_iterations.csv", index=False)
+    return str(folder / "cnn_iterations.csv")
+
+
+def test_the_command_writes_the_spreads_and_says_how_sources_are_held(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["calibrate", "--fit", steps(tmp_path), "--only", "intervals", "--output-dir", str(tmp_path)]) == 0
+    said = capsys.readouterr()
+    assert "cnn_iterations: a laboratory" in said.out and "left out: " in said.out
+    assert "[1/2] cnn_iterations.csv (12 rows)" in said.err and "[2/2] spreads of 12 steps" in said.err
+    (entry,) = load_calibration(tmp_path / "steps.yaml").entries
+    assert entry.family == "interval" and entry.rows_fitted == entry.rows_held_out == 12
+    assert Spreads(**entry.parameters).software > 0 and entry.residual is not None and entry.residual.rows == 12
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (("--only", "intervals"), "nothing says where to write"),
+        (("--only", "intervals", "--only", "fabric", "-o", "s.yaml"), "not --only fabric"),
+        (("--only", "intervals", "--free", "skew", "-o", "s.yaml"), "not --free skew"),
+    ],
+)
+def test_bad_options_of_a_fit_of_intervals(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], more: tuple[str, ...], said: str
+) -> None:
+    assert run(["calibrate", "--fit", steps(tmp_path), *more]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_table_of_kernels_has_no_intervals_of_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (file := tmp_path / "gemm.csv").write_text("source,device,dtype,m,n,k,batch,time_us\na,a40,fp16,8,8,8,1,9\n")
+    assert run(["calibrate", "--fit", str(file), "--only", "intervals", "-o", str(tmp_path / "s.yaml")]) == 2
+    assert "no table of steps" in capsys.readouterr().err

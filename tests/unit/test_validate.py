@@ -16,6 +16,7 @@ from paleo.pricing.power import PowerParameters
 from paleo.pricing.store import HOST_PARAMETERS, UNMEASURED, SourcedParameters, lookup, resolved
 from paleo.specs.calibration import from_mapping, load_calibration, load_inheritance
 from paleo.specs.catalog import names
+from paleo.step.step import Spreads
 from paleo.validate.command import validate
 from paleo.validate.kinds.base import KINDS, coded, mapped
 from paleo.validate.report import document, figure
@@ -131,9 +132,9 @@ def test_devices_without_measurements_inherit(device: str, source: str) -> None:
 
 
 def every_family() -> dict[str, type]:
-    """The parameters of each family of kernels, and of boards."""
+    """The parameters of each family of kernels, of boards, and of the intervals of steps."""
     kernels = {family: kind for _, table in KINDS.items() for family, kind in table.families.items()}
-    return {**kernels, "power": PowerParameters}
+    return {**kernels, "power": PowerParameters, "interval": Spreads}
 
 
 def test_every_rule_resolves_and_fits_its_family() -> None:

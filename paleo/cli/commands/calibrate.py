@@ -27,7 +27,9 @@ def calibrate(
     ] = None,
     only: Annotated[
         list[str] | None,
-        typer.Option(help="With --fit: this device, system or profile alone; on steps, links: fabric or a system."),
+        typer.Option(
+            help="With --fit: this device, system or profile alone; on steps, links (fabric or a system) or intervals."
+        ),
     ] = None,
     free: Annotated[
         str | None,
