@@ -45,6 +45,7 @@ def document(audit: Audit) -> Document:
         "step_time_interval_s": list(audit.interval),
         "faults": [_fault(fault) for fault in audit.faults],
         "unexplained": audit.ratio,
+        "notes": list(audit.notes),
     }
     if audit.beyond is not None:
         gpus, seconds, interval = audit.beyond
@@ -80,6 +81,7 @@ def verdict(audit: Audit) -> str:
 def table(audit: Audit) -> RenderableType:
     """The verdict, measured figures beside predicted ones, and advice."""
     parts: list[RenderableType] = [prose(Text(verdict(audit), style="bold")), Text(), _quantities(audit)]
+    parts += [part for note in audit.notes for part in (Text(), prose(f"{note[:1].upper()}{note[1:]}."))]
     for fault in audit.faults:
         parts += [Text(), prose(f"{fault.text}: {fault.advice}.")]
     if audit.beyond is not None:

@@ -32,7 +32,7 @@ from paleo.predict import predict
 from paleo.specs.software import load_software
 from paleo.studies.changed_system import FIGURES
 from paleo.studies.collective import collective
-from paleo.units import MEBIBYTE
+from paleo.units import MEBIBYTE, counted
 
 if TYPE_CHECKING:
     from paleo.logs.base import Log, StepRecord
@@ -94,6 +94,18 @@ class Audit:
     @property
     def explained(self) -> Prediction:
         return self.faults[0].prediction if self.faults else self.expected
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the comparison takes for granted: the batch where the log states tokens a second alone, and a predicted
+        run that does not fit."""
+        plan, notes = self.expected.plan, []
+        if all(record.seconds is None for record in self.log.steps):
+            size = f"{counted(plan.global_batch, 'sample')} of {self.expected.graph.tokens_per_sample:,.0f} tokens"
+            notes.append(f"the log states tokens a second alone: a step is taken to hold {size}, as stated or usual")
+        if not self.expected.memory.fits:
+            notes.append("the predicted run does not fit into memory: its batch, splits or recomputation may be others")
+        return tuple(notes)
 
     @property
     def interval(self) -> tuple[float, float]:

@@ -248,3 +248,15 @@ def test_an_operation_that_no_log_names_has_to_be_stated(tmp_path: Path) -> None
 
 def test_every_fault_has_advice() -> None:
     assert all(hypothesis.advice and hypothesis.name for hypothesis in HYPOTHESES)
+
+
+def test_what_was_taken_for_granted_is_noted(tmp_path: Path) -> None:
+    step = prediction("llama")
+    titan, megatron = tmp_path / "titan.log", tmp_path / "megatron.log"
+    titan.write_text("".join(f"step: {n}  loss:  7.1  memory: 47.30GiB(59.8%)  tps: 5,762\n" for n in range(1, 9)))
+    megatron.write_text(megatron_log(step, 1))
+    assert audit(read_log(megatron), step).notes == ()
+    (assumed,) = audit(read_log(titan), step).notes
+    assert "a step is taken to hold 64 samples of 8,192 tokens" in assumed
+    (fits,) = audit(read_log(megatron), prediction("llama", strategy="dp", recompute="none")).notes
+    assert "does not fit into memory" in fits
