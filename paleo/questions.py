@@ -1,4 +1,4 @@
-"""The questions of the command line as functions; `paleo.answers` has what they return.
+"""The questions of the command line as functions; `paleo.answers` defines their results.
 
     import paleo
 
@@ -394,8 +394,8 @@ def _offer(offered: Offered, gpus: int) -> tuple[System, int]:
 
 
 def systems_to_search(systems: Offered | Sequence[Offered], gpus: Counts | None) -> list[tuple[System, list[int]]]:
-    """Systems, each with the counts that are searched: its own (``dgx-h100:64``), else ``gpus``. SpecError where there
-    is no system, or one has no count."""
+    """The systems, each with the numbers of GPUs to search: its own (``dgx-h100:64``), else ``gpus``. SpecError without
+    a system, or for a system without a number."""
     common = [] if gpus is None else gpu_counts(gpus)
     offers = [(system, [count] if count else common) for system, count in systems_with_counts(systems, 0)]
     for system, counts in offers:

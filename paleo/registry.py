@@ -61,7 +61,8 @@ class Registry(Generic[Entry]):
 
     @staticmethod
     def _import_modules(package: str) -> None:
-        """Import every module of a folder; of several threads one runs a module and the others wait for it."""
+        """Imports every module of a folder. If several threads ask at once, one imports a module and the others
+        wait."""
         folder = importlib.import_module(package).__path__
         for module in sorted(info.name for info in pkgutil.iter_modules(folder)):
             importlib.import_module(f"{package}.{module}")

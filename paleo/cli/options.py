@@ -327,7 +327,7 @@ def _long_run(help_: str, name: str | None = None, **more: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class LongRunFlags:
-    """What fails, where checkpoints go and what a restart takes; any of them counts failures in."""
+    """Options of failures, checkpoints and restarts; any of them makes the command count failures."""
 
     goodput: Annotated[bool, _long_run("Count failures, checkpoints and restarts in.", "--goodput")] = False
     failures: Annotated[str | None, _long_run("Of a node: '4/knodeday'. [the system's]", metavar="RATE")] = None

@@ -90,7 +90,7 @@ def say(text: str) -> None:
 
 
 def discard_output() -> None:
-    """Send what is still buffered for stdout nowhere, so that the interpreter does not fail over it at its end."""
+    """Discards the buffered output of stdout, so that the interpreter does not fail to flush it at exit."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

@@ -199,7 +199,7 @@ def checked_payload(payload_bytes: Numeric) -> Array:
 
 
 def checked_group(group: Group) -> tuple[Array, ...]:
-    """The fan-outs as arrays; SpecError unless there is one and all are whole numbers of one or more."""
+    """The fan-outs as arrays; SpecError unless there is at least one and all are whole numbers of one or more."""
     fan_outs = tuple(np.asarray(fan_out, dtype=np.float64) for fan_out in group)
     if not fan_outs:
         raise SpecError("a group needs at least one level: its fan-outs from inner to outer, such as (8, 4)")

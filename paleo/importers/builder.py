@@ -150,7 +150,7 @@ class Builder:
         return entry
 
     def put(self, value: Value, entry: LayerEntry) -> None:
-        """The value is what the entry gives; its sizes must agree."""
+        """Assigns the output of an entry to a value of the trace; their sizes must agree."""
         if tuple(entry.out.sizes) != value.shape:
             raise UntranslatableError(f"{entry.out.sizes} is not {value.shape}")
         self.placed[value] = Placed.of(entry)
@@ -187,7 +187,7 @@ class Builder:
         return Placed.of(self.add("view", options, [root], ""))
 
     def view(self, source: Placed, sizes: Mapping[str, Size], path: str, *, keeps_whole: bool = False) -> Placed:
-        """The same numbers under other dims; a view of a view is one of what that one looks at."""
+        """The same numbers under other dims; a view of a view is a view of the first tensor."""
         origin = source
         while origin.holder in self.bases and math.prod(sizes.values()) == self.bases[origin.holder].tensor.elements:
             origin = self.bases[origin.holder]
@@ -255,7 +255,8 @@ class Builder:
         return entry
 
     def lend(self, owner: LayerEntry | None, entry: LayerEntry) -> None:
-        """An entry has the weights of an earlier one of its kind, where there is one; both have as many."""
+        """Gives an entry the weights of ``owner``, an earlier entry of its kind, if there is one; both must have the
+        same parameters."""
         if owner is None or owner.kind != entry.kind:
             return
         if owner.own_parameters != entry.own_parameters:

@@ -21,7 +21,7 @@ MOST_LAYERS = 2000
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """What tells one decoder from another; values are entries of a model file.
+    """The differences between decoders; values are entries of a model file.
 
     ``residual``: "pre" norms before each half; "post" after the sum; "parallel" one norm for both halves, "twin" one
     for each half, side by side; "sandwich" before and after each half.
@@ -127,7 +127,7 @@ def _head_of(config: Config) -> str:
 
 
 def _head(config: Config, decoder: Decoder) -> list[Entry]:
-    """What stands on the last layer, by the architecture that the configuration names."""
+    """The head after the last layer, by the architecture that the configuration names."""
     kind = _head_of(config)
     if kind in _VOCABULARY:
         tie = {"tie": "embed"} if decoder.tied else {}

@@ -82,7 +82,7 @@ def _best(
 
 
 def _reaching_over(entries: list[LayerEntry], consumers: dict[LayerEntry, list[LayerEntry]]) -> Marks:
-    """For each boundary, the last entry that is read behind it without being the one just before it."""
+    """For each boundary the last entry that is read beyond the boundary, apart from the entry just before it."""
     places = {entry: place for place, entry in enumerate(entries)}
     over = np.full(len(entries) + 1, -1, dtype=np.int64)
     for place, entry in enumerate(entries):
@@ -130,7 +130,8 @@ def _carried(
 
 
 def _like(carry: LayerEntry | str, last: LayerEntry) -> bool:
-    """Whether what enters has the shape of what comes out; of inputs the graph sees to it."""
+    """Whether the tensor that enters an iteration has the shape of the one that leaves it. Inputs of the network are
+    checked by the graph."""
     return isinstance(carry, str) or (carry.out.dims, carry.out.sizes) == (last.out.dims, last.out.sizes)
 
 

@@ -128,7 +128,7 @@ class Trace:
 def record(
     kind: str, label: str, inputs: Iterable[Value | None], shapes: Sequence[tuple[Shape, bool]], **more: Any
 ) -> Call:
-    """A call whose outputs (shape, whether whole numbers) know what they depend on.
+    """A call with the shapes and dependencies of its outputs; ``shapes`` also say whether the numbers are whole.
 
     What is computed from constants alone is static, unless products with parameters compute it: those cost time in
     every step. What is computed from whole numbers alone (a mask) counts as one.

@@ -62,8 +62,8 @@ class Choices:
 
 @dataclass(frozen=True, slots=True)
 class Expansion:
-    """The operations of one layer, in order, and the tensor that it hands on; ``whole`` is the tensor whose storage
-    that one is a part of, if it is one."""
+    """The operations of one layer, in order, and its output; ``whole`` is the tensor whose storage the output lies in,
+    if the output is a part of one."""
 
     operations: tuple[Operation, ...]
     out: Tensor

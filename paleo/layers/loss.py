@@ -68,7 +68,7 @@ def _metric(name: str, logits: Tensor, last: str) -> tuple[MemoryPass, ...]:
 
 
 def _steps(name: str, wide: Tensor, last: str) -> tuple[MemoryPass, ...]:
-    """What Megatron-LM's loss does pass by pass before its last one: maximum, difference, exponential, sum."""
+    """The passes of Megatron-LM's loss before its last one: maximum, difference, exponential, sum."""
     row = wide.without(last, name=f"{name}.row", role="statistic")
     shifted, powers = wide.like(f"{name}.shifted"), wide.like(f"{name}.powers")
     return (

@@ -69,7 +69,7 @@ class Recurrent(Layer):
         return Recurrence(f"{name}.steps", self.cell, gated, weight, states, seq, directions, kept, looped)
 
     def _projected(self, name: str, wide: Tensor, directions: int, projection: int) -> tuple[Contraction, Tensor]:
-        """Each direction's states times a matrix of its own, all steps at once."""
+        """The states of each direction times a matrix of that direction, all steps in one product."""
         batch, seq, _ = wide.dims
         rows: dict[str, Size] = {batch: wide.sizes[0], seq: wide.sizes[1], "directions": directions}
         sizes: dict[str, Size] = {"directions": directions, "states": self.hidden, "projection": projection}

@@ -1,4 +1,4 @@
-"""What a training log says of its steps, whatever wrote it. A module of this folder reads one kind of log::
+"""Training logs: steps and stated figures of any framework. A module of this folder reads one kind of log::
 
     READERS.register("torchtitan")(Reader(...))
 
@@ -98,7 +98,7 @@ def read_log(path: str | Path) -> Log:
 
 
 def _records(reader: Reader, lines: list[str]) -> Iterator[StepRecord]:
-    """A record for each line that begins one, with what the lines up to the next one state."""
+    """A record for each line that begins one, with the figures of the lines up to the next record."""
     current: dict[str, object] | None = None
     for line in lines:
         if reader.begins.search(line):

@@ -104,8 +104,8 @@ def section_nodes(nodes: Sequence[Node], chains: Chains) -> list[slice]:
 
 
 def _section_names(nodes: Iterable[Node], chains: Chains) -> Iterable[str]:
-    """The section of each layer: the repeated block that it is in, or one of its own; where chains of passes are merged
-    a layer that passes over what the layer before it made stays with that."""
+    """The section of each layer: its repeated block, or one of its own. Where chains of passes are merged, a layer of
+    passes over the output of the layer before belongs to that layer's section."""
     name, before = "", None
     for node in nodes:
         joins = chains != "none" and before is not None and not before.repeats and _passes_over(node, before)

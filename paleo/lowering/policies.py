@@ -224,8 +224,8 @@ def _balanced(program: Program, weights: Sequence[float], pieces: int) -> list[C
 
 
 def _divisible(program: Program, weights: Sequence[float]) -> list[tuple[tuple[int, ...], float]]:
-    """What may be divided: positions of sections with their weight, layer by layer; the last layer that has parameters
-    and what follows it are one."""
+    """The units of a recomputation: positions of sections with their weights, layer by layer; the last layer with
+    parameters and the sections after it are one unit."""
     holders = [index for index, section in enumerate(program.sections) if section.parameters]
     last = max([*holders, *(tie.reader for tie in program.ties)], default=len(program.sections) - 1)
     layers = [index for index, section in enumerate(program.sections) for _ in range(section.repeat)]
@@ -289,7 +289,8 @@ class Policies(NamedTuple):
         return cls(whole, core, np.ones(whole.shape))
 
     def shaped(self, axes: int) -> tuple[Mask, Mask, Array]:
-        """Its arrays with trailing axes of length 1, so that they broadcast with arrays of ``axes`` dimensions."""
+        """The policies with trailing axes of length 1, so that their arrays broadcast with arrays of ``axes``
+        dimensions."""
         shape = self.full.shape + (1,) * (axes - self.full.ndim)
         return self.full.reshape(shape), self.core.reshape(shape), self.group.reshape(shape)
 

@@ -210,7 +210,7 @@ def lower(
 
 
 def _owners(nodes: Sequence[Node], nodes_of: Sequence[slice]) -> dict[str, int]:
-    """The section that each parameter belongs to: the first one that reads it."""
+    """The section of each parameter: the first section that reads it."""
     numbered = [(number, node) for number, members in enumerate(nodes_of) for node in nodes[members]]
     return {name: number for number, node in reversed(numbered) for name in node.parameters}
 
@@ -243,7 +243,7 @@ class _Lowering:
         return self.graph.once(("whole", placed), lambda: kept_whole(placed), any_batch=True)
 
     def section(self, number: int, members: Sequence[PlacedNode]) -> tuple[Section, tuple[Tie, ...]]:
-        """A section of some layers with its ties; one object for equal ones, whatever the other sections are like."""
+        """The section of some layers with its ties; equal sections are one object, whatever the other sections are."""
         key = number, members, self.precision, self.chains, self.softmax_multiple, self.pieces, self.checkpoints
         section, ties = self.graph.once(key, lambda: self._section(number, members), any_batch=True)
         if any(each.chosen for layer in members for each in layer.communications):
@@ -298,7 +298,7 @@ class _Lowering:
         return section, tuple(ties)
 
     def _policy(self, nodes: list[Node]) -> _Policy:
-        """What recomputation makes of a section; the same however it is divided."""
+        """The recomputation of a section; the same for every way to divide it."""
         key = "policy", self.checkpoints, nodes[0].name, len(nodes)
         return self.graph.once(key, lambda: _policy(nodes, self.checkpoints), any_batch=True)
 

@@ -55,7 +55,7 @@ class FineTuning:
 
 
 def fine_tuning(run: Run) -> FineTuning | None:
-    """What a run says of it; None where all weights are trained.
+    """The fine-tuning that a run states; None if all weights are trained.
 
     >>> from paleo.specs.run import Run
     >>> print(fine_tuning(Run(lora="16")))
@@ -209,7 +209,7 @@ def _packed(product: Contraction) -> Contraction:
 
 
 def _with_adapter(product: Contraction, rank: int) -> Iterator[Operation]:
-    """The product, its adapter, the factor α/r over its output and the sum, as NeMo and PEFT do them."""
+    """The product, its adapter, the factor α/r over the adapter's output and the sum, as NeMo and PEFT compute them."""
     x, weight, out, name = product.lhs, product.rhs, product.out, f"{product.name}.adapter"
     weight_sizes = dict(zip(weight.dims, weight.sizes, strict=True))
     kept: dict[str, Size] = {dim: size for dim, size in weight_sizes.items() if dim in x.dims and dim in out.dims}

@@ -55,8 +55,7 @@ Known = TypeVar("Known")
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One layer with its inputs, operations and output; ``repeats`` are the folded loops that it stands in, outermost
-    first."""
+    """One layer with its inputs, operations and output; ``repeats`` are the folded loops around it, outermost first."""
 
     name: str
     type: str
@@ -483,8 +482,8 @@ class _Builder:
     def _folded(
         self, entries: list[Any], times: int, label: str, scope: _Scope, x: Tensor, path: Path
     ) -> Tensor | None:
-        """One copy of the body that counts ``times``, if its output has the shape of its input; else nothing is
-        added."""
+        """One copy of the body that counts ``times``, if its output has the shape of its input; else None, and no node
+        is added."""
         mark, taken = len(self.nodes), set(self._taken)
         group = scope.prefix + label
         out = self.sequence(entries, scope.below(label, repeats=((group, times),)), x, (*path, "layers"))

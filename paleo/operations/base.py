@@ -156,7 +156,7 @@ def flat_pass(
 
 
 def accumulation(name: str, count: float, size: float) -> Kernel:
-    """A gradient of ``count`` elements, ``size`` bytes, added to one that is there: two are read, one is written."""
+    """A pass that adds a gradient of ``count`` elements, ``size`` bytes, to an existing one: two reads, one write."""
     return flat_pass(f"{name}.accumulate", "elementwise", "backward", count, 2.0 * size, size)
 
 
@@ -457,7 +457,7 @@ class Optimizer:
         return read * (2.0 if self.norms else 1.0), written
 
     def launches(self, tensors: float) -> float:
-        """Calls of the host for an update of so many tensors: one, or one for each term of each.
+        """Calls of the host for an update of a number of tensors: one, or one for each term of each tensor.
 
         >>> optimizer("adam").launches(400.0), optimizer("adam", stepwise=True).launches(400.0)
         (1.0, 4800.0)

@@ -81,7 +81,8 @@ class Contraction:
         return (*_of_one_call(kernels), *self._casts("forward", precision))
 
     def _casts(self, phase: Phase, precision: Precision) -> tuple[Kernel, ...]:
-        """Mixed precision: what is stored wide is narrowed for the product, and its gradient widened after it."""
+        """Casts of mixed precision: wide operands are narrowed for the product, and their gradient is widened after
+        it."""
         if not precision.casts:
             return ()
         wide = [t for t in (self.lhs, self.rhs) if t.wide or t.role == "parameter"]
@@ -114,9 +115,9 @@ class Contraction:
         return precision if self.rhs.role == "parameter" and not self.windows else precision.sixteen_bits
 
     def _quantised(self, phase: Phase, source: Tensor, precision: Precision) -> list[Kernel]:
-        """An operand brought to the narrow format with its scales, and its transpose beside it: the product of the
-        weight gradient, where there is one, runs along the other dim; before that its largest value, where the scale
-        needs it. Weights are brought there once a step, which is not counted."""
+        """The passes that convert an operand to a narrow format with its scales: the search for its largest value if
+        the scaling needs it, the conversion, and a transposed copy if the product of the weight gradient, which runs
+        along the other dim, needs one. Weights are converted once a step, which is not counted."""
         count, copies = float(source.elements), 2.0 if self.rhs.grad else 1.0
         read, written = count * precision.activation, copies * count * (precision.operand + precision.scale_bytes)
         largest = flat_pass(f"{self.name}.largest", "reduce", phase, count, read, 0.0)
@@ -195,7 +196,7 @@ def _of_one_call(kernels: list[Kernel]) -> list[Kernel]:
 
 
 def _cast(name: str, phase: Phase, tensor: Tensor, read: float, width: float) -> Kernel:
-    """One pass from one format to another of ``width`` bytes."""
+    """One cast from one format to another, of ``width`` bytes."""
     count = float(tensor.elements)
     return flat_pass(f"{name}.cast", "elementwise", phase, count, read, count * width)
 

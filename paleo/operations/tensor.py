@@ -255,7 +255,7 @@ Halos = tuple[tuple[int, int], ...]
 
 
 def halos(windows: tuple[Window, ...], ways: Mapping[str, float]) -> Halos:
-    """What comes from both neighbours; of two ranks each has one."""
+    """Rows received from both neighbours; of two ranks each has one neighbour."""
 
     def received(rows: tuple[int, int], ranks: float) -> int:
         return 0 if ranks <= 1 else sum(rows) if ranks > 2 else max(rows)

@@ -37,7 +37,7 @@ BATCH_AXES: Axes = ("ep", "shard", "dp")
 
 
 def joined(axes: Axes) -> str:
-    """One name for the group over several axes that one collective spans.
+    """The name of the group over several axes that one collective spans.
 
     >>> joined(("tp", "ep")), Mesh.of({"tp": 2, "ep": 4, "dp": 3}).degree("tp+ep")
     ('tp+ep', 8)
@@ -228,7 +228,7 @@ STRATEGIES: Registry[Preset] = Registry("strategy", "paleo.parallel")
 
 
 def without_replicas(text: str) -> str:
-    """A strategy without the data-parallel degree that it states, so that it suits other counts of GPUs.
+    """The strategy without its data-parallel degree, so that it suits other numbers of GPUs.
 
     >>> without_replicas("tp=2,dp=4,zero=1"), without_replicas("dp=4")
     ('tp=2,zero=1', 'dp')
@@ -301,7 +301,7 @@ def placement(graph: Graph, strategy: Strategy, stated: Stated, imbalance: float
 
 
 def overridden(preset: Placement, graph: Graph, stated: Stated) -> Placement:
-    """The placement with what is ``stated`` laid over it, entry by entry.
+    """The placement with the ``stated`` entries in place of its own.
 
     Raises PlanError, with the nearest names, for an entry that names no layer, no dim or no axis, and for an axis that
     would divide two dims of one tensor.

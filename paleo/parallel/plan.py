@@ -146,8 +146,7 @@ def _check_names(run: Run) -> None:
 
 
 def _replicas(run: Run, strategy: Strategy) -> int:
-    """Ranks that share out the batch: what is left of the gpus after tp, cp and pp, and what the strategy says if it
-    says it."""
+    """The data-parallel degree: the GPUs left by tp, cp and pp; PlanError if the strategy states another one."""
     model_ranks = math.prod(strategy.degrees.get(axis, 1) for axis in AXES if axis not in BATCH_AXES)
     if run.gpus % model_ranks:
         raise PlanError(f"strategy {run.strategy!r}: takes a multiple of {model_ranks} gpus, the run has {run.gpus}")

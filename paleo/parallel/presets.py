@@ -103,5 +103,5 @@ def one_weird_trick(graph: Graph, strategy: Strategy) -> Placement:
 
 @STRATEGIES.register("batch")
 def batch_alone(graph: Graph, strategy: Strategy) -> Placement:
-    """The batch over the data-parallel ranks, everything else whole: what a placement of one's own starts from."""
+    """The batch over the data-parallel ranks, all other dims whole: the base of a placement stated in a run."""
     return Placement((Rule(_BATCH),))

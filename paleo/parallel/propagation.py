@@ -37,10 +37,10 @@ WAYS: tuple[When, When] = ("forward", "backward")
 
 @dataclass(frozen=True, slots=True)
 class Communication:
-    """One collective that a layer owes. ``tensor`` is its payload as nccl-tests counts it: the full buffer of the
-    group, for an all-to-all the buffer of one rank, for a send what goes to one neighbour. ``overlapped`` ones run
-    beside computation that does not wait for them. What a mixture of experts deals out states how many of how many
-    experts a token visits, ``chosen``."""
+    """One collective of a layer. ``tensor`` is its payload as nccl-tests counts it: the full buffer of the group, for
+    an all-to-all the buffer of one rank, for a send the message to one neighbour. ``overlapped`` collectives run beside
+    computation that does not wait for them. ``chosen``: of a mixture of experts, how many of how many experts a token
+    visits."""
 
     name: str
     operation: str
@@ -240,7 +240,7 @@ def _resized(tensor: Tensor, dim: str, size: float) -> Tensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlacedNode:
-    """One rank's share of a layer: its operations on local sizes and the collectives that it owes.
+    """One rank's share of a layer: its operations on local sizes, and its collectives.
 
     ``parameters`` are local tensors with the axes over which each gradient is summed. ``gathered`` names inputs that
     arrive by an all-gather over the axis given: only the rank's own shard is kept for backward, and gathered again
@@ -256,7 +256,7 @@ class PlacedNode:
 
 
 def propagate(graph: Graph, placement: Placement, mesh: Mesh) -> tuple[PlacedNode, ...]:
-    """Every layer's share and what it must communicate, in topological order."""
+    """The share of every layer and its collectives, in topological order."""
     return graph.once(("placed", placement, mesh.degrees), lambda: _propagated(graph, placement, mesh))
 
 
@@ -351,7 +351,7 @@ def _place(
 
 
 def _leave(node: Node, split: Split, partial: frozenset[str], layouts: dict[str, TensorLayout]) -> None:
-    """How the output lies; a view, or a layer that hands its input on, leaves that as it is."""
+    """The layout of the output; a view, and a layer that returns its input, keeps the input's layout."""
     written = next((op.out for op in reversed(node.operations) if op.out.name == node.out.name), None)
     if written is not None or node.out.name not in layouts:
         dims = node.out.dims if written is None else written.dims
@@ -431,7 +431,7 @@ def _arrive(
     mesh: Mesh,
     layouts: dict[str, TensorLayout],
 ) -> Iterator[Communication]:
-    """Rule B on one input, forward; then the way back of its gradient."""
+    """Rule B for one input in forward, and the return of its gradient in backward."""
     have = layouts[tensor.name]
     if len(have.dims) != len(tensor.dims):  # a view: the batch stays first, other dims are merged
         hidden = frozenset(axis for axes in have.dims[1:] for axis in axes)

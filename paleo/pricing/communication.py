@@ -248,7 +248,7 @@ class Nccl:
     shift: bool = False
 
     def candidates(self, operation: str, links: GroupLinks) -> list[Algorithm]:
-        """What NCCL has for an operation, and what is open to any library."""
+        """The algorithms of NCCL for an operation, and those open to any library."""
         serving = (each for each in algorithms_for(operation) if each.belongs_to("nccl", operation))
         return [each for each in serving if links.can_run(each, operation)]
 
@@ -471,7 +471,7 @@ class Fabric:
         return replace(links, bandwidths=(*inside, *(bandwidth * share for bandwidth in outside)))
 
     def targets(self, stride: int, ranks: int) -> int:
-        """The nodes that a group spans; its ranks where that is one."""
+        """The number of nodes that a group spans; of ranks if it spans one node."""
         if ranks == 1 or not self.system.levels:
             return ranks
         nodes = int(self.links(stride, ranks).nodes)
@@ -504,8 +504,8 @@ class Fabric:
 
 
 def _distinct(strides: Count, ranks: Count, payload_bytes: Array) -> tuple[Count, Count]:
-    """The first of each different collective, those over one group beside one another, and for each collective which
-    of them it is."""
+    """The first of each set of equal collectives, grouped by process group, and for every collective the index of its
+    first equal."""
     groups = strides * (ranks.max() + 1) + ranks
     _, different, place = np.unique(groups + 1j * payload_bytes, return_index=True, return_inverse=True)
     return different, place

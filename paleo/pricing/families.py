@@ -276,7 +276,7 @@ MASK_SHARE = 1.0 / 16.0
 
 
 def _first_sweep(kernel: Kernel, prices: FamilyPrices) -> float:
-    """Bytes that a batch normalisation reads for its statistics, without what was fused to it; none forward where the
+    """Bytes that a batch normalisation reads for its statistics, without fused operands; none in forward if the
     convolution before it has summed them up."""
     summed = prices.software.fusion.statistics == "convolution" and precision(prices.dtype).activation <= BYTES["fp16"]
     return 0.0 if summed and kernel.phase == "forward" else kernel.shape.get("swept", kernel.bytes_read)

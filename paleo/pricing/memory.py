@@ -249,7 +249,7 @@ def transposed_time(
 
 @dataclass(frozen=True, slots=True)
 class MemoryTraffic:
-    """Compulsory bytes and elements of a memory-bound operation: what ``memory_time`` asks of it."""
+    """Compulsory bytes and elements of a memory-bound operation, the arguments of ``memory_time``."""
 
     moved_bytes: Array
     elements: Array

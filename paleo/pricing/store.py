@@ -129,7 +129,7 @@ def lookup(
 
 
 def _with_variants(stacks: Sequence[str]) -> tuple[str, ...]:
-    """The stacks, each with its base (``eager/linear``: ``eager``), then the usual ones."""
+    """The stacks, each followed by its base (``eager/linear``: ``eager``), then the usual ones."""
     named = [part for stack in stacks for part in dict.fromkeys((stack, stack.partition("/")[0]))]
     return tuple(dict.fromkeys([*named, *STEP_STACKS]))
 

@@ -155,5 +155,5 @@ def laid_out_bytes(kernel: Kernel, device: Device) -> float:
 
 
 def _laid_out(channels: float) -> float:
-    """Elements in memory for each one of so many channels."""
+    """Channels stored in memory for each channel of a tensor, padded to the lanes."""
     return float(padded(channels, LANES)) / channels

@@ -327,7 +327,7 @@ _BODY = """
 
 
 def _place(table: PlanColumns, best: Prediction) -> int:
-    """Where a plan stands among the columns; -1 where it does not."""
+    """Index of a plan among the columns, -1 if it is not among them."""
     run = best.run
     equal = (table.gpus == run.gpus) & (table.microbatch == best.plan.microbatch)
     equal &= np.array(table.strategies)[table.strategy] == run.strategy

@@ -515,7 +515,7 @@ def _items(texts: Iterable[str]) -> str:
 
 
 def _calibrations(study: Purchase) -> str:
-    """For each device, what the parameters of its formulas come from."""
+    """The sources of the calibrated parameters of each device."""
     offers = [offer.prediction for offer in study.offers if offer.prediction is not None]
     names = {
         prediction.system.device.name: f"{prediction.system.device.name}: {prediction.calibration}"

@@ -87,7 +87,7 @@ def save(figure: Figure, path: Path) -> None:
 def figure_of(
     width: float, height: float, columns: int = 1, *, rows: int = 1, **layout: Any
 ) -> tuple[Figure, list[Axes]]:
-    """A figure of so many inches, and its axes row by row."""
+    """A figure of a size in inches, and its axes row by row."""
     figure = Figure(figsize=(width, height), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False, **layout)
     return figure, list(axes.flat)
@@ -102,7 +102,7 @@ def _parts_legend(figure: Figure, *axes: Axes) -> None:
 
 
 def estimate(prediction: Prediction) -> Figure:
-    """The step as a timeline of its streams, and what fills the memory."""
+    """The step as a timeline of its streams, and the parts of the memory."""
     with matplotlib.rc_context(STYLE):
         figure, (line, memory) = figure_of(9.0, 4.6, rows=2, height_ratios=(2, 1))
         machines = prediction.system.share(prediction.plan.gpus)

@@ -182,7 +182,7 @@ def _headline(prediction: Prediction) -> Text:
 
 
 def step_parts(prediction: Prediction) -> dict[str, float]:
-    """Seconds of a step by what they go into, in words."""
+    """Seconds of a step by part, with the part's name in words."""
     spent = asdict(prediction.breakdown)
     spent |= {"slowed": prediction.slowed, "communication_exposed": spent["communication_exposed"] - prediction.slowed}
     return {words: spent[key] for key, words in PARTS.items()}

@@ -117,7 +117,7 @@ _BLOCK = 256
 
 @lru_cache(maxsize=512)
 def _waves(schedule: Schedule, stages: int, microbatches: int, chunks: int) -> _Waves:
-    """The passes of a schedule by how many others must come before them."""
+    """The passes of a schedule by the number of passes that must precede them."""
     width = chunks * schedule.copies
     feeds = _feeds(schedule, stages, chunks)
     rows, codes, sources = [], [], []
@@ -222,7 +222,7 @@ Paths = Callable[[int, int], tuple[tuple[Place, ...], ...]]
 
 
 def around(stages: int, chunks: int) -> tuple[tuple[Place, ...], ...]:
-    """One copy of the network, its pieces dealt out round the stages.
+    """One copy of the network, its pieces dealt to the stages in turn.
 
     >>> around(2, 2)
     (((0, 0), (1, 0), (0, 1), (1, 1)),)

@@ -1,4 +1,4 @@
-"""One forward, one backward: as few activations alive as the pipeline is deep."""
+"""One forward, one backward: at most as many activations alive as the pipeline has stages."""
 
 from __future__ import annotations
 

@@ -91,7 +91,8 @@ def alive(stage: Numeric, stages: int, microbatches: Numeric, chunks: int) -> Nu
 
 
 def alive_of(stage: Numeric, stages: int, microbatches: Numeric, chunk: int, chunks: int) -> Numeric:
-    """Of its second chunk a stage holds as many as it is deep: the first one, where the network ends, holds one."""
+    """Activations alive of the second chunk of each stage: as many as the stage's depth; one on the first stage, where
+    the network ends."""
     second = np.asarray(stage) + 1.0
     return second if chunk else 2.0 * stages - second
 

@@ -92,7 +92,7 @@ def _check(run: Run) -> None:
 
 
 def _chain(graph: Graph) -> list[Node]:
-    """The layers that compute, if each reads the one before it alone."""
+    """The layers with operations; PlanError unless each of them reads only the one before."""
     nodes = [node for node in graph.nodes if node.operations]
     for before, node in pairwise(nodes):
         read = {tensor.name for tensor in node.inputs} - set(graph.inputs)

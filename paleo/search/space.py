@@ -38,7 +38,7 @@ SPLITS = ("tp", "cp", "ep", "pp")
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """Choices that a search tries; what is left out is tried in every way that there is.
+    """The choices of a search; an axis that is not stated is searched in all of its values.
 
     ``degrees`` fixes axes, ``microbatches`` and ``chunks`` list what may be tried, ``sequence_parallel`` and
     ``overlapped`` fix a choice. Pipelines with sharded parameters (ZeRO-3) are tried with ``sharded_pipelines``
@@ -184,7 +184,7 @@ def _degrees(axis: str, gpus: int, graph: Graph, useful: frozenset[str], space: 
 
 
 def _cuts(graph: Graph, stages: int) -> bool:
-    """Whether a network can be cut into so many stages: it has as many layers, those of repeated blocks one by one."""
+    """Whether a network has enough layers for a number of stages; repeated blocks count layer by layer."""
     repeats = {node.repeats[0] for node in graph.nodes if node.repeat > 1}
     return stages <= (sum(repeat for _, repeat in repeats) if repeats else len(graph.nodes))
 

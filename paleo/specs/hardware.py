@@ -58,7 +58,7 @@ class Memory(Spec):
 
 
 class Multiprocessor(Spec):
-    """What one SM, CU or core holds: registers and shared memory [byte]."""
+    """Sizes of one SM, CU or core: registers and shared memory [byte]."""
 
     compute_capability: Text | None = None
     registers: Bytes | None = None
@@ -129,8 +129,8 @@ class Device(Spec):
         return self
 
     def copy_rate(self, achieved: float | None = None) -> float:
-        """What it and its host send each other, each way [byte/s]: its PCIe lanes at the share that copies reach, or at
-        the ``achieved`` one; SpecError where `pcie` is not stated."""
+        """Rate of copies between the device and its host, each way [byte/s]: the PCIe lanes times the share that copies
+        reach, or the ``achieved`` rate; SpecError if `pcie` is not stated."""
         if self.pcie is None:
             raise SpecError(f"device {self.name}: pcie is not stated, so the time of copies to the host is not known")
         link = load_link(f"pcie{self.pcie.generation}-x16")
@@ -523,7 +523,7 @@ def find_device(text: str) -> Device:
 
 
 def named(data: Mapping[str, Any], stem: str) -> dict[str, Any]:
-    """The mapping of a device or system with its names: those of its file, where it states none."""
+    """The mapping of a device or system with a name and a full name, by default those of its file."""
     return {"name": stem, "full_name": data.get("name", stem), **data}
 
 

@@ -342,7 +342,7 @@ def _first_problem(model: type[BaseModel], data: object, where: str | Path, erro
 
 
 def _all_missing(data: object, errors: Sequence[Any]) -> str:
-    """All keys that are missing, at once; and how much else is wrong."""
+    """All missing keys in one message, with the number of other errors."""
     missing = [error for error in errors if error["type"] == "missing"]
     keys = list(dict.fromkeys(_dotted(_path_in_data(data, error["loc"], "missing")) for error in missing))
     other_errors = len(errors) - len(missing)
@@ -364,7 +364,7 @@ def _refuse_not_finite(value: object, where: str | Path, path: tuple[str | int, 
 
 
 def _explained(model: type[BaseModel], data: object, error: Any) -> str:
-    """Key path, value and what was expected, from one entry of pydantic's list."""
+    """Key path, value and expectation of one entry of pydantic's list of errors."""
     kind, value = error["type"], error["input"]
     path = _path_in_data(data, error["loc"], kind)
     key = _dotted(path)

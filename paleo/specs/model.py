@@ -1,4 +1,4 @@
-"""Model files: what a network is called, where its figures come from, and its layers as they stand in the file."""
+"""Model files: name and sources of a network, and its layers as written in the file."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Published = Annotated[tuple[float, float], BeforeValidator(_published)]
 
 
 class Expect(Spec):
-    """What was published of the network; a test holds the counts to it."""
+    """Published figures of the network; a test compares the counts with them."""
 
     parameters: Published
     flops: Published | None = None

@@ -60,8 +60,8 @@ def price_list(name: str) -> PriceList:
 
 @dataclass(frozen=True, slots=True)
 class Quote:
-    """What one device costs: ``value`` in USD/s for a rent, in USD for a purchase; ``offers`` it rests on, and whether
-    they are for the very system (else for its device, on the market)."""
+    """The price of one device: ``value`` in USD/s for a rent, in USD for a purchase; the number of ``offers``; and
+    whether they are for this system (else for its device, on the market)."""
 
     value: float
     offers: tuple[tuple[str, PriceOffer], ...]

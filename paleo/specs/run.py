@@ -40,7 +40,7 @@ def _listed(value: object) -> object:
 
 
 class InputOptions(Spec):
-    """How samples reach the devices; what is left out costs nothing, or is what the system's host states.
+    """How samples reach the devices. A cost that is not stated is zero, or that of the system's host.
 
     ``sample``: stored bytes of one, read at ``storage`` (of a node); ``decode``: seconds of one core for each of them,
     on ``cores`` for each GPU; ``copied``: bytes of one that go to the device [those of the network's inputs].
@@ -54,8 +54,8 @@ class InputOptions(Spec):
 
 
 class Run(Spec):
-    """One training run. Sizes left out follow from the others; what was decided is in the prediction. ``seq=512`` is
-    short for ``model={"seq": 512}``.
+    """One training run. Sizes that are not stated follow from the others; the prediction holds the resolved ones.
+    ``seq=512`` is short for ``model={"seq": 512}``.
 
     ``batch`` is per data-parallel rank, ``global_batch`` over all of them. ``algorithm`` forces one collective
     algorithm. ``compress`` names a compression of the gradients, ``topk:0.001`` (`paleo.compression`).
@@ -160,7 +160,7 @@ class Run(Spec):
 
     @staticmethod
     def photographs(*, sample: float | None, decode: float, cores: float) -> InputOptions:
-        """Input of photographs, as it is taken to be where `input` is left out and the software loads them."""
+        """The default input of photographs, for software that loads them, if a run does not state `input`."""
         return InputOptions().model_copy(update={"sample": sample, "decode": decode, "cores": cores})
 
     @property

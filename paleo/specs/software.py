@@ -445,7 +445,7 @@ class EarlierReleases(Spec):
 
 
 class Software(Spec):
-    """A framework's behaviour, in groups; each field's meaning stands beside it.
+    """The behaviour of a framework, in groups of fields; the meaning of each field is stated with the field.
 
     ``from`` and ``until`` are the first and last day, month or year of the releases that it describes; ``releases``
     says when some came out, and ``earlier``, the newest first, in what those before a date differ (`load_software`).
@@ -576,7 +576,7 @@ _profiles = FileCache(_profile)
 
 
 def _check_groups(path: Path, data: Mapping[str, Any]) -> None:
-    """SpecError for a field that stands outside its group, with the nearest place for it."""
+    """SpecError for an unknown field or one outside its group; the message names the nearest field."""
     known = {field.alias or name for name, field in Software.model_fields.items()}
     for key in data:
         if key not in known:

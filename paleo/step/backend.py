@@ -169,7 +169,8 @@ class Backend:
         return cut_by_work(program, pieces) if by_work else cut(program, iteration.tolist(), pieces, self.run.cut)
 
     def coded(self, counts: Array, gradient: SummedGradient) -> Array:
-        """Seconds in which a device codes and decodes so many elements of a gradient; ``gradient`` is one of them."""
+        """Seconds in which a device codes and decodes a number of elements of a gradient; ``gradient`` is one
+        element."""
         method = self.compression
         if method is None:
             return np.zeros_like(counts)
@@ -222,7 +223,7 @@ class Backend:
         return changed(build(model, batch=batch, choices=self.choices, overrides=self.run.model), self.run)
 
     def recent_graph(self, model: ModelSpec, batch: int) -> Graph:
-        """`graph`, of the latest networks that predictions asked for; what was worked out for one is kept with it."""
+        """`graph` of a recently predicted network; results computed for a graph are kept with it."""
         return changed(RECENT.graph(model, batch, self.choices, self.run.model), self.run)
 
     def lowered(self, graph: Graph, placement: Placement, mesh: Mesh) -> Program:

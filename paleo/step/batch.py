@@ -65,8 +65,8 @@ class Cases:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Configurations of equal structure: ``cases`` laid over stages by one ``assignment``, under one schedule, one
-    stage of ZeRO and one way to exchange gradients (``overlapped`` with backward, or after it).
+    """Configurations of equal structure: ``cases`` cut into stages by one ``assignment``, under one schedule, one stage
+    of ZeRO and one way to exchange gradients (``overlapped`` with backward, or after it).
 
     ``arrival``: seconds in which the next batch of each arrives, (cases,); 0 for synthetic data. ``ends`` says what a
     schedule's passes end by: its ``order``, pass by pass, or its ``closed`` forms where it has any, which take the

@@ -273,7 +273,7 @@ def _window(shape: Mapping[str, float]) -> float:
 
 
 def unit_gradient(program: Program, ranks: float, width: float, ranks_per_node: float = 1.0) -> SummedGradient:
-    """The gradient of a rank's program, divided by its elements: one element with its share of matrices.
+    """The gradient of a rank's program per element: one element, with its share of the matrices.
 
     Matrices are those of the products that make gradients of weights: m by n, where k rows are summed; filters of a
     convolution are one of k by c r s.

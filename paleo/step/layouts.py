@@ -231,7 +231,7 @@ class Layouts:
         return (("broadcast" if owned else "all_gather", axes, elements),)
 
     def gradient(self, layout: int, axes: Axes) -> SummedGradient:
-        """One element of the gradient of a layout's ranks, as it is compressed on its way over some axes."""
+        """One element of the gradient of a layout's ranks, as compressed for some axes."""
         program, ranks = self.programs[layout], self.meshes[layout].ways(axes)
         stride = self.meshes[layout].stride(axes) if ranks > 1 else 1
         inside = min(ranks, max(1, self.backend.system.devices_per_node // stride))

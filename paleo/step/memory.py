@@ -332,8 +332,8 @@ class Footprint:
 
     @property
     def cached(self) -> float:
-        """What it reserves (torch.cuda.max_memory_reserved): no more than the device has left, unless the tensors alone
-        are more than that."""
+        """Memory that the allocator reserves (torch.cuda.max_memory_reserved): at most what the device offers, unless
+        the tensors alone exceed that."""
         return max(self.allocated, min(self.allocated * (1.0 + self.fragmentation), self.capacity - self.reserved))
 
     @property
@@ -418,8 +418,8 @@ class Shares:
 
     @classmethod
     def of(cls, zero: int, ranks: Numeric, microbatches: Numeric, *, scattered: bool) -> Shares:
-        """Weights are whole unless ZeRO-3 divides them; gradients unless they are summed over ranks before they go:
-        with every microbatch where they are ``scattered`` after each, else with the last one."""
+        """Weights are whole unless ZeRO-3 divides them. Gradients are whole until ranks sum them: after every
+        microbatch if ``scattered``, else after the last one."""
         whole = 1.0 / np.asarray(ranks)
         several = np.asarray(microbatches) > 1
         summed = np.where(several & (not scattered), 1.0, whole) if zero else 1.0

@@ -46,8 +46,8 @@ Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class ShardedFigures:
-    """Seconds of one layer iteration of each section, (sections, …): passes with what they wait for, the gather of its
-    parameters and that before its backward pass, the exchange of its gradients; None where nothing travels."""
+    """Seconds of one layer iteration of each section, (sections, …): passes with their waits, the gather of its
+    parameters for each direction, the exchange of its gradients; None for exchanges that do not occur."""
 
     forward: Array
     backward: Array

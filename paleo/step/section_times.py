@@ -384,8 +384,8 @@ def layer_times(costs: SectionCosts, policies: Policies) -> LayerTimes:
 
 
 def partly_paired(times: LayerTimes, alone: Array) -> LayerTimes:
-    """Iterations of which a share ``alone`` has no pass of another microbatch beside it, and so waits for what would
-    hide there."""
+    """Iterations of which a share ``alone`` runs without a pass of another microbatch, and so waits for collectives
+    that such a pass would hide."""
     forward, backward = alone * times.forward_paired, alone * times.backward_paired
     return replace(
         times,

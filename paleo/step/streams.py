@@ -66,8 +66,8 @@ class LayerIteration:
 
 
 def iterations(program: Program, buckets: Buckets, *, last: bool) -> list[LayerIteration]:
-    """Forward and backward of one microbatch; gradients go out with the ``last`` one, or always where they are
-    scattered."""
+    """Iterations of forward and backward of one microbatch; gradients are sent with the ``last`` microbatch, or with
+    each if they are scattered."""
     order: list[LayerIteration] = []
     sends = last or buckets.scattered
     for index, section in enumerate(program.sections):
@@ -96,7 +96,7 @@ def _collect(pending: dict[Axes, float], section: Section, times: int, gradient_
 
 
 def _flush(pending: dict[Axes, float], least: float) -> tuple[tuple[Axes, float], ...]:
-    """What has gathered for each set of axes, once it is ``least`` bytes."""
+    """Takes out of ``pending`` the gradients of each set of axes that have gathered to ``least`` bytes or more."""
     sent = tuple((axes, size) for axes, size in pending.items() if axes and size > 0 and size >= least)
     for axes, _ in sent:
         pending[axes] = 0.0
@@ -171,7 +171,7 @@ class StreamSeconds:
 
 @dataclass(frozen=True, slots=True)
 class Contended:
-    """Iterations of the last microbatch and of earlier ones, with what they lose to collectives that overlap."""
+    """Iterations of the last microbatch and of earlier ones, slowed by overlapping collectives."""
 
     last: LayerTimes
     earlier: LayerTimes

@@ -224,7 +224,8 @@ def _last(tasks: list[Task]) -> tuple[int, ...]:
 def _add_iteration(
     tasks: list[Task], microbatch: _Iterations, section: Section, iteration: LayerIteration, awaited: tuple[int, ...]
 ) -> None:
-    """Iterations of a section in one direction: one stretch of computing, then the collectives that it waits for."""
+    """Adds the iterations of a section in one direction: one stretch of computing, then the collectives that it waits
+    for."""
     row, times, forward = iteration.section, microbatch.times, iteration.direction == "forward"
     figures = (times.forward,) if forward else (times.backward, times.weights)
     seconds = float(sum(figure[row, 0] for figure in figures))
@@ -309,7 +310,7 @@ def _pass_events(event: Event, send: float, collectives: dict[str, list[NamedCol
 
 
 def _after(batch: Batch) -> dict[str, Array]:
-    """Seconds of what each stage does after its last pass: (stages,) each."""
+    """Seconds of each stage after its last pass: (stages,) each."""
     passes, update = stage_passes(batch), updates(batch)
     total, gathers = after_passes(batch, passes)[:, 0], exposed_gathers(batch, passes)[:, 0]
     return {"exchange": total - update[:, 0] - gathers, "update": update[:, 0], "gather": gathers}

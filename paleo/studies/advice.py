@@ -1,4 +1,4 @@
-"""What to change when a run does not fit: every change that there is, each one predicted before it is suggested."""
+"""Advice for a run that does not fit: all changes that could help, each predicted before it is suggested."""
 
 from __future__ import annotations
 
@@ -71,7 +71,8 @@ def _kinds(prediction: Prediction) -> Iterator[Iterator[Change]]:
 
 
 def _recomputations(prediction: Prediction) -> Iterator[Change]:
-    """More of it than the run has, some layers before all of them; nothing where it treats layers differently."""
+    """Changes to more recomputation than the run has, of some layers first; none if the run treats its layers
+    differently."""
     if uneven(prediction.run) or prediction.run.recompute == "full":
         return
     for more in RECOMPUTE[RECOMPUTE.index(prediction.run.recompute) + 1 : -1]:
@@ -90,7 +91,7 @@ def _microbatches(prediction: Prediction) -> Iterator[Change]:
 
 
 def _strategies(prediction: Prediction, axis: str) -> Iterator[Change]:
-    """More of one axis, or of ZeRO's stages, beside what the run has."""
+    """Changes to a larger degree of one axis or a higher stage of ZeRO."""
     plan = prediction.plan
     if plan.parallel.preset != "dp":
         return

@@ -115,7 +115,7 @@ class Audit:
 
 
 def evidence_of_log(log: Log, expected: Prediction) -> dict[str, float]:
-    """What a log states, medians over its settled steps; SpecError where it states no time of a step."""
+    """The figures of a log, medians over its settled steps; SpecError if it states no time of a step."""
     settled = log.steps[WARM_UP:] if len(log.steps) > WARM_UP + 1 else log.steps
     seconds = [value for record in settled if (value := _seconds(record, expected)) is not None]
     if not seconds:
@@ -145,7 +145,7 @@ def evidence_of_log(log: Log, expected: Prediction) -> dict[str, float]:
 
 
 def _seconds(record: StepRecord, expected: Prediction) -> float | None:
-    """Seconds of a step, or what tokens a second make of them."""
+    """Seconds of a step, as logged or from logged tokens per second."""
     if record.seconds is not None:
         return record.seconds
     tokens = expected.graph.tokens_per_sample
@@ -193,7 +193,7 @@ def misfit(measured: Evidence, predicted: Evidence) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
-    """One thing that may be off: the factors that are tried, and the evidence under one of them."""
+    """One possible fault: the factors that are tried, and the evidence under one of them."""
 
     name: str
     advice: str

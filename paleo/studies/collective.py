@@ -227,7 +227,7 @@ def _over_replicas(prediction: Prediction) -> Iterator[StepCollective]:
 
 
 def _between_stages(prediction: Prediction) -> Iterator[StepCollective]:
-    """What a stage sends to the next one, forward and backward."""
+    """The messages from a stage to the next one, forward and backward."""
     batch, mesh = prediction.steps.batch, prediction.plan.mesh
     if mesh.degree("pp") == 1:
         return

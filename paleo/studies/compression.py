@@ -96,7 +96,8 @@ class BandwidthCurve:
 
 
 def against_bandwidth(prediction: Prediction, factors: Sequence[float] = FACTORS) -> BandwidthCurve:
-    """The run on systems whose links between nodes (of one node: inside it) are so many times as fast."""
+    """The run on systems whose links between nodes (inside the node, for one node) are faster by each of some
+    factors."""
     level = len(prediction.system.levels) - 1
     if level < 0 or prediction.plan.gpus == 1:
         raise PlanError(f"{prediction.system.name} with {prediction.plan.gpus} GPUs: no links whose rate could change")

@@ -42,7 +42,7 @@ MOST_YEARS = 30
 
 
 class Tariff(Spec):
-    """What is paid for beside the catalog's rent: all optional, and what is left out is not guessed.
+    """Costs beside the catalog's rent. All are optional; costs that are not stated are not guessed.
 
     ``electricity`` [USD/J] is for machines of one's own (a rent of the catalog includes it); ``pue`` multiplies the
     energy (cooling and supply of the building); ``host_power`` [W] is drawn for each GPU by the rest of its node;
@@ -102,7 +102,7 @@ def _check_rate(text: str) -> None:
 
 
 def _prices_by_system(text: str) -> dict[str, str]:
-    """``A=2.1,B=1.3`` in USD an hour; a rate with its unit does as well."""
+    """``A=2.1,B=1.3`` in USD an hour, or with units."""
     prices: dict[str, str] = {}
     for part in text.split(","):
         name, _, rate = (piece.strip() for piece in part.partition("="))
@@ -114,7 +114,7 @@ def _prices_by_system(text: str) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Power:
-    """What one GPU draws over a step, averaged over a pipeline's stages [W].
+    """Power of one GPU over a step, averaged over a pipeline's stages [W].
 
     ``demand`` is what each kernel would draw at full clock and ``seconds`` how long it runs in a step of ``step``
     seconds; for the rest of the step the board draws ``idle``. ``cap`` is the limit, the design power unless set lower.

@@ -1,4 +1,4 @@
-"""Plans over consistency models and compressions: layouts, what workers wait for and what they send, searched together.
+"""A search over layouts, consistency models and compressions together.
 
 Speed alone always prefers the stalest model, so staleness has a price: a run whose gradients are stale by τ updates on
 average needs 1 + k τ times the samples of a synchronous one. ``k`` is stated, or follows from the gradient noise

@@ -1,4 +1,4 @@
-"""What the placement of a job's nodes costs: the run as it lies beside the same run packed, and when it matters."""
+"""The cost of a job's placement: its step on the stated nodes beside packed nodes, and when the difference matters."""
 
 from __future__ import annotations
 

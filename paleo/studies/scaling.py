@@ -131,7 +131,7 @@ class ScaleCurve:
 
     @property
     def label(self) -> str:
-        """What tells the curve from others of one chart: ``weak scaling, async, random nodes``."""
+        """The name of the curve among those of one chart: ``weak scaling, async, random nodes``."""
         words = [f"{self.scaling} scaling"] + ([self.consistency] if self.consistency != "bsp" else [])
         return ", ".join(words + ([f"{self.nodes} nodes"] if self.nodes != "packed" else []))
 
@@ -188,7 +188,7 @@ def scale(
 def _with_training(
     point: ScalePoint, amount: Amount, tariff: Tariff | None, long_run: LongRunOptions | None
 ) -> ScalePoint:
-    """The point with what the training takes; without it where failures keep it from ever being done."""
+    """The point with time, money and energy of the training; without them if failures keep it from ever ending."""
     try:
         cost = training(point.predicted, amount, tariff, long_run=long_run) if point.usable else None
     except CapacityError:
@@ -282,7 +282,8 @@ def verdict(curve: ScaleCurve) -> Verdict:
 
 
 def placement_advice(curves: Sequence[ScaleCurve]) -> tuple[str, ...]:
-    """For each curve whose nodes are not packed, what its placement costs at its largest count, and why."""
+    """For each curve on nodes that are not packed: the cost of its placement at its largest number of GPUs, and the
+    reason."""
     sentences = []
     for curve in curves:
         points = [point for point in curve.points if point.usable]

@@ -1,4 +1,4 @@
-"""What a network is made of: counts of every layer, without any hardware."""
+"""The counts of every layer of a network, without any hardware."""
 
 from __future__ import annotations
 

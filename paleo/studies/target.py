@@ -136,7 +136,7 @@ def run_of(task: TrainingTask, gpus: int, global_batch: float, **options: Any) -
 
 
 def run_like(task: TrainingTask, run: Run) -> Run:
-    """A run as the task's submissions do it, wherever it states nothing itself."""
+    """The run with the task's usual settings in every field that it does not state."""
     usual = {"software": task.code.software, **task.run}
     sizes = {**task.params, **usual.pop("model", {}), **run.model}
     left = {name: value for name, value in usual.items() if name not in run.model_fields_set}

@@ -1,4 +1,4 @@
-"""``paleo init`` and ``paleo schema``: files of one's own, and what may stand in them."""
+"""``paleo init`` and ``paleo schema``: templates of the user's files, and the JSON Schema of each kind."""
 
 from __future__ import annotations
 

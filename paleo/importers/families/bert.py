@@ -30,7 +30,7 @@ def _encoder_blocks(*, dropout: bool = True) -> Entry:
 
 
 def _bert_head(config: Config, kind: str) -> list[Entry]:
-    """What stands on the encoder, by the architecture that the configuration names."""
+    """The head of the encoder, by the architecture that the configuration names."""
     roberta = config["model_type"] != "bert"
     pooler = ["select", {"name": "pooler", "linear": {"features": "=hidden", "dim": "hidden"}}, "tanh"]
     masked: list[Entry] = [

@@ -1,4 +1,4 @@
-"""Attention, whole layers of it and its core, and feed-forward blocks."""
+"""Attention (whole layers, and the core alone) and feed-forward blocks."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def _conv_options(call: Call, weight: Value, x: Tensor) -> dict[str, Any]:
 
 
 def _padding(padding: Any, rank: int) -> Any:
-    """As a layer has it: one number, one a dim, or ``same``; None for no padding."""
+    """Padding in the form of a layer's field: one number, one number a dim, or ``same``; None for no padding."""
     if isinstance(padding, str):
         return None if padding == "valid" else padding
     if isinstance(padding, Sequence) and len(padding) == 2 * rank and rank > 1:

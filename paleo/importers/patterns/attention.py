@@ -123,7 +123,7 @@ class _Source:
 
 
 def _source(value: Value) -> _Source | None:
-    """The one projection that a value is computed from over light calls, if there is one."""
+    """The single projection that a value is computed from through cheap calls, or None."""
     linear, calls, stack, seen = None, list[Call](), [value], set[int]()
     while stack:
         value = stack.pop()

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LevelCost:
-    """The price of one level, as the group at hand sees it.
+    """The price of one level of the network for one group.
 
     alpha       one message from end to end [s]
     beta        one byte sent by a unit of the level below through the ports that the group may use [s/byte]

@@ -1,4 +1,4 @@
-"""What a group of ranks finds between its members, by datasheet: levels, ports, protocols that its links carry.
+"""The links between the members of a group of ranks, by datasheet: levels, ports, protocols.
 
 Which protocol a ring of NCCL runs in: the rule of its tuner.
 

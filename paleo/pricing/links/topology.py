@@ -272,7 +272,7 @@ def shared_slowdown(share: Numeric, other: Numeric) -> Array:
 def beside_neighbour(
     *, ports: Numeric, demand: Numeric, other_ports: Numeric, other_demand: Numeric, sending: Numeric, capacity: Numeric
 ) -> Array:
-    """What a job keeps of the rate that it has alone, in the mean over time, beside one that sends for a share of it.
+    """The share of its rate that a job keeps, on average over time, beside a job that sends for a share of the time.
 
     Each job has so many ports below the shared links, which ask for ``demand`` of a port's rate each; the links carry
     ``capacity`` ports' rates, shared out port by port, max-min fairly: min(u, max(c/(m+m'), (c - m' u')/m)).
@@ -429,8 +429,8 @@ def _beside_others(level: Level, job: _Job, placement: NodePlacement, share: Net
 
 
 def _beside_second_job(level: Level, job: _Job, pattern: str, neighbour: Neighbour | None) -> float:
-    """What a second job on the same leaves leaves of a pattern's rate: its nodes take the places that the first has
-    left free on them."""
+    """The rate of a pattern beside a second job on the same leaf switches, whose nodes fill the places that the first
+    job leaves free there."""
     if neighbour is None or job.leaves <= 1:
         return 1.0
     is_dragonfly = level.topology == "dragonfly"
