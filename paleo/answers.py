@@ -208,9 +208,9 @@ class Compared(StudyResult):
         return documents.compare(self.comparison)
 
     def table(self) -> RenderableType:
-        from paleo.report import tables
+        from paleo.report import comparison
 
-        return tables.compare(self.comparison)
+        return comparison.compare(self.comparison)
 
 
 @dataclass(frozen=True, repr=False, eq=False)

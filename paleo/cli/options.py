@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 #: Collective operations that the shell completes, and formats.
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce")
-DTYPES = ("fp32", "tf32", "bf16", "fp16", "fp8")
+DTYPES = ("fp32", "tf32", "bf16", "fp16", "fp8", "fp4")
 
 
 def completes(*kinds: str) -> Callable[[str], list[str]]:
@@ -84,23 +85,37 @@ def _option(help_: str, name: str | None = None, **more: Any) -> Any:
     return typer.Option(*filter(None, [name]), help=help_, rich_help_panel="The run", **more)
 
 
+def whole(text: str) -> int:
+    """A whole number in digits, perhaps with commas between thousands: ``1,024``."""
+    digits = text.replace(",", "") if re.fullmatch(r"\s*\d{1,3}(,\d{3})+\s*", text) else text
+    try:
+        return int(digits)
+    except ValueError:
+        raise typer.BadParameter(f"{text[:80]!r} is not a whole number; write it in digits, such as 1024") from None
+
+
+def _whole(help_: str) -> Any:
+    return _option(help_, parser=whole, metavar="N")
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
     """The options of a run, shared by the commands that predict; what is not given keeps the default of ``Run``."""
 
-    gpus: Annotated[int | None, _option("GPUs in all. [1]")] = None
+    gpus: Annotated[int | None, _whole("GPUs in all. [1]")] = None
     batch: Annotated[
-        int | None, _option("Samples for each data-parallel rank and step. [32 samples, or 8 sequences]")
+        int | None, _whole("Samples for each data-parallel rank and step. [32 samples, or 8 sequences]")
     ] = None
     global_batch: Annotated[
-        int | None, _option("Samples of a step over all ranks, instead of --batch. [--batch times the ranks]")
+        int | None, _whole("Samples of a step over all ranks, instead of --batch. [--batch times the ranks]")
     ] = None
     microbatch: Annotated[
-        int | None, _option("Samples of one pass; a step has as many as it takes. [all, or 1 in a pipeline]")
+        int | None, _whole("Samples of one pass; a step has as many as it takes. [all, or 1 in a pipeline]")
     ] = None
-    seq: Annotated[int | None, _option("Sequence length, for models that have one. [the model's]")] = None
+    seq: Annotated[int | None, _whole("Sequence length, for models that have one. [the model's]")] = None
     dtype: Annotated[
-        str | None, _option("fp32, tf32, bf16, fp16, fp8. [the device's best 16 bits]", autocompletion=words(*DTYPES))
+        str | None,
+        _option("fp32, tf32, bf16, fp16, fp8, fp4. [the device's best 16 bits]", autocompletion=words(*DTYPES)),
     ] = None
     optimizer: Annotated[
         str | None,
@@ -120,13 +135,13 @@ class RunOptions:
             autocompletion=words("none", "selective", "full"),
         ),
     ] = None
-    recompute_layers: Annotated[int | None, _option("Full recomputation of so many layers a stage. [all]")] = None
+    recompute_layers: Annotated[int | None, _whole("Full recomputation of so many layers a stage. [all]")] = None
     lora: Annotated[str | None, _option("Adapters of a rank, the rest frozen: 16, 16:all, 16:mlp. [none]")] = None
     qlora: Annotated[bool | None, _option("Frozen weights in NF4; without --lora, 64:all.", "--qlora")] = None
     freeze: Annotated[str | None, _option("Layers that are not trained: embed,block.[0-9]. [none]")] = None
     compress: Annotated[str | None, _option("Compressed gradients: fp16, onebit, topk:0.001, … [none]")] = None
     consistency: Annotated[str | None, _option("bsp, async, ssp:4, local:32, diloco:100, gossip:exp2, … [bsp]")] = None
-    servers: Annotated[int | None, _option("Parameter servers, for async. [one]")] = None
+    servers: Annotated[int | None, _whole("Parameter servers, for async. [one]")] = None
     jitter: Annotated[
         str | None, _option("Noise of a rank's step, a share of it: 0.02, with its own 0.02,0.01, or traces. [0]")
     ] = None

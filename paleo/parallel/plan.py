@@ -8,13 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from paleo.collectives.base import ALGORITHMS, algorithms_for
 from paleo.errors import PlanError, SpecError, near
 from paleo.layers.base import LAYERS
 from paleo.operations.base import optimizer
-from paleo.operations.tensor import BYTES
+from paleo.operations.tensor import BYTES, Scaling
 from paleo.parallel.placement import AXES, BATCH_AXES, Mesh, idle_axes, node_groups, parse_strategy
 from paleo.schedules.base import SCHEDULES
 from paleo.units import GIB
@@ -210,6 +210,9 @@ def dtype_of(device: Device, requested: str | None) -> str:
     """The dtype asked for, or the one that people train in on this device."""
     if requested is None:
         return device.training_dtype
+    if requested in get_args(Scaling):
+        dtype = "fp4" if requested == "nvfp4" else "fp8"
+        raise SpecError(f"dtype: {requested!r} is how {dtype} is scaled; state dtype {dtype} and scaling={requested}")
     if requested not in BYTES:
         raise SpecError(f"dtype: unknown dtype {requested!r}; {near(requested, BYTES)}")
     if requested == "int8":

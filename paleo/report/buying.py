@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
@@ -9,6 +10,7 @@ from rich.text import Text
 
 from paleo.report.grid import Pasted, grid
 from paleo.report.tables import NONE, TEXT_WIDTH, energy, money, percent, pieces, prose, utilisation_warnings
+from paleo.search.plans import HEADROOM
 from paleo.studies.buying import finding, long, verdict
 from paleo.studies.training import JOULES_PER_KWH
 from paleo.units import DAY, duration
@@ -65,7 +67,7 @@ def table(reply: Answer) -> RenderableType:
     for number, remedy in enumerate(reply.remedies):
         parts.append(Pasted(f"or {remedy.words}" if number else remedy.words, remedy.command, TEXT_WIDTH))
     parts += [Text(), _plans(reply)]
-    parts += [prose(warning) for warning in utilisation_warnings(plan.mfu for plan in reply.plans)]
+    parts += [prose(note) for note in [*_notes(reply), *utilisation_warnings(plan.mfu for plan in reply.plans)]]
     for reason in reply.reasons[:5]:
         parts += [Text(), prose(f"Not possible: {reason}")]
     if reply.plans:
@@ -74,6 +76,17 @@ def table(reply: Answer) -> RenderableType:
     if flags := reply.flags:
         parts += [Text(), Pasted("Start it", flags, TEXT_WIDTH)]
     return Group(*parts)
+
+
+def _notes(reply: Answer) -> Iterator[str]:
+    """Why a faster plan stands behind the first, and of which systems no price is known."""
+    first, goal = reply.plans[0], reply.wish.objective
+    if first.roomy and any(plan.meets(reply.wish) and plan.score(goal) < first.score(goal) for plan in reply.plans):
+        yield f"Plans that leave less than {100 * HEADROOM:.0f} % of the memory free stand behind all others."
+    if reply.wish.amount is not None:
+        names = dict.fromkeys(plan.system.name for plan in reply.plans if plan.usd is None)
+        if names:
+            yield f"No price is known of {', '.join(names)}; state one: --price '2.5 USD/h' (for each GPU)."
 
 
 def _plans(reply: Answer) -> RenderableType:
@@ -112,7 +125,8 @@ def _strategy(plan: PricedPlan) -> str:
     row = plan.row
     parts = [row.strategy or "dp", f"microbatch {row.microbatch}"]
     if row.recompute != "none":
-        parts.append(f"{row.recompute} recomputation")
+        how, _, layers = row.recompute.partition(", ")
+        parts.append(f"{how} recomputation of {layers}" if layers else f"{how} recomputation")
     if row.schedule not in ("none", "1f1b"):
         parts.append(row.schedule)
     if isinstance(row.run.cut, tuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from rich.console import Console, Group, RenderableType
 from rich.constrain import Constrain
@@ -21,14 +21,11 @@ if TYPE_CHECKING:
     from paleo.report.describe import Fact, Setting
     from paleo.studies.advice import Advice
     from paleo.studies.collective import CollectiveStudy
-    from paleo.studies.comparison import Candidate, Comparison
     from paleo.studies.consistency import ConsistencyStudy
     from paleo.studies.goodput import Goodput
     from paleo.studies.scaling import ScaleCurve, ScalePoint
     from paleo.studies.summary import LayerCount, Summary
     from paleo.studies.training import Training
-
-    Winners: TypeAlias = Mapping[str, Candidate | None]
 
 #: Columns where the output is no terminal: of the widest table, and of text.
 PLAIN_WIDTH, TEXT_WIDTH = 150, 118
@@ -68,15 +65,15 @@ def prose(text: str | Text) -> Constrain:
     return Constrain(Text(text) if isinstance(text, str) else text, TEXT_WIDTH)
 
 
-def pieces(layers: Sequence[int]) -> str:
-    """Layers of a pipeline's pieces in short.
+def pieces(blocks: Sequence[int]) -> str:
+    """Iterations of the repeated block in a pipeline's pieces, in short: its layers, or pairs of them.
 
     >>> pieces((17, 15)), pieces((2, 3, 5, 5, 5, 5, 5, 2))
-    ('17+15 layers', '2 to 5 layers a piece')
+    ('17+15 blocks', '2 to 5 blocks a piece')
     """
-    if len(layers) <= 4:
-        return f"{'+'.join(map(str, layers))} layers"
-    return f"{min(layers)} to {max(layers)} layers a piece"
+    if len(blocks) <= 4:
+        return f"{'+'.join(map(str, blocks))} blocks"
+    return f"{min(blocks)} to {max(blocks)} blocks a piece"
 
 
 def percent(share: float) -> str:
@@ -225,7 +222,9 @@ SHOWN_ADVICE = 8
 
 
 def _advice(advice: Sequence[Advice]) -> Table:
-    table = grid("What would make it fit (or nearly)", ("change", "step time", "memory", "fits"))
+    batch = advice[0].prediction.plan.global_batch
+    title = f"What would make it fit (or nearly), with --global-batch {batch}"
+    table = grid(title, ("change", "step time", "memory", "fits"))
     like = shortest(change.prediction.step_time for change in advice[:SHOWN_ADVICE])
     for change in advice[:SHOWN_ADVICE]:
         figures = (
@@ -246,7 +245,8 @@ def _training(training: Training) -> RenderableType:
         table.add_row("electricity", money(training.electricity))
     hosts = "hosts not counted" if training.tariff.host_power is None else "hosts counted"
     limit = energy(training.energy_limit_kwh)
-    table.add_row("energy", f"{energy(training.energy_kwh)} modelled, {limit} at design power; {hosts}")
+    used = f"{energy(training.energy_kwh)} modelled, {limit} at design power; {hosts}"
+    table.add_row("energy", used if training.energy is not None else "not modelled: the design power is not known")
     return Constrain(table, TEXT_WIDTH)
 
 
@@ -261,7 +261,8 @@ def goodput(run: Goodput) -> Table:
         intervals += f"; in storage every {duration(run.checkpoints.storage_interval(run.interval))}"
     table = grid("With failures", ("what", "figure"), left=2)
     table.add_row("goodput", f"{tenths(run.share)}{bounds}")
-    table.add_row("lost", ", ".join(f"{name} {tenths(share)}" for name, share in run.lost.items()))
+    names = {"again": "work done again"}
+    table.add_row("lost", ", ".join(f"{names.get(name, name)} {tenths(share)}" for name, share in run.lost.items()))
     table.add_row("failures", f"{often} ({run.source})")
     table.add_row("checkpoints", f"{engineering(run.checkpoint_bytes, 'B')} every {intervals}")
     table.add_row("restart", f"{duration(run.restart)}; spare nodes for 99 % of repairs: {run.spares:,}")
@@ -310,7 +311,7 @@ def scale(model: str, system: str, curves: Sequence[ScaleCurve]) -> RenderableTy
 
 def _curve(curve: ScaleCurve) -> Table:
     against = f"speedup over {curve.base.gpus}"
-    columns = ("GPUs", "batch/GPU", "step time", "samples/s", against, "efficiency", "comm.", "MFU")
+    columns = ("GPUs", "batch/rank", "step time", "samples/s", against, "efficiency", "comm.", "MFU")
     studied = any(point.consistency is not None for point in curve.points)
     failing = any(point.goodput is not None for point in curve.points)
     priced = not studied and any(point.training is not None for point in curve.points)  # or columns are cut
@@ -320,7 +321,7 @@ def _curve(curve: ScaleCurve) -> Table:
     like = shortest(point.step_time for point in curve.points if point.usable)
     for point in curve.points:
         figures, note = _point(curve, point, like)
-        further = (*(_cycle(point.consistency) if studied else ()), *(_failing(curve, point) if failing else ()))
+        further = (*(cycle_figures(point.consistency) if studied else ()), *(_failing(curve, point) if failing else ()))
         table.add_row(*figures, *further, *(_spent(point.training) if priced else ()), note)
     return table
 
@@ -347,7 +348,7 @@ def _failing(curve: ScaleCurve, point: ScalePoint) -> tuple[str, ...]:
     return f"{tenths(point.goodput)}", f"{curve.speedup(point) * point.goodput:.2f}"
 
 
-def _cycle(study: ConsistencyStudy | None) -> tuple[str, ...]:
+def cycle_figures(study: ConsistencyStudy | None) -> tuple[str, ...]:
     """Updates of the model a second, staleness with its deviation, the workers from which on a server is the limit, and
     the busy share of the fullest."""
     if study is None:
@@ -376,112 +377,6 @@ def _point(curve: ScaleCurve, point: ScalePoint, like: float | None) -> tuple[tu
         percent(point.exchange / point.step_time),
         percent(prediction.mfu * prediction.step_time / point.step_time),
     ), note
-
-
-# compare
-
-
-def compare(comparison: Comparison) -> RenderableType:
-    """Systems side by side, the best of each kind marked with a star."""
-    columns = "system", "GPUs", "step time", "samples/s", "speedup", "memory", "USD/h", "time", "cost", "energy"
-    best = {objective: comparison.best(objective) for objective in ("time", "cost", "energy")}
-    words = {"time": "fastest", "cost": "cheapest", "energy": "least energy"}
-    winners = [
-        f"{words[objective]}: {_machines(candidate)}" for objective, candidate in best.items() if candidate is not None
-    ]
-    studied = any(candidate.consistency is not None for candidate in comparison.candidates)
-    strategies = {_strategy(each) for each in comparison.candidates if each.prediction is not None}
-    table = grid("", (*columns, *(CYCLE[:3] if studied else ()), *(("strategy",) if len(strategies) > 1 else ())))
-    trained = [(each.step_time or 0.0, each.training.time) for each in comparison.candidates if each.training]
-    like = shortest(step for step, _ in trained), shortest(whole for _, whole in trained)
-    for candidate in comparison.candidates:
-        cycle = _cycle(candidate.consistency)[:3] if studied else ()
-        strategy = (_strategy(candidate),) if len(strategies) > 1 else ()
-        table.add_row(*_candidate(comparison, candidate, best, *like), *cycle, *strategy)
-    prices = {
-        candidate.system.name: candidate.training.price
-        for candidate in comparison.candidates
-        if candidate.training is not None
-    }
-    notes = [f"Price of {name}: {price.date}, {price.source}" for name, price in prices.items() if price is not None]
-    notes += [
-        f"{candidate.system.name}: {candidate.problem}" for candidate in comparison.candidates if candidate.problem
-    ]
-    formats = {
-        candidate.system.name: candidate.prediction.plan.dtype
-        for candidate in comparison.candidates
-        if candidate.prediction
-    }
-    if len(set(formats.values())) > 1:
-        notes.append(f"In different formats: {', '.join(f'{name} {dtype}' for name, dtype in formats.items())}.")
-    notes += [
-        "* best of those that fit. Energy: modelled from the work of the GPUs; hosts and building as far as stated."
-    ]
-    notes += utilisation_warnings(each.prediction.mfu for each in comparison.candidates if each.prediction is not None)
-    failing = {
-        candidate.system.name: candidate.training.goodput
-        for candidate in comparison.candidates
-        if candidate.training is not None and candidate.training.goodput is not None
-    }
-    if failing:
-        shares = ", ".join(f"{name} {percent(run.share)}" for name, run in failing.items())
-        notes.append(f"Failures, checkpoints and restarts are in time, cost and energy; goodput: {shares}.")
-    head = f"{comparison.amount.words}. {_sentence('; '.join(winners)) or 'It fits none of them'}.\n"
-    parts: list[RenderableType] = [prose(Text(head, style="bold")), table, Text()]
-    parts += [prose(sentence) for sentence in map(_remedy, comparison.candidates) if sentence]
-    return Group(*parts, prose(Text("\n".join(notes), style="dim")))
-
-
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:]
-
-
-def _machines(candidate: Candidate) -> str:
-    """The system of a candidate, and how many of its GPUs."""
-    prediction = candidate.prediction
-    return candidate.system.name if prediction is None else candidate.system.share(prediction.plan.gpus)
-
-
-def _strategy(candidate: Candidate) -> str:
-    """What divides the work beside the batch, which all have."""
-    if candidate.prediction is None:
-        return NONE
-    parts = candidate.prediction.plan.strategy.split(",")
-    return ",".join(part for part in parts if not part.startswith("dp")) or "dp"
-
-
-def _remedy(candidate: Candidate) -> str:
-    """The fastest change that would make a system's run fit; nothing where none is known."""
-    if not candidate.advice or candidate.prediction is None:
-        return ""
-    machines, best = candidate.system.share(candidate.prediction.plan.gpus), candidate.advice[0]
-    step, size = duration(best.prediction.step_time), gibibytes(best.prediction.memory.total)
-    if best.fits:
-        return f"{machines}: with {best.change} it fits ({step} a step, {size})."
-    return (
-        f"{machines}: nothing that was tried fits; nearest {best.change}, {size}. More GPUs: paleo plan --gpus 8,16,32."
-    )
-
-
-def _candidate(comparison: Comparison, candidate: Candidate, best: Winners, *like: float | None) -> tuple[str, ...]:
-    """Figures of a candidate, with its step and its training in the units of the figures ``like``."""
-    prediction, training = candidate.prediction, candidate.training
-    if prediction is None or training is None:
-        return (candidate.system.name, *[NONE] * 9)
-    marks = {objective: " *" if winner is candidate else "" for objective, winner in best.items()}
-    memory = f"{percent(prediction.memory.total / prediction.memory.capacity)}"
-    return (
-        candidate.system.name,
-        str(prediction.plan.gpus),
-        duration(candidate.step_time or 0.0, like=like[0]),
-        rate(candidate.samples_per_s or 0.0),
-        f"{comparison.speedup(candidate):.2f}",
-        memory if prediction.memory.fits else f"{memory}: does not fit",
-        NONE if training.price_per_hour is None else f"{training.price_per_hour:,.2f}",
-        duration(training.time, like=like[1]) + marks["time"],
-        money(training.cost) + marks["cost"],
-        energy(training.energy_kwh) + marks["energy"],
-    )
 
 
 # summary

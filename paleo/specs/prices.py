@@ -16,7 +16,7 @@ from paleo.errors import SpecError, near
 from paleo.specs.catalog import names, read_entry
 from paleo.specs.hardware import Price
 from paleo.specs.loading import PositiveCount, Spec, Text, validate
-from paleo.units import Dollars, PricePerSecond
+from paleo.units import HOUR, Dollars, PricePerSecond
 
 if TYPE_CHECKING:
     from paleo.specs.hardware import System
@@ -73,8 +73,22 @@ class Quote:
         provider, first = self.offers[0]
         source = f"{provider}, {first.instance}: {first.source}"
         if not self.exact:
-            source = f"median of {len(self.offers)} offers of {first.device}, the first: {source}"
+            source = f"{self._market}: {source}"
+        if first.term not in ("on-demand", "purchase"):
+            source = f"{first.term}, {source}"
         return Price.model_construct(rate=self.value, date=first.date, source=source)
+
+    @property
+    def _market(self) -> str:
+        """What the value is of several offers of a device."""
+        device, count = self.offers[0][1].device, len(self.offers)
+        if count == 1:
+            return f"the only offer of {device}"
+        sold = [offer.price / offer.devices for _, offer in self.offers if offer.price is not None]
+        hourly = [HOUR * offer.rate / offer.devices for _, offer in self.offers if offer.rate is not None]
+        unit, prices = ("USD/h", hourly) if hourly else ("USD", sold)
+        low, high = (f"{price:,.5g}" if price >= 1000 else f"{price:.3g}" for price in (min(prices), max(prices)))
+        return f"median of {count} offers of {device}, {low} to {high} {unit}, the nearest"
 
 
 def offers(system: System, term: str) -> tuple[list[tuple[str, PriceOffer]], bool]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -103,15 +104,16 @@ def _megatron(prediction: Prediction) -> str:
     ]
     if degree("cp") > 1:
         words.append(f"--context-parallel-size {degree('cp')}")
-    if degree("ep") > 1:
-        words.append(f"--expert-model-parallel-size {degree('ep')}")
+    if (experts := _expert_ranks(prediction)) > 1:
+        words.append(f"--expert-model-parallel-size {experts}")
     if plan.parallel.etp is not None:
         words.append(f"--expert-tensor-parallel-size {plan.parallel.etp}")
     if run.expert_dispatch is not None:
         deepep = "flex --moe-enable-deepep"
         words.append(f"--moe-token-dispatcher-type {deepep if run.expert_dispatch == 'deepep' else 'alltoall'}")
     if isinstance(run.cut, tuple):
-        words.append(f"--pipeline-model-parallel-layout '{_layout(run.cut)}'")
+        layers = [iterations * _layers_of_iteration(prediction) for iterations in run.cut]
+        words.append(f"--pipeline-model-parallel-layout '{_layout(layers)}'")
     elif plan.parallel.chunks > 1:
         words.append(f"--num-virtual-stages-per-pipeline-rank {plan.parallel.chunks}")
     if plan.parallel.sequence_parallel:
@@ -121,7 +123,33 @@ def _megatron(prediction: Prediction) -> str:
     if prediction.steps.batch.overlapped:
         words.append("--overlap-grad-reduce")
     words += _recomputed(run)
-    return " ".join([*words, "--bf16" if plan.dtype == "bf16" else f"--{plan.dtype}"])
+    return " ".join([*words, *_MEGATRON_FORMATS.get(plan.dtype, ())])
+
+
+#: Megatron's flags of a dtype: products in 8 and 4 bits stand beside weights in bf16; fp32 and tf32 have none.
+_MEGATRON_FORMATS = {
+    "bf16": ("--bf16",),
+    "fp16": ("--fp16",),
+    "fp8": ("--bf16", "--fp8-format hybrid"),
+    "fp4": ("--bf16", "--fp4-format e2m1"),
+}
+
+
+def _expert_ranks(prediction: Prediction) -> int:
+    """Ranks over which experts are divided, those of tp and cp among them where experts are folded over these."""
+    plan = prediction.plan
+    folded = plan.parallel.etp is not None
+    return plan.mesh.ways(plan.parallel.expert_axes) if folded else plan.mesh.degree("ep")
+
+
+def _layers_of_iteration(prediction: Prediction) -> int:
+    """Transformer layers of one iteration of the repeated block: two where a layer that looks at a window only and one
+    that sees everything alternate."""
+    blocks = {section.name for section in prediction.program.sections if section.repeat > 1}
+    layers = Counter(
+        node.name.partition(".")[0] for node in prediction.graph.nodes if node.type in ("attention", "latent_attention")
+    )
+    return max((layers[name] for name in blocks), default=1) or 1
 
 
 def _layout(pieces: Sequence[int]) -> str:
@@ -171,8 +199,8 @@ def _torchtitan(prediction: Prediction) -> str:
     ]
     if degree("cp") > 1:
         words.append(f"--parallelism.context_parallel_degree {degree('cp')}")
-    if degree("ep") > 1:
-        words.append(f"--parallelism.expert_parallel_degree {degree('ep')}")
+    if (experts := _expert_ranks(prediction)) > 1:
+        words.append(f"--parallelism.expert_parallel_degree {experts}")
     if degree("pp") > 1:
         schedule = "interleaved" if run.schedule == "1f1b" and plan.parallel.chunks > 1 else run.schedule
         words.append(f"--parallelism.pipeline_parallel_schedule {_TORCH_SCHEDULES.get(schedule, schedule)}")

@@ -227,7 +227,8 @@ def rent(system: System, gpus: int, tariff: Tariff | None = None) -> tuple[float
     terms = tariff or Tariff()
     stated = terms.gpu_prices.get(system.name, terms.gpu_price)
     if stated is not None:
-        price = Price.model_construct(rate=stated, date="as stated", source="given with the question, per GPU")
+        source = f"{stated * HOUR:.4g} USD an hour for each GPU"
+        price = Price.model_construct(rate=stated, date="as stated", source=source)
         return stated * gpus, price
     if terms.years is not None:
         return _written_off(system, gpus, terms.years)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shlex
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from paleo import Run, load_model, load_system
 from paleo.cli import run as paleo
 from paleo.errors import SpecError
+from paleo.predict import predict
+from paleo.report import buying
 from paleo.search import plans
 from paleo.search.space import Space
 from paleo.studies.buying import Wish, answer, verdict
@@ -87,6 +91,33 @@ def test_flags_name_the_layout(software: str, words: str) -> None:
     reply = answer(load_model(MODEL), [(load_system("dgx-a100-80gb"), (8,))], run, Wish())
     assert words in reply.flags and "64" in reply.flags
     assert launch_flags(reply.plans[0].lead)
+
+
+def test_flags_of_megatron_name_experts_layers_and_formats() -> None:
+    """Experts that are folded over tensor parallelism are on all their ranks; gpt-oss repeats pairs of layers; products
+    in 8 and 4 bits stand beside weights in bf16."""
+    run = Run(gpus=32, global_batch=32, microbatch=1, strategy="tp=4,ep=8,dp=4,pp=2,etp=1,sp", cut=(5, 7))
+    run = run.model_copy(update={"software": "megatron-core"})
+    flags = launch_flags(predict(load_model("gpt-oss-20b"), load_system("dgx-h100"), run))
+    assert "--expert-model-parallel-size 8 --expert-tensor-parallel-size 1" in flags
+    assert f"'E{'t' * 10}|{'t' * 14}L'" in flags and flags.endswith("--bf16")
+    for dtype, words in (("fp8", "--bf16 --fp8-format hybrid"), ("fp4", "--bf16 --fp4-format e2m1")):
+        small = Run(gpus=8, global_batch=8, dtype=dtype, software="megatron-core")
+        assert launch_flags(predict(load_model(MODEL), load_system("dgx-b200"), small)).endswith(words)
+
+
+def test_full_plans_stand_behind_roomy_ones_and_say_so() -> None:
+    """As a table says it: how layers are recomputed, why a faster plan is not the first, whose price is not known."""
+    run = Run(global_batch=64, model={"seq": 4096}, qlora=True)
+    offers = [(load_system("rtx-5090-8gpu-100gbe"), (4,))]
+    reply = answer(load_model("qwen3-32b"), offers, run, Wish(Amount(1e4, "10,000 samples")), top=3)
+    page = Console(width=400, record=True, file=io.StringIO())
+    page.print(buying.table(reply))
+    text = page.export_text()
+    assert not all(plan.roomy for plan in reply.plans) and reply.plans[0].roomy
+    assert "Plans that leave less than 5 % of the memory free stand behind all others." in text
+    assert "No price is known of rtx-5090-8gpu-100gbe; state one: --price" in text
+    assert "full recomputation of 2 layers a stage" in text and "stage recomputation" not in text
 
 
 def test_only_schedules_that_a_framework_runs() -> None:

@@ -168,7 +168,8 @@ def test_seq_and_set_change_the_model(document: Any) -> None:
     ("arguments", "message"),
     [
         ([*ESTIMATE, "--gpu", "8"], "--gpus"),
-        ([*ESTIMATE, "--gpus", "eight"], "'--gpus': Input should be a valid integer"),
+        ([*ESTIMATE, "--gpus", "eight"], "'--gpus': 'eight' is not a whole number; write it in digits, such as 1024"),
+        ([*ESTIMATE, "--dtype", "nvfp4"], "'nvfp4' is how fp4 is scaled; state dtype fp4 and scaling=nvfp4"),
         ([*ESTIMATE, "--gpus", "0"], "gpus: 0"),
         ([*ESTIMATE, "--dtype", "bf61"], "nearest: 'bf16'"),
         ([*ESTIMATE, "--optimizer", "adm"], "nearest: 'adam'"),

@@ -33,6 +33,27 @@ def test_a_systems_own_offer_comes_before_the_market() -> None:
     assert market is not None and not market.exact and "median" in market.price.source
 
 
+def test_a_price_says_how_far_offers_differ_and_for_which_term() -> None:
+    """H100s by the hour: the lowest and the highest offer stand beside the median; other terms are named."""
+    system = load_system("dgx-h100")
+    for term, start in (("on-demand", "median of"), ("spot", "spot, median of")):
+        quote = rent_quote(system, term_named(term))
+        assert quote is not None and quote.price.source.startswith(start)
+        hourly = [HOUR * (offer.rate or 0.0) / offer.devices for _, offer in quote.offers]
+        assert f" {min(hourly):.3g} to {max(hourly):.3g} USD/h, the nearest: " in quote.price.source
+        assert min(hourly) <= quote.value * HOUR <= max(hourly)
+    alone = rent_quote(load_system("l4-8gpu-100gbe"), "on-demand")
+    assert alone is not None and alone.price.source.startswith("the only offer of l4: ")
+    stated = rent(system, 8, Tariff.model_validate({"gpu_price": "2.5 USD/h"}))[1]
+    assert stated is not None and stated.source == "2.5 USD an hour for each GPU"
+
+
+def test_racks_of_one_device_cost_the_same_on_the_market() -> None:
+    """An offer of a superchip is for its device, not for one maker's rack."""
+    racks = [rent(load_system(name), 72)[0] for name in ("gb200-nvl72", "nebius-gb200-nvl72", "azure-nd-gb200-v6")]
+    assert racks[0] is not None and racks == pytest.approx(racks[:1] * 3, rel=0.01)
+
+
 def test_longer_terms_and_spot_are_cheaper_on_the_same_machine() -> None:
     system = load_system("aws-p4de.24xlarge")
     rates = [rent(system, 8, Tariff(term=term))[0] for term in ("on-demand", "1-year", "3-year", "spot")]

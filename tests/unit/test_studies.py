@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import io
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from rich.console import Console, RenderableType
 
 from paleo.cli import run
 from paleo.errors import PlanError, SpecError
 from paleo.predict import Breakdown, Prediction, predict
+from paleo.report.comparison import compare as compared
 from paleo.specs.hardware import Price, load_system
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
@@ -170,6 +173,28 @@ def test_rent_is_for_whole_nodes_and_energy_at_design_power() -> None:
 
 
 # comparison
+
+
+def shown(table: RenderableType) -> str:
+    """A table in one line, as on a wide terminal."""
+    page = Console(width=400, record=True, file=io.StringIO())
+    page.print(table)
+    return " ".join(page.export_text().split())
+
+
+def test_the_cheapest_is_that_of_systems_with_a_price() -> None:
+    """Nobody rents out H800s and nobody states the power of TPUs: both are said, once, and prices are not repeated."""
+    systems = [load_system(name) for name in ("h800-8", "dgx-h100", "tpu-v5p-pod", "meta-grand-teton-h100")]
+    lines = shown(compared(compare(LENET, systems, Run(gpus=8, batch=8))))
+    assert (
+        "cheapest of those with a price: " in lines and "least energy of those whose design power is known: " in lines
+    )
+    assert "Fastest: " in lines
+    assert "No price is known of h800-8; state one: --price h800-8=2.5" in lines
+    assert "No design power is known of tpu-v5p-pod: " in lines
+    assert lines.count("Price of dgx-h100, meta-grand-teton-h100: ") == lines.count("offers of h100-sxm5-80gb") == 1
+    alike = shown(compared(compare(LENET, systems[1:2], Run(gpus=8, batch=8))))
+    assert "cheapest: 8 GPUs" in alike and "known of" not in alike
 
 
 def test_comparison_keeps_systems_that_cannot_take_part() -> None:
