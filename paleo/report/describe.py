@@ -220,6 +220,7 @@ def _device(device: Device) -> list[Fact]:
         ("peak, dense", _rates(device.peak)),
         ("peak of ordinary cores", _rates(device.vector_peak)),
         ("tensor cores for", ", ".join(device.tensor_dtypes)),
+        ("systolic array", device.matrix_unit and f"{device.matrix_unit.width} x {device.matrix_unit.width}"),
         ("memory", f"{gibibytes(memory.capacity)} {memory.kind}, {engineering(memory.bandwidth, 'B/s', digits=4)}"),
         ("L2 cache", device.l2 and gibibytes(device.l2)),
         ("design power", device.tdp and engineering(device.tdp, "W")),
