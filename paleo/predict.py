@@ -14,7 +14,15 @@ from paleo.lowering.policies import runs
 from paleo.operations.base import model_flops
 from paleo.operations.contraction import executed_share
 from paleo.parallel.placement import placement
-from paleo.parallel.plan import host_warnings, idle_options, loading_warnings, plan, rare_utilisation, warnings
+from paleo.parallel.plan import (
+    foreign_software,
+    host_warnings,
+    idle_options,
+    loading_warnings,
+    plan,
+    rare_utilisation,
+    warnings,
+)
 from paleo.step.backend import backend_of
 from paleo.step.exchange import check_sharded
 from paleo.step.memory import Footprint
@@ -232,6 +240,7 @@ def predict(
         (
             *warnings(layout, graph, placed),
             *idle_options(run, system, layout),
+            *foreign_software(run, system),
             *host_warnings(system, layout, host_bytes),
             *rare_utilisation(system, layout, flops / breakdown.step),
             *loading_warnings(run, breakdown.input / breakdown.step),

@@ -307,6 +307,20 @@ def idle_options(run: Run, system: System, chosen: Plan) -> list[str]:
     return [f"{option} changes nothing: {reason}" for option, reason in idle.items() if reason]
 
 
+def foreign_software(run: Run, system: System) -> list[str]:
+    """Whether a TPU is asked to run the default profile, which launches kernels one by one: its programs are compiled.
+
+    >>> from paleo.specs.hardware import load_system
+    >>> from paleo.specs.run import Run
+    >>> foreign_software(Run(), load_system("tpu-v6e-pod"))
+    ['software pytorch-eager launches kernels one by one; programs on TPUs are compiled: --software xla-tpu']
+    """
+    usual = type(run).model_fields["software"].default
+    if system.device.kind != "tpu" or run.software != usual:
+        return []
+    return [f"software {usual} launches kernels one by one; programs on TPUs are compiled: --software xla-tpu"]
+
+
 def warnings(chosen: Plan, graph: Graph, placement: Placement) -> tuple[str, ...]:
     """Ranks that do nothing new, or nothing at all; parameters that tensor parallelism does not divide."""
     idle = idle_axes(graph, placement, chosen.mesh)
