@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -23,8 +23,9 @@ from paleo.calibrate.fit import Rows, count, divided, fit
 from paleo.errors import SpecError, near
 from paleo.specs.calibration import Residual
 from paleo.specs.hardware import find_device
+from paleo.specs.loading import Spec
 from paleo.specs.software import SoftwareFit, load_software
-from paleo.units import MEBIBYTE, MICROSECOND, MILLISECOND
+from paleo.units import MEBIBYTE, MICROSECOND, MILLISECOND, Quantity
 from paleo.validate.kinds.base import read_table, text
 from paleo.validate.steps.base import StepTable, records, stands_in
 from paleo.validate.tables import table_of
@@ -260,10 +261,23 @@ def _shown(value: float | Mapping[str, float]) -> str:
     )
 
 
+#: How a profile's file states quantities.
+UNITS = {"time": ("us", MICROSECOND), "bytes": ("MiB", MEBIBYTE)}
+
+
 def software_text(profile: Software) -> str:
     """A profile as the text of its file, times in microseconds, memory in MiB."""
-    data: Mapping[str, Any] = profile.model_dump(exclude_defaults=True, exclude={"name"}, mode="json", by_alias=True)
-    host = {key: f"{seconds / MICROSECOND:.4g} us" for key, seconds in data["host"].items()}
-    memory = {key: f"{size / MEBIBYTE:.6g} MiB" for key, size in data.get("memory", {}).items()}
-    stated = {**data, "host": host} | ({"memory": memory} if memory else {})
-    return str(yaml.safe_dump(stated, sort_keys=False, width=118, allow_unicode=True))
+    data: dict[str, Any] = profile.model_dump(exclude_defaults=True, exclude={"name"}, mode="json", by_alias=True)
+    for name, group in data.items():
+        if isinstance(fields := getattr(profile, name, None), Spec) and name != "fit":
+            data[name] = {key: _with_unit(fields, key, value) for key, value in group.items()}
+    return str(yaml.safe_dump(data, sort_keys=False, width=118, allow_unicode=True))
+
+
+def _with_unit(group: Spec, name: str, value: Any) -> Any:
+    """A field's value as a file states it."""
+    field = type(group).model_fields[name]
+    optional = (each for choice in get_args(field.annotation) for each in getattr(choice, "__metadata__", ()))
+    quantities = (each for each in (*field.metadata, *optional) if isinstance(each, Quantity))
+    unit = next((UNITS[quantity.dimension] for quantity in quantities), None)
+    return value if unit is None else f"{value / unit[1]:.6g} {unit[0]}"

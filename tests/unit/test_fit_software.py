@@ -9,9 +9,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from paleo.calibrate.software import fit_software, software_jobs
+from paleo.calibrate.software import fit_software, software_jobs, software_text
 from paleo.cli import run
 from paleo.specs.catalog import names
+from paleo.specs.loading import Spec
 from paleo.specs.software import load_software
 from paleo.units import MILLISECOND
 from paleo.validate.steps.transformers import TransformerSteps
@@ -66,6 +67,16 @@ def test_the_written_profile_is_one_that_runs(table: Path, tmp_path: Path) -> No
     made = load_software(out)
     assert made.host.forward == pytest.approx(HOST, rel=0.05) and made.attention.implementation == "unfused"
     assert run(["estimate", "gpt2", "--system", "dgx-a100-80gb", "--software", str(out)]) == 0
+
+
+@pytest.mark.parametrize("name", names("software"))
+def test_a_profile_that_is_written_is_read_as_it_was(name: str, tmp_path: Path) -> None:
+    profile = load_software(name)
+    (tmp_path / f"{name}.yaml").write_text(software_text(profile))
+    again = load_software(tmp_path / f"{name}.yaml")
+    for group in type(profile).model_fields:
+        for field, value in dict(getattr(profile, group) if isinstance(getattr(profile, group), Spec) else {}).items():
+            assert getattr(getattr(again, group), field) == (pytest.approx(value) if type(value) is float else value)
 
 
 @pytest.mark.parametrize(
