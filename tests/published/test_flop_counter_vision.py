@@ -123,11 +123,18 @@ def alexnet() -> nn.Module:
     return chain(body, dense(256 * 36, 4096, 4096, 1000))
 
 
-def alexnet_slim() -> nn.Module:
-    body = plain(
+def wider_alexnet() -> nn.Module:
+    return plain(
         3, (64, 11, 4), pool3(), (192, 5, 1, 2), pool3(), (384, 3, 1, 1), (384, 3, 1, 1), (256, 3, 1, 1), pool3()
     )
-    return chain(body, plain(256, (4096, 5), (4096, 1), (1000, 1)))
+
+
+def alexnet_tf() -> nn.Module:
+    return chain(wider_alexnet(), dense(256 * 36, 4096, 4096, 1000))
+
+
+def alexnet_slim() -> nn.Module:
+    return chain(wider_alexnet(), plain(256, (4096, 5), (4096, 1), (1000, 1)))
 
 
 def alexnet_grouped() -> nn.Module:
@@ -505,6 +512,7 @@ REFERENCES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "lenet": (lenet, (1, 32, 32)),
     "alexnet": (alexnet, (3, 224, 224)),
     "alexnet-v2-owt": (alexnet_slim, (3, 224, 224)),
+    "alexnet-tf": (alexnet_tf, (3, 227, 227)),
     "alexnet-grouped": (alexnet_grouped, (3, 227, 227)),
     "overfeat": (overfeat, (3, 231, 231)),
     "nin": (nin, (3, 224, 224)),

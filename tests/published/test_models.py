@@ -36,9 +36,9 @@ def saved(of: Graph, dtype: str = "fp32") -> float:
 
 def test_the_catalog_holds_what_it_should() -> None:
     vision = """
-        lenet alexnet alexnet-grouped alexnet-v2-owt overfeat nin vgg11 vgg16 vgg19 googlenet inception_bn inception_v3
-        inception_v4 resnet18 resnet34 resnet50 resnet101 resnet152 resnet200 resnet50-v1 resnet101-v1 resnet152-v1
-        resnet50-v1.5 resnet101-v1.5 resnet152-v1.5 resnext101-32x4d densenet121 densenet161 mobilenet_v2
+        lenet alexnet alexnet-grouped alexnet-tf alexnet-v2-owt overfeat nin vgg11 vgg16 vgg19 googlenet inception_bn
+        inception_v3 inception_v4 resnet18 resnet34 resnet50 resnet101 resnet152 resnet200 resnet50-v1 resnet101-v1
+        resnet152-v1 resnet50-v1.5 resnet101-v1.5 resnet152-v1.5 resnext101-32x4d densenet121 densenet161 mobilenet_v2
         efficientnet_b0 efficientnet_b4 unet dcgan"""
     language = """
         vit_b16 vit_l16 deepspeech2 gnmt transformer_big bert_base bert_large gpt2 gpt3-175b deepseek_v2 deepseek_v3

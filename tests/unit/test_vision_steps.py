@@ -133,6 +133,9 @@ def test_variants_of_networks() -> None:
     harness = {"model_slug": "resnet50", "notes": "tf_cnn_benchmarks synthetic ImageNet"}
     assert model_of(harness) == "resnet50-v1"
     assert model_of({"model_slug": "resnet50", "notes": ""}) == "resnet50"
+    assert model_of(harness | {"model_slug": "alexnet"}) == "alexnet-tf"
+    assert model_of(harness | {"model_slug": "alexnet", "source": "its page (May 2017)"}) == "alexnet"
+    assert model_of({"model_slug": "alexnet", "notes": ""}) == "alexnet"
     assert model_of({"model_slug": "vgg16", "framework": "tf_cnn_benchmarks"}) == "vgg16"
     assert model_of({"model_slug": "resnext101-32x4d", "model": "SE-ResNeXt-101 32x4d"}) == "se-resnext101-32x4d"
 
@@ -198,6 +201,19 @@ def test_containers_hold_the_library_of_their_day() -> None:
     for name in ("pytorch-ngc", "pytorch-ngc-channels-last", "tensorflow2-ngc"):
         releases = [load_software(f"{name}@{release}").convolutions.cudnn for release in ("20.10", "21.03")]
         assert releases[0] == 8.0 and releases[1] > 8.1
+
+
+def test_exchanges_beside_the_backward_pass_of_containers_win_nothing() -> None:
+    """As of pytorch-eager: a step is no faster than one whose gradients are exchanged after it."""
+    model, system = load_model("resnet50"), load_system("dgx-1-v100")
+    for name in ("pytorch-ngc", "pytorch-ngc-channels-last"):
+        profile = load_software(name)
+        run = Run(gpus=8, batch=64, dtype="fp16", optimizer="momentum", software=name, input="none")
+        beside, after, free = (
+            predict(model, system, run, profile.changed(changes)).step_time
+            for changes in ({}, {"overlap.gradients": False}, {"overlap.contention": 0.0})
+        )
+        assert free < after <= beside < 1.1 * free
 
 
 def passes(program: Program, operation: str) -> list[tuple[Kernel, float]]:
