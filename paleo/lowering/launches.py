@@ -42,8 +42,9 @@ class Launches:
 
 
 #: Chains that are one kernel: none; a sum, a rectifier or both after a batch normalisation, which libraries have
-#: kernels for, in the forward pass alone or both ways; or whatever touches each element on its own.
-Chains = Literal["none", "norms forward", "norms", "all"]
+#: kernels for, in the forward pass alone or both ways; whatever touches each element on its own; or that, and what only
+#: convolutions read as part of them.
+Chains = Literal["none", "norms forward", "norms", "all", "convolutions"]
 
 
 def fuse(
@@ -52,13 +53,36 @@ def fuse(
     """Chains of element-wise passes merged into their last one. ``readers`` counts who reads each tensor."""
     merged: list[Launches] = []
     for launch in launches if chains != "none" else ():
-        if merged and _fusable(merged[-1], launch, readers) and (chains == "all" or _follows_norm(merged[-1], launch)):
+        everything = chains in ("all", "convolutions")
+        if merged and _fusable(merged[-1], launch, readers) and (everything or _follows_norm(merged[-1], launch)):
             joined = _join(merged[-1], launch, precision)
             separate_backward = replace(joined, backward=merged[-1].backward + launch.backward)
             merged[-1] = separate_backward if chains == "norms forward" else joined
         else:
             merged.append(launch)
     return merged or list(launches)
+
+
+def convolved_tensors(nodes: Iterable[Node]) -> frozenset[str]:
+    """Tensors that convolutions alone read."""
+    reads = [(tensor.name, operation) for node in nodes for operation in node.operations for tensor in operation.reads]
+    others = {name for name, operation in reads if not (isinstance(operation, Contraction) and operation.windows)}
+    return frozenset(name for name, _ in reads) - others
+
+
+def joined_to_convolution(launch: Launches, convolved: frozenset[str], precision: Precision) -> Launches:
+    """A pass whose result convolutions alone read, as part of these: they read what it reads, and it is made again for
+    the backward pass instead of being kept."""
+    operation = launch.operation
+    if not isinstance(operation, MemoryPass) or operation.out.name not in convolved:
+        return launch
+    if not (operation.kind.pointwise or launch.forward[0].kind.two_sweeps):
+        return launch
+    size = operation.out.bytes(precision)
+    kept = operation.out.name in {tensor.name for tensor in operation.saves}
+    forward = [replace(each, bytes_read=max(0.0, each.bytes_read - size), bytes_written=0.0) for each in launch.forward]
+    backward = [replace(each, bytes_read=max(0.0, each.bytes_read - size * kept)) for each in launch.backward]
+    return replace(launch, forward=tuple(forward), backward=tuple(backward))
 
 
 def softmax_by_steps(launch: Launches, multiple: int, precision: Precision) -> Launches:

@@ -14,7 +14,9 @@ from paleo.lowering.launches import (
     WHOLE_BLOCKS,
     Launches,
     Storage,
+    convolved_tensors,
     fuse,
+    joined_to_convolution,
     kept_tensors,
     left_out,
     section_nodes,
@@ -337,7 +339,11 @@ class _Lowering:
             for operation, kernels, flags in zip(layer.operations, self._share(layer).kernels, layer_flags, strict=True)
         ]
         launches = [softmax_by_steps(launch, self.softmax_multiple, self.precision) for launch in launches]
-        for launch in fuse(launches, self._reads, self.precision, self.chains):
+        launches = fuse(launches, self._reads, self.precision, self.chains)
+        if self.chains == "convolutions":
+            convolved = self.graph.once("convolved", lambda: convolved_tensors(self.graph.nodes), any_batch=True)
+            launches = [joined_to_convolution(launch, convolved, self.precision) for launch in launches]
+        for launch in launches:
             for kernel in (*launch.forward, *launch.backward):
                 yield Counted(kernel, launch.layer, launch.times, launch.recomputed, launch.selected)
         for layer in members:
@@ -416,9 +422,11 @@ class _Lowering:
         return node.repeat - (self.graph.copies(tensor, node) if node.name == readers[-1] else 0)
 
     def _accumulate(self, placed: PlacedNode, tensor: Tensor) -> Kernel:
-        """Adds the gradient of this reader to that of a later reader: two reads, one write."""
+        """Adds the gradient of this reader to that of a later reader: two reads, one write; one read in the kernel that
+        makes it."""
         size = _local_bytes(placed, tensor, self.precision)
-        return accumulation(placed.node.name, size / self.precision.activation, size)
+        added = accumulation(placed.node.name, size / self.precision.activation, size)
+        return replace(added, bytes_read=size, bytes_written=0.0) if self.chains == "convolutions" else added
 
     def _transfers(self, placed: PlacedNode, repeat: int, policy: _Policy) -> Iterable[Transfer]:
         names = {operation.name for operation in placed.operations}

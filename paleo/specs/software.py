@@ -188,6 +188,11 @@ class Fusion(Spec):
     """Operations that the software runs as one kernel."""
 
     passes: Flag = Field(False, description="whether chains of element-wise passes are one kernel")
+    convolutions: Flag = Field(
+        False,
+        description="with passes: whether those that only convolutions read are part of these, made again for the "
+        "backward pass, and sums of gradients part of the kernel that makes one of them",
+    )
     norms: Literal["never", "inference", "forward", "both"] = Field(
         "never",
         description="where a sum and a rectifier after a batch normalisation are part of its kernel: in inference; in "

@@ -122,7 +122,7 @@ class Backend:
         """Which chains of element-wise passes are one kernel."""
         software = self.software
         if software.fusion.passes:
-            return "all"
+            return "convolutions" if software.fusion.convolutions else "all"
         if self.run.forward_only:
             return "none" if software.fusion.norms == "never" else "norms"
         trained: dict[str, Chains] = {"forward": "norms forward", "both": "norms"}
