@@ -428,7 +428,13 @@ def _costs(blocks: Sequence[PricedBlock], backend: Backend) -> SectionCosts:
         figures = [sizes[name] for name in BYTES]
         tables.append(
             section_costs(
-                block.program, times, waited, figures, known[structure], call=backend.call, counts=backend.counts
+                block.program,
+                times,
+                waited,
+                figures,
+                known[structure],
+                call=backend.call,
+                waiting_power=backend.waiting_power,
             )
         )
     joined = {name: np.concatenate([getattr(table, name) for table in tables], axis=-1) for name in FIGURES}

@@ -144,6 +144,11 @@ class HostTime(Spec):
         description="what an exchange between nodes by deepep or hybridep takes beside its bytes: layout, counts that "
         "are sent ahead, and the wait for them",
     )
+    waiting_power: Annotated[float, Field(ge=1)] = Field(
+        4.0,
+        description="how strongly the longer of device and host prevails in sections in which the host waits for "
+        "counts of tokens (their sum to this power: 1 if they took turns, 4 where the host runs ahead freely)",
+    )
     selection: Seconds = Field(
         0.0,
         description="what a choice of proposals by their values, and of their targets, costs the host in each pass, "

@@ -25,6 +25,7 @@ from paleo.pricing.links.topology import node_placement, states_topology
 from paleo.specs.software import load_software
 from paleo.step.exchange import coding_kernels, method_of, tensor_calls
 from paleo.step.memory import clip_kernels, link_rate, offload_of, update_kernel
+from paleo.step.section_times import AHEAD
 from paleo.step.waiting import input_pipeline, sample_bytes, usual_input
 
 if TYPE_CHECKING:
@@ -135,11 +136,13 @@ class Backend:
         return 0.0 if free else self.software.host.forward
 
     @property
-    def counts(self) -> bool:
-        """Whether the host waits in each layer for the counts of tokens that experts get: NCCL's messages and DeepEP's
-        buffers are sized by them on the host, hybridep's on the device."""
+    def waiting_power(self) -> float:
+        """How strongly the longer of device and host prevails where tokens are dealt out. The host waits in each layer
+        for the counts of those that experts get: NCCL's messages and DeepEP's buffers are sized by them on the host,
+        hybridep's on the device."""
         stated = self.software.host.routing > 0 and self.prices.rates is None
-        return stated and self.software.parallelism.expert_dispatch != "hybridep"
+        waits = stated and self.software.parallelism.expert_dispatch != "hybridep"
+        return self.software.host.waiting_power if waits else AHEAD
 
     @property
     def piece(self) -> float:

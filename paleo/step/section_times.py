@@ -161,6 +161,8 @@ class LayerTimes:
         return LayerTimes(*(np.take(getattr(self, name), configurations, axis=-1) for name in LayerTimes.__slots__))
 
 
+#: How strongly the longer of device and host prevails where the host runs ahead freely.
+AHEAD = 4.0
 #: What the exchange of tokens leaves of the multiprocessors: its kernels take 24 of 132 (DeepSeek-V3 technical report,
 #: 2024, section 3.2.2: 20; DeepEP's default: 24 on Hopper).
 BESIDE_DISPATCH = 1.0 - 24.0 / 132.0
@@ -250,32 +252,33 @@ def section_costs(
     sums: Sums | None = None,
     *,
     call: float = 0.0,
-    counts: bool = False,
+    waiting_power: float = AHEAD,
 ) -> SectionCosts:
     """Costs from seconds of every kernel (kernels, …) and of every collective (`collectives`, …), which costs the host
     a ``call``; ``sizes`` as in `BYTES`, (sections, …) each.
 
     A pass of a section takes as long as `paced` says of all its kernels and collectives together; what it waits for the
-    host counts to its kernels. ``counts``: where tokens are dealt out the host waits for counts of them.
+    host counts to its kernels, with a ``waiting_power`` where tokens are dealt out and the host waits for their counts.
 
     ``sums``: those of a program of the same structure, where they are at hand.
     """
     sums = sums or Sums.of(program)
-    waits = sums.routes if counts else np.zeros_like(sums.routes)
     device, host = kernels.total, kernels.host
     forward, backward, weights = (each @ device for each in (sums.forward, sums.backward, sums.weights))
     there, back, hidden, forward_paired, backward_paired = _waited(sums, device, transfers)
     again, once_more = sums.recomputed @ device, np.maximum(there - sums.spared @ transfers, 0.0)
     calls = (sums.calls * call).reshape((2, -1) + (1,) * (forward.ndim - 1))
     gradients = backward + weights
-    slower = paced(gradients + back, (sums.backward + sums.weights) @ host + calls[1], waits) - back
+    slower = (
+        paced(gradients + back, (sums.backward + sums.weights) @ host + calls[1], sums.routes, waiting_power) - back
+    )
     share = np.divide(slower, gradients, out=np.ones_like(gradients), where=gradients > 0)
     return SectionCosts(
         section_figures(program, "repeat"),
-        paced(forward + there, sums.forward @ host + calls[0], waits) - there,
+        paced(forward + there, sums.forward @ host + calls[0], sums.routes, waiting_power) - there,
         backward * share,
         weights * share,
-        paced(again + once_more, sums.recomputed @ host + calls[0], waits) - once_more,
+        paced(again + once_more, sums.recomputed @ host + calls[0], sums.routes, waiting_power) - once_more,
         paced(sums.selected @ device, sums.selected @ host),
         there,
         once_more,
@@ -326,24 +329,21 @@ def _limits(sums: Sums, kernels: KernelTimes) -> Array:
     return np.stack([np.stack([matrix @ seconds for matrix in runs]) for seconds in by_limit])
 
 
-#: How strongly the longer of device and host prevails where the host waits for counts of tokens in each layer, and so
-#: is never far ahead: chosen among 2, 2.5, 3 and 4 on mixtures but those of AWS (11.6 -> 11.2 %, there 32 -> 28 %).
-WAITING = 2.5
-
-
-def paced(device: Array, host: Array, waits: npt.NDArray[np.bool_] | None = None) -> Array:
+def paced(
+    device: Array, host: Array, waits: npt.NDArray[np.bool_] | None = None, waiting_power: float = AHEAD
+) -> Array:
     """Seconds of work that the host issues ahead of the device: (device⁴ + host⁴)^¼; in sections (the first axis) where
-    it ``waits`` for the device on its way, with `WAITING` as the power.
+    it ``waits`` for the device on its way, with ``waiting_power`` in place of 4.
 
     A host that runs ahead freely would make it the longer of the two; calls of uneven length and waiting for other
     ranks cost most where both are alike. The fourth power is that of a study of whole steps (FINDINGS_STEPS.md, CNNs).
 
-    >>> paced(np.array([3.0, 1.0, 1.0]), np.array([0.0, 1.0, 1.0]), np.array([True, False, True])).round(3)
+    >>> paced(np.array([3.0, 1.0, 1.0]), np.array([0.0, 1.0, 1.0]), np.array([True, False, True]), 2.5).round(3)
     array([3.   , 1.189, 1.32 ])
     """
     seconds = np.where(host > 0, np.sqrt(np.sqrt(np.square(np.square(device)) + np.square(np.square(host)))), device)
-    if waits is not None and waits.any():
-        some = (device[waits] ** WAITING + host[waits] ** WAITING) ** (1.0 / WAITING)
+    if waits is not None and waits.any() and waiting_power != AHEAD:
+        some = (device[waits] ** waiting_power + host[waits] ** waiting_power) ** (1.0 / waiting_power)
         seconds[waits] = np.where(host[waits] > 0, some, device[waits])
     return seconds
 

@@ -349,7 +349,9 @@ def _costs(program: Program, mesh: Mesh, backend: Backend) -> tuple[KernelTimes,
     payloads = np.array([[transfer.payload_bytes] for _, transfer in collectives(program)]).reshape(-1, 1)
     [transfers] = transfer_seconds(backend.fabric, [(mesh, program)], [payloads])
     sizes = [section_figures(program, name)[:, None] for name in BYTES]
-    return times, section_costs(program, column, transfers, sizes, call=backend.call, counts=backend.counts)
+    return times, section_costs(
+        program, column, transfers, sizes, call=backend.call, waiting_power=backend.waiting_power
+    )
 
 
 def schedule_of(layout: Plan, backend: Backend) -> Schedule:
