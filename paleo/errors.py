@@ -16,6 +16,8 @@ from difflib import get_close_matches
 
 #: Longer names are no misspelt names, and the search for near ones takes time with the square of the length.
 _LONGEST_NAME = 200
+#: Characters from which a name that others hold is a part of theirs, not chance.
+_WORD = 3
 
 
 class PaleoError(Exception):
@@ -39,13 +41,16 @@ class CapacityError(PaleoError):
 
 
 def near(name: str, known: Iterable[str], *, most: int = 3) -> str:
-    """A hint that ends an error message: the nearest known names, or all of them when they are few.
+    """A hint that ends an error message: the nearest known names, those that hold the whole name before all others, or
+    all of them when they are few.
 
-    >>> near("resnet5", ["resnet50", "vgg16"])
-    "nearest: 'resnet50'"
+    >>> near("resnet5", ["resnet50", "vgg16"]), near("h100", ["h800-8", "gcp-h100-8g"])
+    ("nearest: 'resnet50'", "nearest: 'gcp-h100-8g'")
     """
     names = sorted(set(known))
-    close = get_close_matches(name[:_LONGEST_NAME].lower(), names, n=most, cutoff=0.5)
+    word = name[:_LONGEST_NAME].lower()
+    within = [known_name for known_name in names if len(word) >= _WORD and word in known_name.lower()]
+    close = get_close_matches(word, within or names, n=most, cutoff=0.0 if within else 0.5)
     if close:
         return "nearest: " + ", ".join(repr(name) for name in close)
     if len(names) <= 24:

@@ -16,6 +16,7 @@ follows from the rules of ``propagation``, as it does for a preset.
 from __future__ import annotations
 
 import math
+import string
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -260,7 +261,9 @@ def parse_strategy(text: str) -> Strategy:
     known, spoken = [*AXES, "zero", "vp", "etp"], [*FLAGS, *SHARDED, *STRATEGIES]
     unknown = [key for key in numbers if key not in known] + [word for word in words if word not in spoken]
     if unknown:
-        raise PlanError(f"strategy {text!r}: unknown {unknown[0]!r}; {near(unknown[0], [*known, *spoken])}")
+        name, digits = unknown[0].rstrip(string.digits), unknown[0].lstrip(string.ascii_lowercase)
+        hint = f"write {name}={digits}" if name in known and digits else near(unknown[0], [*known, *spoken])
+        raise PlanError(f"strategy {text!r}: unknown {unknown[0]!r}; {hint}")
     return _strategy(text, words, numbers)
 
 

@@ -17,6 +17,7 @@ from paleo.operations.base import optimizer
 from paleo.operations.tensor import BYTES, Scaling
 from paleo.parallel.placement import AXES, BATCH_AXES, Mesh, idle_axes, node_groups, parse_strategy
 from paleo.schedules.base import SCHEDULES
+from paleo.specs.catalog import systems_with
 from paleo.units import GIB
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ def plan(model: ModelSpec, system: System, run: Run) -> Plan:
     replicas = _replicas(run, strategy)
     strategy = _within_nodes(strategy, system, replicas) if strategy.within_nodes else strategy
     if run.gpus > 1 and not system.levels:
-        raise PlanError(f"gpus: {system.name} is one device without links; name a system for {run.gpus} gpus")
+        raise PlanError(f"gpus: {system.name} is one device without links; name a system {_systems_of(system)}")
     if system.capacity is not None and run.gpus > system.capacity:
         raise PlanError(f"gpus: system {system.name} has {system.capacity} devices, not {run.gpus}")
     global_batch, local = _batches(model, run, replicas)
@@ -204,6 +205,13 @@ def _batches(model: ModelSpec, run: Run, replicas: int) -> tuple[int, int]:
         return run.global_batch, math.ceil(run.global_batch / replicas)
     local = run.batch or (DEFAULT_BATCH if model.tokens is None else DEFAULT_SEQUENCES)
     return local * replicas, local
+
+
+def _systems_of(system: System) -> str:
+    """Systems of the catalog that have the device of a system that is one device."""
+    entries = systems_with(system.device.name)
+    known = f"such as {' or '.join(entries[:2])}" if entries else "(none of the catalog has it)"
+    return f"{known}, or write one: paleo init system"
 
 
 def dtype_of(device: Device, requested: str | None) -> str:

@@ -16,6 +16,7 @@ from paleo.specs.catalog import is_path, kind_of, names
 from paleo.specs.hardware import Device, Link, System, load_device, load_link, load_system
 from paleo.specs.loading import Spec
 from paleo.specs.model import ModelSpec, load_model
+from paleo.specs.prices import rent_quote
 from paleo.specs.run import Run, load_run
 from paleo.specs.software import Software, field_table, load_software, shown
 from paleo.specs.task import load_task
@@ -209,6 +210,12 @@ def _price(price: Price | None) -> str | None:
     return None if price is None else f"{price.rate * HOUR:.2f} USD/h ({price.date}; {price.source})"
 
 
+def _market(system: System) -> str | None:
+    """What price lists ask for a device of a system whose file has no price."""
+    quote = None if system.price_per_node is not None else rent_quote(system, "on-demand")
+    return None if quote is None else _price(quote.price)
+
+
 def _device(device: Device) -> list[Fact]:
     memory = device.memory
     return _stated(
@@ -269,6 +276,7 @@ def _system(system: System) -> list[Fact]:
         *levels,
         ("host", system.host and system.host.cpu and f"{system.host.sockets or 1} × {system.host.cpu}"),
         ("price of a node", _price(system.price_per_node)),
+        ("rent of a GPU", _market(system)),
         ("notes", system.notes),
         ("source", system.source),
     )

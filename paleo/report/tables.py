@@ -467,9 +467,12 @@ def catalog(kind: str, entries: Mapping[str, str]) -> RenderableType:
 
 
 def _utilisation(prediction: Prediction) -> str:
-    """MFU, and HFU where devices compute more than the network asks for."""
+    """MFU, with the dtype of its peak below 16 bits, and HFU where devices compute more than the network asks for."""
     model, hardware = percent(prediction.mfu), percent(prediction.hfu)
-    return f"MFU {model}" + (f" (HFU {hardware})" if prediction.hfu > prediction.mfu and hardware != model else "")
+    peak = f" of {prediction.plan.dtype}" if prediction.plan.dtype in ("fp8", "fp4") else ""
+    return f"MFU {model}{peak}" + (
+        f" (HFU {hardware})" if prediction.hfu > prediction.mfu and hardware != model else ""
+    )
 
 
 def described(title: str, rows: Sequence[Fact], fields: Sequence[Setting]) -> Iterable[RenderableType]:

@@ -80,8 +80,26 @@ def locate(kind: str, name_or_path: str | Path) -> Path:
     path = known.get(name) or known.get(name.strip().lower()) or _by_spelling(kind).get(_spelling(name))
     if path is None:
         noun = kind.removesuffix("s")
-        raise SpecError(f"unknown {noun} {_short(name)}; {_nearest(name, known)} (or a path to a YAML file)")
+        hint = _import_of(name) if kind == "models" else ""
+        hint = hint or f"{_nearest(name, known)} (or a path to a YAML file)"
+        raise SpecError(f"unknown {noun} {_short(name)}; {hint}")
     return path
+
+
+#: Endings of files that are imported, and from what.
+_IMPORTED = {".json": "hf", ".onnx": "onnx", ".py": "torch"}
+
+
+def _import_of(name: str) -> str:
+    """The command that makes a model file of another file; nothing where there is none."""
+    source = _IMPORTED.get(Path(name).suffix.lower(), "")
+    return f"paleo import {source} {_short(name)} -o model.yaml makes a model of it" if source else ""
+
+
+def systems_with(device: str) -> list[str]:
+    """Systems of the catalog whose own file names a device."""
+    line = re.compile(rf"^device: {re.escape(device)}$", re.MULTILINE)
+    return [name for name, path in entries("systems").items() if line.search(path.read_text(encoding="utf-8"))]
 
 
 #: Kinds whose names may be spelt in several ways; a profile's name is compared as it is stated.

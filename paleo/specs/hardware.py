@@ -365,7 +365,8 @@ class System(Spec):
                     raise SpecError(f"levels[{index}].ranks: only the outermost level may be unlimited")
             elif level.ranks <= inner or level.ranks % inner:
                 raise SpecError(
-                    f"levels[{index}].ranks: {level.ranks} is not a multiple of the {inner} of the level below"
+                    f"levels[{index}].ranks: {level.ranks} is not a multiple of the {inner} of the level below; it "
+                    f"counts all devices that the level joins, {2 * inner} for two groups of {inner}"
                 )
             inner = level.ranks or inner
         if self.devices_per_node not in {1, *(level.ranks for level in self.levels)} and not self._torus_of_nodes:

@@ -117,6 +117,8 @@ _NOT_FINITE = re.compile(r"[-+]?\.?(nan|inf|infinity)\Z", re.IGNORECASE)
 _WORDS = {None: ("~", "null", "Null", "NULL"), True: ("true", "True", "TRUE"), False: ("false", "False", "FALSE")}
 _CONSTANTS = {word: value for value, words in _WORDS.items() for word in words}
 
+#: What a file cannot hold.
+_INSTANCE = re.compile(r" or instance of \w+")
 _WORDING = {
     "Input should": "it should",
     "valid dictionary": "mapping of `key: value` lines",
@@ -379,6 +381,7 @@ def _explained(model: type[BaseModel], data: object, error: Any) -> str:
 
 def _plainly(message: str) -> str:
     """pydantic's words in the words of a YAML file."""
+    message = _INSTANCE.sub("", message)
     for theirs, ours in _WORDING.items():
         message = message.replace(theirs, ours)
     return message[:1].lower() + message[1:]

@@ -242,7 +242,7 @@ def answer(
     pairs = [(system, count) for system, counts in offers for count in counts]
     for (system, gpus), tried in itertools.product(pairs, runs):
         try:
-            result = _search(model, system, gpus, tried, wish, space, top)
+            result = _search(model, system, gpus, tried, space, top)
             priced += _priced(model, system, result, wish)
         except PaleoError as error:
             reasons.append(f"{system.share(gpus)}: {error}")
@@ -277,9 +277,9 @@ def _of_all_batches(run: Run, wish: Wish) -> list[Run]:
     return [run.model_copy(update={"global_batch": batch}) for batch in batches] or [run]
 
 
-def _search(model: ModelSpec, system: System, gpus: int, run: Run, wish: Wish, space: Space | None, top: int) -> Search:
-    objective = "gpus" if wish.objective == "gpus" else "time"
-    result = search(model, system, run, counts=(gpus,), space=space, objective=objective, top=top)
+def _search(model: ModelSpec, system: System, gpus: int, run: Run, space: Space | None, top: int) -> Search:
+    """The plans of one count of GPUs, the fastest first: they take the least money and energy, too."""
+    result = search(model, system, run, counts=(gpus,), space=space, objective="time", top=top)
     return replace(result, plans=with_room(result, system, top))
 
 
@@ -305,7 +305,7 @@ def _more_gpus(model: ModelSpec, offers: Sequence[Offer], run: Run, wish: Wish, 
         gpus = max(counts) * 2
         while gpus <= min(MOST_GPUS, system.capacity or MOST_GPUS):
             try:
-                plans = _priced(model, system, _search(model, system, gpus, run, wish, space, 1), wish)
+                plans = _priced(model, system, _search(model, system, gpus, run, space, 1), wish)
             except PaleoError:
                 plans = []
             if plans and plans[0].meets(wish):

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from paleo.errors import SpecError, near
 from paleo.specs.hardware import load_system
@@ -19,6 +19,7 @@ from paleo.specs.run import Run
 from paleo.studies.changed_system import changed
 from paleo.studies.cost import Tariff
 from paleo.studies.training import MOST_AMOUNT
+from paleo.units import parse
 
 Value = int | float | str | bool | None
 Point = dict[str, Value]
@@ -42,6 +43,17 @@ class Study(Spec):
     systems: list[Text] = Field(min_length=1)
     run: dict[str, Any] = Field(default_factory=dict)
     axes: dict[str, Annotated[list[Any], Field(min_length=1)]] = Field(default_factory=dict)
+
+    @field_validator("axes")
+    @classmethod
+    def _amounts_with_prefixes(cls, axes: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        """Amounts as the command line takes them: ``15T`` tokens, ``4M`` samples."""
+        return {
+            name: [parse(value, "count") if isinstance(value, str) else value for value in values]
+            if name in AMOUNTS
+            else values
+            for name, values in axes.items()
+        }
 
     @property
     def steps(self) -> dict[str, list[Any]]:

@@ -47,6 +47,15 @@ axes:
 """
 
 
+def test_amounts_of_a_study_are_written_as_on_the_command_line(tmp_path: Path) -> None:
+    path = tmp_path / "study.yaml"
+    path.write_text(STUDY.replace("epochs: [1, 90]", "samples: [4M, 1000]"))
+    assert load_study(path).axes["samples"] == [4e6, 1000]
+    path.write_text(STUDY.replace("epochs: [1, 90]", "samples: [4 USD]"))
+    with pytest.raises(SpecError, match="4 USD"):
+        load_study(path)
+
+
 @pytest.fixture
 def study(tmp_path: Path) -> Study:
     path = tmp_path / "study.yaml"

@@ -32,13 +32,14 @@ def sweep(
     from paleo.studies import sweep as studies
     from paleo.studies.study_file import load_study
     from paleo.studies.sweep_points import dask, local
+    from paleo.units import counted
 
     definition = load_study(study)
     target = Path(output) if output is not None else Path(study).with_suffix(".csv")
     evaluator = dask(scheduler) if scheduler is not None else local(definition, jobs)
     with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(f"{definition.points:,} points")
+        task = bar.add_task(counted(definition.points, "point"))
         rows = studies.sweep(
             definition, target, evaluator, lambda done, all_: bar.update(task, completed=done, total=all_)
         )
-    sys.stderr.write(f"wrote {target}: {rows:,} rows of {definition.points:,} points\n")
+    sys.stderr.write(f"wrote {target}: {counted(rows, 'row')} of {counted(definition.points, 'point')}\n")
