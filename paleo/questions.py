@@ -77,9 +77,9 @@ def estimate(
     a token. The answer is in SI: seconds, bytes, samples a second.
     """
     question = _Question.of("estimate", run, options)
-    network = _model(model)
-    run_of_task, _ = aimed(network, question.run, target, None)
-    step = predict(network, _system(system), run_of_task)
+    network, machine = _model(model), _system(system)
+    run_of_task, _ = aimed(network, question.run, target, None, machine.device.kind)
+    step = predict(network, machine, run_of_task)
     tokens_of_sample = step.graph.tokens_per_sample
     stated = amount(network, epochs=epochs, samples=samples, tokens=tokens, tokens_per_sample=tokens_of_sample)
     training_amount, notes = amount_for(step, Goal(loss, target, noise_scale), stated)

@@ -185,6 +185,10 @@ def step_parts(prediction: Prediction) -> dict[str, float]:
     return {words: spent[key] for key, words in PARTS.items()}
 
 
+#: Share of a step below which a difference of two of its parts is rounding.
+ROUNDING = 2.0**-30
+
+
 def _breakdown(prediction: Prediction) -> Table:
     table = grid("Where a step's time goes", ("part", "time", "share"))
     for words, seconds in step_parts(prediction).items():
@@ -192,7 +196,7 @@ def _breakdown(prediction: Prediction) -> Table:
             spoken = duration(seconds) if seconds >= MICROSECOND else "< 1 us"
             table.add_row(words, spoken, percent(seconds / prediction.step_time))
     hidden = max(0.0, prediction.breakdown.communication_total - prediction.breakdown.communication_exposed)
-    if hidden > 0:
+    if hidden > ROUNDING * prediction.step_time:
         table.add_row("(communication hidden behind computation)", duration(hidden), "", style="dim")
     if prediction.input_pipeline is not None:
         arriving = prediction.input_pipeline

@@ -146,8 +146,10 @@ def _need(task: TrainingTask, prediction: Prediction) -> Need:
     return Need(point.samples / task.packed, point.seconds, point.interval)
 
 
-def aimed(network: ModelSpec, run: Run, target: str | None, stated: Amount | None) -> tuple[Run, Amount | None]:
-    """A run and an amount of training, as stated or, with a target, as its task has them.
+def aimed(
+    network: ModelSpec, run: Run, target: str | None, stated: Amount | None, kind: str = "gpu"
+) -> tuple[Run, Amount | None]:
+    """A run and an amount of training, as stated or, with a target, as its task has them on a kind of device.
 
     Raises SpecError where both are stated, or where the task is one of another network.
     """
@@ -156,7 +158,7 @@ def aimed(network: ModelSpec, run: Run, target: str | None, stated: Amount | Non
     if stated is not None:
         raise SpecError(EXCLUDE)
     task = _task_of(network, target)
-    return run_like(task, run), target_amount(task)
+    return run_like(task.on(kind), run), target_amount(task)
 
 
 def _task_of(network: ModelSpec, target: str) -> TrainingTask:

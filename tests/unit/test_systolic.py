@@ -7,6 +7,7 @@ import pytest
 from paleo.operations.base import Kernel, Phase
 from paleo.predict import predict
 from paleo.pricing.systolic import laid_out_bytes, occupied_flops, product_flops
+from paleo.questions import estimate
 from paleo.specs.catalog import names
 from paleo.specs.hardware import Device, load_device, load_system
 from paleo.specs.model import load_model
@@ -103,6 +104,11 @@ def test_resnet_50_on_tpu_v4(chips: int, batch: int, measured_ms: float) -> None
     run = Run(gpus=chips, global_batch=batch, dtype="bf16", software="xla-tpu@2021", optimizer="lars")
     step = predict(load_model("resnet50-v1.5"), load_system("tpu-v4-pod"), run)
     assert step.step_time == pytest.approx(measured_ms * MILLISECOND, rel=0.1)
+
+
+def test_a_task_on_tpus_runs_in_the_code_of_its_submissions() -> None:
+    step = estimate("resnet50-v1.5", "tpu-v4-pod", gpus=64, global_batch=8192, target="mlperf:resnet").prediction
+    assert step.run.software == "xla-tpu@2021" and not step.warnings
 
 
 def test_rows_of_tpus_run_what_xla_compiles() -> None:
