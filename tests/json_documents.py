@@ -22,6 +22,9 @@ from paleo.report import schemas
 FOLDER = Path(schemas.__file__).parent
 SAMPLES = Path(__file__).parent / "fuzz" / "samples"
 NODE = ["--system", "dgx-a100-80gb"]
+#: Machines of one's own, and failures that turn a curve over.
+OURS = ["--electricity", "0.1 USD/kWh", "--host-power", "100 W", "--price", "1 USD/h"]
+FAILING = ["--epochs", "1000000", "--failures", "40/knodeday"]
 VALIDATED = ("gemm", "llm_iterations", "memory", "consistency", "compression", "goodput")
 TITAN = "step: {n}  loss:  7.1  memory: 47.30GiB(59.8%)  tps: 5,762  tflops: 333.1  mfu: 33.7%"
 NCCL = """# Collective test starting: all_reduce_perf
@@ -46,6 +49,7 @@ CALLS: dict[str, list[list[str]]] = {
         ["estimate", "lenet", *NODE, "--gpus", "16", "--epochs", "1", "--goodput"],
         ["estimate", "gpt2", *NODE, "--gpus", "16", "--tokens", "1M", "--failures", "4/knodeday", "--compress", "fp16"],
         ["estimate", "lenet", *NODE, "--gpus", "16", "--consistency", "async", "--set", "input={decode: 1 ms}"],
+        ["estimate", "gpt2", *NODE, "--lora", "16:attention", "--tokens", "1M", *OURS],
     ],
     "scale": [
         ["scale", "lenet", *NODE, "--gpus", "1,8"],
@@ -54,12 +58,27 @@ CALLS: dict[str, list[list[str]]] = {
         ["scale", "lenet", *NODE, "--gpus", "8,7,12", "--strategy", "tp=4", "--consistency", "bsp,async"],
         ["scale", "lenet", "--system", "{tmp}/no_latency.yaml", "--gpus", "1,8"],
         ["scale", "gpt2", "--system", "l4", "--gpus", "1,2", "--batch", "512"],
+        [
+            "scale",
+            "lenet",
+            *NODE,
+            "--gpus",
+            "8,512,8192",
+            "--global-batch",
+            "8192",
+            "--epochs",
+            "1000000",
+            *OURS,
+            *FAILING,
+        ],
     ],
     "compare": [
         ["compare", "lenet", "--systems", "dgx-a100-80gb,dgx-h100", "--gpus", "8"],
         ["compare", "gpt2", "--systems", "l4,dgx-h100", "--gpus", "1", "--tokens", "1000000"],
         ["compare", "gpt2", "--systems", "titan-v,dgx-h100", "--dtype", "bf16", "--objective", "energy"],
         ["compare", "lenet", "--systems", "{tmp}/no_latency.yaml,dgx-h100", "--gpus", "8"],
+        ["compare", "resnet18", "--systems", "dgx-a100-80gb", "--gpus", "8", "--samples", "1M", *OURS],
+        ["compare", "gpt2", "--systems", "l4", "--lora", "16:attention"],
     ],
     "plan": [
         ["plan", "gpt2", *NODE, "--gpus", "8", "--global-batch", "32"],
@@ -67,6 +86,7 @@ CALLS: dict[str, list[list[str]]] = {
         ["plan", "lenet", "--systems", "dgx-a100-80gb,l4", "--gpus", "1,2", "--batch", "8", "--samples", "1M"],
         ["plan", "lenet", *NODE, "--gpus", "1", "--batch", "8", "--samples", "1M", "--deadline", "1s", "--budget", "1"],
         ["plan", "alexnet", *NODE, "--gpus", "4", "--per-layer"],
+        ["plan", "gpt2", "--systems", "l4", "--gpus", "1", "--batch", "8", "--tokens", "1M"],
     ],
     "collective": [
         ["collective", "all_reduce", "--bytes", "1MB", "--ranks", "16", *NODE],
@@ -77,7 +97,10 @@ CALLS: dict[str, list[list[str]]] = {
         *(["validate", str(SAMPLES / f"{name}.csv")] for name in VALIDATED),
     ],
     "import": [["import", "hf", "{tmp}/config.json"], ["import", "hf", "{tmp}/config.json", "-o", "{tmp}/m.yaml"]],
-    "target": [["target", "mlperf:bert", "--system", "dgx-h100", "--gpus", "8,64"]],
+    "target": [
+        ["target", "mlperf:bert", "--system", "dgx-h100", "--gpus", "8,64"],
+        ["target", "mlperf:bert", *NODE, "--gpus", "8,128,256", "--batch", "256"],
+    ],
     "audit": [
         ["audit", "{tmp}/train.log", "--model", "lenet", *NODE, "--global-batch", "64"],
         ["audit", "{tmp}/titan.log", "--model", "gpt2", "--system", "dgx-h100", "--gpus", "8"],

@@ -99,3 +99,19 @@ def test_kinds_that_there_are_not(call: list[str], capsys: pytest.CaptureFixture
 
 def test_commands_are_those_that_typer_knows() -> None:
     assert {"init", "schema"} <= set(typer.main.get_command(every_command()).commands)  # type: ignore[attr-defined]
+
+
+def untold(schema: object, path: str) -> list[str]:
+    """Keys of a schema of which no document told more than that they may be null."""
+    if not isinstance(schema, dict):
+        return []
+    below = {f"{path}.{key}": field for key, field in schema.get("properties", {}).items()}
+    below |= {f"{path}[]": schema[key] for key in ("items", "additionalProperties") if key in schema}
+    alone = [path] if schema.get("type") == ["null"] else []
+    return alone + [found for name, field in below.items() for found in untold(field, name)]
+
+
+@pytest.mark.parametrize("command", sorted(documents()))
+def test_every_key_has_a_type(command: str) -> None:
+    """A key that was null in all sample documents is a number or a text in others, which would break the schema."""
+    assert untold(schema_of(command), command) == []
