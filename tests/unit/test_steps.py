@@ -115,6 +115,8 @@ def test_batches_of_tokens_are_sentences_of_the_models_length() -> None:
         ({"model": "SE3Transformer"}, "model 'SE3Transformer' is not in the catalog"),
         ({"batch_unit": "molecules"}, "batches of molecules do not say"),
         ({"iteration_ms": float("nan")}, "nothing to compare with"),
+        ({"iteration_ms": "12 ms"}, "iteration_ms '12 ms' is not a number above zero"),
+        ({"iteration_ms": -12.0}, "iteration_ms '-12.0' is not a number above zero"),
         ({"iteration_ms": float("nan"), "throughput_unit": "tokens/s"}, "nothing to compare with"),
         ({"iteration_ms": float("nan"), "model": "Jasper"}, "'Jasper' is not in the catalog"),
         ({"grad_accum": 1.5}, "grad_accum 1.5 is not a whole number"),

@@ -62,6 +62,8 @@ class OtherSteps(NetworkSteps):
 
     def unmeasured(self, row: Mapping[Any, Any]) -> str:
         """A throughput says how long a step took only in tokens of a network of the catalog."""
+        if filled(row, "iteration_ms"):
+            return super().unmeasured(row)
         if _catalog_name(row) is None:
             return f"iteration_ms is empty, and model {row['model']!r} is not in the catalog"
         return "iteration_ms is empty: nothing to compare with"
