@@ -127,8 +127,9 @@ TENSOR_KERNELS: Kernels = (
 L2_SHARE, L2_OVER_MEMORY = 0.6, 3.0
 #: Share of the vector peak of the direct kernel, whose threads load two operands for each product.
 DIRECT_SHARE = 0.25
-#: Elements that a tensor-core kernel sums over at a time.
-TENSOR_STEP = 32.0
+#: Elements that a tensor-core kernel sums over at a time; those for Ampere before `AMPERE_KERNELS` take 64 numbers of
+#: sixteen bits where there are more than 32 channels (the depth of a stage in their names: ``64x3``).
+TENSOR_STEP, FIRST_AMPERE_STEP = 32.0, 64.0
 #: Operand bytes that a multiprocessor's tensor cores ask for in a clock, as FLOP times bytes of an element: a V100's in
 #: fp16, for which ``tile_penalty`` was measured, and the most above it, before `AMPERE_KERNELS` and since. Shared
 #: memory gives 128 bytes a clock on all of them. Instructions of Ampere share operands over 32 threads instead of 8,
@@ -267,11 +268,15 @@ def _by_direction(shape: ConvolutionShape, forward: Array, data: Array, filters:
 
 
 def _padded(channels: Array, machine: Machine) -> Array:
-    """Channels that a kernel sums over at each tap: tensor cores take them in steps of 32, or few of them, laid out
-    last, in 4, 8 or 16."""
+    """Channels that a kernel sums over at each tap: tensor cores take them in steps of 32 or 64, or few of them, laid
+    out last, in 4, 8 or 16."""
     if not machine.device.tensor_cores:
         return channels
-    whole = np.ceil(channels / TENSOR_STEP) * TENSOR_STEP
+    early = (
+        (machine.device.architecture == "Ampere") & (machine.library < AMPERE_KERNELS) & (machine.element_bytes <= 2)
+    )
+    step = np.where(early & (channels > TENSOR_STEP), FIRST_AMPERE_STEP, TENSOR_STEP)
+    whole = np.ceil(channels / step) * step
     narrow = 2.0 ** np.ceil(np.log2(np.maximum(channels, 4.0)))
     return np.where((channels <= 16) & machine.channels_last & (machine.library >= AMPERE_KERNELS), narrow, whole)
 

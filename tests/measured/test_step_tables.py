@@ -21,6 +21,7 @@ CNN_BARS: dict[tuple[str, tuple[str, ...]], float] = {
     ("convnet-benchmarks caffe log Apr-2015 (native)", ("titan-x-maxwell",)): 0.09,
     ("paraDL (ABCI)", ("v100-sxm2-16gb",)): 0.12,
     ("DeepLearningExamples", ("a100-sxm4-80gb",)): 0.30,
+    ("lambda-tensorflow-benchmark", ("a100-pcie-40gb", "a100-sxm4-40gb")): 0.17,
     ("lambda-deeplearning-benchmark", ("a100-sxm4-40gb", "a100-sxm4-80gb")): 0.05,
     ("lambda-deeplearning-benchmark", ("rtx-2080-ti", "rtx-3090", "v100-sxm2-16gb")): 0.08,
 }

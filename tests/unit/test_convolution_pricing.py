@@ -64,6 +64,25 @@ def seconds(shape: ConvolutionShape, device: DeviceFigures = V100, library: floa
     return {name: float(cost.seconds) for name, cost in costs.items()}
 
 
+def test_first_kernels_for_ampere_sum_over_sixty_four_channels() -> None:
+    """80 channels in sixteen bits take the arithmetic of 128 there, later and on Volta that of 96; 32 take theirs."""
+    ampere = dataclasses.replace(figures(load_device("a100-sxm4-40gb"), "fp16"), memory_bandwidth=1e18)
+    volta = dataclasses.replace(V100_TENSOR, memory_bandwidth=1e18)
+
+    def product(channels: float, device: DeviceFigures, library: float, width: float = 2.0) -> float:
+        shape = square(channels=channels, filters=256.0)
+        costs = algorithm_costs(
+            shape, device=device, parameters=PARAMETERS, library=library, element_bytes=width, channels_last=True
+        )
+        return float(costs["implicit"].seconds)
+
+    assert product(80.0, ampere, 8.0) == pytest.approx(product(128.0, ampere, 8.0))
+    for device, library, width in ((ampere, 8.1, 2.0), (volta, 8.0, 2.0), (ampere, 8.0, 4.0)):
+        assert product(80.0, device, library, width) == pytest.approx(product(96.0, device, library, width))
+        assert product(80.0, device, library, width) < 0.9 * product(128.0, device, library, width)
+    assert product(32.0, ampere, 8.0) < 0.7 * product(64.0, ampere, 8.0)
+
+
 def test_shape_of_a_strided_grouped_layer() -> None:
     shape = square(batch=2.0, channels=32.0, size=57.0, filters=64.0, stride=2.0, groups=4.0)
     assert (float(shape.out_h), float(shape.channels), float(shape.filters)) == (29.0, 8.0, 16.0)
