@@ -7,6 +7,7 @@ that of the dense run. Links are stated; what computes is predicted, or follows 
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -179,19 +180,26 @@ def _family(row: Row) -> tuple[str, ...]:
 
 
 def _computing(frame: pd.DataFrame) -> dict[tuple[str, ...], float]:
-    """Seconds of a step less its exchange, of dense runs on one node that state their step; of a run that states its
-    rate alone, less what the backward pass does not hide of it."""
+    """Seconds of a step less its exchange by family, of dense runs. A row with a number that is none says so where it
+    is predicted itself."""
     known: dict[tuple[str, ...], float] = {}
     for row in records(frame):
-        if row["compressor"] != "none":
-            continue
-        if filled(row, "step_s") and row["gpus"] == row["gpus_per_node"]:
-            known[_family(row)] = float(row["step_s"]) - _seconds(row, _Cluster.of(row), 0.0)
-        elif filled(row, "samples_per_s") and not filled(row, "step_s"):
-            step = integer(row, "gpus") * integer(row, "batch_per_gpu", USUAL_BATCH) / _positive(row, "samples_per_s")
-            exposed = _seconds(row, _Cluster.of(row), step) - step
-            known[_family(row)] = max(step - exposed, 0.0) or step
+        if row["compressor"] == "none":
+            with suppress(SpecError):
+                known |= _computed(row)
     return known
+
+
+def _computed(row: Row) -> dict[tuple[str, ...], float]:
+    """Seconds of a step less its exchange, of a run on one node that states its step; of a run that states its rate
+    alone, less what the backward pass does not hide of it."""
+    if filled(row, "step_s") and row["gpus"] == row["gpus_per_node"]:
+        return {_family(row): float(row["step_s"]) - _seconds(row, _Cluster.of(row), 0.0)}
+    if filled(row, "samples_per_s") and not filled(row, "step_s"):
+        step = integer(row, "gpus") * integer(row, "batch_per_gpu", USUAL_BATCH) / _positive(row, "samples_per_s")
+        exposed = _seconds(row, _Cluster.of(row), step) - step
+        return {_family(row): max(step - exposed, 0.0) or step}
+    return {}
 
 
 def _matrices(row: Row) -> float:
@@ -213,7 +221,7 @@ def _matrices(row: Row) -> float:
 def _seconds(row: Row, cluster: _Cluster, compute: float) -> float:
     """Seconds of a step: the exchange hides beside the backward pass where the software has hooks, coding does not."""
     gradient = SummedGradient(
-        elements=float(row["parameters"]), tensors=1.0,
+        elements=_positive(row, "parameters"), tensors=1.0,
         matrices=_matrices(row) if str(row["compressor"]).startswith("dgc") else 1.0,
         ranks=cluster.gpus, width=2.0 if _dtype(row) == "fp16" else 4.0, ranks_per_node=cluster.per_node,
     )  # fmt: skip
@@ -266,9 +274,12 @@ def counted_flops(parameters: float, tokens: int) -> float:
 
 
 def _positive(row: Row, key: str) -> float:
-    """A cell above zero."""
-    value = float(row[key])
-    if not value > 0:
+    """A cell above zero; SpecError where it is none."""
+    try:
+        value = float(row[key])
+    except (TypeError, ValueError):
+        value = math.nan
+    if not 0 < value < math.inf:
         raise SpecError(f"{key} {row[key]!r} is not a number above zero")
     return value
 
