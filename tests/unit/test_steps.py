@@ -325,6 +325,16 @@ def test_a_row_may_say_that_nothing_overlaps() -> None:
     assert off.step_time > 1.02 * usual.step_time
 
 
+def test_a_known_recipe_says_whether_collectives_over_tp_overlap() -> None:
+    """Megatron-Bridge's of DeepSeek-V3 for 32 nodes: they do not, unless the row says so."""
+    row = PIPELINED | {"framework": "Megatron-Bridge 0.4.2", "model": "DeepSeek-V3", "pp": 8, "ep": 32}
+    profile = load_software("nemo")
+    stated = transformers.as_stated(row, profile).overlap
+    assert not stated.tensor and stated.gradients and stated.gather
+    for other in ({"pp": 16}, {"overlap": "on"}, {"framework": "Megatron-LM"}):
+        assert transformers.as_stated(row | other, profile) == profile
+
+
 def test_recipes_are_told_from_megatron_itself() -> None:
     row = PIPELINED | {"framework": "Megatron-Bridge (NeMo container 25.11)"}
     assert transformers.run_of(row).software == "nemo"

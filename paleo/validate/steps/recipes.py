@@ -51,37 +51,38 @@ def recipe_of(row: Row) -> Recipe:
     )
 
 
-class Recomputes(NamedTuple):
-    """What a framework's recipe recomputes, and of blocks which parts; by words of a row's framework and model, and the
-    degrees that tell recipes of a network apart."""
+class KnownRecipe(NamedTuple):
+    """What a framework's recipe recomputes, and of blocks which parts, and whether collectives over tp go beside
+    products; by words of a row's framework and model, and the degrees that tell recipes of a network apart."""
 
     software: str
     network: str
     degrees: dict[str, int]
     recompute: str
     modules: tuple[str, ...] = ()
+    tensor_overlap: bool = True
 
 
 #: Recipes of Megatron-Bridge. It has two of DeepSeek-V3, the smaller one for 32 nodes (recipes/deepseek/deepseek_v3.py
-#: of its 0.3.1: recompute_granularity full, method uniform). Rows of later releases quote the others: that of Llama 3
-#: 70B with neither tensors nor layers divided (cpu_offloading_num_layers=40) recomputes nothing, as activations go to
-#: host memory; that of GPT-OSS on H100 runs two modules again.
-RECOMPUTES = (
-    Recomputes("megatron-bridge", "deepseek-v3", {"pp": 8, "ep": 32}, "full"),
-    Recomputes("megatron-bridge", "llama3_70b", {"tp": 1, "pp": 1}, "none"),
-    Recomputes("megatron-bridge", "gpt oss", {"pp": 4}, "selective", ("layernorm", "moe_act")),
+#: of its 0.3.1: recompute_granularity full, method uniform; tp_comm_overlap False). Rows of later releases quote the
+#: others: that of Llama 3 70B with neither tensors nor layers divided (cpu_offloading_num_layers=40) recomputes
+#: nothing, as activations go to host memory; that of GPT-OSS on H100 runs two modules again.
+RECIPES = (
+    KnownRecipe("megatron-bridge", "deepseek-v3", {"pp": 8, "ep": 32}, "full", tensor_overlap=False),
+    KnownRecipe("megatron-bridge", "llama3_70b", {"tp": 1, "pp": 1}, "none"),
+    KnownRecipe("megatron-bridge", "gpt oss", {"pp": 4}, "selective", ("layernorm", "moe_act")),
 )
 
 
-def usual_recompute(row: Row) -> Recomputes | None:
-    """What the framework's own recipe of a row's network and degrees recomputes; None where none is known.
+def known_recipe(row: Row) -> KnownRecipe | None:
+    """The framework's own recipe of a row's network and degrees; None where none is known.
 
     >>> row = {"framework": "Megatron-Bridge 0.4.2", "model": "DeepSeek-V3", "pp": 8, "ep": 32}
-    >>> usual_recompute(row).recompute, usual_recompute({**row, "pp": 16})
+    >>> known_recipe(row).recompute, known_recipe({**row, "pp": 16})
     ('full', None)
     """
     framework, model = (str(row.get(name, "")).lower() for name in ("framework", "model"))
-    for recipe in RECOMPUTES:
+    for recipe in RECIPES:
         same_degrees = all(integer(row, axis, 1) == degree for axis, degree in recipe.degrees.items())
         if recipe.software in framework and recipe.network in model and same_degrees:
             return recipe

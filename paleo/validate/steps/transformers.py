@@ -23,7 +23,7 @@ from paleo.validate.steps.base import (
     software_of,
 )
 from paleo.validate.steps.networks import network_of
-from paleo.validate.steps.recipes import recipe_of, recomputed_layers, scaling_of, usual_recompute
+from paleo.validate.steps.recipes import known_recipe, recipe_of, recomputed_layers, scaling_of
 from paleo.validate.steps.systems import usual_system, with_device
 from paleo.validate.tables import STEPS
 
@@ -176,7 +176,7 @@ def _modules(row: Row) -> tuple[str, ...]:
     """Parts of blocks that a row's selective recomputation runs again: ``layernorm+moe_act``, or by its notes; where it
     states none at all those of its recipe."""
     if _stated(row, "recompute") != "selective":
-        usual = None if filled(row, "recompute") else usual_recompute(row)
+        usual = None if filled(row, "recompute") else known_recipe(row)
         return usual.modules if usual else ()
     stated = tuple(filter(None, _stated(row, "recompute_modules").split("+")))
     noted = re.findall(r"\b(\w+) recomputed", str(row.get("notes", "")))
@@ -185,7 +185,7 @@ def _modules(row: Row) -> tuple[str, ...]:
 
 def recompute_of(row: Row, software: Software) -> str:
     """Recomputation that a row states, else that of its recipe, else the software's habit."""
-    usual = usual_recompute(row)
+    usual = known_recipe(row)
     recompute = _stated(row, "recompute") or (usual.recompute if usual else software.recomputation.policy)
     if recompute not in RECOMPUTE:
         raise SpecError(f"recompute {recompute!r} is none of {', '.join(RECOMPUTE)}")
@@ -200,10 +200,13 @@ def prediction_of(row: Row, software: Software | None = None, calibration: Calib
 
 
 def as_stated(row: Row, software: Software) -> Software:
-    """The profile with what a row says of it: ``overlap`` off is none at all, of gradients, parameters and over tp."""
-    if _stated(row, "overlap") != "off":
+    """The profile with what a row says of it: ``overlap`` off is none at all, of gradients, parameters and over tp.
+    What its recipe says of tp holds where the row is silent."""
+    known, stated = known_recipe(row), _stated(row, "overlap")
+    if stated != "off" and (stated or known is None or known.tensor_overlap):
         return software
-    return software.changed({f"overlap.{part}": False for part in ("gradients", "gather", "tensor")})
+    parts = ("gradients", "gather", "tensor") if stated == "off" else ("tensor",)
+    return software.changed({f"overlap.{part}": False for part in parts})
 
 
 #: By which a predicted footprint has to exceed the device before recomputation is assumed that a row does not state:
@@ -232,7 +235,7 @@ def that_ran(
     if filled_up and not profile.parallelism.regather and not died(row):
         software = profile.changed({"parallelism.regather": True})
         prediction = predict(model, system, run, software, calibration)
-    known = filled(row, "recompute") or usual_recompute(row) is not None or died(row)
+    known = filled(row, "recompute") or known_recipe(row) is not None or died(row)
     if known or prediction.memory.total <= FOOTPRINT_ERROR * prediction.memory.capacity:
         return prediction
     for more in RECOMPUTE[RECOMPUTE.index(run.recompute) + 1 :]:
