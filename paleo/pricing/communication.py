@@ -42,7 +42,7 @@ from paleo.pricing.links.group import (
     switch_time,
 )
 from paleo.pricing.links.topology import placed
-from paleo.pricing.store import lookup
+from paleo.pricing.store import RELATIVE_WIDENING, lookup
 from paleo.units import TERA
 
 if TYPE_CHECKING:
@@ -328,7 +328,8 @@ NOT_IN_SWITCH = frozenset({"int8"})
 
 
 def link_parameters(system: System, family: str, calibration: Calibration | None = None) -> SourcedParameters[Any]:
-    """Parameters of a family of links; a fabric that nobody measured has those usual for its kind of link."""
+    """Parameters of a family of links; a fabric that nobody measured has those of a measured one of its kind, whose
+    interval is wider then, or those usual for its kind of link."""
     calibrated = lookup(
         LINK_FAMILIES[family],
         subject=system.name,
@@ -342,7 +343,9 @@ def link_parameters(system: System, family: str, calibration: Calibration | None
         return calibrated
     relative, exchange = measured_fabric(system), measured_exchange(system)
     if relative is not None:
-        return replace(_of_relative(relative), origin="inherited")
+        entry = _of_relative(relative)
+        wider = tuple((end, low / RELATIVE_WIDENING, high * RELATIVE_WIDENING) for end, low, high in entry.interval)
+        return replace(entry, origin="inherited", interval=wider)
     usual = fabric_defaults(system)
     if exchange is None:
         return replace(calibrated, parameters=usual)

@@ -378,6 +378,14 @@ def test_large_sums_over_more_than_two_nodes_go_round_rings() -> None:
     assert chosen == {8: "in_switch", 16: "in_switch", 32: "ring"}
 
 
+def test_a_relative_of_a_measured_fabric_is_known_less_well() -> None:
+    """Perlmutter's Slingshot is priced as Polaris's, 1.2 wider: EFA's three fabrics differ by as much."""
+    (_, low, high), (_, wider_low, wider_high) = (
+        link_parameters(load_system(name), "collective.fabric").interval[-1] for name in ("polaris", "perlmutter")
+    )
+    assert (wider_low, wider_high) == pytest.approx((low / 1.2, high * 1.2))
+
+
 def test_an_exchange_over_a_rack_is_not_faster_than_its_links() -> None:
     """4 GB over 64 of 72 GB200: 63/64 of it leaves each rank at 900 GB/s, 4.375 ms."""
     seconds = collective("all_to_all", 4e9, 64, load_system("gb200-nvl72")).best.time
