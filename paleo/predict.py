@@ -130,8 +130,11 @@ class Prediction:
 
     def variant(self, system: System | None = None, software: Software | None = None, **fields: object) -> Prediction:
         """The prediction of a run that differs in some ``fields``, at the same microbatch unless that is one of them;
-        on another ``system`` where one is given. ``software`` as in `predict`."""
-        run = self.run.model_copy(update={"microbatch": self.plan.microbatch, **fields})
+        on another ``system`` where one is given. ``software`` as in `predict`. SpecError for a field that a run lacks,
+        or a value that is none."""
+        stated = type(self.run)(**fields)
+        changed = {name: getattr(stated, name) for name in stated.model_fields_set}
+        run = self.run.model_copy(update={"microbatch": self.plan.microbatch, **changed})
         return predict(self.model, self.system if system is None else system, run, software)
 
     def stage_footprint(self, stage: int) -> Footprint:

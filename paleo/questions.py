@@ -16,8 +16,10 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,6 +79,8 @@ def estimate(
     a token. The answer is in SI: seconds, bytes, samples a second.
     """
     question = _Question.of("estimate", run, options)
+    _check_number("loss", loss)
+    _check_number("noise_scale", noise_scale)
     network, machine = _model(model), _system(system)
     run_of_task, _ = aimed(network, question.run, target, None, machine.device.kind)
     step = predict(network, machine, run_of_task)
@@ -247,10 +251,15 @@ def target(
     """How long a task such as ``mlperf:bert`` takes to its target; ``batch`` in samples of all GPUs, or the best;
     ``noise_scale`` stands in for the critical batch of its law. With a ``loss`` in nats a token, ``task`` is a language
     model that is trained to it. ``options`` are fields of `paleo.Run` and of a tariff."""
+    from paleo.specs.task import TrainingTask
     from paleo.studies.learning import task_named
     from paleo.studies.target import over_counts, scaling
 
     question = _Question.of("target", None, options, long_run=False)
+    if not isinstance(task, str | Path | TrainingTask):
+        raise SpecError(f"task {task!r:.80}: expected a name, a path, or what load_task gave")
+    _check_number("loss", loss)
+    _check_number("noise_scale", noise_scale)
     goal = task_named(task, loss, noise_scale)
     machine, counts = _system(system), gpu_counts(gpus)
     points = over_counts(goal, machine, counts, str(batch), **_stated(question.run))
@@ -326,8 +335,14 @@ def _check_keywords(name: str, options: Mapping[str, Any], known: set[str]) -> N
 
 def _check_top(top: int) -> None:
     """SpecError unless at least one plan is asked for."""
-    if top < 1:
-        raise SpecError(f"top: {top}: expected how many plans to show, 1 or more")
+    if not isinstance(top, int) or top < 1:
+        raise SpecError(f"top: {top!r:.80}: expected how many plans to show, 1 or more")
+
+
+def _check_number(name: str, value: float | None) -> None:
+    """SpecError for what is no finite number, where anything is stated."""
+    if value is not None and not (isinstance(value, Real) and math.isfinite(value)):
+        raise SpecError(f"{name}: {value!r:.80}: expected a number")
 
 
 def gpu_counts(gpus: Counts) -> list[int]:
@@ -374,6 +389,8 @@ def systems_with_counts(systems: Offered | Sequence[Offered], gpus: int) -> tupl
 
 def _separate(systems: Offered | Sequence[Offered]) -> Iterable[Offered]:
     """The systems of a list, of which each text may hold several separated by commas."""
+    if not isinstance(systems, str | Path | System | Iterable):
+        raise SpecError(f"systems {systems!r:.80}: expected names, paths, or what load_system gave")
     if isinstance(systems, Path | System) or _is_pair(systems):
         return (systems,)  # type: ignore[return-value]
     return listed(systems) if isinstance(systems, str) else systems  # type: ignore[return-value]

@@ -210,6 +210,13 @@ def test_amounts_may_have_a_prefix() -> None:
         (lambda: paleo.plan("lenet", NODE, 8, samples=1, deadline=3600), "'3600': expected a time"),  # type: ignore[arg-type]
         (lambda: paleo.search("lenet", NODE, 8, top=0), "top: 0: expected how many plans"),
         (lambda: paleo.plan("lenet", NODE, 8, top=-1), "top: -1: expected how many plans"),
+        (lambda: paleo.search("lenet", NODE, 8, top="3"), "top: '3': expected how many plans"),  # type: ignore[arg-type]
+        (lambda: paleo.compare("lenet", None), "systems None: expected names"),  # type: ignore[arg-type]
+        (lambda: paleo.target(3, NODE, 8), "task 3: expected a name"),  # type: ignore[arg-type]
+        (lambda: paleo.target("gpt2", NODE, 8, loss="2"), "loss: '2': expected a number"),  # type: ignore[arg-type]
+        (lambda: paleo.target("gpt2", NODE, 8, loss=float("nan")), "loss: nan: expected a number"),
+        (lambda: paleo.estimate("lenet", NODE).prediction.variant(bach=4), "bach: unknown key; nearest: 'batch'"),
+        (lambda: paleo.estimate("lenet", NODE).prediction.variant(batch=-4), "batch: -4: it should be greater than 0"),
         (lambda: paleo.predict("lenet", NODE, paleo.Run()), "paleo.estimate takes names"),  # type: ignore[arg-type]
     ],
 )
