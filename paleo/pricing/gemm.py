@@ -8,7 +8,8 @@ split so that few tiles still fill the device; the library takes a tile and spli
     spread = until blocks run on all multiprocessors; fewer blocks take their share of it
     reduction = of a split: a second kernel or semaphores, and a step for each part
     fill   = latency of the first reads, as far as they come from DRAM
-    max4   = (a⁴ + b⁴ + c⁴)^(1/4): the slowest resource, with some loss where two are near each other
+    max4   = (a⁴ + b⁴ + c⁴)^(1/4): the slowest resource, with some loss where two are near each other; the time that a
+             lone block waits for its reads is one more, which libraries leave out of their estimates
     waves  = blocks / multiprocessors, rounded up as far as kernels are not persistent
     compute= waves · k · (tile FLOP per k) / (efficiency · peak FLOP per clock and multiprocessor)
     L2     = operands that all blocks read: blocks · k · (Tm + Tn) elements
@@ -69,6 +70,11 @@ SGEMM_TILE, SGEMM_BLOCKS = 128.0, 2.0
 BEYOND = 1e3
 #: Reduction length from which the main loop is long enough to pay the whole latency of DRAM.
 FILL_LENGTH = 256.0
+#: Bytes of an operand's element to which ``latency`` refers.
+OPERAND = 2.0
+#: Share of the cache that keeps operands in which results survive from launch to launch: L40S writes 56 MiB of them at
+#: 1.5 TB/s again and again, from 72 MiB on at 0.7 TB/s, which its memory takes, while weights of 96 MiB survive.
+RESULT_SHARE = 0.75
 #: Rows priced at once, so that the working arrays stay in cache.
 CHUNK = 8192
 
@@ -127,6 +133,10 @@ class GemmParameters:
     page_stall: float = parameter(
         0.05, low=0.01, high=5.0, unit="1",
         meaning="extra main-loop time when each row of k-contiguous operands lies on its own page",
+    )  # fmt: skip
+    latency: float = parameter(
+        0.5, low=0.2, high=50.0, unit="cycle",
+        meaning="least cycles that a block takes for two bytes of its sum: what a lone one's reads wait for",
     )  # fmt: skip
     scattered_efficiency: float = parameter(
         1.0, low=0.02, high=1.0, unit="1", fitted=False,
@@ -213,7 +223,7 @@ def _busy_time(
     clock, flops = device.clock_hz, device.flops_per_clock
     step = _step(element, device)
     l2 = p.l2_rate * flops * device.rate_cut * device.multiprocessors * clock
-    outputs = batch * m * n
+    outputs, waiting = batch * m * n, p.latency * element / (OPERAND * clock)
     dram4 = _fourth_power(dram / (p.bandwidth_efficiency * device.memory_bandwidth))
     shapes = TENSOR_TILES if device.tensor_cores else VECTOR_TILES
     single = 1.0 if device.tensor_cores else SINGLE_TILE
@@ -232,13 +242,17 @@ def _busy_time(
             rounds = waves(blocks, device.multiprocessors, p.wave_rounding)
             compute = rounds * length * per_k
             traffic = blocks * length * operands + written
-            busy = _fourth_root(_fourth_power(compute * stall + rounds * edge) + _fourth_power(traffic) + dram4)
-            busy += p.spread / clock * np.minimum(blocks / device.multiprocessors, 1.0)
-            total = busy if index == 0 else busy + np.where(split > 1, p.split_time + parts * split, 0.0)
-            reference = total if reference is None else reference
-            weight = likelihood(total, reference) * (1.0 if index == 0 else split > 1)
+            fourth = _fourth_power(compute * stall + rounds * edge) + _fourth_power(traffic) + dram4
+            spread = p.spread / clock * np.minimum(blocks / device.multiprocessors, 1.0)
+            expected, busy = (
+                _fourth_root(fourth) + spread,
+                _fourth_root(fourth + _fourth_power(length * waiting)) + spread,
+            )
+            joining = 0.0 if index == 0 else np.where(split > 1, p.split_time + parts * split, 0.0)
+            reference = expected + joining if reference is None else reference
+            weight = likelihood(expected + joining, reference) * (1.0 if index == 0 else split > 1)
             weights += weight
-            seconds += weight * total
+            seconds += weight * (busy + joining)
             arithmetic += weight * compute / busy
     return seconds / weights, np.minimum(arithmetic / weights, 1.0)
 
@@ -272,7 +286,7 @@ def _chunk_time(columns: tuple[Array, ...], device: DeviceFigures, p: GemmParame
     m, n, k, batch, element, result, copies, activity, contiguous, heated = columns
     left, right, out = batch * m * k * element, batch * k * n * element, batch * m * n * result
     footprint, capacity = left + right + out, p.l2_share * device.l2_bytes
-    dram = (left + out) * cache_miss(footprint, capacity)
+    dram = left * cache_miss(footprint, capacity) + out * cache_miss(footprint, RESULT_SHARE * capacity)
     dram = dram + right * cache_miss(footprint + (copies - 1.0) * right, capacity)
     latency = p.fill / device.clock_hz * np.minimum(k / FILL_LENGTH, 1.0) * dram / footprint
     stall = 1.0 + p.page_stall * contiguous * np.minimum(k * element / PAGE_BYTES, 1.0)
