@@ -62,12 +62,15 @@ class StudyResult(ABC):
         return with_schema(self.command, self.document())
 
     def to_frame(self) -> pd.DataFrame:
-        """A row for each point, system or plan, in SI; a key of a key is ``breakdown_s.compute``."""
+        """A row for each point, system or plan, in SI unless a column says otherwise (``minutes``, ``days``, ``usd``,
+        ``kwh``); a key of a key is ``breakdown_s.compute``. Each row names its task, model and system."""
         import pandas as pd
 
         document = self.document()
-        rows = [document] if self.rows is None else document[self.rows]
-        return pd.DataFrame([_flat(row) for row in rows])
+        if self.rows is None:
+            return pd.DataFrame([_flat(document)])
+        names = {key: document[key] for key in ("task", "model", "system") if key in document}
+        return pd.DataFrame([names | _flat(row) for row in document[self.rows]])
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self.headline}>"

@@ -75,8 +75,9 @@ def estimate(
     """One configuration: its step, memory, throughput; time, rent and energy of a training.
 
     ``options`` are fields of `paleo.Run` (``gpus``, ``batch``, ``strategy``, …), of a tariff (``price="2 USD/h"``, …)
-    and of a long run (``failures="4/knodeday"``, …), as on the command line; SpecError for any other. ``loss`` in nats
-    a token. The answer is in SI: seconds, bytes, samples a second.
+    and of a long run (``failures="4/knodeday"``, …), as on the command line; SpecError for any other. Parameters of
+    the network other than ``seq`` stand in ``run=paleo.Run(model={"layers": 6})``. ``loss`` in nats a token. The
+    answer is in SI: seconds, bytes, samples a second.
     """
     question = _Question.of("estimate", run, options)
     _check_number("loss", loss)

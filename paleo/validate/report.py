@@ -227,8 +227,8 @@ def _frame(axes: Axes, report: FileReport) -> None:
         return
     seconds = np.concatenate([report.measured[report.predicted], report.predictions.seconds[report.predicted]])
     low, high = float(seconds.min()) / 1.5, float(seconds.max()) * 1.5
-    for factor, style in ((1.0, "-"), (2.0, ":"), (0.5, ":")):
-        axes.plot([low, high], [low * factor, high * factor], style, color="0.4", linewidth=0.8, zorder=0)
+    for factor, style, label in ((1.0, "-", None), (2.0, ":", "twice, half"), (0.5, ":", None)):
+        axes.plot([low, high], [low * factor, high * factor], style, color="0.4", linewidth=0.8, zorder=0, label=label)
     axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high), aspect="equal")
     axes.grid(visible=True, which="major", linewidth=0.3)
 

@@ -232,3 +232,10 @@ def test_answers_can_be_keys_and_compared() -> None:
     run = paleo.Run(gpus=2, model={"seq": 64})
     assert {run: 1}[paleo.Run(gpus=2, model={"seq": 64})] == 1 and hash(run) != hash(paleo.Run(gpus=4))
     assert hash(paleo.load_system(NODE)) == hash(paleo.load_system(NODE).model_copy())
+
+
+def test_rows_of_a_data_frame_name_what_they_are_of() -> None:
+    curve, task = paleo.scale("lenet", NODE, [1, 2]).to_frame(), paleo.target("mlperf:bert", NODE, [8], batch=448)
+    assert curve[["model", "system"]].drop_duplicates().values.tolist() == [["lenet", NODE]]
+    assert task.to_frame().iloc[0][["task", "system"]].tolist() == ["mlperf-bert", NODE]
+    assert paleo.compare("lenet", [NODE, "dgx-h100"], gpus=2).to_frame()["system"].tolist() == [NODE, "dgx-h100"]
