@@ -16,6 +16,7 @@ from paleo.operations.contraction import executed_share
 from paleo.parallel.placement import placement
 from paleo.parallel.plan import (
     foreign_software,
+    free_routing,
     host_warnings,
     idle_options,
     loading_warnings,
@@ -244,6 +245,7 @@ def predict(
             *warnings(layout, graph, placed),
             *idle_options(run, system, layout),
             *foreign_software(run, system),
+            *free_routing(graph, run, backend.software, system),
             *host_warnings(system, layout, host_bytes),
             *rare_utilisation(system, layout, flops / breakdown.step),
             *loading_warnings(run, breakdown.input / breakdown.step),

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from paleo.specs.hardware import Device, System
     from paleo.specs.model import ModelSpec
     from paleo.specs.run import Run
+    from paleo.specs.software import Software
 
 #: Samples per data-parallel rank where a run states no batch: single samples, or sequences.
 DEFAULT_BATCH, DEFAULT_SEQUENCES = 32, 8
@@ -327,6 +328,17 @@ def foreign_software(run: Run, system: System) -> list[str]:
     if system.device.kind != "tpu" or run.software != usual:
         return []
     return [f"software {usual} launches kernels one by one; programs on TPUs are compiled: --software xla-tpu"]
+
+
+def free_routing(graph: Graph, run: Run, software: Software, system: System) -> list[str]:
+    """Whether tokens find their experts at no cost of the host, since the software's profile states no such time."""
+    mixture = any(node.type == "moe" for node in graph.nodes)
+    if not mixture or software.host.routing or run.calibration != "auto" or system.device.kind != "gpu":
+        return []
+    return [
+        f"software {run.software} states no time of the host for dealing out tokens to experts, so steps come out too "
+        "short; --software megatron-core, nemo and nemo-automodel state it"
+    ]
 
 
 def warnings(chosen: Plan, graph: Graph, placement: Placement) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from paleo.report.grid import Pasted, grid
-from paleo.report.tables import NONE, TEXT_WIDTH, energy, money, percent, pieces, prose, utilisation_warnings
+from paleo.report.tables import NONE, TEXT_WIDTH, energy, money, percent, pieces, prose
 from paleo.search.plans import HEADROOM
 from paleo.studies.buying import finding, long, verdict
 from paleo.studies.training import JOULES_PER_KWH
@@ -67,7 +67,7 @@ def table(reply: Answer) -> RenderableType:
     for number, remedy in enumerate(reply.remedies):
         parts.append(Pasted(f"or {remedy.words}" if number else remedy.words, remedy.command, TEXT_WIDTH))
     parts += [Text(), _plans(reply)]
-    parts += [prose(note) for note in [*_notes(reply), *utilisation_warnings(plan.mfu for plan in reply.plans)]]
+    parts += [prose(note) for note in _notes(reply)]
     for reason in reply.reasons[:5]:
         parts += [Text(), prose(f"Not possible: {reason}")]
     if reply.plans:
@@ -79,7 +79,7 @@ def table(reply: Answer) -> RenderableType:
 
 
 def _notes(reply: Answer) -> Iterator[str]:
-    """Why a faster plan stands behind the first, and of which systems no price is known."""
+    """Why a faster plan stands behind the first, of which systems no price is known, what to be wary of."""
     first, goal = reply.plans[0], reply.wish.objective
     if first.roomy and any(plan.meets(reply.wish) and plan.score(goal) < first.score(goal) for plan in reply.plans):
         yield f"Plans that leave less than {100 * HEADROOM:.0f} % of the memory free stand behind all others."
@@ -87,6 +87,8 @@ def _notes(reply: Answer) -> Iterator[str]:
         names = dict.fromkeys(plan.system.name for plan in reply.plans if plan.usd is None)
         if names:
             yield f"No price is known of {', '.join(names)}; state one: --price '2.5 USD/h' (for each GPU)."
+    for warning in dict.fromkeys(warning for plan in reply.plans for warning in plan.lead.warnings):
+        yield f"Warning: {warning}"
 
 
 def _plans(reply: Answer) -> RenderableType:

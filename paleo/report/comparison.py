@@ -18,7 +18,6 @@ from paleo.report.tables import (
     percent,
     prose,
     rate,
-    utilisation_warnings,
 )
 from paleo.units import duration, gibibytes, shortest
 
@@ -67,7 +66,7 @@ def compare(comparison: Comparison) -> RenderableType:
     notes += [
         "* best of those that fit. Energy: modelled from the work of the GPUs; hosts and building as far as stated."
     ]
-    notes += utilisation_warnings(each.prediction.mfu for each in comparison.candidates if each.prediction is not None)
+    notes += _warnings(comparison)
     failing = {
         candidate.system.name: candidate.training.goodput
         for candidate in comparison.candidates
@@ -92,6 +91,15 @@ def _without(comparison: Comparison, objective: Objective) -> list[str]:
     """Systems that run without a figure of an objective."""
     runs = [candidate for candidate in comparison.candidates if candidate.runs]
     return [each.system.name for each in runs if getattr(each.training, objective) is None]
+
+
+def _warnings(comparison: Comparison) -> Iterator[str]:
+    """Each warning once, with the systems that it is of."""
+    systems: dict[str, list[str]] = {}
+    for candidate in comparison.candidates:
+        for warning in () if candidate.prediction is None else candidate.prediction.warnings:
+            systems.setdefault(warning, []).append(candidate.system.name)
+    yield from (f"Warning ({', '.join(dict.fromkeys(names))}): {text}" for text, names in systems.items())
 
 
 def _unknown(comparison: Comparison) -> Iterator[str]:

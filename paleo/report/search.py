@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from paleo.report.grid import Pasted, grid
-from paleo.report.tables import TEXT_WIDTH, percent, pieces, prose, rate, tenths, utilisation_warnings
+from paleo.report.tables import TEXT_WIDTH, percent, pieces, prose, rate, tenths
 from paleo.studies.launch import estimate_command
 from paleo.units import counted, duration, gibibytes, shortest
 
@@ -75,7 +75,7 @@ def table(ranking: Search, lead: Prediction, explanation: Explanation | None) ->
         parts += [Text(), _plans(f"No other is better in both time and memory{portion}", front)]
     if explanation is not None:
         parts += [Text(), prose(Text(explanation.text))]
-    parts += [prose(warning) for warning in utilisation_warnings([lead.mfu])]
+    parts += [prose(f"Warning: {warning}") for warning in lead.warnings]
     command = estimate_command(lead.model, lead.system, lead.run)
     return Group(*parts, Text(), Pasted("Show it again", command, TEXT_WIDTH))
 
