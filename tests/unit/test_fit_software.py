@@ -111,13 +111,18 @@ def test_a_profile_is_not_fitted_to_rows_of_software_that_has_none(table: Path, 
 
 
 @pytest.mark.shared
-@pytest.mark.parametrize("name", ["megatron-2021", "fsdp-composer"])
+@pytest.mark.parametrize(
+    ("name", "table", "kind"),
+    [("megatron-2021", "llm", TransformerSteps), ("fsdp-composer", "llm", TransformerSteps),
+     ("pytorch-ngc", "other", None)],
+)  # fmt: skip
 def test_a_fitted_profile_states_the_rows_that_its_fit_finds(
-    name: str, shared: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, table: str, kind: type | None, shared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All their rows are predicted, so nothing has to be."""
-    monkeypatch.setattr(TransformerSteps, "predict", lambda self, frame: SimpleNamespace(seconds=np.ones(len(frame))))
-    (job,) = software_jobs(shared / "measurements" / "llm_iterations.csv", only=[name])
+    """Where all their rows are predicted, nothing has to be."""
+    if kind is not None:
+        monkeypatch.setattr(kind, "predict", lambda self, frame: SimpleNamespace(seconds=np.ones(len(frame))))
+    (job,) = software_jobs(shared / "measurements" / f"{table}_iterations.csv", only=[name])
     stated = load_software(name).fit
     assert stated is not None
     assert (stated.rows_fitted, stated.rows_held_out) == job.divided
@@ -126,4 +131,4 @@ def test_a_fitted_profile_states_the_rows_that_its_fit_finds(
 
 def test_those_are_all_fitted_profiles() -> None:
     fitted = {name for name in names("software") if load_software(name).fit is not None}
-    assert fitted == {"megatron-2021", "fsdp-composer"}
+    assert fitted == {"megatron-2021", "fsdp-composer", "pytorch-ngc"}
