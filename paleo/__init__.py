@@ -32,9 +32,11 @@ if TYPE_CHECKING:
     from paleo.questions import search as search
     from paleo.questions import sweep as sweep
     from paleo.questions import target as target
+    from paleo.specs.calibration import load_calibration as load_calibration
     from paleo.specs.hardware import load_system as load_system
     from paleo.specs.model import load_model as load_model
     from paleo.specs.run import Run as Run
+    from paleo.specs.software import load_software as load_software
     from paleo.specs.task import load_task as load_task
 
 __version__ = "0.1.0"
@@ -47,7 +49,9 @@ _HOMES = {
     "from_hf": "paleo.importers.sources",
     "from_onnx": "paleo.importers.sources",
     "from_torch": "paleo.importers.sources",
+    "load_calibration": "paleo.specs.calibration",
     "load_model": "paleo.specs.model",
+    "load_software": "paleo.specs.software",
     "load_system": "paleo.specs.hardware",
     "load_task": "paleo.specs.task",
     "plan": "paleo.questions",

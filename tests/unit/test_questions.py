@@ -239,3 +239,13 @@ def test_rows_of_a_data_frame_name_what_they_are_of() -> None:
     assert curve[["model", "system"]].drop_duplicates().values.tolist() == [["lenet", NODE]]
     assert task.to_frame().iloc[0][["task", "system"]].tolist() == ["mlperf-bert", NODE]
     assert paleo.compare("lenet", [NODE, "dgx-h100"], gpus=2).to_frame()["system"].tolist() == [NODE, "dgx-h100"]
+
+
+def test_profiles_and_calibrations_that_were_loaded_price_a_step() -> None:
+    model, system, run = paleo.load_model("gpt2"), paleo.load_system(NODE), paleo.Run(batch=4)
+    software = paleo.load_software("pytorch-eager")
+    slow = software.model_copy(update={"host": software.host.model_copy(update={"forward": 1e-3})})
+    usual = paleo.predict(model, system, run).step_time
+    assert paleo.predict(model, system, run, software=slow).step_time > 2 * usual
+    same = paleo.predict(model, system, run, calibration=paleo.load_calibration("a100-sxm4-80gb"))
+    assert same.step_time == pytest.approx(usual)
