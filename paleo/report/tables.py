@@ -277,7 +277,7 @@ def goodput(run: Goodput) -> Table:
 
 def _rent(training: Training) -> str:
     if training.price is None:
-        return "no price is known for this system"
+        return "no price is known for this system; state one: --price '2.5 USD/h' (for each GPU)"
     rate = f"{money(training.price_per_hour)} an hour, {training.price.date}: {training.price.source}"
     return f"{money(training.rent)}  ({rate})"
 
