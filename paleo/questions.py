@@ -83,7 +83,7 @@ def estimate(
     _check_number("loss", loss)
     _check_number("noise_scale", noise_scale)
     network, machine = _model(model), _system(system)
-    run_of_task, _ = aimed(network, question.run, target, None, machine.device.kind)
+    run_of_task, _ = aimed(network, question.run, target, None, [machine])
     step = predict(network, machine, run_of_task)
     tokens_of_sample = step.graph.tokens_per_sample
     stated = amount(network, epochs=epochs, samples=samples, tokens=tokens, tokens_per_sample=tokens_of_sample)
@@ -145,9 +145,10 @@ def compare(
     question = _Question.of("compare", run, options)
     network = _model(model)
     stated = stated_amount(network, question.run, epochs=epochs, samples=samples, tokens=tokens)
-    aimed_run, training_amount = aimed(network, question.run, target, stated)
-    offers, terms = systems_with_counts(systems, aimed_run.gpus), (training_amount, question.tariff, question.long_run)
+    offers = systems_with_counts(systems, question.run.gpus)
     machines, counts = [system for system, _ in offers], [count for _, count in offers]
+    aimed_run, training_amount = aimed(network, question.run, target, stated, machines)
+    terms = (training_amount, question.tariff, question.long_run)
     planner = planner_of(question.run, aimed_run.software) if aimed_run.strategy == comparison.AUTO else None
     study = comparison.compare(network, machines, aimed_run, *terms, gpus=counts, planner=planner)
     return Compared(study if objective is None else study.ranked(comparison.objective_named(objective)))
@@ -229,7 +230,7 @@ def plan(
     question = _Question.of("plan", run, options)
     _check_top(top)
     stated = stated_amount(network, question.run, epochs=epochs, samples=samples, tokens=tokens)
-    aimed_run, training_amount = aimed(network, question.run, target, stated)
+    aimed_run, training_amount = aimed(network, question.run, target, stated, [system for system, _ in offers])
     failing = with_length(question.long_run, training_amount)
     if deadline is None and budget is None and (question.tariff != Tariff() or objective in ("cost", "energy")):
         training_amount = training_amount or usual_amount(network)

@@ -21,8 +21,11 @@ from paleo.studies.training import Amount, Need
 from paleo.units import counted
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from paleo.network.graph import Graph
     from paleo.predict import Prediction
+    from paleo.specs.hardware import System
     from paleo.specs.model import ModelSpec
 
 #: Nats that a batch off the best one costs from which an estimate says so.
@@ -147,18 +150,22 @@ def _need(task: TrainingTask, prediction: Prediction) -> Need:
 
 
 def aimed(
-    network: ModelSpec, run: Run, target: str | None, stated: Amount | None, kind: str = "gpu"
+    network: ModelSpec, run: Run, target: str | None, stated: Amount | None, systems: Sequence[System]
 ) -> tuple[Run, Amount | None]:
-    """A run and an amount of training, as stated or, with a target, as its task has them on a kind of device.
+    """A run and an amount of training, as stated or, with a target, as its task has them on devices of that kind.
 
-    Raises SpecError where both are stated, or where the task is one of another network.
+    Raises SpecError if both are stated, if the task is one of another network, or if the systems have devices of
+    several kinds, whose submissions ran different code.
     """
     if target is None:
         return run, stated
     if stated is not None:
         raise SpecError(EXCLUDE)
     task = _task_of(network, target)
-    return run_like(task.on(kind), run), target_amount(task)
+    kinds = sorted({system.device.kind for system in systems})
+    if len(kinds) > 1:
+        raise SpecError(f"--target {target}: submissions on {' and '.join(kinds)} ran different code; ask for one kind")
+    return run_like(task.on(kinds[0]), run), target_amount(task)
 
 
 def _task_of(network: ModelSpec, target: str) -> TrainingTask:

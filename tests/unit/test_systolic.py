@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from paleo.errors import SpecError
 from paleo.operations.base import Kernel, Phase
 from paleo.predict import predict
 from paleo.pricing.systolic import laid_out_bytes, occupied_flops, product_flops
-from paleo.questions import estimate
+from paleo.questions import compare, estimate
 from paleo.specs.catalog import names
 from paleo.specs.hardware import Device, load_device, load_system
 from paleo.specs.model import load_model
@@ -109,6 +110,11 @@ def test_resnet_50_on_tpu_v4(chips: int, batch: int, measured_ms: float) -> None
 def test_a_task_on_tpus_runs_in_the_code_of_its_submissions() -> None:
     step = estimate("resnet50-v1.5", "tpu-v4-pod", gpus=64, global_batch=8192, target="mlperf:resnet").prediction
     assert step.run.software == "xla-tpu@2021" and not step.warnings
+    options = {"gpus": 64, "global_batch": 8192, "target": "mlperf:resnet"}
+    study = compare("resnet50-v1.5", ["tpu-v3-pod", "tpu-v4-pod"], **options).comparison
+    assert {each.prediction.run.software for each in study.candidates if each.prediction} == {"xla-tpu@2021"}
+    with pytest.raises(SpecError, match="submissions on gpu and tpu ran different code"):
+        compare("resnet50-v1.5", ["dgx-a100-80gb", "tpu-v4-pod"], **options)
 
 
 def test_rows_of_tpus_run_what_xla_compiles() -> None:

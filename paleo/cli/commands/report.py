@@ -84,11 +84,12 @@ def report(
         else stated_run.model_copy(update={"strategy": comparison.AUTO})
     )
     stated = stated_amount(network, run, epochs=epochs, samples=samples, tokens=tokens)
-    run, amount = aimed(network, run, target, stated)
+    offers = systems_with_counts(systems, run.gpus)
+    run, amount = aimed(network, run, target, stated, [system for system, _ in offers])
     study = comparison.purchase(
         comparison.PurchaseRequest(
             network,
-            systems_with_counts(systems, run.gpus),
+            offers,
             run,
             amount or usual_amount(network),
             rates.tariff(),
