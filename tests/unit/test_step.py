@@ -146,13 +146,15 @@ def test_collectives_beside_computation_cost_what_it_does_not_cover() -> None:
         assert (float(table.forward_transfers[0]), float(table.hidden[0])) == (forward, hidden)
 
 
-@pytest.mark.parametrize(("experts", "counts", "power"), [(0.0, True, 4.0), (8.0, False, 4.0), (8.0, True, 2.5)])
-def test_a_host_that_waits_for_counts_of_tokens_is_never_far_ahead(experts: float, counts: bool, power: float) -> None:
+@pytest.mark.parametrize(("experts", "waiting", "power"), [(0.0, 2.5, 4.0), (8.0, 4.0, 4.0), (8.0, 2.5, 2.5)])
+def test_a_host_that_waits_for_counts_of_tokens_is_never_far_ahead(
+    experts: float, waiting: float, power: float
+) -> None:
     """3 s of the device behind 4 s of the host, in a section that deals out tokens or does not."""
     route = Counted(replace(_kernel("route"), experts=experts), "layer", 1.0)
     section = Section("block", 1, (route,), (), (), *(0.0,) * 6, ())
     issued = replace(times(np.array([3.0])), host=np.array([4.0]))
-    table = section_costs(Program((section,)), issued, np.zeros(0), [np.zeros(1)] * len(BYTES), counts=counts)
+    table = section_costs(Program((section,)), issued, np.zeros(0), [np.zeros(1)] * len(BYTES), waiting_power=waiting)
     assert float(table.forward[0]) == pytest.approx((3.0**power + 4.0**power) ** (1.0 / power))
 
 
