@@ -142,6 +142,11 @@ class GemmParameters:
         1.0, low=0.02, high=1.0, unit="1", fitted=False,
         meaning="share of the DRAM bandwidth that reads of one sector a row reach; 1: no matter",
     )  # fmt: skip
+    narrow_rows: float = parameter(
+        1.0, low=1.0, high=128.0, unit="row", fitted=False,
+        meaning="rows from which the library has narrow tiles; below, single products pay for 128 where both operands "
+        "lie along k, for half as many where one does",
+    )  # fmt: skip
     ramp: float = parameter(
         RAMP, low=0.01 * MILLISECOND, high=30 * MILLISECOND, unit="s", fitted=False,
         meaning="kernel time at which half of the power limit's slow-down is felt in a short test run",
@@ -215,7 +220,7 @@ def likelihood(seconds: Array, reference: Array) -> Array:
 
 
 def _busy_time(
-    shape: tuple[Array, Array, Array, Array], element: Array, result: Array, dram: Array, stall: Array,
+    shape: tuple[Array, Array, Array, Array], element: Array, result: Array, dram: Array, stall: Array, wide: Array,
     device: DeviceFigures, p: GemmParameters,
 ) -> tuple[Array, Array]:  # fmt: skip
     """Seconds of the likely tiles and splits at full clock, and the share of them that is arithmetic."""
@@ -235,7 +240,7 @@ def _busy_time(
     column_tiles = {columns: np.ceil(n / columns) for columns in {columns for _, columns in shapes}}
     for rows, columns in shapes:
         tiles = row_tiles[rows] * column_tiles[columns]
-        per_k = np.maximum(rows * columns, least) * (2.0 / (p.efficiency * flops * clock))
+        per_k = np.maximum(np.maximum(rows, wide) * columns, least) * (2.0 / (p.efficiency * flops * clock))
         edge, operands = p.epilogue * rows * columns / (128 * 128 * clock), (rows + columns) / l2
         for index, split in enumerate(_split_counts(tiles, k, batch, device)):
             blocks, length = tiles * split, np.ceil(k / (split * step)) * step
@@ -290,7 +295,8 @@ def _chunk_time(columns: tuple[Array, ...], device: DeviceFigures, p: GemmParame
     dram = dram + right * cache_miss(footprint + (copies - 1.0) * right, capacity)
     latency = p.fill / device.clock_hz * np.minimum(k / FILL_LENGTH, 1.0) * dram / footprint
     stall = 1.0 + p.page_stall * contiguous * np.minimum(k * element / PAGE_BYTES, 1.0)
-    busy, share = _busy_time((m, n, k, batch), element, result, dram, stall, device, p)
+    wide = np.where((m < p.narrow_rows) & (batch == 1), SGEMM_TILE * contiguous, 0.0)
+    busy, share = _busy_time((m, n, k, batch), element, result, dram, stall, wide, device, p)
     if p.scattered_efficiency < 1.0 and not device.tensor_cores:
         transposed = np.maximum(2.0 * contiguous - 1.0, 0.0) * cache_miss(right, capacity)
         scattered = transposed * scattered_time(m, n, k, batch, element, p.scattered_efficiency, device)

@@ -194,6 +194,18 @@ def test_a_lone_block_waits_for_its_reads() -> None:
     assert time(2560, 1280, 65536, still) < 1.05 * time(2560, 1280, 65536)
 
 
+def test_few_rows_pay_for_a_wide_tile_where_the_library_has_no_narrow_one() -> None:
+    """Ordinary cores of 200 TFLOP/s: 2·16·12800·4096 FLOP as tiles of 128 rows are 8 times as many, 67 us; 32 rows take
+    tiles of 32, a quarter of that; products of a batch have kernels of their own."""
+    ordinary = dataclasses.replace(DEVICE, tensor_cores=False, memory_bandwidth=20 * TERA)
+    wide = dataclasses.replace(BARE, least_tile=500.0, narrow_rows=32.0)
+    padded = 2 * 128 * 12800 * 4096 / (200 * TERA)
+    assert time(16, 12800, 4096, wide, ordinary) == pytest.approx(padded, rel=0.1)
+    assert time(16, 12800, 4096, wide, ordinary, k_contiguous=0.5) == pytest.approx(padded / 2, rel=0.1)
+    assert time(32, 12800, 4096, wide, ordinary) < 0.5 * padded
+    assert time(16, 12800, 4096, wide, ordinary, batch=2.0) < padded
+
+
 def test_results_survive_in_less_of_the_cache_than_operands() -> None:
     """A cache of 40 MB that keeps all it has: of 34 MB of results, which have 30 MB, 0.88 go to memory of 2 TB/s (the
     16th power of 34/30, over itself and one); of 34 MB of operands it keeps most."""
