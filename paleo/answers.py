@@ -117,19 +117,24 @@ class Estimate(StudyResult):
 
     @property
     def samples_per_s(self) -> float:
-        return self.prediction.samples_per_s
+        """Samples that all GPUs see a second, under the run's consistency model."""
+        study = self.blocks.consistency
+        return self.prediction.samples_per_s if study is None else study.samples_per_s
 
     @property
     def tokens_per_s(self) -> float | None:
-        return self.prediction.tokens_per_s
+        """Tokens that all GPUs see a second, under the run's consistency model; None for models that count none."""
+        tokens = self.prediction.tokens_per_s
+        return None if tokens is None else tokens * (self.samples_per_s / self.prediction.samples_per_s)
 
     @property
     def mfu(self) -> float:
+        """Model FLOP over the peak of all devices, of the synchronous step."""
         return self.prediction.mfu
 
     @property
     def memory(self) -> Footprint:
-        """What the fullest GPU holds [bytes]."""
+        """Memory of the fullest GPU [bytes]."""
         return self.prediction.memory
 
     @property
@@ -144,7 +149,8 @@ class Estimate(StudyResult):
     def document(self) -> Document:
         from paleo.report import documents
 
-        return {**documents.estimate(self.prediction, self.training, self.advice), **self.blocks.documents()}
+        rates = {"samples_per_s": self.samples_per_s, "tokens_per_s": self.tokens_per_s}
+        return {**documents.estimate(self.prediction, self.training, self.advice), **rates, **self.blocks.documents()}
 
     def table(self, *, verbose: bool = False) -> RenderableType:
         from paleo.report import tables

@@ -21,15 +21,15 @@ class Blocks:
     """The studies that a run asks for, each computed once."""
 
     def __init__(self, prediction: Prediction) -> None:
-        self._consistency = consistency_study.studied(prediction)
+        self.consistency = consistency_study.studied(prediction)
         self._compression = compression_study.studied(prediction)
         self._placement = placement_study.studied(prediction)
 
     def documents(self) -> Document:
         """Keys that are added to an estimate's document."""
         keys: Document = {}
-        if self._consistency is not None:
-            keys["consistency"] = documents.consistency(self._consistency)
+        if self.consistency is not None:
+            keys["consistency"] = documents.consistency(self.consistency)
         if self._compression is not None:
             keys["compression"] = compression.document(self._compression)
         if self._placement is not None:
@@ -39,8 +39,8 @@ class Blocks:
     def below(self, table: RenderableType) -> RenderableType:
         """A table with these blocks below it."""
         parts: list[RenderableType] = [table]
-        if self._consistency is not None:
-            parts += [Text(), consistency.table(self._consistency)]
+        if self.consistency is not None:
+            parts += [Text(), consistency.table(self.consistency)]
         if self._compression is not None:
             parts += [Text(), compression.table(self._compression)]
         if self._placement is not None:

@@ -14,6 +14,7 @@ from rich.text import Text
 from paleo.network.fine_tuning import fine_tuning
 from paleo.parallel.plan import RARE_UTILISATION
 from paleo.report.grid import grid
+from paleo.studies.consistency import studied
 from paleo.units import GIGA, MICROSECOND, counted, duration, engineering, gibibytes, shortest
 
 if TYPE_CHECKING:
@@ -156,9 +157,6 @@ def estimate(
 
 def _headline(prediction: Prediction) -> Text:
     plan, (low, high) = prediction.plan, prediction.interval
-    rates = f"{rate(prediction.samples_per_s)} samples/s"
-    if prediction.tokens_per_s is not None:
-        rates += f", {rate(prediction.tokens_per_s)} tokens/s"
     batch = f"global batch {plan.global_batch} ({plan.local_batch} per data-parallel rank"
     batch += f", microbatches of {plan.microbatch})" if plan.microbatches > 1 else ")"
     text = Text()
@@ -166,9 +164,13 @@ def _headline(prediction: Prediction) -> Text:
     tuning = fine_tuning(prediction.run)
     tuned = f", {tuning}" if tuning else ""
     text.append(f"{plan.strategy or 'dp'}, {plan.dtype}, {batch}{tuned}\n\n")
-    text.append(
-        f"step time {duration(prediction.step_time)}", style="bold green" if prediction.memory.fits else "bold red"
-    )
+    style, study = "bold green" if prediction.memory.fits else "bold red", studied(prediction)
+    if study is not None:
+        text.append(f"step of a worker {duration(study.step_time)}", style=style)
+        text.append(f"  under {prediction.run.consistency},  {_rates(prediction, study.samples_per_s)}\n")
+    kind, style = ("", style) if study is None else ("synchronous ", "")
+    text.append(f"{kind}step time {duration(prediction.step_time)}", style=style)
+    rates = _rates(prediction, prediction.samples_per_s)
     text.append(f"  (90 % interval {duration(low)} to {duration(high)}),  {rates},  {_utilisation(prediction)}\n")
     if not prediction.memory.fits:
         text.append(
@@ -176,6 +178,11 @@ def _headline(prediction: Prediction) -> Text:
             style="bold red",
         )
     return text
+
+
+def _rates(prediction: Prediction, samples_per_s: float) -> str:
+    text, tokens = f"{rate(samples_per_s)} samples/s", prediction.tokens_per_s
+    return text if tokens is None else f"{text}, {rate(tokens * samples_per_s / prediction.samples_per_s)} tokens/s"
 
 
 def step_parts(prediction: Prediction) -> dict[str, float]:

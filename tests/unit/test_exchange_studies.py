@@ -8,7 +8,7 @@ import json
 import numpy as np
 import pytest
 
-from paleo import Prediction, Run, load_model, load_system, predict
+from paleo import Prediction, Run, estimate, load_model, load_system, predict
 from paleo.cli import run as paleo
 from paleo.errors import PlanError
 from paleo.report.exchange_plots import scaling as scaling_picture
@@ -296,3 +296,11 @@ def test_the_rate_at_which_compression_stops_paying() -> None:
     assert curve.rates[0] < curve.crossing < curve.rates[-1] and curve.stated == curve.rates[1]
     with pytest.raises(PlanError, match="no links"):
         compression.against_bandwidth(predict(load_model("lenet"), load_system("l4"), Run(compress=None)))
+
+
+def test_rates_of_an_estimate_are_those_of_its_consistency_model() -> None:
+    """64 workers at 16 servers that are busy all the time: the rate that the servers allow, not the synchronous one."""
+    answer = estimate("resnet50", "dgx-a100-80gb", gpus=64, consistency="async", servers=16)
+    document = answer.to_dict()
+    assert document["samples_per_s"] == answer.samples_per_s == document["consistency"]["samples_per_s"]
+    assert answer.samples_per_s < 0.5 * answer.prediction.samples_per_s
