@@ -77,8 +77,16 @@ class _Package(ModuleType):
 
 
 def _function(name: str) -> property:
-    """A public function that keeps its name when a module of that name is imported, which sets it on the package."""
-    return property(lambda package: _Package.__getattr__(package, name), lambda package, module: None)
+    """A public function that keeps its name when a module of that name is imported, which sets it on the package; the
+    function has what is in the module, so that ``import paleo.search.plans as plans`` finds it."""
+
+    def get(package: _Package) -> Any:
+        function, module = _Package.__getattr__(package, name), sys.modules.get(f"paleo.{name}")
+        contents = {} if module is None else vars(module)
+        vars(function).update({key: entry for key, entry in contents.items() if not key.startswith("__")})
+        return function
+
+    return property(get, lambda package, module: None)
 
 
 _Package.predict = _function("predict")  # type: ignore[attr-defined]

@@ -21,6 +21,13 @@ COMMANDS = [
     for line in block.splitlines()
     if line.startswith("paleo ")
 ]
+ON_EIGHT = "estimate lenet --system dgx-a100-80gb --gpus 8"
+#: Commands with an argument that an example has to refuse, and how its message begins.
+REFUSED = {
+    f"{ON_EIGHT} --consistency example-paused:x": "consistency example-paused:x: expected example-paused:N",
+    f"{ON_EIGHT} --consistency example-paused:-1": "consistency example-paused:-1: expected example-paused:N",
+    f"{ON_EIGHT} --compress example-nibbles:x": "compress example-nibbles:x: example-nibbles takes no argument",
+}
 #: Entries that no command lists.
 REGISTERED = ["example-paused", "example_power", "example_gate", "example-lines", "example-nibbles", "example_scan"]
 RUN_ALL = """
@@ -51,8 +58,8 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> str:
         (copy / path).write_text(text)
     environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", RUN_ALL], input="\n".join(COMMANDS), text=True, capture_output=True, check=False,
-        cwd=copy, env=environment,
+        [sys.executable, "-c", RUN_ALL], input="\n".join([*COMMANDS, *REFUSED]), text=True,
+        capture_output=True, check=False, cwd=copy, env=environment,
     )  # fmt: skip
     return done.stderr
 
@@ -67,6 +74,11 @@ def test_every_row_has_an_example() -> None:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_an_example_works(command: str, outcomes: str) -> None:
     assert f"exit code 0 of {command}\n" in outcomes, outcomes[-3000:]
+
+
+@pytest.mark.parametrize("command", REFUSED)
+def test_an_example_refuses_a_bad_argument(command: str, outcomes: str) -> None:
+    assert f"error: {REFUSED[command]}" in outcomes and f"exit code 2 of {command}\n" in outcomes, outcomes[-3000:]
 
 
 @pytest.mark.parametrize("name", REGISTERED)

@@ -319,6 +319,20 @@ print(made.memory.fits, "pandas" in sys.modules, "matplotlib" in sys.modules)
     assert done.stdout.split() == ["True", "False", "False"]
 
 
+def test_modules_that_share_a_name_with_a_function_can_be_imported() -> None:
+    code = """
+import paleo.search.plans as plans
+import paleo.predict as prediction
+import paleo.search.ranking, inspect, paleo
+assert plans.__name__ == "paleo.search.plans" and paleo.search.plans is plans
+assert paleo.search.ranking.Ranking is plans.Ranking
+assert prediction.Prediction is paleo.Prediction and prediction.predict is paleo.predict
+assert inspect.isfunction(paleo.search) and "system" in inspect.signature(paleo.search).parameters
+assert paleo.search.__module__ == "paleo.questions" and not hasattr(paleo.search, "nothing")
+"""
+    subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+
+
 def test_help_loads_neither_numbers_nor_specs() -> None:
     code = """
 import sys
