@@ -372,17 +372,20 @@ def by_platform(
     kinds = [row.point.prediction.system.device.kind for row in rows]
     apart = {name: [row for row, kind in zip(rows, kinds, strict=True) if kind == name] for name in task.platforms}
     base = change(task, [row for row, kind in zip(rows, kinds, strict=True) if kind not in apart])
-    platforms = {kind: _platform(change(base.on(kind), kind_rows)) for kind, kind_rows in apart.items()}
+    platforms = {kind: _platform(change(base.on(kind), kind_rows), base) for kind, kind_rows in apart.items()}
     return base.model_copy(update={"platforms": platforms})
 
 
-def _platform(task: TrainingTask) -> Platform:
-    return Platform(code=task.code, evaluation=task.evaluation, submissions=task.submissions)
+def _platform(task: TrainingTask, base: TrainingTask) -> Platform:
+    """The code of a task on one kind of device; evaluation and submissions only if they differ from the task's."""
+    evaluation = None if task.evaluation == base.evaluation else task.evaluation
+    submissions = None if task.submissions == base.submissions else task.submissions
+    return Platform(code=task.code, evaluation=evaluation, submissions=submissions)
 
 
 def fitted_task(task: TrainingTask, rows: list[Row], rounds: list[str], towards: str) -> TrainingTask:
     """The task with everything that its rows teach for a round, on each kind of device by itself."""
-    return by_platform(task, rows, lambda known, knkind_rows: _fitted(known, knkind_rows, rounds, towards))
+    return by_platform(task, rows, lambda known, kind_rows: _fitted(known, kind_rows, rounds, towards))
 
 
 def _fitted(task: TrainingTask, rows: list[Row], rounds: list[str], towards: str) -> TrainingTask:
@@ -407,9 +410,7 @@ def left_out(rows: list[Row], rounds: list[str]) -> Iterator[tuple[Row, TargetTi
             other_rounds = [row for row in task_rows if row.round_name != towards]
             task = _plain(load_task(name))
             task = fitted_task(task, other_rounds, rounds, towards) if len(other_rounds) >= LEAST_ROWS else task
-            task = by_platform(
-                task, other_rounds, lambda known, knkind_rows: _with_residual(known, knkind_rows, rounds)
-            )
+            task = by_platform(task, other_rounds, lambda known, kind_rows: _with_residual(known, kind_rows, rounds))
             for row in task_rows:
                 if row.round_name == towards:
                     yield row, _timed(row, task)
