@@ -27,7 +27,7 @@ from paleo.answers import Compared, Estimate, Planned, ScalingCurves, Searched, 
 from paleo.errors import SpecError, near
 from paleo.predict import predict
 from paleo.report.blocks import Blocks
-from paleo.specs.hardware import System, load_system
+from paleo.specs.hardware import System, loaded_system
 from paleo.specs.loading import plain_numbers, validate
 from paleo.specs.model import ModelSpec, load_model
 from paleo.specs.run import SEQUENCE, Run
@@ -82,7 +82,7 @@ def estimate(
     question = _Question.of("estimate", run, options)
     _check_number("loss", loss)
     _check_number("noise_scale", noise_scale)
-    network, machine = _model(model), _system(system)
+    network, machine = _model(model), loaded_system(system)
     run_of_task, _ = aimed(network, question.run, target, None, [machine])
     step = predict(network, machine, run_of_task)
     tokens_of_sample = step.graph.tokens_per_sample
@@ -112,7 +112,7 @@ def scale(
 
     question = _Question.of("scale", run, options)
     kinds = scaling.scalings(mode or ("weak" if question.run.global_batch is None else "strong"))
-    network, machine = _model(model), _system(system)
+    network, machine = _model(model), loaded_system(system)
     counts = gpu_counts(gpus)
     stated = stated_amount(network, question.run, epochs=epochs, samples=samples, tokens=tokens)
     training_amount = stated or usual_amount(network)
@@ -169,7 +169,7 @@ def search(
     search where they are given. ``options`` are fields of `paleo.Run`; ``explain`` adds why the first plan wins."""
     from paleo.search import plans
 
-    network, machine = _model(model), _system(system)
+    network, machine = _model(model), loaded_system(system)
     counts = gpu_counts(gpus)
     stated = _Question.of("search", run, options, priced=False, long_run=False).run
     _check_top(top)
@@ -263,7 +263,7 @@ def target(
     _check_number("loss", loss)
     _check_number("noise_scale", noise_scale)
     goal = task_named(task, loss, noise_scale)
-    machine, counts = _system(system), gpu_counts(gpus)
+    machine, counts = loaded_system(system), gpu_counts(gpus)
     points = over_counts(goal, machine, counts, str(batch), **_stated(question.run))
     return TimeToTarget(goal, machine, scaling(points), question.tariff)
 
@@ -405,11 +405,11 @@ def _is_pair(offered: object) -> bool:
 def _offer(offered: Offered, gpus: int) -> tuple[System, int]:
     """A system and its GPUs."""
     if isinstance(offered, tuple):
-        return _system(offered[0]), gpu_counts(offered[1])[0]
+        return loaded_system(offered[0]), gpu_counts(offered[1])[0]
     name, colon, count = offered.rpartition(":") if isinstance(offered, str) else ("", "", "")
     if isinstance(offered, str) and colon and count.strip().isdecimal():
-        return _system(name.strip()), gpu_counts(count)[0]
-    return _system(offered), gpus
+        return loaded_system(name.strip()), gpu_counts(count)[0]
+    return loaded_system(offered), gpus
 
 
 def systems_to_search(systems: Offered | Sequence[Offered], gpus: Counts | None) -> list[tuple[System, list[int]]]:
@@ -429,11 +429,3 @@ def _model(model: str | Path | ModelSpec) -> ModelSpec:
     if isinstance(model, str | Path):
         return load_model(model)
     raise SpecError(f"model {model!r:.80}: expected a name, a path, or what load_model or from_torch gave")
-
-
-def _system(system: str | Path | System) -> System:
-    if isinstance(system, System):
-        return system
-    if isinstance(system, str | Path):
-        return load_system(system)
-    raise SpecError(f"system {system!r:.80}: expected a name, a path, or what load_system gave")

@@ -508,6 +508,13 @@ def load_system(name_or_path: str | Path) -> System:
     return _systems(name_or_path)
 
 
+def loaded_system(system: str | Path | System) -> System:
+    """The system that a name or a path means, or that was loaded before; SpecError for anything else."""
+    if not isinstance(system, str | Path | System):
+        raise SpecError(f"system {system!r:.80}: expected a name, a path, or what load_system gave")
+    return system if isinstance(system, System) else load_system(system)
+
+
 def find_device(text: str) -> Device:
     """The device that a name, a path, a full name or an alias (what CUDA reports) means, whatever the case.
 

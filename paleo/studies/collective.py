@@ -6,6 +6,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral, Real
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,8 +20,10 @@ from paleo.pricing.communication import prices as policy_prices
 from paleo.pricing.links.alpha_beta import bus_factor
 from paleo.pricing.store import constants
 from paleo.specs.calibration import calibration_file
+from paleo.specs.hardware import loaded_system
 from paleo.step.exchange import gathered_shares, gradient_shares
 from paleo.step.section_times import collectives, transfer_seconds
+from paleo.units import parse
 
 if TYPE_CHECKING:
     from paleo.collectives.base import Algorithm, Array
@@ -84,14 +88,21 @@ class CollectiveStudy:
 
 
 def collective(
-    operation: str, payload_bytes: float, ranks: int, system: System, *, calibration: str = "auto", dtype: str = "bf16"
+    operation: str,
+    payload_bytes: float | str,
+    ranks: int,
+    system: str | Path | System,
+    *,
+    calibration: str = "auto",
+    dtype: str = "bf16",
 ) -> CollectiveStudy:
     """Algorithms for ``ranks`` neighbouring ranks of ``system``, with nobody else on the wires.
 
-    ``calibration`` as in a run: auto, ideal, ppp=… or a file.
+    ``payload_bytes`` are bytes or a text with its unit, ``100MB``; ``system`` is a name, a path or what `load_system`
+    gave; ``calibration`` as in a run: auto, ideal, ppp=… or a file. SpecError for anything else.
     """
-    if ranks < 2:
-        raise SpecError(f"ranks: {ranks} expected 2 or more")
+    operation, payload_bytes = str(operation).replace("-", "_"), _payload(payload_bytes)
+    ranks, system = _group_size(ranks), loaded_system(system)
     if not system.levels:
         raise PlanError(f"system {system.name} is one device alone; {operation} over {ranks} ranks needs links")
     constant = constants(system.device.kind, calibration)
@@ -109,6 +120,23 @@ def collective(
         _worthwhile(fabric, operation, links), bounds[best.in_network],
         collective_sources(fabric, operation, links),
     )  # fmt: skip
+
+
+def _payload(payload_bytes: object) -> float:
+    """Bytes, of a number or of a text with its unit."""
+    if isinstance(payload_bytes, Real) and not isinstance(payload_bytes, bool):
+        return float(payload_bytes)
+    try:
+        return parse(payload_bytes, "bytes")
+    except SpecError as error:
+        raise SpecError(f"payload_bytes: {error}") from None
+
+
+def _group_size(ranks: object) -> int:
+    """A whole number of ranks, two or more."""
+    if not isinstance(ranks, Integral) or ranks < 2:
+        raise SpecError(f"ranks {ranks!r:.80}: expected a whole number, 2 or more")
+    return int(ranks)
 
 
 def _rows(

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import io
+import re
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 from rich.console import Console, RenderableType
 
@@ -264,6 +266,32 @@ def test_one_rank_or_no_links_is_an_error() -> None:
         collective("all_reduce", 1.0, 1, NODE)
     with pytest.raises(PlanError, match="one device alone"):
         collective("all_reduce", 1.0, 2, load_system("a100-sxm4-80gb"))
+
+
+def test_a_collective_takes_texts_and_names() -> None:
+    study = collective("all-reduce", "100MB", np.int64(8), "dgx-h100")
+    assert (study.payload_bytes, study.ranks, study.operation) == (1e8, 8, "all_reduce")
+    assert study.rows == collective("all_reduce", 1e8, 8, load_system("dgx-h100")).rows
+    assert study.system.name == "dgx-h100"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"payload_bytes": "100"}, "payload_bytes: '100' has no unit"),
+        ({"payload_bytes": None}, "payload_bytes: None is not a quantity"),
+        ({"payload_bytes": True}, "payload_bytes: True is not a quantity"),
+        ({"ranks": "8"}, "ranks '8': expected a whole number"),
+        ({"ranks": 8.5}, "ranks 8.5: expected a whole number"),
+        ({"system": "dgx-h10"}, "unknown system 'dgx-h10'; nearest: 'dgx-h100'"),
+        ({"system": 5}, "system 5: expected a name"),
+        ({"operation": 3}, "unknown collective operation '3'"),
+    ],
+)
+def test_a_collective_of_anything_else_is_one_message(change: dict[str, Any], words: str) -> None:
+    question = {"operation": "all_reduce", "payload_bytes": 1e6, "ranks": 8, "system": NODE}
+    with pytest.raises(SpecError, match=re.escape(words)):
+        collective(**{**question, **change})
 
 
 def printed(*words: str, capsys: pytest.CaptureFixture[str]) -> str:

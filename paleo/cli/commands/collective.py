@@ -57,9 +57,7 @@ def collective(
         payload = parse(bytes_, "bytes")
     except SpecError as error:
         raise SpecError(f"--bytes: {error}") from None
-    study = studies.collective(
-        operation.replace("-", "_"), payload, ranks, load_system(system), calibration=calibration, dtype=dtype
-    )
+    study = studies.collective(operation, payload, ranks, load_system(system), calibration=calibration, dtype=dtype)
     if path is not None:
         from paleo.report import plots
 
