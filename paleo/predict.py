@@ -268,7 +268,7 @@ def _footprint(steps: StepArrays, system: System, software: Software, stage: int
         workspace=float((sizes.workspace + sizes.states.gathered)[stage, 0]) + reserved,
         reserved=reserved,
         fragmentation=software.memory.fragmentation if system.device.kind == "gpu" else 0.0,
-        capacity=system.device.memory.capacity,
+        capacity=system.device.memory.usable,
     )
 
 

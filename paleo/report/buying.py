@@ -117,7 +117,7 @@ def _plans(reply: Answer) -> RenderableType:
             cells += [spent, money(plan.usd), energy(kilowatts)]
         if failing:
             cells.append(NONE if plan.goodput is None else percent(plan.goodput))
-        share = plan.row.memory / plan.system.device.memory.capacity
+        share = plan.row.memory / plan.system.device.memory.usable
         listing.add_row(*cells, percent(share) if plan.row.fits else f"{percent(share)}, too much")
     return listing
 

@@ -229,6 +229,7 @@ def _device(device: Device) -> list[Fact]:
         ("tensor cores for", ", ".join(device.tensor_dtypes)),
         ("systolic array", device.matrix_unit and f"{device.matrix_unit.width} x {device.matrix_unit.width}"),
         ("memory", f"{gibibytes(memory.capacity)} {memory.kind}, {engineering(memory.bandwidth, 'B/s', digits=4)}"),
+        ("memory for programs", memory.reported and gibibytes(memory.reported)),
         ("L2 cache", device.l2 and gibibytes(device.l2)),
         ("design power", device.tdp and engineering(device.tdp, "W")),
         ("PCIe", device.pcie and f"generation {device.pcie.generation}, {device.pcie.lanes} lanes"),

@@ -289,7 +289,7 @@ def explorer(
         "strategies": table.strategies,
         "policies": table.policies,
         "schedules": table.schedules,
-        "capacity": system.device.memory.capacity,
+        "capacity": system.device.memory.usable,
         "perNode": machine,
         "gpuHour": None if rate is None else rate / machine * HOUR,
         "steps": steps,

@@ -278,7 +278,7 @@ FIRST, LOOKED_AT = 10, 100
 def with_room(result: Search, system: System, top: int = FIRST) -> tuple[PlanRow, ...]:
     """The first plans of a search, those that leave `HEADROOM` of the memory free before all others; further ones where
     none of the first does."""
-    roomy = (1.0 - HEADROOM) * system.device.memory.capacity
+    roomy = (1.0 - HEADROOM) * system.device.memory.usable
     rows = result.plans
     if result.ranking is not None and rows[0].fits and all(row.memory > roomy for row in rows):
         rows = result.ranking.best(LOOKED_AT)

@@ -64,7 +64,7 @@ class Ranking:
     ``timed``: whether seconds count at all."""
 
     def __init__(self, parts: Sequence[Part], system: System, objective: str) -> None:
-        self.parts, self.capacity = parts, system.device.memory.capacity
+        self.parts, self.capacity = parts, system.device.memory.usable
         self.step, self.memory = (
             np.concatenate([getattr(part.results, name) for part in parts] or [np.zeros(0)])
             for name in ("step_time", "memory")

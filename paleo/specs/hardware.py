@@ -29,6 +29,7 @@ from paleo.units import (
     Seconds,
     Watts,
     counted,
+    gibibytes,
 )
 
 Year = Annotated[int, Field(strict=True, ge=1990, le=2100)]
@@ -50,11 +51,27 @@ class Price(Spec):
 
 
 class Memory(Spec):
-    """Device memory: capacity [byte] and peak bandwidth [byte/s]."""
+    """Device memory: capacity [byte] and peak bandwidth [byte/s].
+
+    ``reported``: bytes that the driver offers to programs, if known. Less than the capacity: firmware keeps some, and
+    inline error correction takes a sixteenth of graphics memory.
+    """
 
     capacity: Bytes
     bandwidth: BytesPerSecond
     kind: Text
+    reported: Bytes | None = None
+
+    @property
+    def usable(self) -> float:
+        """Bytes that a run may take: those reported by the driver, else the capacity."""
+        return self.capacity if self.reported is None else self.reported
+
+    @model_validator(mode="after")
+    def _within_capacity(self) -> Memory:
+        if self.usable > self.capacity:
+            raise ValueError(f"reported: must not exceed the capacity of {gibibytes(self.capacity)}")
+        return self
 
 
 class Multiprocessor(Spec):

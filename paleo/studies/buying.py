@@ -160,7 +160,7 @@ class PricedPlan:
     @property
     def roomy(self) -> bool:
         """Whether the plan leaves memory free for fragmentation."""
-        return self.row.memory <= (1.0 - HEADROOM) * self.system.device.memory.capacity
+        return self.row.memory <= (1.0 - HEADROOM) * self.system.device.memory.usable
 
     def meets(self, wish: Wish) -> bool:
         """Whether the plan fits the memory, the deadline and the budget."""

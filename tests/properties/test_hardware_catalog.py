@@ -48,7 +48,8 @@ def test_a_device_is_sane(name: str) -> None:
     device = load_device(name)
     assert device.source != NOT_STATED and device.year is not None
     assert device.multiprocessor is None or device.multiprocessor.source != NOT_STATED
-    assert GIB <= device.memory.capacity <= KILO * GIB
+    assert GIB <= device.memory.usable <= device.memory.capacity <= KILO * GIB
+    assert device.memory.usable >= 0.92 * device.memory.capacity  # inline error correction takes a sixteenth
     assert 30 * GIGA <= device.memory.bandwidth <= 20 * TERA
     fastest = max(rate for dtype, rate in device.peak.items() if dtype in ("fp32", "fp16", "bf16"))
     ridge_point = fastest / device.memory.bandwidth

@@ -215,7 +215,7 @@ def _draw(answer: Planned | Searched, path: Path | None, page: Path | None) -> N
     if path is not None:
         from paleo.report import plots
 
-        names, capacity = (answer.model.name, answer.system.name), answer.system.device.memory.capacity
+        names, capacity = (answer.model.name, answer.system.name), answer.system.device.memory.usable
         draw(path, lambda: plots.plan(*names, answer.search, capacity))
     if page is not None:
         from paleo.files import write_text
