@@ -140,11 +140,21 @@ class KernelTable:
         out.subjects[:] = text(frame, self.kind.subject).to_numpy()
         out.reasons[:] = _malformed(self.kind, frame)
         fine = out.reasons == ""
-        sound = frame if fine.all() else frame[fine]
-        out.reasons[sound.index] = self.kind.unsupported(sound).to_numpy()
+        sound = self._supported(frame if fine.all() else frame[fine], out)
         for group in groups(self.kind, sound, checked=out.reasons[sound.index] == ""):
             self._price_sound(group, out)
         return out
+
+    def _supported(self, frame: pd.DataFrame, out: Predictions) -> pd.DataFrame:
+        """The rows whose cells can be read; their reasons say whether they can be modelled."""
+        while len(frame):
+            try:
+                out.reasons[frame.index] = self.kind.unsupported(frame).to_numpy()
+                break
+            except RowsError as error:
+                out.reasons[error.rows] = str(error)
+                frame = frame.drop(error.rows)
+        return frame
 
     def _price_sound(self, group: RowGroup, out: Predictions) -> None:
         """Price a group; cells that cannot be read leave out their rows, any other error the group."""

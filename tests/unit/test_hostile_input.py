@@ -9,6 +9,7 @@ import json
 import os
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from paleo import Run, load_model, load_system, predict
@@ -194,6 +195,35 @@ def test_a_malformed_cell_leaves_out_its_row_alone(tmp_path: Path) -> None:
     predictions = table_of(frame.columns).predict(frame)
     assert [reason[:30] for reason in predictions.reasons] == ["", "column 'groups', row 1: '1;2' ", "", ""]
     assert (predictions.seconds > 0).tolist() == (predictions.baseline > 0).tolist() == [True, False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("kind", "column", "reason"),
+    [
+        ("cnn_iterations", "iteration_ms", "iteration_ms 'x' is not a number above zero"),
+        ("cnn_iterations", "n_gpus", "n_gpus 'x' is not a whole number"),
+        ("other_iterations", "iteration_ms", "iteration_ms 'x' is not a number above zero"),
+        ("other_iterations", "seq_len", "seq_len 'x' is not a whole number"),
+        ("conv", "stride_h", "column 'stride_h', row 1: 'x' is not a finite number"),
+        ("conv", "pad_w", "column 'pad_w', row 1: 'x' is not a finite number"),
+        ("conv", "time_us", "time_us is missing or not above zero"),
+        ("conv", "n", "n is missing or not a number above zero"),
+        ("attention", "window", "column 'window', row 1: 'x' is not a finite number"),
+    ],
+)
+def test_a_cell_that_is_no_number_leaves_its_row_out_of_a_report(
+    kind: str, column: str, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The other rows are predicted as without it; so is the same row twice but for that cell."""
+    frame = read_table(Path(__file__).parents[1] / "fuzz" / "samples" / f"{kind}.csv").astype(object)
+    plain = table_of(frame.columns).predict(frame)
+    sound = frame[(plain.reasons == "") & (frame.get("iteration_ms", frame.get("time_us")) != "")].head(1)
+    cell = sound.iloc[0].get(column, "")
+    rows = pd.concat([sound, sound, sound]).assign(**{column: [cell, "x", cell]})
+    rows.to_csv(tmp_path / "t.csv", index=False)
+    assert run(["validate", str(tmp_path / "t.csv"), "--json"]) == 0
+    (report,) = json.loads(capsys.readouterr().out)["files"]
+    assert report["unsupported_reasons"] == {reason: 1} and report["unsupported"] == 1 and report["rows"] == 3
 
 
 # names that mean something to a terminal, a picture or a page

@@ -379,6 +379,14 @@ def number(frame: pd.DataFrame, column: str, default: float | None = None) -> Ar
     return np.where(empty, np.nan if default is None else default, values)
 
 
+def number_or_nan(frame: pd.DataFrame, column: str) -> Array:
+    """A column as floats; nan where it is absent, or a cell is empty or no finite number."""
+    if column not in frame.columns:
+        return np.full(len(frame), np.nan)
+    values = pd.to_numeric(frame[column], errors="coerce").to_numpy(dtype=np.float64)
+    return np.where(np.isfinite(values), values, np.nan)
+
+
 def measured_time(frame: pd.DataFrame) -> Array:
     """Measured times in seconds; SpecError unless each is above zero."""
     times = number(frame, "time_us")

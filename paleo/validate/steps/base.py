@@ -15,7 +15,7 @@ from paleo.errors import PaleoError, SpecError
 from paleo.specs.catalog import names
 from paleo.specs.software import load_software
 from paleo.units import MILLISECOND
-from paleo.validate.kinds.base import RowsError, number, text
+from paleo.validate.kinds.base import number_or_nan, text
 from paleo.validate.tables import Predictions
 
 if TYPE_CHECKING:
@@ -220,11 +220,7 @@ class StepTable(ABC):
 
     def measured(self, frame: pd.DataFrame) -> Array:
         """What was measured, in SI; nan where the cell is empty or holds no number."""
-        try:
-            return number(frame, self.measured_column, float("nan")) * self.measured_unit
-        except RowsError as error:
-            cells = frame[self.measured_column].astype(object).mask(frame.index.isin(error.rows))
-            return self.measured(frame.assign(**{self.measured_column: cells}))
+        return number_or_nan(frame, self.measured_column) * self.measured_unit
 
     def unmeasured(self, row: Mapping[Any, Any]) -> str:
         """Why there is nothing to compare a row with; of a run that ran out of memory, whether that was to be

@@ -13,7 +13,7 @@ from paleo.predict import predict
 from paleo.specs.catalog import names
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
-from paleo.validate.kinds.base import number
+from paleo.validate.kinds.base import number_or_nan
 from paleo.validate.steps.base import filled, integer, of_prediction, records, software_of
 from paleo.validate.steps.submissions import NetworkSteps
 from paleo.validate.tables import STEPS
@@ -55,8 +55,8 @@ class OtherSteps(NetworkSteps):
 
     def measured(self, frame: pd.DataFrame) -> Array:
         """Seconds of the step; where the row has a throughput in tokens alone, those of its batch over that."""
-        stated, rate = super().measured(frame), number(frame, "throughput", float("nan"))
-        lengths, batch = number(frame, "seq_len", float("nan")), number(frame, "global_batch", float("nan"))
+        stated, columns = super().measured(frame), ("throughput", "seq_len", "global_batch")
+        rate, lengths, batch = (number_or_nan(frame, column) for column in columns)
         tokens = np.array([_tokens(row, length) for row, length in zip(records(frame), lengths, strict=True)])
         return np.where(np.isfinite(stated), stated, tokens * batch / np.where(rate > 0, rate, np.nan))
 
@@ -66,6 +66,9 @@ class OtherSteps(NetworkSteps):
             return super().unmeasured(row)
         if _catalog_name(row) is None:
             return f"iteration_ms is empty, and model {row['model']!r} is not in the catalog"
+        wrong = (key for key in ("throughput", "global_batch") if filled(row, key) and not _is_number(row[key]))
+        if (column := next(wrong, None)) is not None:
+            return f"{column} {str(row[column])[:40]!r} is not a number"
         return "iteration_ms is empty: nothing to compare with"
 
     def _run(self, row: Row, model: ModelSpec) -> Run:
@@ -85,6 +88,10 @@ class OtherSteps(NetworkSteps):
             software=PYTORCH if software == "pytorch-eager" else software,
             model=sizes,
         )
+
+
+def _is_number(cell: object) -> bool:
+    return bool(np.isfinite(pd.to_numeric(str(cell), errors="coerce")))
 
 
 def _tokens(row: Row, length: float) -> float:

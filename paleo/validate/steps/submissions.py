@@ -21,7 +21,7 @@ from paleo.specs.software import load_software
 from paleo.specs.task import task_of
 from paleo.studies.target import MODEL_PARALLEL, run_of, time_to_target
 from paleo.units import MILLISECOND
-from paleo.validate.kinds.base import number
+from paleo.validate.kinds.base import number_or_nan
 from paleo.validate.steps.base import Step, StepTable, filled, ideal_seconds, integer, of_prediction, records
 from paleo.validate.steps.systems import DEFAULT_SYSTEMS, system_of, with_device, with_nodes_of
 from paleo.validate.steps.transformers import strategy_of
@@ -315,9 +315,9 @@ class TrainingRuns(StepTable):
         nan where either is missing."""
         points = [self._point(row) for row in records(frame)]
         measured = {
-            "step": number(frame, "step_ms", float("nan")) * MILLISECOND,
+            "step": number_or_nan(frame, "step_ms") * MILLISECOND,
             "samples": np.array([_samples(row) for row in records(frame)]),
-            "evaluation": number(frame, "evaluation_s", float("nan")),
+            "evaluation": number_or_nan(frame, "evaluation_s"),
         }
         predicted = {
             "step": [np.nan if point is None else point.step_time for point in points],

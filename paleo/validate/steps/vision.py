@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from paleo.errors import SpecError
@@ -13,7 +15,7 @@ from paleo.predict import predict
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.units import MILLISECOND
-from paleo.validate.kinds.base import number, text
+from paleo.validate.kinds.base import number_or_nan, text
 from paleo.validate.steps.base import filled, integer, of_prediction, profile_then, software_of
 from paleo.validate.steps.submissions import NetworkSteps
 from paleo.validate.tables import STEPS
@@ -170,6 +172,11 @@ def _left_out(row: Row, prediction: Prediction) -> float:
     return 0.0 if prediction.breakdown.input else share * prediction.breakdown.optimizer
 
 
+def _alone(frame: pd.DataFrame) -> npt.NDArray[np.bool_]:
+    """Rows that state no step: their forward pass alone was timed."""
+    return np.asarray(text(frame, "iteration_ms") == "")
+
+
 class VisionSteps(NetworkSteps):
     """One training step of a convolutional network a row, or its forward pass where only that was timed."""
 
@@ -182,8 +189,13 @@ class VisionSteps(NetworkSteps):
 
     def measured(self, frame: pd.DataFrame) -> Array:
         """Seconds of the step; of the forward pass where the row has no step."""
-        step = number(frame, "iteration_ms", float("nan"))
-        return np.where(np.isfinite(step), step, number(frame, "forward_ms", float("nan"))) * MILLISECOND
+        return np.where(_alone(frame), number_or_nan(frame, "forward_ms") * MILLISECOND, super().measured(frame))
+
+    def unmeasured(self, row: Mapping[Any, Any]) -> str:
+        """A row that has no step is compared by its forward pass."""
+        if filled(row, "iteration_ms") or not filled(row, "forward_ms"):
+            return super().unmeasured(row)
+        return f"forward_ms {str(row['forward_ms'])[:40]!r} is not a number above zero"
 
     def profile(self, row: Row) -> str:
         """As `profile_of`; of a row that has none, what it names."""
@@ -194,8 +206,7 @@ class VisionSteps(NetworkSteps):
 
     def curves(self, frame: pd.DataFrame) -> pd.DataFrame | None:
         """Whole steps by the devices of a run; how weights are exchanged and where images come from is in the notes."""
-        gpus = number(frame, "n_gpus", float("nan"))
-        alone = ~np.isfinite(number(frame, "iteration_ms", float("nan")))
+        gpus, alone = number_or_nan(frame, "n_gpus"), _alone(frame)
         patterns = {"data": r"^(synthetic|real)", "exchange": r"variable_update[:=] ?([^;,]*)"}
         words = {name: text(frame, "notes").str.extract(pattern)[0].fillna("") for name, pattern in patterns.items()}
         same = {name: text(frame, name) for name in CURVE}
