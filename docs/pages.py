@@ -407,7 +407,11 @@ def _held_out() -> str:
 
 def _held(fitted: int, residual: Any) -> tuple[str, ...]:
     shares = (residual.median_ape, residual.mape, residual.bias, residual.total_error)
-    return (f"{fitted:,}", f"{residual.rows:,}", *(f"{100 * share:.1f} %" for share in shares))
+    return (
+        f"{fitted:,}",
+        f"{residual.rows:,}",
+        *("–" if share is None else f"{100 * share:.1f} %" for share in shares),
+    )
 
 
 def _validated(files: Sequence[str]) -> Iterator[dict[str, Any]]:

@@ -10,7 +10,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paleo.calibrate.files import LEAST_ROWS, Fit, calibrations, fit_each, fits, jobs, skipped_rows, yaml_text
+from paleo.calibrate import spreads, waiting
+from paleo.calibrate.files import (
+    LEAST_ROWS,
+    Fit,
+    asked_alone,
+    calibrations,
+    fit_each,
+    fits,
+    jobs,
+    skipped_rows,
+    yaml_text,
+)
 from paleo.calibrate.links import LEAST_STEPS as LEAST_LINKS
 from paleo.calibrate.links import (
     asked_for_links,
@@ -27,7 +38,6 @@ from paleo.calibrate.software import (
     software_jobs,
     software_text,
 )
-from paleo.calibrate.spreads import asked_for_intervals, fit_spreads, verdict
 from paleo.calibrate.tasks import asked_for_tasks, fit_tasks
 from paleo.errors import SpecError
 from paleo.files import checked_output, write_text
@@ -47,7 +57,6 @@ if TYPE_CHECKING:
         SoftwareFitted,
         SoftwareJob,
     )
-    from paleo.calibrate.spreads import SpreadsFitted
     from paleo.specs.calibration import Calibration, Residual
     from paleo.validate.residual import ResidualErrors as FittedResidual
 
@@ -64,19 +73,23 @@ def fit(
     output_dir: str | None = None,
     only: Sequence[str] = (),
     free: Sequence[str] = (),
+    hold_out: Sequence[str] = (),
     today: str | None = None,
 ) -> int:
     """Fit the tables and write one calibration file a device or system, or from tables of steps one software profile
-    each, or one calibration file of a system's links each, or one of the intervals of steps; the exit code.
+    each, one calibration file of a system's links each, one of the intervals of steps, or the profiles whose hosts wait
+    for counts of tokens; the exit code.
 
-    ``only`` names devices, systems or profiles, ``free`` the numbers of those that are fitted. ``output`` is one
-    file, for tables of one subject; ``output_dir`` a folder for one file a subject, where entries of other families are
-    kept. Errors in the input raise PaleoError.
+    ``only`` names devices, systems or profiles, ``free`` the numbers of those that are fitted, ``hold_out`` sources
+    that are kept back (``--only waiting``). ``output`` is one file, for tables of one subject; ``output_dir`` a folder
+    for one file a subject, where entries of other families are kept. Errors in the input raise PaleoError.
     """
     if not files:
         raise SpecError("--fit: no file is named; expected measured tables, such as measurements/gemm.csv.gz")
     if output is not None and output_dir is not None:
         raise SpecError("-o and --output-dir exclude each other: one file, or one file a device in a folder")
+    if hold_out and waiting.ASKED not in only:
+        raise SpecError(f"--hold-out {hold_out[0]}: keeps sources back from --only {waiting.ASKED}, from no other fit")
     date = today or datetime.date.today().isoformat()
     if all(asked_for_tasks(file) for file in files):
         return fit_tasks(files, output_dir, date)
@@ -84,8 +97,10 @@ def fit(
         boards = fit_power(files, only, date)
         _write_and_print(boards, _places(sorted({board.subject for board in boards}), output, output_dir), output)
         return 0
-    if asked_for_intervals(only, free):
+    if asked_alone(spreads.ASKED, only, free):
         return _fit_intervals(files, output, output_dir, date)
+    if asked_alone(waiting.ASKED, only, free):
+        return _fit_waiting(files, hold_out, output, output_dir, date)
     if any(asked_for_links(file, only) for file in files):
         return _fit_links(files, only, output, output_dir, free, date)
     steps = [job for file in files for job in software_jobs(file, only)]
@@ -95,6 +110,12 @@ def fit(
         return _fit_steps(steps, output, output_dir, free, date)
     if free:
         raise SpecError(f"--free {free[0]}: names numbers of software profiles; the tables hold no steps to fit")
+    return _fit_kernels(files, only, output, output_dir, date)
+
+
+def _fit_kernels(
+    files: Sequence[str], only: Sequence[str], output: str | None, output_dir: str | None, date: str
+) -> int:
     for file in files:
         if not fits(file):
             sys.stderr.write(f"{file}: no family is fitted to such a table\n")
@@ -228,13 +249,13 @@ def _print_links(result: LinksFitted, path: Path) -> None:
 def _fit_intervals(files: Sequence[str], output: str | None, output_dir: str | None, date: str) -> int:
     places = _places([INTERVALS], output, output_dir)
     with _progress(len(files) + 1) as report:
-        result = fit_spreads(files, report)
+        result = spreads.fit_spreads(files, report)
     _write_and_print([Fit(INTERVALS, result.entry(files, date))], places, output)
     _print_coverage(result)
     return 0
 
 
-def _print_coverage(result: SpreadsFitted) -> None:
+def _print_coverage(result: spreads.SpreadsFitted) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -246,13 +267,52 @@ def _print_coverage(result: SpreadsFitted) -> None:
         table.add_row(str(source["source"]), str(source["rows"]), *shares)
     console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
     console.print(table)
-    console.print(f"fitted: {verdict(result.inside)}")
-    console.print(f"left out: {verdict(result.tested)}")
+    console.print(f"fitted: {spreads.verdict(result.inside)}")
+    console.print(f"left out: {spreads.verdict(result.tested)}")
+
+
+def _fit_waiting(
+    files: Sequence[str], hold_out: Sequence[str], output: str | None, output_dir: str | None, date: str
+) -> int:
+    _places([], output, output_dir)
+    with _progress(len(files) + 1) as report:
+        result = waiting.fit_waiting(files, hold_out, report)
+    profiles = result.profiles(files, date)
+    if output is not None and len(profiles) > 1:
+        names = ", ".join(profile.name for profile in profiles)
+        raise SpecError(
+            f"-o {output}: the power is that of {len(profiles)} profiles ({names}); name a folder with --output-dir"
+        )
+    places = _places([profile.name for profile in profiles], output, output_dir)
+    for profile in profiles:
+        write_text(places[profile.name], software_text(profile))
+    _print_waiting(result, [places[profile.name] for profile in profiles])
+    return 0
+
+
+def _print_waiting(result: waiting.WaitingFitted, written: Sequence[Path]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title="sources with the power that the others give", title_justify="left")
+    for heading in ("source", "rows", "power", "MAPE", "bias", ""):
+        table.add_column(heading, justify="left" if heading in ("source", "") else "right")
+    for test in result.tests:
+        errors, word = test.errors, "held out" if test.source in result.kept_back else ""
+        shares = (f"{errors.rows}", f"{test.power:.3g}", f"{errors.mape:.1%}", f"{errors.bias:+.1%}")
+        table.add_row(test.source, *shares, word)
+    console = Console(width=None if sys.stdout.isatty() else 120, highlight=False, markup=False)
+    before = ", ".join(f"{profile.name} {profile.host.waiting_power:g}" for profile in result.before)
+    steps = counted(result.rows_fitted, "step")
+    console.print(f"host.waiting_power: {result.power:.3g} by {steps}, one sigma {result.sigma:.0%} (before: {before})")
+    console.print(table)
+    console.print(f"on the {result.residual.rows} steps left out: {_errors(result.residual)}")
+    console.print(f"-> {', '.join(str(path) for path in written)}")
 
 
 def _errors(residual: FittedResidual | Residual) -> str:
     shares = f"median {residual.median_ape:.1%}, MAPE {residual.mape:.1%}, bias {residual.bias:+.1%}"
-    return f"{shares}, total {residual.total_error:+.1%}"
+    return shares if residual.total_error is None else f"{shares}, total {residual.total_error:+.1%}"
 
 
 def _print_profile(job: SoftwareJob, result: SoftwareFitted, path: Path) -> None:
@@ -329,7 +389,8 @@ def _print_summary(calibration: Calibration, path: Path) -> None:
     for entry in calibration.entries:
         residual = entry.residual
         errors = () if residual is None else (residual.median_ape, residual.mape, residual.bias, residual.total_error)
-        shares = [format(error, form) for error, form in zip(errors, (".1%", ".1%", "+.1%", "+.1%"), strict=False)]
+        forms = zip(errors, (".1%", ".1%", "+.1%", "+.1%"), strict=False)
+        shares = ["-" if error is None else format(error, form) for error, form in forms]
         shares = shares or ["-"] * 4
         table.add_row(entry.family, entry.stack, str(entry.rows_fitted), str(entry.rows_held_out), *shares)
     Console(width=None if sys.stdout.isatty() else 120, highlight=False).print(table)

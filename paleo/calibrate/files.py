@@ -104,6 +104,19 @@ def _jobs_of(file: str | Path) -> Iterator[FitJob]:
         yield FitJob(kind, Path(file).name, subject, family, stack, tuple(rows_of))
 
 
+def asked_alone(subject: str, only: Sequence[str], free: Sequence[str]) -> bool:
+    """Whether ``--only`` names ``subject``, which is fitted by itself; SpecError where it names something else, too, or
+    numbers to free."""
+    if subject not in only:
+        return False
+    if len(only) > 1 or free:
+        named = ", ".join(
+            [*(f"--only {name}" for name in only if name != subject), *(f"--free {name}" for name in free)]
+        )
+        raise SpecError(f"--only {subject}: it is fitted by itself, all its numbers at once, not with {named}")
+    return True
+
+
 def sound_rows(file: str | Path) -> pd.DataFrame:
     """The rows that `paleo validate` predicts and compares, too; others are no reason to fit nothing."""
     frame = read_table(file).reset_index(drop=True)

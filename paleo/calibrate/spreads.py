@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, astuple, dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -47,7 +48,7 @@ SMOOTH = 0.02
 #: Weight of the pull of each logarithm towards its start: it settles what the rows leave open.
 PULL = 1e-4
 #: What of `Uncertainty` differs from step to step.
-FIGURES = tuple(field.name for field in fields(Uncertainty) if field.name != "constants")
+FIGURES = tuple(field.name for field in fields(Uncertainty) if field.name not in ("constants", "spreads"))
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class Evidence:
 
     def of(self, rows: npt.NDArray[np.bool_]) -> Evidence:
         """Some of the rows."""
-        figures = {name: getattr(self.uncertainty, name)[..., rows] for name in FIGURES}
+        figures: dict[str, Any] = {name: getattr(self.uncertainty, name)[..., rows] for name in FIGURES}
         return Evidence(self.sources[rows], self.errors[rows], Uncertainty(**figures, constants=False))
 
     @property
@@ -87,16 +88,6 @@ class Evidence:
         return [str(name) for name in names[counts >= WHOLE_SOURCE]]
 
 
-def asked_for_intervals(only: Sequence[str], free: Sequence[str]) -> bool:
-    """Whether ``--only`` names intervals; SpecError where it names something else, too, or numbers to free."""
-    if ASKED not in only:
-        return False
-    if len(only) > 1 or free:
-        named = ", ".join([*(f"--only {name}" for name in only if name != ASKED), *(f"--free {name}" for name in free)])
-        raise SpecError(f"--only {ASKED}: intervals are fitted by themselves, all their numbers at once, not {named}")
-    return True
-
-
 def evidence(files: Sequence[str], report: Report = str) -> Evidence:
     """The rows of tables of steps that are predicted with an interval of their own: those of MLPerf's tasks are fitted
     with their code."""
@@ -104,7 +95,7 @@ def evidence(files: Sequence[str], report: Report = str) -> Evidence:
     if not rows:
         raise SpecError("no row of these tables is a step that can be predicted")
     sources, errors, known = zip(*rows, strict=True)
-    figures = {name: np.stack([getattr(each, name) for each in known], axis=-1) for name in FIGURES}
+    figures: dict[str, Any] = {name: np.stack([getattr(each, name) for each in known], axis=-1) for name in FIGURES}
     return Evidence(np.array(sources), np.array(errors), Uncertainty(**figures, constants=False))
 
 
@@ -175,6 +166,8 @@ class SpreadsFitted:
         over all rows; its residual that of predictions relative to what was measured."""
         measured = np.exp(-self.known.errors)
         low, high = conformal_factors(measured)
+        errors = rounded_residual(residual(np.ones_like(measured), measured))
+        errors.pop("total_error")  # a sum of seconds, of which the evidence keeps ratios
         return Entry(
             family=INTERVAL_FAMILY,
             stack="whole steps",
@@ -184,7 +177,7 @@ class SpreadsFitted:
             rows_held_out=int(self.tested["rows"].sum()),
             parameters={name: rounded(value, ERROR_DIGITS) for name, value in asdict(self.spreads).items()},
             uncertainty={field.name: rounded(self._sigma(field.name), 2) for field in fields(Spreads)},
-            residual=Residual(**rounded_residual(residual(np.ones_like(measured), measured))),
+            residual=Residual(**errors),
             interval=(IntervalBin(low=rounded(min(low, 1.0), 4), high=rounded(max(high, 1.0), 4)),),
             notes=f"each source of {WHOLE_SOURCE} rows or more left out in turn: {verdict(self.tested)}",
         )

@@ -36,14 +36,15 @@ ARCHITECTURES = "architectures"
 
 
 class Residual(Spec):
-    """Errors on rows that were not fitted, as fractions; ``bias`` is the mean of log(predicted / measured)."""
+    """Errors on rows that were not fitted, as fractions; ``bias`` is the mean of log(predicted / measured),
+    ``total_error`` that of the sum of all seconds, left out where rows are known by their ratios alone."""
 
     rows: Count
     median_ape: Share
     mape: Share
     p90_ape: Share
     bias: Finite
-    total_error: Finite
+    total_error: Finite | None = None
 
 
 class IntervalBin(Spec):

@@ -9,6 +9,7 @@ import pytest
 
 from paleo.calibrate.fit import Rows
 from paleo.calibrate.waiting import errors, fitted, left_out, waiting_rows
+from paleo.cli import run
 from paleo.errors import SpecError
 from paleo.specs.software import load_software
 from paleo.units import MILLISECOND
@@ -46,7 +47,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def rows(table: Path) -> list[Rows]:
-    return waiting_rows(str(table))
+    return waiting_rows([str(table)])
 
 
 def test_a_fit_finds_the_power_that_made_the_steps(rows: list[Rows]) -> None:
@@ -56,9 +57,12 @@ def test_a_fit_finds_the_power_that_made_the_steps(rows: list[Rows]) -> None:
 
 
 def test_sources_are_tested_with_what_the_others_give(rows: list[Rows]) -> None:
-    lines = left_out(rows)
-    assert list(lines["source"]) == ["first", "second"] and list(lines["rows"]) == [2, 2]
-    assert lines["power"].to_list() == pytest.approx([POWER, POWER], rel=0.05) and lines["mape"].max() < 0.01
+    tests = left_out(rows)
+    assert [(test.source, test.errors.rows) for test in tests] == [("first", 2), ("second", 2)]
+    assert [test.power for test in tests] == pytest.approx([POWER, POWER], rel=0.05)
+    assert max(test.errors.mape for test in tests) < 0.01
+    with pytest.raises(SpecError, match="no source is left when first, second are left out"):
+        left_out(rows, ["second"])
 
 
 def test_steps_whose_hosts_run_ahead_say_nothing_of_it(table: Path, tmp_path: Path) -> None:
@@ -66,13 +70,56 @@ def test_steps_whose_hosts_run_ahead_say_nothing_of_it(table: Path, tmp_path: Pa
     frame = pd.read_csv(table).drop_duplicates("source")
     frame.loc[frame["source"] == "first", "expert_dispatch"] = "hybridep"
     frame.to_csv(tmp_path / "half.csv", index=False)
-    (waiting,) = waiting_rows(str(tmp_path / "half.csv"))
+    (waiting,) = waiting_rows([str(tmp_path / "half.csv")])
     assert set(waiting.frame["source"]) == {"second"}
     frame["expert_dispatch"] = "hybridep"
     frame.to_csv(tmp_path / "none.csv", index=False)
-    with pytest.raises(SpecError, match="in no step of this table does the host wait"):
-        waiting_rows(str(tmp_path / "none.csv"))
+    with pytest.raises(SpecError, match="in no step of these tables does the host wait"):
+        waiting_rows([str(tmp_path / "none.csv")])
 
 
 def test_a_lower_power_is_a_longer_step(rows: list[Rows]) -> None:
     assert errors(rows, 1.0).bias > errors(rows, POWER).bias > errors(rows, 8.0).bias
+
+
+def three_sources(table: Path, folder: Path) -> str:
+    """The table, and steps of a source whose hosts take turns with their devices."""
+    frame = pd.read_csv(table)
+    other = frame[frame["source"] == "second"].assign(source="third")
+    other["iteration_ms"] *= 1.2
+    pd.concat([frame, other]).to_csv(folder / "three.csv", index=False)
+    return str(folder / "three.csv")
+
+
+def test_the_command_writes_the_profiles_and_tests_sources_that_are_held_out(
+    table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["calibrate", "--fit", three_sources(table, tmp_path), "--only", "waiting", "--hold-out", "third"]
+    assert run([*command, "-o", str(tmp_path / "mine.yaml")]) == 0
+    said = capsys.readouterr()
+    assert "[1/2] three.csv (6 rows)" in said.err and "[2/2] power of 4 steps" in said.err
+    assert "host.waiting_power: 1.91 by 4 steps" in said.out and "on the 6 steps left out: " in said.out
+    (line,) = (line for line in said.out.splitlines() if "held out" in line)
+    assert "third" in line and "1.9" in line
+    before, after = load_software("megatron-core"), load_software(tmp_path / "mine.yaml")
+    assert after.host.waiting_power == pytest.approx(POWER, rel=0.03)
+    assert after.host.forward == pytest.approx(before.host.forward) and after.parallelism == before.parallelism
+    assert after.fit is not None and (after.fit.rows_fitted, after.fit.rows_held_out) == (4, 6)
+    assert not after.is_fitted("Hopper")  # its host times are those that they were
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (("--only", "waiting"), "nothing says where to write"),
+        (("--only", "waiting", "--only", "fabric", "-o", "w.yaml"), "not with --only fabric"),
+        (("--only", "waiting", "--free", "contention", "-o", "w.yaml"), "not with --free contention"),
+        (("--only", "waiting", "--hold-out", "frist", "-o", "w.yaml"), "--hold-out frist: no step of that source"),
+        (("--only", "intervals", "--hold-out", "first", "-o", "w.yaml"), "from --only waiting, from no other fit"),
+    ],
+)
+def test_bad_options_of_a_fit_of_waiting_hosts(
+    table: Path, capsys: pytest.CaptureFixture[str], more: tuple[str, ...], said: str
+) -> None:
+    assert run(["calibrate", "--fit", str(table), *more]) == 2
+    assert said in capsys.readouterr().err

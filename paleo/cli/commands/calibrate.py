@@ -28,7 +28,8 @@ def calibrate(
     only: Annotated[
         list[str] | None,
         typer.Option(
-            help="With --fit: this device, system or profile alone; on steps, links (fabric or a system) or intervals."
+            help="With --fit: this device, system or profile alone; on steps, links (fabric or a system), intervals, "
+            "or waiting (hosts that wait for counts of tokens)."
         ),
     ] = None,
     free: Annotated[
@@ -37,6 +38,10 @@ def calibrate(
             help="With --fit, on steps: host_forward,contention,attention_slowdown; of links: inside_share,… "
             "[what rows settle]"
         ),
+    ] = None,
+    hold_out: Annotated[
+        list[str] | None,
+        typer.Option(metavar="SOURCE", help="With --fit --only waiting: keep this source's rows back."),
     ] = None,
     budget: Annotated[float, typer.Option(help="Seconds to measure for; a later run goes on.")] = 300.0,
     suites: Annotated[str | None, typer.Option(help="What to measure: gemm,elementwise,attention,…,deepbench.")] = None,
@@ -52,7 +57,12 @@ def calibrate(
     from paleo.calibrate import command
 
     if fit:
-        finish(command.fit(files or [], output=output, output_dir=output_dir, only=only or [], free=_names(free)))
+        finish(
+            command.fit(
+                files or [], output=output, output_dir=output_dir, only=only or [], free=_names(free),
+                hold_out=hold_out or [],
+            )
+        )  # fmt: skip
         return
     if files:
         raise SpecError(f"{files[0]}: tables are for --fit; without it `paleo calibrate` measures --device {device}")
