@@ -8,8 +8,8 @@ the last; seconds and bytes. The interval of a single step is what its kernels, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from paleo.parallel.placement import Mesh
     from paleo.parallel.plan import Plan
     from paleo.schedules.base import Numeric, Schedule
+    from paleo.specs.calibration import Calibration
     from paleo.specs.hardware import Device
     from paleo.specs.software import Software
     from paleo.step.backend import Backend
@@ -412,13 +413,13 @@ class Spreads:
     )  # fmt: skip
 
 
-@cache
-def spreads() -> Spreads:
-    """The spreads of the catalog's calibration, or the defaults where it has none."""
-    calibration = calibration_of(INTERVALS)
-    entries = () if calibration is None else calibration.entries
-    fits = (entry.parameters for entry in entries if entry.family == INTERVAL_FAMILY)
-    return from_mapping(Spreads, next(fits, {}), where=INTERVALS)
+def spreads(user_calibration: Calibration | None = None) -> Spreads:
+    """The spreads of a user's calibration that has them, else of the catalog's, else the defaults."""
+    for calibration in filter(None, (user_calibration, calibration_of(INTERVALS))):
+        for entry in calibration.entries:
+            if entry.family == INTERVAL_FAMILY:
+                return from_mapping(Spreads, entry.parameters, where=f"{calibration.name}: {INTERVAL_FAMILY}")
+    return Spreads()
 
 
 @dataclass(frozen=True, slots=True)
@@ -433,7 +434,7 @@ class Uncertainty:
     links times the share of exposed communication. ``short``, ``library`` and ``update``: shares of kernels shorter
     than `SHORT` that a host of unknown speed issues one by one (up to `MOST_SHORT`), of convolutions by a library that
     was not timed, and of the optimizer's update. ``tested``: 1 where the software was fitted to steps on the
-    architecture, else 0.
+    architecture, else 0. ``spreads``: how much each part counts.
     """
 
     products: Array
@@ -444,6 +445,7 @@ class Uncertainty:
     update: Numeric
     tested: Numeric
     constants: bool
+    spreads: Spreads = field(default_factory=spreads)
 
     def half_widths(self, known: Spreads | None = None) -> Array:
         """Logarithms from the predicted step down to the low and up to the high end: squares add up.
@@ -453,7 +455,7 @@ class Uncertainty:
         """
         if self.constants:
             return self.products
-        known = known or spreads()
+        known = known or self.spreads
         variance = (known.products * self.products) ** 2 + self.unknown**2 + (known.links * self.links) ** 2
         variance = variance + known.software**2 + (1.0 - self.tested) * known.untested**2
         variance = variance + (known.library * self.library) ** 2 + (known.update * self.update) ** 2
@@ -485,6 +487,7 @@ def uncertainty(program: Priced, layout: Plan, backend: Backend, *, exposed: flo
         update=update,
         tested=float(software.is_fitted(device.architecture)),
         constants=constants,
+        spreads=spreads(backend.prices.user_calibration),
     )
 
 

@@ -23,6 +23,7 @@ from paleo.specs.calibration import calibration_file
 from paleo.specs.hardware import loaded_system
 from paleo.step.exchange import gathered_shares, gradient_shares
 from paleo.step.section_times import collectives, transfer_seconds
+from paleo.step.step import INTERVALS
 from paleo.units import parse
 
 if TYPE_CHECKING:
@@ -99,7 +100,8 @@ def collective(
     """Algorithms for ``ranks`` neighbouring ranks of ``system``, with nobody else on the wires.
 
     ``payload_bytes`` are bytes or a text with its unit, ``100MB``; ``system`` is a name, a path or what `load_system`
-    gave; ``calibration`` as in a run: auto, ideal, ppp=… or a file. SpecError for anything else.
+    gave; ``calibration`` as in a run: auto, ideal, ppp=… or a file, but none of intervals of steps, which says nothing
+    of a collective. SpecError for anything else.
     """
     operation, payload_bytes = str(operation).replace("-", "_"), _payload(payload_bytes)
     ranks, system = _group_size(ranks), loaded_system(system)
@@ -107,6 +109,11 @@ def collective(
         raise PlanError(f"system {system.name} is one device alone; {operation} over {ranks} ranks needs links")
     constant = constants(system.device.kind, calibration)
     measured = calibration_file(calibration) if constant is None and calibration != "auto" else None
+    if measured is not None and measured.subject == INTERVALS:
+        raise SpecError(
+            f"--calibration {calibration}: holds intervals of whole steps; a collective needs a calibration "
+            "of links, auto, ideal or ppp=…"
+        )
     fabric = Fabric(system, rates=constant, user_calibration=measured, dtype=dtype)
     links = fabric.links(1, ranks)
     bounds = {

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from paleo.calibrate.files import yaml_text
 from paleo.calibrate.spreads import Evidence, evidence, fitted, left_out
 from paleo.cli import run
 from paleo.errors import SpecError
@@ -20,6 +21,7 @@ from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.software import load_software
 from paleo.step.step import Spreads, Uncertainty, spreads, untimed
+from paleo.validate.runner import validate_file
 
 NOTHING = np.zeros(2)
 #: A step of a fitted profile, all of whose parts are known exactly.
@@ -192,14 +194,15 @@ def test_the_command_writes_the_spreads_and_says_how_sources_are_held(
     (entry,) = load_calibration(tmp_path / "steps.yaml").entries
     assert entry.family == "interval" and entry.rows_fitted == entry.rows_held_out == 12
     assert Spreads(**entry.parameters).software > 0 and entry.residual is not None and entry.residual.rows == 12
+    assert entry.residual.total_error is None  # relative times have no sum
 
 
 @pytest.mark.parametrize(
     ("more", "said"),
     [
         (("--only", "intervals"), "nothing says where to write"),
-        (("--only", "intervals", "--only", "fabric", "-o", "s.yaml"), "not --only fabric"),
-        (("--only", "intervals", "--free", "skew", "-o", "s.yaml"), "not --free skew"),
+        (("--only", "intervals", "--only", "fabric", "-o", "s.yaml"), "not with --only fabric"),
+        (("--only", "intervals", "--free", "skew", "-o", "s.yaml"), "not with --free skew"),
     ],
 )
 def test_bad_options_of_a_fit_of_intervals(
@@ -213,3 +216,37 @@ def test_a_table_of_kernels_has_no_intervals_of_steps(tmp_path: Path, capsys: py
     (file := tmp_path / "gemm.csv").write_text("source,device,dtype,m,n,k,batch,time_us\na,a40,fp16,8,8,8,1,9\n")
     assert run(["calibrate", "--fit", str(file), "--only", "intervals", "-o", str(tmp_path / "s.yaml")]) == 2
     assert "no table of steps" in capsys.readouterr().err
+
+
+@pytest.fixture
+def own_spreads(tmp_path: Path) -> str:
+    """A calibration of intervals twice as wide as those of the catalog."""
+    shipped = load_calibration("steps")
+    (entry,) = shipped.entries
+    wider = {name: value * (1.0 if name == "skew" else 2.0) for name, value in entry.parameters.items()}
+    own = shipped.model_copy(update={"entries": (entry.model_copy(update={"parameters": wider}),)})
+    (tmp_path / "mine.yaml").write_text(yaml_text(own))
+    return str(tmp_path / "mine.yaml")
+
+
+def test_spreads_of_a_calibration_that_a_run_names_are_those_of_its_interval(own_spreads: str) -> None:
+    """Prices stay those of the catalog; each half-width is twice as wide, as nothing is unknown here."""
+    shipped, own = (predicted(calibration=calibration) for calibration in ("auto", own_spreads))
+    assert own.step_time == shipped.step_time and shipped.uncertainty.unknown == pytest.approx(NOTHING)
+    assert np.log(np.array(own.interval) / own.step_time) == pytest.approx(
+        2.0 * np.log(np.array(shipped.interval) / shipped.step_time)
+    )
+    assert predicted(calibration="steps").interval == shipped.interval
+
+
+def test_a_validation_takes_them_for_every_system(tmp_path: Path, own_spreads: str) -> None:
+    table = steps(tmp_path)
+    shipped, own = (validate_file(table, each).predictions for each in (None, load_calibration(own_spreads)))
+    assert list(own.seconds) == list(shipped.seconds)
+    assert np.log(own.high / own.seconds) == pytest.approx(2.0 * np.log(shipped.high / shipped.seconds))
+
+
+def test_a_collective_refuses_them(own_spreads: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["collective", "all-reduce", "--bytes", "1MB", "--ranks", "8", "--system", "dgx-h100",
+                "--calibration", own_spreads]) == 2  # fmt: skip
+    assert "holds intervals of whole steps" in capsys.readouterr().err

@@ -14,6 +14,7 @@ import pandas as pd
 from paleo.errors import PaleoError, SpecError
 from paleo.specs.catalog import names
 from paleo.specs.software import load_software
+from paleo.step.step import INTERVALS
 from paleo.units import MILLISECOND
 from paleo.validate.kinds.base import number_or_nan, text
 from paleo.validate.tables import Predictions
@@ -205,8 +206,10 @@ class StepTable(ABC):
         return type(self)(calibration)
 
     def calibration_of(self, system: System) -> Calibration | None:
-        """The user's calibration if it is one of this system or of its devices, else None."""
-        applies = self.calibration is not None and self.calibration.subject in (system.name, system.device.name)
+        """The user's calibration if it is one of this system, of its devices or of the intervals of all steps, else
+        None."""
+        subjects = (system.name, system.device.name, INTERVALS)
+        applies = self.calibration is not None and self.calibration.subject in subjects
         return self.calibration if applies else None
 
     def system(self, row: Row) -> System:
