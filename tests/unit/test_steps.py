@@ -18,7 +18,7 @@ from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.software import load_software
 from paleo.validate.steps import others, transformers
-from paleo.validate.steps.base import software_of
+from paleo.validate.steps.base import EXAMPLES, software_of
 from paleo.validate.tables import Predictions
 
 BERT = {
@@ -51,6 +51,24 @@ def made(model: str, /, **options: Any) -> Prediction:
 
 
 # --- other networks ------------------------------------------------------------------------------------------------
+
+
+def test_a_row_runs_the_profile_that_it_names() -> None:
+    """PyTorch code of which nothing else is said is built on apex, as NVIDIA's examples are."""
+    origins = {
+        (stated, source): str(of(BERT, software=stated, source=source, framework="PyTorch").origins[0])
+        for stated in ("pytorch-eager", "pytorch-ngc", "nobody's", "")
+        for source in ("a lab", "DeepLearningExamples")
+    }
+    assert {key for key, origin in origins.items() if origin == "pytorch-eager"} == {("pytorch-eager", "a lab")}
+    assert {stated for (stated, _), origin in origins.items() if origin == "pytorch-ngc"} == {"pytorch-ngc"}
+    assert sum(origin == "nvidia-apex" for origin in origins.values()) == 5
+
+
+def test_rows_that_differ_in_their_source_alone_run_the_profile_of_each() -> None:
+    row = BERT | {"software": "pytorch-eager", "framework": "PyTorch"}
+    both = others.OtherSteps().predict(pd.DataFrame([row | {"source": name} for name in ("a lab", *EXAMPLES)]))
+    assert both.origins.tolist() == ["pytorch-eager", "nvidia-apex"]
 
 
 @pytest.mark.parametrize(("name", "model", "seq"), [("BERT", "bert_large", 384), ("BioBERT", "bert_base", 128)])

@@ -70,6 +70,8 @@ FINER = {
 NOTED = {("torchtitan", "fsdp (eager)"): "torchtitan-eager"}
 
 
+#: What the sources begin with that run NVIDIA's example scripts in its containers.
+EXAMPLES = ("DeepLearningExamples",)
 #: The profile of programs on TPUs.
 TPU_PROFILE = "xla-tpu"
 

@@ -14,7 +14,7 @@ from paleo.specs.catalog import names
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.validate.kinds.base import number_or_nan
-from paleo.validate.steps.base import filled, integer, of_prediction, records, software_of
+from paleo.validate.steps.base import EXAMPLES, filled, integer, of_prediction, records, software_of
 from paleo.validate.steps.submissions import NetworkSteps
 from paleo.validate.tables import STEPS
 
@@ -37,8 +37,9 @@ MODELS = {
 #: 384 for SQuAD (BERT), 128 for named entities (BioBERT). The latter can be checked: 64 sequences of n words through
 #: BERT-base are 64 · n · 6 · 85e6 FLOP, measured in 433 ms on a V100 of 15.7 TFLOP/s: n is at most 208.
 FINE_TUNING = {"bert": 384, "biobert": 128}
-#: PyTorch code of these networks that names no container is built on apex.
-PYTORCH = "nvidia-apex"
+#: PyTorch code of these networks is built on apex where a row names no profile, and in NVIDIA's examples that name no
+#: container.
+APEX = "nvidia-apex"
 
 
 class OtherSteps(NetworkSteps):
@@ -46,7 +47,7 @@ class OtherSteps(NetworkSteps):
 
     name = "other_iterations"
     header = frozenset({"model", "task", "device", "n_gpus", "global_batch", "batch_unit", "iteration_ms"})
-    configuration = ("system", "seq_len", "dtype", "grad_accum", "software", "framework", "notes")
+    configuration = ("source", "system", "seq_len", "dtype", "grad_accum", "software", "framework", "notes")
 
     def network_step(self, row: Row, software: Software | None = None) -> Step:
         """The step of the row's run; SpecError for models that the catalog lacks."""
@@ -78,14 +79,13 @@ class OtherSteps(NetworkSteps):
         if str(row["batch_unit"]).startswith("tok"):
             batch = max(gpus, round(batch / int(model.params["seq"])))
         accumulated = max(1, integer(row, "grad_accum", 1))
-        software = software_of(row)
         return Run(
             gpus=gpus,
             global_batch=batch,
             microbatch=max(1, -(-batch // gpus) // accumulated),
             dtype=str(row["dtype"]),
             optimizer=_optimizer(row),
-            software=PYTORCH if software == "pytorch-eager" else software,
+            software=_profile(row),
             model=sizes,
         )
 
@@ -123,6 +123,12 @@ def _catalog_name(row: Mapping[Any, Any]) -> str | None:
     """The network of a row by its name in the catalog; None where it has none."""
     stated = str(row["model"]).strip().lower()
     return MODELS.get(stated) or (stated if stated in names("models") else None)
+
+
+def _profile(row: Row) -> str:
+    """The software profile of a row's run."""
+    software, example = software_of(row, APEX), str(row.get("source", "")).startswith(EXAMPLES)
+    return APEX if example and software == "pytorch-eager" else software
 
 
 def _optimizer(row: Row) -> str:

@@ -16,7 +16,7 @@ from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.units import MILLISECOND
 from paleo.validate.kinds.base import number_or_nan, text
-from paleo.validate.steps.base import filled, integer, of_prediction, profile_then, software_of
+from paleo.validate.steps.base import EXAMPLES, filled, integer, of_prediction, profile_then, software_of
 from paleo.validate.steps.submissions import NetworkSteps
 from paleo.validate.tables import STEPS
 
@@ -36,9 +36,8 @@ WITH_LOADING = "incl. data loading"
 OWN_KERNELS = (("convnet2", "cuda-convnet2"), ("fbfft", "fbfft"), ("torch-7", "torch7-native"), ("neon", "neon"))
 #: The same of frameworks without a profile: Paddle in NVIDIA's containers has MXNet's fused normalisations.
 LIKE_FRAMEWORKS = (("paddle", "mxnet-nvidia"),)
-#: Sources that run NVIDIA's containers, by what they begin with, and the profiles that their rows mean by a plain one:
-#: their PyTorch scripts lay images out channels-last in sixteen bits (--memory-format nhwc of their configurations).
-CONTAINERS = ("DeepLearningExamples",)
+#: Profiles that rows of NVIDIA's examples mean by a plain one: their PyTorch scripts lay images out channels-last in
+#: sixteen bits (--memory-format nhwc of their configurations).
 IN_CONTAINERS = (("pytorch", "pytorch-ngc-channels-last"), ("tensorflow2", "tensorflow2-ngc"))
 #: Release of those containers that rows which name none are taken to be of: the one that other rows of the pages name.
 CONTAINER_RELEASE = "21.03"
@@ -99,7 +98,7 @@ def profile_of(row: Row) -> str:
     if native_profile is not None:
         return native_profile
     software = software_of(row, "cudnn-library")
-    if str(row.get("source", "")).startswith(CONTAINERS):
+    if str(row.get("source", "")).startswith(EXAMPLES):
         software = next((profile for plain, profile in IN_CONTAINERS if software.startswith(plain)), software)
     native = software == "caffe" and cudnn_version(cudnn) in (None, 1.0)
     return "caffe-native" if native else software
@@ -108,7 +107,7 @@ def profile_of(row: Row) -> str:
 def profile_of_its_day(row: Row) -> str:
     """As `profile_of`, as the software was when the row was measured."""
     source = str(row.get("source", ""))
-    release = f" {CONTAINER_RELEASE}" if source.startswith(CONTAINERS) else ""
+    release = f" {CONTAINER_RELEASE}" if source.startswith(EXAMPLES) else ""
     return profile_then({**row, "source": source + release}, profile_of(row))
 
 
