@@ -89,12 +89,15 @@ def _copied(name: str, *tensors: Tensor) -> tuple[tuple[Operation, ...], tuple[T
     return tuple(MemoryPass(u.name, "copy", (t,), u, flops_per_element=0.0) for t, u in pairs), copies
 
 
-def rotate(*tensors: Tensor) -> tuple[tuple[Operation, ...], tuple[Tensor, ...]]:
+def rotate(
+    *tensors: Tensor, calls: tuple[float, float] = (2.0, 2.0)
+) -> tuple[tuple[Operation, ...], tuple[Tensor, ...]]:
     """Rotary position embedding (Su et al., 2021) of query and key: a pass over each; its gradient needs nothing
-    kept."""
+    kept. ``calls``: operations that the host issues for both, forward and backward."""
+    each = calls[0] / 2.0, calls[1] / 2.0
     rotated = tuple(t.like(f"{t.name}.rotated") for t in tensors)
     pairs = zip(tensors, rotated, strict=True)
-    passes = (MemoryPass(new.name, "rope", (old,), new, flops_per_element=3.0) for old, new in pairs)
+    passes = (MemoryPass(new.name, "rope", (old,), new, flops_per_element=3.0, calls=each) for old, new in pairs)
     return tuple(passes), rotated
 
 
@@ -225,7 +228,7 @@ class LatentAttention(Layer):
         self.check_rank(name, x, (3,))
         q_ops, query = self._query(name, x)
         kv_ops, key, value = self._key_value(name, x)
-        rotations, (query, key) = rotate(query, key)
+        rotations, (query, key) = rotate(query, key, calls=choices.latent_rotation)
         core, context = attend(name, query, key, value, causal=self.causal, window=None, dropout=0.0, choices=choices)
         output, out = project(f"{name}.out", context, {x.dims[-1]: x.sizes[-1]}, contract=3)
         return Expansion((*q_ops, *kv_ops, *rotations, *core, output), out)

@@ -88,7 +88,9 @@ class MixtureOfExperts(Layer):
 
     Tokens spread evenly: each expert sees tokens · top_k / experts of them (``capacity_factor`` pads that). ``shared``
     experts of width ``shared_ffn`` see every token. ``router_bias`` shifts the logits of the router; ``score_bias`` is
-    the load-balancing bias of DeepSeek-V3.
+    the load-balancing bias of DeepSeek-V3. ``groups``: the groups of experts among which the router chooses first
+    (DeepSeek-V2, 2024, section 2.2.2); ``scores``: how it turns logits into scores, by sigmoids with a bias that
+    balances loads in DeepSeek-V3 (technical report, 2024, section 2.1.2). Both cost the host alone.
     """
 
     tensor_dims = ("ffn",)
@@ -105,6 +107,8 @@ class MixtureOfExperts(Layer):
     shared_gate: bool = False
     router_bias: bool = False
     score_bias: bool = False
+    groups: PositiveInt | None = None
+    scores: Literal["softmax", "sigmoid"] = "softmax"
     capacity_factor: Annotated[float, Field(gt=0)] = 1.0
 
     def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
@@ -112,7 +116,7 @@ class MixtureOfExperts(Layer):
         self.check_rank(name, x, (3,))
         if self.top_k > self.experts:
             raise GraphError(f"{name}: top_k {self.top_k} exceeds the {self.experts} experts")
-        route, scores = self._route(name, x)
+        route, scores = self._route(name, x, choices)
         hidden = x.dims[-1]
         capacity = x.sizes[0] * x.sizes[1] * self.top_k * self.capacity_factor / self.experts
         sent = Tensor(f"{name}.dispatched", ("experts", "capacity", hidden), (self.experts, capacity, x.sizes[-1]))
@@ -135,14 +139,17 @@ class MixtureOfExperts(Layer):
         down, out = project(f"{name}.down", inner, back, bias=self.bias, shared=shared)
         return (*operations, down), out
 
-    def _route(self, name: str, x: Tensor) -> tuple[tuple[Operation, ...], Tensor]:
+    def _route(self, name: str, x: Tensor, choices: Choices) -> tuple[tuple[Operation, ...], Tensor]:
         """Scores of every expert for every token, their softmax and the top k."""
+        more = (choices.grouped_router, self.groups is not None), (choices.sigmoid_router, self.scores == "sigmoid")
+        forward, backward = (1.0 + sum(count[phase] for count, present in more if present) for phase in (0, 1))
         router, logits = project(f"{name}.router", x, {"choices": self.experts}, bias=self.router_bias)
         scores = logits.like(f"{name}.scores", role="statistic")
         extra = (Tensor(f"{name}.score_bias", ("choices",), (self.experts,), "parameter"),) if self.score_bias else ()
         soft = MemoryPass(
-            f"{name}.top_k", "softmax", (logits,), scores, extra, (scores,), flops_per_element=6.0, reduces=("choices",)
-        )
+            f"{name}.top_k", "softmax", (logits,), scores, extra, (scores,), flops_per_element=6.0,
+            reduces=("choices",), calls=(forward, backward),
+        )  # fmt: skip
         return (router, soft), scores
 
     def _shared(

@@ -250,7 +250,8 @@ class MemoryPass:
     statistics are shared by a row (softmax, norms): split over ranks they owe a small all-reduce. ``sparse_rows`` says
     that of a table only the rows that make up ``out`` move (embedding), so many for each row of ``out``. ``windows``
     slide over the dims of a pool. ``linear`` ones commute with addition, so that partial sums go through. ``late`` ones
-    run once the backward pass is over: what they make adds nothing to the peak of memory.
+    run once the backward pass is over: what they make adds nothing to the peak of memory. ``calls``: operations that
+    the host issues for it, forward and backward.
     """
 
     name: str
@@ -268,6 +269,7 @@ class MemoryPass:
     halos: Halos = ()
     linear: bool = False
     late: bool = False
+    calls: tuple[float, float] = (1.0, 1.0)
 
     def __post_init__(self) -> None:
         _ = self.kind
@@ -340,7 +342,8 @@ class MemoryPass:
             sum([t.bytes(precision) * self._border(t, phase) for t in reads]) + table,
             sum([t.bytes(precision) for t in writes]),
             {"rows": float(largest / max(row, 1)), "columns": float(row), "channels": channels, "samples": samples},
-            experts=self._experts,
+            self.calls[phase != "forward"],
+            self._experts,
         )
 
     @property

@@ -111,6 +111,8 @@ Dispatch = Literal["nccl", "deepep", "hybridep"]
 Release = Annotated[str, BeforeValidator(str), Field(pattern=r"^[0-9A-Za-z._-]{1,40}$")]
 Factor = Annotated[float, Field(ge=0)]
 Slowdown = Annotated[float, Field(ge=1)]
+#: Operations that a host issues, forward and backward.
+Operations = tuple[Factor, Factor]
 
 
 class SoftwareFit(Spec):
@@ -148,6 +150,15 @@ class HostTime(Spec):
         4.0,
         description="how strongly the longer of device and host prevails in sections in which the host waits for "
         "counts of tokens (their sum to this power: 1 if they took turns, 4 where the host runs ahead freely)",
+    )
+    latent_rotation: Operations = Field(
+        (2.0, 2.0), description="operations that rotate query and key of latent attention, forward and backward"
+    )
+    grouped_router: Operations = Field(
+        (0.0, 0.0), description="those that groups of experts add to a router, forward and backward"
+    )
+    sigmoid_router: Operations = Field(
+        (0.0, 0.0), description="those that sigmoids with a balancing bias, in place of a softmax, add to a router"
     )
     selection: Seconds = Field(
         0.0,

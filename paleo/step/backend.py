@@ -110,6 +110,9 @@ class Backend:
             wide,
             0 if self.run.forward_only else software.fusion.metrics,
             software.fusion.recurrence,
+            software.host.latent_rotation,
+            software.host.grouped_router,
+            software.host.sigmoid_router,
         )
 
     @property

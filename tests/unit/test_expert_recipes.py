@@ -26,6 +26,7 @@ from paleo.validate.steps.transformers import prediction_of, recompute_of, run_o
 
 H100 = load_system("dgx-h100")
 QWEN = load_model("qwen3-30b-a3b")
+PASSES = ("forward", "backward")
 
 
 def predicted(**more: Any) -> Prediction:
@@ -47,6 +48,33 @@ def test_the_host_calls_every_expert_and_waits_for_counts() -> None:
         for kernel in kernels
     )
     assert host == pytest.approx(calls + 6 * 16 * software.host.expert + 4 * software.host.routing)
+
+
+@pytest.mark.parametrize(
+    ("network", "software", "rotation", "router"),
+    [
+        ("deepseek_v3", "megatron-core", (29.0, 23.0), (16.0, 9.0)),
+        ("deepseek_v2", "megatron-core", (29.0, 23.0), (10.0, 1.0)),
+        ("kimi_k2", "nemo-automodel", (2.0, 2.0), (1.0, 1.0)),
+        ("qwen3-30b-a3b", "megatron-core", (2.0, 2.0), (1.0, 1.0)),
+    ],
+)
+def test_rotations_and_routers_without_kernels_cost_the_host(
+    network: str, software: str, rotation: tuple[float, float], router: tuple[float, float]
+) -> None:
+    """Operations that PyTorch dispatches in Megatron-Core 0.15: 13 + 13 + 3 rotate query and key of latent attention
+    (23 backward); 9 choose groups, 6 more (8 backward) make sigmoids with a bias; full recomputation runs them again.
+    """
+    run = Run(gpus=8, batch=8, dtype="bf16", strategy="ep=8", software=software)
+    backend, strategy = backend_of(H100, run, "bf16"), parse_strategy("ep=8")
+    graph = backend.graph(load_model(network), 8)
+    program = backend.lowered(graph, STRATEGIES["dp"](graph, strategy), Mesh.of({"ep": 8}))
+    layer = max(program.sections, key=lambda section: section.repeat)
+    for part, expected in ((".rotated", rotation), (".top_k", router)):
+        counted = [each for each in layer.kernels if each.kernel.name.endswith(part)]
+        calls = [sum(each.kernel.calls for each in counted if each.kernel.phase == phase) for phase in PASSES]
+        assert tuple(calls) == expected
+        assert all(each.recomputed == 1.0 for each in counted)
 
 
 def _block_kernels(made: Backend) -> list[Kernel]:

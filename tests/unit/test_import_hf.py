@@ -100,12 +100,13 @@ def test_kimi_k2_is_deepseek_v3_in_other_numbers(tmp_path: Path) -> None:
         "hidden_size": 7168, "intermediate_size": 18432, "moe_intermediate_size": 2048, "num_hidden_layers": 61,
         "num_attention_heads": 64, "num_key_value_heads": 64, "n_routed_experts": 384, "n_shared_experts": 1,
         "num_experts_per_tok": 8, "first_k_dense_replace": 1, "q_lora_rank": 1536, "kv_lora_rank": 512,
-        "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "vocab_size": 163840,
+        "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "vocab_size": 163840, "n_group": 1,
     }  # fmt: skip
     kind = {"model_type": "kimi_k2", "architectures": ["DeepseekV3ForCausalLM"]}
     file = tmp_path / "config.json"
     file.write_text(json.dumps(kind | sizes))
     assert imported("hf", str(file)).graph.parameters == 1_026_408_209_408
+    assert "'groups': 1, 'scores': 'sigmoid'" in str(from_config(file))
 
 
 @pytest.mark.parametrize("text", ["", "[1]", "{", "[" * 100_000, "\x00"])

@@ -54,6 +54,10 @@ def gpt_oss(config: Config) -> Model:
     )
 
 
+#: Scores of routers whose configuration may leave them out.
+SCORES = {"deepseek_v3": "sigmoid", "kimi_k2": "sigmoid"}
+
+
 @FAMILIES.register("deepseek_v2")
 def deepseek_v2(config: Config) -> Model:
     """DeepSeek-AI, DeepSeek-V2, 2024: latent attention, shared and routed experts, dense layers first."""
@@ -70,6 +74,10 @@ def deepseek_v2(config: Config) -> Model:
     }
     mla |= {ours: config.integer(theirs) for ours, theirs in keys.items()}
     more: dict[str, Any] = {"shared": config.integer("n_shared_experts")} if shared else {}
+    if config.get("n_group") is not None:
+        more["groups"] = config.integer("n_group")
+    if config.get("scoring_func", SCORES.get(str(config.get("model_type")))) == "sigmoid":
+        more["scores"] = "sigmoid"
     feeds = experts(config, params, **more)
     notes = "Modules for multi-token prediction and the load-balancing bias of the router (not trained) are left out."
     decoder = Decoder(
