@@ -244,6 +244,7 @@ def predict(
         (
             *warnings(layout, graph, placed),
             *idle_options(run, system, layout),
+            *_idle_servers(run),
             *foreign_software(run, system),
             *free_routing(graph, run, backend.software, system),
             *host_warnings(system, layout, host_bytes),
@@ -300,3 +301,12 @@ def unmodelled(program: Program, run: Run, loads: bool) -> tuple[str, ...]:
     names = ", ".join(dict.fromkeys(kernel.name for kernel, _ in guessed if kernel.phase == "forward"))
     text = f"functions that the importer did not know: {shares[0]:.1%} of FLOP, {shares[1]:.1%} of bytes"
     return (*always, f"{text} ({names[:200]})")
+
+
+def _idle_servers(run: Run) -> list[str]:
+    """Parameter servers that a run states for nothing; consistency models are loaded where it states some."""
+    if run.servers is None:
+        return []
+    from paleo.consistency.base import idle_servers
+
+    return idle_servers(run)

@@ -141,7 +141,7 @@ class RunOptions:
     freeze: Annotated[str | None, _option("Layers that are not trained: embed,block.[0-9]. [none]")] = None
     compress: Annotated[str | None, _option("Compressed gradients: fp16, onebit, topk:0.001, … [none]")] = None
     consistency: Annotated[str | None, _option("bsp, async, ssp:4, local:32, diloco:100, gossip:exp2, … [bsp]")] = None
-    servers: Annotated[int | None, _whole("Parameter servers, for async. [one]")] = None
+    servers: Annotated[int | None, _whole("Parameter servers, for async and ssp. [async: one]")] = None
     jitter: Annotated[
         str | None, _option("Noise of a rank's step, a share of it: 0.02, with its own 0.02,0.01, or traces. [0]")
     ] = None

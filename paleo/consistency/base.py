@@ -24,6 +24,7 @@ from paleo.registry import Registry
 from paleo.step.waiting import waiting_share
 
 if TYPE_CHECKING:
+    from paleo.specs.run import Run
     from paleo.step.waiting import Numeric
 
 Array = npt.NDArray[np.float64]
@@ -162,6 +163,21 @@ def consistency(text: str) -> Consistency:
     """
     name, _, argument = text.partition(":")
     return CONSISTENCY[name.strip()](argument.strip())
+
+
+def idle_servers(run: Run) -> list[str]:
+    """Whether a run states parameter servers that its model does not use: one that does names their knee.
+
+    >>> from paleo.specs.run import Run
+    >>> idle_servers(Run(consistency="local:8", servers=4)), idle_servers(Run(consistency="async", servers=4))
+    (['servers=4 changes nothing: workers of local:8 exchange without parameter servers'], [])
+    """
+    if run.servers is None or run.consistency == "bsp" or run.exchange == "parameter-server":
+        return []
+    pair = Workload(2.0, 1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, server=Server(call=0.0, bandwidth=1.0))
+    if not np.isnan(consistency(run.consistency).cycle(pair).knee):
+        return []
+    return [f"servers={run.servers} changes nothing: workers of {run.consistency} exchange without parameter servers"]
 
 
 def count_argument(name: str, argument: str, meaning: str, least: int = 1, most: int = 10**7) -> int:

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from paleo.consistency.asynchronous import closed_queue, service_time, staleness
 from paleo.consistency.base import CONSISTENCY, Cycle, count_argument
 from paleo.step.waiting import expected_largest, waiting_share
 
 if TYPE_CHECKING:
-    from paleo.consistency.base import Array, Workload
+    from paleo.consistency.base import Array, Server, Workload
     from paleo.step.waiting import Numeric
 
 #: How fast a window of steps absorbs independent noise: fitted to simulations of a reflected random walk (noise 0.1 to
@@ -37,7 +38,10 @@ class StaleSynchronous:
     """A window takes away noise, never a worker that is always slow.
 
     T = μ (1 + windowed waiting + e_N persistent) + exposed exchange; staleness is at most the window, and below it what
-    independent noise spreads workers by.
+    independent noise spreads workers by. Around parameter servers (`Workload.server`) workers form the closed queue of
+    `Asynchronous`, who think for that long, and N − 1 updates of others come between a worker's read and its write; in
+    a window of 0 all push at once. Beside simulations (4 to 32 workers, noise to 0.6, service to 0.3 of a step) the
+    step is 2 % off on average and 11 % at worst, 5 and 21 % in a window of 0.
     """
 
     window: int
@@ -48,6 +52,8 @@ class StaleSynchronous:
     def cycle(self, workload: Workload) -> Cycle:
         noise = windowed_waiting(workload.workers, workload.jitter, float(self.window))
         slow = expected_largest(workload.workers) * workload.persistent
+        if workload.server is not None:
+            return self._served(workload, workload.compute * (1.0 + noise + slow), workload.server)
         exposed = np.asarray(workload.all_reduce - np.minimum(workload.hidden, workload.all_reduce))
         spread = np.minimum(float(self.window), workload.jitter * np.sqrt(self.window + 1.0)) * (
             np.asarray(workload.workers) > 1
@@ -57,6 +63,26 @@ class StaleSynchronous:
             workload.compute * (1.0 + noise + slow) + exposed,
             sent=workload.payload,
             staleness=(np.minimum(spread, self.window), spread / 2.0),
+        )
+
+    def _served(self, workload: Workload, pace: Array, server: Server) -> Cycle:
+        """Steps of workers who think for ``pace`` seconds, then wait for busy servers."""
+        service = service_time(workload.payload, workload.tensors, server)
+        think, other_workers = pace + workload.round_trip, np.asarray(workload.workers) - 1.0
+        station = closed_queue(workload.workers, think, service)
+        if self.window == 0:
+            at_once = workload.compute + workload.round_trip + workload.workers * service
+            step = np.maximum(think + service, at_once)
+            busy = workload.workers * service / step
+            return Cycle.of(workload, step, sent=workload.payload, server=(busy, station.knee))
+        mean, deviation = staleness(workload.workers, think, station.throughput, station.utilization, workload.jitter)
+        return Cycle.of(
+            workload,
+            workload.workers / station.throughput,
+            updates_per_step=workload.workers,
+            sent=workload.payload,
+            staleness=(mean, np.minimum(deviation, self.window * other_workers)),
+            server=(station.utilization, station.knee),
         )
 
 

@@ -126,9 +126,14 @@ def _neighbour(prediction: Prediction, payload: float) -> float:
 def _server(prediction: Prediction) -> Server | None:
     """The parameter servers that a run has."""
     run = prediction.run
-    if run.servers is None and run.consistency != "async":
+    if not has_servers(run.servers, run.consistency):
         return None
     return server_of(run, prediction.system, prediction.steps.batch.backend.software)
+
+
+def has_servers(servers: int | None, model: str) -> bool:
+    """Whether workers of a model have parameter servers: those that a run states; asynchronous ones always have one."""
+    return servers is not None or model == "async"
 
 
 def server_of(run: Run, system: System, software: Software) -> Server:

@@ -24,7 +24,7 @@ from paleo.predict import predict
 from paleo.search.plans import search
 from paleo.step.step import waits
 from paleo.step.waiting import Noise
-from paleo.studies.consistency import server_of, studied
+from paleo.studies.consistency import has_servers, server_of, studied
 
 if TYPE_CHECKING:
     from paleo.search.plans import Search
@@ -180,11 +180,13 @@ def _predicted(model: ModelSpec, system: System, row: PlanRow, name: str, price:
 
 class _Work(NamedTuple):
     """Steps of all configurations of a part, and the workload of those ``rows`` whose workers may go on without one
-    another: they hold all parameters and exchange apart from their passes. None where there are none."""
+    another: they hold all parameters and exchange apart from their passes. None where there are none. ``servers``: the
+    parameter servers that the run states."""
 
     steps: Array
     rows: Index
     workload: Workload | None
+    servers: int | None
 
 
 def _works(searched: Search, system: System) -> list[_Work]:
@@ -203,7 +205,8 @@ def _work(part: Part, system: System) -> _Work:
             rows.append(chosen)
             places = results.rows(chosen)
             workloads.append(_workload(batch, places, results.step_time[chosen], system, part.run))
-    return _Work(results.step_time, np.concatenate(rows), _joined(workloads) if workloads else None)
+    workload = _joined(workloads) if workloads else None
+    return _Work(results.step_time, np.concatenate(rows), workload, part.run.servers)
 
 
 def _joined(workloads: Sequence[Workload]) -> Workload:
@@ -219,7 +222,8 @@ def _effective(work: _Work, name: str, price: StalenessPrice, batch: int) -> Arr
     """The scores of a part's configurations under a model that is not synchronous, whether they fit or not."""
     effective, model = np.full(len(work.steps), np.inf), consistency(name)
     if work.workload is not None:
-        cycle = model.cycle(work.workload)
+        server = work.workload.server if has_servers(work.servers, name) else None
+        cycle = model.cycle(replace(work.workload, server=server))
         factor = 1.0 if model.exact else price.samples_factor(cycle.staleness_mean, batch)
         alone = work.steps[work.rows]
         effective[work.rows] = np.where(np.asarray(work.workload.workers) > 1, cycle.step * factor, alone)

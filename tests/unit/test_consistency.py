@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import heapq
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from paleo.consistency.asynchronous import EXPONENTIAL, REGULAR, closed_queue, largest_share, mixed_queue
-from paleo.consistency.base import CONSISTENCY, Server, Workload, consistency
+from paleo.consistency.base import CONSISTENCY, Server, Workload, consistency, idle_servers
 from paleo.errors import PaleoError, PlanError
+from paleo.specs.run import Run
 
 EXAMPLES = (
     "bsp",
@@ -116,6 +118,54 @@ def test_a_window_of_steps_is_that_of_a_simulation() -> None:
     assert np.mean(errors) <= 0.02 and np.max(errors) <= 0.10
 
 
+def simulated_windowed_server(workers: int, window: int, jitter: float, service: float, steps: int = 300) -> float:
+    """Mean seconds of a step of workers around one first-come first-served server, none more than ``window`` ahead."""
+    random = np.random.default_rng(3)
+    arrivals = [(random.gamma(jitter**-2, jitter**2), worker) for worker in range(workers)]
+    heapq.heapify(arrivals)
+    steps_made, free = np.zeros(workers, dtype=int), 0.0
+    idle: set[int] = set()
+    while steps_made.min() < steps:
+        moment, worker = heapq.heappop(arrivals)
+        free = max(moment, free) + service
+        steps_made[worker] += 1
+        idle.add(worker)
+        for ready in [each for each in sorted(idle) if steps_made[each] - steps_made.min() <= window]:
+            idle.remove(ready)
+            heapq.heappush(arrivals, (free + random.gamma(jitter**-2, jitter**2), ready))
+    return free / steps
+
+
+@pytest.mark.parametrize(("window", "mean", "largest"), [(0, 0.06, 0.21), (1, 0.03, 0.08), (15, 0.03, 0.08)])
+def test_a_window_around_a_server_is_that_of_a_simulation(window: int, mean: float, largest: float) -> None:
+    errors = []
+    for workers in (4, 16):
+        for jitter in (0.1, 0.6):
+            for service in (0.005, 0.1, 0.3):
+                server = Server(call=0.0, bandwidth=1.0 / service)
+                work = Workload(float(workers), 1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, jitter, server=server)
+                predicted = float(consistency(f"ssp:{window}").cycle(work).step)
+                errors.append(abs(predicted / simulated_windowed_server(workers, window, jitter, service) - 1.0))
+    assert np.mean(errors) <= mean and np.max(errors) <= largest
+
+
+def test_a_wide_window_around_servers_is_asynchronous() -> None:
+    """Utilization, knee, updates and staleness; a server more shortens the step."""
+    wide, free = (consistency(text).cycle(WORKLOAD) for text in ("ssp:100000", "async"))
+    for name in wide.__dataclass_fields__:
+        assert getattr(wide, name) == pytest.approx(float(getattr(free, name)), rel=1e-3), name
+    more = replace(WORKLOAD, server=Server(call=1e-4, bandwidth=2e9, count=16))
+    assert float(consistency("ssp:4").cycle(more).step) < 0.6 * float(consistency("ssp:4").cycle(WORKLOAD).step)
+
+
+@pytest.mark.parametrize("text", EXAMPLES)
+def test_servers_that_change_nothing_are_named(text: str) -> None:
+    used = text.partition(":")[0] in ("async", "ssp")
+    stated = idle_servers(Run(consistency=text, servers=16))
+    assert bool(stated) == (not used and text != "bsp") and all("servers=16 changes nothing" in each for each in stated)
+    assert idle_servers(Run(consistency=text)) == []
+
+
 @pytest.mark.parametrize("text", EXAMPLES)
 def test_models_broadcast_and_have_references(text: str) -> None:
     model = consistency(text)
@@ -138,8 +188,9 @@ def test_limits() -> None:
     """Averaging every step is a synchronous step; a long window waits for nobody; one worker has no staleness."""
     bsp = consistency("bsp").cycle(WORKLOAD)
     assert float(consistency("local:1").cycle(WORKLOAD).step) == pytest.approx(float(bsp.step))
-    assert float(consistency("ssp:0").cycle(WORKLOAD).step) == pytest.approx(float(bsp.step))
-    patient = consistency("ssp:100000").cycle(WORKLOAD)
+    serverless = replace(WORKLOAD, server=None)
+    assert float(consistency("ssp:0").cycle(serverless).step) == pytest.approx(float(bsp.step))
+    patient = consistency("ssp:100000").cycle(serverless)
     assert float(patient.step) == pytest.approx(WORKLOAD.compute + WORKLOAD.all_reduce, rel=1e-3)
     assert float(consistency("local:1000000").cycle(WORKLOAD).step) == pytest.approx(WORKLOAD.compute, rel=1e-3)
     streamed, whole = (consistency(text).cycle(WORKLOAD) for text in ("diloco:100/4", "diloco:100"))

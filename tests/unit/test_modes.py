@@ -23,9 +23,11 @@ RUN = Run(**QUIET, jitter=0.05)
 FREE = StalenessPrice(0.0)
 
 
-@pytest.mark.parametrize("name", ["async", "ssp:4", "local:16", "gossip:exp2"])
-def test_arrays_say_what_predictions_say(name: str) -> None:
-    searched = search(MODEL, NODES, RUN, space=within("dp=32"))
+@pytest.mark.parametrize(
+    ("name", "servers"), [("async", None), ("ssp:4", None), ("ssp:4", 16), ("local:16", None), ("gossip:exp2", None)]
+)
+def test_arrays_say_what_predictions_say(name: str, servers: int | None) -> None:
+    searched = search(MODEL, NODES, RUN.model_copy(update={"servers": servers}), space=within("dp=32"))
     assert searched.ranking is not None
     (part,) = searched.ranking.parts
     effective = _effective(_work(part, NODES), name, FREE, 256)
