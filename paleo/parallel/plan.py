@@ -337,7 +337,7 @@ def free_routing(graph: Graph, run: Run, software: Software, system: System) -> 
         return []
     return [
         f"software {run.software} states no time of the host for dealing out tokens to experts, so steps come out too "
-        "short; --software megatron-core, nemo and nemo-automodel state it"
+        "short; --software pytorch-eager, torchtitan, megatron-core, nemo and nemo-automodel state it"
     ]
 
 

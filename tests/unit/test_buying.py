@@ -127,14 +127,15 @@ def test_mixtures_under_software_that_deals_out_tokens_for_nothing_are_warned_of
     place = ["--gpus", "8", "--global-batch", "8"]
     for command in (["estimate", "--system", "dgx-h100"], ["compare", "--systems", "dgx-h100"]):
         for model, software, warned in (
-            ("gpt-oss-20b", "pytorch-eager", True), ("gpt-oss-20b", "megatron-core", False),
-            ("gpt2", "pytorch-eager", False),
+            ("gpt-oss-20b", "nanotron", True), ("gpt-oss-20b", "megatron-core", False),
+            ("gpt-oss-20b", "pytorch-eager", False), ("gpt2", "nanotron", False),
         ):  # fmt: skip
             paleo([command[0], model, *command[1:], *place, "--strategy", "zero=3", "--software", software])
             text = " ".join(capsys.readouterr().out.split())
             assert (f"software {software} states no time of the host for dealing out tokens" in text) == warned
-    paleo(["plan", "gpt-oss-20b", "--systems", "dgx-h100", *place, "--strategy", "zero=3", "--microbatch", "1"])
-    assert "Warning: software pytorch-eager states no time" in " ".join(capsys.readouterr().out.split())
+    place += ["--strategy", "zero=3", "--microbatch", "1", "--software", "nanotron"]
+    paleo(["plan", "gpt-oss-20b", "--systems", "dgx-h100", *place])
+    assert "Warning: software nanotron states no time" in " ".join(capsys.readouterr().out.split())
 
 
 def test_only_schedules_that_a_framework_runs() -> None:

@@ -77,6 +77,31 @@ def test_rotations_and_routers_without_kernels_cost_the_host(
         assert all(each.recomputed == 1.0 for each in counted)
 
 
+@pytest.mark.parametrize(
+    ("profile", "layer", "expert"),
+    [("pytorch-eager", (14, 8), (12, 9)), ("torchtitan-eager", (28 + 22, 19), (0, 0))],
+)
+def test_eager_mixtures_take_the_calls_of_their_code(
+    profile: str, layer: tuple[int, int], expert: tuple[int, int]
+) -> None:
+    """Operations of a layer and of each of its 16 experts, forward and with a backward pass, as counted in the code of
+    Hugging Face transformers and torchtitan, at the profile's times of an operation."""
+    software = load_software(profile)
+    run = Run(gpus=8, batch=1, dtype="bf16", strategy="ep=8", software=profile, model={"layers": 1})
+    backend = backend_of(H100, run, "bf16", software)
+    kernels = [kernel for kernel in _block_kernels(backend) if _of_mixture(kernel)]
+    assert sum(kernel.calls for kernel in kernels if kernel.phase == "forward") == 8
+    forward, backward = (each + 16 * more for each, more in zip(layer, expert, strict=True))
+    counted = forward * software.host.forward + backward * software.host.backward
+    assert backend.prices.times(kernels).host.sum() == pytest.approx(counted, rel=0.01)
+
+
+def _of_mixture(kernel: Kernel) -> bool:
+    """Whether a kernel is one of the router, the experts or their tokens, but for tokens sorted after an exchange."""
+    parts = (".router", ".top_k", ".dispatch", ".expert.", ".combine")
+    return any(part in kernel.name for part in parts) and not kernel.name.endswith(".sort")
+
+
 def _block_kernels(made: Backend) -> list[Kernel]:
     graph, strategy = made.graph(QWEN, 8), parse_strategy("ep=8")
     lowered = made.lowered(graph, STRATEGIES["dp"](graph, strategy), Mesh.of({"ep": 8}))
