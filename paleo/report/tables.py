@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from paleo.predict import Prediction
     from paleo.report.describe import Fact, Setting
     from paleo.studies.advice import Advice
-    from paleo.studies.collective import CollectiveStudy
+    from paleo.studies.collective import AlgorithmRow, CollectiveStudy
     from paleo.studies.consistency import ConsistencyStudy
     from paleo.studies.goodput import Goodput
     from paleo.studies.scaling import ScaleCurve, ScalePoint
@@ -431,28 +431,43 @@ def _layer(layer: LayerCount) -> tuple[str, ...]:
 
 
 def collective(study: CollectiveStudy) -> RenderableType:
-    """The best algorithm, all of them, and where the choice changes with the payload."""
-    best = study.best
-    size = engineering(study.payload_bytes, "B")
-    head = Text(f"{study.operation} of {size} over {study.ranks} ranks of {study.system.name}\n", style="bold")
-    helped = "with the help of switches" if best.in_network else "between hosts"
-    head.append(f"best: {best.algorithm}, {duration(best.time)}; no algorithm {helped} can take less than ")
-    head.append(f"{duration(study.lower_bound)}\n")
-    head.append(f"Calibration: {study.calibration}\n", style="dim")
+    """The algorithm that is chosen, all of them, and where the choice changes with the payload."""
     table = grid("", ("algorithm", "time", "algorithm GB/s", "bus GB/s", "over its lower bound", ""))
     for row in study.rows:
         rates = (f"{row.algorithm_bandwidth / GIGA:.4g}", f"{row.bus_bandwidth / GIGA:.4g}")
-        mark = "" if row.automatic else "only by name"
+        mark = "chosen" if row is study.best else "" if row.automatic else _why_not(row)
         table.add_row(row.algorithm, duration(row.time), *rates, f"{row.times_lower_bound:.2f}×", mark)
-    return Group(head, table, Text(), prose(_changes(study)), _levels(study))
+    return Group(_choice(study), table, Text(), prose(_changes(study)), _levels(study))
+
+
+def _choice(study: CollectiveStudy) -> Text:
+    """What is asked, the chosen algorithm, and faster ones that are not chosen."""
+    best, size = study.best, engineering(study.payload_bytes, "B")
+    head = Text(f"{study.operation} of {size} over {study.ranks} ranks of {study.system.name}\n", style="bold")
+    helped = "with the help of switches" if best.in_network else "between hosts"
+    chosen = f"{study.chooser} chooses {best.algorithm}" if study.chooser else f"best: {best.algorithm}"
+    head.append(f"{chosen}, {duration(best.time)}; no algorithm {helped} can take less than ")
+    head.append(f"{duration(study.lower_bound)}\n")
+    for row in study.passed_over:
+        reason = f"{study.chooser} {'takes for other payloads or groups' if row.candidate else 'does not have'}"
+        head.append(f"faster, but not chosen: {row.algorithm}, {duration(row.time)}, which {reason}\n")
+    head.append(f"Calibration: {study.calibration}\n", style="dim")
+    return head
+
+
+def _why_not(row: AlgorithmRow) -> str:
+    return "not chosen here" if row.candidate else "only by name"
 
 
 def _changes(study: CollectiveStudy) -> str:
+    """The chosen algorithms by payload."""
     if not study.crossovers:
-        return f"{study.best.algorithm} is the fastest for every payload.\n"
-    first = study.crossovers[0].below
+        chosen = study.best.algorithm
+        words = f"{study.chooser} chooses {chosen}" if study.chooser else f"{chosen} is the fastest"
+        return f"{words} for every payload.\n"
     steps = [f"{crossover.above} from {engineering(crossover.payload_bytes, 'B')}" for crossover in study.crossovers]
-    return f"Fastest by payload: {first}, {', '.join(steps)}.\n"
+    words = f"{study.chooser} chooses by payload" if study.chooser else "Fastest by payload"
+    return f"{words}: {study.crossovers[0].below}, {', '.join(steps)}.\n"
 
 
 def _levels(study: CollectiveStudy) -> Table:

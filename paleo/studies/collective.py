@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from paleo.collectives.base import algorithms_for
 from paleo.errors import PlanError, SpecError
-from paleo.pricing.communication import Crossover, Fabric, calibrated_families, collective_sources, crossovers
+from paleo.pricing.communication import Crossover, Fabric, Nccl, calibrated_families, collective_sources, crossovers
 from paleo.pricing.communication import prices as policy_prices
 from paleo.pricing.links.alpha_beta import bus_factor
 from paleo.pricing.store import constants
@@ -45,7 +45,8 @@ BEYOND = 16.0
 class AlgorithmRow:
     """One line of a table of algorithms: seconds, bytes per second, and how far above the lower bound.
 
-    ``automatic``: the library chooses it by itself where it is the fastest.
+    ``automatic``: the library chooses it by itself where it is the fastest. ``candidate``: the library has it for this
+    operation, for this payload or for others.
     """
 
     algorithm: str
@@ -54,6 +55,7 @@ class AlgorithmRow:
     bus_bandwidth: float
     times_lower_bound: float
     automatic: bool
+    candidate: bool
     in_network: bool
 
 
@@ -81,6 +83,20 @@ class CollectiveStudy:
     def best(self) -> AlgorithmRow:
         """The fastest algorithm of those that the library chooses from: what a training step is priced with."""
         return next(row for row in self.rows if row.automatic)
+
+    @property
+    def chooser(self) -> str:
+        """Who chooses the algorithm: NCCL, or nobody under constant rates, where the fastest is taken."""
+        return "NCCL" if isinstance(self.fabric.policy, Nccl) else ""
+
+    @property
+    def passed_over(self) -> list[AlgorithmRow]:
+        """The fastest algorithm that the library has, and the fastest that it has not, where they beat its choice."""
+        if not self.chooser:
+            return []
+        beating = [row for row in self.rows if row.time * (1.0 + NOTABLE) < self.best.time]
+        groups = ([row for row in beating if row.candidate is candidate] for candidate in (True, False))
+        return [rows[0] for rows in groups if rows]
 
     def times(self, payload_bytes: Array) -> Mapping[str, Array]:
         """Seconds of every algorithm for other payloads, fastest of this one first."""
@@ -154,22 +170,28 @@ def _rows(
     algorithms = [algorithm for algorithm in algorithms_for(operation) if links.can_run(algorithm, operation)]
     seconds = fabric.prices(operation, links, np.asarray(payload_bytes), [algorithm.name for algorithm in algorithms])
     factor = float(bus_factor(operation, links.ranks))
-    candidates = fabric.policy.candidates(operation, links)
-    chosen = {each.name for each in candidates if bool(fabric.policy.chooses(each, operation, payload, links))}
+    candidates = {each.name: each for each in fabric.policy.candidates(operation, links)}
+    chosen = {name for name, each in candidates.items() if fabric.policy.chooses(each, operation, payload, links)}
     rows = [
         _row(algorithm, payload_bytes, float(seconds[algorithm.name]), factor,
-             bounds[not algorithm.one_port], algorithm.name in chosen)
+             bounds[not algorithm.one_port], algorithm.name in chosen, algorithm.name in candidates)
         for algorithm in algorithms
     ]  # fmt: skip
     return tuple(sorted((row for row in rows if math.isfinite(row.time)), key=lambda row: (row.time, row.algorithm)))
 
 
 def _row(
-    algorithm: Algorithm, payload_bytes: float, seconds: float, factor: float, bound: float, automatic: bool
+    algorithm: Algorithm,
+    payload_bytes: float,
+    seconds: float,
+    factor: float,
+    bound: float,
+    automatic: bool,
+    candidate: bool,
 ) -> AlgorithmRow:
     rate = payload_bytes / seconds if seconds > 0 else math.inf
     ratio = seconds / bound if bound > 0 else 1.0
-    return AlgorithmRow(algorithm.name, seconds, rate, factor * rate, ratio, automatic, algorithm.in_network)
+    return AlgorithmRow(algorithm.name, seconds, rate, factor * rate, ratio, automatic, candidate, algorithm.in_network)
 
 
 def _worthwhile(fabric: Fabric, operation: str, links: GroupLinks) -> tuple[Crossover, ...]:

@@ -299,6 +299,24 @@ def printed(*words: str, capsys: pytest.CaptureFixture[str]) -> str:
     return " ".join(capsys.readouterr().out.split())
 
 
+def test_a_collective_says_what_nccl_chooses_and_what_would_be_faster(capsys: pytest.CaptureFixture[str]) -> None:
+    """Two nodes with one slow port each: the tuner takes a ring, whose bytes cross it twice as often as a tree's."""
+    question = ["collective", "all_reduce", "--bytes", "100MB", "--ranks", "16", "--system", "pcie4-8gpu-10gbe"]
+    text = printed(*question, capsys=capsys)
+    assert "NCCL chooses ring, 208 ms" in text and "NCCL chooses by payload: chain_tree, ring from" in text
+    assert re.search(r"faster, but not chosen: chain_tree, \S+ ms, which NCCL takes for other payloads or groups", text)
+    assert re.search(r"faster, but not chosen: double_tree, \S+ ms, which NCCL does not have", text)
+    assert "2.60× chosen tree" in text and "1.46× not chosen here" in text and "1.45× only by name" in text
+    ideal = printed(*question, "--calibration", "ideal", capsys=capsys)
+    assert "best: double_tree" in ideal and "NCCL" not in ideal and "not chosen" not in ideal
+
+
+def test_a_choice_that_nothing_beats_stands_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    question = ["collective", "all_to_all", "--bytes", "1MB", "--ranks", "8", "--system", "dgx-h100"]
+    text = printed(*question, capsys=capsys)
+    assert "NCCL chooses pairwise" in text and "faster" not in text and "for every payload." in text
+
+
 def test_no_figure_is_the_dust_of_rounding(capsys: pytest.CaptureFixture[str]) -> None:
     """One GPU waits for nobody; parts too short to matter are not spelled out in nanoseconds."""
     made = predict(load_model("gpt2"), load_system("dgx-a100-80gb"), Run(batch=64))
