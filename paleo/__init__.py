@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from paleo.specs.software import load_software as load_software
     from paleo.specs.task import load_task as load_task
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 _HOMES = {
     "PaleoError": "paleo.errors",
     "Prediction": "paleo.predict",
