@@ -118,14 +118,12 @@ class Estimate(StudyResult):
     @property
     def samples_per_s(self) -> float:
         """Samples that all GPUs see a second, under the run's consistency model."""
-        study = self.blocks.consistency
-        return self.prediction.samples_per_s if study is None else study.samples_per_s
+        return (self.blocks.consistency or self.prediction).samples_per_s
 
     @property
     def tokens_per_s(self) -> float | None:
         """Tokens that all GPUs see a second, under the run's consistency model; None for models that count none."""
-        tokens = self.prediction.tokens_per_s
-        return None if tokens is None else tokens * (self.samples_per_s / self.prediction.samples_per_s)
+        return (self.blocks.consistency or self.prediction).tokens_per_s
 
     @property
     def mfu(self) -> float:

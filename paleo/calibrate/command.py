@@ -44,6 +44,7 @@ from paleo.files import checked_output, write_text
 from paleo.specs.hardware import find_device, load_system
 from paleo.step.step import INTERVALS
 from paleo.units import counted
+from paleo.validate.report import console
 
 if TYPE_CHECKING:
     from paleo.calibrate.files import FitJob
@@ -228,7 +229,6 @@ def _fit_links(
 
 
 def _print_links(result: LinksFitted, path: Path) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     table = Table()
@@ -237,13 +237,13 @@ def _print_links(result: LinksFitted, path: Path) -> None:
     for row in numbers(result):
         table.add_row(*row)
     where = f"-> {path}" if result.better else "not written: the steps held out are not predicted better"
-    console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
-    console.print(f"links of {result.job.system.name} {where}")
-    console.print(table)
+    terminal = console()
+    terminal.print(f"links of {result.job.system.name} {where}")
+    terminal.print(table)
     for word, residual in (("before", result.before), ("after", result.after)):
-        console.print(f"on the {residual.rows} steps held out, {word}: {_errors(residual)}")
+        terminal.print(f"on the {residual.rows} steps held out, {word}: {_errors(residual)}")
     if result.job.skipped:
-        console.print(f"{result.job.skipped} rows could not be predicted; `paleo validate` says why")
+        terminal.print(f"{result.job.skipped} rows could not be predicted; `paleo validate` says why")
 
 
 def _fit_intervals(files: Sequence[str], output: str | None, output_dir: str | None, date: str) -> int:
@@ -256,7 +256,6 @@ def _fit_intervals(files: Sequence[str], output: str | None, output_dir: str | N
 
 
 def _print_coverage(result: spreads.SpreadsFitted) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(title="sources of several rows: share inside, half-width (log)", title_justify="left")
@@ -265,10 +264,10 @@ def _print_coverage(result: spreads.SpreadsFitted) -> None:
     for (_, source), (_, alone) in zip(result.inside.iterrows(), result.tested.iterrows(), strict=True):
         shares = [f"{part[name]:{form}}" for part in (source, alone) for name, form in COVERAGE]
         table.add_row(str(source["source"]), str(source["rows"]), *shares)
-    console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
-    console.print(table)
-    console.print(f"fitted: {spreads.verdict(result.inside)}")
-    console.print(f"left out: {spreads.verdict(result.tested)}")
+    terminal = console()
+    terminal.print(table)
+    terminal.print(f"fitted: {spreads.verdict(result.inside)}")
+    terminal.print(f"left out: {spreads.verdict(result.tested)}")
 
 
 def _fit_waiting(
@@ -291,7 +290,6 @@ def _fit_waiting(
 
 
 def _print_waiting(result: waiting.WaitingFitted, written: Sequence[Path]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(title="sources with the power that the others give", title_justify="left")
@@ -301,13 +299,15 @@ def _print_waiting(result: waiting.WaitingFitted, written: Sequence[Path]) -> No
         errors, word = test.errors, "held out" if test.source in result.kept_back else ""
         shares = (f"{errors.rows}", f"{test.power:.3g}", f"{errors.mape:.1%}", f"{errors.bias:+.1%}")
         table.add_row(test.source, *shares, word)
-    console = Console(width=None if sys.stdout.isatty() else 120, highlight=False, markup=False)
+    terminal = console(markup=False)
     before = ", ".join(f"{profile.name} {profile.host.waiting_power:g}" for profile in result.before)
     steps = counted(result.rows_fitted, "step")
-    console.print(f"host.waiting_power: {result.power:.3g} by {steps}, one sigma {result.sigma:.0%} (before: {before})")
-    console.print(table)
-    console.print(f"on the {result.residual.rows} steps left out: {_errors(result.residual)}")
-    console.print(f"-> {', '.join(str(path) for path in written)}")
+    terminal.print(
+        f"host.waiting_power: {result.power:.3g} by {steps}, one sigma {result.sigma:.0%} (before: {before})"
+    )
+    terminal.print(table)
+    terminal.print(f"on the {result.residual.rows} steps left out: {_errors(result.residual)}")
+    terminal.print(f"-> {', '.join(str(path) for path in written)}")
 
 
 def _errors(residual: FittedResidual | Residual) -> str:
@@ -316,7 +316,6 @@ def _errors(residual: FittedResidual | Residual) -> str:
 
 
 def _print_profile(job: SoftwareJob, result: SoftwareFitted, path: Path) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     fit_of_profile = result.after.fit
@@ -327,13 +326,13 @@ def _print_profile(job: SoftwareJob, result: SoftwareFitted, path: Path) -> None
         table.add_column(heading, justify="left" if heading == "number" else "right")
     for name, value in result.numbers():
         table.add_row(name, *value)
-    console = Console(width=None if sys.stdout.isatty() else 120, highlight=False, markup=False)
+    terminal = console(markup=False)
     rows = f"{fit_of_profile.rows_fitted} steps fitted, {fit_of_profile.rows_held_out} held out"
-    console.print(f"{result.after.name} -> {path}: {rows}")
-    console.print(table)
-    console.print(f"on the {fit_of_profile.residual.rows} steps held out: {_errors(fit_of_profile.residual)}")
+    terminal.print(f"{result.after.name} -> {path}: {rows}")
+    terminal.print(table)
+    terminal.print(f"on the {fit_of_profile.residual.rows} steps held out: {_errors(fit_of_profile.residual)}")
     if job.skipped:
-        console.print(
+        terminal.print(
             f"{job.skipped} rows left out: not predicted (`paleo validate` says why), or of software without a profile"
         )
 
@@ -361,9 +360,9 @@ def _progress(count: int) -> Iterator[Callable[[FitJob | SoftwareJob | LinkJob |
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    console = Console(stderr=True)
+    terminal = Console(stderr=True)
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=console) as bar:
+    with Progress(*columns, console=terminal) as bar:
         task = bar.add_task("", total=count)
         started = 0
 
@@ -371,7 +370,7 @@ def _progress(count: int) -> Iterator[Callable[[FitJob | SoftwareJob | LinkJob |
             nonlocal started
             label = job if isinstance(job, str) else job.label
             bar.update(task, completed=started, description=label)
-            if not console.is_terminal:
+            if not terminal.is_terminal:
                 sys.stderr.write(f"[{started + 1}/{count}] {label}\n")
             started += 1
 
@@ -380,7 +379,6 @@ def _progress(count: int) -> Iterator[Callable[[FitJob | SoftwareJob | LinkJob |
 
 
 def _print_summary(calibration: Calibration, path: Path) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(title=f"{calibration.subject} -> {path}", title_justify="left")
@@ -393,7 +391,7 @@ def _print_summary(calibration: Calibration, path: Path) -> None:
         shares = ["-" if error is None else format(error, form) for error, form in forms]
         shares = shares or ["-"] * 4
         table.add_row(entry.family, entry.stack, str(entry.rows_fitted), str(entry.rows_held_out), *shares)
-    Console(width=None if sys.stdout.isatty() else 120, highlight=False).print(table)
+    console().print(table)
 
 
 def measure(

@@ -25,6 +25,7 @@ from paleo.specs.loading import parse_yaml, validate
 from paleo.units import counted
 from paleo.validate.kinds.base import KINDS, groups, measured_time, read_table, text
 from paleo.validate.runner import named_table
+from paleo.validate.steps.base import StepTable
 from paleo.validate.tables import table_of
 
 if TYPE_CHECKING:
@@ -115,6 +116,17 @@ def asked_alone(subject: str, only: Sequence[str], free: Sequence[str]) -> bool:
         )
         raise SpecError(f"--only {subject}: it is fitted by itself, all its numbers at once, not with {named}")
     return True
+
+
+def steps_table(file: str | Path, purpose: str, report: Callable[[str], object]) -> tuple[StepTable, pd.DataFrame]:
+    """The kind and the rows of a table of steps, after ``report`` is told its name; SpecError with the ``purpose`` for
+    any other table."""
+    frame = read_table(file).reset_index(drop=True)
+    table = table_of(frame.columns)
+    if not isinstance(table, StepTable):
+        raise SpecError(f"{file}: no table of steps, which {purpose}")
+    report(f"{Path(file).name} ({counted(len(frame), 'row')})")
+    return table, frame
 
 
 def sound_rows(file: str | Path) -> pd.DataFrame:

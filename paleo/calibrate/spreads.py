@@ -19,16 +19,15 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from paleo.calibrate.files import ERROR_DIGITS, rounded, rounded_residual
+from paleo.calibrate.files import ERROR_DIGITS, rounded, rounded_residual, steps_table
 from paleo.calibrate.fit import conformal_factors
 from paleo.errors import SpecError
 from paleo.specs.calibration import Entry, IntervalBin, Residual
 from paleo.step.step import INTERVAL_FAMILY, Spreads, Uncertainty
 from paleo.units import counted
-from paleo.validate.kinds.base import read_table, text
+from paleo.validate.kinds.base import text
 from paleo.validate.residual import residual
-from paleo.validate.steps.base import Step, StepTable
-from paleo.validate.tables import table_of
+from paleo.validate.steps.base import Step
 
 Array = npt.NDArray[np.float64]
 Report = Callable[[str], object]
@@ -100,11 +99,7 @@ def evidence(files: Sequence[str], report: Report = str) -> Evidence:
 
 
 def _rows(file: str, report: Report) -> Iterator[tuple[str, float, Uncertainty]]:
-    frame = read_table(file).reset_index(drop=True)
-    table = table_of(frame.columns)
-    if not isinstance(table, StepTable):
-        raise SpecError(f"{file}: no table of steps, which --only {ASKED} fits intervals to")
-    report(f"{Path(file).name} ({counted(len(frame), 'row')})")
+    table, frame = steps_table(file, f"--only {ASKED} fits intervals to", report)
     measured, names = table.measured(frame), text(frame, "source")
     for index, step in enumerate(table.steps(frame)):
         if isinstance(step, Step) and step.uncertainty is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,6 +32,7 @@ from paleo.validate.steps.submissions import MINUTE, TrainingRuns, copies, pairs
 
 if TYPE_CHECKING:
     from paleo.learning.reference_points import ReferencePoints
+    from paleo.specs.loading import Spec
     from paleo.specs.task import Code, Evaluation, TrainingTask
     from paleo.studies.target import TargetTime
 
@@ -454,13 +455,15 @@ def step_residual(rows: list[Row], rounds: list[str]) -> float:
 ONE_ROUND = 0.15
 
 
-#: Fields of a code that nothing was fitted to, and of an evaluation, in the order in which a file has them.
-CODE = (
-    "software", "ratio", "samples_per_gpu", "per_doubling", "several_nodes", "per_round", "round", "residual", "rows",
-    "source",
-)  # fmt: skip
-EVALUATION = ("samples", "every", "first", "work", "fixed", "beside", "source")
-SUBMISSIONS = ("ratio", "residual", "rows", "source")
+#: Fields of the fitted blocks of a task file, in the order in which a file has them.
+BLOCKS = {
+    "code": (
+        "software", "ratio", "samples_per_gpu", "per_doubling", "several_nodes", "per_round", "round", "residual",
+        "rows", "source",
+    ),
+    "evaluation": ("samples", "every", "first", "work", "fixed", "beside", "source"),
+    "submissions": ("ratio", "residual", "rows", "source"),
+}  # fmt: skip
 
 
 def is_of_tasks(columns: Iterable[str]) -> bool:
@@ -523,39 +526,27 @@ def with_blocks(text: str, task: TrainingTask) -> str:
     """The text of a task file with its code, evaluation, submissions and platforms replaced; all else as it is."""
     for name in ("submissions", "platforms"):
         text = _without(text, name)
-    text = _replaced(text, "evaluation", _evaluation_block(task.evaluation))
-    added = _submissions_block(task.submissions)
+    text = _replaced(text, "evaluation", _block("evaluation", task.evaluation))
+    added = _block("submissions", task.submissions)
     if task.platforms:
         added += "platforms:\n" + "".join(_platform_block(kind, each) for kind, each in task.platforms.items())
-    return _replaced(text, "code", _code_block(task.code) + added)
-
-
-def _code_block(code: Code) -> str:
-    return _block("code", code.model_dump(exclude_defaults=True), CODE)
-
-
-def _evaluation_block(evaluation: Evaluation) -> str:
-    return _block("evaluation", evaluation.model_dump(exclude_defaults=True), EVALUATION)
-
-
-def _submissions_block(submissions: Submissions | None) -> str:
-    if submissions is None:
-        return ""
-    return _block("submissions", submissions.model_dump(exclude_defaults=True), SUBMISSIONS)
+    return _replaced(text, "code", _block("code", task.code) + added)
 
 
 def _platform_block(kind: str, platform: Platform) -> str:
-    evaluation = "" if platform.evaluation is None else _evaluation_block(platform.evaluation)
-    blocks = _code_block(platform.code) + evaluation + _submissions_block(platform.submissions)
-    return f"  {kind}:\n" + indent(blocks, "    ")
+    return f"  {kind}:\n" + indent("".join(_block(name, getattr(platform, name)) for name in BLOCKS), "    ")
 
 
 #: Units of fields that carry one.
 UNITS = {"fixed": " s"}
 
 
-def _block(name: str, values: Mapping[str, Any], order: Sequence[str]) -> str:
-    lines = [f"  {key}: {_shown(values[key])}{UNITS.get(key, '')}" for key in order if key in values]
+def _block(name: str, fields: Spec | None) -> str:
+    """A block of a task file; empty if there is none."""
+    if fields is None:
+        return ""
+    values = fields.model_dump(exclude_defaults=True)
+    lines = [f"  {key}: {_shown(values[key])}{UNITS.get(key, '')}" for key in BLOCKS[name] if key in values]
     return "\n".join([f"{name}:", *lines]) + "\n"
 
 

@@ -18,22 +18,22 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from paleo.calibrate.files import ERROR_DIGITS, rounded, rounded_residual
+from paleo.calibrate.files import ERROR_DIGITS, rounded, rounded_residual, steps_table
 from paleo.calibrate.fit import Rows, count, fit, predictions
 from paleo.errors import SpecError, near
 from paleo.specs.calibration import Residual
 from paleo.specs.software import SoftwareFit, load_software
 from paleo.step.section_times import AHEAD
 from paleo.units import counted
-from paleo.validate.kinds.base import read_table, text
+from paleo.validate.kinds.base import text
 from paleo.validate.residual import residual
-from paleo.validate.steps.base import StepTable, profile_then, records
-from paleo.validate.tables import table_of
+from paleo.validate.steps.base import profile_then, records
 
 if TYPE_CHECKING:
     from paleo.calibrate.fit import FitResult
     from paleo.specs.software import Software
     from paleo.validate.residual import ResidualErrors
+    from paleo.validate.steps.base import StepTable
 
 Array = npt.NDArray[np.float64]
 Report = Callable[[str], object]
@@ -74,11 +74,7 @@ def waiting_rows(files: Sequence[str], report: Report = str) -> list[Rows]:
 
 
 def _rows(file: str, report: Report) -> list[Rows]:
-    frame = read_table(file).reset_index(drop=True)
-    table = table_of(frame.columns)
-    if not isinstance(table, StepTable):
-        raise SpecError(f"{file}: no table of steps, which --only {ASKED} fits hosts to")
-    report(f"{Path(file).name} ({counted(len(frame), 'row')})")
+    table, frame = steps_table(file, f"--only {ASKED} fits hosts to", report)
     names = pd.Series([profile_then(row, table.profile(row)) for row in records(frame)], index=frame.index)
     waiting = [name for name in sorted(set(names)) if load_software(name).host.routing > 0]
     return [_waiting(table, frame[names == name], name) for name in waiting]

@@ -167,11 +167,11 @@ def _headline(prediction: Prediction) -> Text:
     style, study = "bold green" if prediction.memory.fits else "bold red", studied(prediction)
     if study is not None:
         text.append(f"step of a worker {duration(study.step_time)}", style=style)
-        text.append(f"  under {prediction.run.consistency},  {_rates(prediction, study.samples_per_s)}\n")
+        text.append(f"  under {prediction.run.consistency},  {_rates(study)}\n")
     kind, style = ("", style) if study is None else ("synchronous ", "")
     text.append(f"{kind}step time {duration(prediction.step_time)}", style=style)
-    rates = _rates(prediction, prediction.samples_per_s)
-    text.append(f"  (90 % interval {duration(low)} to {duration(high)}),  {rates},  {_utilisation(prediction)}\n")
+    interval = f"90 % interval {duration(low)} to {duration(high)}"
+    text.append(f"  ({interval}),  {_rates(prediction)},  {_utilisation(prediction)}\n")
     if not prediction.memory.fits:
         text.append(
             f"DOES NOT FIT: {gibibytes(prediction.memory.total)} of {gibibytes(prediction.memory.capacity)}\n",
@@ -180,9 +180,9 @@ def _headline(prediction: Prediction) -> Text:
     return text
 
 
-def _rates(prediction: Prediction, samples_per_s: float) -> str:
-    text, tokens = f"{rate(samples_per_s)} samples/s", prediction.tokens_per_s
-    return text if tokens is None else f"{text}, {rate(tokens * samples_per_s / prediction.samples_per_s)} tokens/s"
+def _rates(step: Prediction | ConsistencyStudy) -> str:
+    samples, tokens = f"{rate(step.samples_per_s)} samples/s", step.tokens_per_s
+    return samples if tokens is None else f"{samples}, {rate(tokens)} tokens/s"
 
 
 def step_parts(prediction: Prediction) -> dict[str, float]:

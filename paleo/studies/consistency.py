@@ -50,6 +50,12 @@ class ConsistencyStudy:
         return self.prediction.plan.global_batch / self.step_time
 
     @property
+    def tokens_per_s(self) -> float | None:
+        """Tokens that all workers see a second; None for models that count none."""
+        tokens = self.prediction.graph.tokens_per_sample
+        return None if tokens is None else tokens * self.samples_per_s
+
+    @property
     def served(self) -> bool:
         """Whether there is a parameter server, with a utilization and a knee."""
         return not math.isnan(float(self.cycle.knee))

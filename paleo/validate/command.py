@@ -13,7 +13,7 @@ import pandas as pd
 from paleo.errors import SpecError
 from paleo.files import PICTURES, checked_output, csv_cell, write_whole
 from paleo.specs.calibration import load_calibration
-from paleo.validate.report import document, figure, predictions_table, renderables
+from paleo.validate.report import console, document, figure, predictions_table, renderables
 from paleo.validate.runner import validate_file
 
 if TYPE_CHECKING:
@@ -51,13 +51,11 @@ def _print(reports: Sequence[FileReport], as_json: bool, worst: int) -> None:
             json.dumps({"schema": "paleo.validate/1", **document(reports)}, indent=2, allow_nan=False) + "\n"
         )
         return
-    from rich.console import Console
-
-    console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
+    terminal = console()
     for report in reports:
         for renderable in renderables(report, worst=worst):
-            console.print(renderable)
-        console.print()
+            terminal.print(renderable)
+        terminal.print()
 
 
 def _write_predictions(file: BinaryIO, table: Path, reports: Sequence[FileReport]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from paleo.validate.scaling import GOAL, IMPOSSIBLE, summary
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from rich.console import RenderableType
+    from rich.console import Console, RenderableType
 
     from paleo.validate.runner import Errors, FileReport
     from paleo.validate.scaling import Scaling
@@ -79,6 +80,13 @@ def _parts(report: FileReport) -> dict[str, Any]:
         return {}
     benchmarks = report.by(text(report.frame, "benchmark").to_numpy())
     return {"by_benchmark": {name: dataclasses.asdict(errors) for name, errors in benchmarks.items()}, "parts": parts}
+
+
+def console(*, markup: bool = True) -> Console:
+    """Where tables are printed: as wide as the terminal, else 120 columns; ``markup``: texts in brackets are styles."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else 120, highlight=False, markup=markup)
 
 
 def renderables(report: FileReport, *, worst: int = 5) -> list[RenderableType]:
