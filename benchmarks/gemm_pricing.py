@@ -12,7 +12,7 @@ import numpy as np
 
 from paleo.pricing.gemm import GemmParameters, gemm_time
 from paleo.pricing.kernels import figures
-from paleo.specs.hardware import load_device
+from paleo.specs.device import load_device
 from paleo.units import MEGA
 
 ROWS = 500_000

@@ -30,9 +30,9 @@ def cold(arguments: list[str]) -> tuple[float, float]:
 
 def main(gpus: int = 4096, batch: int = 3072) -> None:
     from paleo.search.plans import search
-    from paleo.specs.hardware import load_system
     from paleo.specs.model import load_model
     from paleo.specs.run import Run
+    from paleo.specs.system import load_system
 
     arguments = COMMAND.format(gpus=gpus, batch=batch).split()
     cold(arguments)

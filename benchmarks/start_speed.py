@@ -35,7 +35,7 @@ def process(*arguments: str) -> Callable[[], object]:
 def startup() -> None:
     bare = least(process("-c", "pass"))
     sys.stdout.write(f"python -c pass: {1000 * bare:.0f} ms\n")
-    load = "from paleo.specs.hardware import load_system; load_system('dgx-a100-80gb')"
+    load = "from paleo.specs.system import load_system; load_system('dgx-a100-80gb')"
     for label, arguments in {
         "paleo --help": ("-m", "paleo", "--help"),
         "import paleo": ("-c", "import paleo"),

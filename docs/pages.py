@@ -146,10 +146,12 @@ def _keys(schema: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, st
 
 def spec_files() -> str:
     """The keys of every kind of YAML file."""
-    from paleo.specs.hardware import Device, Host, Level, Link, Memory, Price, System
+    from paleo.specs.device import Device, Memory, Price
+    from paleo.specs.link import Link
     from paleo.specs.model import Dataset, Expect, Input, ModelSpec
     from paleo.specs.run import Run
     from paleo.specs.software import Software, field_table
+    from paleo.specs.system import Host, Level, System
     from paleo.studies.cost import Tariff
     from paleo.studies.study_file import Study
 

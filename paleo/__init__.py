@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from paleo.questions import sweep as sweep
     from paleo.questions import target as target
     from paleo.specs.calibration import load_calibration as load_calibration
-    from paleo.specs.hardware import load_system as load_system
     from paleo.specs.model import load_model as load_model
     from paleo.specs.run import Run as Run
     from paleo.specs.software import load_software as load_software
+    from paleo.specs.system import load_system as load_system
     from paleo.specs.task import load_task as load_task
 
 __version__ = "0.2.0"
@@ -52,7 +52,7 @@ _HOMES = {
     "load_calibration": "paleo.specs.calibration",
     "load_model": "paleo.specs.model",
     "load_software": "paleo.specs.software",
-    "load_system": "paleo.specs.hardware",
+    "load_system": "paleo.specs.system",
     "load_task": "paleo.specs.task",
     "plan": "paleo.questions",
     "predict": "paleo.predict",

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from paleo.predict import Prediction
     from paleo.report.blocks import Blocks
     from paleo.search.plans import Explanation, Search
-    from paleo.specs.hardware import System
     from paleo.specs.model import ModelSpec
     from paleo.specs.run import Run
+    from paleo.specs.system import System
     from paleo.specs.task import TrainingTask
     from paleo.step.memory import Footprint
     from paleo.studies import buying

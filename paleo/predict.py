@@ -39,10 +39,10 @@ if TYPE_CHECKING:
     from paleo.pricing.kernels import KernelTimes
     from paleo.schedules.pipeline import Timeline
     from paleo.specs.calibration import Calibration
-    from paleo.specs.hardware import System
     from paleo.specs.model import ModelSpec
     from paleo.specs.run import Run
     from paleo.specs.software import Software
+    from paleo.specs.system import System
     from paleo.step.step import StepArrays, Uncertainty
     from paleo.step.waiting import InputPipeline
 

@@ -27,10 +27,10 @@ from paleo.answers import Compared, Estimate, Planned, ScalingCurves, Searched, 
 from paleo.errors import SpecError, near
 from paleo.predict import predict
 from paleo.report.blocks import Blocks
-from paleo.specs.hardware import System, loaded_system
 from paleo.specs.loading import plain_numbers, validate
 from paleo.specs.model import ModelSpec, load_model
 from paleo.specs.run import SEQUENCE, Run
+from paleo.specs.system import System, loaded_system
 from paleo.studies.advice import advise
 from paleo.studies.cost import Tariff, stated_tariff
 from paleo.studies.learning import Goal, aimed, amount_for

@@ -41,7 +41,8 @@ from paleo.calibrate.software import (
 from paleo.calibrate.tasks import asked_for_tasks, fit_tasks
 from paleo.errors import SpecError
 from paleo.files import checked_output, write_text
-from paleo.specs.hardware import find_device, load_system
+from paleo.specs.device import find_device
+from paleo.specs.system import load_system
 from paleo.step.step import INTERVALS
 from paleo.units import counted
 from paleo.validate.report import console

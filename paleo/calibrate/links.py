@@ -26,7 +26,7 @@ from paleo.errors import PaleoError, SpecError, near
 from paleo.pricing.communication import LINK_FAMILIES, link_parameters
 from paleo.specs.calibration import Calibration, Entry
 from paleo.specs.catalog import is_path, names
-from paleo.specs.hardware import load_system
+from paleo.specs.system import load_system
 from paleo.units import MICROSECOND, MILLISECOND
 from paleo.validate.kinds.base import read_table, text
 from paleo.validate.residual import residual
@@ -35,7 +35,7 @@ from paleo.validate.tables import table_of
 
 if TYPE_CHECKING:
     from paleo.pricing.store import SourcedParameters
-    from paleo.specs.hardware import System
+    from paleo.specs.system import System
     from paleo.validate.residual import ResidualErrors
 
 Array = npt.NDArray[np.float64]

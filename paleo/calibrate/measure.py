@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from paleo.calibrate.microbenchmarks import WIDTH
 from paleo.errors import PaleoError, SpecError
 from paleo.files import append_row, header, read_rows
-from paleo.specs.hardware import find_device
+from paleo.specs.device import find_device
 from paleo.units import MEGA, MICROSECOND, MILLISECOND
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from paleo.calibrate.files import ERROR_DIGITS, rounded, rounded_residual
 from paleo.calibrate.fit import Rows, count, divided, fit
 from paleo.errors import SpecError, near
 from paleo.specs.calibration import Residual
-from paleo.specs.hardware import find_device
+from paleo.specs.device import find_device
 from paleo.specs.loading import Spec
 from paleo.specs.software import SoftwareFit, load_software
 from paleo.units import MEBIBYTE, MICROSECOND, MILLISECOND, Quantity

@@ -23,10 +23,11 @@ from paleo.units import GIB
 if TYPE_CHECKING:
     from paleo.network.graph import Graph
     from paleo.parallel.placement import Placement, Strategy
-    from paleo.specs.hardware import Device, System
+    from paleo.specs.device import Device
     from paleo.specs.model import ModelSpec
     from paleo.specs.run import Run
     from paleo.specs.software import Software
+    from paleo.specs.system import System
 
 #: Samples per data-parallel rank where a run states no batch: single samples, or sequences.
 DEFAULT_BATCH, DEFAULT_SEQUENCES = 32, 8
@@ -319,7 +320,7 @@ def idle_options(run: Run, system: System, chosen: Plan) -> list[str]:
 def foreign_software(run: Run, system: System) -> list[str]:
     """Whether a TPU is asked to run the default profile, which launches kernels one by one: its programs are compiled.
 
-    >>> from paleo.specs.hardware import load_system
+    >>> from paleo.specs.system import load_system
     >>> from paleo.specs.run import Run
     >>> foreign_software(Run(), load_system("tpu-v6e-pod"))
     ['software pytorch-eager launches kernels one by one; programs on TPUs are compiled: --software xla-tpu']

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from paleo.pricing.links.topology import NodePlacement
     from paleo.pricing.store import Rates, SourcedParameters
     from paleo.specs.calibration import Calibration
-    from paleo.specs.hardware import System
+    from paleo.specs.system import System
 
 #: Which of these carries out an all_reduce over nodes is decided by what the library expects of both.
 TREE_OR_RING = ("ring", "chain_tree")

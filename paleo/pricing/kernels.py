@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from paleo.operations.base import Kernel
     from paleo.pricing.store import Rates
     from paleo.specs.calibration import Calibration
-    from paleo.specs.hardware import Device, Unit
+    from paleo.specs.device import Device, Unit
     from paleo.specs.software import Software
 
 Array = npt.NDArray[np.float64]
@@ -124,7 +124,7 @@ def unit_of(device: Device, dtype: str, compute: str | None = None) -> Unit:
     ``compute`` overrides: ``tensor``; ``vector`` (the dtype's rate on ordinary cores); ``fp32`` (stored narrow,
     computed in fp32). fp32 itself means fp32 arithmetic; TF32 has its own name.
 
-    >>> from paleo.specs.hardware import load_device
+    >>> from paleo.specs.device import load_device
     >>> unit_of(load_device("a100-sxm4-80gb"), "bf16"), unit_of(load_device("p100-pcie-16gb"), "fp16")
     ('tensor', 'vector')
     """
@@ -152,7 +152,7 @@ def peak_at_boost(device: Device, peak_flops_per_s: float) -> float:
     A multiprocessor of NVIDIA does a power of two of FLOP per clock (4096 on Hopper at 16 bits, 8192 on Blackwell:
     whitepapers). H100's 989 TFLOP/s are such units at 1.83 GHz, of 1.98 that it boosts to.
 
-    >>> from paleo.specs.hardware import load_device
+    >>> from paleo.specs.device import load_device
     >>> h100 = load_device("h100-sxm5-80gb")
     >>> peak_at_boost(h100, h100.peak["bf16"]) / (h100.multiprocessors * h100.boost_clock)
     4096.0
@@ -169,7 +169,7 @@ def rate_cut(device: Device, dtype: str, peak_flops_per_s: float) -> float:
 
     Makers halve sums in fp32 on cards for games and quarter all rates of H20; the paths that feed the cores stay.
 
-    >>> from paleo.specs.hardware import load_device
+    >>> from paleo.specs.device import load_device
     >>> [rate_cut(card, "bf16", card.peak["bf16"]) for card in map(load_device, ("l40s", "rtx-4090"))]
     [1.0, 2.0]
     """
@@ -183,7 +183,7 @@ def pointwise_format(device: Device) -> str:
     """The format whose rate bounds element-wise arithmetic: fp32, or, where the maker states no such rate (TPU, Gaudi),
     16 bits; memory bounds those passes long before either.
 
-    >>> from paleo.specs.hardware import load_device
+    >>> from paleo.specs.device import load_device
     >>> pointwise_format(load_device("h100-sxm5-80gb")), pointwise_format(load_device("tpu-v4"))
     ('fp32', 'bf16')
     """
@@ -197,7 +197,7 @@ def pointwise_format(device: Device) -> str:
 def figures(device: Device, dtype: str, compute: str | None = None) -> DeviceFigures:
     """Figures of ``device`` for products of ``dtype``; SpecError when it has no peak for that.
 
-    >>> from paleo.specs.hardware import load_device
+    >>> from paleo.specs.device import load_device
     >>> figures(load_device("b200"), "fp16").flops_per_clock
     8192.0
     >>> figures(load_device("a100-sxm4-80gb"), "fp32").tensor_cores

@@ -32,7 +32,7 @@ import numpy.typing as npt
 
 if TYPE_CHECKING:
     from paleo.operations.base import Kernel
-    from paleo.specs.hardware import Device
+    from paleo.specs.device import Device
 
 Array = npt.NDArray[np.float64]
 Number = float | Array
@@ -137,7 +137,7 @@ def laid_out_bytes(kernel: Kernel, device: Device) -> float:
     most; matrices have long sides, and several samples fill the lanes together.
 
     >>> from paleo.operations.base import Kernel
-    >>> from paleo.specs.hardware import load_device
+    >>> from paleo.specs.device import load_device
     >>> shape = {"rows": 1e6, "columns": 1.0, "channels": 32.0, "samples": 1.0}
     >>> relu = Kernel("relu", "memory", "elementwise", "forward", 0.0, 1e6, 2e6, 2e6, shape)
     >>> laid_out_bytes(relu, load_device("tpu-v4")), laid_out_bytes(relu, load_device("a100-sxm4-80gb"))

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from paleo.predict import Prediction
     from paleo.search.columns import PlanColumns
     from paleo.search.plans import Search
-    from paleo.specs.hardware import System
     from paleo.specs.model import ModelSpec
+    from paleo.specs.system import System
     from paleo.studies.buying import Wish
     from paleo.studies.cost import Tariff
     from paleo.studies.training import Training

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from paleo.predict import Prediction
     from paleo.schedules.pipeline import Event
     from paleo.search.plans import Search
-    from paleo.specs.hardware import System
     from paleo.specs.run import Run
+    from paleo.specs.system import System
     from paleo.studies.collective import CollectiveStudy
     from paleo.studies.comparison import Comparison
     from paleo.studies.scaling import ScaleCurve, ScalePoint

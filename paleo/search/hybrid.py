@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from paleo.network.graph import Graph, Node
     from paleo.parallel.placement import Split
     from paleo.parallel.propagation import PlacedNode
-    from paleo.specs.hardware import System
     from paleo.specs.model import ModelSpec
     from paleo.specs.run import Run
+    from paleo.specs.system import System
     from paleo.step.backend import Backend
 
 #: Dims whose split would need neighbours' borders or moves a sequence: not tried.

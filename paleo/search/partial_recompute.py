@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from paleo.predict import Prediction
     from paleo.search.ranking import PlanRow, Ranking
     from paleo.specs.calibration import Calibration
-    from paleo.specs.hardware import System
     from paleo.specs.model import ModelSpec
     from paleo.specs.software import Software
+    from paleo.specs.system import System
 
 Array = npt.NDArray[np.float64]
 Index = npt.NDArray[np.intp]

@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     from paleo.predict import Prediction
     from paleo.search.ranking import PlanRow
     from paleo.search.space import Layout
-    from paleo.specs.hardware import System
     from paleo.specs.model import ModelSpec
     from paleo.specs.run import Run
     from paleo.specs.software import Dispatch
+    from paleo.specs.system import System
     from paleo.step.backend import Backend
 
 #: Dispatchers by their names in words.

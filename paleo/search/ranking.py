@@ -21,8 +21,8 @@ from paleo.specs.prices import rented
 if TYPE_CHECKING:
     from paleo.search.cases import Choice, Results
     from paleo.search.space import Layout
-    from paleo.specs.hardware import System
     from paleo.specs.run import Run
+    from paleo.specs.system import System
 
 Array = npt.NDArray[np.float64]
 Index = npt.NDArray[np.intp]

@@ -109,6 +109,10 @@ MAX_MESSAGE = 600
 MOST_COUNT = 2**53
 PositiveCount = Annotated[int, Field(strict=True, gt=0, le=MOST_COUNT)]
 Text = Annotated[str, Field(strict=True, min_length=1)]
+Flag = Annotated[bool, Field(strict=True)]
+Year = Annotated[int, Field(strict=True, ge=1990, le=2100)]
+#: What stands for the source of figures of one's own machine; the catalog states all of its sources.
+NOT_STATED = "not stated"
 
 _PARSER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _INTEGER = re.compile(r"[-+]?[0-9]{1,18}\Z")

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from paleo.errors import SpecError, near
 from paleo.specs.catalog import names, read_entry
-from paleo.specs.hardware import Price
+from paleo.specs.device import Price
 from paleo.specs.loading import PositiveCount, Spec, Text, validate
 from paleo.units import HOUR, Dollars, PricePerSecond
 
 if TYPE_CHECKING:
-    from paleo.specs.hardware import System
+    from paleo.specs.system import System
 
 #: How long a machine is taken for.
 Term = Literal["on-demand", "1-year", "3-year", "spot"]

@@ -7,11 +7,11 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from paleo.specs.catalog import entries
-from paleo.specs.hardware import Reliability, load_system
+from paleo.specs.system import Reliability, load_system
 from paleo.units import DAY, KILO
 
 if TYPE_CHECKING:
-    from paleo.specs.hardware import System
+    from paleo.specs.system import System
 
 #: Between RSC-2 (2.3) and OPT-175B (16.1 failures per thousand node-days); near Llama 3 (3.8) and BLOOM (3.0).
 USUAL = Reliability.model_construct(

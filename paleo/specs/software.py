@@ -19,7 +19,7 @@ from paleo.errors import SpecError, near
 from paleo.operations.tensor import Scaling
 from paleo.specs.calibration import Residual
 from paleo.specs.catalog import is_path, read_entry
-from paleo.specs.loading import FileCache, PositiveCount, Spec, Text, validate
+from paleo.specs.loading import FileCache, Flag, PositiveCount, Spec, Text, validate
 from paleo.units import MEBIBYTE, Bytes, BytesPerSecond, FlopsPerSecond, Hertz, Seconds, Watts, duration, gibibytes
 
 #: How values of each dimension are written.
@@ -103,7 +103,6 @@ SERVER_CALL = 0.102e-3
 Algorithm = Literal["implicit", "explicit", "winograd", "nonfused", "fft", "direct"]
 #: A day, month or year.
 Date = Annotated[str, BeforeValidator(str), Field(pattern=r"^[0-9]{4}(-[0-9]{2}){0,2}$")]
-Flag = Annotated[bool, Field(strict=True)]
 #: Who deals out tokens to experts.
 Recompute = Literal["none", "selective", "full"]
 Dispatch = Literal["nccl", "deepep", "hybridep"]

@@ -40,10 +40,10 @@ if TYPE_CHECKING:
     from paleo.pricing.kernels import Pricer
     from paleo.schedules.base import Numeric
     from paleo.specs.calibration import Calibration
-    from paleo.specs.hardware import System
     from paleo.specs.model import ModelSpec
     from paleo.specs.run import Run
     from paleo.specs.software import Software
+    from paleo.specs.system import System
     from paleo.step.memory import Offload
     from paleo.step.waiting import InputPipeline
 

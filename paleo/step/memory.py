@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from paleo.parallel.placement import Axes
     from paleo.pricing.store import Rates
     from paleo.schedules.base import Schedule
-    from paleo.specs.hardware import System
+    from paleo.specs.system import System
     from paleo.step.section_times import LayerTimes
 
 Array = npt.NDArray[np.float64]

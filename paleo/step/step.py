@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from paleo.parallel.plan import Plan
     from paleo.schedules.base import Numeric, Schedule
     from paleo.specs.calibration import Calibration
-    from paleo.specs.hardware import Device
+    from paleo.specs.device import Device
     from paleo.specs.software import Software
     from paleo.step.backend import Backend
     from paleo.step.section_times import SectionCosts

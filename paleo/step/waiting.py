@@ -23,9 +23,9 @@ from paleo.step.memory import host_figure, link_rate
 if TYPE_CHECKING:
     from paleo.network.graph import Graph
     from paleo.operations.tensor import Tensor
-    from paleo.specs.hardware import System
     from paleo.specs.run import InputOptions, Run
     from paleo.specs.software import Software
+    from paleo.specs.system import System
 
 Array = npt.NDArray[np.float64]
 Numeric = float | npt.NDArray[np.floating[Any]]

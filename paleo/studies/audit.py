@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from paleo.logs.base import Log, StepRecord
     from paleo.logs.nccl_tests import CollectiveLog
     from paleo.predict import Prediction
-    from paleo.specs.hardware import System
+    from paleo.specs.system import System
     from paleo.studies.collective import CollectiveStudy
 
 #: Relative standard deviation of a quantity where model and machine agree.

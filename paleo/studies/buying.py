@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from paleo.search.plans import Search
     from paleo.search.ranking import PlanRow
     from paleo.search.space import Space
-    from paleo.specs.hardware import System
     from paleo.specs.model import ModelSpec
     from paleo.specs.run import Run
+    from paleo.specs.system import System
     from paleo.studies.long_run import LongRunOptions
     from paleo.studies.training import Amount, Training
 

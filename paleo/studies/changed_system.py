@@ -16,7 +16,8 @@ from paleo.specs.loading import Spec
 from paleo.units import Quantity
 
 if TYPE_CHECKING:
-    from paleo.specs.hardware import Device, System
+    from paleo.specs.device import Device
+    from paleo.specs.system import System
 
 _FACTOR = re.compile(r"x(\d+(?:\.\d*)?|\.\d+)\Z")
 _STEP = re.compile(r"([a-z_0-9]+)(?:\[(\d{1,6}|\*)\])?\Z")
@@ -27,7 +28,7 @@ def changed(system: System, path: str, value: Any) -> System:
 
     Raises SpecError where there is no such figure, or where the new one makes no system: 2.4 ranks, no bandwidth.
 
-    >>> from paleo.specs.hardware import load_system
+    >>> from paleo.specs.system import load_system
     >>> slow = changed(load_system("dgx-h100"), "levels[*].link.bandwidth", "x0.5")
     >>> load_system("dgx-h100").levels[1].link.bandwidth / slow.levels[1].link.bandwidth
     2.0

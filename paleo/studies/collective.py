@@ -20,7 +20,7 @@ from paleo.pricing.communication import prices as policy_prices
 from paleo.pricing.links.alpha_beta import bus_factor
 from paleo.pricing.store import constants
 from paleo.specs.calibration import calibration_file
-from paleo.specs.hardware import loaded_system
+from paleo.specs.system import loaded_system
 from paleo.step.exchange import gathered_shares, gradient_shares
 from paleo.step.section_times import collectives, transfer_seconds
 from paleo.step.step import INTERVALS
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from paleo.parallel.placement import Axes
     from paleo.predict import Prediction
     from paleo.pricing.links.group import GroupLinks
-    from paleo.specs.hardware import Span, System
+    from paleo.specs.system import Span, System
     from paleo.step.batch import Batch
     from paleo.step.layouts import Sent
 

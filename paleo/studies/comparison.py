@@ -12,9 +12,9 @@ from paleo.parallel.placement import without_replicas
 from paleo.parallel.plan import plan
 from paleo.predict import Prediction, predict
 from paleo.search.plans import recommended
-from paleo.specs.hardware import System
 from paleo.specs.model import ModelSpec
 from paleo.specs.run import Run
+from paleo.specs.system import System
 from paleo.studies.advice import advise
 from paleo.studies.changed_system import FIGURES
 from paleo.studies.consistency import studied

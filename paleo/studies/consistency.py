@@ -16,9 +16,9 @@ from paleo.step.waiting import Noise
 if TYPE_CHECKING:
     from paleo.consistency.base import Consistency, Cycle
     from paleo.predict import Prediction
-    from paleo.specs.hardware import System
     from paleo.specs.run import Run
     from paleo.specs.software import Software
+    from paleo.specs.system import System
 
 #: Bytes of host memory that a server moves for each byte pushed: gradient, parameter read and written, reply.
 SERVER_PASSES = 4.0

@@ -22,15 +22,15 @@ from paleo.operations.tensor import precision
 from paleo.pricing.gemm import GemmParameters
 from paleo.pricing.power import BOARD, LEAST_SHARE, PICO, PowerParameters, clock_under_limit
 from paleo.pricing.store import STEP_STACKS, lookup
-from paleo.specs.hardware import load_system
 from paleo.specs.loading import Spec, validate
 from paleo.specs.prices import Term, term_named
+from paleo.specs.system import load_system
 from paleo.units import KILO, MICROSECOND, YEAR, PricePerEnergy, PricePerSecond, Quantity, Seconds, Watts
 
 if TYPE_CHECKING:
     from paleo.predict import Prediction
     from paleo.pricing.store import SourcedParameters
-    from paleo.specs.hardware import Device
+    from paleo.specs.device import Device
 
 Array = npt.NDArray[np.float64]
 P = TypeVar("P")

@@ -15,8 +15,8 @@ from paleo.specs.software import load_software
 if TYPE_CHECKING:
     from paleo.predict import Prediction
     from paleo.search.space import Space
-    from paleo.specs.hardware import System
     from paleo.specs.model import ModelSpec
+    from paleo.specs.system import System
 
 
 def runnable(space: Space, software: str) -> Space:

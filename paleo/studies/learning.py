@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from paleo.network.graph import Graph
     from paleo.predict import Prediction
-    from paleo.specs.hardware import System
     from paleo.specs.model import ModelSpec
+    from paleo.specs.system import System
 
 #: Nats that a batch off the best one costs from which an estimate says so.
 PENALTY = 0.01

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from paleo.errors import CapacityError, SpecError
 from paleo.operations.base import optimizer
 from paleo.operations.tensor import precision
-from paleo.specs.hardware import Reliability
 from paleo.specs.reliability import nodes_of, reliability_of
+from paleo.specs.system import Reliability
 from paleo.studies.checkpoint import WRITERS
 from paleo.studies.goodput import (
     CHECKPOINTING,

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from paleo.search.plans import Search
     from paleo.search.ranking import Part, PlanRow
     from paleo.search.space import Space
-    from paleo.specs.hardware import System
     from paleo.specs.model import ModelSpec
     from paleo.specs.run import Run
+    from paleo.specs.system import System
     from paleo.step.batch import Batch
     from paleo.step.layouts import Layouts
 

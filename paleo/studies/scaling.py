@@ -17,9 +17,9 @@ from paleo.units import DAY, HOUR, counted, duration, gibibytes, listed, whole_p
 
 if TYPE_CHECKING:
     from paleo.predict import Prediction
-    from paleo.specs.hardware import System
     from paleo.specs.model import ModelSpec
     from paleo.specs.run import Run
+    from paleo.specs.system import System
     from paleo.studies.consistency import ConsistencyStudy
     from paleo.studies.cost import Tariff
     from paleo.studies.long_run import LongRunOptions

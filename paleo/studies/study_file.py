@@ -12,10 +12,10 @@ from typing import Annotated, Any
 from pydantic import Field, field_validator
 
 from paleo.errors import SpecError, near
-from paleo.specs.hardware import load_system
 from paleo.specs.loading import Spec, Text, read_yaml, validate
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
+from paleo.specs.system import load_system
 from paleo.studies.changed_system import changed
 from paleo.studies.cost import Tariff
 from paleo.studies.training import MOST_AMOUNT

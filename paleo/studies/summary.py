@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from paleo.network.graph import Graph, Node
     from paleo.operations.base import Kernel
     from paleo.operations.tensor import Precision
-    from paleo.specs.hardware import System
     from paleo.specs.model import ModelSpec
     from paleo.specs.run import Run
+    from paleo.specs.system import System
 
 
 @dataclass(frozen=True, slots=True)

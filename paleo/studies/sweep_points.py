@@ -23,10 +23,10 @@ from paleo.errors import PaleoError, SpecError
 from paleo.predict import predict
 from paleo.specs.calibration import load_calibration
 from paleo.specs.catalog import is_path, release
-from paleo.specs.hardware import load_system
 from paleo.specs.loading import changed_files, recorded
 from paleo.specs.model import load_model
 from paleo.specs.software import load_software
+from paleo.specs.system import load_system
 from paleo.studies import consistency
 from paleo.studies.changed_system import changed
 from paleo.studies.cost import power
@@ -36,8 +36,8 @@ from paleo.studies.training import rent
 
 if TYPE_CHECKING:
     from paleo.predict import Prediction
-    from paleo.specs.hardware import System
     from paleo.specs.model import ModelSpec
+    from paleo.specs.system import System
     from paleo.studies.consistency import ConsistencyStudy
     from paleo.studies.study_file import Point, Study
 

@@ -22,7 +22,8 @@ from paleo.units import counted
 if TYPE_CHECKING:
     from paleo.predict import Prediction
     from paleo.specs.calibration import Calibration
-    from paleo.specs.hardware import Device, System
+    from paleo.specs.device import Device
+    from paleo.specs.system import System
     from paleo.specs.task import Code, Evaluation, TrainingTask
 
     pass

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from paleo.errors import SpecError
 from paleo.network.graph import build
-from paleo.specs.hardware import Price
+from paleo.specs.device import Price
 from paleo.specs.loading import plain_numbers
 from paleo.specs.prices import purchase_quote, rented
 from paleo.specs.reliability import nodes_of
@@ -21,9 +21,9 @@ from paleo.units import HOUR, KILO, MEGA, YEAR, counted, parse
 
 if TYPE_CHECKING:
     from paleo.predict import Prediction
-    from paleo.specs.hardware import System
     from paleo.specs.model import ModelSpec
     from paleo.specs.run import Run
+    from paleo.specs.system import System
     from paleo.studies.goodput import Goodput
     from paleo.studies.long_run import LongRunOptions
 

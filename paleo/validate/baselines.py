@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from paleo.errors import PaleoError
-from paleo.specs.hardware import find_device
+from paleo.specs.device import find_device
 
 Array = npt.NDArray[np.float64]
 #: Format whose peak scales a score from one device to another.

@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 
 from paleo.cli import run as paleo
-from paleo.specs.hardware import load_device, load_system
+from paleo.specs.device import load_device
 from paleo.specs.loading import parse_yaml
 from paleo.specs.model import load_model
+from paleo.specs.system import load_system
 from paleo.studies.study_file import Study
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -13,7 +13,7 @@ from paleo.pricing.communication import Fabric, Nccl, best
 from paleo.pricing.links.alpha_beta import bus_factor
 from paleo.pricing.links.fabric import fabric_defaults
 from paleo.pricing.store import UNMEASURED
-from paleo.specs.hardware import load_system
+from paleo.specs.system import load_system
 from paleo.units import GIGA, MEBIBYTE, MICROSECOND, MILLISECOND
 from paleo.validate.kinds.base import KINDS, number, read_table, text
 

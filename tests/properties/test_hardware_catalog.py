@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from paleo.pricing.communication import Fabric, best
 from paleo.pricing.store import constants
 from paleo.specs.catalog import entries, names
-from paleo.specs.hardware import NOT_STATED, Device, find_device, load_device, load_link, load_system
-from paleo.specs.loading import read_yaml
+from paleo.specs.device import Device, find_device, load_device
+from paleo.specs.link import load_link
+from paleo.specs.loading import NOT_STATED, read_yaml
+from paleo.specs.system import load_system
 from paleo.units import GIB, GIGA, KILO, MICROSECOND, TERA
 
 #: FP32 lanes per multiprocessor (NVIDIA SM, AMD CU), by architecture; from the vendors' architecture papers.

@@ -21,9 +21,9 @@ from paleo.parallel.placement import STRATEGIES
 from paleo.predict import Prediction, predict
 from paleo.pricing.communication import Network
 from paleo.schedules.base import SCHEDULES
-from paleo.specs.hardware import System, load_system
 from paleo.specs.model import ModelSpec, load_model
 from paleo.specs.run import Run
+from paleo.specs.system import System, load_system
 from paleo.step.backend import backend_of
 
 #: One network of each family, made small: a stack of convolutions, residual blocks, a recurrent one, encoder, decoder,

@@ -16,10 +16,10 @@ from paleo.schedules.base import SCHEDULES
 from paleo.search.plans import _searched, _sized, search
 from paleo.search.ranking import Ranking
 from paleo.search.space import Space, within
-from paleo.specs.hardware import load_system
 from paleo.specs.loading import validate
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
+from paleo.specs.system import load_system
 from paleo.step.layouts import Shared
 from paleo.step.step import step
 

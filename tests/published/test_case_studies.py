@@ -12,9 +12,9 @@ from functools import cache
 import pytest
 
 from paleo.predict import Prediction, predict
-from paleo.specs.hardware import System, load_system
 from paleo.specs.model import ModelSpec, load_model
 from paleo.specs.run import Run
+from paleo.specs.system import System, load_system
 from paleo.units import GIB, HOUR, MILLISECOND, TERA
 
 K20X, K40, K20, K80 = "paleo-k20x-infiniband", "paleo-k40-10gbe", "paleo-k20-pcie2", "paleo-k80-20gbe"

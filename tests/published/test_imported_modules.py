@@ -14,9 +14,9 @@ from paleo.importers.torch import build_module, parse_input
 from paleo.layers.base import Choices
 from paleo.network.graph import Graph, build
 from paleo.operations.tensor import precision
-from paleo.specs.hardware import load_system
 from paleo.specs.model import ModelSpec, load_model
 from paleo.specs.run import Run
+from paleo.specs.system import load_system
 
 torch = pytest.importorskip("torch")
 from networks import ZOO, hf  # noqa: E402

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import pytest
 
 from paleo.predict import Prediction, predict
-from paleo.specs.hardware import load_system
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
+from paleo.specs.system import load_system
 
 
 class Published(NamedTuple):

@@ -17,10 +17,10 @@ from paleo.operations.tensor import precision
 from paleo.parallel.placement import Mesh, parse_strategy, placement
 from paleo.parallel.propagation import sent_once
 from paleo.predict import Prediction, predict
-from paleo.specs.hardware import load_system
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.software import Software, load_software
+from paleo.specs.system import load_system
 from paleo.step.backend import backend_of
 from paleo.step.exchange import gradient_exchange
 

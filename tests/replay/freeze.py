@@ -38,10 +38,10 @@ from paleo.predict import Breakdown, predict
 from paleo.schedules.base import SCHEDULES
 from paleo.search.plans import search
 from paleo.specs.catalog import names
-from paleo.specs.hardware import load_system
 from paleo.specs.loading import validate
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
+from paleo.specs.system import load_system
 
 if TYPE_CHECKING:
     from paleo.validate.runner import FileReport

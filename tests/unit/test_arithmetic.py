@@ -6,9 +6,10 @@ import pytest
 
 from paleo.predict import Prediction, predict
 from paleo.specs.catalog import names
-from paleo.specs.hardware import load_device, load_system
+from paleo.specs.device import load_device
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
+from paleo.specs.system import load_system
 
 
 def predicted(device: str, dtype: str, calibration: str = "auto") -> Prediction:

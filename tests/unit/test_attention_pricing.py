@@ -29,8 +29,8 @@ from paleo.pricing.attention import (
     wave_splits,
 )
 from paleo.pricing.kernels import DeviceFigures
-from paleo.specs.hardware import load_system
 from paleo.specs.run import Run
+from paleo.specs.system import load_system
 from paleo.step.backend import backend_of
 from paleo.validate.kinds.attention import AttentionTable
 

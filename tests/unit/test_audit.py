@@ -14,8 +14,8 @@ from paleo import Prediction, Run, load_model, load_system, predict
 from paleo.errors import SpecError
 from paleo.logs.base import READERS, lines_of, read_log
 from paleo.logs.nccl_tests import PROGRAMS, operation_of, read_collectives
-from paleo.specs.hardware import System
 from paleo.specs.software import load_software
+from paleo.specs.system import System
 from paleo.studies.audit import HYPOTHESES, audit, audit_collectives, automatic_seconds
 from paleo.studies.collective import collective
 from paleo.studies.comparison import FIGURES

@@ -22,7 +22,7 @@ from paleo.errors import SpecError
 from paleo.pricing.gemm import GemmParameters
 from paleo.pricing.kernels import figures
 from paleo.specs.calibration import load_calibration
-from paleo.specs.hardware import load_device
+from paleo.specs.device import load_device
 from paleo.validate.kinds.base import KINDS
 from paleo.validate.tables import table_of
 

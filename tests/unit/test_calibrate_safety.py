@@ -19,7 +19,7 @@ from paleo.pricing.gemm import GemmParameters
 from paleo.pricing.kernels import figures
 from paleo.specs.calibration import load_calibration
 from paleo.specs.catalog import catalog_root
-from paleo.specs.hardware import load_device
+from paleo.specs.device import load_device
 from paleo.validate.kinds.base import KINDS
 
 TRUE = GemmParameters(launch=5e-6, efficiency=0.8, bandwidth_efficiency=0.7)

@@ -13,10 +13,10 @@ from paleo.network.graph import build
 from paleo.predict import Prediction, predict
 from paleo.search.plans import search
 from paleo.search.space import Space
-from paleo.specs.hardware import load_system
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.software import load_software
+from paleo.specs.system import load_system
 
 SYSTEM = load_system("dgx-a100-80gb")
 WHOLE = load_software("torchtitan").changed(

@@ -16,9 +16,9 @@ from paleo.predict import predict
 from paleo.questions import systems_with_counts
 from paleo.search.plans import HEADROOM, recommended
 from paleo.search.space import layouts, within
-from paleo.specs.hardware import load_system
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
+from paleo.specs.system import load_system
 from paleo.studies.buying import Wish, answer
 from paleo.studies.comparison import AUTO, compare
 from paleo.studies.cost import Tariff

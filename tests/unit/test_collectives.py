@@ -33,7 +33,7 @@ from paleo.pricing.links.group import (
 )
 from paleo.pricing.store import IDEAL
 from paleo.specs.catalog import names
-from paleo.specs.hardware import System, load_system
+from paleo.specs.system import System, load_system
 from paleo.studies.collective import collective
 from paleo.validate.kinds.base import KINDS, kind_of
 

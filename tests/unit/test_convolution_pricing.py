@@ -37,7 +37,7 @@ from paleo.pricing.convolution_shape import (
 )
 from paleo.pricing.kernels import DeviceFigures, figures
 from paleo.pricing.microbatch import best_cut, cut_minibatch
-from paleo.specs.hardware import load_device
+from paleo.specs.device import load_device
 from paleo.units import GIGA, MEGA, TERA
 from paleo.validate.kinds.base import KINDS, kind_of
 from paleo.validate.kinds.cnn_layers import framework_of, layer_shape

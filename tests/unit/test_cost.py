@@ -10,10 +10,10 @@ import pytest
 from paleo.errors import SpecError
 from paleo.predict import predict
 from paleo.pricing.power import IDLE_SHARE, PowerParameters
-from paleo.specs.hardware import load_system
 from paleo.specs.loading import validate
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
+from paleo.specs.system import load_system
 from paleo.studies.comparison import compare
 from paleo.studies.cost import Power, Tariff, power, samples_to_target
 from paleo.studies.training import Amount, training

@@ -12,7 +12,7 @@ from paleo import Prediction, Run, estimate, load_model, load_system, predict
 from paleo.cli import run as paleo
 from paleo.errors import PlanError
 from paleo.report.exchange_plots import scaling as scaling_picture
-from paleo.specs.hardware import System
+from paleo.specs.system import System
 from paleo.step.waiting import expected_largest, waiting_share
 from paleo.studies import compression, consistency, placement
 from paleo.studies.collective import collective

@@ -17,10 +17,10 @@ from paleo.parallel.placement import STRATEGIES, Mesh, parse_strategy
 from paleo.parallel.plan import plan
 from paleo.parallel.propagation import propagate
 from paleo.predict import Prediction, predict
-from paleo.specs.hardware import load_system
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.software import load_software
+from paleo.specs.system import load_system
 from paleo.validate.steps.transformers import strategy_of
 
 H100 = load_system("dgx-h100")

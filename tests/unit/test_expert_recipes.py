@@ -16,10 +16,10 @@ from paleo.parallel.placement import STRATEGIES, Mesh, parse_strategy
 from paleo.predict import Prediction, predict
 from paleo.search.plans import explain, search
 from paleo.search.space import within
-from paleo.specs.hardware import load_system
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.software import load_software
+from paleo.specs.system import load_system
 from paleo.step.backend import Backend, backend_of
 from paleo.validate.steps.recipes import Recipe, recipe_of
 from paleo.validate.steps.transformers import prediction_of, recompute_of, run_of

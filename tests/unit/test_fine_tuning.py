@@ -13,10 +13,10 @@ from paleo.lowering.program import Section
 from paleo.network.fine_tuning import NF4_BYTES
 from paleo.operations.base import Kernel
 from paleo.predict import Prediction, predict
-from paleo.specs.hardware import load_system
 from paleo.specs.loading import validate
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
+from paleo.specs.system import load_system
 from paleo.step.memory import tied_pairs
 from paleo.studies.summary import summarise
 

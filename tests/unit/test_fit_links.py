@@ -29,10 +29,10 @@ from paleo.pricing.communication import LINK_FAMILIES, link_parameters
 from paleo.pricing.families import convolution_family
 from paleo.pricing.kernels import FamilyPrices
 from paleo.specs.calibration import load_calibration
-from paleo.specs.hardware import load_system
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.software import load_software
+from paleo.specs.system import load_system
 from paleo.units import MICROSECOND, MILLISECOND
 from paleo.validate.steps.transformers import TransformerSteps
 

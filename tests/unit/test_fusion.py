@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from paleo.predict import Prediction, predict
-from paleo.specs.hardware import load_system
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
+from paleo.specs.system import load_system
 
 
 def megatron(heads: int, tp: int, microbatch: int) -> Prediction:

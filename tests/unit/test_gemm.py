@@ -24,7 +24,7 @@ from paleo.pricing.kernels import DeviceFigures, clock_of, figures, unit_of
 from paleo.pricing.power import slow_down, throttle
 from paleo.pricing.store import lookup
 from paleo.specs.catalog import names
-from paleo.specs.hardware import load_device
+from paleo.specs.device import load_device
 from paleo.units import GIGA, MEGA, MICROSECOND, MILLISECOND, TERA
 from paleo.validate.kinds.base import KINDS, best_constant_efficiency, groups, kind_of, number, read_table
 from paleo.validate.kinds.gemm import GemmTable

@@ -16,10 +16,10 @@ from paleo.parallel.placement import Mesh
 from paleo.predict import Prediction, predict
 from paleo.pricing.communication import Network
 from paleo.schedules.base import SCHEDULES, Passes
-from paleo.specs.hardware import load_system
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.software import Software, load_software
+from paleo.specs.system import load_system
 from paleo.step.exchange import (
     bucket_count,
     exposed_exchange,

@@ -13,9 +13,12 @@ from paleo.predict import predict
 from paleo.pricing.kernels import figures
 from paleo.report.describe import _device_line
 from paleo.specs.catalog import kind_of
-from paleo.specs.hardware import NOT_STATED, System, find_device, load_device, load_link, load_system
+from paleo.specs.device import find_device, load_device
+from paleo.specs.link import load_link
+from paleo.specs.loading import NOT_STATED
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
+from paleo.specs.system import System, load_system
 from paleo.units import GIB, GIGA, MICROSECOND, TERA, engineering
 
 
@@ -262,7 +265,7 @@ def test_a_file_of_no_kind_says_which_there_are(tmp_path: Path) -> None:
 def test_a_system_loads_cold_from_its_own_files_alone() -> None:
     """Its file, those of its device and links, and those that they extend; not the whole catalog."""
     code = (
-        "import sys; from paleo.specs.hardware import load_system; opened = set();"
+        "import sys; from paleo.specs.system import load_system; opened = set();"
         "sys.addaudithook(lambda event, args: event == 'open' and opened.add(str(args[0])));"
         "load_system('dgx-a100-80gb'); print(sum(name.endswith('.yaml') for name in opened))"
     )

@@ -145,9 +145,9 @@ def test_a_network_that_no_machine_could_hold(tmp_path: Path, capsys: pytest.Cap
 def test_fp64_and_processors_have_no_winograd_kernels_of_cudnn(kind: str, tmp_path: Path) -> None:
     """With fp32's reduced products an fp64 step would run at 1.5 times the peak."""
     from paleo.predict import predict
-    from paleo.specs.hardware import load_system
     from paleo.specs.model import load_model
     from paleo.specs.run import Run
+    from paleo.specs.system import load_system
 
     (tmp_path / "d.yaml").write_text(f"extend: v100-sxm2-16gb\nkind: {kind}\n")
     (tmp_path / "s.yaml").write_text("{extend: dgx-a100-80gb, device: ./d.yaml}")

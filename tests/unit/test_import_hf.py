@@ -14,9 +14,9 @@ from paleo.importers.model import checked, to_yaml
 from paleo.importers.sources import FAMILIES, folded, from_config, imported
 from paleo.network.graph import build
 from paleo.predict import predict
-from paleo.specs.hardware import load_system
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
+from paleo.specs.system import load_system
 
 TINY = {
     "model_type": "llama",

@@ -17,9 +17,9 @@ from paleo.layers.base import Choices
 from paleo.lowering.launches import Storage
 from paleo.network.graph import Graph, build
 from paleo.operations.tensor import precision
-from paleo.specs.hardware import load_system
 from paleo.specs.model import ModelSpec
 from paleo.specs.run import Run
+from paleo.specs.system import load_system
 
 FP32 = precision("fp32")
 torch = pytest.importorskip("torch")

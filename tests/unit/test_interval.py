@@ -16,10 +16,11 @@ from paleo.cli import run
 from paleo.errors import SpecError
 from paleo.predict import Prediction, predict
 from paleo.specs.calibration import load_calibration
-from paleo.specs.hardware import load_device, load_system
+from paleo.specs.device import load_device
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.software import load_software
+from paleo.specs.system import load_system
 from paleo.step.step import Spreads, Uncertainty, spreads, untimed
 from paleo.validate.runner import validate_file
 

@@ -12,9 +12,9 @@ import pytest
 from paleo import questions
 from paleo.cli import run as paleo
 from paleo.errors import PaleoError
-from paleo.specs.hardware import load_system
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
+from paleo.specs.system import load_system
 from paleo.studies.launch import estimate_command
 
 #: A value of each field of a run that is not its default.

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from paleo.predict import Prediction, predict
-from paleo.specs.hardware import load_system
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.software import load_software
+from paleo.specs.system import load_system
 from paleo.validate.steps.transformers import run_of
 
 H100 = load_system("dgx-h100")

@@ -9,9 +9,9 @@ from paleo.layers.base import LAYERS, Choices
 from paleo.network.graph import build
 from paleo.operations.tensor import Tensor
 from paleo.predict import Prediction, predict
-from paleo.specs.hardware import load_system
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
+from paleo.specs.system import load_system
 
 H100 = load_system("dgx-h100")
 NETWORK = load_model("nemotron-h-8b")

@@ -16,10 +16,10 @@ from paleo.network.graph import build
 from paleo.operations.base import Kernel
 from paleo.operations.tensor import Tensor, precision
 from paleo.predict import Prediction, predict
-from paleo.specs.hardware import load_system
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.software import load_software
+from paleo.specs.system import load_system
 from paleo.step.memory import Footprint
 from paleo.validate.steps.memory import MemoryTable
 

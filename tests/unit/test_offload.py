@@ -13,10 +13,10 @@ from paleo.operations.base import optimizer
 from paleo.operations.tensor import precision
 from paleo.predict import Prediction, predict
 from paleo.pricing.store import rates
-from paleo.specs.hardware import load_system
 from paleo.specs.loading import validate
 from paleo.specs.model import load_model
 from paleo.specs.run import InputOptions, Run
+from paleo.specs.system import load_system
 from paleo.step.memory import (
     HOST_SHARE,
     Offload,

@@ -14,9 +14,9 @@ from paleo.parallel.placement import STRATEGIES, Mesh, label, overridden, parse_
 from paleo.parallel.propagation import propagate
 from paleo.predict import Prediction, predict
 from paleo.search.hybrid import hybrid
-from paleo.specs.hardware import load_system
 from paleo.specs.model import load_model, model_from
 from paleo.specs.run import Run
+from paleo.specs.system import load_system
 
 SYSTEM = load_system("dgx-a100-80gb")
 WIDE, BATCH = 16, 8

@@ -10,9 +10,9 @@ from paleo.predict import predict
 from paleo.search.partial_recompute import _every_layer, fewest_layers
 from paleo.search.plans import search
 from paleo.search.space import Space
-from paleo.specs.hardware import load_system
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
+from paleo.specs.system import load_system
 
 NETWORK, MACHINE, RUN = "llama3-8b", "dgx-h100", Run(gpus=2, global_batch=16)
 

@@ -11,9 +11,9 @@ from paleo.errors import PlanError
 from paleo.predict import predict
 from paleo.schedules.base import SCHEDULES, Passes, check_schedule
 from paleo.schedules.pipeline import StageTime, pipeline_time
-from paleo.specs.hardware import load_system
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
+from paleo.specs.system import load_system
 
 
 def uniform(

@@ -25,9 +25,10 @@ from paleo.pricing.links.topology import (
     ring_crossings,
     shared_slowdown,
 )
-from paleo.specs.hardware import Level, System, load_link, load_system
+from paleo.specs.link import load_link
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
+from paleo.specs.system import Level, System, load_system
 
 RANDOM = np.random.default_rng(7)
 

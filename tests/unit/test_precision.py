@@ -11,10 +11,11 @@ from paleo.predict import predict
 from paleo.pricing.gemm import GemmParameters, gemm_time
 from paleo.pricing.kernels import figures, pricer
 from paleo.pricing.store import lookup
-from paleo.specs.hardware import Device, load_system
+from paleo.specs.device import Device
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.software import load_software
+from paleo.specs.system import load_system
 from paleo.validate.steps.recipes import scaling_of
 
 

@@ -13,9 +13,9 @@ from paleo.predict import Prediction, predict
 from paleo.schedules.base import SCHEDULES
 from paleo.search.partial_recompute import fewest_layers
 from paleo.search.plans import search
-from paleo.specs.hardware import load_system
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
+from paleo.specs.system import load_system
 from paleo.studies.advice import advise
 from paleo.studies.cost import power
 

@@ -9,10 +9,10 @@ from paleo.errors import SpecError
 from paleo.lowering.launches import RECOMPUTE_MODULES
 from paleo.predict import Prediction, predict
 from paleo.search.plans import search
-from paleo.specs.hardware import load_system
 from paleo.specs.loading import validate
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
+from paleo.specs.system import load_system
 
 H100 = load_system("dgx-h100")
 TOKENS = 4 * 1024

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from paleo.specs.hardware import load_system
 from paleo.specs.loading import FileCache, changed_files, recorded
 from paleo.specs.model import load_model
+from paleo.specs.system import load_system
 
 MODEL = """
 title: one product

@@ -20,9 +20,9 @@ from paleo.report import exchange
 from paleo.report.failures import shares
 from paleo.report.html import report
 from paleo.search.plans import recommended
-from paleo.specs.hardware import load_system
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
+from paleo.specs.system import load_system
 from paleo.studies.comparison import AUTO, Purchase, PurchaseRequest, purchase, sensitivity
 from paleo.studies.long_run import LongRunOptions
 from paleo.studies.training import amount

@@ -25,7 +25,7 @@ from paleo.pricing.rnn import (
     weight_miss,
 )
 from paleo.specs.calibration import load_calibration
-from paleo.specs.hardware import load_device
+from paleo.specs.device import load_device
 from paleo.units import GIGA, MEGA, MICROSECOND, TERA
 from paleo.validate.kinds.base import KINDS, kind_of
 

@@ -9,9 +9,9 @@ import pytest
 from paleo.errors import SpecError
 from paleo.network.graph import build
 from paleo.predict import predict
-from paleo.specs.hardware import load_system
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
+from paleo.specs.system import load_system
 from paleo.validate.steps.memory import MemoryTable
 from paleo.validate.steps.networks import COLUMNS, NAMED, catalog_network, network_of
 from paleo.validate.steps.transformers import TransformerSteps

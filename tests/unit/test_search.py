@@ -21,10 +21,10 @@ from paleo.search.plans import Search, _searched, _sized, explain, search
 from paleo.search.points import Graphs, Key, _Blocks, _values, priced
 from paleo.search.ranking import Part, Ranking
 from paleo.search.space import Space, batch, divisors, layouts, microbatches, within
-from paleo.specs.hardware import System, load_system
 from paleo.specs.loading import validate
 from paleo.specs.model import ModelSpec, load_model
 from paleo.specs.run import Run
+from paleo.specs.system import System, load_system
 from paleo.step.backend import backend_of
 from paleo.units import GIB
 

@@ -10,9 +10,9 @@ import pytest
 
 from paleo.predict import Prediction, predict
 from paleo.schedules.base import SCHEDULES
-from paleo.specs.hardware import System, load_system
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
+from paleo.specs.system import System, load_system
 from paleo.step.pipeline import ShardedFigures, sharded_passes
 from paleo.step.streams import Buckets, iterations, walk
 

@@ -15,9 +15,9 @@ from paleo.operations.tensor import Window, precision
 from paleo.parallel.placement import STRATEGIES, Mesh, overridden, parse_strategy, placement
 from paleo.parallel.propagation import PlacedNode, propagate
 from paleo.predict import Prediction, predict
-from paleo.specs.hardware import load_system
 from paleo.specs.model import load_model, model_from
 from paleo.specs.run import Run
+from paleo.specs.system import load_system
 
 N, C, F, H, W = 4, 8, 16, 32, 24
 SYSTEM = load_system("dgx-a100-80gb")

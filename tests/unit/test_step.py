@@ -16,10 +16,10 @@ from paleo.operations.tensor import precision
 from paleo.predict import Prediction, predict
 from paleo.pricing.kernels import KernelTimes
 from paleo.schedules.base import SCHEDULES
-from paleo.specs.hardware import load_system
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.software import load_software
+from paleo.specs.system import load_system
 from paleo.step.backend import RecentGraphs
 from paleo.step.memory import alive, placed_layers, states, total_memory, workspace
 from paleo.step.section_times import BYTES, section_costs

@@ -13,10 +13,10 @@ import pytest
 from paleo.errors import SpecError
 from paleo.predict import Prediction, predict
 from paleo.specs.catalog import names
-from paleo.specs.hardware import load_system
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.software import load_software
+from paleo.specs.system import load_system
 from paleo.validate.steps import others, transformers
 from paleo.validate.steps.base import EXAMPLES, software_of
 from paleo.validate.tables import Predictions

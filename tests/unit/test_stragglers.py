@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from paleo.predict import predict
-from paleo.specs.hardware import load_system
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.software import load_software
+from paleo.specs.system import load_system
 from paleo.step.waiting import expected_largest, slowest_mean, waiting_share
 
 

@@ -13,9 +13,10 @@ from paleo.cli import run
 from paleo.errors import PlanError, SpecError
 from paleo.predict import Breakdown, Prediction, predict
 from paleo.report.comparison import compare as compared
-from paleo.specs.hardware import Price, load_system
+from paleo.specs.device import Price
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
+from paleo.specs.system import load_system
 from paleo.studies.collective import collective
 from paleo.studies.comparison import compare
 from paleo.studies.cost import Tariff

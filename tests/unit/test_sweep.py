@@ -21,9 +21,9 @@ from paleo import questions
 from paleo.cli import run as paleo
 from paleo.errors import SpecError
 from paleo.predict import predict
-from paleo.specs.hardware import load_system
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
+from paleo.specs.system import load_system
 from paleo.studies.changed_system import changed
 from paleo.studies.cost import Tariff
 from paleo.studies.study_file import Study, load_study

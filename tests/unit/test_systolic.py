@@ -10,10 +10,11 @@ from paleo.predict import predict
 from paleo.pricing.systolic import laid_out_bytes, occupied_flops, product_flops
 from paleo.questions import compare, estimate
 from paleo.specs.catalog import names
-from paleo.specs.hardware import Device, load_device, load_system
+from paleo.specs.device import Device, load_device
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.software import load_software
+from paleo.specs.system import load_system
 from paleo.units import MILLISECOND
 from paleo.validate.steps.base import software_of
 

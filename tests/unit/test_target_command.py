@@ -8,8 +8,8 @@ import math
 import pytest
 
 from paleo.cli.process import run as command
-from paleo.specs.hardware import load_system
 from paleo.specs.reliability import USUAL, reliability_of
+from paleo.specs.system import load_system
 
 TARGET = ["target", "mlperf:resnet", "--system", "dgx-a100-80gb", "--batch", "3264"]
 ESTIMATE = [

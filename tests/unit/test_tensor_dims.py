@@ -9,9 +9,9 @@ from paleo.network.graph import build
 from paleo.parallel.placement import STRATEGIES, Mesh, Strategy
 from paleo.parallel.plan import undivided_parameters
 from paleo.predict import predict
-from paleo.specs.hardware import load_system
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
+from paleo.specs.system import load_system
 
 NODE = load_system("dgx-a100-80gb")
 TP = Strategy(degrees={"tp": 4})

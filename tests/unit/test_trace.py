@@ -11,9 +11,9 @@ import pytest
 from paleo.cli import run as command
 from paleo.predict import predict
 from paleo.report.trace import trace
-from paleo.specs.hardware import load_system
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
+from paleo.specs.system import load_system
 from paleo.units import MICROSECOND
 
 

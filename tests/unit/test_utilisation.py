@@ -6,9 +6,9 @@ import pytest
 
 from paleo.parallel.plan import rare_utilisation
 from paleo.predict import Prediction, predict
-from paleo.specs.hardware import load_system
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
+from paleo.specs.system import load_system
 
 H100 = load_system("dgx-h100")
 

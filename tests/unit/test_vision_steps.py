@@ -11,10 +11,11 @@ from paleo.lowering.program import Program, without_backward
 from paleo.operations.base import Kernel
 from paleo.predict import Prediction, predict
 from paleo.pricing.kernels import FamilyPrices
-from paleo.specs.hardware import Device, load_device, load_system
+from paleo.specs.device import Device, load_device
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.software import load_software
+from paleo.specs.system import load_system
 from paleo.specs.task import task_of
 from paleo.validate.report import document, renderables
 from paleo.validate.runner import FileReport, validate_frame

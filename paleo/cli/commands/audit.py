@@ -56,8 +56,8 @@ def audit(
     from paleo.logs.nccl_tests import operation_of, read_collectives
     from paleo.predict import predict
     from paleo.report import audit as report
-    from paleo.specs.hardware import load_system
     from paleo.specs.model import load_model
+    from paleo.specs.system import load_system
     from paleo.studies.audit import audit as audited
     from paleo.studies.audit import audit_collectives
 

@@ -48,7 +48,7 @@ def collective(
     paleo collective all_to_all --bytes 1GB --ranks 16 --system dgx-a100-80gb --plot a2a.png
     """
     from paleo.report import documents, tables
-    from paleo.specs.hardware import load_system
+    from paleo.specs.system import load_system
     from paleo.studies import collective as studies
     from paleo.units import parse
 

@@ -177,8 +177,8 @@ def _other_search(
     listed consistency models and compressions."""
     from paleo.questions import gpu_counts, narrowed
     from paleo.report import search as shown
-    from paleo.specs.hardware import load_system
     from paleo.specs.model import load_model
+    from paleo.specs.system import load_system
 
     network, machine, counts = load_model(model), load_system(system), gpu_counts(gpus or "")
     run, names = stated_run.model_copy(update={"gpus": counts[0], "strategy": "dp"}), (network.name, machine.name)

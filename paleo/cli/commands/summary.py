@@ -37,8 +37,8 @@ def summary(
     paleo summary gpt2 --seq 1024 --system dgx-h100 --plot roofline.png
     """
     from paleo.report import documents, tables
-    from paleo.specs.hardware import load_system
     from paleo.specs.model import load_model
+    from paleo.specs.system import load_system
     from paleo.studies.summary import summarise
 
     path = picture_path(plot)

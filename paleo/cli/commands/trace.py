@@ -27,8 +27,8 @@ def trace(model: ModelName, system: SystemName, options: RunOptions, output: Tra
     from paleo.predict import predict
     from paleo.report.documents import dumped
     from paleo.report.trace import trace as traced
-    from paleo.specs.hardware import load_system
     from paleo.specs.model import load_model
+    from paleo.specs.system import load_system
 
     checked_output(output)
     step = predict(load_model(model), load_system(system), options.run())

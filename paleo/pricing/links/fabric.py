@@ -16,7 +16,7 @@ from paleo.units import MEBIBYTE, MICROSECOND
 if TYPE_CHECKING:
     from paleo.collectives.base import Array, Numeric
     from paleo.pricing.links.group import GroupLinks
-    from paleo.specs.hardware import System
+    from paleo.specs.system import System
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ from paleo.units import MICROSECOND
 
 if TYPE_CHECKING:
     from paleo.collectives.base import Algorithm, Array, Numeric, Phase, Traffic
-    from paleo.specs.hardware import Span, System
+    from paleo.specs.system import Span, System
 
 #: Link kinds inside a node that are no PCIe tree.
 _LIKE_NVLINK = frozenset({"nvlink", "nvswitch", "infinity_fabric", "ici", "ethernet"})
@@ -145,7 +145,7 @@ class GroupLinks:
 def group_links(system: System, *, stride: int, size: int) -> GroupLinks:
     """The links of ``size`` ranks, ``stride`` apart, of a system whose other ranks form groups of the same kind.
 
-    >>> from paleo.specs.hardware import load_system
+    >>> from paleo.specs.system import load_system
     >>> two_nodes = group_links(load_system("dgx-a100-80gb"), stride=1, size=16)
     >>> two_nodes.fan_outs, two_nodes.ports, two_nodes.fabric_levels
     ((8.0, 2.0), (1.0, 8.0), 1)
@@ -233,7 +233,7 @@ def link_kind(system: System) -> str:
     """What joins the devices of a node, as calibrations tell systems apart: nvlink, none, or PCIe: pcie-staged where
     copies pass the host's memory, pcie-switch where all devices reach each other below one root, else pcie.
 
-    >>> from paleo.specs.hardware import load_system
+    >>> from paleo.specs.system import load_system
     >>> [link_kind(load_system(name)) for name in ("dgx-h100", "deepbench-8gpu-dual-root", "deepbench-10gpu-pascal")]
     ['nvlink', 'pcie', 'pcie-switch']
     """

@@ -32,7 +32,7 @@ from paleo.pricing.links.group import link_kind
 
 if TYPE_CHECKING:
     from paleo.collectives.base import Array, Numeric
-    from paleo.specs.hardware import Level, System
+    from paleo.specs.system import Level, System
 
 #: Nodes below a leaf switch, and nodes of the machine, where the system states neither (a 64-port switch, half of
 #: it down).

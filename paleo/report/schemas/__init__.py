@@ -15,10 +15,12 @@ from pydantic import BaseModel
 
 from paleo.errors import SpecError, near
 from paleo.specs.calibration import Calibration
-from paleo.specs.hardware import Device, Link, System
+from paleo.specs.device import Device
+from paleo.specs.link import Link
 from paleo.specs.model import ModelSpec
 from paleo.specs.run import Run
 from paleo.specs.software import Software
+from paleo.specs.system import System
 from paleo.studies.study_file import Study
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"

@@ -30,7 +30,7 @@ from paleo.errors import SpecError, near
 from paleo.files import read_bytes
 from paleo.pricing.kernels import figures
 from paleo.registry import Registry
-from paleo.specs.hardware import find_device
+from paleo.specs.device import find_device
 from paleo.units import MICROSECOND
 
 if TYPE_CHECKING:
@@ -464,7 +464,7 @@ def energy(figures: DeviceFigures) -> Energy:
     """Energies of a device by its process; those of 7 nm where the architecture is not known.
 
     >>> from paleo.pricing.kernels import figures
-    >>> from paleo.specs.hardware import load_device
+    >>> from paleo.specs.device import load_device
     >>> energy(figures(load_device("v100-sxm2-16gb"), "fp16")).tensor
     2.3
     """

@@ -26,7 +26,7 @@ from paleo.pricing.convolution_shape import (
     convolution_shape,
 )
 from paleo.pricing.kernels import DeviceFigures, figures
-from paleo.specs.hardware import find_device
+from paleo.specs.device import find_device
 from paleo.units import MILLISECOND
 from paleo.validate.kinds.base import KINDS, TableKind, number, text
 from paleo.validate.kinds.conv import element_bytes

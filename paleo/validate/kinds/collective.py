@@ -26,7 +26,7 @@ from paleo.pricing.links.group import (
     links_across,
     stack_links,
 )
-from paleo.specs.hardware import System, load_system
+from paleo.specs.system import System, load_system
 from paleo.units import MICROSECOND
 from paleo.validate.kinds.base import KINDS, FitPlan, TableKind, number, text
 

@@ -25,7 +25,7 @@ from paleo.pricing.convolution_shape import (
     convolution_shape,
 )
 from paleo.pricing.kernels import DeviceFigures, unit_of
-from paleo.specs.hardware import find_device
+from paleo.specs.device import find_device
 from paleo.validate.kinds.base import (
     INTEGER_LANES,
     KINDS,

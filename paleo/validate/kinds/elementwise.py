@@ -16,7 +16,7 @@ from paleo.pricing.memory import (
     softmax_passes,
 )
 from paleo.pricing.store import streaming_fraction
-from paleo.specs.hardware import find_device
+from paleo.specs.device import find_device
 from paleo.units import MICROSECOND
 from paleo.validate.kinds.base import KINDS, FitPlan, TableKind, as_timed, number, text
 

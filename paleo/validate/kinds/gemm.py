@@ -14,7 +14,7 @@ import pandas as pd
 from paleo.errors import SpecError
 from paleo.pricing.gemm import GemmParameters, gemm_time, quantisation_time
 from paleo.pricing.kernels import DeviceFigures, unit_of
-from paleo.specs.hardware import find_device
+from paleo.specs.device import find_device
 from paleo.units import MICROSECOND
 from paleo.validate.kinds.base import (
     INTEGER_LANES,

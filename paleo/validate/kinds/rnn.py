@@ -14,7 +14,7 @@ from paleo.pricing.gemm import GemmParameters
 from paleo.pricing.kernels import DeviceFigures, unit_of
 from paleo.pricing.rnn import GATES, RnnDirection, RnnParameters, rnn_time
 from paleo.pricing.store import lookup
-from paleo.specs.hardware import find_device
+from paleo.specs.device import find_device
 from paleo.validate.kinds.base import (
     KINDS,
     TableKind,

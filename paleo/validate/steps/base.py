@@ -22,8 +22,8 @@ from paleo.validate.tables import Predictions
 if TYPE_CHECKING:
     from paleo.predict import Prediction
     from paleo.specs.calibration import Calibration
-    from paleo.specs.hardware import System
     from paleo.specs.software import Software
+    from paleo.specs.system import System
     from paleo.step.memory import Footprint
     from paleo.step.step import Uncertainty
     from paleo.validate.kinds.base import Array

@@ -17,10 +17,11 @@ import pandas as pd
 from paleo.compression.base import Message, SummedGradient, compression
 from paleo.errors import SpecError
 from paleo.predict import predict
-from paleo.specs.hardware import load_device, load_system
+from paleo.specs.device import load_device
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.software import load_software
+from paleo.specs.system import load_system
 from paleo.units import MEBIBYTE, TERA
 from paleo.validate.kinds.base import number
 from paleo.validate.steps.base import Step, StepTable, filled, integer, records
@@ -30,8 +31,8 @@ from paleo.validate.tables import STEPS
 
 if TYPE_CHECKING:
     from paleo.compression.base import Coding, Compression
-    from paleo.specs.hardware import System
     from paleo.specs.software import Software
+    from paleo.specs.system import System
     from paleo.validate.kinds.base import Array
     from paleo.validate.steps.base import Row
     from paleo.validate.tables import Predictions

@@ -17,17 +17,19 @@ from paleo.consistency.asynchronous import mixed_queue, service_time
 from paleo.consistency.base import Server, Workload, consistency
 from paleo.errors import SpecError
 from paleo.predict import predict
-from paleo.specs.hardware import find_device, load_link, load_system
+from paleo.specs.device import find_device
+from paleo.specs.link import load_link
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.software import SERVER_CALL
+from paleo.specs.system import load_system
 from paleo.validate.kinds.base import number, text
 from paleo.validate.steps.base import Step, StepTable, filled, integer
 from paleo.validate.tables import STEPS
 
 if TYPE_CHECKING:
-    from paleo.specs.hardware import System
     from paleo.specs.software import Software
+    from paleo.specs.system import System
     from paleo.validate.kinds.base import Array
     from paleo.validate.steps.base import Row
     from paleo.validate.tables import Predictions

@@ -18,9 +18,9 @@ from paleo.validate.tables import STEPS
 
 if TYPE_CHECKING:
     from paleo.predict import Prediction
-    from paleo.specs.hardware import System
     from paleo.specs.model import ModelSpec
     from paleo.specs.software import Software
+    from paleo.specs.system import System
     from paleo.step.memory import Footprint
     from paleo.validate.kinds.base import Array
     from paleo.validate.steps.base import Row

@@ -21,17 +21,17 @@ import pandas as pd
 
 from paleo.errors import SpecError
 from paleo.predict import predict
-from paleo.specs.hardware import load_system
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
+from paleo.specs.system import load_system
 from paleo.validate.kinds.base import read_table
 from paleo.validate.steps.base import Step, StepTable, ideal_seconds, integer, records
 from paleo.validate.tables import STEPS
 
 if TYPE_CHECKING:
     from paleo.predict import Prediction
-    from paleo.specs.hardware import System
     from paleo.specs.software import Software
+    from paleo.specs.system import System
     from paleo.validate.kinds.base import Array
     from paleo.validate.steps.base import Row
     from paleo.validate.tables import Predictions

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from paleo.errors import SpecError, near
 from paleo.operations.base import OPTIMIZERS
 from paleo.predict import predict
-from paleo.specs.hardware import load_system
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
+from paleo.specs.system import load_system
 from paleo.studies.cost import board, power, power_interval
 from paleo.units import MILLISECOND
 from paleo.validate.steps.base import Step, StepTable, filled, integer, software_of
@@ -22,8 +22,8 @@ from paleo.validate.tables import STEPS
 if TYPE_CHECKING:
     from paleo.predict import Prediction
     from paleo.pricing.power import PowerParameters
-    from paleo.specs.hardware import System
     from paleo.specs.software import Software
+    from paleo.specs.system import System
     from paleo.studies.cost import Power
     from paleo.validate.steps.base import Row
 

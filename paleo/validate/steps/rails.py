@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, ClassVar
 from paleo.errors import SpecError, near
 from paleo.pricing.communication import link_parameters
 from paleo.pricing.links.alpha_beta import hidden
-from paleo.specs.hardware import load_system
+from paleo.specs.system import load_system
 from paleo.validate.steps.base import Step, StepTable, integer
 from paleo.validate.tables import STEPS
 
 if TYPE_CHECKING:
     from paleo.pricing.links.fabric import FabricParameters
-    from paleo.specs.hardware import System
     from paleo.specs.software import Software
+    from paleo.specs.system import System
     from paleo.validate.steps.base import Row
 
 #: Whom a GPU talks to: the one of its rail in the other node, or all there.

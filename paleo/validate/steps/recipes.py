@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from paleo.errors import SpecError
-from paleo.specs.hardware import load_system
+from paleo.specs.system import load_system
 from paleo.validate.steps.base import filled, integer
 
 if TYPE_CHECKING:

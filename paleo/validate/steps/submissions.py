@@ -16,8 +16,9 @@ import pandas as pd
 
 from paleo.errors import PaleoError, PlanError, SpecError
 from paleo.predict import predict
-from paleo.specs.hardware import Level, load_link, load_system
+from paleo.specs.link import load_link
 from paleo.specs.software import load_software
+from paleo.specs.system import Level, load_system
 from paleo.specs.task import task_of
 from paleo.studies.target import MODEL_PARALLEL, run_of, time_to_target
 from paleo.units import MILLISECOND
@@ -29,9 +30,9 @@ from paleo.validate.tables import STEPS
 
 if TYPE_CHECKING:
     from paleo.specs.calibration import Calibration
-    from paleo.specs.hardware import System
     from paleo.specs.run import Run
     from paleo.specs.software import Software
+    from paleo.specs.system import System
     from paleo.specs.task import TrainingTask
     from paleo.studies.target import TargetTime
     from paleo.validate.kinds.base import Array

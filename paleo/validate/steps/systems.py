@@ -8,11 +8,13 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from paleo.specs.catalog import names
-from paleo.specs.hardware import find_device, load_link, load_system
+from paleo.specs.device import find_device
+from paleo.specs.link import load_link
+from paleo.specs.system import load_system
 from paleo.validate.steps.base import filled, integer
 
 if TYPE_CHECKING:
-    from paleo.specs.hardware import System
+    from paleo.specs.system import System
     from paleo.validate.steps.base import Row
 
 #: Systems for rows that name a device alone.

@@ -10,9 +10,9 @@ from paleo.lowering.launches import RECOMPUTE_MODULES
 from paleo.lowering.policies import RECOMPUTE
 from paleo.predict import predict
 from paleo.search.partial_recompute import fewest_layers
-from paleo.specs.hardware import load_system
 from paleo.specs.run import Run
 from paleo.specs.software import load_software
+from paleo.specs.system import load_system
 from paleo.validate.steps.base import (
     StepTable,
     died,
@@ -30,9 +30,9 @@ from paleo.validate.tables import STEPS
 if TYPE_CHECKING:
     from paleo.predict import Prediction
     from paleo.specs.calibration import Calibration
-    from paleo.specs.hardware import System
     from paleo.specs.model import ModelSpec
     from paleo.specs.software import Software
+    from paleo.specs.system import System
     from paleo.step.memory import Footprint
     from paleo.validate.steps.base import (
         Row,

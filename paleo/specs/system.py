@@ -1,9 +1,6 @@
-"""Devices, links and systems: what their makers say of them, in SI, with sources.
+"""Systems: nodes of devices, the levels of links between them, and what a group of ranks has of each level.
 
-Bandwidth is per direction and peaks are dense. A memory that is sold as "80 GB" is 80 GiB of HBM or GDDR, as
-``nvidia-smi`` shows it (H100 80GB: 81559 MiB; H200 141GB: 143771 MiB), so the catalog writes GiB; what driver and ECC
-keep for themselves, one per cent or less, is not taken off. Cache sizes are binary too. What was *measured* is in
-calibrations, not here: a link's ``achieved_fraction`` is the one exception, kept beside its source.
+Bandwidth is per direction, as the makers state it, with sources.
 """
 
 from __future__ import annotations
@@ -16,216 +13,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from paleo.errors import PlanError, SpecError, near
-from paleo.specs.catalog import device_named, entries, is_path, kind_of, read_entry, read_inline
-from paleo.specs.loading import FileCache, PositiveCount, Spec, Text, validate, with_path
-from paleo.units import (
-    Bytes,
-    BytesPerSecond,
-    FailuresPerSecond,
-    FlopsPerSecond,
-    Hertz,
-    PricePerSecond,
-    Seconds,
-    Watts,
-    counted,
-    gibibytes,
-)
-
-Year = Annotated[int, Field(strict=True, ge=1990, le=2100)]
-Fraction = Annotated[float, Field(strict=True, gt=0, le=1)]
-Flag = Annotated[bool, Field(strict=True)]
-#: What stands for the source of figures of one's own machine; the catalog states all of its sources.
-NOT_STATED = "not stated"
-Dtype = Literal["fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "fp4", "int8"]
-Unit = Literal["tensor", "vector"]
-DTYPES: tuple[Dtype, ...] = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "fp4", "int8")
-
-
-class Price(Spec):
-    """The price of one device or node, with its source and date."""
-
-    rate: PricePerSecond
-    date: Text
-    source: Text
-
-
-class Memory(Spec):
-    """Device memory: capacity [byte] and peak bandwidth [byte/s].
-
-    ``reported``: bytes that the driver offers to programs, if known. Less than the capacity: firmware keeps some, and
-    inline error correction takes a sixteenth of graphics memory.
-    """
-
-    capacity: Bytes
-    bandwidth: BytesPerSecond
-    kind: Text
-    reported: Bytes | None = None
-
-    @property
-    def usable(self) -> float:
-        """Bytes that a run may take: those reported by the driver, else the capacity."""
-        return self.capacity if self.reported is None else self.reported
-
-    @model_validator(mode="after")
-    def _within_capacity(self) -> Memory:
-        if self.usable > self.capacity:
-            raise ValueError(f"reported: must not exceed the capacity of {gibibytes(self.capacity)}")
-        return self
-
-
-class Multiprocessor(Spec):
-    """Sizes of one SM, CU or core: registers and shared memory [byte]."""
-
-    compute_capability: Text | None = None
-    registers: Bytes | None = None
-    shared_memory: Bytes | None = None
-    source: Text = NOT_STATED
-
-
-class Pcie(Spec):
-    """The slot or socket that joins the device to its host."""
-
-    generation: PositiveCount
-    lanes: PositiveCount
-
-
-class MatrixUnit(Spec):
-    """A systolic array: so many rows and columns of multipliers."""
-
-    width: PositiveCount
-    source: Text = NOT_STATED
-
-
-class Interconnect(Spec):
-    """The links between devices that a device itself has, all of them together, per direction [byte/s]."""
-
-    kind: Literal["nvlink", "infinity_fabric", "ici", "roce"]
-    generation: PositiveCount | None = None
-    bandwidth: BytesPerSecond
-
-
-class Device(Spec):
-    """One accelerator as its datasheet describes it: one device of a deep-learning framework.
-
-    ``peak`` is the fastest dense rate of a dtype, by tensor cores where the device has them for that dtype (with fp32
-    accumulation), and ``vector_peak`` that of the ordinary cores at ``boost_clock``.
-    """
-
-    name: Text
-    full_name: Text
-    vendor: Text
-    architecture: Text
-    kind: Literal["gpu", "tpu", "accelerator", "cpu"] = "gpu"
-    year: Year | None = None
-    multiprocessors: PositiveCount
-    boost_clock: Hertz | None = None
-    tensor_clock: Hertz | None = None
-    peak: dict[Dtype, FlopsPerSecond]
-    vector_peak: dict[Dtype, FlopsPerSecond] = Field(default_factory=dict)
-    memory: Memory
-    l2: Bytes | None = None
-    multiprocessor: Multiprocessor | None = None
-    matrix_unit: MatrixUnit | None = None
-    tdp: Watts | None = None
-    form_factor: Text
-    pcie: Pcie | None = None
-    interconnect: Interconnect | None = None
-    price: Price | None = None
-    aliases: tuple[Text, ...] = ()
-    notes: Text | None = None
-    source: Text = NOT_STATED
-
-    @model_validator(mode="after")
-    def _has_a_peak(self) -> Device:
-        if not self.peak:
-            raise SpecError("peak: is empty; write at least one, like {fp32: 19.5 TFLOP/s}")
-        slow = [dtype for dtype, rate in self.vector_peak.items() if rate > self.peak.get(dtype, 0.0)]
-        if slow:
-            raise SpecError(f"peak.{slow[0]}: is missing or below vector_peak.{slow[0]}; peak is the fastest rate")
-        return self
-
-    def copy_rate(self, achieved: float | None = None) -> float:
-        """Rate of copies between the device and its host, each way [byte/s]: the PCIe lanes times the share that copies
-        reach, or the ``achieved`` rate; SpecError if `pcie` is not stated."""
-        if self.pcie is None:
-            raise SpecError(f"device {self.name}: pcie is not stated, so the time of copies to the host is not known")
-        link = load_link(f"pcie{self.pcie.generation}-x16")
-        return link.bandwidth * (achieved or link.achieved_fraction or 1.0) * self.pcie.lanes / 16
-
-    @property
-    def tensor_dtypes(self) -> tuple[Dtype, ...]:
-        """The dtypes whose peak the ordinary cores cannot reach: those of the tensor (matrix) cores."""
-        return tuple(dtype for dtype in self.peak if self.peak[dtype] > self.vector_peak.get(dtype, 0.0))
-
-    @property
-    def training_dtype(self) -> Dtype:
-        """The dtype that people train in on this device: bf16, else fp16 on tensor cores, else fp32."""
-        tensor = self.tensor_dtypes
-        return "bf16" if "bf16" in tensor else "fp16" if "fp16" in tensor else "fp32"
-
-    @property
-    def tensor_cores(self) -> bool:
-        """Whether 16-bit matrix products have their own units."""
-        return any(dtype in ("fp16", "bf16") for dtype in self.tensor_dtypes)
-
-    def arithmetic(self, dtype: str) -> str:
-        """The format that libraries multiply numbers of ``dtype`` in.
-
-        It is fp32 where ordinary cores are faster at that than at sixteen bits (a GeForce of Pascal does one 64th), as
-        cuBLAS and cuDNN do when asked for fp32 accumulation, and where ordinary cores only convert fp16 (NVIDIA's
-        before Pascal; cuDNN's PSEUDO_HALF_CONFIG).
-
-        >>> names = ("gtx-1080-ti", "p100-pcie-16gb", "titan-x-maxwell")
-        >>> [load_device(name).arithmetic("fp16") for name in names], load_device("titan-x-maxwell").arithmetic("bf16")
-        (['fp32', 'fp16', 'fp32'], 'bf16')
-        """
-        native, wide = self.peak.get(dtype), self.vector_peak.get("fp32")  # type: ignore[call-overload]
-        if native is None:
-            converted = dtype == "fp16" and self.vendor == "NVIDIA" and wide is not None
-        else:
-            converted = dtype in ("fp16", "bf16") and wide is not None and native < wide
-        return "fp32" if converted else dtype
-
-    def peak_flops_per_s(self, dtype: str, unit: Unit | None = None) -> float:
-        """Dense peak of ``dtype`` [FLOP/s] on the fastest unit, or on the ``unit`` that is named; where that dtype is
-        only stored, of the format that it is multiplied in.
-
-        >>> load_device("a100-sxm4-80gb").peak_flops_per_s("fp16", "vector")
-        78000000000000.0
-        """
-        rates: Mapping[Dtype, float] = self.vector_peak if unit == "vector" else self.peak
-        known = self.tensor_dtypes if unit == "tensor" else tuple(rates)
-        operand_dtype = dtype if dtype in known else self.arithmetic(dtype)
-        for name in known:
-            if name == operand_dtype:
-                return rates[name]
-        where = f"{unit} peak" if unit else "peak"
-        raise SpecError(f"device {self.name} has no {where} for dtype {dtype!r}; {near(dtype, known)}")
-
-
-LinkKind = Literal[
-    "pcie", "nvlink", "nvswitch", "infinity_fabric", "ici", "qpi", "ethernet", "infiniband", "efa", "slingshot", "other"
-]
-
-
-class Link(Spec):
-    """One link: bandwidth per direction [byte/s], one-way latency of a small message [s].
-
-    ``scope`` says what one link is (a port, all NVLinks of one GPU, …); ``achieved_fraction`` is the part of the
-    bandwidth that large messages reach.
-    """
-
-    name: Text
-    kind: LinkKind
-    scope: Text
-    bandwidth: BytesPerSecond
-    achieved_fraction: Fraction | None = None
-    achieved_source: Text | None = None
-    latency: Seconds | None = None
-    latency_source: Text | None = None
-    notes: Text | None = None
-    source: Text = NOT_STATED
+from paleo.errors import PlanError, SpecError
+from paleo.specs.catalog import entries, is_path, kind_of, read_entry, read_inline
+from paleo.specs.device import Device, Price, load_device, named
+from paleo.specs.link import Link, load_link
+from paleo.specs.loading import NOT_STATED, FileCache, Flag, PositiveCount, Spec, Text, Year, validate, with_path
+from paleo.units import Bytes, BytesPerSecond, FailuresPerSecond, counted
 
 
 class Level(Spec):
@@ -510,16 +303,6 @@ def _prime_factors(number: int) -> list[int]:
     return sorted([*factors, number] if number > 1 else factors, reverse=True)
 
 
-def load_device(name_or_path: str | Path) -> Device:
-    """The device of that catalog name, or of that YAML file."""
-    return _devices(name_or_path)
-
-
-def load_link(name_or_path: str | Path) -> Link:
-    """The link of that catalog name, or of that YAML file."""
-    return _links(name_or_path)
-
-
 def load_system(name_or_path: str | Path) -> System:
     """The system of that catalog name, or of that YAML file; a device, by name or file, means one such device alone."""
     return _systems(name_or_path)
@@ -530,36 +313,6 @@ def loaded_system(system: str | Path | System) -> System:
     if not isinstance(system, str | Path | System):
         raise SpecError(f"system {system!r:.80}: expected a name, a path, or what load_system gave")
     return system if isinstance(system, System) else load_system(system)
-
-
-def find_device(text: str) -> Device:
-    """The device that a name, a path, a full name or an alias (what CUDA reports) means, whatever the case.
-
-    >>> find_device("NVIDIA H100 80GB HBM3").name
-    'h100-sxm5-80gb'
-    """
-    try:
-        name = device_named(text)
-    except SpecError:
-        if not is_path(text):
-            raise
-        name = text
-    return load_device(name)
-
-
-def named(data: Mapping[str, Any], stem: str) -> dict[str, Any]:
-    """The mapping of a device or system with a name and a full name, by default those of its file."""
-    return {"name": stem, "full_name": data.get("name", stem), **data}
-
-
-def _device(name_or_path: str | Path) -> Device:
-    path, data = read_entry("devices", name_or_path)
-    return validate(Device, named(data, path.stem), path)
-
-
-def _link(name_or_path: str | Path) -> Link:
-    path, data = read_entry("links", name_or_path)
-    return validate(Link, {"name": path.stem, **data}, path)
 
 
 def _system(name_or_path: str | Path) -> System:
@@ -584,7 +337,7 @@ def _means_device(name_or_path: str | Path) -> bool:
         return False
 
 
-_devices, _links, _systems = FileCache(_device), FileCache(_link), FileCache(_system)
+_systems = FileCache(_system)
 
 
 def _with_link(level: object, where: Path, index: int) -> object:

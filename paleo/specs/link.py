@@ -1,0 +1,53 @@
+"""Links: what their makers say of one, in SI, with sources.
+
+Bandwidth is per direction. What was *measured* is in calibrations, not here; ``achieved_fraction`` is the one
+exception, kept beside its source.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from paleo.specs.catalog import read_entry
+from paleo.specs.loading import NOT_STATED, FileCache, Spec, Text, validate
+from paleo.units import BytesPerSecond, Seconds
+
+Fraction = Annotated[float, Field(strict=True, gt=0, le=1)]
+LinkKind = Literal[
+    "pcie", "nvlink", "nvswitch", "infinity_fabric", "ici", "qpi", "ethernet", "infiniband", "efa", "slingshot", "other"
+]
+
+
+class Link(Spec):
+    """One link: bandwidth per direction [byte/s], one-way latency of a small message [s].
+
+    ``scope`` says what one link is (a port, all NVLinks of one GPU, …); ``achieved_fraction`` is the part of the
+    bandwidth that large messages reach.
+    """
+
+    name: Text
+    kind: LinkKind
+    scope: Text
+    bandwidth: BytesPerSecond
+    achieved_fraction: Fraction | None = None
+    achieved_source: Text | None = None
+    latency: Seconds | None = None
+    latency_source: Text | None = None
+    notes: Text | None = None
+    source: Text = NOT_STATED
+
+
+def load_link(name_or_path: str | Path) -> Link:
+    """The link of that catalog name, or of that YAML file."""
+    return _links(name_or_path)
+
+
+def _link(name_or_path: str | Path) -> Link:
+    path, data = read_entry("links", name_or_path)
+    return validate(Link, {"name": path.stem, **data}, path)
+
+
+_links = FileCache(_link)
