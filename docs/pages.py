@@ -147,10 +147,11 @@ def _keys(schema: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, st
 def spec_files() -> str:
     """The keys of every kind of YAML file."""
     from paleo.specs.device import Device, Memory, Price
+    from paleo.specs.fields import field_table
     from paleo.specs.link import Link
     from paleo.specs.model import Dataset, Expect, Input, ModelSpec
     from paleo.specs.run import Run
-    from paleo.specs.software import Software, field_table
+    from paleo.specs.software import Software
     from paleo.specs.system import Host, Level, System
     from paleo.studies.cost import Tariff
     from paleo.studies.study_file import Study

@@ -14,12 +14,13 @@ from paleo.schedules.base import SCHEDULES
 from paleo.specs.calibration import Calibration, load_calibration
 from paleo.specs.catalog import is_path, kind_of, names
 from paleo.specs.device import Device, load_device
+from paleo.specs.fields import field_table, shown
 from paleo.specs.link import Link, load_link
 from paleo.specs.loading import Spec
 from paleo.specs.model import ModelSpec, load_model
 from paleo.specs.prices import rent_quote
 from paleo.specs.run import Run, load_run
-from paleo.specs.software import Software, field_table, load_software, shown
+from paleo.specs.software import Software, load_software
 from paleo.specs.system import System, load_system
 from paleo.specs.task import load_task
 from paleo.studies.study_file import load_study
@@ -28,7 +29,7 @@ from paleo.units import HOUR, counted, duration, engineering, gibibytes
 
 if TYPE_CHECKING:
     from paleo.specs.device import Price
-    from paleo.specs.software import FieldRow
+    from paleo.specs.fields import FieldRow
     from paleo.specs.system import Level
     from paleo.validate.tables import MeasuredTable
 

@@ -1,92 +1,23 @@
 """Software profiles: how a framework drives the device, in groups of fields.
 
 Every field says what it means where it is declared; `paleo show software NAME` and the docs print those sentences.
-
-A schema as a table: field, unit, default, meaning; for `paleo show`, for the docs, and for messages.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, get_args
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
-from pydantic.fields import FieldInfo
+from pydantic import BeforeValidator, ConfigDict, Field
 
 from paleo.errors import SpecError, near
 from paleo.operations.tensor import Scaling
 from paleo.specs.calibration import Residual
 from paleo.specs.catalog import is_path, read_entry
 from paleo.specs.loading import FileCache, Flag, PositiveCount, Spec, Text, validate
-from paleo.units import MEBIBYTE, Bytes, BytesPerSecond, FlopsPerSecond, Hertz, Seconds, Watts, duration, gibibytes
-
-#: How values of each dimension are written.
-_UNITS = {
-    Seconds: "time",
-    Bytes: "bytes",
-    BytesPerSecond: "bytes/s",
-    FlopsPerSecond: "FLOP/s",
-    Hertz: "Hz",
-    Watts: "W",
-}
-
-
-class FieldRow(NamedTuple):
-    """One field of a schema: dotted name, dimension of the value, default, meaning."""
-
-    field: str
-    unit: str
-    default: str
-    meaning: str
-
-
-def field_table(schema: type[BaseModel]) -> list[FieldRow]:
-    """The described fields of a schema, those of nested ones under dotted names, in the order of their declaration."""
-    return list(_rows(schema, ""))
-
-
-def _rows(schema: type[BaseModel], prefix: str) -> Iterator[FieldRow]:
-    for name, field in schema.model_fields.items():
-        key = f"{prefix}{field.alias or name}"
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield from _rows(field.annotation, f"{key}.")
-        elif field.description:
-            unit = unit_of(field)
-            yield FieldRow(
-                key, unit, "required" if field.is_required() else shown(field.default, unit), field.description
-            )
-
-
-def unit_of(field: FieldInfo) -> str:
-    """The dimension of a field's value; empty for numbers without one, words and flags."""
-    inside = (field.annotation, *get_args(field.annotation))
-    for dimension, unit in _UNITS.items():
-        validator = get_args(dimension)[1]
-        if dimension in inside or any(entry is validator for entry in field.metadata):
-            return unit
-    return ""
-
-
-def shown(value: Any, unit: str = "") -> str:
-    """A value for people.
-
-    >>> shown(8e-06, "time"), shown(True), shown(("norm", "softmax")), shown(None)
-    ('8 us', 'true', 'norm, softmax', '-')
-    """
-    if value is None or value == ():
-        return "-"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, tuple):
-        return ", ".join(map(str, value))
-    if isinstance(value, dict):
-        return ", ".join(f"{key} {number:g}" for key, number in value.items())
-    if isinstance(value, int | float):
-        return duration(value) if unit == "time" else gibibytes(value) if unit == "bytes" else f"{value:g}"
-    return str(value)
-
+from paleo.units import MEBIBYTE, Bytes, Seconds
 
 #: An empty PyTorch process as nvidia-smi shows it, kernels loaded lazily (CUDA 11.7 and later): about half a GiB.
 CONTEXT = 512.0 * MEBIBYTE
@@ -103,8 +34,8 @@ SERVER_CALL = 0.102e-3
 Algorithm = Literal["implicit", "explicit", "winograd", "nonfused", "fft", "direct"]
 #: A day, month or year.
 Date = Annotated[str, BeforeValidator(str), Field(pattern=r"^[0-9]{4}(-[0-9]{2}){0,2}$")]
-#: Who deals out tokens to experts.
 Recompute = Literal["none", "selective", "full"]
+#: Who sends tokens to experts.
 Dispatch = Literal["nccl", "deepep", "hybridep"]
 #: A release's number or name, as its framework prints it.
 Release = Annotated[str, BeforeValidator(str), Field(pattern=r"^[0-9A-Za-z._-]{1,40}$")]
@@ -600,5 +531,7 @@ def _check_groups(path: Path, data: Mapping[str, Any]) -> None:
     known = {field.alias or name for name, field in Software.model_fields.items()}
     for key in data:
         if key not in known:
+            from paleo.specs.fields import field_table
+
             places = [row.field for row in field_table(Software)]
             raise SpecError(f"{path}: {key}: unknown key; {near(key, [*known, *places])}")

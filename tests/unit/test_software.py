@@ -12,9 +12,10 @@ from paleo.cli import run as command
 from paleo.errors import SpecError
 from paleo.predict import predict
 from paleo.specs.catalog import names
+from paleo.specs.fields import field_table
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
-from paleo.specs.software import Software, field_table, load_software
+from paleo.specs.software import Software, load_software
 from paleo.specs.system import load_system
 from paleo.units import MICROSECOND
 from paleo.validate.steps.base import profile_then
