@@ -122,6 +122,7 @@ class Asynchronous:
     summary = "workers push and pull at parameter servers, waiting for nobody"
     reference = "Dean et al., Large scale distributed deep networks, NIPS 2012; Niu et al., Hogwild, NIPS 2011"
     exact = False
+    uses_servers = True
 
     def cycle(self, workload: Workload) -> Cycle:
         if workload.server is None:

@@ -147,6 +147,10 @@ class Consistency(Protocol):
     def exact(self) -> bool:
         """Whether every update is what a synchronous step would make: no price of staleness is needed."""
 
+    @property
+    def uses_servers(self) -> bool:
+        """Whether workers exchange through the parameter servers of a run that states some (`Workload.server`)."""
+
     def cycle(self, workload: Workload) -> Cycle:
         """Seconds, updates, staleness of a workload."""
 
@@ -166,7 +170,7 @@ def consistency(text: str) -> Consistency:
 
 
 def idle_servers(run: Run) -> list[str]:
-    """Whether a run states parameter servers that its model does not use: one that does names their knee.
+    """A warning where a run states parameter servers that its consistency model does not use, else nothing.
 
     >>> from paleo.specs.run import Run
     >>> idle_servers(Run(consistency="local:8", servers=4)), idle_servers(Run(consistency="async", servers=4))
@@ -174,8 +178,7 @@ def idle_servers(run: Run) -> list[str]:
     """
     if run.servers is None or run.consistency == "bsp" or run.exchange == "parameter-server":
         return []
-    pair = Workload(2.0, 1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, server=Server(call=0.0, bandwidth=1.0))
-    if not np.isnan(consistency(run.consistency).cycle(pair).knee):
+    if consistency(run.consistency).uses_servers:
         return []
     return [f"servers={run.servers} changes nothing: workers of {run.consistency} exchange without parameter servers"]
 

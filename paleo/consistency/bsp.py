@@ -20,6 +20,7 @@ class BulkSynchronous:
     summary = "every step waits for all workers and sums their gradients"
     reference = "Valiant, A bridging model for parallel computation, CACM 33(8), 1990"
     exact = True
+    uses_servers = False
 
     def cycle(self, workload: Workload) -> Cycle:
         exposed = np.asarray(workload.all_reduce - np.minimum(workload.hidden, workload.all_reduce))

@@ -72,6 +72,8 @@ class Gossip:
     """
 
     kind: str
+    exact = False  # parameters of workers differ
+    uses_servers = False
 
     @property
     def summary(self) -> str:
@@ -82,11 +84,6 @@ class Gossip:
     def reference(self) -> str:
         """Where the topology comes from."""
         return TOPOLOGIES[self.kind].reference
-
-    @property
-    def exact(self) -> bool:
-        """Workers' parameters differ."""
-        return False
 
     def cycle(self, workload: Workload) -> Cycle:
         degree = TOPOLOGIES[self.kind].degree(workload.workers)

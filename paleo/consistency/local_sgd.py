@@ -47,6 +47,7 @@ class Periodic:
     reference: str
     fragments: int = 1
     streams: bool = False
+    uses_servers = False
 
     @property
     def summary(self) -> str:
@@ -112,6 +113,7 @@ class Federated:
     summary = "clients make local steps, then send their model to a server"
     reference = "McMahan et al., Communication-efficient learning of deep networks, AISTATS 2017"
     exact = False
+    uses_servers = False
 
     def cycle(self, workload: Workload) -> Cycle:
         step = local_step(workload, float(self.steps), 2.0 * np.asarray(workload.neighbour))

@@ -48,6 +48,7 @@ class StaleSynchronous:
     summary = "workers may be some steps apart, then the fastest waits"
     reference = "Ho et al., SSP, NIPS 2013; Li et al., Parameter server, OSDI 2014 (bounded delay)"
     exact = False
+    uses_servers = True
 
     def cycle(self, workload: Workload) -> Cycle:
         noise = windowed_waiting(workload.workers, workload.jitter, float(self.window))

@@ -18,6 +18,7 @@ from paleo.operations.tensor import BYTES, Scaling
 from paleo.parallel.placement import AXES, BATCH_AXES, Mesh, idle_axes, node_groups, parse_strategy
 from paleo.schedules.base import SCHEDULES
 from paleo.specs.catalog import systems_with
+from paleo.specs.software import TPU_PROFILE, profiles_with_routing
 from paleo.units import GIB
 
 if TYPE_CHECKING:
@@ -328,7 +329,7 @@ def foreign_software(run: Run, system: System) -> list[str]:
     usual = type(run).model_fields["software"].default
     if system.device.kind != "tpu" or run.software != usual:
         return []
-    return [f"software {usual} launches kernels one by one; programs on TPUs are compiled: --software xla-tpu"]
+    return [f"software {usual} launches kernels one by one; programs on TPUs are compiled: --software {TPU_PROFILE}"]
 
 
 def free_routing(graph: Graph, run: Run, software: Software, system: System) -> list[str]:
@@ -338,7 +339,7 @@ def free_routing(graph: Graph, run: Run, software: Software, system: System) -> 
         return []
     return [
         f"software {run.software} states no time of the host for dealing out tokens to experts, so steps come out too "
-        "short; --software pytorch-eager, torchtitan, megatron-core, nemo and nemo-automodel state it"
+        f"short; profiles that state it: {', '.join(profiles_with_routing())}"
     ]
 
 

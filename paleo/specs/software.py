@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, ConfigDict, Field
 from paleo.errors import SpecError, near
 from paleo.operations.tensor import Scaling
 from paleo.specs.calibration import Residual
-from paleo.specs.catalog import is_path, read_entry
+from paleo.specs.catalog import is_path, names, read_entry
 from paleo.specs.loading import FileCache, Flag, PositiveCount, Spec, Text, validate
 from paleo.units import MEBIBYTE, Bytes, Seconds
 
@@ -30,6 +30,8 @@ FRAGMENTATION = 0.058
 #: Seconds of a parameter server for each tensor that is pushed and pulled: TensorFlow's, fitted to four saturated rates
 #: of P100 workers (Li, Walls, Guo, CM-DARE, ICDCS 2020); 6.5 % on 93 rates that were not.
 SERVER_CALL = 0.102e-3
+#: The profile of programs that are compiled for TPUs.
+TPU_PROFILE = "xla-tpu"
 #: Algorithms of convolution that a profile may name.
 Algorithm = Literal["implicit", "explicit", "winograd", "nonfused", "fft", "direct"]
 #: A day, month or year.
@@ -487,6 +489,11 @@ class Software(Spec):
         if isinstance(known, float):
             return known
         return known.get(architecture, sum(known.values()) / len(known) if known else 1.0)
+
+
+def profiles_with_routing() -> list[str]:
+    """Profiles of the catalog that state the host's time for tokens on their way to experts (``host.routing``)."""
+    return [name for name in names("software") if load_software(name).host.routing > 0]
 
 
 def load_software(name_or_path: str | Path) -> Software:

@@ -13,7 +13,7 @@ import pandas as pd
 
 from paleo.errors import PaleoError, SpecError
 from paleo.specs.catalog import names
-from paleo.specs.software import load_software
+from paleo.specs.software import TPU_PROFILE, load_software
 from paleo.step.step import INTERVALS
 from paleo.units import MILLISECOND
 from paleo.validate.kinds.base import number_or_nan, text
@@ -72,8 +72,6 @@ NOTED = {("torchtitan", "fsdp (eager)"): "torchtitan-eager"}
 
 #: What the sources begin with that run NVIDIA's example scripts in its containers.
 EXAMPLES = ("DeepLearningExamples",)
-#: The profile of programs on TPUs.
-TPU_PROFILE = "xla-tpu"
 
 
 def software_of(row: Row, default: str = "pytorch-eager") -> str:
