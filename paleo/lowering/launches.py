@@ -266,8 +266,8 @@ class Checkpoints:
 
     A block ``stops_early`` where its backward pass has all that it needs (PyTorch's non-reentrant checkpoints, 2.1 and
     later), or runs to its end. ``selective`` recomputation is of ``modules`` (the core of attention alone, Korthikanti
-    et al., 2022), or of all but that core and every second of the ``products`` (torchtitan's selective activation
-    checkpointing by operation).
+    et al., 2022), or of all but that core and every second of the ``products`` of repeated blocks (torchtitan's
+    selective activation checkpointing by operation, which wraps each of `model.layers` and neither head nor loss).
     """
 
     stops_early: bool = False
@@ -279,9 +279,12 @@ class Checkpoints:
         return 0.0 if self.stops_early and operation.name in left_out else 1.0
 
     def selected(self, node: Node, operation: Operation, left_out: frozenset[str]) -> float:
-        """How often selective recomputation runs an operation; half for one of two products."""
+        """How often selective recomputation runs an operation; half for one of two products, nothing of layers outside
+        repeated blocks."""
         if self.selective == "attention":
             return float(any(_selects(RECOMPUTE_MODULES[name], node, operation) for name in self.modules))
+        if not node.repeats:
+            return 0.0
         once = 0.5 if isinstance(operation, Contraction) else 1.0
         return 0.0 if is_core(operation) else once * self.recomputed(operation, left_out)
 

@@ -315,6 +315,8 @@ class _Lowering:
         and every second product again, the input of the block and what these give stays."""
         if self.checkpoints.selective == "attention":
             return core
+        if not members[0].node.repeats:
+            return 0.0
         stays = _local_bytes(members[0], members[0].node.inputs[0], self.precision)
         for layer in members:
             for operation in layer.operations:

@@ -90,6 +90,46 @@ def test_bytes_that_selective_recomputation_of_products_keeps() -> None:
     assert kept == pytest.approx(4096 * 2 * (4096 + 4096 + (5 * 4096 + 2 * 11008) / 2))
 
 
+def test_head_and_loss_are_outside_the_blocks_that_are_recomputed() -> None:
+    """The loss keeps its log-probabilities in fp32, 4096 tokens times 32,000, whatever blocks do."""
+    outside = [each for each in made(PRODUCTS, "selective").program.sections if each.repeat == 1]
+    assert all(each.selected_bytes == 0.0 for each in outside)
+    assert max(each.saved_bytes for each in outside) == pytest.approx(4 * 4096 * 32_000)
+    again_outside = [counted.selected for each in outside for counted in each.kernels]
+    assert again_outside and not any(again_outside)
+
+
+#: Llama 3.1 8B under FSDP2 on H100 with 95 GiB, as torchtitan prints max_memory_reserved: GPUs, sequence, cp, sequences
+#: of a rank, recomputation, compiled, GiB (Liang et al., TorchTitan, arXiv:2410.06511, tables of 1D and of context
+#: parallelism; by name, not read again).
+TITAN = (
+    (8, 8192, 1, 2, "selective", False, 81.9),
+    (8, 8192, 1, 2, "selective", True, 77.0),
+    (128, 8192, 1, 2, "selective", False, 67.0),
+    (128, 8192, 1, 2, "selective", True, 62.1),
+    (8, 32768, 1, 1, "full", True, 83.9),
+    (8, 65536, 2, 1, "full", True, 84.2),
+    (8, 131072, 4, 1, "full", True, 84.0),
+    (8, 262144, 8, 1, "full", True, 84.5),
+)
+
+
+def test_published_memory_of_torchtitan() -> None:
+    """Nothing fitted; what compilers leave out is not modelled, so that eager runs hold 8 % more than is said."""
+    errors = []
+    for gpus, seq, cp, sequences, recompute, is_compiled, published in TITAN:
+        run = Run(
+            gpus=gpus, dtype="bf16", global_batch=sequences * gpus // cp, microbatch=sequences, recompute=recompute,
+            strategy=f"dp={gpus // cp},cp={cp},zero=3", software="torchtitan" if is_compiled else "torchtitan-eager",
+            model={"seq": seq},
+        )  # fmt: skip
+        memory = predict(load_model("llama3-8b"), load_system("meta-grand-teton-h100-96gb"), run).memory
+        assert memory.fits
+        errors.append(memory.cached / 2**30 / published - 1.0)
+    assert sum(map(abs, errors)) / len(errors) < 0.08
+    assert all(-0.13 < error < 0.05 for error in errors)
+
+
 @pytest.mark.parametrize("strategy", ["dp=8", "dp=8,zero=3", "tp=4,dp=2,sp", "pp=4,dp=2"])
 def test_early_ends_save_time_and_no_bytes(strategy: str) -> None:
     whole, early, none = (
