@@ -93,16 +93,16 @@ def fit(
     if hold_out and waiting.ASKED not in only:
         raise SpecError(f"--hold-out {hold_out[0]}: keeps sources back from --only {waiting.ASKED}, from no other fit")
     date = today or datetime.date.today().isoformat()
+    if asked_alone(spreads.ASKED, only, free):
+        return _fit_intervals(files, output, output_dir, date)
+    if asked_alone(waiting.ASKED, only, free):
+        return _fit_waiting(files, hold_out, output, output_dir, date)
     if all(asked_for_tasks(file) for file in files):
         return fit_tasks(files, output_dir, date)
     if all(asked_for_power(file) for file in files):
         boards = fit_power(files, only, date)
         _write_and_print(boards, _places(sorted({board.subject for board in boards}), output, output_dir), output)
         return 0
-    if asked_alone(spreads.ASKED, only, free):
-        return _fit_intervals(files, output, output_dir, date)
-    if asked_alone(waiting.ASKED, only, free):
-        return _fit_waiting(files, hold_out, output, output_dir, date)
     if any(asked_for_links(file, only) for file in files):
         return _fit_links(files, only, output, output_dir, free, date)
     steps = [job for file in files for job in software_jobs(file, only)]

@@ -75,6 +75,8 @@ def waiting_rows(files: Sequence[str], report: Report = str) -> list[Rows]:
 
 def _rows(file: str, report: Report) -> list[Rows]:
     table, frame = steps_table(file, f"--only {ASKED} fits hosts to", report)
+    if not table.calibrates:
+        raise SpecError(f"{file}: a table of kind {table.name} has no steps that --only {ASKED} fits hosts to")
     names = pd.Series([profile_then(row, table.profile(row)) for row in records(frame)], index=frame.index)
     waiting = [name for name in sorted(set(names)) if load_software(name).host.routing > 0]
     return [_waiting(table, frame[names == name], name) for name in waiting]

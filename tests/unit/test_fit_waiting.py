@@ -123,3 +123,10 @@ def test_bad_options_of_a_fit_of_waiting_hosts(
 ) -> None:
     assert run(["calibrate", "--fit", str(table), *more]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_tables_without_steps_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """A table of watts is not answered by the fit of watts."""
+    power = Path(__file__).parents[1] / "fuzz" / "samples" / "power.csv"
+    assert run(["calibrate", "--fit", str(power), "--only", "waiting", "-o", "w.yaml"]) == 2
+    assert "a table of kind power has no steps that --only waiting fits hosts to" in capsys.readouterr().err

@@ -208,6 +208,10 @@ def test_a_malformed_cell_leaves_out_its_row_alone(tmp_path: Path) -> None:
         ("conv", "pad_w", "column 'pad_w', row 1: 'x' is not a finite number"),
         ("conv", "time_us", "time_us is missing or not above zero"),
         ("conv", "n", "n is missing or not a number above zero"),
+        ("consistency", "updates_per_s", "updates_per_s 'x' is not a number above zero"),
+        ("consistency", "one_worker_step_s", "one_worker_step_s 'x' is not a number above zero"),
+        ("compression", "step_s", "step_s 'x' is not a number above zero"),
+        ("compression", "gpus", "gpus 'x' is not a whole number"),
         ("attention", "window", "column 'window', row 1: 'x' is not a finite number"),
     ],
 )

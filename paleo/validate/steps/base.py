@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
@@ -194,6 +195,8 @@ class StepTable(ABC):
     configuration: ClassVar[tuple[str, ...]]
     measured_column: ClassVar[str] = "iteration_ms"
     measured_unit: ClassVar[float] = MILLISECOND
+    #: Columns that may hold what was measured, where it is not `measured_column` alone.
+    measured_columns: ClassVar[tuple[str, ...]] = ()
 
     #: Whether software profiles and links are fitted to such rows.
     calibrates: ClassVar[bool] = True
@@ -228,8 +231,12 @@ class StepTable(ABC):
     def unmeasured(self, row: Mapping[Any, Any]) -> str:
         """Why there is nothing to compare a row with; of a run that ran out of memory, whether that was to be
         expected."""
-        if not died(row) and filled(row, self.measured_column):
-            return f"{self.measured_column} {str(row[self.measured_column])[:40]!r} is not a number above zero"
+        columns = self.measured_columns or (self.measured_column,)
+        wrong = [column for column in columns if filled(row, column) and not _above_zero(row[column])]
+        if not died(row) and wrong:
+            return f"{wrong[0]} {str(row[wrong[0]])[:40]!r} is not a number above zero"
+        if not died(row) and len(columns) > 1:
+            return f"none of {', '.join(columns)} says what was measured"
         if not died(row):
             return f"{self.measured_column} is empty: nothing to compare with"
         try:
@@ -291,6 +298,13 @@ class StepTable(ABC):
             return self.unmeasured(row)
         except (PaleoError, *CELL_ERRORS) as error:
             return _reason(error, row)
+
+
+def _above_zero(cell: object) -> bool:
+    try:
+        return 0 < float(str(cell)) < math.inf
+    except ValueError:
+        return False
 
 
 def _reason(error: Exception, row: Row) -> str:

@@ -23,7 +23,7 @@ from paleo.specs.run import Run
 from paleo.specs.software import load_software
 from paleo.specs.system import load_system
 from paleo.units import MEBIBYTE, TERA
-from paleo.validate.kinds.base import number
+from paleo.validate.kinds.base import number_or_nan, text
 from paleo.validate.steps.base import Step, StepTable, filled, integer, records
 from paleo.validate.steps.consistency import BACKWARD, HOST_MEMORY_RING, TCP_LIMIT
 from paleo.validate.steps.systems import with_device
@@ -129,12 +129,14 @@ class CompressionSteps(StepTable):
     configuration = ("model", "parameters", "tokens_per_gpu", "batch_per_gpu", "device", "transport", "sharding")
     measured_column = "value"
     measured_unit = 1.0
+    measured_columns = tuple(MEASURED)
     calibrates = False
 
     def measured(self, frame: pd.DataFrame) -> Array:
         """The first filled column of `MEASURED`, in SI."""
-        columns = [number(frame, name, float("nan")) * unit for name, unit in MEASURED.items()]
-        return np.asarray(pd.DataFrame(np.array(columns).T).bfill(axis=1).iloc[:, 0], dtype=np.float64)
+        stated = [(text(frame, name) != "").to_numpy() for name in MEASURED]
+        values = [number_or_nan(frame, name) * unit for name, unit in MEASURED.items()]
+        return np.asarray(np.select(stated, values, np.nan), dtype=np.float64)
 
     def predict(self, frame: pd.DataFrame) -> Predictions:
         """Row by row; runs on several nodes compute as the dense run of their family on one node does."""

@@ -23,7 +23,7 @@ from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.software import SERVER_CALL
 from paleo.specs.system import load_system
-from paleo.validate.kinds.base import number, text
+from paleo.validate.kinds.base import number_or_nan, text
 from paleo.validate.steps.base import Step, StepTable, filled, integer
 from paleo.validate.tables import STEPS
 
@@ -71,13 +71,14 @@ class ConsistencySteps(StepTable):
     )  # fmt: skip
     measured_column = "step_s"
     measured_unit = 1.0
+    measured_columns = ("updates_per_s", "step_s")
     calibrates = False
 
     def measured(self, frame: pd.DataFrame) -> Array:
-        """Seconds of a step; of asynchronous rows seconds between updates."""
-        steps, rates = (number(frame, name, float("nan")) for name in ("step_s", "updates_per_s"))
-        asynchronous = (text(frame, "consistency") == "async").to_numpy() & (rates > 0)
-        return np.where(asynchronous, 1.0 / np.where(rates > 0, rates, np.nan), steps)
+        """Seconds of a step; of asynchronous rows seconds between updates, where their rate is stated."""
+        steps, rates = (number_or_nan(frame, name) for name in ("step_s", "updates_per_s"))
+        by_rate = ((text(frame, "consistency") == "async") & (text(frame, "updates_per_s") != "")).to_numpy()
+        return np.where(by_rate, 1.0 / np.where(rates > 0, rates, np.nan), steps)
 
     def predict(self, frame: pd.DataFrame) -> Predictions:
         """Row by row; workers of several kinds take their steps from the rows of one kind."""
@@ -142,7 +143,7 @@ def _step(seconds: float, ideal: float, subject: str) -> Step:
 
 def _steps_alone(frame: pd.DataFrame) -> dict[tuple[str, str], float]:
     """Steps of one worker by network and device."""
-    steps = number(frame, "one_worker_step_s", float("nan"))
+    steps = number_or_nan(frame, "one_worker_step_s")
     models, devices = text(frame, "model"), text(frame, "device")
     known = np.isfinite(steps) & (devices != "").to_numpy()
     return dict(zip(zip(models[known], devices[known], strict=True), steps[known].tolist(), strict=True))
