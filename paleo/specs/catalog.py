@@ -182,7 +182,26 @@ def read_inline(kind: str, data: Mapping[str, Any], where: Path) -> dict[str, An
     return _extended(kind, data, where)
 
 
+#: Figures of which measured times contain a share, by kind: the key that keeps what the lowest entry of a chain states.
+CONTAINED: Mapping[str, Mapping[str, str]] = {"links": {"latency": "stated_latency"}}
+
+
 def _extended(kind: str, data: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    layers = _layers(kind, data, path)
+    merged: dict[str, Any] = {}
+    for layer in reversed(layers):
+        merged = _merged(merged, layer)
+    merged.pop("extend", None)
+    for figure, kept in CONTAINED.get(kind, {}).items():
+        if kept in merged:
+            raise SpecError(f"{path}: {kept}: unknown key")
+        if figure in layers[-1]:
+            merged[kept] = layers[-1][figure]
+    return merged
+
+
+def _layers(kind: str, data: Mapping[str, Any], path: Path) -> list[Mapping[str, Any]]:
+    """A mapping and the entries that it extends, the uppermost first."""
     layers, chain = [data], [path]
     while (base := data.get("extend")) is not None:
         below = _base_of(kind, base, chain[-1])
@@ -194,11 +213,7 @@ def _extended(kind: str, data: Mapping[str, Any], path: Path) -> dict[str, Any]:
             raise SpecError(f"{path}: extend: more than {MAX_EXTENDS} files extend one another")
         chain.append(below)
         layers.append({key: value for key, value in data.items() if key not in ("name", "aliases")})
-    merged: dict[str, Any] = {}
-    for layer in reversed(layers):
-        merged = _merged(merged, layer)
-    merged.pop("extend", None)
-    return merged
+    return layers
 
 
 def _base_of(kind: str, base: object, where: Path) -> Path:

@@ -25,7 +25,8 @@ class Link(Spec):
     """One link: bandwidth per direction [byte/s], one-way latency of a small message [s].
 
     ``scope`` says what one link is (a port, all NVLinks of one GPU, …); ``achieved_fraction`` is the part of the
-    bandwidth that large messages reach.
+    bandwidth that large messages reach. ``stated_latency``: the latency that calibrated hops over the link contain,
+    that of the entry which all others extend; no file states it by itself.
     """
 
     name: Text
@@ -36,6 +37,7 @@ class Link(Spec):
     achieved_source: Text | None = None
     latency: Seconds | None = None
     latency_source: Text | None = None
+    stated_latency: Annotated[Seconds | None, Field(exclude=True)] = None
     notes: Text | None = None
     source: Text = NOT_STATED
 

@@ -161,6 +161,21 @@ def hidden(latency: Numeric, transfer: Numeric) -> Array:
     return np.asarray(np.hypot(latency, transfer))
 
 
+def latency_change(measured: float, stated: float | None, latency: float) -> float:
+    """Seconds by which a measured hop changes when its link has another ``latency`` than the one ``stated`` where the
+    hop was measured: the link's part of it changes in proportion, what software adds stays.
+
+    The link's part is the stated latency, or all of a hop that is shorter; where none was stated, the hop takes at
+    least as long as its link.
+
+    >>> round(latency_change(4.0, 1.0, 3.0), 9), round(latency_change(4.0, 8.0, 4.0), 9), latency_change(4.0, None, 5.0)
+    (2.0, -2.0, 1.0)
+    """
+    if stated is None:
+        return max(0.0, latency - measured)
+    return min(stated, measured) * (latency / stated - 1.0) if stated > 0.0 else latency
+
+
 def fill_time(transfer: Numeric, chunk_cost: Numeric) -> Array:
     """What filling a pipeline adds when its chunks are cut as well as can be: 2 sqrt(transfer x chunk_cost) [s].
 

@@ -158,12 +158,14 @@ def fabric_time(
     Holds for 2 to 2,160 ranks.
     """
     p, hops_in, hops_out = parameters, *_hops(traffic, links)
+    step, fabric_step = links.hop(p.step), links.hop(p.fabric_step, outside=True)
+    long_step = links.hop(p.long_step, outside=True)
     hops = np.maximum(hops_in + hops_out, 1.0)
     wire = _wire_time(traffic, links, p, p.fabric_fraction)
-    short = p.step * hops_in + p.fabric_step * hops_out
+    short = step * hops_in + fabric_step * hops_out
     if lockstep:
-        short = np.where(links.ranks >= CROWDED_RANKS, CROWDED_STEP * p.fabric_step * hops, short)
-    long = p.long_step * hops if lockstep else p.step * hops_in + p.long_step * hops_out
+        short = np.where(links.ranks >= CROWDED_RANKS, CROWDED_STEP * fabric_step * hops, short)
+    long = long_step * hops if lockstep else step * hops_in + long_step * hops_out
     sent = np.asarray(traffic.levels[-1].wire_bytes)
     share = _of_much(sent / hops, p.ll_threshold, 2.0) if lockstep else _of_much(sent / 2.0, p.ll_threshold, 1.0)
     seconds = p.launch + hidden(short + (long - short) * share, wire)
@@ -183,12 +185,13 @@ def fabric_exchange_time(
     p, peers = parameters, sum(_hops(traffic, links))
     if operation == "send_recv":
         share = p.send_fraction * np.where(shift & (links.nodes > 2), BOTH_WAYS, 1.0)
-        return np.asarray(p.launch + hidden(p.peer, _wire_time(traffic, links, p, share)))
+        return np.asarray(p.launch + hidden(links.hop(p.peer, outside=True), _wire_time(traffic, links, p, share)))
     share = np.where(links.ranks > 2, p.exchange_fraction * links.nodes**-p.congestion, p.send_fraction)
     piece = traffic.levels[0].wire_bytes / np.maximum(links.ranks - 1.0, 1.0)
     crowded = (links.ranks >= CROWDED_RANKS) | (piece < SMALL_PIECE)
     peer = p.peer * np.where(crowded, CROWDED_PEER, 1.0)
-    return with_skew(p.launch + hidden(peer * peers, _wire_time(traffic, links, p, share)), p.skew)
+    launch = links.hop(p.launch, outside=True)
+    return with_skew(launch + hidden(peer * peers, _wire_time(traffic, links, p, share)), p.skew)
 
 
 def _hops(traffic: Traffic, links: GroupLinks) -> tuple[Array, Array]:

@@ -26,12 +26,21 @@ import numpy.typing as npt
 
 from paleo.collectives.base import ranks_of
 from paleo.errors import PlanError
-from paleo.pricing.links.alpha_beta import NANOSECOND, fill_time, hidden, softly_largest, softly_least, with_skew
+from paleo.pricing.links.alpha_beta import (
+    NANOSECOND,
+    fill_time,
+    hidden,
+    latency_change,
+    softly_largest,
+    softly_least,
+    with_skew,
+)
 from paleo.specs.calibration import parameter
 from paleo.units import MICROSECOND
 
 if TYPE_CHECKING:
     from paleo.collectives.base import Algorithm, Array, Numeric, Phase, Traffic
+    from paleo.specs.link import Link
     from paleo.specs.system import Span, System
 
 #: Link kinds inside a node that are no PCIe tree.
@@ -49,6 +58,7 @@ class GroupLinks:
     rank_ports       of these, ports that a single rank of the unit drives
     unit_ports       ports of that unit by datasheet, shared out over the groups of the same kind
     latencies        of one message over a link of that level, by datasheet [s]
+    stated_latencies of them those that calibrated hops contain [s]; None where no figure was stated
     nvlink           the levels inside the node that the group spans are all NVLink, and so have LL128
     staged           neighbours cannot reach each other's memory and go through the host's
     fabric_levels    how many of the levels lie between nodes
@@ -65,6 +75,7 @@ class GroupLinks:
     rank_ports: tuple[Numeric, ...] = ()
     unit_ports: tuple[Numeric, ...] = ()
     latencies: tuple[float, ...] = ()
+    stated_latencies: tuple[float | None, ...] = ()
     nvlink: bool | Flags = True
     staged: bool | Flags = False
     fabric_levels: int = 0
@@ -100,6 +111,19 @@ class GroupLinks:
         """The part of the group that shares one node: fan-outs between nodes are 1."""
         alone = tuple(np.ones_like(np.asarray(fan_out)) for fan_out in self.fan_outs[self.inner_levels :])
         return dataclasses.replace(self, fan_outs=(*self.fan_outs[: self.inner_levels], *alone))
+
+    def hop(self, measured: float, *, outside: bool = False) -> Numeric:
+        """A measured hop inside the node, or between nodes, with what the latency of its links has changed since: of
+        several levels that the group spans the one that got slowest; levels without a figure say nothing."""
+        levels = slice(self.inner_levels, None) if outside else slice(0, self.inner_levels)
+        pairs = list(zip(self.stated_latencies, self.latencies, strict=False))[levels]
+        if all(stated == latency for stated, latency in pairs):
+            return measured
+        most: Numeric = -np.inf
+        for fan_out, (stated, latency) in zip(self.fan_outs[levels], pairs, strict=True):
+            change = -np.inf if stated == latency == 0.0 else latency_change(measured, stated, latency)
+            most = np.maximum(most, np.where(np.asarray(fan_out) > 1, change, -np.inf))
+        return np.asarray(measured + np.where(np.isfinite(most), most, 0.0))
 
     def can_run(self, algorithm: Algorithm, operation: str) -> bool:
         """Whether the system has what an algorithm asks for."""
@@ -204,6 +228,7 @@ def links_of_spans(system: System, spans: Sequence[Span]) -> GroupLinks:
         rank_ports=tuple(of_a_rank for _, of_a_rank in ports),
         unit_ports=tuple(span.level.ports / span.groups_sharing for span in spans),
         latencies=tuple(span.level.link.latency or 0.0 for span in spans),
+        stated_latencies=tuple(_stated(span.level.link) for span in spans),
         nvlink=all(level.link.kind in _LIKE_NVLINK for level in inner),
         staged=bool(inner) and not spans[0].level.peer_to_peer,
         fabric_levels=sum(fabric),
@@ -216,6 +241,11 @@ def links_of_spans(system: System, spans: Sequence[Span]) -> GroupLinks:
     return _with_node(links) if fabric[0] else links
 
 
+def _stated(link: Link) -> float | None:
+    """The latency that calibrated hops over a link contain: none that differs where the link has no figure."""
+    return 0.0 if link.latency is None else link.stated_latency
+
+
 def _with_node(links: GroupLinks) -> GroupLinks:
     """A node of one device, whose inside is an idle level."""
     return dataclasses.replace(
@@ -226,6 +256,7 @@ def _with_node(links: GroupLinks) -> GroupLinks:
         rank_ports=(1.0, *links.rank_ports),
         unit_ports=(1.0, *links.unit_ports),
         latencies=(0.0, *links.latencies),
+        stated_latencies=(0.0, *links.stated_latencies),
     )
 
 
@@ -449,17 +480,17 @@ def node_time(
 
     Holds for 2..72 ranks in one NVLink domain or PCIe tree, 512 B and up.
     """
-    p = parameters
+    p, step = parameters, links.hop(parameters.step)
     steps, wire = np.asarray(traffic.steps), links.wire_time(traffic) * _staging(links, p.staging_power)
     chosen = np.where(low_latency, protocol(steps=steps, wire_time=wire, links=links), SIMPLE)
     full = 1.0 + p.spread
     busy = 1.0 + p.spread * _all_channels(payload_bytes, links)
     sums = p.byte_sum * np.asarray(traffic.reduced_bytes) * adds_bytes / links.rank_bandwidth
-    low = p.launch * busy + hidden(steps * p.step * busy, wire / p.ll_fraction + sums)
-    middle = p.launch * full + steps * p.step * full + wire / p.ll128_fraction + sums
+    low = p.launch * busy + hidden(steps * step * busy, wire / p.ll_fraction + sums)
+    middle = p.launch * full + steps * step * full + wire / p.ll128_fraction + sums
     moved = wire / p.simple_fraction + _copy_time(operation, payload_bytes, links, p.copy)
     moved = moved + sums / np.maximum(links.ranks - 1.0, 1.0)
-    simple = p.launch * full + p.simple_start + hidden(steps * (p.step * full + p.simple_step), moved)
+    simple = p.launch * full + p.simple_start + hidden(steps * (step * full + p.simple_step), moved)
     simple = simple + fill_time(moved, p.fill)
     return _of_several(np.where(chosen == LL, low, np.where(chosen == LL128, middle, simple)), links, p.skew)
 
@@ -468,7 +499,7 @@ def switch_time(*, traffic: Traffic, links: GroupLinks, parameters: NcclParamete
     """Seconds of a traffic that the switches of one node add and multicast (NVLink SHARP): launch, hops until the
     pipeline is full, wire."""
     p = parameters
-    start = (p.launch + (SWITCH_HOPS + links.ranks) * p.step) * (1.0 + p.spread)
+    start = (p.launch + (SWITCH_HOPS + links.ranks) * links.hop(p.step)) * (1.0 + p.spread)
     return _of_several(start + links.wire_time(traffic) / p.switch_fraction, links, p.skew)
 
 
@@ -552,5 +583,5 @@ def exchange_time(
     moved = softly_largest(wire / p.fraction, channels)
     low = wire / np.minimum(p.low_fraction * peers, LL_LARGEST)
     simple = hidden(p.start, moved) + fill_time(moved, p.fill)
-    seconds = p.launch + p.peer * peers + np.maximum(softly_least(low, simple), wire)
+    seconds = links.hop(p.launch) + p.peer * peers + np.maximum(softly_least(low, simple), wire)
     return np.where(links.ranks > 1, seconds, 0.0)

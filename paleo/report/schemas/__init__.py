@@ -58,7 +58,8 @@ def schema_of(kind: str) -> dict[str, Any]:
 def _of_file(kind: str) -> dict[str, Any]:
     schema = FILES[kind].model_json_schema(by_alias=True)
     properties = schema["properties"]
-    properties.pop("path", None)  # where a model was read, which no file states
+    for name in ("path", "stated_latency"):  # where a model was read and what it extends, which no file states
+        properties.pop(name, None)
     required = [key for key in schema.pop("required", []) if key not in ("name", "full_name")]
     for name in NAMED.get(kind, ()):
         schema["$defs"][name] = {"anyOf": [{"type": "string", "description": "a name, or a path"}, {"type": "object"}]}
