@@ -155,17 +155,27 @@ def aimed(
     """A run and an amount of training, as stated or, with a target, as its task has them on devices of that kind.
 
     Raises SpecError if both are stated, if the task is one of another network, or if the systems have devices of
-    several kinds, whose submissions ran different code.
+    several kinds, which run the task with different software.
     """
     if target is None:
         return run, stated
     if stated is not None:
         raise SpecError(EXCLUDE)
     task = _task_of(network, target)
-    kinds = sorted({system.device.kind for system in systems})
-    if len(kinds) > 1:
-        raise SpecError(f"--target {target}: submissions on {' and '.join(kinds)} ran different code; ask for one kind")
-    return run_like(task.on(kinds[0]), run), target_amount(task)
+    return run_like(task.on(_kind_of_all(systems, target)), run), target_amount(task)
+
+
+def _kind_of_all(systems: Sequence[System], target: str) -> str:
+    """The kind of device that all systems have; SpecError names systems of each kind where there are several."""
+    by_kind = {system.device.kind: system.name for system in reversed(systems)}
+    if len(by_kind) > 1:
+        examples = " and ".join(f"{name} ({kind})" for kind, name in sorted(by_kind.items()))
+        raise SpecError(
+            f"--target {target}: {examples} run its task with different software, optimizers and formats, and one run "
+            "cannot state both; ask for systems of one kind of device at a time"
+        )
+    (kind,) = by_kind
+    return kind
 
 
 def _task_of(network: ModelSpec, target: str) -> TrainingTask:
