@@ -8,6 +8,7 @@ Without names all of ``notebooks/`` run, a few minutes; a name is the beginning 
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +19,8 @@ import nbformat
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 LONGEST = 900  # seconds after which a cell hangs
+#: What pandas names a styled table, and where Python says that an object lies.
+TABLE_ID, ADDRESS = re.compile(r"\bT_[0-9a-f]{5}(?=\W|_)"), re.compile(r" at 0x[0-9a-f]+")
 
 
 def executed(path: Path) -> nbformat.NotebookNode:
@@ -27,6 +30,19 @@ def executed(path: Path) -> nbformat.NotebookNode:
     nbclient.NotebookClient(notebook, timeout=LONGEST, kernel_name="python3", resources=where).execute()
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)  # times of day
+    return with_stable_outputs(notebook)
+
+
+def with_stable_outputs(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
+    """The notebook with the random ids of styled tables numbered in their order, and without addresses of objects: the
+    same cells print the same file."""
+    numbers: dict[str, str] = {}
+    for cell in notebook.cells:
+        for output in cell.get("outputs", ()):
+            for kind, text in output.get("data", {}).items():
+                if isinstance(text, str) and kind.startswith("text/"):
+                    text = TABLE_ID.sub(lambda match: numbers.setdefault(match[0], f"T_{len(numbers):05d}"), text)
+                    output.data[kind] = ADDRESS.sub("", text)
     return notebook
 
 
