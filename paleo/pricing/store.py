@@ -162,13 +162,15 @@ def host_parameters(entry: Entry) -> dict[str, float]:
 
 
 def _inherited(family: str, architecture: str, memory_kind: str, stacks: Sequence[str]) -> tuple[Entry, str] | None:
-    """The best rule's entry, and the architecture that it was written for."""
+    """The best rule's entry, and the architecture that it was written for, or the devices of another maker that it
+    names."""
     for steps, relative in enumerate(_relatives(architecture)):
         choices = [(rule, stack) for rule in _rules(family, relative) for stack in rule.stacks]
         if choices:
             rule, stack = min(choices, key=lambda c: (_memory_distance(c[0], memory_kind), _rank(c[1], stacks)))
             entry = resolved(rule, family, stack, relative, memory_kind)
-            return _widened(entry, RELATIVE_WIDENING**steps), relative
+            subject = ", ".join(rule.inherits) if rule.foreign else relative
+            return _widened(entry, RELATIVE_WIDENING**steps), subject
     return None
 
 

@@ -113,7 +113,8 @@ class InheritanceRule(Spec):
     ``family_there`` and a stack's ``like`` name family and stack of the entry, where they are not the same as here.
     ``memory_kinds`` is the kind of memory of a device, or the kind of link inside a node of a system; null means any.
     ``host`` is the subject whose host gives the launch parameters; ``stream`` names the parameter that takes the share
-    of bandwidth usual for the kind of memory.
+    of bandwidth usual for the kind of memory. ``foreign`` says that they are of another maker, so that nothing of these
+    architectures was measured.
     """
 
     families: tuple[Text, ...] = Field(min_length=1)
@@ -128,6 +129,7 @@ class InheritanceRule(Spec):
     stream: Text | None = None
     interval: Interval | None = None
     widen: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0
+    foreign: bool = False
     notes: Text | None = None
 
     @model_validator(mode="after")
