@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 
 import pytest
+from paleo.specs.devices import load_device
 
 from paleo.operations.tensor import precision
 from paleo.pricing.gemm import GemmParameters, gemm_time
 from paleo.pricing.kernels import figures
 from paleo.pricing.store import lookup
-from paleo.specs.hardware import load_device
 from paleo.units import TERA
 
 SIDE = 8192.0
