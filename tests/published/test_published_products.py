@@ -1,4 +1,4 @@
-"""Published rates of large products on devices that no calibration has rows of: what their energies by process foretell.
+"""Published rates of large products on devices without rows: what energies by process foretell.
 
 AMD ROCm blogs, "Understanding Peak, Max-Achievable and Delivered FLOPs" (2025): hipBLASLt on MI300X and MI325X under
 long load. Hu et al., HipKittens (2025): products of 8192 on MI355X. None of them was fitted.
@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 
 import pytest
-from paleo.specs.devices import load_device
 
 from paleo.operations.tensor import precision
 from paleo.pricing.gemm import GemmParameters, gemm_time
 from paleo.pricing.kernels import figures
 from paleo.pricing.store import lookup
+from paleo.specs.device import load_device
 from paleo.units import TERA
 
 SIDE = 8192.0
