@@ -16,7 +16,7 @@ from paleo.registry import Registry
 
 if TYPE_CHECKING:
     from paleo.operations.base import Operation
-    from paleo.operations.tensor import Size
+    from paleo.operations.tensor import LossKernels, Size
 
 #: GELUs that plain framework code writes out.
 _WRITTEN_OUT = ("gelu_tanh", "quick_gelu")
@@ -33,8 +33,10 @@ class Choices:
     ``gelu``: ``tanh-stepwise`` makes a pass for each term of ``gelu_tanh`` and ``quick_gelu``, ``stepwise`` computes
     every gelu so. ``wide`` names what mixed precision computes and hands on in fp32. ``loss``: ``fused`` reads the
     logits and writes log-probabilities; ``recomputed`` keeps the logits and a number a row instead, as the kernels of
-    Apex and FlashAttention do; ``upcast`` first writes them in fp32, as PyTorch's autocast does; ``stepwise`` makes a
-    pass for each step of the vocabulary-parallel loss (Megatron-LM). ``gates``: ``separate`` makes a pass for the
+    Apex and FlashAttention do; ``tiled`` computes head and loss together, a tile of tokens at a time, so that logits
+    are never whole (Liger's fused linear cross-entropy, DeepSpeed's tiled logits); ``upcast`` first
+    writes them in fp32, as PyTorch's autocast does; ``stepwise`` makes a pass for each step of the vocabulary-parallel
+    loss (Megatron-LM). ``gates``: ``separate`` makes a pass for the
     function of a gate and one for the product, as eager frameworks do. ``experts``: ``stepwise`` makes a pass for each
     term of biases and clamped gates of experts. ``metrics``: how often the loss is computed again, in fp32, for metrics
     of training. ``recurrence``: ``layer`` has kernels for all steps of a recurrent layer, ``looped`` runs the
@@ -44,7 +46,7 @@ class Choices:
     """
 
     attention: Attending = "fused"
-    loss: Literal["fused", "recomputed", "upcast", "stepwise"] = "fused"
+    loss: LossKernels = "fused"
     gates: Literal["fused", "separate"] = "fused"
     gelu: Literal["fused", "tanh-stepwise", "stepwise"] = "fused"
     experts: Literal["fused", "stepwise"] = "fused"

@@ -41,10 +41,14 @@ class CrossEntropy(Layer):
         out = x.without(last, name=name, role="statistic")
         kept = x.like(f"{name}.log_probabilities", role="statistic")
         wide = x.like(f"{name}.fp32", role="statistic")
-        within = choices.loss in ("fused", "recomputed")
+        within = choices.loss in ("fused", "recomputed", "tiled")
         source = x if within else wide
-        keeps = (x, out.like(f"{name}.log_sum", role="statistic")) if choices.loss == "recomputed" else (kept,)
-        final = MemoryPass(name, "softmax", (source,), out, keeps=keeps, flops_per_element=5.0, reduces=(last,))
+        again = choices.loss in ("recomputed", "tiled")
+        keeps = (x, out.like(f"{name}.log_sum", role="statistic")) if again else (kept,)
+        final = MemoryPass(
+            name, "softmax", (source,), out, keeps=keeps, flops_per_element=5.0, reduces=(last,),
+            tiled=choices.loss == "tiled",
+        )  # fmt: skip
         metrics = tuple(
             each for number in range(choices.metrics) for each in _metric(f"{name}.metric{number}", x, last)
         )

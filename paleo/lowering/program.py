@@ -237,6 +237,7 @@ class _Lowering:
         self._readers = graph.once("readers", lambda: _readers(graph.nodes), any_batch=True)
         self._reads = graph.once("reads", lambda: _reads(graph.nodes), any_batch=True)
         self._kept_anew = graph.once(("kept anew", precision), lambda: _kept_anew(graph, precision), any_batch=True)
+        self._tiled = graph.once("tiled", lambda: _tiled(graph.nodes), any_batch=True)
         self._shares: dict[Hashable, _Share] = graph.once(("shares", precision), dict, any_batch=True)
         self.nodes_of = graph.once(("sections", chains), lambda: section_nodes(graph.nodes, chains), any_batch=True)
         self._owners = graph.once(("owners", chains), lambda: _owners(graph.nodes, self.nodes_of), any_batch=True)
@@ -307,7 +308,8 @@ class _Lowering:
     def _share(self, placed: PlacedNode) -> _Share:
         """What follows from the operations of a layer alone; remembered, as many meshes divide a layer alike."""
         if placed.share not in self._shares:
-            self._shares[placed.share] = _share(placed, self.precision, self._kept_anew[placed.node.name])
+            kept_anew = self._kept_anew[placed.node.name]
+            self._shares[placed.share] = _share(placed, self.precision, kept_anew, self._tiled)
         return self._shares[placed.share]
 
     def _freed(self, members: Sequence[PlacedNode], repeat: int, saved: float, core: float) -> float:
@@ -495,17 +497,17 @@ class _Share(NamedTuple):
     created: tuple[float, ...]
 
 
-def _share(placed: PlacedNode, precision: Precision, kept_anew: Sequence[float]) -> _Share:
+def _share(placed: PlacedNode, precision: Precision, kept_anew: Sequence[float], tiled: frozenset[str]) -> _Share:
     formats = _formats(placed.node, precision)
     stored = (
-        (tensor.name, _stored(operation, tensor, precision, formats)[0])
+        (tensor.name, 0.0 if tensor.name in tiled else _stored(operation, tensor, precision, formats)[0])
         for operation in placed.operations
         for tensor in kept_tensors(operation)
     )
     return _Share(
         tuple([(operation.forward(formats), operation.backward(formats)) for operation in placed.operations]),
         tuple([(name, size, copies) for (name, size), copies in zip(stored, kept_anew, strict=True)]),
-        tuple([size for operation in placed.operations for size in _output_bytes(operation, precision)]),
+        tuple([size for operation in placed.operations for size in _output_bytes(operation, precision, tiled)]),
     )
 
 
@@ -561,10 +563,23 @@ def _readers(nodes: Sequence[Node]) -> dict[str, list[str]]:
     return readers
 
 
-def _output_bytes(operation: Operation, precision: Precision) -> Iterable[float]:
+def _tiled(nodes: Sequence[Node]) -> frozenset[str]:
+    """Names of tensors that are never whole: what tiled passes read, and what element-wise passes make these of."""
+    names = set[str]()
+    for operation in (operation for node in reversed(nodes) for operation in reversed(node.operations)):
+        if isinstance(operation, MemoryPass) and (operation.tiled or operation.out.name in names):
+            whole = operation.out.elements
+            names.update(t.name for t in operation.inputs if operation.tiled or t.elements == whole)
+    return frozenset(names)
+
+
+def _output_bytes(operation: Operation, precision: Precision, tiled: frozenset[str]) -> Iterable[float]:
     """Bytes of what an operation makes before the peak of memory, and of packed weights that it brings to the format of
-    activations."""
-    if not (isinstance(operation, MemoryPass) and operation.late):
+    activations. A tile has as many numbers as the product's input has (fused_linear_cross_entropy.py of Liger: so many
+    tokens that logits of a tile fill what the hidden states do; by name, not read again)."""
+    if isinstance(operation, Contraction) and operation.out.name in tiled:
+        yield operation.lhs.bytes(precision)
+    elif not (isinstance(operation, MemoryPass) and operation.late) and operation.out.name not in tiled:
         yield operation.out.bytes(precision)
     yield from (float(each.elements) * precision.activation for each in operation.reads if each.packed)
 

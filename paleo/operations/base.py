@@ -250,8 +250,9 @@ class MemoryPass:
     statistics are shared by a row (softmax, norms): split over ranks they owe a small all-reduce. ``sparse_rows`` says
     that of a table only the rows that make up ``out`` move (embedding), so many for each row of ``out``. ``windows``
     slide over the dims of a pool. ``linear`` ones commute with addition, so that partial sums go through. ``late`` ones
-    run once the backward pass is over: what they make adds nothing to the peak of memory. ``calls``: operations that
-    the host issues for it, forward and backward.
+    run once the backward pass is over: what they make adds nothing to the peak of memory. ``tiled`` ones read their
+    input as a product makes it, tile by tile, forward and backward, so that it is never whole. ``calls``: operations
+    that the host issues for it, forward and backward.
     """
 
     name: str
@@ -269,6 +270,7 @@ class MemoryPass:
     halos: Halos = ()
     linear: bool = False
     late: bool = False
+    tiled: bool = False
     calls: tuple[float, float] = (1.0, 1.0)
 
     def __post_init__(self) -> None:

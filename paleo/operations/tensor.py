@@ -30,6 +30,8 @@ BYTES: dict[str, float] = {
 #: Engine's default); current: from that of the tensor itself, in a pass before; mxfp8: one of a byte for each 32
 #: numbers (Open Compute Project, Microscaling Formats, 2023); nvfp4: one of a byte for each 16, and one of the tensor.
 Scaling = Literal["delayed", "current", "mxfp8", "nvfp4"]
+#: How the cross-entropy of classes is computed (`paleo.layers.base.Choices`).
+LossKernels = Literal["fused", "recomputed", "tiled", "upcast", "stepwise"]
 #: Bytes of scales for each number.
 _SCALE_BYTES: dict[Scaling, float] = {"delayed": 0.0, "current": 0.0, "mxfp8": 1.0 / 32.0, "nvfp4": 1.0 / 16.0}
 

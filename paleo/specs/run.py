@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from paleo.errors import SpecError
-from paleo.operations.tensor import Scaling
+from paleo.operations.tensor import LossKernels, Scaling
 from paleo.specs.loading import PositiveCount, Spec, Text, read_yaml, validate
 from paleo.specs.software import Dispatch, Recompute
 from paleo.units import MEBIBYTE, Bytes, BytesPerSecond, Seconds
@@ -112,7 +112,7 @@ class Run(Spec):
     cudnn: Annotated[float, Field(gt=0)] | None = None
     attention: Literal["fused", "unfused", "stepwise"] | None = None
     scaling: Scaling | None = None
-    cross_entropy: Literal["fused", "recomputed", "upcast", "stepwise"] | None = None
+    cross_entropy: LossKernels | None = None
     main_gradients: Literal["narrow", "fp32"] | None = None
     exchange: Exchange | None = None
     bucket: Bytes = 25 * MEBIBYTE

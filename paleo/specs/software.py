@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, ConfigDict, Field
 
 from paleo.errors import SpecError, near
-from paleo.operations.tensor import Scaling
+from paleo.operations.tensor import LossKernels, Scaling
 from paleo.specs.calibration import Residual
 from paleo.specs.catalog import is_path, names, read_entry
 from paleo.specs.loading import FileCache, Flag, PositiveCount, Spec, Text, validate
@@ -160,11 +160,12 @@ class Fusion(Spec):
         description="biases and clamped gates of experts. stepwise: a pass for each term, and a piece for each expert, "
         "cut out by counts on the host, so that a graph of a whole iteration has them fused",
     )
-    loss: Literal["fused", "recomputed", "upcast", "stepwise"] = Field(
+    loss: LossKernels = Field(
         "fused",
         description="cross-entropy. fused: reads logits, writes log-probabilities; recomputed: keeps the logits and a "
-        "number a row (Apex, FlashAttention); upcast: logits are first written in fp32 (autocast); stepwise: a pass "
-        "for each step of the vocabulary-parallel loss (Megatron-LM)",
+        "number a row (Apex, FlashAttention); tiled: with the head, a tile of tokens at a time, so "
+        "that logits are never whole (Liger's fused linear cross-entropy); upcast: logits are first written in fp32 "
+        "(autocast); stepwise: a pass for each step of the vocabulary-parallel loss (Megatron-LM)",
     )
     metrics: Annotated[int, Field(strict=True, ge=0)] = Field(
         0,

@@ -56,6 +56,35 @@ def test_what_losses_keep() -> None:
     assert sum(kept(Choices(loss="recomputed"), "cross_entropy", x).values()) == 6 * 100 * 2 + 6 * 4
 
 
+def test_a_tiled_loss_leaves_no_logits() -> None:
+    """Llama 3 8B, 8,192 tokens: bf16 logits of 128,256 classes are neither kept (with a number a row) nor an output. A
+    tile of the head's product has as many numbers as the hidden states, so a block's largest output is the largest:
+    2 * 14,336 a token."""
+    run = Run(gpus=8, dtype="bf16", global_batch=8, strategy="zero=3", recompute="full", software="torchtitan-eager")
+    whole, tiled = (
+        predict(load_model("llama3-8b"), load_system("dgx-h100"), run.model_copy(update={"cross_entropy": loss}))
+        for loss in ("recomputed", "tiled")
+    )
+    logits = 8192 * 128_256 * 2
+    assert whole.memory.activations - tiled.memory.activations == pytest.approx(logits)
+    assert whole.memory.workspace - tiled.memory.workspace == pytest.approx(2 * (logits - 8192 * 28_672 * 2))
+    assert tiled.step_time == whole.step_time
+
+
+def test_rows_of_memory_state_attention_and_loss() -> None:
+    """Each of 8 ranks of DeepSpeed with 262,144 tokens of Llama 3.1 8B ran on an H200: with whole logits, 63 GiB in
+    sixteen bits, it would not have."""
+    row = {
+        "source": "s", "model": "Llama-3.1-8B", "device": "h200-sxm", "n_gpus": 8, "layers": 32, "hidden": 4096,
+        "heads": 32, "kv_heads": 8, "ffn_hidden": 14336, "gated_mlp": 1, "vocab": 128256, "seq_len": 262144, "tp": 1,
+        "pp": 1, "dp": 8, "dtype": "bf16", "micro_batch": 1, "global_batch": 8, "recompute": "full",
+        "sharding": "zero3-offload", "software": "deepspeed", "framework": "DeepSpeed 0.19.2", "attention": "flash",
+        "cross_entropy": "fused",
+    }  # fmt: skip
+    assert MemoryTable().memory_of(row).fits
+    assert not MemoryTable().memory_of(row | {"cross_entropy": ""}).fits
+
+
 def test_losses_for_metrics_move_logits_forward_alone_and_keep_nothing() -> None:
     """600 bf16 logits are read and written in fp32; those are read, and their log-softmax written: 14 bytes each."""
     x, formats = Tensor("logits", ("batch", "seq", "vocab"), (2, 3, 100)), precision("bf16")

@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from paleo.specs.run import Run
-from paleo.specs.software import load_software
 from paleo.units import GIB
 from paleo.validate.steps.base import Step, StepTable, filled, integer, records, software_of
 from paleo.validate.steps.networks import catalog_network, llama_like, network_of
-from paleo.validate.steps.transformers import offload, recompute_of, strategy_of, system_of, that_ran
+from paleo.validate.steps.transformers import run_of, system_of, that_ran
 from paleo.validate.tables import STEPS
 
 if TYPE_CHECKING:
@@ -86,20 +84,9 @@ class MemoryTable(StepTable):
         return software_of({"framework": row.get("source", ""), **row}, "nanotron")
 
     def _prediction(self, row: Row, software: Software | None) -> Prediction:
-        profile = software or load_software(self.profile(row))
         model, sizes = _network(row)
-        run = Run(
-            gpus=integer(row, "n_gpus"),
-            global_batch=integer(row, "global_batch"),
-            microbatch=integer(row, "micro_batch") if filled(row, "micro_batch") else None,
-            dtype=str(row["dtype"]),
-            strategy=strategy_of(row, profile),
-            recompute=recompute_of(row, profile),
-            software=profile.name,
-            offload=offload(row),
-            model=sizes,
-        )
-        return that_ran(row, model, run, software)
+        profile = software.name if software else self.profile(row)
+        return that_ran(row, model, run_of(row, profile, sizes), software)
 
 
 def _network(row: Row) -> tuple[ModelSpec, dict[str, int | float | str]]:

@@ -28,6 +28,9 @@ from paleo.validate.steps.systems import usual_system, with_device
 from paleo.validate.tables import STEPS
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from paleo.operations.tensor import LossKernels
     from paleo.predict import Prediction
     from paleo.specs.calibration import Calibration
     from paleo.specs.model import ModelSpec
@@ -138,12 +141,29 @@ LORA = {"nemo-automodel": "8:all"}
 USUAL_LORA = "16:attention"
 
 
-def run_of(row: Row) -> Run:
-    """The run that a row of ``llm_iterations`` describes; recomputation that is not stated is the software's habit.
-    Models marked ``[LoRA]`` are tuned by adapters (`LORA`), with all else frozen."""
-    profile = software_of(row)
+#: Software by words of a row whose fused cross-entropy is of head and loss together, so that logits are never whole:
+#: Liger's or DeepSpeed's own, beside Hugging Face's networks. Megatron's fuses passes over logits.
+TILED_LOSS = ("deepspeed", "huggingface", "transformers")
+
+
+def loss_of(row: Row) -> LossKernels | None:
+    """The cross-entropy that a row states.
+
+    >>> loss_of({"cross_entropy": "fused", "software": "deepspeed"}), loss_of({"cross_entropy": "fused"}), loss_of({})
+    ('tiled', 'fused', None)
+    """
+    words = f"{row.get('software', '')} {row.get('framework', '')}".lower()
+    if _stated(row, "cross_entropy") != "fused":
+        return None
+    return "tiled" if any(word in words for word in TILED_LOSS) and "megatron" not in words else "fused"
+
+
+def run_of(row: Row, profile: str | None = None, sizes: Mapping[str, int | float | str] | None = None) -> Run:
+    """The run that a row describes, under its own ``profile`` and with its network's ``sizes`` unless they are given;
+    recomputation that is not stated is the software's habit. Models marked ``[LoRA]`` are tuned by adapters (`LORA`),
+    with all else frozen."""
+    profile = profile or software_of(row)
     software = profile_then(row, profile)
-    _, sizes = network_of(row)
     recipe = recipe_of(row)
     return Run(
         gpus=integer(row, "n_gpus"),
@@ -160,11 +180,11 @@ def run_of(row: Row) -> Run:
         drop_tokens=recipe.drops,
         cuda_graph=recipe.graph,
         scaling=scaling_of(row),
-        cross_entropy="fused" if _stated(row, "cross_entropy") == "fused" else None,
+        cross_entropy=loss_of(row),
         software=software,
         offload=offload(row),
         lora=LORA.get(profile, USUAL_LORA) if "[lora]" in str(row.get("model", "")).lower() else None,
-        model=sizes,
+        model=dict(network_of(row)[1] if sizes is None else sizes),
     )
 
 
