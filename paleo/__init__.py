@@ -7,8 +7,9 @@
     answer.step_time, answer.memory.fits, answer.to_dict(), answer.to_frame()
 
 `estimate`, `scale`, `compare`, `search`, `plan` and `target` answer as the commands of those names do (`search` is
-``paleo plan`` without an amount of training), `sweep` gives the data frame of a study. `predict` is one step alone, of
-what was loaded. The names are loaded when they are first used, so that ``import paleo`` costs nothing.
+``paleo plan`` without an amount of training), `validate` and `audit` put measured tables and logs beside predictions,
+`sweep` gives the data frame of a study. `predict` is one step alone, of what was loaded. The names are loaded when they
+are first used, so that ``import paleo`` costs nothing.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from paleo.importers.sources import from_torch as from_torch
     from paleo.predict import Prediction as Prediction
     from paleo.predict import predict as predict
+    from paleo.questions import audit as audit
     from paleo.questions import compare as compare
     from paleo.questions import estimate as estimate
     from paleo.questions import plan as plan
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from paleo.questions import search as search
     from paleo.questions import sweep as sweep
     from paleo.questions import target as target
+    from paleo.questions import validate as validate
     from paleo.specs.calibration import load_calibration as load_calibration
     from paleo.specs.model import load_model as load_model
     from paleo.specs.run import Run as Run
@@ -44,6 +47,7 @@ _HOMES = {
     "PaleoError": "paleo.errors",
     "Prediction": "paleo.predict",
     "Run": "paleo.specs.run",
+    "audit": "paleo.questions",
     "compare": "paleo.questions",
     "estimate": "paleo.questions",
     "from_hf": "paleo.importers.sources",
@@ -60,6 +64,7 @@ _HOMES = {
     "search": "paleo.questions",
     "sweep": "paleo.questions",
     "target": "paleo.questions",
+    "validate": "paleo.questions",
 }
 __all__ = ["__version__", *_HOMES]
 
@@ -91,4 +96,5 @@ def _function(name: str) -> property:
 
 _Package.predict = _function("predict")  # type: ignore[attr-defined]
 _Package.search = _function("search")  # type: ignore[attr-defined]
+_Package.validate = _function("validate")  # type: ignore[attr-defined]
 sys.modules[__name__].__class__ = _Package

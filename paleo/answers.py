@@ -25,12 +25,14 @@ if TYPE_CHECKING:
     from paleo.step.memory import Footprint
     from paleo.studies import buying
     from paleo.studies.advice import Advice
+    from paleo.studies.audit import Audit, CollectiveAudit
     from paleo.studies.comparison import Candidate, Comparison, Objective
     from paleo.studies.cost import Tariff
     from paleo.studies.goodput import Goodput
     from paleo.studies.scaling import ScaleCurve, ScalePoint
     from paleo.studies.target import TargetScaling, TargetTime
     from paleo.studies.training import Training
+    from paleo.validate.runner import FileReport
 
 Document = dict[str, Any]
 
@@ -344,3 +346,65 @@ class TimeToTarget(StudyResult):
         from paleo.report import target
 
         return target.table(self.system.name, self.curve, self.tariff)
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Audited(StudyResult):
+    """A log of a training, or of nccl-tests, beside its prediction, and the faults that explain the difference."""
+
+    command = "audit"
+    audit: Audit | CollectiveAudit
+
+    @property
+    def headline(self) -> str:
+        from paleo.report import audit as shown
+        from paleo.studies.audit import Audit
+
+        return shown.verdict(self.audit) if isinstance(self.audit, Audit) else self.audit.verdict
+
+    def document(self) -> Document:
+        from paleo.report import audit as shown
+        from paleo.studies.audit import Audit
+
+        return shown.document(self.audit) if isinstance(self.audit, Audit) else shown.collective_document(self.audit)
+
+    def table(self) -> RenderableType:
+        from paleo.report import audit as shown
+        from paleo.studies.audit import Audit
+
+        return shown.table(self.audit) if isinstance(self.audit, Audit) else shown.collective_table(self.audit)
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Validated(StudyResult):
+    """Measured tables beside their predictions; a row of `to_frame` for each file, of `predictions` for each of its
+    rows."""
+
+    command, rows = "validate", "files"
+    reports: tuple[FileReport, ...]
+
+    def predictions(self) -> pd.DataFrame:
+        """The rows of all files with predicted, low and high in the unit of the measured column, and why a row has
+        none."""
+        from paleo.validate.runner import with_predictions
+
+        return with_predictions(self.reports)
+
+    @property
+    def headline(self) -> str:
+        counts = ((report.predicted.sum(), len(report.frame), report.file) for report in self.reports)
+        return "; ".join(f"{predicted:,} of {rows:,} rows of {file} predicted" for predicted, rows, file in counts)
+
+    def document(self) -> Document:
+        from paleo.validate.report import document
+
+        return document(self.reports)
+
+    def table(self, *, worst: int = 5) -> RenderableType:
+        """``worst``: how many of the worst rows of each file are shown."""
+        from rich.console import Group
+        from rich.text import Text
+
+        from paleo.validate.report import renderables
+
+        return Group(*(part for report in self.reports for part in (*renderables(report, worst=worst), Text())))

@@ -23,11 +23,12 @@ from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paleo.answers import Compared, Estimate, Planned, ScalingCurves, Searched, TimeToTarget
+from paleo.answers import Audited, Compared, Estimate, Planned, ScalingCurves, Searched, TimeToTarget, Validated
 from paleo.errors import SpecError, near
 from paleo.predict import predict
 from paleo.report.blocks import Blocks
-from paleo.specs.loading import plain_numbers, validate
+from paleo.specs.loading import plain_numbers
+from paleo.specs.loading import validate as validated_spec
 from paleo.specs.model import ModelSpec, load_model
 from paleo.specs.run import SEQUENCE, Run
 from paleo.specs.system import System, loaded_system
@@ -287,6 +288,47 @@ def sweep(study: str | Path | Mapping[str, Any] | Study, *, jobs: int = 1) -> pd
     return frame(whole, local(whole, jobs))
 
 
+def audit(
+    log: str | Path,
+    system: str | Path | System,
+    model: str | Path | ModelSpec | None = None,
+    *,
+    operation: str | None = None,
+    run: Run | None = None,
+    **options: Any,
+) -> Audited:
+    """What is off in a run, by its log: of a training, which needs the ``model``, or of nccl-tests, whose ``operation``
+    is the one that the log names unless stated. ``options`` are fields of `paleo.Run`; ``gpus`` of a log of nccl-tests
+    are those that it lists unless stated. SpecError for a log that cannot be read."""
+    from paleo.logs.base import read_log
+    from paleo.logs.nccl_tests import operation_of, read_collectives
+    from paleo.studies import audit as audits
+
+    stated = _Question.of("audit", run, options, priced=False, long_run=False).run
+    machine, timed = loaded_system(system), read_collectives(str(log))
+    if timed is not None:
+        ranks = stated.gpus if "gpus" in stated.model_fields_set else timed.ranks or 1
+        return Audited(audits.audit_collectives(timed, operation_of(timed, operation), ranks, machine))
+    training_log = read_log(str(log))
+    if model is None:
+        raise SpecError(f"model: {log} is a log of a training ({training_log.kind}); state the network that it trains")
+    return Audited(audits.audit(training_log, predict(_model(model), machine, stated)))
+
+
+def validate(files: str | Path | Sequence[str | Path], *, calibration: str | Path | None = None) -> Validated:
+    """Predictions of every row of measured tables beside what was measured; the headers are those of
+    ``measurements/README.md``. ``calibration``: a calibration by name or path in place of the catalog's, for the rows
+    of its device or system. SpecError for a file that cannot be read."""
+    from paleo.specs.calibration import load_calibration
+    from paleo.validate.runner import validate_file
+
+    prices = None if calibration in (None, "auto") else load_calibration(str(calibration))
+    tables = [files] if isinstance(files, str | Path) else list(files)
+    if not tables:
+        raise SpecError("no file is named; expected measured tables, such as measurements/gemm.csv.gz")
+    return Validated(tuple(validate_file(file, prices) for file in tables))
+
+
 # what is asked
 
 
@@ -312,7 +354,7 @@ class _Question:
             raise SpecError(f"paleo.{name}: {', '.join(stated)} beside run=…; state the run in one way")
         tariff = stated_tariff(**{key: value for key, value in options.items() if key in of_tariff})
         long = {key: value for key, value in options.items() if key in of_long_run}
-        whole = run or validate(Run, stated, f"paleo.{name}")
+        whole = run or validated_spec(Run, stated, f"paleo.{name}")
         return cls(of_any_software(whole) if name in SEARCHES else whole, tariff, stated_long_run(**long))
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from paleo.files import csv_cell, write_whole
 from paleo.units import counted, duration, engineering, gibibytes
 from paleo.validate.kinds.base import text
 from paleo.validate.runner import with_predictions
@@ -241,6 +242,16 @@ def _frame(axes: Axes, report: FileReport) -> None:
     axes.grid(visible=True, which="major", linewidth=0.3)
 
 
-def predictions_table(reports: Sequence[FileReport]) -> pd.DataFrame:
-    """The input rows with predictions, for ``--predictions``."""
-    return with_predictions(reports)
+def write_predictions(path: Path, reports: Sequence[FileReport]) -> None:
+    """The input rows with their predictions as CSV, packed where the name ends in .gz; the same bytes for the same
+    rows."""
+    zipped = {"method": "gzip", "mtime": 0} if path.suffix == ".gz" else None
+    table = escaped(with_predictions(reports))
+    write_whole(path, lambda file: table.to_csv(file, index=False, compression=zipped))
+
+
+def escaped(rows: pd.DataFrame) -> pd.DataFrame:
+    """The table with cells that a spreadsheet would take for formulas escaped."""
+    words = [name for name in rows.columns if not pd.api.types.is_numeric_dtype(rows[name])]
+    texts = {name: rows[name].map(csv_cell) for name in words}
+    return rows.assign(**texts).rename(columns=csv_cell)

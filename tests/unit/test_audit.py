@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import paleo
 from paleo import Prediction, Run, load_model, load_system, predict
+from paleo.cli import run as command
 from paleo.errors import SpecError
 from paleo.logs.base import READERS, lines_of, read_log
 from paleo.logs.nccl_tests import PROGRAMS, operation_of, read_collectives
@@ -244,6 +247,19 @@ def test_an_operation_that_no_log_names_has_to_be_stated(tmp_path: Path) -> None
     with pytest.raises(SpecError, match="nearest: 'all_reduce'"):
         operation_of(log, "allreduce")
     assert read_collectives(write(tmp_path, megatron_log(prediction("gpt"), 1))) is None
+
+
+def test_an_audit_in_python_is_that_of_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    links = str(write(tmp_path, nccl_log("all_reduce", 16)))
+    answer = paleo.audit(links, "dgx-h100")
+    assert command(["audit", links, "--system", "dgx-h100", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(answer.to_dict()))
+    assert answer.to_frame()["gpus"].tolist() == [16] and answer.headline in str(answer)
+    training = write(tmp_path, megatron_log(prediction("gpt"), 1))
+    with pytest.raises(SpecError, match=r"model: .* is a log of a training \(megatron-lm.*state the network"):
+        paleo.audit(training, "dgx-a100-80gb")
+    answer = paleo.audit(training, "dgx-a100-80gb", "gpt2-xl", run=RUNS["gpt"][2])
+    assert answer.headline.endswith("as predicted, nothing in this log says otherwise.")
 
 
 def test_every_fault_has_advice() -> None:

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from paleo.cli import run as command
 from paleo.errors import PaleoError, SpecError
 
 NODE = "dgx-a100-80gb"
+SAMPLES = Path(__file__).parents[1] / "fuzz" / "samples"
 #: The same question in Python and on the command line, and words that its table shows.
 ASKED: dict[str, tuple[Callable[[], Any], str, str]] = {
     "estimate": (
@@ -47,6 +49,11 @@ ASKED: dict[str, tuple[Callable[[], Any], str, str]] = {
         lambda: paleo.target("mlperf:bert", NODE, [8], batch=448),
         f"target mlperf:bert --system {NODE} --gpus 8 --batch 448",
         f"on {NODE}: 8 GPUs, ",
+    ),
+    "validate": (
+        lambda: paleo.validate([SAMPLES / "gemm.csv", SAMPLES / "rails.csv"]),
+        f"validate {SAMPLES / 'gemm.csv'} {SAMPLES / 'rails.csv'}",
+        "5 of 5 rows",
     ),
 }
 

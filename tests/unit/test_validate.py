@@ -17,7 +17,6 @@ from paleo.pricing.store import HOST_PARAMETERS, UNMEASURED, SourcedParameters, 
 from paleo.specs.calibration import from_mapping, load_calibration, load_inheritance
 from paleo.specs.catalog import names
 from paleo.step.step import Spreads
-from paleo.validate.command import validate
 from paleo.validate.kinds.base import KINDS, coded, mapped
 from paleo.validate.report import document, figure
 from paleo.validate.runner import Errors, errors, explanation, validate_file, validate_frame, with_predictions
@@ -205,7 +204,7 @@ def test_shipped_calibrations_load_and_fit_their_families(name: str) -> None:
 def test_json_is_one_document_with_the_keys_of_the_contract(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "t.csv.gz"
     products().to_csv(file, index=False)
-    assert validate([str(file)], as_json=True) == 0
+    assert run(["validate", str(file), "--json"]) == 0
     (one,) = json.loads(capsys.readouterr().out)["files"]
     assert one["file"] == str(file) and one["kind"] == "gemm" and one["rows"] == one["predicted"] == 3
     assert one["unsupported"] == 0 and one["unsupported_reasons"] == {}
@@ -217,7 +216,7 @@ def test_json_is_one_document_with_the_keys_of_the_contract(tmp_path: Path, caps
 def test_tables_predictions_and_plot_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, rows, plot = (tmp_path / name for name in ("t.csv", "p.csv", "p.svg"))
     products(time_us=[3.0, np.nan, 220.0]).to_csv(file, index=False)
-    assert validate([str(file)], predictions=str(rows), plot=str(plot)) == 0
+    assert run(["validate", str(file), "--predictions", str(rows), "--plot", str(plot)]) == 0
     written = pd.read_csv(rows)
     assert list(written.columns)[: len(products().columns)] == list(products().columns)
     assert (written["low"] <= written["predicted"]).loc[[0, 2]].all() and written["predicted"][2] > 100  # microseconds
@@ -232,12 +231,12 @@ def test_two_files_share_one_table_of_predictions() -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "word"),
-    [({"plot": "x.gif"}, "ends in .png"), ({"predictions": "x.txt"}, "csv"), ({"calibration": "h100-sxm5"}, "nearest")],
+    ("option", "word"),
+    [("--plot=x.gif", "ends in .png"), ("--predictions=x.txt", "csv"), ("--calibration=h100-sxm5", "nearest")],
 )
-def test_bad_options_are_errors_before_any_work(more: dict[str, str], word: str) -> None:
-    with pytest.raises(SpecError, match=word):
-        validate(["nothing.csv"], **more)  # type: ignore[arg-type]
+def test_bad_options_are_errors_before_any_work(option: str, word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["validate", "nothing.csv", option]) == 2
+    assert word in capsys.readouterr().err
 
 
 def test_an_own_calibration_prices_its_device_alone() -> None:

@@ -51,25 +51,7 @@ def audit(
     paleo audit slurm.out --model gpt3-175b --system dgx-h100 --gpus 1024 --strategy tp=8,pp=16 --global-batch 1536
     paleo audit all_reduce_perf.log --system dgx-h100 --gpus 16
     """
-    from paleo.errors import SpecError
-    from paleo.logs.base import read_log
-    from paleo.logs.nccl_tests import operation_of, read_collectives
-    from paleo.predict import predict
-    from paleo.report import audit as report
-    from paleo.specs.model import load_model
-    from paleo.specs.system import load_system
-    from paleo.studies.audit import audit as audited
-    from paleo.studies.audit import audit_collectives
+    from paleo.questions import audit as answered
 
-    machine, timed = load_system(system), read_collectives(log)
-    if timed is not None:
-        run = options.run()
-        ranks = run.gpus if "gpus" in run.model_fields_set else timed.ranks or 1
-        links = audit_collectives(timed, operation_of(timed, operation), ranks, machine)
-        show_document(lambda: report.collective_document(links), lambda: report.collective_table(links), as_json)
-        return
-    read = read_log(log)
-    if model is None:
-        raise SpecError(f"--model: {log} is a log of a training ({read.kind}); state the network that it trains")
-    result = audited(read, predict(load_model(model), machine, options.run()))
-    show_document(lambda: report.document(result), lambda: report.table(result), as_json)
+    answer = answered(log, system, model, operation=operation, run=options.run())
+    show_document(answer.document, answer.table, as_json)

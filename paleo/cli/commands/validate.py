@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from paleo.cli.application import MEASURE, app, finish
+from paleo.cli.application import MEASURE, app, draw, picture_path, show_document
 from paleo.cli.options import AsJson, Plot
 
 Tables = Annotated[list[str], typer.Argument(metavar="FILE…", help="Measured tables, CSV or CSV.gz.")]
@@ -31,8 +31,14 @@ def validate(
     paleo validate gemm.csv
     paleo validate steps.csv --predictions rows.csv --plot parity.png
     """
-    from paleo.validate.command import validate as run_validation
+    from paleo.files import checked_output
+    from paleo.questions import validate as answered
+    from paleo.validate.report import figure, write_predictions
 
-    finish(
-        run_validation(files, as_json=as_json, predictions=predictions, plot=plot, calibration=calibration, worst=worst)
-    )
+    picture = picture_path(plot)
+    rows = None if predictions is None else checked_output(predictions, (".csv", ".csv.gz"), option="--predictions")
+    answer = answered(files, calibration=calibration)
+    if rows is not None:
+        write_predictions(rows, answer.reports)
+    draw(picture, lambda: figure(answer.reports))
+    show_document(answer.document, lambda: answer.table(worst=worst), as_json)
