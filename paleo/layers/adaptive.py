@@ -9,6 +9,7 @@ from pydantic import Field, PositiveInt
 
 from paleo.errors import GraphError
 from paleo.layers.base import LAYERS, Expansion, Layer, project
+from paleo.layers.embedding import tied_gradient
 from paleo.layers.loss import CrossEntropy
 from paleo.operations.base import MemoryPass
 from paleo.operations.tensor import Tensor
@@ -101,6 +102,8 @@ class AdaptiveSoftmax(Clustered):
             operations.append(product)
         sizes: dict[str, Size] = {"vocab": self.sizes[cluster]}
         product, logits = project(f"{name}.logits", states, sizes, bias=True, weight=f"{tables}.weight")
+        if self.tie:  # without narrowing, the tables of all clusters are parts of one
+            operations += tied_gradient(name, product.rhs, choices, len(self.sizes) if self.narrowing == 1 else 1)
         return (*operations, product, *CrossEntropy().expand(name, (logits,), choices).operations)
 
 

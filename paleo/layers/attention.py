@@ -57,22 +57,54 @@ def attend(
 
 
 def _weighted(
-    name: str, scores: Tensor, value: Tensor, out: Tensor, *, dropout: float, visible: float, choices: Choices
+    name: str,
+    scores: Tensor,
+    value: Tensor,
+    out: Tensor,
+    *,
+    dropout: float,
+    visible: float,
+    choices: Choices,
+    turned: bool = False,
 ) -> tuple[Operation, ...]:
-    """Softmax of kept scores over their last dim, dropout, and the sum of values; plain code copies that back."""
+    """Softmax of kept scores over their last dim, dropout, and the sum of values; plain code copies that back. Scores
+    that are ``turned``, their keys no last dim, are turned round for the softmax, back, and for the sum."""
     weights = choices.output(scores.like(f"{name}.core.softmax"), "softmax")
     keys = scores.dims[-1]
-    chain = [MemoryPass(weights.name, "softmax", (scores,), weights, (), (weights,), 6.0, reduces=(keys,))]
+    chain: list[Operation] = []
+    if turned:
+        scores = _turned(scores, chain)
+    chain.append(MemoryPass(weights.name, "softmax", (scores,), weights, (), (weights,), 6.0, reduces=(keys,)))
+    if turned:
+        weights = _turned(_narrowed(weights, chain), chain)
     if dropout:
         dropped, mask = scores.like(f"{name}.core.dropped"), scores.like(f"{name}.core.mask", role="mask")
         chain.append(MemoryPass(f"{name}.core.dropout", "dropout", (weights,), dropped, (), (mask,), 2.0))
         weights = dropped
+    if turned:
+        weights = _turned(weights, chain)
     plain = choices.attention == "stepwise"
     product = out.like(f"{name}.core.context") if plain else out
     values = value.renamed({value.dims[-1]: "value_dim"})
     summed = Contraction(f"{name}.core.context", weights, values, product, visible=visible)
     back = (MemoryPass(out.name, "copy", (product,), out, flops_per_element=0.0),) if plain else ()
     return (*chain, summed, *back)
+
+
+def _turned(x: Tensor, chain: list[Operation]) -> Tensor:
+    """A tensor with its dims in another order, by a pass that is added to ``chain``."""
+    out = x.like(f"{x.name}.turned")
+    chain.append(MemoryPass(out.name, "copy", (x,), out, flops_per_element=0.0))
+    return out
+
+
+def _narrowed(x: Tensor, chain: list[Operation]) -> Tensor:
+    """A tensor in the format of products, by a pass that is added to ``chain`` where it is in another."""
+    if not x.wide:
+        return x
+    out = replace(x.like(f"{x.name}.narrow"), wide=False)
+    chain.append(MemoryPass(out.name, "copy", (x,), out, flops_per_element=0.0))
+    return out
 
 
 def _masked(name: str, scores: Tensor) -> tuple[tuple[Operation, ...], Tensor]:
@@ -305,6 +337,9 @@ class RelativeAttention(Layer):
     samples, counts as a pass over its weight whose result is not kept. All scores are: kernels of fused attention do
     not know them. Those by distance are shifted in a pass, so that each row begins at its own position.
 
+    Code that keeps heads last (``relative`` of `Choices`: that of the paper) turns scores round after each product and
+    before the sum, and twice for the softmax, shifts them by a pad and a slice, and masks them by a product and a sum.
+
     Reference: Dai et al., Transformer-XL, ACL 2019, section 3.3.
     """
 
@@ -326,14 +361,27 @@ class RelativeAttention(Layer):
         packed, _ = project(f"{name}.qkv", joined, {"kv_heads": self.heads, "packed": 3 * head_dim})
         query = _headed(f"{name}.query", x, head_sizes)
         key, value = (_headed(f"{name}.{part}", joined, head_sizes) for part in ("key", "value"))
-        scored, scores = self._scores(name, query, key, x)
+        turned = choices.relative == "heads last"
+        scored, scores = self._scores(name, query, key, x, turned=turned)
         dims: dict[str, Size] = {d: query.size(d) for d in (batch, seq, "kv_heads")} | {"value_dim": head_dim}
         context = Tensor(f"{name}.context", tuple(dims), tuple(dims.values()))
-        core = _weighted(name, scores, value, context, dropout=self.dropout, visible=1.0, choices=choices)
+        core = _weighted(
+            name, scores, value, context, dropout=self.dropout, visible=1.0, choices=choices, turned=turned
+        )
         output, out = project(f"{name}.out", context, {hidden: x.sizes[-1]}, contract=2)
-        return Expansion((join, packed, *scored, *core, output), out)
+        fed = self._fed(name, x) if choices.fed else ()
+        return Expansion((*fed, join, packed, *scored, *core, output), out)
 
-    def _scores(self, name: str, query: Tensor, key: Tensor, x: Tensor) -> tuple[tuple[Operation, ...], Tensor]:
+    def _fed(self, name: str, x: Tensor) -> tuple[Operation, ...]:
+        """States of the memory that the host copies out of the step before and into this one, in fp32."""
+        sizes: dict[str, Size] = {x.dims[0]: x.sizes[0], "remembered": self.memory, x.dims[2]: x.sizes[2]}
+        states = Tensor(f"{name}.memory", tuple(sizes), tuple(sizes.values()), grad=False, wide=True)
+        fed = replace(states, name=f"{name}.fed")
+        return (MemoryPass(fed.name, "feed", (states,), fed, flops_per_element=0.0, backward_pass="free"),)
+
+    def _scores(
+        self, name: str, query: Tensor, key: Tensor, x: Tensor, *, turned: bool
+    ) -> tuple[tuple[Operation, ...], Tensor]:
         """Scores by content and by distance, shifted, summed, scaled and masked."""
         batch, seq, heads, head_dim = query.dims
         head_sizes: dict[str, Size] = {heads: query.size(heads), head_dim: query.size(head_dim)}
@@ -356,7 +404,16 @@ class RelativeAttention(Layer):
             shift = Tensor(f"{scores.name}.bias", tuple(head_sizes), tuple(head_sizes.values()), "parameter")
             operations.append(MemoryPass(biased.name, "elementwise", (query,), biased, (shift,)))
             operations.append(Contraction(scores.name, biased, keys, scores))
+        if turned:
+            content, placed = (_turned(scores, operations) for scores in (content, placed))
+            padded = placed.like(f"{placed.name}.padded")
+            operations.append(MemoryPass(padded.name, "copy", (placed,), padded, flops_per_element=0.0))
+            placed = padded
         operations.append(MemoryPass(shifted.name, "copy", (placed,), shifted, flops_per_element=0.0))
         operations.append(MemoryPass(summed.name, "elementwise", (content, shifted), summed, backward_pass="free"))
+        if turned:
+            shown = summed.like(f"{name}.core.shown")
+            operations.append(MemoryPass(shown.name, "elementwise", (summed,), shown))
+            summed = shown
         masked, scores = _masked(f"{name}.core", summed)
         return (*operations, *masked), scores

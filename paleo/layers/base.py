@@ -40,7 +40,9 @@ class Choices:
     function of a gate and one for the product, as eager frameworks do. ``experts``: ``stepwise`` makes a pass for each
     term of biases and clamped gates of experts. ``metrics``: how often the loss is computed again, in fp32, for metrics
     of training. ``recurrence``: ``layer`` has kernels for all steps of a recurrent layer, ``looped`` runs the
-    operations of each step. ``latent_rotation``: operations, forward and backward, that rotate query and key of latent
+    operations of each step. ``relative``: where relative attention keeps heads in its scores. ``tied``: how gradients
+    of a table that is looked up and multiplied by meet. ``fed``: states for the next step pass through the host.
+    ``latent_rotation``: operations, forward and backward, that rotate query and key of latent
     attention; ``grouped_router`` and ``sigmoid_router``: those that a router has more than one without groups of
     experts, and than one with a softmax.
     """
@@ -53,6 +55,9 @@ class Choices:
     wide: frozenset[str] = frozenset()
     metrics: int = 0
     recurrence: Literal["layer", "looped"] = "layer"
+    relative: Literal["heads first", "heads last"] = "heads first"
+    tied: Literal["sum", "slices"] = "sum"
+    fed: bool = False
     latent_rotation: tuple[float, float] = (2.0, 2.0)
     grouped_router: tuple[float, float] = (0.0, 0.0)
     sigmoid_router: tuple[float, float] = (0.0, 0.0)

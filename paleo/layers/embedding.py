@@ -11,7 +11,7 @@ from pydantic import Field, PositiveInt
 
 from paleo.errors import GraphError
 from paleo.layers.base import LAYERS, Expansion, Layer, describe
-from paleo.operations.base import Kernel, MemoryPass
+from paleo.operations.base import Kernel, MemoryPass, flat_pass
 from paleo.operations.contraction import Contraction
 from paleo.operations.tensor import Tensor
 
@@ -43,6 +43,62 @@ class Embedding(Layer):
         keeps = (x,)
         gather = MemoryPass(name, "gather", (x,), out, (table,), keeps, flops_per_element=0.0, sparse_rows=True)
         return Expansion((gather,), out)
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedSlices:
+    """The gradient of a ``table`` that is looked up and multiplied by, where a framework keeps it as rows with their
+    indices: those of all products are joined to one tensor, whose rows are then added up, by atomic sums, in a table of
+    zeros. Rows that were looked up are few and not counted.
+
+    Of a table that products read in ``parts``, the gradient of each part is a tensor as large as the whole, of zeros
+    but for its own rows.
+
+    Reference: Cavdar et al., Densifying assumed-sparse tensors, ISC 2019 (TensorFlow's accumulation).
+    """
+
+    name: str
+    table: Tensor
+    parts: int = 1
+
+    @property
+    def reads(self) -> tuple[Tensor, ...]:
+        return (self.table,)
+
+    @property
+    def out(self) -> Tensor:
+        """The joined tensor; nothing of a table that is not trained."""
+        sizes = (self.parts * self.table.grad, *self.table.sizes)
+        return Tensor(self.name, ("parts", *self.table.dims), sizes, "statistic")
+
+    @property
+    def saves(self) -> tuple[Tensor, ...]:
+        return ()
+
+    @property
+    def private_dims(self) -> frozenset[str]:
+        return frozenset({"parts"})
+
+    def split(self, ways: Mapping[str, float]) -> JoinedSlices:
+        return replace(self, table=self.table.split(ways))
+
+    def forward(self, precision: Precision) -> tuple[Kernel, ...]:
+        return ()
+
+    def backward(self, precision: Precision) -> tuple[Kernel, ...]:
+        if not self.table.grad:
+            return ()
+        once, joined = (float(t.elements) * precision.gradient for t in (self.table, self.out))
+        cut = (once, joined + once) if self.parts > 1 else (0.0, 0.0)
+        read, written = cut[0] + 3.0 * joined, cut[1] + 2.0 * joined + once
+        return (flat_pass(self.name, "reduce", "backward", float(self.out.elements), read, written),)
+
+
+def tied_gradient(name: str, table: Tensor, choices: Choices, parts: int = 1) -> tuple[JoinedSlices, ...]:
+    """What the gradient of a tied ``table`` costs beside the products that make it."""
+    if choices.tied == "sum":
+        return ()
+    return (JoinedSlices(f"{name}.slices", table, parts),)
 
 
 @LAYERS.register("embedding_bag")

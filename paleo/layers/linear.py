@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field, PositiveInt
 
 from paleo.layers.base import LAYERS, Expansion, Layer, activate, gate, project
+from paleo.layers.embedding import tied_gradient
 from paleo.operations.base import MemoryPass, Operation
 
 if TYPE_CHECKING:
@@ -29,7 +30,8 @@ class Linear(Layer):
     def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
         weight = f"{self.tie}.weight" if self.tie else None
         operation, out = project(name, inputs[0], {self.dim: self.features}, bias=self.bias, weight=weight)
-        return Expansion((operation,), out)
+        tied = tied_gradient(name, operation.rhs, choices) if self.tie else ()
+        return Expansion((*tied, operation), out)
 
 
 #: Gated activations: the function of the gate.

@@ -41,7 +41,8 @@ class Kind:
     divides by a deviation; where its rows are divided it exchanges statistics backward, too. ``row_statistics``:
     numbers for each row that ranks exchange where rows are divided. ``two_sweeps``: one over its input for statistics,
     then one over everything, which passes after it may join. ``reduces``: it sums dims up. ``selects``: how many rows
-    it keeps depends on their values, for which a host may wait. ``inference`` is the kind that stands in for it where
+    it keeps depends on their values, for which a host may wait. ``fed``: the host copies what it reads and writes.
+    ``inference`` is the kind that stands in for it where
     nothing is trained. ``free_in_paleo``: the original Paleo takes its time for zero (Qi et al., ICLR 2017).
     """
 
@@ -57,6 +58,7 @@ class Kind:
     two_sweeps: bool = False
     reduces: bool = False
     selects: bool = False
+    fed: bool = False
     inference: str | None = None
     free_in_paleo: bool = False
 
@@ -90,6 +92,7 @@ add_kind(
         free_in_paleo=True,
     )
 )
+add_kind(Kind("feed", "states that the host copies out of one step and into the next", fed=True))
 add_kind(Kind("rope", "rotary position embedding", price="memory.rope", free_in_paleo=True))
 add_kind(Kind("optimizer", "the update of parameters"))
 

@@ -102,6 +102,11 @@ class HostTime(Spec):
         description="what each piece of a tensor that one rank updated costs the host when ZeRO-1 and 2 gather it: "
         "views and a copy (0: flat buffers, gathered whole)",
     )
+    feeds: BytesPerSecond | None = Field(
+        None,
+        description="at what rate a core copies states that one step hands to the next, out of the framework and into "
+        "it again, while the device waits; left out: they stay on the device",
+    )
     whole_iteration: Flag = Field(
         False, description="whether an iteration is one CUDA graph, so that its operations cost the host nothing"
     )
@@ -127,6 +132,11 @@ class AttentionSoftware(Spec):
         "pass for each of those, and heads are copied next to each other",
     )
     kernel: Text | None = Field(None, description="the fused kernel; left out: the usual one of the architecture")
+    relative: Literal["heads first", "heads last"] = Field(
+        "heads first",
+        description="how relative attention keeps scores. heads first: as batched products make them; heads last: "
+        "samples and heads are the last dims, so that products and softmax turn scores round",
+    )
     slowdown: Slowdown | dict[str, Slowdown] = Field(
         1.0, description="how much slower than the calibrated kernel it runs, for all architectures or by architecture"
     )
@@ -232,6 +242,11 @@ class Gradients(Spec):
         0.0,
         description="bytes for each parameter beside a gradient in sixteen bits, to which a pass of its own adds it "
         "after every backward pass, and which is what is exchanged",
+    )
+    tied: Literal["sum", "slices"] = Field(
+        "sum",
+        description="a table that is both looked up and multiplied by. sum: its gradients are added as they are; "
+        "slices: as rows with indices, which are joined and then added up (Cavdar et al., ISC 2019)",
     )
     clip: Literal["none", "norm", "scaled"] = Field(
         "none",

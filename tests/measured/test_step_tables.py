@@ -57,12 +57,15 @@ def test_other_networks_stay_within_their_bar(validated: Validated) -> None:
 
 
 @pytest.mark.shared
-@pytest.mark.parametrize(("model", "bar"), [("Transformer-XL", 0.14), ("GNMT", 0.10)])
-def test_steps_stated_as_tokens_a_second(model: str, bar: float, validated: Validated) -> None:
-    """Of PyTorch; what TensorFlow's loops cost is not priced (docs/limits.md)."""
+@pytest.mark.parametrize(
+    ("model", "framework", "bar"),
+    [("Transformer-XL", "PyTorch", 0.14), ("GNMT", "PyTorch", 0.10), ("Transformer-XL", "TensorFlow", 0.18)],
+)
+def test_steps_stated_as_tokens_a_second(model: str, framework: str, bar: float, validated: Validated) -> None:
+    """What TensorFlow's loops cost beside their passes is not priced (docs/limits.md)."""
     report = validated(OTHERS)
     network = report.frame["model"].str.startswith(model).to_numpy()
-    errors = report.errors(network & report.frame["framework"].str.startswith("PyTorch").to_numpy())
+    errors = report.errors(network & report.frame["framework"].str.startswith(framework).to_numpy())
     assert errors.rows >= 6 and errors.mape is not None and errors.mape < bar
 
 

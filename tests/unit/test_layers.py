@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from paleo.errors import GraphError, SpecError
 from paleo.layers.base import ACTIVATIONS, LAYERS, Choices, Expansion
 from paleo.network.graph import build
-from paleo.operations.base import Kernel, Operation, parameters_of
+from paleo.operations.base import Kernel, Operation, parameters_of, with_tensors
 from paleo.operations.contraction import Contraction, Recurrence
 from paleo.operations.tensor import Tensor, autocast, precision
 from paleo.specs.model import model_from
@@ -505,6 +505,43 @@ def test_a_loop_runs_the_operations_of_each_step_and_adds_up_gradients() -> None
     assert isinstance(frozen, Recurrence)
     fixed = replace(frozen, weight=replace(frozen.weight, grad=False))
     assert not any(kernel.name.endswith(".sum") for kernel in fixed.backward(FP32))
+
+
+def test_relative_attention_with_heads_last_turns_scores_and_is_fed_its_memory() -> None:
+    """2 x 2 heads x 5 x 8 scores of 640 bytes. Turned: both products, the pad, the mask's product, before and after the
+    softmax, and for the sum: 7 more passes of a read and a write, backward as many. The memory of 2 x 3 x 8 numbers is
+    read and written once, in fp32 also where products take sixteen bits."""
+    options = {"heads": 2, "memory": 3}
+    plain, turned = (
+        expand("relative_attention", (SEQUENCE,), options, Choices(attention="stepwise", relative=how))
+        for how in ("heads first", "heads last")
+    )
+    for direction in (forward, backward):
+        assert moved(direction(turned.operations)) - moved(direction(plain.operations)) == 7 * 2 * 640
+    fed = expand("relative_attention", (SEQUENCE,), options, Choices(attention="stepwise", fed=True))
+    (feed,) = (kernel for kernel in forward(fed.operations) if kernel.operation == "feed")
+    assert feed.bytes == 2 * 2 * 3 * 8 * 4 and moved(backward(fed.operations)) == moved(backward(plain.operations))
+    mixed = [kernel for op in fed.operations for kernel in op.forward(autocast(precision("fp16")))]
+    assert [kernel.bytes for kernel in mixed if kernel.operation == "feed"] == [feed.bytes]
+
+
+def test_gradients_of_a_tied_table_as_slices_are_joined_and_added_up() -> None:
+    """A table of 7 x 8 numbers, 224 bytes: three reads and three writes of it. Of tables that are parts of one of 2, 3
+    and 5 words, 320 bytes in all, three gradients as large as the whole."""
+    options = {"features": 7, "dim": "vocab", "bias": False, "tie": "embed"}
+    plain, sliced = (expand("linear", (SEQUENCE,), options, Choices(tied=how)) for how in ("sum", "slices"))
+    assert forward(plain.operations) == forward(sliced.operations)
+    assert moved(backward(sliced.operations)) - moved(backward(plain.operations)) == 6 * 224
+    joined = with_tensors(sliced.operations[0], lambda tensor: replace(tensor, grad=False))
+    assert joined.out.elements == 0 < sliced.operations[0].out.elements and not joined.backward(FP32)
+    assert expand("linear", (SEQUENCE,), {"features": 7}, Choices(tied="slices")).operations[0].name == "layer"
+    clusters = {"sizes": [2, 3, 5], "shares": [0.5, 0.3, 0.2], "tie": "embed"}
+    plain, sliced = (expand("adaptive_softmax", (SEQUENCE,), clusters, Choices(tied=how)) for how in ("sum", "slices"))
+    assert moved(backward(sliced.operations)) - moved(backward(plain.operations)) == (6 * 3 + 3) * 320
+    narrowing = clusters | {"narrowing": 2}
+    plain, sliced = (expand("adaptive_softmax", (SEQUENCE,), narrowing, Choices(tied=how)) for how in ("sum", "slices"))
+    sizes = 2 * 8 + 3 * 4 + 5 * 2
+    assert moved(backward(sliced.operations)) - moved(backward(plain.operations)) == 6 * 4 * sizes
 
 
 def test_shapes_for_the_price_of_a_convolution() -> None:
