@@ -17,7 +17,7 @@ from paleo.operations.tensor import LossKernels, Scaling
 from paleo.specs.calibration import Residual
 from paleo.specs.catalog import is_path, names, read_entry
 from paleo.specs.loading import FileCache, Flag, PositiveCount, Spec, Text, validate
-from paleo.units import MEBIBYTE, Bytes, Seconds
+from paleo.units import MEBIBYTE, Bytes, BytesPerSecond, Seconds
 
 #: An empty PyTorch process as nvidia-smi shows it, kernels loaded lazily (CUDA 11.7 and later): about half a GiB.
 CONTEXT = 512.0 * MEBIBYTE
