@@ -125,6 +125,17 @@ def test_a_pass_of_such_a_recipe_has_its_share_of_the_update() -> None:
     assert run_of(row).optimizer == "rmsprop" and run_of(row | {"model_slug": "resnet50"}).optimizer == "momentum"
 
 
+def test_a_pass_of_such_a_recipe_lasts_at_least_until_its_images_arrive() -> None:
+    """Eight V100s of a DGX-1 with 5 cores each decode 128 images in 128 x 4.84 ms / 5; the update of which three
+    quarters are left out would end it sooner."""
+    row = {"model_slug": "efficientnet_b0", "device": "v100-sxm2-16gb", "system": "dgx-1-v100", "dtype": "fp16"} | {
+        "software": "pytorch-ngc", "n_gpus": 8, "batch_per_gpu": 128.0, "iteration_ms": 131.0,
+        "framework": "PyTorch (21.03)", "source": "DeepLearningExamples",
+        "notes": f"recipe {ACCUMULATES}, incl. data loading",
+    }  # fmt: skip
+    assert VisionSteps().network_step(row).value == pytest.approx(128 * 4.84e-3 / 5, rel=1e-9)
+
+
 def test_opencl_kernels_are_refused_by_name() -> None:
     with pytest.raises(SpecError, match="OpenCL kernels of CL-nn"):
         profile_of({"framework": "CL-nn (Torch)", "software": "caffe"})

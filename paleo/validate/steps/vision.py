@@ -166,9 +166,11 @@ def run_of(row: Row) -> Run:
 
 
 def _left_out(row: Row, prediction: Prediction) -> float:
-    """Seconds of the update that a row's step does not hold; none where steps wait for images instead."""
+    """Seconds of the update that a row's step does not hold; no more than leave it as long as images take to arrive."""
     share = 1.0 if without_update(row) else 1.0 - 1.0 / microbatches_of(row)
-    return 0.0 if prediction.breakdown.input else share * prediction.breakdown.optimizer
+    arrival = 0.0 if prediction.input_pipeline is None else float(prediction.input_pipeline.total)
+    spare = max(0.0, prediction.step_time - prediction.breakdown.input - arrival)
+    return min(share * prediction.breakdown.optimizer, spare)
 
 
 def _alone(frame: pd.DataFrame) -> npt.NDArray[np.bool_]:
