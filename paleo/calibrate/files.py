@@ -154,11 +154,6 @@ def fit_each(
         yield [Fit(job.subject, entry) for entry in _entries(job, result, date)]
 
 
-def fit_all(work: Sequence[FitJob], date: str, report: Callable[[FitJob], object] = lambda job: None) -> list[Fit]:
-    """The fits of all jobs."""
-    return [fit for fits_of_job in fit_each(work, date, report) for fit in fits_of_job]
-
-
 def fitted_job(job: FitJob, fitted: Mapping[tuple[str, str, str], Any]) -> FitResult[Any]:
     """The fit of one job by its kind's plan."""
     plan: FitPlan = job.kind.fit_plan(job.subject, job.family, job.stack, job.rows[0].figures, fitted)

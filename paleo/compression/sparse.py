@@ -61,21 +61,6 @@ def doubling_bytes(density: Numeric, ranks: Numeric) -> Array:
     return np.asarray(sent)
 
 
-def gathered_bytes(density: Numeric, ranks: Numeric) -> Array:
-    """Bytes that a rank sends an element where all gather everyone's entries: (P − 1) d pairs."""
-    return np.asarray(PAIR_BYTES * np.asarray(density) * np.maximum(np.asarray(ranks) - 1.0, 0.0))
-
-
-def split_bytes(density: Numeric, ranks: Numeric) -> Array:
-    """Bytes that a rank sends an element where each sums a part and all gather the sums.
-
-    (d pairs + the union) · (P − 1) / P.
-    """
-    ranks = np.maximum(np.asarray(ranks, dtype=np.float64), 1.0)
-    share = (ranks - 1.0) / ranks
-    return np.asarray(share * (PAIR_BYTES * np.asarray(density) + entry_bytes(union_density(density, ranks))))
-
-
 @dataclass(frozen=True, slots=True)
 class Sparse:
     """A ``density`` of the elements, chosen by size. ``momentum``: whether velocity and momentum are kept and corrected

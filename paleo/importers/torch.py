@@ -34,11 +34,6 @@ class Sizes:
     fixed_batch: int | None = None
 
 
-def trace_module(module: Any, inputs: Sequence[InputSpec], *, probe_seq: bool = True) -> Trace:
-    """The calls of one forward pass in inference mode, at probe sizes of batch (and sequence, for token inputs)."""
-    return _traced(module, _probed(module, inputs, probe_seq=probe_seq))
-
-
 def _traced(module: Any, sizes: Sizes) -> Trace:
     torch = torch_module()
     failed: SpecError | None = None

@@ -101,10 +101,3 @@ def fastest_time(costs: Mapping[str, Cost], workspace_limit: Number = np.inf) ->
     """Seconds of the fastest algorithm whose workspace [bytes] stays within the limit; infinite where none does."""
     times = [np.where(cost.workspace <= workspace_limit, cost.seconds, np.inf) for cost in costs.values()]
     return np.asarray(np.min(np.broadcast_arrays(*times), axis=0), dtype=np.float64)
-
-
-def fastest_algorithm(costs: Mapping[str, Cost], workspace_limit: Number = np.inf) -> npt.NDArray[np.str_]:
-    """Names of what ``fastest_time`` chose."""
-    times = [np.where(cost.workspace <= workspace_limit, cost.seconds, np.inf) for cost in costs.values()]
-    names: npt.NDArray[np.str_] = np.asarray(list(costs))[np.argmin(np.broadcast_arrays(*times), axis=0)]
-    return names

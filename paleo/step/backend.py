@@ -156,11 +156,6 @@ class Backend:
         return self.software.host.piece if self.prices.rates is None else 0.0
 
     @property
-    def gathers_ahead(self) -> bool:
-        """Whether updated parameters are gathered during the next step's forward pass."""
-        return self.overlapped and self.software.overlap.gather
-
-    @property
     def overlapped(self) -> bool:
         """Whether gradients travel during backward."""
         return (self.run.exchange or ("overlapped" if self.software.overlap.gradients else "after")) == "overlapped"

@@ -326,11 +326,6 @@ def section_gather_figures(layouts: Layouts, content: Literal["all", "again"] = 
     return layouts.sent(single, 1, content, 3, layouts.backend.formats.parameter)[:, 0]
 
 
-def plain_order(program: Program, buckets: Buckets) -> tuple[Order, Order]:
-    """Iterations of an earlier microbatch and of the last one."""
-    return iterations(program, buckets, last=False), iterations(program, buckets, last=True)
-
-
 Mask = npt.NDArray[np.bool_]
 #: Gradients that are summed after the last pass: none without a pipeline (`paleo.step.streams` has them), those of tied
 #: parameters alone where all others are scattered after every pass.

@@ -68,25 +68,9 @@ def losses(*, interval: Numeric, save: Numeric, restart: Numeric, mtbf: Numeric)
     return np.asarray(save / work), again, np.asarray(np.asarray(restart) / np.asarray(mtbf))
 
 
-def young_interval(*, save: Numeric, mtbf: Numeric) -> Array:
-    """The interval √(2 · save · M), the best to first order (Young, CACM 17, 1974).
-
-    >>> float(young_interval(save=50.0, mtbf=10000.0))
-    1000.0
-    """
-    return np.sqrt(2.0 * np.asarray(save) * np.asarray(mtbf, dtype=np.float64))
-
-
-def daly_interval(*, save: Numeric, mtbf: Numeric) -> Array:
-    """√(2 δ M) [1 + √(δ / 2M) / 3 + δ / 18M] − δ where δ < 2M, else M (Daly 2006, eq. 37)."""
-    d, m = np.asarray(save, dtype=np.float64), np.asarray(mtbf, dtype=np.float64)
-    root = np.sqrt(d / (2.0 * m))
-    series = np.sqrt(2.0 * d * m) * (1.0 + root / 3.0 + root**2 / 9.0) - d
-    return np.asarray(np.where(d < 2.0 * m, series, m))
-
-
 def best_interval(*, save: Numeric, mtbf: Numeric) -> Array:
-    """The interval that maximises `goodput`: τ = x M with e^(x + δ/M) (1 − x) = 1, by Newton from Young's.
+    """The interval that maximises `goodput`: τ = x M with e^(x + δ/M) (1 − x) = 1, by Newton from √(2 δ M), the best to
+    first order (Young, CACM 17, 1974).
 
     >>> tau = float(best_interval(save=30.0, mtbf=11135.0))
     >>> bool(goodput(interval=tau, save=30.0, restart=0.0, mtbf=11135.0)

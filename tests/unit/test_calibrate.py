@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 
 from paleo.calibrate import command, measure
-from paleo.calibrate.files import LEAST_ROWS, calibrations, fit_all, fits, jobs, yaml_text
+from paleo.calibrate.files import LEAST_ROWS, Fit, calibrations, fit_each, fits, jobs, yaml_text
 from paleo.calibrate.fit import Rows, fit
 from paleo.calibrate.measure import Tables, Timing, WallClock, catalog_name
 from paleo.calibrate.microbenchmarks import PAYLOADS, SUITES, USUAL, Point, collective_points, points
@@ -74,8 +74,12 @@ def test_a_fit_writes_a_calibration_that_predicts_its_table(file: Path, tmp_path
     assert np.mean(np.abs(own - 1)) < 0.04 < np.mean(np.abs(inherited - 1))
 
 
+def fits_of(tables: Sequence[Path], only: Sequence[str] = ()) -> list[Fit]:
+    return [each for fits_of_job in fit_each(jobs(tables, only), "2026-01-02") for each in fits_of_job]
+
+
 def test_fits_are_deterministic(file: Path) -> None:
-    one, two = (calibrations(fit_all(jobs([file]), "2026-01-02")) for _ in range(2))
+    one, two = (calibrations(fits_of([file])) for _ in range(2))
     assert yaml_text(one["l40s"]) == yaml_text(two["l40s"])
 
 
@@ -91,7 +95,7 @@ def test_other_families_of_a_file_are_kept(file: Path, tmp_path: Path) -> None:
 def test_a_handful_of_rows_is_fitted_whole_and_says_so(tmp_path: Path) -> None:
     few = tmp_path / "few.csv"
     table(LEAST_ROWS - 1).to_csv(few, index=False)
-    (fitted,) = fit_all(jobs([few]), "2026-01-02")
+    (fitted,) = fits_of([few])
     assert fitted.entry.rows_held_out == 0 and fitted.entry.residual is None
     assert fitted.entry.notes is not None and "none held out" in fitted.entry.notes
 
@@ -143,7 +147,7 @@ def test_without_scipy_the_message_says_how_to_get_it(monkeypatch: pytest.Monkey
 def test_shipped_calibrations_are_those_that_the_tables_give(shared: Path) -> None:
     """``paleo calibrate --fit ../shared/measurements/*.csv*`` makes all of them; one device is made again here."""
     tables = [shared / "measurements" / name for name in ("rnn.csv", "conv.csv")]
-    again = fit_all(jobs(tables, ["titan-x-maxwell"]), "2026-11-21")
+    again = fits_of(tables, ["titan-x-maxwell"])
     shipped = {(entry.family, entry.stack): entry for entry in load_calibration("titan-x-maxwell").entries}
     assert {one.entry.family for one in again} == {"rnn.vector", "conv.vector"}
     for one in again:

@@ -13,7 +13,6 @@ from paleo.studies.goodput import (
     RestartPath,
     best_interval,
     check_room,
-    daly_interval,
     elastic_goodput,
     goodput,
     long_run,
@@ -23,7 +22,6 @@ from paleo.studies.goodput import (
     save_seconds,
     spares_needed,
     two_level_goodput,
-    young_interval,
 )
 
 
@@ -54,13 +52,19 @@ def test_closed_form_equals_a_simulation_within_half_a_point(
     assert simulated(interval, save, restart, mtbf) == pytest.approx(closed, abs=0.005)
 
 
+def daly_interval(save: float, mtbf: np.ndarray) -> np.ndarray:
+    """√(2 δ M) [1 + √(δ / 2M) / 3 + δ / 18M] − δ, where δ < 2M (Daly 2006, eq. 37)."""
+    root = np.sqrt(save / (2.0 * mtbf))
+    return np.sqrt(2.0 * save * mtbf) * (1.0 + root / 3.0 + root**2 / 9.0) - save
+
+
 def test_best_interval_is_a_maximum_and_near_young_and_daly() -> None:
     mtbf = np.array([3600.0, 11135.0, 604800.0])
     best = best_interval(save=30.0, mtbf=mtbf)
     here = goodput(interval=best, save=30.0, restart=300.0, mtbf=mtbf)
     for factor in (0.8, 0.95, 1.05, 1.25):
         assert np.all(goodput(interval=best * factor, save=30.0, restart=300.0, mtbf=mtbf) < here)
-    young = goodput(interval=young_interval(save=30.0, mtbf=mtbf), save=30.0, restart=300.0, mtbf=mtbf)
+    young = goodput(interval=np.sqrt(2 * 30.0 * mtbf), save=30.0, restart=300.0, mtbf=mtbf)
     assert np.all(here - young < 3e-4)
     assert daly_interval(save=30.0, mtbf=mtbf) == pytest.approx(best, rel=2e-3)
 

@@ -13,13 +13,10 @@ from paleo.pricing.kernels import DeviceFigures
 from paleo.pricing.memory import (
     MemoryParameters,
     block_passes,
-    gather_traffic,
     layer_norm_passes,
     memory_time,
     miss_fraction,
-    optimizer_traffic,
     resident_blocks,
-    scatter_add_traffic,
     smooth_maximum,
     softmax_passes,
 )
@@ -120,13 +117,6 @@ def test_streaming_fraction_by_kind_of_memory():
     }
     assert fractions["hbm"] > fractions["gddr"] > fractions["ecc"] > fractions["pascal"]
     assert fractions["ecc"] == pytest.approx(fractions["gddr"] * 8 / 9)
-
-
-def test_traffic_of_lookups_and_optimizers():
-    assert gather_traffic(rows=1.0, row_bytes=4096.0).moved_bytes == 8200
-    assert scatter_add_traffic(rows=1.0, row_bytes=4096.0).moved_bytes == 3 * 4096 + 8
-    assert optimizer_traffic(parameters=1e6, states=2).moved_bytes == 28e6  # Adam in fp32: 4 + 8 + 16
-    assert optimizer_traffic(parameters=1e6, states=0).moved_bytes == 12e6  # plain SGD
 
 
 def test_limits_of_the_helpers():

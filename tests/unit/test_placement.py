@@ -23,7 +23,6 @@ from paleo.pricing.links.topology import (
     placed,
     rail_exchange_share,
     ring_crossings,
-    shared_slowdown,
 )
 from paleo.specs.link import load_link
 from paleo.specs.model import load_model
@@ -182,25 +181,6 @@ def test_a_stride_inside_the_nodes_is_none_between_them() -> None:
     plain = Fabric(oversubscribed(1.0), placement=NodePlacement())
     assert near == float(plain.times("all_gather", np.array([8]), ranks, payload)[0])
     assert apart > 3.0 * near
-
-
-@pytest.mark.parametrize("share", [0.2, 0.35, 0.5])
-def test_two_jobs_on_one_link(share: float) -> None:
-    """Both compute, then send; while both send, each gets half of the link. Steps last 1 alone, phases drift."""
-    clock, sending, steps = 0.0, [False, False], [0, 0]
-    lengths = (1.0 - share, 1.0371 - share)
-    left = [lengths[0], 0.5 * lengths[1]]
-    while min(steps) < 400:
-        rates = [0.5 if all(sending) else 1.0] * 2
-        wait = min(left[job] / rates[job] for job in (0, 1))
-        clock += wait
-        for job in (0, 1):
-            left[job] -= wait * rates[job]
-            if left[job] <= 1e-12:
-                steps[job] += sending[job]
-                sending[job] = not sending[job]
-                left[job] = share if sending[job] else lengths[job]
-    assert float(shared_slowdown(share, share)) == pytest.approx(clock / steps[0], rel=0.05)
 
 
 def rail_rates(nodes: int, rails: int, leaf: int, oversubscription: float, *, forwarded: bool) -> np.ndarray:

@@ -262,13 +262,6 @@ class Dragonfly:
         return np.asarray(np.where(np.asarray(used) > 1, np.minimum(1.0, best), 1.0))
 
 
-def shared_slowdown(share: Numeric, other: Numeric) -> Array:
-    """How much longer the steps of a job get that is on the wire for ``share`` of a step, beside one that is for
-    ``other``, their phases unrelated: 1 + their product; no less than what both ask for together. Holds to shares of
-    0.5."""
-    return np.asarray(np.maximum(1.0 + np.asarray(share) * other, np.asarray(share) + other))
-
-
 def beside_neighbour(
     *, ports: Numeric, demand: Numeric, other_ports: Numeric, other_demand: Numeric, sending: Numeric, capacity: Numeric
 ) -> Array:

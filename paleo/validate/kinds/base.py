@@ -42,8 +42,6 @@ Figures = TypeVar("Figures")
 MOST_TABLE_BYTES = 64_000_000
 #: Bounds of what is measured, in whatever unit a column has: attoseconds are none, nor is the age of the universe.
 LEAST_MEASURED, MOST_MEASURED = 2.0**-60, 2.0**90
-#: Columns that every kind may use, whether or not its header names them.
-COMMON = frozenset({"source", "library", "dtype", "time_us"})
 
 
 @dataclass(frozen=True, slots=True)
