@@ -122,15 +122,18 @@ def _copied(name: str, *tensors: Tensor) -> tuple[tuple[Operation, ...], tuple[T
 
 
 def rotate(
-    *tensors: Tensor, calls: tuple[float, float] = (2.0, 2.0)
-) -> tuple[tuple[Operation, ...], tuple[Tensor, ...]]:
+    query: Tensor, key: Tensor, *, calls: tuple[float, float] = (2.0, 2.0), shared: tuple[Tensor, ...] = ()
+) -> tuple[tuple[Operation, ...], tuple[Tensor, Tensor]]:
     """Rotary position embedding (Su et al., 2021) of query and key: a pass over each; its gradient needs nothing
-    kept. ``calls``: operations that the host issues for both, forward and backward."""
+    kept. ``calls``: operations that the host issues for both, forward and backward; ``shared``: what all heads have in
+    common of their keys."""
     each = calls[0] / 2.0, calls[1] / 2.0
-    rotated = tuple(t.like(f"{t.name}.rotated") for t in tensors)
-    pairs = zip(tensors, rotated, strict=True)
-    passes = (MemoryPass(new.name, "rope", (old,), new, flops_per_element=3.0, calls=each) for old, new in pairs)
-    return tuple(passes), rotated
+    new_query, new_key = (old.like(f"{old.name}.rotated") for old in (query, key))
+    passes = (
+        MemoryPass(new.name, "rope", inputs, new, flops_per_element=3.0, calls=each)
+        for inputs, new in (((query,), new_query), ((key, *shared), new_key))
+    )
+    return tuple(passes), (new_query, new_key)
 
 
 @LAYERS.register("attention")
@@ -244,9 +247,15 @@ class LatentAttention(Layer):
 
     A head's query and key have ``nope_dim`` + ``rope_dim`` entries, its value ``value_dim``; the rotary key is shared
     by all heads. Without ``query_rank`` the query is projected directly.
+
+    Where a framework projects latents of each rank's ``own`` tokens alone, the sequence is called ``in_seq`` up to the
+    latents and their norms: split over tp there, the latents and the rotary key are gathered for what the heads make
+    of them (Megatron-Core's multi_latent_attention.py, whose down projections every rank has whole), and their
+    gradients scattered.
     """
 
     tensor_dims = ("kv_heads",)
+    token_dims = ("in_seq",)
     heads: PositiveInt
     query_rank: PositiveInt | None = None
     kv_rank: PositiveInt
@@ -258,35 +267,48 @@ class LatentAttention(Layer):
     def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
         (x,) = inputs
         self.check_rank(name, x, (3,))
-        q_ops, query = self._query(name, x)
-        kv_ops, key, value = self._key_value(name, x)
-        rotations, (query, key) = rotate(query, key, calls=choices.latent_rotation)
+        tokens = x.renamed({x.dims[1]: "in_seq"}) if choices.latents == "own" else x
+        q_down, query_latent = self._query_latent(name, tokens)
+        kv_down, packed = project(f"{name}.kv_down", tokens, {"kv_rank": self.kv_rank + self.rope_dim})
+        q_ops, query = self._query(name, x, query_latent)
+        kv_ops, key, value = self._key_value(name, x, packed)
+        rotary = packed.reshaped({d: x.size(d) for d in x.dims[:2]} | {"kv_rank": self.rope_dim})
+        shared = (rotary,) if choices.latents == "own" else ()
+        rotations, (query, key) = rotate(query, key, calls=choices.latent_rotation, shared=shared)
+        key, value = (tensor.renamed({x.dims[1]: "keys"}) for tensor in (key, value))
         core, context = attend(name, query, key, value, causal=self.causal, window=None, dropout=0.0, choices=choices)
         output, out = project(f"{name}.out", context, {x.dims[-1]: x.sizes[-1]}, contract=3)
-        return Expansion((*q_ops, *kv_ops, *rotations, *core, output), out)
+        return Expansion((*q_down, kv_down, *q_ops, *kv_ops, *rotations, *core, output), out)
 
-    def _query(self, name: str, x: Tensor) -> tuple[tuple[Operation, ...], Tensor]:
-        wide: dict[str, Size] = {"kv_heads": self.heads, "group": 1, "head_dim": self.nope_dim + self.rope_dim}
+    def _query_latent(self, name: str, tokens: Tensor) -> tuple[tuple[Operation, ...], Tensor | None]:
         if self.query_rank is None:
+            return (), None
+        down, latent = project(f"{name}.q_down", tokens, {"q_rank": self.query_rank})
+        return (down,), latent
+
+    def _query(self, name: str, x: Tensor, latent: Tensor | None) -> tuple[tuple[Operation, ...], Tensor]:
+        """Queries of all heads, out of the latent vector or the input itself."""
+        wide: dict[str, Size] = {"kv_heads": self.heads, "group": 1, "head_dim": self.nope_dim + self.rope_dim}
+        if latent is None:
             direct, query = project(f"{name}.query", x, wide)
             return (direct,), query
-        down, latent = project(f"{name}.q_down", x, {"q_rank": self.query_rank})
         norm, latent = _rms(f"{name}.q_norm", latent)
-        up, query = project(f"{name}.query", latent, wide)
-        return (down, norm, up), query
+        up, query = project(f"{name}.query", latent.renamed({latent.dims[1]: x.dims[1]}), wide)
+        return (norm, up), query
 
-    def _key_value(self, name: str, x: Tensor) -> tuple[tuple[Operation, ...], Tensor, Tensor]:
-        down, packed = project(f"{name}.kv_down", x, {"kv_rank": self.kv_rank + self.rope_dim})
+    def _key_value(self, name: str, x: Tensor, packed: Tensor) -> tuple[tuple[Operation, ...], Tensor, Tensor]:
+        """Keys and values of all heads out of the latent vector beside the rotary key."""
         batch, seq, _ = packed.dims
         latent = packed.reshaped(
             {batch: packed.sizes[0], seq: packed.sizes[1], "kv_rank": self.kv_rank}, name=f"{name}.latent"
         )
         norm, latent = _rms(f"{name}.kv_norm", latent)
-        up, _ = project(f"{name}.kv_up", latent, {"kv_heads": self.heads, "packed": self.nope_dim + self.value_dim})
-        dims: dict[str, Size] = {"kv_heads": self.heads}
-        key = _headed(f"{name}.key", x, dims | {"head_dim": self.nope_dim + self.rope_dim}, rename={seq: "keys"})
-        value = _headed(f"{name}.value", x, dims | {"value_dim": self.value_dim}, rename={seq: "keys"})
-        return (down, norm, up), key, value
+        heads: dict[str, Size] = {"kv_heads": self.heads}
+        latent = latent.renamed({seq: x.dims[1]})
+        up, _ = project(f"{name}.kv_up", latent, heads | {"packed": self.nope_dim + self.value_dim})
+        key = _headed(f"{name}.key", x, heads | {"head_dim": self.nope_dim + self.rope_dim})
+        value = _headed(f"{name}.value", x, heads | {"value_dim": self.value_dim})
+        return (norm, up), key, value
 
 
 def _rms(name: str, x: Tensor) -> tuple[MemoryPass, Tensor]:

@@ -44,7 +44,8 @@ class Choices:
     of a table that is looked up and multiplied by meet. ``fed``: states for the next step pass through the host.
     ``latent_rotation``: operations, forward and backward, that rotate query and key of latent
     attention; ``grouped_router`` and ``sigmoid_router``: those that a router has more than one without groups of
-    experts, and than one with a softmax.
+    experts, and than one with a softmax. ``latents``: of which tokens a rank projects the latent vectors of latent
+    attention where sequences are split over tp, its ``own`` or ``all``.
     """
 
     attention: Attending = "fused"
@@ -61,6 +62,7 @@ class Choices:
     latent_rotation: tuple[float, float] = (2.0, 2.0)
     grouped_router: tuple[float, float] = (0.0, 0.0)
     sigmoid_router: tuple[float, float] = (0.0, 0.0)
+    latents: Literal["own", "all"] = "all"
 
     @property
     def stepwise(self) -> tuple[str, ...]:
@@ -88,7 +90,8 @@ class Layer(BaseModel):
     A subclass registers itself with ``@LAYERS.register("name")``; ``arity`` is how many inputs it takes (None: two or
     more). ``tensor_dims`` are the dims that tensor parallelism divides (empty: every rank of a group keeps all of it,
     as it costs little; None: nobody has said, so that a prediction warns where such a layer has parameters),
-    ``expert_dims`` those that expert parallelism divides.
+    ``expert_dims`` those that expert parallelism divides, ``token_dims`` those that are divided as the sequence is
+    between tensor-parallel layers.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, defer_build=True)
@@ -97,6 +100,7 @@ class Layer(BaseModel):
     optional_inputs: ClassVar[int] = 0
     tensor_dims: ClassVar[tuple[str, ...] | None] = None
     expert_dims: ClassVar[tuple[str, ...]] = ()
+    token_dims: ClassVar[tuple[str, ...]] = ()
 
     def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
         raise NotImplementedError

@@ -228,7 +228,8 @@ def _is_expert_activation(layer: Node, part: str, operation: Operation) -> bool:
 
 
 def _is_latent_projection(layer: Node, part: str, operation: Operation) -> bool:
-    return layer.type == "latent_attention" and (part in ("query", "kv_up") or part.endswith(".rotated"))
+    projected = part in ("q_norm", "query", "kv_norm", "kv_up") or part.endswith(".rotated")
+    return layer.type == "latent_attention" and projected
 
 
 CORE = add_recompute_module(
@@ -241,7 +242,7 @@ add_recompute_module(RecomputeModule("moe_act", "activations of experts", _is_ex
 add_recompute_module(
     RecomputeModule(
         "mla_up_proj",
-        "what latent attention projects out of its latent vectors, and its rotation",
+        "norms of latent attention's vectors, what it projects out of them, and its rotation",
         _is_latent_projection,
         discards=True,
         views=(".query", ".key", ".value"),

@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from paleo.operations.base import Kernel, MemoryPass, flat_pass
+from paleo.errors import PlanError
+from paleo.operations.base import Kernel, MemoryPass, RecomputedChain, flat_pass, is_core
 from paleo.operations.tensor import halos, split_all, with_rows
 
 if TYPE_CHECKING:
-    from paleo.operations.base import Family, Phase
+    from paleo.operations.base import Family, Operation, Phase
     from paleo.operations.tensor import Halos, Precision, Size, Tensor, Window
 
 
@@ -452,3 +453,43 @@ class Recurrence:
         read, written = sum(t.bytes(precision) for t in reads), sum(t.bytes(precision) for t in writes)
         vector = 10.0 * float(self.gates.elements)
         return Kernel(self.name, "rnn", f"{self.cell}.{operation}", phase, self.flops, vector, read, written, shape)
+
+
+#: Dims of attention that its views pack with others.
+_PACKED = frozenset({"keys", "group", "head_dim", "value_dim", "packed"})
+
+
+def undivided_dims(operation: Operation) -> tuple[frozenset[str], str]:
+    """Dims whose shares would have to wait for one another, or that a view hides, and why they stay whole."""
+    if isinstance(operation, Recurrence):
+        return frozenset({operation.steps_dim}), "its steps wait for one another"
+    if isinstance(operation, RecomputedChain):
+        return operation.whole_dims, "its steps wait for one another"
+    if is_core(operation):
+        return _PACKED, "attention is divided by batch, seq or kv_heads"
+    if isinstance(operation, Contraction):
+        return frozenset(window.kernel for window in operation.windows), "it is the window of a convolution"
+    moved = {dim for tensor in operation.reads for dim in tensor.dims} - set(operation.out.dims)
+    merged = isinstance(operation, MemoryPass) and operation.kind.merges_dims
+    return frozenset(moved if merged else ()), "the layer moves it into another dim"
+
+
+def check_window(layer: str, operation: Contraction | MemoryPass, window: Window, n: int) -> None:
+    """Borders come from the next neighbour alone."""
+    if n == 1:
+        return
+    source = operation.lhs if isinstance(operation, Contraction) else operation.inputs[0]
+    for tensor, dim, rows in (
+        (source, window.source, window.halo),
+        (operation.out, window.out, window.gradient_halo),
+    ):
+        share = int(tensor.size(dim)) // n
+        if share < max(rows):
+            reach = f"its windows reach {max(rows)} beyond a share of {share}"
+            raise PlanError(f"layer {layer!r}: {window.out} {tensor.size(dim):g} over {n} ranks: {reach}")
+
+
+def halo_of(operation: Contraction | MemoryPass, window: Window, when: str) -> tuple[int, int]:
+    """Rows of the neighbours below and above; a transposed convolution is the gradient of one."""
+    transposed = isinstance(operation, Contraction) and operation.transposed
+    return window.halo if (when == "forward") != transposed else window.gradient_halo

@@ -31,7 +31,13 @@ def data_tensor_expert(graph: Graph, strategy: Strategy) -> Placement:
     between = _BATCH | {"seq": ("tp", "cp") if strategy.sequence_parallel else ("cp",), "height": ("spatial",)}
     rules = (
         Rule(between),
-        *(Rule(inside | _model_split(LAYERS[name], strategy), layer=name) for name in _divisible(graph)),
+        *(
+            Rule(
+                inside | dict.fromkeys(LAYERS[name].token_dims, between["seq"]) | _model_split(LAYERS[name], strategy),
+                layer=name,
+            )
+            for name in _divisible(graph)
+        ),
     )
     placement = Placement(rules, strategy.context)
     return replace(placement, rules=(*rules, *_without_space(graph, placement, strategy.degrees.get("spatial", 1))))

@@ -17,18 +17,17 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from paleo.errors import PlanError
-from paleo.operations.base import MemoryPass, RecomputedChain, is_core
-from paleo.operations.contraction import Contraction, FusedAttention, Recurrence
+from paleo.operations.base import MemoryPass, is_core
+from paleo.operations.contraction import Contraction, FusedAttention, check_window, halo_of, undivided_dims
 from paleo.operations.tensor import Tensor
 from paleo.parallel.placement import BATCH_AXES, MERGED, TensorLayout, joined, share_key
 
 if TYPE_CHECKING:
     from paleo.network.graph import Graph, Node
     from paleo.operations.base import Operation
-    from paleo.operations.tensor import Window
     from paleo.parallel.placement import Axes, Context, Mesh, Placement, Split
 
 When = Literal["forward", "backward"]
@@ -227,12 +226,6 @@ def _borders(
             local = _resized(local, dim, local.size(dim) + sum(rows))
 
 
-def halo_of(operation: Contraction | MemoryPass, window: Window, when: When) -> tuple[int, int]:
-    """Rows of the neighbours below and above; a transposed convolution is the gradient of one."""
-    transposed = isinstance(operation, Contraction) and operation.transposed
-    return window.halo if (when == "forward") != transposed else window.gradient_halo
-
-
 def _resized(tensor: Tensor, dim: str, size: float) -> Tensor:
     sizes = tuple(size if d == dim else n for d, n in zip(tensor.dims, tensor.sizes, strict=True))
     return replace(tensor, sizes=sizes)
@@ -327,14 +320,17 @@ def _place(
     check_division(node, ways, core_ways)
     if split.get("experts"):
         ways["capacity"] = ways.get("capacity", 1) / placement.imbalance
-    owed: list[Communication] = []
-    sums = _gradient_sums(node, split, ways, owed)
+    moves = _Moves(split, mesh, _lying(node, split, layouts))
+    owed, inner = list[Communication](), list[Communication]()
+    sums = _gradient_sums(node, split, ways, moves, owed)
     for tensor in dict.fromkeys(node.inputs):
-        owed += _arrive(node, tensor, split, sums, mesh, layouts)
-    forward_gathers = (c for c in owed if c.operation == "all_gather" and c.phase == "forward")
-    gathered = {gather.tensor.name: mesh.degree(gather.axis) for gather in forward_gathers}
-    owed += _regather(node, owed)
-    partial = _inner_sums(node, split, ways, owed)
+        owed += _arrive(node, tensor, moves, sums, layouts)
+    partial = _inner_sums(node, split, ways, moves, inner)
+    gathered = {gather.tensor.name: mesh.degree(gather.axis) for gather in filter(_gathers, owed)}
+    gathered |= {
+        c.tensor.name: mesh.degree(c.axis) for c in filter(_gathers, inner) if moves.kept_moved(node, c.tensor)
+    }
+    owed += (*_regather(node, [*owed, *inner]), *inner)
     owed += (
         *statistics(node, split, ways),
         *key_exchange(node, split, core, ways, mesh),
@@ -348,6 +344,67 @@ def _place(
     if local not in shares:
         shares[local] = tuple([op.split(core_ways if is_core(op) else ways) for op in node.operations])
     return PlacedNode(node, shares[local], tuple(owed), parameters, gathered, local)
+
+
+def _axes(tensor: Tensor, split: Split) -> tuple[Axes, ...]:
+    return tuple([split.get(dim, ()) for dim in tensor.dims])
+
+
+def _lying(node: Node, split: Split, layouts: Mapping[str, TensorLayout]) -> dict[str, Tensor]:
+    """Each tensor of a layer with the names of the dims by which it lies before operations read it: as it was written;
+    an input as an operation reads it that takes it as it comes, else as the first does."""
+    lying = {operation.out.name: operation.out for operation in node.operations}
+    readings: dict[str, list[Tensor]] = {tensor.name: [] for tensor in node.inputs}
+    for operation in node.operations:
+        for tensor in operation.reads:
+            if tensor.name in readings:
+                readings[tensor.name].append(tensor)
+    for name, reads in readings.items():
+        as_it_comes = (read for read in reads if _axes(read, split) == layouts[name].dims)
+        lying |= {name: next(as_it_comes, reads[0])} if reads else {}
+    return lying
+
+
+class _Moves(NamedTuple):
+    """Rule B inside a layer: a tensor that an operation reads by other names of its dims than those by which it lies
+    (``lying``), which the split divides otherwise, changes its layout on the way, and its gradient on the way back."""
+
+    split: Split
+    mesh: Mesh
+    lying: Mapping[str, Tensor]
+
+    def of(self, operation: Operation) -> tuple[Tensor, ...]:
+        """The tensors that an operation needs in another layout; the core of attention has an exchange of its own."""
+        return () if is_core(operation) else tuple(filter(self.moved, operation.reads))
+
+    def moved(self, tensor: Tensor) -> bool:
+        """Whether a tensor that is read so lies otherwise, or is a part of what lies there."""
+        lies = self.lying.get(tensor.name)
+        if lies is None or lies.dims == tensor.dims or len(lies.dims) != len(tensor.dims):
+            return False
+        return lies.sizes != tensor.sizes or _axes(lies, self.split) != _axes(tensor, self.split)
+
+    def forward(self, operation: Operation, tensor: Tensor, partial: frozenset[str]) -> Iterator[Communication]:
+        """What the operation owes to read a tensor that lies as a ``partial`` sum. A product gathers what it reads
+        itself, and again where it is run again; for a pass it is gathered as it was made."""
+        name = operation.name if isinstance(operation, Contraction) else tensor.name
+        have, want = TensorLayout(_axes(self.lying[tensor.name], self.split), partial), _axes(tensor, self.split)
+        return _transition(name, tensor, have, TensorLayout(want), self.mesh, "forward")
+
+    def backward(self, operation: Operation, tensor: Tensor, partial: frozenset[str]) -> Iterator[Communication]:
+        """The way back of the tensor's gradient, a ``partial`` sum as the operation makes it."""
+        have, want = TensorLayout(_axes(tensor, self.split), partial), _axes(self.lying[tensor.name], self.split)
+        return _transition(f"{operation.name}>{tensor.name}", tensor, have, TensorLayout(want), self.mesh, "backward")
+
+    def kept_moved(self, node: Node, tensor: Tensor) -> bool:
+        """Whether the first operation that keeps the tensor keeps it as it is after the move."""
+        keepers = (kept for operation in node.operations for kept in operation.saves if kept.name == tensor.name)
+        kept = next(keepers, None)
+        return kept is not None and self.moved(kept)
+
+
+def _gathers(communication: Communication) -> bool:
+    return communication.operation == "all_gather" and communication.phase == "forward"
 
 
 def _leave(node: Node, split: Split, partial: frozenset[str], layouts: dict[str, TensorLayout]) -> None:
@@ -385,11 +442,15 @@ def _linear(operation: Operation) -> bool:
     return not isinstance(operation, FusedAttention)
 
 
-def _inner_sums(node: Node, split: Split, ways: Mapping[str, float], owed: list[Communication]) -> frozenset[str]:
-    """Partial sums inside a layer: settled before whatever does not commute with them; returns those that its output
-    still owes."""
+def _inner_sums(
+    node: Node, split: Split, ways: Mapping[str, float], moves: _Moves, owed: list[Communication]
+) -> frozenset[str]:
+    """Partial sums inside a layer: settled before whatever does not commute with them, or as a tensor moves to another
+    layout; returns those that its output still owes."""
     partial: dict[str, frozenset[str]] = {}
     for operation in node.operations:
+        for tensor in moves.of(operation):
+            owed += moves.forward(operation, tensor, partial.pop(tensor.name, frozenset()))
         arriving = frozenset[str]().union(*(partial.get(t.name, frozenset()) for t in operation.reads))
         if arriving and not _linear(operation):
             for tensor in (t for t in operation.reads if partial.get(t.name)):
@@ -403,11 +464,12 @@ def _inner_sums(node: Node, split: Split, ways: Mapping[str, float], owed: list[
 
 
 def _gradient_sums(
-    node: Node, split: Split, ways: Mapping[str, float], owed: list[Communication]
+    node: Node, split: Split, ways: Mapping[str, float], moves: _Moves, owed: list[Communication]
 ) -> dict[str, frozenset[str]]:
     """The same backward: over which axes the gradient of each tensor is a partial sum when it leaves the layer."""
     partial: dict[str, frozenset[str]] = {}
     for operation in reversed(node.operations):
+        moved = moves.of(operation)
         leaving = partial.get(operation.out.name, frozenset())
         if leaving and not (isinstance(operation, MemoryPass) and _linear(operation)):
             owed += (
@@ -417,26 +479,30 @@ def _gradient_sums(
             leaving = frozenset()
         for tensor in operation.reads:
             if tensor.grad and tensor.role != "parameter":
-                sums = partial.get(tensor.name, frozenset()) | leaving | _summed(tensor, operation, split)
+                sums = leaving | _summed(tensor, operation, split)
+                if tensor in moved:
+                    owed += moves.backward(operation, tensor, sums)
+                    continue
                 scattered = split.get("seq", ()) if is_core(operation) else ()  # by the exchange of keys
-                partial[tensor.name] = sums - set(scattered)
+                partial[tensor.name] = (partial.get(tensor.name, frozenset()) | sums) - set(scattered)
     return partial
 
 
 def _arrive(
     node: Node,
     tensor: Tensor,
-    split: Split,
+    moves: _Moves,
     sums: Mapping[str, frozenset[str]],
-    mesh: Mesh,
     layouts: dict[str, TensorLayout],
 ) -> Iterator[Communication]:
-    """Rule B for one input in forward, and the return of its gradient in backward."""
+    """Rule B for one input in forward, and the return of its gradient in backward. A summed dim whose name returns in
+    the output of a layer is ``in_<dim>`` inside, as is one that some operations of the layer divide otherwise."""
     have = layouts[tensor.name]
     if len(have.dims) != len(tensor.dims):  # a view: the batch stays first, other dims are merged
         hidden = frozenset(axis for axes in have.dims[1:] for axis in axes)
         have = TensorLayout((have.dims[0],) + ((),) * (len(tensor.dims) - 1), have.partial, hidden)
-    names = [_inside(node, tensor, dim) for dim in tensor.dims]
+    read, split, mesh = moves.lying.get(tensor.name, tensor), moves.split, moves.mesh
+    names = [dim if dim in read.dims else f"in_{dim}" for dim in tensor.dims]
     spread = _spread(node, names) if min(tensor.sizes, default=1) <= 1 else frozenset()
     pairs = zip(names, tensor.sizes, strict=True)
     want = TensorLayout(tuple(split.get(dim, ()) if size > 1 or dim not in spread else () for dim, size in pairs))
@@ -453,16 +519,6 @@ def _spread(node: Node, dims: Iterable[str]) -> frozenset[str]:
     """Dims of more than one entry in the layer: an input of size 1 there is used all along them."""
     tensors = [tensor for op in node.operations for tensor in (*op.reads, op.out)]
     return frozenset(dim for dim in dims if any(dim in t.dims and t.size(dim) > 1 for t in tensors))
-
-
-def _inside(node: Node, tensor: Tensor, dim: str) -> str:
-    """The name that a dim of an input has inside the layer: a summed dim whose name returns in the output is
-    ``in_<dim>``."""
-    for operation in node.operations:
-        for read in operation.reads:
-            if read.name == tensor.name:
-                return dim if dim in read.dims else f"in_{dim}"
-    return dim
 
 
 def _transition(
@@ -504,9 +560,10 @@ def _regather(node: Node, owed: list[Communication]) -> list[Communication]:
 def kept_whole(placed: PlacedNode) -> PlacedNode:
     """The same share when gathered inputs stay whole until the backward pass instead of being gathered again."""
     owed = tuple(each for each in placed.communications if not each.name.endswith(AGAIN))
-    arrived = {tensor.name for tensor in placed.node.inputs}
-    inside = {name: ranks for name, ranks in placed.gathered.items() if name not in arrived}
-    return replace(placed, communications=owed, gathered=inside)
+    again = {each.tensor.name for each in placed.communications if each.name.endswith(AGAIN)}
+    again |= {tensor.name for tensor in placed.node.inputs}
+    ring = {name: ranks for name, ranks in placed.gathered.items() if name not in again}
+    return replace(placed, communications=owed, gathered=ring)
 
 
 #: Ends the name of a gather that is made again for the backward pass.
@@ -534,8 +591,6 @@ SPACE = frozenset({"height", "width", "depth", "in_height", "in_width", "in_dept
 #: Dims that need not divide evenly: the fullest rank sets the pace (a short batch, a vocabulary padded to the ranks, an
 #: image of odd height).
 PADDED = frozenset({"batch", "vocab"}) | SPACE
-#: Dims of attention that its views pack with others.
-_PACKED = frozenset({"keys", "group", "head_dim", "value_dim", "packed"})
 
 
 def check_division(node: Node, ways: Mapping[str, float], core: Mapping[str, float]) -> None:
@@ -545,12 +600,12 @@ def check_division(node: Node, ways: Mapping[str, float], core: Mapping[str, flo
         for dim, n in divisors.items():
             _check_sizes(node, dim, int(n), [t for t in tensors if dim in t.dims])
     for operation in node.operations:
-        whole, why = _undivided(operation)
+        whole, why = undivided_dims(operation)
         for dim in sorted(whole & set(ways)):
             raise PlanError(f"layer {node.name!r}: {dim} cannot be divided: {why}")
         if isinstance(operation, Contraction | MemoryPass):
             for window in operation.windows:
-                _check_window(node, operation, window, int(ways.get(window.out, 1)))
+                check_window(node.name, operation, window, int(ways.get(window.out, 1)))
 
 
 def _check_sizes(node: Node, dim: str, n: int, tensors: list[Tensor]) -> None:
@@ -565,33 +620,3 @@ def _check_sizes(node: Node, dim: str, n: int, tensors: list[Tensor]) -> None:
             )
     elif sizes[0] % n and dim not in PADDED:
         raise PlanError(f"layer {node.name!r}: {dim} {sizes[0]:g} cannot be divided over {n} ranks")
-
-
-def _undivided(operation: Operation) -> tuple[frozenset[str], str]:
-    """Dims whose shares would have to wait for one another, or that a view hides, and why they stay whole."""
-    if isinstance(operation, Recurrence):
-        return frozenset({operation.steps_dim}), "its steps wait for one another"
-    if isinstance(operation, RecomputedChain):
-        return operation.whole_dims, "its steps wait for one another"
-    if is_core(operation):
-        return _PACKED, "attention is divided by batch, seq or kv_heads"
-    if isinstance(operation, Contraction):
-        return frozenset(window.kernel for window in operation.windows), "it is the window of a convolution"
-    moved = {dim for tensor in operation.reads for dim in tensor.dims} - set(operation.out.dims)
-    merged = isinstance(operation, MemoryPass) and operation.kind.merges_dims
-    return frozenset(moved if merged else ()), "the layer moves it into another dim"
-
-
-def _check_window(node: Node, operation: Contraction | MemoryPass, window: Window, n: int) -> None:
-    """Borders come from the next neighbour alone."""
-    if n == 1:
-        return
-    source = operation.lhs if isinstance(operation, Contraction) else operation.inputs[0]
-    for tensor, dim, rows in (
-        (source, window.source, window.halo),
-        (operation.out, window.out, window.gradient_halo),
-    ):
-        share = int(tensor.size(dim)) // n
-        if share < max(rows):
-            reach = f"its windows reach {max(rows)} beyond a share of {share}"
-            raise PlanError(f"layer {node.name!r}: {window.out} {tensor.size(dim):g} over {n} ranks: {reach}")

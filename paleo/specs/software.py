@@ -346,6 +346,11 @@ class Parallelism(Spec):
         description="how often ZeRO-2 sums and scatters gradients: after every backward pass (DeepSpeed; FSDP's "
         "SHARD_GRAD_OP), or once a step, until when each rank keeps them whole, as in ZeRO-1",
     )
+    latents: Literal["own", "all"] = Field(
+        "all",
+        description="of which tokens each rank projects the latent vectors of latent attention where sequences are "
+        "split over tp: its own, so that latents are gathered for the heads, or all, so that their inputs are",
+    )
     whole_tensors: Flag = Field(
         False,
         description="whether ZeRO-1 shares out whole tensors, each summed at its owner and broadcast from there, and "

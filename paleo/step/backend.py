@@ -116,6 +116,7 @@ class Backend:
             software.host.latent_rotation,
             software.host.grouped_router,
             software.host.sigmoid_router,
+            software.parallelism.latents,
         )
 
     @property

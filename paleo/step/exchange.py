@@ -116,12 +116,26 @@ def replica_groups(mesh: Mesh, axes: Axes, copies: int) -> list[tuple[Count, Cou
     return groups
 
 
+#: The axis of ranks that divide tensors.
+TENSOR_AXIS = "tp"
+
+
 def gradient_exchange(zero: int, axes: Axes, size: Numbers, mesh: Mesh) -> tuple[tuple[str, Axes, Numbers], ...]:
     """The collectives that sum gradients of ``size`` bytes (or elements), with their axes and payloads.
 
     Where a shard group is smaller than the replicas its ranks first scatter the sum, and each shard is then summed over
-    the groups (HSDP: Zhao et al., PyTorch FSDP, VLDB 2023, section 3.2.2).
+    the groups (HSDP: Zhao et al., PyTorch FSDP, VLDB 2023, section 3.2.2). Parameters that ranks of tp have whole, each
+    for its part of the sequence, are summed over these apart, whole: their states are shared out over replicas alone
+    (Megatron-Core's finalize_model_grads.py).
     """
+    replicas = tuple(axis for axis in axes if axis != TENSOR_AXIS)
+    if replicas == axes:
+        return _over_replicas(zero, axes, size, mesh)
+    beside = (("all_reduce", (TENSOR_AXIS,), size),)
+    return _over_replicas(zero, replicas, size, mesh) + beside if replicas else beside
+
+
+def _over_replicas(zero: int, axes: Axes, size: Numbers, mesh: Mesh) -> tuple[tuple[str, Axes, Numbers], ...]:
     if not zero or mesh.degree("shard") == 1 or "shard" not in axes:
         return (("reduce_scatter" if zero else "all_reduce", axes, size),)
     shared = tuple(axis for axis in axes if axis in mesh.state_axes)
@@ -308,15 +322,15 @@ def compressed(
     """The collectives of a compressed gradient in place of those ``owed``, with their axes and payloads.
 
     ``gradient`` is that of one element. Where states are sharded only the sum is needed, not its return: gathers are
-    left out and sums are scattered. What a method of sharded parameters does not scatter stays as it is.
+    left out and sums are scattered. What a method of sharded parameters does not scatter stays as it is, as do sums
+    over tp.
     """
-    plain_sums = method.sharded
     return tuple(
         (operation, axes, size * ratio)
         for plain, axes, size in owed
         for operation, ratio in (
             [(plain, 1.0)]
-            if plain_sums and plain == "all_reduce"
+            if (method.sharded and plain == "all_reduce") or axes == (TENSOR_AXIS,)
             else _ratios(method, gradient, scattered=plain == "reduce_scatter")
         )
     )
