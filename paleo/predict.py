@@ -26,8 +26,9 @@ from paleo.parallel.plan import (
 )
 from paleo.step.backend import backend_of
 from paleo.step.exchange import check_sharded
+from paleo.step.interval import OPAQUE, uncertainty
 from paleo.step.memory import Footprint
-from paleo.step.step import OPAQUE, priced, single_batch, step, uncertainty
+from paleo.step.step import priced, single_batch, step
 from paleo.units import duration
 
 if TYPE_CHECKING:
@@ -43,7 +44,8 @@ if TYPE_CHECKING:
     from paleo.specs.run import Run
     from paleo.specs.software import Software
     from paleo.specs.system import System
-    from paleo.step.step import StepArrays, Uncertainty
+    from paleo.step.interval import Uncertainty
+    from paleo.step.step import StepArrays
     from paleo.step.waiting import InputPipeline
 
 Array = npt.NDArray[np.float64]

@@ -43,7 +43,7 @@ from paleo.errors import SpecError
 from paleo.files import checked_output, write_text
 from paleo.specs.device import find_device
 from paleo.specs.system import load_system
-from paleo.step.step import INTERVALS
+from paleo.step.interval import INTERVALS
 from paleo.units import counted
 from paleo.validate.report import console
 

@@ -1,6 +1,6 @@
 """``paleo calibrate --fit … --only intervals``: what whole steps add to the intervals of their kernels and links.
 
-`paleo.step.step.Spreads` are fitted to the errors of measured steps, and tested on sources that were left out of
+`paleo.step.interval.Spreads` are fitted to the errors of measured steps, and tested on sources that were left out of
 the fit. It is a quantile regression (Koenker and Bassett, Regression Quantiles, Econometrica 46(1), 1978) of a row's
 error in logarithms, so that wide and narrow intervals count alike, with the smooth loss of Zheng (Gradient Descent
 Algorithms for Quantile Regression, Int. J. of Machine Learning and Cybernetics 2, 2011). Rows of a source err together,
@@ -23,7 +23,7 @@ from paleo.calibrate.files import ERROR_DIGITS, rounded, rounded_residual, steps
 from paleo.calibrate.fit import conformal_factors
 from paleo.errors import SpecError
 from paleo.specs.calibration import Entry, IntervalBin, Residual
-from paleo.step.step import INTERVAL_FAMILY, Spreads, Uncertainty
+from paleo.step.interval import INTERVAL_FAMILY, Spreads, Uncertainty
 from paleo.units import counted
 from paleo.validate.kinds.base import text
 from paleo.validate.residual import residual

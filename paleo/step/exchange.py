@@ -23,14 +23,12 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from paleo.compression.base import SummedGradient
-from paleo.compression.base import compression as named
 from paleo.errors import PlanError
 from paleo.operations.base import flat_pass
 from paleo.parallel.placement import Axes
 
 if TYPE_CHECKING:
-    from paleo.compression.base import Compression, Message
+    from paleo.compression.base import Compression, Message, SummedGradient
     from paleo.lowering.program import Program
     from paleo.operations.base import Kernel
     from paleo.parallel.placement import Mesh
@@ -251,7 +249,9 @@ def method_of(text: str | None, *, zero: int, forward_only: bool) -> Compression
     """The method that a run names; PlanError where it does not suit the run."""
     if text is None or forward_only:
         return None
-    method = named(text)
+    from paleo.compression.base import compression
+
+    method = compression(text)
     if zero == 3 and not method.linear and not method.sharded:
         raise PlanError(
             f"compress {text}: with zero=3 gradients are scattered as they come, so only sums in another format do"
@@ -261,7 +261,11 @@ def method_of(text: str | None, *, zero: int, forward_only: bool) -> Compression
 
 def check_sharded(text: str | None, zero: int) -> None:
     """PlanError where a method of sharded parameters is named for a run that does not shard them."""
-    if text is not None and named(text).sharded and zero != 3:
+    if text is None or zero == 3:
+        return
+    from paleo.compression.base import compression
+
+    if compression(text).sharded:
         raise PlanError(f"compress {text}: it compresses the gathers of sharded parameters; state --strategy zero=3")
 
 
@@ -292,6 +296,8 @@ def unit_gradient(program: Program, ranks: float, width: float, ranks_per_node: 
     Matrices are those of the products that make gradients of weights: m by n, where k rows are summed; filters of a
     convolution are one of k by c r s.
     """
+    from paleo.compression.base import SummedGradient
+
     elements, tensors, products, filters = 0.0, 0.0, _Matrices(), _Matrices()
     for section in program.sections:
         elements += section.trained * section.repeat

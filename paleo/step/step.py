@@ -3,12 +3,12 @@
 A prediction asks for one configuration, a search for hundreds of thousands, a timeline for the same passes drawn one by
 one: none of them composes a step by itself. `single_batch` is one configuration as a batch: a program priced, cut into
 the pieces of a pipeline, and laid over its stages. Arrays have the stages along their first axis, configurations along
-the last; seconds and bytes. The interval of a single step is what its kernels, links and software leave open.
+the last; seconds and bytes.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,10 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from paleo.lowering.policies import Policies, policy_shares, split_by_policy, uneven, with_policy
-from paleo.pricing.communication import calibrated_families
-from paleo.pricing.kernels import KernelTimes, figures
+from paleo.pricing.kernels import KernelTimes
 from paleo.schedules.base import SCHEDULES, check_schedule
-from paleo.specs.calibration import calibration_of, from_mapping, parameter
 from paleo.step.batch import Batch, Cases
 from paleo.step.layouts import Layouts
 from paleo.step.memory import Assignment, Kinds, StageKinds, States, alive, total_memory, workspace
@@ -35,17 +33,13 @@ from paleo.step.section_times import (
 )
 from paleo.step.streams import after_passes, after_streams, batch_tails, stream_seconds, updates
 from paleo.step.waiting import Noise, waiting_share
-from paleo.units import MICROSECOND
 
 if TYPE_CHECKING:
     from paleo.lowering.policies import Chunk
     from paleo.lowering.program import Program
     from paleo.parallel.placement import Mesh
     from paleo.parallel.plan import Plan
-    from paleo.schedules.base import Numeric, Schedule
-    from paleo.specs.calibration import Calibration
-    from paleo.specs.device import Device
-    from paleo.specs.software import Software
+    from paleo.schedules.base import Schedule
     from paleo.step.backend import Backend
     from paleo.step.section_times import SectionCosts
     from paleo.step.waiting import InputPipeline
@@ -359,150 +353,3 @@ def schedule_of(layout: Plan, backend: Backend) -> Schedule:
     """The schedule of a run; 1F1B over several chunks a stage is the interleaved one."""
     name = backend.run.schedule
     return SCHEDULES["interleaved" if layout.parallel.chunks > 1 and name == "1f1b" else name]
-
-
-# the interval: what is known of a run before it is measured (`Uncertainty`), and how much each part of it counts
-# (`Spreads`, fitted to measured steps by `paleo.calibrate.spreads`)
-
-#: The calibration that holds the spreads, and its family.
-INTERVALS, INTERVAL_FAMILY = "steps", "interval"
-#: The kernels of functions that an importer did not know, and by which factor their times are guessed, either way.
-OPAQUE, OPAQUE_SPREAD = "opaque", 3.0
-#: The first cuDNN whose convolutions were timed for a calibration.
-FIRST_TIMED = 5.0
-#: The first cuDNN with kernels for an architecture's tensor cores, by its release notes; 8 for those not named.
-FIRST_TENSOR_KERNELS = {"Volta": 7.0, "Turing": 7.0}
-AMPERE_TENSOR_KERNELS = 8.0
-#: Kernels shorter than this show a host that is slower than its profile says: eager frameworks take 10 to 46 us to
-#: issue an operation (host times of profiles), and pauses between operations come on top.
-SHORT = 100.0 * MICROSECOND
-#: The largest share of short kernels in steps of untested software that were measured: beyond it the half-width stays.
-MOST_SHORT = 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class Spreads:
-    """90 % half-widths (log) that measured steps ask for, each for a unit of the part of `Uncertainty` that it widens.
-
-    Defaults are round values from which a fit sets out; those in use are fitted (`spreads`).
-    """
-
-    products: float = parameter(
-        0.2, low=0.01, high=1.0, unit="1", meaning="part of the half-widths of products that all of a step share"
-    )
-    links: float = parameter(
-        0.5, low=0.01, high=2.0, unit="1", meaning="part of the half-width of large collectives that a step's show"
-    )
-    software: float = parameter(0.07, low=0.005, high=1.0, unit="1", meaning="half-width of every step")
-    untested: float = parameter(
-        0.1, low=0.005, high=1.0, unit="1", meaning="half-width of software fitted to no steps on the architecture"
-    )
-    host: float = parameter(
-        1.0, low=0.01, high=7.0, unit="1",
-        meaning="half-width above the step for each share of short kernels, where host times are not known",
-    )  # fmt: skip
-    library: float = parameter(
-        0.5, low=0.01, high=2.0, unit="1", meaning="half-width of convolutions by a library that was not timed"
-    )
-    update: float = parameter(
-        0.6, low=0.01, high=3.0, unit="1", meaning="half-width of the update, for its share of the step"
-    )
-    skew: float = parameter(
-        1.2, low=0.5, high=2.0, unit="1",
-        meaning="root of the half-width above over that below: what no formula knows of makes steps longer",
-    )  # fmt: skip
-
-
-def spreads(user_calibration: Calibration | None = None) -> Spreads:
-    """The spreads of a user's calibration that has them, else of the catalog's, else the defaults."""
-    for calibration in filter(None, (user_calibration, calibration_of(INTERVALS))):
-        for entry in calibration.entries:
-            if entry.family == INTERVAL_FAMILY:
-                return from_mapping(Spreads, entry.parameters, where=f"{calibration.name}: {INTERVAL_FAMILY}")
-    return Spreads()
-
-
-@dataclass(frozen=True, slots=True)
-class Uncertainty:
-    """What the half-width of a step's interval is made of; arrays hold its low and its high end, (2,), or those of many
-    steps, (2, steps), whose shares are (steps,) then.
-
-    ``products``: half-widths of products weighted by their shares of the kernels' time; products have the clock that
-    power leaves them in common, while errors of other kernels average out. Under constant rates (``constants``), whose
-    factors hold for steps, it is that of all kernels, and there is nothing else. ``unknown``: the same weighted sum
-    over kernels that no measured one of the architecture, or none at all, speaks for. ``links``: the half-width of the
-    links times the share of exposed communication. ``short``, ``library`` and ``update``: shares of kernels shorter
-    than `SHORT` that a host of unknown speed issues one by one (up to `MOST_SHORT`), of convolutions by a library that
-    was not timed, and of the optimizer's update. ``tested``: 1 where the software was fitted to steps on the
-    architecture, else 0. ``spreads``: how much each part counts.
-    """
-
-    products: Array
-    unknown: Array
-    links: Array
-    short: Numeric
-    library: Numeric
-    update: Numeric
-    tested: Numeric
-    constants: bool
-    spreads: Spreads = field(default_factory=spreads)
-
-    def half_widths(self, known: Spreads | None = None) -> Array:
-        """Logarithms from the predicted step down to the low and up to the high end: squares add up.
-
-        A host slower than its profile says makes a step longer; a faster one hardly shorter, as the device is waited
-        for, so ``short`` counts above the step alone.
-        """
-        if self.constants:
-            return self.products
-        known = known or self.spreads
-        variance = (known.products * self.products) ** 2 + self.unknown**2 + (known.links * self.links) ** 2
-        variance = variance + known.software**2 + (1.0 - self.tested) * known.untested**2
-        variance = variance + (known.library * self.library) ** 2 + (known.update * self.update) ** 2
-        above = (known.host * self.short) ** 2
-        low, high = variance[0], variance[1] + above
-        return np.stack([np.sqrt(low) / known.skew, np.sqrt(high) * known.skew])
-
-
-def uncertainty(program: Priced, layout: Plan, backend: Backend, *, exposed: float, update: float) -> Uncertainty:
-    """The uncertainty of a priced step; ``exposed`` and ``update`` are the shares of it that exposed communication
-    and the optimizer's update take."""
-    kernels = program.kernels
-    counted = [(each, section.repeat) for section in program.program.sections for each in section.kernels]
-    shares = kernels.total * np.array([each.times * repeat for each, repeat in counted], dtype=np.float64)
-    shares = shares / (float(shares.sum()) or 1.0)
-    half_widths = np.abs(np.log(np.stack([kernels.low, kernels.high])))
-    families = np.array([each.kernel.family for each, _ in counted])
-    unknown = np.isin(families, list(backend.prices.foreign)) * half_widths
-    unknown = unknown + np.array([each.kernel.operation == OPAQUE for each, _ in counted]) * np.log(OPAQUE_SPREAD)
-    software, device, constants = backend.software, backend.system.device, backend.prices.rates is not None
-    products = half_widths + unknown if constants else half_widths * (families == "gemm")
-    issued = not (software.host.whole_iteration or software.host_is_known(device.architecture))
-    return Uncertainty(
-        products=(shares * products).sum(axis=1),
-        unknown=(shares * unknown).sum(axis=1),
-        links=exposed * _links(backend, layout.mesh),
-        short=min(float(shares[kernels.total < SHORT].sum()), MOST_SHORT) * issued,
-        library=float(shares[families == "conv"].sum()) * untimed(software, device, layout.dtype),
-        update=update,
-        tested=float(software.is_fitted(device.architecture)),
-        constants=constants,
-        spreads=spreads(backend.prices.user_calibration),
-    )
-
-
-def _links(backend: Backend, mesh: Mesh) -> Array:
-    """Half-widths of large collectives over the outermost links of a mesh."""
-    if mesh.size == 1 or backend.prices.rates is not None:
-        return np.zeros(2)
-    families = calibrated_families(backend.fabric, "all_reduce", backend.fabric.links(1, mesh.size))
-    return np.abs(np.log(next(iter(families.values())).factors(np.inf)))
-
-
-def untimed(software: Software, device: Device, dtype: str) -> bool:
-    """Whether convolutions are those of a library that no calibration stands for: a framework's own, cuDNN before the
-    first that was timed, or one without kernels for the tensor cores that are asked for."""
-    release = software.convolutions.cudnn
-    least = FIRST_TENSOR_KERNELS.get(device.architecture, AMPERE_TENSOR_KERNELS)
-    early = figures(device, dtype).tensor_cores and release < least
-    return software.convolutions.algorithms is not None or release < FIRST_TIMED or early

@@ -22,8 +22,8 @@ from paleo.pricing.store import constants
 from paleo.specs.calibration import calibration_file
 from paleo.specs.system import loaded_system
 from paleo.step.exchange import gathered_shares, gradient_shares
+from paleo.step.interval import INTERVALS
 from paleo.step.section_times import collectives, transfer_seconds
-from paleo.step.step import INTERVALS
 from paleo.units import parse
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.software import load_software
 from paleo.specs.system import load_system
-from paleo.step.step import Spreads, Uncertainty, spreads, untimed
+from paleo.step.interval import Spreads, Uncertainty, spreads, untimed
 from paleo.validate.runner import validate_file
 
 NOTHING = np.zeros(2)

@@ -16,7 +16,7 @@ from paleo.pricing.power import PowerParameters
 from paleo.pricing.store import HOST_PARAMETERS, UNMEASURED, SourcedParameters, lookup, resolved
 from paleo.specs.calibration import from_mapping, load_calibration, load_inheritance
 from paleo.specs.catalog import names
-from paleo.step.step import Spreads
+from paleo.step.interval import Spreads
 from paleo.validate.kinds.base import KINDS, coded, mapped
 from paleo.validate.report import document, figure
 from paleo.validate.runner import Errors, errors, explanation, validate_file, validate_frame, with_predictions

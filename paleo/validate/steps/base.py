@@ -15,7 +15,7 @@ import pandas as pd
 from paleo.errors import PaleoError, SpecError
 from paleo.specs.catalog import names
 from paleo.specs.software import TPU_PROFILE, load_software
-from paleo.step.step import INTERVALS
+from paleo.step.interval import INTERVALS
 from paleo.units import MILLISECOND
 from paleo.validate.kinds.base import number_or_nan, text
 from paleo.validate.tables import Predictions
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from paleo.specs.calibration import Calibration
     from paleo.specs.software import Software
     from paleo.specs.system import System
+    from paleo.step.interval import Uncertainty
     from paleo.step.memory import Footprint
-    from paleo.step.step import Uncertainty
     from paleo.validate.kinds.base import Array
 
 #: What reading a malformed cell, or computing with an absurd one, raises.
