@@ -11,7 +11,7 @@ import numpy as np
 from paleo.collectives.base import Traffic
 from paleo.pricing.links.alpha_beta import NANOSECOND, fill_time, hidden, with_skew
 from paleo.specs.calibration import parameter
-from paleo.units import MEBIBYTE, MICROSECOND
+from paleo.units import KILO, MEBIBYTE, MICROSECOND
 
 if TYPE_CHECKING:
     from paleo.collectives.base import Array, Numeric
@@ -87,6 +87,14 @@ class FabricParameters:
         unit="s",
         meaning="wait for the last rank to launch, where that is timed too",
     )
+    small_piece: float = parameter(
+        1.0,
+        low=1.0,
+        high=KILO,
+        unit="byte",
+        meaning="pieces of an exchange below which a peer takes as long as in a crowd",
+        fitted=False,
+    )
 
 
 #: Over TCP sockets: 14 to 30 us one way (links.csv), 0.72 of the port (Paleo's 10 Gb/s case study).
@@ -97,8 +105,10 @@ SOCKETS = FabricParameters(
 #: From so many ranks on rings leave LL, and exchanges get channels in turns: a hop in lockstep, and one more peer, take
 #: that many times as long (Polaris, 512 to 2,160 ranks against 8 and 32).
 CROWDED_RANKS, CROWDED_STEP, CROWDED_PEER = 129, 2.0, 3.0
-#: Pieces of an exchange below so many bytes take as long a peer as in a crowd [byte].
-SMALL_PIECE = 200.0
+#: Pieces of an exchange over Slingshot below so many bytes take as long a peer as in a crowd [byte]. Polaris' rows of
+#: 128 bytes a piece take three times as long as those of 256, which no longer travel inside the NIC's commands
+#: (fi_cxi(7), inject size: by name only, not read); ThetaGPU's rows over InfiniBand take the same from 4 to 512 bytes.
+INJECTED = 200.0
 #: Share of what a NIC does for one direction when a rank sends to one neighbour and receives from another.
 BOTH_WAYS = 0.6
 
@@ -187,8 +197,8 @@ def fabric_exchange_time(
         share = p.send_fraction * np.where(shift & (links.nodes > 2), BOTH_WAYS, 1.0)
         return np.asarray(p.launch + hidden(links.hop(p.peer, outside=True), _wire_time(traffic, links, p, share)))
     share = np.where(links.ranks > 2, p.exchange_fraction * links.nodes**-p.congestion, p.send_fraction)
-    piece = traffic.levels[0].wire_bytes / np.maximum(links.ranks - 1.0, 1.0)
-    crowded = (links.ranks >= CROWDED_RANKS) | (piece < SMALL_PIECE)
+    piece = np.maximum(traffic.levels[0].wire_bytes / np.maximum(links.ranks - 1.0, 1.0), 1.0)
+    crowded = (links.ranks >= CROWDED_RANKS) | (piece < p.small_piece)
     peer = p.peer * np.where(crowded, CROWDED_PEER, 1.0)
     launch = links.hop(p.launch, outside=True)
     return with_skew(launch + hidden(peer * peers, _wire_time(traffic, links, p, share)), p.skew)

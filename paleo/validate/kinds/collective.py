@@ -16,7 +16,7 @@ from paleo.errors import PaleoError, near
 from paleo.pricing.communication import NOT_IN_SWITCH, Nccl, best
 from paleo.pricing.links.alpha_beta import NANOSECOND, bus_factor
 from paleo.pricing.links.custom import CustomParameters, custom_time
-from paleo.pricing.links.fabric import FabricParameters
+from paleo.pricing.links.fabric import INJECTED, FabricParameters, measured_fabric
 from paleo.pricing.links.group import (
     EXCHANGES,
     ExchangeParameters,
@@ -90,7 +90,8 @@ class CollectiveTable(TableKind[System]):
         skew, fixed = (40 * MICROSECOND, ()) if waits else (NANOSECOND, ("skew",))
         if family == "collective.fabric":
             slow = replace(FabricParameters(), skew=skew, fabric_fraction=0.5, rail_power=0.7)
-            plain = FabricParameters(fabric_fraction=0.8, exchange_fraction=0.6)
+            small_piece = INJECTED if measured_fabric(figures) is not None else 1.0
+            plain = FabricParameters(fabric_fraction=0.8, exchange_fraction=0.6, small_piece=small_piece)
             return (slow, fixed) if waits else (plain, (*fixed, "rail_power", "send_fraction"))
         fixed = (*fixed, *unused)
         if joined.startswith("pcie"):
