@@ -90,8 +90,9 @@ class Layer(BaseModel):
     A subclass registers itself with ``@LAYERS.register("name")``; ``arity`` is how many inputs it takes (None: two or
     more). ``tensor_dims`` are the dims that tensor parallelism divides (empty: every rank of a group keeps all of it,
     as it costs little; None: nobody has said, so that a prediction warns where such a layer has parameters),
-    ``expert_dims`` those that expert parallelism divides, ``token_dims`` those that are divided as the sequence is
-    between tensor-parallel layers.
+    ``expert_dims`` those that expert parallelism divides, ``shared_dims`` those of a mixture that tp divides whatever
+    the tensor degree of its experts is, ``token_dims`` those that are divided as the sequence is between
+    tensor-parallel layers.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, defer_build=True)
@@ -100,6 +101,7 @@ class Layer(BaseModel):
     optional_inputs: ClassVar[int] = 0
     tensor_dims: ClassVar[tuple[str, ...] | None] = None
     expert_dims: ClassVar[tuple[str, ...]] = ()
+    shared_dims: ClassVar[tuple[str, ...]] = ()
     token_dims: ClassVar[tuple[str, ...]] = ()
 
     def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:

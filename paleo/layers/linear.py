@@ -62,15 +62,24 @@ class Mlp(Layer):
 
 
 def feed_forward(
-    name: str, x: Tensor, ffn: int, activation: str, choices: Choices, *, bias: bool, shared: tuple[str, ...] = ()
+    name: str,
+    x: Tensor,
+    ffn: int,
+    activation: str,
+    choices: Choices,
+    *,
+    bias: bool,
+    shared: tuple[str, ...] = (),
+    dim: str = "ffn",
 ) -> tuple[tuple[Operation, ...], Tensor]:
-    """The up projection and its activation; a gate and its partner come from one product of twice the width."""
+    """The up projection to ``dim`` and its activation; a gate and its partner come from one product of twice the
+    width."""
     if activation in GATED:
-        up, wide = project(f"{name}.up", x, {"gates": 2, "ffn": ffn}, bias=bias, shared=shared)
+        up, wide = project(f"{name}.up", x, {"gates": 2, dim: ffn}, bias=bias, shared=shared)
         separate = choices.gates == "separate"
         passes, inner = gate(f"{name}.act", GATED[activation], wide, "gates", separate=separate)
     else:
-        up, wide = project(f"{name}.up", x, {"ffn": ffn}, bias=bias, shared=shared)
+        up, wide = project(f"{name}.up", x, {dim: ffn}, bias=bias, shared=shared)
         passes, inner = activate(activation, f"{name}.act", wide, choices)
     return (up, *passes), inner
 

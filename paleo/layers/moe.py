@@ -91,10 +91,15 @@ class MixtureOfExperts(Layer):
     the load-balancing bias of DeepSeek-V3. ``groups``: the groups of experts among which the router chooses first
     (DeepSeek-V2, 2024, section 2.2.2); ``scores``: how it turns logits into scores, by sigmoids with a bias that
     balances loads in DeepSeek-V3 (technical report, 2024, section 2.1.2). Both cost the host alone.
+
+    Shared experts are feed-forward layers of their own, ``shared_ffn`` wide over ``in_seq``: split over tp also where
+    routed ones are folded over it and take their tokens from a sequence divided over tp, which is gathered for the
+    shared ones (Megatron-Core's SharedExpertMLP).
     """
 
     tensor_dims = ("ffn",)
     expert_dims = ("experts",)
+    shared_dims = ("shared_ffn",)
     experts: PositiveInt
     top_k: PositiveInt
     ffn: PositiveInt
@@ -159,11 +164,14 @@ class MixtureOfExperts(Layer):
         MoELayer, NeMo AutoModel's MoE), and the sum of both."""
         if not self.shared:
             return (), ()
-        width = self.shared * (self.shared_ffn or self.ffn)
-        up, inner = feed_forward(f"{name}.shared", x, width, self.activation, choices, bias=self.bias)
+        width, tokens = self.shared * (self.shared_ffn or self.ffn), x.renamed({x.dims[1]: "in_seq"})
+        up, inner = feed_forward(
+            f"{name}.shared", tokens, width, self.activation, choices, bias=self.bias, dim="shared_ffn"
+        )
         down, summed = project(f"{name}.shared.down", inner, {x.dims[-1]: x.sizes[-1]}, bias=self.bias)
         operations: tuple[Operation, ...] = (*up, down)
         if self.shared_gate:
             gate, _ = project(f"{name}.shared.gate", x, {"gate": 1})
             operations += (gate,)
-        return operations, (MemoryPass(f"{name}.join", "elementwise", (summed, out), out, backward_pass="free"),)
+        added = summed.renamed({"in_seq": x.dims[1]}), out
+        return operations, (MemoryPass(f"{name}.join", "elementwise", added, out, backward_pass="free"),)

@@ -52,7 +52,7 @@ def _divisible(graph: Graph) -> list[str]:
 def _model_split(layer: type[Layer], strategy: Strategy) -> dict[str, Axes]:
     """The dims that a layer lets tensor and expert parallelism divide; tokens on their way to experts are shared out
     over the other ranks of the batch. Experts that are folded over tp take their tokens from a sequence divided over
-    it, and stay whole themselves."""
+    it, and stay whole themselves; those that all tokens visit take the whole sequence (``in_seq``)."""
     tensor: dict[str, Axes] = dict.fromkeys(layer.tensor_dims or (), ("tp",))
     if not layer.expert_dims:
         return tensor
@@ -60,7 +60,8 @@ def _model_split(layer: type[Layer], strategy: Strategy) -> dict[str, Axes]:
     experts = dict.fromkeys(layer.expert_dims, axes)
     shares = (*BATCH_AXES, "cp", "tp") if strategy.experts_apart else (*BATCH_AXES, "cp")
     capacity: dict[str, Axes] = {"capacity": tuple(axis for axis in shares if axis not in axes)}
-    return (experts | {"seq": ("tp", "cp")} if strategy.experts_apart else tensor | experts) | capacity
+    shared: dict[str, Axes] = {"in_seq": ("cp",), **dict.fromkeys(layer.shared_dims, ("tp",))}
+    return (experts | {"seq": ("tp", "cp")} if strategy.experts_apart else tensor | experts) | capacity | shared
 
 
 def _without_space(graph: Graph, placement: Placement, ranks: int) -> Iterator[Rule]:

@@ -80,6 +80,30 @@ def test_gradients_of_experts_are_summed_over_what_is_left() -> None:
     assert axes == ("dp",)
 
 
+@pytest.mark.parametrize("folded", [True, False])
+def test_experts_that_all_tokens_visit_are_split_over_tp_whatever_the_others_are(folded: bool) -> None:
+    """DeepSeek-V3, tp=8: 2,048 / 8 columns of the shared expert for all 4,096 tokens. Folded, the layer's input lies as
+    512 tokens a rank: they are gathered for it and its sums scattered, 7,168 numbers a token, and back the same way,
+    with the input once more for the gradient of weights. Else the whole layer takes gathered tokens."""
+    strategy = parse_strategy("tp=8,ep=32,dp=4,sp,etp=1" if folded else "tp=8,ep=4,dp=4,sp")
+    graph = build(load_model("deepseek_v3"), batch=4, overrides={"seq": 4096})
+    layers = propagate(graph, STRATEGIES["dp"](graph, strategy), Mesh.of({"tp": 8, "ep": 4}))
+    layer = next(each for each in layers if each.node.type == "moe")
+    (up,) = (each for each in layer.operations if each.name.endswith("shared.up"))
+    assert up.out.sizes == (1, 4096, 2, 2048 // 8)
+    owed = [(each.operation, each.phase) for each in layer.communications if each.axis == "tp"]
+    gathers = [("all_gather", "backward"), ("all_gather", "forward")]
+    scatters = [("reduce_scatter", "backward"), ("reduce_scatter", "forward")]
+    # not folded, the layer's sum is scattered by whoever reads it
+    assert sorted(owed) == sorted([*gathers, gathers[0], *scatters] if folded else [*gathers, scatters[0]])
+    assert {each.tensor.elements for each in layer.communications if each.axis == "tp"} == {4096 * 7168}
+    summed = {tensor.name.split("moe1.")[-1]: (axes, tensor.elements) for tensor, axes in layer.parameters}
+    assert summed["shared.up.weight"] == (("ep",), 7168 * 2 * 2048 / 8)
+    assert summed["router.weight"][0] == (("ep", "tp") if folded else ("ep",))
+    (kept,) = layer.gathered.values()
+    assert kept == 8, "each rank keeps its own tokens"
+
+
 def test_tokens_travel_less_between_nodes_where_experts_are_folded() -> None:
     """Eight ranks of a node have all experts; spread over data-parallel ranks alone, they lie on two nodes."""
     folded, spread = (predicted(f"tp=2,ep=8,dp=16,sp{more}", forward_only=True) for more in (",etp=1", ""))
