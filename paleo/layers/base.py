@@ -26,42 +26,42 @@ LAYERS: Registry[type[Layer]] = Registry("layer type", "paleo.layers")
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """How a framework carries layers out where it has a choice; a software profile sets it.
+    """How a framework carries layers out where it has a choice; a software profile sets it."""
 
-    ``attention``: ``fused`` is one kernel; ``unfused`` keeps the scores and has one kernel for scale, mask and softmax;
-    ``stepwise`` makes a pass for each of those and copies heads next to each other, as plain framework code does.
-    ``gelu``: ``tanh-stepwise`` makes a pass for each term of ``gelu_tanh`` and ``quick_gelu``, ``stepwise`` computes
-    every gelu so. ``wide`` names what mixed precision computes and hands on in fp32. ``loss``: ``fused`` reads the
-    logits and writes log-probabilities; ``recomputed`` keeps the logits and a number a row instead, as the kernels of
-    Apex and FlashAttention do; ``tiled`` computes head and loss together, a tile of tokens at a time, so that logits
-    are never whole (Liger's fused linear cross-entropy, DeepSpeed's tiled logits); ``upcast`` first
-    writes them in fp32, as PyTorch's autocast does; ``stepwise`` makes a pass for each step of the vocabulary-parallel
-    loss (Megatron-LM). ``gates``: ``separate`` makes a pass for the
-    function of a gate and one for the product, as eager frameworks do. ``experts``: ``stepwise`` makes a pass for each
-    term of biases and clamped gates of experts. ``metrics``: how often the loss is computed again, in fp32, for metrics
-    of training. ``recurrence``: ``layer`` has kernels for all steps of a recurrent layer, ``looped`` runs the
-    operations of each step. ``relative``: where relative attention keeps heads in its scores. ``tied``: how gradients
-    of a table that is looked up and multiplied by meet. ``fed``: states for the next step pass through the host.
-    ``latent_rotation``: operations, forward and backward, that rotate query and key of latent
-    attention; ``grouped_router`` and ``sigmoid_router``: those that a router has more than one without groups of
-    experts, and than one with a softmax. ``latents``: of which tokens a rank projects the latent vectors of latent
-    attention where sequences are split over tp, its ``own`` or ``all``.
-    """
-
+    #: ``fused``: one kernel; ``unfused``: scores are kept, one kernel for scale, mask and softmax; ``stepwise``: a pass
+    #: for each of those, and heads are copied next to each other, as plain framework code does.
     attention: Attending = "fused"
+    #: ``fused``: reads the logits, writes log-probabilities; ``recomputed``: keeps the logits and a number a row, as
+    #: the kernels of Apex and FlashAttention do; ``tiled``: head and loss together, a tile of tokens at a time, so that
+    #: logits are never whole (Liger's fused linear cross-entropy, DeepSpeed's tiled logits); ``upcast``: logits are
+    #: first written in fp32, as PyTorch's autocast does; ``stepwise``: a pass for each step of the vocabulary-parallel
+    #: loss (Megatron-LM).
     loss: LossKernels = "fused"
+    #: ``separate``: a pass for the function of a gate and one for the product, as eager frameworks make them.
     gates: Literal["fused", "separate"] = "fused"
+    #: ``tanh-stepwise``: a pass for each term of ``gelu_tanh`` and ``quick_gelu``; ``stepwise``: every gelu so.
     gelu: Literal["fused", "tanh-stepwise", "stepwise"] = "fused"
+    #: ``stepwise``: a pass for each term of biases and clamped gates of experts.
     experts: Literal["fused", "stepwise"] = "fused"
+    #: What mixed precision computes and hands on in fp32.
     wide: frozenset[str] = frozenset()
+    #: How often the loss is computed again, in fp32, for metrics of training.
     metrics: int = 0
+    #: ``layer``: kernels for all steps of a recurrent layer; ``looped``: the operations of each step by themselves.
     recurrence: Literal["layer", "looped"] = "layer"
+    #: Where relative attention keeps heads in its scores.
     relative: Literal["heads first", "heads last"] = "heads first"
+    #: How gradients of a table that is looked up and multiplied by meet.
     tied: Literal["sum", "slices"] = "sum"
+    #: Whether states for the next step pass through the host.
     fed: bool = False
+    #: Operations, forward and backward, that rotate query and key of latent attention.
     latent_rotation: tuple[float, float] = (2.0, 2.0)
+    #: Operations that a router with groups of experts has more than one without.
     grouped_router: tuple[float, float] = (0.0, 0.0)
+    #: Operations that a router with sigmoids has more than one with a softmax.
     sigmoid_router: tuple[float, float] = (0.0, 0.0)
+    #: Of which tokens a rank projects the latent vectors of latent attention where sequences are split over tp.
     latents: Literal["own", "all"] = "all"
 
     @property

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from paleo.operations.base import MemoryPass, is_core
 from paleo.operations.contraction import Contraction
@@ -289,6 +289,12 @@ class Checkpoints:
         once = 0.5 if isinstance(operation, Contraction) else 1.0
         return 0.0 if is_core(operation) else once * self.recomputed(operation, left_out)
 
+    def run_again(self, node: Node) -> frozenset[str]:
+        """Names of the operations of a layer that modules of selective recomputation run again."""
+        if self.selective != "attention":
+            return frozenset()
+        return frozenset(each.name for each in node.operations if self.selected(node, each, frozenset()))
+
     def freed(self, nodes: Sequence[Node]) -> frozenset[str]:
         """Names of the tensors of a block that selective recomputation of modules does not keep."""
         return frozenset().union(*(_freed(RECOMPUTE_MODULES[name], nodes) for name in self.modules))
@@ -318,6 +324,31 @@ def _freed(module: RecomputeModule, nodes: Sequence[Node]) -> set[str]:
 
 #: Blocks run again to their end, or the core of their attention.
 WHOLE_BLOCKS = Checkpoints()
+
+
+class SectionCheckpoints(NamedTuple):
+    """What recomputation makes of a section: operations that are ``spared`` by it and tensors ``freed``, by their
+    names; how often full and selective recomputation run each operation of each layer, its ``flags``; names of those
+    that modules of selective recomputation ``recomputed``, by layer."""
+
+    spared: frozenset[str]
+    freed: frozenset[str]
+    flags: tuple[tuple[tuple[float, float], ...], ...]
+    recomputed: Mapping[str, frozenset[str]]
+
+    @classmethod
+    def of(cls, nodes: Sequence[Node], checkpoints: Checkpoints) -> SectionCheckpoints:
+        """Those of the layers of one section."""
+        spared = left_out([operation for node in nodes for operation in node.operations])
+        flags = (
+            [
+                (checkpoints.recomputed(each, spared), checkpoints.selected(node, each, spared))
+                for each in node.operations
+            ]
+            for node in nodes
+        )
+        recomputed = {node.name: checkpoints.run_again(node) for node in nodes}
+        return cls(spared, checkpoints.freed(nodes), tuple(tuple(each) for each in flags), recomputed)
 
 
 def left_out(operations: Sequence[Operation]) -> frozenset[str]:

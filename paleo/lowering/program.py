@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from paleo.lowering.launches import (
     WHOLE_BLOCKS,
     Launches,
+    SectionCheckpoints,
     Storage,
     convolved_tensors,
     fuse,
     joined_to_convolution,
     kept_tensors,
-    left_out,
     section_nodes,
     softmax_by_steps,
 )  # fmt: skip
@@ -184,29 +184,34 @@ class Dispatch:
     overlapped: bool = False
 
 
+#: A copy of a token to each of its experts.
 ALL_TO_ALL = Dispatch()
 
 
+@dataclass(frozen=True, slots=True)
+class LoweringOptions:
+    """How the software carries out a rank's work."""
+
+    #: Which chains of element-wise passes are one kernel.
+    chains: Chains = "none"
+    #: Whether inputs that were gathered over tp are kept as shards and gathered again for backward.
+    regather: bool = True
+    #: By how many matrices of scores the unfused softmax kernel works (`softmax_by_steps`).
+    softmax_multiple: int = 1
+    #: Pieces in which gathers and scatters over tp go beside products.
+    gather_pieces: int = 1
+    dispatch: Dispatch = ALL_TO_ALL
+    #: What recomputation runs again.
+    checkpoints: Checkpoints = WHOLE_BLOCKS
+
+
 def lower(
-    graph: Graph,
-    placement: Placement,
-    mesh: Mesh,
-    precision: Precision,
-    *,
-    chains: Chains = "none",
-    regather: bool = True,
-    softmax_multiple: int = 1,
-    pieces: int = 1,
-    dispatch: Dispatch = ALL_TO_ALL,
-    checkpoints: Checkpoints = WHOLE_BLOCKS,
+    graph: Graph, placement: Placement, mesh: Mesh, precision: Precision, options: LoweringOptions | None = None
 ) -> Program:
-    """The program of the fullest rank; ``chains`` of element-wise passes are merged; without ``regather`` inputs that
-    were gathered stay whole until backward; ``softmax_multiple`` as in `softmax_by_steps`; ``pieces`` in which
-    gathers and scatters over tp go beside products; ``dispatch`` says how tokens reach their experts, ``checkpoints``
-    what recomputation runs again."""
-    lowering = _Lowering(graph, precision, chains, softmax_multiple, pieces, dispatch, checkpoints)
+    """The program of the fullest rank."""
+    lowering = _Lowering(graph, precision, options or LoweringOptions())
     placed = propagate(graph, placement, mesh)
-    placed = placed if regather else tuple([lowering.kept_whole(layer) for layer in placed])
+    placed = placed if lowering.options.regather else tuple([lowering.kept_whole(layer) for layer in placed])
     lowered = [lowering.section(number, placed[nodes]) for number, nodes in enumerate(lowering.nodes_of)]
     return Program(tuple([section for section, _ in lowered]), tuple([tie for _, ties in lowered for tie in ties]))
 
@@ -221,19 +226,10 @@ class _Lowering:
     """Walks the placed layers once; remembers which tensors are kept and which parameters were met in which section, so
     that each counts once."""
 
-    def __init__(
-        self,
-        graph: Graph,
-        precision: Precision,
-        chains: Chains,
-        softmax_multiple: int,
-        pieces: int,
-        dispatch: Dispatch,
-        checkpoints: Checkpoints,
-    ) -> None:
-        self.graph, self.precision, self.chains = graph, precision, chains
-        self.softmax_multiple, self.pieces = softmax_multiple, pieces
-        self.dispatch, self.checkpoints = dispatch, checkpoints
+    def __init__(self, graph: Graph, precision: Precision, options: LoweringOptions) -> None:
+        self.graph, self.precision, self.options = graph, precision, options
+        self.checkpoints, chains = options.checkpoints, options.chains
+        self._options_without_dispatch = replace(options, dispatch=ALL_TO_ALL)
         self._readers = graph.once("readers", lambda: _readers(graph.nodes), any_batch=True)
         self._reads = graph.once("reads", lambda: _reads(graph.nodes), any_batch=True)
         self._kept_anew = graph.once(("kept anew", precision), lambda: _kept_anew(graph, precision), any_batch=True)
@@ -247,10 +243,12 @@ class _Lowering:
 
     def section(self, number: int, members: Sequence[PlacedNode]) -> tuple[Section, tuple[Tie, ...]]:
         """The section of some layers with its ties; equal sections are one object, whatever the other sections are."""
-        key = number, members, self.precision, self.chains, self.softmax_multiple, self.pieces, self.checkpoints
+        key = number, members, self.precision, self._options_without_dispatch
         section, ties = self.graph.once(key, lambda: self._section(number, members), any_batch=True)
         if any(each.chosen for layer in members for each in layer.communications):
-            section = self.graph.once((*key, self.dispatch), lambda: self._routed(section, members), any_batch=True)
+            section = self.graph.once(
+                (*key, self.options.dispatch), lambda: self._routed(section, members), any_batch=True
+            )
         return section, ties
 
     def _routed(self, section: Section, members: Sequence[PlacedNode]) -> Section:
@@ -287,23 +285,23 @@ class _Lowering:
         section = Section(
             name,
             repeat,
-            (*self._kernels(members, repeat, policy), *self._passes(name, sum(gradients.values()), tensors)),
-            tuple(transfer for layer in members for transfer in self._transfers(layer, repeat, policy)),
-            tuple(Gradient(axes, elements) for axes, elements in gradients.items()),
-            parameters,
-            tensors,
-            saved,
-            self._freed(members, repeat, saved, core),
-            _local_bytes(first, first.node.inputs[0], self.precision),
-            last.operations[-1].out.bytes(self.precision) if last.operations else 0.0,
-            tuple(size for layer in members for size in self._share(layer).created),
+            kernels=(*self._kernels(members, repeat, policy), *self._passes(name, sum(gradients.values()), tensors)),
+            transfers=tuple(transfer for layer in members for transfer in self._transfers(layer, repeat, policy)),
+            gradients=tuple(Gradient(axes, elements) for axes, elements in gradients.items()),
+            parameters=parameters,
+            tensors=tensors,
+            saved_bytes=saved,
+            selected_bytes=self._freed(members, repeat, saved, core),
+            input_bytes=_local_bytes(first, first.node.inputs[0], self.precision),
+            output_bytes=last.operations[-1].out.bytes(self.precision) if last.operations else 0.0,
+            made_bytes=tuple(size for layer in members for size in self._share(layer).created),
         )
         return section, tuple(ties)
 
-    def _policy(self, nodes: list[Node]) -> _Policy:
+    def _policy(self, nodes: list[Node]) -> SectionCheckpoints:
         """The recomputation of a section; the same for every way to divide it."""
         key = "policy", self.checkpoints, nodes[0].name, len(nodes)
-        return self.graph.once(key, lambda: _policy(nodes, self.checkpoints), any_batch=True)
+        return self.graph.once(key, lambda: SectionCheckpoints.of(nodes, self.checkpoints), any_batch=True)
 
     def _share(self, placed: PlacedNode) -> _Share:
         """What follows from the operations of a layer alone; remembered, as many meshes divide a layer alike."""
@@ -336,15 +334,15 @@ class _Lowering:
             core += kept if name in freed else 0.0
         return total, core
 
-    def _kernels(self, members: Sequence[PlacedNode], repeat: int, policy: _Policy) -> Iterable[Counted]:
+    def _kernels(self, members: Sequence[PlacedNode], repeat: int, policy: SectionCheckpoints) -> Iterable[Counted]:
         launches = [
             Launches(operation, layer.node.name, layer.node.repeat // repeat, *kernels, *flags)
             for layer, layer_flags in zip(members, policy.flags, strict=True)
             for operation, kernels, flags in zip(layer.operations, self._share(layer).kernels, layer_flags, strict=True)
         ]
-        launches = [softmax_by_steps(launch, self.softmax_multiple, self.precision) for launch in launches]
-        launches = fuse(launches, self._reads, self.precision, self.chains)
-        if self.chains == "convolutions":
+        launches = [softmax_by_steps(launch, self.options.softmax_multiple, self.precision) for launch in launches]
+        launches = fuse(launches, self._reads, self.precision, self.options.chains)
+        if self.options.chains == "convolutions":
             convolved = self.graph.once("convolved", lambda: convolved_tensors(self.graph.nodes), any_batch=True)
             launches = [joined_to_convolution(launch, convolved, self.precision) for launch in launches]
         for launch in launches:
@@ -383,7 +381,7 @@ class _Lowering:
         before they return, where there are several of these; where each token travels once, its copies are made in
         that order."""
         by_name = {operation.name: operation for operation in placed.operations}
-        for owed in placed.communications if self.dispatch.targets is None else ():
+        for owed in placed.communications if self.options.dispatch.targets is None else ():
             if owed.chosen is None or owed.tensor.size("experts") <= 1:
                 continue
             phase: Phase = "forward" if owed.phase == "forward" else "backward"
@@ -430,9 +428,9 @@ class _Lowering:
         makes it."""
         size = _local_bytes(placed, tensor, self.precision)
         added = accumulation(placed.node.name, size / self.precision.activation, size)
-        return replace(added, bytes_read=size, bytes_written=0.0) if self.chains == "convolutions" else added
+        return replace(added, bytes_read=size, bytes_written=0.0) if self.options.chains == "convolutions" else added
 
-    def _transfers(self, placed: PlacedNode, repeat: int, policy: _Policy) -> Iterable[Transfer]:
+    def _transfers(self, placed: PlacedNode, repeat: int, policy: SectionCheckpoints) -> Iterable[Transfer]:
         names = {operation.name for operation in placed.operations}
         recomputed = policy.recomputed[placed.node.name]
         wholly = len(recomputed) == len(names) > 0
@@ -441,9 +439,11 @@ class _Lowering:
             payload, times = owed.tensor.bytes(self.precision), placed.node.repeat // repeat
             needed = {owed.name} if owed.name in names else names
             again = not self.checkpoints.stops_early or not needed <= policy.spared
-            if owed.chosen is not None and self.dispatch.targets is not None:
-                payload *= sent_once(*owed.chosen, self.dispatch.targets)
-            pieces = self.pieces if placed.node.repeats and not owed.overlapped and _divisible(owed) else 1
+            if owed.chosen is not None and self.options.dispatch.targets is not None:
+                payload *= sent_once(*owed.chosen, self.options.dispatch.targets)
+            pieces = (
+                self.options.gather_pieces if placed.node.repeats and not owed.overlapped and _divisible(owed) else 1
+            )
             yield Transfer(
                 owed.name,
                 owed.operation,
@@ -451,41 +451,13 @@ class _Lowering:
                 payload,
                 phase,
                 times,
-                owed.overlapped,
-                pieces,
-                again,
-                phase == "forward" and not owed.overlapped and (owed.name in recomputed or wholly),
-                owed.chosen is not None and self.dispatch.overlapped,
-                owed.chosen is not None and self.dispatch.targets is not None,
+                overlapped=owed.overlapped,
+                pieces=pieces,
+                recomputed=again,
+                selected=phase == "forward" and not owed.overlapped and (owed.name in recomputed or wholly),
+                dispatch=owed.chosen is not None and self.options.dispatch.overlapped,
+                once=owed.chosen is not None and self.options.dispatch.targets is not None,
             )
-
-
-class _Policy(NamedTuple):
-    """What recomputation makes of a section: operations that are ``spared`` by it and tensors ``freed``, by their
-    names; how often full and selective recomputation run each operation of each layer, its ``flags``; names of those
-    that modules of selective recomputation ``recomputed``, by layer."""
-
-    spared: frozenset[str]
-    freed: frozenset[str]
-    flags: tuple[tuple[tuple[float, float], ...], ...]
-    recomputed: Mapping[str, frozenset[str]]
-
-
-def _policy(nodes: Sequence[Node], checkpoints: Checkpoints) -> _Policy:
-    spared = left_out([operation for node in nodes for operation in node.operations])
-    flags = tuple(
-        tuple(
-            (checkpoints.recomputed(each, spared), checkpoints.selected(node, each, spared)) for each in node.operations
-        )
-        for node in nodes
-    )
-    return _Policy(spared, checkpoints.freed(nodes), flags, {node.name: _rerun(node, checkpoints) for node in nodes})
-
-
-def _rerun(node: Node, checkpoints: Checkpoints) -> frozenset[str]:
-    """Names of the operations that modules of selective recomputation run again."""
-    by_module, spared = checkpoints.selective == "attention", frozenset[str]()
-    return frozenset(each.name for each in node.operations if by_module and checkpoints.selected(node, each, spared))
 
 
 class _Share(NamedTuple):

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from paleo.layers.base import Choices
 from paleo.lowering.launches import Checkpoints
 from paleo.lowering.policies import cut, cut_by_work
-from paleo.lowering.program import Dispatch, lower, without_backward
+from paleo.lowering.program import Dispatch, LoweringOptions, lower, without_backward
 from paleo.network.graph import build, changed
 from paleo.operations.base import optimizer
 from paleo.operations.tensor import autocast, precision, scaled
@@ -102,21 +102,21 @@ class Backend:
         gates: Literal["fused", "separate"] = "fused" if software.fusion.passes else "separate"
         wide = frozenset(software.formats.wide if self.formats.casts else ())
         return Choices(
-            self.run.attention or software.attention.implementation,
-            self.run.cross_entropy or software.fusion.loss,
-            gates,
-            software.fusion.gelu,
-            "fused" if software.host.whole_iteration else software.fusion.experts,
-            wide,
-            0 if self.run.forward_only else software.fusion.metrics,
-            software.fusion.recurrence,
-            software.attention.relative,
-            software.gradients.tied,
-            software.host.feeds is not None and not self.run.forward_only,
-            software.host.latent_rotation,
-            software.host.grouped_router,
-            software.host.sigmoid_router,
-            software.parallelism.latents,
+            attention=self.run.attention or software.attention.implementation,
+            loss=self.run.cross_entropy or software.fusion.loss,
+            gates=gates,
+            gelu=software.fusion.gelu,
+            experts="fused" if software.host.whole_iteration else software.fusion.experts,
+            wide=wide,
+            metrics=0 if self.run.forward_only else software.fusion.metrics,
+            recurrence=software.fusion.recurrence,
+            relative=software.attention.relative,
+            tied=software.gradients.tied,
+            fed=software.host.feeds is not None and not self.run.forward_only,
+            latent_rotation=software.host.latent_rotation,
+            grouped_router=software.host.grouped_router,
+            sigmoid_router=software.host.sigmoid_router,
+            latents=software.parallelism.latents,
         )
 
     @property
@@ -233,18 +233,15 @@ class Backend:
 
     def lowered(self, graph: Graph, placement: Placement, mesh: Mesh) -> Program:
         """One rank's program."""
-        program = lower(
-            graph,
-            placement,
-            mesh,
-            self.formats,
+        options = LoweringOptions(
             chains=self.chains,
             regather=self.software.parallelism.regather,
             softmax_multiple=self.software.fusion.softmax_multiple,
-            pieces=mesh.degree("tp") if self.software.overlap.tensor else 1,
+            gather_pieces=mesh.degree("tp") if self.software.overlap.tensor else 1,
             dispatch=Dispatch(self._targets(placement, mesh), self.software.overlap.experts),
             checkpoints=self._checkpoints,
         )
+        program = lower(graph, placement, mesh, self.formats, options)
         return without_backward(program) if self.run.forward_only else program
 
     def calibration(self, mesh: Mesh) -> str:
