@@ -220,42 +220,37 @@ def predict(
     arriving = backend.input_pipeline(graph, layout.gpus, layout.mesh.size / layout.dp, layout.local_batch)
     steps = step(single_batch(program, layout, backend, arriving))
     breakdown = Breakdown(**{part: float(seconds[0]) for part, seconds in steps.parts.items()})
-    host_bytes = float(steps.stage_memory.host_bytes.mean())
+    host_memory = float(steps.stage_memory.host_bytes.mean())
     flops = _model_flops(graph, backend.formats, layout, run)
+    exposed, update = (part / breakdown.step for part in (breakdown.communication_exposed, breakdown.optimizer))
     return Prediction(
         model,
         system,
         run,
-        layout,
-        graph,
-        program.program,
-        program.kernels,
-        steps,
-        breakdown,
-        _footprint(steps, system, backend.software, int(steps.stage_memory.fullest[0])),
-        flops,
-        uncertainty(
-            program,
-            layout,
-            backend,
-            exposed=breakdown.communication_exposed / breakdown.step,
-            update=breakdown.optimizer / breakdown.step,
-        ),
-        backend.calibration(layout.mesh),
-        unmodelled(program.program, run, arriving is not None),
-        (
+        plan=layout,
+        graph=graph,
+        program=program.program,
+        kernels=program.kernels,
+        steps=steps,
+        breakdown=breakdown,
+        memory=_footprint(steps, system, backend.software, int(steps.stage_memory.fullest[0])),
+        flops=flops,
+        uncertainty=uncertainty(program, layout, backend, exposed=exposed, update=update),
+        calibration=backend.calibration(layout.mesh),
+        unmodelled=unmodelled(program.program, run, loads=arriving is not None),
+        warnings=(
             *warnings(layout, graph, placed),
             *idle_options(run, system, layout),
             *_idle_servers(run),
             *foreign_software(run, system),
             *free_routing(graph, run, backend.software, system),
-            *host_warnings(system, layout, host_bytes),
+            *host_warnings(system, layout, host_memory),
             *rare_utilisation(system, layout, flops / breakdown.step),
             *loading_warnings(run, breakdown.input / breakdown.step),
         ),
-        host_bytes,
-        arriving,
-        tuple(program.pieces),
+        host_memory=host_memory,
+        input_pipeline=arriving,
+        pieces=tuple(program.pieces),
     )
 
 
@@ -282,7 +277,7 @@ def _model_flops(graph: Graph, formats: Precision, layout: Plan, run: Run) -> fl
     return flops / graph.batch * layout.global_batch
 
 
-def unmodelled(program: Program, run: Run, loads: bool) -> tuple[str, ...]:
+def unmodelled(program: Program, run: Run, *, loads: bool) -> tuple[str, ...]:
     """What a real step has and this one leaves out, or knows by its bytes alone: silence is never a number.
     ``loads``: data loading is part of it."""
     loading = "input pipeline (storage, decoding, host-to-device copies)"

@@ -138,7 +138,7 @@ class Section:
         return max(self.made_bytes, default=0.0)
 
     @property
-    def goes_back(self) -> bool:
+    def has_backward(self) -> bool:
         """Whether there is a backward pass: not in inference, nor before the first of few weights that are trained."""
         return any(counted.kernel.phase != "forward" for counted in self.kernels)
 

@@ -249,7 +249,7 @@ def _with_gradients(graph: Graph, nodes: list[Node]) -> Live:
     live = Live()
     while True:
         before = len(live)
-        live |= {node.out.name for node in nodes if _goes_back(node, live)}
+        live |= {node.out.name for node in nodes if _has_backward(node, live)}
         live |= {
             (loop, enters)
             for loop, (enters, changed) in graph.carried.items()
@@ -259,7 +259,7 @@ def _with_gradients(graph: Graph, nodes: list[Node]) -> Live:
             return live
 
 
-def _goes_back(node: Node, live: Live) -> bool:
+def _has_backward(node: Node, live: Live) -> bool:
     return _trains(node) or any(tensor.grad and _is_live(node, tensor, live) for tensor in node.inputs)
 
 

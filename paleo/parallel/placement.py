@@ -73,7 +73,7 @@ class Mesh:
     def degree(self, axis: str) -> int:
         """Ranks along an axis, or along several joined by ``+`` (`joined`)."""
         known = self._by_axis.get(axis)
-        return self.ways(tuple(axis.split("+"))) if known is None else known
+        return self.group_size(tuple(axis.split("+"))) if known is None else known
 
     def stride(self, axes: Axes) -> int:
         """How far apart neighbours of a group along the axes are numbered: the stride of the innermost one in use."""
@@ -88,7 +88,7 @@ class Mesh:
     @property
     def replicas(self) -> int:
         """Ranks that share out the batch."""
-        return self.ways(BATCH_AXES)
+        return self.group_size(BATCH_AXES)
 
     @property
     def state_axes(self) -> Axes:
@@ -98,7 +98,7 @@ class Mesh:
         axes = ("cp", "shard") if self.degree("shard") > 1 else ("cp", "ep", "dp")
         return tuple(axis for axis in axes if self.degree(axis) > 1)
 
-    def ways(self, axes: Axes) -> int:
+    def group_size(self, axes: Axes) -> int:
         """Ranks over which several axes together divide."""
         return math.prod([self._by_axis[axis] for axis in axes])
 
@@ -441,14 +441,14 @@ def _numbers(graph: Graph, replicas: int) -> Mapping[str, Hashable]:
     if graph.family is None:
         return {node.name: (node.name, replicas) for node in graph.nodes}
     numbers: dict[Hashable, int] = graph.once("layers with their batch divided", dict, any_batch=True)
-    ways = {"batch": replicas}
-    return {node.name: numbers.setdefault(_at_rank_batch(node, ways), len(numbers)) for node in graph.nodes}
+    shards = {"batch": replicas}
+    return {node.name: numbers.setdefault(_at_rank_batch(node, shards), len(numbers)) for node in graph.nodes}
 
 
-def _at_rank_batch(node: Node, ways: Mapping[str, float]) -> Hashable:
+def _at_rank_batch(node: Node, shards: Mapping[str, float]) -> Hashable:
     """A layer at the samples of a rank; with all samples of an input that no operation reads."""
-    operations = tuple([operation.split(ways) for operation in node.operations])
-    inputs = tuple([tensor.split(ways) for tensor in node.inputs])
+    operations = tuple([operation.split(shards) for operation in node.operations])
+    inputs = tuple([tensor.split(shards) for tensor in node.inputs])
     read = {tensor.name for operation in node.operations for tensor in operation.reads}
     unread = tuple([tensor for tensor in node.inputs if tensor.name not in read])
-    return node.name, node.repeats, operations, inputs, unread, node.out.split(ways)
+    return node.name, node.repeats, operations, inputs, unread, node.out.split(shards)

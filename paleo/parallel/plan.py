@@ -57,7 +57,7 @@ class Plan:
     @property
     def shards(self) -> int:
         """Ranks over which ZeRO shares out states."""
-        return self.mesh.ways(self.mesh.state_axes)
+        return self.mesh.group_size(self.mesh.state_axes)
 
     @property
     def stages(self) -> int:
@@ -79,7 +79,7 @@ class Plan:
         """The strategy in the spelling of the command line."""
         degrees = {axis: degree for axis, degree in self.mesh.degrees if degree > 1}
         degrees |= {"dp": self.dp} if self.dp > 1 else {}
-        degrees |= {} if self.parallel.etp is None else {"ep": self.mesh.ways(self.parallel.expert_axes)}
+        degrees |= {} if self.parallel.etp is None else {"ep": self.mesh.group_size(self.parallel.expert_axes)}
         parts = [] if self.parallel.preset == "dp" and degrees else [self.parallel.preset]
         parts += [f"{axis}={degree}" for axis, degree in degrees.items()]
         parts += [f"vp={self.parallel.chunks}"] if self.parallel.chunks > 1 else []

@@ -53,7 +53,7 @@ class Communication:
 # norms, softmax, losses
 
 
-def statistics(node: Node, split: Split, ways: Mapping[str, float]) -> Iterator[Communication]:
+def statistics(node: Node, split: Split, shards: Mapping[str, float]) -> Iterator[Communication]:
     """Rows over a split dim exchange a few numbers: a softmax or loss its maximum, sum and target, a norm its mean and
     variance, and backward the two sums of its gradient.
 
@@ -65,7 +65,7 @@ def statistics(node: Node, split: Split, ways: Mapping[str, float]) -> Iterator[
         local = {"batch"} if operation.local_statistics else set()
         axes = {axis for dim in operation.reduces if dim not in local for axis in split.get(dim, ())}
         for axis in sorted(axes):
-            stacked = _row(operation).split(ways)
+            stacked = _row(operation).split(shards)
             yield Communication(operation.name, "all_reduce", axis, stacked, "forward")
             if operation.kind.norm:
                 yield Communication(operation.name, "all_reduce", axis, stacked, "backward")
@@ -92,7 +92,7 @@ def core_split(node: Node, split: Split, context: Context) -> Split:
 
 
 def key_exchange(
-    node: Node, split: Split, core: Split, ways: Mapping[str, float], mesh: Mesh
+    node: Node, split: Split, core: Split, shards: Mapping[str, float], mesh: Mesh
 ) -> Iterator[Communication]:
     """Queries of a split sequence need all keys and values.
 
@@ -104,7 +104,7 @@ def key_exchange(
     if not axes:
         return
     keys, queries_and_outputs = _keys_and_values(node), _queries_and_outputs(node)
-    divided = {**ways, "keys": mesh.ways(axes)}
+    divided = {**shards, "keys": mesh.group_size(axes)}
     for axis in axes:
         if core is not split:
             for tensor in (*keys, *queries_and_outputs):
@@ -112,7 +112,7 @@ def key_exchange(
                     yield Communication(f"{node.name}.core", "all_to_all", axis, tensor.split(divided), when)
             continue
         for tensor in keys:
-            name, whole, hidden = f"{node.name}.core", tensor.split(ways), _hides(node)
+            name, whole, hidden = f"{node.name}.core", tensor.split(shards), _hides(node)
             yield Communication(name, "all_gather", axis, whole, "forward", overlapped=hidden)
             if hidden:
                 yield Communication(name, "all_gather", axis, whole, "backward", overlapped=True)
@@ -124,7 +124,7 @@ def ring_kept(node: Node, split: Split, core: Split, mesh: Mesh) -> dict[str, in
     axes = split.get("seq", ())
     if not axes or core is not split or not _hides(node):
         return {}
-    return {tensor.name: mesh.ways(axes) for tensor in _keys_and_values(node)}
+    return {tensor.name: mesh.group_size(axes) for tensor in _keys_and_values(node)}
 
 
 def _hides(node: Node) -> bool:
@@ -159,7 +159,7 @@ def _queries_and_outputs(node: Node) -> list[Tensor]:
 # experts
 
 
-def expert_exchange(node: Node, split: Split, ways: Mapping[str, float]) -> Iterator[Communication]:
+def expert_exchange(node: Node, split: Split, shards: Mapping[str, float]) -> Iterator[Communication]:
     """Rule B inside a mixture of experts: tokens are split by the batch before dispatch and by experts after it, and
     back (GShard, Lepikhin et al., 2020)."""
     chosen = _chosen(node)
@@ -168,7 +168,7 @@ def expert_exchange(node: Node, split: Split, ways: Mapping[str, float]) -> Iter
         if moved and isinstance(operation, MemoryPass) and operation.kind.routes:
             axis = joined(split.get("experts", ()))
             for when in WAYS if axis else ():
-                yield Communication(operation.name, "all_to_all", axis, moved[0].split(ways), when, chosen=chosen)
+                yield Communication(operation.name, "all_to_all", axis, moved[0].split(shards), when, chosen=chosen)
 
 
 def _chosen(node: Node) -> tuple[int, int] | None:
@@ -196,7 +196,7 @@ def sent_once(chosen: int, experts: int, targets: int) -> float:
 # windows over a split dim
 
 
-def halo_exchange(node: Node, split: Split, ways: Mapping[str, float], mesh: Mesh) -> Iterator[Communication]:
+def halo_exchange(node: Node, split: Split, shards: Mapping[str, float], mesh: Mesh) -> Iterator[Communication]:
     """Rule C: a window at the border of a rank's share reads rows of its neighbours: those of the input forward, those
     of the output's gradient backward.
 
@@ -208,13 +208,18 @@ def halo_exchange(node: Node, split: Split, ways: Mapping[str, float], mesh: Mes
             source = operation.lhs if isinstance(operation, Contraction) else (*operation.inputs, operation.out)[0]
             for when, tensor in zip(WAYS, (source, operation.out), strict=True):
                 if operation.windows and (when == "forward" or source.grad):
-                    yield from _borders(operation, tensor, when, split, ways, mesh)
+                    yield from _borders(operation, tensor, when, split, shards, mesh)
 
 
 def _borders(
-    operation: Contraction | MemoryPass, tensor: Tensor, when: When, split: Split, ways: Mapping[str, float], mesh: Mesh
+    operation: Contraction | MemoryPass,
+    tensor: Tensor,
+    when: When,
+    split: Split,
+    shards: Mapping[str, float],
+    mesh: Mesh,
 ) -> Iterator[Communication]:
-    local = tensor.split(ways)
+    local = tensor.split(shards)
     for window in operation.windows:
         dim = window.source if when == "forward" else window.out
         below, above = halo_of(operation, window, when)
@@ -283,7 +288,7 @@ def _problem(graph: Graph, placement: Placement, mesh: Mesh) -> str:
     try:
         for node in graph.nodes:
             split = _active(node, placement.of(node), mesh)
-            check_division(node, _ways(split, mesh), _ways(core_split(node, split, placement.context), mesh))
+            check_division(node, _shards(split, mesh), _shards(core_split(node, split, placement.context), mesh))
     except PlanError as error:
         return str(error)
     return ""
@@ -302,8 +307,8 @@ def _active(node: Node, split: Split, mesh: Mesh) -> Split:
     return {dim: axes for dim, axes in used.items() if axes}
 
 
-def _ways(split: Split, mesh: Mesh) -> dict[str, float]:
-    return {dim: mesh.ways(axes) for dim, axes in split.items() if axes}
+def _shards(split: Split, mesh: Mesh) -> dict[str, float]:
+    return {dim: mesh.group_size(axes) for dim, axes in split.items() if axes}
 
 
 def _place(
@@ -316,33 +321,33 @@ def _place(
     shares: dict[Hashable, tuple[Operation, ...]],
 ) -> PlacedNode:
     core = core_split(node, split, placement.context)
-    ways, core_ways = _ways(split, mesh), _ways(core, mesh)
-    check_division(node, ways, core_ways)
+    shards, core_shards = _shards(split, mesh), _shards(core, mesh)
+    check_division(node, shards, core_shards)
     if split.get("experts"):
-        ways["capacity"] = ways.get("capacity", 1) / placement.imbalance
+        shards["capacity"] = shards.get("capacity", 1) / placement.imbalance
     moves = _Moves(split, mesh, _lying(node, split, layouts))
     owed, inner = list[Communication](), list[Communication]()
-    sums = _gradient_sums(node, split, ways, moves, owed)
+    sums = _gradient_sums(node, split, shards, moves, owed)
     for tensor in dict.fromkeys(node.inputs):
         owed += _arrive(node, tensor, moves, sums, layouts)
-    partial = _inner_sums(node, split, ways, moves, inner)
+    partial = _inner_sums(node, split, shards, moves, inner)
     gathered = {gather.tensor.name: mesh.degree(gather.axis) for gather in filter(_gathers, owed)}
     gathered |= {
         c.tensor.name: mesh.degree(c.axis) for c in filter(_gathers, inner) if moves.kept_moved(node, c.tensor)
     }
     owed += (*_regather(node, [*owed, *inner]), *inner)
     owed += (
-        *statistics(node, split, ways),
-        *key_exchange(node, split, core, ways, mesh),
-        *expert_exchange(node, split, ways),
-        *halo_exchange(node, split, ways, mesh),
+        *statistics(node, split, shards),
+        *key_exchange(node, split, core, shards, mesh),
+        *expert_exchange(node, split, shards),
+        *halo_exchange(node, split, shards, mesh),
     )
     _leave(node, split, partial, layouts)
     gathered |= ring_kept(node, split, core, mesh)
-    parameters = tuple(_parameters(node, split, ways))
-    local = layer, *(tuple([pair for pair in each.items() if pair[0] != "batch"]) for each in (ways, core_ways))
+    parameters = tuple(_parameters(node, split, shards))
+    local = layer, *(tuple([pair for pair in each.items() if pair[0] != "batch"]) for each in (shards, core_shards))
     if local not in shares:
-        shares[local] = tuple([op.split(core_ways if is_core(op) else ways) for op in node.operations])
+        shares[local] = tuple([op.split(core_shards if is_core(op) else shards) for op in node.operations])
     return PlacedNode(node, shares[local], tuple(owed), parameters, gathered, local)
 
 
@@ -443,7 +448,7 @@ def _linear(operation: Operation) -> bool:
 
 
 def _inner_sums(
-    node: Node, split: Split, ways: Mapping[str, float], moves: _Moves, owed: list[Communication]
+    node: Node, split: Split, shards: Mapping[str, float], moves: _Moves, owed: list[Communication]
 ) -> frozenset[str]:
     """Partial sums inside a layer: settled before whatever does not commute with them, or as a tensor moves to another
     layout; returns those that its output still owes."""
@@ -455,7 +460,7 @@ def _inner_sums(
         if arriving and not _linear(operation):
             for tensor in (t for t in operation.reads if partial.get(t.name)):
                 owed += (
-                    Communication(operation.name, "all_reduce", axis, tensor.split(ways), "forward")
+                    Communication(operation.name, "all_reduce", axis, tensor.split(shards), "forward")
                     for axis in sorted(partial.pop(tensor.name))
                 )
             arriving = frozenset()
@@ -464,7 +469,7 @@ def _inner_sums(
 
 
 def _gradient_sums(
-    node: Node, split: Split, ways: Mapping[str, float], moves: _Moves, owed: list[Communication]
+    node: Node, split: Split, shards: Mapping[str, float], moves: _Moves, owed: list[Communication]
 ) -> dict[str, frozenset[str]]:
     """The same backward: over which axes the gradient of each tensor is a partial sum when it leaves the layer."""
     partial: dict[str, frozenset[str]] = {}
@@ -473,7 +478,7 @@ def _gradient_sums(
         leaving = partial.get(operation.out.name, frozenset())
         if leaving and not (isinstance(operation, MemoryPass) and _linear(operation)):
             owed += (
-                Communication(operation.name, "all_reduce", axis, operation.out.split(ways), "backward")
+                Communication(operation.name, "all_reduce", axis, operation.out.split(shards), "backward")
                 for axis in sorted(partial.pop(operation.out.name))
             )
             leaving = frozenset()
@@ -538,11 +543,12 @@ def _transition(
         else:
             operation = "all_gather" if after is None else "all_to_all"
         shares = {
-            d: mesh.ways(tuple(a for a in axes if a != axis)) for d, axes in zip(tensor.dims, want.dims, strict=True)
+            d: mesh.group_size(tuple(a for a in axes if a != axis))
+            for d, axes in zip(tensor.dims, want.dims, strict=True)
         }
         if operation == "all_to_all" and before is not None and after is not None:
             place, lies = (after, want) if after != MERGED else (before, have)
-            shares[tensor.dims[place]] = mesh.ways(lies.dims[place])
+            shares[tensor.dims[place]] = mesh.group_size(lies.dims[place])
         yield Communication(name, operation, axis, tensor.split(shares), when)
 
 
@@ -570,7 +576,7 @@ def kept_whole(placed: PlacedNode) -> PlacedNode:
 AGAIN = ".again"
 
 
-def _parameters(node: Node, split: Split, ways: Mapping[str, float]) -> Iterable[tuple[Tensor, Axes]]:
+def _parameters(node: Node, split: Split, shards: Mapping[str, float]) -> Iterable[tuple[Tensor, Axes]]:
     """Rule A on parameters: a gradient is summed over every split dim of its operation that the parameter lacks."""
     axes_of: dict[str, set[str]] = {}
     tensors: dict[str, Tensor] = {}
@@ -580,7 +586,7 @@ def _parameters(node: Node, split: Split, ways: Mapping[str, float]) -> Iterable
             sources = (operation.out,) if added else (*operation.reads, operation.out)
             dims = {dim for t in sources for dim in t.dims} - set(parameter.dims)
             axes_of.setdefault(parameter.name, set()).update(axis for dim in dims for axis in split.get(dim, ()))
-            tensors[parameter.name] = parameter.split(ways)
+            tensors[parameter.name] = parameter.split(shards)
     return [(tensor, tuple(sorted(axes_of[name]))) for name, tensor in tensors.items()]
 
 
@@ -593,19 +599,19 @@ SPACE = frozenset({"height", "width", "depth", "in_height", "in_width", "in_dept
 PADDED = frozenset({"batch", "vocab"}) | SPACE
 
 
-def check_division(node: Node, ways: Mapping[str, float], core: Mapping[str, float]) -> None:
-    """PlanError where a layer's dims cannot be divided in so many ways; ``core``: those of the core of attention."""
+def check_division(node: Node, shards: Mapping[str, float], core: Mapping[str, float]) -> None:
+    """PlanError where a layer's dims cannot be divided in so many shards; ``core``: those of the core of attention."""
     tensors = [t for op in node.operations for t in (*op.reads, op.out)]
-    for divisors in (ways,) if core == ways else (ways, core):
+    for divisors in (shards,) if core == shards else (shards, core):
         for dim, n in divisors.items():
             _check_sizes(node, dim, int(n), [t for t in tensors if dim in t.dims])
     for operation in node.operations:
         whole, why = undivided_dims(operation)
-        for dim in sorted(whole & set(ways)):
+        for dim in sorted(whole & set(shards)):
             raise PlanError(f"layer {node.name!r}: {dim} cannot be divided: {why}")
         if isinstance(operation, Contraction | MemoryPass):
             for window in operation.windows:
-                check_window(node.name, operation, window, int(ways.get(window.out, 1)))
+                check_window(node.name, operation, window, int(shards.get(window.out, 1)))
 
 
 def _check_sizes(node: Node, dim: str, n: int, tensors: list[Tensor]) -> None:

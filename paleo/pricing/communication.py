@@ -377,7 +377,7 @@ class Network:
 
     def time(self, operation: str, axes: Axes, payload_bytes: float) -> float:
         """Seconds of one collective over one group of ``axes`` together."""
-        if self.mesh.ways(axes) == 1 or payload_bytes == 0:
+        if self.mesh.group_size(axes) == 1 or payload_bytes == 0:
             return 0.0
         key = (operation, axes, payload_bytes)
         if key not in self._cache:
@@ -387,7 +387,7 @@ class Network:
     def times(self, operation: str, axes: Axes, payload_bytes: Array) -> Array:
         """Seconds for an array of payloads over a group of more than one rank."""
         self._check(axes)
-        stride, ranks = (np.full(payload_bytes.size, n) for n in (self.mesh.stride(axes), self.mesh.ways(axes)))
+        stride, ranks = (np.full(payload_bytes.size, n) for n in (self.mesh.stride(axes), self.mesh.group_size(axes)))
         return self.fabric.times(operation, stride, ranks, payload_bytes.ravel()).reshape(payload_bytes.shape)
 
     @property
@@ -402,11 +402,11 @@ class Network:
     def links(self, axes: Axes) -> GroupLinks:
         """The links of a group of ``axes``."""
         self._check(axes)
-        return self.fabric.links(self.mesh.stride(axes), self.mesh.ways(axes))
+        return self.fabric.links(self.mesh.stride(axes), self.mesh.group_size(axes))
 
     def _check(self, axes: Axes) -> None:
         if not self.system.levels:
-            ranks = self.mesh.ways(axes)
+            ranks = self.mesh.group_size(axes)
             raise PlanError(f"system {self.system.name} is one device alone; {'+'.join(axes)}={ranks} needs links")
 
 

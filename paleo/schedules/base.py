@@ -364,7 +364,7 @@ class Schedule:
                 piece_of[stage][chunk] = piece
         return tuple(tuple(pieces[chunk] for chunk in range(len(pieces))) for pieces in piece_of)
 
-    def hands_on(self, stages: int, chunks: int) -> tuple[tuple[bool, ...], ...]:
+    def sends_output(self, stages: int, chunks: int) -> tuple[tuple[bool, ...], ...]:
         """For each chunk of each stage whether its output goes to another stage (or, behind the last piece, out)."""
         sent = [[True] * (chunks * self.copies) for _ in range(stages)]
         for path in self.paths(stages, chunks):

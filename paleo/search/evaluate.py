@@ -197,7 +197,7 @@ class _Members:
         stages = self.group.stages
         for schedule in (SCHEDULES[name] for name in self.space.schedules):
             if schedule.takes(chunks):
-                places = schedule.pieces(stages, chunks), schedule.hands_on(stages, chunks)
+                places = schedule.pieces(stages, chunks), schedule.sends_output(stages, chunks)
                 shared.setdefault((*places, schedule.copies), []).append(schedule)
         return list(shared.values())
 

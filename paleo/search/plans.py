@@ -61,7 +61,7 @@ def dispatch_words(winner: Prediction) -> str:
     software = load_software(winner.run.software)
     used = winner.run.expert_dispatch or software.parallelism.expert_dispatch
     mesh, axes = winner.plan.mesh, winner.plan.parallel.expert_axes
-    if mesh.ways(axes) == 1 or not software.host.handshake:
+    if mesh.group_size(axes) == 1 or not software.host.handshake:
         return ""
     other: Dispatch = "deepep" if used == "nccl" else "nccl"
     gap = _step(winner, other, winner.plan.microbatch) / winner.step_time - 1.0

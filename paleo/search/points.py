@@ -362,14 +362,14 @@ def _between(key: Key, corners: Mapping[Key, Array], share: Callable[[int], floa
     return np.asarray(numbers_between)
 
 
-def _even_share(ways: int) -> float:
+def _even_share(shards: int) -> float:
     """The share of a dim that divides evenly, of the whole."""
-    return 1.0 / ways
+    return 1.0 / shards
 
 
-def _padded_share(size: Size, ways: int) -> float:
+def _padded_share(size: Size, shards: int) -> float:
     """The largest share of a dim that does not."""
-    return float(-(-size // ways))
+    return float(-(-size // shards))
 
 
 def _distinct(values: Array, exact: Array) -> npt.NDArray[np.bool_]:

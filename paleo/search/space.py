@@ -117,7 +117,7 @@ class Layout:
     def experts(self) -> int:
         """Ranks over which experts are spread."""
         axes = strategy_of_experts(self.etp).expert_axes
-        return self.mesh.ways(axes)
+        return self.mesh.group_size(axes)
 
 
 def layouts(graph: Graph, gpus: int, global_batch: int, space: Space, devices_per_node: int = 1) -> list[Layout]:

@@ -264,7 +264,7 @@ class Backend:
         once = self.software.parallelism.expert_dispatch != "nccl"
         spread = (rule.split["experts"] for rule in placement.rules if rule.split.get("experts"))
         axes = next(spread, ("ep",))
-        return self.fabric.targets(mesh.stride(axes), mesh.ways(axes)) if once else None
+        return self.fabric.targets(mesh.stride(axes), mesh.group_size(axes)) if once else None
 
 
 def _stated(run: Run) -> dict[str, Any]:

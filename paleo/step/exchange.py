@@ -65,7 +65,7 @@ def owned_elements(program: Program, mesh: Mesh, copies: int) -> Array:
     which experts have fewer of: (sections and ties,)."""
     owned = np.zeros(len(program.sections) + len(program.ties))
     for number, axes, elements in _states(program, mesh):
-        owned[number] += elements / (mesh.ways(axes) * copies)
+        owned[number] += elements / (mesh.group_size(axes) * copies)
     return owned
 
 
@@ -107,7 +107,7 @@ def replica_groups(mesh: Mesh, axes: Axes, copies: int) -> list[tuple[Count, Cou
     hold the same piece: no faster than those two alone.
     """
     stages = mesh.degree("pp")
-    groups = [(np.full(stages, mesh.stride(axes)), np.full(stages, mesh.ways(axes) * copies))] if axes else []
+    groups = [(np.full(stages, mesh.stride(axes)), np.full(stages, mesh.group_size(axes) * copies))] if axes else []
     if copies > 1:
         distance = np.abs(stages - 1 - 2 * np.arange(stages))
         groups.append((distance * mesh.stride(("pp",)), np.full(stages, copies)))
@@ -138,7 +138,7 @@ def _over_replicas(zero: int, axes: Axes, size: Numbers, mesh: Mesh) -> tuple[tu
         return (("reduce_scatter" if zero else "all_reduce", axes, size),)
     shared = tuple(axis for axis in axes if axis in mesh.state_axes)
     across_shards = tuple(axis for axis in axes if axis not in shared)
-    return ("reduce_scatter", shared, size), ("all_reduce", across_shards, size / mesh.ways(shared))
+    return ("reduce_scatter", shared, size), ("all_reduce", across_shards, size / mesh.group_size(shared))
 
 
 Index = npt.NDArray[np.intp]

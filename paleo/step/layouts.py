@@ -109,7 +109,7 @@ class Layouts:
     @property
     def shards(self) -> Array:
         """Ranks over which ZeRO shares out states: (layouts,)."""
-        return self.shared.once("shards", lambda: np.array([float(m.ways(m.state_axes)) for m in self.meshes]))
+        return self.shared.once("shards", lambda: np.array([float(m.group_size(m.state_axes)) for m in self.meshes]))
 
     def parameters(self, trained: bool) -> Array:
         """Parameter elements of each section and tie, or the trained ones of them: (sections and ties, layouts)."""
@@ -180,7 +180,7 @@ class Layouts:
 
     def _group(self, layout: int, axes: Axes) -> tuple[int, int]:
         mesh = self.meshes[layout]
-        return self.shared.once(("group", layout, axes), lambda: (mesh.stride(axes), mesh.ways(axes)))
+        return self.shared.once(("group", layout, axes), lambda: (mesh.stride(axes), mesh.group_size(axes)))
 
     def sent(self, holdings: Array, copies: int, content: Sent, zero: int, width: float) -> Array:
         """Seconds in which the gradients of some holdings are summed over their replicas, or their parameters gathered,
@@ -232,7 +232,7 @@ class Layouts:
 
     def gradient(self, layout: int, axes: Axes) -> SummedGradient:
         """One element of the gradient of a layout's ranks, as compressed for some axes."""
-        program, ranks = self.programs[layout], self.meshes[layout].ways(axes)
+        program, ranks = self.programs[layout], self.meshes[layout].group_size(axes)
         stride = self.meshes[layout].stride(axes) if ranks > 1 else 1
         inside = min(ranks, max(1, self.backend.system.devices_per_node // stride))
         key = "gradient", id(program), ranks, inside

@@ -167,7 +167,7 @@ class Assignment:
         layers = np.asarray(placed.sum(axis=1))
         sends = np.zeros((stages, sections))
         if stages > 1:
-            for stage, sent in enumerate(schedule.hands_on(stages, chunks)):
+            for stage, sent in enumerate(schedule.sends_output(stages, chunks)):
                 for piece, leaves in zip(places[stage], sent, strict=True):
                     sends[stage, pieces[piece][-1][0]] += leaves / copies
         stage_kind = kinds.stages.add(holdings(layers[:, None], ties)[:, 0], copies)

@@ -83,11 +83,13 @@ class _Unit:
 _Row = list[tuple[_Unit, int]]
 
 
-def sharded_passes(chunk: Chunk, figures: ShardedFigures, gathered: Mask, goes_back: Mask, *, splits: bool) -> Passes:
-    """The passes of a chunk. ``gathered``: sections that have parameters, (sections,), ``goes_back`` those that have a
+def sharded_passes(
+    chunk: Chunk, figures: ShardedFigures, gathered: Mask, has_backward: Mask, *, splits: bool
+) -> Passes:
+    """The passes of a chunk. ``gathered``: sections that have parameters, (sections,); ``has_backward``: those with a
     backward pass. ``splits``: gradients of weights are a pass of their own."""
     forth, lead = _units(chunk, gathered)
-    back, back_lead = _units(chunk[::-1], gathered & goes_back)
+    back, back_lead = _units(chunk[::-1], gathered & has_backward)
     f, before = figures, forth[-1][0].seconds(figures.forward) if forth else 0.0
     forward = _row(forth, f.forward, lead.following_seconds(f.forward), gather=f.gather)
     if not splits:
@@ -100,9 +102,9 @@ def sharded_passes(chunk: Chunk, figures: ShardedFigures, gathered: Mask, goes_b
     return Passes(forward, backward, weights)
 
 
-def waited_iterations(times: LayerTimes, gather: Array, regather: Array, gradients: Array, goes_back: Mask) -> Array:
+def waited_iterations(times: LayerTimes, gather: Array, regather: Array, gradients: Array, has_backward: Mask) -> Array:
     """Seconds of one layer iteration of each section in a row of its kind, (sections, …): by these a network is cut."""
-    back = regather * goes_back.reshape((-1,) + (1,) * (gather.ndim - 1)) + gradients
+    back = regather * has_backward.reshape((-1,) + (1,) * (gather.ndim - 1)) + gradients
     return np.maximum(times.forwards, gather) + np.maximum(times.backwards + times.weights, back)
 
 
@@ -226,7 +228,7 @@ def chunk_sends(batch: Batch) -> Array:
     """Seconds in which each chunk of each stage sends its output on, one microbatch and way: (stages, chunks,
     cases)."""
     assignment, schedule = batch.assignment, batch.schedule
-    leaves = schedule.hands_on(assignment.stages, assignment.chunks)
+    leaves = schedule.sends_output(assignment.stages, assignment.chunks)
     seconds = np.zeros((*assignment.placed.shape[:2], len(batch)))
     for stage, pieces in enumerate(schedule.pieces(assignment.stages, assignment.chunks)):
         for chunk, piece in enumerate(pieces):
@@ -256,12 +258,12 @@ def iteration_seconds(times: LayerTimes, layouts: Layouts, layout: Index, *, sha
     and scatters of ``sharded`` parameters that are waited for."""
     if not sharded:
         return times.iteration
-    goes_back = np.array([section.goes_back for section in layouts.programs[0].sections])
-    sections, width = len(goes_back), layouts.backend.formats.summed
+    has_backward = np.array([section.has_backward for section in layouts.programs[0].sections])
+    sections, width = len(has_backward), layouts.backend.formats.summed
     single = np.eye(sections, sections + len(layouts.programs[0].ties))[None]
     gradients = layouts.sent(single, 1, "gradients", 3, width)[0, 0]
     gather, again = section_gathers(layouts)[:, layout], section_gathers(layouts, "again")[:, layout]
-    return waited_iterations(times, gather, again, gradients[:, layout], goes_back)
+    return waited_iterations(times, gather, again, gradients[:, layout], has_backward)
 
 
 # sharded parameters
@@ -296,7 +298,7 @@ def _sharded_chunks(batch: Batch) -> ShardedChunks:
     assignment, overlap = batch.assignment, batch.backend.software.overlap
     owed = _sharded_collectives(batch)
     gathered = np.asarray((owed.parts @ batch.layouts.parameters(trained=False)).any(axis=2))
-    goes_back = np.array([section.goes_back for section in batch.layouts.programs[0].sections])
+    has_backward = np.array([section.has_backward for section in batch.layouts.programs[0].sections])
     splits, places = batch.schedule.splits_backward, batch.schedule.pieces(assignment.stages, assignment.chunks)
     figures: dict[object, ShardedFigures] = {}
     known: dict[tuple[object, ...], Passes] = {}
@@ -312,7 +314,7 @@ def _sharded_chunks(batch: Batch) -> ShardedChunks:
             piece = assignment.pieces[number]
             if (stage_key, piece) not in known:
                 known[stage_key, piece] = sharded_passes(
-                    piece, figures[stage_key], gathered[row], goes_back, splits=splits
+                    piece, figures[stage_key], gathered[row], has_backward, splits=splits
                 )
             for place, seconds in zip(passes, known[stage_key, piece], strict=True):
                 place[row, chunk] = seconds
@@ -323,8 +325,8 @@ def _sharded_chunks(batch: Batch) -> ShardedChunks:
 def sharded_communication(batch: Batch) -> Array:
     """Seconds of all gathers and scatters of a microbatch: (stages, cases)."""
     assignment, owed = batch.assignment, _sharded_collectives(batch)
-    goes_back = np.array([section.goes_back for section in batch.layouts.programs[0].sections])
-    stage_seconds = (owed.gather + owed.regather * goes_back[:, None] + owed.gradients)[owed.kind]
+    has_backward = np.array([section.has_backward for section in batch.layouts.programs[0].sections])
+    stage_seconds = (owed.gather + owed.regather * has_backward[:, None] + owed.gradients)[owed.kind]
     communication = np.einsum("ps,psc->pc", assignment.computed, stage_seconds)
     return np.asarray(communication + owed.late[owed.kind].sum(axis=1) / assignment.copies)
 

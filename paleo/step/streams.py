@@ -76,7 +76,7 @@ def iterations(program: Program, buckets: Buckets, *, last: bool) -> list[LayerI
         order += [LayerIteration(index, "forward", section.repeat // times, gathers)] * times
     pending: dict[Axes, float] = {}
     for index, section in reversed(list(enumerate(program.sections))):
-        gathers = bool(buckets.sharded and section.parameters and section.goes_back)
+        gathers = bool(buckets.sharded and section.parameters and section.has_backward)
         sent_apart = (buckets.overlapped or buckets.sharded) and section.gradients and sends
         times = section.repeat if sent_apart or gathers else 1
         for _ in range(times):

@@ -303,9 +303,9 @@ def _priced(
     batch: Batch, content: str, operation: str, axes: Axes, calls: int, payload: float, seconds: float
 ) -> StepCollective:
     mesh, fabric = batch.layouts.meshes[0], batch.backend.fabric
-    links = fabric.links(mesh.stride(axes), mesh.ways(axes))
+    links = fabric.links(mesh.stride(axes), mesh.group_size(axes))
     price = price_source(fabric, operation.partition("@")[0], links)
-    return StepCollective(content, operation, axes, mesh.ways(axes), calls, payload, seconds, price)
+    return StepCollective(content, operation, axes, mesh.group_size(axes), calls, payload, seconds, price)
 
 
 def price_source(fabric: Fabric, operation: str, links: GroupLinks) -> str:

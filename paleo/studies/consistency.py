@@ -124,7 +124,7 @@ def _neighbour(prediction: Prediction, payload: float) -> float:
     mesh = prediction.plan.mesh
     if prediction.plan.dp == 1:
         return 0.0
-    stride, ranks = np.array([mesh.stride(BATCH_AXES)]), np.array([mesh.ways(BATCH_AXES)])
+    stride, ranks = np.array([mesh.stride(BATCH_AXES)]), np.array([mesh.group_size(BATCH_AXES)])
     fabric = prediction.steps.batch.backend.fabric
     return float(fabric.times("send_recv", stride, ranks, np.array([payload]))[0])
 

@@ -139,7 +139,7 @@ def _expert_ranks(prediction: Prediction) -> int:
     """Ranks over which experts are divided, those of tp and cp among them where experts are folded over these."""
     plan = prediction.plan
     folded = plan.parallel.etp is not None
-    return plan.mesh.ways(plan.parallel.expert_axes) if folded else plan.mesh.degree("ep")
+    return plan.mesh.group_size(plan.parallel.expert_axes) if folded else plan.mesh.degree("ep")
 
 
 def _layers_of_iteration(prediction: Prediction) -> int:

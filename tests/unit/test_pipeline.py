@@ -159,7 +159,7 @@ def test_a_tensor_does_not_travel_where_the_v_turns() -> None:
     times = [[StageTime(1.0, 1.0, 1.0, 5.0)] * 2] * 2
     sends = [e for e in pipeline_time("zb-v", times, 4).timeline.events if e.task.kind == "send"]
     assert len(sends) == 4 * 2 * 2
-    assert SCHEDULES["zb-v"].hands_on(3, 2) == ((True, True), (True, True), (False, True))
+    assert SCHEDULES["zb-v"].sends_output(3, 2) == ((True, True), (True, True), (False, True))
 
 
 @pytest.mark.parametrize(

@@ -128,7 +128,7 @@ def test_axes_that_split_nothing_are_named() -> None:
 def test_meshes() -> None:
     """Ranks are numbered with tp fastest: a dp group of a 2 x 3 x 4 mesh is 2 apart, a pp group 6."""
     mesh = Mesh.of({"tp": 2, "dp": 3, "pp": 4})
-    assert (mesh.size, mesh.replicas, mesh.ways(("dp", "pp"))) == (24, 3, 12)
+    assert (mesh.size, mesh.replicas, mesh.group_size(("dp", "pp"))) == (24, 3, 12)
     assert [mesh.stride((axis,)) for axis in ("tp", "dp", "pp")] == [1, 2, 6]
     assert mesh.stride(("ep", "dp")) == 2, "an axis of one rank does not count"
 

@@ -55,13 +55,13 @@ def test_one_piece_takes_what_the_streams_of_one_device_take(name: str) -> None:
     count = len(program.sections)
     order = iterations(program, Buckets(0.0, 2.0, True, True, True), last=True)
     gathered = np.array([section.parameters > 0 for section in program.sections])
-    goes_back = np.array([section.goes_back for section in program.sections])
+    has_backward = np.array([section.has_backward for section in program.sections])
     learns = np.array([bool(section.gradients) for section in program.sections])
     chunk = tuple((index, section.repeat) for index, section in enumerate(program.sections))
     for scale in (0.1, 1.0, 10.0):
         forward, backward, weights, gather, gradients = random.random((5, count)) * [[1], [1], [1], [scale], [scale]]
         figures = ShardedFigures(forward, backward, weights, *[gather * gathered] * 2, gradients * learns)
-        found = sharded_passes(chunk, figures, gathered, goes_back, splits=False)
+        found = sharded_passes(chunk, figures, gathered, has_backward, splits=False)
         sent = [figures.gradients[each.section] if each.direction == "backward" else 0.0 for each in order]
         walked = np.maximum(*walk(order, forward, backward + weights, figures.gather, sent, 0.0))
         assert float(sum(found)) == pytest.approx(float(walked), rel=1e-12)
