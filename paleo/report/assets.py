@@ -42,6 +42,7 @@ svg .ideal{fill:none;stroke-dasharray:2 3;stroke-width:1}svg .mark{fill:none;str
 .legend i{display:inline-block;width:.8em;height:.8em;margin-right:.35em;border-radius:2px;vertical-align:-.05em}
 .verdicts{font-size:.9rem;padding-left:1.2rem;margin:.2rem 0}
 details{margin-top:.8rem}summary{cursor:pointer;font-weight:600}
+pre{overflow-x:auto;font-size:.8rem}
 .sources{font-size:.8rem;color:var(--soft);overflow-wrap:anywhere}
 @media screen and (prefers-color-scheme:dark){:root{--ink:#e8eaed;--soft:#a5abb4;--line:#3a3f47;--wash:#20242a;--blue:#56B4E9;--warn:#b35a1f;--paper:#15181c;--best:#16293a;--care:#33281a}
 svg rect[fill="#000000"],svg circle[fill="#000000"]{fill:#e8eaed}svg [stroke="#000000"]{stroke:#e8eaed}.legend i[style*="#000000"]{background:#e8eaed!important}

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from paleo.report.grid import Pasted, grid
-from paleo.report.tables import NONE, TEXT_WIDTH, energy, money, percent, pieces, prose
+from paleo.report.tables import ELECTRICITY_ALONE, NONE, TEXT_WIDTH, energy, money, percent, pieces, prose
 from paleo.search.plans import HEADROOM
 from paleo.studies.buying import finding, long, verdict
 from paleo.studies.training import JOULES_PER_KWH
@@ -87,6 +87,9 @@ def _notes(reply: Answer) -> Iterator[str]:
         names = dict.fromkeys(plan.system.name for plan in reply.plans if plan.usd is None)
         if names:
             yield f"No price is known of {', '.join(names)}; state one: --price '2.5 USD/h' (for each GPU)."
+        bills = [plan.lead_training for plan in reply.plans if plan.lead_training is not None]
+        if any(bill.rent is None and bill.electricity is not None for bill in bills):
+            yield f"Cost is electricity; rent is {ELECTRICITY_ALONE}."
     for warning in dict.fromkeys(warning for plan in reply.plans for warning in plan.lead.warnings):
         yield f"Warning: {warning}"
 

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, TypeAlias
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from paleo.report.grid import grid
+from paleo.report.grid import Pasted, grid
 from paleo.report.tables import (
     CYCLE,
+    ELECTRICITY_ALONE,
     NONE,
+    TEXT_WIDTH,
     cycle_figures,
     energy,
     money,
@@ -19,6 +21,7 @@ from paleo.report.tables import (
     prose,
     rate,
 )
+from paleo.studies.launch import estimate_command
 from paleo.units import duration, gibibytes, shortest
 
 if TYPE_CHECKING:
@@ -52,7 +55,7 @@ def compare(comparison: Comparison) -> RenderableType:
         cycle = cycle_figures(candidate.consistency)[:3] if studied else ()
         strategy = (_strategy(candidate),) if len(strategies) > 1 else ()
         table.add_row(*_candidate(comparison, candidate, best, *like), *cycle, *strategy)
-    notes = [*prices(comparison), *_unknown(comparison)]
+    notes = [*_batches(comparison), *prices(comparison), *_unknown(comparison)]
     notes += [
         f"{candidate.system.name}: {candidate.problem}" for candidate in comparison.candidates if candidate.problem
     ]
@@ -78,7 +81,27 @@ def compare(comparison: Comparison) -> RenderableType:
     head = f"{comparison.amount.words}. {_sentence('; '.join(winners)) or 'It fits none of them'}.\n"
     parts: list[RenderableType] = [prose(Text(head, style="bold")), table, Text()]
     parts += [prose(sentence) for sentence in map(_remedy, comparison.candidates) if sentence]
-    return Group(*parts, prose(Text("\n".join(notes), style="dim")))
+    parts.append(prose(Text("\n".join(notes), style="dim")))
+    return Group(*parts, *(_commands(comparison) if comparison.searched else ()))
+
+
+def _batches(comparison: Comparison) -> Iterator[str]:
+    """The global batch of all systems, or of each."""
+    steps = {each.system.name: each.prediction for each in comparison.candidates if each.prediction is not None}
+    batches = {name: step.plan.global_batch for name, step in steps.items()}
+    if len(set(batches.values())) == 1:
+        yield f"Global batch of {next(iter(batches.values())):,} on every system."
+    else:
+        yield f"Global batches differ: {', '.join(f'{name} {batch:,}' for name, batch in batches.items())}."
+
+
+def _commands(comparison: Comparison) -> Iterator[RenderableType]:
+    """What shows each step again where every system has a plan of its own: a strategy is not the whole of it."""
+    for candidate in comparison.candidates:
+        if candidate.prediction is not None:
+            step = candidate.prediction
+            command = estimate_command(step.model, step.system, step.run)
+            yield Pasted(f"Show {candidate.system.name} again", command, TEXT_WIDTH)
 
 
 def _title(comparison: Comparison, objective: Objective) -> str:
@@ -106,6 +129,9 @@ def _unknown(comparison: Comparison) -> Iterator[str]:
     """A sentence for each figure that some systems do not have."""
     if names := _without(comparison, "cost"):
         yield f"No price is known of {', '.join(names)}; state one: --price {names[0]}=2.5 (USD an hour for each GPU)."
+    bills = [each.training for each in comparison.candidates if each.runs and each.training is not None]
+    if any(bill.rent is None and bill.electricity is not None for bill in bills):
+        yield f"Cost is electricity; rent is {ELECTRICITY_ALONE}."
     if names := _without(comparison, "energy"):
         yield f"No design power is known of {', '.join(names)}: no energy is modelled."
 

@@ -18,6 +18,7 @@ from paleo.report.assets import SCRIPT, STYLE
 from paleo.report.charts import COLOURS, Bar, Curve, bars, curves, deviations, legend, stacks
 from paleo.report.tables import energy, money, percent, rate, step_parts, utilisation_warnings
 from paleo.studies.comparison import CHANGE
+from paleo.studies.launch import estimate_command
 from paleo.studies.scaling import verdict
 from paleo.units import GIB, HOUR, counted, duration, engineering, gibibytes
 
@@ -364,7 +365,13 @@ def _plans(study: Purchase) -> str:
         "The runner-up is the next best plan that was tried and fits; within the interval it may well win. "
         "Where a strategy is stated with the question, nothing else is tried."
     )
-    return f"<section><h2>Recommended plans</h2>{table(heads, rows)}<p class=note>{note}</p></section>"
+    commands = "\n".join(
+        estimate_command(offer.prediction.model, offer.prediction.system, offer.prediction.run)
+        for offer in study.offers
+        if offer.prediction is not None
+    )
+    shell = f"<details><summary>Commands that show these steps again</summary><pre>{escape(commands)}</pre></details>"
+    return f"<section><h2>Recommended plans</h2>{table(heads, rows)}<p class=note>{note}</p>{shell}</section>"
 
 
 def _plan_row(offer: Offer) -> list[Cell]:
@@ -470,7 +477,9 @@ def _assumptions(study: Purchase) -> str:
         else "the stated rent of GPUs"
     )
     paid += (
-        ", electricity where no rent is known" if tariff.electricity is not None and tariff.gpu_price is None else ""
+        "; of systems without a rent here their electricity alone"
+        if tariff.electricity is not None and tariff.gpu_price is None
+        else ""
     )
     paid += ", electricity" if tariff.electricity is not None and tariff.gpu_price is not None else ""
     rows = [

@@ -282,7 +282,13 @@ def goodput(run: Goodput) -> Table:
     return table
 
 
+#: Of costs that hold no price of the machines.
+ELECTRICITY_ALONE = "not counted: with --electricity alone machines are your own; --price or --buy adds what they cost"
+
+
 def _rent(training: Training) -> str:
+    if training.price is None and training.electricity is not None:
+        return ELECTRICITY_ALONE
     if training.price is None:
         return "no price is known for this system; state one: --price '2.5 USD/h' (for each GPU)"
     rate = f"{money(training.price_per_hour)} an hour, {training.price.date}: {training.price.source}"

@@ -7,6 +7,7 @@ by offers of the very system, else by what the market asks for its device.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from statistics import median
@@ -88,7 +89,7 @@ class Quote:
         hourly = [HOUR * offer.rate / offer.devices for _, offer in self.offers if offer.rate is not None]
         unit, prices = ("USD/h", hourly) if hourly else ("USD", sold)
         low, high = (f"{price:,.5g}" if price >= 1000 else f"{price:.3g}" for price in (min(prices), max(prices)))
-        return f"median of {count} offers of {device}, {low} to {high} {unit}, the nearest"
+        return f"median of {count} providers of {device}, {low} to {high} {unit}, the nearest"
 
 
 def offers(system: System, term: str) -> tuple[list[tuple[str, PriceOffer]], bool]:
@@ -111,12 +112,20 @@ def term_named(text: str) -> Term:
 
 
 def rent_quote(system: System, term: Term) -> Quote | None:
-    """Rent of one device: the lowest of the system's own offers, else the median of what the market asks for the
-    device; None where no list has one."""
+    """Rent of one device: the lowest of the system's own offers, else the median of what each provider asks at least
+    for the device; None where no list has one."""
     market, exact = offers(system, term)
-    return _quote(
-        [(offer.rate / offer.devices, name, offer) for name, offer in market if offer.rate is not None], exact
-    )
+    rates = [(offer.rate / offer.devices, name, offer) for name, offer in market if offer.rate is not None]
+    return _quote(rates if exact else _lowest_of_each_provider(rates), exact)
+
+
+def _lowest_of_each_provider(rates: Iterable[tuple[float, str, PriceOffer]]) -> list[tuple[float, str, PriceOffer]]:
+    """A provider with many regions, dates or instances is one voice on the market: its lowest offer."""
+    lowest: dict[str, tuple[float, str, PriceOffer]] = {}
+    for row in rates:
+        if row[1] not in lowest or row[0] < lowest[row[1]][0]:
+            lowest[row[1]] = row
+    return list(lowest.values())
 
 
 def rented(system: System, gpus: int, term: Term = "on-demand") -> tuple[float, Price, bool] | None:

@@ -19,7 +19,7 @@ from paleo.search.ranking import Ranking
 from paleo.specs.loading import MOST_COUNT
 from paleo.studies.cost import Tariff
 from paleo.studies.launch import estimate_command, launch_flags
-from paleo.studies.training import training
+from paleo.studies.training import side_by_side, training
 from paleo.units import DAY, duration, parse
 
 if TYPE_CHECKING:
@@ -233,6 +233,7 @@ def answer(
         raise SpecError(
             "--deadline and --budget need an amount of training: state --tokens, --epochs, --samples or --target"
         )
+    wish = replace(wish, tariff=side_by_side(wish.tariff, (system for system, _ in offers)))
     largest = max(count for _, counts in offers for count in counts)
     sized = run if run.global_batch is not None else run.model_copy(update={"gpus": largest})
     runs = _of_all_batches(sized, wish)

@@ -20,7 +20,7 @@ from paleo.studies.changed_system import FIGURES
 from paleo.studies.consistency import studied
 from paleo.studies.cost import Tariff, power
 from paleo.studies.scaling import scale
-from paleo.studies.training import training, usual_amount
+from paleo.studies.training import side_by_side, training, usual_amount
 
 if TYPE_CHECKING:
     from paleo.studies.advice import Advice
@@ -79,10 +79,12 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Systems side by side, in the order asked for; speed-ups refer to the first that has a prediction."""
+    """Systems side by side, in the order asked for; speed-ups refer to the first that has a prediction. ``searched``:
+    each system has a plan of its own, found by a search."""
 
     amount: Amount
     candidates: tuple[Candidate, ...]
+    searched: bool = False
 
     def speedup(self, candidate: Candidate) -> float | None:
         first = next(rate for rate in (each.samples_per_s for each in self.candidates) if rate is not None)
@@ -105,7 +107,7 @@ class Comparison:
             figure = getattr(candidate.training, objective, None)
             return not candidate.runs, figure is None, figure or 0.0
 
-        return Comparison(self.amount, tuple(sorted(self.candidates, key=place)))
+        return replace(self, candidates=tuple(sorted(self.candidates, key=place)))
 
 
 def compare(
@@ -125,7 +127,9 @@ def compare(
     each system, at one global batch."""
     amount = amount or usual_amount(model)
     machines = list(zip(systems, gpus or [run.gpus] * len(systems), strict=True))
-    if run.strategy == AUTO:
+    tariff = side_by_side(tariff or Tariff(), systems)
+    searched = run.strategy == AUTO
+    if searched:
         run = run.model_copy(update={"global_batch": common_batch(model, machines, run), "batch": None})
     candidates, errors = [], list[PaleoError]()
     for system, count in machines:
@@ -140,7 +144,7 @@ def compare(
         raise errors[0]
     if not any(candidate.runs for candidate in candidates):
         candidates = [_advised(candidate) for candidate in candidates]
-    return Comparison(amount, tuple(candidates))
+    return Comparison(amount, tuple(candidates), searched)
 
 
 def common_batch(model: ModelSpec, systems: Sequence[tuple[System, int]], run: Run) -> int:
@@ -279,6 +283,7 @@ def _ends(offer: Offer, objective: Objective) -> tuple[float, float] | None:
 def purchase(request: PurchaseRequest) -> Purchase:
     """Recommended plans on every system at the same global batch; errors of one system stand beside the others."""
     batch = common_batch(request.model, request.systems, request.run)
+    request = replace(request, tariff=side_by_side(request.tariff, (system for system, _ in request.systems)))
     offers, errors = [], list[PaleoError]()
     for system, gpus in request.systems:
         try:

@@ -48,7 +48,8 @@ class Tariff(Spec):
     energy (cooling and supply of the building); ``host_power`` [W] is drawn for each GPU by the rest of its node;
     ``gpu_price`` [USD/s] replaces the catalog's rent, ``gpu_prices`` do for single systems, by their names. ``term`` is
     how long machines are rented for, in the dated price lists. ``years`` [s]: machines are bought instead and written
-    off evenly over so long a time.
+    off evenly over so long a time. ``market``: what the market asks for a device is a rent where electricity has a
+    price, too (else such a system is taken to be one's own).
     """
 
     electricity: PricePerEnergy | None = None
@@ -58,6 +59,7 @@ class Tariff(Spec):
     gpu_prices: dict[str, PricePerSecond] = Field(default_factory=dict)
     term: Term = "on-demand"
     years: Seconds | None = None
+    market: bool = False
 
     @property
     def rented(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -233,9 +233,16 @@ def rent(system: System, gpus: int, tariff: Tariff | None = None) -> tuple[float
     if terms.years is not None:
         return _written_off(system, gpus, terms.years)
     offer = rented(system, gpus, terms.term)
-    if offer is None or (terms.electricity is not None and not offer[2]):
+    if offer is None or (terms.electricity is not None and not (offer[2] or terms.market)):
         return None, None
     return offer[0], offer[1]
+
+
+def side_by_side(tariff: Tariff, systems: Iterable[System]) -> Tariff:
+    """The tariff for systems whose costs are compared: where one of them has a rent, those of the market are rents,
+    too, so that no bill of electricity alone stands beside a rent."""
+    hired = any(rent(system, 1, tariff)[0] is not None for system in systems)
+    return tariff.model_copy(update={"market": True}) if hired else tariff
 
 
 def _written_off(system: System, gpus: int, seconds: float) -> tuple[float | None, Price | None]:

@@ -16,7 +16,7 @@ from paleo.specs.run import Run
 from paleo.specs.system import load_system
 from paleo.studies.comparison import compare
 from paleo.studies.cost import Power, Tariff, power, samples_to_target
-from paleo.studies.training import Amount, training
+from paleo.studies.training import Amount, Training, training
 from paleo.units import HOUR
 from paleo.validate.runner import FileReport
 
@@ -102,6 +102,22 @@ def test_electricity_is_paid_for_ones_own_machines_alone() -> None:
     )
     assert both.rent == pytest.approx(8 * 2 * both.time / HOUR)
     assert both.cost == pytest.approx(8 * 2 * both.time / HOUR + 1e-7 * bill.energy)
+
+
+def test_systems_side_by_side_are_all_rented_where_one_is() -> None:
+    """A bill of electricity alone beside a rent would make any machine of one's own the cheapest."""
+    tariff = validate(Tariff, {"electricity": "0.12 USD/kWh"}, "options")
+    model, run = load_model("lenet"), Run(gpus=8, batch=64)
+
+    def bills(*names: str) -> list[Training]:
+        answer = compare(model, [load_system(name) for name in names], run, HUNDRED, tariff)
+        return [each.training for each in answer.candidates if each.training is not None]
+
+    own, own_too = bills("dgx-h100", "dgx-a100-80gb")
+    assert own.rent is own_too.rent is None and own.cost == own.electricity
+    market, cloud = bills("dgx-h100", "aws-p5.48xlarge")
+    assert market.electricity is cloud.electricity is None
+    assert market.rent is not None and market.cost == market.rent == pytest.approx(cloud.rent, rel=0.5)
 
 
 def test_the_interval_of_a_training_is_that_of_its_steps() -> None:

@@ -48,6 +48,16 @@ def test_a_price_says_how_far_offers_differ_and_for_which_term() -> None:
     assert stated is not None and stated.source == "2.5 USD an hour for each GPU"
 
 
+def test_a_provider_is_one_voice_on_the_market() -> None:
+    """Four lists of one provider, three of another: H100s are not dearer than their successors for that."""
+    quote = rent_quote(load_system("dgx-h100"), "on-demand")
+    assert quote is not None
+    providers = [name for name, _ in quote.offers]
+    assert len(providers) == len(set(providers)) >= 5
+    rates = [rent(load_system(name), 8)[0] or 0.0 for name in ("dgx-h100", "dgx-h200", "dgx-b200")]
+    assert 0 < rates[0] <= rates[1] <= rates[2]
+
+
 def test_racks_of_one_device_cost_the_same_on_the_market() -> None:
     """An offer of a superchip is for its device, not for one maker's rack."""
     racks = [rent(load_system(name), 72)[0] for name in ("gb200-nvl72", "nebius-gb200-nvl72", "azure-nd-gb200-v6")]

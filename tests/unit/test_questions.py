@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -256,3 +257,16 @@ def test_profiles_and_calibrations_that_were_loaded_price_a_step() -> None:
     assert paleo.predict(model, system, run, software=slow).step_time > 2 * usual
     same = paleo.predict(model, system, run, calibration=paleo.load_calibration("a100-sxm4-80gb"))
     assert same.step_time == pytest.approx(usual)
+
+
+def test_commands_under_a_comparison_of_plans_show_the_same_steps(capsys: pytest.CaptureFixture[str]) -> None:
+    """A strategy is not the whole plan: cuts, batches and the order of exchanges stand in the command alone."""
+    answer = paleo.compare("gpt2", [(NODE, 8), ("dgx-1-v100", 8)], strategy="auto", global_batch=64, samples=1e6)
+    candidates = answer.comparison.candidates
+    assert command([*"compare gpt2 --strategy auto --global-batch 64 --samples 1M".split(),
+                    "--systems", f"{NODE}:8,dgx-1-v100:8"]) == 0  # fmt: skip
+    shown = capsys.readouterr().out.replace(" \\\n  ", " ")
+    lines = [line.partition(" again: paleo ")[2] for line in shown.splitlines() if line.startswith("Show ")]
+    for line, candidate in zip(lines, candidates, strict=True):
+        assert command([*shlex.split(line), "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["step_time_s"] == candidate.step_time

@@ -195,7 +195,8 @@ def test_the_cheapest_is_that_of_systems_with_a_price() -> None:
     assert "Fastest: " in lines
     assert "No price is known of h800-8; state one: --price h800-8=2.5" in lines
     assert "No design power is known of tpu-v5p-pod: " in lines
-    assert lines.count("Price of dgx-h100, meta-grand-teton-h100: ") == lines.count("offers of h100-sxm5-80gb") == 1
+    assert lines.count("Price of dgx-h100, meta-grand-teton-h100: ") == lines.count("providers of h100-sxm5-80gb") == 1
+    assert "Global batch of 64 on every system." in lines and "again: paleo estimate" not in lines
     alike = shown(compared(compare(LENET, systems[1:2], Run(gpus=8, batch=8))))
     assert "cheapest: 8 GPUs" in alike and "known of" not in alike
 
