@@ -263,8 +263,8 @@ def test_commands_under_a_comparison_of_plans_show_the_same_steps(capsys: pytest
     """A strategy is not the whole plan: cuts, batches and the order of exchanges stand in the command alone."""
     answer = paleo.compare("gpt2", [(NODE, 8), ("dgx-1-v100", 8)], strategy="auto", global_batch=64, samples=1e6)
     candidates = answer.comparison.candidates
-    assert command([*"compare gpt2 --strategy auto --global-batch 64 --samples 1M".split(),
-                    "--systems", f"{NODE}:8,dgx-1-v100:8"]) == 0  # fmt: skip
+    line = f"compare gpt2 --systems {NODE}:8,dgx-1-v100:8 --strategy auto --global-batch 64 --samples 1M"
+    assert command(line.split()) == 0
     shown = capsys.readouterr().out.replace(" \\\n  ", " ")
     lines = [line.partition(" again: paleo ")[2] for line in shown.splitlines() if line.startswith("Show ")]
     for line, candidate in zip(lines, candidates, strict=True):
