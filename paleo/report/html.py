@@ -476,11 +476,7 @@ def _assumptions(study: Purchase) -> str:
         if tariff.gpu_price is None
         else "the stated rent of GPUs"
     )
-    paid += (
-        "; of systems without a rent here their electricity alone"
-        if tariff.electricity is not None and tariff.gpu_price is None
-        else ""
-    )
+    paid += ", electricity where no rent counts" if tariff.electricity is not None and tariff.gpu_price is None else ""
     paid += ", electricity" if tariff.electricity is not None and tariff.gpu_price is not None else ""
     rows = [
         ("Measured or predicted?", "Predicted. No figure of this page was measured on these systems by Paleo."),
