@@ -12,7 +12,7 @@ import numpy.typing as npt
 from paleo.lowering.policies import Policies
 from paleo.parallel.placement import has_shard_groups
 from paleo.schedules.base import SCHEDULES
-from paleo.search.cases import Results, Solved, groups
+from paleo.search.configurations import Results, Solved, groups
 from paleo.search.cuts import Cuts, chunk_counts
 from paleo.step.batch import Batch, Cases
 from paleo.step.layouts import Layouts, Shared
@@ -25,8 +25,8 @@ from paleo.step.streams import tails
 if TYPE_CHECKING:
     from paleo.lowering.program import Program
     from paleo.schedules.base import Schedule
-    from paleo.search.cases import CaseGroup
-    from paleo.search.points import Points
+    from paleo.search.block_costs import Points
+    from paleo.search.configurations import CaseGroup
     from paleo.search.space import Layout, Space
     from paleo.step.backend import Backend
     from paleo.step.step import StepArrays

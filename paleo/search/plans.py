@@ -20,9 +20,9 @@ from paleo.errors import CapacityError, PlanError, SpecError, near
 from paleo.parallel.plan import plan
 from paleo.predict import predict
 from paleo.schedules.base import SCHEDULES
+from paleo.search.block_costs import Graphs, priced
 from paleo.search.evaluate import evaluate
 from paleo.search.partial_recompute import partly_recomputed
-from paleo.search.points import Graphs, priced
 from paleo.search.ranking import Part, Ranking
 from paleo.search.space import Space, batch, check_searched, divisors, layouts, microbatches
 from paleo.specs.software import load_software

@@ -19,7 +19,7 @@ from paleo.schedules.base import SCHEDULES
 from paleo.specs.prices import rented
 
 if TYPE_CHECKING:
-    from paleo.search.cases import Choice, Results
+    from paleo.search.configurations import Choice, Results
     from paleo.search.space import Layout
     from paleo.specs.run import Run
     from paleo.specs.system import System

@@ -13,12 +13,12 @@ import pytest
 
 from paleo.errors import CapacityError, PlanError, SpecError
 from paleo.predict import predict
-from paleo.search.cases import Choice
+from paleo.search.block_costs import Graphs, Key, _Blocks, _values, priced
+from paleo.search.configurations import Choice
 from paleo.search.cuts import chunk_counts
 from paleo.search.evaluate import evaluate
 from paleo.search.hybrid import hybrid
 from paleo.search.plans import Search, _searched, _sized, explain, search
-from paleo.search.points import Graphs, Key, _Blocks, _values, priced
 from paleo.search.ranking import Part, Ranking
 from paleo.search.space import Space, batch, divisors, layouts, microbatches, within
 from paleo.specs.loading import validate

@@ -17,7 +17,7 @@ from paleo.step.layouts import Shared
 from paleo.step.step import step
 
 if TYPE_CHECKING:
-    from paleo.search.points import Points
+    from paleo.search.block_costs import Points
     from paleo.search.space import Layout, Space
     from paleo.step.batch import Batch
 
