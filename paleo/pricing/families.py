@@ -35,7 +35,7 @@ from paleo.pricing.memory import (
     softmax_passes,
     transposed_time,
 )
-from paleo.pricing.power import slow_down
+from paleo.pricing.power import operand_energy, slow_down
 from paleo.pricing.rnn import RnnDirection, RnnParameters, rnn_time
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def gemm(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[S
         element_bytes=formats.operand,
         result_bytes=formats.activation,
         weight_copies=np.inf,
-        activity=entry.parameters.training_activity if tensor else 1.0,
+        activity=entry.parameters.training_activity * operand_energy(dtype) if tensor else 1.0,
         k_contiguous=1.0 if tensor else np.array([_ALONG_SUM.get(kernel.phase, 1.0) for kernel in kernels]),
         sustained=1.0,
         device=prices.figures(dtype),
@@ -143,9 +143,8 @@ def _heated(prices: FamilyPrices, kernels: Sequence[Kernel], seconds: Array, mov
     draw. Their own calibration is from short runs over numbers near zero."""
     device, p = prices.figures(), prices.parameters_of(GemmParameters, "gemm.tensor").parameters
     flops = np.array([kernel.flops for kernel in kernels])
-    slowed = slow_down(
-        busy=seconds, flops=flops, dram=moved, energy=p.energy, activity=p.training_activity, device=device
-    )
+    activity = p.training_activity * operand_energy(prices.dtype)
+    slowed = slow_down(busy=seconds, flops=flops, dram=moved, energy=p.energy, activity=activity, device=device)
     share = np.maximum(0.0, 1.0 - moved / (device.memory_bandwidth * seconds))
     return np.asarray(seconds * (1.0 + share * (slowed - 1.0)))
 

@@ -20,7 +20,7 @@ from paleo.errors import SpecError
 from paleo.lowering.policies import runs
 from paleo.operations.tensor import precision
 from paleo.pricing.gemm import GemmParameters
-from paleo.pricing.power import BOARD, LEAST_SHARE, PICO, PowerParameters, clock_under_limit
+from paleo.pricing.power import BOARD, LEAST_SHARE, PICO, PowerParameters, clock_under_limit, operand_energy
 from paleo.pricing.store import STEP_STACKS, lookup
 from paleo.specs.loading import Spec, validate
 from paleo.specs.prices import Term, term_named
@@ -197,7 +197,8 @@ def _energies(prediction: Prediction, figures: PowerParameters) -> Array:
         figures.arithmetic * _calibrated(GemmParameters, device, name).parameters.training_energy
         for name in (family, VECTOR_FAMILY)
     )
-    return np.array([flop, vector, figures.dram]) * PICO
+    wider = operand_energy(dtype) if on_tensor_cores else 1.0
+    return np.array([flop * wider, vector, figures.dram]) * PICO
 
 
 def _calibrated(kind: type[P], device: Device, family: str) -> SourcedParameters[P]:

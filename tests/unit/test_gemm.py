@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 
 from paleo.errors import SpecError
+from paleo.operations.base import Kernel
 from paleo.pricing.gemm import (
     GemmParameters,
     cache_miss,
@@ -20,11 +21,12 @@ from paleo.pricing.gemm import (
     scattered_time,
     waves,
 )
-from paleo.pricing.kernels import DeviceFigures, clock_of, figures, unit_of
+from paleo.pricing.kernels import DeviceFigures, FamilyPrices, clock_of, figures, unit_of
 from paleo.pricing.power import slow_down, throttle
 from paleo.pricing.store import lookup
 from paleo.specs.catalog import names
 from paleo.specs.device import load_device
+from paleo.specs.software import load_software
 from paleo.units import GIGA, MEGA, MICROSECOND, MILLISECOND, TERA
 from paleo.validate.kinds.base import KINDS, best_constant_efficiency, groups, kind_of, number, read_table
 from paleo.validate.kinds.gemm import GemmTable
@@ -380,3 +382,16 @@ def test_best_constant_efficiency_beats_its_neighbours() -> None:
         return float(np.abs(roofline / efficiency / measured - 1).mean())
 
     assert error(best) <= min(error(best * 0.98), error(best * 1.02))
+
+
+def test_products_in_tf32_meet_the_limit_of_power_as_those_in_16_bits_do() -> None:
+    """At half the rate and twice the energy per FLOP a large product draws the same watts and takes twice as long."""
+    shape = {"m": 8192.0, "n": 8192.0, "k": 8192.0, "batch": 1.0}
+    kernel = Kernel("x", "gemm", "linear", "forward", 2 * 8192.0**3, 0.0, 0.0, 0.0, shape)
+
+    def seconds(dtype: str, device: str) -> float:
+        prices = FamilyPrices(load_device(device), dtype, load_software("pytorch-eager"))
+        return float(prices.prices([kernel]).seconds[0])
+
+    for device in ("a100-sxm4-80gb", "a100-pcie-40gb", "h100-sxm5-80gb"):
+        assert seconds("tf32", device) == pytest.approx(2 * seconds("fp16", device), rel=0.03)
