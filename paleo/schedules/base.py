@@ -6,8 +6,9 @@ that order (`paleo.schedules.base`), unless it states closed forms of them.
 When the stages of a pipeline end, for many configurations at once: the longest way through the passes of an order.
 
 The order of each stage is fixed, so a pass starts when the one before it on its stage and the one that feeds it have
-ended. Passes that are as many steps from the start are computed together, over all configurations. The result equals
-that of `paleo.schedules.pipeline.pipeline_time` without sends, which draws a timeline of one configuration.
+ended. Passes that run as one (`Schedule.fused`) start when all that feed them have ended, and feed others when all of
+them have ended. Passes that are as many steps from the start are computed together, over all configurations. The result
+equals that of `paleo.schedules.pipeline.pipeline_time` without sends, which draws a timeline of one configuration.
 """
 
 from __future__ import annotations
@@ -31,11 +32,13 @@ _KINDS = {"F": 0, "B": 1, "W": 2}
 
 class _Wave(NamedTuple):
     """Passes that can run together, one a stage: rows of their seconds, positions of the passes before them on their
-    stages, and of those that feed them (the last position stands for none)."""
+    stages, and of those that feed them (the last position stands for none). ``others``: of those that feed a pass with
+    which they run as one; None where nothing does."""
 
     seconds: Index
     before: Index
     sources: Index
+    others: Index | None
 
 
 class _Waves(NamedTuple):
@@ -103,9 +106,11 @@ def _ends(schedule: Schedule, seconds: Array, microbatches: int) -> Array:
 def _run(waves: _Waves, rows: Array) -> Array:
     """End of the last pass of each stage: (stages, cases)."""
     done, position = np.zeros((waves.passes + 1, rows.shape[1])), 0
-    for seconds, before, sources in waves.waves:
+    for seconds, before, sources, others in waves.waves:
         ended = done[position : position + len(seconds)]
         np.maximum(done.take(before, axis=0), done.take(sources, axis=0), out=ended)
+        if others is not None:
+            np.maximum(ended, done.take(others, axis=0), out=ended)
         ended += rows.take(seconds, axis=0)
         position += len(seconds)
     return done[waves.last]
@@ -118,8 +123,34 @@ _BLOCK = 256
 @lru_cache(maxsize=512)
 def _waves(schedule: Schedule, stages: int, microbatches: int, chunks: int) -> _Waves:
     """The passes of a schedule by the number of passes that must precede them."""
+    rows, codes, sources, others = _waits(schedule, stages, microbatches, chunks)
+    passes = sum(map(len, rows))
+    try:
+        wave_of = _wave_numbers(*([each.tolist() for each in column] for column in (codes, sources, others)))
+    except ValueError as error:
+        raise PlanError(f"schedule {schedule.name!r}: {error} passes wait for one another") from None
+    order_of = np.argsort(np.concatenate(wave_of), kind="stable")
+    numbers_of_waves, pass_codes = np.concatenate(wave_of)[order_of], np.concatenate(codes)
     width = chunks * schedule.copies
-    feeds = _feeds(schedule, stages, chunks)
+    position = np.full(3 * stages * width * microbatches + 1, passes, dtype=np.intp)  # the last one: of none
+    position[pass_codes[order_of]] = np.arange(passes)
+    before = [np.append(-1, each[:-1]) if len(each) else each for each in codes]
+    waited = (position[np.concatenate(each)[order_of]] for each in (before, sources, others))
+    starts = np.flatnonzero(np.diff(numbers_of_waves)) + 1
+    columns = (np.split(column, starts) for column in (np.concatenate(rows)[order_of], *waited))
+    waves = tuple(
+        _Wave(seconds, previous, feeding, other if (other < passes).any() else None)
+        for seconds, previous, feeding, other in zip(*columns, strict=True)
+    )
+    return _Waves(waves, passes, position[[each[-1] if len(each) else -1 for each in codes]])
+
+
+def _waits(
+    schedule: Schedule, stages: int, microbatches: int, chunks: int
+) -> tuple[list[Index], list[Index], list[Index], list[Index]]:
+    """The passes of each stage in order: rows of their seconds, their codes, those of the passes that feed them (-1:
+    none), and of those that feed a pass with which they run as one."""
+    width, feeds = chunks * schedule.copies, _feeds(schedule, stages, chunks)
     rows, codes, sources = [], [], []
     for stage in range(stages):
         order = schedule.order(stage, stages, microbatches, chunks)
@@ -129,20 +160,24 @@ def _waves(schedule: Schedule, stages: int, microbatches: int, chunks: int) -> _
         rows.append(row)
         codes.append(row * microbatches + microbatch_of)
         sources.append(np.where(feeds[row] < 0, -1, feeds[row] * microbatches + microbatch_of))
-    passes = sum(map(len, rows))
-    try:
-        wave_of = _wave_numbers([each.tolist() for each in codes], [each.tolist() for each in sources])
-    except ValueError as error:
-        raise PlanError(f"schedule {schedule.name!r}: {error} passes wait for one another") from None
-    order_of = np.argsort(np.concatenate(wave_of), kind="stable")
-    numbers_of_waves, pass_codes = np.concatenate(wave_of)[order_of], np.concatenate(codes)
-    position = np.full(3 * stages * width * microbatches + 1, passes, dtype=np.intp)  # the last one: of none
-    position[pass_codes[order_of]] = np.arange(passes)
-    before = np.concatenate([np.append(-1, each[:-1]) if len(each) else each for each in codes])
-    columns = np.concatenate(rows)[order_of], *(position[each[order_of]] for each in (before, np.concatenate(sources)))
-    ends = np.flatnonzero(np.diff(numbers_of_waves)) + 1
-    waves = tuple(_Wave(*parts) for parts in zip(*(np.split(column, ends) for column in columns), strict=True))
-    return _Waves(waves, passes, position[[each[-1] if len(each) else -1 for each in codes]])
+    if schedule.fused is None:
+        return rows, codes, sources, [np.full_like(each, -1) for each in sources]
+    sizes = [np.array(schedule.fused(stage, stages, microbatches, chunks)) for stage in range(stages)]
+    return rows, codes, *_of_fused(codes, sources, sizes)
+
+
+def _of_fused(codes: list[Index], sources: list[Index], sizes: list[Index]) -> tuple[list[Index], list[Index]]:
+    """What passes wait for where ``sizes`` of them run as one: the last of those that run with their source, and the
+    first of them also for what feeds the second."""
+    released = np.full(max(each.max() for each in codes) + 2, -1, dtype=np.intp)
+    for code, size in zip(codes, sizes, strict=True):
+        released[code] = np.repeat(code[np.cumsum(size) - 1], size)
+    sources, others = [released[each] for each in sources], []
+    for source, size in zip(sources, sizes, strict=True):
+        other, first = np.full_like(source, -1), np.cumsum(size) - size
+        other[first[size > 1]] = source[first[size > 1] + 1]
+        others.append(other)
+    return sources, others
 
 
 def _feeds(schedule: Schedule, stages: int, chunks: int) -> Index:
@@ -160,17 +195,17 @@ def _feeds(schedule: Schedule, stages: int, chunks: int) -> Index:
     return feeds
 
 
-def _wave_numbers(codes: list[list[int]], sources: list[list[int]]) -> list[list[int]]:
+def _wave_numbers(codes: list[list[int]], sources: list[list[int]], others: list[list[int]]) -> list[list[int]]:
     """In which wave each pass of each stage runs; ValueError with how many never do. A pass, one of ``codes``, waits
-    for the one before it and for its source (-1: none)."""
-    done: set[int] = set()
+    for the one before it, for its source and for another one (-1: none)."""
+    done = {-1}
     reached, waves = [0] * len(codes), [list[int]() for _ in codes]
     active, wave = [stage for stage, order in enumerate(codes) if order], 0
     while active:
         ready = []
         for stage in active:
-            source = sources[stage][reached[stage]]
-            if source < 0 or source in done:
+            place = reached[stage]
+            if sources[stage][place] in done and others[stage][place] in done:
                 ready.append(stage)
         if not ready:
             raise ValueError(sum(len(codes[stage]) - reached[stage] for stage in active))
@@ -215,6 +250,8 @@ class Action(NamedTuple):
 
 
 Order = Callable[[int, int, int, int], list[Action]]
+#: How many passes of a stage's order run as one, one group after another: (stage, stages, microbatches, chunks).
+Fused = Callable[[int, int, int, int], list[int]]
 #: Where a piece of the network lies: (stage, chunk of that stage).
 Place = tuple[int, int]
 #: (stages, chunks) -> for each copy of the network the places of its pieces, from input to output.
@@ -333,7 +370,9 @@ class Schedule:
     ``order(stage, stages, microbatches, chunks)`` lists a stage's passes. ``paths`` says which stage has which piece of
     the network, once for each copy of it. ``chunks`` is how many of a copy's pieces a stage has (None: as many as the
     strategy says); ``splits_backward``: weight gradients are passes of their own. It runs with a ``multiple`` of the
-    stages as microbatches, ``least`` times the stages or more of them, on an ``even`` number of stages.
+    stages as microbatches, ``least`` times the stages or more of them and as many for each copy of the network, on an
+    ``even`` number of stages. ``fused`` says which passes of the order begin and end together: a forward pass beside
+    the backward pass that follows it (with its weights), or a backward pass and its weights; None: each runs alone.
     """
 
     name: str
@@ -346,6 +385,7 @@ class Schedule:
     least: int = 0
     even: bool = False
     paths: Paths = around
+    fused: Fused | None = None
 
     @property
     def copies(self) -> int:
@@ -380,6 +420,7 @@ class Schedule:
         """Whether the schedule can run ``microbatches`` on ``stages``: a mask in the shape of ``microbatches``."""
         count = np.asarray(microbatches)
         fits = (count >= self.least * stages) & ((count % stages == 0) | (not self.multiple))
+        fits = fits & (count % self.copies == 0)
         return np.asarray(fits & (stages % 2 == 0 or not self.even))
 
     def stage_ends(self, passes: Passes, microbatches: Numeric, chunks: int, pieces: Passes | None = None) -> Array:
@@ -436,6 +477,25 @@ class Schedule:
             np.array(counts, dtype=np.float64).reshape(*places.shape, 2).transpose(-1, *range(places.ndim))
         )
         return inputs, weights
+
+    def groups(self, stage: int, stages: int, microbatches: int, chunks: int) -> list[tuple[Action, ...]]:
+        """The order of a stage; passes that run as one stand together."""
+        order = iter(self.order(stage, stages, microbatches, chunks))
+        if self.fused is None:
+            return [(action,) for action in order]
+        sizes = self.fused(stage, stages, microbatches, chunks)
+        return [tuple(itertools.islice(order, size)) for size in sizes]
+
+    @property
+    def pairs(self) -> bool:
+        """Whether forward passes run beside backward passes of other microbatches, as one."""
+        return self.fused is not None
+
+    def unpaired(self, stages: int, microbatches: Numeric, chunks: int) -> Numeric:
+        """Forward passes of the first stage that have no backward pass beside them, and as many backward passes: those
+        that the order leaves alone; of a schedule without `pairs`, whose passes software may pair in the steady state,
+        those that fill the pipeline and one more, whose output the first backward pass waits for."""
+        return _left_alone(self, stages, chunks) if self.pairs else self.alive(0, stages, microbatches, chunks)
 
     def in_flight(self, stage: int, stages: int, microbatches: int, chunks: int) -> tuple[int, ...]:
         """The most forward passes of this stage whose activations live at once (until B, or W where that is apart), by
@@ -512,6 +572,13 @@ def _passes_behind(schedule: Schedule, stage: int, stages: int, chunk: int, chun
     return left.count("B"), left.count(last)
 
 
+@lru_cache(maxsize=4096)
+def _left_alone(schedule: Schedule, stages: int, chunks: int) -> int:
+    """Forward passes of the first stage that run alone; more microbatches add pairs."""
+    groups = schedule.groups(0, stages, window(stages, chunks), chunks)
+    return sum(len(group) == 1 and group[0].kind == "F" for group in groups)
+
+
 SCHEDULES: Registry[Schedule] = Registry("pipeline schedule", "paleo.schedules")
 
 
@@ -531,6 +598,10 @@ def check_schedule(name: str, stages: int, chunks: int, microbatches: int) -> No
         raise PlanError(f"schedule {name!r} needs an even number of stages, not {stages}")
     if chosen.multiple and microbatches % stages:
         raise PlanError(f"schedule {name!r}: {microbatches} microbatches are not a multiple of the {stages} stages")
+    if microbatches % chosen.copies:
+        raise PlanError(
+            f"schedule {name!r}: {microbatches} microbatches are not as many for each of {chosen.copies} copies"
+        )
     if microbatches < chosen.least * stages:
         least = f"{chosen.least} for each of the {stages} stages"
         raise PlanError(f"schedule {name!r}: {microbatches} microbatches are too few; it needs {least}")

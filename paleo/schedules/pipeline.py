@@ -151,7 +151,8 @@ def pipeline_events(
     by_stage: dict[str, list[Event]] = {}
     for event in played.timeline.events:
         by_stage.setdefault(event.task.resource, []).append(event)
-    drawn = len({event.task.name for event in by_stage["stage0"] if event.task.kind == "F"}) // len(stages[0])
+    chunks = len(stages[0]) // SCHEDULES[name].copies
+    drawn = len({event.task.name for event in by_stage["stage0"] if event.task.kind == "F"}) // chunks
     if drawn == microbatches:
         return list(played.timeline.events)
     events: list[Event] = []
@@ -166,9 +167,10 @@ def pipeline_events(
 
 
 @lru_cache(maxsize=4096)
-def _orders(name: str, depth: int, microbatches: int, chunks: int) -> tuple[tuple[Action, ...], ...]:
+def _orders(name: str, depth: int, microbatches: int, chunks: int) -> tuple[tuple[tuple[Action, ...], ...], ...]:
+    """The passes of each stage; those that run as one stand together."""
     chosen = SCHEDULES[name]
-    return tuple(tuple(chosen.order(stage, depth, microbatches, chunks)) for stage in range(depth))
+    return tuple(tuple(chosen.groups(stage, depth, microbatches, chunks)) for stage in range(depth))
 
 
 def _run(chosen: Schedule, stages: Sequence[Sequence[StageTime]], microbatches: int) -> PipelineTime:
@@ -178,26 +180,29 @@ def _run(chosen: Schedule, stages: Sequence[Sequence[StageTime]], microbatches: 
     place: dict[tuple[str, int, int, int], int] = {}
     count = 0
     for stage, order in enumerate(orders):
-        for action in order:
-            place[action.kind, stage, action.microbatch, action.chunk] = count
-            count += 1
+        for group in order:
+            count += len(group)  # what runs as one hands on its results at its end
+            place |= {(each.kind, stage, each.microbatch, each.chunk): count - 1 for each in group}
     tasks: list[Task] = []
     sends: list[Task] = []
     for stage, order in enumerate(orders):
-        for position, action in enumerate(order):
-            before = [len(tasks) - 1] if position else []
-            source, delay = neighbours.source(action, stage, place)
-            if source is not None and delay > 0:
-                link = f"link{stage}.{action.kind}"
-                sends.append(Task(f"send {action.kind}{action.microbatch}", link, delay, (source,), "send"))
-                before.append(count + len(sends) - 1)
-            elif source is not None:
-                before.append(source)
-            chunk = stages[stage][action.chunk]
-            time = _of_pass((chunk.forward, chunk.backward, chunk.weights), action, chosen.splits_backward)
-            label = f"{action.kind}{action.microbatch}" + (f".{action.chunk}" if width > 1 else "")
-            flops, moved = (_of_pass(each, action, chosen.splits_backward) for each in (chunk.flops, chunk.bytes))
-            tasks.append(Task(label, f"stage{stage}", time, tuple(before), action.kind, flops, moved))
+        before: list[int] = []
+        for group in order:
+            for action in group:
+                source, delay = neighbours.source(action, stage, place)
+                if source is not None and delay > 0:
+                    link = f"link{stage}.{action.kind}"
+                    sends.append(Task(f"send {action.kind}{action.microbatch}", link, delay, (source,), "send"))
+                    before.append(count + len(sends) - 1)
+                elif source is not None:
+                    before.append(source)
+            for action in group:
+                chunk = stages[stage][action.chunk]
+                time = _of_pass((chunk.forward, chunk.backward, chunk.weights), action, chosen.splits_backward)
+                label = f"{action.kind}{action.microbatch}" + (f".{action.chunk}" if width > 1 else "")
+                flops, moved = (_of_pass(each, action, chosen.splits_backward) for each in (chunk.flops, chunk.bytes))
+                tasks.append(Task(label, f"stage{stage}", time, tuple(before), action.kind, flops, moved))
+                before = [len(tasks) - 1]
     line = schedule([*tasks, *sends])
     ends = [0.0] * depth
     for event in line.events[:count]:

@@ -61,7 +61,8 @@ class _Cut:
 
 @dataclass(frozen=True, slots=True)
 class _Members:
-    """The cases of a group with their times, and seconds in which the batch of each arrives."""
+    """The cases of a group with their times, seconds in which the batch of each arrives, and whether it spreads
+    experts."""
 
     group: CaseGroup
     space: Space
@@ -70,6 +71,7 @@ class _Members:
     block_of: Index
     cases: Cases
     arrival: Array
+    spread: npt.NDArray[np.bool_]
 
     @classmethod
     def of(
@@ -87,7 +89,8 @@ class _Members:
         group_layouts = Layouts(backend, meshes, programs, sequence, local_batches)
         cases = Cases(group_layouts, group.layout, group.microbatches, times)
         arrival = _arrival(points, members, backend)[group.layout]
-        return cls(group, space, backend, points.programs, block_of, cases, arrival)
+        spread = np.array([each.experts > 1 for each in members])[group.layout]
+        return cls(group, space, backend, points.programs, block_of, cases, arrival, spread)
 
     @property
     def several(self) -> npt.NDArray[np.bool_]:
@@ -129,6 +132,8 @@ class _Members:
             runnable = schedule.runs(self.group.stages, cases.microbatches)
             if cut.sharded:
                 runnable = runnable & self.several[cut.cases]
+            if schedule.pairs and pairs_imply_overlap(self.backend):
+                runnable = runnable & ~self.spread[cut.cases]
             if runnable.all():
                 yield from self._chosen(cut, schedule, cut.cases, cases, shared)
             elif runnable.any():
@@ -200,6 +205,12 @@ class _Members:
                 places = schedule.pieces(stages, chunks), schedule.sends_output(stages, chunks)
                 shared.setdefault((*places, schedule.copies), []).append(schedule)
         return list(shared.values())
+
+
+def pairs_imply_overlap(backend: Backend) -> bool:
+    """Whether tokens travel beside computation under schedules that pair passes alone (`Schedule.pairs`), so that other
+    prices hold there."""
+    return backend.software.overlap.experts is None
 
 
 def modes(space: Space, backend: Backend) -> tuple[bool, ...]:

@@ -21,7 +21,7 @@ from paleo.parallel.plan import plan
 from paleo.predict import predict
 from paleo.schedules.base import SCHEDULES
 from paleo.search.block_costs import Graphs, priced
-from paleo.search.evaluate import evaluate
+from paleo.search.evaluate import evaluate, pairs_imply_overlap
 from paleo.search.partial_recompute import partly_recomputed
 from paleo.search.ranking import Part, Ranking
 from paleo.search.space import Space, batch, check_searched, divisors, layouts, microbatches
@@ -180,7 +180,8 @@ def _sized(run: Run, gpus: int, global_batch: int) -> Run:
 
 
 def _searched(model: ModelSpec, system: System, run: Run, space: Space) -> Iterator[Part]:
-    """The configurations of one count of GPUs, by each dispatcher of tokens."""
+    """The configurations of one count of GPUs, by each dispatcher of tokens; apart from others those under schedules
+    that pair passes, beside which tokens travel."""
     dtype = plan(model, system, run.model_copy(update={"global_batch": None, "cut": None})).dtype
     backend = backend_of(system, run, dtype)
     space = _compressible(space, backend.compression)
@@ -192,11 +193,18 @@ def _searched(model: ModelSpec, system: System, run: Run, space: Space) -> Itera
         stated = ",".join(f"{axis}={degree}" for axis, degree in space.degrees.items())
         under = f" with {stated}" if stated else ""
         raise PlanError(f"{run.gpus} gpus: no layout{under} shares {run.global_batch} samples evenly")
-    yield _part(graphs, chosen, space, backend)
-    other, spread = other_dispatcher(backend), [layout for layout in chosen if layout.experts > 1]
+    spread = [layout for layout in chosen if layout.experts > 1]
+    cut = [layout for layout in spread if layout.mesh.degree("pp") > 1]
+    paired = replace(space, schedules=tuple([name for name in space.schedules if SCHEDULES[name].pairs]))
+    parts = [(backend, chosen)]
+    other = other_dispatcher(backend)
     if other is not None and spread:
-        changed = run.model_copy(update={"expert_dispatch": other})
-        yield _part(graphs, spread, space, backend_of(system, changed, dtype))
+        parts.append((backend_of(system, run.model_copy(update={"expert_dispatch": other}), dtype), spread))
+    for each, laid_out in parts:
+        yield _part(graphs, laid_out, space, each)
+        if pairs_imply_overlap(each) and cut and paired.schedules:
+            software = each.software.changed({"overlap.experts": True})
+            yield _part(graphs, cut, paired, backend_of(system, each.run, dtype, software))
 
 
 def _part(graphs: Graphs, chosen: Sequence[Layout], space: Space, backend: Backend) -> Part:

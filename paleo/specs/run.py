@@ -67,7 +67,8 @@ class Run(Spec):
     links above those that others use, and ``neighbour`` a second job on the same leaf switches, ``all_to_all:32:0.4``:
     its traffic (ring or all_to_all), its nodes and the share of the time that it sends.
     ``cudnn``, ``attention``, ``cross_entropy``, ``scaling``, ``main_gradients``, ``expert_dispatch``,
-    ``expert_overlap``, ``cuda_graph`` and ``exchange`` are what the ``software`` profile does unless they are given.
+    ``expert_overlap``, ``cuda_graph`` and ``exchange`` are what the ``software`` profile does unless they are given
+    (under a ``schedule`` that pairs passes, as dualpipe does, tokens travel beside a pass unless it says not).
     ``bucket`` is how many bytes of gradients go out together (25 MiB in PyTorch's DDP). ``offload`` names what lives in
     host memory: optimizer, gradients, parameters, activations. ``input`` is data loading; left out it is how the
     software loads photographs where the system states its cores; ``none`` is synthetic data, which cost nothing.

@@ -278,10 +278,11 @@ class Overlap(Spec):
         description="whether gathers and scatters over tp are made piece by piece beside the products that feed them "
         "or wait for them (Wang et al., ASPLOS 2023)",
     )
-    experts: Flag = Field(
-        False,
+    experts: Flag | None = Field(
+        None,
         description="whether tokens travel to experts and back while the device computes on another microbatch "
-        "(Megatron-Core's combined forward and backward passes)",
+        "(Megatron-Core's combined forward and backward passes); left out: under pipeline schedules that pair passes, "
+        "as dualpipe does, alone",
     )
     sharded: Flag = Field(
         True,

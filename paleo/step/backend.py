@@ -22,6 +22,7 @@ from paleo.parallel.placement import parse_strategy
 from paleo.pricing.communication import Fabric, collective_sources
 from paleo.pricing.kernels import pricer
 from paleo.pricing.links.topology import node_placement, states_topology
+from paleo.schedules.base import SCHEDULES
 from paleo.specs.software import load_software
 from paleo.step.exchange import coding_kernels, method_of, tensor_calls
 from paleo.step.memory import clip_kernels, link_rate, offload_of, update_kernel
@@ -238,7 +239,7 @@ class Backend:
             regather=self.software.parallelism.regather,
             softmax_multiple=self.software.fusion.softmax_multiple,
             gather_pieces=mesh.degree("tp") if self.software.overlap.tensor else 1,
-            dispatch=Dispatch(self._targets(placement, mesh), self.software.overlap.experts),
+            dispatch=Dispatch(self._targets(placement, mesh), bool(self.software.overlap.experts)),
             checkpoints=self._checkpoints,
         )
         program = lower(graph, placement, mesh, self.formats, options)
@@ -279,6 +280,11 @@ def _stated(run: Run) -> dict[str, Any]:
     return {field: value for field, value in stated.items() if value is not None}
 
 
+def _paired(run: Run) -> bool:
+    """Whether the pipeline's schedule runs forward beside backward passes."""
+    return SCHEDULES[run.schedule].pairs and parse_strategy(run.strategy).degrees.get("pp", 1) > 1
+
+
 def backend_of(
     system: System, run: Run, dtype: str, software: Software | None = None, calibration: Calibration | None = None
 ) -> Backend:
@@ -286,6 +292,8 @@ def backend_of(
     file that it names."""
     software = software or load_software(run.software)
     software = software.changed(_stated(run))
+    if software.overlap.experts is None and _paired(run):
+        software = software.changed({"overlap.experts": True})
     prices = pricer(system.device, dtype, run.calibration, software, calibration)
     software = software if prices.rates is None else software.changed({"overlap.contention": 0.0})
     nodes = node_placement(run.nodes, run.background, run.neighbour)

@@ -144,7 +144,7 @@ class Batch:
     @property
     def pairs(self) -> bool:
         """Whether exchanges of tokens hide behind another microbatch."""
-        return self.backend.software.overlap.experts
+        return bool(self.backend.software.overlap.experts)
 
     def _waiting(self) -> LayerTimes:
         times = partly_paired(self.cases.times, self._unpaired_share) if self.pairs else self.cases.times
@@ -152,15 +152,15 @@ class Batch:
 
     @property
     def _unpaired_share(self) -> Array:
-        """Share of the passes of the first stage that have no pass the other way beside them: those that fill the
-        pipeline and one more, whose output the first backward pass waits for, and as many that drain it: (cases,).
+        """Share of the passes of the first stage that have no pass the other way beside them (`Schedule.unpaired`), and
+        so wait for their exchanges: (cases,). All passes of a stage take their mean.
 
         Megatron-Core pairs a forward and a backward pass in the steady state of 1F1B alone, for which it fills the
         pipeline with one pass more (``overlap_moe_expert_parallel_comm`` in its pipeline_parallel/schedules.py).
         """
         stages, chunks = self.assignment.stages, self.assignment.chunks
-        filling = self.schedule.alive(0, stages, self.microbatches, chunks) if stages > 1 else 1.0
-        return np.asarray(np.minimum(filling / (self.microbatches * chunks * self.assignment.copies), 1.0))
+        unpaired = self.schedule.unpaired(stages, self.microbatches, chunks) if stages > 1 else 1.0
+        return np.asarray(np.minimum(unpaired / (self.microbatches * chunks), 1.0))
 
     def _streamed(self, times: LayerTimes) -> LayerTimes:
         layouts, layout = self.layouts, self.cases.layout

@@ -180,6 +180,7 @@ _TORCH_SCHEDULES = {
     "interleaved": "Interleaved1F1B",
     "zb-h1": "InterleavedZeroBubble",
     "zb-v": "ZBVZeroBubble",
+    "dualpipev": "DualPipeV",
 }
 
 
