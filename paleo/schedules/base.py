@@ -480,11 +480,9 @@ class Schedule:
 
     def groups(self, stage: int, stages: int, microbatches: int, chunks: int) -> list[tuple[Action, ...]]:
         """The order of a stage; passes that run as one stand together."""
-        order = iter(self.order(stage, stages, microbatches, chunks))
-        if self.fused is None:
-            return [(action,) for action in order]
-        sizes = self.fused(stage, stages, microbatches, chunks)
-        return [tuple(itertools.islice(order, size)) for size in sizes]
+        order = self.order(stage, stages, microbatches, chunks)
+        sizes = [1] * len(order) if self.fused is None else self.fused(stage, stages, microbatches, chunks)
+        return [tuple(itertools.islice(actions, size)) for actions in [iter(order)] for size in sizes]
 
     @property
     def pairs(self) -> bool:
@@ -575,8 +573,9 @@ def _passes_behind(schedule: Schedule, stage: int, stages: int, chunk: int, chun
 @lru_cache(maxsize=4096)
 def _left_alone(schedule: Schedule, stages: int, chunks: int) -> int:
     """Forward passes of the first stage that run alone; more microbatches add pairs."""
-    groups = schedule.groups(0, stages, window(stages, chunks), chunks)
-    return sum(len(group) == 1 and group[0].kind == "F" for group in groups)
+    return sum(
+        len(each) == 1 and each[0].kind == "F" for each in schedule.groups(0, stages, window(stages, chunks), chunks)
+    )
 
 
 SCHEDULES: Registry[Schedule] = Registry("pipeline schedule", "paleo.schedules")

@@ -68,12 +68,12 @@ def _steps(depth: int, half: int, microbatches: int) -> list[_Group]:
     ]
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=4096)
 def _numbered(depth: int, half: int, microbatches: int) -> list[Action]:
     """The passes of `_steps`; each chunk takes its microbatches in turn."""
     count: Counter[tuple[Pass, int]] = Counter()
     actions = []
-    for kind, chunk in (one for group in _steps(depth, half, microbatches) for one in group):
+    for kind, chunk in (each for group in _steps(depth, half, microbatches) for each in group):
         actions.append(Action(kind, count[kind, chunk], chunk))
         count[kind, chunk] += 1
     return actions
@@ -103,19 +103,23 @@ def v_fused(stage: int, stages: int, microbatches: int, chunks: int) -> list[int
 
 def pause(forward: Array, backward: Array, weights: Array, half: float) -> Array:
     """Seconds that a stage of ``half`` a pipeline is idle, from the seconds of its passes of one chunk: n = half − 1
-    times max(0, B − W), and the longer of 2n · F and (n − 1) · F + n · B (B without W).
+    times max(0, B − W), and `filling` (B without W).
 
     Exact on equal stages. On equal passes it is the (PP / 2 − 1)(F&B + B − 3W) of the paper's table 2, where B counts W
     and F&B is the pair; where B is the longest pass it is one F less than that.
     """
-    steps = half - 1.0
-    fill = np.maximum(2.0 * steps * forward, (steps - 1.0) * forward + steps * backward)
-    return np.asarray(steps * np.maximum(backward - weights, 0.0) + fill)
+    return np.asarray((half - 1.0) * np.maximum(backward - weights, 0.0) + filling(forward, backward, half))
+
+
+def filling(forward: Array, backward: Array, half: float) -> Array:
+    """The longer of 2n · F and (n − 1) · F + n · B, which stages wait before the pairs of both chunks follow one
+    another."""
+    return np.maximum(2.0 * (half - 1.0) * forward, (half - 2.0) * forward + (half - 1.0) * backward)
 
 
 def span(passes: Passes, microbatches: Numeric, chunks: int) -> Array:
-    """DualPipe: m · (F + B + W) and the `pause`, with the passes of a chunk; 4 % short to 2 % long where the last piece
-    has half as much again."""
+    """DualPipe: m · (F + B + W) and the `pause`, with the passes of a chunk; up to 3 % long where the last piece has up
+    to half as much again."""
     return _span(passes, microbatches, 1, len(passes.forward) / 2.0)
 
 
@@ -125,10 +129,14 @@ def v_span(passes: Passes, microbatches: Numeric, chunks: int) -> Array:
 
 
 def _span(passes: Passes, microbatches: Numeric, chunks: int, half: float) -> Array:
+    """The stages at one pace, or the slowest one, which works off what it waited by what it has more to do in each of
+    the 2 half − 1 passes before the steady state."""
     work = passes.forward + passes.backward + passes.weights
     f, b, w = (each.mean(axis=0) / chunks for each in passes)
-    paced = microbatches * work.mean(axis=0) + pause(f, b, w, half)
-    return np.asarray(np.maximum(paced, microbatches * work.max(axis=0)))
+    mean, most = work.mean(axis=0), work.max(axis=0)
+    later = filling(f, b, half) - (2.0 * half - 1.0) * (most - mean) * 2.0 / chunks
+    idle = (half - 1.0) * np.maximum(b - w, 0.0) + np.maximum(later, 0.0)
+    return np.asarray(np.maximum(microbatches * mean + pause(f, b, w, half), microbatches * most + idle))
 
 
 def alive(stage: Numeric, stages: int, microbatches: Numeric, chunks: int) -> Numeric:

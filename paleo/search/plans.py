@@ -15,6 +15,8 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from paleo.compression.zeropp import ZeroPlusPlus
 from paleo.errors import CapacityError, PlanError, SpecError, near
 from paleo.parallel.plan import plan
@@ -194,17 +196,24 @@ def _searched(model: ModelSpec, system: System, run: Run, space: Space) -> Itera
         under = f" with {stated}" if stated else ""
         raise PlanError(f"{run.gpus} gpus: no layout{under} shares {run.global_batch} samples evenly")
     spread = [layout for layout in chosen if layout.experts > 1]
-    cut = [layout for layout in spread if layout.mesh.degree("pp") > 1]
     paired = replace(space, schedules=tuple([name for name in space.schedules if SCHEDULES[name].pairs]))
+    piped = [layout for layout in spread if _runs(layout, paired)]
     parts = [(backend, chosen)]
     other = other_dispatcher(backend)
     if other is not None and spread:
         parts.append((backend_of(system, run.model_copy(update={"expert_dispatch": other}), dtype), spread))
     for each, laid_out in parts:
         yield _part(graphs, laid_out, space, each)
-        if pairs_imply_overlap(each) and cut and paired.schedules:
+        if pairs_imply_overlap(each) and piped:
             software = each.software.changed({"overlap.experts": True})
-            yield _part(graphs, cut, paired, backend_of(system, each.run, dtype, software))
+            yield _part(graphs, piped, paired, backend_of(system, each.run, dtype, software))
+
+
+def _runs(layout: Layout, space: Space) -> bool:
+    """Whether a pipeline of a layout can run under a schedule of a space."""
+    stages, sizes = layout.mesh.degree("pp"), np.array(microbatches(layout.local_batch, space))
+    counts = layout.local_batch // sizes
+    return stages > 1 and any(SCHEDULES[name].runs(stages, counts).any() for name in space.schedules)
 
 
 def _part(graphs: Graphs, chosen: Sequence[Layout], space: Space, backend: Backend) -> Part:

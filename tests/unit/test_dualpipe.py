@@ -17,9 +17,9 @@ from paleo.schedules.dualpipe import pause
 from paleo.schedules.pipeline import StageTime, pipeline_time
 from paleo.search.plans import search
 from paleo.search.space import within
-from paleo.specs.hardware import load_system
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
+from paleo.specs.system import load_system
 
 H100 = load_system("dgx-h100")
 QWEN = load_model("qwen3-30b-a3b")

@@ -123,7 +123,15 @@ def test_chimera_bubble_is_the_published_one(depth: int) -> None:
 
 @given(depth=st.integers(1, 4), units=st.integers(2, 6), last=st.floats(0.0, 0.5))
 @settings(max_examples=60, deadline=None)
-@pytest.mark.parametrize(("name", "low", "high"), [("zb-v", -0.005, 0.05), ("chimera", -0.045, 0.045)])
+@pytest.mark.parametrize(
+    ("name", "low", "high"),
+    [
+        ("zb-v", -0.005, 0.05),
+        ("chimera", -0.045, 0.045),
+        ("dualpipe", -1e-12, 0.035),
+        ("dualpipev", -1e-12, 0.035),
+    ],
+)
 def test_v_and_bidirectional_closed_forms_are_near_with_a_heavier_last_piece(
     name: str, low: float, high: float, depth: int, units: int, last: float
 ) -> None:
