@@ -14,6 +14,9 @@ from paleo.operations.base import MemoryPass
 from paleo.operations.contraction import Contraction, FusedAttention, visible_share
 from paleo.operations.tensor import Tensor
 
+#: Operations that a host issues, forward and backward.
+Calls = tuple[float, float]
+
 if TYPE_CHECKING:
     from paleo.layers.base import Choices
     from paleo.operations.base import Operation
@@ -122,7 +125,7 @@ def _copied(name: str, *tensors: Tensor) -> tuple[tuple[Operation, ...], tuple[T
 
 
 def rotate(
-    query: Tensor, key: Tensor, *, calls: tuple[float, float] = (2.0, 2.0), shared: tuple[Tensor, ...] = ()
+    query: Tensor, key: Tensor, *, calls: Calls = (2.0, 2.0), shared: tuple[Tensor, ...] = ()
 ) -> tuple[tuple[Operation, ...], tuple[Tensor, Tensor]]:
     """Rotary position embedding (Su et al., 2021) of query and key: a pass over each; its gradient needs nothing
     kept. ``calls``: operations that the host issues for both, forward and backward; ``shared``: what all heads have in
@@ -134,6 +137,33 @@ def rotate(
         for inputs, new in (((query,), new_query), ((key, *shared), new_key))
     )
     return tuple(passes), (new_query, new_key)
+
+
+def rotate_by_steps(name: str, part: Tensor) -> tuple[tuple[MemoryPass, ...], Tensor]:
+    """Rotary position embedding as plain code has it, pass by pass: pairs laid out as halves, times cosines; one half
+    negative, the halves in turn, times sines; the sum, and a copy (Megatron-Core's _apply_rotary_pos_emb_bshd in
+    rope_utils.py). Linear, so nothing is kept, and partial sums go through. Of its backward pass the passes that put
+    strided gradients of pairs in place and add them up are left out."""
+    halves, cosines, turned, sines, both, out = (
+        part.like(f"{name}.{step}") for step in ("halves", "cosines", "turned", "sines", "sum", "rotated")
+    )
+    half = dict(zip(part.dims, (*part.sizes[:-1], int(part.sizes[-1]) // 2), strict=True))
+    first, second, minus = (part.reshaped(half, name=f"{name}.{step}") for step in ("first", "second", "minus"))
+    summed = replace(_plain((cosines, sines), both), backward_pass="free")
+    return (
+        _plain((part,), halves),
+        _plain((halves,), cosines),
+        _plain((second,), minus),
+        _plain((first, minus), turned),
+        _plain((turned,), sines),
+        summed,
+        _plain((both,), out),
+    ), out
+
+
+def _plain(inputs: tuple[Tensor, ...], out: Tensor) -> MemoryPass:
+    """A pass of plain code that no compiler merges with others."""
+    return MemoryPass(out.name, "eager", inputs, out, linear=True)
 
 
 @LAYERS.register("attention")
@@ -273,12 +303,31 @@ class LatentAttention(Layer):
         q_ops, query = self._query(name, x, query_latent)
         kv_ops, key, value = self._key_value(name, x, packed)
         rotary = packed.reshaped({d: x.size(d) for d in x.dims[:2]} | {"kv_rank": self.rope_dim})
-        shared = (rotary,) if choices.latents == "own" else ()
-        rotations, (query, key) = rotate(query, key, calls=choices.latent_rotation, shared=shared)
+        if choices.rotation == "stepwise":
+            rotations, (query, key, value) = self._rotated_by_steps(query, key, value, rotary, choices.latent_rotation)
+        else:
+            shared = (rotary,) if choices.latents == "own" else ()
+            rotations, (query, key) = rotate(query, key, calls=choices.latent_rotation, shared=shared)
         key, value = (tensor.renamed({x.dims[1]: "keys"}) for tensor in (key, value))
         core, context = attend(name, query, key, value, causal=self.causal, window=None, dropout=0.0, choices=choices)
         output, out = project(f"{name}.out", context, {x.dims[-1]: x.sizes[-1]}, contract=3)
         return Expansion((*q_down, kv_down, *q_ops, *kv_ops, *rotations, *core, output), out)
+
+    def _rotated_by_steps(
+        self, query: Tensor, key: Tensor, value: Tensor, rotary: Tensor, calls: Calls
+    ) -> tuple[tuple[Operation, ...], tuple[Tensor, Tensor, Tensor]]:
+        """The rotary parts of query and key pass by pass, each joined to the rest of its heads, and the values copied
+        out of the product that they share with the keys."""
+        turning = query.reshaped(dict(zip(query.dims, (*query.sizes[:-1], self.rope_dim), strict=True)))
+        rest = key.reshaped(dict(zip(key.dims, (*key.sizes[:-1], self.nope_dim), strict=True)))
+        of_query, query_part = rotate_by_steps(f"{query.name}.rotary", turning)
+        of_key, key_part = rotate_by_steps(f"{key.name}.rotary", rotary)
+        joined = query.like(f"{query.name}.rotated"), key.like(f"{key.name}.rotated"), value.like(f"{value.name}.copy")
+        unturned = replace(rest, name=f"{query.name}.rest", dims=query.dims, sizes=(*query.sizes[:-1], self.nope_dim))
+        inputs = (unturned, query_part), (rest, key_part), (value,)
+        passes = (*of_query, *of_key, *(_plain(each, out) for each, out in zip(inputs, joined, strict=True)))
+        each = calls[0] / len(passes), calls[1] / sum(step.backward_pass != "free" for step in passes)
+        return tuple(replace(step, calls=each) for step in passes), joined
 
     def _query_latent(self, name: str, tokens: Tensor) -> tuple[tuple[Operation, ...], Tensor | None]:
         if self.query_rank is None:

@@ -63,6 +63,8 @@ class Choices:
     sigmoid_router: tuple[float, float] = (0.0, 0.0)
     #: Of which tokens a rank projects the latent vectors of latent attention where sequences are split over tp.
     latents: Literal["own", "all"] = "all"
+    #: ``stepwise``: a pass for each step of the rotation of latent attention's query and key.
+    rotation: Literal["fused", "stepwise"] = "fused"
 
     @property
     def stepwise(self) -> tuple[str, ...]:

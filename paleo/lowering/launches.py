@@ -228,7 +228,8 @@ def _is_expert_activation(layer: Node, part: str, operation: Operation) -> bool:
 
 
 def _is_latent_projection(layer: Node, part: str, operation: Operation) -> bool:
-    projected = part in ("q_norm", "query", "kv_norm", "kv_up") or part.endswith(".rotated")
+    projected = part in ("q_norm", "query", "kv_norm", "kv_up", "value.copy")
+    projected = projected or part.endswith(".rotated") or ".rotary." in part
     return layer.type == "latent_attention" and projected
 
 

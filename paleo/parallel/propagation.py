@@ -385,7 +385,7 @@ class _Moves(NamedTuple):
     def moved(self, tensor: Tensor) -> bool:
         """Whether a tensor that is read so lies otherwise, or is a part of what lies there."""
         lies = self.lying.get(tensor.name)
-        if lies is None or lies.dims == tensor.dims or len(lies.dims) != len(tensor.dims):
+        if lies is None or len(lies.dims) != len(tensor.dims):
             return False
         return lies.sizes != tensor.sizes or _axes(lies, self.split) != _axes(tensor, self.split)
 

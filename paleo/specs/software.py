@@ -187,6 +187,11 @@ class Fusion(Spec):
         description="recurrent layers. layer: kernels of a library for all steps; looped: a loop of the framework, the "
         "operations of each step by themselves, the gradient of the weights added up step by step",
     )
+    rotation: Literal["fused", "stepwise"] = Field(
+        "fused",
+        description="how query and key of latent attention are rotated: in a pass over each, or in one for each step "
+        "of plain code",
+    )
     softmax_multiple: PositiveCount = Field(
         1, description="by how many matrices of scores a rank's unfused softmax kernel works; 1: any number"
     )

@@ -118,6 +118,7 @@ class Backend:
             grouped_router=software.host.grouped_router,
             sigmoid_router=software.host.sigmoid_router,
             latents=software.parallelism.latents,
+            rotation=software.fusion.rotation,
         )
 
     @property

@@ -9,7 +9,9 @@ import pytest
 
 from paleo.layers.base import Choices
 from paleo.network.graph import build
+from paleo.operations.base import MemoryPass
 from paleo.operations.contraction import Contraction
+from paleo.operations.tensor import precision
 from paleo.parallel.placement import STRATEGIES, Mesh, parse_strategy
 from paleo.parallel.propagation import PlacedNode, kept_whole, propagate
 from paleo.predict import Prediction, predict
@@ -23,8 +25,15 @@ HIDDEN, QUERY, KEYS, ROTARY, TOKENS, TP = 7168, 1536, 512, 64, 4096, 8
 Latents = Literal["own", "all"]
 
 
-def placed(latents: Latents, strategy: str = "tp=8,sp", network: str = "deepseek_v3", **degrees: int) -> PlacedNode:
-    graph = build(load_model(network), batch=1, choices=Choices(latents=latents), overrides={"seq": TOKENS})
+def placed(
+    latents: Latents,
+    strategy: str = "tp=8,sp",
+    network: str = "deepseek_v3",
+    rotation: Literal["fused", "stepwise"] = "fused",
+    **degrees: int,
+) -> PlacedNode:
+    choices = Choices(latents=latents, rotation=rotation)
+    graph = build(load_model(network), batch=1, choices=choices, overrides={"seq": TOKENS})
     placement = STRATEGIES["dp"](graph, parse_strategy(strategy))
     layers = propagate(graph, placement, Mesh.of({"tp": TP, "dp": 2, **degrees}))
     return next(layer for layer in layers if layer.node.type == "latent_attention")
@@ -107,6 +116,33 @@ def test_a_ring_of_keys_owes_nothing_more_for_the_rotary_key() -> None:
 def test_gathered_latents_may_stay_whole() -> None:
     whole = kept_whole(placed("own"))
     assert numbers_a_token(whole, "all_gather", "backward") == [] and whole.gathered == {}
+
+
+@pytest.mark.parametrize("latents", ["own", "all"])
+def test_a_rotation_by_steps_sums_the_gradient_of_the_rotary_key_alone(latents: Latents) -> None:
+    whole = placed(latents, "tp=8", rotation="stepwise")
+    assert numbers_a_token(whole, "all_reduce", "backward") == [ROTARY, KEYS, QUERY]
+    split = placed("own", rotation="stepwise")
+    assert numbers_a_token(split, "reduce_scatter", "backward") == [ROTARY, KEYS, QUERY]
+
+
+def test_a_rotation_by_steps_passes_over_memory_seventeen_times() -> None:
+    """Of 64 rotary numbers: halves, cosines, turned halves, sines and a copy read and write them all, the negative half
+    of them, the sum reads twice as many: 14 x 64. Of queries they are joined to the other 128 of each head; of keys,
+    one head of them to all; values are copied."""
+    layer, heads = placed("own", rotation="stepwise"), 128 / TP
+    passes = {each.name: each.forward(precision("bf16"))[0].bytes / 2 / TOKENS for each in layer.operations
+              if isinstance(each, MemoryPass) and each.operation == "eager"}  # fmt: skip
+    rotation = 14 * ROTARY
+    query, key = (sum(size for name, size in passes.items() if f".{of}.rotary." in name) for of in ("query", "key"))
+    assert (query, key) == (rotation * heads, rotation)
+    joined = {name.split("attention1.")[-1]: size for name, size in passes.items() if ".rotary." not in name}
+    assert joined == {
+        "query.rotated": (128 + 64 + 192) * heads,
+        "key.rotated": (128 + 192) * heads + 64,
+        "value.copy": 2 * 128 * heads,
+    }
+    assert len(passes) == 17
 
 
 def test_software_says_whose_tokens() -> None:
