@@ -168,7 +168,7 @@ COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
 
 def points(suites: tuple[str, ...], dtypes: tuple[str, ...], largest: int) -> list[Point]:
-    """Points of the suites, dealt out in turn, so that a measurement that is cut short has some of each.
+    """Points of the suites in turn, so that a measurement that is cut short has some of each.
 
     >>> [point.table for point in points(("gemm", "copies"), ("fp32",), 64)][:4]
     ['gemm', 'copies', 'gemm', 'copies']

@@ -89,7 +89,7 @@ def mixed_queue(counts: Array, think: Array, service: Array, variation: float = 
 
 
 def largest_share(sizes: Array, servers: int) -> float:
-    """Part of all bytes that the fullest of some servers holds when whole tensors are dealt out, the largest first, to
+    """Part of all bytes that the fullest of some servers holds when whole tensors are assigned, the largest first, to
     the emptiest server.
 
     >>> largest_share(np.array([6.0, 3.0, 1.0]), 2)

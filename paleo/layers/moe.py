@@ -160,7 +160,7 @@ class MixtureOfExperts(Layer):
     def _shared(
         self, name: str, x: Tensor, out: Tensor, choices: Choices
     ) -> tuple[tuple[Operation, ...], tuple[Operation, ...]]:
-        """The experts that every token visits, which run before tokens are dealt out to the others (Megatron-Core's
+        """The experts that every token visits, which run before tokens are dispatched to the others (Megatron-Core's
         MoELayer, NeMo AutoModel's MoE), and the sum of both."""
         if not self.shared:
             return (), ()

@@ -56,7 +56,7 @@ class Counted:
 @dataclass(frozen=True, slots=True)
 class Transfer:
     """A collective of one iteration: ``payload_bytes`` follows nccl-tests (the full buffer of the group). In so many
-    ``pieces`` it is dealt out beside the product that feeds it or waits for it. ``recomputed``: full recomputation
+    ``pieces`` it goes beside the product that feeds it or waits for it. ``recomputed``: full recomputation
     needs it once more, ``selected``: selective recomputation does. ``dispatch``: it is of tokens that go to experts or
     return while another microbatch is worked on; ``once``: each of them travels once to a node or device."""
 

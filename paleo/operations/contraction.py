@@ -246,8 +246,8 @@ class FusedAttention:
     the whole rectangle of scores even where a causal mask skips half of it (the convention of MFU and of torch); the
     kernel's price uses ``causal`` and ``attended``, the keys that a query sees at most (its sliding window).
 
-    A split sequence is dealt out so that each rank has early and late queries, and with them the same share of a causal
-    mask's work (Brandon et al., Striped attention, 2023): a kernel over the mean of all keys and its own.
+    A split sequence is distributed so that each rank has early and late queries, and with them the same share of a
+    causal mask's work (Brandon et al., Striped attention, 2023): a kernel over the mean of all keys and its own.
     """
 
     name: str

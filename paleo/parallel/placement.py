@@ -105,7 +105,7 @@ class Mesh:
 
 #: dim -> mesh axes that divide it.
 Split = Mapping[str, Axes]
-#: Keys and values go round (Liu et al., Ring attention, 2023), or heads are dealt out for the sequence by all-to-alls
+#: Keys and values go round (Liu et al., Ring attention, 2023), or heads are exchanged for the sequence by all-to-alls
 #: (Jacobs et al., DeepSpeed-Ulysses, 2023).
 Context = Literal["ring", "all_to_all"]
 

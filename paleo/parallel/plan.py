@@ -338,7 +338,7 @@ def free_routing(graph: Graph, run: Run, software: Software, system: System) -> 
     if not mixture or software.host.routing or run.calibration != "auto" or system.device.kind != "gpu":
         return []
     return [
-        f"software {run.software} states no time of the host for dealing out tokens to experts, so steps come out too "
+        f"software {run.software} states no time of the host for sending tokens to experts, so steps come out too "
         f"short; profiles that state it: {', '.join(profiles_with_routing())}"
     ]
 

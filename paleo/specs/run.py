@@ -73,7 +73,7 @@ class Run(Spec):
     host memory: optimizer, gradients, parameters, activations. ``input`` is data loading; left out it is how the
     software loads photographs where the system states its cores; ``none`` is synthetic data, which cost nothing.
     ``clip`` is what the software does with the norm of the gradients, unless it is given. ``cut`` is how
-    a pipeline's pieces are made: ``uniform`` deals out the iterations of the heaviest block evenly, ``time`` makes the
+    a pipeline's pieces are made: ``uniform`` divides the iterations of the heaviest block evenly, ``time`` makes the
     slowest piece as light as it can be, numbers state the layers of each piece; left out it is as the software does it,
     uniform where that is possible. ``placement`` lays splits of single layers over those of the strategy:
     ``{block.*.mlp1: {ffn: tp}}``, see `paleo.parallel.placement`. ``recompute_layers`` limits full recomputation to so

@@ -37,7 +37,7 @@ Algorithm = Literal["implicit", "explicit", "winograd", "nonfused", "fft", "dire
 #: A day, month or year.
 Date = Annotated[str, BeforeValidator(str), Field(pattern=r"^[0-9]{4}(-[0-9]{2}){0,2}$")]
 Recompute = Literal["none", "selective", "full"]
-#: Who sends tokens to experts.
+#: How tokens are dispatched to experts.
 Dispatch = Literal["nccl", "deepep", "hybridep"]
 #: A release's number or name, as its framework prints it.
 Release = Annotated[str, BeforeValidator(str), Field(pattern=r"^[0-9A-Za-z._-]{1,40}$")]
@@ -339,7 +339,7 @@ class Parallelism(Spec):
     )
     stages: Literal["even", "work"] = Field(
         "even",
-        description="how a pipeline is cut: even deals out blocks, work goes by the work of layers, the output layer "
+        description="how a pipeline is cut: even divides the blocks, work goes by the work of layers, the output layer "
         "too",
     )
     pipeline_gathers: Literal["pass", "step"] = Field(
@@ -367,9 +367,9 @@ class Parallelism(Spec):
     )
     expert_dispatch: Dispatch = Field(
         "nccl",
-        description="who deals out tokens. nccl: an all-to-all in which a token travels to each of its experts; deepep "
-        "and hybridep: it travels once to each node (within one: to each device) that has some of them (DeepSeek-V3 "
-        "technical report, 2024, section 3.2.2)",
+        description="how tokens are dispatched. nccl: an all-to-all in which a token travels to each of its experts; "
+        "deepep and hybridep: it travels once to each node (within one: to each device) that has some of them "
+        "(DeepSeek-V3 technical report, 2024, section 3.2.2)",
     )
     expert_tensor: Literal["tp", "none"] = Field(
         "tp",

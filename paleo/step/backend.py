@@ -146,7 +146,7 @@ class Backend:
 
     @property
     def waiting_power(self) -> float:
-        """How strongly the longer of device and host prevails where tokens are dealt out. The host waits in each layer
+        """How strongly the longer of device and host prevails where tokens are dispatched. The host waits in each layer
         for the counts of those that experts get: NCCL's messages and DeepEP's buffers are sized by them on the host,
         hybridep's on the device."""
         stated = self.software.host.routing > 0 and self.prices.rates is None

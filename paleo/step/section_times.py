@@ -175,7 +175,7 @@ class Sums:
     ``forward_overlapped`` and ``backward_overlapped`` are collectives that overlap with the section's computation,
     those of ``…_ring`` with the core of attention alone, ``…_pieces`` in ``pieces`` with the products with weights,
     ``…_experts`` with another microbatch's computation.
-    ``calls`` counts the collectives of each section, forward and backward; ``routes``: those that deal out tokens.
+    ``calls`` counts the collectives of each section, forward and backward; ``routes``: those that dispatch tokens.
     """
 
     forward: Array
@@ -258,7 +258,7 @@ def section_costs(
     a ``call``; ``sizes`` as in `BYTES`, (sections, …) each.
 
     A pass of a section takes as long as `paced` says of all its kernels and collectives together; what it waits for the
-    host counts to its kernels, with a ``waiting_power`` where tokens are dealt out and the host waits for their counts.
+    host counts to its kernels, with a ``waiting_power`` where tokens are dispatched and the host waits for counts.
 
     ``sums``: those of a program of the same structure, where they are at hand.
     """

@@ -120,7 +120,7 @@ def test_full_plans_stand_behind_roomy_ones_and_say_so() -> None:
     assert "full recomputation of 2 layers a stage" in text and "stage recomputation" not in text
 
 
-def test_mixtures_under_software_that_deals_out_tokens_for_nothing_are_warned_of(
+def test_mixtures_under_software_without_a_time_of_routing_are_warned_of(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """In an estimate, a plan and a comparison; not where the profile states the time, and not of dense networks."""
@@ -132,7 +132,7 @@ def test_mixtures_under_software_that_deals_out_tokens_for_nothing_are_warned_of
         ):  # fmt: skip
             paleo([command[0], model, *command[1:], *place, "--strategy", "zero=3", "--software", software])
             text = " ".join(capsys.readouterr().out.split())
-            assert (f"software {software} states no time of the host for dealing out tokens" in text) == warned
+            assert (f"software {software} states no time of the host for sending tokens to experts" in text) == warned
     place += ["--strategy", "zero=3", "--microbatch", "1", "--software", "nanotron"]
     paleo(["plan", "gpt-oss-20b", "--systems", "dgx-h100", *place])
     assert "Warning: software nanotron states no time" in " ".join(capsys.readouterr().out.split())

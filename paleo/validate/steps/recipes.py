@@ -27,8 +27,8 @@ WHOLE_ITERATIONS, SERVER = "26.06", 8
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Who deals out tokens, whether they travel beside another microbatch, and which CUDA graph there is (None: not
-    stated); whether an expert ``drops`` those beyond its share."""
+    """How tokens are dispatched, whether they travel beside another microbatch, and which CUDA graph there is (None:
+    not stated); whether an expert ``drops`` those beyond its share."""
 
     dispatch: Dispatch | None = None
     overlap: bool | None = None
