@@ -428,7 +428,7 @@ class RecomputedChain:
 class Optimizer:
     """``states`` tensors as large as the parameters, ``flops`` per parameter, ``norms``: whether each layer's norms are
     needed first. ``accesses``: numbers read and written for one parameter where each term of the formula is a pass of
-    its own; ``stepwise`` says that it is."""
+    its own; ``stepwise`` says that it is. ``listwise``: each term is computed of all tensors before the next one."""
 
     name: str
     states: int
@@ -437,6 +437,7 @@ class Optimizer:
     accesses: tuple[int, int]
     norms: bool = False
     stepwise: bool = False
+    listwise: bool = False
 
     def state_bytes(self, precision: Precision) -> float:
         """Bytes kept per parameter beside the parameter and its gradient: states and the fp32 master.
@@ -446,6 +447,17 @@ class Optimizer:
         (12.0, 0.0)
         """
         return self.states * precision.state + precision.master
+
+    def temporary_bytes(self, precision: Precision) -> float:
+        """Bytes per parameter that an update needs for a moment: the roots of all second moments, where terms are
+        computed of all tensors at once (PyTorch's foreach: "uses ~ sizeof(params) more peak memory than the for-loop
+        version", documentation of torch.optim.Adam). Optimizers with two states have such a root.
+
+        >>> from paleo.operations.tensor import precision
+        >>> [optimizer(name, listwise=True).temporary_bytes(precision("bf16")) for name in ("adam", "momentum")]
+        [4.0, 0.0]
+        """
+        return precision.state if self.listwise and self.states == 2 else 0.0
 
     def update_bytes(self, precision: Precision) -> tuple[float, float]:
         """Bytes read and written per parameter by one update (a second reading where norms are needed).
@@ -492,8 +504,9 @@ _ALL = (
 OPTIMIZERS: dict[str, Optimizer] = {entry.name: entry for entry in _ALL}
 
 
-def optimizer(name: str, *, stepwise: bool = False) -> Optimizer:
-    """The optimizer of that name; ``stepwise`` where a framework makes a pass for each term of its formula."""
+def optimizer(name: str, *, stepwise: bool = False, listwise: bool = False) -> Optimizer:
+    """The optimizer of that name; ``stepwise`` where a framework makes a pass for each term of its formula,
+    ``listwise`` where it computes a term of all tensors at once."""
     if name not in OPTIMIZERS:
         raise SpecError(f"unknown optimizer {name!r}; {near(name, OPTIMIZERS)}")
-    return replace(OPTIMIZERS[name], stepwise=stepwise)
+    return replace(OPTIMIZERS[name], stepwise=stepwise, listwise=listwise)

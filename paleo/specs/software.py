@@ -261,6 +261,11 @@ class Gradients(Spec):
     stepwise_updates: tuple[Text, ...] = Field(
         (), description="optimizers without a kernel of their own: each term of the formula is a pass"
     )
+    listwise_updates: tuple[Text, ...] = Field(
+        (),
+        description="optimizers that compute each term of the formula of all tensors at once (PyTorch's foreach), so "
+        "that the roots of second moments are in memory, too, during the update",
+    )
     compression_call: Seconds = Field(
         0.0, description="time of the framework for each tensor that is compressed by itself, beside its kernels"
     )

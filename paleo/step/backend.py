@@ -124,8 +124,12 @@ class Backend:
     @property
     def optimizer(self) -> Optimizer:
         """The run's optimizer as the software carries it out."""
-        plain = [optimizer(name).name for name in self.software.gradients.stepwise_updates]
-        return optimizer(self.run.optimizer, stepwise=self.run.optimizer in plain)
+        name, gradients = self.run.optimizer, self.software.gradients
+        stepwise, listwise = (
+            [optimizer(each).name for each in names]
+            for names in (gradients.stepwise_updates, gradients.listwise_updates)
+        )
+        return optimizer(name, stepwise=name in stepwise, listwise=name in listwise)
 
     @property
     def chains(self) -> Chains:

@@ -209,13 +209,14 @@ def alive(schedule: Schedule, stages: int, microbatches: Numeric, chunks: int) -
 
 @dataclass(frozen=True, slots=True)
 class States:
-    """Bytes of what training keeps for each parameter on a stage, (stages, …), and of what sharding gathers at a
-    time."""
+    """Bytes of what training keeps for each parameter on a stage, (stages, …), of what sharding gathers at a time, and
+    of temporaries of the ``update``, when nothing is gathered and no activation lives."""
 
     parameters: Array
     gradients: Array
     optimizer: Array
     gathered: Numeric
+    update: Numeric
 
 
 def states(
@@ -240,6 +241,7 @@ def states(
         trained * ((formats.gradient + formats.accumulator) * training) * share[1],
         trained * (optimizer.state_bytes(formats) * training) * share[2],
         2.0 * largest * formats.parameter if zero == 3 else 0.0 * np.asarray(largest),
+        trained * (optimizer.temporary_bytes(formats) * training) * share[2],
     )
 
 
@@ -255,6 +257,12 @@ def workspace(layers: Array, largest_output_bytes: Array, transient: Array, buck
             known[kind] = 2.0 * next(most) + next(most) + 2.0 * np.asarray(bucket)
         rows.append(known[kind])
     return np.stack(rows)
+
+
+def with_update(work: Array, states: States, activations: Array) -> Array:
+    """What a stage needs for a moment beside its ``activations``, raised to what the update takes in their place where
+    that is more."""
+    return np.maximum(work, states.update - states.gathered - activations)
 
 
 def total_memory(states: States, activations: Array, work: Numeric) -> Array:
@@ -298,9 +306,10 @@ class Footprint:
     """Bytes on the fullest device at the end of the forward pass, when most activations live.
 
     ``workspace`` is the largest temporary: two copies of the largest activation (a gradient and its successor),
-    communication buckets, and what is ``reserved``, which no tensor gets: the context of the process and buffers of its
-    communicators. ``fragmentation``: what the framework's allocator holds beside its tensors while there is room, as a
-    share of them; it gives that back before it runs out, so that it is no part of the total.
+    communication buckets (or, if that is more, what the update takes in place of activations), and what is
+    ``reserved``, which no tensor gets: the context of the process and buffers of its communicators.
+    ``fragmentation``: what the framework's allocator holds beside its tensors while there is room, as a share of them;
+    it gives that back before it runs out, so that it is no part of the total.
 
     >>> shown = Footprint(6.0, 2.0, 4.0, 5.0, 2.0, 1.0, 0.125, capacity=20.5)
     >>> shown.allocated, shown.cached, shown.used, shown.fits
@@ -467,9 +476,8 @@ def divided(states: States, offload: Offload, largest: Numeric, formats: Precisi
     offloaded = [states.parameters * offload.holds("parameters"), states.gradients * offload.holds("gradients")]
     offloaded.append(states.optimizer * offload.holds("optimizer"))
     gathered = np.maximum(states.gathered, 2.0 * largest * formats.parameter * offload.holds("parameters"))
-    stays = States(
-        states.parameters - offloaded[0], states.gradients - offloaded[1], states.optimizer - offloaded[2], gathered
-    )
+    kept = states.parameters - offloaded[0], states.gradients - offloaded[1], states.optimizer - offloaded[2]
+    stays = States(*kept, gathered, states.update * (not offload.holds("optimizer")))
     return stays, offloaded[0] + offloaded[1] + offloaded[2]
 
 

@@ -20,7 +20,7 @@ from paleo.pricing.kernels import KernelTimes
 from paleo.schedules.base import SCHEDULES, check_schedule
 from paleo.step.batch import Batch, Cases
 from paleo.step.layouts import Layouts
-from paleo.step.memory import Assignment, Kinds, StageKinds, States, alive, total_memory, workspace
+from paleo.step.memory import Assignment, Kinds, StageKinds, States, alive, total_memory, with_update, workspace
 from paleo.step.pipeline import iteration_seconds, sends, sharded_communication, stage_ends, stage_passes
 from paleo.step.section_times import (
     BYTES,
@@ -231,14 +231,15 @@ def stage_memory(batch: Batch) -> StageMemory:
     layouts, assignment = batch.layouts, batch.assignment
     kinds, rows = assignment.kinds.stages, assignment.stage_kind
     kept, host_bytes = layouts.states(kinds, batch.zero, assignment.stages)
-    parts = (kept.parameters, kept.gradients, kept.optimizer, kept.gathered)
-    taken = (batch.per_case(np.broadcast_to(part, host_bytes.shape)[rows]) for part in parts)
+    parts = (kept.parameters, kept.gradients, kept.optimizer, kept.gathered, kept.update)
+    states = States(*(batch.per_case(np.broadcast_to(part, host_bytes.shape)[rows]) for part in parts))
     activations, work = _passing(batch)
     living = _living(batch)
     offloaded = (per_stage(assignment.placed, batch.times.offloaded_bytes) * living).sum(axis=1)
     passing = (activations * living).sum(axis=1)
     on_host = batch.per_case(host_bytes[rows]) + offloaded
-    return StageMemory(States(*taken), passing, work, batch.per_case(layouts.reserved()), on_host)
+    work = with_update(work, states, passing)
+    return StageMemory(states, passing, work, batch.per_case(layouts.reserved()), on_host)
 
 
 def memory_total(batch: Batch) -> Array:
@@ -246,18 +247,22 @@ def memory_total(batch: Batch) -> Array:
     layouts, assignment = batch.layouts, batch.assignment
     kinds = assignment.kinds.stages
 
-    def state_bytes() -> Array:
+    def state_bytes() -> tuple[Array, Array]:
         kept, _ = layouts.states(kinds, batch.zero, assignment.stages)
-        return total_memory(kept, np.zeros(1), layouts.reserved())
+        held = total_memory(kept, np.zeros(1), layouts.reserved())
+        return held, np.broadcast_to(kept.update - kept.gathered, held.shape)
 
-    states = layouts.shared.once(("states", batch.zero), state_bytes)[assignment.stage_kind]
+    states, update = (
+        batch.per_case(each[assignment.stage_kind])
+        for each in layouts.shared.once(("bytes of states", batch.zero), state_bytes)
+    )
     key = "passing memory", batch.schedule.name, batch.zero if batch.backend.offload.parts else 0
 
     def passing_bytes() -> Array:
         activations, work = _passing(batch)
         return np.asarray((activations * _living(batch)).sum(axis=1) + work)
 
-    return np.asarray((batch.shared.once(key, passing_bytes) + batch.per_case(states)).max(axis=0))
+    return np.asarray((states + np.maximum(batch.shared.once(key, passing_bytes), update)).max(axis=0))
 
 
 def _living(batch: Batch) -> Array:

@@ -18,7 +18,7 @@ from paleo.operations.tensor import Tensor, precision
 from paleo.predict import Prediction, predict
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
-from paleo.specs.software import load_software
+from paleo.specs.software import Software, load_software
 from paleo.specs.system import load_system
 from paleo.step.memory import Footprint
 from paleo.validate.steps.memory import MemoryTable
@@ -69,6 +69,35 @@ def test_a_tiled_loss_leaves_no_logits() -> None:
     assert whole.memory.activations - tiled.memory.activations == pytest.approx(logits)
     assert whole.memory.workspace - tiled.memory.workspace == pytest.approx(2 * (logits - 8192 * 28_672 * 2))
     assert tiled.step_time == whole.step_time
+
+
+def test_an_update_of_lists_of_tensors_needs_the_roots_of_second_moments() -> None:
+    """GPT-2 XL, one short sequence: 16 bytes a parameter in mixed precision, and 4 more while PyTorch 2 updates, when
+    nothing is gathered and no activation lives. Where activations take more, the update adds nothing."""
+    model, system = load_model("gpt2-xl"), load_system("dgx-h100")
+    lists = load_software("pytorch-eager")
+    single = lists.changed({"gradients.listwise_updates": ()})
+
+    def memory(software: Software, sequences: int, optimizer: str = "adam", **options: Any) -> Footprint:
+        run = Run(gpus=1, dtype="bf16", global_batch=sequences, recompute="full", optimizer=optimizer, **options)
+        return predict(model, system, run, software).memory
+
+    short = {"model": {"seq": 16}}
+    listed = memory(lists, 1, **short)
+    states = listed.parameters + listed.gradients + listed.optimizer
+    assert listed.allocated == pytest.approx(states * 20 / 16)
+    assert memory(single, 1, **short).allocated < 1.1 * states
+    assert memory(lists, 1, "momentum", **short) == memory(single, 1, "momentum", **short)
+    assert memory(lists, 64) == memory(single, 64)
+    assert load_software("pytorch-eager@1.13").gradients.listwise_updates == ()
+
+
+def test_memory_of_a_step_is_that_of_its_stages() -> None:
+    """The total of the arrays and the sum of the parts are reckoned apart."""
+    for software in ("pytorch-eager", "torchtitan-eager"):
+        run = Run(gpus=8, dtype="bf16", global_batch=8, software=software, strategy="pp=2,zero=1", model={"seq": 16})
+        made = predict(load_model("gpt2-xl"), load_system("dgx-h100"), run)
+        assert made.steps.memory[0] == pytest.approx(made.memory.total, rel=1e-12)
 
 
 def test_rows_of_memory_state_attention_and_loss() -> None:
