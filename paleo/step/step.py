@@ -249,8 +249,8 @@ def memory_total(batch: Batch) -> Array:
 
     def state_bytes() -> tuple[Array, Array]:
         kept, _ = layouts.states(kinds, batch.zero, assignment.stages)
-        held = total_memory(kept, np.zeros(1), layouts.reserved())
-        return held, np.broadcast_to(kept.update - kept.gathered, held.shape)
+        lasting = total_memory(kept, np.zeros(1), layouts.reserved())
+        return lasting, np.broadcast_to(kept.update - kept.gathered, lasting.shape)
 
     states, update = (
         batch.per_case(each[assignment.stage_kind])
