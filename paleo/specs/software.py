@@ -288,6 +288,7 @@ class Overlap(Spec):
         description="whether gathers and scatters over tp are made piece by piece beside the products that feed them "
         "or wait for them (Wang et al., ASPLOS 2023)",
     )
+    tensor_with_latents: Flag = Field(True, description="whether that holds for networks with latent attention, too")
     experts: Flag | None = Field(
         None,
         description="whether tokens travel to experts and back while the device computes on another microbatch "

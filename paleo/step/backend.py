@@ -243,12 +243,18 @@ class Backend:
             chains=self.chains,
             regather=self.software.parallelism.regather,
             softmax_multiple=self.software.fusion.softmax_multiple,
-            gather_pieces=mesh.degree("tp") if self.software.overlap.tensor else 1,
+            gather_pieces=mesh.degree("tp") if self._overlaps_tensor(graph) else 1,
             dispatch=Dispatch(self._targets(placement, mesh), bool(self.software.overlap.experts)),
             checkpoints=self._checkpoints,
         )
         program = lower(graph, placement, mesh, self.formats, options)
         return without_backward(program) if self.run.forward_only else program
+
+    def _overlaps_tensor(self, graph: Graph) -> bool:
+        """Whether gathers and scatters over tp go beside products."""
+        habit = self.software.overlap
+        latents = not habit.tensor_with_latents and any(node.type == "latent_attention" for node in graph.nodes)
+        return habit.tensor and not latents
 
     def calibration(self, mesh: Mesh) -> str:
         """Where the prices of kernels come from, and of several devices those of the links between them."""

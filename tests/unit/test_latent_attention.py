@@ -151,6 +151,28 @@ def test_software_says_whose_tokens() -> None:
     assert own == ["megatron-core", "nemo"]
 
 
+def test_latents_of_own_tokens_are_those_of_later_releases() -> None:
+    """Megatron-Core 0.14 came out in 2025-10."""
+    for name in ("megatron-core@0.13", "nemo@25.07"):
+        assert load_software(name).parallelism.latents == "all"
+    for name in ("megatron-core@0.14", "nemo@26.04"):
+        assert load_software(name).parallelism.latents == "own"
+
+
+def test_megatron_has_no_buffers_to_gather_latents_beside_products() -> None:
+    """Its first product of latent attention turns the overlap over tp off for all layers."""
+
+    def pieces(network: str, software: str) -> set[int]:
+        run = {"gpus": 8, "batch": 1, "dtype": "bf16", "strategy": "tp=8,sp", "model": {"layers": 4, "seq": 1024}}
+        asked = Run.model_validate(run | {"software": software})
+        program = predict(load_model(network), load_system("dgx-h100"), asked).program
+        blocks = (section for section in program.sections if section.repeat > 1)
+        return {each.pieces for section in blocks for each in section.transfers if not each.overlapped}
+
+    assert pieces("deepseek_v3", "megatron-core") == {1}
+    assert pieces("llama3-8b", "megatron-core") == {8}
+
+
 def predicted(latents: Latents, **run: object) -> Prediction:
     software = load_software("megatron-core").changed({"parallelism.latents": latents})
     asked = {"gpus": 8, "batch": 1, "dtype": "bf16", "strategy": "tp=8,sp", "model": {"layers": 4, "seq": TOKENS}}

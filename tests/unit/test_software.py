@@ -150,10 +150,11 @@ def test_fields_of_earlier_releases_are_checked_too(tmp_path: Path) -> None:
 
 
 def test_rows_run_under_the_release_that_they_state() -> None:
-    """0.10, of 2025-02, gave Megatron-Core's experts a tensor degree of their own; what others release is not known."""
+    """0.10, of 2025-02, gave Megatron-Core's experts a tensor degree of their own, and 0.14, of 2025-10, latent
+    attention's down projections their own tokens; what others release is not known."""
     releases = {"24.07": "nemo@24.07", "0.4.2": "nemo", "": "nemo", float("nan"): "nemo"}
     assert {release: profile_then({"release": release}, "nemo") for release in releases} == releases
-    assert profile_then({"release": "25.04"}, "nemo") == "nemo", "nothing was otherwise by then"
+    assert profile_then({"release": "26.04"}, "nemo") == "nemo", "nothing was otherwise by then"
     assert load_software("nemo@24.07").parallelism.expert_tensor == "tp"
     assert (load_software("nemo@24.07").fusion.loss, load_software("nemo@25.04").fusion.loss) == ("stepwise", "fused")
     assert profile_then({"release": "24.07"}, "torchtitan") == "torchtitan"
