@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, get_args
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from paleo.units import Bytes, BytesPerSecond, FlopsPerSecond, Hertz, Seconds, Watts, duration, gibibytes
+from paleo.units import Bytes, BytesPerSecond, FlopsPerSecond, Hertz, Seconds, Watts, duration, engineering, gibibytes
 
 #: How values of each dimension are written.
 _UNITS = {
@@ -19,6 +19,8 @@ _UNITS = {
     Hertz: "Hz",
     Watts: "W",
 }
+#: How rates among them are written out.
+_RATES = {"bytes/s": "B/s", "FLOP/s": "FLOP/s", "Hz": "Hz"}
 
 
 class FieldRow(NamedTuple):
@@ -60,8 +62,8 @@ def unit_of(field: FieldInfo) -> str:
 def shown(value: Any, unit: str = "") -> str:
     """A value for people.
 
-    >>> shown(8e-06, "time"), shown(True), shown(("norm", "softmax")), shown(None)
-    ('8 us', 'true', 'norm, softmax', '-')
+    >>> shown(8e-06, "time"), shown(6e9, "bytes/s"), shown(True), shown(("norm", "softmax")), shown(None)
+    ('8 us', '6 GB/s', 'true', 'norm, softmax', '-')
     """
     if value is None or value == ():
         return "-"
@@ -72,5 +74,7 @@ def shown(value: Any, unit: str = "") -> str:
     if isinstance(value, dict):
         return ", ".join(f"{key} {number:g}" for key, number in value.items())
     if isinstance(value, int | float):
+        if unit in _RATES:
+            return engineering(value, _RATES[unit])
         return duration(value) if unit == "time" else gibibytes(value) if unit == "bytes" else f"{value:g}"
     return str(value)
