@@ -11,7 +11,7 @@ from pydantic import Field, PositiveInt
 from paleo.errors import GraphError
 from paleo.layers.base import LAYERS, Expansion, Layer, describe, project, vector
 from paleo.operations.base import MemoryPass
-from paleo.operations.contraction import Contraction, FusedAttention, visible_share
+from paleo.operations.contraction import Contraction, FusedAttention, SteppedGradient, visible_share
 from paleo.operations.tensor import Tensor
 
 #: Operations that a host issues, forward and backward.
@@ -391,12 +391,40 @@ class AdditiveAttention(Layer):
         mixed = pairs.like(f"{name}.tanh")
         extra = (vector(f"{name}.bias", pairs, "units"),) if self.normalized else ()
         tanh = MemoryPass(f"{name}.tanh", "elementwise", (query, key), mixed, extra, (mixed,), flops_per_element=6.0)
+        mixing: tuple[Operation, ...] = (tanh,)
+        if choices.recurrence == "looped":
+            mixing, mixed = _stepped(name, query, mixed, extra, source)
         weight, scores = vector(f"{name}.weight", pairs, "units"), pairs.without("units", name=f"{name}.scores")
         weights, context = scores.like(f"{name}.softmax"), Tensor(name, x.dims, (*x.sizes[:2], memory.sizes[-1]))
         length = (Tensor(f"{name}.length", ("one",), (1,), "parameter"),) if self.normalized else ()
         soft = MemoryPass(f"{name}.softmax", "softmax", (scores,), weights, length, (weights,), 6.0, reduces=("keys",))
-        operations = (to_query, to_key, tanh, Contraction(f"{name}.scores", mixed, weight, scores), soft)
+        operations = (to_query, to_key, *mixing, Contraction(f"{name}.scores", mixed, weight, scores), soft)
         return Expansion((*operations, Contraction(f"{name}.core.context", weights, source, context)), context)
+
+
+#: Calls of the host for each of the four passes of a step of additive attention in a loop, forward and backward: with
+#: the products, softmax, sums, reshapes and the join to the cell's input 16 and 28 operations a step (TensorFlow's
+#: attention_wrapper.py, by name).
+CALLS_OF_STEP = (4.0, 7.0)
+
+
+def _stepped(
+    name: str, query: Tensor, mixed: Tensor, bias: tuple[Tensor, ...], memory: Tensor
+) -> tuple[tuple[Operation, ...], Tensor]:
+    """tanh(query + key + b) times v, a step of the query at a time: every step reads all keys and adds its gradients of
+    keys and memory to those of the steps before; sum, bias, tanh and product are passes of their own."""
+    steps = float(query.sizes[1])
+    calls = CALLS_OF_STEP[0] * steps, CALLS_OF_STEP[1] * steps
+    keys, summed, shifted, weighted = (mixed.like(f"{name}.{part}") for part in ("keys", "sum", "shifted", "weighted"))
+    passes = (
+        MemoryPass(summed.name, "elementwise", (query, keys), summed, calls=calls),
+        MemoryPass(shifted.name, "elementwise", (summed,), shifted, bias, calls=calls),
+        MemoryPass(mixed.name, "elementwise", (shifted,), mixed, (), (mixed,), 5.0, calls=calls),
+        MemoryPass(weighted.name, "elementwise", (mixed,), weighted, (), (mixed,), calls=calls),
+    )
+    sizes: dict[str, Size] = {query.dims[1]: query.sizes[1]} | dict(zip(memory.dims, memory.sizes, strict=True))
+    sums = (SteppedGradient(each, steps) for each in (keys, memory.reshaped(sizes, name=f"{name}.memory")))
+    return (*passes, *sums), weighted
 
 
 @LAYERS.register("relative_attention")

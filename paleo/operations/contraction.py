@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from paleo.errors import PlanError
-from paleo.operations.base import Kernel, MemoryPass, RecomputedChain, flat_pass, is_core
+from paleo.operations.base import Kernel, MemoryPass, RecomputedChain, accumulation, flat_pass, is_core
 from paleo.operations.tensor import halos, split_all, with_rows
 
 if TYPE_CHECKING:
@@ -356,6 +356,41 @@ LOOPED = {
     "gru": LoopedCell((24.0, 30.0), (27.0, 21.0)),
     "lstm": LoopedCell((26.0, 31.0), (26.0, 22.0)),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class SteppedGradient:
+    """The gradient of what every step of a loop reads, such as the memory of a decoder, added to that of the steps
+    before; ``out`` has an entry for each of the ``steps``."""
+
+    out: Tensor
+    steps: float
+
+    @property
+    def name(self) -> str:
+        return f"{self.out.name}.steps"
+
+    @property
+    def reads(self) -> tuple[Tensor, ...]:
+        return ()
+
+    @property
+    def saves(self) -> tuple[Tensor, ...]:
+        return ()
+
+    @property
+    def private_dims(self) -> frozenset[str]:
+        return frozenset()
+
+    def split(self, ways: Mapping[str, float]) -> SteppedGradient:
+        return replace(self, out=self.out.split(ways))
+
+    def forward(self, precision: Precision) -> tuple[Kernel, ...]:
+        return ()
+
+    def backward(self, precision: Precision) -> tuple[Kernel, ...]:
+        added = accumulation(self.name, float(self.out.elements), self.out.bytes(precision))
+        return (replace(added, calls=self.steps),) if self.out.grad else ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -507,6 +507,25 @@ def test_a_loop_runs_the_operations_of_each_step_and_adds_up_gradients() -> None
     assert not any(kernel.name.endswith(".sum") for kernel in fixed.backward(FP32))
 
 
+def test_additive_attention_in_a_loop_reads_all_keys_at_each_step() -> None:
+    """2 samples x 5 steps x 3 keys x 4 units are 480 bytes for a term of all steps. Forward: sum 2 (and the query,
+    160), bias 2 (and b, 16), tanh 2, product 2; backward as many (b's gradient, too), 3 for tanh and product, 3 for the
+    gradients of keys, and of the memory, 8 features wide. A loop of TensorFlow issues 16 and 28 operations a step."""
+    options = {"hidden": 4, "normalized": True}
+    layer, looped = (
+        expand("additive_attention", (SEQUENCE, MEMORY), options, Choices(recurrence=how)).operations
+        for how in ("layer", "looped")
+    )
+    (tanh,) = (kernel for kernel in forward(layer) if kernel.name == "layer.tanh")
+    assert moved(forward(looped)) - moved(forward(layer)) == 8 * 480 + 160 + 16 - tanh.bytes
+    (tanh,) = (kernel for kernel in backward(layer) if kernel.name == "layer.tanh")
+    more = (2 + 2 + 3 + 3 + 3) * 480 + 160 + 2 * 16 + 3 * 2 * 5 * 3 * 8 * 4
+    assert moved(backward(looped)) - moved(backward(layer)) == more - tanh.bytes
+    passes = ("sum", "shifted", "tanh", "weighted")
+    for direction, calls in ((forward, 16 * 5), (backward, 28 * 5)):
+        assert sum(k.calls for k in direction(looped) if k.name.removeprefix("layer.") in passes) == calls
+
+
 def test_relative_attention_with_heads_last_turns_scores_and_is_fed_its_memory() -> None:
     """2 x 2 heads x 5 x 8 scores of 640 bytes. Turned: both products, the pad, the mask's product, before and after the
     softmax, and for the sum: 7 more passes of a read and a write, backward as many. The memory of 2 x 3 x 8 numbers is
