@@ -98,11 +98,13 @@ def onebit(argument: str) -> Compression:
 def qsgd(argument: str) -> Compression:
     """``qsgd:B``: B bits, rounded at random."""
     bits = number_argument("qsgd", argument, "the bits of an element", 2.0, 16.0)
-    return Quantised("qsgd", bits, False, True, True, "Alistarh et al., QSGD, NIPS 2017")
+    source = "Alistarh et al., QSGD, NIPS 2017"
+    return Quantised("qsgd", bits, feedback=False, norm=True, unbiased=True, reference=source)
 
 
 @COMPRESSIONS.register("terngrad")
 def terngrad(argument: str) -> Compression:
     """``terngrad``: −1, 0 or 1, rounded at random, in two bits."""
     no_argument("terngrad", argument)
-    return Quantised("terngrad", 2.0, False, True, True, "Wen et al., TernGrad, NIPS 2017")
+    source = "Wen et al., TernGrad, NIPS 2017"
+    return Quantised("terngrad", 2.0, feedback=False, norm=True, unbiased=True, reference=source)

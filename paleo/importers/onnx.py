@@ -201,10 +201,10 @@ class _Reader:
             index = tensor.data_type not in FLOATS
             learned = not index and tensor.name not in statistics and math.prod(tensor.dims) > 1
             shape = tuple(int(size) for size in tensor.dims)
-            self.values[tensor.name] = self._constant(tensor.name, shape, index, learned)
+            self.values[tensor.name] = self._constant(tensor.name, shape, index=index, learned=learned)
             self._remember(tensor.name, tensor)
 
-    def _constant(self, name: str, shape: Shape, index: bool, learned: bool) -> Value:
+    def _constant(self, name: str, shape: Shape, *, index: bool, learned: bool) -> Value:
         sources = frozenset({name}) if learned else frozenset[str]()
         return Value(shape, "parameter" if learned else "constant", name, index, static=True, sources=sources)
 
@@ -391,11 +391,11 @@ class _Reader:
                     raise SpecError(f"{self.path}: constant {node.output[0][:60]!r} has impossible sizes")
                 index = attribute.t.data_type not in FLOATS
                 learned = not index and math.prod(shape) > SMALL and len(shape) > 1
-                self.values[node.output[0]] = self._constant(node.output[0], shape, index, learned)
+                self.values[node.output[0]] = self._constant(node.output[0], shape, index=index, learned=learned)
                 self._remember(node.output[0], attribute.t, constant=True)
                 return
         for name in node.output:
-            self.values[name] = Value((1,), "constant", name, False, static=True)
+            self.values[name] = Value((1,), "constant", name, index=False, static=True)
 
     def _unmerged(self, value: Value | None, node: Any) -> Value | None:
         """Vectors that several nodes read count for each: exporters merge those that happen to be equal (biases of
@@ -406,7 +406,7 @@ class _Reader:
         if used is node:
             return value
         name = f"{value.name}@{len(self.values)}"
-        self.values[name] = copy = self._constant(name, value.shape, value.index, True)
+        self.values[name] = copy = self._constant(name, value.shape, index=value.index, learned=True)
         return copy
 
     def _value(self, name: str, node: Any) -> Value | None:

@@ -25,6 +25,8 @@ from paleo.studies.launch import estimate_command
 from paleo.units import duration, gibibytes, shortest
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from paleo.studies.comparison import Candidate, Comparison, Objective
 
     Winners: TypeAlias = Mapping[Objective, Candidate | None]
@@ -39,13 +41,22 @@ WINNERS: dict[Objective, tuple[str, str]] = {
 
 def compare(comparison: Comparison) -> RenderableType:
     """Systems side by side, the best of each kind marked with a star."""
-    columns = "system", "GPUs", "step time", "samples/s", "speedup", "memory", "USD/h", "time", "cost", "energy"
     best: Winners = {objective: comparison.best(objective) for objective in WINNERS}
     winners = [
         f"{_title(comparison, objective)}: {_machines(candidate)}"
         for objective, candidate in best.items()
         if candidate is not None
     ]
+    head = f"{comparison.amount.words}. {_sentence('; '.join(winners)) or 'It fits none of them'}.\n"
+    parts: list[RenderableType] = [prose(Text(head, style="bold")), _table(comparison, best), Text()]
+    parts += [prose(sentence) for sentence in map(_remedy, comparison.candidates) if sentence]
+    parts.append(prose(Text("\n".join(_notes(comparison)), style="dim")))
+    return Group(*parts, *(_commands(comparison) if comparison.searched else ()))
+
+
+def _table(comparison: Comparison, best: Winners) -> Table:
+    """A row for each system; columns of a consistency model and of strategies where candidates have any."""
+    columns = "system", "GPUs", "step time", "samples/s", "speedup", "memory", "USD/h", "time", "cost", "energy"
     studied = any(candidate.consistency is not None for candidate in comparison.candidates)
     strategies = {_strategy(each) for each in comparison.candidates if each.prediction is not None}
     table = grid("", (*columns, *(CYCLE[:3] if studied else ()), *(("strategy",) if len(strategies) > 1 else ())))
@@ -55,34 +66,23 @@ def compare(comparison: Comparison) -> RenderableType:
         cycle = cycle_figures(candidate.consistency)[:3] if studied else ()
         strategy = (_strategy(candidate),) if len(strategies) > 1 else ()
         table.add_row(*_candidate(comparison, candidate, best, *like), *cycle, *strategy)
-    notes = [*_batches(comparison), *prices(comparison), *_unknown(comparison)]
-    notes += [
-        f"{candidate.system.name}: {candidate.problem}" for candidate in comparison.candidates if candidate.problem
-    ]
-    formats = {
-        candidate.system.name: candidate.prediction.plan.dtype
-        for candidate in comparison.candidates
-        if candidate.prediction
-    }
+    return table
+
+
+def _notes(comparison: Comparison) -> Iterator[str]:
+    """What stands below the table: batches, prices, what is not known, formats, warnings, failures."""
+    yield from (*_batches(comparison), *prices(comparison), *_unknown(comparison))
+    candidates = comparison.candidates
+    yield from (f"{each.system.name}: {each.problem}" for each in candidates if each.problem)
+    formats = {each.system.name: each.prediction.plan.dtype for each in candidates if each.prediction}
     if len(set(formats.values())) > 1:
-        notes.append(f"In different formats: {', '.join(f'{name} {dtype}' for name, dtype in formats.items())}.")
-    notes += [
-        "* best of those that fit. Energy: modelled from the work of the GPUs; hosts and building as far as stated."
-    ]
-    notes += _warnings(comparison)
-    failing = {
-        candidate.system.name: candidate.training.goodput
-        for candidate in comparison.candidates
-        if candidate.training is not None and candidate.training.goodput is not None
-    }
-    if failing:
-        shares = ", ".join(f"{name} {percent(run.share)}" for name, run in failing.items())
-        notes.append(f"Failures, checkpoints and restarts are in time, cost and energy; goodput: {shares}.")
-    head = f"{comparison.amount.words}. {_sentence('; '.join(winners)) or 'It fits none of them'}.\n"
-    parts: list[RenderableType] = [prose(Text(head, style="bold")), table, Text()]
-    parts += [prose(sentence) for sentence in map(_remedy, comparison.candidates) if sentence]
-    parts.append(prose(Text("\n".join(notes), style="dim")))
-    return Group(*parts, *(_commands(comparison) if comparison.searched else ()))
+        yield f"In different formats: {', '.join(f'{name} {dtype}' for name, dtype in formats.items())}."
+    yield "* best of those that fit. Energy: modelled from the work of the GPUs; hosts and building as far as stated."
+    yield from _warnings(comparison)
+    failing = {each.system.name: each.training.goodput for each in candidates if each.training is not None}
+    shares = [f"{name} {percent(run.share)}" for name, run in failing.items() if run is not None]
+    if shares:
+        yield f"Failures, checkpoints and restarts are in time, cost and energy; goodput: {', '.join(shares)}."
 
 
 def _batches(comparison: Comparison) -> Iterator[str]:

@@ -25,6 +25,7 @@ from paleo.units import GIB, HOUR, counted, duration, engineering, gibibytes
 if TYPE_CHECKING:
     from paleo.predict import Prediction
     from paleo.studies.comparison import Objective, Offer, Purchase
+    from paleo.studies.cost import Tariff
     from paleo.studies.scaling import ScalePoint
     from paleo.studies.training import Training
 
@@ -470,14 +471,6 @@ def _assumptions(study: Purchase) -> str:
     prediction = next(offer.prediction for offer in study.offers if offer.prediction is not None)
     baseline = study.offers[0].candidate.system.name
     kept = "the global batch" if request.scaling == "strong" else "the batch of each GPU"
-    tariff = request.tariff
-    paid = (
-        "rent of whole nodes at list price, which includes electricity"
-        if tariff.gpu_price is None
-        else "the stated rent of GPUs"
-    )
-    paid += ", electricity where no rent counts" if tariff.electricity is not None and tariff.gpu_price is None else ""
-    paid += ", electricity" if tariff.electricity is not None and tariff.gpu_price is not None else ""
     rows = [
         ("Measured or predicted?", "Predicted. No figure of this page was measured on these systems by Paleo."),
         ("Calibrated?", _calibrations(study)),
@@ -491,7 +484,7 @@ def _assumptions(study: Purchase) -> str:
         ("FLOP", "1 multiply-add is 2 FLOP; MFU counts the model's FLOP, not what is recomputed."),
         ("Rates or time to solution?", f"Both; the ranking is by {_GOALS[request.objective][1]} of "
                                        f"{request.amount.words}."),
-        ("What is paid", f"{paid}; no storage, traffic or staff. Whole nodes are paid for."),
+        ("What is paid", f"{_paid(request.tariff)}; no storage, traffic or staff. Whole nodes are paid for."),
         ("Energy", _energy_words(study)),
         ("Tuning", f"Every system gets its own best plan out of those tried, with the software profile "
                    f"{prediction.run.software}."),
@@ -499,20 +492,22 @@ def _assumptions(study: Purchase) -> str:
                      "same way."),
     ]  # fmt: skip
     lines = "".join(f"<tr><th>{escape(subject)}</th><td>{escape(text)}</td></tr>" for subject, text in rows)
-    missing = dict.fromkeys(
-        text for offer in study.offers if offer.prediction is not None for text in offer.prediction.unmodelled
-    )
-    warned = dict.fromkeys(
-        f"{offer.candidate.system.name}: {text}"
-        for offer in study.offers
-        if offer.prediction is not None
-        for text in offer.prediction.warnings
-    )
+    predictions = [offer.prediction for offer in study.offers if offer.prediction is not None]
+    missing = dict.fromkeys(text for each in predictions for text in each.unmodelled)
+    warned = dict.fromkeys(f"{each.system.name}: {text}" for each in predictions for text in each.warnings)
     warnings = f"<h3>Warnings</h3><ul>{_items(warned)}</ul>" if warned else ""
     return (
         f"<section><h2>Assumptions</h2><table class=plain>{lines}</table><h3>Not modelled</h3><ul>{_items(missing)}"
         f"<li>{_not_counted(study)}</li></ul>{warnings}</section>"
     )
+
+
+def _paid(tariff: Tariff) -> str:
+    """What a price covers, in words."""
+    if tariff.gpu_price is not None:
+        return "the stated rent of GPUs" + (", electricity" if tariff.electricity is not None else "")
+    rent = "rent of whole nodes at list price, which includes electricity"
+    return rent + (", electricity where no rent counts" if tariff.electricity is not None else "")
 
 
 def _items(texts: Iterable[str]) -> str:
