@@ -490,9 +490,9 @@ class Schedule:
         return self.fused is not None
 
     def unpaired(self, stages: int, microbatches: Numeric, chunks: int) -> Numeric:
-        """Forward passes of the first stage that have no backward pass beside them, and as many backward passes: those
-        that the order leaves alone; of a schedule without `pairs`, whose passes software may pair in the steady state,
-        those that fill the pipeline and one more, whose output the first backward pass waits for."""
+        """Forward passes of a stage that have no backward pass beside them, and as many backward passes: those that the
+        order leaves alone, the mean of the stages; of a schedule without `pairs`, whose passes software may pair in the
+        steady state, those that fill the first stage and one more, whose output the first backward pass waits for."""
         return _left_alone(self, stages, chunks) if self.pairs else self.alive(0, stages, microbatches, chunks)
 
     def in_flight(self, stage: int, stages: int, microbatches: int, chunks: int) -> tuple[int, ...]:
@@ -571,11 +571,11 @@ def _passes_behind(schedule: Schedule, stage: int, stages: int, chunk: int, chun
 
 
 @lru_cache(maxsize=4096)
-def _left_alone(schedule: Schedule, stages: int, chunks: int) -> int:
-    """Forward passes of the first stage that run alone; more microbatches add pairs."""
-    return sum(
-        len(each) == 1 and each[0].kind == "F" for each in schedule.groups(0, stages, window(stages, chunks), chunks)
-    )
+def _left_alone(schedule: Schedule, stages: int, chunks: int) -> float:
+    """Forward passes that run alone, the mean of the stages; more microbatches add pairs."""
+    count = window(stages, chunks)
+    groups = [group for stage in range(stages) for group in schedule.groups(stage, stages, count, chunks)]
+    return sum(len(group) == 1 and group[0].kind == "F" for group in groups) / stages
 
 
 SCHEDULES: Registry[Schedule] = Registry("pipeline schedule", "paleo.schedules")

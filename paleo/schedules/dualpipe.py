@@ -149,6 +149,21 @@ def alive_of(stage: Numeric, stages: int, microbatches: Numeric, piece: int, chu
     return np.asarray(stage) + 1.0 if piece else stages - np.asarray(stage) + 0.0
 
 
+def behind(stage: Numeric, stages: int, chunk: int, chunks: int) -> tuple[Numeric, Numeric]:
+    """`v_behind` of half the stages from either end."""
+    depth = np.minimum(np.asarray(stage), stages - 1.0 - np.asarray(stage))
+    far = (np.asarray(stage) < stages / 2.0) == (chunk == 1)
+    inputs, weights = v_behind(depth, stages // 2, 1, chunks)
+    return np.where(far, inputs, 0.0), np.where(far, weights, 0.0)
+
+
+def v_behind(stage: Numeric, stages: int, chunk: int, chunks: int) -> tuple[Numeric, Numeric]:
+    """After the second chunk's last weights come what is left of the first: inputs and weights on the upper stages,
+    weights that were put off on the lower ones."""
+    left = stages - np.asarray(stage) + 0.0
+    return (np.maximum(0.0, left - np.asarray(stage)), left) if chunk else (0.0, 0.0)
+
+
 def v_alive(stage: Numeric, stages: int, microbatches: Numeric, chunks: int) -> Numeric:
     """2p + 1 chunks on every stage: the network has 2p pieces."""
     return 2.0 * stages + 1.0 + 0.0 * np.asarray(stage)
@@ -166,7 +181,7 @@ DUALPIPE = add_schedule(
         "dualpipe",
         _PAPER,
         order,
-        ClosedForms(span, alive, together, alive_of=alive_of),
+        ClosedForms(span, alive, together, behind, alive_of=alive_of),
         splits_backward=True,
         least=2,
         even=True,
@@ -179,7 +194,7 @@ DUALPIPE_V = add_schedule(
         "dualpipev",
         "DeepSeek-AI, github.com/deepseek-ai/DualPipe, 2025 (half of dualpipe)",
         v_order,
-        ClosedForms(v_span, v_alive, together, alive_of=v_alive_of),
+        ClosedForms(v_span, v_alive, together, v_behind, alive_of=v_alive_of),
         chunks=2,
         splits_backward=True,
         least=2,

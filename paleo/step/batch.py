@@ -152,8 +152,8 @@ class Batch:
 
     @property
     def _unpaired_share(self) -> Array:
-        """Share of the passes of the first stage that have no pass the other way beside them (`Schedule.unpaired`), and
-        so wait for their exchanges: (cases,). All passes of a stage take their mean.
+        """Share of a stage's passes that have no pass the other way beside them (`Schedule.unpaired`), and so wait for
+        their exchanges: (cases,). All passes take the mean of both kinds.
 
         Megatron-Core pairs a forward and a backward pass in the steady state of 1F1B alone, for which it fills the
         pipeline with one pass more (``overlap_moe_expert_parallel_comm`` in its pipeline_parallel/schedules.py).
