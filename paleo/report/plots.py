@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -113,7 +114,7 @@ def estimate(prediction: Prediction) -> Figure:
 
 
 def _timeline(axes: Axes, events: Sequence[Event]) -> None:
-    streams = sorted({event.task.resource for event in events}, key=lambda name: (name != COMPUTE, name))
+    streams = sorted({event.task.resource for event in events}, key=_row)
     kinds = dict.fromkeys(event.task.kind for event in events if event.end > event.start)
     looks = {kind: _KINDS.get(kind, (kind, GREY)) for kind in kinds}
     unit_seconds, unit = time_unit(max((event.end for event in events), default=0.0))
@@ -128,6 +129,15 @@ def _timeline(axes: Axes, events: Sequence[Event]) -> None:
     axes.set_xlim(left=0)
     patches = [Patch(color=colour, label=label) for label, colour in dict.fromkeys(looks.values())]
     axes.legend(handles=patches, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=min(len(patches), 5))
+
+
+def _row(stream: str) -> tuple[object, ...]:
+    """Computation first, then stages by their numbers.
+
+    >>> sorted(["stage10", "stage2 communication", "stage2", "compute"], key=_row)
+    ['compute', 'stage2', 'stage2 communication', 'stage10']
+    """
+    return stream != COMPUTE, *(int(part) if part.isdigit() else part for part in re.split(r"(\d+)", stream))
 
 
 def _memory(axes: Axes, prediction: Prediction) -> None:

@@ -599,7 +599,7 @@ def check_schedule(name: str, stages: int, chunks: int, microbatches: int) -> No
         raise PlanError(f"schedule {name!r}: {microbatches} microbatches are not a multiple of the {stages} stages")
     if microbatches % chosen.copies:
         raise PlanError(
-            f"schedule {name!r}: {microbatches} microbatches are not as many for each of {chosen.copies} copies"
+            f"schedule {name!r}: {microbatches} microbatches are not shared evenly by its {chosen.copies} copies"
         )
     if microbatches < chosen.least * stages:
         least = f"{chosen.least} for each of the {stages} stages"

@@ -134,7 +134,7 @@ def test_activations_are_the_published_ones(name: str, stages: int) -> None:
     ("name", "stages", "microbatches", "message"),
     [
         ("dualpipe", 3, 8, "needs an even number of stages, not 3"),
-        ("dualpipe", 4, 9, "9 microbatches are not as many for each of 2 copies"),
+        ("dualpipe", 4, 9, "9 microbatches are not shared evenly by its 2 copies"),
         ("dualpipe", 4, 6, "6 microbatches are too few; it needs 2 for each of the 4 stages"),
         ("dualpipev", 4, 7, "7 microbatches are too few"),
     ],

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from paleo.errors import PlanError
 from paleo.predict import predict
 from paleo.schedules.base import SCHEDULES, Passes, check_schedule
-from paleo.schedules.pipeline import StageTime, pipeline_time
+from paleo.schedules.pipeline import StageTime, pipeline_events, pipeline_time
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.system import load_system
@@ -160,6 +160,15 @@ def test_what_follows_the_gradients_of_a_chunk_is_what_the_order_has(name: str, 
             left = [action.kind for action in order[last + 1 :]]
             counts = left.count("B"), left.count("W") if schedule.splits_backward else left.count("B")
             assert schedule.behind(stage, depth, chunk, chunks) == counts
+
+
+@pytest.mark.parametrize("name", list(SCHEDULES))
+def test_few_microbatches_are_all_drawn(name: str) -> None:
+    schedule, chunks = SCHEDULES[name], chunks_of(name)
+    stages = uniform(4, chunks * schedule.copies)
+    events = pipeline_events(name, stages, 8, pipeline_time(name, stages, 8).ends)
+    assert len(events) == 4 * 8 * chunks * (3 if schedule.splits_backward else 2)
+    assert {event.task.kind for event in events} <= {"F", "B", "W"}
 
 
 def test_a_tensor_does_not_travel_where_the_v_turns() -> None:
