@@ -242,6 +242,19 @@ def remote_share(fan_out: Array) -> Array:
     return (fan_out - 1.0) / fan_out
 
 
+def tree_imbalance(units: Numeric) -> Array:
+    """Bytes of the busiest of N units of a double binary tree over those of the mean, 2 S (N-1)/N.
+
+    A unit that has two children in one tree and is a leaf of the other sends S/2 up, S down and S/2 up. Of three units
+    none has two children, and 1.5 S is the most (NVIDIA/nccl src/graph/trees.cc).
+
+    >>> tree_imbalance(np.array([1.0, 2.0, 3.0, 4.0, 8.0])).round(3).tolist()
+    [1.0, 1.0, 1.125, 1.333, 1.143]
+    """
+    several = np.maximum(units, 2.0)
+    return np.asarray(np.minimum(2.0, several / 2.0) / (2.0 * remote_share(several)))
+
+
 def one_level_at_a_time(levels: list[LevelTraffic]) -> Traffic:
     """A phase per level, inner first: the levels do not overlap."""
     idle = LevelTraffic()

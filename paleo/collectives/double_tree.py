@@ -25,7 +25,7 @@ def all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
     """2 alpha log2 P + 2 beta S (P-1)/P + gamma S (P-1)/P, pieces small enough that filling the pipe is all latency.
 
     At a level of fan-out f both trees together have 2 (f-1) edges that carry S/2 up and S/2 down: 2 S (f-1)/f of each
-    unit (between N nodes 2 S (N-1)/N), as the load is even but for the two roots. What a rank combines at a level was
+    unit in the mean (between N nodes 2 S (N-1)/N; `tree_imbalance` of the busiest). What a rank combines at a level was
     shared among the ranks below it, so that all levels add up to S (P-1)/P.
     """
     return Traffic.of(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from paleo.collectives.base import algorithms_for
+from paleo.collectives.base import algorithms_for, tree_imbalance
 from paleo.errors import PlanError, SpecError, near
 from paleo.pricing.links.alpha_beta import LevelCost, lower_bound, torus_bound, traffic_time
 from paleo.pricing.links.fabric import (
@@ -37,6 +37,7 @@ from paleo.pricing.links.group import (
     group_links,
     link_kind,
     node_time,
+    prefers_switch,
     prefers_tree,
     stack_links,
     switch_time,
@@ -56,9 +57,6 @@ if TYPE_CHECKING:
 
 #: Which of these carries out an all_reduce over nodes is decided by what the library expects of both.
 TREE_OR_RING = ("ring", "chain_tree")
-#: Nodes up to which NCCL's tuner counts on all of the NICs' bandwidth for the switches' arithmetic; on more it expects
-#: half of it, as for trees (tuning.cc). Over four nodes of H200 it took rings (365 GB/s by EFA, 310 with the switches).
-SWITCH_NODES = 2
 #: How near to each other the two ends of a search for a crossover come, relatively.
 _BISECTION = 2.0**-30
 
@@ -254,8 +252,8 @@ class Nccl:
 
     def chooses(self, algorithm: Algorithm, operation: str, payload_bytes: Numeric, links: GroupLinks) -> Flags:
         """Trees are for several nodes and for payloads that its tuner expects to be faster so, rings for all others;
-        the switch's arithmetic is for `SWITCH_RANKS` of a node and more, does not go on between domains of several
-        machines, and over more than two nodes goes through trees, too."""
+        the switch's arithmetic is for `SWITCH_RANKS` of a node and more, over several nodes for payloads that the tuner
+        expects to be faster so, and does not go on between domains of several machines."""
         crosses = links.nodes > 1
         several = (crosses & self.trees) | (not algorithm.between_nodes)
         if operation == "all_reduce" and algorithm.name in TREE_OR_RING:
@@ -263,8 +261,8 @@ class Nccl:
             several = several & (in_tree if algorithm.between_nodes else ~in_tree | ~crosses)
         if not algorithm.in_network:
             return np.asarray(several)
-        in_tree = (links.nodes <= SWITCH_NODES) | prefers_tree(payload_bytes, links)
-        return np.asarray(several & in_tree & (links.inside.ranks >= SWITCH_RANKS) & ~(crosses & links.many_hosts))
+        expected = ~crosses | (prefers_switch(payload_bytes, links) & ~links.many_hosts)
+        return np.asarray(several & expected & (links.inside.ranks >= SWITCH_RANKS))
 
     def seconds(self, algorithm: Algorithm, operation: str, payload_bytes: Numeric, links: GroupLinks) -> Array:
         """Seconds of one algorithm: inside a node, or between nodes and then no less than the node's own ranks need."""
@@ -282,9 +280,11 @@ class Nccl:
             return fabric_exchange_time(
                 operation=operation, traffic=traffic, links=links, parameters=self.between, shift=self.shift
             )
+        in_trees = operation == "all_reduce" and (algorithm.between_nodes or algorithm.in_network)
         return fabric_time(
-            operation=operation, traffic=traffic, links=links, parameters=self.between, lockstep=algorithm.lockstep
-        )
+            operation=operation, traffic=traffic, links=links, parameters=self.between, lockstep=algorithm.lockstep,
+            imbalance=tree_imbalance(links.nodes) if in_trees else 1.0,
+        )  # fmt: skip
 
     def _inside(self, algorithm: Algorithm, operation: str, payload: Numeric, links: GroupLinks) -> Array:
         traffic = algorithm.traffic(operation, payload, links.fan_outs)

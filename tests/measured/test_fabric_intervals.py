@@ -103,7 +103,7 @@ def test_one_more_fabric_lies_as_limits_say(large: Errors, small: Errors) -> Non
     assert len(large) == 8 and len(recent(large)) == 6 and len(small) == 5
     assert np.exp(interval(recent(large))) == pytest.approx((0.80, 1.46), rel=0.02)
     assert np.exp(interval(large)) == pytest.approx((0.71, 2.1), rel=0.02)
-    assert np.exp(interval(small)) == pytest.approx((0.42, 7.3), rel=0.05)
+    assert np.exp(interval(small)) == pytest.approx((0.47, 6.0), rel=0.05)
 
 
 @pytest.mark.shared

@@ -27,6 +27,7 @@ from paleo.pricing.links.group import (
     group_links,
     link_kind,
     links_across,
+    prefers_switch,
     prefers_tree,
     protocol,
     stack_links,
@@ -664,6 +665,18 @@ def test_the_tuner_takes_rings_for_large_sums_over_few_nodes() -> None:
     in_tree = [prefers_tree(sizes, links).sum() for links in (few, many)]
     assert 0 < in_tree[0] < in_tree[1] < len(sizes)
     assert not prefers_tree(sizes, links_across(system, ranks=4, ranks_per_node=4))[-1]
+
+
+def test_sums_in_switches_over_four_nodes_wait_for_the_busiest_and_end_where_the_tuner_says() -> None:
+    """A node of four sends 2 S, where they send 1.5 S in the mean: 0.97 of 400 GB/s over 2 are 194 GB/s, 376 of
+    bus bandwidth. NCCL's tuner takes 1.4 (8.4 + 54 x 3.4 + 8 x 14) = 426 us and S / 185.8 GB/s for a ring, and 25 + 4 x
+    20.9 = 109 us and S / 166.7 GB/s for the switches: rings from 513 MB on. Of two nodes it never takes rings."""
+    system = load_system("aws-p5en.48xlarge")
+    links = links_across(system, ranks=32, ranks_per_node=8)
+    seconds = float(best(Nccl(), "all_reduce", 2.0**44, links, ["in_switch"]).time)
+    assert 2.0**44 / seconds == pytest.approx(194e9, rel=0.01)
+    assert prefers_switch(np.array([510e6, 516e6]), links).tolist() == [True, False]
+    assert np.all(prefers_switch(np.geomspace(1e6, 1e12), links_across(system, ranks=16, ranks_per_node=8)))
 
 
 def test_channels_bound_what_two_ranks_exchange_over_a_wide_link() -> None:

@@ -355,6 +355,10 @@ _TUNER_START, _TUNER_PLATEAU = _TUNER_BASE[SIMPLE], 1.4
 _TUNER_NET_HOP, _TUNER_TREE_HOP = 14.0 * MICROSECOND, 4.0 * MICROSECOND
 #: Share of a ring's bus bandwidth that the tuner gives trees.
 _TUNER_TREE = 0.92
+#: The switches' arithmetic between nodes: latency inside a node and of a hop between nodes, the payload's rate over
+#: that of the links, and what the tuner expects of NVLink by generation (nvlsEfficiency).
+_TUNER_SWITCH_START, _TUNER_SWITCH_HOP, _TUNER_SWITCH = 25.0 * MICROSECOND, 20.9 * MICROSECOND, 5.0 / 6.0
+_TUNER_SWITCH_EFFICIENCY = {"Hopper": 0.85, "Blackwell": 0.74, "Blackwell Ultra": 0.74}
 
 
 def prefers_tree(payload_bytes: Numeric, links: GroupLinks) -> Flags:
@@ -369,17 +373,44 @@ def prefers_tree(payload_bytes: Numeric, links: GroupLinks) -> Flags:
     >>> prefers_tree(np.array([1e6, 1e8]), two_nodes).tolist()
     [True, False]
     """
-    nodes, ranks, nvlink = links.nodes, links.ranks, np.asarray(links.nvlink)
-    ranks_of_node, payload = ranks / nodes, np.asarray(payload_bytes, dtype=np.float64)
-    bus = np.where(ranks_of_node > 1, _TUNER_BUS * links.rank_bandwidth, np.inf)
-    bus = np.minimum(bus, np.asarray(links.bandwidths[-1]) * links.ports[-1])
-    inside = np.where(nvlink, _TUNER_NVLINK_STEP[SIMPLE], _TUNER_PCIE_STEP[SIMPLE])
-    hops = 2.0 * (ranks - 1.0) - 2.0 * nodes
-    ring_latency = _TUNER_PLATEAU * (_TUNER_START + np.maximum(hops, 0.0) * inside + 2.0 * nodes * _TUNER_NET_HOP)
-    ring = ring_latency + 2.0 * (ranks - 1.0) / ranks * payload / bus
-    tree_hops = (ranks_of_node - 1.0) * _TUNER_TREE_HOP + np.log2(np.maximum(nodes, 1.0)) * _TUNER_NET_HOP
-    tree = _TUNER_START + 2.0 * tree_hops + 2.0 * payload / (_TUNER_TREE * bus)
-    return np.asarray(tree < ring)
+    nodes, bus = links.nodes, np.minimum(*_expected_rates(links))
+    hops = (links.ranks / nodes - 1.0) * _TUNER_TREE_HOP + np.log2(np.maximum(nodes, 1.0)) * _TUNER_NET_HOP
+    tree = _TUNER_START + 2.0 * hops + 2.0 * np.asarray(payload_bytes) / (_TUNER_TREE * bus)
+    return np.asarray(tree < _expected_ring(payload_bytes, links))
+
+
+def prefers_switch(payload_bytes: Numeric, links: GroupLinks) -> Flags:
+    """Whether NCCL's tuner expects an all_reduce over nodes to be faster with the switches' arithmetic in each and a
+    tree between them (NVLSTree) than in a ring: 5/6 of what a node's NVLink or its NICs carry, and of the NICs half
+    over more than two nodes.
+
+    Source: NVIDIA/nccl src/graph/tuning.cc (ncclTopoTuneModel); the figures as in the library of release 2.29.7.
+
+    >>> four_nodes = GroupLinks(fan_outs=(8.0, 4.0), bandwidths=(450e9, 50e9), ports=(1.0, 8.0), fabric_levels=1)
+    >>> prefers_switch(np.array([1e8, 1e9]), four_nodes).tolist()
+    [True, False]
+    """
+    inside, between = _expected_rates(links)
+    efficiency = _TUNER_SWITCH_EFFICIENCY.get(links.generation, 0.85)
+    rate = np.minimum(efficiency * inside, np.where(links.nodes > 2, 0.5, 1.0) * between)
+    latency = _TUNER_SWITCH_START + 2.0 * np.log2(np.maximum(links.nodes, 1.0)) * _TUNER_SWITCH_HOP
+    seconds = latency + np.asarray(payload_bytes) / (_TUNER_SWITCH * rate)
+    return np.asarray(seconds < _expected_ring(payload_bytes, links))
+
+
+def _expected_rates(links: GroupLinks) -> tuple[Array, Array]:
+    """What the tuner expects of a ring inside a node and of the NICs of one [byte/s]."""
+    inside = np.where(links.ranks > links.nodes, _TUNER_BUS * links.rank_bandwidth, np.inf)
+    return inside, np.asarray(links.bandwidths[-1]) * np.asarray(links.ports[-1])
+
+
+def _expected_ring(payload_bytes: Numeric, links: GroupLinks) -> Array:
+    """What the tuner expects an all_reduce over nodes to take in a ring in Simple [s]."""
+    nodes, ranks = links.nodes, links.ranks
+    inside = np.where(np.asarray(links.nvlink), _TUNER_NVLINK_STEP[SIMPLE], _TUNER_PCIE_STEP[SIMPLE])
+    hops = np.maximum(2.0 * (ranks - 1.0) - 2.0 * nodes, 0.0) * inside + 2.0 * nodes * _TUNER_NET_HOP
+    sent = 2.0 * (ranks - 1.0) / ranks * np.asarray(payload_bytes, dtype=np.float64)
+    return np.asarray(_TUNER_PLATEAU * (_TUNER_START + hops) + sent / np.minimum(*_expected_rates(links)))
 
 
 @dataclass(frozen=True, slots=True)
