@@ -144,7 +144,16 @@ class Builder:
         except (PaleoError, ValidationError, ValueError, KeyError) as error:
             raise UntranslatableError(str(error)) from None
         holders = [source.holder for source in sources]
-        entry = LayerEntry(kind, stated, holders, expansion.out, path, None, tie, expansion.operations)
+        entry = LayerEntry(
+            kind,
+            stated,
+            inputs=holders,
+            out=expansion.out,
+            path=path,
+            share=None,
+            tie=tie,
+            operations=expansion.operations,
+        )
         entry.frozen = self.untrained and entry.own_parameters > 0
         self.network.entries.append(entry)
         return entry

@@ -57,13 +57,13 @@ def _trace_of(module: Any, tape: Tape, outputs: list[Value], sizes: Sizes) -> Tr
     trace = Trace(
         tape.inputs,
         outputs,
-        tape.calls,
-        {name: parameter.numel() for name, parameter in parameters.items()},
-        sizes.probes,
-        tape.scopes,
-        frozenset(name for name, parameter in parameters.items() if not parameter.requires_grad),
-        tuple(dict.fromkeys(tape.notes)),
-        sizes.fixed_batch,
+        calls=tape.calls,
+        parameters={name: parameter.numel() for name, parameter in parameters.items()},
+        probes=sizes.probes,
+        scopes=tape.scopes,
+        frozen=frozenset(name for name, parameter in parameters.items() if not parameter.requires_grad),
+        notes=tuple(dict.fromkeys(tape.notes)),
+        fixed_batch=sizes.fixed_batch,
     )
     trace.checkpointed = tuple(tape.checkpointed) or _would_checkpoint(module)
     trace.without_dead_calls()

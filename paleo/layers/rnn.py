@@ -66,7 +66,17 @@ class Recurrent(Layer):
         self, name: str, gated: Tensor, weight: Tensor, states: Tensor, directions: int, looped: float
     ) -> Recurrence:
         seq, kept = states.dims[1], self.kept_per_state
-        return Recurrence(f"{name}.steps", self.cell, gated, weight, states, seq, directions, kept, looped)
+        return Recurrence(
+            f"{name}.steps",
+            self.cell,
+            gates=gated,
+            weight=weight,
+            out=states,
+            steps_dim=seq,
+            directions=directions,
+            kept_per_state=kept,
+            looped=looped,
+        )
 
     def _projected(self, name: str, wide: Tensor, directions: int, projection: int) -> tuple[Contraction, Tensor]:
         """The states of each direction times a matrix of that direction, all steps in one product."""

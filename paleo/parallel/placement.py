@@ -289,7 +289,16 @@ def _strategy(text: str, words: list[str], numbers: dict[str, int]) -> Strategy:
     if etp not in (None, 1, numbers.get("tp", 1)):
         raise PlanError(f"strategy {text!r}: etp={etp} must be 1 or tp={numbers.get('tp', 1)}")
     context: Context = "all_to_all" if "ulysses" in words else "ring"
-    return Strategy((presets or ["dp"])[0], numbers, zero, "sp" in words, chunks, context, etp, within_nodes)  # type: ignore[arg-type]
+    return Strategy(
+        (presets or ["dp"])[0],
+        numbers,
+        zero=zero,  # type: ignore[arg-type]
+        sequence_parallel="sp" in words,
+        chunks=chunks,
+        context=context,
+        etp=etp,
+        within_nodes=within_nodes,
+    )
 
 
 Stated = Mapping[str, Mapping[str, str | Sequence[str] | None]]

@@ -73,6 +73,18 @@ def columns(ranking: Ranking, most: int) -> PlanColumns:
         run[places] = len(runs) + np.array([cuts.index(cut) for cut in results.cuts], dtype=np.intp)[choice]
         runs += [part.run if cut is None else part.run.model_copy(update={"cut": cut}) for cut in cuts]
     return PlanColumns(
-        ranking.step[chosen], ranking.memory[chosen], gpus, microbatch, strategy, policy, schedule, overlapped, run,
-        tuple(names), tuple(RECOMPUTE), tuple(SCHEDULES), tuple(runs), len(ranking.step),
-    )  # fmt: skip
+        ranking.step[chosen],
+        ranking.memory[chosen],
+        gpus=gpus,
+        microbatch=microbatch,
+        strategy=strategy,
+        policy=policy,
+        schedule=schedule,
+        overlapped=overlapped,
+        run=run,
+        strategies=tuple(names),
+        policies=tuple(RECOMPUTE),
+        schedules=tuple(SCHEDULES),
+        runs=tuple(runs),
+        evaluated=len(ranking.step),
+    )

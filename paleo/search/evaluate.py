@@ -116,7 +116,16 @@ class _Members:
             for zero in self.zero:
                 cases, shared = sharing[zero > 0]
                 index = several if zero else indices
-                batch = Batch(cases, assignment, schedule, zero, overlapped, self.arrival[index], "closed", shared)
+                batch = Batch(
+                    cases,
+                    assignment,
+                    schedule=schedule,
+                    zero=zero,
+                    overlapped=overlapped,
+                    arrival=self.arrival[index],
+                    ends="closed",
+                    shared=shared,
+                )
                 yield self._solved(index, step(batch))
 
     def pipelined(self) -> Iterator[Solved]:
@@ -156,7 +165,16 @@ class _Members:
         """What each way to exchange gradients makes of some cases under one stage of ZeRO."""
         choices, several = modes(self.space, self.backend), self.several[index]
         for overlapped in choices:
-            batch = Batch(cases, cut.assignment, schedule, zero, overlapped, self.arrival[index], "closed", shared)
+            batch = Batch(
+                cases,
+                cut.assignment,
+                schedule=schedule,
+                zero=zero,
+                overlapped=overlapped,
+                arrival=self.arrival[index],
+                ends="closed",
+                shared=shared,
+            )
             chosen = several if zero else np.ones_like(several)
             if overlapped and len(choices) > 1 and not cut.sharded:
                 following = tails(cases.layouts, cut.assignment, zero, overlapped=True)

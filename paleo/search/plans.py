@@ -158,7 +158,17 @@ def search(
     runner_up = ranking.runner_up(plans[0])
     configurations, fitting = sum(len(part.results) for part in parts), len(ranking.fitting)
     seconds = time.perf_counter() - started
-    return Search(configurations, fitting, seconds, objective, global_batch, plans, front, runner_up, ranking)
+    return Search(
+        configurations,
+        fitting,
+        seconds=seconds,
+        objective=objective,
+        global_batch=global_batch,
+        plans=plans,
+        front=front,
+        runner_up=runner_up,
+        ranking=ranking,
+    )
 
 
 def _partial(model: ModelSpec, system: System, ranking: Ranking, first: PlanRow) -> tuple[PlanRow, ...]:

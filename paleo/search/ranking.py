@@ -216,14 +216,14 @@ class Ranking:
         return PlanRow(
             part.run.gpus,
             strategy,
-            microbatch,
-            recompute,
-            "none" if layout.mesh.degree("pp") == 1 else schedule,
-            choice.overlapped,
-            float(self.step[index]),
-            float(self.memory[index]),
-            bool(self.fits[index]),
-            part.run.model_copy(update=changed),
+            microbatch=microbatch,
+            recompute=recompute,
+            schedule="none" if layout.mesh.degree("pp") == 1 else schedule,
+            overlapped=choice.overlapped,
+            step_time=float(self.step[index]),
+            memory=float(self.memory[index]),
+            fits=bool(self.fits[index]),
+            run=part.run.model_copy(update=changed),
         )
 
 

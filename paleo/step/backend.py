@@ -329,4 +329,13 @@ def backend_of(
         formats = replace(formats, gradient=formats.wide)
     method = method_of(run.compress, zero=parse_strategy(run.strategy).zero, forward_only=run.forward_only)
     offload = offload_of(run.offload, system, prices.rates)
-    return Backend(run, system, formats, software, prices, fabric, offload, method)
+    return Backend(
+        run,
+        system,
+        formats=formats,
+        software=software,
+        prices=prices,
+        fabric=fabric,
+        offload=offload,
+        compression=method,
+    )

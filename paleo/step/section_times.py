@@ -368,18 +368,19 @@ def layer_times(costs: SectionCosts, policies: Policies) -> LayerTimes:
     return LayerTimes(
         costs.forward,
         costs.backward + again,
-        costs.weights,
-        costs.forward_transfers,
-        costs.backward_transfers + np.where(whole, costs.recomputed_transfers, core * costs.selected_transfers),
-        costs.hidden,
-        costs.forward_paired,
-        costs.backward_paired,
-        np.asarray(costs.limits[:, 0] + np.where(whole, costs.limits[:, 1], core * costs.limits[:, 2])),
-        kept,
-        np.zeros_like(kept),
-        np.where(whole, costs.saved_bytes * group, 0.0),
-        costs.output_bytes,
-        costs.largest_output_bytes,
+        weights=costs.weights,
+        forward_transfers=costs.forward_transfers,
+        backward_transfers=costs.backward_transfers
+        + np.where(whole, costs.recomputed_transfers, core * costs.selected_transfers),
+        hidden=costs.hidden,
+        forward_paired=costs.forward_paired,
+        backward_paired=costs.backward_paired,
+        limits=np.asarray(costs.limits[:, 0] + np.where(whole, costs.limits[:, 1], core * costs.limits[:, 2])),
+        saved_bytes=kept,
+        offloaded_bytes=np.zeros_like(kept),
+        transient=np.where(whole, costs.saved_bytes * group, 0.0),
+        output_bytes=costs.output_bytes,
+        largest_output_bytes=costs.largest_output_bytes,
     )
 
 

@@ -315,7 +315,16 @@ def audit(log: Log, expected: Prediction) -> Audit:
     best = faults[0] if faults else None
     ratio = known["step"] / (best.evidence if best else plain)["step"]
     scatter = known.get("unsteadiness", 1.0) - 1.0
-    return Audit(log, expected, known, plain, tuple(faults), ratio, scatter, _beyond(expected, best, ratio, scatter))
+    return Audit(
+        log,
+        expected,
+        measured=known,
+        predicted=plain,
+        faults=tuple(faults),
+        ratio=ratio,
+        scatter=scatter,
+        beyond=_beyond(expected, best, ratio, scatter),
+    )
 
 
 def _refined(hypothesis: Hypothesis, expected: Prediction, measured: Evidence) -> list[Fault]:

@@ -139,9 +139,9 @@ def collective(
     rows = _rows(operation, payload_bytes, links, fabric, bounds)
     best = next(row for row in rows if row.automatic)
     return CollectiveStudy(
-        operation, payload_bytes, ranks, fabric, system.group(1, ranks), links, rows,
-        _worthwhile(fabric, operation, links), bounds[best.in_network],
-        collective_sources(fabric, operation, links),
+        operation, payload_bytes, ranks=ranks, fabric=fabric, spans=system.group(1, ranks), links=links, rows=rows,
+        crossovers=_worthwhile(fabric, operation, links), lower_bound=bounds[best.in_network],
+        calibration=collective_sources(fabric, operation, links),
     )  # fmt: skip
 
 
@@ -191,7 +191,16 @@ def _row(
 ) -> AlgorithmRow:
     rate = payload_bytes / seconds if seconds > 0 else math.inf
     ratio = seconds / bound if bound > 0 else 1.0
-    return AlgorithmRow(algorithm.name, seconds, rate, factor * rate, ratio, automatic, candidate, algorithm.in_network)
+    return AlgorithmRow(
+        algorithm.name,
+        seconds,
+        algorithm_bandwidth=rate,
+        bus_bandwidth=factor * rate,
+        times_lower_bound=ratio,
+        automatic=automatic,
+        candidate=candidate,
+        in_network=algorithm.in_network,
+    )
 
 
 def _worthwhile(fabric: Fabric, operation: str, links: GroupLinks) -> tuple[Crossover, ...]:
@@ -305,7 +314,16 @@ def _priced(
     mesh, fabric = batch.layouts.meshes[0], batch.backend.fabric
     links = fabric.links(mesh.stride(axes), mesh.group_size(axes))
     price = price_source(fabric, operation.partition("@")[0], links)
-    return StepCollective(content, operation, axes, mesh.group_size(axes), calls, payload, seconds, price)
+    return StepCollective(
+        content,
+        operation,
+        axes=axes,
+        ranks=mesh.group_size(axes),
+        calls=calls,
+        payload_bytes=payload,
+        seconds=seconds,
+        price=price,
+    )
 
 
 def price_source(fabric: Fabric, operation: str, links: GroupLinks) -> str:

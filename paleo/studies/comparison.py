@@ -290,7 +290,18 @@ def purchase(request: PurchaseRequest) -> Purchase:
             offers.append(_offer(request, system, gpus, batch))
         except (PlanError, SpecError, CapacityError) as error:
             errors.append(error)
-            offers.append(Offer(Candidate(system, problem=str(error)), gpus, 0, 0, None, None, (), None))
+            offers.append(
+                Offer(
+                    Candidate(system, problem=str(error)),
+                    gpus,
+                    tried=0,
+                    fitting=0,
+                    runner_up=None,
+                    power=None,
+                    sensitivity=(),
+                    curve=None,
+                )
+            )
     if len(errors) == len(offers):
         raise errors[0]
     return Purchase(request, batch, tuple(offers))
@@ -310,12 +321,12 @@ def _offer(request: PurchaseRequest, system: System, gpus: int, batch: int) -> O
     return Offer(
         Candidate(system, best, trained, consistency=studied(best)),
         gpus,
-        tried,
-        fit,
-        fitting[1] if len(fitting) > 1 else None,
-        power(best),
-        sensitivity(best),
-        request.curve(best),
+        tried=tried,
+        fitting=fit,
+        runner_up=fitting[1] if len(fitting) > 1 else None,
+        power=power(best),
+        sensitivity=sensitivity(best),
+        curve=request.curve(best),
     )
 
 

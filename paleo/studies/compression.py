@@ -75,7 +75,14 @@ def studied(prediction: Prediction) -> CompressionStudy | None:
     seconds = float(exchange.sum(axis=1).max())
     rate = plain / seconds if seconds > 0 else np.inf
     return CompressionStudy(
-        prediction, dense, method, sent, plain, coding, rate, float(break_even_rate(plain, sent, coding))
+        prediction,
+        dense,
+        method=method,
+        wire=sent,
+        dense_wire=plain,
+        coding=coding,
+        rate=rate,
+        break_even=float(break_even_rate(plain, sent, coding)),
     )
 
 

@@ -369,7 +369,17 @@ def long_run(
             f"never finishes: a failure every {duration(mtbf)}, {duration(checkpoints.restart)} to restart, "
             f"checkpoints of {engineering(checkpoint_bytes, 'B')} every {duration(chosen)}"
         )
-    return Goodput(work, mtbf, checkpoint_bytes, checkpoints, chosen, share, rate_range, source, spares)
+    return Goodput(
+        work,
+        mtbf,
+        checkpoint_bytes=checkpoint_bytes,
+        checkpoints=checkpoints,
+        interval=chosen,
+        share=share,
+        rate_range=rate_range,
+        source=source,
+        spares=spares,
+    )
 
 
 #: Goodput below which a run is said never to finish.

@@ -196,7 +196,19 @@ def training(
     limit = None if watts is None else (watts + (terms.host_power or 0.0)) * terms.pue * plan.gpus * seconds
     drawn = energy(prediction, seconds, terms)
     steps = math.ceil(needed.samples / plan.global_batch)
-    return Training(amount, needed.samples, steps, seconds, (low, high), rate, price, drawn, limit, terms, failing)
+    return Training(
+        amount,
+        needed.samples,
+        steps=steps,
+        time=seconds,
+        interval=(low, high),
+        price_per_s=rate,
+        price=price,
+        energy=drawn,
+        energy_limit=limit,
+        tariff=terms,
+        goodput=failing,
+    )
 
 
 def _need(prediction: Prediction, amount: Amount, critical_batch: float | None) -> Need:

@@ -90,15 +90,15 @@ def report(
         comparison.PurchaseRequest(
             network,
             offers,
-            run,
-            amount or usual_amount(network),
-            rates.tariff(),
-            critical_batch,
-            comparison.objective_named(objective or "cost"),
-            tuple(gpu_counts(counts)) if counts is not None else (),
-            scalings(mode)[0],
-            planner_of(stated_run, run.software),
-            long_run.stated(),
+            run=run,
+            amount=amount or usual_amount(network),
+            tariff=rates.tariff(),
+            critical_batch=critical_batch,
+            objective=comparison.objective_named(objective or "cost"),
+            counts=tuple(gpu_counts(counts)) if counts is not None else (),
+            scaling=scalings(mode)[0],
+            planner=planner_of(stated_run, run.software),
+            long_run=long_run.stated(),
         )
     )
     text = page(study, date=datetime.date.today().isoformat())

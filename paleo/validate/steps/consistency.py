@@ -104,7 +104,17 @@ class ConsistencySteps(StepTable):
         workers, payload = float(integer(row, "workers")), 4.0 * _number(row, "parameters")
         tensors = _number(row, "tensors") if filled(row, "tensors") else payload / BUCKET_BYTES
         alone = self._compute(row)
-        work = Workload(workers, alone, 0.0, 0.0, 0.0, payload, payload / 4.0, tensors, JITTER if workers > 1 else 0.0)
+        work = Workload(
+            workers,
+            alone,
+            all_reduce=0.0,
+            hidden=0.0,
+            neighbour=0.0,
+            payload=payload,
+            parameters=payload / 4.0,
+            tensors=tensors,
+            jitter=JITTER if workers > 1 else 0.0,
+        )
         if _asynchronous(row):
             server = replace(CLOUD_SERVER, count=max(1, integer(row, "servers", 1)))
             service = float(service_time(payload, tensors, server))
