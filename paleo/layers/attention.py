@@ -223,6 +223,7 @@ class Attention(Layer):
             operations += rotations
         if self.sinks:
             operations += (_sinks(name, shape),)
+        key, value = (tensor.renamed({inputs[-1].dims[1]: "keys"}) for tensor in (key, value))
         core, context = attend(
             name, query, key, value, causal=self.causal, window=self.window, dropout=self.dropout, choices=choices
         )
@@ -234,12 +235,12 @@ class Attention(Layer):
         self, name: str, inputs: tuple[Tensor, ...], shape: tuple[int, int, int]
     ) -> tuple[tuple[Operation, ...], tuple[Tensor, Tensor, Tensor]]:
         """Query, key and value: one product of the packed weight for self attention, two where keys come from
-        elsewhere."""
+        elsewhere. Each rank norms and rotates its own part of the keys, before others see them."""
         kv_heads, group, head_dim = shape
         x, memory = inputs[0], inputs[-1]
         q = _headed(f"{name}.query", x, {"kv_heads": kv_heads, "group": group, "head_dim": head_dim})
         kv: dict[str, Size] = {"kv_heads": kv_heads, "head_dim": head_dim}
-        k, v = (_headed(f"{name}.{part}", memory, kv, rename={memory.dims[1]: "keys"}) for part in ("key", "value"))
+        k, v = (_headed(f"{name}.{part}", memory, kv) for part in ("key", "value"))
         if len(inputs) == 1:
             packed, _ = project(
                 f"{name}.qkv", x, {"kv_heads": kv_heads, "packed": (group + 2) * head_dim}, bias=self.bias
@@ -265,8 +266,8 @@ def _sinks(name: str, shape: tuple[int, int, int]) -> MemoryPass:
     return MemoryPass(f"{name}.sinks", "copy", (), scores.like(f"{name}.sink_scores", role="statistic"), (scores,))
 
 
-def _headed(name: str, x: Tensor, heads: dict[str, Size], rename: dict[str, str] | None = None) -> Tensor:
-    dims = {(rename or {}).get(d, d): n for d, n in zip(x.dims[:2], x.sizes[:2], strict=True)} | heads
+def _headed(name: str, x: Tensor, heads: dict[str, Size]) -> Tensor:
+    dims = dict(zip(x.dims[:2], x.sizes[:2], strict=True)) | heads
     return Tensor(name, tuple(dims), tuple(dims.values()))
 
 

@@ -45,7 +45,7 @@ def _heads(name: str, x: Tensor, heads: int, head_dim: int) -> tuple[list[Operat
     batch, seq = x.dims[:2]
     query = Tensor(f"{name}.query", (batch, seq, "kv_heads", "group", "head_dim"), (*x.sizes[:2], heads, 1, head_dim))
     key, value = (
-        Tensor(f"{name}.{part}", (batch, "keys", "kv_heads", "head_dim"), (*x.sizes[:2], heads, head_dim))
+        Tensor(f"{name}.{part}", (batch, seq, "kv_heads", "head_dim"), (*x.sizes[:2], heads, head_dim))
         for part in ("key", "value")
     )
     normed = tuple(t.like(f"{t.name}.normed") for t in (query, key))
@@ -56,6 +56,7 @@ def _heads(name: str, x: Tensor, heads: int, head_dim: int) -> tuple[list[Operat
         for t, u in zip((query, key), normed, strict=True)
     ]
     rotations, (query, key) = rotate(*normed)
+    key, value = (tensor.renamed({seq: "keys"}) for tensor in (key, value))
     return [*norms, *rotations], (query, key, value)
 
 

@@ -8,9 +8,9 @@ import pytest
 
 from paleo.errors import PlanError
 from paleo.network.graph import Graph, build
-from paleo.parallel.placement import Mesh, Placement, Rule, idle_axes, parse_strategy
+from paleo.parallel.placement import STRATEGIES, Mesh, Placement, Rule, idle_axes, parse_strategy
 from paleo.parallel.propagation import PlacedNode, propagate
-from paleo.specs.model import model_from
+from paleo.specs.model import load_model, model_from
 
 BATCH, WIDE = 8, 16
 Owed = list[tuple[str, str, str, int]]
@@ -123,6 +123,18 @@ def test_axes_that_split_nothing_are_named() -> None:
     placement = Placement((Rule({"batch": ("dp",), "seq": ("cp",), "hidden": ("tp",)}, name="stem"),))
     assert idle_axes(model, placement, Mesh.of({"dp": 2, "cp": 2, "tp": 2, "pp": 2})) == ("cp",)
     assert idle_axes(model, placement, Mesh.of({})) == ()
+
+
+@pytest.mark.parametrize("context", ["cp=4", "cp=4,ulysses"])
+def test_keys_are_normed_and_rotated_where_they_are_made(context: str) -> None:
+    """Qwen3-30B-A3B, 4,096 tokens over cp=4: norm and rotation of keys pass over a rank's own 1,024, of which each of 4
+    heads has 128 numbers; the gradient of the norm's weight is summed over all of them."""
+    model = build(load_model("qwen3-30b-a3b"), batch=1, overrides={"seq": 4096})
+    layers = propagate(model, STRATEGIES["dp"](model, parse_strategy(context)), Mesh.of({"cp": 4}))
+    layer = next(each for each in layers if each.node.type == "attention")
+    keys = {each.name.rpartition(".key.")[2]: each.out.elements for each in layer.operations if ".key." in each.name}
+    assert keys == {"normed": 1024 * 4 * 128, "normed.rotated": 1024 * 4 * 128}
+    assert {axes for tensor, axes in layer.parameters if "key.normed" in tensor.name} == {("cp",)}
 
 
 def test_meshes() -> None:
