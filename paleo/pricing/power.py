@@ -32,6 +32,8 @@ DRAM_ENERGY = 40 * PICO
 IDLE_SHARE = 0.15
 #: Share of the design power that any running kernel adds: fitted to watts of training on V100 and A40.
 BUSY_SHARE = 0.45
+#: Share of the energy of a FLOP at full rate that is drawn by time instead: what any running kernel adds.
+BY_TIME = BUSY_SHARE / (1.0 - IDLE_SHARE)
 #: Least share of the limit that is left for arithmetic, whatever the memory draws.
 LEAST_SHARE = 0.05
 #: Kernel time at which half of the slow-down is felt in a short test run: regulators average over about this long.
@@ -56,7 +58,9 @@ def slow_down(
     """Factor by which kernels slow that take ``busy`` seconds at full clock, ``flops`` FLOP of ``energy`` pJ each and
     ``dram`` bytes: the power of their arithmetic against what idling and memory leave of the limit. ``activity`` is the
     switching activity of the data against that for which the energy holds. Of the energy, what any running kernel draws
-    goes with time, so that units that run at a cut rate spend it as many times over for a FLOP.
+    goes with time: units that run at a cut rate spend it as many times over for a FLOP, and ordinary cores draw it
+    whatever share of their rate they reach. (On tensor cores, whose energies are those of measured steps and whose
+    watts no table has, it goes with FLOP.)
 
     >>> from paleo.pricing.kernels import DeviceFigures
     >>> card = DeviceFigures("x", "Hopper", "HBM3", 132, 1.8e9, 1e15, 3e12, 5e7, 700.0, True)
@@ -64,8 +68,11 @@ def slow_down(
     1.189
     """
     seconds, work, moved = floats(busy, flops, dram)
-    longer = 1.0 + BUSY_SHARE / (1.0 - IDLE_SHARE) * (device.rate_cut - 1.0)
-    power = np.asarray(activity) * energy * longer * PICO * work / seconds
+    if device.tensor_cores:
+        rate = work / seconds * (1.0 + BY_TIME * (device.rate_cut - 1.0))
+    else:
+        rate = (1.0 - BY_TIME) * work / seconds + BY_TIME * device.peak_flops_per_s
+    power = np.asarray(activity) * energy * PICO * rate
     left = device.power_watts * (1.0 - IDLE_SHARE) - DRAM_ENERGY * moved / seconds
     return throttle(power, np.maximum(left, LEAST_SHARE * device.power_watts))
 

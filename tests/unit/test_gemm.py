@@ -229,6 +229,18 @@ def test_a_cut_rate_leaves_the_paths_and_what_runs_beside_it() -> None:
     assert float(slow_down(device=hot, **work)) == pytest.approx(4000 * 2.2 / 0.85 / 850, rel=0.001)
 
 
+def test_ordinary_cores_draw_by_time_whatever_they_reach() -> None:
+    """0.45 of 0.85 of the energy goes with time: at a tenth of 1,000 TFLOP/s (0.9 · 0.45 / 0.85 + 0.1) of 1,000 W meet
+    85 W; tensor cores, which draw by FLOP, meet them with 100 W."""
+    work = {"busy": 1.0, "flops": 100 * TERA, "dram": 0.0, "energy": 1.0}
+    card = dataclasses.replace(DEVICE, peak_flops_per_s=1000 * TERA, power_watts=100.0)
+    cards = (dataclasses.replace(card, tensor_cores=unit) for unit in (False, True))
+    ordinary, tensor = (float(slow_down(device=each, **work)) for each in cards)
+    by_time = 0.45 / 0.85
+    assert ordinary == pytest.approx(1000 * (0.9 * by_time + 0.1) / 85, rel=0.001)
+    assert tensor == pytest.approx((1 + (100 / 85) ** 4) ** 0.25, rel=1e-6)
+
+
 def test_rates_that_makers_cut() -> None:
     cards = ("rtx-3090", "rtx-4090", "rtx-5090", "h20", "h100-sxm5-80gb", "b300", "l40s", "t4", "mi300x")
     assert [figures(load_device(name), "fp16").rate_cut for name in cards] == [2.0] * 3 + [4.0] + [1.0] * 5
@@ -308,7 +320,7 @@ def test_integers_have_a_family_of_their_own_and_results_of_four_bytes() -> None
     _, moved = kind.work(row)
     assert moved[0] == 4096**2 * (1 + 1 + 4)
     figures = kind.figures("titan-x-pascal", "int8", "")
-    assert kind.starts("gemm.int8", figures)[0].energy == 20.0 / 4  # four products an fp32 lane (dp4a)
+    assert kind.starts("gemm.int8", figures)[0].energy == 14.0 / 4  # four products an fp32 lane (dp4a)
 
 
 def test_replayed_layers_take_turns_until_they_overflow_the_cache() -> None:

@@ -428,16 +428,17 @@ class Energy(NamedTuple):
 
 #: Products of eight-bit integers that an ordinary core adds up in the time of one in fp32 (dp4a).
 INTEGER_LANES = 4.0
-#: Energies by process, from the power limit over the rate that long products, and steps of training, sustain under it.
+#: Energies by process, from the power limit over the rate that long products, and steps of training, sustain under it;
+#: of ordinary cores those at which cards keep their boost clock (Titan X of Pascal, V100, A100; RTX 4090, 450 W).
 ENERGY: Mapping[str, Energy] = {
     "28 nm": Energy(9.0, 9.0, 30.0, 11.0, 11.0),
-    "16 nm": Energy(4.0, 4.0, 20.0, 5.0, 5.0),
+    "16 nm": Energy(4.0, 4.0, 14.0, 5.0, 5.0),
     "12 nm": Energy(2.3, 2.3, 16.0, 2.9, 2.9),
     "8 nm": Energy(1.5, 0.8, 11.0, 1.9, 1.0),
     "7 nm": Energy(0.8, 0.4, 11.0, 1.0, 0.5),
-    "4 nm, consumer": Energy(1.35, 0.5, 7.3, 1.5, 0.75),
-    "4 nm, Hopper": Energy(0.68, 0.31, 7.3, 0.86, 0.46),
-    "4 nm": Energy(0.56, 0.11, 7.3, 0.70, 0.31),
+    "4 nm, consumer": Energy(1.35, 0.5, 4.6, 1.5, 0.75),
+    "4 nm, Hopper": Energy(0.68, 0.31, 4.6, 0.86, 0.46),
+    "4 nm": Energy(0.56, 0.11, 4.6, 0.70, 0.31),
 }
 #: Architecture -> process, of the parts with HBM and of those with graphics memory (NVIDIA's whitepapers).
 PROCESS: Mapping[str, tuple[str, str]] = {
