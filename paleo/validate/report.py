@@ -27,18 +27,17 @@ if TYPE_CHECKING:
 
 #: Colours that people with any colour vision tell apart (Okabe and Ito, 2008).
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "#000000")
-#: Unit of what is predicted and how it is written, by the kind of table; others hold seconds.
-SECONDS: tuple[str, Callable[[float], str]] = ("s", duration)
-UNITS: dict[str, tuple[str, Callable[[float], str]]] = {
-    "memory": ("bytes", gibibytes),
-    "power": ("W", lambda value: engineering(value, "W")),
-    "goodput": ("share of time", lambda value: f"{value:.1%}"),
-    "staleness_accuracy": ("accuracy", lambda value: f"{value:.1%}"),
-    "learning": ("nats", lambda value: f"{value:.3f} nats"),
-    "convergence": ("samples", lambda value: engineering(value, "samples")),
-    "rails": ("bytes/s", lambda value: engineering(value, "B/s")),
-    "storage": ("samples/s", lambda value: engineering(value, "samples/s")),
-    "compression": ("s, FLOP/s or ratio", lambda value: f"{value:.4g}"),
+#: How what is predicted is written, with its unit, by the kind of table; others hold seconds.
+WRITTEN: dict[str, Callable[[float], str]] = {
+    "memory": gibibytes,
+    "power": lambda value: engineering(value, "W"),
+    "goodput": lambda value: f"{value:.1%}",
+    "staleness_accuracy": lambda value: f"{value:.1%}",
+    "learning": lambda value: f"{value:.3f} nats",
+    "convergence": lambda value: engineering(value, "samples"),
+    "rails": lambda value: engineering(value, "B/s"),
+    "storage": lambda value: engineering(value, "samples/s"),
+    "compression": lambda value: f"{value:.4g}",  # seconds, FLOP/s or a ratio
 }
 #: Most points of a plot for each device: more only cost time and ink.
 POINTS = 4000
@@ -187,7 +186,7 @@ def _worst_table(report: FileReport, most: int) -> RenderableType:
 
 
 def _amount(report: FileReport, value: float) -> str:
-    return UNITS.get(report.table.name, SECONDS)[1](value)
+    return WRITTEN.get(report.table.name, duration)(value)
 
 
 def figure(reports: Sequence[FileReport]) -> Figure:
@@ -208,7 +207,6 @@ def figure(reports: Sequence[FileReport]) -> Figure:
 
 def _panel(axes: Axes, report: FileReport) -> None:
     generator = np.random.default_rng(0)
-    unit = UNITS.get(report.table.name, SECONDS)[0]
     names = sorted({str(errors) for errors in report.predictions.subjects[report.predicted]})
     for index, name in enumerate(names):
         rows = np.flatnonzero(report.predicted & (report.predictions.subjects == name))
@@ -221,8 +219,8 @@ def _panel(axes: Axes, report: FileReport) -> None:
     _frame(axes, report)
     errors = report.errors()
     axes.set_title(f"{Path(report.file).name}: MAPE {_percent(errors.mape)}, roofline {_percent(errors.baseline_mape)}")
-    axes.set_xlabel(f"measured [{unit}]")
-    axes.set_ylabel(f"predicted [{unit}]")
+    axes.set_xlabel("measured")
+    axes.set_ylabel("predicted")
     if names:
         legend = axes.legend(markerscale=4, fontsize=7, loc="upper left", frameon=False, ncols=1 + len(names) // 12)
         for handle in legend.legend_handles:
@@ -232,6 +230,8 @@ def _panel(axes: Axes, report: FileReport) -> None:
 
 def _frame(axes: Axes, report: FileReport) -> None:
     """Equal logarithmic axes and the lines predicted = measured, twice and half."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
     if not report.predicted.any():
         return
     seconds = np.concatenate([report.measured[report.predicted], report.predictions.seconds[report.predicted]])
@@ -239,6 +239,13 @@ def _frame(axes: Axes, report: FileReport) -> None:
     for factor, style, label in ((1.0, "-", None), (2.0, ":", "twice, half"), (0.5, ":", None)):
         axes.plot([low, high], [low * factor, high * factor], style, color="0.4", linewidth=0.8, zorder=0, label=label)
     axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high), aspect="equal")
+    several_decades = high / low > 100
+    for axis in (axes.xaxis, axes.yaxis):  # both axes have the same ticks, in words
+        axis.set_major_locator(LogLocator(subs=(1.0,) if several_decades else (1.0, 2.0, 5.0), numticks=9))
+        if report.table.name == "memory":
+            axis.set_major_locator(LogLocator(base=2.0, numticks=9))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: _amount(report, value)))
+        axis.set_minor_formatter(NullFormatter())
     axes.grid(visible=True, which="major", linewidth=0.3)
 
 

@@ -236,7 +236,7 @@ def validate_frame(name: str, frame: pd.DataFrame, table: MeasuredTable) -> File
     frame = frame.reset_index(drop=True)
     measured, predictions = table.measured(frame), table.predict(frame)
     missing = (predictions.reasons == "") & ~np.isfinite(measured)
-    predictions.reasons[missing] = f"{table.measured_column} is missing or not above zero"
+    predictions.reasons[missing] = f"{table.measured_column} is missing, not a number, or not above zero"
     sound = (predictions.reasons == "") & ~np.isfinite(predictions.seconds)
     predictions.reasons[sound] = "no prediction was made"
     baseline, efficiencies = _scaled_baseline(predictions, measured)

@@ -206,7 +206,7 @@ def test_a_malformed_cell_leaves_out_its_row_alone(tmp_path: Path) -> None:
         ("other_iterations", "seq_len", "seq_len 'x' is not a whole number"),
         ("conv", "stride_h", "column 'stride_h', row 1: 'x' is not a finite number"),
         ("conv", "pad_w", "column 'pad_w', row 1: 'x' is not a finite number"),
-        ("conv", "time_us", "time_us is missing or not above zero"),
+        ("conv", "time_us", "time_us is missing, not a number, or not above zero"),
         ("conv", "n", "n is missing or not a number above zero"),
         ("consistency", "updates_per_s", "updates_per_s 'x' is not a number above zero"),
         ("consistency", "one_worker_step_s", "one_worker_step_s 'x' is not a number above zero"),
@@ -334,7 +334,10 @@ def test_times_that_nobody_can_measure_leave_out_their_row(
     table.write_text(f"{HEADER}s,l40s,cuBLAS,bf16,512,512,512,1,{time}\ns,l40s,cuBLAS,bf16,512,512,512,1,9\n")
     assert run(["validate", str(table), "--json"]) == 0
     file = json.loads(capsys.readouterr().out)["files"][0]
-    assert (file["predicted"], list(file["unsupported_reasons"])) == (1, ["time_us is missing or not above zero"])
+    assert (file["predicted"], list(file["unsupported_reasons"])) == (
+        1,
+        ["time_us is missing, not a number, or not above zero"],
+    )
 
 
 @pytest.mark.parametrize("cell", ["device", "-1", "inf", "9" * 400])

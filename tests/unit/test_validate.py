@@ -72,7 +72,7 @@ def test_each_row_is_predicted_or_explained() -> None:
     reasons = report.predictions.reasons
     assert reasons[1] == reasons[4] == "m is missing or not a number above zero"
     assert "p100-pcie-16gb has no peak for dtype 'bf16'" in reasons[2]
-    assert reasons[3] == "time_us is missing or not above zero"
+    assert reasons[3] == "time_us is missing, not a number, or not above zero"
     assert sum(report.unsupported_reasons.values()) == 4
 
 
@@ -260,6 +260,17 @@ def test_words_are_coded_once() -> None:
     assert sorted(calls) == ["", "x", "x", "y"]  # ' x' and 'x' are two words of the column
 
 
+def test_axes_of_parity_are_in_words(tmp_path: Path) -> None:
+    """No mark-up of formulas is left in the numbers at the axes, nor taken for one in a name."""
+    products().to_csv(tmp_path / "a$b$.csv", index=False)
+    drawn = figure([validate_file(tmp_path / "a$b$.csv")])
+    drawn.draw_without_rendering()
+    (axes,) = drawn.axes
+    labels = [tick.get_text() for axis in (axes.xaxis, axes.yaxis) for tick in axis.get_ticklabels(which="both")]
+    assert {"10 us", "100 us"} <= set(labels) and not any("$" in label for label in labels)
+    assert axes.get_title().startswith("a$b$.csv: ")
+
+
 # what is wrong with a file
 
 ROW = "me,l40s,bf16,512,512,512,1,9"
@@ -271,6 +282,8 @@ NAMES = "source,device,dtype,m,n,k,batch,time_us"
     [
         (f"{NAMES}\n{ROW},7,7\n", "rows have more cells than the header has names"),
         (f"{NAMES}\n{ROW}\n".replace(",", ";"), "its cells are separated by ';'; expected commas"),
+        (f"{NAMES}\n{ROW}".replace(",", ";") + ",5\n", "separated by ';'; expected commas, and points for decimals"),
+        (f"{NAMES}\n{ROW}\n".replace("_us", "_ms"), r"needs 'time_us' \('time_ms' is not that: convert it\)"),
         (f"{NAMES}\n{ROW}\n".replace(",", "\t"), r"its cells are separated by '\\t'; expected commas"),
         (
             f"{NAMES}\n{ROW}\n".replace("device", "Device"),

@@ -218,7 +218,11 @@ def _lacking(column: str, present: Iterable[str]) -> str:
     """A missing column, with the one that may be meant by it."""
     close = get_close_matches(column, {name.lower(): name for name in present}, n=1, cutoff=0.75)
     meant = next((name for name in present if close and name.lower() == close[0]), None)
-    return repr(column) if meant is None else f"{column!r} (is it {meant!r}?)"
+    if meant is None:
+        return repr(column)
+    units = [name.strip().lower().rpartition("_") for name in (column, meant)]
+    other_unit = units[0][0] and units[0][0] == units[1][0]
+    return f"{column!r} ({meant!r} is not that: convert it)" if other_unit else f"{column!r} (is it {meant!r}?)"
 
 
 def read_table(path: str | Path) -> pd.DataFrame:
@@ -231,17 +235,17 @@ def read_table(path: str | Path) -> pd.DataFrame:
     raw = read_bytes(path, most=MOST_TABLE_BYTES, expected="a CSV or CSV.gz table")
     try:
         names = pd.read_csv(io.BytesIO(raw), header=None, nrows=1, dtype=str, keep_default_na=False).iloc[0]
+        _check_separator(path, names)
         with warnings.catch_warnings():
             warnings.simplefilter("error", pd.errors.ParserWarning)
             frame = pd.read_csv(io.BytesIO(raw), low_memory=False, index_col=False)
     except pd.errors.ParserWarning:
         raise SpecError(f"{path}: rows have more cells than the header has names") from None
+    except SpecError:
+        raise
     except (OSError, EOFError, ValueError, OverflowError, RecursionError) as error:  # pandas' own are ValueErrors
         raise SpecError(f"{path}: cannot be read as a CSV table: {str(error)[:200]}") from None
     stripped = names.str.strip()
-    separators = [mark for mark in ";\t|" if len(stripped) == 1 and mark in stripped.iloc[0]]
-    if separators:
-        raise SpecError(f"{path}: its cells are separated by {separators[0]!r}; expected commas")
     if (twice := stripped[(stripped != "") & stripped.duplicated()]).size:
         raise SpecError(f"{path}: two columns are named {twice.iloc[0][:80]!r}; expected each name once")
     frame.columns = pd.Index([str(column).strip() for column in frame.columns])
@@ -251,6 +255,14 @@ def read_table(path: str | Path) -> pd.DataFrame:
         frame[column] = frame[column].fillna("").astype(str)
     frame.attrs["path"] = str(path)
     return frame
+
+
+def _check_separator(path: str | Path, names: pd.Series[str]) -> None:
+    """SpecError for a header of one name that holds another separator."""
+    separators = [mark for mark in ";\t|" if len(names) == 1 and mark in names.iloc[0]]
+    if separators:
+        decimals = ", and points for decimals" if separators[0] == ";" else ""
+        raise SpecError(f"{path}: its cells are separated by {separators[0]!r}; expected commas{decimals}")
 
 
 def coded(frame: pd.DataFrame, column: str, default: str = "") -> tuple[npt.NDArray[np.integer[Any]], list[str]]:
