@@ -325,7 +325,8 @@ def overridden(preset: Placement, graph: Graph, stated: Stated) -> Placement:
         _check_dims(pattern, changes, nodes)
         for node in nodes:
             present = {dim: axes for dim, axes in changes.items() if dim in _dims(node)}
-            splits[node.name] = {**splits.get(node.name, preset.of(node)), **present}
+            known = splits.get(node.name, preset.of(node))
+            splits[node.name] = {**_as_outside(node, present), **known, **present}
     for node in graph.nodes:
         if node.name in splits:
             _check_axes(node, splits[node.name])
@@ -339,6 +340,12 @@ def label(node: Node) -> str:
         if name.startswith(f"{loop}."):
             name = f"{loop}.*{name.removeprefix(loop)}"
     return name
+
+
+def _as_outside(node: Node, changes: Split) -> Split:
+    """The split of dims that a layer calls ``in_<dim>`` in a part of it, where that is not stated: that of the dim."""
+    carried = {dim for operation in node.operations for dim in operation.out.dims}
+    return {f"in_{dim}": axes for dim, axes in changes.items() if f"in_{dim}" in carried}
 
 
 def _named(graph: Graph, pattern: str) -> list[Node]:

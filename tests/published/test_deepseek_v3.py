@@ -36,7 +36,7 @@ def hours(prediction: Prediction) -> float:
 
 
 def test_hours_for_a_trillion_tokens() -> None:
-    """177 thousand, 2 % below; schedules that hide no exchange take more than 250."""
+    """180 thousand, as published; schedules that hide no exchange take more than 250."""
     dualpipe = trained()
     assert hours(dualpipe) == pytest.approx(HOURS, rel=0.05)
     assert dualpipe.interval[0] < dualpipe.step_time * HOURS / hours(dualpipe) < dualpipe.interval[1]

@@ -12,7 +12,7 @@ from paleo.network.graph import build
 from paleo.operations.base import MemoryPass
 from paleo.operations.contraction import Contraction
 from paleo.operations.tensor import precision
-from paleo.parallel.placement import STRATEGIES, Mesh, parse_strategy
+from paleo.parallel.placement import STRATEGIES, Mesh, parse_strategy, placement
 from paleo.parallel.propagation import PlacedNode, kept_whole, propagate
 from paleo.predict import Prediction, predict
 from paleo.specs.model import load_model
@@ -34,8 +34,8 @@ def placed(
 ) -> PlacedNode:
     choices = Choices(latents=latents, rotation=rotation)
     graph = build(load_model(network), batch=1, choices=choices, overrides={"seq": TOKENS})
-    placement = STRATEGIES["dp"](graph, parse_strategy(strategy))
-    layers = propagate(graph, placement, Mesh.of({"tp": TP, "dp": 2, **degrees}))
+    rules = STRATEGIES["dp"](graph, parse_strategy(strategy))
+    layers = propagate(graph, rules, Mesh.of({"tp": TP, "dp": 2, **degrees}))
     return next(layer for layer in layers if layer.node.type == "latent_attention")
 
 
@@ -111,6 +111,19 @@ def test_a_ring_of_keys_owes_nothing_more_for_the_rotary_key() -> None:
         ("all_gather", "forward"),
         ("reduce_scatter", "backward"),
     ]
+
+
+def test_a_stated_placement_of_the_sequence_holds_before_latents_and_for_shared_experts_too() -> None:
+    graph = build(load_model("deepseek_v3"), batch=1, choices=Choices(latents="own"), overrides={"seq": TOKENS})
+    rules = placement(graph, parse_strategy("batch,cp=2"), {"*": {"seq": ["cp"]}})
+    layers = {layer.node.type: layer for layer in propagate(graph, rules, Mesh.of({"cp": 2}))}
+    products = [layers["latent_attention"].operations[0], layers["moe"].operations[0]]
+    assert [each.out.sizes[:2] for each in products] == [(1, TOKENS // 2)] * 2
+    inputs = {tensor.name for layer in layers.values() for tensor in layer.node.inputs}
+    gathered = [
+        owed.name for layer in layers.values() for owed in layer.communications if owed.operation != "all_reduce"
+    ]
+    assert gathered and not inputs & {name.rpartition("<")[2] for name in gathered}
 
 
 def test_gathered_latents_may_stay_whole() -> None:
