@@ -59,8 +59,8 @@ def slow_down(
     ``dram`` bytes: the power of their arithmetic against what idling and memory leave of the limit. ``activity`` is the
     switching activity of the data against that for which the energy holds. Of the energy, what any running kernel draws
     goes with time: units that run at a cut rate spend it as many times over for a FLOP, and ordinary cores draw it
-    whatever share of their rate they reach. (On tensor cores, whose energies are those of measured steps and whose
-    watts no table has, it goes with FLOP.)
+    whatever share of their rate they reach. On tensor cores, an instruction of which does a thousand FLOP, energy goes
+    with FLOP: measured products of H100, H200, B200 and GB200 say so.
 
     >>> from paleo.pricing.kernels import DeviceFigures
     >>> card = DeviceFigures("x", "Hopper", "HBM3", 132, 1.8e9, 1e15, 3e12, 5e7, 700.0, True)
