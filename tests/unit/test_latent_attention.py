@@ -119,11 +119,8 @@ def test_a_stated_placement_of_the_sequence_holds_before_latents_and_for_shared_
     layers = {layer.node.type: layer for layer in propagate(graph, rules, Mesh.of({"cp": 2}))}
     products = [layers["latent_attention"].operations[0], layers["moe"].operations[0]]
     assert [each.out.sizes[:2] for each in products] == [(1, TOKENS // 2)] * 2
-    inputs = {tensor.name for layer in layers.values() for tensor in layer.node.inputs}
-    gathered = [
-        owed.name for layer in layers.values() for owed in layer.communications if owed.operation != "all_reduce"
-    ]
-    assert gathered and not inputs & {name.rpartition("<")[2] for name in gathered}
+    owed = {name: {each.name.rpartition(".")[2] for each in layers[name].communications} for name in layers}
+    assert (owed["latent_attention"], owed["moe"]) == ({"core"}, set()), "a ring of keys and no more"
 
 
 def test_gathered_latents_may_stay_whole() -> None:
