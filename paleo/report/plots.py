@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -102,13 +103,19 @@ def _parts_legend(figure: Figure, *axes: Axes) -> None:
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=len(handles))
 
 
+#: Inches of the highest timeline, and the streams that can be named on it.
+_HIGHEST, _NAMED = 10.0, 60
+
+
 def estimate(prediction: Prediction) -> Figure:
     """The step as a timeline of its streams, and the parts of the memory."""
+    events = prediction.timeline.events
+    lines = min(max(2.6, 0.17 * len({event.task.resource for event in events})), _HIGHEST)  # inches
     with matplotlib.rc_context(STYLE):
-        figure, (line, memory) = figure_of(9.0, 4.6, rows=2, height_ratios=(2, 1))
+        figure, (line, memory) = figure_of(9.0, lines + 2.0, rows=2, height_ratios=(lines, 1.3))
         machines = prediction.system.share(prediction.plan.gpus)
         figure.suptitle(f"{prediction.model.name} on {machines}: {prediction.plan.strategy or 'dp'}")
-        _timeline(line, prediction.timeline.events)
+        _timeline(line, events)
         _memory(memory, prediction)
     return figure
 
@@ -123,7 +130,8 @@ def _timeline(axes: Axes, events: Sequence[Event]) -> None:
             chosen = [event for event in events if event.task.resource == stream and event.task.kind == kind]
             spans = [(event.start / unit_seconds, (event.end - event.start) / unit_seconds) for event in chosen]
             axes.broken_barh(spans, (row - 0.4, 0.8), facecolor=colour, edgecolor="white", linewidth=0.2)
-    axes.set_yticks(range(len(streams)), streams)
+    every = math.ceil(len(streams) / _NAMED)
+    axes.set_yticks(range(0, len(streams), every), streams[::every])
     axes.invert_yaxis()
     axes.set_xlabel(f"time in the step [{unit}]")
     axes.set_xlim(left=0)

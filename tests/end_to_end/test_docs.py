@@ -48,6 +48,11 @@ LOG = "step: {step}  loss:  7.1  memory: 47.30GiB(59.8%)  tps: 5,762  tflops: 33
 #: What these ask for fits nowhere, which is an answer of its own.
 UNFIT = {
     "paleo plan mixtral-8x7b --system dgx-a100-40gb --gpus 16 --seq 4096 --tokens 1B --global-batch 64 --top 3",
+    *(
+        command
+        for command in COMMANDS
+        if command.startswith("paleo estimate deepseek_v3") and "--schedule dualpipe" in command
+    ),
 }
 
 
