@@ -26,6 +26,7 @@ from paleo.pricing.links.fabric import (
     fabric_time,
     measured_exchange,
     measured_fabric,
+    unmeasured_links,
     with_exchange,
 )
 from paleo.pricing.links.group import (
@@ -487,8 +488,15 @@ class Fabric:
     def links(self, stride: int, ranks: int) -> GroupLinks:
         """The links of one group."""
         if (stride, ranks) not in self._links:
-            self._links[stride, ranks] = group_links(self.system, stride=stride, size=ranks)
+            links = group_links(self.system, stride=stride, size=ranks)
+            self._links[stride, ranks] = unmeasured_links(links, self.system) if self._unmeasured else links
         return self._links[stride, ranks]
+
+    @property
+    def _unmeasured(self) -> bool:
+        """Whether hops between nodes are those of a formula."""
+        origin = link_parameters(self.system, "collective.fabric", self.user_calibration).origin
+        return self.rates is None and origin == "default"
 
     @property
     def policy(self) -> CollectivePolicy:

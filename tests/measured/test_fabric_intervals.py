@@ -103,16 +103,15 @@ def test_one_more_fabric_lies_as_limits_say(large: Errors, small: Errors) -> Non
     assert len(large) == 8 and len(recent(large)) == 6 and len(small) == 5
     assert np.exp(interval(recent(large))) == pytest.approx((0.80, 1.46), rel=0.02)
     assert np.exp(interval(large)) == pytest.approx((0.71, 2.1), rel=0.02)
-    assert np.exp(interval(small)) == pytest.approx((0.47, 6.0), rel=0.05)
+    assert np.exp(interval(small)) == pytest.approx((0.62, 3.6), rel=0.05)
 
 
 @pytest.mark.shared
 def test_fabrics_that_are_left_out_lie_inside(large: Errors, small: Errors) -> None:
-    """Large rings: eight of eight by all others, five of six by the recent ones. Short times: four of five, as 16 MiB
-    over EFA take four times as long as the defaults say."""
+    """Large rings: eight of eight by all others, five of six by the recent ones. Short times: all five."""
     assert min(inside(large, name) for name in large) >= 0.85
     assert [name for name in large if name not in EARLY and inside(recent(large), name) < 0.9] == ["polaris"]
-    assert [name for name in small if inside(small, name) < 0.9] == ["aws-p6-b200.48xlarge"]
+    assert min(inside(small, name) for name in small) >= 0.9
 
 
 @pytest.mark.shared

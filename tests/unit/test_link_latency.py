@@ -106,6 +106,25 @@ def test_a_link_that_extends_another_carries_the_difference(tmp_path: Path) -> N
         assert seconds(system, "all_gather", 4, 64.0, stride=8) == pytest.approx(expected)
 
 
+def test_hops_that_nobody_measured_take_what_a_link_states_beyond_infiniband(tmp_path: Path) -> None:
+    """Three hops of a gather over four nodes: EFA states 25 us of a message, NDR 1.2; so does a link of one's own."""
+    gather, efa = seconds(NODE, "all_gather", 4, 64.0, stride=8), load_system("aws-p5.48xlarge")
+    assert seconds(efa, "all_gather", 4, 64.0, stride=8) - gather == pytest.approx(3 * 23.8e-6, rel=0.01)
+    own = own_system(tmp_path, "{kind: infiniband, scope: a port, bandwidth: 50 GB/s, latency: 6.2 us}")
+    assert seconds(own, "all_gather", 4, 64.0, stride=8) - gather == pytest.approx(3 * 5e-6, rel=0.01)
+    later = slower(own, 1, 5.0)
+    assert seconds(later, "all_gather", 4, 64.0, stride=8) - gather == pytest.approx(3 * 10e-6, rel=0.01)
+
+
+def test_sixteen_mebibytes_over_efa_are_near_what_was_published() -> None:
+    """50 GB/s of bus bandwidth over four nodes of P6-B200 (ml-engineering, network/README.md; no algorithm stated): a
+    ring reaches that, and trees, which NCCL's tuner expects to be faster, twice as much. No parameter was fitted."""
+    fabric = Fabric(load_system("aws-p6-b200.48xlarge"))
+    prices = fabric.prices("all_reduce", fabric.links(1, 32), np.array([2.0**24]), ["ring", "in_switch"])
+    rates = {name: 2.0 * 31 / 32 * 2**24 / float(time[0]) for name, time in prices.items()}
+    assert rates["ring"] == pytest.approx(50e9, rel=0.1) and rates["in_switch"] < 2.2 * 50e9
+
+
 def test_a_latency_where_none_was_stated_is_the_least_that_a_hop_takes(tmp_path: Path) -> None:
     node = load_system("dgx-b200")
     hop = link_parameters(node, "collective.nccl").parameters.step

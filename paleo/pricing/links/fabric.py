@@ -102,6 +102,8 @@ SOCKETS = FabricParameters(
     launch=30 * MICROSECOND, fabric_step=30 * MICROSECOND, long_step=60 * MICROSECOND, peer=30 * MICROSECOND,
     fabric_fraction=0.72, exchange_fraction=0.72, send_fraction=0.72,
 )  # fmt: skip
+#: One-way latency of the links that hops of the defaults contain: InfiniBand NDR's and TCP's (hardware_specs/links).
+INFINIBAND_LATENCY, TCP_LATENCY = 1.2 * MICROSECOND, 14 * MICROSECOND
 #: From so many ranks on rings leave LL, and exchanges get channels in turns: a hop in lockstep, and one more peer, take
 #: that many times as long (Polaris, 512 to 2,160 ranks against 8 and 32).
 CROWDED_RANKS, CROWDED_STEP, CROWDED_PEER = 129, 2.0, 3.0
@@ -150,9 +152,20 @@ def fabric_defaults(system: System) -> FabricParameters:
     InfiniBand and the like: 0.97 of a NIC for rings and trees (CX7 in SimAI's calbusbw.h; 0.96 to 0.98 measured with 1
     to 4 ranks a node), step latencies between those of NCCL's tuner and 8 us a hop of an all_gather.
     """
+    return SOCKETS if _by_sockets(system) else FabricParameters()
+
+
+def _by_sockets(system: System) -> bool:
     outer = [level.link for level in system.levels if system.joins_nodes(level)]
-    sockets = bool(outer) and outer[0].kind == "ethernet" and "roce" not in outer[0].name.lower()
-    return SOCKETS if sockets else FabricParameters()
+    return bool(outer) and outer[0].kind == "ethernet" and "roce" not in outer[0].name.lower()
+
+
+def unmeasured_links(links: GroupLinks, system: System) -> GroupLinks:
+    """The links of a group whose hops are those of `fabric_defaults`: these contain no more latency than InfiniBand's
+    or TCP's, and what a link states beyond that comes on top."""
+    inner, least = links.inner_levels, TCP_LATENCY if _by_sockets(system) else INFINIBAND_LATENCY
+    outer = (least if stated is None else min(stated, least) for stated in links.stated_latencies[inner:])
+    return replace(links, stated_latencies=(*links.stated_latencies[:inner], *outer))
 
 
 def fabric_time(
@@ -163,22 +176,23 @@ def fabric_time(
 
     A hop lasts ``fabric_step`` with little and ``long_step`` with much to send, as LL gives way to Simple at
     ``ll_threshold`` bytes a step. In LL the hops of a path add up, cheap inside nodes; in Simple a ``lockstep``
-    algorithm waits for the slowest hop in each step, and a tree fills its pipeline. The slower of the node's inside and
+    algorithm waits for the slowest hop in each step, and a tree fills its pipeline. What the links' latency is beyond
+    that of the measured hops counts once for each hop of a message's way. The slower of the node's inside and
     its NICs sets the bandwidth, of the busiest node, which sends ``imbalance`` times what nodes send in the mean.
 
     Holds for 2 to 2,160 ranks.
     """
     p, hops_in, hops_out = parameters, *_hops(traffic, links)
-    step, fabric_step = links.hop(p.step), links.hop(p.fabric_step, outside=True)
-    long_step = links.hop(p.long_step, outside=True)
+    later = (links.hop(p.step) - p.step) * hops_in + (links.hop(p.fabric_step, outside=True) - p.fabric_step) * hops_out
     hops = np.maximum(hops_in + hops_out, 1.0)
     wire = _wire_time(traffic, links, p, p.fabric_fraction / np.asarray(imbalance))
-    short = step * hops_in + fabric_step * hops_out
+    short = p.step * hops_in + p.fabric_step * hops_out
     if lockstep:
-        short = np.where(links.ranks >= CROWDED_RANKS, CROWDED_STEP * fabric_step * hops, short)
-    long = long_step * hops if lockstep else step * hops_in + long_step * hops_out
+        short = np.where(links.ranks >= CROWDED_RANKS, CROWDED_STEP * p.fabric_step * hops, short)
+    long = later + (p.long_step * hops if lockstep else p.step * hops_in + p.long_step * hops_out)
     sent = np.asarray(traffic.levels[-1].wire_bytes)
     share = _of_much(sent / hops, p.ll_threshold, 2.0) if lockstep else _of_much(sent / 2.0, p.ll_threshold, 1.0)
+    short = short + later
     seconds = p.launch + hidden(short + (long - short) * share, wire)
     if not lockstep:
         seconds = seconds + fill_time(wire, p.fill * long) * share
