@@ -22,14 +22,15 @@ def test_no_number_of_recomputed_layers_beats_the_first_plan() -> None:
     reply = search(network, machine, RUN, top=1)
     first = reply.plans[0]
     assert first.run.recompute_layers is not None  # else the case shows nothing
-    assert first.recompute == f"full, {first.run.recompute_layers} layers a stage"
+    layers = first.run.recompute_layers
+    assert first.recompute == f"full, {layers} layer{'s' * (layers != 1)} a stage"
     assert reply.front[0] == first
     alone = predict(network, machine, first.run)
     assert (alone.step_time, alone.memory.total) == (first.step_time, first.memory)
     tried = 0
     for strategy in ("pp=2", "tp=2", "tp=2,sp", "zero=1", "zero=2", "zero=3", "cp=2,zero=2"):
-        for layers in (0, 2, 4, 8, 12, 20, 30):
-            stated = {"strategy": strategy, "microbatch": 1, "recompute": "full", "recompute_layers": layers}
+        for count in (0, 2, 4, 8, 12, 20, 30):
+            stated = {"strategy": strategy, "microbatch": 1, "recompute": "full", "recompute_layers": count}
             try:
                 other = predict(network, machine, RUN.model_copy(update=stated))
             except PaleoError:
