@@ -57,8 +57,16 @@ def system_of(row: Row) -> System:
 
 
 def offload(row: Row) -> str:
-    """What of a row's run lives in host memory."""
-    return OFFLOAD.get(_sharding(row), "none")
+    """What of a row's run lives in host memory: optimizer, gradients and parameters, or the first two where the row
+    names the optimizer alone (DeepSpeed's offload_optimizer takes gradients with it).
+
+    >>> offload({"sharding": "zero3-offload", "zero_stage_or_fsdp": "ZeRO-3 + CPU AdamW offload"})
+    'optimizer,gradients'
+    """
+    words = _stated(row, "zero_stage_or_fsdp")
+    states_alone = ("adam" in words or "optimizer" in words) and "param" not in words
+    parts = OFFLOAD.get(_sharding(row), "none")
+    return parts.removesuffix(",parameters") if states_alone else parts
 
 
 def _sharding(row: Row) -> str:
